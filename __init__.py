@@ -1,0 +1,34 @@
+"""stepwell: an MLIR-style compiler for PyTorch.
+
+Use it with ``torch.compile(model, backend="stepwell")``; the backend is found through its entry point and needs no
+import.  This module holds the public names.  Each is loaded when first asked for (PEP 562): importing ``stepwell``
+imports neither torch nor xdsl nor llvmlite.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC: dict[str, str] = {
+    "StepwellError": ".errors",
+    "counters": ".tools.counters",
+    "register_pass": ".passes.user",
+    "reset_counters": ".tools.counters",
+    "unregister_pass": ".passes.user",
+}
+
+__all__ = ["__version__", *sorted(_PUBLIC)]
+
+
+def __getattr__(name: str) -> Any:
+    """Load public `name` from the module that owns it, once."""
+    home = _PUBLIC.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home, __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})
