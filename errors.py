@@ -1,0 +1,5 @@
+"""The base of the errors that stepwell raises on purpose."""
+
+
+class StepwellError(Exception):
+    """A mistake in what stepwell was given, or a limit of stepwell; the message says which and where."""

@@ -1,0 +1,210 @@
+"""The pipelines of the targets, and pipelines from text.
+
+A target's pipeline is a table: stage -> names of passes in order.  `default_pipeline` makes it, the passes that users
+registered included; `parse_pipeline` reads text, in which ``stepwell-cpu{from=loop to=mem}`` stands for (a part of) a
+target's pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from xdsl.passes import ModulePass
+
+from . import registry, user
+from .errors import PipelineError, did_you_mean
+from .manager import MODULE, Entry, Nest, PassLike, Pipeline, Stage, anchor_of, as_pass
+from .pipeline_text import Element, Option, build_pass, parse_text
+
+TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "cpu": {
+        "nd": ("nd-canonicalize",),
+        "loop": ("nd-to-loop", "loop-simplify", "loop-fuse", "loop-schedule"),
+        "mem": ("loop-to-mem", "mem-plan"),
+        "cpu": ("mem-to-cpu",),
+        "host": ("to-host",),
+    },
+}
+"""Target -> stage -> the passes of the stage, as pipeline text.  A stage begins with the lowering to its level."""
+
+NAMED_PIPELINES: dict[str, str] = {f"stepwell-{target}": target for target in TARGETS}
+"""Name in pipeline text -> target whose pipeline it stands for."""
+
+
+def stage_names(target: str | None = None) -> list[str]:
+    """The stages of `target`, or of all targets, in order."""
+    tables = [TARGETS[target]] if target is not None else TARGETS.values()
+    return list(dict.fromkeys(stage for table in tables for stage in table))
+
+
+def default_pipeline(
+    target: str = "cpu",
+    options: Mapping[str, Any] | None = None,
+    *,
+    stages: Sequence[str] | None = None,
+    with_user_passes: bool = True,
+) -> Pipeline:
+    """The pipeline of `target` (or of the given `stages` of it), with the passes that users registered.
+
+    `options` may hold ``passes`` and ``pipeline``, see `pipeline_with_options`.  Raises PipelineError for an unknown
+    target, and for a pass that cannot be loaded or placed.
+    """
+    if target not in TARGETS:
+        hint = did_you_mean(target, TARGETS) or f"; there are: {', '.join(TARGETS)}"
+        raise PipelineError(f"there is no target '{target}'{hint}")
+    table = TARGETS[target]
+    wanted = [s for s in table if stages is None or s in stages]
+    pipeline = Pipeline(target, [Stage(s, [parse_pass(text) for text in table[s]]) for s in wanted])
+    if with_user_passes:
+        for added in user.registered():
+            if added.stage in wanted:
+                pipeline.add(added.stage, added.entry, added.position)
+    if options:
+        return pipeline_with_options(pipeline, passes=options.get("passes"), pipeline=options.get("pipeline"))
+    return pipeline
+
+
+def pipeline_with_options(
+    base: Pipeline,
+    *,
+    passes: Mapping[str, Sequence[PassLike]] | None = None,
+    pipeline: str | None = None,
+) -> Pipeline:
+    """`base` with the ``options`` of one torch.compile call.
+
+    `pipeline` is text that takes the place of the passes of `base`; each pass that `base` has too opens or continues
+    its stage there, so that the stages keep their names.  `passes` maps a stage to passes put at its end, in order;
+    an item is a pass, a RewritePattern, pipeline text, or a pair ``(pass, position)``.  `base` is not changed.
+    Raises PipelineError.
+    """
+    result = base.copy() if pipeline is None else parse_pipeline(pipeline, like=base)
+    if passes is None:
+        return result
+    if not isinstance(passes, Mapping):
+        raise PipelineError(f"option 'passes' takes a dict of stage to list of passes, not {type(passes).__name__}")
+    for stage, added in passes.items():
+        if isinstance(added, (str, type)) or not isinstance(added, Iterable):
+            raise PipelineError(f"option 'passes': stage '{stage}' takes a list of passes, not {added!r}")
+        for item in added:
+            source, position = item if isinstance(item, tuple) else (item, "end")
+            result.add(stage, source, position)
+    return result
+
+
+def parse_pass(text: str) -> Entry:
+    """One pass with its options, e.g. ``loop-tile{sizes=8,32}``; PipelineError with a caret for a mistake."""
+    elements = parse_text(text)
+    if len(elements) != 1:
+        raise PipelineError("expected one pass", text, 0, len(text))
+    return _nested(_Builder(text).entry(elements[0], MODULE, explicit=False))
+
+
+def parse_pipeline(text: str, *, like: Pipeline | None = None, name: str = "text") -> Pipeline:
+    """A pipeline from text: ``builtin.module(...)`` or the short form, a list of passes.
+
+    In the short form a pass that is anchored below the module gets its nest by itself.  With `like`, passes that it
+    has too are put into the stage that they have there, and those between them into the stage that is open.
+    Raises PipelineError with a caret for a mistake.
+    """
+    elements = parse_text(text)
+    explicit = len(elements) == 1 and elements[0].children is not None and elements[0].name in (MODULE, "any")
+    if explicit:
+        elements = elements[0].children or ()
+    stages = _Builder(text).stages(elements, explicit)
+    if like is None:
+        return Pipeline(name, stages)
+    home = {p.name: i for i, stage in enumerate(like.stages) for p in stage.passes()}
+    out = [Stage(stage.name) for stage in like.stages] or [Stage("")]
+    current = 0
+    for entry in (entry for stage in stages for entry in stage.entries):
+        first = entry
+        while isinstance(first, Nest) and first.entries:
+            first = first.entries[0]
+        # Stages only go forward: the order of the text is the order of the passes.
+        current = max(current, home.get(first.name, current))
+        out[current].entries.append(entry)
+    return Pipeline(like.name, out)
+
+
+def _nested(entry: Entry) -> Entry:
+    return entry if isinstance(entry, Nest) else as_pass(entry)
+
+
+class _Builder:
+    """Turns the elements of one text into passes."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def fail(self, message: str, at: Element | Option) -> PipelineError:
+        return PipelineError(message, self.text, at.start, at.end)
+
+    def stages(self, elements: Iterable[Element], explicit: bool) -> list[Stage]:
+        """The stages of a pipeline on the module; named pipelines bring theirs, other passes go into the open one."""
+        out: list[Stage] = []
+        for element in elements:
+            if element.name in NAMED_PIPELINES:
+                out.extend(self.named(element))
+                continue
+            entry = self.entry(element, MODULE, explicit=explicit)
+            if not out:
+                out.append(Stage(""))
+            out[-1].entries.append(entry if explicit else _nested(entry))
+        return out
+
+    def named(self, element: Element) -> list[Stage]:
+        target = NAMED_PIPELINES[element.name]
+        if element.children is not None:
+            raise self.fail(f"'{element.name}' is a pipeline, not an operation to nest under", element)
+        names = stage_names(target)
+        bounds = {"from": names[0], "to": names[-1]}
+        for option in element.options:
+            if option.key not in bounds:
+                hint = did_you_mean(option.key, bounds) or "; its options are: from, to"
+                raise self.fail(f"pipeline '{element.name}' has no option '{option.key}'{hint}", option)
+            value = option.values[0].text if len(option.values) == 1 else ""
+            if value not in names:
+                hint = did_you_mean(value, names) or f"; its stages are: {', '.join(names)}"
+                raise self.fail(f"pipeline '{element.name}' has no stage '{value}'{hint}", option)
+            bounds[option.key] = value
+        first, last = names.index(bounds["from"]), names.index(bounds["to"])
+        if first > last:
+            raise self.fail(f"stage '{bounds['from']}' comes after stage '{bounds['to']}'", element)
+        try:
+            return default_pipeline(target, stages=names[first : last + 1]).stages
+        except PipelineError as error:
+            raise self.fail(error.message, element) from error
+
+    def entry(self, element: Element, anchor: str, *, explicit: bool) -> Entry:
+        """One element under `anchor`; `explicit` refuses a pass whose own anchor is another one."""
+        if element.children is not None:
+            if registry.is_known(element.name):
+                raise self.fail(f"'{element.name}' is a pass, not an operation to nest under", element)
+            if "." not in element.name and element.name != "any":
+                raise self.fail(
+                    f"'{element.name}' is not an operation name to nest under (dialect.operation or 'any')", element
+                )
+            inner = tuple(self.entry(child, element.name, explicit=True) for child in element.children)
+            return Nest(element.name, inner)
+        if element.name in NAMED_PIPELINES:
+            raise self.fail(f"pipeline '{element.name}' works on modules and cannot be nested", element)
+        if not registry.is_known(element.name):
+            candidates = [*registry.all_passes(), *NAMED_PIPELINES]
+            hint = did_you_mean(element.name, candidates)
+            if not hint and "." in element.name:
+                hint = f"; passes are nested under an operation as {element.name}(...)"
+            raise self.fail(f"'{element.name}' does not refer to a registered pass or pass pipeline{hint}", element)
+        try:
+            cls = registry.load_pass(element.name)
+        except PipelineError as error:
+            raise self.fail(error.message, element) from error
+        made: ModulePass = build_pass(cls, element, self.text)
+        own = anchor_of(made)
+        # A pass for modules can run on any operation (it is lent a module); one of ours for functions cannot.
+        if explicit and own not in (None, MODULE, anchor) and anchor != "any":
+            raise self.fail(
+                f"pass '{element.name}' works on '{own}' and stands under '{anchor}'; write {own}({element.name})",
+                element,
+            )
+        return made

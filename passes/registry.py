@@ -1,0 +1,88 @@
+"""Which passes there are, by name.  A pass is imported when it is first asked for, so that tools start fast.
+
+To add a pass: write it in its file and add one line to `OURS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+
+from xdsl.passes import ModulePass
+
+from .errors import PipelineError, did_you_mean
+
+OURS: dict[str, str] = {
+    "nd-to-loop": "lowering.nd_to_loop:NdToLoop",
+    "loop-to-mem": "lowering.loop_to_mem:LoopToMem",
+    "mem-to-cpu": "lowering.mem_to_cpu:MemToCpu",
+    "to-host": "lowering.to_host:ToHost",
+    "nd-canonicalize": "passes.nd.nd_canonicalize:NdCanonicalize",
+    "loop-simplify": "passes.loop.loop_simplify:LoopSimplify",
+    "loop-fuse": "passes.loop.loop_fuse:LoopFuse",
+    "loop-schedule": "passes.loop.loop_schedule:LoopSchedule",
+    "mem-plan": "passes.mem.mem_plan:MemPlan",
+}
+"""Pass name -> ``module:Class``, the module relative to the package."""
+
+PassLoader = Callable[[], type[ModulePass]]
+
+_ROOT = __name__.rpartition(".")[0].rpartition(".")[0]
+
+
+def loader(target: str) -> PassLoader:
+    """A function that imports ``module:Class`` (relative to the package) and returns the class."""
+    module, _, name = target.partition(":")
+    return lambda: getattr(import_module(f".{module}", _ROOT), name)
+
+
+PASSES: dict[str, PassLoader] = {name: loader(target) for name, target in OURS.items()}
+"""Our passes and those that were registered, by name."""
+
+
+@cache
+def xdsl_passes() -> dict[str, PassLoader]:
+    """The passes that come with xDSL (canonicalize, cse, dce, ...), by name."""
+    from xdsl.transforms import get_all_passes
+
+    return get_all_passes()
+
+
+def register(name: str, load: PassLoader) -> None:
+    """Make a pass known under `name`; `load` returns its class.  PipelineError if one of ours has that name."""
+    if name in OURS:
+        raise PipelineError(f"there is a pass '{name}' in stepwell already")
+    PASSES[name] = load
+
+
+def unregister(name: str) -> None:
+    """Forget a pass that was registered; one of ours stays."""
+    if name not in OURS:
+        PASSES.pop(name, None)
+
+
+def all_passes() -> dict[str, PassLoader]:
+    """Every pass by name: ours, registered ones, and those of xDSL whose names are free."""
+    return {**xdsl_passes(), **PASSES}
+
+
+def is_known(name: str) -> bool:
+    """True if there is a pass called `name`."""
+    return name in PASSES or name in xdsl_passes()
+
+
+def load_pass(name: str) -> type[ModulePass]:
+    """The class of pass `name`.
+
+    Raises PipelineError if there is no such pass (with near names), or if it cannot be imported (with the reason).
+    """
+    load = PASSES.get(name) or xdsl_passes().get(name)
+    if load is None:
+        raise PipelineError(
+            f"'{name}' does not refer to a registered pass or pass pipeline{did_you_mean(name, all_passes())}"
+        )
+    try:
+        return load()
+    except (ImportError, AttributeError) as error:
+        raise PipelineError(f"pass '{name}' cannot be loaded: {error}") from error
