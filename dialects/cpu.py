@@ -1,0 +1,148 @@
+"""The `cpu` dialect: kernels over SIMD vectors, raw pointers and parallel regions; one step above LLVM IR.
+
+Bodies are upstream `arith`, `math` and `scf` on scalars and 1-D vectors plus the operations here. What upstream
+cannot say in xDSL on vectors has a twin here: comparisons with vector results (`cpu.cmpi`, `cpu.cmpf`), selection by
+a vector (`cpu.select`) and element casts (`cpu.cast`); on scalars either spelling is accepted. `index` and `i64` are
+the same thing for this target.
+
+Memory is untyped: a pointer has no element type, the value that is loaded or stored gives it. Offsets count elements
+of that type. A bool (`i1`) takes one byte in memory and holds 0 or 1; `f16` and `bf16` are only loaded, stored, moved
+and cast.
+
+Every operation has a fast constructor `make`, which infers the result type and checks nothing; the verifier checks.
+"""
+
+from __future__ import annotations
+
+from xdsl.ir import Dialect
+
+from .cpu_memory import (
+    AtomicAddOp,
+    CopyOp,
+    GatherOp,
+    LoadOp,
+    LocalOp,
+    PrefetchOp,
+    PtrAddOp,
+    ScatterOp,
+    StoreOp,
+)
+from .cpu_structure import (
+    AssertOp,
+    CallOp,
+    KernelOp,
+    NumThreadsOp,
+    ParallelOp,
+    PhiloxOp,
+    ReturnOp,
+    YieldOp,
+)
+from .cpu_types import PointerType, element_of, lanes_of, like, ptr, vec
+from .cpu_vector import (
+    CAST_KINDS,
+    CMPF_PREDICATES,
+    CMPI_PREDICATES,
+    MATH_FUNCTIONS,
+    REDUCE_KINDS,
+    CastOp,
+    CmpFOp,
+    CmpIOp,
+    ConcatOp,
+    ExtractOp,
+    InsertOp,
+    IotaOp,
+    LanesOp,
+    MathOp,
+    ReduceOp,
+    SelectOp,
+    ShuffleOp,
+    SliceOp,
+    SplatOp,
+    TransposeOp,
+)
+
+__all__ = [
+    "CAST_KINDS",
+    "CMPF_PREDICATES",
+    "CMPI_PREDICATES",
+    "Cpu",
+    "MATH_FUNCTIONS",
+    "REDUCE_KINDS",
+    "AssertOp",
+    "AtomicAddOp",
+    "CallOp",
+    "CastOp",
+    "CmpFOp",
+    "CmpIOp",
+    "ConcatOp",
+    "CopyOp",
+    "ExtractOp",
+    "GatherOp",
+    "InsertOp",
+    "IotaOp",
+    "KernelOp",
+    "LanesOp",
+    "LoadOp",
+    "LocalOp",
+    "MathOp",
+    "NumThreadsOp",
+    "ParallelOp",
+    "PhiloxOp",
+    "PointerType",
+    "PrefetchOp",
+    "PtrAddOp",
+    "ReduceOp",
+    "ReturnOp",
+    "ScatterOp",
+    "SelectOp",
+    "ShuffleOp",
+    "SliceOp",
+    "SplatOp",
+    "StoreOp",
+    "TransposeOp",
+    "YieldOp",
+    "element_of",
+    "lanes_of",
+    "like",
+    "ptr",
+    "vec",
+]
+
+Cpu = Dialect(
+    "cpu",
+    [
+        KernelOp,
+        ReturnOp,
+        YieldOp,
+        ParallelOp,
+        NumThreadsOp,
+        CallOp,
+        AssertOp,
+        PhiloxOp,
+        LoadOp,
+        StoreOp,
+        GatherOp,
+        ScatterOp,
+        AtomicAddOp,
+        LocalOp,
+        PtrAddOp,
+        CopyOp,
+        PrefetchOp,
+        IotaOp,
+        SplatOp,
+        LanesOp,
+        ReduceOp,
+        ShuffleOp,
+        ExtractOp,
+        InsertOp,
+        SliceOp,
+        ConcatOp,
+        TransposeOp,
+        SelectOp,
+        CmpIOp,
+        CmpFOp,
+        CastOp,
+        MathOp,
+    ],
+    [PointerType],
+)
