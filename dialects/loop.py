@@ -1,0 +1,961 @@
+"""`loop`: the loop level. A tensor is produced by a nest of loops over named indices with explicit accesses.
+
+    %e = loop.empty : !nd.tensor<8192 x 4096 x f32>
+    %y = loop.nest (%i = 8192) outs(%o = %e : !nd.tensor<8192 x 4096 x f32>) {
+      %m = loop.reduce (%j = 4096) max {
+        %a = loop.load %x[%i, %j] : !nd.tensor<8192 x 4096 x f32> -> f32
+        loop.yield %a : f32
+      } -> f32
+      loop.for (%j = 4096) {
+        %a = loop.load %x[%i, %j] : !nd.tensor<8192 x 4096 x f32> -> f32
+        %d = arith.subf %a, %m : f32
+        loop.store %d, %o[%i, %j] : f32, !nd.tensor<8192 x 4096 x f32>
+      }
+    }
+
+The loops of a nest and of `loop.for` may run in any order and at once. Bodies are `arith` and `math` on scalars plus the ops below; they
+capture the tensors that they read. The same ops serve the memory level, where the tensors are buffers (mem.py) and a nest has no
+results. Elements are held in the compute type of their dtype (f32 for f16 and bf16, signless integers for unsigned): a load widens,
+a store rounds. Index expressions are `loop.load %x[%i * 2 + 1, %k floordiv s0]`: over loop indices, values of type index, and symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Self
+
+from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr, UnitAttr, i1
+from xdsl.ir import Attribute, Block, Dialect, Operation, Region, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.parser import Parser, UnresolvedOperand
+from xdsl.printer import Printer
+from xdsl.traits import IsTerminator, NoTerminator, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from .expr import Expr, IndexMap, as_expr, dim
+from .expr_syntax import ExprAttr, IndexMapAttr, format_expr, parse_expr, parse_expr_with_names
+from .nd_base import ExprsAttr
+from .nd_types import TensorType, compute_type
+
+INDEX = IndexType()
+
+KINDS: dict[str, tuple[int, int]] = {
+    "sum": (1, 1), "prod": (1, 1), "max": (1, 1), "min": (1, 1), "any": (1, 1), "all": (1, 1), "xor": (1, 1),
+    "argmax": (2, 2), "argmin": (2, 2),
+    "welford": (1, 3), "softmax": (1, 2),
+}  # fmt: skip
+"""Reduction kinds with how many values a body yields for them and how many results they have. `argmax`/`argmin` take (value, index) and
+give the extreme and its index: NaN wins, then the lowest index. `welford` gives mean, sum of squared differences, count. `softmax`
+gives the maximum and the sum of exp(x - maximum)."""
+
+SCAN_KINDS: dict[str, tuple[int, int]] = {
+    "sum": (1, 1), "prod": (1, 1), "max": (2, 2), "min": (2, 2), "logsumexp": (1, 1),
+}  # fmt: skip
+STORE_MODES = ("set", "add", "prod", "max", "min")
+
+
+def is_shaped(t: Attribute) -> bool:
+    """Whether `t` is a tensor or a buffer (something that can be loaded from)."""
+    return hasattr(t, "dims") and hasattr(t, "element_type")
+
+
+def shaped_dims(t: Attribute) -> tuple[Expr, ...]:
+    return t.dims  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def element_type(t: Attribute) -> Attribute:
+    return t.element_type  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# ---- shared syntax
+
+
+def _value_names(printer: Printer, values: Sequence[SSAValue]) -> list[str]:
+    """The names that `printer` gives to values, as text."""
+    names: list[str] = []
+    for value in values:
+        from io import StringIO
+
+        stream, printer.stream = printer.stream, StringIO()
+        printer.print_ssa_value(value)
+        names.append(printer.stream.getvalue())  # pyright: ignore[reportAttributeAccessIssue]
+        printer.stream = stream
+    return names
+
+
+def _print_indices(printer: Printer, m: IndexMap, indices: Sequence[SSAValue]) -> None:
+    names = _value_names(printer, indices)
+    printer.print_string("[" + ", ".join(format_expr(e, names) for e in m.results) + "]")
+
+
+class _IndexOperands:
+    """Collects the SSA operands of index expressions while they are parsed: each distinct name is one dimension."""
+
+    def __init__(self) -> None:
+        self.found: list[UnresolvedOperand] = []
+        self.names: dict[str, int] = {}
+
+    def resolve(self, operand: UnresolvedOperand) -> Expr:
+        key = f"{operand.operand_name}#{operand.index}"
+        if key not in self.names:
+            self.names[key] = len(self.found)
+            self.found.append(operand)
+        return dim(self.names[key])
+
+    def values(self, parser: Parser) -> list[SSAValue]:
+        return [parser.resolve_operand(o, INDEX) for o in self.found]
+
+
+def _parse_indices(parser: Parser) -> tuple[IndexMap, list[SSAValue]]:
+    operands = _IndexOperands()
+    results = parser.parse_comma_separated_list(
+        parser.Delimiter.SQUARE, lambda: parse_expr_with_names(parser, operands.resolve), " in an access"
+    )
+    return IndexMap(len(operands.found), tuple(results)), operands.values(parser)
+
+
+def _print_loops(printer: Printer, sizes: Sequence[Expr], args: Sequence[SSAValue]) -> None:
+    names = _value_names(printer, args)
+    printer.print_string("(" + ", ".join(f"{n} = {s}" for n, s in zip(names, sizes, strict=False)) + ")")
+
+
+def _parse_loops(parser: Parser) -> tuple[list[Parser.UnresolvedArgument], list[Expr]]:
+    def one() -> tuple[Parser.UnresolvedArgument, Expr]:
+        arg = parser.parse_argument(expect_type=False)
+        parser.parse_punctuation("=", " between a loop index and its size")
+        return arg, parse_expr(parser)
+
+    loops = parser.parse_comma_separated_list(parser.Delimiter.PAREN, one, " in a list of loops")
+    return [a for a, _ in loops], [s for _, s in loops]
+
+
+def _print_attrs(printer: Printer, op: Operation, hidden: Sequence[str]) -> None:
+    shown = {k: v for k, v in op.properties.items() if k not in hidden}
+    shown.update(op.attributes)
+    if shown:
+        printer.print_string(" attributes")
+        printer.print_attr_dict(shown)
+
+
+def _parse_attrs(parser: Parser, op: type[IRDLOperation], properties: dict[str, Attribute]) -> dict[str, Attribute]:
+    attributes: dict[str, Attribute] = {}
+    if parser.parse_optional_keyword("attributes"):
+        declared = set(op.get_irdl_definition().properties)
+        for key, value in parser.parse_optional_attr_dict().items():
+            (properties if key in declared else attributes)[key] = value
+    return attributes
+
+
+def _print_types(printer: Printer, types: Sequence[Attribute]) -> None:
+    printer.print_list(types, printer.print_attribute)
+
+
+# ---- nests and loops
+
+
+class LoopLike(IRDLOperation):
+    """Base of the ops that run a body over loops: `sizes` holds one size per loop, the body's first arguments are the loop indices."""
+
+    sizes = prop_def(ExprsAttr)
+
+    @property
+    def loop_sizes(self) -> tuple[Expr, ...]:
+        return self.sizes.data
+
+    @property
+    def block(self) -> Block:
+        return self.regions[0].blocks[0]
+
+    @property
+    def indices(self) -> Sequence[SSAValue]:
+        """The loop indices inside the body."""
+        return self.block.args[: len(self.sizes.data)]
+
+    def _check_indices(self) -> None:
+        count = len(self.sizes.data)
+        args = self.block.args
+        if len(args) < count or any(a.type != INDEX for a in args[:count]):
+            raise VerifyException(f"{self.name}: the body needs {count} arguments of type index, one for each loop")
+
+
+@irdl_op_definition
+class EmptyOp(IRDLOperation):
+    """A tensor without contents, for a nest to fill: `loop.empty : !nd.tensor<4 x f32>`."""
+
+    name = "loop.empty"
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+    assembly_format = "attr-dict `:` type($result)"
+
+
+@irdl_op_definition
+class NestOp(LoopLike):
+    """A nest of parallel loops that fills its `outs`: `%r = loop.nest (%i = 8, %j = s0) outs(%o = %init : T) {...}`.
+
+    Result k is out k after the nest; an out that is only partly stored keeps the other elements of its initial value. With buffers as
+    outs the nest has no results. `schedule` holds the choices of the later passes (see docs/schedule.md), `label` a readable name."""
+
+    name = "loop.nest"
+    outs = var_operand_def()
+    schedule = opt_prop_def(Attribute)
+    label = opt_prop_def(StringAttr)
+    body = region_def("single_block")
+    outputs = var_result_def(TensorType)
+    traits = traits_def(NoTerminator())
+
+    @staticmethod
+    def build_nest(sizes: Sequence[Expr], outs: Sequence[SSAValue], location: Attribute | None = None) -> NestOp:
+        """A nest with an empty body over `sizes`; its results have the types of `outs` if these are tensors."""
+        types = [o.type for o in outs]
+        block = Block(arg_types=[INDEX] * len(sizes) + types)
+        return NestOp.create(
+            operands=outs,
+            result_types=[t for t in types if isinstance(t, TensorType)],
+            properties={"sizes": ExprsAttr.get(sizes)},
+            regions=[Region(block)],
+            location=location,  # pyright: ignore[reportArgumentType]
+        )
+
+    @property
+    def out_args(self) -> Sequence[SSAValue]:
+        """The outs inside the body."""
+        return self.block.args[len(self.sizes.data) :]
+
+    def verify_(self) -> None:
+        self._check_indices()
+        types = [o.type for o in self.outs]
+        if [a.type for a in self.out_args] != types:
+            raise VerifyException("loop.nest: the body's last arguments must have the types of outs")
+        tensors = [t for t in types if isinstance(t, TensorType)]
+        if tensors and len(tensors) != len(types):
+            raise VerifyException("loop.nest: outs are either all tensors or all buffers")
+        if list(self.result_types) != tensors:
+            raise VerifyException("loop.nest: results must have the types of outs (none when these are buffers)")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        with printer.in_scope() if hasattr(printer, "in_scope") else _null():
+            _print_loops(printer, self.loop_sizes, self.indices)
+            if self.outs:
+                pairs = zip(_value_names(printer, self.out_args), _value_names(printer, self.outs), self.outs, strict=True)
+                printer.print_string(" outs(")
+                printer.print_list(pairs, lambda p: (printer.print_string(f"{p[0]} = {p[1]} : "), printer.print_attribute(p[2].type)))
+                printer.print_string(")")
+            printer.print_string(" ")
+            printer.print_region(self.body, print_entry_block_args=False)
+        _print_attrs(printer, self, ("sizes",))
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        args, sizes = _parse_loops(parser)
+        outs: list[tuple[Parser.UnresolvedArgument, SSAValue]] = []
+        if parser.parse_optional_keyword("outs"):
+            outs = parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: cls._parse_out(parser), " in outs")
+        block_args = [a.resolve(INDEX) for a in args] + [a.resolve(v.type) for a, v in outs]
+        region = parser.parse_region(block_args)
+        properties: dict[str, Attribute] = {"sizes": ExprsAttr.get(sizes)}
+        attributes = _parse_attrs(parser, cls, properties)
+        types = [v.type for _, v in outs]
+        return cls.create(
+            operands=[v for _, v in outs],
+            result_types=[t for t in types if isinstance(t, TensorType)],
+            properties=properties,
+            attributes=attributes,
+            regions=[region],
+        )
+
+    @staticmethod
+    def _parse_out(parser: Parser) -> tuple[Parser.UnresolvedArgument, SSAValue]:
+        arg = parser.parse_argument(expect_type=False)
+        parser.parse_punctuation("=", " between an out and its initial value")
+        value = parser.parse_unresolved_operand()
+        parser.parse_punctuation(":", " before the type of an out")
+        return arg, parser.resolve_operand(value, parser.parse_type())
+
+
+class _null:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@irdl_op_definition
+class ForOp(LoopLike):
+    """Parallel loops inside a nest: `loop.for (%j = 4096) {...}`. With `sequential` they run in order (duplicates in a scatter)."""
+
+    name = "loop.for"
+    sequential = opt_prop_def(UnitAttr)
+    body = region_def("single_block")
+    traits = traits_def(NoTerminator())
+
+    @staticmethod
+    def build_for(sizes: Sequence[Expr]) -> ForOp:
+        return ForOp.create(
+            properties={"sizes": ExprsAttr.get(sizes)}, regions=[Region(Block(arg_types=[INDEX] * len(sizes)))]
+        )
+
+    def verify_(self) -> None:
+        self._check_indices()
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        _print_loops(printer, self.loop_sizes, self.indices)
+        printer.print_string(" ")
+        printer.print_region(self.body, print_entry_block_args=False)
+        _print_attrs(printer, self, ("sizes",))
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        args, sizes = _parse_loops(parser)
+        region = parser.parse_region([a.resolve(INDEX) for a in args])
+        properties: dict[str, Attribute] = {"sizes": ExprsAttr.get(sizes)}
+        attributes = _parse_attrs(parser, cls, properties)
+        return cls.create(properties=properties, attributes=attributes, regions=[region])
+
+
+def _parse_kinds(parser: Parser, known: dict[str, tuple[int, int]]) -> ArrayAttr:
+    def one() -> StringAttr:
+        pos = parser.pos
+        kind = parser.parse_identifier(" (a reduction kind)")
+        if kind not in known:
+            parser.raise_error(f"unknown kind '{kind}', known: {', '.join(known)}", pos)
+        return StringAttr(kind)
+
+    return ArrayAttr(parser.parse_comma_separated_list(parser.Delimiter.NONE, one))
+
+
+def kinds_attr(kinds: Sequence[str]) -> ArrayAttr:
+    """The interned `kinds` property of a reduction or scan."""
+    key = tuple(kinds)
+    if key not in _KINDS:
+        _KINDS[key] = ArrayAttr([StringAttr(k) for k in key])
+    return _KINDS[key]
+
+
+_KINDS: dict[tuple[str, ...], ArrayAttr] = {}
+
+
+@irdl_op_definition
+class ReduceOp(LoopLike):
+    """A reduction over loops: `%m, %s = loop.reduce (%j = 4096) max, sum {... loop.yield %a, %b : f32, f32} -> f32, f32`.
+
+    `kinds` (see KINDS) are combined in one pass over the body, each taking its values from the yield and giving its results in order."""
+
+    name = "loop.reduce"
+    kinds = prop_def(ArrayAttr)
+    body = region_def("single_block")
+    outputs = var_result_def()
+
+    @staticmethod
+    def build_reduce(sizes: Sequence[Expr], kinds: Sequence[str], types: Sequence[Attribute]) -> ReduceOp:
+        """A reduction with an empty body (the caller ends it with a loop.yield); `types` are the result types."""
+        return ReduceOp.create(
+            result_types=types,
+            properties={"sizes": ExprsAttr.get(sizes), "kinds": kinds_attr(kinds)},
+            regions=[Region(Block(arg_types=[INDEX] * len(sizes)))],
+        )
+
+    @property
+    def kind_names(self) -> list[str]:
+        return [k.data for k in self.kinds.data]
+
+    def verify_(self) -> None:
+        self._check_indices()
+        unknown = [k for k in self.kind_names if k not in KINDS]
+        if unknown:
+            raise VerifyException(f"loop.reduce: unknown kind '{unknown[0]}', known: {', '.join(KINDS)}")
+        _check_yield(self, self.block, sum(KINDS[k][0] for k in self.kind_names))
+        if (want := sum(KINDS[k][1] for k in self.kind_names)) != len(self.outputs):
+            raise VerifyException(f"loop.reduce: kinds {', '.join(self.kind_names)} give {want} results, got {len(self.outputs)}")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        _print_loops(printer, self.loop_sizes, self.indices)
+        printer.print_string(f" {', '.join(self.kind_names)} ")
+        printer.print_region(self.body, print_entry_block_args=False)
+        printer.print_string(" -> ")
+        _print_types(printer, self.result_types)
+        _print_attrs(printer, self, ("sizes", "kinds"))
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        args, sizes = _parse_loops(parser)
+        kinds = _parse_kinds(parser, KINDS)
+        region = parser.parse_region([a.resolve(INDEX) for a in args])
+        parser.parse_punctuation("->", " before the result types of loop.reduce")
+        types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
+        properties: dict[str, Attribute] = {"sizes": ExprsAttr.get(sizes), "kinds": kinds}
+        attributes = _parse_attrs(parser, cls, properties)
+        return cls.create(result_types=types, properties=properties, attributes=attributes, regions=[region])
+
+
+def _check_yield(op: IRDLOperation, block: Block, count: int) -> None:
+    last = block.last_op
+    if not isinstance(last, YieldOp):
+        raise VerifyException(f"{op.name}: the body must end with loop.yield")
+    if len(last.operands) != count:
+        raise VerifyException(f"{op.name}: its kinds take {count} yielded values, got {len(last.operands)}")
+
+
+@irdl_op_definition
+class ScanOp(LoopLike):
+    """A running reduction along one loop: the body yields an element, `do` gets the index and the running value(s), the element included:
+    `loop.scan (%j = 4096) sum {... loop.yield %a : f32} do (%k, %r : f32) { loop.store %r, %o[%i, %k] ... }`."""
+
+    name = "loop.scan"
+    kinds = prop_def(ArrayAttr)
+    body = region_def("single_block")
+    do = region_def("single_block")
+    traits = traits_def(NoTerminator())
+
+    @staticmethod
+    def build_scan(size: Expr, kind: str, types: Sequence[Attribute]) -> ScanOp:
+        """A scan with empty regions; `types` are the types of the running values."""
+        return ScanOp.create(
+            properties={"sizes": ExprsAttr.get([size]), "kinds": kinds_attr([kind])},
+            regions=[Region(Block(arg_types=[INDEX])), Region(Block(arg_types=[INDEX, *types]))],
+        )
+
+    @property
+    def kind(self) -> str:
+        return self.kinds.data[0].data  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def do_block(self) -> Block:
+        return self.regions[1].blocks[0]
+
+    def verify_(self) -> None:
+        self._check_indices()
+        if len(self.sizes.data) != 1 or len(self.kinds.data) != 1 or self.kind not in SCAN_KINDS:
+            raise VerifyException(f"loop.scan: needs one loop and one kind of {', '.join(SCAN_KINDS)}")
+        _check_yield(self, self.block, SCAN_KINDS[self.kind][0])
+        if len(self.do_block.args) != 1 + SCAN_KINDS[self.kind][1]:
+            raise VerifyException(f"loop.scan: 'do' takes the index and {SCAN_KINDS[self.kind][1]} running values")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        _print_loops(printer, self.loop_sizes, self.indices)
+        printer.print_string(f" {self.kind} ")
+        printer.print_region(self.body, print_entry_block_args=False)
+        names = _value_names(printer, self.do_block.args)
+        types = [a.type for a in self.do_block.args]
+        printer.print_string(f" do ({names[0]}")
+        for name, t in zip(names[1:], types[1:], strict=True):
+            printer.print_string(f", {name} : ")
+            printer.print_attribute(t)
+        printer.print_string(") ")
+        printer.print_region(self.do, print_entry_block_args=False)
+        _print_attrs(printer, self, ("sizes", "kinds"))
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        args, sizes = _parse_loops(parser)
+        kinds = _parse_kinds(parser, SCAN_KINDS)
+        body = parser.parse_region([a.resolve(INDEX) for a in args])
+        parser.parse_keyword("do")
+        parser.parse_punctuation("(")
+        do_args = [parser.parse_argument(expect_type=False).resolve(INDEX)]
+        while parser.parse_optional_punctuation(","):
+            arg = parser.parse_argument(expect_type=False)
+            parser.parse_punctuation(":")
+            do_args.append(arg.resolve(parser.parse_type()))
+        parser.parse_punctuation(")")
+        do = parser.parse_region(do_args)
+        properties: dict[str, Attribute] = {"sizes": ExprsAttr.get(sizes), "kinds": kinds}
+        attributes = _parse_attrs(parser, cls, properties)
+        return cls.create(properties=properties, attributes=attributes, regions=[body, do])
+
+
+@irdl_op_definition
+class YieldOp(IRDLOperation):
+    """The values of one step of a reduction or scan, or of a prologue."""
+
+    name = "loop.yield"
+    arguments = var_operand_def()
+    traits = traits_def(IsTerminator())
+    assembly_format = "attr-dict ($arguments^ `:` type($arguments))?"
+
+
+# ---- accesses
+
+
+class AccessOp(IRDLOperation):
+    """Base of loads and stores: `map` takes the index operands (its dimensions) to an index of the tensor."""
+
+    map = prop_def(IndexMapAttr)
+
+    @property
+    def index_map(self) -> IndexMap:
+        return self.map.data
+
+    @property
+    def shaped(self) -> SSAValue:
+        """The tensor or buffer that is accessed."""
+        raise NotImplementedError
+
+    @property
+    def index_operands(self) -> Sequence[SSAValue]:
+        raise NotImplementedError
+
+    def _check_access(self, extra: int) -> None:
+        t = self.shaped.type
+        if not is_shaped(t):
+            raise VerifyException(f"{self.name}: can access a tensor or buffer, got {t}")
+        if len(self.index_map.results) != len(shaped_dims(t)):
+            raise VerifyException(f"{self.name}: {len(self.index_map.results)} indices for a tensor of rank {len(shaped_dims(t))}")
+        if len(self.index_operands) != self.index_map.num_dims or any(o.type != INDEX for o in self.index_operands):
+            raise VerifyException(f"{self.name}: its map needs {self.index_map.num_dims} operands of type index")
+
+
+@irdl_op_definition
+class LoadOp(AccessOp):
+    """`loop.load %x[%i, %j + 1] : T -> f32`; with a condition, `loop.load %x[%i - 1] if %c else %v : T -> f32` gives %v and reads nothing
+    where %c is false."""
+
+    name = "loop.load"
+    source = operand_def()
+    args = var_operand_def()
+    masked = opt_prop_def(UnitAttr)
+    result = result_def()
+
+    @staticmethod
+    def new(
+        source: SSAValue,
+        m: IndexMap,
+        indices: Sequence[SSAValue],
+        mask: SSAValue | None = None,
+        other: SSAValue | None = None,
+        location: Attribute | None = None,
+    ) -> LoadOp:
+        """A load of the element at m(indices), in the compute type of the tensor's dtype."""
+        properties: dict[str, Attribute] = {"map": IndexMapAttr.get(m)}
+        operands = [source, *indices]
+        if mask is not None and other is not None:
+            operands += [mask, other]
+            properties["masked"] = UnitAttr()
+        t = compute_type(element_type(source.type))
+        return LoadOp.create(operands=operands, result_types=[t], properties=properties, location=location)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def shaped(self) -> SSAValue:
+        return self.operands[0]
+
+    @property
+    def index_operands(self) -> Sequence[SSAValue]:
+        return self.operands[1 : 1 + self.index_map.num_dims]
+
+    @property
+    def mask(self) -> SSAValue | None:
+        return self.operands[-2] if self.masked is not None else None
+
+    @property
+    def other(self) -> SSAValue | None:
+        return self.operands[-1] if self.masked is not None else None
+
+    def verify_(self) -> None:
+        self._check_access(2)
+        if len(self.operands) != 1 + self.index_map.num_dims + (2 if self.masked is not None else 0):
+            raise VerifyException("loop.load: wrong number of operands")
+        if self.mask is not None and self.mask.type != i1:
+            raise VerifyException("loop.load: the condition must be an i1")
+        want = compute_type(element_type(self.source.type))
+        if self.result.type != want:
+            raise VerifyException(f"loop.load: an element of {element_type(self.source.type)} is held in {want}, got {self.result.type}")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_ssa_value(self.source)
+        _print_indices(printer, self.index_map, self.index_operands)
+        if self.masked is not None:
+            names = _value_names(printer, self.operands[-2:])
+            printer.print_string(f" if {names[0]} else {names[1]}")
+        _print_attrs(printer, self, ("map", "masked"))
+        printer.print_string(" : ")
+        printer.print_attribute(self.source.type)
+        printer.print_string(" -> ")
+        printer.print_attribute(self.result.type)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        source = parser.parse_unresolved_operand()
+        m, indices = _parse_indices(parser)
+        masked: list[UnresolvedOperand] = []
+        if parser.parse_optional_keyword("if"):
+            masked.append(parser.parse_unresolved_operand())
+            parser.parse_keyword("else")
+            masked.append(parser.parse_unresolved_operand())
+        properties: dict[str, Attribute] = {"map": IndexMapAttr.get(m)}
+        attributes = _parse_attrs(parser, cls, properties)
+        parser.parse_punctuation(":")
+        source_type = parser.parse_type()
+        parser.parse_punctuation("->")
+        result_type = parser.parse_type()
+        operands = [parser.resolve_operand(source, source_type), *indices]
+        if masked:
+            properties["masked"] = UnitAttr()
+            operands += [parser.resolve_operand(masked[0], i1), parser.resolve_operand(masked[1], result_type)]
+        return cls.create(operands=operands, result_types=[result_type], properties=properties, attributes=attributes)
+
+
+@irdl_op_definition
+class StoreOp(AccessOp):
+    """`loop.store %v, %o[%i, %j] : f32, T`; `mode` set, or combining with what is there: add, prod, max, min. With a condition
+    (`if %c`) nothing is written where it is false."""
+
+    name = "loop.store"
+    value = operand_def()
+    target = operand_def()
+    args = var_operand_def()
+    mode = opt_prop_def(StringAttr)
+    masked = opt_prop_def(UnitAttr)
+
+    @staticmethod
+    def new(
+        value: SSAValue,
+        target: SSAValue,
+        m: IndexMap,
+        indices: Sequence[SSAValue],
+        mode: str = "set",
+        mask: SSAValue | None = None,
+    ) -> StoreOp:
+        properties: dict[str, Attribute] = {"map": IndexMapAttr.get(m)}
+        if mode != "set":
+            properties["mode"] = StringAttr(mode)
+        operands = [value, target, *indices]
+        if mask is not None:
+            operands.append(mask)
+            properties["masked"] = UnitAttr()
+        return StoreOp.create(operands=operands, properties=properties)
+
+    @property
+    def shaped(self) -> SSAValue:
+        return self.operands[1]
+
+    @property
+    def index_operands(self) -> Sequence[SSAValue]:
+        return self.operands[2 : 2 + self.index_map.num_dims]
+
+    @property
+    def mask(self) -> SSAValue | None:
+        return self.operands[-1] if self.masked is not None else None
+
+    @property
+    def store_mode(self) -> str:
+        return "set" if self.mode is None else self.mode.data
+
+    def verify_(self) -> None:
+        self._check_access(1)
+        if self.store_mode not in STORE_MODES:
+            raise VerifyException(f"loop.store: unknown mode '{self.store_mode}', known: {', '.join(STORE_MODES)}")
+        want = compute_type(element_type(self.target.type))
+        if self.value.type != want:
+            raise VerifyException(f"loop.store: an element of {element_type(self.target.type)} is held in {want}, got {self.value.type}")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_ssa_value(self.value)
+        printer.print_string(", ")
+        printer.print_ssa_value(self.target)
+        _print_indices(printer, self.index_map, self.index_operands)
+        if self.mode is not None:
+            printer.print_string(f" {self.mode.data}")
+        if self.masked is not None:
+            printer.print_string(f" if {_value_names(printer, self.operands[-1:])[0]}")
+        _print_attrs(printer, self, ("map", "masked", "mode"))
+        printer.print_string(" : ")
+        _print_types(printer, [self.value.type, self.target.type])
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        value = parser.parse_unresolved_operand()
+        parser.parse_punctuation(",")
+        target = parser.parse_unresolved_operand()
+        m, indices = _parse_indices(parser)
+        properties: dict[str, Attribute] = {"map": IndexMapAttr.get(m)}
+        pos = parser.pos
+        mode = parser.parse_optional_identifier()
+        mask = None
+        if mode not in (None, "if", "attributes"):
+            if mode not in STORE_MODES:
+                parser.raise_error(f"unknown store mode '{mode}', known: {', '.join(STORE_MODES)}", pos)
+            properties["mode"] = StringAttr(mode)
+            mode = "if" if parser.parse_optional_keyword("if") else None
+        if mode == "if":
+            mask = parser.parse_unresolved_operand()
+            properties["masked"] = UnitAttr()
+            mode = None
+        attributes: dict[str, Attribute] = {}
+        if mode == "attributes":
+            attributes = parser.parse_optional_attr_dict()
+        else:
+            attributes = _parse_attrs(parser, cls, properties)
+        parser.parse_punctuation(":")
+        value_type = parser.parse_type()
+        parser.parse_punctuation(",")
+        target_type = parser.parse_type()
+        operands = [parser.resolve_operand(value, value_type), parser.resolve_operand(target, target_type), *indices]
+        if mask is not None:
+            operands.append(parser.resolve_operand(mask, i1))
+        return cls.create(operands=operands, properties=properties, attributes=attributes)
+
+
+# ---- scalars in bodies
+
+
+@irdl_op_definition
+class IndexOp(IRDLOperation):
+    """An index expression as a value: `loop.index %i * 4 + %j : i64` (or `: index`, to index another access)."""
+
+    name = "loop.index"
+    args = var_operand_def(IndexType)
+    map = prop_def(IndexMapAttr)
+    result = result_def()
+    traits = traits_def(Pure())
+
+    @staticmethod
+    def new(expression: Expr, indices: Sequence[SSAValue], result: Attribute) -> IndexOp:
+        m = IndexMap(len(indices), (as_expr(expression),))
+        return IndexOp.create(operands=indices, result_types=[result], properties={"map": IndexMapAttr.get(m)})
+
+    @property
+    def expression(self) -> Expr:
+        return self.map.data.results[0]
+
+    def verify_(self) -> None:
+        if self.map.data.num_dims != len(self.args) or len(self.map.data.results) != 1:
+            raise VerifyException(f"loop.index: its expression takes {self.map.data.num_dims} indices, got {len(self.args)}")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(f" {format_expr(self.expression, _value_names(printer, self.args))} : ")
+        printer.print_attribute(self.result.type)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        operands = _IndexOperands()
+        expression = parse_expr_with_names(parser, operands.resolve)
+        parser.parse_punctuation(":")
+        result = parser.parse_type()
+        m = IndexMap(len(operands.found), (expression,))
+        return cls.create(operands=operands.values(parser), result_types=[result], properties={"map": IndexMapAttr.get(m)})
+
+
+@irdl_op_definition
+class BoundOp(IRDLOperation):
+    """A loaded integer as an index below `size`: `loop.bound %v, s0 "embedding" wrap : i64`. Outside of [0, size) (with wrap: [-size,
+    size)) the kernel reports an error that names the operator, and goes on with an index inside."""
+
+    name = "loop.bound"
+    input = operand_def()
+    size = prop_def(ExprAttr)
+    what = prop_def(StringAttr)
+    wrap = opt_prop_def(UnitAttr)
+    result = result_def(IndexType)
+
+    @staticmethod
+    def new(value: SSAValue, size: Expr, what: str, wrap: bool) -> BoundOp:
+        properties: dict[str, Attribute] = {"size": ExprAttr.get(size), "what": StringAttr(what)}
+        if wrap:
+            properties["wrap"] = UnitAttr()
+        return BoundOp.create(operands=[value], result_types=[INDEX], properties=properties)
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_ssa_value(self.input)
+        printer.print_string(f", {self.size.data} ")
+        printer.print_string_literal(self.what.data)
+        printer.print_string(" wrap : " if self.wrap is not None else " : ")
+        printer.print_attribute(self.input.type)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        value = parser.parse_unresolved_operand()
+        parser.parse_punctuation(",")
+        properties: dict[str, Attribute] = {"size": ExprAttr.get(parse_expr(parser)), "what": StringAttr(parser.parse_str_literal())}
+        if parser.parse_optional_keyword("wrap"):
+            properties["wrap"] = UnitAttr()
+        parser.parse_punctuation(":")
+        operand = parser.resolve_operand(value, parser.parse_type())
+        return cls.create(operands=[operand], result_types=[INDEX], properties=properties)
+
+
+@irdl_op_definition
+class MathOp(IRDLOperation):
+    """A scalar function that `math` lacks, by name: `loop.math "lgamma"(%x) : (f32) -> f32`."""
+
+    name = "loop.math"
+    fn = prop_def(StringAttr)
+    inputs = var_operand_def()
+    result = result_def()
+    traits = traits_def(Pure())
+    assembly_format = "$fn `(` $inputs `)` attr-dict `:` functional-type($inputs, $result)"
+
+
+@irdl_op_definition
+class RandomOp(IRDLOperation):
+    """Number `offset` of the Philox4x32-10 stream `seed`: kinds rand (f32 in [0, 1)), randn (f32 normal), randint (32 bits as i64)."""
+
+    name = "loop.random"
+    kind = prop_def(StringAttr)
+    seed = operand_def()
+    offset = operand_def()
+    result = result_def()
+    traits = traits_def(Pure())
+    assembly_format = "$kind $seed `,` $offset attr-dict `:` type($seed) `,` type($offset) `->` type($result)"
+
+
+@irdl_op_definition
+class ContractOp(LoopLike):
+    """A structured contraction: out[i...] = epilogue(sum over k of lhs * rhs).
+
+        %y = loop.contract (%b = 8, %m = 512, %n = 64) reduce (256) %x[%b, %m, %k] * %w[%b, %k, %n] ...
+
+    `sizes` are the parallel loops (batch..., m, n), `depth` the size of the contracted loop. `lhs_map` and `rhs_map` take (batch..., m, n,
+    k) to an index of the operand. The body (epilogue) gets the loop indices, the accumulator (f32 for f16/bf16) and the outs, and
+    stores; `lhs_prologue` and `rhs_prologue`, when not empty, take (batch..., m, n, k, element) and yield the element to use.
+    """
+
+    name = "loop.contract"
+    depth = prop_def(ExprAttr)
+    lhs_map = prop_def(IndexMapAttr)
+    rhs_map = prop_def(IndexMapAttr)
+    schedule = opt_prop_def(Attribute)
+    label = opt_prop_def(StringAttr)
+    lhs = operand_def()
+    rhs = operand_def()
+    outs = var_operand_def()
+    body = region_def("single_block")
+    lhs_prologue = region_def()
+    rhs_prologue = region_def()
+    outputs = var_result_def(TensorType)
+    traits = traits_def(NoTerminator())
+
+    @staticmethod
+    def build_contract(
+        sizes: Sequence[Expr],
+        depth: Expr,
+        lhs: tuple[SSAValue, IndexMap],
+        rhs: tuple[SSAValue, IndexMap],
+        outs: Sequence[SSAValue],
+        accumulator: Attribute,
+    ) -> ContractOp:
+        """A contraction with an empty epilogue body (the caller adds a store of the accumulator, `out.accumulator`)."""
+        types = [o.type for o in outs]
+        return ContractOp.create(
+            operands=[lhs[0], rhs[0], *outs],
+            result_types=[t for t in types if isinstance(t, TensorType)],
+            properties={
+                "sizes": ExprsAttr.get(sizes),
+                "depth": ExprAttr.get(depth),
+                "lhs_map": IndexMapAttr.get(lhs[1]),
+                "rhs_map": IndexMapAttr.get(rhs[1]),
+            },
+            regions=[Region(Block(arg_types=[INDEX] * len(sizes) + [accumulator, *types])), Region(), Region()],
+        )
+
+    @property
+    def accumulator(self) -> SSAValue:
+        return self.block.args[len(self.sizes.data)]
+
+    @property
+    def out_args(self) -> Sequence[SSAValue]:
+        return self.block.args[len(self.sizes.data) + 1 :]
+
+    def verify_(self) -> None:
+        self._check_indices()
+        count = len(self.sizes.data) + 1
+        for name, m, operand in (("lhs", self.lhs_map, self.lhs), ("rhs", self.rhs_map, self.rhs)):
+            if m.data.num_dims != count or len(m.data.results) != len(shaped_dims(operand.type)):
+                raise VerifyException(f"loop.contract: {name}_map must take {count} indices to the rank of {name}")
+        if [a.type for a in self.out_args] != [o.type for o in self.outs]:
+            raise VerifyException("loop.contract: the body's last arguments must have the types of outs")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        _print_loops(printer, self.loop_sizes, self.indices)
+        printer.print_string(f" reduce ({self.depth.data}) ")
+        names = [*_value_names(printer, self.indices), "k"]
+        for operand, m, sep in ((self.lhs, self.lhs_map, " * "), (self.rhs, self.rhs_map, " into ")):
+            printer.print_ssa_value(operand)
+            printer.print_attribute(m)
+            printer.print_string(" : ")
+            printer.print_attribute(operand.type)
+            printer.print_string(sep)
+        del names
+        acc = _value_names(printer, [self.accumulator])[0]
+        printer.print_string(f"{acc} : ")
+        printer.print_attribute(self.accumulator.type)
+        pairs = zip(_value_names(printer, self.out_args), _value_names(printer, self.outs), self.outs, strict=True)
+        printer.print_string(" outs(")
+        printer.print_list(pairs, lambda p: (printer.print_string(f"{p[0]} = {p[1]} : "), printer.print_attribute(p[2].type)))
+        printer.print_string(") ")
+        printer.print_region(self.body, print_entry_block_args=False)
+        for word, region in (("lhs", self.lhs_prologue), ("rhs", self.rhs_prologue)):
+            if region.blocks:
+                printer.print_string(f" {word} ")
+                printer.print_region(region)
+        _print_attrs(printer, self, ("sizes", "depth", "lhs_map", "rhs_map"))
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        args, sizes = _parse_loops(parser)
+        parser.parse_keyword("reduce")
+        with parser.in_parens():
+            depth = parse_expr(parser)
+        properties: dict[str, Attribute] = {"sizes": ExprsAttr.get(sizes), "depth": ExprAttr.get(depth)}
+        operands: list[SSAValue] = []
+        for name in ("lhs", "rhs"):
+            operand = parser.parse_unresolved_operand()
+            properties[f"{name}_map"] = parser.parse_attribute()
+            parser.parse_punctuation(":")
+            operands.append(parser.resolve_operand(operand, parser.parse_type()))
+            if name == "lhs":
+                parser.parse_characters("*")
+        parser.parse_keyword("into")
+        acc = parser.parse_argument(expect_type=False)
+        parser.parse_punctuation(":")
+        acc_type = parser.parse_type()
+        parser.parse_keyword("outs")
+        outs = parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: NestOp._parse_out(parser), " in outs")
+        block_args = [*(a.resolve(INDEX) for a in args), acc.resolve(acc_type), *(a.resolve(v.type) for a, v in outs)]
+        regions = [parser.parse_region(block_args)]
+        for word in ("lhs", "rhs"):
+            regions.append(parser.parse_region() if parser.parse_optional_keyword(word) else Region())
+        attributes = _parse_attrs(parser, cls, properties)
+        types = [v.type for _, v in outs]
+        return cls.create(
+            operands=[*operands, *(v for _, v in outs)],
+            result_types=[t for t in types if isinstance(t, TensorType)],
+            properties=properties,
+            attributes=attributes,
+            regions=regions,
+        )
+
+
+Loop = Dialect(
+    "loop",
+    [
+        EmptyOp, NestOp, ForOp, ReduceOp, ScanOp, YieldOp, LoadOp, StoreOp, IndexOp, BoundOp, MathOp, RandomOp, ContractOp,
+    ],
+    [],
+)  # fmt: skip
+
+
+def walk_bodies(op: Operation) -> Iterator[Operation]:
+    """All ops inside `op`, outer first."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.ops:
+                yield inner
+                if inner.regions:
+                    yield from walk_bodies(inner)

@@ -1,0 +1,199 @@
+"""`mem`: the memory level. A value is a buffer: sizes, dtype, strides, offset; nests read and write buffers (loop.py) and have no results.
+
+`!mem.buffer<8 x 4 x f32>` is row-major at offset 0; `!mem.buffer<8 x 4 x f32, [1, 8]>` names its strides and
+`!mem.buffer<8 x 4 x f32, [1, 8], 16>` also the offset, all counted in elements. Strides may be size expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from xdsl.dialects.builtin import ArrayAttr, StringAttr, UnitAttr
+from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, TypeAttribute
+from xdsl.irdl import (
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+from xdsl.traits import Pure
+from xdsl.utils.exceptions import VerifyException
+
+from .call_args import Arg, CallAttr
+from .expr import Expr, as_expr, product, strides_contiguous
+from .expr_syntax import ExprAttr, parse_expr
+from .nd_base import IntsAttr, NdOp, prop
+from .nd_types import parse_shape, print_shape
+
+
+@irdl_attr_definition
+class BufferType(ParametrizedAttribute, TypeAttribute):
+    """A strided region of memory, see the module's docstring."""
+
+    name = "mem.buffer"
+    shape: ArrayAttr[ExprAttr]
+    element_type: Attribute
+    strides: ArrayAttr[ExprAttr]
+    offset: ExprAttr
+    device: StringAttr
+
+    @staticmethod
+    def get(
+        dims: Sequence[Expr | int],
+        element_type: Attribute,
+        strides: Sequence[Expr | int] | None = None,
+        offset: Expr | int = 0,
+        device: str = "cpu",
+    ) -> BufferType:
+        """The interned type; without strides it is row-major."""
+        sizes = tuple(as_expr(d) for d in dims)
+        steps = strides_contiguous(sizes) if strides is None else tuple(as_expr(s) for s in strides)
+        key = (sizes, element_type, steps, as_expr(offset), device)
+        found = _BUFFERS.get(key)
+        if found is None:
+            found = _BUFFERS[key] = BufferType(
+                ArrayAttr([ExprAttr.get(d) for d in sizes]),
+                element_type,
+                ArrayAttr([ExprAttr.get(s) for s in steps]),
+                ExprAttr.get(key[3]),
+                StringAttr(device),
+            )
+        return found
+
+    @property
+    def dims(self) -> tuple[Expr, ...]:
+        """The sizes as expressions."""
+        found = _SIZES.get(self)
+        if found is None:
+            found = _SIZES[self] = tuple(a.data for a in self.shape.data)
+        return found
+
+    @property
+    def stride_exprs(self) -> tuple[Expr, ...]:
+        found = _STRIDES.get(self)
+        if found is None:
+            found = _STRIDES[self] = tuple(a.data for a in self.strides.data)
+        return found
+
+    @property
+    def offset_expr(self) -> Expr:
+        return self.offset.data
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape.data)
+
+    @property
+    def numel(self) -> Expr:
+        return product(self.dims)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Row-major without holes (the offset does not matter)."""
+        return self.stride_exprs == strides_contiguous(self.dims)
+
+    def extent(self) -> Expr:
+        """Elements from the start of the buffer's view to one after its last element (0 sizes: an upper bound)."""
+        total = as_expr(1)
+        for size, stride in zip(self.dims, self.stride_exprs, strict=True):
+            total = total + (size - 1) * stride
+        return total
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> list[Attribute]:
+        with parser.in_angle_brackets():
+            dims, dtype = parse_shape(parser)
+            strides, offset, device = list(strides_contiguous(dims)), as_expr(0), "cpu"
+            while parser.parse_optional_punctuation(","):
+                given = parser.parse_optional_comma_separated_list(parser.Delimiter.SQUARE, lambda: parse_expr(parser))
+                text = None if given is not None else parser.parse_optional_str_literal()
+                if given is not None:
+                    if len(given) != len(dims):
+                        parser.raise_error(f"{len(given)} strides for {len(dims)} sizes")
+                    strides = given
+                elif text is not None:
+                    device = text
+                else:
+                    offset = parse_expr(parser)
+        attrs = [ArrayAttr([ExprAttr.get(e) for e in es]) for es in (dims, strides)]
+        return [attrs[0], dtype, attrs[1], ExprAttr.get(offset), StringAttr(device)]
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            print_shape(printer, self.dims, self.element_type)
+            if not self.is_contiguous or self.offset_expr is not as_expr(0):
+                printer.print_string(f", [{', '.join(map(str, self.stride_exprs))}]")
+            if self.offset_expr is not as_expr(0):
+                printer.print_string(f", {self.offset_expr}")
+            if self.device.data != "cpu":
+                printer.print_string(f', "{self.device.data}"')
+
+
+_BUFFERS: dict[tuple[object, ...], BufferType] = {}
+_SIZES: dict[Attribute, tuple[Expr, ...]] = {}
+_STRIDES: dict[Attribute, tuple[Expr, ...]] = {}
+
+
+@irdl_op_definition
+class AllocOp(NdOp):
+    """Memory for a buffer: `mem.alloc {kind = "arena", at = 4096} : !mem.buffer<8 x f32>`. Kind "arena": a piece of the graph's one
+    block, `at` bytes from its start (absent until mem-plan ran); kind "output": a fresh tensor that the caller gets."""
+
+    name = "mem.alloc"
+    SYNTAX: ClassVar = {"kind": "str", "at": "expr"}
+    kind = prop_def(StringAttr)
+    at = opt_prop_def(ExprAttr)
+    result = result_def(BufferType)
+
+    def verify_(self) -> None:
+        if self.kind.data not in ("arena", "output"):
+            raise VerifyException(f"mem.alloc: unknown kind '{self.kind.data}', known: arena, output")
+
+
+@irdl_op_definition
+class ViewOp(NdOp):
+    """The same memory with the sizes, strides and offset of the result's type (offset counted from the start of the storage)."""
+
+    name = "mem.view"
+    input = operand_def(BufferType)
+    result = result_def(BufferType)
+    traits = traits_def(Pure())
+
+
+@irdl_op_definition
+class ExternOp(NdOp):
+    """A call of a library operator on buffers; see nd.extern for the template. Results are buffers that the operator allocates (their
+    types say with which strides), or Python numbers. `mutates` lists operands that it writes; `aliases` as in nd.extern. With `out`,
+    the operand of that number is the destination and there is no result: the operator's out variant is called where it has one, else
+    the result is copied there."""
+
+    name = "mem.extern"
+    SYNTAX: ClassVar = {"call": "attr", "mutates": "ints", "aliases": "ints", "out": "ints", "binds": "str", "fallback": "unit"}
+    inputs = var_operand_def()
+    call = prop_def(CallAttr)
+    mutates = opt_prop_def(IntsAttr)
+    aliases = opt_prop_def(IntsAttr)
+    out = opt_prop_def(IntsAttr)
+    binds = opt_prop_def(StringAttr)
+    fallback = opt_prop_def(UnitAttr)
+    outputs = var_result_def()
+
+    def verify_(self) -> None:
+        count = len(self.operands)
+        for leaf in self.call.data.leaves():
+            if isinstance(leaf, Arg) and leaf.index >= count:
+                raise VerifyException(f"mem.extern: the call names arg({leaf.index}), there are {count} operands")
+        for k in (*(prop(self, "mutates") or ()), *(prop(self, "out") or ())):
+            if not 0 <= k < count:
+                raise VerifyException(f"mem.extern: names operand {k}, there are {count} operands")
+
+
+Mem = Dialect("mem", [AllocOp, ViewOp, ExternOp], [BufferType])
