@@ -13,7 +13,7 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from stepwell.dialects.cpu import Cpu
+from stepwell.dialects.cpu import Cpu, KernelOp, LoadOp, ReturnOp, StoreOp, ptr, vec
 
 ROUNDTRIP = (Path(__file__).parent / "cpu_roundtrip.mlir").read_text()
 
