@@ -393,9 +393,7 @@ def run(
 
 
 class _Runner:
-    def __init__(
-        self, pipeline: Pipeline, module: ModuleOp, ctx: Context, instrument: Instrumentation | None
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, module: ModuleOp, ctx: Context, instrument: Instrumentation | None) -> None:
         self.pipeline = pipeline
         self.module = module
         self.ctx = ctx
@@ -504,9 +502,7 @@ class _Runner:
                 pipeline = f"{MODULE}({self._under_anchor(failed)})"
             start = self.before_pass
         assert instrument.reproducer is not None
-        write_reproducer(
-            instrument.reproducer, start, pipeline, verify_each=instrument.verify_each, error=error.text
-        )
+        write_reproducer(instrument.reproducer, start, pipeline, verify_each=instrument.verify_each, error=error.text)
 
     def _under_anchor(self, p: ModulePass) -> str:
         for entry in self.pipeline.entries:

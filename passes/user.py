@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,3 +80,15 @@ def clear() -> None:
 def registered() -> tuple[UserPass, ...]:
     """The registrations in order."""
     return tuple(_REGISTERED)
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Registrations made inside of the block end with it."""
+    passes, names = list(_REGISTERED), dict(registry.PASSES)
+    try:
+        yield
+    finally:
+        _REGISTERED[:] = passes
+        registry.PASSES.clear()
+        registry.PASSES.update(names)

@@ -1,0 +1,1 @@
+"""The tools: opt-tool, the torch.compile backend, the demo.  Each is imported by itself."""

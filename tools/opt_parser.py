@@ -1,0 +1,141 @@
+"""Reading IR files: every operation keeps the line that it was read from, and every mistake has a position."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import UNKNOWN_LOC, FileLineColLoc, IntAttr, ModuleOp, StringAttr
+from xdsl.ir import Operation
+from xdsl.parser import Parser
+from xdsl.utils.exceptions import DiagnosticException, ParseError, UnregisteredConstructException
+from xdsl.utils.mlir_lexer import MLIRTokenKind
+
+from ..errors import StepwellError
+
+
+class SyntaxProblem(StepwellError):
+    """A file that cannot be read as IR: `file`, `line`, `column` (from 1) and `message`."""
+
+    def __init__(self, file: str, line: int, column: int, message: str) -> None:
+        super().__init__(f"{file}:{line}:{column}: {message}")
+        self.file = file
+        self.line = line
+        self.column = column
+        self.message = message
+
+
+class IRParser(Parser):
+    """xDSL's parser that gives operations without a ``loc(...)`` of their own the place in the file, and reads footers.
+
+    `resources` holds what the footer ``{-# external_resources: {...} #-}`` says: group -> key -> value.
+    """
+
+    def __init__(self, ctx: Context, text: str, name: str) -> None:
+        super().__init__(ctx, text, name)
+        self.resources: dict[str, dict[str, Any]] = {}
+        self._text = text
+        self._name = StringAttr(name)
+        self._starts = [0]
+        at = text.find("\n")
+        while at >= 0:
+            self._starts.append(at + 1)
+            at = text.find("\n", at + 1)
+
+    def line_and_column(self, position: int) -> tuple[int, int]:
+        """Line and column, both from 1, of a position in the text."""
+        line = bisect_right(self._starts, position)
+        return line, position - self._starts[line - 1] + 1
+
+    def parse_operation(self) -> Operation:
+        start = self._current_token.span.start
+        if self._current_token.kind == MLIRTokenKind.PERCENT_IDENT:
+            # The name of the operation is its place, not the names of its results.
+            start = self._text.find("=", start) + 1
+            while self._text[start : start + 1].isspace():
+                start += 1
+        op = super().parse_operation()
+        if op.location is UNKNOWN_LOC or op.location == UNKNOWN_LOC:
+            line, column = self.line_and_column(start)
+            op.location = FileLineColLoc(self._name, IntAttr(line), IntAttr(column))
+        return op
+
+    def parse_module(self, allow_implicit_module: bool = True) -> ModuleOp:
+        """The file as one module; several operations, or one that is no module, get one around them if allowed."""
+        ops: list[Operation] = []
+        while self._current_token.kind != MLIRTokenKind.EOF:
+            if self._current_token.kind in (MLIRTokenKind.HASH_IDENT, MLIRTokenKind.EXCLAMATION_IDENT):
+                self._parse_alias_def()
+            elif self._current_token.kind == MLIRTokenKind.FILE_METADATA_BEGIN:
+                self._parse_file_metadata_dictionary()
+            elif (op := self.parse_optional_operation()) is not None:
+                ops.append(op)
+            else:
+                self.raise_error(f"expected an operation, found '{self._current_token.text}'")
+        for name, uses in self.forward_ssa_references.items():
+            raise _undefined(self, name, [use.operation for value in uses.values() for use in value.uses])
+        if len(ops) == 1 and isinstance(ops[0], ModuleOp):
+            return ops[0]
+        if not allow_implicit_module:
+            self._resume_from(0)
+            self.raise_error("expected one builtin.module" if ops else "the file holds no operation")
+        return ModuleOp(ops)
+
+    def _parse_external_resources(self) -> None:
+        def value() -> Any:
+            if (text := self.parse_optional_str_literal()) is not None:
+                return text
+            if (flag := self.parse_optional_boolean()) is not None:
+                return flag
+            return self.parse_number()
+
+        def entry() -> None:
+            key = self.parse_identifier()
+            self.parse_punctuation(":")
+            group[key] = value()
+
+        def one_group() -> None:
+            nonlocal group
+            group = self.resources.setdefault(self.parse_identifier(), {})
+            self.parse_punctuation(":")
+            self.parse_comma_separated_list(self.Delimiter.BRACES, entry)
+
+        group: dict[str, Any] = {}
+        self.parse_comma_separated_list(self.Delimiter.BRACES, one_group)
+
+
+def _undefined(parser: IRParser, name: str, users: list[Operation]) -> SyntaxProblem:
+    message = f"value '%{name}' is used but never defined"
+    file = parser._name.data
+    for user in users:
+        if isinstance(user.location, FileLineColLoc) and user.location.filename == parser._name:
+            return SyntaxProblem(file, user.location.line.data, user.location.column.data, message)
+    return SyntaxProblem(file, *parser.line_and_column(len(parser._text.rstrip())), message)
+
+
+def parse_file(
+    text: str, name: str, ctx: Context, *, implicit_module: bool = True
+) -> tuple[ModuleOp, dict[str, dict[str, Any]]]:
+    """The module in `text` (read from file `name`), and the resources of its footer.
+
+    Raises SyntaxProblem with the position for whatever is wrong with the text.
+    """
+    parser: IRParser | None = None
+    try:
+        parser = IRParser(ctx, text, name)
+        return parser.parse_module(implicit_module), parser.resources
+    except SyntaxProblem:
+        raise
+    except ParseError as error:
+        place = error.span.get_location()
+        raise SyntaxProblem(name, place.line, place.col, error.msg.strip()) from error
+    except Exception as error:
+        # The constructor of a type or an operation refused what was read; the parser stands right behind it.
+        message = str(error).strip()
+        if isinstance(error, RecursionError):
+            message = "the file is nested too deeply"
+        elif not isinstance(error, (DiagnosticException, StepwellError, UnregisteredConstructException)) or not message:
+            message = f"{type(error).__name__}: {message}" if message else type(error).__name__
+        line, column = parser.line_and_column(parser.pos) if parser is not None else (1, 1)
+        raise SyntaxProblem(name, line, column, message) from error
