@@ -1,9 +1,9 @@
 """The `host` dialect: the launch program of one graph, as a straight line of ops.
 
-A program takes what the graph takes (tensors and numbers), checks and binds sizes, allocates, launches kernels, calls library
-operators and returns. Sizes are expressions over symbols (`s0`, `u0`; see expr.py); a symbol is defined once, by `host.bind`, before
-any expression names it. A value is a tensor of torch (`!host.tensor<f32>`), raw memory of the arena (`!host.ptr`), a number (`i64`,
-`f64`, `i1`) or any other Python object (`!host.object`).
+A program takes what the graph takes (tensors and numbers), checks and binds sizes, allocates, launches kernels, calls
+library operators and returns. Sizes are expressions over symbols (`s0`, `u0`; see expr.py); a symbol is defined once,
+by `host.bind`, before any expression names it. A value is a tensor of torch (`!host.tensor<f32>`), raw memory of the
+arena (`!host.ptr`), a number (`i64`, `f64`, `i1`) or any other Python object (`!host.object`).
 
     host.program @forward(%x: !host.tensor<f32>, %n: i64) arena s0 * 256 {
       host.bind s0 = value %n
@@ -60,7 +60,8 @@ from .nd_base import ExprsAttr, IntsAttr
 
 @irdl_attr_definition
 class TensorType(ParametrizedAttribute, TypeAttribute):
-    """A tensor of torch with a known element type: `!host.tensor<f32>`; `!host.tensor<none>` when the element type is not ours."""
+    """A tensor of torch with a known element type: `!host.tensor<f32>`; `!host.tensor<none>` when the element type is
+    not ours."""
 
     name = "host.tensor"
     element_type: Attribute
@@ -188,17 +189,16 @@ class ProgramOp(HostOp):
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_symbol_name(self.sym_name.data)
-        with printer.enter_scope():
-            printer.print_string("(")
-            printer.print_list(self.body.block.args, printer.print_block_argument)
-            printer.print_string(")")
-            if self.arena is not None:
-                printer.print_string(f" arena {self.arena.data}")
-            if self.attributes:
-                printer.print_string(" attributes ")
-                printer.print_attr_dict(self.attributes)
-            printer.print_string(" ")
-            printer.print_region(self.body, print_entry_block_args=False)
+        printer.print_string("(")
+        printer.print_list(self.body.block.args, printer.print_block_argument)
+        printer.print_string(")")
+        if self.arena is not None:
+            printer.print_string(f" arena {self.arena.data}")
+        if self.attributes:
+            printer.print_string(" attributes ")
+            printer.print_attr_dict(self.attributes)
+        printer.print_string(" ")
+        printer.print_region(self.body, print_entry_block_args=False)
 
     @classmethod
     def parse(cls, parser: Parser) -> ProgramOp:
@@ -218,7 +218,9 @@ class ProgramOp(HostOp):
             raise VerifyException(f"host.program @{self.sym_name.data}: the body must end with host.return")
         for op in ops:
             if not isinstance(op, HostOp):
-                raise VerifyException(f"host.program @{self.sym_name.data}: holds {op.name}, which is not an op of host")
+                raise VerifyException(
+                    f"host.program @{self.sym_name.data}: holds {op.name}, which is not an op of host"
+                )
             self._verify_exprs(op.exprs(), op.name, bound)
             for operand in op.operands:
                 if operand in released:
@@ -235,7 +237,9 @@ class ProgramOp(HostOp):
     def _verify_exprs(self, exprs: Sequence[Expr], where: str, bound: set[Expr]) -> None:
         for expr in exprs:
             if free_dims(expr):
-                raise VerifyException(f"{where}: {expr} names a loop dimension; only size symbols are known in a program")
+                raise VerifyException(
+                    f"{where}: {expr} names a loop dimension; only size symbols are known in a program"
+                )
             missing = free_syms(expr) - bound
             if missing:
                 names = ", ".join(sorted(map(str, missing)))
@@ -247,8 +251,8 @@ _BIND_KINDS = ("value", "size", "stride", "item")
 
 @irdl_op_definition
 class BindOp(HostOp):
-    """Defines a size symbol: `host.bind s0 = value %n : i64`, `host.bind s1 = size %x 0 : !host.tensor<f32>` (also `stride`), or
-    `host.bind u0 = item %t : !host.tensor<i64>` (the number in a one-element tensor)."""
+    """Defines a size symbol: `host.bind s0 = value %n : i64`, `host.bind s1 = size %x 0 : !host.tensor<f32>` (also
+    `stride`), or `host.bind u0 = item %t : !host.tensor<i64>` (the number in a one-element tensor)."""
 
     name = "host.bind"
     symbol = prop_def(ExprAttr)
@@ -297,7 +301,9 @@ class BindOp(HostOp):
         if kind not in _BIND_KINDS:
             raise VerifyException(f"host.bind: unknown kind '{kind}'; known: {', '.join(_BIND_KINDS)}")
         if (kind in ("size", "stride")) != (self.dim is not None):
-            raise VerifyException(f"host.bind: a dimension belongs to kinds size and stride, and only to them (kind is {kind})")
+            raise VerifyException(
+                f"host.bind: a dimension belongs to kinds size and stride, and only to them (kind is {kind})"
+            )
         if kind == "value" and not (is_number(type) and not isinstance(type, Float64Type)):
             raise VerifyException(f"host.bind: an integer value is needed, the operand is {type}")
         if kind != "value" and not isinstance(type, TensorType):
@@ -409,19 +415,20 @@ class LayoutOp(HostOp):
 
 @irdl_op_definition
 class CheckOp(LayoutOp):
-    """Raises AssertionError unless a tensor has this element type, these sizes and strides (those of dimensions of size 1 or 0 do
-    not matter): `host.check %x [s0, 64] strides [64, 1] "x" : !host.tensor<f32>`. The label names it in the message."""
+    """Raises AssertionError unless a tensor has this element type, these sizes and strides (those of dimensions of
+    size 1 or 0 do not matter): `host.check %x [s0, 64] strides [64, 1] "x" : !host.tensor<f32>`. The label names it
+    in the message."""
 
     name = "host.check"
-    HAS_RESULT = False
+    HAS_RESULT: ClassVar[bool] = False
     source = operand_def(TensorType)
     label = opt_prop_def(StringAttr)
 
 
 @irdl_op_definition
 class EnsureOp(LayoutOp):
-    """The tensor itself when it has these strides, a copy that has them otherwise; AssertionError when the sizes differ:
-    `%b = host.ensure %a [4] strides [1] "aten.foo" : !host.tensor<f32> -> !host.tensor<f32>`."""
+    """The tensor itself when it has these strides, a copy that has them otherwise; AssertionError when the sizes
+    differ: `%b = host.ensure %a [4] strides [1] "aten.foo" : !host.tensor<f32> -> !host.tensor<f32>`."""
 
     name = "host.ensure"
     source = operand_def(TensorType)
@@ -434,7 +441,7 @@ class EmptyOutputOp(LayoutOp):
     """A new tensor of torch, not initialised: `%y = host.empty_output [4, s0] strides [s0, 1] : !host.tensor<f32>`."""
 
     name = "host.empty_output"
-    HAS_SOURCE = False
+    HAS_SOURCE: ClassVar[bool] = False
     result = result_def(TensorType)
 
 
@@ -444,7 +451,7 @@ class ViewOp(LayoutOp):
     `%v = host.view %x [4] strides [2] offset 1 : !host.tensor<f32> -> !host.tensor<f32>`."""
 
     name = "host.view"
-    HAS_OFFSET = True
+    HAS_OFFSET: ClassVar[bool] = True
     source = operand_def(TensorType)
     offset = opt_prop_def(ExprAttr)
     result = result_def(TensorType)
@@ -452,11 +459,12 @@ class ViewOp(LayoutOp):
 
 @irdl_op_definition
 class FromArenaOp(LayoutOp):
-    """A tensor of torch over memory of the arena, valid until the program returns (for the arguments of library operators):
-    `%t = host.from_arena %p [4] strides [1] offset 2 : !host.ptr -> !host.tensor<f32>`. `offset` counts elements."""
+    """A tensor of torch over memory of the arena, valid until the program returns (for the arguments of library
+    operators): `%t = host.from_arena %p [4] strides [1] offset 2 : !host.ptr -> !host.tensor<f32>`. `offset` counts
+    elements."""
 
     name = "host.from_arena"
-    HAS_OFFSET = True
+    HAS_OFFSET: ClassVar[bool] = True
     source = operand_def(PtrType)
     offset = opt_prop_def(ExprAttr)
     result = result_def(TensorType)
@@ -489,16 +497,31 @@ class ConstantOp(HostOp):
     name = "host.constant"
     index = prop_def(IntAttr)
     result = result_def(TensorType)
-    assembly_format: ClassVar[str] = "$index attr-dict `:` type($result)"
+
+    @classmethod
+    def make(cls, index: int, element_type: Attribute) -> ConstantOp:
+        return cls.create(result_types=(TensorType.get(element_type),), properties={"index": IntAttr(index)})
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(f" {self.index.data} : ")
+        printer.print_attribute(self.result.type)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> ConstantOp:
+        index = parser.parse_integer(allow_boolean=False, allow_negative=False)
+        parser.parse_punctuation(":", " before the type")
+        return cls.create(result_types=(parser.parse_type(),), properties={"index": IntAttr(index)})
 
 
 @irdl_op_definition
 class LaunchOp(HostOp):
-    """Runs a kernel of the module: `host.launch @k0(%x : !host.tensor<f32>, %p : !host.ptr) [s0] offsets [0, 128] bytes 4096`.
+    """Runs a kernel of the module: `host.launch @k0(%x : !host.tensor<f32>, %p : !host.ptr) [s0] offsets [0, 128]
+    bytes 4096`.
 
-    The kernel gets the memory operands in order (of a tensor the address of its first element plus the operand's offset in bytes),
-    then the sizes as i64, then the numbers among the operands. `bytes` estimates the memory traffic: it decides whether other Python threads may run meanwhile. Before to-host the
-    operands are buffers of `mem`."""
+    The kernel gets the memory operands in order (of a tensor the address of its first element plus the operand's
+    offset in bytes), then the sizes as i64, then the numbers among the operands. `bytes` estimates the memory
+    traffic: it decides whether other Python threads may run meanwhile. Before to-host the operands are buffers of
+    `mem`."""
 
     name = "host.launch"
     kernel = prop_def(SymbolRefAttr)
@@ -558,7 +581,8 @@ class LaunchOp(HostOp):
 
 @irdl_op_definition
 class PollOp(HostOp):
-    """Raises the error that a kernel reported since the last poll (an index out of range, a failed assertion), if any."""
+    """Raises the error that a kernel reported since the last poll (an index out of range, a failed assertion), if
+    any."""
 
     name = "host.poll"
     assembly_format: ClassVar[str] = "attr-dict"
@@ -566,10 +590,12 @@ class PollOp(HostOp):
 
 @irdl_op_definition
 class ExternOp(HostOp):
-    """Calls a library operator: `%y = host.extern #nd.call<"aten.mm.default", [arg(0), arg(1)]>(%a, %b) : (..) -> !host.tensor<f32>`.
+    """Calls a library operator: `%y = host.extern #nd.call<"aten.mm.default", [arg(0), arg(1)]>(%a, %b) : (..) ->
+    !host.tensor<f32>`.
 
-    The template (call_args.py) says where the operands go. A result that the program never uses may be None. `mutates` lists
-    operands whose contents change, `fallback` marks a call that stands for an operator without a lowering."""
+    The template (call_args.py) says where the operands go. A result that the program never uses may be None.
+    `mutates` lists operands whose contents change, `fallback` marks a call that stands for an operator without a
+    lowering."""
 
     name = "host.extern"
     call = prop_def(CallAttr)
@@ -627,7 +653,7 @@ class ExternOp(HostOp):
         for value in self.operands:
             if isinstance(value.type, PtrType):
                 raise VerifyException(
-                    f"host.extern {self.call.data.target}: an operator takes tensors, not pointers (host.from_arena makes one)"
+                    f"host.extern {self.call.data.target}: an operator takes tensors, not pointers (see host.from_arena)"
                 )
 
 
@@ -654,7 +680,8 @@ class ReleaseOp(HostOp):
 
 @irdl_op_definition
 class ReturnOp(HostOp):
-    """Ends the program; the template lists what the caller gets: `host.return(%y : !host.tensor<f32>) [arg(0), size(s0), none]`."""
+    """Ends the program; the template lists what the caller gets: `host.return(%y : !host.tensor<f32>) [arg(0),
+    size(s0), none]`."""
 
     name = "host.return"
     template = prop_def(CallAttr)
@@ -715,8 +742,8 @@ def program_of(module: Operation) -> ProgramOp:
 
 
 OPS: list[type[HostOp]] = [
-    ProgramOp, BindOp, AssertOp, CheckOp, EnsureOp, EmptyOutputOp, ViewOp, FromArenaOp, ArenaPtrOp, ConstantOp, LaunchOp, PollOp,
-    ExternOp, ReleaseOp, ReturnOp,
+    ProgramOp, BindOp, AssertOp, CheckOp, EnsureOp, EmptyOutputOp, ViewOp, FromArenaOp, ArenaPtrOp, ConstantOp,
+    LaunchOp, PollOp, ExternOp, ReleaseOp, ReturnOp,
 ]  # fmt: skip
 
 Host = Dialect("host", [*OPS], [TensorType, PtrType, ObjectType])

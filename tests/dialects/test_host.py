@@ -1,0 +1,112 @@
+"""The host dialect: round trip of its text and the messages of its verifiers."""
+
+import pytest
+from xdsl.context import Context
+from xdsl.parser import Parser
+from xdsl.utils.exceptions import ParseError, VerifyException
+
+from stepwell.dialects import load_dialects
+from stepwell.dialects.host import program_of
+
+PROGRAM = """
+builtin.module {
+  host.program @forward(%x: !host.tensor<f32>, %n: i64, %r: f64, %o: !host.object) arena s0 * 256 {
+    host.bind s0 = value %n : i64
+    host.bind s1 = size %x 1 : !host.tensor<f32>
+    host.bind s2 = stride %x 0 : !host.tensor<f32>
+    host.check %x [s0, s1] strides [s2, 1] "x" : !host.tensor<f32>
+    host.assert le (s1, s2), "rows of x overlap"
+    %c = host.constant 0 : !host.tensor<i64>
+    host.bind u0 = item %c : !host.tensor<i64>
+    %p = host.arena_ptr s0 * 64
+    %y = host.empty_output [s0, 64] strides [64, 1] : !host.tensor<bf16>
+    host.launch @k0(%x : !host.tensor<f32>, %p : !host.ptr, %r : f64) [s0, s0 * 64] offsets [0, 128, 0] bytes s0 * 512
+    host.launch @k1(%p : !host.ptr, %y : !host.tensor<bf16>) []
+    host.poll
+    %t = host.from_arena %p [s0, 64] strides [64, 1] offset 4 : !host.ptr -> !host.tensor<f32>
+    %v = host.view %x [s1] strides [1] offset s2 : !host.tensor<f32> -> !host.tensor<f32>
+    %e, %k = host.extern #nd.call<"aten.foo.default", [arg(0), [arg(1), none], size(s0), 2]>(%t, %v) {mutates = #nd.ints<[0]>} : (!host.tensor<f32>, !host.tensor<f32>) -> (!host.tensor<none>, i64)
+    %f = host.ensure %e [4] strides [1] "aten.foo" : !host.tensor<none> -> !host.tensor<none>
+    host.release(%x : !host.tensor<f32>, %e : !host.tensor<none>)
+    host.return(%y : !host.tensor<bf16>, %f : !host.tensor<none>, %k : i64) [arg(0), arg(1), none, size(s0 + u0), arg(2), 2.5]
+  }
+}
+"""  # noqa: E501
+
+
+def parse(text: str):
+    ctx = Context()
+    load_dialects(ctx)
+    return Parser(ctx, text).parse_module()
+
+
+def body(text: str):
+    """A program around some ops; `%x` is a tensor, `%p` a pointer of the arena, `%n` an integer."""
+    return parse(
+        f"""host.program @f(%x: !host.tensor<f32>, %n: i64) {{
+        %p = host.arena_ptr 0
+        {text}
+        host.return() [] }}"""
+    )
+
+
+def test_text_round_trip():
+    text = PROGRAM.replace(", 2.5]", ', float("2.5")]')
+    module = parse(text)
+    module.verify()
+    printed = str(module)
+    assert str(parse(printed)) == printed
+    assert "host.bind s1 = size %x 1 : !host.tensor<f32>" in printed
+    assert "[s0, s0 * 64] offsets [0, 128, 0] bytes s0 * 512" in printed
+    assert program_of(module).sym_name.data == "forward"
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ("host.check %x [s0] strides [1] : !host.tensor<f32>", "names s0, which no host.bind defines before"),
+        ("host.check %x [4, 4] strides [1] : !host.tensor<f32>", "2 sizes but 1 strides"),
+        ("host.bind s0 = value %n : i64\nhost.bind s0 = value %n : i64", "symbol s0 is bound twice"),
+        ("host.bind s0 + 1 = value %n : i64", "s0 + 1 is not a symbol"),
+        ("host.bind s0 = size %x : !host.tensor<f32>", "a dimension belongs to kinds size and stride"),
+        ("host.bind s0 = item %n : i64", "kind item needs a tensor, the operand is i64"),
+        ("host.bind s0 = value %x : !host.tensor<f32>", "an integer value is needed"),
+        ("host.release(%x : !host.tensor<f32>)\nhost.launch @k(%x : !host.tensor<f32>) []", "dropped before"),
+        ("host.launch @k(%x : !host.tensor<f32>) [] offsets [0, 1]", "2 offsets for 1 operands"),
+        ("host.launch @k(%x : !host.tensor<f32>) [d0]", "names a loop dimension"),
+        (
+            'host.extern #nd.call<"aten.a.b", [arg(1)]>(%x) : (!host.tensor<f32>) -> ()',
+            "names arg(1), there are 1 operands",
+        ),
+        (
+            'host.extern #nd.call<"aten.a.b", [arg(0)]>(%p) : (!host.ptr) -> ()',
+            "an operator takes tensors, not pointers",
+        ),
+        ('host.assert ge (1, 2), "no"', "unknown predicate 'ge'"),
+        ("%k = arith.constant 1 : i64", "holds arith.constant, which is not an op of host"),
+    ],
+)
+def test_verifier_messages(ops, message):
+    with pytest.raises(VerifyException) as error:
+        body(ops).verify()
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ("host.bind s0 = shape %x : !host.tensor<f32>", "unknown kind 'shape'; known: value, size, stride, item"),
+        ("host.check %x [4] : !host.tensor<f32>", "Expected 'strides' after the sizes"),
+        ("host.extern 4(%x) : (!host.tensor<f32>) -> ()", "expected a call template"),
+    ],
+)
+def test_parse_messages(ops, message):
+    with pytest.raises(ParseError) as error:
+        body(ops)
+    assert message in str(error.value)
+
+
+def test_a_program_ends_with_return():
+    module = parse("host.program @f() { host.poll }")
+    with pytest.raises(VerifyException, match="not a terminator"):
+        module.verify()
