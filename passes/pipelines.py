@@ -84,6 +84,7 @@ def pipeline_with_options(
     if not isinstance(passes, Mapping):
         raise PipelineError(f"option 'passes' takes a dict of stage to list of passes, not {type(passes).__name__}")
     for stage, added in passes.items():
+        result.stage(stage)
         if isinstance(added, (str, type)) or not isinstance(added, Iterable):
             raise PipelineError(f"option 'passes': stage '{stage}' takes a list of passes, not {added!r}")
         for item in added:
