@@ -27,22 +27,15 @@ from .expr_core import (
     ceildiv,
     const,
     dim,
-    dims_subs,
     divide,
-    evaluate,
     exact_quotient,
     floordiv,
-    free_dims,
-    free_syms,
-    linear_coeff,
     maximum,
     minimum,
     mod,
     product,
     sort_key,
-    split_linear,
     sym,
-    to_python,
 )
 from .expr_ranges import (
     UNBOUNDED,
@@ -55,6 +48,8 @@ from .expr_ranges import (
     range_of,
     simplify,
 )
+from .expr_views import evaluate, linear_coeff, split_linear, to_python
+from .expr_walk import dims_subs, free_dims, free_syms
 
 __all__ = [
     "ONE",

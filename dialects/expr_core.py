@@ -52,7 +52,7 @@ class Expr:
         if found is not None:
             return found
         rhs = _coerce(other)
-        return NotImplemented if rhs is None else _memoise(_ADD_MEMO, (self, other), _add(self, rhs))
+        return NotImplemented if rhs is None else memoise(_ADD_MEMO, (self, other), _add(self, rhs))
 
     __radd__ = __add__
 
@@ -61,7 +61,7 @@ class Expr:
         if found is not None:
             return found
         rhs = _coerce(other)
-        return NotImplemented if rhs is None else _memoise(_MUL_MEMO, (self, other), _mul(self, rhs))
+        return NotImplemented if rhs is None else memoise(_MUL_MEMO, (self, other), _mul(self, rhs))
 
     __rmul__ = __mul__
 
@@ -104,11 +104,15 @@ class Expr:
         """Replaces every occurrence of a key of `mapping`, at once (replacements are not visited again)."""
         if not mapping:
             return self
-        return _rebuild(self, {key: as_expr(value) for key, value in mapping.items()})
+        from .expr_walk import rebuild  # imported late: the walks are about the node classes of this module
+
+        return rebuild(self, {key: as_expr(value) for key, value in mapping.items()})
 
     def __str__(self) -> str:
         text = self._text
         if text is None:
+            from .expr_views import format_with, str_name  # imported late, like the walks
+
             text = self._text = format_with(self, str_name)
         return text
 
@@ -128,7 +132,7 @@ class Expr:
 class Const(Expr):
     """An integer constant."""
 
-    __slots__ = ("value",)
+    __slots__ = ("value",)  # pyright: ignore[reportIncompatibleVariableOverride]
     is_const = True
     value: int
 
@@ -162,7 +166,7 @@ class Add(Expr):
     __slots__ = ()
 
     def __reduce__(self):
-        return _from_terms, (self.constant, dict(self.terms))
+        return sum_of_terms, (self.constant, dict(self.terms))
 
 
 class Mul(Expr):
@@ -222,10 +226,9 @@ _ADD_MEMO: dict[Any, Expr] = {}
 _MUL_MEMO: dict[Any, Expr] = {}
 _DIV_MEMO: dict[Any, Expr] = {}
 _MOD_MEMO: dict[Any, Expr] = {}
-_SUBS_MEMO: dict[Any, Expr] = {}
 
 
-def _memoise(table: dict[Any, Expr], key: Any, result: Expr) -> Expr:
+def memoise(table: dict[Any, Expr], key: Any, result: Expr) -> Expr:
     if len(table) > _OP_CACHE_LIMIT:
         table.clear()
     table[key] = result
@@ -342,7 +345,7 @@ def _term_key(item: tuple[Expr, int]) -> str:
 # ------------------------------------------------------------------------------------------------ sums and products
 
 
-def _intern_add(constant: int, terms: Terms) -> Expr:
+def linear_combination(constant: int, terms: Terms) -> Expr:
     """The sum of canonical, sorted `terms` and `constant`."""
     if not terms:
         return const(constant)
@@ -359,7 +362,7 @@ def _intern_add(constant: int, terms: Terms) -> Expr:
     return _INTERNED.setdefault((constant, terms), e)
 
 
-def _from_terms(constant: int, acc: dict[Expr, int]) -> Expr:
+def sum_of_terms(constant: int, acc: dict[Expr, int]) -> Expr:
     """The canonical sum of `constant` and `coefficient * term` of `acc`, whose zero coefficients are dropped."""
     items = [item for item in acc.items() if item[1]]
     if len(items) > 1:
@@ -368,18 +371,18 @@ def _from_terms(constant: int, acc: dict[Expr, int]) -> Expr:
             if folded is not None:
                 return folded
         items.sort(key=_term_key)
-    return _intern_add(constant, tuple(items))
+    return linear_combination(constant, tuple(items))
 
 
 def _add(a: Expr, b: Expr) -> Expr:
     if not b.terms:
-        return _intern_add(a.constant + b.constant, a.terms)
+        return linear_combination(a.constant + b.constant, a.terms)
     if not a.terms:
-        return _intern_add(a.constant + b.constant, b.terms)
+        return linear_combination(a.constant + b.constant, b.terms)
     acc = dict(a.terms)
     for term, coeff in b.terms:
         acc[term] = acc.get(term, 0) + coeff
-    return _from_terms(a.constant + b.constant, acc)
+    return sum_of_terms(a.constant + b.constant, acc)
 
 
 def _scale(e: Expr, k: int) -> Expr:
@@ -387,7 +390,7 @@ def _scale(e: Expr, k: int) -> Expr:
         return e
     if k == 0:
         return ZERO
-    return _intern_add(e.constant * k, tuple((term, coeff * k) for term, coeff in e.terms))
+    return linear_combination(e.constant * k, tuple((term, coeff * k) for term, coeff in e.terms))
 
 
 def _monomial(factors: tuple[Expr, ...]) -> Expr:
@@ -408,7 +411,7 @@ def _mul(a: Expr, b: Expr) -> Expr:
         return _scale(a, b.constant)
     if not a.terms:
         return _scale(b, a.constant)
-    return _from_terms(a.constant * b.constant, _product_terms(a, b))
+    return sum_of_terms(a.constant * b.constant, _product_terms(a, b))
 
 
 def _product_terms(a: Expr, b: Expr) -> dict[Expr, int]:
@@ -428,7 +431,7 @@ def _mul_unfolded(a: Expr, b: Expr) -> Expr:
     """The distributed product without joining quotients and remainders, to be compared with the terms of a sum."""
     items = [item for item in _product_terms(a, b).items() if item[1]]
     items.sort(key=_term_key)
-    return _intern_add(a.constant * b.constant, tuple(items))
+    return linear_combination(a.constant * b.constant, tuple(items))
 
 
 def product(exprs: Iterable[ExprLike]) -> Expr:
@@ -477,7 +480,7 @@ def _fold_quotient(constant: int, acc: dict[Expr, int], term: Expr, coeff: int, 
     """m*u - m*r*(u//r) is m*(u % r), and m*(u//a) - m*b*(u//(a*b)) is m*((u//a) % b)."""
     u, r = q.lhs, q.rhs
     rest = _without(term.factors, q)
-    m = exact_quotient(_intern_add(0, ((_monomial(rest), coeff),)) if rest else const(coeff), leading_term(r))
+    m = exact_quotient(linear_combination(0, ((_monomial(rest), coeff),)) if rest else const(coeff), leading_term(r))
     if m is not None:
         m = _scale(m, -1)
         whole, removed = _mul_unfolded(m, u), _mul_unfolded(_mul_unfolded(m, r), q)
@@ -485,7 +488,7 @@ def _fold_quotient(constant: int, acc: dict[Expr, int], term: Expr, coeff: int, 
             left = dict(acc)
             _drop(left, whole)
             _drop(left, removed)
-            return _add(_from_terms(constant - whole.constant, left), m * mod(u, r))
+            return _add(sum_of_terms(constant - whole.constant, left), m * mod(u, r))
     if rest or r.value is None:
         return None
     for other, k in acc.items():
@@ -494,7 +497,7 @@ def _fold_quotient(constant: int, acc: dict[Expr, int], term: Expr, coeff: int, 
         inner = other.rhs.value
         if r.value % inner == 0 and coeff == -k * (r.value // inner):
             left = {t: c for t, c in acc.items() if t is not term and t is not other}
-            return _add(_from_terms(constant, left), _scale(mod(other, const(r.value // inner)), k))
+            return _add(sum_of_terms(constant, left), _scale(mod(other, const(r.value // inner)), k))
     return None
 
 
@@ -509,7 +512,7 @@ def _fold_remainder(constant: int, acc: dict[Expr, int], term: Expr, coeff: int,
         left = dict(acc)
         _drop(left, whole)
         left.pop(term, None)
-        return _add(_from_terms(constant - whole.constant, left), m * u)
+        return _add(sum_of_terms(constant - whole.constant, left), m * u)
     if rest or r.value is None:
         return None
     for other, k in acc.items():
@@ -518,7 +521,7 @@ def _fold_remainder(constant: int, acc: dict[Expr, int], term: Expr, coeff: int,
         if quotient.terms and _contains(dict(other.lhs.terms), quotient, 1):
             joined = mod((other.lhs - quotient) * r + u, const(r.value * other.rhs.value))
             left = {t: c for t, c in acc.items() if t is not term and t is not other}
-            return _add(_from_terms(constant, left), _scale(joined, coeff))
+            return _add(sum_of_terms(constant, left), _scale(joined, coeff))
     return None
 
 
@@ -530,14 +533,16 @@ def leading_term(e: Expr) -> Expr:
     if not e.terms:
         return e
     if len(e.terms) == 1:
-        return _intern_add(0, e.terms)
-    return _intern_add(0, (max(e.terms, key=lambda item: (len(item[0].factors), sort_key(item[0]))),))
+        return linear_combination(0, e.terms)
+    return linear_combination(0, (max(e.terms, key=lambda item: (len(item[0].factors), sort_key(item[0]))),))
 
 
 def _divide_term(term: Expr, coeff: int, by: Expr) -> Expr | None:
     """`coeff * term / by` for a single-term or constant `by`, or None when it does not divide."""
     if not by.terms:
-        return None if by.constant == 0 or coeff % by.constant else _intern_add(0, ((term, coeff // by.constant),))
+        return (
+            None if by.constant == 0 or coeff % by.constant else linear_combination(0, ((term, coeff // by.constant),))
+        )
     ((by_term, by_coeff),) = by.terms
     if coeff % by_coeff:
         return None
@@ -555,7 +560,7 @@ def exact_quotient(e: Expr, by: Expr) -> Expr | None:
         k = by.value
         if k == 0 or e.constant % k or any(c % k for _, c in e.terms):
             return None
-        return _intern_add(e.constant // k, tuple((t, c // k) for t, c in e.terms))
+        return linear_combination(e.constant // k, tuple((t, c // k) for t, c in e.terms))
     q, r = divide(e, by)
     return q if r is ZERO else None
 
@@ -569,7 +574,7 @@ def divide(e: Expr, by: Expr) -> tuple[Expr, Expr]:
         k = by.value
         high = tuple((t, c // k) for t, c in e.terms if c % k == 0)
         low = tuple(item for item in e.terms if item[1] % k)
-        return _intern_add(e.constant // k, high), _intern_add(e.constant % k, low)
+        return linear_combination(e.constant // k, high), linear_combination(e.constant % k, low)
     lead = leading_term(by)
     if len(by.terms) == 1 and by.constant == 0:
         q_acc: dict[Expr, int] = {}
@@ -583,7 +588,7 @@ def divide(e: Expr, by: Expr) -> tuple[Expr, Expr]:
                 q_acc[part.terms[0][0]] = part.terms[0][1]
             else:
                 q_const += part.constant
-        return _from_terms(q_const, q_acc), _intern_add(e.constant, tuple(low_terms))
+        return sum_of_terms(q_const, q_acc), linear_combination(e.constant, tuple(low_terms))
     quotient: Expr = ZERO
     for _ in range(64):
         for item in e.terms:
@@ -629,7 +634,7 @@ def floordiv(a: ExprLike, b: ExprLike) -> Expr:
         result = x
     else:
         result = _floordiv_const(x, n)
-    return _memoise(_DIV_MEMO, (a, b), result)
+    return memoise(_DIV_MEMO, (a, b), result)
 
 
 def mod(a: ExprLike, b: ExprLike) -> Expr:
@@ -649,7 +654,7 @@ def mod(a: ExprLike, b: ExprLike) -> Expr:
         result = ZERO
     else:
         result = _mod_const(x, n)
-    return _memoise(_MOD_MEMO, (a, b), result)
+    return memoise(_MOD_MEMO, (a, b), result)
 
 
 def ceildiv(a: ExprLike, b: ExprLike) -> Expr:
@@ -676,7 +681,7 @@ def _reduce_coefficients(x: Expr, n: int) -> tuple[Expr, int, Terms]:
             low.append((term, r))
         if c != r:
             high.append((term, (c - r) // n))
-    return _intern_add(x.constant // n, tuple(high)), x.constant % n, tuple(low)
+    return linear_combination(x.constant // n, tuple(high)), x.constant % n, tuple(low)
 
 
 def _floordiv_const(x: Expr, n: int) -> Expr:
@@ -686,8 +691,8 @@ def _floordiv_const(x: Expr, n: int) -> Expr:
     g = gcd(n, *(c for _, c in low))
     if g > 1:
         # floor((g*r + k) / (g*m)) is floor((r + k//g) / m)
-        return q + floordiv(_intern_add(k // g, tuple((t, c // g) for t, c in low)), const(n // g))
-    r = _intern_add(k, low)
+        return q + floordiv(linear_combination(k // g, tuple((t, c // g) for t, c in low)), const(n // g))
+    r = linear_combination(k, low)
     if isinstance(r, FloorDiv):
         return q + floordiv(r.lhs, r.rhs * n)
     if isinstance(r, Mod) and r.rhs.value is not None:
@@ -709,8 +714,8 @@ def _mod_const(x: Expr, n: int) -> Expr:
         return const(k)
     g = gcd(n, *(c for _, c in low))
     if g > 1:
-        return mod(_intern_add(k // g, tuple((t, c // g) for t, c in low)), const(n // g)) * g + k % g
-    r = _intern_add(k, low)
+        return mod(linear_combination(k // g, tuple((t, c // g) for t, c in low)), const(n // g)) * g + k % g
+    r = linear_combination(k, low)
     if isinstance(r, Mod) and r.rhs.value is not None and r.rhs.value <= n:
         return r
     return _intern_div(Mod, r, const(n))
@@ -777,246 +782,13 @@ def _extremum(cls: type[Min] | type[Max], pick: Callable[[int, int], int], xs: S
             continue
         seen = best.get(e.terms)
         best[e.terms] = e.constant if seen is None else pick(seen, e.constant)
-    args = tuple(sorted((_intern_add(c, terms) for terms, c in best.items()), key=sort_key))
+    args = tuple(sorted((linear_combination(c, terms) for terms, c in best.items()), key=sort_key))
     if len(args) == 1:
         return args[0]
     found = _INTERNED.get((cls, args))
     if found is None:
         found = _INTERNED.setdefault((cls, args), _atom(cls, True, args=args))
     return found
-
-
-# ----------------------------------------------------------------------------------------- substitution, evaluation
-
-
-def children(e: Expr) -> tuple[Expr, ...]:
-    """The direct operands: the terms of a sum, the factors of a product, dividend and divisor, the arguments."""
-    if isinstance(e, Add):
-        return tuple(term for term, _ in e.terms)
-    if isinstance(e, Mul):
-        return e.factors
-    if isinstance(e, (FloorDiv, Mod)):
-        return (e.lhs, e.rhs)
-    if isinstance(e, (Min, Max)):
-        return e.args
-    return ()
-
-
-def map_children(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
-    """`e` with its operands replaced by `f` of them, in canonical form."""
-    if isinstance(e, Add):
-        acc: dict[Expr, int] = {}
-        constant = e.constant
-        for term, coeff in e.terms:
-            new = f(term)
-            constant += new.constant * coeff
-            for t, c in new.terms:
-                acc[t] = acc.get(t, 0) + c * coeff
-        return _from_terms(constant, acc)
-    if isinstance(e, Mul):
-        return product(map(f, e.factors))
-    if isinstance(e, FloorDiv):
-        return floordiv(f(e.lhs), f(e.rhs))
-    if isinstance(e, Mod):
-        return mod(f(e.lhs), f(e.rhs))
-    if isinstance(e, Min):
-        return minimum(*map(f, e.args))
-    if isinstance(e, Max):
-        return maximum(*map(f, e.args))
-    return e
-
-
-def _rebuild(e: Expr, memo: dict[Expr, Expr]) -> Expr:
-    """`e` with the substitutions of `memo`, which also collects the results."""
-    found = memo.get(e)
-    if found is None:
-        found = memo[e] = map_children(e, lambda child: _rebuild(child, memo))
-    return found
-
-
-def dims_subs(e: Expr, replacements: Sequence[ExprLike]) -> Expr:
-    """`e` with every `d_i` replaced by `replacements[i]`. IndexError names a dimension beyond the end."""
-    if isinstance(e, Dim) and e.index < len(replacements):
-        return as_expr(replacements[e.index])
-    dims = free_dims(e)
-    if not dims:
-        return e
-    seq = tuple(replacements)
-    found = _SUBS_MEMO.get((e, seq))
-    if found is not None:
-        return found
-    for d in dims:
-        if d.index >= len(seq):
-            raise IndexError(f"`{e}` uses {d}, but only {len(seq)} dimensions are given")
-    return _memoise(_SUBS_MEMO, (e, seq), _rebuild(e, {d: as_expr(seq[d.index]) for d in dims}))
-
-
-def free_dims(e: Expr) -> frozenset[Dim]:
-    """The dimensions that occur in `e`."""
-    found = e._dims
-    if found is None:
-        found = e._dims = frozenset((e,)) if isinstance(e, Dim) else frozenset().union(*map(free_dims, children(e)))
-    return found
-
-
-def free_syms(e: Expr) -> frozenset[Sym]:
-    """The symbols that occur in `e`."""
-    found = e._syms
-    if found is None:
-        found = e._syms = frozenset((e,)) if isinstance(e, Sym) else frozenset().union(*map(free_syms, children(e)))
-    return found
-
-
-def evaluate(e: ExprLike, values: Mapping[Any, int]) -> int:
-    """The integer value of `e`; `values` maps dimensions and symbols, or their names, to ints.
-
-    KeyError names a variable without a value; ZeroDivisionError as in Python.
-    """
-    e = as_expr(e)
-    if isinstance(e, Const):
-        return e.value
-    if isinstance(e, (Sym, Dim)):
-        if e in values:
-            return values[e]
-        name = str_name(e)
-        if name in values:
-            return values[name]
-        raise KeyError(f"no value for {name}")
-    if isinstance(e, Add):
-        return e.constant + sum(evaluate(term, values) * coeff for term, coeff in e.terms)
-    if isinstance(e, Mul):
-        result = 1
-        for factor in e.factors:
-            result *= evaluate(factor, values)
-        return result
-    args = [evaluate(child, values) for child in children(e)]
-    if isinstance(e, FloorDiv):
-        return args[0] // args[1]
-    if isinstance(e, Mod):
-        return args[0] % args[1]
-    return min(args) if isinstance(e, Min) else max(args)
-
-
-# ------------------------------------------------------------------------------------------------------ linear views
-
-
-def linear_coeff(e: ExprLike, d: Expr) -> Expr | None:
-    """The coefficient of the dimension or symbol `d` when `e` is `coefficient * d + rest` and `d` occurs in neither.
-
-    0 when `d` does not occur; None when it occurs inside a division, a min or max, or with a higher power.
-    """
-    e = as_expr(e)
-    coeff: Expr = ZERO
-    for term, c in e.terms:
-        if not _occurs(term, d):
-            continue
-        left = term.factors
-        if left.count(d) != 1:
-            return None
-        left = _without(left, d)
-        if any(_occurs(factor, d) for factor in left):
-            return None
-        coeff = coeff + _scale(_monomial(left), c)
-    return coeff
-
-
-def split_linear(e: ExprLike, dims: Iterable[Dim]) -> tuple[dict[Dim, Expr], Expr] | None:
-    """(coefficients by dimension, rest) with e == sum(coefficient * dim) + rest and none of `dims` in any of them.
-
-    None when `e` is not linear in all of `dims` together. Dimensions that do not occur are left out.
-    """
-    e = as_expr(e)
-    wanted = frozenset(dims)
-    coeffs: dict[Dim, Expr] = {}
-    rest: list[tuple[Expr, int]] = []
-    for item in e.terms:
-        term, c = item
-        used = wanted & free_dims(term)
-        if not used:
-            rest.append(item)
-            continue
-        if len(used) > 1:
-            return None
-        (d,) = used
-        left = term.factors
-        if left.count(d) != 1:
-            return None
-        left = _without(left, d)
-        if any(d in free_dims(factor) for factor in left):
-            return None
-        coeffs[d] = coeffs.get(d, ZERO) + _scale(_monomial(left), c)
-    return coeffs, _intern_add(e.constant, tuple(rest))
-
-
-def _occurs(e: Expr, d: Expr) -> bool:
-    return d in (free_dims(e) if isinstance(d, Dim) else free_syms(e))
-
-
-# ---------------------------------------------------------------------------------------------------------- printing
-
-
-def str_name(e: Expr) -> str:
-    """The name of a dimension or symbol in the textual IR."""
-    if isinstance(e, Dim):
-        return f"d{e.index}"
-    assert isinstance(e, Sym)
-    return e.name
-
-
-def format_with(e: Expr, name: Callable[[Expr], str], div: str = " floordiv ", rem: str = " mod ") -> str:
-    """`e` as text, with `name` of each dimension and symbol; the two operators are the only part that varies."""
-
-    def atom(x: Expr) -> str:
-        text = show(x)
-        bare = isinstance(x, (Dim, Sym, Min, Max)) or (isinstance(x, Const) and x.value >= 0)
-        return text if bare else f"({text})"
-
-    def show(x: Expr) -> str:
-        if isinstance(x, Const):
-            return str(x.value)
-        if isinstance(x, (Dim, Sym)):
-            return name(x)
-        if isinstance(x, Mul):
-            return " * ".join(map(atom, x.factors))
-        if isinstance(x, FloorDiv):
-            return f"{atom(x.lhs)}{div}{atom(x.rhs)}"
-        if isinstance(x, Mod):
-            return f"{atom(x.lhs)}{rem}{atom(x.rhs)}"
-        if isinstance(x, (Min, Max)):
-            return f"{'min' if isinstance(x, Min) else 'max'}({', '.join(map(show, x.args))})"
-        return show_sum(x)
-
-    def show_sum(x: Expr) -> str:
-        text = ""
-        for i, (term, coeff) in enumerate(x.terms):
-            size = abs(coeff)
-            scaled = f"{show(term) if isinstance(term, Mul) else atom(term)} * {size}" if size != 1 else show(term)
-            if i:
-                text += f" {'-' if coeff < 0 else '+'} {scaled}"
-            elif coeff < 0:
-                # unary minus binds tighter than the other operators
-                text = f"-{scaled if isinstance(term.factors[0], (Dim, Sym, Min, Max)) else f'({scaled})'}"
-            else:
-                text = scaled
-        if x.constant:
-            text += f" {'-' if x.constant < 0 else '+'} {abs(x.constant)}"
-        return text
-
-    return show(e)
-
-
-def to_python(e: ExprLike, names: Mapping[Any, str] | None = None) -> str:
-    """`e` as a Python expression; `names` maps dimensions and symbols, or their names, to Python text.
-
-    A variable that is not in `names` is written with its own name.
-    """
-    table = names or {}
-
-    def name(x: Expr) -> str:
-        own = str_name(x)
-        return table.get(x) or table.get(own) or own
-
-    return format_with(as_expr(e), name, " // ", " % ")
 
 
 ZERO = const(0)

@@ -32,19 +32,18 @@ from .expr_core import (
     divide,
     exact_quotient,
     floordiv,
-    free_dims,
-    map_children,
     maximum,
     minimum,
     mod,
     product,
     sort_key,
 )
+from .expr_walk import free_dims, map_children
 
 _MAX_DEPTH = 8
 """Nesting of symbolic proofs; each level removes one variable."""
 
-_MAX_STEPS = 400
+_MAX_STEPS = 100
 """Proof steps that one question may take before the answer is "not proved"."""
 
 _PROVED = 1 << 30
@@ -525,7 +524,9 @@ def _units(a: Expr, b: Expr) -> list[Expr]:
     """`b` and the smaller monomials that divide `b` and some terms of `a`, largest first."""
     if b.value is None and (len(b.terms) > 1 or b.constant):
         return [b]
-    b_coeff, b_factors = (b.value, ()) if b.value is not None else (b.terms[0][1], b.terms[0][0].factors)
+    b_coeff, b_factors = b.constant, ()
+    for term, coeff in b.terms:
+        b_coeff, b_factors = coeff, term.factors
     whole = (b_factors, b_coeff)
     units: set[tuple[tuple[Expr, ...], int]] = set()
     for term, coeff in a.terms:
@@ -549,6 +550,38 @@ def _common(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return tuple(common)
 
 
+def _simplify_add(e: Add, env: RangeEnv) -> Expr:
+    """Joins m*a*((v + u//a) % b) + m*(u % a) into m*((a*v + u) % (a*b)), which holds for b > 0.
+
+    The construction of sums does it for constants; here the sizes may be symbols.
+    """
+    remainders = [
+        (item, f, exact_quotient(_scaled(item), f))
+        for item in e.terms
+        for f in item[0].factors
+        if isinstance(f, Mod) and (item[0].factors.count(f) == 1)
+    ]
+    for low_item, low, m in remainders:
+        quotient = None
+        for high_item, high, k in remainders:
+            if high_item is low_item or m is None or k is None or k is not m * low.rhs:
+                continue
+            if quotient is None:
+                quotient = _simplify(floordiv(low.lhs, low.rhs), env)
+            above = dict(high.lhs.terms)
+            if not quotient.terms or any(above.get(t) != c for t, c in quotient.terms):
+                continue
+            if not _nonneg(high.rhs - 1, env):
+                continue
+            joined = mod((high.lhs - quotient) * low.rhs + low.lhs, low.rhs * high.rhs)
+            return e - _scaled(low_item) - _scaled(high_item) + m * joined
+    return e
+
+
+def _scaled(item: tuple[Expr, int]) -> Expr:
+    return item[0] * item[1]
+
+
 def _simplify_min(e: Min, env: RangeEnv) -> Expr:
     return minimum(*_extremes(e.args, lambda a, b: _nonneg(b - a, env)))
 
@@ -567,6 +600,7 @@ def _extremes(args: tuple[Expr, ...], wins: Callable[[Expr, Expr], bool]) -> lis
 
 
 _SIMPLIFY_RULES: dict[type[Expr], Callable[..., Expr]] = {
+    Add: _simplify_add,
     FloorDiv: _simplify_floordiv,
     Mod: _simplify_mod,
     Min: _simplify_min,

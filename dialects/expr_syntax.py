@@ -35,7 +35,7 @@ from .expr import (
     mod,
     sym,
 )
-from .expr_core import format_with, str_name
+from .expr_views import format_with, str_name
 
 Atom: TypeAlias = Callable[[], "Expr | None"]
 """Parses an atom that only some contexts have (an SSA name), or returns None without consuming anything."""
@@ -193,12 +193,12 @@ class ExprAttr(Data[Expr]):
         return cls.get(params)
 
     @classmethod
-    def get(cls, attr: ExprLike | ExprAttr) -> ExprAttr:
+    def get(cls, attr: ExprLike | Data[Expr]) -> ExprAttr:
         """The attribute of an expression or int."""
         found = cls._interned.get(attr)  # pyright: ignore[reportArgumentType, reportCallIssue]
         if found is not None:
             return found
-        return attr if isinstance(attr, ExprAttr) else cls(as_expr(attr))
+        return attr if isinstance(attr, ExprAttr) else cls(as_expr(attr))  # pyright: ignore[reportArgumentType]
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -239,12 +239,12 @@ class IndexMapAttr(Data[IndexMap]):
         return cls.get(params)
 
     @classmethod
-    def get(cls, attr: IndexMap | IndexMapAttr) -> IndexMapAttr:
+    def get(cls, attr: IndexMap | Data[IndexMap]) -> IndexMapAttr:
         """The attribute of a map."""
         found = cls._interned.get(attr)  # pyright: ignore[reportArgumentType, reportCallIssue]
         if found is not None:
             return found
-        return attr if isinstance(attr, IndexMapAttr) else cls(attr)
+        return attr if isinstance(attr, IndexMapAttr) else cls(attr)  # pyright: ignore[reportArgumentType]
 
     def __eq__(self, other: object) -> bool:
         return self is other
