@@ -21,11 +21,11 @@ a store rounds. Index expressions are `loop.load %x[%i * 2 + 1, %k floordiv s0]`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, Self
+from collections.abc import Sequence
+from typing import Self
 
 from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr, UnitAttr, i1
-from xdsl.ir import Attribute, Block, Dialect, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Dialect, Region, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
@@ -43,12 +43,26 @@ from xdsl.printer import Printer
 from xdsl.traits import IsTerminator, NoTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
-from .expr import Expr, IndexMap, as_expr, dim
+from .expr import Expr, IndexMap, as_expr
 from .expr_syntax import ExprAttr, IndexMapAttr, format_expr, parse_expr, parse_expr_with_names
+from .loop_base import LoopLike, element_type, is_shaped, shaped_dims, walk_bodies
+from .loop_contract import ContractOp
+from .loop_syntax import (
+    INDEX,
+    IndexOperands,
+    parse_attrs,
+    parse_indices,
+    parse_loops,
+    parse_outs,
+    print_attrs,
+    print_indices,
+    print_loops,
+    print_outs,
+    print_types,
+    value_names,
+)
 from .nd_base import ExprsAttr
 from .nd_types import TensorType, compute_type
-
-INDEX = IndexType()
 
 KINDS: dict[str, tuple[int, int]] = {
     "sum": (1, 1), "prod": (1, 1), "max": (1, 1), "min": (1, 1), "any": (1, 1), "all": (1, 1), "xor": (1, 1),
@@ -63,130 +77,6 @@ SCAN_KINDS: dict[str, tuple[int, int]] = {
     "sum": (1, 1), "prod": (1, 1), "max": (2, 2), "min": (2, 2), "logsumexp": (1, 1),
 }  # fmt: skip
 STORE_MODES = ("set", "add", "prod", "max", "min")
-
-
-def is_shaped(t: Attribute) -> bool:
-    """Whether `t` is a tensor or a buffer (something that can be loaded from)."""
-    return hasattr(t, "dims") and hasattr(t, "element_type")
-
-
-def shaped_dims(t: Attribute) -> tuple[Expr, ...]:
-    return t.dims  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def element_type(t: Attribute) -> Attribute:
-    return t.element_type  # pyright: ignore[reportAttributeAccessIssue]
-
-
-# ---- shared syntax
-
-
-def _value_names(printer: Printer, values: Sequence[SSAValue]) -> list[str]:
-    """The names that `printer` gives to values, as text."""
-    names: list[str] = []
-    for value in values:
-        from io import StringIO
-
-        stream, printer.stream = printer.stream, StringIO()
-        printer.print_ssa_value(value)
-        names.append(printer.stream.getvalue())  # pyright: ignore[reportAttributeAccessIssue]
-        printer.stream = stream
-    return names
-
-
-def _print_indices(printer: Printer, m: IndexMap, indices: Sequence[SSAValue]) -> None:
-    names = _value_names(printer, indices)
-    printer.print_string("[" + ", ".join(format_expr(e, names) for e in m.results) + "]")
-
-
-class _IndexOperands:
-    """Collects the SSA operands of index expressions while they are parsed: each distinct name is one dimension."""
-
-    def __init__(self) -> None:
-        self.found: list[UnresolvedOperand] = []
-        self.names: dict[str, int] = {}
-
-    def resolve(self, operand: UnresolvedOperand) -> Expr:
-        key = f"{operand.operand_name}#{operand.index}"
-        if key not in self.names:
-            self.names[key] = len(self.found)
-            self.found.append(operand)
-        return dim(self.names[key])
-
-    def values(self, parser: Parser) -> list[SSAValue]:
-        return [parser.resolve_operand(o, INDEX) for o in self.found]
-
-
-def _parse_indices(parser: Parser) -> tuple[IndexMap, list[SSAValue]]:
-    operands = _IndexOperands()
-    results = parser.parse_comma_separated_list(
-        parser.Delimiter.SQUARE, lambda: parse_expr_with_names(parser, operands.resolve), " in an access"
-    )
-    return IndexMap(len(operands.found), tuple(results)), operands.values(parser)
-
-
-def _print_loops(printer: Printer, sizes: Sequence[Expr], args: Sequence[SSAValue]) -> None:
-    names = _value_names(printer, args)
-    printer.print_string("(" + ", ".join(f"{n} = {s}" for n, s in zip(names, sizes, strict=False)) + ")")
-
-
-def _parse_loops(parser: Parser) -> tuple[list[Parser.UnresolvedArgument], list[Expr]]:
-    def one() -> tuple[Parser.UnresolvedArgument, Expr]:
-        arg = parser.parse_argument(expect_type=False)
-        parser.parse_punctuation("=", " between a loop index and its size")
-        return arg, parse_expr(parser)
-
-    loops = parser.parse_comma_separated_list(parser.Delimiter.PAREN, one, " in a list of loops")
-    return [a for a, _ in loops], [s for _, s in loops]
-
-
-def _print_attrs(printer: Printer, op: Operation, hidden: Sequence[str]) -> None:
-    shown = {k: v for k, v in op.properties.items() if k not in hidden}
-    shown.update(op.attributes)
-    if shown:
-        printer.print_string(" attributes")
-        printer.print_attr_dict(shown)
-
-
-def _parse_attrs(parser: Parser, op: type[IRDLOperation], properties: dict[str, Attribute]) -> dict[str, Attribute]:
-    attributes: dict[str, Attribute] = {}
-    if parser.parse_optional_keyword("attributes"):
-        declared = set(op.get_irdl_definition().properties)
-        for key, value in parser.parse_optional_attr_dict().items():
-            (properties if key in declared else attributes)[key] = value
-    return attributes
-
-
-def _print_types(printer: Printer, types: Sequence[Attribute]) -> None:
-    printer.print_list(types, printer.print_attribute)
-
-
-# ---- nests and loops
-
-
-class LoopLike(IRDLOperation):
-    """Base of the ops that run a body over loops: `sizes` holds one size per loop, the body's first arguments are the loop indices."""
-
-    sizes = prop_def(ExprsAttr)
-
-    @property
-    def loop_sizes(self) -> tuple[Expr, ...]:
-        return self.sizes.data
-
-    @property
-    def block(self) -> Block:
-        return self.regions[0].blocks[0]
-
-    @property
-    def indices(self) -> Sequence[SSAValue]:
-        """The loop indices inside the body."""
-        return self.block.args[: len(self.sizes.data)]
-
-    def _check_indices(self) -> None:
-        count = len(self.sizes.data)
-        args = self.block.args
-        if len(args) < count or any(a.type != INDEX for a in args[:count]):
-            raise VerifyException(f"{self.name}: the body needs {count} arguments of type index, one for each loop")
 
 
 @irdl_op_definition
@@ -245,27 +135,24 @@ class NestOp(LoopLike):
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
-        with printer.in_scope() if hasattr(printer, "in_scope") else _null():
-            _print_loops(printer, self.loop_sizes, self.indices)
-            if self.outs:
-                pairs = zip(_value_names(printer, self.out_args), _value_names(printer, self.outs), self.outs, strict=True)
-                printer.print_string(" outs(")
-                printer.print_list(pairs, lambda p: (printer.print_string(f"{p[0]} = {p[1]} : "), printer.print_attribute(p[2].type)))
-                printer.print_string(")")
+        print_loops(printer, self.loop_sizes, self.indices)
+        printer.print_string(" ")
+        if self.outs:
+            print_outs(printer, self.out_args, self.outs)
             printer.print_string(" ")
-            printer.print_region(self.body, print_entry_block_args=False)
-        _print_attrs(printer, self, ("sizes",))
+        printer.print_region(self.body, print_entry_block_args=False)
+        print_attrs(printer, self, ("sizes",))
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        args, sizes = _parse_loops(parser)
+        args, sizes = parse_loops(parser)
         outs: list[tuple[Parser.UnresolvedArgument, SSAValue]] = []
         if parser.parse_optional_keyword("outs"):
-            outs = parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: cls._parse_out(parser), " in outs")
+            outs = parse_outs(parser)
         block_args = [a.resolve(INDEX) for a in args] + [a.resolve(v.type) for a, v in outs]
         region = parser.parse_region(block_args)
         properties: dict[str, Attribute] = {"sizes": ExprsAttr.get(sizes)}
-        attributes = _parse_attrs(parser, cls, properties)
+        attributes = parse_attrs(parser, cls, properties)
         types = [v.type for _, v in outs]
         return cls.create(
             operands=[v for _, v in outs],
@@ -274,20 +161,6 @@ class NestOp(LoopLike):
             attributes=attributes,
             regions=[region],
         )
-
-    @staticmethod
-    def _parse_out(parser: Parser) -> tuple[Parser.UnresolvedArgument, SSAValue]:
-        arg = parser.parse_argument(expect_type=False)
-        parser.parse_punctuation("=", " between an out and its initial value")
-        value = parser.parse_unresolved_operand()
-        parser.parse_punctuation(":", " before the type of an out")
-        return arg, parser.resolve_operand(value, parser.parse_type())
-
-
-class _null:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 @irdl_op_definition
@@ -310,17 +183,17 @@ class ForOp(LoopLike):
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
-        _print_loops(printer, self.loop_sizes, self.indices)
+        print_loops(printer, self.loop_sizes, self.indices)
         printer.print_string(" ")
         printer.print_region(self.body, print_entry_block_args=False)
-        _print_attrs(printer, self, ("sizes",))
+        print_attrs(printer, self, ("sizes",))
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        args, sizes = _parse_loops(parser)
+        args, sizes = parse_loops(parser)
         region = parser.parse_region([a.resolve(INDEX) for a in args])
         properties: dict[str, Attribute] = {"sizes": ExprsAttr.get(sizes)}
-        attributes = _parse_attrs(parser, cls, properties)
+        attributes = parse_attrs(parser, cls, properties)
         return cls.create(properties=properties, attributes=attributes, regions=[region])
 
 
@@ -375,32 +248,32 @@ class ReduceOp(LoopLike):
         unknown = [k for k in self.kind_names if k not in KINDS]
         if unknown:
             raise VerifyException(f"loop.reduce: unknown kind '{unknown[0]}', known: {', '.join(KINDS)}")
-        _check_yield(self, self.block, sum(KINDS[k][0] for k in self.kind_names))
+        check_yield(self, self.block, sum(KINDS[k][0] for k in self.kind_names))
         if (want := sum(KINDS[k][1] for k in self.kind_names)) != len(self.outputs):
             raise VerifyException(f"loop.reduce: kinds {', '.join(self.kind_names)} give {want} results, got {len(self.outputs)}")
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
-        _print_loops(printer, self.loop_sizes, self.indices)
+        print_loops(printer, self.loop_sizes, self.indices)
         printer.print_string(f" {', '.join(self.kind_names)} ")
         printer.print_region(self.body, print_entry_block_args=False)
         printer.print_string(" -> ")
-        _print_types(printer, self.result_types)
-        _print_attrs(printer, self, ("sizes", "kinds"))
+        print_types(printer, self.result_types)
+        print_attrs(printer, self, ("sizes", "kinds"))
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        args, sizes = _parse_loops(parser)
+        args, sizes = parse_loops(parser)
         kinds = _parse_kinds(parser, KINDS)
         region = parser.parse_region([a.resolve(INDEX) for a in args])
         parser.parse_punctuation("->", " before the result types of loop.reduce")
         types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
         properties: dict[str, Attribute] = {"sizes": ExprsAttr.get(sizes), "kinds": kinds}
-        attributes = _parse_attrs(parser, cls, properties)
+        attributes = parse_attrs(parser, cls, properties)
         return cls.create(result_types=types, properties=properties, attributes=attributes, regions=[region])
 
 
-def _check_yield(op: IRDLOperation, block: Block, count: int) -> None:
+def check_yield(op: IRDLOperation, block: Block, count: int) -> None:
     last = block.last_op
     if not isinstance(last, YieldOp):
         raise VerifyException(f"{op.name}: the body must end with loop.yield")
@@ -439,16 +312,16 @@ class ScanOp(LoopLike):
         self._check_indices()
         if len(self.sizes.data) != 1 or len(self.kinds.data) != 1 or self.kind not in SCAN_KINDS:
             raise VerifyException(f"loop.scan: needs one loop and one kind of {', '.join(SCAN_KINDS)}")
-        _check_yield(self, self.block, SCAN_KINDS[self.kind][0])
+        check_yield(self, self.block, SCAN_KINDS[self.kind][0])
         if len(self.do_block.args) != 1 + SCAN_KINDS[self.kind][1]:
             raise VerifyException(f"loop.scan: 'do' takes the index and {SCAN_KINDS[self.kind][1]} running values")
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
-        _print_loops(printer, self.loop_sizes, self.indices)
+        print_loops(printer, self.loop_sizes, self.indices)
         printer.print_string(f" {self.kind} ")
         printer.print_region(self.body, print_entry_block_args=False)
-        names = _value_names(printer, self.do_block.args)
+        names = value_names(printer, self.do_block.args)
         types = [a.type for a in self.do_block.args]
         printer.print_string(f" do ({names[0]}")
         for name, t in zip(names[1:], types[1:], strict=True):
@@ -456,11 +329,11 @@ class ScanOp(LoopLike):
             printer.print_attribute(t)
         printer.print_string(") ")
         printer.print_region(self.do, print_entry_block_args=False)
-        _print_attrs(printer, self, ("sizes", "kinds"))
+        print_attrs(printer, self, ("sizes", "kinds"))
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        args, sizes = _parse_loops(parser)
+        args, sizes = parse_loops(parser)
         kinds = _parse_kinds(parser, SCAN_KINDS)
         body = parser.parse_region([a.resolve(INDEX) for a in args])
         parser.parse_keyword("do")
@@ -473,7 +346,7 @@ class ScanOp(LoopLike):
         parser.parse_punctuation(")")
         do = parser.parse_region(do_args)
         properties: dict[str, Attribute] = {"sizes": ExprsAttr.get(sizes), "kinds": kinds}
-        attributes = _parse_attrs(parser, cls, properties)
+        attributes = parse_attrs(parser, cls, properties)
         return cls.create(properties=properties, attributes=attributes, regions=[body, do])
 
 
@@ -576,11 +449,11 @@ class LoadOp(AccessOp):
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_ssa_value(self.source)
-        _print_indices(printer, self.index_map, self.index_operands)
+        print_indices(printer, self.index_map, self.index_operands)
         if self.masked is not None:
-            names = _value_names(printer, self.operands[-2:])
+            names = value_names(printer, self.operands[-2:])
             printer.print_string(f" if {names[0]} else {names[1]}")
-        _print_attrs(printer, self, ("map", "masked"))
+        print_attrs(printer, self, ("map", "masked"))
         printer.print_string(" : ")
         printer.print_attribute(self.source.type)
         printer.print_string(" -> ")
@@ -589,14 +462,14 @@ class LoadOp(AccessOp):
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         source = parser.parse_unresolved_operand()
-        m, indices = _parse_indices(parser)
+        m, indices = parse_indices(parser)
         masked: list[UnresolvedOperand] = []
         if parser.parse_optional_keyword("if"):
             masked.append(parser.parse_unresolved_operand())
             parser.parse_keyword("else")
             masked.append(parser.parse_unresolved_operand())
         properties: dict[str, Attribute] = {"map": IndexMapAttr.get(m)}
-        attributes = _parse_attrs(parser, cls, properties)
+        attributes = parse_attrs(parser, cls, properties)
         parser.parse_punctuation(":")
         source_type = parser.parse_type()
         parser.parse_punctuation("->")
@@ -667,21 +540,21 @@ class StoreOp(AccessOp):
         printer.print_ssa_value(self.value)
         printer.print_string(", ")
         printer.print_ssa_value(self.target)
-        _print_indices(printer, self.index_map, self.index_operands)
+        print_indices(printer, self.index_map, self.index_operands)
         if self.mode is not None:
             printer.print_string(f" {self.mode.data}")
         if self.masked is not None:
-            printer.print_string(f" if {_value_names(printer, self.operands[-1:])[0]}")
-        _print_attrs(printer, self, ("map", "masked", "mode"))
+            printer.print_string(f" if {value_names(printer, self.operands[-1:])[0]}")
+        print_attrs(printer, self, ("map", "masked", "mode"))
         printer.print_string(" : ")
-        _print_types(printer, [self.value.type, self.target.type])
+        print_types(printer, [self.value.type, self.target.type])
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         value = parser.parse_unresolved_operand()
         parser.parse_punctuation(",")
         target = parser.parse_unresolved_operand()
-        m, indices = _parse_indices(parser)
+        m, indices = parse_indices(parser)
         properties: dict[str, Attribute] = {"map": IndexMapAttr.get(m)}
         pos = parser.pos
         mode = parser.parse_optional_identifier()
@@ -699,7 +572,7 @@ class StoreOp(AccessOp):
         if mode == "attributes":
             attributes = parser.parse_optional_attr_dict()
         else:
-            attributes = _parse_attrs(parser, cls, properties)
+            attributes = parse_attrs(parser, cls, properties)
         parser.parse_punctuation(":")
         value_type = parser.parse_type()
         parser.parse_punctuation(",")
@@ -737,12 +610,12 @@ class IndexOp(IRDLOperation):
             raise VerifyException(f"loop.index: its expression takes {self.map.data.num_dims} indices, got {len(self.args)}")
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(f" {format_expr(self.expression, _value_names(printer, self.args))} : ")
+        printer.print_string(f" {format_expr(self.expression, value_names(printer, self.args))} : ")
         printer.print_attribute(self.result.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        operands = _IndexOperands()
+        operands = IndexOperands()
         expression = parse_expr_with_names(parser, operands.resolve)
         parser.parse_punctuation(":")
         result = parser.parse_type()
@@ -814,134 +687,6 @@ class RandomOp(IRDLOperation):
     assembly_format = "$kind $seed `,` $offset attr-dict `:` type($seed) `,` type($offset) `->` type($result)"
 
 
-@irdl_op_definition
-class ContractOp(LoopLike):
-    """A structured contraction: out[i...] = epilogue(sum over k of lhs * rhs).
-
-        %y = loop.contract (%b = 8, %m = 512, %n = 64) reduce (256) %x[%b, %m, %k] * %w[%b, %k, %n] ...
-
-    `sizes` are the parallel loops (batch..., m, n), `depth` the size of the contracted loop. `lhs_map` and `rhs_map` take (batch..., m, n,
-    k) to an index of the operand. The body (epilogue) gets the loop indices, the accumulator (f32 for f16/bf16) and the outs, and
-    stores; `lhs_prologue` and `rhs_prologue`, when not empty, take (batch..., m, n, k, element) and yield the element to use.
-    """
-
-    name = "loop.contract"
-    depth = prop_def(ExprAttr)
-    lhs_map = prop_def(IndexMapAttr)
-    rhs_map = prop_def(IndexMapAttr)
-    schedule = opt_prop_def(Attribute)
-    label = opt_prop_def(StringAttr)
-    lhs = operand_def()
-    rhs = operand_def()
-    outs = var_operand_def()
-    body = region_def("single_block")
-    lhs_prologue = region_def()
-    rhs_prologue = region_def()
-    outputs = var_result_def(TensorType)
-    traits = traits_def(NoTerminator())
-
-    @staticmethod
-    def build_contract(
-        sizes: Sequence[Expr],
-        depth: Expr,
-        lhs: tuple[SSAValue, IndexMap],
-        rhs: tuple[SSAValue, IndexMap],
-        outs: Sequence[SSAValue],
-        accumulator: Attribute,
-    ) -> ContractOp:
-        """A contraction with an empty epilogue body (the caller adds a store of the accumulator, `out.accumulator`)."""
-        types = [o.type for o in outs]
-        return ContractOp.create(
-            operands=[lhs[0], rhs[0], *outs],
-            result_types=[t for t in types if isinstance(t, TensorType)],
-            properties={
-                "sizes": ExprsAttr.get(sizes),
-                "depth": ExprAttr.get(depth),
-                "lhs_map": IndexMapAttr.get(lhs[1]),
-                "rhs_map": IndexMapAttr.get(rhs[1]),
-            },
-            regions=[Region(Block(arg_types=[INDEX] * len(sizes) + [accumulator, *types])), Region(), Region()],
-        )
-
-    @property
-    def accumulator(self) -> SSAValue:
-        return self.block.args[len(self.sizes.data)]
-
-    @property
-    def out_args(self) -> Sequence[SSAValue]:
-        return self.block.args[len(self.sizes.data) + 1 :]
-
-    def verify_(self) -> None:
-        self._check_indices()
-        count = len(self.sizes.data) + 1
-        for name, m, operand in (("lhs", self.lhs_map, self.lhs), ("rhs", self.rhs_map, self.rhs)):
-            if m.data.num_dims != count or len(m.data.results) != len(shaped_dims(operand.type)):
-                raise VerifyException(f"loop.contract: {name}_map must take {count} indices to the rank of {name}")
-        if [a.type for a in self.out_args] != [o.type for o in self.outs]:
-            raise VerifyException("loop.contract: the body's last arguments must have the types of outs")
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        _print_loops(printer, self.loop_sizes, self.indices)
-        printer.print_string(f" reduce ({self.depth.data}) ")
-        names = [*_value_names(printer, self.indices), "k"]
-        for operand, m, sep in ((self.lhs, self.lhs_map, " * "), (self.rhs, self.rhs_map, " into ")):
-            printer.print_ssa_value(operand)
-            printer.print_attribute(m)
-            printer.print_string(" : ")
-            printer.print_attribute(operand.type)
-            printer.print_string(sep)
-        del names
-        acc = _value_names(printer, [self.accumulator])[0]
-        printer.print_string(f"{acc} : ")
-        printer.print_attribute(self.accumulator.type)
-        pairs = zip(_value_names(printer, self.out_args), _value_names(printer, self.outs), self.outs, strict=True)
-        printer.print_string(" outs(")
-        printer.print_list(pairs, lambda p: (printer.print_string(f"{p[0]} = {p[1]} : "), printer.print_attribute(p[2].type)))
-        printer.print_string(") ")
-        printer.print_region(self.body, print_entry_block_args=False)
-        for word, region in (("lhs", self.lhs_prologue), ("rhs", self.rhs_prologue)):
-            if region.blocks:
-                printer.print_string(f" {word} ")
-                printer.print_region(region)
-        _print_attrs(printer, self, ("sizes", "depth", "lhs_map", "rhs_map"))
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        args, sizes = _parse_loops(parser)
-        parser.parse_keyword("reduce")
-        with parser.in_parens():
-            depth = parse_expr(parser)
-        properties: dict[str, Attribute] = {"sizes": ExprsAttr.get(sizes), "depth": ExprAttr.get(depth)}
-        operands: list[SSAValue] = []
-        for name in ("lhs", "rhs"):
-            operand = parser.parse_unresolved_operand()
-            properties[f"{name}_map"] = parser.parse_attribute()
-            parser.parse_punctuation(":")
-            operands.append(parser.resolve_operand(operand, parser.parse_type()))
-            if name == "lhs":
-                parser.parse_characters("*")
-        parser.parse_keyword("into")
-        acc = parser.parse_argument(expect_type=False)
-        parser.parse_punctuation(":")
-        acc_type = parser.parse_type()
-        parser.parse_keyword("outs")
-        outs = parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: NestOp._parse_out(parser), " in outs")
-        block_args = [*(a.resolve(INDEX) for a in args), acc.resolve(acc_type), *(a.resolve(v.type) for a, v in outs)]
-        regions = [parser.parse_region(block_args)]
-        for word in ("lhs", "rhs"):
-            regions.append(parser.parse_region() if parser.parse_optional_keyword(word) else Region())
-        attributes = _parse_attrs(parser, cls, properties)
-        types = [v.type for _, v in outs]
-        return cls.create(
-            operands=[*operands, *(v for _, v in outs)],
-            result_types=[t for t in types if isinstance(t, TensorType)],
-            properties=properties,
-            attributes=attributes,
-            regions=regions,
-        )
-
-
 Loop = Dialect(
     "loop",
     [
@@ -950,12 +695,8 @@ Loop = Dialect(
     [],
 )  # fmt: skip
 
-
-def walk_bodies(op: Operation) -> Iterator[Operation]:
-    """All ops inside `op`, outer first."""
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.ops:
-                yield inner
-                if inner.regions:
-                    yield from walk_bodies(inner)
+__all__ = [
+    "INDEX", "KINDS", "SCAN_KINDS", "STORE_MODES", "AccessOp", "BoundOp", "ContractOp", "EmptyOp", "ForOp", "IndexOp", "LoadOp", "Loop",
+    "LoopLike", "MathOp", "NestOp", "RandomOp", "ReduceOp", "ScanOp", "StoreOp", "YieldOp", "element_type", "is_shaped", "kinds_attr",
+    "shaped_dims", "walk_bodies",
+]  # fmt: skip

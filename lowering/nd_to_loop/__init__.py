@@ -1,0 +1,83 @@
+"""nd -> loop: every computed `nd` op becomes a nest of its own, views fold into the accesses of whoever reads through them.
+
+The counterpart of MLIR's `convert-elementwise-to-linalg` and `linalg-generalize-named-ops`. What is merged is decided later
+(passes/loop/loop_fuse.py), so that this level shows one readable nest for each operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation
+from xdsl.passes import ModulePass
+
+from ...dialects.expr import sym
+from ...dialects.expr_ranges import Range, RangeEnv
+from ...dialects.nd_types import RangeAttr
+from .lowering import Lowering
+from .rules import RULES
+
+
+def symbol_ranges(module: ModuleOp) -> RangeEnv:
+    """Ranges of the size symbols of a module (attribute nd.symbols)."""
+    table = module.attributes.get("nd.symbols")
+    if not isinstance(table, DictionaryAttr):
+        return RangeEnv()
+    ranges = {}
+    for name, value in table.data.items():
+        assert isinstance(value, RangeAttr)
+        low, high, _ = value.bounds
+        ranges[sym(name)] = Range(low, high)
+    return RangeEnv(ranges)
+
+
+@dataclass(frozen=True)
+class NdToLoop(ModulePass):
+    """Turns tensor ops into loop nests, one for each computed op."""
+
+    name = "nd-to-loop"
+
+    numerics: str = "default"
+    """"default" keeps f16/bf16 intermediates in f32 inside a fused nest; "eager" rounds after every op, as PyTorch without a compiler."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols = symbol_ranges(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            lower_function(func, symbols, self.numerics == "eager")
+
+
+def lower_function(func: FuncOp, symbols: RangeEnv, eager_rounding: bool) -> None:
+    """Replace the body of `func` (nd) by its loop form."""
+    low = Lowering(func, symbols, eager_rounding)
+    needed = _needed(func)
+    for op in func.body.block.ops:
+        if op not in needed:
+            continue
+        rule = RULES.get(type(op))
+        if rule is None:
+            raise ValueError(f"nd-to-loop: no rule for {op.name}")
+        rule(low, op)
+    old = func.body.block
+    func.body.detach_block(old)
+    func.body.add_block(low.block)
+    old.erase(safe_erase=False)
+    func.update_function_type()
+
+
+def _needed(func: FuncOp) -> set[Operation]:
+    """Ops whose results reach the return, an update or an effect."""
+    from ...dialects.nd import ExternOp, UpdateOp
+
+    live: set[Operation] = set()
+    for op in reversed(list(func.body.block.ops)):
+        root = not op.results or isinstance(op, UpdateOp) or (isinstance(op, ExternOp) and _has_effect(op))
+        if root or any(use.operation in live for r in op.results for use in r.uses):
+            live.add(op)
+    return live
+
+
+def _has_effect(op: Operation) -> bool:
+    return "effect" in op.properties or "binds" in op.properties

@@ -1,0 +1,464 @@
+"""What each `nd` op becomes: a table from op class to a rule (lowering, op)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xdsl.dialects import arith, math
+from xdsl.dialects.builtin import ArrayAttr, StringAttr, UnitAttr, f32, i64
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from ...dialects import loop, nd
+from ...dialects.call_args import Arg, Call, CallAttr
+from ...dialects.expr import Expr, IndexMap, as_expr, dim, product, strides_contiguous
+from ...dialects.nd_pointwise import OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
+from ...dialects.nd_types import compute_type, is_float, tensor_type
+from . import scalars
+from .body import Body
+from .lowering import INLINE, Lowering, broadcast_map, view_map
+
+Rule = Callable[[Lowering, Any], None]
+ZERO = as_expr(0)
+_UNIT = UnitAttr()
+
+
+# ---- pointwise
+
+
+def _operands(low: Lowering, op: Operation, b: Body, index: Sequence[Expr]) -> list[SSAValue]:
+    dims = tensor_type(op.results[0]).dims
+    return [low.element(b, x, broadcast_map(tensor_type(x).dims, dims).apply(index)) for x in op.operands]
+
+
+def _named_pointwise(low: Lowering, op: Operation) -> None:
+    name = op.name[3:]
+    dtype = tensor_type(op.results[0]).element_type
+    emit = scalars.POINTWISE.get(name)
+
+    def build(b: Body, index: tuple[Expr, ...]) -> SSAValue:
+        x = _operands(low, op, b, index)
+        return emit(b, dtype, x) if emit else scalars.named(b, name, x, compute_type(dtype))
+
+    low.compute(op, build)
+
+
+def _predicate(low: Lowering, op: Operation) -> None:
+    source = tensor_type(op.operands[0]).element_type
+    low.compute(op, lambda b, index: scalars.predicate(b, op.name[3:], source, _operands(low, op, b, index)[0]))
+
+
+def _cmp(low: Lowering, op: CmpOp) -> None:
+    source = tensor_type(op.lhs).element_type
+    low.compute(op, lambda b, index: scalars.compare(b, op.predicate.data, source, *_operands(low, op, b, index)))
+
+
+def _select(low: Lowering, op: SelectOp) -> None:
+    low.compute(op, lambda b, index: b.select(*_operands(low, op, b, index)))
+
+
+def _fma(low: Lowering, op: FmaOp) -> None:
+    def build(b: Body, index: tuple[Expr, ...]) -> SSAValue:
+        x = _operands(low, op, b, index)
+        if is_float(tensor_type(op.result).element_type):
+            return b.emit(math.FmaOp, x, x[0].type)
+        return b.emit(arith.AddiOp, (b.emit(arith.MuliOp, x[:2], x[0].type), x[2]), x[0].type)
+
+    low.compute(op, build)
+
+
+def _cast(low: Lowering, op: CastOp) -> None:
+    source, target = tensor_type(op.input).element_type, tensor_type(op.result).element_type
+    if source == target:
+        low.values[op.result] = low.values[op.input]
+        return
+    low.compute(op, lambda b, index: scalars.cast(b, _operands(low, op, b, index)[0], source, target))
+
+
+def _bitcast(low: Lowering, op: BitcastOp) -> None:
+    source, target = tensor_type(op.input).element_type, tensor_type(op.result).element_type
+    low.compute(op, lambda b, index: scalars.bitcast(b, _operands(low, op, b, index)[0], source, target))
+
+
+def _map(low: Lowering, op: MapOp) -> None:
+    kind = compute_type(tensor_type(op.result).element_type)
+    low.compute(op, lambda b, index: scalars.named(b, op.fn.data, _operands(low, op, b, index), kind))
+
+
+def _random(low: Lowering, op: nd.RandomOp) -> None:
+    t = tensor_type(op.result)
+    (site,) = op.index.data
+    kind = i64 if op.kind.data == "randint" else f32
+
+    def build(b: Body, index: tuple[Expr, ...]) -> SSAValue:
+        seed = low.element(b, op.seeds, [as_expr(2 * site)])
+        start = low.element(b, op.seeds, [as_expr(2 * site + 1)])
+        flat = sum((e * s for e, s in zip(index, strides_contiguous(t.dims), strict=True)), ZERO)
+        offset = b.emit(arith.AddiOp, (start, b.index_value(flat, i64)), i64)
+        x = b.emit(loop.RandomOp, (seed, offset), kind, kind=StringAttr(op.kind.data))
+        return scalars.cast(b, x, kind, t.element_type)
+
+    low.compute(op, build)
+
+
+# ---- views and inline values
+
+
+def _view(low: Lowering, op: nd.ViewOp) -> None:
+    low.values[op.result] = low.values[op.input].through(view_map(op, low.symbols))
+
+
+def _inline(low: Lowering, op: Operation) -> None:
+    low.inline(op)
+
+
+def _barrier(low: Lowering, op: nd.BarrierOp) -> None:
+    copied = low.copy(op.input)
+    assert isinstance(copied.owner, loop.NestOp)
+    copied.owner.attributes["no_fuse"] = StringAttr("nd.barrier")
+    low.bind(op.result, copied)
+
+
+# ---- reductions and scans
+
+
+def _split_dims(dims: Sequence[Expr], reduced: Sequence[int]) -> tuple[list[int], list[int]]:
+    inner = sorted(reduced)
+    return [k for k in range(len(dims)) if k not in inner], inner
+
+
+def _merge(kept: Sequence[int], inner: Sequence[int], outer_index: Sequence[Expr], inner_index: Sequence[Expr]) -> list[Expr]:
+    """The full index from the indices of kept and reduced dimensions."""
+    full = [ZERO] * (len(kept) + len(inner))
+    for k, e in zip([*kept, *inner], [*outer_index, *inner_index], strict=True):
+        full[k] = e
+    return full
+
+
+def _reduction(
+    low: Lowering,
+    op: Operation,
+    reduced: Sequence[int],
+    kind: str,
+    types: Sequence[Attribute],
+    yielded: Callable[[Body, SSAValue, Sequence[Expr], Sequence[Expr]], list[SSAValue]],
+    finish: Callable[[Body, Sequence[SSAValue]], Sequence[SSAValue]],
+) -> None:
+    """A nest over the kept dimensions around a loop.reduce over the others; `finish` makes the stored values from its results."""
+    source = tensor_type(op.operands[0])
+    kept, inner = _split_dims(source.dims, reduced)
+    sizes = [source.dims[k] for k in inner]
+
+    def body(b: Body, index: tuple[Expr, ...], outs: Sequence[SSAValue]) -> None:
+        reduce = loop.ReduceOp.build_reduce(sizes, [kind], types)
+        with b.inner(reduce, reduce.body, sizes) as inner_index:
+            x = low.element(b, op.operands[0], _merge(kept, inner, index, inner_index))
+            b.block.add_op(loop.YieldOp.create(operands=yielded(b, x, inner_index, sizes)))
+        for value, out in zip(finish(b, reduce.results), outs, strict=True):
+            b.store(value, out, index)
+
+    outer = [source.dims[k] for k in kept]
+    nest = low.nest(op, outer, [low.empty(r.type) for r in op.results], body)
+    for old, new in zip(op.results, nest.results, strict=True):
+        low.bind(old, new)
+
+
+def _reduce(low: Lowering, op: nd.ReduceOp) -> None:
+    source, target = tensor_type(op.input).element_type, tensor_type(op.result).element_type
+    kind = compute_type(target)
+    _reduction(
+        low, op, op.dims.data, op.kind.data, [kind],
+        lambda b, x, i, s: [scalars.cast(b, x, source, target, exact=False)],
+        lambda b, r: [low.rounded(b, r[0], target)],
+    )  # fmt: skip
+
+
+def _arg_reduce(low: Lowering, op: nd.ArgReduceOp) -> None:
+    source, target = tensor_type(op.input).element_type, tensor_type(op.indices).element_type
+
+    def yielded(b: Body, x: SSAValue, index: Sequence[Expr], sizes: Sequence[Expr]) -> list[SSAValue]:
+        flat = sum((e * s for e, s in zip(index, strides_contiguous(sizes), strict=True)), ZERO)
+        return [x, b.index_value(flat, i64)]
+
+    _reduction(
+        low, op, op.dims.data, op.kind.data, [compute_type(source), i64], yielded,
+        lambda b, r: [r[0], scalars.index_to(b, r[1], target)],
+    )  # fmt: skip
+
+
+def _var_mean(low: Lowering, op: nd.VarMeanOp) -> None:
+    source = tensor_type(op.input)
+    target = tensor_type(op.var).element_type
+    kind = compute_type(target)
+    count = product(source.dims[k] for k in op.dims.data)
+    correction = op.correction.value.data
+
+    def finish(b: Body, r: Sequence[SSAValue]) -> Sequence[SSAValue]:
+        n = b.constant(float(int(count)), kind) if count.is_const else b.emit(arith.SIToFPOp, (b.index_value(count, i64),), kind)
+        if correction:
+            n = b.emit(arith.SubfOp, (n, b.constant(correction, kind)), kind)
+            n = b.emit(arith.MaximumfOp, (n, b.constant(0.0, kind)), kind)
+        var = b.emit(arith.DivfOp, (r[1], n), kind)
+        return [low.rounded(b, var, target), low.rounded(b, r[0], target)]
+
+    _reduction(low, op, op.dims.data, "welford", [kind, kind, kind], lambda b, x, i, s: [scalars.cast(b, x, source.element_type, target)], finish)
+
+
+def _scan(low: Lowering, op: nd.ScanOp) -> None:
+    t = tensor_type(op.input)
+    target = tensor_type(op.results[0]).element_type
+    (axis,) = op.dim.data
+    kept = [k for k in range(t.rank) if k != axis]
+    with_index = len(op.results) == 2
+    kind = compute_type(target)
+
+    def body(b: Body, index: tuple[Expr, ...], outs: Sequence[SSAValue]) -> None:
+        scan = loop.ScanOp.build_scan(t.dims[axis], op.kind.data, [kind, i64] if with_index else [kind])
+        with b.inner(scan, scan.body, [t.dims[axis]]) as inner:
+            x = low.element(b, op.input, _merge(kept, [axis], index, inner))
+            x = scalars.cast(b, x, t.element_type, target, exact=False)
+            values = [x, b.index_value(inner[0], i64)] if with_index else [x]
+            b.block.add_op(loop.YieldOp.create(operands=values))
+        with b.inner(scan, scan.do, [t.dims[axis]]) as inner:
+            for value, out in zip(scan.do_block.args[1:], outs, strict=True):
+                b.store(value, out, _merge(kept, [axis], index, inner))
+
+    nest = low.nest(op, [t.dims[k] for k in kept], [low.empty(r.type) for r in op.results], body)
+    for old, new in zip(op.results, nest.results, strict=True):
+        low.bind(old, new)
+
+
+# ---- joins
+
+
+def _cat(low: Lowering, op: nd.CatOp) -> None:
+    (axis,) = op.dim.data
+    tensor, start = low.empty(op.result.type), ZERO
+    for x in op.operands:
+        dims = tensor_type(x).dims
+        if dims[axis] is ZERO:
+            continue
+        tensor = _store_slice(low, op, x, tensor, [start if k == axis else ZERO for k in range(len(dims))], [as_expr(1)] * len(dims))
+        start = start + dims[axis]
+    low.bind(op.result, tensor)
+
+
+def _store_slice(
+    low: Lowering, op: Operation, x: SSAValue, into: SSAValue, starts: Sequence[Expr], steps: Sequence[Expr]
+) -> SSAValue:
+    """A nest that writes `x` to elements starts + i * steps of `into`."""
+
+    def body(b: Body, index: tuple[Expr, ...], outs: Sequence[SSAValue]) -> None:
+        place = [s + e * t for s, e, t in zip(starts, index, steps, strict=True)]
+        b.store(low.element(b, x, index), outs[0], place)
+
+    return low.nest(op, tensor_type(x).dims, [into], body).results[0]
+
+
+def _slice_scatter(low: Lowering, op: nd.SliceScatterOp) -> None:
+    low.bind(op.result, _store_slice(low, op, op.source, low.tensor_or_copy(op.base), op.starts.data, op.steps.data))
+
+
+# ---- indexing by tensors
+
+
+def _loaded_index(low: Lowering, b: Body, x: SSAValue, at: Sequence[Expr], size: Expr, what: str, wrap: bool) -> Expr:
+    value = low.element(b, x, at)
+    value = scalars.cast(b, value, tensor_type(x).element_type, i64)
+    return b.bound(value, size, what, wrap)
+
+
+def _index_parts(
+    low: Lowering, op: nd.IndexOp | nd.IndexPutOp, base: SSAValue
+) -> tuple[list[Expr], list[int], int, Callable[[Body, Sequence[Expr]], list[Expr]]]:
+    """Sizes of the indexed shape, the positions that index tensors take in it, and a function from its index to the index of base."""
+    dims = tensor_type(base).dims
+    indexed = op.dims.data
+    shapes = [tensor_type(i).dims for i in op.indices]
+    shape = nd.index_result_dims(dims, indexed, shapes)
+    inner_rank = len(shape) - (len(dims) - len(indexed))
+    adjacent = list(indexed) == list(range(indexed[0], indexed[0] + len(indexed)))
+    at = indexed[0] if adjacent else 0
+    inner = list(range(at, at + inner_rank))
+    rest = [k for k in range(len(shape)) if k not in inner]
+    free = [k for k in range(len(dims)) if k not in indexed]
+    inner_dims = tuple(shape[k] for k in inner)
+
+    def place(b: Body, index: Sequence[Expr]) -> list[Expr]:
+        full = [ZERO] * len(dims)
+        for k, r in zip(free, rest, strict=True):
+            full[k] = index[r]
+        tensor_index = [index[k] for k in inner]
+        for k, x in zip(indexed, op.indices, strict=True):
+            where = broadcast_map(tensor_type(x).dims, inner_dims).apply(tensor_index)
+            full[k] = _loaded_index(low, b, x, where, dims[k], _user_name(op), op.wrap is not None)
+        return full
+
+    return list(shape), inner, inner_rank, place
+
+
+def _user_name(op: Operation) -> str:
+    """What an index error calls the operator."""
+    name = op.attributes.get("what")
+    return name.data if isinstance(name, StringAttr) else op.name[3:]
+
+
+def _index(low: Lowering, op: nd.IndexOp) -> None:
+    _, _, _, place = _index_parts(low, op, op.input)
+    low.compute(op, lambda b, index: low.element(b, op.input, place(b, index)))
+
+
+def _gather(low: Lowering, op: nd.GatherOp) -> None:
+    (axis,) = op.dim.data
+    size = tensor_type(op.input).dims[axis]
+
+    def build(b: Body, index: tuple[Expr, ...]) -> SSAValue:
+        loaded = _loaded_index(low, b, op.index, index, size, _user_name(op), False)
+        return low.element(b, op.input, [loaded if k == axis else e for k, e in enumerate(index)])
+
+    low.compute(op, build)
+
+
+def _scatter(low: Lowering, op: nd.ScatterOp) -> None:
+    (axis,) = op.dim.data
+    dims = tensor_type(op.index).dims
+    size = tensor_type(op.base).dims[axis]
+    kept = [k for k in range(len(dims)) if k != axis]
+
+    def body(b: Body, index: tuple[Expr, ...], outs: Sequence[SSAValue]) -> None:
+        inner = loop.ForOp.build_for([dims[axis]])
+        inner.properties["sequential"] = _UNIT
+        with b.inner(inner, inner.body, [dims[axis]]) as inner_index:
+            full = _merge(kept, [axis], index, inner_index)
+            loaded = _loaded_index(low, b, op.index, full, size, _user_name(op), False)
+            value = low.element(b, op.source, full)
+            b.store(value, outs[0], [loaded if k == axis else e for k, e in enumerate(full)], op.mode.data)
+
+    nest = low.nest(op, [dims[k] for k in kept], [low.tensor_or_copy(op.base)], body)
+    low.bind(op.result, nest.results[0])
+
+
+def _index_put(low: Lowering, op: nd.IndexPutOp) -> None:
+    shape, inner, _, place = _index_parts(low, op, op.base)
+    rest = [k for k in range(len(shape)) if k not in inner]
+    values = tensor_type(op.values).dims
+
+    def body(b: Body, index: tuple[Expr, ...], outs: Sequence[SSAValue]) -> None:
+        outer = loop.ForOp.build_for([shape[k] for k in inner])
+        outer.properties["sequential"] = _UNIT
+        with b.inner(outer, outer.body, [shape[k] for k in inner]) as inner_index:
+            full = place(b, _merge(rest, inner, [ZERO] * len(rest), inner_index))
+            store = loop.ForOp.build_for([shape[k] for k in rest])
+            with b.inner(store, store.body, [shape[k] for k in rest]) as rest_index:
+                index = _merge(rest, inner, rest_index, inner_index)
+                free = iter(rest_index)
+                target = [e if k in op.dims.data else next(free) for k, e in enumerate(full)]
+                value = low.element(b, op.values, broadcast_map(values, shape).apply(index))
+                b.store(value, outs[0], target, op.mode.data)
+
+    nest = low.nest(op, [], [low.tensor_or_copy(op.base)], body)
+    low.bind(op.result, nest.results[0])
+
+
+# ---- whole-tensor ops
+
+
+def _matmul(low: Lowering, op: nd.MatmulOp) -> None:
+    t = tensor_type(op.result)
+    depth = tensor_type(op.lhs).dims[-1]
+    rank = t.rank
+    batch, m, n, k = [dim(i) for i in range(rank - 2)], dim(rank - 2), dim(rank - 1), dim(rank)
+    lhs, rhs = (
+        _contract_operand(low, x, IndexMap(rank + 1, (*batch, *at)))
+        for x, at in ((op.lhs, (m, k)), (op.rhs, (k, n)))
+    )
+    contract = loop.ContractOp.build_contract(t.dims, depth, lhs, rhs, [low.empty(t)], compute_type(t.element_type))
+    body = Body(contract.block, t.dims, low.symbols, None)
+    body.store(low.rounded(body, contract.accumulator, t.element_type), contract.out_args[0], [dim(i) for i in range(rank)])
+    low.add(contract, op)
+    low.bind(op.result, contract.results[0])
+
+
+def _contract_operand(low: Lowering, x: SSAValue, access: IndexMap) -> tuple[SSAValue, IndexMap]:
+    """A tensor and the map of a contraction's indices into it; views are absorbed when they stay linear."""
+    value = low.values[x]
+    if isinstance(value.root, SSAValue) and not any(_has_division(e) for e in value.map.results):
+        return value.root, value.map.compose(access)
+    return low.tensor(x), access
+
+
+def _has_division(e: Expr) -> bool:
+    text = str(e)
+    return "floordiv" in text or "mod" in text
+
+
+def _conv(low: Lowering, op: nd.ConvOp) -> None:
+    p = op.properties
+    operands = [low.tensor(x) for x in op.operands]
+    args = (
+        Arg(0), Arg(1), Arg(2) if len(operands) == 3 else None, op.stride.data, op.padding.data, op.dilation.data,
+        "transposed" in p, op.output_padding.data, op.groups.data[0],
+    )  # fmt: skip
+    properties: dict[str, Attribute] = {"call": CallAttr(Call("aten.convolution.default", args))}
+    if "layout" in p:
+        properties["result_layouts"] = ArrayAttr([p["layout"]])
+    for name in ("operand_layouts", "result_layouts"):
+        if name in op.attributes:
+            properties[name] = op.attributes[name]
+    extern = nd.ExternOp.create(operands=operands, result_types=[op.result.type], properties=properties)
+    low.add(extern, op)
+    low.bind(op.result, extern.results[0])
+
+
+def _extern(low: Lowering, op: nd.ExternOp) -> None:
+    new = nd.ExternOp.create(
+        operands=[low.tensor(x) for x in op.operands],
+        result_types=[r.type for r in op.results],
+        properties=op.properties,
+        attributes=op.attributes,
+    )
+    low.add(new, op)
+    for old, result in zip(op.results, new.results, strict=True):
+        low.bind(old, result)
+
+
+def _update(low: Lowering, op: nd.UpdateOp) -> None:
+    target = low.values[op.target].root
+    assert isinstance(target, SSAValue)
+    low.add(nd.UpdateOp.create(operands=[target, low.tensor(op.value)]), op)
+
+
+def _return(low: Lowering, op: ReturnOp) -> None:
+    low.add(ReturnOp.create(operands=[low.tensor(x) for x in op.operands]), op)
+
+
+RULES: dict[type[Operation], Rule] = {
+    **{cls: _named_pointwise for name, cls in OPS.items() if name not in PREDICATES},
+    **{OPS[name]: _predicate for name in PREDICATES},
+    CmpOp: _cmp,
+    SelectOp: _select,
+    FmaOp: _fma,
+    CastOp: _cast,
+    BitcastOp: _bitcast,
+    MapOp: _map,
+    nd.RandomOp: _random,
+    **{cls: _inline for cls in INLINE},
+    **{cls: _view for cls in (nd.ReshapeOp, nd.PermuteOp, nd.ExpandOp, nd.SliceOp, nd.FlipOp, nd.IndexViewOp)},
+    nd.BarrierOp: _barrier,
+    nd.ReduceOp: _reduce,
+    nd.ArgReduceOp: _arg_reduce,
+    nd.VarMeanOp: _var_mean,
+    nd.ScanOp: _scan,
+    nd.CatOp: _cat,
+    nd.SliceScatterOp: _slice_scatter,
+    nd.IndexOp: _index,
+    nd.GatherOp: _gather,
+    nd.ScatterOp: _scatter,
+    nd.IndexPutOp: _index_put,
+    nd.MatmulOp: _matmul,
+    nd.ConvOp: _conv,
+    nd.ExternOp: _extern,
+    nd.UpdateOp: _update,
+    ReturnOp: _return,
+}
