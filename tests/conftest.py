@@ -1,7 +1,8 @@
 """Runs the `// RUN:` lines of tests/**/*.mlir inside of the pytest process, as lit would run them in a shell.
 
-Known commands: opt-tool, filecheck (FileCheck), not, cat. Known syntax: `|`, `2>&1`, `> file`, `2> file`, `< file`, `&&`, a `\\`
-at the end of a line, and the substitutions %s (the file), %S (its folder), %t (a fresh path) and %% (a percent sign).
+Known commands: opt-tool, filecheck (FileCheck), not, cat.  Known syntax: `|`, `2>&1`, `> file`, `2> file`, `< file`,
+`&&`, a backslash at the end of a line, and the substitutions %s (the file), %S (its folder), %t (a fresh path) and %%
+(a percent sign).
 """
 
 from __future__ import annotations

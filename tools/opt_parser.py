@@ -56,7 +56,7 @@ class IRParser(Parser):
             while self._text[start : start + 1].isspace():
                 start += 1
         op = super().parse_operation()
-        if op.location is UNKNOWN_LOC or op.location == UNKNOWN_LOC:
+        if op.location is UNKNOWN_LOC:  # the default; a `loc(unknown)` that was written is another object
             line, column = self.line_and_column(start)
             op.location = FileLineColLoc(self._name, IntAttr(line), IntAttr(column))
         return op

@@ -5,13 +5,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from stepwell.dialects import load_dialects
-from stepwell.passes.errors import PassError
-from stepwell.passes.instrumentation import Instrumentation, remark, statistic
-from stepwell.passes.locations import source_location
-from stepwell.passes.manager import Nest, Pass, Pipeline, Stage, as_pass, run
-from stepwell.passes.verify import InvalidIR, verify_ir
-from stepwell.tools.opt_parser import parse_file
 from xdsl.context import Context
 from xdsl.dialects.arith import AddiOp, ConstantOp, MuliOp
 from xdsl.dialects.builtin import ModuleOp, i64
@@ -20,6 +13,14 @@ from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import PatternRewriter, RewritePattern, op_type_rewrite_pattern
 from xdsl.transforms.canonicalize import CanonicalizePass
 from xdsl.utils.exceptions import PassFailedException
+
+from stepwell.dialects import load_dialects
+from stepwell.passes.errors import PassError
+from stepwell.passes.instrumentation import Instrumentation, remark, statistic
+from stepwell.passes.locations import source_location
+from stepwell.passes.manager import Nest, Pass, Pipeline, Stage, as_pass, run
+from stepwell.passes.verify import InvalidIR, verify_ir
+from stepwell.tools.opt_parser import parse_file
 
 TEXT = """
 func.func @f(%a: i32) -> i32 {
@@ -49,7 +50,7 @@ class CountAdds(Pass):
         for nested in op.walk():
             if isinstance(nested, AddiOp):
                 self.statistic("num-adds")
-                self.remark(nested, lambda: f"{len(nested.operands)} operands", "analysis")
+                self.remark(nested, lambda op=nested: f"{len(op.operands)} operands", "analysis")
 
 
 @dataclass(frozen=True)

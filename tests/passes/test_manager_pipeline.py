@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
+from xdsl.passes import ModulePass
+
 from stepwell.passes import registry, user
 from stepwell.passes.errors import PipelineError
 from stepwell.passes.manager import Nest, Pass, Pipeline, Stage, as_pass
 from stepwell.passes.pipeline_text import option_lines, pass_text
 from stepwell.passes.pipelines import default_pipeline, parse_pass, parse_pipeline, pipeline_with_options
-from xdsl.passes import ModulePass
 
 
 @dataclass(frozen=True)
@@ -148,10 +149,13 @@ def test_mlir_opt_pass_of_xdsl():
 @pytest.mark.parametrize(
     ("text", "position", "message"),
     [
-        ("canonicalise", "1:1", "'canonicalise' does not refer to a registered pass or pass pipeline; did you mean 'canonicalize'"),
+        ("canonicalise", "1:1",
+         "'canonicalise' does not refer to a registered pass or pass pipeline; did you mean 'canonicalize'"),
         ("builtin.module(cse,xyzzy)", "1:20", "'xyzzy' does not refer to a registered pass or pass pipeline"),
         ("builtin.module(\n  cse,\n  xyzzy)", "3:3", "'xyzzy' does not refer to"),
-        ("func.func", "1:1", "'func.func' does not refer to a registered pass or pass pipeline; passes are nested under an operation as func.func(...)"),
+        ("func.func", "1:1",
+         "'func.func' does not refer to a registered pass or pass pipeline; passes are nested under an "
+            "operation as func.func(...)"),
         ("cse,", "1:5", "expected the name of a pass, found the end of the text"),
         ("cse dce", "1:5", "expected ',' or the end of the text, found 'd'"),
         ("func.func(cse", "1:10", "'(' after 'func.func' is never closed"),
@@ -173,7 +177,8 @@ def test_mlir_opt_pass_of_xdsl():
         ("test-options{number=1", "1:13", "'{' after 'test-options' is never closed"),
         ('test-options{text="a}', "1:19", "the string is never closed"),
         ("test-required", "1:1", "pass 'test-required' needs option 'path'"),
-        ("builtin.module(test-on-func)", "1:16", "pass 'test-on-func' works on 'func.func' and stands under 'builtin.module'; write func.func(test-on-func)"),
+        ("builtin.module(test-on-func)", "1:16",
+         "pass 'test-on-func' works on 'func.func' and stands under 'builtin.module'; write func.func(test-on-func)"),
         ("stepwell-cpu{from=lop}", "1:14", "pipeline 'stepwell-cpu' has no stage 'lop'; did you mean 'loop'?"),
         ("stepwell-cpu{form=loop}", "1:14", "pipeline 'stepwell-cpu' has no option 'form'; did you mean 'from'?"),
         ("stepwell-cpu{from=mem to=nd}", "1:1", "stage 'mem' comes after stage 'nd'"),
@@ -244,12 +249,14 @@ def test_parts_and_copies():
     [
         (lambda p: p.add("lop", "cse"), "pipeline 'toy' has no stage 'lop'; did you mean 'loop'?"),
         (lambda p: p.from_stage("x"), "pipeline 'toy' has no stage 'x'; its stages are: nd, loop, cpu"),
-        (lambda p: p.add("nd", "cse", "middle"), "position must be 'begin', 'end', 'before:PASS' or 'after:PASS', not 'middle'"),
+        (lambda p: p.add("nd", "cse", "middle"),
+         "position must be 'begin', 'end', 'before:PASS' or 'after:PASS', not 'middle'"),
         (lambda p: p.add("nd", "cse", "after:csee"), "stage 'nd' has no pass 'csee'; did you mean 'cse'?"),
         (lambda p: p.add("loop", "cse", "after:dce"), "stage 'loop' has no pass 'dce'; it is empty"),
         (lambda p: p.remove("licm"), "pipeline 'toy' has no pass 'licm'; its passes are: cse, dce, canonicalize"),
         (lambda p: p.add("nd", 3), "expected an xDSL ModulePass or RewritePattern (class or instance), not a int"),
-        (lambda p: p.add("nd", int), "expected an xDSL ModulePass or RewritePattern (class or instance), not class 'int'"),
+        (lambda p: p.add("nd", int),
+         "expected an xDSL ModulePass or RewritePattern (class or instance), not class 'int'"),
         (lambda p: p.add("nd", Required), "pass 'test-required' cannot be made without options: "),
     ],
 )  # fmt: skip
@@ -311,8 +318,9 @@ def test_fingerprint():
 
 
 def test_our_names_do_not_clash_with_those_of_xdsl():
-    from stepwell.dialects import DIALECTS
     from xdsl.dialects import get_all_dialects
+
+    from stepwell.dialects import DIALECTS
 
     assert not set(registry.OURS) & set(registry.xdsl_passes())
     assert not set(DIALECTS) & set(get_all_dialects())

@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 
 import pytest
+from xdsl.dialects.arith import AddiOp
+from xdsl.passes import ModulePass
+from xdsl.pattern_rewriter import PatternRewriter, RewritePattern, op_type_rewrite_pattern
+
 from stepwell.passes import pipelines, registry, user
 from stepwell.passes.errors import PipelineError
 from stepwell.passes.manager import Pass, pass_class
 from stepwell.passes.pipelines import default_pipeline, parse_pipeline
 from stepwell.passes.user import register_pass, unregister_pass
-from xdsl.dialects.arith import AddiOp
-from xdsl.passes import ModulePass
-from xdsl.pattern_rewriter import PatternRewriter, RewritePattern, op_type_rewrite_pattern
 
 
 @dataclass(frozen=True)
