@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from ..errors import StepwellError
@@ -14,12 +14,23 @@ if TYPE_CHECKING:
     from .locations import SourceLocation
 
 
-def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` with the nearest of `candidates` (at most three), or an empty string."""
-    near = get_close_matches(name, list(candidates), n=3, cutoff=0.6)
-    if not near:
+def did_you_mean(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
+    """``"; did you mean 'x'?"`` with the nearest of `candidates` (at most three, about equally near), or nothing.
+
+    `prefix` is put before each name that is shown.
+    """
+    matcher = SequenceMatcher()
+    matcher.set_seq2(name)
+    found: list[tuple[float, str]] = []
+    for candidate in dict.fromkeys(candidates):
+        matcher.set_seq1(candidate)
+        if matcher.real_quick_ratio() >= 0.6 and matcher.quick_ratio() >= 0.6 and (near := matcher.ratio()) >= 0.6:
+            found.append((near, candidate))
+    if not found:
         return ""
-    return "; did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
+    found.sort(key=lambda pair: (-pair[0], pair[1]))
+    close = [candidate for near, candidate in found[:3] if near >= found[0][0] - 0.08]
+    return "; did you mean " + " or ".join(f"'{prefix}{n}'" for n in close) + "?"
 
 
 class PassError(StepwellError):

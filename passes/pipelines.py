@@ -15,7 +15,7 @@ from xdsl.passes import ModulePass
 from . import registry, user
 from .errors import PipelineError, did_you_mean
 from .manager import MODULE, Entry, Nest, PassLike, Pipeline, Stage, anchor_of, as_pass
-from .pipeline_text import Element, Option, build_pass, parse_text
+from .pipeline_text import Element, Option, Value, build_pass, parse_text
 
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
@@ -138,7 +138,7 @@ class _Builder:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def fail(self, message: str, at: Element | Option) -> PipelineError:
+    def fail(self, message: str, at: Element | Option | Value) -> PipelineError:
         return PipelineError(message, self.text, at.start, at.end)
 
     def stages(self, elements: Iterable[Element], explicit: bool) -> list[Stage]:
@@ -167,7 +167,8 @@ class _Builder:
             value = option.values[0].text if len(option.values) == 1 else ""
             if value not in names:
                 hint = did_you_mean(value, names) or f"; its stages are: {', '.join(names)}"
-                raise self.fail(f"pipeline '{element.name}' has no stage '{value}'{hint}", option)
+                at = option.values[0] if option.values else option
+                raise self.fail(f"pipeline '{element.name}' has no stage '{value}'{hint}", at)
             bounds[option.key] = value
         first, last = names.index(bounds["from"]), names.index(bounds["to"])
         if first > last:

@@ -7,12 +7,18 @@ from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import UNKNOWN_LOC, FileLineColLoc, IntAttr, ModuleOp, StringAttr
-from xdsl.ir import Operation
+from xdsl.ir import Block, Operation
 from xdsl.parser import Parser
-from xdsl.utils.exceptions import DiagnosticException, ParseError, UnregisteredConstructException
+from xdsl.utils.exceptions import (
+    DiagnosticException,
+    MultipleSpansParseError,
+    ParseError,
+    UnregisteredConstructException,
+)
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from ..errors import StepwellError
+from ..passes.errors import did_you_mean
 
 
 class SyntaxProblem(StepwellError):
@@ -37,6 +43,7 @@ class IRParser(Parser):
         self.resources: dict[str, dict[str, Any]] = {}
         self._text = text
         self._name = StringAttr(name)
+        self._op_start = 0
         self._starts = [0]
         at = text.find("\n")
         while at >= 0:
@@ -55,6 +62,7 @@ class IRParser(Parser):
             start = self._text.find("=", start) + 1
             while self._text[start : start + 1].isspace():
                 start += 1
+        self._op_start = start
         op = super().parse_operation()
         if op.location is UNKNOWN_LOC:  # the default; a `loc(unknown)` that was written is another object
             line, column = self.line_and_column(start)
@@ -72,7 +80,7 @@ class IRParser(Parser):
             elif (op := self.parse_optional_operation()) is not None:
                 ops.append(op)
             else:
-                self.raise_error(f"expected an operation, found '{self._current_token.text}'")
+                self.raise_error(f"expected an operation, found {self._found()}")
         for name, uses in self.forward_ssa_references.items():
             raise _undefined(self, name, [use.operation for value in uses.values() for use in value.uses])
         if len(ops) == 1 and isinstance(ops[0], ModuleOp):
@@ -80,7 +88,38 @@ class IRParser(Parser):
         if not allow_implicit_module:
             self._resume_from(0)
             self.raise_error("expected one builtin.module" if ops else "the file holds no operation")
-        return ModuleOp(ops)
+        module = ModuleOp(ops)
+        if ops:
+            module.location = ops[0].location
+        return module
+
+    def _parse_block(self) -> Block:
+        if self._current_token.kind != MLIRTokenKind.CARET_IDENT:
+            self.raise_error(f"expected an operation, '}}' or the label of a block, found {self._found()}")
+        return super()._parse_block()
+
+    def _found(self) -> str:
+        at_end = self._current_token.kind == MLIRTokenKind.EOF
+        return "the end of the file" if at_end else f"'{self._current_token.text}'"
+
+    def _get_op_by_name(self, name: str) -> type[Operation]:
+        stack = self._parser_state.dialect_stack
+        if (op_type := self.ctx.get_optional_op(name, dialect_stack=stack)) is not None:
+            return op_type
+        dialect, dot, rest = name.partition(".")
+        if not dot:
+            message = f"'{name}' is no operation{self._near(stack[-1], name) or self._near('func', name)}"
+        elif dialect not in self.ctx.registered_dialect_names:
+            hint = did_you_mean(dialect, self.ctx.registered_dialect_names)
+            message = f"there is no dialect '{dialect}' for operation '{name}'{hint}"
+        else:
+            message = f"dialect '{dialect}' has no operation '{name}'{self._near(dialect, rest)}"
+        self.raise_error(message, self._op_start, self._op_start + len(name))
+
+    def _near(self, dialect: str, name: str) -> str:
+        """A hint at operations of `dialect` with names like `name`, which is without the dialect."""
+        names = (n.partition(".")[2] for n in self.ctx._loaded_ops if n.startswith(f"{dialect}."))
+        return did_you_mean(name, names, prefix=f"{dialect}.")
 
     def _parse_external_resources(self) -> None:
         def value() -> Any:
@@ -127,6 +166,13 @@ def parse_file(
         return parser.parse_module(implicit_module), parser.resources
     except SyntaxProblem:
         raise
+    except MultipleSpansParseError as error:
+        span, message = error.span, error.msg.strip()
+        if message.startswith("region ends with missing block"):  # the place of the use says more
+            span = error.refs[0][0]
+            message = f"block '{span.text}' is used but never defined"
+        place = span.get_location()
+        raise SyntaxProblem(name, place.line, place.col, message) from error
     except ParseError as error:
         place = error.span.get_location()
         raise SyntaxProblem(name, place.line, place.col, error.msg.strip()) from error

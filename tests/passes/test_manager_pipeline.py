@@ -179,7 +179,7 @@ def test_mlir_opt_pass_of_xdsl():
         ("test-required", "1:1", "pass 'test-required' needs option 'path'"),
         ("builtin.module(test-on-func)", "1:16",
          "pass 'test-on-func' works on 'func.func' and stands under 'builtin.module'; write func.func(test-on-func)"),
-        ("stepwell-cpu{from=lop}", "1:14", "pipeline 'stepwell-cpu' has no stage 'lop'; did you mean 'loop'?"),
+        ("stepwell-cpu{from=lop}", "1:19", "pipeline 'stepwell-cpu' has no stage 'lop'; did you mean 'loop'?"),
         ("stepwell-cpu{form=loop}", "1:14", "pipeline 'stepwell-cpu' has no option 'form'; did you mean 'from'?"),
         ("stepwell-cpu{from=mem to=nd}", "1:1", "stage 'mem' comes after stage 'nd'"),
         ("func.func(stepwell-cpu)", "1:11", "pipeline 'stepwell-cpu' works on modules and cannot be nested"),

@@ -1,0 +1,177 @@
+"""Bad input: what opt-tool says, word for word.  Nothing here may show a Python traceback."""
+
+# Each message stands on one line, so that a search for it finds it.
+# ruff: noqa: E501
+
+import pytest
+
+FUNC = "func.func @f() {\n  func.return\n}\n"
+
+USER = """
+from xdsl.dialects.arith import ConstantOp
+from xdsl.passes import ModulePass
+
+class Breaks(ModulePass):
+    name = "breaks"
+
+    def apply(self, ctx, op):
+        for f in op.ops:
+            f.body.block.insert_op_before(ConstantOp.from_int_and_width(1, 64), f.body.block.first_op)
+            f.body.block.last_op.detach()
+
+class Raises(ModulePass):
+    name = "raises"
+
+    def apply(self, ctx, op):
+        {}["x"]
+"""
+
+# (name, text, message): the whole of standard error but for the source line and the caret.
+SYNTAX = [
+    ("empty", "", "1:1: error: the file holds no operation"),
+    ("comment", "// nothing\n", "1:1: error: the file holds no operation"),
+    ("unclosed region", "func.func @f() {\n  func.return\n", "3:1: error: expected an operation, '}' or the label of a block, found the end of the file"),
+    ("stray brace", "}", "1:1: error: expected an operation, found '}'"),
+    ("stray token in a region", "func.func @f() {\n  )\n}", "2:3: error: expected an operation, '}' or the label of a block, found ')'"),
+    ("unknown dialect", "  foo.bar\n", "1:3: error: there is no dialect 'foo' for operation 'foo.bar'"),
+    ("misspelt dialect", "func.func @f() {\n  arth.addi\n}", "2:3: error: there is no dialect 'arth' for operation 'arth.addi'; did you mean 'arith'?"),
+    ("misspelt operation", "func.func @f(%a: i32) {\n  %b = arith.adi %a, %a : i32\n}", "2:8: error: dialect 'arith' has no operation 'arith.adi'; did you mean 'arith.addi' or 'arith.andi'?"),
+    ("operation without a dialect", "func.func @f() {\n  retrun\n}", "2:3: error: 'retrun' is no operation; did you mean 'func.return'?"),
+    ("unknown type", "func.func @f() -> !nope.t { func.return }", "1:27: error: 'nope.t' is not registered"),
+    ("no type", "func.func @f(%a: i33x) { func.return }", "1:18: error: type expected"),
+    ("bad vector", "func.func @f(%a: vector<-1xf32>) { func.return }", "1:25: error: Expected vector element type"),
+    ("wrong operand type", "func.func @f(%a: f32) {\n  %b = arith.addf %a, %a : f64\n}", "2:19: error: operand is used with type f64, but has been previously used or defined with type f32"),
+    ("type that the operation has not", "func.func @f(%a: f32) {\n  %b = arith.addi %a, %a : f32\n}", "3:1: error: Unexpected attribute f32"),
+    ("undefined value", "func.func @f() -> i32 {\n  func.return %x : i32\n}", "2:3: error: value '%x' is used but never defined"),
+    ("value defined twice", "func.func @f(%a: i32) {\n  %a = arith.constant 1 : i32\n}", "2:3: error: SSA value %a is already defined"),
+    ("too many results", "%0:2 = arith.constant 1 : i32", "1:1: error: Operation has 1 results, but was given 2 to bind."),
+    ("undefined block", "func.func @f() {\n  cf.br ^x\n}", "2:9: error: block '^x' is used but never defined"),
+    ("attribute without a value", "func.func @f() attributes {a = } {\n}", "1:32: error: attribute expected"),
+    ("alias defined twice", "#x = 1 : i32\n#x = 2 : i32", "2:4: error: re-declaration of alias '#x'"),
+    ("unclosed string", 'func.func @f() { "x', "1:18: error: End of file reached before closing string literal."),
+    ("bad character", FUNC + "`", "4:1: error: Unexpected character: `"),
+    ("constant out of range", "%a = arith.constant 300 : i8", "1:29: error: Integer value 300 is out of range for type i8 which supports values in the range [-128, 256)"),
+    ("unknown footer", FUNC + "{-# foo: {} #-}", "4:10: error: got an unexpected key in file metadata: foo"),
+    ("invalid return", "func.func @f(%a: f32) {\n  func.return %a : f32\n}", "2:3: error: 'func.return' op: Expected arguments to have the same types as the function output types: expected [], got [f32]"),
+    ("use before definition", "func.func @f(%a: i32) {\n  %b = arith.addi %c, %a : i32\n  %c = arith.addi %a, %a : i32\n  func.return\n}", "2:8: error: 'arith.addi' op: operand #0 (a result of 'arith.addi') does not dominate this use"),
+    ("value from outside of a function", "%c = arith.constant 1 : i32\nfunc.func @f() -> i32 {\n  func.return %c : i32\n}", "3:3: error: 'func.return' op: operand #0 (a result of 'arith.constant') is defined outside of its 'func.func'"),
+    ("no terminator", "func.func @f() {\n  %c = arith.constant 1 : i32\n}", "2:8: error: 'arith.constant' op: Operation arith.constant terminates block in single-block region but is not a terminator"),
+    ("two functions of one name", FUNC + FUNC, "1:1: error: 'builtin.module' op: Redefinition of symbol \"f\""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), [row[1:] for row in SYNTAX], ids=[row[0] for row in SYNTAX])
+def test_ir(opt_tool, text, message):
+    result = opt_tool(stdin=text)
+    assert (result.code, result.out) == (1, "")
+    lines = result.err.splitlines()
+    assert lines[0] == f"<stdin>:{message}"
+    assert len(lines) == 1 or lines[2].strip() == "^"
+
+
+PIPELINES = [
+    ("unknown pass", ["-p", "canonicalze"], "1:1: error: 'canonicalze' does not refer to a registered pass or pass pipeline; did you mean 'canonicalize'?\n  canonicalze\n  ^~~~~~~~~~~\n"),
+    ("unknown option", ["-p", "cse,canonicalize{max=1}"], "1:18: error: pass 'canonicalize' has no option 'max'; it has none\n  cse,canonicalize{max=1}\n                   ^~~\n"),
+    ("wrong type of option", ["-p", "scf-parallel-loop-tiling{parallel-loop-tile-sizes=4,b}"], "1:51: error: option 'parallel-loop-tile-sizes' of pass 'scf-parallel-loop-tiling' takes list of int, not '4,b'\n  scf-parallel-loop-tiling{parallel-loop-tile-sizes=4,b}\n                                                    ^~~\n"),
+    ("unclosed parenthesis", ["--pass-pipeline=builtin.module(cse"], "1:15: error: '(' after 'builtin.module' is never closed\n  builtin.module(cse\n                ^\n"),
+    ("empty element", ["-p", "cse,,dce"], "1:5: error: expected the name of a pass, found ','\n  cse,,dce\n      ^\n"),
+    ("nested under a pass", ["-p", "cse(dce)"], "1:1: error: 'cse' is a pass, not an operation to nest under\n  cse(dce)\n  ^~~\n"),
+    ("unknown stage", ["-p", "stepwell-cpu{from=mme}"], "1:19: error: pipeline 'stepwell-cpu' has no stage 'mme'; did you mean 'mem'?\n  stepwell-cpu{from=mme}\n                    ^~~\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "message"), [row[1:] for row in PIPELINES], ids=[row[0] for row in PIPELINES])
+def test_pipeline_text(opt_tool, flags, message):
+    result = opt_tool(*flags, stdin=FUNC)
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"pass-pipeline:{message}"
+
+
+USAGE = [
+    ("unknown flag", ["--mlir-timin"], "there is no flag '--mlir-timin'; did you mean '--mlir-timing'?"),
+    ("unknown target", ["-t", "llvn"], "argument -t: there is no target 'llvn'; did you mean 'llvm'? (choose from mlir, llvm, asm, obj)"),
+    ("two pipelines", ["-p", "cse", "--pass-pipeline=builtin.module()x"], "--pass-pipeline and -p cannot be used together"),
+    ("bad boolean", ["--verify-each=maybe"], "argument --verify-each: expected 0 or 1, not 'maybe'"),
+    ("bad seed", ["--seed", "x"], "argument --seed: invalid int value: 'x'"),
+    ("missing value", ["-p"], "argument -p/--passes: expected one argument"),
+    ("unknown kind of remark", ["--remarks=mised"], "argument --remarks: there is no kind 'mised'; did you mean 'missed'? (choose from all, applied, missed, analysis)"),
+    ("two files", ["a.mlir", "b.mlir"], "unrecognized arguments: b.mlir"),
+    ("no module file", ["--load-module", "/no/such.py"], "--load-module: no such file '/no/such.py'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "message"), [row[1:] for row in USAGE], ids=[row[0] for row in USAGE])
+def test_usage(opt_tool, flags, message):
+    result = opt_tool(*flags, stdin=FUNC)
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"opt-tool: error: {message}\n  opt-tool --help describes the flags\n"
+
+
+def test_files(opt_tool, tmp_path):
+    def error(*arguments) -> str:
+        result = opt_tool(*arguments, stdin=FUNC)
+        assert (result.code, result.out) == (1, "")
+        return result.err.replace(str(tmp_path), "DIR")
+
+    (tmp_path / "binary.mlir").write_bytes(b"func\xff\x00")
+    (tmp_path / "zero.mlir").write_bytes(b"func\x00")
+    assert error(tmp_path / "none.mlir") == "opt-tool: error: cannot open 'DIR/none.mlir': No such file or directory\n"
+    assert error(tmp_path) == "opt-tool: error: cannot open 'DIR': Is a directory\n"
+    assert error(tmp_path / "binary.mlir") == (
+        "opt-tool: error: 'DIR/binary.mlir' is not text: byte 0xff at offset 4 is not UTF-8\n"
+    )
+    assert error(tmp_path / "zero.mlir") == (
+        "opt-tool: error: 'DIR/zero.mlir' is not text: it has a zero byte at offset 4\n"
+    )
+    assert error("-o", tmp_path / "no" / "o.mlir") == (
+        "opt-tool: error: cannot write 'DIR/no/o.mlir': No such file or directory\n"
+    )
+    assert error("--run-reproducer") == "<stdin>: error: --run-reproducer: the file has no mlir_reproducer footer\n"
+    assert error("--no-implicit-module").startswith("<stdin>:1:1: error: expected one builtin.module\n")
+
+
+def test_passes_of_users(opt_tool, tmp_path):
+    path = tmp_path / "mine.py"
+
+    def error(source: str, *flags: str) -> str:
+        path.write_text(source)
+        result = opt_tool("--load-module", path, *flags, stdin=FUNC)
+        assert (result.code, result.out) == (1, "")
+        return result.err.replace(str(tmp_path), "DIR")
+
+    usage = "\n  opt-tool --help describes the flags\n"
+    assert error(USER, "-p", "breaks") == (
+        "<stdin>: error: after pass 'breaks': 'arith.constant' op: Operation arith.constant terminates block in "
+        "single-block region but is not a terminator\n"
+    )
+    assert error(USER, "-p", "raises") == "<stdin>: error: pass 'raises' failed: KeyError: 'x'\n"
+    assert error("x = 1 +\n") == (
+        f"opt-tool: error: --load-module: DIR/mine.py:1: SyntaxError: invalid syntax (mine.py, line 1){usage}"
+    )
+    assert error("\n\nraise ValueError('no')\n") == (
+        f"opt-tool: error: --load-module: DIR/mine.py:3: ValueError: no{usage}"
+    )
+    assert error("import stepwell\nstepwell.register_pass('lop', 3)\n") == (
+        "opt-tool: error: --load-module: DIR/mine.py:2: PipelineError: there is no stage 'lop'; "
+        f"did you mean 'loop'?{usage}"
+    )
+    assert error("import stepwell\nstepwell.register_pass('loop', 3)\n") == (
+        "opt-tool: error: --load-module: DIR/mine.py:2: PipelineError: expected an xDSL ModulePass or "
+        f"RewritePattern (class or instance), not a int{usage}"
+    )
+
+
+def test_inputs_of_a_run(opt_tool, tmp_path, monkeypatch):
+    import sys
+
+    from stepwell.tools import opt_run
+
+    runner = type(sys)("stepwell.tools.toy_runner")
+    runner.run_module = lambda *a, **k: []
+    monkeypatch.setitem(sys.modules, "stepwell.tools.toy_runner", runner)
+    monkeypatch.setattr(opt_run, "RUNNER", ".toy_runner:run_module")
+    (tmp_path / "bad.npy").write_text("not an array")
+    missing = opt_tool("--run", "--args", tmp_path / "none.npy", stdin=FUNC)
+    assert missing.err == (f"<stdin>: error: --run: cannot read '{tmp_path}/none.npy': No such file or directory\n")
+    bad = opt_tool("--run", "--args", tmp_path / "bad.npy", stdin=FUNC)
+    assert bad.code == 1 and bad.err.startswith(f"<stdin>: error: --run: '{tmp_path}/bad.npy' is not a .npy file of")
