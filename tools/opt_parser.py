@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import Any
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import UNKNOWN_LOC, FileLineColLoc, IntAttr, ModuleOp, StringAttr
+from xdsl.dialects.builtin import UNKNOWN_LOC, FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnregisteredOp
 from xdsl.ir import Block, Operation
 from xdsl.parser import Parser
 from xdsl.utils.exceptions import (
@@ -104,7 +104,9 @@ class IRParser(Parser):
 
     def _get_op_by_name(self, name: str) -> type[Operation]:
         stack = self._parser_state.dialect_stack
-        if (op_type := self.ctx.get_optional_op(name, dialect_stack=stack)) is not None:
+        op_type = self.ctx.get_optional_op(name, dialect_stack=stack)
+        generic = self._text.startswith('"', self._op_start)
+        if op_type is not None and (generic or not issubclass(op_type, UnregisteredOp)):
             return op_type
         dialect, dot, rest = name.partition(".")
         if not dot:
