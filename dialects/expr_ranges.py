@@ -335,8 +335,10 @@ def _ge0_by_elimination(e: Expr, env: RangeEnv, depth: int) -> bool:
         else:
             continue
         if isinstance(v, (Min, Max)):
-            pick = any if isinstance(v, Min) == upper else all
-            if pick(_ge0(a * arg + b, env, depth) for arg in v.args):
+            attempts = (_ge0(a * arg + b, env, depth) for arg in v.args)
+            if isinstance(v, Min) != upper:
+                return all(attempts)
+            if any(attempts):
                 return True
             continue
         bounds = _bounds(v, upper, env, depth)
@@ -353,11 +355,14 @@ def _ge0_by_elimination(e: Expr, env: RangeEnv, depth: int) -> bool:
     return False
 
 
-def _elimination_order(v: Expr) -> tuple[int, str]:
-    """Inner dimensions first: the bound of a tile's inner loop is an expression of the outer one. Symbols last."""
+def _elimination_order(v: Expr) -> tuple[int, int, str]:
+    """What contains other variables first, then dimensions, then symbols, which bound them.
+
+    Inner dimensions go before outer ones: the bound of a tile's inner loop is an expression of the outer one.
+    """
     if isinstance(v, Dim):
-        return (0, f"{1 << 32 - v.index:020d}") if v.index < 32 else (0, "")
-    return (2 if isinstance(v, Sym) else 1, sort_key(v))
+        return 1, -v.index, ""
+    return (2 if isinstance(v, Sym) else 0), 0, sort_key(v)
 
 
 def _coefficient(e: Expr, v: Expr) -> tuple[Expr, Expr] | None:
