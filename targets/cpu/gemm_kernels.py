@@ -1,0 +1,217 @@
+"""The inner kernels of the matrix multiplication: register tiles that compute a block of C for one range of K.
+
+Every kernel has the same arguments (`KERNEL_ARGS`), strides in bytes, so that the driver picks one from a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .gemm_convert import bf16_bits_to_float, load_as, vector
+from .gemm_ir import Function, Value
+from .gemm_spec import LLVM_TYPE, Shape
+
+KERNEL_ARGS = (
+    ("ptr", "a"),
+    ("i64", "ars"),
+    ("i64", "acs"),
+    ("ptr", "b"),
+    ("i64", "bs"),
+    ("ptr", "init"),
+    ("i64", "ild"),
+    ("ptr", "c"),
+    ("i64", "cld"),
+    ("i64", "k"),
+    ("i64", "mr"),
+    ("i64", "nr"),
+)
+"""Rows of A (`ars` from row to row, `acs` from step to step), B (`bs` from step to step, or from column to column in the dot
+form), the starting values and the result (both of the accumulator's type, with their row strides; they may be the same
+memory), the number of steps, and the rows and columns that are wanted."""
+KERNEL_TYPES = ", ".join(ty for ty, _ in KERNEL_ARGS)
+
+
+def tile_kernel(shape: Shape, name: str, rows: int) -> str:
+    """A `rows` x `shape.width` tile as a sum of outer products: one step loads a row of B and broadcasts `rows` elements of A."""
+    f = Function(name, KERNEL_ARGS)
+    lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
+    vec = f"<{lanes} x {acc}>"
+    step = shape.isa.vector_bytes
+    columns = range(shape.isa.vectors)
+    a_rows = [f.at("%a", f.mul("%ars", i)) for i in range(rows)]
+    start: list[tuple[str, Value]] = []
+    for i in range(rows):
+        row = f.at("%init", f.mul("%ild", i))
+        start += [(vec, f.load(vec, f.at(row, j * step))) for j in columns]
+    b_type = f"<{2 * lanes} x bfloat>" if shape.pairs else vec
+    with f.loop(0, "%k", 1, [*start, ("i64", 0), ("i64", 0)]) as body:
+        *sums, a_off, b_off = body.values
+        b_row = f.at("%b", b_off)
+        b = [f.load(b_type, f.at(b_row, j * step)) for j in columns]
+        out: list[Value] = []
+        for i in range(rows):
+            at = f.at(a_rows[i], a_off)
+            if shape.pairs:
+                a = f.let(f"bitcast <{lanes} x i32> {f.splat(f.load('i32', at), 'i32', lanes)} to {b_type}")
+            else:
+                a = f.splat(f.load(acc, at), acc, lanes)
+            out += [_multiply_add(f, shape, vec, a, b[j], sums[i * len(columns) + j]) for j in columns]
+        body.next = [*out, f.add(a_off, "%acs"), f.add(b_off, "%bs")]
+    for i in range(rows):
+        row = f.at("%c", f.mul("%cld", i))
+        for j in columns:
+            f.store(vec, body.results[i * len(columns) + j], f.at(row, j * step))
+    return f.text()
+
+
+def fma(f: Function, ty: str, a: str, b: str, c: str) -> str:
+    """a * b + c; one instruction where the target has it, two where not."""
+    suffix = ty if not ty.startswith("<") else "v" + ty[1:-1].replace(" x ", "")
+    suffix = suffix.replace("float", "f32").replace("double", "f64")
+    return f.let(f"call {ty} @llvm.fmuladd.{suffix}({ty} {a}, {ty} {b}, {ty} {c})")
+
+
+def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
+    """A `rows` x `columns` tile as dot products along K, for row-major A and B stored [N, K], both read as they are.
+
+    Fewer rows or columns are computed by repeating the last one. `k` counts elements.
+    """
+    f = Function(name, KERNEL_ARGS)
+    lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
+    vec = vector(lanes, acc)
+    chunk = lanes * shape.k_unit
+    a_rows = [f.at("%a", f.mul(f.min(i, f.sub("%mr", 1)), "%ars")) for i in range(rows)]
+    b_rows = [f.at("%b", f.mul(f.min(j, f.sub("%nr", 1)), "%bs")) for j in range(columns)]
+    whole = f.mul(f.div("%k", chunk), chunk)
+    cells = rows * columns
+
+    def products(sums: list[str], offset: Value, mask: str | None) -> list[Value]:
+        b = [_chunk(f, shape, f.at(row, offset), mask) for row in b_rows]
+        out: list[Value] = []
+        for i in range(rows):
+            a = _chunk(f, shape, f.at(a_rows[i], offset), mask)
+            out += [_multiply_add(f, shape, vec, a, b[j], sums[i * columns + j]) for j in range(columns)]
+        return out
+
+    with f.loop(0, whole, chunk, [(vec, "zeroinitializer")] * cells) as body:
+        body.next = products(body.values, f.mul(body.i, shape.element), None)
+    left = f.sub("%k", whole)
+    with f.loop(0, f.min(left, 1), 1, [(vec, value) for value in body.results]) as tail:
+        iota = ", ".join(f"i32 {t}" for t in range(chunk))
+        count = f.splat(f.let(f"trunc i64 {left} to i32"), "i32", chunk)
+        mask = f.let(f"icmp slt <{chunk} x i32> <{iota}>, {count}")
+        tail.next = products(tail.values, f.mul(whole, shape.element), mask)
+    sums = tail.results
+
+    padded = 1 << (columns - 1).bit_length()
+    per_vector = lanes // padded
+    sums_at = f.alloca(max(rows, per_vector) * padded, acc)
+    for first in range(0, rows, per_vector):
+        cell_of = [(first + t // padded, t % padded) for t in range(lanes)]
+        group = [sums[i * columns + j] if i < rows and j < columns else None for i, j in cell_of]
+        f.store(vec, _sum_each(f, vec, acc, group), f.at(sums_at, first * padded * shape.acc_bytes))
+    iota = ", ".join(f"i32 {t}" for t in range(padded))
+    count = f.splat(f.let("trunc i64 %nr to i32"), "i32", padded)
+    mask = f.let(f"icmp slt <{padded} x i32> <{iota}>, {count}")
+    row_type = vector(padded, acc)
+    suffix = f"v{padded}{shape.spec.acc}.p0"
+    with f.loop(0, "%mr") as row:
+        init = f.at("%init", f.mul(row.i, "%ild"))
+        start = f.let(
+            f"call {row_type} @llvm.masked.load.{suffix}(ptr align 1 {init}, <{padded} x i1> {mask}, {row_type} zeroinitializer)"
+        )
+        value = f.load(row_type, f.at(sums_at, f.mul(row.i, padded * shape.acc_bytes)))
+        total = f.let(f"fadd {row_type} {start}, {value}")
+        out = f.at("%c", f.mul(row.i, "%cld"))
+        f.do(f"call void @llvm.masked.store.{suffix}({row_type} {total}, ptr align 1 {out}, <{padded} x i1> {mask})")
+    return f.text()
+
+
+def _chunk(f: Function, shape: Shape, pointer: str, mask: str | None) -> str:
+    """One vector's worth of elements along K, ready to multiply; lanes outside `mask` are zero."""
+    dtype, lanes = shape.spec.dtype, shape.lanes * shape.k_unit
+    if mask is None:
+        if shape.pairs:
+            return f.load(f"<{lanes} x bfloat>", pointer)
+        return load_as(f, shape.isa, dtype, shape.spec.acc, pointer, lanes)
+    if dtype in ("f32", "f64"):
+        ty, suffix = vector(lanes, LLVM_TYPE[dtype]), f"v{lanes}{dtype}.p0"
+    else:
+        ty, suffix = vector(lanes, "i16"), f"v{lanes}i16.p0"
+    call = f"@llvm.masked.load.{suffix}(ptr align 1 {pointer}, <{lanes} x i1> {mask}, {ty} zeroinitializer)"
+    value = f.let(f"call {ty} {call}")
+    if shape.pairs:
+        return f.let(f"bitcast {ty} {value} to <{lanes} x bfloat>")
+    if dtype == "bf16":
+        return bf16_bits_to_float(f, f.let(f"zext {ty} {value} to {vector(lanes, 'i32')}"), lanes)
+    if dtype == "f16":
+        half = f.let(f"bitcast {ty} {value} to {vector(lanes, 'half')}")
+        return f.let(f"fpext {vector(lanes, 'half')} {half} to {vector(lanes, 'float')}")
+    return value
+
+
+def _multiply_add(f: Function, shape: Shape, vec: str, a: str, b: str, c: str) -> str:
+    if not shape.pairs:
+        return fma(f, vec, a, b, c)
+    wide = f"<{2 * shape.lanes} x bfloat>"
+    return f.let(f"call {vec} @llvm.x86.avx512bf16.dpbf16ps.512({vec} {c}, {wide} {a}, {wide} {b})")
+
+
+def _sum_each(f: Function, vec: str, acc: str, vectors: Sequence[str | None]) -> str:
+    """A vector whose lane t is the sum over the lanes of vectors[t]; None stands for a vector that nobody asks for."""
+    lanes, stride = len(vectors), 1
+    current = list(vectors)
+    while stride < lanes:
+        out: list[str | None] = []
+        for a, b in zip(current[::2], current[1::2], strict=True):
+            if a is None:
+                out.append(None)
+            elif b is None:
+                other = f.shuffle(a, a, acc, lanes, [p ^ stride for p in range(lanes)])
+                out.append(f.let(f"fadd {vec} {a}, {other}"))
+            else:
+                low = f.shuffle(a, b, acc, lanes, [(lanes if p & stride else 0) + (p & ~stride) for p in range(lanes)])
+                high = f.shuffle(a, b, acc, lanes, [(lanes if p & stride else 0) + (p | stride) for p in range(lanes)])
+                out.append(f.let(f"fadd {vec} {low}, {high}"))
+        current = out
+        stride *= 2
+    assert current[0] is not None
+    return current[0]
+
+
+ROWS_AT_ONCE = 8
+"""Rows of B that the vector kernel adds to the result in one pass over it."""
+
+
+def vector_kernel(shape: Shape, name: str) -> str:
+    """One row of A times B stored [K, N]: reads whole rows of B, the result stays in the first-level cache. `k` counts elements."""
+    f = Function(name, KERNEL_ARGS)
+    isa, dtype, acc, lanes = shape.isa, shape.spec.dtype, shape.spec.acc, shape.lanes
+    whole = f.mul(f.div("%nr", lanes), lanes)
+    for lo, hi, count in ((0, whole, lanes), (whole, "%nr", 1)):
+        with f.loop(lo, hi, count) as j:
+            offset = f.mul(j.i, shape.acc_bytes)
+            value = f.load(vector(count, LLVM_TYPE[acc]), f.at("%init", offset))
+            f.store(vector(count, LLVM_TYPE[acc]), value, f.at("%c", offset))
+
+    def add_rows(k_index: Value, depth: int) -> None:
+        a = [f.at("%a", f.mul(f.add(k_index, t), "%acs")) for t in range(depth)]
+        scalars = [load_as(f, isa, dtype, acc, pointer, 1) for pointer in a]
+        splats = [f.splat(s, LLVM_TYPE[acc], lanes) for s in scalars]
+        rows = [f.at("%b", f.mul(f.add(k_index, t), "%bs")) for t in range(depth)]
+        for lo, hi, count, factors in ((0, whole, lanes, splats), (whole, "%nr", 1, scalars)):
+            ty = vector(count, LLVM_TYPE[acc])
+            with f.loop(lo, hi, count) as j:
+                out = f.at("%c", f.mul(j.i, shape.acc_bytes))
+                total = f.load(ty, out)
+                for factor, row in zip(factors, rows, strict=True):
+                    b = load_as(f, isa, dtype, acc, f.at(row, f.mul(j.i, shape.element)), count)
+                    total = fma(f, ty, factor, b, total)
+                f.store(ty, total, out)
+
+    deep = f.mul(f.div("%k", ROWS_AT_ONCE), ROWS_AT_ONCE)
+    with f.loop(0, deep, ROWS_AT_ONCE) as k:
+        add_rows(k.i, ROWS_AT_ONCE)
+    with f.loop(deep, "%k") as k:
+        add_rows(k.i, 1)
+    return f.text()

@@ -1,0 +1,169 @@
+"""Packing for the matrix kernels: panels of A and B in the order in which a register tile reads them.
+
+A packed panel of B is [units][width], of A [units][A_PANEL_ROWS] (or rows of units, for row-major A that needs conversion). A unit is
+one element of the accumulator's type, or a pair of bfloats that are neighbours along K. Sizes are in elements, strides in bytes.
+"""
+
+from __future__ import annotations
+
+from .gemm_convert import load_as, store_as, vector
+from .gemm_ir import Function, Value
+from .gemm_spec import LLVM_TYPE, Shape
+
+A_PANEL_ROWS = 8
+"""Units from one step to the next in a packed panel of A; a power of two, at least the rows of any tile."""
+
+
+def unit_type(shape: Shape) -> str:
+    return "i32" if shape.pairs else LLVM_TYPE[shape.spec.acc]
+
+
+def load_units(f: Function, shape: Shape, pointer: str, lanes: int) -> str:
+    """`lanes` units that lie behind each other in memory."""
+    if shape.pairs:
+        return f.load(vector(lanes, "i32"), pointer)
+    return load_as(f, shape.isa, shape.spec.dtype, shape.spec.acc, pointer, lanes)
+
+
+def load_across(f: Function, shape: Shape, row: str, next_row: str, lanes: int) -> str:
+    """`lanes` units from neighbouring columns of row k (and k + 1, for pairs)."""
+    if not shape.pairs:
+        return load_units(f, shape, row, lanes)
+    short, word = vector(lanes, "i16"), vector(lanes, "i32")
+    low = f.let(f"zext {short} {f.load(short, row)} to {word}")
+    high = f.let(f"zext {short} {f.load(short, next_row)} to {word}")
+    sixteen = "16" if lanes == 1 else "splat (i32 16)"
+    return f.let(f"or {word} {low}, {f.let(f'shl {word} {high}, {sixteen}')}")
+
+
+def transpose(f: Function, rows: list[str], ty: str) -> list[str]:
+    """Transpose a square of vectors in registers: log2(n) butterfly stages."""
+    n = len(rows)
+    stride = 1
+    while stride < n:
+        low = [n + (k ^ stride) if k & stride else k for k in range(n)]
+        high = [n + k if k & stride else k | stride for k in range(n)]
+        out = list(rows)
+        for k in range(n):
+            if not k & stride:
+                a, b = rows[k], rows[k + stride]
+                out[k], out[k + stride] = f.shuffle(a, b, ty, n, low), f.shuffle(a, b, ty, n, high)
+        rows = out
+        stride *= 2
+    return rows
+
+
+def _second_row(f: Function, shape: Shape, row: str, ld: Value, k_index: Value, zeros: str) -> str:
+    """The row after `row`, or a row of zeros where K ends with an odd element."""
+    if not shape.pairs:
+        return row
+    inside = f.cmp("slt", f.add(k_index, 1), "%k")
+    return str(f.pick(inside, f.at(row, ld), f"@{zeros}", "ptr"))
+
+
+def pack_b_rows(shape: Shape, name: str, zeros: str) -> str:
+    """`name(src, ld, k, n, dst)` for B stored [K, N]: rows are copied, the columns beyond n are zero.
+
+    `zeros` is a global of at least 256 zero bytes.
+    """
+    f = Function(name, [("ptr", "src"), ("i64", "ld"), ("i64", "k"), ("i64", "n"), ("ptr", "dst")])
+    lanes, unit, element = shape.lanes, unit_type(shape), shape.element
+    with f.loop(0, f.ceil_div("%k", shape.k_unit)) as step:
+        k_index = f.mul(step.i, shape.k_unit)
+        row = f.at("%src", f.mul(k_index, "%ld"))
+        second = _second_row(f, shape, row, "%ld", k_index, zeros)
+        out = f.at("%dst", f.mul(step.i, shape.width * shape.packed_bytes))
+
+        def move(j: Value, count: int, row: str = row, second: str = second, out: str = out) -> None:
+            offset = f.mul(j, element)
+            value = load_across(f, shape, f.at(row, offset), f.at(second, offset), count)
+            f.store(vector(count, unit), value, f.at(out, f.mul(j, shape.packed_bytes)))
+
+        with f.choose(f.cmp("eq", "%n", shape.width)) as branch:
+            for j in range(0, shape.width, lanes):
+                move(j, lanes)
+            branch.otherwise()
+            whole = f.mul(f.div("%n", lanes), lanes)
+            with f.loop(0, whole, lanes) as j:
+                move(j.i, lanes)
+            with f.loop(whole, "%n") as j:
+                move(j.i, 1)
+            zero = "0" if unit == "i32" else "0.0"
+            with f.loop("%n", shape.width) as j:
+                f.store(unit, zero, f.at(out, f.mul(j.i, shape.packed_bytes)))
+    return f.text()
+
+
+def pack_b_columns(shape: Shape, name: str) -> str:
+    """`name(src, ld, k, n, dst)` for B stored [N, K]: squares are transposed in registers; columns beyond n repeat the last one."""
+    f = Function(name, [("ptr", "src"), ("i64", "ld"), ("i64", "k"), ("i64", "n"), ("ptr", "dst")])
+    lanes, unit = shape.lanes, unit_type(shape)
+    units = f.div("%k", shape.k_unit)
+    whole = f.mul(f.div(units, lanes), lanes)
+    unit_bytes = shape.element * shape.k_unit
+    last = f.sub("%n", 1)
+    with f.loop(0, shape.width, lanes) as group:
+        rows = [f.at("%src", f.mul(f.min(f.add(group.i, r), last), "%ld")) for r in range(lanes)]
+        out = f.at("%dst", f.mul(group.i, shape.packed_bytes))
+        with f.loop(0, whole, lanes) as step:
+            offset = f.mul(step.i, unit_bytes)
+            square = [load_units(f, shape, f.at(row, offset), lanes) for row in rows]
+            for t, value in enumerate(transpose(f, square, unit)):
+                place = f.mul(f.add(step.i, t), shape.width * shape.packed_bytes)
+                f.store(vector(lanes, unit), value, f.at(out, place))
+        with f.loop(whole, f.ceil_div("%k", shape.k_unit)) as step, f.loop(0, lanes) as r:
+            row = f.at("%src", f.mul(f.min(f.add(group.i, r.i), last), "%ld"))
+            source = f.at(row, f.mul(step.i, unit_bytes))
+            place = f.add(f.mul(step.i, shape.width * shape.packed_bytes), f.mul(r.i, shape.packed_bytes))
+            if shape.pairs:
+                with f.choose(f.cmp("slt", step.i, units)) as branch:
+                    f.store(unit, f.load("i32", source), f.at(out, place))
+                    branch.otherwise()
+                    f.store(unit, f.let(f"zext i16 {f.load('i16', source)} to i32"), f.at(out, place))
+            else:
+                f.store(unit, load_units(f, shape, source, 1), f.at(out, place))
+    return f.text()
+
+
+def pack_a_rows(shape: Shape, name: str) -> str:
+    """`name(src, ld, mr, k, dst, dst_ld)` for A stored [M, K]: rows of units, converted or (pairs) filled up with a zero."""
+    args = [("ptr", "src"), ("i64", "ld"), ("i64", "mr"), ("i64", "k"), ("ptr", "dst"), ("i64", "dst_ld")]
+    f = Function(name, args)
+    isa, acc, lanes, element = shape.isa, shape.spec.acc, shape.lanes, shape.element
+    with f.loop(0, "%mr") as row:
+        src, dst = f.at("%src", f.mul(row.i, "%ld")), f.at("%dst", f.mul(row.i, "%dst_ld"))
+        if shape.pairs:
+            f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {dst}, ptr {src}, i64 {f.mul('%k', element)}, i1 false)")
+            f.store("i16", 0, f.at(dst, f.mul("%k", element)))
+        else:
+            whole = f.mul(f.div("%k", lanes), lanes)
+            for lo, hi, count in ((0, whole, lanes), (whole, "%k", 1)):
+                with f.loop(lo, hi, count) as k:
+                    value = load_as(f, isa, shape.spec.dtype, acc, f.at(src, f.mul(k.i, element)), count)
+                    store_as(f, isa, acc, acc, value, f.at(dst, f.mul(k.i, shape.acc_bytes)), count)
+    return f.text()
+
+
+def pack_a_columns(shape: Shape, name: str, zeros: str) -> str:
+    """`name(src, ld, mr, k, dst, available)` for A stored [K, M]: [units][A_PANEL_ROWS].
+
+    `available` is how many elements may be read from each row of `src`.
+    """
+    args = [("ptr", "src"), ("i64", "ld"), ("i64", "mr"), ("i64", "k"), ("ptr", "dst"), ("i64", "available")]
+    f = Function(name, args)
+    unit, element = unit_type(shape), shape.element
+    wide = f.cmp("sge", "%available", A_PANEL_ROWS)
+    with f.loop(0, f.ceil_div("%k", shape.k_unit)) as step:
+        k_index = f.mul(step.i, shape.k_unit)
+        row = f.at("%src", f.mul(k_index, "%ld"))
+        second = _second_row(f, shape, row, "%ld", k_index, zeros)
+        out = f.at("%dst", f.mul(step.i, A_PANEL_ROWS * shape.packed_bytes))
+        with f.choose(wide) as branch:
+            value = load_across(f, shape, row, second, A_PANEL_ROWS)
+            f.store(vector(A_PANEL_ROWS, unit), value, out)
+            branch.otherwise()
+            with f.loop(0, "%mr") as i:
+                offset = f.mul(i.i, element)
+                value = load_across(f, shape, f.at(row, offset), f.at(second, offset), 1)
+                f.store(unit, value, f.at(out, f.mul(i.i, shape.packed_bytes)))
+    return f.text()
