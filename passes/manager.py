@@ -537,12 +537,19 @@ def _apply_in_module(p: ModulePass, ctx: Context, op: Operation) -> None:
                 block.add_op(result)
 
 
-def _failure(p: ModulePass, error: Exception) -> PassError:
-    """What a pass raised, as a PassError.  Errors made on purpose speak for themselves, others say their type."""
+def is_deliberate(error: Exception) -> bool:
+    """True for errors that stepwell and xDSL raise on purpose; their text speaks for itself without their type."""
     from xdsl.utils.exceptions import DiagnosticException
 
+    if isinstance(error, (StepwellError, DiagnosticException)):
+        return True
+    return type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _failure(p: ModulePass, error: Exception) -> PassError:
+    """What a pass raised, as a PassError."""
     text = str(error).strip()
-    if not isinstance(error, (StepwellError, DiagnosticException)) or not text:
+    if not is_deliberate(error) or not text:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     op = getattr(error, "op", None)
     return PassError(text, pass_name=p.name, op=op if isinstance(op, Operation) else None)

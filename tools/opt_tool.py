@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import StepwellError
 from .opt_args import UsageError, parse_arguments
 from .opt_diagnostics import Diagnostic, check, expectations
+from .opt_emit import TARGETS, emitter
 
 if TYPE_CHECKING:
     from xdsl.context import Context
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 
     from ..passes.instrumentation import Instrumentation, Remark
     from ..passes.manager import Pipeline
-
-TARGETS: dict[str, str] = {
-    "mlir": "",
-    "llvm": "..targets.cpu.emit:emit_llvm",
-    "asm": "..targets.cpu.emit:emit_asm",
-    "obj": "..targets.cpu.emit:emit_obj",
-}
-"""Target of ``-t`` -> ``module:function`` with the signature ``f(module, ctx) -> str | bytes``."""
 
 SPLIT_MARKER = "// -----"
 
@@ -211,6 +203,7 @@ class _Tool:
     def _error(self, error: Exception, prefix: str = "") -> None:
         """Say what `error` says, at the place that it names."""
         from ..passes.errors import PassError
+        from ..passes.manager import is_deliberate
         from .opt_parser import SyntaxProblem
 
         if self.args.debug:
@@ -225,7 +218,7 @@ class _Tool:
             at = (place.file, place.line, place.column) if place is not None and place.file else (self.file, 0, 0)
             self._say(Diagnostic("error", error.text, *at))
             return
-        text = str(error) if isinstance(error, StepwellError) else f"{type(error).__name__}: {error}"
+        text = str(error) if is_deliberate(error) else f"{type(error).__name__}: {error}"
         self._say(Diagnostic("error", prefix + text, self.file))
 
     # The work.
@@ -353,7 +346,7 @@ class _Tool:
         with self.instrument.timed(f"Emit {args.target}"):
             if args.target == "mlir":
                 return self.instrument.text(module)
-            return _emitter(args.target)(module, ctx)
+            return emitter(args.target)(module, ctx)
 
 
 def _dump(pipeline: Pipeline) -> None:
@@ -365,16 +358,6 @@ def _generic(module: ModuleOp) -> str:
     from ..passes.instrumentation import print_ir
 
     return print_ir(module, generic=True)
-
-
-def _emitter(target: str) -> Callable[[ModuleOp, Context], str | bytes]:
-    from importlib import import_module
-
-    module, _, name = TARGETS[target].partition(":")
-    try:
-        return getattr(import_module(module, __package__), name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"not available: {error}") from error
 
 
 def read_input(path: str) -> str:
