@@ -1,0 +1,110 @@
+"""Which instruction set code is generated for: the host's by default, or a named one.
+
+A `Target` says what the emitter asks: how wide a register is, which conversions are native, which of the vector
+functions of Sleef (they come with torch) exist. `target("host")` is what runs here; the named ones emit and assemble
+on any machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True)
+class Target:
+    """One instruction set, as LLVM names it, and the properties that choose between forms of code."""
+
+    name: str
+    triple: str
+    cpu: str
+    features: str
+    vector_bits: int
+    """Width of a vector register."""
+    flags: frozenset[str]
+    """Of avx2, avx512, avx512dq, avx512bw, avx512bf16, f16c, fma, sse41, neon: those that are there."""
+
+    def has(self, flag: str) -> bool:
+        """Whether the instruction set has `flag`."""
+        return flag in self.flags
+
+    @property
+    def sleef(self) -> tuple[tuple[str, int], ...]:
+        """(suffix of the symbols, bits) of the Sleef variants that this target can call, widest first; none on plain
+        SSE."""
+        if self.has("avx512"):
+            return (("avx512f", 512), ("avx2", 256))
+        if self.has("avx2"):
+            return (("avx2", 256),)
+        if self.has("neon"):
+            return (("advsimd", 128),)
+        return ()
+
+
+_FLAG_FEATURES = {
+    "avx2": ("avx2",),
+    "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    "avx512dq": ("avx512dq",),
+    "avx512bw": ("avx512bw",),
+    "avx512bf16": ("avx512bf16",),
+    "f16c": ("f16c",),
+    "fma": ("fma",),
+    "sse41": ("sse4.1",),
+}
+
+_AVX2 = "+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+bmi,+bmi2,+lzcnt,+f16c,+fma"
+_AVX512 = _AVX2 + ",+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd"
+_LINUX = "x86_64-unknown-linux-gnu"
+
+_NAMED = {
+    "generic-sse": (_LINUX, "x86-64", "+sse2"),
+    "avx2": (_LINUX, "haswell", _AVX2),
+    "avx512": (_LINUX, "skylake-avx512", _AVX512),
+    "neon": ("aarch64-unknown-linux-gnu", "generic", "+neon"),
+}
+
+TARGETS = ("host", *_NAMED)
+"""The names that `target` takes."""
+
+
+@cache
+def target(name: str = "host") -> Target:
+    """The target of that name: "host" (what this machine has), "generic-sse", "avx2", "avx512" or "neon".
+
+    `STEPWELL_CPU` in the environment names what "host" means, to try a narrower instruction set. ValueError for
+    another name."""
+    if name == "host":
+        name = os.environ.get("STEPWELL_CPU", "host")
+    if name == "host":
+        return _host()
+    if name not in _NAMED:
+        raise ValueError(f"unknown CPU target {name!r}; known are {', '.join(TARGETS)}")
+    return _make(name, *_NAMED[name])
+
+
+def _host() -> Target:
+    from llvmlite import binding
+
+    cpu = binding.get_host_cpu_name()
+    features = binding.get_host_cpu_features().flatten()
+    return _make("host", binding.get_process_triple(), cpu, features)
+
+
+def _make(name: str, triple: str, cpu: str, features: str) -> Target:
+    present = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
+    flags = {flag for flag, needed in _FLAG_FEATURES.items() if all(f in present for f in needed)}
+    if triple.startswith(("aarch64", "arm64")):
+        flags |= {"neon", "fma", "f16c", "sse41"}  # those of x86 stand for: native fma, half conversion, rounding
+        bits = 128
+    else:
+        bits = 512 if "avx512" in flags else 256 if "avx2" in flags else 128
+    return Target(name, triple, cpu, features, bits, frozenset(flags))
+
+
+def is_runnable(wanted: Target) -> bool:
+    """Whether this machine can run code for `wanted`."""
+    machine = platform.machine().lower()
+    if wanted.triple.split("-")[0] not in (machine, {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)):
+        return False
+    return wanted.flags <= _host().flags

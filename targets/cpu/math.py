@@ -1,0 +1,307 @@
+"""Elementary functions as inline vector code, for f32 (and the forms that serve f64 too).
+
+`Code` writes arithmetic on values of one float type: every method appends an instruction and gives the name of its
+result, so a function here reads like the formula. None of it is contracted or reordered by LLVM: a scalar and a lane
+give the same bits.
+
+Coefficients are our own minimax fits, relative error over the stated interval: polynomials and rationals by Lawson's
+iteration (weighted least squares on Chebyshev nodes, weights grown where the error is), in 40 digits, then rounded to
+f32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .emit_arith import constant_integer, is_constant, literal
+from .emit_text import FunctionText, Type, splat
+
+
+class Code:
+    """Arithmetic on values of one float type (f32 or f64), scalar or vector, as text."""
+
+    def __init__(self, f: FunctionText, type: Type):
+        self.f = f
+        self.type = type
+        self.text = type.text
+        self.int_element = "i32" if type.kind == "f32" else "i64"
+        self.int = type.of(self.int_element)
+        self.bool = type.of("i1")
+        self.mantissa = 23 if type.kind == "f32" else 52
+        self.bias = 127 if type.kind == "f32" else 1023
+
+    # Constants
+    def c(self, value: float) -> str:
+        """A constant."""
+        return splat(self.type, literal(self.type, value))
+
+    def i(self, value: int) -> str:
+        """An integer constant as wide as the float."""
+        if not self.type.lanes:
+            return str(value)
+        return "zeroinitializer" if value == 0 else f"splat ({self.int_element} {value})"
+
+    # Arithmetic
+    def _two(self, name: str, a: str, b: str) -> str:
+        return self.f.let(f"{name} {self.text} {a}, {b}")
+
+    def add(self, a: str, b: str) -> str:
+        """a + b."""
+        return self._two("fadd", a, b)
+
+    def sub(self, a: str, b: str) -> str:
+        """a - b."""
+        return self._two("fsub", a, b)
+
+    def mul(self, a: str, b: str) -> str:
+        """a * b."""
+        return self._two("fmul", a, b)
+
+    def div(self, a: str, b: str) -> str:
+        """a / b."""
+        return self._two("fdiv", a, b)
+
+    def rem(self, a: str, b: str) -> str:
+        """C's fmod."""
+        return self._two("frem", a, b)
+
+    def neg(self, a: str) -> str:
+        """-a."""
+        return self.f.let(f"fneg {self.text} {a}")
+
+    def call(self, base: str, *arguments: str) -> str:
+        """An intrinsic from floats to a float."""
+        return self.f.let(self.f.intrinsic(base, self.type, *((self.text, a) for a in arguments)))
+
+    def fma(self, a: str, b: str, c: str) -> str:
+        """a * b + c, rounded once where the instruction set has that."""
+        return self.call("fmuladd", a, b, c)
+
+    def abs(self, a: str) -> str:
+        """|a|."""
+        return self.call("fabs", a)
+
+    def sqrt(self, a: str) -> str:
+        """The square root."""
+        return self.call("sqrt", a)
+
+    def floor(self, a: str) -> str:
+        """Rounded down."""
+        return self.call("floor", a)
+
+    def rint(self, a: str) -> str:
+        """The nearest integer; without SSE4.1 by adding a large number (|a| below 2^22 or 2^51 then)."""
+        if self.f.target.has("sse41"):
+            return self.call("rint", a)
+        large = self.c(1.5 * 2.0**self.mantissa)
+        return self.sub(self.add(a, large), large)
+
+    def copysign(self, a: str, sign: str) -> str:
+        """|a| with the sign of `sign`."""
+        return self.call("copysign", a, sign)
+
+    def horner(self, x: str, coefficients: Sequence[float]) -> str:
+        """The polynomial with the coefficients of x^0, x^1, ... ."""
+        result = self.c(coefficients[-1])
+        for coefficient in reversed(coefficients[:-1]):
+            result = self.fma(result, x, self.c(coefficient))
+        return result
+
+    # Comparison
+    def cmp(self, predicate: str, a: str, b: str) -> str:
+        """A mask."""
+        return self.f.let(f"fcmp {predicate} {self.text} {a}, {b}")
+
+    def both(self, a: str, b: str) -> str:
+        """Masks and."""
+        return self.f.let(f"and {self.bool} {a}, {b}")
+
+    def either(self, a: str, b: str) -> str:
+        """Masks or."""
+        return self.f.let(f"or {self.bool} {a}, {b}")
+
+    def select(self, mask: str, a: str, b: str) -> str:
+        """a where the mask is on, else b."""
+        return self.f.let(f"select {self.bool} {mask}, {self.text} {a}, {self.text} {b}")
+
+    def at_most(self, a: str, limit: float) -> str:
+        """The smaller of a and the limit; NaN stays (one instruction on x86)."""
+        return self.select(self.cmp("ogt", a, self.c(limit)), self.c(limit), a)
+
+    def at_least(self, a: str, limit: float) -> str:
+        """The larger of a and the limit; NaN stays."""
+        return self.select(self.cmp("olt", a, self.c(limit)), self.c(limit), a)
+
+    # Bits
+    def bits(self, a: str) -> str:
+        """The bits as an integer."""
+        return self.f.let(f"bitcast {self.text} {a} to {self.int}")
+
+    def from_bits(self, a: str) -> str:
+        """The float with these bits."""
+        return self.f.let(f"bitcast {self.int} {a} to {self.text}")
+
+    def integer(self, instruction: str, a: str, b: str) -> str:
+        """An integer instruction on integers as wide as the float."""
+        return self.f.let(f"{instruction} {self.int} {a}, {b}")
+
+    def to_int(self, a: str) -> str:
+        """Truncated."""
+        return self.f.let(f"fptosi {self.text} {a} to {self.int}")
+
+    def to_float(self, a: str) -> str:
+        """An integer as a float."""
+        return self.f.let(f"sitofp {self.int} {a} to {self.text}")
+
+    def power_of_two(self, n: str) -> str:
+        """2^n for an integer n in the range of normal numbers."""
+        biased = self.integer("add", n, self.i(self.bias))
+        return self.from_bits(self.integer("shl", biased, self.i(self.mantissa)))
+
+    def scale(self, a: str, n: str) -> str:
+        """a * 2^n for a float n that holds an integer, with one rounding where the result is denormal; |n| up to
+        twice the exponent range. With AVX-512 that is an instruction."""
+        whole = self.to_int(n)
+        if self.f.target.has("avx512") and self.type.lanes:
+            narrow = self.type.of("i32")
+            power = whole if self.int_element == "i32" else self.f.let(f"trunc {self.int} {whole} to {narrow}")
+            name = f"llvm.ldexp.{self.type.suffix}.{self.type.suffix_of('i32')}"
+            self.f.module.declare(name, self.text, f"{self.text}, {narrow}")
+            return self.f.let(f"call {self.text} @{name}({self.text} {a}, {narrow} {power})")
+        half = self.integer("ashr", whole, self.i(1))
+        rest = self.integer("sub", whole, half)
+        return self.mul(self.mul(a, self.power_of_two(half)), self.power_of_two(rest))
+
+
+_LOG2E = 1.4426950408889634
+_LN2_HIGH = 0.693145751953125  # 11 bits: its product with an exponent is exact
+_LN2_LOW = 1.4286067653e-06
+# (exp(r) - 1 - r) / r^2 and (expm1(r) - r) / r^2 on |r| <= ln(2) / 2; (2^r - 1) / r on |r| <= 1/2
+_EXP = (0.5, 0.166665181517601, 0.04166620597243309, 0.008368917740881443, 0.001395053812302649)
+_EXPM1 = (
+    0.5,
+    0.1666666567325592,
+    0.04166635870933533,
+    0.008333389647305012,
+    0.0013940668432042003,
+    0.0001984588016057387,
+)
+_EXP2 = (
+    0.6931471824645996,
+    0.24022650718688965,
+    0.055503275245428085,
+    0.009618004783987999,
+    0.001340034999884665,
+    0.00015475972031708807,
+)
+# tanh(x) / x on [0, 9.05] and erf(x) / x on [0, 3.95], in x^2: numerator, denominator
+_TANH = (
+    (
+        1.0,
+        0.13678501546382904,
+        0.0038665563333779573,
+        2.7971687813987955e-05,
+        3.049892782769348e-08,
+        -1.2139582741821364e-11,
+    ),
+    (1.0, 0.47011834383010864, 0.027239356189966202, 0.00039355066837742925, 1.2848662436226732e-06),
+)
+_ERF = (
+    (
+        1.128379225730896,
+        0.18516869843006134,
+        0.054274782538414,
+        0.003843363607302308,
+        0.00037793919909745455,
+        4.640506176656345e-06,
+        -1.2967405815800248e-08,
+    ),
+    (1.0, 0.49743491411209106, 0.11391090601682663, 0.015443713404238224, 0.0013040642952546477, 6.269317964324728e-05),
+)
+
+
+def _reduce(m: Code, x: str) -> tuple[str, str]:
+    """(n, r) with x = n ln 2 + r, |r| <= ln(2) / 2."""
+    n = m.rint(m.mul(x, m.c(_LOG2E)))
+    r = m.fma(n, m.c(-_LN2_HIGH), x)
+    return n, m.fma(n, m.c(-_LN2_LOW), r)
+
+
+def exp(m: Code, x: str) -> str:
+    """e^x for f32: under 1 ulp; denormal results rounded once, infinity above 88.72."""
+    x = m.at_least(m.at_most(x, 89.0), -104.5)
+    n, r = _reduce(m, x)
+    tail = m.horner(r, _EXP)
+    series = m.fma(m.mul(r, r), tail, m.add(r, m.c(1.0)))
+    return m.scale(series, n)
+
+
+def exp2(m: Code, x: str) -> str:
+    """2^x for f32: about 1 ulp, exact for integers."""
+    x = m.at_least(m.at_most(x, 129.0), -151.0)
+    n = m.rint(x)
+    r = m.sub(x, n)
+    return m.scale(m.fma(r, m.horner(r, _EXP2), m.c(1.0)), n)
+
+
+def expm1(m: Code, x: str) -> str:
+    """e^x - 1 for f32. 2^n (expm1(r) + 1) - 1 is put together at half its size, so that no intermediate overflows
+    first."""
+    y = m.at_least(m.at_most(x, 89.0), -18.0)
+    n, r = _reduce(m, y)
+    series = m.fma(m.mul(r, r), m.horner(r, _EXPM1), r)
+    half = m.power_of_two(m.to_int(m.sub(n, m.c(1.0))))
+    result = m.mul(m.fma(half, series, m.sub(half, m.c(0.5))), m.c(2.0))
+    tiny = m.cmp("olt", m.abs(x), m.c(1e-30))
+    result = m.select(tiny, x, result)
+    return m.select(m.cmp("uno", x, x), x, result)
+
+
+def _odd_rational(
+    m: Code, x: str, limit: float, parts: tuple[tuple[float, ...], tuple[float, ...]], tiny: float
+) -> str:
+    """x P(x^2) / Q(x^2) up to the limit, +-1 at most; `tiny` is the slope at 0, for arguments whose square
+    underflows."""
+    y = m.at_least(m.at_most(x, limit), -limit)
+    square = m.mul(y, y)
+    result = m.div(m.mul(y, m.horner(square, parts[0])), m.horner(square, parts[1]))
+    result = m.at_least(m.at_most(result, 1.0), -1.0)
+    small = m.cmp("olt", m.abs(x), m.c(1e-15))
+    return m.select(small, x if tiny == 1.0 else m.mul(x, m.c(tiny)), result)
+
+
+def tanh(m: Code, x: str) -> str:
+    """tanh for f32, about 3 ulp."""
+    return _odd_rational(m, x, 9.05, _TANH, 1.0)
+
+
+def erf(m: Code, x: str) -> str:
+    """erf for f32, about 3 ulp."""
+    return _odd_rational(m, x, 3.95, _ERF, 1.1283791670955126)
+
+
+def sigmoid(m: Code, x: str) -> str:
+    """1 / (1 + e^-x), as torch computes it."""
+    return m.div(m.c(1.0), m.add(m.c(1.0), exp(m, m.neg(x))))
+
+
+def rsqrt(m: Code, x: str) -> str:
+    """1 / sqrt(x), both correctly rounded."""
+    return m.div(m.c(1.0), m.sqrt(x))
+
+
+def int_power(m: Code, x: str, n: int) -> str:
+    """x^n for a known integer, by squaring."""
+    power = abs(n)
+    result = m.c(1.0)
+    first = True
+    while power:
+        if power & 1:
+            result = x if first else m.mul(result, x)
+            first = False
+        power >>= 1
+        if power:
+            x = m.mul(x, x)
+    return m.div(m.c(1.0), result) if n < 0 else result
+
+
+__all__ = ["Code", "constant_integer", "is_constant"]
