@@ -25,6 +25,7 @@ TORCH = (
     "aoti_torch_get_data_ptr", "aoti_torch_get_device_type", "aoti_torch_get_dim", "aoti_torch_get_dtype",
     "aoti_torch_get_size", "aoti_torch_get_sizes", "aoti_torch_get_stride", "aoti_torch_get_strides",
     "aoti_torch_grad_mode_is_enabled", "aoti_torch_grad_mode_set_enabled", "aoti_torch_item_int64",
+    "aoti_torch_new_tensor_handle",
     "torch_from_blob",
 )  # fmt: skip
 TORCH_ERROR = "torch_exception_get_what_without_backtrace"

@@ -1,0 +1,167 @@
+"""What is kept of a compiled host program beside the object code: plain data that can be pickled.
+
+The native entry finds the Python objects that it needs (operators, constants, functions that raise) in a table of
+pointers; a `ProgramDescription` says what belongs there, so that a program loaded from a cache gets its table back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    ComplexType,
+    Float16Type,
+    Float32Type,
+    Float64Type,
+    IntegerType,
+    Signedness,
+)
+from xdsl.ir import Attribute
+
+from ...dialects.call_args import Enum
+
+SYMBOL = "stepwell_entry"
+OBJECTS = "stepwell_objects"
+ARENA = "stepwell_arena"
+
+_DTYPE_NAMES = {Float16Type: "float16", Float32Type: "float32", Float64Type: "float64", BFloat16Type: "bfloat16"}
+DTYPE_CODES = {
+    "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7, "complex32": 8,
+    "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15, "float8_e5m2": 23, "float8_e4m3fn": 24,
+    "float8_e5m2fnuz": 25, "float8_e4m3fnuz": 26, "uint16": 27, "uint32": 28, "uint64": 29,
+}  # fmt: skip
+"""c10::ScalarType of torch's dtypes, by name."""
+
+
+def dtype_name(element_type: Attribute) -> str | None:
+    """torch's name for an element type (`f32` -> "float32", `ui8` -> "uint8"); None when it has none."""
+    if isinstance(element_type, IntegerType):
+        width = element_type.width.data
+        if width == 1:
+            return "bool"
+        unsigned = element_type.signedness.data is Signedness.UNSIGNED
+        return f"uint{width}" if unsigned else f"int{width}"
+    if isinstance(element_type, ComplexType):
+        part = dtype_name(element_type.element_type)
+        return None if part is None else f"complex{2 * int(part.removeprefix('float'))}"
+    return _DTYPE_NAMES.get(type(element_type))
+
+
+def dtype_code(element_type: Attribute) -> int:
+    """c10::ScalarType of an element type; -1 when there is none."""
+    name = dtype_name(element_type)
+    return -1 if name is None else DTYPE_CODES[name]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One entry of the object table. `kind` says what `value` is: the name of a callback, the target of an operator,
+    the number of a constant or of a given object, a template value, the names of keyword arguments, or a kernel with
+    its signature."""
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Check:
+    """A comparison of a tensor that can fail: what messages call it, the dtype that it must have ("" for any), how
+    many dimensions.
+
+    For a comparison with constants also the number of the argument, the sizes and the strides."""
+
+    label: str
+    dtype: str
+    rank: int
+    argument: int | None = None
+    sizes: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+
+@dataclass
+class ProgramDescription:
+    """All of a host program but its machine code.
+
+    `native` tells whether the object code has an entry, whose object table `items` describes; `python` is the program
+    as Python source, for the other path, and `python_items` what its names `i0, i1, ...` stand for. `messages` are
+    the texts of the errors that kernels report; `targets` names the library operators, in order, for error
+    messages."""
+
+    name: str
+    arguments: int
+    native: bool
+    python: str
+    items: list[Item] = field(default_factory=list)
+    python_items: list[Item] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    asserts: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
+
+
+class ItemTable:
+    """The object table under construction: equal entries share a place."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self._places: dict[Any, int] = {}
+
+    def place(self, kind: str, value: Any) -> int:
+        """The index of the entry (made when it is new)."""
+        # 1, 1.0 and True are equal but not the same argument; -0.0 is not 0.0
+        key = (kind, repr(value))
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = len(self.items)
+            self.items.append(Item(kind, value))
+        return found
+
+
+def resolve_operator(target: str) -> Callable[..., Any]:
+    """The callable that a call template names: `aten.mm.default` (an overload), `higher_order.cond`, or `operator.add`,
+    `math.sqrt` (a function of that module). AttributeError names what is missing."""
+    import math
+    import operator
+
+    import torch
+
+    head, _, rest = target.partition(".")
+    found: Any = {"operator": operator, "math": math, "torch": torch}.get(head)
+    if found is None:
+        found = getattr(torch.ops, head)
+    for part in rest.split("."):
+        found = getattr(found, part)
+    if isinstance(found, torch._ops.OpOverload):
+        return found._op if _is_plain(found) else found
+    return found
+
+
+def _is_plain(overload: Any) -> bool:
+    """Whether `overload._op` may be called in place of the overload: its own `__call__` does nothing else."""
+    import torch
+
+    return type(overload) is torch._ops.OpOverload
+
+
+def python_value(value: Any) -> Any:
+    """The Python object for a leaf of a call template (not for operands and sizes)."""
+    import torch
+
+    if isinstance(value, tuple):
+        return [python_value(item) for item in value]
+    if isinstance(value, Enum):
+        return torch.device(value.value) if value.kind == "device" else getattr(torch, value.value)
+    return value
+
+
+def is_constant_leaf(value: Any) -> bool:
+    """Whether a template value holds neither operands, sizes nor objects of the module."""
+    from ...dialects.call_args import Arg, Obj
+    from ...dialects.expr import Expr
+
+    if isinstance(value, tuple):
+        return all(is_constant_leaf(item) for item in value)
+    return not isinstance(value, (Arg, Obj, Expr))

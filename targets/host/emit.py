@@ -1,0 +1,496 @@
+"""`host.program` -> the native entry: LLVM text of one C function `(self, args, nargs) -> object`, beside the kernels
+that it calls.
+
+The function is a METH_FASTCALL method. It takes one list, which it empties (torch's boxed calling), or the arguments
+themselves, and returns a new list. Python's global lock is dropped around kernels and library calls that are worth
+it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects.builtin import Float64Type, IntegerType
+from xdsl.ir import Attribute, SSAValue
+
+from ...dialects import host
+from ...dialects.call_args import Arg, Obj
+from ...dialects.expr import Expr, as_expr
+from ...dialects.nd_types import element_bytes
+from ..cpu.emit_text import ModuleText
+from .description import (
+    ARENA,
+    SYMBOL,
+    Check,
+    ItemTable,
+    ProgramDescription,
+    dtype_code,
+    dtype_name,
+)
+from .entry import Entry
+from .extern import emit_extern
+from .python_path import python_source
+from .selftest import native_wanted
+from .symbols import handle_offset
+from .values import Value, Values
+
+CHEAP_BYTES = 1 << 15
+"""A kernel that moves less than this keeps Python's global lock: dropping and taking it costs as much as 1 KB of
+traffic."""
+
+
+def emit_host(text: ModuleText, program: host.ProgramOp, native: bool | None = None) -> ProgramDescription:
+    """Adds the entry of `program` to the module's text and describes the rest. The kernels that it launches are in
+    the same text. `native` tells whether there shall be an entry; by default it is there when it can run
+    (selftest.py)."""
+    native = native_wanted() if native is None else native
+    items = ItemTable()
+    emitter = _Emitter(text, program, items)
+    if native:
+        emitter.run()
+    source, python_items = python_source(program)
+    return ProgramDescription(
+        name=program.sym_name.data,
+        arguments=len(program.body.block.args),
+        native=native,
+        python=source,
+        items=items.items,
+        python_items=python_items,
+        checks=emitter.checks,
+        asserts=emitter.asserts,
+        messages=text.messages,
+        targets=emitter.targets,
+    )
+
+
+def extent_bytes(sizes: Sequence[Expr], strides: Sequence[Expr], element: int) -> Expr:
+    """Bytes from the first element to the end of the last one (an upper bound when a size is 0)."""
+    if any(size is as_expr(0) for size in sizes):
+        return as_expr(0)
+    last = as_expr(1)
+    for size, stride in zip(sizes, strides, strict=True):
+        last = last + (size - 1) * stride
+    return last * element
+
+
+def element_size(element_type: Attribute) -> int:
+    """Bytes of an element (1 when the type is not known)."""
+    return 1 if dtype_name(element_type) is None else element_bytes(element_type)
+
+
+class _Emitter:
+    """Walks the ops of one program once."""
+
+    def __init__(self, text: ModuleText, program: host.ProgramOp, items: ItemTable):
+        self.program = program
+        self.block = program.body.block
+        self.items = items
+        self.entry = Entry(text, items, len(self.block.args))
+        self.values = Values(self.entry)
+        self.checks: list[Check] = []
+        self.asserts: list[str] = []
+        self.targets: list[str] = []
+        self.done: set[host.HostOp] = set()
+
+    def run(self) -> None:
+        entry = self.entry
+        entry.guards_grad_mode = any(isinstance(op, (host.ExternOp, host.ViewOp)) for op in self.block.ops)
+        if entry.guards_grad_mode:
+            entry.do(f"store i8 {entry.call('aoti_torch_grad_mode_is_enabled')}, ptr %grad")
+            entry.call("aoti_torch_grad_mode_set_enabled", "0")
+        self._take_arguments()
+        self._check_constants()
+        for op in self.block.ops:
+            if op not in self.done:
+                _RULES[type(op)](self, op)
+        entry.finish_entry()
+
+    # -- arguments -----------------------------------------------------------------------------------------------------
+
+    def _take_arguments(self) -> None:
+        entry, args = self.entry, self.block.args
+        kinds = "null"
+        if args:
+            kinds = entry.constant_words([isinstance(arg.type, host.TensorType) for arg in args], "i8")
+        code = entry.call("stepwell_take", "%args", "%given", "%objects", str(len(args)), kinds)
+        entry.require_ok(code, "python")
+        for k, arg in enumerate(args):
+            self.values.argument(arg, k)
+
+    def _check_constants(self) -> None:
+        """All comparisons of arguments with constant sizes, in one go over a table."""
+        entry, table = self.entry, []
+        for op in self.block.ops:
+            if not isinstance(op, host.CheckOp) or op.source.owner is not self.block:
+                continue
+            if not all(e.is_const for e in (*op.sizes.data, *op.strides.data)):
+                continue
+            sizes, strides = [int(e) for e in op.sizes.data], [int(e) for e in op.strides.data]
+            number = op.source.index  # pyright: ignore[reportAttributeAccessIssue]
+            self._new_check(op, number, sizes, strides)
+            table += [number, dtype_code(op.source.type.element_type), len(sizes), *sizes, *strides]
+            self.done.add(op)
+        if not table:
+            return
+        address = entry.constant_words(table)
+        failed = entry.call("stepwell_compare_table", "%objects", address, str(len(self.checks)))
+        bad, onward = entry.label(), entry.label()
+        entry.do(f"br i1 {entry.let(f'icmp ne i64 {failed}, -1')}, label %{bad}, label %{onward}")
+        entry.start(bad)
+        frame = entry.let("ptrtoint ptr %objects to i64")
+        entry.call("stepwell_call", entry.item("callback", "raise_check"), "null", failed, frame, "0")
+        entry.do("br label %fail.python")
+        entry.start(onward)
+
+    def _new_check(
+        self,
+        op: host.LayoutOp,
+        argument: int | None = None,
+        sizes: Sequence[int] = (),
+        strides: Sequence[int] = (),
+    ) -> int:
+        label = op.properties.get("label")
+        text = label.data if label is not None else f"argument {argument}"  # pyright: ignore[reportAttributeAccessIssue]
+        dtype = dtype_name(op.layout_type().element_type) or ""  # pyright: ignore[reportAttributeAccessIssue]
+        self.checks.append(Check(text, dtype, len(op.sizes.data), argument, tuple(sizes), tuple(strides)))
+        return len(self.checks) - 1
+
+    def number(self, value: SSAValue) -> str:
+        """The register of a number; an argument is converted at its first use."""
+        known = self.values[value]
+        if known.number is not None:
+            return known.number
+        entry = self.entry
+        entry.take_lock()
+        known.number = self.unbox(self.values.object(known), value.type)
+        return known.number
+
+    def unbox(self, register: str, type: Attribute) -> str:
+        """The number in a Python object."""
+        entry = self.entry
+        if isinstance(type, IntegerType) and type.width.data == 1:
+            truth = entry.call("PyObject_IsTrue", register)
+            entry.fail_if(entry.let(f"icmp slt i32 {truth}, 0"), "python")
+            return entry.let(f"trunc i32 {truth} to i1")
+        if isinstance(type, Float64Type):
+            number = entry.call("PyFloat_AsDouble", register)
+            suspect = entry.let(f"fcmp oeq double {number}, -1.0")
+        else:
+            number = entry.call("PyLong_AsLongLong", register)
+            suspect = entry.let(f"icmp eq i64 {number}, -1")
+        ask, onward = entry.label(), entry.label()
+        entry.do(f"br i1 {suspect}, label %{ask}, label %{onward}")
+        entry.start(ask)
+        error = entry.let(f"icmp ne ptr {entry.call('PyErr_Occurred')}, null")
+        entry.do(f"br i1 {error}, label %fail.python, label %{onward}")
+        entry.start(onward)
+        return number
+
+    def box(self, value: SSAValue) -> str:
+        """A number as a new Python object (a new reference)."""
+        entry, register = self.entry, self.number(value)
+        if isinstance(value.type, Float64Type):
+            return entry.require_object(entry.call("PyFloat_FromDouble", register))
+        if isinstance(value.type, IntegerType) and value.type.width.data == 1:
+            return entry.call("PyBool_FromLong", entry.let(f"zext i1 {register} to i64"))
+        return entry.require_object(entry.call("PyLong_FromLongLong", register))
+
+    # -- ops -----------------------------------------------------------------------------------------------------------
+
+    def bind(self, op: host.BindOp) -> None:
+        entry, kind = self.entry, op.kind.data
+        if kind == "value":
+            entry.sizes[op.symbol_expr] = self._as_size(op.source)
+            return
+        handle = self.values.handle(self.values[op.source])
+        slot = entry.alloca("i64", 8)
+        if kind == "item":
+            entry.require_ok(entry.call("aoti_torch_item_int64", handle, slot))
+        else:
+            assert op.dim is not None
+            entry.require_ok(entry.call(f"aoti_torch_get_{kind}", handle, str(op.dim.data), slot))
+        entry.sizes[op.symbol_expr] = entry.load(slot, "i64")
+
+    def _as_size(self, value: SSAValue) -> str:
+        register = self.number(value)
+        if isinstance(value.type, IntegerType) and value.type.width.data == 1:
+            return self.entry.let(f"zext i1 {register} to i64")
+        return register
+
+    def check_relation(self, op: host.AssertOp) -> None:
+        entry = self.entry
+        left, right = entry.size(op.left.data), entry.size(op.right.data)
+        self.asserts.append(op.message.data)
+        entry.where(len(self.asserts) - 1)
+        opposite = {"eq": "ne", "ne": "eq", "lt": "sge", "le": "sgt"}[op.predicate.data]
+        entry.fail_if(entry.let(f"icmp {opposite} i64 {left}, {right}"), "raise_assert")
+
+    def _compare(self, op: host.LayoutOp, handle: str) -> tuple[str, str, str]:
+        """Compares a tensor with the op's layout; gives the result and the addresses of sizes and strides."""
+        entry = self.entry
+        sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
+        code = dtype_code(op.layout_type().element_type)  # pyright: ignore[reportAttributeAccessIssue]
+        found = entry.call("stepwell_compare", handle, str(code), str(len(op.sizes.data)), sizes, strides)
+        return found, sizes, strides
+
+    def _address(self, pointer: str) -> str:
+        return "0" if pointer == "null" else self.entry.let(f"ptrtoint ptr {pointer} to i64")
+
+    def _refuse(self, condition: str, number: int, handle: str, sizes: str, strides: str) -> None:
+        """Leave with the message of check `number` when the i1 holds."""
+        entry = self.entry
+        bad, onward = entry.label(), entry.label()
+        entry.do(f"br i1 {condition}, label %{bad}, label %{onward}")
+        entry.start(bad)
+        if not entry.has_lock:
+            entry.call("PyEval_RestoreThread", entry.load("%thread"))
+        tensor = entry.call("stepwell_wrap", handle)
+        callback = entry.item("callback", "raise_check")
+        entry.call("stepwell_call", callback, tensor, str(number), self._address(sizes), self._address(strides))
+        entry.call("Py_DecRef", tensor)
+        entry.do("br label %fail.python")
+        entry.start(onward)
+
+    def check(self, op: host.CheckOp) -> None:
+        handle = self.values.handle(self.values[op.source])
+        found, sizes, strides = self._compare(op, handle)
+        index = getattr(op.source, "index", None) if op.source.owner is self.block else None
+        number = self._new_check(op, index)
+        self._refuse(self.entry.let(f"icmp ne i64 {found}, 0"), number, handle, sizes, strides)
+
+    def ensure(self, op: host.EnsureOp) -> None:
+        entry, values = self.entry, self.values
+        source = values[op.source]
+        if not all(use.operation is op or isinstance(use.operation, host.ReleaseOp) for use in op.source.uses):
+            source = self._duplicate(source)
+        handle = values.handle(source)
+        found, sizes, strides = self._compare(op, handle)
+        number = self._new_check(op)
+        self._refuse(entry.let(f"icmp eq i64 {found}, 2"), number, handle, sizes, strides)
+        result = values.define(op.result)
+        for name in Value.__slots__:
+            setattr(result, name, getattr(source, name))
+        values.clear(source)
+        result.data = None
+        self._restride(result, found, sizes, strides)
+
+    def _duplicate(self, source: Value) -> Value:
+        """A handle of our own to the same tensor."""
+        entry = self.entry
+        entry.require_ok(entry.call("aoti_torch_new_tensor_handle", self.values.handle(source), "%out"))
+        made = Value()
+        made.handle = entry.load("%out")
+        made.handle_slot = entry.keep_handle(made.handle)
+        return made
+
+    def _restride(self, value: Value, found: str, sizes: str, strides: str) -> None:
+        """Replace the tensor of a value by a copy with other strides when `found` is not 0; its form stays what it
+        is."""
+        entry = self.entry
+        by_handle = value.handle_slot is not None
+        old = value.handle if by_handle else self.values.object(value)
+        before = entry.block
+        copy, onward = entry.label(), entry.label()
+        entry.do(f"br i1 {entry.let(f'icmp ne i64 {found}, 0')}, label %{copy}, label %{onward}")
+        entry.start(copy)
+        if not entry.has_lock:
+            entry.call("PyEval_RestoreThread", entry.load("%thread"))
+        tensor = entry.call("stepwell_wrap", old) if by_handle else old
+        callback = entry.item("callback", "copy_strided")
+        rank = str(len(self.checks) - 1)
+        made = entry.call("stepwell_call", callback, tensor, rank, self._address(sizes), self._address(strides))
+        if by_handle:
+            entry.call("Py_DecRef", tensor)
+        failed, copied = entry.let(f"icmp eq ptr {made}, null"), entry.label()
+        entry.do(f"br i1 {failed}, label %fail.python, label %{copied}")
+        entry.start(copied)
+        new = self._handle_of(made) if by_handle else made
+        slot = entry.at("%handles", value.handle_slot) if by_handle else entry.at("%objects", value.object_slot)
+        entry.do(f"store ptr {new}, ptr {slot}")
+        if by_handle:
+            entry.call("Py_DecRef", made)
+            entry.call("aoti_torch_delete_tensor_object", old)
+        else:
+            entry.call("Py_DecRef", old)
+        if not entry.has_lock:
+            entry.do(f"store ptr {entry.call('PyEval_SaveThread')}, ptr %thread")
+        last = entry.block
+        entry.do(f"br label %{onward}")
+        entry.start(onward)
+        now = entry.let(f"phi ptr [ {old}, %{before} ], [ {new}, %{last} ]")
+        value.argument = value.object = value.handle = value.data = None
+        if by_handle:
+            value.handle = now
+        else:
+            value.object = now
+
+    def _handle_of(self, tensor: str) -> str:
+        """A new handle to the tensor of a Python object."""
+        entry = self.entry
+        inner = entry.let(f"getelementptr i8, ptr {tensor}, i64 {handle_offset()}")
+        entry.call("aoti_torch_new_tensor_handle", inner, "%out")
+        return entry.load("%out")
+
+    def empty_output(self, op: host.EmptyOutputOp) -> None:
+        entry = self.entry
+        type = op.result.type.element_type
+        sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
+        room = entry.size(extent_bytes(op.sizes.data, op.strides.data, element_size(type)))
+        code = str(dtype_code(type))
+        entry.require_ok(entry.call("stepwell_empty", str(len(op.sizes.data)), sizes, strides, code, room, "%out"))
+        self.values.own_handle(op.result, entry.load("%out"))
+
+    def view(self, op: host.ViewOp) -> None:
+        entry, source = self.entry, self.values[op.source]
+        sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
+        offset = "0" if op.offset is None else entry.size(op.offset.data)
+        if op.result.type != op.source.type:
+            self._view_dtype(op, source, sizes, strides, offset)
+            return
+        handle = self.values.handle(source)
+        rank = str(len(op.sizes.data))
+        entry.require_ok(entry.call("aoti_torch__reinterpret_tensor", handle, rank, sizes, strides, offset, "%out"))
+        self.values.own_handle(op.result, entry.load("%out"))
+
+    def _view_dtype(self, op: host.ViewOp, source: Value, sizes: str, strides: str, offset: str) -> None:
+        """A view with another element type: through Python, which knows what torch allows."""
+        entry = self.entry
+        entry.take_lock()
+        number = self._new_check(op)
+        rank = len(op.sizes.data)
+        spec = entry.scratch("i64", [str(number), str(rank), offset])
+        made = entry.call(
+            "stepwell_call",
+            entry.item("callback", "view_dtype"),
+            self.values.object(source),
+            self._address(spec),
+            self._address(sizes),
+            self._address(strides),
+        )
+        self.values.own_object(op.result, entry.require_object(made))
+
+    def arena_ptr(self, op: host.ArenaPtrOp) -> None:
+        entry = self.entry
+        if not entry.uses_arena:
+            self._acquire_arena()
+        offset = op.offset.data
+        base = entry.load("%arena")
+        place = base if offset is as_expr(0) else entry.let(f"getelementptr i8, ptr {base}, i64 {entry.size(offset)}")
+        self.values.define(op.result).data = place
+
+    def _acquire_arena(self) -> None:
+        entry, size = self.entry, self.program.arena
+        entry.uses_arena = True
+        bytes = "64" if size is None else entry.call("llvm.smax.i64", entry.size(size.data), "64")
+        block = entry.call("stepwell_arena_acquire", f"@{ARENA}", bytes)
+        entry.do(f"store ptr {block}, ptr %arena")
+        entry.fail_if(entry.let(f"icmp eq ptr {block}, null"), "memory")
+
+    def from_arena(self, op: host.FromArenaOp) -> None:
+        entry, type = self.entry, op.result.type.element_type
+        data = self.values.data(self.values[op.source])
+        if op.offset is not None:
+            offset = entry.size(op.offset.data * element_size(type))
+            data = entry.let(f"getelementptr i8, ptr {data}, i64 {offset}")
+        sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
+        rank, code = str(len(op.sizes.data)), str(dtype_code(type))
+        entry.require_ok(entry.call("stepwell_from_blob", data, rank, sizes, strides, code, "%out"))
+        self.values.own_handle(op.result, entry.load("%out"))
+
+    def constant(self, op: host.ConstantOp) -> None:
+        self.values.define(op.result).object = self.entry.item("constant", op.index.data)
+
+    def launch(self, op: host.LaunchOp) -> None:
+        entry = self.entry
+        offsets = op.offsets.data if op.offsets is not None else [as_expr(0)] * len(op.inputs)
+        memory: list[str] = []
+        numbers: list[str] = []
+        for value, offset in zip(op.inputs, offsets, strict=True):
+            if not host.is_number(value.type):
+                address = self.values.data(self.values[value])
+                if offset is not as_expr(0):
+                    address = entry.let(f"getelementptr i8, ptr {address}, i64 {entry.size(offset)}")
+                memory.append(f"ptr {address}")
+            else:
+                type = "double" if isinstance(value.type, Float64Type) else _integer_text(value.type)
+                numbers.append(f"{type} {self.number(value)}")
+        sizes = [f"i64 {entry.size(size)}" for size in op.sizes.data]
+        traffic = None if op.bytes is None else op.bytes.data
+        if traffic is None or not traffic.is_const or int(traffic) >= CHEAP_BYTES:
+            entry.drop_lock()
+        arguments = [*memory, *sizes, *numbers]
+        kernel = op.kernel.string_value()
+        entry.module.declare(kernel, "void", ", ".join(a.rpartition(" ")[0] for a in arguments))
+        entry.do(f"call void @{kernel}({', '.join(arguments)})")
+
+    def poll(self, op: host.PollOp) -> None:
+        self.entry.poll()
+
+    def extern(self, op: host.ExternOp) -> None:
+        self.targets.append(op.call.data.target)
+        emit_extern(self, op, len(self.targets) - 1)
+
+    def release(self, op: host.ReleaseOp) -> None:
+        for value in op.values:
+            self.values.release(self.values[value])
+
+    def finish(self, op: host.ReturnOp) -> None:
+        entry, leaves = self.entry, op.template.data.args
+        entry.take_lock()
+        left = Counter(op.values[leaf.index] for leaf in leaves if isinstance(leaf, Arg))
+        result = entry.require_object(entry.call("PyList_New", str(len(leaves))))
+        entry.keep_object(result)
+        slot = entry.objects - 1
+        for k, leaf in enumerate(leaves):
+            entry.call("PyList_SetItem", result, str(k), self._output(op, leaf, left))
+        entry.forget_object(slot)
+        entry.leave(result)
+
+    def _output(self, op: host.ReturnOp, leaf: object, left: Counter[SSAValue]) -> str:
+        """One output as a new reference; the last use of a value hands over the entry's own."""
+        entry = self.entry
+        if isinstance(leaf, Arg):
+            source = op.values[leaf.index]
+            if host.is_number(source.type):
+                return self.box(source)
+            left[source] -= 1
+            if left[source] == 0:
+                return self.values.take(self.values[source])
+            found = self.values.object(self.values[source])
+            entry.call("Py_IncRef", found)
+            return found
+        if isinstance(leaf, Expr) and not leaf.is_const:
+            return entry.require_object(entry.call("PyLong_FromLongLong", entry.size(leaf)))
+        found = self.leaf_item(leaf)
+        entry.call("Py_IncRef", found)
+        return found
+
+    def leaf_item(self, leaf: object) -> str:
+        """The object of a template value that is the same in every call (borrowed)."""
+        if isinstance(leaf, Obj):
+            return self.entry.item("given", leaf.index)
+        return self.entry.item("value", int(leaf) if isinstance(leaf, Expr) else leaf)
+
+
+def _integer_text(type: Attribute) -> str:
+    return f"i{type.width.data}" if isinstance(type, IntegerType) else "i64"
+
+
+_RULES: dict[type, Callable[[_Emitter, host.HostOp], None]] = {
+    host.BindOp: _Emitter.bind,
+    host.AssertOp: _Emitter.check_relation,
+    host.CheckOp: _Emitter.check,
+    host.EnsureOp: _Emitter.ensure,
+    host.EmptyOutputOp: _Emitter.empty_output,
+    host.ViewOp: _Emitter.view,
+    host.FromArenaOp: _Emitter.from_arena,
+    host.ArenaPtrOp: _Emitter.arena_ptr,
+    host.ConstantOp: _Emitter.constant,
+    host.LaunchOp: _Emitter.launch,
+    host.PollOp: _Emitter.poll,
+    host.ExternOp: _Emitter.extern,
+    host.ReleaseOp: _Emitter.release,
+    host.ReturnOp: _Emitter.finish,
+}  # pyright: ignore[reportAssignmentType]
+
+__all__ = ["SYMBOL", "emit_host"]

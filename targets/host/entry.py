@@ -1,0 +1,333 @@
+"""One native entry under construction: slots for what it owns, size expressions, the global lock and the ways out
+when something fails.
+
+An entry is a straight line: every failure leaves through one of a few blocks at the end, which drop what the slots
+still hold. So a value computed once (a size, an address, an object) can be used by everything after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...dialects.expr import Add, Const, Expr, FloorDiv, Max, Min, Mod, Mul, Sym
+from ..cpu.emit_text import ERROR_SLOT, FunctionText, ModuleText
+from .description import ARENA, OBJECTS, SYMBOL, ItemTable
+from .runtime_ir import FUNCTIONS
+
+_SIGNATURES: dict[str, str] = {
+    **FUNCTIONS,
+    "PyBool_FromLong": "ptr (i64)",
+    "PyErr_NoMemory": "ptr ()",
+    "PyErr_Occurred": "ptr ()",
+    "PyEval_RestoreThread": "void (ptr)",
+    "PyEval_SaveThread": "ptr ()",
+    "PyFloat_AsDouble": "double (ptr)",
+    "PyFloat_FromDouble": "ptr (double)",
+    "PyList_New": "ptr (i64)",
+    "PyList_SetItem": "i32 (ptr, i64, ptr)",
+    "PyLong_AsLongLong": "i64 (ptr)",
+    "PyLong_FromLongLong": "ptr (i64)",
+    "PyObject_IsTrue": "i32 (ptr)",
+    "PyObject_Vectorcall": "ptr (ptr, ptr, i64, ptr)",
+    "PySequence_GetItem": "ptr (ptr, i64)",
+    "Py_DecRef": "void (ptr)",
+    "Py_IncRef": "void (ptr)",
+    "aoti_torch__reinterpret_tensor": "i32 (ptr, i64, ptr, ptr, i64, ptr)",
+    "aoti_torch_delete_tensor_object": "i32 (ptr)",
+    "aoti_torch_get_data_ptr": "i32 (ptr, ptr)",
+    "aoti_torch_get_size": "i32 (ptr, i64, ptr)",
+    "aoti_torch_get_stride": "i32 (ptr, i64, ptr)",
+    "aoti_torch_grad_mode_is_enabled": "i8 ()",
+    "aoti_torch_grad_mode_set_enabled": "void (i8)",
+    "aoti_torch_item_int64": "i32 (ptr, ptr)",
+    "aoti_torch_new_tensor_handle": "i32 (ptr, ptr)",
+    "stepwell_wrap": "ptr (ptr)",
+    "torch_exception_get_what_without_backtrace": "ptr ()",
+    "llvm.memset.p0.i64": "void (ptr, i8, i64, i1)",
+    "llvm.smax.i64": "i64 (i64, i64)",
+    "llvm.smin.i64": "i64 (i64, i64)",
+}
+
+CALLBACKS = ("raise_check", "raise_assert", "raise_operator", "raise_kernel", "copy_strided", "view_dtype")
+"""Python functions that the entry calls as f(object, a, b, c), see load.py."""
+
+
+class Entry(FunctionText):
+    """The text of one entry. `objects` and `handles` count the slots for owned Python objects and tensor handles."""
+
+    def __init__(self, module: ModuleText, items: ItemTable, arguments: int):
+        super().__init__(module, SYMBOL, {})
+        self.items = items
+        self.objects = arguments
+        self.handles = 0
+        self.scratch_words = 0
+        self.has_lock = True
+        self.uses_arena = False
+        self.guards_grad_mode = False
+        self.sizes: dict[Expr, str] = {}
+        self.exits: set[str] = set()
+        self.constants: dict[tuple[int, ...], str] = {}
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, *arguments: str) -> str:
+        """Append a call of a known function; gives its result, or "" when it has none."""
+        result, _, types = _SIGNATURES[name].partition(" (")
+        types = types[:-1]
+        self.module.declare(name, result, types)
+        pairs = ", ".join(f"{t} {a}" for t, a in zip(types.split(", "), arguments, strict=True)) if types else ""
+        text = f"call {result} @{name}({pairs})"
+        if result == "void":
+            self.do(text)
+            return ""
+        return self.let(text)
+
+    def at(self, base: str, index: int, type: str = "ptr") -> str:
+        """The address of element `index` of an array."""
+        return base if index == 0 else self.let(f"getelementptr {type}, ptr {base}, i64 {index}")
+
+    def load(self, address: str, type: str = "ptr") -> str:
+        return self.let(f"load {type}, ptr {address}")
+
+    def item(self, kind: str, value: object) -> str:
+        """The Python object of an entry of the object table (a borrowed reference)."""
+        place = self.items.place(kind, value)
+        return self.let(f"load ptr, ptr getelementptr (ptr, ptr @{OBJECTS}, i64 {place})")
+
+    # -- slots ---------------------------------------------------------------------------------------------------------
+
+    def keep_object(self, value: str) -> int:
+        """Put an owned reference into a new slot; gives the slot's number."""
+        slot = self.objects
+        self.objects += 1
+        self.do(f"store ptr {value}, ptr {self.at('%objects', slot)}")
+        return slot
+
+    def keep_handle(self, value: str) -> int:
+        """Put an owned tensor handle into a new slot; gives the slot's number."""
+        slot = self.handles
+        self.handles += 1
+        self.do(f"store ptr {value}, ptr {self.at('%handles', slot)}")
+        return slot
+
+    def forget_object(self, slot: int) -> None:
+        """The reference of the slot has gone elsewhere."""
+        self.do(f"store ptr null, ptr {self.at('%objects', slot)}")
+
+    def forget_handle(self, slot: int) -> None:
+        self.do(f"store ptr null, ptr {self.at('%handles', slot)}")
+
+    # -- arrays of numbers ---------------------------------------------------------------------------------------------
+
+    def words(self, values: Sequence[Expr]) -> str:
+        """The address of an array of i64: a constant of the module when all are constants, scratch memory otherwise."""
+        if not values:
+            return "null"
+        if all(value.is_const for value in values):
+            return self.constant_words([int(value) for value in values])
+        registers = [self.size(value) for value in values]
+        return self.scratch("i64", registers)
+
+    def scratch(self, type: str, registers: Sequence[str]) -> str:
+        """Fresh memory on the stack that holds these values."""
+        base = self.alloca(f"[{max(1, len(registers))} x {type}]", 8)
+        for k, register in enumerate(registers):
+            self.do(f"store {type} {register}, ptr {self.at(base, k, type)}")
+        return base
+
+    def constant_words(self, values: Sequence[int], type: str = "i64") -> str:
+        """The address of a constant array."""
+        key = (int(type[1:]), *values)
+        found = self.constants.get(key)
+        if found is None:
+            found = self.constants[key] = f"@stepwell_numbers{len(self.constants)}"
+            body = ", ".join(f"{type} {int(v)}" for v in values)
+            self.module.globals.append(f"{found} = internal constant [{len(values)} x {type}] [{body}]")
+        return found
+
+    def text_constant(self, text: str) -> str:
+        """The address of a C string."""
+        data = text.encode()
+        name = f"@stepwell_text{len(self.constants)}"
+        self.constants[(-1, *data)] = name
+        escaped = "".join(chr(b) if 32 <= b < 127 and b not in (34, 92) else f"\\{b:02X}" for b in data)
+        self.module.globals.append(f'{name} = internal constant [{len(data) + 1} x i8] c"{escaped}\\00"')
+        return name
+
+    # -- sizes ---------------------------------------------------------------------------------------------------------
+
+    def size(self, expr: Expr) -> str:
+        """The value of a size expression as an i64 (computed once)."""
+        if expr.is_const:
+            return str(int(expr))
+        found = self.sizes.get(expr)
+        if found is None:
+            found = self.sizes[expr] = self._compute(expr)
+        return found
+
+    def _compute(self, expr: Expr) -> str:
+        if isinstance(expr, Sym):
+            raise KeyError(f"size symbol {expr} is used before host.bind defines it")
+        if isinstance(expr, FloorDiv):
+            return self._divide(self.size(expr.lhs), self.size(expr.rhs), "quotient")
+        if isinstance(expr, Mod):
+            return self._divide(self.size(expr.lhs), self.size(expr.rhs), "remainder")
+        if isinstance(expr, (Min, Max)):
+            name = "llvm.smin.i64" if isinstance(expr, Min) else "llvm.smax.i64"
+            return self._fold(name, [self.size(arg) for arg in expr.args])
+        if isinstance(expr, (Add, Mul)) or not isinstance(expr, Const):
+            return self._linear(expr)
+        raise TypeError(f"unknown size expression {expr}")
+
+    def _fold(self, name: str, values: Sequence[str]) -> str:
+        total = values[0]
+        for value in values[1:]:
+            total = self.call(name, total, value)
+        return total
+
+    def _linear(self, expr: Expr) -> str:
+        total = None
+        for term, coefficient in expr.terms:
+            value = self._product(term)
+            if coefficient != 1:
+                value = self.let(f"mul i64 {value}, {coefficient}")
+            total = value if total is None else self.let(f"add i64 {total}, {value}")
+        assert total is not None
+        return total if expr.constant == 0 else self.let(f"add i64 {total}, {expr.constant}")
+
+    def _product(self, term: Expr) -> str:
+        if not isinstance(term, Mul):
+            return self.size(term)
+        total = self.size(term.factors[0])
+        for factor in term.factors[1:]:
+            total = self.let(f"mul i64 {total}, {self.size(factor)}")
+        return total
+
+    def _divide(self, a: str, b: str, wanted: str) -> str:
+        """Division that rounds toward minus infinity. A divisor of 0 gives 0, as no branch may trap."""
+        zero = self.let(f"icmp eq i64 {b}, 0")
+        divisor = self.let(f"select i1 {zero}, i64 1, i64 {b}")
+        remainder = self.let(f"srem i64 {a}, {divisor}")
+        signs = self.let(f"xor i64 {remainder}, {divisor}")
+        opposite = self.let(f"icmp slt i64 {signs}, 0")
+        inexact = self.let(f"icmp ne i64 {remainder}, 0")
+        adjust = self.let(f"and i1 {opposite}, {inexact}")
+        if wanted == "remainder":
+            shifted = self.let(f"add i64 {remainder}, {divisor}")
+            return self.let(f"select i1 {adjust}, i64 {shifted}, i64 {remainder}")
+        quotient = self.let(f"sdiv i64 {a}, {divisor}")
+        lower = self.let(f"sub i64 {quotient}, 1")
+        return self.let(f"select i1 {adjust}, i64 {lower}, i64 {quotient}")
+
+    # -- the global lock of Python
+    # ---------------------------------------------------------------------------------------
+
+    def take_lock(self) -> None:
+        """From here on Python objects are touched."""
+        if not self.has_lock:
+            self.call("PyEval_RestoreThread", self.load("%thread"))
+            self.has_lock = True
+
+    def drop_lock(self) -> None:
+        """Let other Python threads run until `take_lock`."""
+        if self.has_lock:
+            self.do(f"store ptr {self.call('PyEval_SaveThread')}, ptr %thread")
+            self.has_lock = False
+
+    # -- failure
+    # ---------------------------------------------------------------------------------------------------------
+
+    def where(self, number: int) -> None:
+        """Remember what is going on, for the message of a failure."""
+        self.do(f"store i64 {number}, ptr %where")
+
+    def fail_if(self, condition: str, reason: str) -> None:
+        """Leave when the i1 holds. Reasons: "python" (the exception is set), "torch" (the C shim has its text),
+        "memory", and the callbacks "raise_check", "raise_assert", "raise_kernel", which get what `where` says."""
+        label = reason.replace("_", ".") if self.has_lock else reason.replace("_", ".") + ".unlocked"
+        self.exits.add(label)
+        onward = self.label()
+        self.do(f"br i1 {condition}, label %fail.{label}, label %{onward}")
+        self.start(onward)
+
+    def require_object(self, value: str) -> str:
+        """Leave when a new reference is null (Python's exception is set)."""
+        self.fail_if(self.let(f"icmp eq ptr {value}, null"), "python")
+        return value
+
+    def require_ok(self, code: str, reason: str = "torch") -> None:
+        """Leave when a function of the C shim returned an error."""
+        self.fail_if(self.let(f"icmp ne i32 {code}, 0"), reason)
+
+    def poll(self) -> None:
+        """Leave when a kernel reported an error; the slot is cleared."""
+        number = self.let(f"atomicrmw xchg ptr @{ERROR_SLOT}, i32 0 monotonic")
+        self.do(f"store i64 {self.let(f'zext i32 {number} to i64')}, ptr %where")
+        self.fail_if(self.let(f"icmp ne i32 {number}, 0"), "raise_kernel")
+
+    # -- the whole function
+    # ------------------------------------------------------------------------------------------------
+
+    def _drop_everything(self) -> None:
+        self.call("stepwell_drop", "%objects", str(self.objects), "%handles", str(self.handles))
+        if self.uses_arena:
+            self.call("stepwell_arena_release", f"@{ARENA}", self.load("%arena"))
+        if self.guards_grad_mode:
+            # the flag is 0 or 1, and off is what it is now
+            self.call("aoti_torch_grad_mode_set_enabled", self.load("%grad", "i8"))
+
+    def leave(self, result: str) -> None:
+        """Return `result`, a new reference."""
+        self.take_lock()
+        self._drop_everything()
+        self.do(f"ret ptr {result}")
+
+    def _emit_exits(self) -> None:
+        for label in sorted(self.exits):
+            if label.endswith(".unlocked"):
+                self.start(f"fail.{label}")
+                self.call("PyEval_RestoreThread", self.load("%thread"))
+                plain = label.removesuffix(".unlocked")
+                self.do(f"br label %fail.{plain}")
+        for label in sorted({label.removesuffix(".unlocked") for label in self.exits} - {"python"}):
+            self.start(f"fail.{label}")
+            self._raise(label)
+            self.do("br label %fail.python")
+        self.start("fail.python")
+        self._drop_everything()
+        self.do("ret ptr null")
+
+    def _raise(self, label: str) -> None:
+        if label == "memory":
+            self.call("PyErr_NoMemory")
+            return
+        text = "0"
+        if label == "torch":
+            text = self.let(f"ptrtoint ptr {self.call('torch_exception_get_what_without_backtrace')} to i64")
+        callback = "raise_operator" if label == "torch" else label.replace(".", "_")
+        function = self.item("callback", callback)
+        self.call("stepwell_call", function, "null", self.load("%where", "i64"), text, "0")
+
+    def finish_entry(self) -> None:
+        """Add the function, the object table and the arena to the module."""
+        self._emit_exits()
+        head = [
+            f"  %objects = alloca [{max(1, self.objects)} x ptr], align 8",
+            f"  %handles = alloca [{max(1, self.handles)} x ptr], align 8",
+            "  %thread = alloca ptr, align 8",
+            "  %arena = alloca ptr, align 8",
+            "  %out = alloca ptr, align 8",
+            "  %where = alloca i64, align 8",
+            "  %grad = alloca i8, align 1",
+            *self.allocas,
+            f"  call void @llvm.memset.p0.i64(ptr %objects, i8 0, i64 {8 * max(1, self.objects)}, i1 false)",
+            f"  call void @llvm.memset.p0.i64(ptr %handles, i8 0, i64 {8 * max(1, self.handles)}, i1 false)",
+            "  store ptr null, ptr %arena",
+            "  store i8 0, ptr %grad",
+            "  store i64 0, ptr %where",
+        ]
+        self.module.declare("llvm.memset.p0.i64", "void", "ptr, i8, i64, i1")
+        self.module.defined.add(SYMBOL)
+        signature = f"define ptr @{SYMBOL}(ptr %self, ptr %args, i64 %given) #0 {{"
+        self.module.functions.append("\n".join([signature, "entry:", *head, *self.lines, "}", ""]))
+        self.module.globals.append(f"@{OBJECTS} = global [{max(1, len(self.items.items))} x ptr] zeroinitializer")
+        self.module.globals.append(f"@{ARENA} = global [3 x i64] zeroinitializer")

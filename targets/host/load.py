@@ -1,0 +1,218 @@
+"""A compiled host program as a Python callable.
+
+    run = load_program(description, library, constants)
+    outputs = run([x, w])          # takes the tensors out of the list, returns a list
+
+The callable is a C function wrapped in `functools.partial`, which costs 20 ns and has room for the attributes that
+torch looks for."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..cpu.emit_text import ERROR_SLOT
+from ..cpu.jit import Library, load_object
+from .description import ARENA, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
+from .messages import kernel_error, layout_error
+from .python_runtime import PythonRuntime, copy_strided, reinterpret
+from .runtime import HostUnavailable, entry_symbols
+from .selftest import native_wanted
+from .symbols import missing
+
+log = logging.getLogger("stepwell")
+
+_METH_FASTCALL = 0x80
+
+
+class _MethodDef(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    ]
+
+
+def load_object_code(data: bytes, native: bool) -> Library:
+    """Link the object of a graph: kernels and, when `native`, the host entry."""
+    return load_object(data, entry_symbols() if native else None)
+
+
+def load_program(
+    description: ProgramDescription,
+    library: Library | None,
+    constants: Sequence[Any] = (),
+    objects: Sequence[Any] = (),
+) -> Callable[[list[Any]], list[Any]]:
+    """The callable of a program: one list in, which it empties, a list out.
+
+    `constants` are the tensors that `host.constant` numbers, `objects` what `object(k)` in call templates means;
+    `library` may be None for a program without kernels on the Python path. The attributes `boxed` and `_boxed_call`
+    are True, `description` is the argument, `native` tells which path runs."""
+    native = description.native and native_wanted()
+    if native and library is not None:
+        run = native_callable(description, library, constants, objects)
+    else:
+        if description.native:
+            log.warning("host program %s runs through Python: %s", description.name, _why_not_native())
+        run = python_callable(description, library, constants, objects)
+    run.boxed = run._boxed_call = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    run.description = description  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    run.native = native  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    return run
+
+
+def _why_not_native() -> str:
+    if os.environ.get("STEPWELL_HOST") == "python":
+        return "STEPWELL_HOST=python"
+    return ", ".join(missing()) or "the self-test of the native entry failed"
+
+
+class _Callbacks:
+    """The functions that an entry calls when something is wrong or rare; all are f(object or None, a, b, c)."""
+
+    def __init__(self, description: ProgramDescription):
+        self.description = description
+
+    def raise_check(self, tensor: Any, number: int, sizes: int, strides: int) -> None:
+        check = self.description.checks[number]
+        if tensor is None:
+            # a comparison with constants: `sizes` is the address of the frame of arguments
+            tensor = ctypes.cast(_words(sizes, check.argument + 1)[check.argument], ctypes.py_object).value
+            want, steps = check.sizes, check.strides
+        else:
+            want, steps = _words(sizes, check.rank), _words(strides, check.rank)
+        message = layout_error(tensor, check.label, want, steps, check.dtype)
+        raise AssertionError(message or f"{check.label} does not have the layout that the program was compiled for")
+
+    def raise_assert(self, _: Any, number: int, b: int, c: int) -> None:
+        raise AssertionError(self.description.asserts[number])
+
+    def raise_operator(self, _: Any, number: int, text: int, c: int) -> None:
+        message = ctypes.string_at(text).decode(errors="replace") if text else "a library operator failed"
+        error = RuntimeError(message)
+        if number < len(self.description.targets):
+            error.add_note(f"in {self.description.targets[number]}, called by host program @{self.description.name}")
+        raise error
+
+    def raise_kernel(self, _: Any, number: int, b: int, c: int) -> None:
+        raise kernel_error(self.description.messages[number - 1])
+
+    def copy_strided(self, tensor: Any, number: int, sizes: int, strides: int) -> Any:
+        rank = tensor.dim()
+        return copy_strided(tensor, _words(sizes, rank), _words(strides, rank))
+
+    def view_dtype(self, tensor: Any, spec: int, sizes: int, strides: int) -> Any:
+        number, rank, offset = _words(spec, 3)
+        dtype = self.description.checks[number].dtype
+        return reinterpret(tensor, _words(sizes, rank), _words(strides, rank), dtype, offset)
+
+
+def _words(address: int, count: int) -> tuple[int, ...]:
+    """`count` i64 at an address."""
+    return tuple((ctypes.c_int64 * count).from_address(address)) if count else ()
+
+
+class _Items:
+    """Makes the objects of an item table."""
+
+    def __init__(self, description: ProgramDescription, constants: Sequence[Any], objects: Sequence[Any]):
+        self._callbacks = _Callbacks(description)
+        self._name = description.name
+        self._constants = constants
+        self._objects = objects
+
+    def make(self, item: Item) -> Any:
+        if item.kind == "callback":
+            return getattr(self._callbacks, item.value)
+        if item.kind == "operator":
+            return resolve_operator(item.value)
+        if item.kind == "names":
+            return item.value
+        if item.kind == "value":
+            return python_value(item.value)
+        table, what = (self._constants, "constant") if item.kind == "constant" else (self._objects, "object")
+        if item.value >= len(table):
+            raise ValueError(f"host program @{self._name} needs {what} {item.value}, {len(table)} are given")
+        return table[item.value]
+
+
+class _Keep:
+    """What must live as long as a native entry: it is the `self` of the C function. Its end frees the arena."""
+
+    def __init__(self, library: Library, objects: list[Any]):
+        self.library = library
+        self.objects = objects
+        self.method: _MethodDef | None = None
+        self._arena = library.address(ARENA)
+        self._free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(entry_symbols()["stepwell_pool_free"])
+
+    def __del__(self) -> None:
+        base = _words(self._arena, 3)[1]
+        if base:
+            self._free(base)
+
+
+def native_callable(
+    description: ProgramDescription, library: Library, constants: Sequence[Any], objects: Sequence[Any]
+) -> Any:
+    items = _Items(description, constants, objects)
+    table = [items.make(item) for item in description.items]
+    keep = _Keep(library, table)
+    if table:
+        addresses = (ctypes.c_void_p * len(table))(*map(id, table))
+        ctypes.memmove(library.address(OBJECTS), addresses, ctypes.sizeof(addresses))
+    method = _MethodDef(description.name.encode(), library.address(SYMBOL), _METH_FASTCALL, None)
+    keep.method = method
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+    return functools.partial(make(ctypes.addressof(method), keep, None))
+
+
+_KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double, "b": ctypes.c_bool}
+
+
+def python_callable(
+    description: ProgramDescription, library: Library | None, constants: Sequence[Any], objects: Sequence[Any]
+) -> Any:
+    items = _Items(description, constants, objects)
+    scope: dict[str, Any] = {"rt": PythonRuntime(_error_reader(library), description.messages)}
+    for k, item in enumerate(description.python_items):
+        if item.kind != "kernel":
+            scope[f"i{k}"] = items.make(item)
+            continue
+        name, signature = item.value
+        if library is None:
+            raise HostUnavailable(f"host program @{description.name} launches @{name}, but no library is given")
+        scope[f"i{k}"] = library.function(name, *(_KINDS[kind] for kind in signature))
+    exec(compile(description.python, f"<host program @{description.name}>", "exec"), scope)
+    program = scope["program"]
+
+    def run(args: list[Any]) -> list[Any]:
+        import torch
+
+        with torch.no_grad():
+            return program(args)
+
+    run.library = library  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+def _error_reader(library: Library | None) -> Callable[[], int]:
+    if library is None or ERROR_SLOT not in library:
+        return lambda: 0
+    slot = ctypes.c_int32.from_address(library.address(ERROR_SLOT))
+
+    def take() -> int:
+        number = slot.value
+        if number:
+            slot.value = 0
+        return number
+
+    return take

@@ -1,0 +1,32 @@
+"""The texts of the errors of a host program, and the comparison that makes them (the same for both paths)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def layout_error(tensor: Any, label: str, sizes: Sequence[int], strides: Sequence[int], dtype: str) -> str | None:
+    """What is wrong with a tensor that should have these sizes, strides and dtype ("" for any); None when nothing
+    is."""
+    if tensor.device.type != "cpu":
+        return f"expected a tensor of device cpu, got {tensor.device} for {label}"
+    if dtype and str(tensor.dtype) != f"torch.{dtype}":
+        return f"expected dtype torch.{dtype}, got {tensor.dtype} for {label}"
+    if tensor.dim() != len(sizes):
+        return f"expected {len(sizes)} dimensions, got {tensor.dim()} for {label}"
+    have, steps = tensor.shape, tensor.stride()
+    for k, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+        if have[k] != size or (steps[k] != stride and size > 1 and tensor.numel() > 0):
+            return f"expected size {have[k]}=={size}, stride {steps[k]}=={stride} at dim={k} for {label}"
+    return None
+
+
+def same_sizes(tensor: Any, sizes: Sequence[int]) -> bool:
+    """Whether the shape is this one."""
+    return tuple(tensor.shape) == tuple(sizes)
+
+
+def kernel_error(message: str) -> Exception:
+    """The exception for a message that a kernel reported: an index error when it speaks of an index."""
+    return IndexError(message) if "index" in message.lower() else RuntimeError(message)

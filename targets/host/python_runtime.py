@@ -1,0 +1,81 @@
+"""What generated Python programs call as `rt`: checks, allocations, views and the error slot of the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .messages import kernel_error, layout_error, same_sizes
+
+
+class PythonRuntime:
+    """Helpers of one program; `take_error` gives the number of the error that a kernel reported (0: none), `messages`
+    its text."""
+
+    def __init__(self, take_error: Callable[[], int], messages: list[str]):
+        import torch
+
+        self._torch = torch
+        self._take_error = take_error
+        self._messages = messages
+
+    def count(self, args: list[Any], wanted: int) -> None:
+        if len(args) != wanted:
+            raise TypeError(f"expected {wanted} arguments, {len(args)} are given")
+
+    def tensor(self, value: Any, number: int) -> None:
+        if not isinstance(value, self._torch.Tensor):
+            raise TypeError(f"argument {number} must be a torch.Tensor, got {type(value).__name__}")
+
+    def check(self, value: Any, label: str, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> None:
+        message = layout_error(value, label, sizes, strides, dtype)
+        if message is not None:
+            raise AssertionError(message)
+
+    def ensure(self, value: Any, label: str, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
+        message = layout_error(value, label, sizes, strides, dtype)
+        if message is None:
+            return value
+        if not same_sizes(value, sizes) or (dtype and value.dtype != getattr(self._torch, dtype)):
+            raise AssertionError(message)
+        return copy_strided(value, sizes, strides)
+
+    def empty(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
+        return self._torch.empty_strided(sizes, strides, dtype=getattr(self._torch, dtype))
+
+    def view(self, value: Any, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str, offset: int) -> Any:
+        return reinterpret(value, sizes, strides, dtype, offset)
+
+    def arena(self, size: int) -> Any:
+        return self._torch.empty(max(size, 64), dtype=self._torch.uint8)
+
+    def from_arena(
+        self, arena: Any, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str, offset: int
+    ) -> Any:
+        start = address - arena.data_ptr()
+        wanted = getattr(self._torch, dtype)
+        first = start // wanted.itemsize + offset
+        flat = self._torch.empty(0, dtype=wanted)
+        return flat.set_(arena.untyped_storage(), first, sizes, strides)
+
+    def poll(self) -> None:
+        number = self._take_error()
+        if number:
+            raise kernel_error(self._messages[number - 1])
+
+
+def copy_strided(value: Any, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """A copy of a tensor with these strides."""
+    import torch
+
+    made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    return made.copy_(value)
+
+
+def reinterpret(value: Any, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str, offset: int) -> Any:
+    """A tensor over the storage of another; `offset` counts elements of `dtype` from the other's first element."""
+    import torch
+
+    wanted = getattr(torch, dtype) if dtype else value.dtype
+    first = value.storage_offset() * value.dtype.itemsize // wanted.itemsize + offset
+    return torch.empty(0, dtype=wanted, device=value.device).set_(value.untyped_storage(), first, sizes, strides)

@@ -1,0 +1,60 @@
+"""The host runtime of the process: the pool, the arena and the helpers of every entry, linked once and kept for good.
+
+Tensors that outlive a program are freed by code of this module, so it is never unloaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import cache
+
+from ..cpu.cache import cached_object
+from ..cpu.jit import Library, load_object
+from .runtime_ir import FUNCTIONS, runtime_text
+from .symbols import handle_offset, missing, symbols
+
+_lock = threading.Lock()
+_library: Library | None = None
+
+
+class HostUnavailable(Exception):
+    """The process lacks what native entries need; the message names it."""
+
+
+def library() -> Library:
+    """The runtime, linked at the first call. HostUnavailable when something that it needs is missing."""
+    global _library
+    with _lock:
+        if _library is None:
+            absent = missing()
+            if absent:
+                raise HostUnavailable(f"native host programs need {', '.join(absent)}")
+            offset = handle_offset()
+            assert offset is not None
+            _library = load_object(cached_object(runtime_text(offset))[0], symbols())
+        return _library
+
+
+@cache
+def entry_symbols() -> dict[str, int]:
+    """Every address that an entry may refer to, beside the shims of the operators that it calls."""
+    found = dict(symbols())
+    runtime = library()
+    found.update((name, runtime.address(name)) for name in FUNCTIONS)
+    return found
+
+
+def pool_held_bytes() -> int:
+    """Bytes of free memory that the pool keeps for later tensors and arenas."""
+    return ctypes.c_int64.from_address(library().address("stepwell_pool_held")).value
+
+
+def set_pool_limit(size: int) -> None:
+    """How many bytes of free memory the pool may keep; what is over it goes back to the system when it is freed."""
+    ctypes.c_int64.from_address(library().address("stepwell_pool_limit")).value = size
+
+
+def empty_pool() -> None:
+    """Give the free memory of the pool back to the system."""
+    ctypes.CFUNCTYPE(None)(library().address("stepwell_pool_trim"))()

@@ -1,0 +1,527 @@
+"""LLVM text of the host runtime: the functions that every native entry calls, compiled once a process and never
+unloaded.
+
+- memory: a pool of blocks behind a lock (free lists by size class) and, on top of it, the arena of a program;
+- arguments: taking them out of the caller's list, comparing tensors with what the program was compiled for;
+- errors: calling a Python function that raises, and freeing what a program still holds.
+
+A block of the pool has 64 bytes in front: the next free block and the size class. Classes are four to a power of two,
+so at most a quarter of a block is unused, and a request takes a free block of its class or of one of the next three.
+"""
+
+from __future__ import annotations
+
+POOLED_BYTES = 1 << 20
+"""Tensors of at least this many bytes come from the pool: below it torch's allocator (malloc) reuses memory well by
+itself."""
+
+_DECLARATIONS = """
+@PyExc_TypeError = external global ptr
+@PyList_Type = external global [0 x i8]
+@THPVariableClass = external global ptr
+declare ptr @PyErr_Format(ptr, ptr, ...)
+declare i32 @PyType_IsSubtype(ptr, ptr)
+declare ptr @PyLong_FromLongLong(i64)
+declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
+declare void @Py_IncRef(ptr)
+declare void @Py_DecRef(ptr)
+@_Py_NoneStruct = external global [0 x i8]
+declare i32 @aoti_torch_get_dtype(ptr, ptr)
+declare i32 @aoti_torch_get_device_type(ptr, ptr)
+declare i32 @aoti_torch_get_dim(ptr, ptr)
+declare i32 @aoti_torch_get_sizes(ptr, ptr)
+declare i32 @aoti_torch_get_strides(ptr, ptr)
+declare i32 @aoti_torch_delete_tensor_object(ptr)
+declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
+declare i32 @torch_from_blob(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr, i32, ptr, i64, ptr, ptr)
+declare ptr @aligned_alloc(i64, i64)
+declare void @free(ptr)
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i64 @llvm.ctlz.i64(i64, i1)
+declare i64 @llvm.smax.i64(i64, i64)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+"""
+
+_POOL = """
+@pool_lock = internal global [64 x i8] zeroinitializer, align 16
+@pool_heads = internal global [256 x ptr] zeroinitializer
+@stepwell_pool_held = global i64 0
+@stepwell_pool_limit = global i64 4294967296
+
+; the class of a size; a class stands for (class mod 4 + 5) << (class / 4) bytes
+define internal i64 @pool_class(i64 %bytes) {
+  %b = call i64 @llvm.smax.i64(i64 %bytes, i64 4096)
+  %b1 = sub i64 %b, 1
+  %lz = call i64 @llvm.ctlz.i64(i64 %b1, i1 true)
+  %shift = sub i64 61, %lz
+  %units = lshr i64 %b1, %shift
+  %base = shl i64 %shift, 2
+  %u4 = sub i64 %units, 4
+  %class = add i64 %base, %u4
+  ret i64 %class
+}
+
+define internal i64 @pool_class_bytes(i64 %class) {
+  %unit = and i64 %class, 3
+  %units = add i64 %unit, 5
+  %shift = lshr i64 %class, 2
+  %bytes = shl i64 %units, %shift
+  ret i64 %bytes
+}
+
+define ptr @stepwell_pool_alloc(i64 %bytes) {
+entry:
+  %class = call i64 @pool_class(i64 %bytes)
+  %last = add i64 %class, 4
+  %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
+  br label %search
+search:
+  %c = phi i64 [ %class, %entry ], [ %cn, %next ]
+  %slot = getelementptr ptr, ptr @pool_heads, i64 %c
+  %head = load ptr, ptr %slot
+  %empty = icmp eq ptr %head, null
+  br i1 %empty, label %next, label %take
+next:
+  %cn = add i64 %c, 1
+  %more = icmp ult i64 %cn, %last
+  br i1 %more, label %search, label %fresh
+take:
+  %after = load ptr, ptr %head
+  store ptr %after, ptr %slot
+  %held = load i64, ptr @stepwell_pool_held
+  %cb = call i64 @pool_class_bytes(i64 %c)
+  %held1 = sub i64 %held, %cb
+  store i64 %held1, ptr @stepwell_pool_held
+  %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
+  %data = getelementptr i8, ptr %head, i64 64
+  ret ptr %data
+fresh:
+  %u2 = call i32 @pthread_mutex_unlock(ptr @pool_lock)
+  %size = call i64 @pool_class_bytes(i64 %class)
+  %total = add i64 %size, 64
+  %rounded = add i64 %total, 63
+  %whole = and i64 %rounded, -64
+  %new = call ptr @aligned_alloc(i64 64, i64 %whole)
+  %failed = icmp eq ptr %new, null
+  br i1 %failed, label %none, label %made
+made:
+  %kind = getelementptr i8, ptr %new, i64 8
+  store i64 %class, ptr %kind
+  %fdata = getelementptr i8, ptr %new, i64 64
+  ret ptr %fdata
+none:
+  ret ptr null
+}
+
+define void @stepwell_pool_free(ptr %data) {
+  %block = getelementptr i8, ptr %data, i64 -64
+  %kind = getelementptr i8, ptr %block, i64 8
+  %class = load i64, ptr %kind
+  %bytes = call i64 @pool_class_bytes(i64 %class)
+  %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
+  %held = load i64, ptr @stepwell_pool_held
+  %after = add i64 %held, %bytes
+  %limit = load i64, ptr @stepwell_pool_limit
+  %keep = icmp sle i64 %after, %limit
+  br i1 %keep, label %push, label %drop
+push:
+  %slot = getelementptr ptr, ptr @pool_heads, i64 %class
+  %head = load ptr, ptr %slot
+  store ptr %head, ptr %block
+  store ptr %block, ptr %slot
+  store i64 %after, ptr @stepwell_pool_held
+  %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
+  ret void
+drop:
+  %u2 = call i32 @pthread_mutex_unlock(ptr @pool_lock)
+  call void @free(ptr %block)
+  ret void
+}
+
+; the deleter of a tensor that torch_from_blob made
+define internal void @pool_deleter(ptr %data, ptr %context) {
+  call void @stepwell_pool_free(ptr %data)
+  ret void
+}
+
+; give every free block back to the system
+define void @stepwell_pool_trim() {
+entry:
+  %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
+  br label %class
+class:
+  %c = phi i64 [ 0, %entry ], [ %cn, %done ]
+  %slot = getelementptr ptr, ptr @pool_heads, i64 %c
+  br label %block
+block:
+  %head = load ptr, ptr %slot
+  %empty = icmp eq ptr %head, null
+  br i1 %empty, label %done, label %drop
+drop:
+  %after = load ptr, ptr %head
+  store ptr %after, ptr %slot
+  call void @free(ptr %head)
+  br label %block
+done:
+  %cn = add i64 %c, 1
+  %more = icmp ult i64 %cn, 256
+  br i1 %more, label %class, label %end
+end:
+  store i64 0, ptr @stepwell_pool_held
+  %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
+  ret void
+}
+"""
+
+_ARENA = """
+; An arena is { i64 busy, ptr base, i64 capacity }. The first caller gets the kept block, grown when it is too small;
+a call that ; runs at the same time gets a block of its own. Null when there is no memory. define ptr
+@stepwell_arena_acquire(ptr %arena, i64 %bytes) {
+  %busy = atomicrmw xchg ptr %arena, i64 1 acquire
+  %taken = icmp ne i64 %busy, 0
+  br i1 %taken, label %own, label %kept
+own:
+  %temporary = call ptr @stepwell_pool_alloc(i64 %bytes)
+  ret ptr %temporary
+kept:
+  %basep = getelementptr i8, ptr %arena, i64 8
+  %capp = getelementptr i8, ptr %arena, i64 16
+  %base = load ptr, ptr %basep
+  %cap = load i64, ptr %capp
+  %fits = icmp sge i64 %cap, %bytes
+  br i1 %fits, label %reuse, label %grow
+reuse:
+  ret ptr %base
+grow:
+  %none = icmp eq ptr %base, null
+  br i1 %none, label %alloc, label %drop
+drop:
+  call void @stepwell_pool_free(ptr %base)
+  br label %alloc
+alloc:
+  %new = call ptr @stepwell_pool_alloc(i64 %bytes)
+  %ok = icmp ne ptr %new, null
+  %newcap = select i1 %ok, i64 %bytes, i64 -1
+  store ptr %new, ptr %basep
+  store i64 %newcap, ptr %capp
+  br i1 %ok, label %done, label %failed
+failed:
+  store atomic i64 0, ptr %arena release, align 8
+  ret ptr null
+done:
+  ret ptr %new
+}
+
+define void @stepwell_arena_release(ptr %arena, ptr %block) {
+  %none = icmp eq ptr %block, null
+  br i1 %none, label %end, label %some
+some:
+  %basep = getelementptr i8, ptr %arena, i64 8
+  %base = load ptr, ptr %basep
+  %kept = icmp eq ptr %base, %block
+  br i1 %kept, label %idle, label %drop
+idle:
+  store atomic i64 0, ptr %arena release, align 8
+  ret void
+drop:
+  call void @stepwell_pool_free(ptr %block)
+  ret void
+end:
+  ret void
+}
+
+; An uninitialised tensor: of the pool when it is large, of torch's allocator otherwise.
+define i32 @stepwell_empty(i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i64 %bytes, ptr %out) {
+  %large = icmp sge i64 %bytes, POOLED_BYTES
+  br i1 %large, label %pooled, label %plain
+plain:
+  %r = call i32 @aoti_torch_empty_strided(i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i32 0, i32 -1, ptr %out)
+  ret i32 %r
+pooled:
+  %p = call ptr @stepwell_pool_alloc(i64 %bytes)
+  %failed = icmp eq ptr %p, null
+  br i1 %failed, label %plain, label %wrap
+wrap:
+  %w = call i32 @torch_from_blob(ptr %p, i64 %rank, ptr %sizes, ptr %strides, i64 0, i32 %dtype, i32 0, i32 -1, ptr %out, i32 0, ptr null, i64 0, ptr @pool_deleter, ptr null)
+  %bad = icmp ne i32 %w, 0
+  br i1 %bad, label %undo, label %done
+undo:
+  call void @stepwell_pool_free(ptr %p)
+  br label %done
+done:
+  ret i32 %w
+}
+
+; A tensor over memory that somebody else owns.
+define i32 @stepwell_from_blob(ptr %data, i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, ptr %out) {
+  %w = call i32 @torch_from_blob(ptr %data, i64 %rank, ptr %sizes, ptr %strides, i64 0, i32 %dtype, i32 0, i32 -1, ptr %out, i32 0, ptr null, i64 0, ptr null, ptr null)
+  ret i32 %w
+}
+"""  # noqa: E501
+
+_ARGUMENTS = """
+@count_text = internal constant [38 x i8] c"expected %zd arguments, %zd are given\\00"
+@tensor_text = internal constant [47 x i8] c"argument %zd must be a torch.Tensor, got %.80s\\00"
+
+; Moves (out of one list, which is empty afterwards) or copies the arguments into the frame: 0 or, with TypeError set,
+-1. ; kinds holds a byte an argument: 1 for a tensor. define i32 @stepwell_take(ptr %args, i64 %given, ptr %frame, i64
+%n, ptr %kinds) { entry:
+  %one = icmp eq i64 %given, 1
+  br i1 %one, label %maybe, label %direct
+maybe:
+  %first = load ptr, ptr %args
+  %typep = getelementptr i8, ptr %first, i64 8
+  %type = load ptr, ptr %typep
+  %exact = icmp eq ptr %type, @PyList_Type
+  br i1 %exact, label %list, label %maybe2
+maybe2:
+  %sub = call i32 @PyType_IsSubtype(ptr %type, ptr @PyList_Type)
+  %islist = icmp ne i32 %sub, 0
+  br i1 %islist, label %list, label %direct
+list:
+  %sizep = getelementptr i8, ptr %first, i64 16
+  %size = load i64, ptr %sizep
+  %right = icmp eq i64 %size, %n
+  br i1 %right, label %move, label %wrong
+move:
+  %itemsp = getelementptr i8, ptr %first, i64 24
+  %items = load ptr, ptr %itemsp
+  %bytes = shl i64 %n, 3
+  call void @llvm.memcpy.p0.p0.i64(ptr %frame, ptr %items, i64 %bytes, i1 false)
+  store i64 0, ptr %sizep
+  br label %check
+direct:
+  %match = icmp eq i64 %given, %n
+  br i1 %match, label %copy, label %wrong
+copy:
+  %ci = phi i64 [ 0, %direct ], [ %cin, %copied ]
+  %cend = icmp eq i64 %ci, %n
+  br i1 %cend, label %check, label %copied
+copied:
+  %from = getelementptr ptr, ptr %args, i64 %ci
+  %to = getelementptr ptr, ptr %frame, i64 %ci
+  %object = load ptr, ptr %from
+  call void @Py_IncRef(ptr %object)
+  store ptr %object, ptr %to
+  %cin = add i64 %ci, 1
+  br label %copy
+check:
+  %class = load ptr, ptr @THPVariableClass
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %check ], [ %in, %fine ]
+  %end = icmp eq i64 %i, %n
+  br i1 %end, label %ok, label %body
+body:
+  %kindp = getelementptr i8, ptr %kinds, i64 %i
+  %kind = load i8, ptr %kindp
+  %tensor = icmp eq i8 %kind, 1
+  br i1 %tensor, label %istensor, label %fine
+istensor:
+  %ap = getelementptr ptr, ptr %frame, i64 %i
+  %a = load ptr, ptr %ap
+  %atp = getelementptr i8, ptr %a, i64 8
+  %at = load ptr, ptr %atp
+  %plain = icmp eq ptr %at, %class
+  br i1 %plain, label %fine, label %derived
+derived:
+  %is = call i32 @PyType_IsSubtype(ptr %at, ptr %class)
+  %isok = icmp ne i32 %is, 0
+  br i1 %isok, label %fine, label %notensor
+fine:
+  %in = add i64 %i, 1
+  br label %loop
+ok:
+  ret i32 0
+wrong:
+  %got = phi i64 [ %size, %list ], [ %given, %direct ]
+  %error = load ptr, ptr @PyExc_TypeError
+  %e1 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %error, ptr @count_text, i64 %n, i64 %got)
+  ret i32 -1
+notensor:
+  %error2 = load ptr, ptr @PyExc_TypeError
+  %namep = getelementptr i8, ptr %at, i64 24
+  %name = load ptr, ptr %namep
+  %e2 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %error2, ptr @tensor_text, i64 %i, ptr %name)
+  ret i32 -1
+}
+
+; Compares a tensor with an element type, sizes and strides: 0 equal, 1 only strides differ, 2 anything else differs.
+; Strides of dimensions of size 1, and of tensors without elements, do not matter.
+define i64 @stepwell_compare(ptr %tensor, i64 %dtype, i64 %rank, ptr %sizes, ptr %strides) {
+entry:
+  %i32 = alloca i32
+  %i64 = alloca i64
+  %p1 = alloca ptr
+  %r1 = call i32 @aoti_torch_get_dtype(ptr %tensor, ptr %i32)
+  %dt = load i32, ptr %i32
+  %r2 = call i32 @aoti_torch_get_device_type(ptr %tensor, ptr %i32)
+  %dev = load i32, ptr %i32
+  %r3 = call i32 @aoti_torch_get_dim(ptr %tensor, ptr %i64)
+  %dim = load i64, ptr %i64
+  %wantdt = trunc i64 %dtype to i32
+  %anydt = icmp slt i64 %dtype, 0
+  %eqdt = icmp eq i32 %dt, %wantdt
+  %okdt = or i1 %anydt, %eqdt
+  %okdev = icmp eq i32 %dev, 0
+  %okdim = icmp eq i64 %dim, %rank
+  %ok1 = and i1 %okdt, %okdev
+  %ok2 = and i1 %ok1, %okdim
+  br i1 %ok2, label %shapes, label %differs
+shapes:
+  %r4 = call i32 @aoti_torch_get_sizes(ptr %tensor, ptr %p1)
+  %have = load ptr, ptr %p1
+  %r5 = call i32 @aoti_torch_get_strides(ptr %tensor, ptr %p1)
+  %haves = load ptr, ptr %p1
+  %bad = icmp ne i32 %r5, 0
+  br i1 %bad, label %differs, label %loop
+loop:
+  %i = phi i64 [ 0, %shapes ], [ %in, %same ]
+  %strided = phi i64 [ 0, %shapes ], [ %strided1, %same ]
+  %empty = phi i1 [ false, %shapes ], [ %empty1, %same ]
+  %end = icmp eq i64 %i, %rank
+  br i1 %end, label %done, label %body
+body:
+  %wp = getelementptr i64, ptr %sizes, i64 %i
+  %w = load i64, ptr %wp
+  %hp = getelementptr i64, ptr %have, i64 %i
+  %h = load i64, ptr %hp
+  %eq = icmp eq i64 %w, %h
+  br i1 %eq, label %same, label %differs
+same:
+  %wsp = getelementptr i64, ptr %strides, i64 %i
+  %ws = load i64, ptr %wsp
+  %hsp = getelementptr i64, ptr %haves, i64 %i
+  %hs = load i64, ptr %hsp
+  %differ = icmp ne i64 %ws, %hs
+  %many = icmp sgt i64 %h, 1
+  %matter = and i1 %differ, %many
+  %matters = zext i1 %matter to i64
+  %strided1 = or i64 %strided, %matters
+  %zero = icmp eq i64 %h, 0
+  %empty1 = or i1 %empty, %zero
+  %in = add i64 %i, 1
+  br label %loop
+done:
+  %result = select i1 %empty, i64 0, i64 %strided
+  ret i64 %result
+differs:
+  ret i64 2
+}
+
+; Compares arguments with a table of records { argument, dtype, rank, sizes..., strides... }: the number of the first
+record that ; does not fit, or -1. define i64 @stepwell_compare_table(ptr %frame, ptr %table, i64 %count) { entry:
+  br label %loop
+loop:
+  %k = phi i64 [ 0, %entry ], [ %kn, %next ]
+  %record = phi ptr [ %table, %entry ], [ %after, %next ]
+  %end = icmp eq i64 %k, %count
+  br i1 %end, label %fine, label %body
+body:
+  %arg = load i64, ptr %record
+  %dtp = getelementptr i64, ptr %record, i64 1
+  %dt = load i64, ptr %dtp
+  %rankp = getelementptr i64, ptr %record, i64 2
+  %rank = load i64, ptr %rankp
+  %sizes = getelementptr i64, ptr %record, i64 3
+  %strides = getelementptr i64, ptr %sizes, i64 %rank
+  %slot = getelementptr ptr, ptr %frame, i64 %arg
+  %object = load ptr, ptr %slot
+  %tensor = getelementptr i8, ptr %object, i64 HANDLE_OFFSET
+  %r = call i64 @stepwell_compare(ptr %tensor, i64 %dt, i64 %rank, ptr %sizes, ptr %strides)
+  %same = icmp eq i64 %r, 0
+  br i1 %same, label %next, label %differs
+next:
+  %after = getelementptr i64, ptr %strides, i64 %rank
+  %kn = add i64 %k, 1
+  br label %loop
+fine:
+  ret i64 -1
+differs:
+  ret i64 %k
+}
+"""
+
+_ERRORS = """
+; Calls function(object or None, a, b, c) for the exception that it raises; its result, if any, is returned (a new
+reference). define ptr @stepwell_call(ptr %function, ptr %object, i64 %a, i64 %b, i64 %c) {
+  %args = alloca [4 x ptr]
+  %none = icmp eq ptr %object, null
+  %o = select i1 %none, ptr @_Py_NoneStruct, ptr %object
+  store ptr %o, ptr %args
+  %pa = call ptr @PyLong_FromLongLong(i64 %a)
+  %a1 = getelementptr ptr, ptr %args, i64 1
+  store ptr %pa, ptr %a1
+  %pb = call ptr @PyLong_FromLongLong(i64 %b)
+  %a2 = getelementptr ptr, ptr %args, i64 2
+  store ptr %pb, ptr %a2
+  %pc = call ptr @PyLong_FromLongLong(i64 %c)
+  %a3 = getelementptr ptr, ptr %args, i64 3
+  store ptr %pc, ptr %a3
+  %r = call ptr @PyObject_Vectorcall(ptr %function, ptr %args, i64 4, ptr null)
+  call void @Py_DecRef(ptr %pa)
+  call void @Py_DecRef(ptr %pb)
+  call void @Py_DecRef(ptr %pc)
+  ret ptr %r
+}
+
+; Drops what a program still holds: n Python objects and m tensor handles (null where there is none any more).
+define void @stepwell_drop(ptr %objects, i64 %n, ptr %handles, i64 %m) {
+entry:
+  br label %handle
+handle:
+  %j = phi i64 [ 0, %entry ], [ %jn, %nexth ]
+  %jend = icmp eq i64 %j, %m
+  br i1 %jend, label %object, label %onehandle
+onehandle:
+  %hp = getelementptr ptr, ptr %handles, i64 %j
+  %h = load ptr, ptr %hp
+  %nh = icmp eq ptr %h, null
+  br i1 %nh, label %nexth, label %droph
+droph:
+  %r = call i32 @aoti_torch_delete_tensor_object(ptr %h)
+  br label %nexth
+nexth:
+  %jn = add i64 %j, 1
+  br label %handle
+object:
+  %i = phi i64 [ 0, %handle ], [ %in, %nexto ]
+  %iend = icmp eq i64 %i, %n
+  br i1 %iend, label %end, label %oneobject
+oneobject:
+  %op = getelementptr ptr, ptr %objects, i64 %i
+  %o = load ptr, ptr %op
+  %no = icmp eq ptr %o, null
+  br i1 %no, label %nexto, label %dropo
+dropo:
+  call void @Py_DecRef(ptr %o)
+  br label %nexto
+nexto:
+  %in = add i64 %i, 1
+  br label %object
+end:
+  ret void
+}
+"""
+
+FUNCTIONS: dict[str, str] = {
+    "stepwell_pool_alloc": "ptr (i64)",
+    "stepwell_pool_free": "void (ptr)",
+    "stepwell_arena_acquire": "ptr (ptr, i64)",
+    "stepwell_arena_release": "void (ptr, ptr)",
+    "stepwell_empty": "i32 (i64, ptr, ptr, i32, i64, ptr)",
+    "stepwell_from_blob": "i32 (ptr, i64, ptr, ptr, i32, ptr)",
+    "stepwell_take": "i32 (ptr, i64, ptr, i64, ptr)",
+    "stepwell_compare": "i64 (ptr, i64, i64, ptr, ptr)",
+    "stepwell_compare_table": "i64 (ptr, ptr, i64)",
+    "stepwell_call": "ptr (ptr, ptr, i64, i64, i64)",
+    "stepwell_drop": "void (ptr, i64, ptr, i64)",
+}
+"""The functions that entries call, with their LLVM types."""
+
+
+def runtime_text(handle_offset: int) -> str:
+    """The module's text; `handle_offset` is where a tensor's Python object holds its `at::Tensor`."""
+    text = "".join((_DECLARATIONS, _POOL, _ARENA, _ARGUMENTS, _ERRORS))
+    return text.replace("POOLED_BYTES", str(POOLED_BYTES)).replace("HANDLE_OFFSET", str(handle_offset))

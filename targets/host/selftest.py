@@ -1,0 +1,121 @@
+"""Does the native entry work here? One small program, run once a process before the first real one.
+
+It goes through everything that rests on the layout of foreign structures: lists, tensors inside Python objects, the C
+shim, deleters. When an answer is wrong, the log says so and every program of the process runs through Python."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cache
+
+from .symbols import missing
+
+log = logging.getLogger("stepwell")
+
+# y[i] = 2 x[i]
+_KERNEL = """define void @stepwell_selftest(ptr %x, ptr %y, i64 %n) {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %in, %loop ]
+  %px = getelementptr float, ptr %x, i64 %i
+  %v = load float, ptr %px
+  %d = fadd float %v, %v
+  %py = getelementptr float, ptr %y, i64 %i
+  store float %d, ptr %py
+  %in = add i64 %i, 1
+  %more = icmp slt i64 %in, %n
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}
+"""
+
+
+def native_wanted() -> bool:
+    """Whether programs get a native entry: the user did not choose otherwise (STEPWELL_HOST=python), the process has
+    what it needs and the self-test passed. ValueError for another value of STEPWELL_HOST."""
+    choice = os.environ.get("STEPWELL_HOST", "native")
+    if choice not in ("native", "python"):
+        raise ValueError(f"STEPWELL_HOST is '{choice}'; known: native, python")
+    return choice == "native" and passes_selftest()
+
+
+@cache
+def passes_selftest() -> bool:
+    """Whether a native program gives right results in this process (found out once, loudly when it does not)."""
+    absent = missing()
+    if absent:
+        log.warning("no native host programs, they run through Python: this process lacks %s", ", ".join(absent))
+        return False
+    try:
+        problem = _run()
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        log.warning("no native host programs, they run through Python: the self-test failed (%s)", problem)
+    return not problem
+
+
+def _run() -> str | None:
+    """Compiles and runs the test program; what is wrong, or None."""
+    import torch
+
+    from ..cpu.cache import cached_object
+    from ..cpu.emit_text import ModuleText
+    from ..cpu.features import target
+    from .emit import emit_host
+    from .load import load_object_code, native_callable
+
+    text = ModuleText(target())
+    text.functions.append(_KERNEL)
+    text.defined.add("stepwell_selftest")
+    description = emit_host(text, _program(), native=True)
+    library = load_object_code(cached_object(text.text())[0], native=True)
+    run = native_callable(description, library, (), ())
+    x = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    args = [x, 2]
+    y, back, n = run(args)
+    if args or not torch.equal(y, 2 * x + x) or back is not x or n != 8:
+        return f"got {y!r}, {back!r}, {n!r}, list {args!r}"
+    try:
+        run([x.double(), 2])
+    except AssertionError as error:
+        return None if "expected dtype torch.float32" in str(error) else f"another message: {error}"
+    return "a wrong dtype was taken"
+
+
+def _program():
+    from xdsl.dialects.builtin import f32, i64
+
+    from ...dialects import host
+    from ...dialects.call_args import Arg, Call
+    from ...dialects.expr import sym
+
+    s0, t = sym("s0"), host.TensorType.get(f32)
+    program = host.ProgramOp.build_program("selftest", (t, i64), arena=s0 * 12)
+    block = program.body.block
+    x, n = block.args
+    y = host.layout(host.EmptyOutputOp, None, (s0, 3), (3, 1), f32)
+    p = host.ArenaPtrOp.make(0)
+    inner = host.layout(host.FromArenaOp, p.result, (s0, 3), (3, 1), f32)
+    call = host.ExternOp.make(Call("aten.add.Tensor", (Arg(0), Arg(1))), (inner.result, x), (t,))
+    total = host.layout(host.EnsureOp, call.results[0], (s0, 3), (3, 1), f32)
+    block.add_ops(
+        (
+            host.BindOp.make(s0, "value", n),
+            host.layout(host.CheckOp, x, (s0, 3), (3, 1), f32, label="x"),
+            y,
+            p,
+            host.LaunchOp.make("stepwell_selftest", (x, p.result), (s0 * 3,)),
+            inner,
+            call,
+            total,
+            host.ReleaseOp.create(operands=(inner.result,)),
+            host.LaunchOp.make("stepwell_selftest", (x, y.result), (s0 * 3,)),
+            host.PollOp.create(),
+            host.ReturnOp.make((total.result, x), (Arg(0), Arg(1), s0 * 4)),
+        )
+    )
+    return program
