@@ -77,7 +77,7 @@ def print_attrs(printer: Printer, op: Operation, hidden: Sequence[str]) -> None:
     shown = {k: v for k, v in op.properties.items() if k not in hidden}
     shown.update(op.attributes)
     if shown:
-        printer.print_string(" attributes")
+        printer.print_string(" attributes ")
         printer.print_attr_dict(shown)
 
 

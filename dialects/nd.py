@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, StringAttr, UnitAttr
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, IntegerAttr, ModuleOp, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Dialect
 from xdsl.irdl import (
     irdl_op_definition,
@@ -29,7 +29,8 @@ from xdsl.traits import MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from .call_args import Arg, CallAttr
-from .expr import Expr, as_expr, ceildiv, product
+from .expr import Expr, as_expr, ceildiv, product, sym
+from .expr_ranges import Range, RangeEnv
 from .expr_syntax import ExprAttr, IndexMapAttr
 from .nd_base import ExprsAttr, IntsAttr, NdOp, prop
 from .nd_pointwise import ALL as POINTWISE
@@ -620,6 +621,19 @@ class BarrierOp(NdOp):
 def slice_length(size: Expr, start: Expr | int, stop: Expr | int, step: Expr | int) -> Expr:
     """How many elements start, start + step, ... below stop there are."""
     return ceildiv(as_expr(stop) - as_expr(start), as_expr(step))
+
+
+def symbol_ranges(module: ModuleOp) -> RangeEnv:
+    """Ranges of the size symbols of a module (attribute nd.symbols)."""
+    table = module.attributes.get("nd.symbols")
+    if not isinstance(table, DictionaryAttr):
+        return RangeEnv()
+    ranges = {}
+    for name, value in table.data.items():
+        assert isinstance(value, RangeAttr)
+        low, high, _ = value.bounds
+        ranges[sym(name)] = Range(low, high)
+    return RangeEnv(ranges)
 
 
 NON_POINTWISE: list[type[NdOp]] = [

@@ -20,7 +20,7 @@ from .pipeline_text import Element, Option, Value, build_pass, parse_text
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": ("nd-canonicalize",),
-        "loop": ("nd-to-loop", "loop-simplify", "loop-fuse", "loop-schedule"),
+        "loop": ("nd-to-loop", "loop-fuse", "loop-schedule"),
         "mem": ("loop-to-mem", "mem-plan"),
         "cpu": ("mem-to-cpu",),
         "host": ("to-host",),

@@ -19,7 +19,6 @@ OURS: dict[str, str] = {
     "mem-to-cpu": "lowering.mem_to_cpu:MemToCpu",
     "to-host": "lowering.to_host:ToHost",
     "nd-canonicalize": "passes.nd.nd_canonicalize:NdCanonicalize",
-    "loop-simplify": "passes.loop.loop_simplify:LoopSimplify",
     "loop-fuse": "passes.loop.loop_fuse:LoopFuse",
     "loop-schedule": "passes.loop.loop_schedule:LoopSchedule",
     "mem-plan": "passes.mem.mem_plan:MemPlan",

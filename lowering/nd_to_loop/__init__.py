@@ -9,29 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
-from ...dialects.expr import sym
-from ...dialects.expr_ranges import Range, RangeEnv
-from ...dialects.nd_types import RangeAttr
+from ...dialects.expr_ranges import RangeEnv
+from ...dialects.nd import ExternOp, UpdateOp, symbol_ranges
 from .lowering import Lowering
 from .rules import RULES
-
-
-def symbol_ranges(module: ModuleOp) -> RangeEnv:
-    """Ranges of the size symbols of a module (attribute nd.symbols)."""
-    table = module.attributes.get("nd.symbols")
-    if not isinstance(table, DictionaryAttr):
-        return RangeEnv()
-    ranges = {}
-    for name, value in table.data.items():
-        assert isinstance(value, RangeAttr)
-        low, high, _ = value.bounds
-        ranges[sym(name)] = Range(low, high)
-    return RangeEnv(ranges)
 
 
 @dataclass(frozen=True)
@@ -69,8 +55,6 @@ def lower_function(func: FuncOp, symbols: RangeEnv, eager_rounding: bool) -> Non
 
 def _needed(func: FuncOp) -> set[Operation]:
     """Ops whose results reach the return, an update or an effect."""
-    from ...dialects.nd import ExternOp, UpdateOp
-
     live: set[Operation] = set()
     for op in reversed(list(func.body.block.ops)):
         root = not op.results or isinstance(op, UpdateOp) or (isinstance(op, ExternOp) and _has_effect(op))

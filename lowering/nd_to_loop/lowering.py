@@ -19,7 +19,7 @@ from ...dialects.expr_ranges import Range, RangeEnv, prove_eq
 from ...dialects.expr_syntax import IndexMapAttr
 from ...dialects.nd_types import LOW_PRECISION, TensorType, compute_type, tensor_type
 from . import scalars
-from .body import INDEX, Body
+from ...passes.loop.body import INDEX, Body
 
 ZERO, ONE = as_expr(0), as_expr(1)
 

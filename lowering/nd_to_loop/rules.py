@@ -16,7 +16,7 @@ from ...dialects.expr import Expr, IndexMap, as_expr, dim, product, strides_cont
 from ...dialects.nd_pointwise import OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ...dialects.nd_types import compute_type, is_float, tensor_type
 from . import scalars
-from .body import Body
+from ...passes.loop.body import Body
 from .lowering import INLINE, Lowering, broadcast_map, view_map
 
 Rule = Callable[[Lowering, Any], None]
@@ -154,7 +154,7 @@ def _reduction(
         reduce = loop.ReduceOp.build_reduce(sizes, [kind], types)
         with b.inner(reduce, reduce.body, sizes) as inner_index:
             x = low.element(b, op.operands[0], _merge(kept, inner, index, inner_index))
-            b.block.add_op(loop.YieldOp.create(operands=yielded(b, x, inner_index, sizes)))
+            b.append(loop.YieldOp.create(operands=yielded(b, x, inner_index, sizes)))
         for value, out in zip(finish(b, reduce.results), outs, strict=True):
             b.store(value, out, index)
 
@@ -219,7 +219,7 @@ def _scan(low: Lowering, op: nd.ScanOp) -> None:
             x = low.element(b, op.input, _merge(kept, [axis], index, inner))
             x = scalars.cast(b, x, t.element_type, target, exact=False)
             values = [x, b.index_value(inner[0], i64)] if with_index else [x]
-            b.block.add_op(loop.YieldOp.create(operands=values))
+            b.append(loop.YieldOp.create(operands=values))
         with b.inner(scan, scan.do, [t.dims[axis]]) as inner:
             for value, out in zip(scan.do_block.args[1:], outs, strict=True):
                 b.store(value, out, _merge(kept, [axis], index, inner))
@@ -263,7 +263,9 @@ def _slice_scatter(low: Lowering, op: nd.SliceScatterOp) -> None:
 # ---- indexing by tensors
 
 
-def _loaded_index(low: Lowering, b: Body, x: SSAValue, at: Sequence[Expr], size: Expr, what: str, wrap: bool) -> Expr:
+def _loaded_index(
+    low: Lowering, b: Body, x: SSAValue, at: Sequence[Expr], size: Expr, what: StringAttr, wrap: bool
+) -> Expr:
     value = low.element(b, x, at)
     value = scalars.cast(b, value, tensor_type(x).element_type, i64)
     return b.bound(value, size, what, wrap)
@@ -298,10 +300,10 @@ def _index_parts(
     return list(shape), inner, inner_rank, place
 
 
-def _user_name(op: Operation) -> str:
+def _user_name(op: Operation) -> StringAttr:
     """What an index error calls the operator."""
     name = op.attributes.get("what")
-    return name.data if isinstance(name, StringAttr) else op.name[3:]
+    return name if isinstance(name, StringAttr) else StringAttr(op.name[3:])
 
 
 def _index(low: Lowering, op: nd.IndexOp) -> None:

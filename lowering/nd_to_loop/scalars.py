@@ -14,7 +14,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, element_bytes, is_float
-from .body import Body
+from ...passes.loop.body import Body
 
 Emit = Callable[[Body, Attribute, list[SSAValue]], SSAValue]
 

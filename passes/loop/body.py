@@ -1,4 +1,7 @@
-"""Building the scalar bodies of nests: where ops go, which index dimensions are in scope, how constants are shared.
+"""Building the scalar bodies of nests: where ops go, which index dimensions are in scope.
+
+Every pure op is put in the outermost block where its operands are known (so invariant code leaves its loop by construction) and is built
+once for equal operands (so common subexpressions are shared).
 
 Index expressions inside a body are `Expr`s over `Dim(k)`, where Dim(k) stands for `indices[k]`: loop indices first, then indices that
 were loaded from a tensor (see `Body.bound`).
@@ -11,16 +14,18 @@ from contextlib import contextmanager
 from functools import cache
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, LocationAttr, i1, i64
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, LocationAttr, StringAttr, UnitAttr, i1, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Expr, IndexMap, as_expr, dim, dims_subs, free_dims
 from ...dialects.expr_ranges import Range, RangeEnv, prove_ge0, prove_lt, simplify
-from ...dialects.nd_types import is_float
+from ...dialects.expr_syntax import ExprAttr, IndexMapAttr
+from ...dialects.nd_types import compute_type, is_float
 
 INDEX = loop.INDEX
 ZERO = as_expr(0)
+UNIT = UnitAttr()
 
 
 @cache
@@ -50,43 +55,64 @@ _CMPF = {"oeq": 1, "ogt": 2, "oge": 3, "olt": 4, "ole": 5, "one": 6, "ord": 7, "
 
 
 class Body:
-    """A cursor in a nest: ops are appended to the innermost open block."""
+    """A cursor in a nest: ops are appended to the innermost open block, pure ones as far out as they can go."""
 
     def __init__(self, top: Block, sizes: Sequence[Expr], symbols: RangeEnv, location: LocationAttr | None):
         self.top = top
-        self.block = top
+        self.blocks: list[Block] = [top]
         self.indices: list[SSAValue] = list(top.args[: len(sizes)])
         self.env = RangeEnv({**symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(sizes)}})
         self.location = location
-        self._constants: dict[Attribute, SSAValue] = {}
-        self._index_values: dict[tuple[Expr, Attribute], SSAValue] = {}
+        self._level: dict[SSAValue, int] = {}
+        self._known: dict[tuple[object, ...], SSAValue] = {}
+        self._keys: list[list[tuple[object, ...]]] = [[]]
+
+    @property
+    def block(self) -> Block:
+        """The innermost open block."""
+        return self.blocks[-1]
 
     # ---- ops
 
-    def add(self, op: Operation) -> SSAValue:
-        """Append an op and return its (first) result."""
+    def level(self, value: SSAValue) -> int:
+        """How many loops a value depends on (0: it is the same in the whole nest)."""
+        return self._level.get(value, 0)
+
+    def pure(self, cls: type[Operation], operands: Sequence[SSAValue], result: Attribute, properties: dict[str, Attribute]) -> SSAValue:
+        """The result of a pure op, placed as far out as its operands allow and shared with an equal one."""
+        key = (cls, result, *map(id, operands), *((k, id(v)) for k, v in properties.items()))
+        found = self._known.get(key)
+        if found is not None:
+            return found
+        level = max((self._level.get(o, 0) for o in operands), default=0)
+        op = cls.create(operands=operands, result_types=(result,), properties=properties)
         if self.location is not None:
             op.location = self.location
-        self.block.add_op(op)
-        return op.results[0]
+        self.blocks[level].add_op(op)
+        value = op.results[0]
+        self._level[value] = level
+        self._known[key] = value
+        self._keys[level].append(key)
+        return value
+
+    def append(self, op: Operation) -> Operation:
+        """Append an op with effects or regions to the innermost block."""
+        if self.location is not None:
+            op.location = self.location
+        depth = len(self.blocks) - 1
+        self.blocks[-1].add_op(op)
+        for r in op.results:
+            self._level[r] = depth
+        return op
 
     def emit(self, cls: type[Operation], operands: Sequence[SSAValue], result: Attribute, **properties: Attribute) -> SSAValue:
-        """Append an op with one result."""
-        return self.add(cls.create(operands=operands, result_types=(result,), properties=properties))
+        """A pure op with one result."""
+        return self.pure(cls, operands, result, properties)
 
     def constant(self, value: float | bool, dtype: Attribute) -> SSAValue:
         """A scalar constant of compute type `dtype`; one op a nest for each value."""
         attr = float_attr(float(value), dtype) if is_float(dtype) else int_attr(int(value), dtype)
-        found = self._constants.get(attr)
-        if found is None:
-            op = arith.ConstantOp.create(result_types=(dtype,), properties={"value": attr})
-            first = self.top.first_op
-            if first is None:
-                self.top.add_op(op)
-            else:
-                self.top.insert_op_before(op, first)
-            found = self._constants[attr] = op.results[0]
-        return found
+        return self.pure(arith.ConstantOp, (), dtype, {"value": attr})
 
     def cmpi(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.emit(arith.CmpiOp, (a, b), i1, predicate=int_attr(_CMPI[predicate], i64))
@@ -124,20 +150,33 @@ class Body:
         if e.is_const:
             return self.constant(int(e), dtype)
         m, values = self.compact([e])
-        return self.add(loop.IndexOp.new(m.results[0], values, dtype))
+        return self.pure(loop.IndexOp, values, dtype, {"map": IndexMapAttr.get(m)})
 
-    def load(self, tensor: SSAValue, index: Sequence[Expr], mask: SSAValue | None = None, other: SSAValue | None = None) -> SSAValue:
+    def load(
+        self,
+        tensor: SSAValue,
+        index: Sequence[Expr],
+        mask: SSAValue | None = None,
+        other: SSAValue | None = None,
+        *,
+        mutable: bool = False,
+    ) -> SSAValue:
+        """The element of `tensor` at `index`, in its compute type; `mutable` when the nest also stores to it."""
         m, values = self.compact([self.simplify(e) for e in index])
-        return self.add(loop.LoadOp.new(tensor, m, values, mask, other))
+        if mutable:
+            return self.append(loop.LoadOp.new(tensor, m, values, mask, other)).results[0]
+        properties: dict[str, Attribute] = {"map": IndexMapAttr.get(m)}
+        operands = [tensor, *values]
+        if mask is not None and other is not None:
+            operands += [mask, other]
+            properties["masked"] = UNIT
+        return self.pure(loop.LoadOp, operands, compute_type(loop.element_type(tensor.type)), properties)
 
     def store(
         self, value: SSAValue, tensor: SSAValue, index: Sequence[Expr], mode: str = "set", mask: SSAValue | None = None
     ) -> None:
         m, values = self.compact([self.simplify(e) for e in index])
-        op = loop.StoreOp.new(value, tensor, m, values, mode, mask)
-        if self.location is not None:
-            op.location = self.location
-        self.block.add_op(op)
+        self.append(loop.StoreOp.new(value, tensor, m, values, mode, mask))
 
     def inside(self, e: Expr, size: Expr) -> SSAValue | None:
         """The condition 0 <= e < size; None where it always holds."""
@@ -149,12 +188,19 @@ class Body:
             high = self.cmpi("slt", self.index_value(e, INDEX), self.index_value(size, INDEX))
         return self.logical_and(low, high)
 
-    def bound(self, value: SSAValue, size: Expr, what: str, wrap: bool) -> Expr:
+    def bound(self, value: SSAValue, size: Expr, what: StringAttr, wrap: bool) -> Expr:
         """A loaded integer as a new index dimension in [0, size), checked by the kernel."""
-        index = self.add(loop.BoundOp.new(value, size, what, wrap))
+        properties: dict[str, Attribute] = {"size": ExprAttr.get(size), "what": what}
+        if wrap:
+            properties["wrap"] = UNIT
+        index = self.pure(loop.BoundOp, [value], INDEX, properties)
+        for k, known in enumerate(self.indices):
+            if known is index:
+                return dim(k)
         return self.new_dim(index, size)
 
     def new_dim(self, index: SSAValue, size: Expr) -> Expr:
+        """A dimension for index expressions that stands for the value `index` in [0, size)."""
         d = dim(len(self.indices))
         self.indices.append(index)
         self.env = RangeEnv({**self.env, d: Range.of_size(size)})
@@ -165,16 +211,22 @@ class Body:
     @contextmanager
     def inner(self, op: Operation, region: Region, sizes: Sequence[Expr]) -> Iterator[tuple[Expr, ...]]:
         """Build inside the block of `region` of `op` (whose first arguments are loop indices over `sizes`); gives their dimensions. The op
-        is appended when the block is complete."""
-        outer, depth, env = self.block, len(self.indices), self.env
-        self.block = region.blocks[0]
-        self.indices.extend(self.block.args[: len(sizes)])
+        is appended when its (first) block is complete."""
+        depth, env = len(self.indices), self.env
+        block = region.blocks[0]
+        self.blocks.append(block)
+        self._keys.append([])
+        level = len(self.blocks) - 1
+        for arg in block.args:
+            self._level[arg] = level
+        self.indices.extend(block.args[: len(sizes)])
         dims = tuple(dim(depth + k) for k in range(len(sizes)))
         self.env = RangeEnv({**env, **{d: Range.of_size(s) for d, s in zip(dims, sizes, strict=True)}})
         yield dims
-        self.block, self.env = outer, env
+        self.blocks.pop()
+        for key in self._keys.pop():
+            del self._known[key]
+        self.env = env
         del self.indices[depth:]
         if op.parent is None:
-            if self.location is not None:
-                op.location = self.location
-            self.block.add_op(op)
+            self.append(op)

@@ -1,0 +1,472 @@
+"""Writing the nest of a group: steps of loops around the members' bodies, values passed on inside instead of through memory.
+
+A *step* is one loop over the members' inner sizes (a `loop.for`), one reduction, or code outside of any inner loop. Members go into the
+earliest step with their sizes that comes after everything they need; members in one step share its loop. A value that a later step
+needs is kept as a scalar if it does not depend on the step's loops, else computed again there, or stored in an out and loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects.builtin import StringAttr, UnitAttr
+from xdsl.ir import Block, Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import Expr, dim, dims_subs
+from ...dialects.expr_ranges import RangeEnv
+from .body import Body
+from .fusion_plan import Group, Member
+from .nest_info import NestInfo, uses_opaque
+
+
+@dataclass
+class Step:
+    """One loop of the fused nest: kind "scalar" (no loop), "for", "reduce" or "whole" (a member with its own loops inside)."""
+
+    kind: str
+    sizes: tuple[Expr, ...]
+    members: list[Member] = field(default_factory=list)
+
+
+@dataclass
+class Local:
+    """A tensor produced in the group: where it is stored, in which step, and its value while that is in scope."""
+
+    member: Member
+    index: tuple[Expr, ...]
+    step: int
+    value: SSAValue | None = None
+    out: SSAValue | None = None
+
+
+class GroupWriter:
+    """Writes one group; `needed(tensor)` says whether a result is used outside of it."""
+
+    def __init__(
+        self,
+        group: Group,
+        inlined: Mapping[SSAValue, NestInfo],
+        symbols: RangeEnv,
+        needed: Callable[[SSAValue], bool],
+        placed: Callable[[Group, Member, Sequence[Expr]], tuple[Expr, ...]],
+    ):
+        self.group, self.inlined, self.symbols, self.needed, self.placed = group, inlined, symbols, needed, placed
+        self.steps: list[Step] = []
+        self.step_of: dict[int, int] = {}
+        self.locals: dict[SSAValue, Local] = {}
+        self.shared_out: dict[SSAValue, SSAValue] = {}
+        self.recomputed: set[SSAValue] = set()
+        self.replaced: list[SSAValue] = []
+
+    def write(self) -> loop.NestOp:
+        """The fused nest; `results` of the group's nests that it replaces are in `self.replaced`, in the order of its own results."""
+        for member in self.group.members:
+            self._place(member)
+        outs = self._choose_outs()
+        last = self.group.members[-1].info.op
+        nest = loop.NestOp.build_nest(self.group.outer, [self._initial(t) for t in outs], last.location)
+        nest.properties["label"] = StringAttr(self._label())
+        for member in self.group.members:
+            if "no_fuse" in member.info.op.attributes:
+                nest.attributes["no_fuse"] = member.info.op.attributes["no_fuse"]
+        args = dict(zip(outs, nest.out_args, strict=True))
+        for tensor, local in self.locals.items():
+            local.out = args.get(self.shared_out.get(tensor, tensor))
+        for chained in self._chained():
+            self.locals[chained].out = args[self._chain_end(chained)]
+        self.body = Body(nest.block, self.group.outer, self.symbols, None)
+        for number, step in enumerate(self.steps):
+            self._write_step(number, step)
+        self.replaced = outs
+        return nest
+
+    def _label(self) -> str:
+        names: list[str] = []
+        for m in self.group.members:
+            for r in m.info.op.results:
+                if r.name_hint and r.name_hint not in names:
+                    names.append(r.name_hint)
+        return "_".join(names[:4]) or "nest"
+
+    # ---- steps
+
+    def _place(self, member: Member) -> None:
+        """Choose the member's step."""
+        info = member.info
+        reduce = info.reduce
+        if not info.has_loops:
+            kind, sizes = ("for", member.inner) if member.inner else ("scalar", ())
+        elif reduce is not None and not member.inner:
+            kind, sizes = "reduce", reduce.loop_sizes
+        else:
+            kind, sizes = "whole", member.inner
+        earliest = self._earliest(member, sizes)
+        number = next(
+            (k for k in range(earliest, len(self.steps)) if kind != "whole" and self._fits(self.steps[k], kind, sizes)), len(self.steps)
+        )
+        if number == len(self.steps):
+            self.steps.append(Step(kind, sizes))
+        elif kind == "reduce":
+            self.steps[number].kind = "reduce"
+        self.steps[number].members.append(member)
+        self.step_of[id(member)] = number
+        for k, r in enumerate(info.op.results):
+            out = info.op.out_args[k]
+            stored = [w for w in info.writes if w.tensor is out]
+            index = self.placed(self.group, member, stored[0].index) if len(stored) == 1 else ()
+            self.locals[r] = Local(member, index, number)
+
+    @staticmethod
+    def _fits(step: Step, kind: str, sizes: tuple[Expr, ...]) -> bool:
+        if step.sizes != sizes or step.kind == "whole":
+            return False
+        return step.kind == kind or {step.kind, kind} == {"for", "reduce"}
+
+    def _earliest(self, member: Member, sizes: tuple[Expr, ...]) -> int:
+        """The first step in which everything that the member reads from the group is known."""
+        earliest = 0
+        for tensor, index in self._local_reads(member):
+            local = self.locals[tensor]
+            together = index is not None and index == local.index and self._in_loop(local, sizes)
+            earliest = max(earliest, local.step if together else local.step + 1)
+        for init in member.info.op.outs:
+            if init in self.locals:
+                earliest = max(earliest, self.locals[init].step)
+        return earliest
+
+    def _in_loop(self, local: Local, sizes: tuple[Expr, ...]) -> bool:
+        """Whether the value of `local` can be had as a scalar inside its step's loop over `sizes`."""
+        return self.steps[local.step].sizes == sizes and not local.member.info.has_loops and self.steps[local.step].kind != "whole"
+
+    def _local_reads(self, member: Member) -> list[tuple[SSAValue, tuple[Expr, ...] | None]]:
+        """Reads of the group's own tensors, through inlined producers too."""
+        found: list[tuple[SSAValue, tuple[Expr, ...] | None]] = []
+
+        def visit(info: NestInfo, through: tuple[Expr, ...] | None, top: bool) -> None:
+            for access in info.reads:
+                index: tuple[Expr, ...] | None = None
+                if not uses_opaque(access.index, info.opaque):
+                    index = access.index
+                    if not top:
+                        index = None if through is None else tuple(dims_subs(e, through) for e in access.index)
+                if access.tensor in self.locals:
+                    found.append((access.tensor, None if index is None else self.placed(self.group, member, index)))
+                elif access.tensor in self.inlined:
+                    visit(self.inlined[access.tensor], index, False)
+
+        visit(member.info, None, True)
+        return found
+
+    def _is_scalar(self, tensor: SSAValue) -> bool:
+        """Produced outside of inner loops: its value stays known for the rest of the iteration."""
+        local = self.locals[tensor]
+        step = self.steps[local.step]
+        return step.kind == "scalar" or (step.kind == "reduce" and local.member.info.has_loops)
+
+    def _later_reads(self, tensor: SSAValue) -> list[tuple[Member, tuple[Expr, ...] | None]]:
+        """Reads of a local tensor that cannot use its scalar value directly."""
+        local = self.locals[tensor]
+        late: list[tuple[Member, tuple[Expr, ...] | None]] = []
+        for member in self.group.members:
+            for read, index in self._local_reads(member):
+                if read is tensor:
+                    same = self.step_of[id(member)] == local.step and index == local.index and not local.member.info.has_loops
+                    if not same and not (self._is_scalar(tensor) and index == local.index):
+                        late.append((member, index))
+        return late
+
+    # ---- outs
+
+    def _choose_outs(self) -> list[SSAValue]:
+        """The results that the fused nest stores: those needed outside, and those that a later step loads again."""
+        outs = [t for t in self.locals if self.needed(t)]
+        for tensor, local in self.locals.items():
+            late = self._later_reads(tensor)
+            if tensor in outs or not late or tensor in self._chained():
+                continue
+            host = self._host(tensor, late, outs)
+            if host is not None:
+                self.shared_out[tensor] = host
+            elif local.member.info.is_pointwise and not self._same_tensor_chain(local.member):
+                self.recomputed.add(tensor)
+            else:
+                outs.append(tensor)
+        return outs
+
+    def _same_tensor_chain(self, member: Member) -> bool:
+        return any(init in self.locals for init in member.info.op.outs)
+
+    def _chained(self) -> list[SSAValue]:
+        """Results that another member of the group goes on writing to (pieces of a concatenation)."""
+        inits = {init for m in self.group.members for init in m.info.op.outs}
+        return [t for t in self.locals if t in inits]
+
+    def _chain_end(self, tensor: SSAValue) -> SSAValue:
+        """The last tensor of the chain of updates that starts at `tensor`."""
+        for m in self.group.members:
+            for init, result in zip(m.info.op.outs, m.info.op.results, strict=True):
+                if init is tensor:
+                    return self._chain_end(result)
+        return tensor
+
+    def _host(self, tensor: SSAValue, late: list[tuple[Member, tuple[Expr, ...] | None]], outs: list[SSAValue]) -> SSAValue | None:
+        """An out that is written only after the last read of `tensor`, at the same place and by the reader itself: `tensor` can live there
+        until then (softmax keeps its exponentials in the result)."""
+        local = self.locals[tensor]
+        last = max(self.step_of[id(m)] for m, _ in late)
+        for out in outs:
+            other = self.locals[out]
+            if out.type != tensor.type or other.index != local.index or other.step != last or other.member.info.has_loops:
+                continue
+            if not other.member.info.is_pointwise or local.index == () or out in self.shared_out.values():
+                continue
+            if all(index == local.index for _, index in late) and all(
+                m is other.member for m, _ in late if self.step_of[id(m)] == last
+            ):
+                return out
+        return None
+
+    def _initial(self, tensor: SSAValue) -> SSAValue:
+        """The initial value of an out: through a chain of updates inside the group, the one that comes from outside."""
+        local = self.locals[tensor]
+        info = local.member.info
+        init = info.op.outs[list(info.op.results).index(tensor)]
+        return self._initial(init) if init in self.locals else init
+
+    # ---- code
+
+    def _write_step(self, number: int, step: Step) -> None:
+        if step.kind == "scalar":
+            for member in step.members:
+                self._member(member, list(member.place), number)
+        elif step.kind == "reduce":
+            self._write_reduce(number, step)
+        else:
+            op = loop.ForOp.build_for(step.sizes) if step.sizes else None
+            if op is None:
+                for member in step.members:
+                    self._member(member, list(member.place), number)
+                return
+            with self.body.inner(op, op.body, step.sizes) as dims:
+                for member in step.members:
+                    self._member(member, self._at(member, dims), number)
+
+    def _at(self, member: Member, dims: Sequence[Expr]) -> list[Expr]:
+        """The member's loops over the body's dimensions, with its inner loops at `dims`."""
+        subs = [*(dim(k) for k in range(len(self.group.outer))), *dims]
+        return [self.body.simplify(dims_subs(e, subs)) for e in member.place]
+
+    def _member(self, member: Member, place: list[Expr], number: int) -> None:
+        """Clone a member's whole body with its loops at `place`."""
+        op = member.info.op
+        copy = _Copy(self, member, number, dict(zip(op.indices, place, strict=True)))
+        copy.block(op.block)
+
+    def _write_reduce(self, number: int, step: Step) -> None:
+        """One reduction for all reducing members of a step; pointwise members of the step run inside its loop."""
+        reducing = [m for m in step.members if m.info.has_loops]
+        ops = [m.info.reduce for m in reducing]
+        kinds = [k for op in ops if op for k in op.kind_names]
+        types = [t for op in ops if op for t in op.result_types]
+        new = loop.ReduceOp.build_reduce(step.sizes, kinds, types)
+        copies: dict[int, _Copy] = {}
+        for m in reducing:
+            copy = copies[id(m)] = _Copy(self, m, number, dict(zip(m.info.op.indices, m.place, strict=True)))
+            copy.until_loop(m.info.op.block)
+        with self.body.inner(new, new.body, step.sizes) as dims:
+            yielded: list[SSAValue] = []
+            for m in step.members:
+                if not m.info.has_loops:
+                    self._member(m, self._at(m, dims), number)
+                    continue
+                old = m.info.reduce
+                assert old is not None
+                copy = copies[id(m)]
+                copy.place.update(zip(old.indices, dims, strict=True))
+                yielded += copy.yielded(old.block)
+            self.body.append(loop.YieldOp.create(operands=yielded))
+        at = 0
+        for m in reducing:
+            old = m.info.reduce
+            assert old is not None
+            copy = copies[id(m)]
+            copy.values.update(zip(old.results, new.results[at : at + len(old.results)], strict=True))
+            at += len(old.results)
+            copy.after_loop(m.info.op.block)
+
+    def read(
+        self, tensor: SSAValue, index: tuple[Expr, ...], number: int, mask: SSAValue | None, other: SSAValue | None
+    ) -> SSAValue:
+        """An element of any tensor, from where it is at hand."""
+        local = self.locals.get(tensor)
+        if local is not None and tensor not in self.recomputed:
+            if local.value is not None and (self._is_scalar(tensor) or local.step == number) and self._same_place(local, index):
+                return local.value if mask is None or other is None else self.body.select(mask, local.value, other)
+            assert local.out is not None, f"no value of {tensor} at hand"
+            return self.body.load(local.out, index, mask, other, mutable=True)
+        if local is not None and local.value is not None and local.step == number and self._same_place(local, index):
+            return local.value if mask is None or other is None else self.body.select(mask, local.value, other)
+        producer = local.member.info if local is not None else self.inlined.get(tensor)
+        if producer is None:
+            return self.body.load(tensor, index, mask, other)
+        copy = _Copy(self, None, number, dict(zip(producer.op.indices, index, strict=True)), mask)
+        value = copy.stored(producer.op.block)
+        return value if mask is None or other is None else self.body.select(mask, value, other)
+
+    def _same_place(self, local: Local, index: tuple[Expr, ...]) -> bool:
+        here = [self.body.simplify(e) for e in local.index]
+        return list(index) == here
+
+    def keep(self, member: Member, k: int, value: SSAValue) -> SSAValue | None:
+        """Remember the value that a member stores in its out `k`; returns the out to store it in, if any."""
+        local = self.locals[member.info.op.results[k]]
+        local.value = value
+        return local.out
+
+
+class _Copy:
+    """Clones the body of one nest into the fused one. Without a member it only computes the value that the nest would store."""
+
+    def __init__(
+        self, writer: GroupWriter, member: Member | None, number: int, place: dict[SSAValue, Expr], mask: SSAValue | None = None
+    ):
+        self.writer, self.member, self.number, self.place, self.mask = writer, member, number, place, mask
+        self.values: dict[SSAValue, SSAValue] = {}
+        self.result: SSAValue | None = None
+
+    def block(self, block: Block) -> None:
+        for op in block.ops:
+            self.op(op)
+
+    def until_loop(self, block: Block) -> None:
+        for op in block.ops:
+            if op.regions:
+                return
+            self.op(op)
+
+    def after_loop(self, block: Block) -> None:
+        past = False
+        for op in block.ops:
+            if past:
+                self.op(op)
+            past = past or bool(op.regions)
+
+    def yielded(self, block: Block) -> list[SSAValue]:
+        """Clone a reduction's body and return what it yields."""
+        for op in block.ops:
+            if isinstance(op, loop.YieldOp):
+                return [self.value(v) for v in op.operands]
+            self.op(op)
+        raise AssertionError("a reduction without loop.yield")
+
+    def stored(self, block: Block) -> SSAValue:
+        self.block(block)
+        assert self.result is not None
+        return self.result
+
+    def value(self, v: SSAValue) -> SSAValue:
+        return self.values.get(v, v)
+
+    def index(self, op: loop.AccessOp | loop.IndexOp) -> tuple[Expr, ...]:
+        m = op.map.data
+        operands = op.index_operands if isinstance(op, loop.AccessOp) else op.operands
+        body = self.writer.body
+        return tuple(body.simplify(e) for e in m.apply([self.place[v] for v in operands]))
+
+    def op(self, op: Operation) -> None:
+        body = self.writer.body
+        body.location = op.location
+        rule = _RULES.get(type(op))
+        if rule is not None:
+            rule(self, op)
+            return
+        operands = [self.value(o) for o in op.operands]
+        self.values[op.results[0]] = body.pure(type(op), operands, op.results[0].type, op.properties)
+
+    def load(self, op: loop.LoadOp) -> None:
+        mask = None if op.mask is None else self.value(op.mask)
+        other = None if op.other is None else self.value(op.other)
+        outer = self.mask
+        body = self.writer.body
+        if outer is not None:
+            both = body.logical_and(outer, mask)
+            other = other if other is not None else body.constant(0, op.result.type)
+            mask = both
+        target = self._own_out(op.operands[0])
+        if target is not None:
+            self.values[op.result] = body.load(target, self.index(op), mask, other, mutable=True)
+            return
+        self.values[op.result] = self.writer.read(op.operands[0], self.index(op), self.number, mask, other)
+
+    def _own_out(self, tensor: SSAValue) -> SSAValue | None:
+        """The new argument for an out of the nest being cloned (a nest may load what it stores)."""
+        if self.member is None:
+            return None
+        for k, arg in enumerate(self.member.info.op.out_args):
+            if arg is tensor:
+                return self.writer.locals[self.member.info.op.results[k]].out
+        return None
+
+    def store(self, op: loop.StoreOp) -> None:
+        value = self.value(op.value)
+        if self.member is None:
+            self.result = value
+            return
+        k = list(self.member.info.op.out_args).index(op.operands[1])
+        out = self.writer.keep(self.member, k, value)
+        if out is not None:
+            mask = None if op.mask is None else self.value(op.mask)
+            self.writer.body.store(value, out, self.index(op), op.store_mode, mask)
+
+    def index_op(self, op: loop.IndexOp) -> None:
+        (e,) = self.index(op)
+        if op.result.type == loop.INDEX:
+            self.place[op.result] = e
+        self.values[op.result] = self.writer.body.index_value(e, op.result.type)
+
+    def bound(self, op: loop.BoundOp) -> None:
+        body = self.writer.body
+        d = body.bound(self.value(op.input), op.size.data, op.what, op.wrap is not None)
+        self.place[op.result] = d
+        self.values[op.result] = body.indices[d.index]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def for_loop(self, op: loop.ForOp) -> None:
+        new = loop.ForOp.build_for(op.loop_sizes)
+        if op.sequential is not None:
+            new.properties["sequential"] = UnitAttr()
+        with self.writer.body.inner(new, new.body, op.loop_sizes) as dims:
+            self.place.update(zip(op.indices, dims, strict=True))
+            self.block(op.block)
+
+    def reduce(self, op: loop.ReduceOp) -> None:
+        new = loop.ReduceOp.build_reduce(op.loop_sizes, op.kind_names, op.result_types)
+        with self.writer.body.inner(new, new.body, op.loop_sizes) as dims:
+            self.place.update(zip(op.indices, dims, strict=True))
+            self.writer.body.append(loop.YieldOp.create(operands=self.yielded(op.block)))
+        self.values.update(zip(op.results, new.results, strict=True))
+
+    def scan(self, op: loop.ScanOp) -> None:
+        body = self.writer.body
+        new = loop.ScanOp.build_scan(op.loop_sizes[0], op.kind, [a.type for a in op.do_block.args[1:]])
+        with body.inner(new, new.body, op.loop_sizes) as dims:
+            self.place[op.block.args[0]] = dims[0]
+            body.append(loop.YieldOp.create(operands=self.yielded(op.block)))
+        with body.inner(new, new.do, op.loop_sizes) as dims:
+            self.place[op.do_block.args[0]] = dims[0]
+            self.values.update(zip(op.do_block.args[1:], new.do_block.args[1:], strict=True))
+            self.block(op.do_block)
+
+
+_RULES: dict[type[Operation], Callable[[_Copy, Operation], None]] = {
+    loop.LoadOp: _Copy.load,
+    loop.StoreOp: _Copy.store,
+    loop.IndexOp: _Copy.index_op,
+    loop.BoundOp: _Copy.bound,
+    loop.ForOp: _Copy.for_loop,
+    loop.ReduceOp: _Copy.reduce,
+    loop.ScanOp: _Copy.scan,
+}  # pyright: ignore[reportAssignmentType]
+
+

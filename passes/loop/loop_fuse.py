@@ -1,0 +1,115 @@
+"""Fusion of nests: producers into their readers, and nests with the same outer loops into one.
+
+MLIR's counterparts are `linalg-fuse-elementwise-ops` and `affine-loop-fusion`; here both are planned together before anything is
+rewritten (fusion_plan.py), with legality apart from profit, and every refused pair leaves a remark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.nd import symbol_ranges
+from ...dialects.nd_types import RangeAttr
+from ..manager import Pass
+from .fusion_emit import GroupWriter
+from .fusion_plan import Group, Plan, Planner
+
+
+def symbol_hints(module: ModuleOp) -> dict[str, int]:
+    """Typical values of the size symbols."""
+    table = module.attributes.get("nd.symbols")
+    if not isinstance(table, DictionaryAttr):
+        return {}
+    return {name: value.bounds[2] for name, value in table.data.items() if isinstance(value, RangeAttr)}
+
+
+@dataclass(frozen=True)
+class LoopFuse(Pass):
+    """Fuses loop nests. A nest with the attribute `no_fuse` is left alone."""
+
+    name = "loop-fuse"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, hints = symbol_ranges(op), symbol_hints(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            planner = Planner(func, symbols, hints)
+            plan = planner.plan()
+            before = len(planner.infos)
+            rewrite(func, plan, planner)
+            self.statistic("num-nests-before", before)
+            self.statistic("num-nests-after", sum(isinstance(u, Group) for u in plan.units))
+            self.statistic("num-inlined", len(plan.inlined))
+            if self.remarks_wanted:
+                for a, b, reason in plan.refusals:
+                    self.remark(b, f"not fused with {_name(a)}: {reason}", kind="missed")
+
+
+def _name(op: Operation) -> str:
+    return next((r.name_hint for r in op.results if r.name_hint), "an unnamed nest")
+
+
+def rewrite(func: FuncOp, plan: Plan, planner: Planner) -> None:
+    """Put the plan into effect: one nest for each group, units in the plan's order, unused nests gone."""
+    block = func.body.block
+    users = _group_users(plan, planner)
+    dead: list[Operation] = [info.op for info in plan.inlined.values()]
+    for unit in plan.units:
+        if isinstance(unit, Operation):
+            unit.detach()
+            block.add_op(unit)
+            continue
+        if _is_plain(unit, plan):
+            op = unit.members[0].info.op
+            op.detach()
+            block.add_op(op)
+            continue
+        writer = GroupWriter(unit, plan.inlined, planner.symbols, lambda t, u=unit: _needed(t, u, users), planner.placed)
+        nest = writer.write()
+        block.add_op(nest)
+        for old, new in zip(writer.replaced, nest.results, strict=True):
+            new.name_hint = old.name_hint
+            old.replace_all_uses_with(new)
+        dead += [m.info.op for m in unit.members]
+    for op in dead:
+        op.detach()
+    for op in dead:
+        op.drop_all_references()
+    for op in list(block.ops):
+        if isinstance(op, loop.EmptyOp) and not op.result.uses:
+            op.detach()
+
+
+def _is_plain(group: Group, plan: Plan) -> bool:
+    """A group of one nest into which nothing is inlined."""
+    if len(group.members) != 1:
+        return False
+    return not any(a.tensor in plan.inlined for a in group.members[0].info.reads)
+
+
+def _group_users(plan: Plan, planner: Planner) -> dict[SSAValue, set[int]]:
+    """For each tensor, the groups that read it after inlining (-1 stands for any other use)."""
+    users: dict[SSAValue, set[int]] = {}
+    for unit in plan.units:
+        if isinstance(unit, Group):
+            for member in unit.members:
+                for read in planner.reads(member.info):
+                    users.setdefault(read.tensor, set()).add(unit.order)
+                for init in member.info.op.outs:
+                    users.setdefault(init, set()).add(unit.order)
+        else:
+            for operand in unit.operands:
+                users.setdefault(operand, set()).add(-1)
+            for inner in loop.walk_bodies(unit) if unit.regions else ():
+                for operand in inner.operands:
+                    users.setdefault(operand, set()).add(-1)
+    return users
+
+
+def _needed(tensor: SSAValue, group: Group, users: dict[SSAValue, set[int]]) -> bool:
+    return bool(users.get(tensor, set()) - {group.order})

@@ -1,0 +1,316 @@
+"""What a nest reads and writes, in terms of its own loops: the analysis under loop-schedule and mem-to-cpu.
+
+Every access of a nest becomes one offset: an index expression, in elements, over the indices of the loops around it (and over
+indices that were loaded from memory, each an opaque dimension of its own). On these offsets the loops are normalised, without
+touching the IR: loops of size 1 go, loops whose indices are only ever divided by a constant are split so that the division goes, and loops
+that every access walks through as if they were one are merged. The counterpart in MLIR: drop-unit-dims and collapse of linalg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import (
+    ONE,
+    ZERO,
+    Dim,
+    Expr,
+    FloorDiv,
+    Mod,
+    as_expr,
+    dim,
+    dims_subs,
+    exact_quotient,
+    free_dims,
+    linear_coeff,
+    strides_contiguous,
+)
+from ...dialects.expr_core import children
+from ...dialects.expr_ranges import Range, RangeEnv, simplify
+
+_MAX_SPLITS = 6
+
+
+class Loop:
+    """One loop of a node after normalisation. `positions` are the loops of the op that it stands for, by number."""
+
+    __slots__ = ("dim", "size", "positions")
+
+    def __init__(self, d: Dim, size: Expr, positions: tuple[int, ...]):
+        self.dim = d
+        self.size = size
+        self.positions = positions
+
+    def __repr__(self) -> str:
+        return f"{self.dim} = {self.size} {self.positions}"
+
+
+class Access:
+    """One load or store: `offset` counts elements from the buffer's first one."""
+
+    __slots__ = ("op", "buffer", "offset", "dtype", "is_store", "mode", "node")
+
+    def __init__(self, op: loop.LoadOp | loop.StoreOp, buffer: SSAValue, offset: Expr, node: Node):
+        self.op = op
+        self.buffer = buffer
+        self.offset = offset
+        self.dtype: Attribute = loop.element_type(buffer.type)
+        self.is_store = isinstance(op, loop.StoreOp)
+        self.mode = op.store_mode if isinstance(op, loop.StoreOp) else "set"
+        self.node = node
+
+
+class Node:
+    """A loop-like op of a nest with its normalised loops, what its body accesses directly, and the loop-like ops in its body."""
+
+    __slots__ = ("op", "loops", "children", "accesses", "values", "parent", "num_ops")
+
+    def __init__(self, op: Operation, loops: list[Loop], parent: Node | None):
+        self.op = op
+        self.loops = loops
+        self.children: list[Node] = []
+        self.accesses: list[Access] = []
+        self.values: list[SSAValue] = []
+        """Results of loop.index in the body: used as numbers, so normalisation must keep them right."""
+        self.parent = parent
+        self.num_ops = 0
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all inside it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def all_accesses(self) -> Iterator[Access]:
+        for node in self.walk():
+            yield from node.accesses
+
+
+def buffer_strides(t: Attribute) -> tuple[Expr, ...]:
+    """The strides of a buffer; a tensor counts as row-major."""
+    found = getattr(t, "stride_exprs", None)
+    return strides_contiguous(loop.shaped_dims(t)) if found is None else found
+
+
+class NestAccess:
+    """The analysis of one nest, see the module's docstring. `root` is the nest's node, `exprs` gives index values as expressions,
+    `opaque` says which value an opaque dimension stands for, `ranges` what is known of dimensions and symbols."""
+
+    def __init__(self, nest: Operation, symbols: RangeEnv, normalise: bool = True):
+        self.nest = nest
+        self.exprs: dict[SSAValue, Expr] = {}
+        self.opaque: dict[Dim, SSAValue] = {}
+        self.access: dict[Operation, Access] = {}
+        self.nodes: dict[Operation, Node] = {}
+        self._count = 0
+        self._known: dict[Expr, Range] = dict(symbols)
+        self._buffers: dict[SSAValue, SSAValue] = {}
+        assert isinstance(nest, (loop.NestOp, loop.ContractOp))
+        for argument, out in zip(nest.out_args, nest.outs, strict=True):
+            self._buffers[argument] = out
+        self.ranges = RangeEnv(self._known)
+        self.root = self._node(nest, None)
+        if normalise:
+            for node in self.root.walk():
+                self._normalise(node)
+        else:
+            self._refresh()
+
+    def buffer(self, value: SSAValue) -> SSAValue:
+        """The buffer outside of the nest that a value inside stands for."""
+        return self._buffers.get(value, value)
+
+    def expr(self, value: SSAValue) -> Expr:
+        """An index value as an expression (an opaque dimension where it was computed or loaded)."""
+        found = self.exprs.get(value)
+        if found is None:
+            found = self.exprs[value] = self._new_dim(Range())
+            self.opaque[found] = value
+        return found
+
+    # ---- reading the IR
+
+    def _new_dim(self, known: Range) -> Dim:
+        d = dim(self._count)
+        self._count += 1
+        self._known[d] = known
+        return d
+
+    def _node(self, op: Operation, parent: Node | None) -> Node:
+        assert isinstance(op, loop.LoopLike)
+        loops = [Loop(self._new_dim(Range.of_size(s)), s, (k,)) for k, s in enumerate(op.loop_sizes)]
+        node = self.nodes[op] = Node(op, loops, parent)
+        for region in op.regions:
+            for block in region.blocks:
+                for value, one in zip(block.args, loops, strict=False):
+                    self.exprs[value] = one.dim
+                self._block(node, block)
+        return node
+
+    def _block(self, node: Node, block: Block) -> None:
+        for op in block.ops:
+            if isinstance(op, (loop.LoadOp, loop.StoreOp)):
+                buffer = self.buffer(op.shaped)
+                index = [self.expr(v) for v in op.index_operands]
+                offset: Expr = ZERO
+                for e, stride in zip(op.index_map.results, buffer_strides(buffer.type), strict=True):
+                    offset = offset + dims_subs(e, index) * stride
+                found = self.access[op] = Access(op, buffer, offset, node)
+                node.accesses.append(found)
+            elif isinstance(op, loop.IndexOp):
+                self.exprs[op.result] = dims_subs(op.expression, [self.expr(v) for v in op.args])
+                node.values.append(op.result)
+            elif isinstance(op, loop.BoundOp):
+                d = self.exprs[op.result] = self._new_dim(Range.of_size(op.size.data))
+                self.opaque[d] = op.result
+                node.num_ops += 2
+            elif isinstance(op, loop.LoopLike):
+                node.children.append(self._node(op, node))
+            elif isinstance(op, arith.ConstantOp):
+                if isinstance(op.result.type, (IndexType, IntegerType)) and op.result.type != loop.i1:
+                    assert isinstance(op.value, IntegerAttr)
+                    self.exprs[op.result] = as_expr(op.value.value.data)
+            elif not isinstance(op, loop.YieldOp):
+                node.num_ops += 1
+
+    # ---- normalising
+
+    def _refresh(self) -> None:
+        """Simplify all expressions under what is known of the dimensions now."""
+        self.ranges = RangeEnv(self._known)
+        for access in self.access.values():
+            if access.offset.has_div:
+                access.offset = simplify(access.offset, self.ranges)
+        for value, e in self.exprs.items():
+            if e.has_div:
+                self.exprs[value] = simplify(e, self.ranges)
+
+    def _substitute(self, mapping: dict[Expr, Expr]) -> None:
+        for access in self.access.values():
+            if not free_dims(access.offset).isdisjoint(mapping):
+                access.offset = access.offset.subs(mapping)
+        for value, e in self.exprs.items():
+            if not free_dims(e).isdisjoint(mapping):
+                self.exprs[value] = e.subs(mapping)
+        self._refresh()
+
+    def _under(self, node: Node) -> list[Expr]:
+        """The distinct expressions that depend on the loops of `node`."""
+        found: dict[Expr, None] = {}
+        for inner in node.walk():
+            for access in inner.accesses:
+                found[access.offset] = None
+            for value in inner.values:
+                found[self.exprs[value]] = None
+        return list(found)
+
+    def _normalise(self, node: Node) -> None:
+        units = {one.dim: ZERO for one in node.loops if one.size is ONE}
+        if units:
+            node.loops = [one for one in node.loops if one.dim not in units]
+            self._substitute(units)
+        elif node.parent is None:
+            self._refresh()
+        if isinstance(node.op, (loop.ScanOp, loop.ContractOp)):
+            return
+        if isinstance(node.op, loop.ForOp) and node.op.sequential is not None:
+            return
+        self._merge(node)
+        splits = 0
+        while splits < _MAX_SPLITS and self._split(node):
+            splits += 1
+        if splits:
+            self._merge(node)
+
+    def _merge(self, node: Node) -> None:
+        while len(node.loops) > 1:
+            exprs = self._under(node)
+            pair = self._mergeable_pair(node.loops, exprs)
+            if pair is None:
+                return
+            outer, inner = pair
+            merged = Loop(inner.dim, outer.size * inner.size, (*outer.positions, *inner.positions))
+            node.loops = [merged if one is inner else one for one in node.loops if one is not outer]
+            self._known[inner.dim] = Range.of_size(merged.size)
+            self._substitute({outer.dim: ZERO})
+
+    def _mergeable_pair(self, loops: Sequence[Loop], exprs: Sequence[Expr]) -> tuple[Loop, Loop] | None:
+        coefficients = [{one.dim: linear_coeff(e, one.dim) for one in loops} for e in exprs]
+        for k in range(len(loops) - 1, -1, -1):
+            for j in range(len(loops) - 1, -1, -1):
+                if j == k:
+                    continue
+                outer, inner = loops[j], loops[k]
+                if all(_as_one(e, c, outer, inner) for e, c in zip(exprs, coefficients, strict=True)):
+                    return outer, inner
+        return None
+
+    def _split(self, node: Node) -> bool:
+        """Split one loop whose index is divided by a constant that divides its size; whether one was found."""
+        for e in self._under(node):
+            if not e.has_div:
+                continue
+            for atom in _divisions(e):
+                for k, one in enumerate(node.loops):
+                    size = _split_size(atom, one)
+                    if size is None:
+                        continue
+                    inner = Loop(one.dim, size, one.positions)
+                    count = exact_quotient(one.size, size)
+                    assert count is not None
+                    outer = Loop(self._new_dim(Range.of_size(count)), count, one.positions)
+                    node.loops[k : k + 1] = [outer, inner]
+                    self._known[inner.dim] = Range.of_size(size)
+                    self._substitute({one.dim: outer.dim * size + inner.dim})
+                    return True
+        return False
+
+
+def _as_one(e: Expr, coefficients: dict[Dim, Expr | None], outer: Loop, inner: Loop) -> bool:
+    """Whether `e` depends on the two loops only through outer * size + inner."""
+    a, b = coefficients[outer.dim], coefficients[inner.dim]
+    if a is not None and b is not None:
+        return a is b * inner.size
+    if not e.has_div:
+        return False
+    flat = e.subs({outer.dim: ZERO}).subs({inner.dim: outer.dim * inner.size + inner.dim})
+    return flat is e
+
+
+def _divisions(e: Expr) -> Iterator[FloorDiv | Mod]:
+    """Divisions and remainders in `e`, inner ones first."""
+    for child in children(e):
+        if child.has_div:
+            yield from _divisions(child)
+    if isinstance(e, (FloorDiv, Mod)):
+        yield e
+
+
+def _split_size(atom: FloorDiv | Mod, one: Loop) -> Expr | None:
+    """The size of the inner part of `one` that makes `atom` divide only the outer part; None when there is none."""
+    if one.dim not in free_dims(atom.lhs) or one.dim in free_dims(atom.rhs):
+        return None
+    coefficient = linear_coeff(atom.lhs, one.dim)
+    if coefficient is None or coefficient is ZERO or free_dims(coefficient):
+        return None
+    size = exact_quotient(atom.rhs, coefficient)
+    if size is None or size is ONE or size is one.size:
+        return None
+    if size.value is not None and size.value <= 1:
+        return None
+    if exact_quotient(one.size, size) is None:
+        return None
+    rest = atom.lhs - coefficient * one.dim
+    # what is added must not carry into the quotient: it is a multiple of the divisor or below one step
+    if exact_quotient(rest, atom.rhs) is None and rest is not ZERO and not _below(rest, coefficient):
+        return None
+    return size
+
+
+def _below(rest: Expr, step: Expr) -> bool:
+    return rest.value is not None and step.value is not None and 0 <= rest.value < step.value

@@ -1,0 +1,139 @@
+"""What a nest reads, writes and costs: pure facts, computed once from its body and used by planning.
+
+Index expressions are over `Dim(k)`: the nest's own loops first, then its inner loops in the order in which they are met, then one
+dimension for each loaded index (these are in `opaque`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects import arith
+from xdsl.ir import Block, Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import Dim, Expr, as_expr, dim, free_dims
+
+HEAVY = frozenset(
+    "math.exp math.exp2 math.expm1 math.log math.log2 math.log10 math.log1p math.sin math.cos math.tan math.sinh math.cosh math.tanh "
+    "math.asin math.acos math.atan math.asinh math.acosh math.atanh math.erf math.powf math.atan2 math.cbrt loop.math loop.random "
+    "math.sqrt math.rsqrt arith.divf arith.floordivsi arith.divsi arith.remsi".split()
+)
+"""Ops that cost about as much as a memory access or more."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store: the tensor and the index expressions."""
+
+    tensor: SSAValue
+    index: tuple[Expr, ...]
+    op: Operation
+
+
+@dataclass
+class NestInfo:
+    """Facts about one nest (see nest_info)."""
+
+    op: loop.NestOp
+    sizes: tuple[Expr, ...]
+    reads: list[Access] = field(default_factory=list)
+    writes: list[Access] = field(default_factory=list)
+    inner_sizes: list[Expr] = field(default_factory=list)
+    opaque: set[Dim] = field(default_factory=set)
+    ops: int = 0
+    heavy: int = 0
+    has_loops: bool = False
+    reductions: int = 0
+    other_loops: int = 0
+    sequential: bool = False
+
+    @property
+    def is_pointwise(self) -> bool:
+        """No inner loops, every out stored once, whole, at the loop indices in order, and not built on an initial tensor."""
+        return not self.has_loops and all(self.stores_whole(k) for k in range(len(self.op.outs))) and bool(self.op.outs)
+
+    def stores_whole(self, k: int) -> bool:
+        """Out `k` is new, written once and in full: element (i, j, ...) by iteration (i, j, ...)."""
+        out = self.op.out_args[k]
+        stores = [w for w in self.writes if w.tensor is out]
+        if len(stores) != 1 or not isinstance(self.op.outs[k].owner, loop.EmptyOp):
+            return False
+        store = stores[0].op
+        assert isinstance(store, loop.StoreOp)
+        identity = stores[0].index == tuple(dim(d) for d in range(len(self.sizes)))
+        return identity and store.mode is None and store.masked is None and loop.shaped_dims(out.type) == self.sizes
+
+    @property
+    def reduce(self) -> loop.ReduceOp | None:
+        """The one top-level reduction of a nest that has no other loop."""
+        if self.reductions != 1 or self.other_loops:
+            return None
+        return next((op for op in self.op.block.ops if isinstance(op, loop.ReduceOp)), None)
+
+
+class _Walk:
+    def __init__(self, info: NestInfo):
+        self.info = info
+        self.place: dict[SSAValue, Expr] = {}
+        self.next = 0
+
+    def new_dim(self, value: SSAValue) -> Expr:
+        d = self.place[value] = dim(self.next)
+        self.next += 1
+        return d
+
+    def block(self, block: Block) -> None:
+        info = self.info
+        for op in block.ops:
+            if isinstance(op, loop.LoadOp):
+                info.reads.append(Access(op.operands[0], self.index(op), op))
+            elif isinstance(op, loop.StoreOp):
+                info.writes.append(Access(op.operands[1], self.index(op), op))
+            elif isinstance(op, loop.BoundOp):
+                d = self.new_dim(op.results[0])
+                assert isinstance(d, Dim)
+                info.opaque.add(d)
+            elif isinstance(op, loop.LoopLike):
+                self.loop(op)
+            elif isinstance(op, arith.ConstantOp):
+                continue
+            info.ops += 1
+            info.heavy += op.name in HEAVY
+
+    def index(self, op: loop.AccessOp) -> tuple[Expr, ...]:
+        return op.index_map.apply([self.place[v] for v in op.index_operands])
+
+    def loop(self, op: loop.LoopLike) -> None:
+        info = self.info
+        info.has_loops = True
+        if isinstance(op, loop.ReduceOp):
+            info.reductions += 1
+        else:
+            info.other_loops += 1
+        info.sequential |= isinstance(op, loop.ForOp) and op.sequential is not None
+        for region in op.regions:
+            block = region.blocks[0]
+            for arg, size in zip(block.args, op.loop_sizes, strict=False):
+                self.new_dim(arg)
+                info.inner_sizes.append(size)
+            self.block(block)
+
+
+def nest_info(op: loop.NestOp) -> NestInfo:
+    """The facts about `op`."""
+    info = NestInfo(op, op.loop_sizes)
+    walk = _Walk(info)
+    for arg in op.indices:
+        walk.new_dim(arg)
+    walk.block(op.block)
+    return info
+
+
+def uses_opaque(index: Sequence[Expr], opaque: set[Dim]) -> bool:
+    """Whether an index depends on a loaded value."""
+    return bool(opaque) and any(not opaque.isdisjoint(free_dims(e)) for e in index)
+
+
+ONE = as_expr(1)
