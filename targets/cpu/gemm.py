@@ -144,7 +144,6 @@ def _slot_function(plan: BlockPlan, symbol: str) -> str:
             v["ldb"],
             v["ldc"],
             v["k"],
-            v["m"],
             m0,
             m1,
             n0,

@@ -5,7 +5,7 @@
         for pc over K, KC at a time
           pack B[pc, jc] into panels              (not if B is read in place)
           for i over rows, one register tile high (its KC-long strip of A stays in the first-level cache)
-            pack A[i, pc]                         (only if A is transposed or needs conversion)
+            pack A[i, pc]                         (only if A needs conversion; a transposed A is packed for several i at once)
             for j over the panels: the kernel
             finish the strip: epilogue or conversion to the type of C, after the last pc
 
@@ -18,18 +18,18 @@ from __future__ import annotations
 from .gemm_convert import convert_rows
 from .gemm_ir import Function, Value
 from .gemm_kernels import KERNEL_TYPES, dot_kernel, tile_kernel, vector_kernel
-from .gemm_pack import A_PANEL_ROWS, pack_a_columns, pack_a_rows, pack_b_columns, pack_b_rows
+from .gemm_pack import pack_a_rows, pack_b_columns, pack_rows
 from .gemm_spec import ELEMENT_BYTES, LLVM_TYPE, GemmSpec, Shape
 
 BLOCK_ARGS = (
     *(("ptr", name) for name in ("a", "b", "c")),
-    *(("i64", name) for name in ("lda", "ldb", "ldc", "depth", "height", "m0", "m1", "n0", "n1")),
+    *(("i64", name) for name in ("lda", "ldb", "ldc", "depth", "m0", "m1", "n0", "n1")),
     ("ptr", "bias"),
     ("ptr", "ctx"),
     ("i64", "batch"),
     ("ptr", "scratch"),
 )
-"""Matrices of one batch entry; strides in elements; `depth` is K, `height` all rows of A; the rectangle [m0, m1) x [n0, n1)."""
+"""Matrices of one batch entry; strides in elements; `depth` is K; the rectangle [m0, m1) x [n0, n1)."""
 BLOCK_TYPES = ", ".join(ty for ty, _ in BLOCK_ARGS)
 
 UNITS_MAX = 768
@@ -40,8 +40,11 @@ DOT_ROWS_MAX = 40
 DOT_DEPTH = 1024
 DOT_COLUMNS = 192
 VECTOR_COLUMNS = 2048
-UNPACKED_ROWS_MAX = 48
-"""With B stored [K, N], up to this many rows read B in place."""
+NEAR_BYTES = 4096
+IN_PLACE_ROWS_NEAR, IN_PLACE_ROWS_FAR = 192, 12
+"""With B stored [K, N], up to this many rows of A read B in place: if rows of B are less than a page apart, and if not."""
+UNITS_MAX_TRANSPOSED = 256
+"""Longest K block for a transposed A; short, so that the block of B is wide and A is packed less often."""
 TILE_BYTES = 192 * 1024
 """Scratch for unfinished sums when C cannot hold them."""
 TABLE = 10
@@ -55,14 +58,16 @@ class BlockPlan:
         self.spec = spec
         self.shape = shape = Shape(spec)
         isa = shape.isa
-        self.units_max = UNITS_MAX * 4 // shape.acc_bytes
+        self.units_max = (UNITS_MAX_TRANSPOSED if spec.trans_a else UNITS_MAX) * 4 // shape.acc_bytes
+        self.group = 8 * isa.rows
         self.direct = spec.c_type == spec.acc and not spec.epilogue_tile
         dot = isa.masks and (shape.element >= 4 or isa.masks16) and not spec.trans_a
         self.special = ("dot" if dot else "") if spec.trans_b else "vector"
         self.in_place_b = not spec.trans_b and spec.dtype == spec.acc
+        """Rows of a transposed A that are packed together."""
         self.bias_bytes = VECTOR_COLUMNS * shape.acc_bytes
         self.a_row_bytes = self.units_max * shape.packed_bytes + 64
-        self.a_bytes = self.a_row_bytes * A_PANEL_ROWS
+        self.a_bytes = self.a_row_bytes * (self.group if spec.trans_a else isa.rows)
         panel = self.units_max * shape.width * shape.packed_bytes
         self.b_bytes = max(isa.cache_block, panel)
         self.tile_bytes = 0 if self.direct else TILE_BYTES
@@ -106,9 +111,9 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
     if spec.trans_b:
         out.append(pack_b_columns(shape, f"{symbol}_pack_b"))
     else:
-        out.append(pack_b_rows(shape, f"{symbol}_pack_b", f"{symbol}_zeros"))
+        out.append(pack_rows(shape, f"{symbol}_pack_b", f"{symbol}_zeros", shape.width))
     if spec.trans_a:
-        out.append(pack_a_columns(shape, f"{symbol}_pack_a", f"{symbol}_zeros"))
+        out.append(pack_rows(shape, f"{symbol}_pack_a", f"{symbol}_zeros", plan.group))
     elif shape.converts or shape.pairs:
         out.append(pack_a_rows(shape, f"{symbol}_pack_a"))
     moves = {(spec.bias_type, spec.acc)}
@@ -163,9 +168,21 @@ class _Block:
                     self.is_first = f.cmp("eq", pc.i, 0)
                     self.is_last = f.cmp("sge", f.add(pc.i, self.kc), "%depth")
                     self._pack_b()
-                    with f.loop(ic.i, self.i_end) as strip:
-                        strip.step = self._strip(strip.i)
+                    self._strips()
         return f.text()
+
+    def _strips(self) -> None:
+        """All rows of this block, one register tile high at a time."""
+        f, group_rows = self.f, self.plan.group
+        if not self.spec.trans_a:
+            with f.loop(self.i_first, self.i_end) as strip:
+                strip.step = self._strip(strip.i, self.i_end)
+            return
+        with f.loop(self.i_first, self.i_end, group_rows) as group:
+            end = f.min(f.add(group.i, group_rows), self.i_end)
+            self._pack_group_of_a(group.i, end)
+            with f.loop(group.i, end) as strip:
+                strip.step = self._strip(strip.i, end, group.i)
 
     def _choose_form(self) -> None:
         f, plan = self.f, self.plan
@@ -177,7 +194,10 @@ class _Block:
         else:
             self.special = "false"
         self.not_special = f.let(f"xor i1 {self.special}, true", "t")
-        self.in_place_b = f.cmp("sle", self.m, UNPACKED_ROWS_MAX) if plan.in_place_b else "false"
+        self.in_place_b = "false"
+        if plan.in_place_b:
+            near = f.cmp("sle", self.ldb, NEAR_BYTES)
+            self.in_place_b = f.cmp("sle", self.m, f.pick(near, IN_PLACE_ROWS_NEAR, IN_PLACE_ROWS_FAR))
 
     def _choose_blocks(self) -> None:
         f, plan, shape = self.f, self.plan, self.shape
@@ -218,9 +238,8 @@ class _Block:
 
     def _b_at(self, column: Value) -> str:
         """B at (pc, column)."""
-        k, n = f_strides = (self.shape.element, self.ldb) if self.spec.trans_b else (self.ldb, self.shape.element)
-        assert f_strides
         f = self.f
+        k, n = (self.shape.element, self.ldb) if self.spec.trans_b else (self.ldb, self.shape.element)
         return f.at(f.at("%b", f.mul(self.pc, k)), f.mul(column, n))
 
     def _panel(self, j: Value) -> str:
@@ -245,15 +264,15 @@ class _Block:
             table = str(f.pick(self.special, f"@{self.symbol}_{plan.special}_{what}", table, "ptr"))
         return f.load(ty, f.at(table, f.mul(index, 8)), 8)
 
-    def _strip(self, i: str) -> str:
-        """Rows from i on, over all panels of this block; the number of rows that were done."""
+    def _strip(self, i: str, end: Value, group: str = "") -> str:
+        """Rows from i on, at most to `end`, over all panels of this block; the number of rows that were done."""
         f, plan, shape, spec = self.f, self.plan, self.shape, self.spec
-        left = f.sub(self.i_end, i)
+        left = f.sub(end, i)
         index = f.min(left, TABLE - 1)
         kernel = self._table("kernels", "ptr", index)
         mr = str(f.min(self._table("rows", "i64", index), left))
         columns = self._table("columns", "i64", index)
-        a, ars, acs = self._strip_of_a(i, mr)
+        a, ars, acs = self._strip_of_a(i, mr, group)
         if plan.direct:
             row = f.at(f.at("%c", f.mul(i, self.ldc)), f.mul(self.jc, shape.acc_bytes))
         else:
@@ -277,11 +296,8 @@ class _Block:
 
             if not plan.direct:
                 call(f.at(init, offset), ild, f.at(row, offset), self.tile_ld)
-                continue_edge = None
             else:
-                continue_edge = f.choose(f.either(whole, self.special))
-            if continue_edge is not None:
-                with continue_edge as branch:
+                with f.choose(f.either(whole, self.special)) as branch:
                     call(f.at(init, offset), ild, f.at(row, offset), self.tile_ld)
                     branch.otherwise()
                     edge_ld = shape.width * shape.acc_bytes
@@ -291,34 +307,41 @@ class _Block:
         self._finish(i, mr, row)
         return mr
 
-    def _strip_of_a(self, i: str, mr: str) -> tuple[str, Value, Value]:
+    def _a_at(self, i: Value) -> str:
+        """A at (i, pc)."""
+        f = self.f
+        row, k = (self.shape.element, self.lda) if self.spec.trans_a else (self.lda, self.shape.element)
+        return f.at(f.at("%a", f.mul(i, row)), f.mul(self.pc, k))
+
+    def _pack_group_of_a(self, i: str, end: Value) -> None:
+        f = self.f
+        with f.when(self.not_special):
+            args = f"ptr {self._a_at(i)}, i64 {self.lda}, i64 {self.kc}, i64 {f.sub(end, i)}, ptr {self.a_pack}"
+            f.do(f"call void @{self.symbol}_pack_a({args})")
+
+    def _strip_of_a(self, i: str, mr: str, group: str) -> tuple[str, Value, Value]:
         """Where the kernel reads A: pointer, stride of rows, stride of steps."""
         f, plan, shape, spec = self.f, self.plan, self.shape, self.spec
-        row_stride, k_stride = (shape.element, self.lda) if spec.trans_a else (self.lda, shape.element)
-        source = f.at(f.at("%a", f.mul(i, row_stride)), f.mul(self.pc, k_stride))
-        pack = (
-            f"call void @{self.symbol}_pack_a(ptr {source}, i64 {self.lda}, i64 {mr}, i64 {self.kc}, ptr {self.a_pack}"
-        )
+        source = self._a_at(i)
         if spec.trans_a:
-            with f.when(self.not_special):
-                f.do(f"{pack}, i64 {f.sub('%height', i)})")
-            packed: tuple[Value, Value] = (shape.packed_bytes, A_PANEL_ROWS * shape.packed_bytes)
-            use_pack = self.not_special
-        elif shape.converts or shape.pairs:
-            use_pack = self.not_special
-            if shape.pairs:
-                odd = f.let(f"trunc i64 {self.kc} to i1", "t")
-                use_pack = f.both(use_pack, odd)
-            with f.when(use_pack):
-                f.do(f"{pack}, i64 {plan.a_row_bytes})")
-            packed = (plan.a_row_bytes, shape.packed_bytes)
-        else:
-            return source, row_stride, k_stride
-        direct_step = f.pick(self.special, k_stride, f.mul(k_stride, shape.k_unit))
+            pack = f.at(self.a_pack, f.mul(f.sub(i, group), shape.packed_bytes))
+            if not plan.special:
+                return pack, shape.packed_bytes, plan.group * shape.packed_bytes
+            step = f.pick(self.special, self.lda, plan.group * shape.packed_bytes)
+            return str(f.pick(self.special, source, pack, "ptr")), shape.packed_bytes, step
+        if not (shape.converts or shape.pairs):
+            return source, self.lda, shape.element
+        use_pack = self.not_special
+        if shape.pairs:
+            use_pack = f.both(use_pack, f.let(f"trunc i64 {self.kc} to i1", "t"))
+        with f.when(use_pack):
+            args = f"ptr {source}, i64 {self.lda}, i64 {mr}, i64 {self.kc}, ptr {self.a_pack}, i64 {plan.a_row_bytes}"
+            f.do(f"call void @{self.symbol}_pack_a({args})")
+        step = f.pick(self.special, shape.element, shape.element * shape.k_unit)
         return (
             str(f.pick(use_pack, self.a_pack, source, "ptr")),
-            f.pick(use_pack, packed[0], row_stride),
-            f.pick(use_pack, packed[1], direct_step),
+            f.pick(use_pack, plan.a_row_bytes, self.lda),
+            f.pick(use_pack, shape.packed_bytes, step),
         )
 
     def _b_for_kernel(self, j: Value, whole: str) -> tuple[str, Value]:

@@ -31,6 +31,10 @@ memory), the number of steps, and the rows and columns that are wanted."""
 KERNEL_TYPES = ", ".join(ty for ty, _ in KERNEL_ARGS)
 
 
+PREFETCH_STEPS = 8
+"""How far ahead of the multiplications rows of B are asked for; matters where B is read in place or from a far cache."""
+
+
 def tile_kernel(shape: Shape, name: str, rows: int) -> str:
     """A `rows` x `shape.width` tile as a sum of outer products: one step loads a row of B and broadcasts `rows` elements of A."""
     f = Function(name, KERNEL_ARGS)
@@ -44,10 +48,14 @@ def tile_kernel(shape: Shape, name: str, rows: int) -> str:
         row = f.at("%init", f.mul("%ild", i))
         start += [(vec, f.load(vec, f.at(row, j * step))) for j in columns]
     b_type = f"<{2 * lanes} x bfloat>" if shape.pairs else vec
+    prefetch_distance = f.mul("%bs", PREFETCH_STEPS)
     with f.loop(0, "%k", 1, [*start, ("i64", 0), ("i64", 0)]) as body:
         *sums, a_off, b_off = body.values
         b_row = f.at("%b", b_off)
         b = [f.load(b_type, f.at(b_row, j * step)) for j in columns]
+        ahead = f.at(b_row, prefetch_distance)
+        for j in columns:
+            f.do(f"call void @llvm.prefetch.p0(ptr {f.at(ahead, j * step)}, i32 0, i32 3, i32 1)")
         out: list[Value] = []
         for i in range(rows):
             at = f.at(a_rows[i], a_off)

@@ -1,7 +1,8 @@
 """Packing for the matrix kernels: panels of A and B in the order in which a register tile reads them.
 
-A packed panel of B is [units][width], of A [units][A_PANEL_ROWS] (or rows of units, for row-major A that needs conversion). A unit is
-one element of the accumulator's type, or a pair of bfloats that are neighbours along K. Sizes are in elements, strides in bytes.
+A packed panel of B is [units][columns of a tile], of a transposed A [units][rows of several tiles]; A stored by rows stays in rows and
+is packed only where it needs conversion. A unit is one element of the accumulator's type, or a pair of bfloats that are neighbours
+along K. Sizes are in elements, strides in bytes.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from .gemm_convert import load_as, store_as, vector
 from .gemm_ir import Function, Value
 from .gemm_spec import LLVM_TYPE, Shape
 
-A_PANEL_ROWS = 8
-"""Units from one step to the next in a packed panel of A; a power of two, at least the rows of any tile."""
+PREFETCH_ROWS = 8
 
 
 def unit_type(shape: Shape) -> str:
@@ -61,8 +61,8 @@ def _second_row(f: Function, shape: Shape, row: str, ld: Value, k_index: Value, 
     return str(f.pick(inside, f.at(row, ld), f"@{zeros}", "ptr"))
 
 
-def pack_b_rows(shape: Shape, name: str, zeros: str) -> str:
-    """`name(src, ld, k, n, dst)` for B stored [K, N]: rows are copied, the columns beyond n are zero.
+def pack_rows(shape: Shape, name: str, zeros: str, width: int) -> str:
+    """`name(src, ld, k, n, dst)` for a matrix stored along n: [units][width]; rows are copied, columns beyond n are zero.
 
     `zeros` is a global of at least 256 zero bytes.
     """
@@ -72,15 +72,18 @@ def pack_b_rows(shape: Shape, name: str, zeros: str) -> str:
         k_index = f.mul(step.i, shape.k_unit)
         row = f.at("%src", f.mul(k_index, "%ld"))
         second = _second_row(f, shape, row, "%ld", k_index, zeros)
-        out = f.at("%dst", f.mul(step.i, shape.width * shape.packed_bytes))
+        out = f.at("%dst", f.mul(step.i, width * shape.packed_bytes))
 
         def move(j: Value, count: int, row: str = row, second: str = second, out: str = out) -> None:
             offset = f.mul(j, element)
             value = load_across(f, shape, f.at(row, offset), f.at(second, offset), count)
             f.store(vector(count, unit), value, f.at(out, f.mul(j, shape.packed_bytes)))
 
-        with f.choose(f.cmp("eq", "%n", shape.width)) as branch:
-            for j in range(0, shape.width, lanes):
+        with f.choose(f.cmp("eq", "%n", width)) as branch:
+            ahead = f.at(row, f.mul("%ld", PREFETCH_ROWS * shape.k_unit))
+            for j in range(0, width * element, 64):
+                f.do(f"call void @llvm.prefetch.p0(ptr {f.at(ahead, j)}, i32 0, i32 3, i32 1)")
+            for j in range(0, width, lanes):
                 move(j, lanes)
             branch.otherwise()
             whole = f.mul(f.div("%n", lanes), lanes)
@@ -89,7 +92,7 @@ def pack_b_rows(shape: Shape, name: str, zeros: str) -> str:
             with f.loop(whole, "%n") as j:
                 move(j.i, 1)
             zero = "0" if unit == "i32" else "0.0"
-            with f.loop("%n", shape.width) as j:
+            with f.loop("%n", width) as j:
                 f.store(unit, zero, f.at(out, f.mul(j.i, shape.packed_bytes)))
     return f.text()
 
@@ -141,29 +144,4 @@ def pack_a_rows(shape: Shape, name: str) -> str:
                 with f.loop(lo, hi, count) as k:
                     value = load_as(f, isa, shape.spec.dtype, acc, f.at(src, f.mul(k.i, element)), count)
                     store_as(f, isa, acc, acc, value, f.at(dst, f.mul(k.i, shape.acc_bytes)), count)
-    return f.text()
-
-
-def pack_a_columns(shape: Shape, name: str, zeros: str) -> str:
-    """`name(src, ld, mr, k, dst, available)` for A stored [K, M]: [units][A_PANEL_ROWS].
-
-    `available` is how many elements may be read from each row of `src`.
-    """
-    args = [("ptr", "src"), ("i64", "ld"), ("i64", "mr"), ("i64", "k"), ("ptr", "dst"), ("i64", "available")]
-    f = Function(name, args)
-    unit, element = unit_type(shape), shape.element
-    wide = f.cmp("sge", "%available", A_PANEL_ROWS)
-    with f.loop(0, f.ceil_div("%k", shape.k_unit)) as step:
-        k_index = f.mul(step.i, shape.k_unit)
-        row = f.at("%src", f.mul(k_index, "%ld"))
-        second = _second_row(f, shape, row, "%ld", k_index, zeros)
-        out = f.at("%dst", f.mul(step.i, A_PANEL_ROWS * shape.packed_bytes))
-        with f.choose(wide) as branch:
-            value = load_across(f, shape, row, second, A_PANEL_ROWS)
-            f.store(vector(A_PANEL_ROWS, unit), value, out)
-            branch.otherwise()
-            with f.loop(0, "%mr") as i:
-                offset = f.mul(i.i, element)
-                value = load_across(f, shape, f.at(row, offset), f.at(second, offset), 1)
-                f.store(unit, value, f.at(out, f.mul(i.i, shape.packed_bytes)))
     return f.text()
