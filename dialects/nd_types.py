@@ -88,13 +88,14 @@ def parse_shape(parser: AttrParser) -> tuple[tuple[Expr, ...], Attribute]:
     """`4 x s0 x (s0 + 1) x f32`: the sizes and the element type."""
     dims: list[Expr] = []
     while True:
-        dtype = parser.parse_optional_type()
-        if dtype is not None:
-            return tuple(dims), dtype
+        # before types: a parenthesis would begin a function type
         if parser.parse_optional_punctuation("("):
             dims.append(parse_expr(parser))
             parser.parse_punctuation(")", " after a size expression")
         else:
+            dtype = parser.parse_optional_type()
+            if dtype is not None:
+                return tuple(dims), dtype
             number = parser.parse_optional_integer(allow_boolean=False, allow_negative=False)
             if number is not None:
                 dims.append(as_expr(number))
