@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
@@ -26,13 +26,16 @@ class NdToLoop(ModulePass):
 
     name = "nd-to-loop"
 
-    numerics: str = "default"
-    """"default" keeps f16/bf16 intermediates in f32 inside a fused nest; "eager" rounds after every op, as PyTorch without a compiler."""
+    numerics: str = "module"
+    """"default" keeps f16/bf16 intermediates in f32 inside a fused nest; "eager" rounds after every op, as PyTorch without a compiler;
+    "module" does what the module's attribute nd.numerics says (absent: default)."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols = symbol_ranges(op)
+        given = op.attributes.get("nd.numerics")
+        numerics = given.data if self.numerics == "module" and isinstance(given, StringAttr) else self.numerics
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            lower_function(func, symbols, self.numerics == "eager")
+            lower_function(func, symbols, numerics == "eager")
 
 
 def lower_function(func: FuncOp, symbols: RangeEnv, eager_rounding: bool) -> None:

@@ -1,0 +1,238 @@
+"""One ATen graph to one callable: import, the pipeline's stages, LLVM text, object, loaded program."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+from ..dialects import load_dialects
+from ..dialects.expr import Expr, evaluate, free_syms
+from ..lowering.fx_to_nd import Imported, import_graph
+from ..passes.instrumentation import Instrumentation
+from ..passes.manager import run
+from ..passes.pipelines import default_pipeline
+from .counters import count
+from .debug import DebugFolder
+from .options import Options
+from .traffic import count_traffic
+
+log = logging.getLogger("stepwell")
+_serial = itertools.count()
+_context: Context | None = None
+_warned: set[str] = set()
+
+
+def context() -> Context:
+    """The xDSL context with our dialects (made once; compilation never adds to it)."""
+    global _context
+    if _context is None:
+        _context = Context()
+        load_dialects(_context)
+    return _context
+
+
+@contextmanager
+def phase(name: str):
+    """Count the seconds of a phase."""
+    start = perf_counter()
+    try:
+        yield
+    finally:
+        count(f"compile_seconds.{name}", perf_counter() - start)
+
+
+@contextmanager
+def no_garbage_collection():
+    """IR makes many small objects and no garbage worth a collection: without collections it is built a third faster."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def compile_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    *,
+    kind: str = "inference",
+    static_inputs: Sequence[int] = (),
+    output_strides: Sequence[Any] | None = None,
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """Compile `gm` (ATen, functional but for updates of inputs) to a boxed function: one list in, which it empties, a sequence out.
+
+    kind is "forward", "backward" or "inference" and names the graph in logs and dumps."""
+    number = next(_serial)
+    debug = DebugFolder.make(options.debug, kind, number)
+    if debug:
+        debug.graph(gm)
+    with no_garbage_collection():
+        with phase("import"):
+            imported = import_graph(
+                gm,
+                example_inputs,
+                static_inputs=static_inputs,
+                output_strides=output_strides,
+                numerics=options.numerics,
+                fallback_random=options.fallback_random,
+            )
+        _count_ops(imported)
+        program = build(imported, options, debug)
+    log.info("compiled %s graph %d", kind, number)
+    count("graphs")
+    return Runner(program, imported)
+
+
+def _count_ops(imported: Imported) -> None:
+    counts = imported.counts
+    count("ops", counts.total)
+    count("extern", counts.extern)
+    for name, n in counts.names["fallback"].items():
+        count("fallback", n)
+        count(f"fallback_ops.{name}", n)
+        if name not in _warned:
+            _warned.add(name)
+            log.warning("%s has no rule and runs through ATen", name)
+
+
+def build(imported: Imported, options: Options, debug: DebugFolder | None) -> Callable[[list[Any]], list[Any]]:
+    """The program of an imported graph."""
+    module, ctx = imported.module, context()
+    pipeline = default_pipeline("cpu", {"passes": options.passes, "pipeline": options.pipeline})
+    if debug:
+        debug.level("import", module, pipeline)
+    clock = [perf_counter()]
+
+    def after_stage(stage: str, op: ModuleOp) -> None:
+        now = perf_counter()
+        count(f"compile_seconds.{stage or 'passes'}", now - clock[0])
+        if debug:
+            debug.level(stage, op, pipeline)
+        if stage == "mem":
+            count_traffic(op)
+        clock[0] = perf_counter()
+
+    instrument = Instrumentation(
+        verify_stages=options.verify, print_ir_after=options.print_ir, timing=options.timing, after_stage=after_stage,
+        remarks=debug.remark if debug else None,
+    )  # fmt: skip
+    run(pipeline, module, ctx, instrument)
+    return load(module, imported.constants, imported.objects, options, debug)
+
+
+def load(
+    module: ModuleOp, constants: Sequence[Any], objects: Sequence[Any], options: Options, debug: DebugFolder | None = None
+) -> Callable[[list[Any]], list[Any]]:
+    """Emit, compile and load a module that went through the whole pipeline."""
+    from ..dialects import cpu, host
+    from ..targets.cpu.cache import cached_object
+    from ..targets.cpu.emit import emit_kernels
+    from ..targets.cpu.jit import compile_text
+    from ..targets.host.emit import emit_host
+    from ..targets.host.load import load_object_code, load_program
+
+    with phase("emit"):
+        program = next(op for op in module.body.block.ops if isinstance(op, host.ProgramOp))
+        count("kernels", sum(isinstance(op, cpu.KernelOp) for op in module.body.block.ops))
+        count("launches", sum(isinstance(op, host.LaunchOp) for op in program.body.block.ops))
+        text = emit_kernels(module)
+        description = emit_host(text, program)
+        llvm = text.text()
+    if debug:
+        debug.target(llvm)
+    with phase("object"):
+        if options.cache:
+            data, hit = cached_object(llvm)
+            count("cache_hits" if hit else "cache_misses")
+        else:
+            data = compile_text(llvm)
+    with phase("load"):
+        library = load_object_code(data, description.native)
+        return load_program(description, library, constants, objects)
+
+
+class Runner:
+    """Calls a program with the FX graph's inputs and makes the FX graph's outputs from what it returns."""
+
+    _boxed_call = True
+
+    def __init__(self, program: Callable[[list[Any]], list[Any]], imported: Imported):
+        self.program = program
+        self.inputs = imported.inputs
+        self.outputs = imported.outputs
+        self.constants = imported.constants
+        plain = [o.kind == "result" and o.value == k for k, o in enumerate(self.outputs)]
+        self._plain = all(plain)
+        self._symbols: dict[str, int] = {}
+        if any(o.kind == "expr" for o in self.outputs):
+            self._symbols = _symbol_positions(imported)
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        values: dict[str, int] = {name: int(args[k]) for name, k in self._symbols.items()}
+        if len(self.inputs) != len(args):
+            chosen = [args[k] for k in self.inputs]
+            args.clear()
+            args = chosen
+        results = self.program(args)
+        if self._plain:
+            return results
+        return [_output(o, results, values) for o in self.outputs]
+
+
+def _output(output: Any, results: Sequence[Any], symbols: dict[str, int]) -> Any:
+    if output.kind == "result":
+        return results[output.value]
+    if output.kind == "constant":
+        return output.value
+    assert isinstance(output.value, Expr)
+    return evaluate(output.value, {s: symbols[s.name] for s in free_syms(output.value)})
+
+
+def _symbol_positions(imported: Imported) -> dict[str, int]:
+    """Where in the FX inputs the value of each size symbol is passed."""
+    from xdsl.dialects.func import FuncOp
+
+    from ..dialects.expr_syntax import ExprAttr
+
+    func = next(op for op in imported.module.body.block.ops if isinstance(op, FuncOp))
+    places: dict[str, int] = {}
+    for k, attrs in enumerate(func.arg_attrs.data if func.arg_attrs else ()):
+        symbol = attrs.data.get("nd.symbol")
+        if isinstance(symbol, ExprAttr) and k < len(imported.inputs) and len(free_syms(symbol.data)) == 1:
+            (s,) = free_syms(symbol.data)
+            if symbol.data is s:
+                places[s.name] = imported.inputs[k]
+    return places
+
+
+def is_empty(gm: GraphModule) -> bool:
+    """Whether a graph computes nothing."""
+    return all(n.op in ("placeholder", "output") for n in gm.graph.nodes)
+
+
+def passthrough(gm: GraphModule) -> Callable[[list[Any]], list[Any]]:
+    """The boxed function of a graph that only hands inputs (and constants) on."""
+    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    place = {n: k for k, n in enumerate(nodes)}
+    outputs = gm.graph.output_node().args[0]
+
+    def call(args: list[Any]) -> list[Any]:
+        result = [args[place[o]] if isinstance(o, torch.fx.Node) else o for o in outputs]  # pyright: ignore[reportOptionalIterable]
+        args.clear()
+        return result
+
+    call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return call

@@ -1,0 +1,89 @@
+"""The options and modes of `torch.compile(..., backend="stepwell", mode=..., options={...})`, checked by name and type."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..errors import StepwellError
+
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": {},
+    "max-autotune-no-cudagraphs": {},
+}
+"""Mode -> the options that it sets."""
+
+
+class OptionError(StepwellError):
+    """An unknown mode or option, or a value of the wrong type."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a compilation can be told. Each field is an option; its type is checked."""
+
+    numerics: str = field(default="default", metadata={"choices": ("default", "eager")})
+    """"default" keeps f16/bf16 intermediates in f32 inside a fused nest, "eager" rounds after every operator."""
+
+    fallback_random: bool = False
+    """Random numbers from torch's own generator, the same as eager draws."""
+
+    passes: Mapping[str, Any] | None = None
+    """Stage -> passes (or patterns) to add at its end."""
+
+    pipeline: str | None = None
+    """Pipeline text in place of the default one."""
+
+    verify: bool = False
+    """Verify the IR after every stage."""
+
+    debug: str | None = None
+    """Folder for the IR of every level (as STEPWELL_DEBUG)."""
+
+    cache: bool = True
+    """Keep objects on disk (STEPWELL_CACHE_DIR)."""
+
+    print_ir: bool = False
+    """Print the IR after every pass to stderr."""
+
+    timing: bool = False
+    """Print the time of every pass to stderr."""
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "numerics": (str,), "fallback_random": (bool,), "passes": (Mapping, type(None)), "pipeline": (str, type(None)), "verify": (bool,),
+    "debug": (str, os.PathLike, type(None)), "cache": (bool,), "print_ir": (bool,), "timing": (bool,),
+}  # fmt: skip
+
+
+def _near(name: str, known: Any) -> str:
+    found = difflib.get_close_matches(str(name), list(known), n=2, cutoff=0.5)
+    return f"; did you mean {' or '.join(repr(f) for f in found)}?" if found else f"; known: {', '.join(known)}"
+
+
+def make_options(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
+    """The options of one torch.compile call. Raises OptionError for an unknown name (with near matches) or a wrong value."""
+    if mode is not None and options:
+        raise OptionError("torch.compile takes either mode= or options=, not both")
+    if mode is not None and mode not in MODES:
+        raise OptionError(f"there is no mode {mode!r}{_near(mode, MODES)}")
+    given: dict[str, Any] = dict(MODES[mode]) if mode else {}
+    for key, value in (options or {}).items():
+        known = [f.name for f in fields(Options)]
+        if key not in known:
+            raise OptionError(f"there is no option {key!r}{_near(key, known)}")
+        if not isinstance(value, _TYPES[key]):
+            want = " or ".join(t.__name__ for t in _TYPES[key])
+            raise OptionError(f"option {key!r} takes a {want.replace('NoneType', 'None')}, got {value!r} ({type(value).__name__})")
+        choices = next(f for f in fields(Options) if f.name == key).metadata.get("choices")
+        if choices and value not in choices:
+            raise OptionError(f"option {key!r} is one of {', '.join(map(repr, choices))}, got {value!r}{_near(value, choices)}")
+        given[key] = value
+    if "debug" not in given and os.environ.get("STEPWELL_DEBUG"):
+        given["debug"] = os.environ["STEPWELL_DEBUG"]
+    return Options(**given)

@@ -1,0 +1,89 @@
+"""`torch.compile(model, backend="stepwell")`: the function that Dynamo calls, and its contracts with AOTAutograd."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from .compile_graph import compile_graph, is_empty, passthrough
+from .options import Options, make_options
+
+_lock = threading.RLock()
+
+
+def stepwell(
+    gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend: `gm` is Dynamo's graph (consumed), the result computes it.
+
+    `mode` and `options` are those of torch.compile (see tools/options.py). Raises OptionError for wrong ones, and StepwellError with the
+    node and the user's line when a graph cannot be compiled."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    from ..lowering.decompositions import decomposition_table
+
+    chosen = make_options(mode, options)
+    compilers = GraphCompilers(chosen)
+    backend = aot_autograd(
+        fw_compiler=compilers.forward,
+        bw_compiler=compilers.backward,
+        inference_compiler=compilers.inference,
+        decompositions=decomposition_table(),
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+    return backend(gm, list(example_inputs))
+
+
+def partition(gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    """Split the joint graph where the fewest bytes are saved for backward (torch's min-cut partitioner)."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+
+
+class GraphCompilers:
+    """The three compilers that AOTAutograd calls, with the options of one torch.compile call (backward may be compiled much later)."""
+
+    def __init__(self, options: Options):
+        self.options = options
+
+    def forward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return self._compile(gm, example_inputs, "forward")
+
+    def backward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return self._compile(gm, example_inputs, "backward")
+
+    def inference(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return self._compile(gm, example_inputs, "inference")
+
+    def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
+        if is_empty(gm):
+            return passthrough(gm)
+        with _lock, torch.utils._python_dispatch._disable_current_modes():
+            program = compile_graph(gm, example_inputs, self.options, kind=kind)
+        report_strides(gm)
+        return program
+
+
+def report_strides(gm: GraphModule) -> None:
+    """Tell AOTAutograd the strides of the results (they are torch's own, as the graph's metadata has them)."""
+    from torch._guards import TracingContext
+
+    tracing = TracingContext.try_get()
+    if tracing is None or tracing.output_strides is None:
+        return
+    outputs = gm.graph.output_node().args[0]
+    assert isinstance(outputs, (list, tuple)) and len(tracing.output_strides) == 0
+    for node in outputs:
+        value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            tracing.output_strides.append(None)
+            continue
+        steps = [s.node.expr if isinstance(s, torch.SymInt) else s for s in value.stride()]
+        unbacked = any(str(symbol).startswith(("u", "zuf")) for s in steps for symbol in getattr(s, "free_symbols", ()))
+        tracing.output_strides.append(None if unbacked else tuple(str(s) for s in steps))
