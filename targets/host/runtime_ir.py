@@ -176,8 +176,8 @@ end:
 
 _ARENA = """
 ; An arena is { i64 busy, ptr base, i64 capacity }. The first caller gets the kept block, grown when it is too small;
-a call that ; runs at the same time gets a block of its own. Null when there is no memory. define ptr
-@stepwell_arena_acquire(ptr %arena, i64 %bytes) {
+; a call that runs at the same time gets a block of its own. Null when there is no memory.
+define ptr @stepwell_arena_acquire(ptr %arena, i64 %bytes) {
   %busy = atomicrmw xchg ptr %arena, i64 1 acquire
   %taken = icmp ne i64 %busy, 0
   br i1 %taken, label %own, label %kept
@@ -265,8 +265,9 @@ _ARGUMENTS = """
 @tensor_text = internal constant [47 x i8] c"argument %zd must be a torch.Tensor, got %.80s\\00"
 
 ; Moves (out of one list, which is empty afterwards) or copies the arguments into the frame: 0 or, with TypeError set,
--1. ; kinds holds a byte an argument: 1 for a tensor. define i32 @stepwell_take(ptr %args, i64 %given, ptr %frame, i64
-%n, ptr %kinds) { entry:
+; -1. kinds holds a byte an argument: 1 for a tensor.
+define i32 @stepwell_take(ptr %args, i64 %given, ptr %frame, i64 %n, ptr %kinds) {
+entry:
   %one = icmp eq i64 %given, 1
   br i1 %one, label %maybe, label %direct
 maybe:
@@ -411,7 +412,9 @@ differs:
 }
 
 ; Compares arguments with a table of records { argument, dtype, rank, sizes..., strides... }: the number of the first
-record that ; does not fit, or -1. define i64 @stepwell_compare_table(ptr %frame, ptr %table, i64 %count) { entry:
+; record that does not fit, or -1.
+define i64 @stepwell_compare_table(ptr %frame, ptr %table, i64 %count) {
+entry:
   br label %loop
 loop:
   %k = phi i64 [ 0, %entry ], [ %kn, %next ]
@@ -445,7 +448,8 @@ differs:
 
 _ERRORS = """
 ; Calls function(object or None, a, b, c) for the exception that it raises; its result, if any, is returned (a new
-reference). define ptr @stepwell_call(ptr %function, ptr %object, i64 %a, i64 %b, i64 %c) {
+; reference).
+define ptr @stepwell_call(ptr %function, ptr %object, i64 %a, i64 %b, i64 %c) {
   %args = alloca [4 x ptr]
   %none = icmp eq ptr %object, null
   %o = select i1 %none, ptr @_Py_NoneStruct, ptr %object

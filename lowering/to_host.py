@@ -1,0 +1,414 @@
+"""to-host: the function of a graph, down to buffers and launches, becomes a `host.program`.
+
+Kernels stay as they are. Buffers become tensors of torch (arguments, outputs, results of library operators) or memory
+of the arena; a `mem.view` costs nothing where a kernel reads it, it is an offset of the launch. Size symbols are
+bound from the arguments, arguments are checked against the layouts that the graph was compiled for, and everything is
+released after its last use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import func
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, ModuleOp, StringAttr, i64
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from ..dialects import cpu, host, mem
+from ..dialects.call_args import Arg, Call
+from ..dialects.expr import Expr, Sym, as_expr, free_syms, maximum, sym
+from ..dialects.expr_syntax import ExprAttr
+from ..dialects.nd_base import prop
+from ..dialects.nd_types import element_bytes
+from ..passes.errors import PassError
+from ..passes.manager import Pass
+from .out_variants import out_variant
+
+ALIGNMENT = 64
+"""Bytes; pieces of the arena begin at multiples of it (a cache line, and the widest vector)."""
+
+
+@dataclass(frozen=True)
+class ToHost(Pass):
+    """Turn every function that launches kernels into the host program of its graph."""
+
+    name = "to-host"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """Replaces the functions of the module."""
+        checked = _kernels_with_checks(op)
+        for function in [f for f in op.body.block.ops if isinstance(f, func.FuncOp)]:
+            program = _Lowering(function, checked, self.name).run()
+            block = function.parent_block()
+            assert block is not None
+            block.insert_op_before(program, function)
+            function.detach()
+            function.erase()
+
+
+def _kernels_with_checks(module: ModuleOp) -> frozenset[str]:
+    """Names of the kernels that may report an error (themselves or what they call)."""
+    found: set[str] = set()
+    callers: list[tuple[str, str]] = []
+    for op in module.body.block.ops:
+        if not isinstance(op, cpu.KernelOp):
+            continue
+        name = op.sym_name.data
+        for inner in op.walk():
+            if isinstance(inner, cpu.AssertOp):
+                found.add(name)
+            elif isinstance(inner, cpu.CallOp):
+                callers.append((name, inner.callee.string_value()))
+    for _ in callers:
+        found.update(caller for caller, callee in callers if callee in found)
+    return frozenset(found)
+
+
+class _Memory:
+    """Where a buffer lives: a host value (tensor or arena memory) and how many bytes from its first element the
+    storage begins."""
+
+    __slots__ = ("value", "type", "start", "root")
+
+    def __init__(self, value: SSAValue, type: mem.BufferType, start: Expr, root: _Memory | None = None):
+        self.value = value
+        self.type = type
+        """The buffer's type, whose offset counts from the beginning of the storage."""
+        self.start = start
+        self.root = root or self
+
+    @property
+    def is_arena(self) -> bool:
+        return isinstance(self.value.type, host.PtrType)
+
+    def byte_offset(self) -> Expr:
+        """From the address of the host value to the buffer's first element."""
+        return self.start + self.type.offset_expr * element_bytes(self.type.element_type)
+
+
+class _Lowering:
+    """One function."""
+
+    def __init__(self, function: func.FuncOp, checked: frozenset[str], pass_name: str):
+        self.function = function
+        self.checked = checked
+        self.pass_name = pass_name
+        self.block = function.body.block
+        self.memory: dict[SSAValue, _Memory] = {}
+        self.numbers: dict[SSAValue, SSAValue] = {}
+        self.tensors: dict[SSAValue, SSAValue] = {}
+        self.bound: set[Expr] = set()
+        self.arena_ends: list[Expr] = []
+        self.unplanned = as_expr(0)
+        self.pending_poll = False
+        attrs = function.arg_attrs.data if function.arg_attrs is not None else ()
+        self.arg_attrs = [dict(a.data) if isinstance(a, DictionaryAttr) else {} for a in attrs]
+        self.arg_attrs += [{}] * (len(self.block.args) - len(self.arg_attrs))
+
+    def run(self) -> host.ProgramOp:
+        given = [k for k, a in enumerate(self.arg_attrs) if "nd.constant" not in a]
+        types = [self._host_type(self.block.args[k]) for k in given]
+        self.program = host.ProgramOp.build_program(self.function.sym_name.data, types)
+        self.out = self.program.body.block
+        self._arguments(given)
+        for op in self.block.ops:
+            rule = _RULES.get(type(op))
+            if rule is None:
+                self.fail(op, f"{op.name} has no place in a host program; an earlier pass should have lowered it")
+            rule(self, op)
+        if self.arena_ends:
+            total = maximum(*self.arena_ends) if len(self.arena_ends) > 1 else self.arena_ends[0]
+            self.program.properties["arena"] = ExprAttr.get(total)
+        _release_dead_values(self.program)
+        return self.program
+
+    def fail(self, op: Operation, message: str):
+        raise PassError(message, pass_name=self.pass_name, op=op)
+
+    def add(self, op: host.HostOp, source: Operation | None = None) -> host.HostOp:
+        if source is not None:
+            op.location = source.location
+        self.out.add_op(op)
+        return op
+
+    def _host_type(self, value: SSAValue) -> Attribute:
+        type = value.type
+        if isinstance(type, mem.BufferType):
+            return host.TensorType.get(type.element_type)
+        if not host.is_number(type):
+            self.fail(self.function, f"argument of type {type}: a host program takes buffers and numbers")
+        return i64 if not _is_float_or_bool(type) else type
+
+    # -- arguments -----------------------------------------------------------------------------------------------------
+
+    def _arguments(self, given: Sequence[int]) -> None:
+        args = [self.block.args[k] for k in given]
+        for new, k in zip(self.out.args, given, strict=True):
+            old = self.block.args[k]
+            name = self.arg_attrs[k].get("nd.name")
+            if isinstance(name, StringAttr) and name.data.isidentifier():
+                new.name_hint = name.data
+            if isinstance(old.type, mem.BufferType):
+                self.memory[old] = _argument_memory(new, old.type)
+                self.tensors[old] = new
+            else:
+                self.numbers[old] = new
+                self._bind_number(new, self.arg_attrs[k].get("nd.symbol"), k)
+        for old in args:
+            if isinstance(old.type, mem.BufferType):
+                self._bind_layout(old.type, self.tensors[old])
+        for k, old in zip(given, args, strict=True):
+            if isinstance(old.type, mem.BufferType):
+                self._check(old.type, self.tensors[old], _argument_label(self.arg_attrs[k], k))
+        for k, attrs in enumerate(self.arg_attrs):
+            if "nd.constant" in attrs:
+                self._constant(self.block.args[k], attrs["nd.constant"])
+
+    def _constant(self, old: SSAValue, index: Attribute) -> None:
+        assert isinstance(old.type, mem.BufferType) and isinstance(index, IntegerAttr)
+        made = self.add(host.ConstantOp.make(index.value.data, old.type.element_type)).results[0]
+        self.memory[old] = _argument_memory(made, old.type)
+        self.tensors[old] = made
+
+    def _bind_number(self, value: SSAValue, symbol: Attribute | None, k: int) -> None:
+        if not isinstance(symbol, ExprAttr):
+            return
+        expr = symbol.data
+        if isinstance(expr, Sym) and expr not in self.bound:
+            self._bind(expr, "value", value)
+            return
+        own = sym(f"arg{k}")
+        self._bind(own, "value", value)
+        self.add(host.AssertOp.make(own, "eq", expr, f"argument {k} must be {expr}"))
+
+    def _bind(self, symbol: Expr, kind: str, value: SSAValue, dim: int | None = None) -> None:
+        self.bound.add(symbol)
+        self.add(host.BindOp.make(symbol, kind, value, dim))
+
+    def _bind_layout(self, type: mem.BufferType, tensor: SSAValue) -> None:
+        """Bind symbols that are a plain size (or stride) of a tensor."""
+        for kind, exprs in (("size", type.dims), ("stride", type.stride_exprs)):
+            for d, expr in enumerate(exprs):
+                if isinstance(expr, Sym) and expr not in self.bound:
+                    self._bind(expr, kind, tensor, d)
+
+    def _check(self, type: mem.BufferType, tensor: SSAValue, label: str) -> None:
+        for expr in (*type.dims, *type.stride_exprs):
+            missing = free_syms(expr) - self.bound
+            if missing:
+                names = ", ".join(sorted(map(str, missing)))
+                self.fail(self.function, f"{label}: no argument binds {names} of {expr}")
+        self.add(host.layout(host.CheckOp, tensor, type.dims, type.stride_exprs, type.element_type, label=label))
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def alloc(self, op: mem.AllocOp) -> None:
+        type = op.result.type
+        assert isinstance(type, mem.BufferType)
+        bytes = (type.extent() + type.offset_expr) * element_bytes(type.element_type)
+        at = None if op.at is None else op.at.data
+        needed = free_syms(bytes) | (free_syms(at) if at is not None else frozenset())
+        if op.kind.data == "output" or needed - self._bound_at_entry():
+            if type.offset_expr is not as_expr(0):
+                self.fail(op, f"an output begins at the start of its storage, the offset is {type.offset_expr}")
+            made = self._layout(host.EmptyOutputOp, None, type, op)
+            self.memory[op.result], self.tensors[op.result] = _Memory(made, type, as_expr(0)), made
+            return
+        if at is None:
+            at = self.unplanned
+            self.unplanned = at + (bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        self.arena_ends.append(at + bytes)
+        pointer = self.add(host.ArenaPtrOp.make(at), op).results[0]
+        self.memory[op.result] = _Memory(pointer, type, as_expr(0))
+
+    def _bound_at_entry(self) -> frozenset[Expr]:
+        """Symbols that are known when the arena is taken, at the first op that needs it."""
+        if not hasattr(self, "_entry_symbols"):
+            self._entry_symbols = frozenset(self.bound)
+        return self._entry_symbols
+
+    def view(self, op: mem.ViewOp) -> None:
+        source, type = self.memory[op.input], op.result.type
+        assert isinstance(type, mem.BufferType)
+        self.memory[op.result] = _Memory(source.value, type, source.start, source.root)
+        if type == source.type and op.input in self.tensors:
+            self.tensors[op.result] = self.tensors[op.input]
+
+    def _layout(
+        self, kind: type[host.LayoutOp], source: SSAValue | None, type: mem.BufferType, origin: Operation, **rest
+    ) -> SSAValue:
+        op = host.layout(kind, source, type.dims, type.stride_exprs, type.element_type, **rest)
+        return self.add(op, origin).results[0]
+
+    def tensor(self, value: SSAValue, origin: Operation) -> SSAValue:
+        """The buffer as a tensor of torch (made where it is first needed)."""
+        found = self.tensors.get(value)
+        if found is not None:
+            return found
+        buffer = self.memory[value]
+        size = element_bytes(buffer.type.element_type)
+        offset = buffer.byte_offset() // size
+        kind = host.FromArenaOp if buffer.is_arena else host.ViewOp
+        made = self._layout(kind, buffer.value, buffer.type, origin, offset=offset)
+        self.tensors[value] = made
+        return made
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def launch(self, op: host.LaunchOp) -> None:
+        values: list[SSAValue] = []
+        offsets: list[Expr] = []
+        traffic = as_expr(0)
+        for operand in op.inputs:
+            if not isinstance(operand.type, mem.BufferType):
+                values.append(self.numbers[operand])
+                offsets.append(as_expr(0))
+                continue
+            buffer = self.memory[operand]
+            values.append(buffer.value)
+            offsets.append(buffer.byte_offset())
+            traffic = traffic + buffer.type.numel * element_bytes(buffer.type.element_type)
+        kernel = op.kernel.string_value()
+        bytes = traffic if traffic.is_const else None
+        self.add(host.LaunchOp.make(kernel, values, op.sizes.data, offsets, bytes), op)
+        self.pending_poll |= kernel in self.checked
+
+    def _poll(self) -> None:
+        if self.pending_poll:
+            self.add(host.PollOp.create())
+            self.pending_poll = False
+
+    def extern(self, op: mem.ExternOp) -> None:
+        self._poll()
+        call = op.call.data
+        outs = prop(op, "out") or ()
+        values = [self._operand(v, op) for v in op.inputs]
+        if outs:
+            self._extern_into(op, call, values, outs)
+            return
+        types = [
+            host.TensorType.get(r.type.element_type) if isinstance(r.type, mem.BufferType) else self._host_type(r)
+            for r in op.outputs
+        ]
+        made = host.ExternOp.make(call, values, types, prop(op, "mutates") or ())
+        if op.fallback is not None:
+            made.properties["fallback"] = op.fallback
+        self.add(made, op)
+        aliases = prop(op, "aliases") or [-1] * len(op.outputs)
+        for k, (old, new) in enumerate(zip(op.outputs, made.results, strict=True)):
+            self._result(op, old, new, aliased=k < len(aliases) and aliases[k] >= 0)
+
+    def _operand(self, value: SSAValue, op: Operation) -> SSAValue:
+        return self.tensor(value, op) if isinstance(value.type, mem.BufferType) else self.numbers[value]
+
+    def _result(self, op: mem.ExternOp, old: SSAValue, new: SSAValue, aliased: bool) -> None:
+        type = old.type
+        if not isinstance(type, mem.BufferType):
+            self.numbers[old] = new
+            if op.binds is not None and not _is_float_or_bool(type):
+                self._bind(sym(op.binds.data), "value", new)
+            return
+        if not old.has_uses():
+            return
+        self._bind_layout(type, new)
+        label = op.call.data.target
+        if aliased:
+            self._check(type, new, label)
+            tensor = new
+        else:
+            tensor = self._layout(host.EnsureOp, new, type, op, label=label)
+        self.memory[old] = _argument_memory(tensor, type)
+        self.tensors[old] = tensor
+
+    def _extern_into(self, op: mem.ExternOp, call: Call, values: list[SSAValue], outs: Sequence[int]) -> None:
+        """Results that go into buffers of ours: by the out overload where there is one, else by a copy."""
+        variant = out_variant(call.target)
+        if variant is not None and len(variant[1]) == len(outs):
+            target, names = variant
+            kwargs = (*call.kwargs, *((name, Arg(k)) for name, k in zip(names, outs, strict=True)))
+            self.add(host.ExternOp.make(Call(target, call.args, kwargs), values, (), outs), op)
+            return
+        types = [values[k].type for k in outs]
+        made = host.ExternOp.make(call, values, types)
+        self.add(made, op)
+        for k, result in zip(outs, made.results, strict=True):
+            copy = Call("aten.copy_.default", (Arg(0), Arg(1)))
+            self.add(host.ExternOp.make(copy, (values[k], result), (), (0,)), op)
+
+    def finish(self, op: func.ReturnOp) -> None:
+        self._poll()
+        values: list[SSAValue] = []
+        for operand in op.operands:
+            if not isinstance(operand.type, mem.BufferType):
+                values.append(self.numbers[operand])
+            elif self.memory[operand].is_arena:
+                clone = Call("aten.clone.default", (Arg(0),))
+                source = self.tensor(operand, op)
+                values.append(self.add(host.ExternOp.make(clone, (source,), (source.type,)), op).results[0])
+            else:
+                values.append(self.tensor(operand, op))
+        self.add(host.ReturnOp.make(values), op)
+
+
+def _argument_memory(value: SSAValue, type: mem.BufferType) -> _Memory:
+    """A tensor that exists already: its address is that of the first element, so the storage begins `offset` elements
+    before."""
+    return _Memory(value, type, -type.offset_expr * element_bytes(type.element_type))
+
+
+def _argument_label(attrs: dict[str, Attribute], k: int) -> str:
+    name = attrs.get("nd.name")
+    return f"argument {k}" + (f" ({name.data})" if isinstance(name, StringAttr) else "")
+
+
+def _is_float_or_bool(type: Attribute) -> bool:
+    return str(type) in ("f64", "i1")
+
+
+def _release_dead_values(program: host.ProgramOp) -> None:
+    """Put a host.release behind the last use of every tensor that is not returned; unused arguments go first."""
+    block = program.body.block
+    last: dict[SSAValue, Operation | None] = {}
+    users: dict[SSAValue, set[Operation]] = {}
+    for argument in block.args:
+        if isinstance(argument.type, (host.TensorType, host.ObjectType)):
+            last[argument] = None
+    kept: set[SSAValue] = set()
+    for op in block.ops:
+        for operand in op.operands:
+            if operand in last:
+                last[operand] = op
+                users.setdefault(operand, set()).add(op)
+        if isinstance(op, host.ReturnOp):
+            kept.update(op.operands)
+        elif not isinstance(op, host.ConstantOp):
+            last.update((r, op) for r in op.results if isinstance(r.type, (host.TensorType, host.ObjectType)))
+    dead: dict[Operation | None, list[SSAValue]] = {}
+    for value, op in last.items():
+        if value not in kept and not _consumed(value):
+            dead.setdefault(op, []).append(value)
+    first = block.first_op
+    for op, values in dead.items():
+        release = host.ReleaseOp.create(operands=values)
+        if op is not None:
+            block.insert_op_after(release, op)
+        elif first is not None:
+            block.insert_op_before(release, first)
+
+
+def _consumed(value: SSAValue) -> bool:
+    """Whether a host.ensure, its only user, takes the value over."""
+    users = [use.operation for use in value.uses]
+    return len(users) == 1 and isinstance(users[0], host.EnsureOp)
+
+
+_RULES: dict[type[Operation], Callable[[_Lowering, Operation], None]] = {
+    mem.AllocOp: _Lowering.alloc,
+    mem.ViewOp: _Lowering.view,
+    mem.ExternOp: _Lowering.extern,
+    host.LaunchOp: _Lowering.launch,
+    func.ReturnOp: _Lowering.finish,
+}  # pyright: ignore[reportAssignmentType]
+
+__all__ = ["ToHost"]
