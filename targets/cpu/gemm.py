@@ -65,7 +65,7 @@ def gemm_function(spec: GemmSpec) -> tuple[str, str]:
 
 def _entry(plan: BlockPlan, symbol: str) -> str:
     """The public function: how many threads, which grid of rectangles."""
-    f = Function(symbol, GEMM_ARGS, linkage="")
+    f = Function(symbol, GEMM_ARGS, linkage="", plain=True)
     shape = plan.shape
     context = f.alloca(len(_FIELDS), "i64")
     with f.when(f.both(f.both(f.cmp("sgt", "%m", 0), f.cmp("sgt", "%n", 0)), f.cmp("sgt", "%batches", 0))):
@@ -102,7 +102,7 @@ def _entry(plan: BlockPlan, symbol: str) -> str:
 
 def _thunk(symbol: str) -> str:
     """What every thread runs; the team may turn out smaller than was asked for."""
-    f = Function(f"{symbol}_thunk", [("ptr", "context")])
+    f = Function(f"{symbol}_thunk", [("ptr", "context")], plain=True)
     first = f.let("sext i32 " + f.let("call i32 @omp_get_thread_num()") + " to i64")
     team = f.let("sext i32 " + f.let("call i32 @omp_get_num_threads()") + " to i64")
     with f.loop(first, f.load("i64", f.at("%context", _FIELDS["slots"]), 8), team) as slot:
@@ -112,7 +112,7 @@ def _thunk(symbol: str) -> str:
 
 def _slot_function(plan: BlockPlan, symbol: str) -> str:
     """One rectangle of the grid, for its part of the batch."""
-    f = Function(f"{symbol}_slot", [("ptr", "context"), ("i64", "slot")])
+    f = Function(f"{symbol}_slot", [("ptr", "context"), ("i64", "slot")], plain=True)
     spec, shape = plan.spec, plan.shape
     types = {name: ty for ty, name in GEMM_ARGS}
     v = {name: f.load(types.get(name, "i64"), f.at("%context", offset), 8) for name, offset in _FIELDS.items()}
@@ -165,7 +165,7 @@ _DECLARATIONS = {
     "omp_get_max_threads": "declare i32 @omp_get_max_threads()",
     "omp_in_parallel": "declare i32 @omp_in_parallel()",
 }
-_INTRINSIC = re.compile(r"call (?P<result>[^@\n]+?) @(?P<name>llvm\.[\w.]+)\((?P<args>[^\n]*)\)")
+_INTRINSIC = re.compile(r"call (?:reassoc )?(?P<result>[^@\n]+?) @(?P<name>llvm\.[\w.]+)\((?P<args>[^\n]*)\)")
 _EXTERNAL = re.compile(r"@(\w+)\(")
 
 

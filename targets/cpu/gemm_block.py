@@ -84,10 +84,10 @@ class BlockPlan:
     def dot_tiles(self) -> list[tuple[int, int]]:
         """Rows and columns of the next dot-product tile by rows left."""
         if self.shape.isa.vector_bytes == 64:
-            one, two, four, eight = (1, 8), (2, 8), (4, 6), (8, 3)
-            return [one, one, two, four, four, eight, eight, eight, eight, eight]
-        one, two, four = (1, 4), (2, 4), (4, 3)
-        return [one, one, two, four, four, four, four, four, four, four]
+            one, four, eight = (1, 8), (4, 6), (8, 3)
+            return [one, one, four, four, four, eight, eight, eight, eight, eight]
+        one, four = (1, 4), (4, 3)
+        return [one, one, four, four, four, four, four, four, four, four]
 
 
 def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
@@ -142,7 +142,7 @@ class _Block:
     def __init__(self, plan: BlockPlan, symbol: str):
         self.plan, self.symbol = plan, symbol
         self.spec, self.shape = plan.spec, plan.shape
-        self.f = Function(f"{symbol}_block", BLOCK_ARGS)
+        self.f = Function(f"{symbol}_block", BLOCK_ARGS, plain=True)
 
     def text(self) -> str:
         f, plan, shape = self.f, self.plan, self.shape

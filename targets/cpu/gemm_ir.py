@@ -25,14 +25,18 @@ class Loop:
 
 
 class Function:
-    """One LLVM function under construction; `text()` gives its definition."""
+    """One LLVM function under construction; `text()` gives its definition.
 
-    def __init__(self, name: str, args: Sequence[tuple[str, str]], linkage: str = "internal"):
+    `plain` asks for LLVM's fast instruction selection: for code that runs rarely and would take long to compile.
+    """
+
+    def __init__(self, name: str, args: Sequence[tuple[str, str]], linkage: str = "internal", plain: bool = False):
         self.name = name
         self.args = [f"%{arg}" for _, arg in args]
         params = ", ".join(f"{ty} %{arg}" for ty, arg in args)
         space = f"{linkage} " if linkage else ""
-        self._header = f'define {space}void @{name}({params}) nounwind "prefer-vector-width"="512" {{'
+        attributes = "optnone noinline " if plain else ""
+        self._header = f'define {space}void @{name}({params}) {attributes}nounwind "prefer-vector-width"="512" {{'
         self._allocas: list[str] = []
         self._lines: list[str] = []
         self._count = 0

@@ -5,8 +5,6 @@ Every kernel has the same arguments (`KERNEL_ARGS`), strides in bytes, so that t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from .gemm_convert import bf16_bits_to_float, load_as, vector
 from .gemm_ir import Function, Value
 from .gemm_spec import LLVM_TYPE, Shape
@@ -90,34 +88,32 @@ def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
     chunk = lanes * shape.k_unit
     a_rows = [f.at("%a", f.mul(f.min(i, f.sub("%mr", 1)), "%ars")) for i in range(rows)]
     b_rows = [f.at("%b", f.mul(f.min(j, f.sub("%nr", 1)), "%bs")) for j in range(columns)]
-    whole = f.mul(f.div("%k", chunk), chunk)
-    cells = rows * columns
-
-    def products(sums: list[str], offset: Value, mask: str | None) -> list[Value]:
+    cells, isa_bytes = rows * columns, shape.isa.vector_bytes
+    iota = ", ".join(f"i32 {t}" for t in range(chunk))
+    with f.loop(0, "%k", chunk, [(vec, "zeroinitializer")] * cells) as body:
+        # Masked loads all the way cost next to nothing, and the body is there only once.
+        count = f.splat(f.let(f"trunc i64 {f.sub('%k', body.i)} to i32"), "i32", chunk)
+        mask = f.let(f"icmp slt <{chunk} x i32> <{iota}>, {count}")
+        offset = f.mul(body.i, shape.element)
         b = [_chunk(f, shape, f.at(row, offset), mask) for row in b_rows]
         out: list[Value] = []
         for i in range(rows):
             a = _chunk(f, shape, f.at(a_rows[i], offset), mask)
-            out += [_multiply_add(f, shape, vec, a, b[j], sums[i * columns + j]) for j in range(columns)]
-        return out
+            out += [_multiply_add(f, shape, vec, a, b[j], body.values[i * columns + j]) for j in range(columns)]
+        body.next = out
+    sums = body.results
 
-    with f.loop(0, whole, chunk, [(vec, "zeroinitializer")] * cells) as body:
-        body.next = products(body.values, f.mul(body.i, shape.element), None)
-    left = f.sub("%k", whole)
-    with f.loop(0, f.min(left, 1), 1, [(vec, value) for value in body.results]) as tail:
-        iota = ", ".join(f"i32 {t}" for t in range(chunk))
-        count = f.splat(f.let(f"trunc i64 {left} to i32"), "i32", chunk)
-        mask = f.let(f"icmp slt <{chunk} x i32> <{iota}>, {count}")
-        tail.next = products(tail.values, f.mul(whole, shape.element), mask)
-    sums = tail.results
-
+    # One small loop: unrolled shuffles would take longer to compile than all the rest of the kernel.
     padded = 1 << (columns - 1).bit_length()
-    per_vector = lanes // padded
-    sums_at = f.alloca(max(rows, per_vector) * padded, acc)
-    for first in range(0, rows, per_vector):
-        cell_of = [(first + t // padded, t % padded) for t in range(lanes)]
-        group = [sums[i * columns + j] if i < rows and j < columns else None for i, j in cell_of]
-        f.store(vec, _sum_each(f, vec, acc, group), f.at(sums_at, first * padded * shape.acc_bytes))
+    parts = f.alloca(cells * lanes, acc)
+    sums_at = f.alloca(cells + padded, acc)
+    for cell, value in enumerate(sums):
+        f.store(vec, value, f.at(parts, cell * isa_bytes))
+    with f.loop(0, cells) as cell:
+        part = f.load(vec, f.at(parts, f.mul(cell.i, isa_bytes)))
+        suffix = f"v{lanes}{shape.spec.acc}"
+        total = f.let(f"call reassoc {acc} @llvm.vector.reduce.fadd.{suffix}({acc} -0.0, {vec} {part})")
+        f.store(acc, total, f.at(sums_at, f.mul(cell.i, shape.acc_bytes)))
     iota = ", ".join(f"i32 {t}" for t in range(padded))
     count = f.splat(f.let("trunc i64 %nr to i32"), "i32", padded)
     mask = f.let(f"icmp slt <{padded} x i32> <{iota}>, {count}")
@@ -128,20 +124,16 @@ def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
         start = f.let(
             f"call {row_type} @llvm.masked.load.{suffix}(ptr align 1 {init}, <{padded} x i1> {mask}, {row_type} zeroinitializer)"
         )
-        value = f.load(row_type, f.at(sums_at, f.mul(row.i, padded * shape.acc_bytes)))
+        value = f.load(row_type, f.at(sums_at, f.mul(row.i, columns * shape.acc_bytes)))
         total = f.let(f"fadd {row_type} {start}, {value}")
         out = f.at("%c", f.mul(row.i, "%cld"))
         f.do(f"call void @llvm.masked.store.{suffix}({row_type} {total}, ptr align 1 {out}, <{padded} x i1> {mask})")
     return f.text()
 
 
-def _chunk(f: Function, shape: Shape, pointer: str, mask: str | None) -> str:
+def _chunk(f: Function, shape: Shape, pointer: str, mask: str) -> str:
     """One vector's worth of elements along K, ready to multiply; lanes outside `mask` are zero."""
     dtype, lanes = shape.spec.dtype, shape.lanes * shape.k_unit
-    if mask is None:
-        if shape.pairs:
-            return f.load(f"<{lanes} x bfloat>", pointer)
-        return load_as(f, shape.isa, dtype, shape.spec.acc, pointer, lanes)
     if dtype in ("f32", "f64"):
         ty, suffix = vector(lanes, LLVM_TYPE[dtype]), f"v{lanes}{dtype}.p0"
     else:
@@ -163,28 +155,6 @@ def _multiply_add(f: Function, shape: Shape, vec: str, a: str, b: str, c: str) -
         return fma(f, vec, a, b, c)
     wide = f"<{2 * shape.lanes} x bfloat>"
     return f.let(f"call {vec} @llvm.x86.avx512bf16.dpbf16ps.512({vec} {c}, {wide} {a}, {wide} {b})")
-
-
-def _sum_each(f: Function, vec: str, acc: str, vectors: Sequence[str | None]) -> str:
-    """A vector whose lane t is the sum over the lanes of vectors[t]; None stands for a vector that nobody asks for."""
-    lanes, stride = len(vectors), 1
-    current = list(vectors)
-    while stride < lanes:
-        out: list[str | None] = []
-        for a, b in zip(current[::2], current[1::2], strict=True):
-            if a is None:
-                out.append(None)
-            elif b is None:
-                other = f.shuffle(a, a, acc, lanes, [p ^ stride for p in range(lanes)])
-                out.append(f.let(f"fadd {vec} {a}, {other}"))
-            else:
-                low = f.shuffle(a, b, acc, lanes, [(lanes if p & stride else 0) + (p & ~stride) for p in range(lanes)])
-                high = f.shuffle(a, b, acc, lanes, [(lanes if p & stride else 0) + (p | stride) for p in range(lanes)])
-                out.append(f.let(f"fadd {vec} {low}, {high}"))
-        current = out
-        stride *= 2
-    assert current[0] is not None
-    return current[0]
 
 
 ROWS_AT_ONCE = 8

@@ -36,21 +36,28 @@ def load_across(f: Function, shape: Shape, row: str, next_row: str, lanes: int) 
     return f.let(f"or {word} {low}, {f.let(f'shl {word} {high}, {sixteen}')}")
 
 
-def transpose(f: Function, rows: list[str], ty: str) -> list[str]:
-    """Transpose a square of vectors in registers: log2(n) butterfly stages."""
-    n = len(rows)
+def transpose_lanes(f: Function, rows: list[str], ty: str, lanes: int) -> list[str]:
+    """Transpose the squares that two (f64) or four rows form in each 128-bit lane, with unpack instructions only.
+
+    Result t holds, lane after lane q, column q * len(rows) + t.
+    """
+    inner = len(rows)
     stride = 1
-    while stride < n:
-        low = [n + (k ^ stride) if k & stride else k for k in range(n)]
-        high = [n + k if k & stride else k | stride for k in range(n)]
+    while stride < inner:
+        # Interleave in pieces of `stride`: the low halves of a lane of both rows, then the high halves.
+        low = []
+        for p in range(lanes):
+            k = p % inner
+            low.append(lanes * (k // stride % 2) + p - k + k // (2 * stride) * stride + k % stride)
+        high = [k + inner // 2 for k in low]
         out = list(rows)
-        for k in range(n):
+        for k in range(inner):
             if not k & stride:
                 a, b = rows[k], rows[k + stride]
-                out[k], out[k + stride] = f.shuffle(a, b, ty, n, low), f.shuffle(a, b, ty, n, high)
+                out[k], out[k + stride] = f.shuffle(a, b, ty, lanes, low), f.shuffle(a, b, ty, lanes, high)
         rows = out
         stride *= 2
-    return rows
+    return rows if inner == 2 else [rows[k] for k in (0, 2, 1, 3)]
 
 
 def _second_row(f: Function, shape: Shape, row: str, ld: Value, k_index: Value, zeros: str) -> str:
@@ -98,33 +105,39 @@ def pack_rows(shape: Shape, name: str, zeros: str, width: int) -> str:
 
 
 def pack_b_columns(shape: Shape, name: str) -> str:
-    """`name(src, ld, k, n, dst)` for B stored [N, K]: squares are transposed in registers; columns beyond n repeat the last one."""
+    """`name(src, ld, k, n, dst)` for B stored [N, K]: squares are transposed in registers; columns beyond n repeat the last."""
     f = Function(name, [("ptr", "src"), ("i64", "ld"), ("i64", "k"), ("i64", "n"), ("ptr", "dst")])
     lanes, unit = shape.lanes, unit_type(shape)
+    inner = min(lanes, 2 if unit == "double" else 4)
+    row_bytes = shape.width * shape.packed_bytes
     units = f.div("%k", shape.k_unit)
     whole = f.mul(f.div(units, lanes), lanes)
     unit_bytes = shape.element * shape.k_unit
     last = f.sub("%n", 1)
     with f.loop(0, shape.width, lanes) as group:
-        rows = [f.at("%src", f.mul(f.min(f.add(group.i, r), last), "%ld")) for r in range(lanes)]
-        out = f.at("%dst", f.mul(group.i, shape.packed_bytes))
         with f.loop(0, whole, lanes) as step:
-            offset = f.mul(step.i, unit_bytes)
-            square = [load_units(f, shape, f.at(row, offset), lanes) for row in rows]
-            for t, value in enumerate(transpose(f, square, unit)):
-                place = f.mul(f.add(step.i, t), shape.width * shape.packed_bytes)
-                f.store(vector(lanes, unit), value, f.at(out, place))
-        with f.loop(whole, f.ceil_div("%k", shape.k_unit)) as step, f.loop(0, lanes) as r:
-            row = f.at("%src", f.mul(f.min(f.add(group.i, r.i), last), "%ld"))
-            source = f.at(row, f.mul(step.i, unit_bytes))
-            place = f.add(f.mul(step.i, shape.width * shape.packed_bytes), f.mul(r.i, shape.packed_bytes))
+            source = f.at("%src", f.mul(step.i, unit_bytes))
+            place = f.at("%dst", f.mul(step.i, row_bytes))
+            with f.loop(group.i, f.add(group.i, lanes), inner) as column:
+                rows = [f.at(source, f.mul(f.min(f.add(column.i, r), last), "%ld")) for r in range(inner)]
+                rows = [load_units(f, shape, row, lanes) for row in rows]
+                out = f.at(place, f.mul(column.i, shape.packed_bytes))
+                for t, value in enumerate(transpose_lanes(f, rows, unit, lanes)):
+                    for q in range(0, lanes, inner):
+                        piece = value
+                        if lanes > inner:
+                            piece = f.shuffle(value, value, unit, lanes, range(q, q + inner))
+                        f.store(vector(inner, unit), piece, f.at(out, (q + t) * row_bytes))
+        with f.loop(whole, f.ceil_div("%k", shape.k_unit)) as step, f.loop(group.i, f.add(group.i, lanes)) as column:
+            source = f.at(f.at("%src", f.mul(f.min(column.i, last), "%ld")), f.mul(step.i, unit_bytes))
+            out = f.at(f.at("%dst", f.mul(step.i, row_bytes)), f.mul(column.i, shape.packed_bytes))
             if shape.pairs:
                 with f.choose(f.cmp("slt", step.i, units)) as branch:
-                    f.store(unit, f.load("i32", source), f.at(out, place))
+                    f.store(unit, f.load("i32", source), out)
                     branch.otherwise()
-                    f.store(unit, f.let(f"zext i16 {f.load('i16', source)} to i32"), f.at(out, place))
+                    f.store(unit, f.let(f"zext i16 {f.load('i16', source)} to i32"), out)
             else:
-                f.store(unit, load_units(f, shape, source, 1), f.at(out, place))
+                f.store(unit, load_units(f, shape, source, 1), out)
     return f.text()
 
 
