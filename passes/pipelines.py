@@ -19,7 +19,7 @@ from .pipeline_text import Element, Option, Value, build_pass, parse_text
 
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
-        "nd": ("nd-canonicalize",),
+        "nd": ("nd-canonicalize", "nd-sink-cat"),
         "loop": ("nd-to-loop", "loop-fuse", "loop-schedule"),
         "mem": ("loop-to-mem", "mem-plan"),
         "cpu": ("mem-to-cpu",),

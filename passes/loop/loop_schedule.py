@@ -1,0 +1,414 @@
+"""loop-schedule: how each nest runs on a CPU: which loop runs along the vector lanes, how wide, blocked or not, on threads or not.
+
+The choice is written on the nest as a dictionary, `schedule`, and on the loops inside as `vector` and `lanes`; a user may edit either and
+run the rest of the pipeline (docs/schedule.md). A nest without a schedule gets the default of `choose` when mem-to-cpu meets it.
+The cost model counts, per element, vector loads and stores by how the address moves from lane to lane, and arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, IntegerType, ModuleOp, StringAttr, f64, i64
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import ZERO, Expr, evaluate, free_dims, free_syms, linear_coeff, sym
+from ...dialects.expr_ranges import Range, RangeEnv
+from ...dialects.nd_types import RangeAttr, element_bytes
+from ..manager import Pass
+from .nest_access import Access, Loop, NestAccess, Node
+
+DEFAULT_HINT = 64
+LANES = (64, 32, 16, 8, 4)
+NS_PER_UNIT = 0.3
+"""Time of one operation on 16 lanes of 32 bits, data in the nearest cache."""
+SERIAL_NS = 4000.0
+"""Work below this is not worth a second thread."""
+
+
+@dataclass
+class Schedule:
+    """How a nest runs. `style`: "lanes" (a loop of the nest along the lanes), "inner" (the loops inside each choose), "tile" (square
+    tiles transposed in registers, lanes along `vector`, rows along `tile`)."""
+
+    style: str
+    vector: Loop | None = None
+    tile: Loop | None = None
+    lanes: int = 64
+    inner: dict[Node, tuple[Loop, int] | None] = field(default_factory=dict)
+    parallel: bool = True
+    cost: float = 0.0
+    serial: frozenset[Expr] = frozenset()
+    """Dimensions whose iterations may write the same element: neither threads nor lanes."""
+
+
+def symbol_facts(module: Operation | None) -> tuple[RangeEnv, dict[Expr, int]]:
+    """Ranges and typical values of the size symbols of a module (attribute nd.symbols)."""
+    table = module.attributes.get("nd.symbols") if module is not None else None
+    ranges: dict[Expr, Range] = {}
+    hints: dict[Expr, int] = {}
+    if isinstance(table, DictionaryAttr):
+        for name, value in table.data.items():
+            if isinstance(value, RangeAttr):
+                low, high, hint = value.bounds
+                ranges[sym(name)] = Range(low, high)
+                hints[sym(name)] = max(1, hint)
+    return RangeEnv(ranges), hints
+
+
+# ---- cost
+
+
+class Cost:
+    """The cost model over one nest; sizes that are symbols count with their hints."""
+
+    def __init__(self, info: NestAccess, hints: Mapping[Expr, int]):
+        self.info = info
+        self.hints = hints
+        self.varying: dict[Expr, frozenset[Expr]] = {}
+        self._weights: dict[Node, tuple[int, int]] = {}
+
+    def size(self, e: Expr) -> int:
+        if e.value is not None:
+            return e.value
+        known = {s: self.hints.get(s, DEFAULT_HINT) for s in free_syms(e)}
+        return max(1, evaluate(e, known))
+
+    def trips(self, loops: Sequence[Loop]) -> float:
+        total = 1.0
+        for one in loops:
+            total *= max(1, self.size(one.size))
+        return total
+
+    def roots(self, e: Expr) -> frozenset[Expr]:
+        """The loop dimensions that `e` depends on, through loaded indices too."""
+        found: set[Expr] = set()
+        for d in free_dims(e):
+            value = self.info.opaque.get(d)
+            if value is None:
+                found.add(d)
+            else:
+                if d not in self.varying:
+                    self.varying[d] = self._value_roots(value)
+                found |= self.varying[d]
+        return frozenset(found)
+
+    def _value_roots(self, value: SSAValue) -> frozenset[Expr]:
+        """The loop dimensions that a computed value depends on."""
+        found: set[Expr] = set()
+        todo, seen = [value], set()
+        while todo:
+            v = todo.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            access = self.info.access.get(v.owner) if isinstance(v.owner, Operation) else None
+            if access is not None:
+                found |= self.roots(access.offset)
+            e = self.info.exprs.get(v)
+            if e is not None and e not in self.info.opaque:
+                found |= self.roots(e)
+            elif isinstance(v.owner, Operation):
+                todo += v.owner.operands
+        return frozenset(found)
+
+    def access(self, access: Access, lanes_dim: Expr, width: int, mode_serial: bool) -> float:
+        """Cost for each lane-element of one access when `lanes_dim` runs along the lanes; a unit is an op on 16 lanes of 32 bits."""
+        size = element_bytes(access.dtype)
+        unit = max(1.0, size / 4) / 16 if size >= 4 else 0.75 / 16
+        roots = self.roots(access.offset)
+        if lanes_dim not in roots:
+            return 0.1 / 16 if not access.is_store else 1.0 / 16
+        if mode_serial:
+            return 2.0
+        own = free_dims(access.offset)
+        stride = linear_coeff(access.offset, lanes_dim) if lanes_dim in own else None
+        if any(d in self.info.opaque and lanes_dim in self.roots(d) for d in own):
+            stride = None
+        if stride is None:
+            return 1.5 if access.is_store else 0.9
+        if stride.value == 1:
+            return unit * (2 if access.is_store else 1)
+        if stride.value == 2 and not access.is_store:
+            return unit * 3
+        if stride.value == -1 and not access.is_store:
+            return unit * 2
+        return 1.5 if access.is_store else 0.8
+
+    def node(self, node: Node, lanes: Expr | None, width: int, size: int) -> float:
+        """Cost of one run of the body of `node`, all inside included, for one lane-element (or for one run, without lanes)."""
+        if lanes is None:
+            total = 0.7 * len(node.accesses) + 0.3 * node.num_ops
+            for child in node.children:
+                total += self.best(child)[0]
+            return total
+        # a vector is never narrower than 4 lanes in effect, and the rest of the last one idles
+        idle = max(1.0, 8 / max(1, size))
+        total = node.num_ops * idle / 16
+        for access in node.accesses:
+            total += idle * self.access(access, lanes, width, access.mode != "set" and not self.injective(access, lanes))
+        for child in node.children:
+            total += self.trips(child.loops) * self.node(child, lanes, width, size)
+        return total
+
+    def injective(self, access: Access, d: Expr) -> bool:
+        """Whether different indices of loop `d` surely write different elements."""
+        own = free_dims(access.offset)
+        if d not in own or any(d in self.roots(o) for o in own if o in self.info.opaque):
+            return False
+        stride = linear_coeff(access.offset, d)
+        return stride is not None and stride is not ZERO
+
+    def best(self, node: Node) -> tuple[float, dict[Node, tuple[Loop, int] | None]]:
+        """The cheapest way to run an inner loop op from scalar code: one of its loops along the lanes, or none."""
+        sequential = isinstance(node.op, loop.ForOp) and node.op.sequential is not None
+        scan = isinstance(node.op, loop.ScanOp)
+        trips = self.trips(node.loops)
+        children = {child: self.best(child) for child in node.children}
+        cost = trips * (0.7 * len(node.accesses) + 0.3 * node.num_ops + sum(c for c, _ in children.values()) + 0.5)
+        choice: dict[Node, tuple[Loop, int] | None] = {node: None}
+        for _, inner in children.values():
+            choice.update(inner)
+        given = _given_loop(node)
+        for one in node.loops:
+            if sequential or given is False or (given is not None and one is not given):
+                continue
+            if any(self._meets(node, one.dim)):
+                continue
+            size = self.size(one.size)
+            if size < 2:
+                continue
+            width = self.lanes(node, one)
+            found = trips * self.node(node, one.dim, width, size)
+            found += 24 * trips / size if isinstance(node.op, loop.ReduceOp) else 0
+            found *= 2 if scan else 1
+            if found < cost or given is one:
+                cost, choice = found, {node: (one, width)}
+        return cost, choice
+
+    def _meets(self, node: Node, d: Expr) -> list[bool]:
+        return [True for a in node.all_accesses() if a.mode != "set" and not self.injective(a, d)]
+
+    def lanes(self, node: Node, one: Loop) -> int:
+        """How many lanes: four registers of the usual type, fewer where many or wide values are alive at once."""
+        given = node.op.attributes.get("lanes")
+        if isinstance(given, IntegerAttr):
+            return given.value.data
+        widest, alive = self.weight(node)
+        lanes = 64 if widest <= 4 else 32
+        if alive > 12:
+            lanes //= 4
+        elif alive > 7:
+            lanes //= 2
+        if one.size.value is not None:
+            while lanes > 4 and lanes // 2 >= one.size.value:
+                lanes //= 2
+        return max(4, lanes)
+
+    def weight(self, node: Node) -> tuple[int, int]:
+        """(bytes of the widest value, most values alive at once) in the bodies of `node`."""
+        found = self._weights.get(node)
+        if found is None:
+            found = self._weights[node] = _weight(node.op, self.info)
+        return found
+
+
+def _weight(op: Operation, info: NestAccess) -> tuple[int, int]:
+    widest, most = 4, 0
+    for region in op.regions:
+        for block in region.blocks:
+            alive: set[SSAValue] = set()
+            for inner in reversed(list(block.ops)):
+                for result in inner.results:
+                    alive.discard(result)
+                if inner.regions:
+                    w, m = _weight(inner, info)
+                    widest, most = max(widest, w), max(most, m + len(alive))
+                if isinstance(inner, loop.IndexOp):
+                    continue
+                for value in (*inner.operands, *inner.results):
+                    t = value.type
+                    if t == f64 or (isinstance(t, IntegerType) and t.width.data == 64 and value not in info.exprs):
+                        widest = 8
+                for operand in inner.operands:
+                    owner = operand.owner
+                    if isinstance(owner, Operation) and owner.parent is block and operand not in info.exprs:
+                        alive.add(operand)
+                most = max(most, len(alive))
+    return widest, most
+
+
+# ---- choosing
+
+
+def _given_loop(node: Node) -> Loop | bool | None:
+    """The loop that the IR names for the lanes (attribute `vector`), False for "none", None where nothing is said."""
+    attr = node.op.attributes.get("vector")
+    if isinstance(attr, StringAttr) and attr.data == "none":
+        return False
+    if isinstance(attr, IntegerAttr):
+        return _loop_at(node, attr.value.data)
+    return None
+
+
+def _loop_at(node: Node, position: int) -> Loop | None:
+    """The innermost piece of the loop at `position` of the op."""
+    for one in reversed(node.loops):
+        if position in one.positions:
+            return one
+    return None
+
+
+def serial_dims(cost: Cost) -> frozenset[Expr]:
+    """Dimensions of the nest's loops whose iterations may combine into the same element."""
+    found: set[Expr] = set()
+    for access in cost.info.root.all_accesses():
+        if access.mode != "set":
+            found |= {one.dim for one in cost.info.root.loops if not cost.injective(access, one.dim)}
+    return frozenset(found)
+
+
+def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Schedule:
+    """The schedule of a nest: what its attributes say, the cheapest where they are silent."""
+    cost = Cost(info, hints)
+    root = info.root
+    given = info.nest.properties.get("schedule")
+    table: Mapping[str, Attribute] = given.data if isinstance(given, DictionaryAttr) else {}
+    serial = serial_dims(cost)
+    trips = cost.trips(root.loops)
+    best = Schedule("inner", cost=trips * cost.node(root, None, 0, 1), serial=serial)
+    for child in root.children:
+        best.inner.update(cost.best(child)[1])
+    wanted = table.get("vector")
+    candidates: list[Schedule] = []
+    for one in root.loops:
+        if one.dim in serial or cost.size(one.size) < 2:
+            continue
+        width = cost.lanes(root, one)
+        if root.children and isinstance(width, int) and width == 64:
+            width = _column_lanes(root, one, cost)
+        total = trips * cost.node(root, one.dim, width, cost.size(one.size))
+        candidates.append(Schedule("lanes", one, None, width, cost=total, serial=serial))
+    candidates += _tiles(cost, serial, trips)
+    if isinstance(wanted, IntegerAttr):
+        named = _loop_at(root, wanted.value.data)
+        tile = table.get("tile")
+        rows = _loop_at(root, tile.value.data) if isinstance(tile, IntegerAttr) else None
+        candidates = [c for c in candidates if c.vector is named and c.tile is rows] or candidates
+        best = min(candidates, key=lambda c: c.cost, default=best)
+    elif not (isinstance(wanted, StringAttr) and wanted.data == "inner"):
+        best = min([best, *candidates], key=lambda c: c.cost)
+    lanes = table.get("lanes")
+    if isinstance(lanes, IntegerAttr):
+        best.lanes = lanes.value.data
+    threads = table.get("parallel")
+    if isinstance(threads, IntegerAttr):
+        best.parallel = bool(threads.value.data)
+    else:
+        free = [one for one in root.loops if one.dim not in serial]
+        best.parallel = bool(free) and best.cost * NS_PER_UNIT >= 2 * SERIAL_NS
+    return best
+
+
+def _column_lanes(root: Node, one: Loop, cost: Cost) -> int:
+    """Lanes of a reduction along other loops: wide, so that a row of accumulators uses whole cache lines."""
+    heavy = sum(n.num_ops for n in root.walk()) > 12
+    if any(isinstance(n.op, loop.ReduceOp) and cost.trips(n.loops) > 32 for n in root.walk()) and not heavy:
+        size = one.size.value
+        return 128 if size is None or size >= 128 else 64
+    return 64
+
+
+def _tiles(cost: Cost, serial: frozenset[Expr], trips: float) -> list[Schedule]:
+    """Tiles for a nest without inner loops in which two loops each are the fastest of some accesses."""
+    root = cost.info.root
+    if root.children or any(a.mode != "set" or a.op.properties.get("masked") is not None for a in root.accesses):
+        return []
+    fastest: dict[Expr, int] = {}
+    for access in root.accesses:
+        if free_dims(access.offset) & cost.info.opaque.keys():
+            return []
+        for one in root.loops:
+            stride = linear_coeff(access.offset, one.dim)
+            if stride is None:
+                return []
+            if stride.value == 1:
+                fastest[one.dim] = fastest.get(one.dim, 0) + 1
+    loops = [one for one in root.loops if one.dim in fastest and cost.size(one.size) >= 16 and one.dim not in serial]
+    found: list[Schedule] = []
+    for lanes in loops:
+        for rows in loops:
+            if lanes is rows or not _tiles_well(cost, lanes, rows):
+                continue
+            total = trips * (root.num_ops / 16)
+            for access in root.accesses:
+                stride = linear_coeff(access.offset, rows.dim)
+                total += trips * (0.25 if stride is not None and stride.value == 1 else 0.09)
+            found.append(Schedule("tile", lanes, rows, 16, cost=total, serial=serial))
+    return found
+
+
+def _tiles_well(cost: Cost, lanes: Loop, rows: Loop) -> bool:
+    """Whether every access is along the lanes, along the rows, or the same along one of them."""
+    crossed = False
+    for access in cost.info.root.accesses:
+        a, b = linear_coeff(access.offset, lanes.dim), linear_coeff(access.offset, rows.dim)
+        assert a is not None and b is not None
+        if element_bytes(access.dtype) not in (1, 2, 4):
+            return False
+        if b.value == 1 and a.value not in (0, 1):
+            crossed = True
+        elif a.value not in (0, 1) and b.value != 0:
+            return False
+        elif a.value not in (0, 1):
+            return False
+    return crossed
+
+
+# ---- the pass
+
+
+def describe(schedule: Schedule) -> DictionaryAttr:
+    """The schedule as the attribute of the nest."""
+    table: dict[str, Attribute] = {}
+    if schedule.vector is not None:
+        table["vector"] = IntegerAttr(schedule.vector.positions[-1], i64)
+        table["lanes"] = IntegerAttr(schedule.lanes, i64)
+    else:
+        table["vector"] = StringAttr("inner")
+    if schedule.tile is not None:
+        table["tile"] = IntegerAttr(schedule.tile.positions[-1], i64)
+    table["parallel"] = IntegerAttr(int(schedule.parallel), IntegerType(1))
+    return DictionaryAttr(table)
+
+
+def annotate(nest: loop.NestOp, schedule: Schedule) -> None:
+    """Write a schedule on a nest and the loops in it."""
+    nest.properties["schedule"] = describe(schedule)
+    for node, choice in schedule.inner.items():
+        if choice is None:
+            node.op.attributes["vector"] = StringAttr("none")
+        else:
+            node.op.attributes["vector"] = IntegerAttr(choice[0].positions[-1], i64)
+            node.op.attributes["lanes"] = IntegerAttr(choice[1], i64)
+
+
+@dataclass(frozen=True)
+class LoopSchedule(Pass):
+    """Chooses vector loop, lanes, tiles and threads of each nest and writes them on it as attributes."""
+
+    name = "loop-schedule"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, hints = symbol_facts(op)
+        for nest in [n for n in op.walk() if isinstance(n, loop.NestOp)]:
+            if nest.schedule is not None:
+                continue
+            schedule = choose(NestAccess(nest, symbols), hints)
+            annotate(nest, schedule)
+            self.statistic(f"num-{schedule.style}")
+            if self.remarks_wanted:
+                self.remark(nest, f"runs as '{schedule.style}', estimated {schedule.cost * NS_PER_UNIT / 1000:.1f} us", "analysis")
