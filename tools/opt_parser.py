@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from collections import defaultdict
 from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import UNKNOWN_LOC, FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnregisteredOp
 from xdsl.ir import Block, Operation
-from xdsl.parser import Parser
+from xdsl.parser import AttrParser, Parser, ParserState
 from xdsl.utils.exceptions import (
     DiagnosticException,
     MultipleSpansParseError,
     ParseError,
     UnregisteredConstructException,
 )
-from xdsl.utils.mlir_lexer import MLIRTokenKind
+from xdsl.utils.lexer import Input
+from xdsl.utils.mlir_lexer import MLIRLexer, MLIRTokenKind
 
 from ..errors import StepwellError
 from ..passes.errors import did_you_mean
@@ -32,6 +35,12 @@ class SyntaxProblem(StepwellError):
         self.message = message
 
 
+class _Lexer(MLIRLexer):
+    """xDSL's lexer; its pattern for strings takes exponential time on one that is never closed."""
+
+    _unescaped_characters_regex = re.compile(r'"(?:[^"\\\n\v\f]++|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"')
+
+
 class IRParser(Parser):
     """xDSL's parser that gives operations without a ``loc(...)`` of their own the place in the file, and reads footers.
 
@@ -39,7 +48,12 @@ class IRParser(Parser):
     """
 
     def __init__(self, ctx: Context, text: str, name: str) -> None:
-        super().__init__(ctx, text, name)
+        # Parser.__init__ with another lexer.
+        AttrParser.__init__(self, ParserState(_Lexer(Input(text, name))), ctx)
+        self.ssa_values = {}
+        self.blocks = {}
+        self.forward_block_references = defaultdict(list)
+        self.forward_ssa_references = {}
         self.resources: dict[str, dict[str, Any]] = {}
         self._text = text
         self._name = StringAttr(name)

@@ -1,6 +1,6 @@
 """A pass of your own: erf(x) becomes tanh(x * (1.12838 + 0.100911 * x**2)), the polynomial of the "tanh" GELU.
 
-The error is below 5e-4.  Load it in a program with ``import approximate_erf`` before the first call of a compiled model,
+The error is below 5e-4.  Load it in a program with ``import approximate_erf`` before a compiled model is first called,
 or in opt-tool with ``--load-module approximate_erf.py``.
 """
 

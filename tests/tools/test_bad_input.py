@@ -49,6 +49,7 @@ SYNTAX = [
     ("attribute without a value", "func.func @f() attributes {a = } {\n}", "1:32: error: attribute expected"),
     ("alias defined twice", "#x = 1 : i32\n#x = 2 : i32", "2:4: error: re-declaration of alias '#x'"),
     ("unclosed string", 'func.func @f() { "x', "1:18: error: End of file reached before closing string literal."),
+    ("long unclosed string", '"' + "x" * 60 + "\n" + FUNC, "1:1: error: End of file reached before closing string literal."),
     ("bad character", FUNC + "`", "4:1: error: Unexpected character: `"),
     ("constant out of range", "%a = arith.constant 300 : i8", "1:29: error: Integer value 300 is out of range for type i8 which supports values in the range [-128, 256)"),
     ("unknown footer", FUNC + "{-# foo: {} #-}", "4:10: error: got an unexpected key in file metadata: foo"),
