@@ -178,6 +178,8 @@ class ModuleText:
         """The attribute group `#0` that every function of the module carries."""
         target = self.target
         parts = ["nounwind", f'"target-cpu"="{target.cpu}"', f'"target-features"="{target.features}"']
+        # Only divisions that allow it (Code.quotient in math.py) use the approximate reciprocal.
+        parts.append('"reciprocal-estimates"="divf:1,vec-divf:1"')
         if target.has("avx512"):
             parts += ['"prefer-vector-width"="512"', '"min-legal-vector-width"="512"']
         return f"attributes #0 = {{ {' '.join(parts)} }}"
