@@ -382,7 +382,7 @@ class _Emitter:
         entry, size = self.entry, self.program.arena
         entry.uses_arena = True
         bytes = "64" if size is None else entry.call("llvm.smax.i64", entry.size(size.data), "64")
-        block = entry.call("stepwell_arena_acquire", f"@{ARENA}", bytes)
+        block = entry.call("stepwell_arena_acquire", entry.load(f"@{ARENA}"), bytes)
         entry.do(f"store ptr {block}, ptr %arena")
         entry.fail_if(entry.let(f"icmp eq ptr {block}, null"), "memory")
 

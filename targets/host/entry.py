@@ -270,7 +270,7 @@ class Entry(FunctionText):
     def _drop_everything(self) -> None:
         self.call("stepwell_drop", "%objects", str(self.objects), "%handles", str(self.handles))
         if self.uses_arena:
-            self.call("stepwell_arena_release", f"@{ARENA}", self.load("%arena"))
+            self.call("stepwell_arena_release", self.load(f"@{ARENA}"), self.load("%arena"))
         if self.guards_grad_mode:
             # the flag is 0 or 1, and off is what it is now
             self.call("aoti_torch_grad_mode_set_enabled", self.load("%grad", "i8"))
@@ -330,4 +330,4 @@ class Entry(FunctionText):
         signature = f"define ptr @{SYMBOL}(ptr %self, ptr %args, i64 %given) #0 {{"
         self.module.functions.append("\n".join([signature, "entry:", *head, *self.lines, "}", ""]))
         self.module.globals.append(f"@{OBJECTS} = global [{max(1, len(self.items.items))} x ptr] zeroinitializer")
-        self.module.globals.append(f"@{ARENA} = global [3 x i64] zeroinitializer")
+        self.module.globals.append(f"@{ARENA} = global ptr null")

@@ -149,11 +149,13 @@ class _Keep:
         self.library = library
         self.objects = objects
         self.method: _MethodDef | None = None
-        self._arena = library.address(ARENA)
+        # not in the library: when all this dies in one cycle, the library may be unloaded before __del__ runs
+        self._arena = (ctypes.c_int64 * 3)()
+        ctypes.c_void_p.from_address(library.address(ARENA)).value = ctypes.addressof(self._arena)
         self._free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(entry_symbols()["stepwell_pool_free"])
 
     def __del__(self) -> None:
-        base = _words(self._arena, 3)[1]
+        base = self._arena[1]
         if base:
             self._free(base)
 

@@ -42,6 +42,9 @@ class _Writer:
         for k, arg in enumerate(block.args):
             if isinstance(arg.type, host.TensorType):
                 self.do(f"rt.tensor(a{k}, {k})")
+            elif host.is_number(arg.type):
+                convert = {"d": "float", "b": "bool", "i": "int"}[_number_kind(arg.type)]
+                self.do(f"a{k} = {convert}(a{k})")
         for op in block.ops:
             _RULES[type(op)](self, op)
         return "\n".join(self.lines) + "\n"
