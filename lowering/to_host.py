@@ -309,7 +309,7 @@ class _Lowering:
             if op.binds is not None and not _is_float_or_bool(type):
                 self._bind(sym(op.binds.data), "value", new)
             return
-        if not old.has_uses():
+        if old.first_use is None:
             return
         self._bind_layout(type, new)
         label = op.call.data.target

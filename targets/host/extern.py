@@ -359,7 +359,7 @@ def _python_results(emitter: _Emitter, op: host.ExternOp, made: str) -> None:
         return
     slot = entry.keep_object(made)
     for k, result in enumerate(op.results):
-        if result.has_uses():
+        if result.first_use is not None:
             item = entry.call("PySequence_GetItem", made, str(k))
             _define(emitter, result, entry.require_object(item))
         else:
