@@ -30,7 +30,7 @@ from ...dialects.expr import (
     linear_coeff,
     strides_contiguous,
 )
-from ...dialects.expr_core import children
+from ...dialects.expr_walk import children
 from ...dialects.expr_ranges import Range, RangeEnv, simplify
 
 _MAX_SPLITS = 6
@@ -129,13 +129,14 @@ class NestAccess:
         """An index value as an expression (an opaque dimension where it was computed or loaded)."""
         found = self.exprs.get(value)
         if found is None:
-            found = self.exprs[value] = self._new_dim(Range())
+            found = self.exprs[value] = self.new_dim(Range())
             self.opaque[found] = value
         return found
 
     # ---- reading the IR
 
-    def _new_dim(self, known: Range) -> Dim:
+    def new_dim(self, known: Range) -> Dim:
+        """A dimension of its own, of which `known` is known."""
         d = dim(self._count)
         self._count += 1
         self._known[d] = known
@@ -143,7 +144,7 @@ class NestAccess:
 
     def _node(self, op: Operation, parent: Node | None) -> Node:
         assert isinstance(op, loop.LoopLike)
-        loops = [Loop(self._new_dim(Range.of_size(s)), s, (k,)) for k, s in enumerate(op.loop_sizes)]
+        loops = [Loop(self.new_dim(Range.of_size(s)), s, (k,)) for k, s in enumerate(op.loop_sizes)]
         node = self.nodes[op] = Node(op, loops, parent)
         for region in op.regions:
             for block in region.blocks:
@@ -166,7 +167,7 @@ class NestAccess:
                 self.exprs[op.result] = dims_subs(op.expression, [self.expr(v) for v in op.args])
                 node.values.append(op.result)
             elif isinstance(op, loop.BoundOp):
-                d = self.exprs[op.result] = self._new_dim(Range.of_size(op.size.data))
+                d = self.exprs[op.result] = self.new_dim(Range.of_size(op.size.data))
                 self.opaque[d] = op.result
                 node.num_ops += 2
             elif isinstance(op, loop.LoopLike):
@@ -263,7 +264,7 @@ class NestAccess:
                     inner = Loop(one.dim, size, one.positions)
                     count = exact_quotient(one.size, size)
                     assert count is not None
-                    outer = Loop(self._new_dim(Range.of_size(count)), count, one.positions)
+                    outer = Loop(self.new_dim(Range.of_size(count)), count, one.positions)
                     node.loops[k : k + 1] = [outer, inner]
                     self._known[inner.dim] = Range.of_size(size)
                     self._substitute({one.dim: outer.dim * size + inner.dim})

@@ -1,0 +1,335 @@
+"""Body ops, one by one: `arith`, `math` and `loop` scalars as scalars or vectors, by a table from op class to function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xdsl.dialects import arith
+from xdsl.dialects import math as mlir_math
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, f32, i1, i32, i64
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from ...dialects import cpu, loop
+from ...dialects.cpu_types import lanes_of, like, vec
+from ...dialects.cpu_vector import MATH_FUNCTIONS
+from .builder import cpu_kind
+from .memory import lower_load, lower_store
+from .state import State, scalar_type
+
+Rule = Callable[[State, Operation], None]
+
+CMPI = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
+CMPF = ("false", "oeq", "ogt", "oge", "olt", "ole", "one", "ord", "ueq", "ugt", "uge", "ult", "ule", "une", "uno", "true")
+
+
+class UnsupportedBody(Exception):
+    """A body op that the CPU target has no code for; the message names it."""
+
+
+def elementwise(s: State, op: Operation) -> None:
+    """An op that works lane by lane: the same op on vectors where an operand is one."""
+    result = op.results[0]
+    operands = [s.get(v) for v in op.operands]
+    lanes = max(map(lanes_of, (v.type for v in operands)))
+    if lanes:
+        operands = [s.b.splat(v, lanes) for v in operands]
+    dtype = scalar_type(result.type)
+    s.values[result] = s.b.pure(type(op), tuple(operands), vec(lanes, dtype) if lanes else dtype, op.properties)
+
+
+def logic(s: State, op: Operation) -> None:
+    """andi, ori, xori: decided where conditions are known."""
+    a, b = op.operands
+    if a.type == i1:
+        x, y = s.known(a), s.known(b)
+        if x is not None or y is not None:
+            other = b if x is not None else a
+            constant = x if x is not None else y
+            found = s.values.get(other)
+            rest: SSAValue | bool = found if found is not None else s.get(other)
+            if isinstance(op, arith.AndIOp):
+                s.values[op.results[0]] = rest if constant else False
+            elif isinstance(op, arith.OrIOp):
+                s.values[op.results[0]] = True if constant else rest
+            else:
+                s.values[op.results[0]] = s.invert(rest) if constant else rest
+            return
+    elementwise(s, op)
+
+
+def constant(s: State, op: Operation) -> None:
+    """arith.constant."""
+    assert isinstance(op, arith.ConstantOp)
+    attr = op.value
+    if op.result.type == i1:
+        assert isinstance(attr, IntegerAttr)
+        s.values[op.result] = bool(attr.value.data)
+    elif isinstance(attr, FloatAttr):
+        s.values[op.result] = s.b.constant(attr)
+    else:
+        assert isinstance(attr, IntegerAttr)
+        # an integer is an index expression until somebody wants the number
+
+
+def compare_integers(s: State, op: Operation) -> None:
+    """arith.cmpi; of index expressions symbolically."""
+    assert isinstance(op, arith.CmpiOp)
+    predicate = CMPI[op.predicate.value.data]
+    a, b = op.lhs, op.rhs
+    if s.is_index(a) and s.is_index(b) and (predicate[0] != "u"):
+        x, y = s.expr(a), s.expr(b)
+        found: SSAValue | bool
+        if predicate in ("eq", "ne"):
+            found = s.is_zero(x - y)
+            found = s.invert(found) if predicate == "ne" else found
+        else:
+            less = {"slt": x - y, "sge": x - y, "sgt": y - x, "sle": y - x}[predicate]
+            found = s.negative(less)
+            found = s.invert(found) if predicate in ("sge", "sle") else found
+        s.values[op.result] = found
+        return
+    x, y = s.get(a), s.get(b)
+    lanes = max(lanes_of(x.type), lanes_of(y.type))
+    s.values[op.result] = s.b.cmpi(predicate, s.b.splat(x, lanes), s.b.splat(y, lanes))
+
+
+def compare_floats(s: State, op: Operation) -> None:
+    """arith.cmpf."""
+    assert isinstance(op, arith.CmpfOp)
+    predicate = CMPF[op.predicate.value.data]
+    x, y = s.get(op.lhs), s.get(op.rhs)
+    lanes = max(lanes_of(x.type), lanes_of(y.type))
+    x, y = s.b.splat(x, lanes), s.b.splat(y, lanes)
+    kind: dict[str, Attribute] = {"kind": cpu_kind(predicate)}
+    s.values[op.result] = s.b.pure(cpu.CmpFOp, (x, y), like(x.type, i1), kind, predicate)
+
+
+def select(s: State, op: Operation) -> None:
+    """arith.select."""
+    condition, a, b = op.operands
+    known = s.known(condition)
+    if known is not None:
+        chosen = a if known else b
+        s.values[op.results[0]] = s.values.get(chosen, None) or s.get(chosen)
+        return
+    c, x, y = s.get(condition), s.get(a), s.get(b)
+    lanes = max(map(lanes_of, (c.type, x.type, y.type)))
+    s.values[op.results[0]] = s.b.select(s.b.splat(c, lanes), s.b.splat(x, lanes), s.b.splat(y, lanes))
+
+
+def cast(kind: str) -> Rule:
+    """A cast of `arith` as the cast of `cpu` of that name."""
+
+    def rule(s: State, op: Operation) -> None:
+        source, result = op.operands[0], op.results[0]
+        if kind == "sitofp" and s.is_index(source):
+            e = s.expr(source)
+            number = s.number(e, i32 if s.fits_i32(e) else i64)
+            s.values[result] = s.b.cast("sitofp", number, result.type)
+            return
+        value = s.get(source)
+        target = scalar_type(result.type)
+        if cpu.element_of(value.type) == target:
+            s.values[result] = value
+            return
+        s.values[result] = s.b.cast(kind, value, target)
+
+    return rule
+
+
+def index_cast(s: State, op: Operation) -> None:
+    """arith.index_cast: an index is an i64."""
+    from xdsl.dialects.builtin import IndexType
+
+    source, result = op.operands[0], op.results[0]
+    value = s.get(source)
+    if isinstance(result.type, IndexType):
+        have = cpu.element_of(value.type)
+        s.values[result] = value if have == i64 else s.b.cast("extsi", value, i64)
+        _define_dim(s, result)
+    else:
+        s.values[result] = s._to(value, result.type)
+
+
+def _define_dim(s: State, result: SSAValue) -> None:
+    """An index that was computed or loaded is an opaque dimension of the expressions that use it."""
+    d = s.info.expr(result)
+    value = s.values[result]
+    assert isinstance(value, SSAValue)
+    if lanes_of(value.type):
+        s.varying[d] = value  # pyright: ignore[reportArgumentType]
+    else:
+        s.varying.pop(d, None)  # pyright: ignore[reportArgumentType]
+        s.dims[d] = value  # pyright: ignore[reportArgumentType]
+
+
+def index(s: State, op: Operation) -> None:
+    """loop.index: stays an expression."""
+
+
+def bound(s: State, op: Operation) -> None:
+    """loop.bound: report what is out of range, go on inside."""
+    assert isinstance(op, loop.BoundOp)
+    b = s.b
+    value = s.get(op.input)
+    value = s._to(value, i64)
+    lanes = lanes_of(value.type)
+    size = b.splat(s.scalar(s.unroll(op.size.data)), lanes)
+    zero = b.splat(b.int(0), lanes)
+    if op.wrap is not None:
+        value = b.select(b.cmpi("slt", value, zero), b.add(value, size), value)
+    fine = b.cmpi("ult", value, size)
+    checked = fine
+    if s.lane is not None and s.lane.mask is not None and lanes:
+        off = s.invert(s.lane.mask)
+        assert isinstance(off, SSAValue)
+        checked = b.pure(arith.OrIOp, (fine, off), fine.type)
+    b.place(cpu.AssertOp.make(checked, op.what.data))
+    s.values[op.result] = b.select(fine, value, zero)
+    _define_dim(s, op.result)
+
+
+def named_math(s: State, op: Operation) -> None:
+    """loop.math."""
+    assert isinstance(op, loop.MathOp)
+    name = op.fn.data
+    if name not in MATH_FUNCTIONS:
+        raise UnsupportedBody(f"the CPU target has no function '{name}'")
+    operands = [s.get(v) for v in op.inputs]
+    lanes = max(map(lanes_of, (v.type for v in operands)))
+    operands = [s.b.splat(v, lanes) for v in operands]
+    s.values[op.result] = s.b.pure(cpu.MathOp, tuple(operands), operands[0].type, {"kind": cpu_kind(name)}, name)
+
+
+# ---- random numbers
+
+
+def random(s: State, op: Operation) -> None:
+    """loop.random: number k of the stream is word k mod 4 of block k div 4; randn takes a pair of words by Box and Muller's method."""
+    assert isinstance(op, loop.RandomOp)
+    seed = s.get(op.seed)
+    k, words = _words(s, op, seed)
+    if op.kind.data == "randint":
+        s.values[op.result] = s.b.cast("extui", _pick(s, k, words, 3), i64)
+    elif op.kind.data == "rand":
+        s.values[op.result] = _uniform(s, _pick(s, k, words, 3))
+    else:
+        s.values[op.result] = _normal(s, k, words)
+
+
+def _words(s: State, op: loop.RandomOp, seed: SSAValue) -> tuple[SSAValue, list[SSAValue]]:
+    """The number of each lane within its stream, and the four words of its block."""
+    b = s.b
+    k = s.get(op.offset)
+    lanes = lanes_of(k.type)
+    block = b.pure(arith.ShRUIOp, (k, b.splat(b.int(2), lanes)), k.type)
+    zero = b.splat(b.int(0), lanes)
+    word = like(k.type, i32)
+    key = (cpu.PhiloxOp, seed, block)
+    depth = max(b.floor, b.depth_of(seed, block))
+    found = b.levels[depth].memo.get((key, 0))
+    if found is None:
+        made = cpu.PhiloxOp.create(operands=(seed, block, zero), result_types=(word,) * 4)
+        b.place(made, depth)
+        for n, result in enumerate(made.results):
+            b.levels[depth].memo[(key, n)] = result
+    return k, [b.levels[depth].memo[(key, n)] for n in range(4)]
+
+
+def _pick(s: State, k: SSAValue, words: list[SSAValue], bits: int) -> SSAValue:
+    """words[k mod 4]; with `bits` 2, one of a pair (words[0] or words[2])."""
+    b = s.b
+    lanes = lanes_of(k.type)
+    low = s._to(k, i32)
+
+    def bit(n: int) -> SSAValue:
+        mask = b.splat(b.int(1 << n, i32), lanes)
+        masked = b.pure(arith.AndIOp, (low, mask), low.type)
+        return b.cmpi("ne", masked, b.splat(b.int(0, i32), lanes))
+
+    if bits == 2:
+        return b.select(bit(1), words[1], words[0])
+    odd = bit(0)
+    return b.select(bit(1), b.select(odd, words[3], words[2]), b.select(odd, words[1], words[0]))
+
+
+def _float(s: State, value: float, lanes: int) -> SSAValue:
+    return s.b.splat(s.b.constant(FloatAttr(value, f32)), lanes)
+
+
+def _uniform(s: State, word: SSAValue) -> SSAValue:
+    """The upper 24 bits as a float in [0, 1)."""
+    b = s.b
+    lanes = lanes_of(word.type)
+    upper = b.pure(arith.ShRUIOp, (word, b.splat(b.int(8, i32), lanes)), word.type)
+    number = b.cast("sitofp", upper, f32)
+    return b.pure(arith.MulfOp, (number, _float(s, 2.0**-24, lanes)), number.type, _FAST)
+
+
+def _normal(s: State, k: SSAValue, words: list[SSAValue]) -> SSAValue:
+    """sqrt(-2 ln u) times cos (even k) or sin (odd k) of 2 pi v, with u in (0, 1]."""
+    b = s.b
+    lanes = lanes_of(k.type)
+    u = _uniform(s, _pick(s, k, [words[0], words[2]], 2))
+    v = _uniform(s, _pick(s, k, [words[1], words[3]], 2))
+    t = u.type
+    u = b.pure(arith.AddfOp, (u, _float(s, 2.0**-24, lanes)), t, _FAST)
+    log = b.pure(mlir_math.LogOp, (u,), t, _FAST)
+    radius = b.pure(mlir_math.SqrtOp, (b.pure(arith.MulfOp, (log, _float(s, -2.0, lanes)), t, _FAST),), t, _FAST)
+    angle = b.pure(arith.MulfOp, (v, _float(s, 6.283185307179586, lanes)), t, _FAST)
+    odd = b.pure(arith.AndIOp, (s._to(k, i32), b.splat(b.int(1, i32), lanes)), like(k.type, i32))
+    is_odd = b.cmpi("ne", odd, b.splat(b.int(0, i32), lanes))
+    wave = b.select(is_odd, b.pure(mlir_math.SinOp, (angle,), t, _FAST), b.pure(mlir_math.CosOp, (angle,), t, _FAST))
+    return b.pure(arith.MulfOp, (radius, wave), t, _FAST)
+
+
+_FAST: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
+
+RULES: dict[type[Operation], Rule] = {
+    arith.ConstantOp: constant,
+    arith.AndIOp: logic,
+    arith.OrIOp: logic,
+    arith.XOrIOp: logic,
+    arith.CmpiOp: compare_integers,
+    arith.CmpfOp: compare_floats,
+    arith.SelectOp: select,
+    arith.ExtFOp: cast("extf"),
+    arith.TruncFOp: cast("truncf"),
+    arith.SIToFPOp: cast("sitofp"),
+    arith.UIToFPOp: cast("uitofp"),
+    arith.FPToSIOp: cast("fptosi"),
+    arith.FPToUIOp: cast("fptoui"),
+    arith.ExtSIOp: cast("extsi"),
+    arith.ExtUIOp: cast("extui"),
+    arith.TruncIOp: cast("trunci"),
+    arith.BitcastOp: cast("bitcast"),
+    arith.IndexCastOp: index_cast,
+    loop.LoadOp: lower_load,  # pyright: ignore[reportAssignmentType]
+    loop.StoreOp: lower_store,  # pyright: ignore[reportAssignmentType]
+    loop.IndexOp: index,
+    loop.BoundOp: bound,
+    loop.MathOp: named_math,
+    loop.RandomOp: random,
+}
+"""What has no rule here is done lane by lane by the same op."""
+
+_ELEMENTWISE_DIALECTS = ("arith", "math")
+
+
+def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[Operation], None]]) -> None:
+    """Lower every op of a body; `nested` lowers the loops in it (and whatever else the caller does in its own way)."""
+    for op in block.ops:
+        kind = type(op)
+        own = nested.get(kind)
+        if own is not None:
+            own(op)
+            continue
+        rule = RULES.get(kind)
+        if rule is not None:
+            rule(s, op)
+        elif kind is loop.YieldOp:
+            continue
+        elif op.name.partition(".")[0] in _ELEMENTWISE_DIALECTS and len(op.results) == 1:
+            elementwise(s, op)
+        else:
+            raise UnsupportedBody(f"'{op.name}' cannot stand in the body of a nest for the CPU")

@@ -1,0 +1,216 @@
+"""Building a kernel from the inside out: nested blocks, where pure ops float to the outermost block that has their operands.
+
+LLVM runs no middle end for us, so what does not depend on a loop must already stand before it, once. `Builder` keeps the open
+blocks as a stack of levels and the level at which each value is known; a pure op is put at the deepest level of its operands (and
+is made only once there). Loops and branches are appended to their block when they are complete, so that whatever floated out of
+them stands before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, i1, i64
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+
+from ...dialects import cpu
+from ...dialects.cpu_types import vec
+
+_NO_PROPERTIES: dict[str, Attribute] = {}
+_INTS: dict[tuple[int, Attribute], dict[str, Attribute]] = {}
+_NO_OVERFLOW = {"overflowFlags": arith.IntegerOverflowAttr("none")}
+
+
+def int_property(value: int, dtype: Attribute) -> dict[str, Attribute]:
+    """The interned properties of an integer constant, wrapped to the type's width."""
+    found = _INTS.get((value, dtype))
+    if found is None:
+        wrapped = value
+        if isinstance(dtype, IntegerType):
+            width = dtype.width.data
+            wrapped &= (1 << width) - 1
+            if width > 1 and wrapped >> (width - 1):
+                wrapped -= 1 << width
+        attr = IntegerAttr(wrapped, dtype)  # pyright: ignore[reportArgumentType]
+        found = _INTS[(value, dtype)] = {"value": attr}
+    return found
+
+
+class Level:
+    """One open block. `conditional`: the block may not run, so nothing that touches memory leaves it."""
+
+    __slots__ = ("block", "memo", "conditional")
+
+    def __init__(self, block: Block, conditional: bool):
+        self.block = block
+        self.memo: dict[object, SSAValue] = {}
+        self.conditional = conditional
+
+
+class Builder:
+    """See the module's docstring. `floor` is the outermost level that values may float to."""
+
+    def __init__(self, entry: Block):
+        self.levels = [Level(entry, False)]
+        self.depth: dict[SSAValue, int] = {}
+        self.floor = 0
+        self._open: list[tuple[SSAValue, ...]] = []
+
+    # ---- ops
+
+    def pure(
+        self,
+        cls: type[Operation],
+        operands: tuple[SSAValue, ...],
+        result: Attribute,
+        properties: dict[str, Attribute] = _NO_PROPERTIES,
+        key: object = None,
+    ) -> SSAValue:
+        """The result of an op without effects; `key` tells apart ops that differ in their properties."""
+        depth = self.floor
+        known = self.depth
+        for operand in operands:
+            d = known.get(operand, 0)
+            if d > depth:
+                depth = d
+        level = self.levels[depth]
+        memo_key = (cls, operands, result, key)
+        found = level.memo.get(memo_key)
+        if found is not None:
+            return found
+        op = cls.create(operands=operands, result_types=(result,), properties=properties)
+        level.block.add_op(op)
+        value = op.results[0]
+        known[value] = depth
+        level.memo[memo_key] = value
+        return value
+
+    def place(self, op: Operation, depth: int | None = None) -> Operation:
+        """Append an op to the innermost block, or to that of level `depth`."""
+        at = len(self.levels) - 1 if depth is None else depth
+        self.levels[at].block.add_op(op)
+        for result in op.results:
+            self.depth[result] = at
+        return op
+
+    def depth_of(self, *values: SSAValue) -> int:
+        """The outermost level at which all `values` are known."""
+        return max((self.depth.get(v, 0) for v in values), default=0)
+
+    def load_floor(self) -> int:
+        """The outermost level that a load may float to."""
+        for k in range(len(self.levels) - 1, self.floor, -1):
+            if self.levels[k].conditional:
+                return k
+        return self.floor
+
+    # ---- constants and integer arithmetic
+
+    def int(self, value: int, dtype: Attribute = i64) -> SSAValue:
+        """An integer constant."""
+        return self.pure(arith.ConstantOp, (), dtype, int_property(value, dtype), value)
+
+    def constant(self, attr: FloatAttr | IntegerAttr) -> SSAValue:
+        """A constant of any scalar type."""
+        return self.pure(arith.ConstantOp, (), attr.type, {"value": attr}, attr)
+
+    def add(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.pure(arith.AddiOp, (a, b), a.type, _NO_OVERFLOW)
+
+    def sub(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.pure(arith.SubiOp, (a, b), a.type, _NO_OVERFLOW)
+
+    def mul(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.pure(arith.MuliOp, (a, b), a.type, _NO_OVERFLOW)
+
+    def min(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.pure(arith.MinSIOp, (a, b), a.type)
+
+    def max(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.pure(arith.MaxSIOp, (a, b), a.type)
+
+    def udiv(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.pure(arith.DivUIOp, (a, b), a.type)
+
+    def urem(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.pure(arith.RemUIOp, (a, b), a.type)
+
+    def cmpi(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
+        """A comparison of scalars or vectors."""
+        return self.pure(
+            cpu.CmpIOp, (a, b), cpu.like(a.type, i1), {"kind": cpu_kind(predicate)}, predicate
+        )
+
+    def select(self, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
+        return a if a is b else self.pure(cpu.SelectOp, (condition, a, b), a.type)
+
+    def cast(self, kind: str, value: SSAValue, element: Attribute) -> SSAValue:
+        return self.pure(cpu.CastOp, (value,), cpu.like(value.type, element), {"kind": cpu_kind(kind)}, kind)
+
+    def splat(self, value: SSAValue, lanes: int) -> SSAValue:
+        """The scalar in every lane; the scalar itself for 0 lanes, a vector as it is."""
+        if lanes == 0 or cpu.lanes_of(value.type):
+            return value
+        return self.pure(cpu.SplatOp, (value,), vec(lanes, value.type))
+
+    # ---- structure
+
+    def push(self, block: Block, conditional: bool = False) -> None:
+        """Open a block: what is built next goes there."""
+        self.levels.append(Level(block, conditional))
+        here = len(self.levels) - 1
+        for argument in block.args:
+            self.depth[argument] = here
+
+    def pop(self) -> Block:
+        """Close the innermost block."""
+        return self.levels.pop().block
+
+    def begin_for(self, first: SSAValue, last: SSAValue, step: SSAValue, initial: Sequence[SSAValue] = ()) -> Sequence[SSAValue]:
+        """Open a loop from `first` below `last`; gives its index and carried values. Close it with `end_for`."""
+        self._open.append((first, last, step, *initial))
+        block = Block(arg_types=[first.type, *(v.type for v in initial)])
+        self.push(block)
+        return block.args
+
+    def end_for(self, carried: Sequence[SSAValue] = ()) -> Sequence[SSAValue]:
+        """Close the innermost loop with the values that it carries on; gives their last values."""
+        operands = self._open.pop()
+        block = self.pop()
+        block.add_op(scf.YieldOp.create(operands=carried))
+        op = scf.ForOp.create(operands=operands, result_types=[v.type for v in operands[3:]], regions=[Region(block)])
+        return self.place(op).results
+
+    def begin_if(self) -> None:
+        """Open a branch. Close it with `end_if`, or go on to the other one with `begin_if` again and close both with `end_if`."""
+        self.push(Block(), conditional=True)
+
+    def end_branch(self, values: Sequence[SSAValue] = ()) -> Block:
+        """Close the innermost branch, which gives `values`."""
+        block = self.pop()
+        block.add_op(scf.YieldOp.create(operands=values))
+        return block
+
+    def end_if(self, condition: SSAValue, then: Block, otherwise: Block | None = None) -> Sequence[SSAValue]:
+        """Append the branch over two closed blocks; gives what they give."""
+        last = then.last_op
+        assert last is not None
+        other = Region(otherwise) if otherwise is not None else Region()
+        op = scf.IfOp.create(
+            operands=(condition,), result_types=[v.type for v in last.operands], regions=[Region(then), other]
+        )
+        return self.place(op).results
+
+
+def cpu_kind(kind: str) -> Attribute:
+    """The interned keyword attribute of the cpu dialect's ops."""
+    found = _KINDS.get(kind)
+    if found is None:
+        from xdsl.dialects.builtin import StringAttr
+
+        found = _KINDS[kind] = StringAttr(kind)
+    return found
+
+
+_KINDS: dict[str, Attribute] = {}

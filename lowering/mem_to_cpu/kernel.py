@@ -1,0 +1,294 @@
+"""One nest as one kernel: arguments, threads, the loops of the nest around its body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects.builtin import DenseArrayBase, i64
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+
+from ...dialects import cpu, loop
+from ...dialects.cpu_types import ptr
+from ...dialects.expr import Expr, Range, Sym, free_syms, product
+from ...passes.loop.loop_schedule import NS_PER_UNIT, SERIAL_NS, Cost, Schedule
+from ...passes.loop.nest_access import Loop, NestAccess
+from .body import lower_block
+from .builder import Builder
+from .loops import LoopLowering, Span, run_segments, segments, sequential, whole
+from .scans import ScanLowering
+from .state import State, scalar_type
+from .tiles import lower_tiles
+
+BLOCK = 4096
+"""Elements of a long vector loop that make one unit of work for threads."""
+ENOUGH_UNITS = 64
+"""Iterations of the outermost loops that are enough to share among threads."""
+
+
+class Arguments:
+    """What a kernel takes: the buffers of the nest (outs first), the size symbols it computes with, other captured values."""
+
+    def __init__(self, nest: loop.NestOp, info: NestAccess):
+        self.buffers: dict[SSAValue, None] = dict.fromkeys(nest.outs)
+        self.scalars: dict[SSAValue, None] = {}
+        symbols: set[Sym] = set()
+        inside: set[SSAValue] = set()
+        self._capture(nest, info, inside)
+        for node in info.root.walk():
+            for one in node.loops:
+                symbols |= free_syms(one.size)
+        for access in info.access.values():
+            symbols |= free_syms(access.offset)
+        for e in info.exprs.values():
+            symbols |= free_syms(e)
+        for op in loop.walk_bodies(nest):
+            if isinstance(op, loop.BoundOp):
+                symbols |= free_syms(op.size.data)
+        self.symbols = sorted(symbols, key=lambda s: s.name)
+
+    def _capture(self, op: Operation, info: NestAccess, inside: set[SSAValue]) -> None:
+        for region in op.regions:
+            for block in region.blocks:
+                inside.update(block.args)
+                for inner in block.ops:
+                    for value in inner.operands:
+                        if value in inside:
+                            continue
+                        if loop.is_shaped(value.type):
+                            self.buffers[info.buffer(value)] = None
+                        else:
+                            self.scalars[value] = None
+                    inside.update(inner.results)
+                    if inner.regions:
+                        self._capture(inner, info, inside)
+
+    def types(self) -> list[Attribute]:
+        """The kernel's argument types."""
+        scalars = [scalar_type(v.type) for v in self.scalars]
+        return [ptr] * len(self.buffers) + [i64] * len(self.symbols) + scalars
+
+    def operands(self) -> list[SSAValue]:
+        """The values that a launch passes (the sizes apart)."""
+        return [*self.buffers, *self.scalars]
+
+
+class NestLowering:
+    """Lowers one nest into the body of a kernel."""
+
+    def __init__(self, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost, arguments: Arguments, entry: Block):
+        self.nest = nest
+        self.schedule = schedule
+        self.cost = cost
+        self.s = s = State(Builder(entry), info)
+        values = list(entry.args)
+        for buffer in arguments.buffers:
+            s.pointers[buffer] = values.pop(0)
+        for symbol in arguments.symbols:
+            s.syms[symbol] = values.pop(0)
+        for scalar in arguments.scalars:
+            s.values[scalar] = values.pop(0)
+        s.written = {a.buffer for a in info.access.values() if a.is_store}
+        loops = LoopLowering(s, self.lower_body, self.choice)
+        scans = ScanLowering(s, self.lower_region, self.choice)
+        self.nested: dict[type[Operation], Callable[[Operation], None]] = {
+            loop.ForOp: loops.lower_for,  # pyright: ignore[reportAssignmentType]
+            loop.ReduceOp: loops.lower_reduce,  # pyright: ignore[reportAssignmentType]
+            loop.ScanOp: scans.lower_scan,  # pyright: ignore[reportAssignmentType]
+        }
+
+    def choice(self, node: object) -> tuple[Loop, int] | None:
+        """The vector loop of an inner loop op."""
+        return self.schedule.inner.get(node)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    def lower_region(self, block: Block) -> None:
+        lower_block(self.s, block, self.nested)
+
+    def lower_body(self, op: Operation) -> None:
+        lower_block(self.s, op.regions[0].blocks[0], self.nested)
+
+    def step(self, state: list[SSAValue]) -> list[SSAValue]:
+        """One run of the nest's body."""
+        self.lower_body(self.nest)
+        return []
+
+    # ---- the nest's loops
+
+    def lower(self) -> None:
+        """Fill the kernel's block."""
+        schedule, s = self.schedule, self.s
+        if schedule.style == "tile":
+            lower_tiles(self)
+        elif schedule.style == "lanes":
+            self._lanes()
+        else:
+            self._rows(s.info.root.loops, lambda: self.step([]), 1.0)
+        s.b.place(cpu.ReturnOp.make())
+
+    def _lanes(self) -> None:
+        """A loop of the nest runs along the lanes: whole rows of it, or one block of lanes at a time where loops are inside."""
+        schedule, s = self.schedule, self.s
+        one = schedule.vector
+        assert one is not None
+        outer = [o for o in s.info.root.loops if o is not one]
+        if s.info.root.children:
+            self._blocked(outer, one)
+            return
+        if not outer:
+            self._long(one)
+            return
+        parts = segments(one.size.value, schedule.lanes)
+
+        def row() -> None:
+            run_segments(s, one.dim, one.size, Span.whole(one.size), parts, [[] for _ in parts], self.step)
+
+        self._rows(outer, row, self.cost.size(one.size))
+
+    def _blocked(self, outer: list[Loop], one: Loop) -> None:
+        """Blocks of one vector: every inner loop runs over all its indices with the lanes of a block."""
+        s, b = self.s, self.s.b
+        count, lanes = one.size.value, self.schedule.lanes
+        if count is not None and count <= lanes:
+            parts = segments(count, lanes)
+            self._rows(outer, lambda: self._vectors(one, Span.whole(one.size), parts), 1.0)
+            return
+        width = b.int(lanes)
+        size = (one.size + (lanes - 1)) // lanes
+        block = s.info.new_dim(Range.of_size(size))
+        blocks = Loop(block, size, ())
+
+        def body() -> None:
+            first = b.mul(s.dims[block], width)
+            full = Span(first, None, lanes)
+            if count is not None and count % lanes == 0:
+                self._vectors(one, full, segments(lanes, lanes))
+                return
+            last = s.scalar(one.size)
+            whole_block = b.cmpi("sle", b.add(first, width), last)
+            b.begin_if()
+            self._vectors(one, full, segments(lanes, lanes))
+            then = b.end_branch()
+            b.begin_if()
+            rest = Span(first, last, None if count is None else count % lanes)
+            if rest.count is not None:
+                self._vectors(one, rest, segments(rest.count, lanes))
+            else:
+                s.enter_lanes(one.dim, lanes, first, None)
+                assert s.lane is not None
+                s.lane.mask = s.first_lanes(b.sub(last, first))
+                self.step([])
+                s.leave_lanes()
+            b.end_if(whole_block, then, b.end_branch())
+
+        self._rows([*outer, blocks], body, 1.0)
+
+    def _vectors(self, one: Loop, span: Span, parts: Sequence[object]) -> None:
+        run_segments(self.s, one.dim, one.size, span, parts, [[] for _ in parts], self.step)  # pyright: ignore
+
+    def _long(self, one: Loop) -> None:
+        """One long loop: threads take blocks of it."""
+        s, b = self.s, self.s.b
+        count, lanes = one.size.value, self.schedule.lanes
+        if not self.schedule.parallel or (count is not None and count < 2 * BLOCK):
+            self._vectors(one, Span.whole(one.size), segments(count, lanes))
+            return
+        block = max(BLOCK, lanes)
+        units = (one.size + (block - 1)) // block
+
+        def chunk(begin: SSAValue, end: SSAValue) -> None:
+            first = b.mul(begin, b.int(block))
+            last = b.min(b.mul(end, b.int(block)), s.scalar(one.size))
+            span = Span(first, last, None)
+            if count is not None and count % lanes == 0:
+                self._vectors(one, span, segments(None, lanes)[:1])
+            else:
+                self._vectors(one, span, segments(None, lanes))
+
+        self.parallel(units, chunk)
+
+    def _rows(self, loops: Sequence[Loop], body: Callable[[], None], inner: float) -> None:
+        """Run `body` for every index of `loops`, the outermost of them on threads."""
+        s, b = self.s, self.s.b
+        del inner
+
+        def run(rest: Sequence[Loop]) -> None:
+            sequential(s, whole(rest), [], lambda _: body() or [], 1 << 20)
+
+        free = [one for one in loops if one.dim not in self.schedule.serial]
+        if not self.schedule.parallel or not free:
+            run(loops)
+            return
+        # threads share the free loops outside of the first serial one
+        shared: list[Loop] = []
+        total = 1
+        for one in loops:
+            if one not in free or (shared and total >= ENOUGH_UNITS):
+                break
+            shared.append(one)
+            total *= self.cost.size(one.size)
+        if not shared:
+            shared = [free[0]]
+        rest = [one for one in loops if one not in shared]
+
+        def chunk(begin: SSAValue, end: SSAValue) -> None:
+            (index,) = b.begin_for(begin, end, b.int(1))
+            self._share(shared, index)
+            run(rest)
+            b.end_for()
+
+        self.parallel(product([one.size for one in shared]), chunk)
+
+    def _share(self, shared: Sequence[Loop], index: SSAValue) -> None:
+        """The indices of `shared` from their row-major number."""
+        s, b = self.s, self.s.b
+        for one in reversed(shared[1:]):
+            size = s.scalar(one.size)
+            s.dims[one.dim] = b.urem(index, size)
+            index = b.udiv(index, size)
+        s.dims[shared[0].dim] = index
+
+    def parallel(self, units: Expr, chunk: Callable[[SSAValue, SSAValue], None]) -> None:
+        """Run `chunk(begin, end)` over [0, units), on threads when there is enough work."""
+        s, b = self.s, self.s.b
+        count = s.scalar(units)
+        expected = max(1, self.cost.size(units))
+        per_unit = max(self.schedule.cost, 1.0) * NS_PER_UNIT / expected
+        if units.value is not None and units.value < 2:
+            chunk(b.int(0), count)
+            return
+        grain = max(1, int(SERIAL_NS / per_unit))
+        op = cpu.ParallelOp.make(count, b.int(grain))
+        block = op.body.block
+        op.regions[0].detach_block(block)
+        b.push(block, conditional=True)
+        floor, b.floor = b.floor, len(b.levels) - 1
+        begin, end = block.args
+        chunk(begin, end)
+        b.floor = floor
+        b.pop()
+        block.add_op(cpu.YieldOp.make())
+        region = Region(block)
+        b.place(cpu.ParallelOp.create(operands=op.operands, regions=[region]))
+        op.drop_all_references()
+
+
+def lower_nest(name: str, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost) -> tuple[cpu.KernelOp, Arguments]:
+    """A kernel for a nest, and what it takes."""
+    arguments = Arguments(nest, info)
+    kernel = cpu.KernelOp.make(name, arguments.types(), _effects(nest, info, arguments))
+    lowering = NestLowering(nest, info, schedule, cost, arguments, kernel.body.block)
+    lowering.lower()
+    return kernel, arguments
+
+
+def _effects(nest: loop.NestOp, info: NestAccess, arguments: Arguments) -> dict[str, Attribute]:
+    """Which pointer arguments the kernel reads and writes."""
+    position = {buffer: k for k, buffer in enumerate(arguments.buffers)}
+    reads = sorted({position[a.buffer] for a in info.access.values() if not a.is_store or a.mode != "set"})
+    writes = sorted({position[a.buffer] for a in info.access.values() if a.is_store})
+    found: dict[str, Attribute] = {
+        "reads": DenseArrayBase.from_list(i64, reads),
+        "writes": DenseArrayBase.from_list(i64, writes),
+    }
+    if nest.label is not None:
+        found["label"] = nest.label
+    return found

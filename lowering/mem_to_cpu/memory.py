@@ -1,0 +1,302 @@
+"""Loads and stores of a body as scalar accesses, vectors of consecutive elements, strided vectors, gathers and scatters."""
+
+from __future__ import annotations
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, Signedness, f32, i32, i64
+from xdsl.ir import Attribute, SSAValue
+
+from ...dialects import cpu, loop
+from ...dialects.cpu_memory import _segments
+from ...dialects.cpu_types import lanes_of, ptr, vec
+from ...dialects.expr import ZERO, Add, Expr, free_dims
+from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type
+from .builder import int_property
+from .state import State
+
+_PTR_ADD: dict[Attribute, dict[str, Attribute]] = {}
+MAX_STRIDE = 2
+"""Strides up to this are read as consecutive vectors and shuffled."""
+
+
+def memory_type(dtype: Attribute) -> Attribute:
+    """The element type of the cpu dialect for a dtype: integers are signless."""
+    if isinstance(dtype, IntegerType) and dtype.signedness.data != Signedness.SIGNLESS:
+        return IntegerType(dtype.width.data)
+    return dtype
+
+
+def address(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute) -> tuple[SSAValue, SSAValue]:
+    """A pointer and an element offset from it: what is known outside of the innermost loop is added to the pointer there."""
+    b = s.b
+    base = s.pointers[buffer]
+    inner = offset
+    if isinstance(offset, Add):
+        depths = [(s.depth(t), t * c) for t, c in offset.terms]
+        deepest = max(d for d, _ in depths)
+        outer = sum((t for d, t in depths if d < deepest), ZERO)
+        if outer is not ZERO:
+            inner = offset - outer
+            properties = _PTR_ADD.get(dtype)
+            if properties is None:
+                properties = _PTR_ADD[dtype] = {"element": dtype}
+            base = b.pure(cpu.PtrAddOp, (base, s.scalar(outer)), ptr, properties, dtype)
+    return base, s.scalar(inner)
+
+
+def read(
+    s: State,
+    result: Attribute,
+    buffer: SSAValue,
+    base: SSAValue,
+    offset: SSAValue,
+    mask: SSAValue | None = None,
+    gather: bool = False,
+) -> SSAValue:
+    """A load, at the outermost place where it gives the same value."""
+    b = s.b
+    operands = (base, offset) if mask is None else (base, offset, mask)
+    cls = cpu.GatherOp if gather else cpu.LoadOp
+    properties = _segments(1, 1, mask is not None, False)
+    if buffer in s.written:
+        op = cls.create(operands=operands, result_types=(result,), properties=properties)
+        return b.place(op).results[0]
+    floor, b.floor = b.floor, b.load_floor()
+    value = b.pure(cls, operands, result, properties)
+    b.floor = floor
+    return value
+
+
+def _is_zero(value: SSAValue) -> bool:
+    op = value.owner
+    if not isinstance(op, arith.ConstantOp):
+        return False
+    attr = op.value
+    if isinstance(attr, FloatAttr):
+        return attr.value.data == 0.0 and str(attr.value.data)[0] != "-"
+    return isinstance(attr, IntegerAttr) and attr.value.data == 0
+
+
+def widen(s: State, value: SSAValue, dtype: Attribute) -> SSAValue:
+    """An element as it lies in memory, in its compute type."""
+    return s.b.cast("extf", value, f32) if dtype in LOW_PRECISION else value
+
+
+def lower_load(s: State, op: loop.LoadOp) -> None:
+    """loop.load."""
+    access = s.info.access[op]
+    condition: SSAValue | bool | None = None
+    if op.mask is not None:
+        condition = s.known(op.mask)
+        if condition is None:
+            condition = s.get(op.mask)
+        elif condition is False:
+            assert op.other is not None
+            s.values[op.result] = s.get(op.other)
+            return
+        else:
+            condition = None
+    if any(size is ZERO for size in loop.shaped_dims(access.buffer.type)):
+        # nothing is there to read: the address may be null (only reached with an index that is reported as out of range)
+        s.values[op.result] = _zero(s, compute_type(access.dtype))
+        return
+    value = widen(s, load_elements(s, access.buffer, s.unroll(access.offset), access.dtype, condition), access.dtype)
+    if condition is not None and op.other is not None and not _is_zero(op.other):
+        lanes = max(lanes_of(value.type), lanes_of(condition.type))
+        other = s.get(op.other)
+        lanes = max(lanes, lanes_of(other.type))
+        value = s.b.select(s.b.splat(condition, lanes), s.b.splat(value, lanes), s.b.splat(other, lanes))
+    s.values[op.result] = value
+
+
+def _zero(s: State, dtype: Attribute) -> SSAValue:
+    if isinstance(dtype, IntegerType):
+        return s.b.int(0, dtype)
+    return s.b.constant(FloatAttr(0.0, dtype))  # pyright: ignore[reportArgumentType]
+
+
+def load_elements(
+    s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, condition: SSAValue | None = None
+) -> SSAValue:
+    """The elements at `offset`, as they lie in memory; where the condition is off they are not touched and 0."""
+    b, lane = s.b, s.lane
+    dtype = memory_type(dtype)
+    mixed = condition is not None and lanes_of(condition.type) > 0
+    if lane is None or (not mixed and not s.varies(offset)):
+        base, at = address(s, buffer, offset, dtype)
+        return read(s, dtype, buffer, base, at, condition)
+    stride = s.stride(offset)
+    mask = s.both(lane.mask, condition)
+    assert mask is None or isinstance(mask, SSAValue)
+    if mask is not None:
+        mask = b.splat(mask, lane.width)
+    result = vec(lane.width, dtype)
+    step = stride.value if stride is not None else None
+    if step == 1:
+        base, at = address(s, buffer, offset, dtype)
+        return read(s, result, buffer, base, at, mask)
+    if step is not None and 2 <= step <= MAX_STRIDE and mask is None and lane.width > 1:
+        return _load_strided(s, buffer, offset, dtype, step)
+    if step == -1 and mask is None:
+        base, at = address(s, buffer, offset - (lane.width - 1), dtype)
+        return _reverse(s, read(s, result, buffer, base, at))
+    base, offsets = lane_offsets(s, buffer, offset, dtype)
+    return read(s, result, buffer, base, offsets, mask, gather=True)
+
+
+def _load_strided(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, step: int) -> SSAValue:
+    """Every second element: two vectors, the second one ending with the last element that is wanted, so that nothing beyond is read."""
+    assert s.lane is not None and step == 2
+    width = s.lane.width
+    whole = vec(width, dtype)
+    base, at = address(s, buffer, offset, dtype)
+    first = read(s, whole, buffer, base, at)
+    second = read(s, whole, buffer, base, s.b.add(at, s.b.int(width - 1)))
+    picks = [2 * k if 2 * k < width else width + 2 * k - (width - 1) for k in range(width)]
+    return shuffle(s, picks, first, second)
+
+
+def _reverse(s: State, value: SSAValue) -> SSAValue:
+    width = lanes_of(value.type)
+    return shuffle(s, list(range(width - 1, -1, -1)), value)
+
+
+def shuffle(s: State, picks: list[int], first: SSAValue, second: SSAValue | None = None) -> SSAValue:
+    """Lanes picked from one or two vectors."""
+    from xdsl.dialects.builtin import DenseArrayBase
+
+    operands = (first,) if second is None else (first, second)
+    result = vec(len(picks), cpu.element_of(first.type))
+    return s.b.pure(cpu.ShuffleOp, operands, result, {"indices": DenseArrayBase.from_list(i64, picks)}, tuple(picks))
+
+
+def lane_offsets(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute) -> tuple[SSAValue, SSAValue]:
+    """A pointer and a vector of element offsets from it: what all lanes share goes to the pointer."""
+    b = s.b
+    base = s.pointers[buffer]
+    shared = ZERO
+    if isinstance(offset, Add):
+        for term, coefficient in offset.terms:
+            if not s.varies(term):
+                shared = shared + term * coefficient
+        shared = shared + offset.constant
+    stride = s.stride(offset)
+    assert s.lane is not None
+    if stride is not None and not free_dims(stride) - {s.lane.dim}:
+        # a fixed step: the offsets are a constant vector, the address of lane 0 moves
+        place, at = address(s, buffer, offset, dtype)
+        base = b.pure(cpu.PtrAddOp, (place, at), ptr, {"element": dtype}, dtype)
+        return base, s.vector(s.lane.dim * stride, i64) if stride.value is None else _steps(s, stride.value)
+    if shared is not ZERO:
+        base = b.pure(cpu.PtrAddOp, (base, s.scalar(shared)), ptr, {"element": dtype}, dtype)
+    rest = offset - shared
+    return base, s.vector(rest, i32 if s.fits_i32(rest) else i64)
+
+
+def _steps(s: State, step: int) -> SSAValue:
+    assert s.lane is not None
+    element = i32 if abs(step) * s.lane.width < 2**31 else i64
+    iota = s.b.pure(cpu.IotaOp, (), vec(s.lane.width, element))
+    return s.b.mul(iota, s.b.splat(s.b.int(step, element), s.lane.width))
+
+
+# ---- stores
+
+
+def narrow(s: State, value: SSAValue, dtype: Attribute) -> SSAValue:
+    """A value of a compute type as it lies in memory."""
+    return s.b.cast("truncf", value, dtype) if dtype in LOW_PRECISION else value
+
+
+def lower_store(s: State, op: loop.StoreOp) -> None:
+    """loop.store."""
+    access = s.info.access[op]
+    condition: SSAValue | bool | None = None
+    if op.mask is not None:
+        condition = s.known(op.mask)
+        if condition is False:
+            return
+        condition = s.get(op.mask) if condition is None else None
+    assert condition is None or isinstance(condition, SSAValue)
+    store_elements(s, s.get(op.value), access.buffer, s.unroll(access.offset), access.dtype, access.mode, condition)
+
+
+def store_elements(
+    s: State,
+    value: SSAValue,
+    buffer: SSAValue,
+    offset: Expr,
+    dtype: Attribute,
+    mode: str = "set",
+    condition: SSAValue | None = None,
+) -> None:
+    """Write (or, by `mode`, combine) a value of a compute type where the condition is on."""
+    b, lane = s.b, s.lane
+    memory = memory_type(dtype)
+    if lane is None:
+        base, at = address(s, buffer, offset, memory)
+        if mode != "set":
+            old = widen(s, read(s, memory, buffer, base, at, condition), dtype)
+            value = combine(s, mode, old, value, dtype)
+        b.place(cpu.StoreOp.make(narrow(s, value, dtype), base, at, condition))
+        return
+    mask = s.both(lane.mask, condition)
+    assert mask is None or isinstance(mask, SSAValue)
+    if mask is not None:
+        mask = b.splat(mask, lane.width)
+    value = b.splat(value, lane.width)
+    stride = s.stride(offset)
+    if stride is not None and stride.value == 1:
+        base, at = address(s, buffer, offset, memory)
+        if mode != "set":
+            old = widen(s, read(s, vec(lane.width, memory), buffer, base, at, mask), dtype)
+            value = combine(s, mode, old, value, dtype)
+        b.place(cpu.StoreOp.make(narrow(s, value, dtype), base, at, mask))
+        return
+    if stride is ZERO:
+        offsets = b.splat(b.int(0), lane.width)
+        place, at = address(s, buffer, offset, memory)
+        base = b.pure(cpu.PtrAddOp, (place, at), ptr, {"element": memory}, memory)
+    else:
+        base, offsets = lane_offsets(s, buffer, offset, memory)
+    if mode == "set":
+        b.place(cpu.ScatterOp.make(narrow(s, value, dtype), base, offsets, mask))
+        return
+    if stride is not None and stride is not ZERO:
+        old = widen(s, read(s, vec(lane.width, memory), buffer, base, offsets, mask, gather=True), dtype)
+        b.place(cpu.ScatterOp.make(narrow(s, combine(s, mode, old, value, dtype), dtype), base, offsets, mask))
+        return
+    _combine_lanes(s, value, buffer, base, offsets, dtype, mode, mask)
+
+
+def _combine_lanes(
+    s: State,
+    value: SSAValue,
+    buffer: SSAValue,
+    base: SSAValue,
+    offsets: SSAValue,
+    dtype: Attribute,
+    mode: str,
+    mask: SSAValue | None,
+) -> None:
+    """Lane after lane, since two lanes may meet in one element."""
+    b = s.b
+    memory = memory_type(dtype)
+
+    def lane_of(vector: SSAValue, k: int) -> SSAValue:
+        return b.pure(cpu.ExtractOp, (vector,), cpu.element_of(vector.type), {"index": int_property(k, i64)["value"]}, k)
+
+    for k in range(lanes_of(value.type)):
+        at = s._to(lane_of(offsets, k), i64)
+        on = lane_of(mask, k) if mask is not None else None
+        old = widen(s, read(s, memory, buffer, base, at, on), dtype)
+        new = combine(s, mode, old, lane_of(value, k), dtype)
+        b.place(cpu.StoreOp.make(narrow(s, new, dtype), base, at, on))
+
+
+def combine(s: State, mode: str, old: SSAValue, new: SSAValue, dtype: Attribute) -> SSAValue:
+    """What a combining store leaves: add, prod, max or min of the old and the new element."""
+    from .reductions import COMBINE
+
+    kind = {"add": "sum"}.get(mode, mode)
+    return COMBINE["u" + kind if kind in ("max", "min") and dtype in UNSIGNED else kind](s, old, new)

@@ -1,0 +1,58 @@
+"""Which nests share a kernel: the structure of a nest as a key, names, labels and places aside."""
+
+from __future__ import annotations
+
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.mem import BufferType
+
+_IGNORED = frozenset(("label",))
+
+
+def nest_key(nest: Operation) -> tuple[object, ...]:
+    """Equal for nests that make the same kernel with the same argument order: same ops, same dataflow, same types (offsets of
+    buffers aside, since a kernel gets addresses)."""
+    numbers: dict[SSAValue, int] = {}
+    parts: list[object] = []
+    _add(nest, numbers, parts)
+    return tuple(parts)
+
+
+def _type_key(t: Attribute) -> object:
+    if isinstance(t, BufferType):
+        return (t.shape, t.element_type, t.strides)
+    return t
+
+
+def _number(value: SSAValue, numbers: dict[SSAValue, int], parts: list[object]) -> int:
+    found = numbers.get(value)
+    if found is None:
+        found = numbers[value] = len(numbers)
+        parts.append(_type_key(value.type))
+    return found
+
+
+def _add(op: Operation, numbers: dict[SSAValue, int], parts: list[object]) -> None:
+    parts.append(op.name)
+    for value in op.operands:
+        parts.append(_number(value, numbers, parts))
+    for key, attr in op.properties.items():
+        if key not in _IGNORED:
+            parts.append((key, attr))
+    parts.extend(op.attributes.items())
+    for value in op.results:
+        parts.append(_number(value, numbers, parts))
+    for region in op.regions:
+        for block in region.blocks:
+            parts.append("{")
+            for value in block.args:
+                parts.append(_number(value, numbers, parts))
+            for inner in block.ops:
+                _add(inner, numbers, parts)
+            parts.append("}")
+
+
+def is_nest_in_memory(op: Operation) -> bool:
+    """Whether `op` is a nest on buffers (with tensors it is still at the loop level)."""
+    return isinstance(op, loop.NestOp) and not op.results and all(isinstance(o.type, BufferType) for o in op.outs)

@@ -1,0 +1,201 @@
+"""Square tiles: nests in which some accesses run along one loop and others along another (x + y.t()).
+
+A tile of 16 rows of 16 lanes is read along whichever loop is contiguous for the access and transposed in registers where that is
+the rows' loop; the body runs on groups of rows laid end to end. Tiles are visited in blocks that stay in the first cache.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xdsl.dialects.builtin import i64
+from xdsl.ir import SSAValue
+
+from ...dialects import cpu, loop
+from ...dialects.cpu_types import lanes_of, vec
+from ...dialects.expr import ZERO, Expr, Range, linear_coeff
+from ...passes.loop.nest_access import Access, Loop
+from .body import lower_block
+from .memory import address, memory_type, narrow, read, widen
+from .state import State
+
+if TYPE_CHECKING:
+    from .kernel import NestLowering
+
+SIDE = 16
+BLOCK = 64
+"""Side of a block of tiles."""
+GROUP = 4
+"""Rows that the body handles at once: as many lanes as a pointwise nest has."""
+
+
+def lower_tiles(k: NestLowering) -> None:
+    """The nest in blocks of tiles."""
+    s, b = k.s, k.s.b
+    lanes, rows = k.schedule.vector, k.schedule.tile
+    assert lanes is not None and rows is not None
+    outer = [one for one in s.info.root.loops if one is not lanes and one is not rows]
+    size = (rows.size + (BLOCK - 1)) // BLOCK
+    blocks = Loop(s.info.new_dim(Range.of_size(size)), size, ())
+
+    def block() -> None:
+        first = b.mul(s.dims[blocks.dim], b.int(BLOCK))
+        last = b.min(b.add(first, b.int(BLOCK)), s.scalar(rows.size))
+        width, side = s.scalar(lanes.size), b.int(SIDE)
+        (left,) = b.begin_for(b.int(0), width, b.int(BLOCK))
+        right = b.min(b.add(left, b.int(BLOCK)), width)
+        (row,) = b.begin_for(first, last, side)
+        (column,) = b.begin_for(left, right, side)
+        s.dims[rows.dim], s.dims[lanes.dim] = row, column
+        exact = all(one.size.value is not None and one.size.value % SIDE == 0 for one in (rows, lanes))
+        if exact:
+            _Tile(k, lanes, rows, None, None).lower()
+        else:
+            below, beside = b.sub(last, row), b.sub(right, column)
+            full = b.cmpi("sge", b.min(below, beside), side)
+            b.begin_if()
+            _Tile(k, lanes, rows, None, None).lower()
+            then = b.end_branch()
+            b.begin_if()
+            _Tile(k, lanes, rows, below, beside).lower()
+            b.end_if(full, then, b.end_branch())
+        for _ in range(3):
+            b.end_for()
+
+    k._rows([*outer, blocks], block, 1.0)
+
+
+class _Tile:
+    """One tile at the current indices; `below` and `beside` say how many rows and lanes of it there are (all without)."""
+
+    def __init__(self, k: NestLowering, lanes: Loop, rows: Loop, below: SSAValue | None, beside: SSAValue | None):
+        self.k = k
+        self.s: State = k.s
+        self.lanes = lanes
+        self.rows = rows
+        self.below = below
+        self.beside = beside
+        self.loaded: dict[Access, list[SSAValue]] = {}
+
+    def lower(self) -> None:
+        """Reads across, the body in groups, writes across."""
+        s = self.s
+        accesses = s.info.root.accesses
+        for access in accesses:
+            if not access.is_store and self._crosses(access):
+                self.loaded[access] = self._read_across(access)
+        pending: dict[Access, list[SSAValue]] = {a: [] for a in accesses if a.is_store and self._crosses(a)}
+        for first in range(0, SIDE, GROUP):
+            self._group(first, pending)
+        for access, values in pending.items():
+            self._write_across(access, values)
+
+    def _crosses(self, access: Access) -> bool:
+        across = linear_coeff(access.offset, self.rows.dim)
+        along = linear_coeff(access.offset, self.lanes.dim)
+        return along is not None and along.value not in (0, 1) and across is not None and across.value == 1
+
+    def _at(self, offset: Expr, row: int, column: int) -> Expr:
+        mapping: dict[Expr, Expr] = {}
+        if row:
+            mapping[self.rows.dim] = self.rows.dim + row
+        if column:
+            mapping[self.lanes.dim] = self.lanes.dim + column
+        return offset.subs(mapping) if mapping else offset
+
+    def _mask(self, position: int, limit: SSAValue | None, count: SSAValue | None) -> SSAValue | None:
+        """The mask of `count` lanes, none of them where `position` is not below `limit`."""
+        if limit is None or count is None:
+            return None
+        b = self.s.b
+        inside = b.cmpi("sgt", limit, b.int(position))
+        return b.pure(cpu.LanesOp, (b.select(inside, count, b.int(0)),), vec(SIDE, loop.i1))
+
+    def _read_across(self, access: Access) -> list[SSAValue]:
+        """The 16 rows of the tile, read along the rows' loop and transposed."""
+        s = self.s
+        dtype = memory_type(access.dtype)
+        columns: list[SSAValue] = []
+        for c in range(SIDE):
+            base, at = address(s, access.buffer, self._at(access.offset, 0, c), dtype)
+            mask = self._mask(c, self.beside, self.below)
+            columns.append(read(s, vec(SIDE, dtype), access.buffer, base, at, mask))
+        return self._transpose(columns)
+
+    def _transpose(self, vectors: list[SSAValue]) -> list[SSAValue]:
+        made = cpu.TransposeOp.make(*vectors)
+        return list(self.s.b.place(made).results)
+
+    def _group(self, first: int, pending: dict[Access, list[SSAValue]]) -> None:
+        """The body on rows `first` to `first + GROUP`."""
+        s = self.s
+        whole = GROUP * SIDE
+
+        def load(op: loop.LoadOp) -> None:
+            access = s.info.access[op]
+            dtype = memory_type(access.dtype)
+            if access in self.loaded:
+                rows = self.loaded[access][first : first + GROUP]
+            else:
+                rows = [self._row(access, first + r, dtype) for r in range(GROUP)]
+            value = rows[0] if all(r is rows[0] for r in rows) and not lanes_of(rows[0].type) else self._concat(rows)
+            s.values[op.result] = widen(s, value, access.dtype)
+
+        def store(op: loop.StoreOp) -> None:
+            access = s.info.access[op]
+            value = s.b.splat(s.get(op.value), whole)
+            value = narrow(s, value, access.dtype)
+            parts = [self._slice(value, r) for r in range(GROUP)]
+            if access in pending:
+                pending[access] += parts
+                return
+            for r, part in enumerate(parts):
+                base, at = address(s, access.buffer, self._at(access.offset, first + r, 0), memory_type(access.dtype))
+                s.b.place(cpu.StoreOp.make(part, base, at, self._mask(first + r, self.below, self.beside)))
+
+        block = s.info.nest.regions[0].blocks[0]
+        rules = {loop.LoadOp: load, loop.StoreOp: store, loop.IndexOp: lambda op: self._index(op, first)}
+        lower_block(s, block, rules)  # pyright: ignore[reportArgumentType]
+
+    def _row(self, access: Access, row: int, dtype: object) -> SSAValue:
+        """One row of an access along the lanes, or the same in all lanes."""
+        s = self.s
+        offset = self._at(access.offset, row, 0)
+        base, at = address(s, access.buffer, offset, dtype)  # pyright: ignore[reportArgumentType]
+        along = linear_coeff(access.offset, self.lanes.dim)
+        mask = self._mask(row, self.below, self.beside)
+        if along is ZERO:
+            alone = None
+            if self.below is not None:
+                alone = s.b.cmpi("sgt", self.below, s.b.int(row))
+            return read(s, dtype, access.buffer, base, at, alone)  # pyright: ignore[reportArgumentType]
+        return read(s, vec(SIDE, dtype), access.buffer, base, at, mask)  # pyright: ignore[reportArgumentType]
+
+    def _concat(self, rows: list[SSAValue]) -> SSAValue:
+        rows = [self.s.b.splat(r, SIDE) for r in rows]
+        result = vec(SIDE * len(rows), cpu.element_of(rows[0].type))
+        return self.s.b.pure(cpu.ConcatOp, tuple(rows), result)
+
+    def _slice(self, value: SSAValue, row: int) -> SSAValue:
+        from .reductions import _slice
+
+        return _slice(self.s, value, row * SIDE, SIDE)
+
+    def _index(self, op: loop.IndexOp, first: int) -> None:
+        """An index as a number: each row of the group its own."""
+        s = self.s
+        e = s.info.exprs[op.result]
+        rows: list[SSAValue] = []
+        for r in range(GROUP):
+            s.enter_lanes(self.lanes.dim, SIDE, s.dims[self.lanes.dim], None)
+            rows.append(s.b.splat(s.number(self._at(e, first + r, 0), i64), SIDE))
+            s.leave_lanes()
+        s.values[op.result] = self._concat(rows)
+
+    def _write_across(self, access: Access, values: list[SSAValue]) -> None:
+        """The 16 rows of the tile, transposed and written along the rows' loop."""
+        s = self.s
+        dtype = memory_type(access.dtype)
+        for c, column in enumerate(self._transpose(values)):
+            base, at = address(s, access.buffer, self._at(access.offset, 0, c), dtype)
+            s.b.place(cpu.StoreOp.make(column, base, at, self._mask(c, self.beside, self.below)))
