@@ -401,3 +401,22 @@ def test_universe():
     assert list(UNIVERSE.all_dialects) == list(DIALECTS)
     assert "nd-to-loop" in UNIVERSE.all_passes
     assert UNIVERSE.all_dialects["cpu"]().name == "cpu"
+
+
+KERNEL = """cpu.kernel @k(%p : !cpu.ptr, %q : !cpu.ptr) {
+  %zero = arith.constant 0 : i64
+  %a = cpu.load %p[%zero] : vector<4xf32>
+  cpu.store %a, %q[%zero] : vector<4xf32>
+  cpu.return
+}
+"""
+
+
+def test_code_of_a_kernel(opt_tool, tmp_path):
+    pytest.importorskip("llvmlite")
+    assert "define void @k(ptr" in opt_tool("-t", "llvm", stdin=KERNEL).out
+    assert "k:" in opt_tool("-t", "asm", stdin=KERNEL).out
+    assert opt_tool("-t", "obj", "-o", tmp_path / "k.o", stdin=KERNEL).code == 0
+    assert (tmp_path / "k.o").stat().st_size > 100
+    result = opt_tool("-t", "llvm", stdin=TEXT)
+    assert result.err == "<stdin>: error: -t llvm: the module holds no cpu.kernel; stepwell-cpu lowers it to one\n"
