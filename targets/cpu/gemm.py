@@ -1,27 +1,32 @@
-"""Matrix multiplication for the CPU: one body of LLVM IR per (types, layouts, instruction set, epilogue), for all sizes.
+"""Matrix multiplication for the CPU: one body of LLVM IR per (types, layouts, instruction set), for all sizes and
+epilogues.
 
-    symbol, text = gemm_function(GemmSpec("f32", trans_b=True, isa=host_isa().name))
+    symbol, text = gemm_function(GemmSpec("f32", trans_b=True, isa=isa_for(target()).name))
 
-`text` is a self-contained piece of a module: it defines `symbol` and internal helpers, and declares nothing; `declarations(text)` gives
-the lines that it needs (so that several pieces can share one module). The function is
+`text` defines `symbol` and internal helpers and declares nothing; `declarations(text)` lists what it needs, so that
+several pieces can share one module, and `gemm_module(spec)` is a module of its own: nothing in it depends on the
+graph, so that its object can be kept and linked to many graphs. The function is
 
     void symbol(ptr A, ptr B, ptr C, i64 M, i64 N, i64 K, i64 lda, i64 ldb, i64 ldc,
-                i64 batch, i64 strideA, i64 strideB, i64 strideC, ptr bias, ptr epilogue_context, ptr scratch, i64 threads)
+                i64 batch, i64 strideA, i64 strideB, i64 strideC,
+                ptr bias, ptr epilogue, ptr context, ptr scratch, i64 threads)
 
-- A is [M, K] with row stride lda, or [K, M] with row stride lda if `trans_a`; B is [K, N] or, if `trans_b`, [N, K]; C is [M, N]. The inner
-  stride is one; strides count elements; a batch stride may be 0. Any size may be 0 (K = 0 gives the bias, or zeros).
+- A is [M, K] with row stride lda, or [K, M] with row stride lda if `trans_a`; B is [K, N] or, if `trans_b`, [N, K]; C
+  is [M, N]. The inner stride is one; strides count elements; a batch stride may be 0. Any size may be 0 (K = 0 gives
+  the bias, or zeros).
 - bias: N elements added to every row, or null.
-- scratch: `scratch_bytes(spec, threads)` bytes, 64-byte aligned, used by this call alone; `threads` says for how many threads it is
-  large enough, and at most that many run (fewer if torch's own limit is lower, the work is small, or the caller is inside a
-  parallel region already). Threads come from `GOMP_parallel`, the pool that torch uses.
+- scratch: `scratch_bytes(spec, threads)` bytes, used by this call alone; `threads` says for how many threads it is
+  large enough, and at most that many run (fewer if torch's own limit is lower or the work is small; one inside a
+  parallel region). Threads come from `GOMP_parallel`, the pool that torch uses.
+- epilogue: null, or a function of the caller's,
 
-The epilogue is a function of the caller's,
+      void epilogue(ptr context, i64 batch, i64 row0, i64 row1, i64 col0, i64 col1, ptr tile, i64 tile_ld)
 
-    void epilogue(ptr context, i64 batch, i64 row0, i64 row1, i64 col0, i64 col1, ptr tile, i64 tile_ld)
-
-called once for every part of C, from any thread, while that part is in the first-level cache. `tile` points to the finished sums of
-[row0, row1) x [col0, col1), in the accumulator's type, rows `tile_ld` elements apart. Without `epilogue_tile` the tile *is* that part of C,
-and the epilogue may change it there; with it the tile is scratch memory, C may be null, and the epilogue stores every result itself.
+  called once for every part of C, from any thread, while that part is in the first-level cache. `tile` points to the
+  finished sums of [row0, row1) x [col0, col1), in the accumulator's type, rows `tile_ld` elements apart. If C has the
+  accumulator's type, the tile *is* that part of C, and the epilogue may change it there. If C has another type, or
+  with `GemmSpec.tile`, the tile is scratch memory, C is not touched (it may be null), and the epilogue stores every
+  result itself.
 """
 
 from __future__ import annotations
@@ -32,12 +37,23 @@ from .gemm_block import BLOCK_TYPES, BlockPlan, block_functions
 from .gemm_ir import Function, Value
 from .gemm_spec import GemmSpec, host_isa, isa_for
 
-__all__ = ["GEMM_ARGS", "GemmSpec", "declarations", "gemm_function", "host_isa", "isa_for", "scratch_bytes"]
+__all__ = [
+    "GEMM_ARGS",
+    "GemmSpec",
+    "as_module",
+    "declarations",
+    "gemm_function",
+    "gemm_module",
+    "host_isa",
+    "isa_for",
+    "scratch_bytes",
+]
 
 GEMM_ARGS = (
     *(("ptr", name) for name in ("a", "b", "c")),
     *(("i64", name) for name in ("m", "n", "k", "lda", "ldb", "ldc", "batches", "sa", "sb", "sc")),
     ("ptr", "bias"),
+    ("ptr", "epilogue"),
     ("ptr", "ctx"),
     ("ptr", "scratch"),
     ("i64", "threads"),
@@ -78,8 +94,7 @@ def _entry(plan: BlockPlan, symbol: str) -> str:
         with f.choose(f.both(f.cmp("sgt", "%threads", 1), f.cmp("sgt", cost, SERIAL_NS))) as branch:
             wanted = f.min("%threads", f.let("sext i32 " + f.let("call i32 @omp_get_max_threads()") + " to i64"))
             wanted = f.min(wanted, f.div(cost, NS_PER_THREAD))
-            nested = f.let("icmp ne i32 " + f.let("call i32 @omp_in_parallel()") + ", 0", "t")
-            wanted = f.max(f.pick(nested, 1, wanted), 1)
+            wanted = f.max(wanted, 1)
             batch_parts = f.min(wanted, "%batches")
             rest = f.div(wanted, batch_parts)
             column_parts = f.min(rest, f.ceil_div("%n", shape.width))
@@ -149,6 +164,7 @@ def _slot_function(plan: BlockPlan, symbol: str) -> str:
             n0,
             n1,
             v["bias"],
+            v["epilogue"],
             v["ctx"],
             batch.i,
             scratch,
@@ -158,29 +174,36 @@ def _slot_function(plan: BlockPlan, symbol: str) -> str:
     return f.text()
 
 
-_DECLARATIONS = {
-    "GOMP_parallel": "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
-    "omp_get_thread_num": "declare i32 @omp_get_thread_num()",
-    "omp_get_num_threads": "declare i32 @omp_get_num_threads()",
-    "omp_get_max_threads": "declare i32 @omp_get_max_threads()",
-    "omp_in_parallel": "declare i32 @omp_in_parallel()",
+_RUNTIME = {
+    "GOMP_parallel": ("void", "ptr, ptr, i32, i32"),
+    "omp_get_thread_num": ("i32", ""),
+    "omp_get_num_threads": ("i32", ""),
+    "omp_get_max_threads": ("i32", ""),
 }
 _INTRINSIC = re.compile(r"call (?:reassoc )?(?P<result>[^@\n]+?) @(?P<name>llvm\.[\w.]+)\((?P<args>[^\n]*)\)")
-_EXTERNAL = re.compile(r"@(\w+)\(")
+_CALLED = re.compile(r"@(\w+)\(")
 
 
-def declarations(text: str, epilogue: str | None = None) -> list[str]:
-    """The `declare` lines for everything that the IR of `gemm_function` calls and does not define, each once, sorted.
-
-    The epilogue is declared only if named: usually it is defined in the same module.
-    """
-    lines = {_DECLARATIONS[name] for name in _EXTERNAL.findall(text) if name in _DECLARATIONS}
+def declarations(text: str) -> list[tuple[str, str, str]]:
+    """(name, result type, argument types) of everything that the IR of `gemm_function` calls and does not define."""
+    found = {name: (name, *_RUNTIME[name]) for name in _CALLED.findall(text) if name in _RUNTIME}
     for match in _INTRINSIC.finditer(text):
-        types = ", ".join(_type_of(arg) for arg in _split_arguments(match["args"]))
-        lines.add(f"declare {match['result']} @{match['name']}({types})")
-    if epilogue:
-        lines.add(f"declare void @{epilogue}(ptr, i64, i64, i64, i64, i64, ptr, i64)")
-    return sorted(lines)
+        if match["name"] not in found:
+            types = ", ".join(_type_of(arg) for arg in _split_arguments(match["args"]))
+            found[match["name"]] = (match["name"], match["result"], types)
+    return sorted(found.values())
+
+
+def as_module(text: str) -> str:
+    """`text` with its declarations: a whole LLVM module."""
+    lines = [f"declare {result} @{name}({arguments})" for name, result, arguments in declarations(text)]
+    return "\n".join([text, *lines, ""])
+
+
+def gemm_module(spec: GemmSpec) -> tuple[str, str]:
+    """The symbol and a whole LLVM module that defines it."""
+    symbol, text = gemm_function(spec)
+    return symbol, as_module(text)
 
 
 def _split_arguments(text: str) -> list[str]:

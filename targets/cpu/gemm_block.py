@@ -5,12 +5,13 @@
         for pc over K, KC at a time
           pack B[pc, jc] into panels              (not if B is read in place)
           for i over rows, one register tile high (its KC-long strip of A stays in the first-level cache)
-            pack A[i, pc]                         (only if A needs conversion; a transposed A is packed for several i at once)
-            for j over the panels: the kernel
+            pack A[i, pc]                         (only if A needs conversion; a transposed A is packed for several i
+            at once) for j over the panels: the kernel
             finish the strip: epilogue or conversion to the type of C, after the last pc
 
-Three forms share these loops and differ in kernel, block sizes and whether something is packed: outer products over packed panels (any
-shape), dot products for few rows with B stored [N, K], and whole rows of B for a single row with B stored [K, N].
+Three forms share these loops and differ in kernel, block sizes and whether something is packed: outer products over
+packed panels (any shape), dot products for few rows with B stored [N, K], and whole rows of B for a single row with B
+stored [K, N].
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ BLOCK_ARGS = (
     *(("ptr", name) for name in ("a", "b", "c")),
     *(("i64", name) for name in ("lda", "ldb", "ldc", "depth", "m0", "m1", "n0", "n1")),
     ("ptr", "bias"),
+    ("ptr", "epilogue"),
     ("ptr", "ctx"),
     ("i64", "batch"),
     ("ptr", "scratch"),
@@ -42,7 +44,8 @@ DOT_COLUMNS = 192
 VECTOR_COLUMNS = 2048
 NEAR_BYTES = 4096
 IN_PLACE_ROWS_NEAR, IN_PLACE_ROWS_FAR = 192, 12
-"""With B stored [K, N], up to this many rows of A read B in place: if rows of B are less than a page apart, and if not."""
+"""With B stored [K, N], up to this many rows of A read B in place: if rows of B are less than a page apart, and if
+not."""
 UNITS_MAX_TRANSPOSED = 256
 """Longest K block for a transposed A; short, so that the block of B is wide and A is packed less often."""
 TILE_BYTES = 192 * 1024
@@ -60,7 +63,7 @@ class BlockPlan:
         isa = shape.isa
         self.units_max = (UNITS_MAX_TRANSPOSED if spec.trans_a else UNITS_MAX) * 4 // shape.acc_bytes
         self.group = 8 * isa.rows
-        self.direct = spec.c_type == spec.acc and not spec.epilogue_tile
+        self.direct = spec.c_type == spec.acc and not spec.tile
         dot = isa.masks and (shape.element >= 4 or isa.masks16) and not spec.trans_a
         self.special = ("dot" if dot else "") if spec.trans_b else "vector"
         self.in_place_b = not spec.trans_b and spec.dtype == spec.acc
@@ -119,7 +122,7 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
     moves = {(spec.bias_type, spec.acc)}
     if plan.direct:
         moves.add((spec.acc, spec.acc))
-    elif not spec.epilogue:
+    elif not spec.tile:
         moves.add((spec.acc, spec.c_type))
     for source, target in sorted(moves):
         out.append(convert_rows(f"{symbol}_move_{source}_{target}", isa, source, target, spec.acc))
@@ -359,14 +362,12 @@ class _Block:
 
     def _finish(self, i: str, mr: str, row: str) -> None:
         f, plan, shape, spec = self.f, self.plan, self.shape, self.spec
-        if not spec.epilogue and plan.direct:
-            return
-        with f.when(self.is_last):
-            if spec.epilogue:
-                rows = f"i64 {i}, i64 {f.add(i, mr)}, i64 {self.jc}, i64 {f.add(self.jc, self.nc)}"
-                ld = f.div(self.tile_ld, shape.acc_bytes)
-                f.do(f"call void @{spec.epilogue}(ptr %ctx, i64 %batch, {rows}, ptr {row}, i64 {ld})")
-            else:
+        with f.when(self.is_last), f.choose(f.let("icmp ne ptr %epilogue, null", "t")) as branch:
+            rows = f"i64 {i}, i64 {f.add(i, mr)}, i64 {self.jc}, i64 {f.add(self.jc, self.nc)}"
+            ld = f.div(self.tile_ld, shape.acc_bytes)
+            f.do(f"call void %epilogue(ptr %ctx, i64 %batch, {rows}, ptr {row}, i64 {ld})")
+            branch.otherwise()
+            if not plan.direct and not spec.tile:
                 bytes_c = ELEMENT_BYTES[spec.c_type]
                 out = f.at(f.at("%c", f.mul(i, self.ldc)), f.mul(self.jc, bytes_c))
                 self._move(spec.acc, spec.c_type, row, self.tile_ld, out, self.ldc, mr, self.nc)

@@ -1,4 +1,5 @@
-"""Element conversions for the matrix kernels: storage types to accumulators and back, one element or a vector at a time."""
+"""Element conversions for the matrix kernels: storage types to accumulators and back, one element or a vector at a
+time."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def bf16_bits_to_float(f: Function, bits: str, lanes: int) -> str:
 
 
 def half_bits_to_float(f: Function, bits: str, lanes: int) -> str:
-    """IEEE half in the low 16 bits of each i32, for targets without the instruction: scale by 2^112, which also normalises."""
+    """IEEE half in the low 16 bits of each i32, for targets without the instruction: scale by 2^112, which also
+    normalises."""
     word, flt = vector(lanes, "i32"), vector(lanes, "float")
 
     def const(value: int) -> str:
@@ -113,7 +115,8 @@ def float_bits_to_half(f: Function, bits: str, lanes: int) -> str:
 
 
 def convert_rows(name: str, isa: Isa, source: str, target: str, acc: str) -> str:
-    """`name(ptr src, i64 sld, ptr dst, i64 dld, i64 rows, i64 columns)`: copy a matrix (byte strides) from `source` to `target`.
+    """`name(ptr src, i64 sld, ptr dst, i64 dld, i64 rows, i64 columns)`: copy a matrix (byte strides) from `source`
+    to `target`.
 
     One of the two types is the accumulator's.
     """

@@ -1,8 +1,8 @@
 """A small writer of LLVM IR text with structured loops, for the generated matrix kernels.
 
 No optimiser runs behind it (only LLVM's instruction selection does), so it folds integer constants itself, writes loops
-with phi nodes instead of stack slots, and leaves vectors explicit. A value is an SSA name (`str`) or a Python `int` for a
-constant of type `i64`; every helper without a type in its name works on `i64`.
+with phi nodes instead of stack slots, and leaves vectors explicit. A value is an SSA name (`str`) or a Python `int`
+for a constant of type `i64`; every helper without a type in its name works on `i64`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Function:
     ) -> Iterator[Loop]:
         """`for i in lo..hi by step` with values carried round; `at_least_once` tests at the bottom only.
 
-        The body sets `loop.next` (and may set `loop.step`); after the block `loop.results` are the carried values at the exit.
+        The body sets `loop.next` (and may set `loop.step`); after the block `loop.results` are the carried values at
+        the exit.
         """
         before, head, latch, done = self._label, self.new_label("head"), self.new_label("latch"), self.new_label("done")
         i, i_next = self.fresh("i"), self.fresh("i")

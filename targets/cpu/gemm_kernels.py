@@ -23,18 +23,20 @@ KERNEL_ARGS = (
     ("i64", "mr"),
     ("i64", "nr"),
 )
-"""Rows of A (`ars` from row to row, `acs` from step to step), B (`bs` from step to step, or from column to column in the dot
-form), the starting values and the result (both of the accumulator's type, with their row strides; they may be the same
-memory), the number of steps, and the rows and columns that are wanted."""
+"""Rows of A (`ars` from row to row, `acs` from step to step), B (`bs` from step to step, or from column to column in
+the dot form), the starting values and the result (both of the accumulator's type, with their row strides; they may be
+the same memory), the number of steps, and the rows and columns that are wanted."""
 KERNEL_TYPES = ", ".join(ty for ty, _ in KERNEL_ARGS)
 
 
 PREFETCH_STEPS = 8
-"""How far ahead of the multiplications rows of B are asked for; matters where B is read in place or from a far cache."""
+"""How far ahead of the multiplications rows of B are asked for; matters where B is read in place or from a far
+cache."""
 
 
 def tile_kernel(shape: Shape, name: str, rows: int) -> str:
-    """A `rows` x `shape.width` tile as a sum of outer products: one step loads a row of B and broadcasts `rows` elements of A."""
+    """A `rows` x `shape.width` tile as a sum of outer products: one step loads a row of B and broadcasts `rows`
+    elements of A."""
     f = Function(name, KERNEL_ARGS)
     lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
     vec = f"<{lanes} x {acc}>"
@@ -121,13 +123,13 @@ def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
     suffix = f"v{padded}{shape.spec.acc}.p0"
     with f.loop(0, "%mr") as row:
         init = f.at("%init", f.mul(row.i, "%ild"))
-        start = f.let(
-            f"call {row_type} @llvm.masked.load.{suffix}(ptr align 1 {init}, <{padded} x i1> {mask}, {row_type} zeroinitializer)"
-        )
+        keep = f"<{padded} x i1> {mask}"
+        masked = f"@llvm.masked.load.{suffix}(ptr align 1 {init}, {keep}, {row_type} zeroinitializer)"
+        start = f.let(f"call {row_type} {masked}")
         value = f.load(row_type, f.at(sums_at, f.mul(row.i, columns * shape.acc_bytes)))
         total = f.let(f"fadd {row_type} {start}, {value}")
-        out = f.at("%c", f.mul(row.i, "%cld"))
-        f.do(f"call void @llvm.masked.store.{suffix}({row_type} {total}, ptr align 1 {out}, <{padded} x i1> {mask})")
+        target = f.at("%c", f.mul(row.i, "%cld"))
+        f.do(f"call void @llvm.masked.store.{suffix}({row_type} {total}, ptr align 1 {target}, {keep})")
     return f.text()
 
 
@@ -162,7 +164,8 @@ ROWS_AT_ONCE = 8
 
 
 def vector_kernel(shape: Shape, name: str) -> str:
-    """One row of A times B stored [K, N]: reads whole rows of B, the result stays in the first-level cache. `k` counts elements."""
+    """One row of A times B stored [K, N]: reads whole rows of B, the result stays in the first-level cache. `k`
+    counts elements."""
     f = Function(name, KERNEL_ARGS)
     isa, dtype, acc, lanes = shape.isa, shape.spec.dtype, shape.spec.acc, shape.lanes
     whole = f.mul(f.div("%nr", lanes), lanes)

@@ -1,8 +1,8 @@
 """Packing for the matrix kernels: panels of A and B in the order in which a register tile reads them.
 
-A packed panel of B is [units][columns of a tile], of a transposed A [units][rows of several tiles]; A stored by rows stays in rows and
-is packed only where it needs conversion. A unit is one element of the accumulator's type, or a pair of bfloats that are neighbours
-along K. Sizes are in elements, strides in bytes.
+A packed panel of B is [units][columns of a tile], of a transposed A [units][rows of several tiles]; A stored by rows
+stays in rows and is packed only where it needs conversion. A unit is one element of the accumulator's type, or a pair
+of bfloats that are neighbours along K. Sizes are in elements, strides in bytes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def _second_row(f: Function, shape: Shape, row: str, ld: Value, k_index: Value, 
 
 
 def pack_rows(shape: Shape, name: str, zeros: str, width: int) -> str:
-    """`name(src, ld, k, n, dst)` for a matrix stored along n: [units][width]; rows are copied, columns beyond n are zero.
+    """`name(src, ld, k, n, dst)` for a matrix stored along n: [units][width]; rows are copied, columns beyond n are
+    zero.
 
     `zeros` is a global of at least 256 zero bytes.
     """
@@ -105,7 +106,8 @@ def pack_rows(shape: Shape, name: str, zeros: str, width: int) -> str:
 
 
 def pack_b_columns(shape: Shape, name: str) -> str:
-    """`name(src, ld, k, n, dst)` for B stored [N, K]: squares are transposed in registers; columns beyond n repeat the last."""
+    """`name(src, ld, k, n, dst)` for B stored [N, K]: squares are transposed in registers; columns beyond n repeat
+    the last."""
     f = Function(name, [("ptr", "src"), ("i64", "ld"), ("i64", "k"), ("i64", "n"), ("ptr", "dst")])
     lanes, unit = shape.lanes, unit_type(shape)
     inner = min(lanes, 2 if unit == "double" else 4)
@@ -142,7 +144,8 @@ def pack_b_columns(shape: Shape, name: str) -> str:
 
 
 def pack_a_rows(shape: Shape, name: str) -> str:
-    """`name(src, ld, mr, k, dst, dst_ld)` for A stored [M, K]: rows of units, converted or (pairs) filled up with a zero."""
+    """`name(src, ld, mr, k, dst, dst_ld)` for A stored [M, K]: rows of units, converted or (pairs) filled up with a
+    zero."""
     args = [("ptr", "src"), ("i64", "ld"), ("i64", "mr"), ("i64", "k"), ("ptr", "dst"), ("i64", "dst_ld")]
     f = Function(name, args)
     isa, acc, lanes, element = shape.isa, shape.spec.acc, shape.lanes, shape.element

@@ -1,11 +1,11 @@
-"""What a generated matrix multiplication is: its types, layouts, instruction set, and what happens to a finished tile."""
+"""What a generated matrix multiplication is: its types, layouts, instruction set, and what happens to a finished
+tile."""
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+
+from .features import Target, target
 
 ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8}
 LLVM_TYPE = {"f32": "float", "bf16": "bfloat", "f16": "half", "f64": "double"}
@@ -20,7 +20,8 @@ class Isa:
     rows: int
     """Rows of the register tile."""
     vectors: int
-    """Vectors across the register tile: rows * vectors accumulators, plus `vectors` of B, plus one broadcast must fit."""
+    """Vectors across the register tile: rows * vectors accumulators, plus `vectors` of B, plus one broadcast must
+    fit."""
     masks: bool
     """Masked loads and stores are one instruction (for 32-bit elements at least)."""
     masks16: bool = False
@@ -46,26 +47,22 @@ ISAS = {
 """By name. `avx512` asks for F, BW, DQ and VL; `avx2` for AVX2, FMA and F16C; `generic` runs on every 64-bit target."""
 
 
-def isa_for(features: Mapping[str, bool], machine: str = "") -> Isa:
-    """The best instruction set for LLVM's feature map of a processor (as `llvmlite.binding.get_host_cpu_features()`)."""
-    machine = machine or platform.machine()
-    if machine in ("aarch64", "arm64"):
+def isa_for(wanted: Target) -> Isa:
+    """The best instruction set that a compilation target has.
+
+    vdpbf16ps is used on processors without AMX only: where both exist (Intel), it runs at half the speed of floats.
+    """
+    if wanted.has("neon"):
         return ISAS["neon"]
-
-    def has(*names: str) -> bool:
-        return all(features.get(name, False) for name in names)
-
-    if has("avx512f", "avx512bw", "avx512dq", "avx512vl"):
-        return ISAS["avx512_bf16" if has("avx512bf16") else "avx512"]
-    return ISAS["avx2" if has("avx2", "fma", "f16c") else "generic"]
+    if wanted.has("avx512"):
+        dot = wanted.has("avx512bf16") and "+amx-bf16" not in wanted.features
+        return ISAS["avx512_bf16" if dot else "avx512"]
+    return ISAS["avx2" if all(map(wanted.has, ("avx2", "fma", "f16c"))) else "generic"]
 
 
-@lru_cache(maxsize=1)
 def host_isa() -> Isa:
     """The best instruction set of this machine."""
-    import llvmlite.binding as llvm
-
-    return isa_for(dict(llvm.get_host_cpu_features()))
+    return isa_for(target())
 
 
 @dataclass(frozen=True)
@@ -88,10 +85,8 @@ class GemmSpec:
     """C += instead of C =; only where C has the accumulator's type."""
     bias: str = ""
     """Element type of the bias; `dtype` if empty. Whether there is one is known at run time (null pointer or not)."""
-    epilogue: str | None = None
-    """Symbol of a function that is called on finished tiles; see `gemm.py`."""
-    epilogue_tile: bool = False
-    """The epilogue reads an accumulator tile in scratch memory and stores all results itself; C is never touched."""
+    tile: bool = False
+    """Sums stay in scratch memory for an epilogue, which stores all results itself; C is never touched."""
 
     def __post_init__(self) -> None:
         for field, value in (("dtype", self.dtype), ("out", self.c_type), ("bias", self.bias_type)):
@@ -101,13 +96,7 @@ class GemmSpec:
             raise ValueError(f"gemm: isa is {self.isa!r}, expected one of {', '.join(ISAS)}")
         if (self.acc == "f64") != (self.c_type == "f64"):
             raise ValueError(f"gemm: A and B of {self.dtype} cannot give C of {self.c_type}")
-        if self.epilogue_tile and not self.epilogue:
-            raise ValueError("gemm: epilogue_tile without the symbol of an epilogue")
-        if self.epilogue and not self.epilogue_tile and self.c_type != self.acc:
-            raise ValueError(
-                f"gemm: an epilogue over C of {self.c_type} must take its tile from scratch (epilogue_tile=True)"
-            )
-        if self.accumulate and (self.c_type != self.acc or self.epilogue_tile):
+        if self.accumulate and (self.c_type != self.acc or self.tile):
             raise ValueError(f"gemm: accumulate needs C of {self.acc}, written by the kernel itself")
 
     @property
@@ -134,8 +123,8 @@ class GemmSpec:
             parts.append(f"bias_{self.bias_type}")
         if self.accumulate:
             parts.append("add")
-        if self.epilogue:
-            parts.append(("tile_" if self.epilogue_tile else "then_") + self.epilogue)
+        if self.tile:
+            parts.append("tile")
         return "_".join(parts)
 
 
