@@ -12,6 +12,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from ...dialects import cpu
 from . import emit_arith, emit_control, emit_division, emit_math, emit_memory, emit_vector
+from .emit_gemm import emit_gemm
 from .emit_text import EmitError, FunctionText, Handlers, ModuleText, type_of
 from .features import Target, target
 
@@ -50,6 +51,8 @@ def emit_kernels(
     for op in module.body.block.ops:
         if isinstance(op, cpu.KernelOp):
             emit_kernel(unit, op, internal)
+        elif isinstance(op, cpu.GemmOp):
+            emit_gemm(unit, op)
     return unit
 
 

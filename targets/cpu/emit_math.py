@@ -63,8 +63,8 @@ FUNCTIONS: dict[str, Function] = {
     "asin": _sleef("asin", "u35"),
     "acos": _sleef("acos", "u35"),
     "atan": _sleef("atan", "u35"),
-    "sinh": _sleef("sinh", "u35"),
-    "cosh": _sleef("cosh", "u35"),
+    "sinh": _sleef("sinh", "u10"),
+    "cosh": _sleef("cosh", "u10"),
     "asinh": _sleef("asinh", "u10"),
     "acosh": _sleef("acosh", "u10"),
     "atanh": _sleef("atanh", "u10"),
@@ -74,8 +74,8 @@ FUNCTIONS: dict[str, Function] = {
     "atan2": _sleef("atan2", "u35"),
     "pow": _sleef("pow", "u10"),
     "hypot": _sleef("hypot", "u35", "u05"),
-    "fmod": _sleef("fmod", ""),
-    "nextafter": _sleef("nextafter", ""),
+    "fmod": _sleef("fmod", "", ""),
+    "nextafter": _sleef("nextafter", "", ""),
     **{name: Function(form, form) for name, form in math_special.FORMS.items()},
 }
 

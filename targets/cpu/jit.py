@@ -248,7 +248,9 @@ def load_object(data: bytes, symbols: dict[str, int] | None = None, exports: lis
         try:
             tracker = builder.link(_session(), f"stepwell.{_counter}")
         except RuntimeError as error:
-            raise CompileError(f"cannot link the generated object: {error}") from error
+            missing = sorted(n for n in undefined if n not in (symbols or {}) and not _in_process(n))
+            reason = f"these symbols are nowhere: {', '.join(missing)}" if missing else str(error)
+            raise CompileError(f"cannot link the generated object: {reason}") from error
         return Library(tracker, names)
 
 
