@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
+from .cpu_gemm import GemmOp
 from .cpu_memory import (
     AtomicAddOp,
     CopyOp,
@@ -72,6 +73,7 @@ __all__ = [
     "AtomicAddOp",
     "CallOp",
     "CastOp",
+    "GemmOp",
     "CmpFOp",
     "CmpIOp",
     "ConcatOp",
@@ -117,6 +119,7 @@ Cpu = Dialect(
         ParallelOp,
         NumThreadsOp,
         CallOp,
+        GemmOp,
         AssertOp,
         PhiloxOp,
         LoadOp,

@@ -1,0 +1,303 @@
+"""Contractions: a `loop.contract` over buffers becomes a call of a generated matrix multiplication, or of the library.
+
+The accesses are linear, so each operand is a matrix with a row and a column stride for every step of the batch. When one of the two
+strides is 1 the generated function (cpu.gemm) takes the operand as it lies, transposed or not; other layouts, integers and contractions
+whose schedule says "library" go to ATen with views of the buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import StringAttr, bf16, f16, f32, f64, i64
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from ...dialects import cpu, host, loop, mem
+from ...dialects.call_args import Arg, Call, CallAttr
+from ...dialects.cpu_gemm import GemmOp
+from ...dialects.expr import (
+    Add,
+    Const,
+    Expr,
+    FloorDiv,
+    IndexMap,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Sym,
+    as_expr,
+    dim,
+    free_syms,
+    linear_coeff,
+    product,
+)
+from ...dialects.nd_base import IntsAttr
+from ...dialects.nd_types import element_bytes
+from .builder import Builder
+
+ZERO, ONE = as_expr(0), as_expr(1)
+DTYPES: dict[Attribute, str] = {f32: "f32", bf16: "bf16", f16: "f16", f64: "f64"}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One operand: strides of the batch loops, of its rows and of its columns, in elements."""
+
+    buffer: SSAValue
+    batch: tuple[Expr, ...]
+    row: Expr
+    column: Expr
+
+    @property
+    def dtype(self) -> Attribute:
+        return loop.element_type(self.buffer.type)
+
+
+@dataclass(frozen=True)
+class Product:
+    """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], as strides."""
+
+    batch: tuple[Expr, ...]
+    m: Expr
+    n: Expr
+    k: Expr
+    a: Matrix
+    b: Matrix
+    c: Matrix
+
+
+def strides_of(buffer: SSAValue, m: IndexMap, rank: int) -> list[Expr] | None:
+    """The stride of every dimension of a linear access to a buffer; None when it is not linear or not at the buffer's start."""
+    t = buffer.type
+    assert isinstance(t, mem.BufferType)
+    address = sum((e * s for e, s in zip(m.results, t.stride_exprs, strict=True)), ZERO)
+    found: list[Expr] = []
+    rest = address
+    for k in range(rank):
+        c = linear_coeff(address, dim(k))
+        if c is None:
+            return None
+        found.append(c)
+        rest = rest - c * dim(k)
+    return found if rest is ZERO else None
+
+
+def recognise(op: loop.ContractOp) -> Product | None:
+    """The matrix product that a contraction is, if it only stores its accumulator."""
+    rank = len(op.loop_sizes)
+    stores = [o for o in op.block.ops if isinstance(o, loop.StoreOp)]
+    if len(stores) != 1 or len(list(op.block.ops)) != 1 or op.lhs_prologue.blocks or op.rhs_prologue.blocks:
+        return None
+    (store,) = stores
+    if store.value is not op.accumulator or store.mode is not None or store.masked is not None or len(op.outs) != 1:
+        return None
+    places = [list(op.indices).index(v) for v in store.index_operands]
+    target = IndexMap(rank, tuple(store.index_map.apply([dim(p) for p in places])))
+    a, b = strides_of(op.lhs, op.lhs_map.data, rank + 1), strides_of(op.rhs, op.rhs_map.data, rank + 1)
+    c = strides_of(op.outs[0], target, rank)
+    if a is None or b is None or c is None or a[rank - 1] is not ZERO or b[rank - 2] is not ZERO:
+        return None
+    sizes = op.loop_sizes
+    return Product(
+        sizes[:-2], sizes[-2], sizes[-1], op.depth.data,
+        Matrix(op.lhs, tuple(a[: rank - 2]), a[rank - 2], a[rank]),
+        Matrix(op.rhs, tuple(b[: rank - 2]), b[rank], b[rank - 1]),
+        Matrix(op.outs[0], tuple(c[: rank - 2]), c[rank - 2], c[rank - 1]),
+    )  # fmt: skip
+
+
+def merge_batch(p: Product) -> Product:
+    """Drop batch loops of size 1 and join neighbours whose strides allow it."""
+    loops = [
+        (s, (a, b, c)) for s, a, b, c in zip(p.batch, p.a.batch, p.b.batch, p.c.batch, strict=True) if s is not ONE
+    ]
+    merged: list[tuple[Expr, tuple[Expr, ...]]] = []
+    for size, steps in loops:
+        if merged:
+            outer, outer_steps = merged[-1]
+            if all(o is s * size for o, s in zip(outer_steps, steps, strict=True)):
+                merged[-1] = (outer * size, steps)
+                continue
+        merged.append((size, steps))
+    a, b, c = (tuple(steps[i] for _, steps in merged) for i in range(3))
+    return Product(
+        tuple(s for s, _ in merged), p.m, p.n, p.k,
+        Matrix(p.a.buffer, a, p.a.row, p.a.column), Matrix(p.b.buffer, b, p.b.row, p.b.column),
+        Matrix(p.c.buffer, c, p.c.row, p.c.column),
+    )  # fmt: skip
+
+
+def _transposed(x: Matrix, rows: Expr, columns: Expr) -> bool | None:
+    """False: columns are next to each other; True: rows are; None: neither."""
+    if x.column is ONE or columns is ONE:
+        return False
+    return True if x.row is ONE or rows is ONE else None
+
+
+def _leading(x: Matrix, transposed: bool, rows: Expr, columns: Expr) -> Expr:
+    """The stride between rows (columns when transposed) as the generated function takes it; where there is one row only, any."""
+    stride = x.column if transposed else x.row
+    other = columns if transposed else rows
+    return stride if other is not ONE else (rows if transposed else columns)
+
+
+class ContractLowering:
+    """Lowers the contractions of one module; equal ones share a kernel. `add_symbol` puts an op at the module's end."""
+
+    def __init__(self, add_symbol: Callable[[Operation], None], library: bool = False):
+        self.add_symbol = add_symbol
+        self.library = library
+        self.kernels: dict[object, str] = {}
+        self.functions: dict[str, str] = {}
+
+    def lower(self, op: loop.ContractOp) -> None:
+        """Replace `op`."""
+        product_ = recognise(op)
+        block = op.parent
+        assert block is not None
+        wish = op.schedule.data if isinstance(op.schedule, StringAttr) else ""
+        launch = None
+        if product_ is not None and wish != "library" and not (self.library and wish != "gemm"):
+            launch = self._generated(merge_batch(product_))
+        new = launch or self._library(op)
+        for o in new:
+            o.location = op.location
+            block.insert_op_before(o, op)
+        op.detach()
+        op.erase()
+
+    # ---- generated
+
+    def _generated(self, p: Product) -> list[Operation] | None:
+        c = p.c
+        if _transposed(c, p.m, p.n) is None:
+            return None
+        if _transposed(c, p.m, p.n):
+            swap = lambda x: Matrix(x.buffer, x.batch, x.column, x.row)  # noqa: E731
+            p = Product(p.batch, p.n, p.m, p.k, swap(p.b), swap(p.a), swap(p.c))
+        trans_a, trans_b = _transposed(p.a, p.m, p.k), _transposed(p.b, p.k, p.n)
+        dtype, out = DTYPES.get(p.a.dtype), DTYPES.get(p.c.dtype)
+        if trans_a is None or trans_b is None or dtype is None or out is None or p.b.dtype != p.a.dtype:
+            return None
+        if (dtype == "f64") != (out == "f64"):
+            return None
+        name = self._function(dtype, out, trans_a, trans_b)
+        key = (name, p.batch, p.m, p.n, p.k, *((x.batch, x.row, x.column) for x in (p.a, p.b, p.c)))
+        kernel = self.kernels.get(key)
+        symbols = sorted({s for e in _flat(key) for s in free_syms(e)}, key=lambda s: s.name)
+        if kernel is None:
+            kernel = self.kernels[key] = f"contract{len(self.kernels)}"
+            self.add_symbol(_wrapper(kernel, name, p, trans_a, trans_b, symbols))
+        traffic = sum((element_bytes(x.dtype) * n for x, n in ((p.a, p.m * p.k), (p.b, p.k * p.n), (p.c, p.m * p.n))), ZERO)
+        launch = host.LaunchOp.make(
+            kernel, [p.a.buffer, p.b.buffer, p.c.buffer], symbols, bytes=traffic * product(p.batch)
+        )
+        return [launch]
+
+    def _function(self, dtype: str, out: str, trans_a: bool, trans_b: bool) -> str:
+        name = f"gemm_{dtype}{'_' + out if out != dtype else ''}_{'t' if trans_a else 'n'}{'t' if trans_b else 'n'}"
+        if name not in self.functions:
+            self.functions[name] = name
+            self.add_symbol(GemmOp.make(name, dtype, out, trans_a, trans_b))
+        return name
+
+    # ---- library
+
+    def _library(self, op: loop.ContractOp) -> list[Operation]:
+        """ATen's matmul on views of the buffers, into the out."""
+        p = recognise(op)
+        if p is None:
+            raise ValueError(f"mem-to-cpu: cannot lower this contraction: {op}")
+        views: list[Operation] = []
+        operands: list[SSAValue] = []
+        for x, rows, columns in ((p.a, p.m, p.k), (p.b, p.k, p.n), (p.c, p.m, p.n)):
+            t = x.buffer.type
+            assert isinstance(t, mem.BufferType)
+            view = mem.BufferType.get(
+                (*p.batch, rows, columns), t.element_type, (*x.batch, x.row, x.column), t.offset_expr, t.device.data
+            )
+            if view == t:
+                operands.append(x.buffer)
+                continue
+            views.append(mem.ViewOp.new((x.buffer,), view))
+            operands.append(views[-1].results[0])
+        call = CallAttr(Call("aten.matmul.default" if len(p.batch) != 1 else "aten.bmm.default", (Arg(0), Arg(1))))
+        if not p.batch:
+            call = CallAttr(Call("aten.mm.default", (Arg(0), Arg(1))))
+        extern = mem.ExternOp.create(operands=operands, properties={"call": call, "out": IntsAttr.get([2])})
+        return [*views, extern]
+
+
+def _flat(key: Sequence[object]) -> list[Expr]:
+    found: list[Expr] = []
+    for item in key:
+        if isinstance(item, Expr):
+            found.append(item)
+        elif isinstance(item, tuple):
+            found.extend(_flat(item))
+    return found
+
+
+def emit_expr(b: Builder, e: Expr, symbols: dict[Sym, SSAValue]) -> SSAValue:
+    """A size expression as i64 ops."""
+    if isinstance(e, Const):
+        return b.int(int(e))
+    if isinstance(e, Sym):
+        return symbols[e]
+    if isinstance(e, FloorDiv):
+        return b.udiv(emit_expr(b, e.lhs, symbols), emit_expr(b, e.rhs, symbols))
+    if isinstance(e, Mod):
+        return b.urem(emit_expr(b, e.lhs, symbols), emit_expr(b, e.rhs, symbols))
+    if isinstance(e, (Min, Max)):
+        values = [emit_expr(b, x, symbols) for x in e.args]
+        result = values[0]
+        for v in values[1:]:
+            result = b.min(result, v) if isinstance(e, Min) else b.max(result, v)
+        return result
+    if isinstance(e, Mul):
+        values = [emit_expr(b, x, symbols) for x in e.factors]
+        result = values[0]
+        for v in values[1:]:
+            result = b.mul(result, v)
+        return result
+    assert isinstance(e, Add), e
+    total: SSAValue | None = b.int(e.constant) if e.constant else None
+    for term, factor in e.terms:
+        value = emit_expr(b, term, symbols)
+        value = value if factor == 1 else b.mul(value, b.int(factor))
+        total = value if total is None else b.add(total, value)
+    assert total is not None
+    return total
+
+
+def _wrapper(
+    kernel: str, function: str, p: Product, trans_a: bool, trans_b: bool, symbols: Sequence[Sym]
+) -> cpu.KernelOp:
+    """The kernel that calls the generated function, for every step of the outer batch loops."""
+    op = cpu.KernelOp.make(kernel, [cpu.ptr] * 3 + [i64] * len(symbols))
+    block: Block = op.body.block
+    b = Builder(block)
+    table = dict(zip(symbols, block.args[3:], strict=True))
+    value: Callable[[Expr], SSAValue] = lambda e: emit_expr(b, e, table)  # noqa: E731
+    pointers = list(block.args[:3])
+    matrices = (p.a, p.b, p.c)
+    outer, inner = p.batch[:-1], p.batch[-1:]
+    zero, one = b.int(0), b.int(1)
+    for i, size in enumerate(outer):
+        (index, *_) = b.begin_for(zero, value(size), one)
+        for k, x in enumerate(matrices):
+            step = b.mul(index, value(x.batch[i]))
+            pointers[k] = b.place(cpu.PtrAddOp.make(pointers[k], step, x.dtype)).results[0]
+    batch = value(inner[0]) if inner else one
+    strides = [value(x.batch[-1]) if inner else zero for x in matrices]
+    leading = [
+        value(_leading(p.a, trans_a, p.m, p.k)), value(_leading(p.b, trans_b, p.k, p.n)), value(_leading(p.c, False, p.m, p.n)),
+    ]  # fmt: skip
+    arguments = [*pointers, value(p.m), value(p.n), value(p.k), *leading, batch, *strides]
+    b.place(cpu.CallOp.make(function, arguments))
+    for _ in outer:
+        b.end_for()
+    block.add_op(cpu.ReturnOp.create())
+    return op
