@@ -15,9 +15,9 @@ graph, so that its object can be kept and linked to many graphs. The function is
   is [M, N]. The inner stride is one; strides count elements; a batch stride may be 0. Any size may be 0 (K = 0 gives
   the bias, or zeros).
 - bias: N elements added to every row, or null.
-- scratch: `scratch_bytes(spec, threads)` bytes, used by this call alone; `threads` says for how many threads it is
-  large enough, and at most that many run (fewer if torch's own limit is lower or the work is small; one inside a
-  parallel region). Threads come from `GOMP_parallel`, the pool that torch uses.
+- scratch (`gemm_with_scratch` provides it): `scratch_bytes(spec, threads)` bytes, used by this call alone; `threads`
+  says for how many threads it is large enough, and at most that many run (fewer if torch's own limit is lower or the
+  work is small; one inside a parallel region). Threads come from `GOMP_parallel`, the pool that torch uses.
 - epilogue: null, or a function of the caller's,
 
       void epilogue(ptr context, i64 batch, i64 row0, i64 row1, i64 col0, i64 col1, ptr tile, i64 tile_ld)
@@ -44,6 +44,7 @@ __all__ = [
     "declarations",
     "gemm_function",
     "gemm_module",
+    "gemm_with_scratch",
     "host_isa",
     "isa_for",
     "scratch_bytes",
@@ -77,6 +78,42 @@ def gemm_function(spec: GemmSpec) -> tuple[str, str]:
     parts = block_functions(plan, symbol)
     parts += [_slot_function(plan, symbol), _thunk(symbol), _entry(plan, symbol)]
     return symbol, "\n".join(parts)
+
+
+def gemm_with_scratch(spec: GemmSpec, name: str, linkage: str = "internal") -> str:
+    """The IR of `gemm_function(spec)` and of `name`, which takes the same arguments without the last two.
+
+    It provides the scratch memory: a block of the module that is kept from call to call. A call that finds it taken
+    (by another thread) allocates one for itself, and frees it unless the module's place is empty by then.
+    """
+    symbol, text = gemm_function(spec)
+    args = GEMM_ARGS[:-2]
+    f = Function(name, args, linkage=linkage, plain=True)
+    kept = f"@{symbol}_kept"
+    threads = f.let("sext i32 " + f.let("call i32 @omp_get_max_threads()") + " to i64")
+    f.do(f"%block = atomicrmw xchg ptr {kept}, ptr null acquire")
+    # The first 64 bytes say for how many threads the block is large enough.
+    space = f.alloca(1, "ptr")
+    f.store("ptr", "%block", space, 8)
+    with f.choose(f.let("icmp eq ptr %block, null", "t")) as fresh:
+        _allocate(f, space, threads, BlockPlan(spec).scratch_bytes)
+        fresh.otherwise()
+        with f.when(f.cmp("slt", f.load("i64", "%block", 8), threads)):
+            f.do("call void @free(ptr %block)")
+            _allocate(f, space, threads, BlockPlan(spec).scratch_bytes)
+    block = f.load("ptr", space, 8)
+    values = ", ".join(f"{ty} %{arg}" for ty, arg in args)
+    f.do(f"call void @{symbol}({values}, ptr {f.at(block, 64)}, i64 {threads})")
+    other = f.let(f"atomicrmw xchg ptr {kept}, ptr {block} release")
+    f.do(f"call void @free(ptr {other})")
+    return "\n".join([f"{kept} = internal global ptr null", text, f.text()])
+
+
+def _allocate(f: Function, space: str, threads: Value, bytes_per_thread: int) -> None:
+    size = f.round_up(f.add(f.mul(threads, bytes_per_thread), 64), 64)
+    block = f.let(f"call ptr @aligned_alloc(i64 64, i64 {size})")
+    f.store("i64", threads, block, 8)
+    f.store("ptr", block, space, 8)
 
 
 def _entry(plan: BlockPlan, symbol: str) -> str:
@@ -179,25 +216,26 @@ _RUNTIME = {
     "omp_get_thread_num": ("i32", ""),
     "omp_get_num_threads": ("i32", ""),
     "omp_get_max_threads": ("i32", ""),
+    "aligned_alloc": ("ptr", "i64, i64"),
+    "free": ("void", "ptr"),
 }
 _INTRINSIC = re.compile(r"call (?:reassoc )?(?P<result>[^@\n]+?) @(?P<name>llvm\.[\w.]+)\((?P<args>[^\n]*)\)")
 _CALLED = re.compile(r"@(\w+)\(")
 
 
-def declarations(text: str) -> list[tuple[str, str, str]]:
-    """(name, result type, argument types) of everything that the IR of `gemm_function` calls and does not define."""
-    found = {name: (name, *_RUNTIME[name]) for name in _CALLED.findall(text) if name in _RUNTIME}
+def declarations(text: str) -> list[str]:
+    """A `declare` line for everything that the IR of this file calls and does not define, each name once, sorted."""
+    found = {name: (*_RUNTIME[name],) for name in _CALLED.findall(text) if name in _RUNTIME}
     for match in _INTRINSIC.finditer(text):
         if match["name"] not in found:
             types = ", ".join(_type_of(arg) for arg in _split_arguments(match["args"]))
-            found[match["name"]] = (match["name"], match["result"], types)
-    return sorted(found.values())
+            found[match["name"]] = (match["result"], types)
+    return [f"declare {result} @{name}({arguments})" for name, (result, arguments) in sorted(found.items())]
 
 
 def as_module(text: str) -> str:
     """`text` with its declarations: a whole LLVM module."""
-    lines = [f"declare {result} @{name}({arguments})" for name, result, arguments in declarations(text)]
-    return "\n".join([text, *lines, ""])
+    return "\n".join([text, *declarations(text), ""])
 
 
 def gemm_module(spec: GemmSpec) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
@@ -11,7 +12,16 @@ import torch
 
 from stepwell.targets.cpu import jit
 from stepwell.targets.cpu.features import is_runnable, target
-from stepwell.targets.cpu.gemm import GemmSpec, declarations, gemm_function, gemm_module, isa_for, scratch_bytes
+from stepwell.targets.cpu.gemm import (
+    GemmSpec,
+    as_module,
+    declarations,
+    gemm_function,
+    gemm_module,
+    gemm_with_scratch,
+    isa_for,
+    scratch_bytes,
+)
 
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 ROUNDING = {"f32": 2e-6, "f64": 1e-14, "bf16": 8e-3, "f16": 1e-3}
@@ -306,8 +316,29 @@ def test_a_wrong_spec_is_refused(fields, message):
 
 def test_two_bodies_share_a_module():
     texts = [gemm_function(host_spec(trans_b=trans_b)) for trans_b in (False, True)]
-    lines = {name: (result, types) for _, text in texts for name, result, types in declarations(text)}
-    module = "\n".join(text for _, text in texts)
-    module += "\n".join(f"\ndeclare {result} @{name}({types})" for name, (result, types) in lines.items())
-    library = jit.load_text(module)
+    lines = {line for _, text in texts for line in declarations(text)}
+    library = jit.load_text("\n".join([text for _, text in texts] + sorted(lines)))
     assert all(symbol in library for symbol, _ in texts)
+
+
+def test_scratch_kept_by_the_module():
+    spec = host_spec(trans_b=True)
+    library = jit.load_text(as_module(gemm_with_scratch(spec, "product", linkage="")))
+    function = library.function("product", *[POINTER] * 3, *[INT] * 10, *[POINTER] * 3)
+    a, b, exact = operands(spec, 70, 90, 110)
+
+    def multiply() -> torch.Tensor:
+        c = torch.empty(70, 90)
+        pointers = (t.data_ptr() for t in (a, b, c))
+        function(*pointers, 70, 90, 110, *(t.stride(0) for t in (a, b, c)), 1, 0, 0, 0, None, None, None)
+        return c
+
+    with ThreadPoolExecutor(4) as pool:
+        results = [*pool.map(lambda _: multiply(), range(40))]
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    try:
+        results.append(multiply())
+    finally:
+        torch.set_num_threads(torch.get_num_threads() - 1)
+    for c in results:
+        assert_near(c, exact, spec, 110, "kept scratch")
