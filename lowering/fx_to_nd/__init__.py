@@ -1,0 +1,199 @@
+"""Import: the ATen graph that AOTAutograd gives (forward, backward or inference) as an `nd` module.
+
+One file an operator family; each fills the registry with rules (registry.py says how a rule is written). `import_graph` is the door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FunctionType, ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Block, Region
+
+from ...dialects import nd
+from ...dialects.expr import Expr
+from ...dialects.nd_types import TensorType
+from .importer import Counts, ImportFailure, Importer
+from .signature import Output, Results, constant_attributes, placeholder, symbol_ranges
+
+__all__ = ["Counts", "ImportFailure", "Imported", "Output", "import_graph"]
+
+_FAMILIES = (
+    "attention",
+    "contractions",
+    "copies",
+    "creation",
+    "indexing",
+    "joining",
+    "losses",
+    "normalization",
+    "pointwise",
+    "activations",
+    "pooling",
+    "prims",
+    "random",
+    "reductions",
+    "scans",
+    "views",
+)
+_loaded = False
+
+
+@dataclass
+class Imported:
+    """What an import gives.
+
+    module: the `nd` module with func.func @name. constants: the tensors that its last arguments take. objects: what object(k) in a call
+    names. inputs: for each leading argument the position of the FX placeholder that it takes. outputs: how each output of the FX graph
+    is made (see `Output`). counts: operator nodes by treatment."""
+
+    module: ModuleOp
+    constants: list[torch.Tensor]
+    objects: list[Any]
+    inputs: list[int]
+    outputs: list[Output]
+    counts: Counts
+
+
+def load_rules() -> None:
+    """Fill the registry (once)."""
+    global _loaded
+    if not _loaded:
+        from importlib import import_module
+
+        for family in _FAMILIES:
+            import_module(f".{family}", __name__)
+        _loaded = True
+
+
+def import_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any] = (),
+    *,
+    name: str = "forward",
+    static_inputs: Sequence[int] = (),
+    output_strides: Sequence[Any] | None = None,
+    numerics: str = "default",
+    fallback_random: bool = False,
+) -> Imported:
+    """Write `gm` as a module of `nd` ops.
+
+    gm: an ATen graph, functional but for writes to its inputs; nodes without metadata get it by fake propagation of `example_inputs`.
+    static_inputs: positions of placeholders whose address does not change between calls. output_strides: for each output the strides
+    that the caller must see, None for torch's own. numerics "eager" rounds f16 and bf16 after every op. fallback_random: random numbers
+    from the library's generator, as eager draws them. Raises ImportFailure with the node and the user's line."""
+    load_rules()
+    _ensure_metadata(gm, example_inputs)
+    block = Block()
+    b = Importer(gm, block, fallback_random)
+    nodes = list(gm.graph.nodes)
+    inputs, attributes, places = _arguments(b, nodes, frozenset(static_inputs))
+    output = nodes[-1]
+    for node in nodes:
+        if node.op not in ("placeholder", "output"):
+            b.run(node)
+    b.node, b.location = output, b.locate(output)
+    results = _results(b, output, places, output_strides)
+    return _assemble(b, name, numerics, inputs, attributes, results)
+
+
+def _arguments(
+    b: Importer, nodes: Sequence[Node], static: frozenset[int]
+) -> tuple[list[int], list[DictionaryAttr], dict[Node, int]]:
+    inputs: list[int] = []
+    attributes: list[DictionaryAttr] = []
+    places: dict[Node, int] = {}
+    for k, node in enumerate(n for n in nodes if n.op == "placeholder"):
+        b.node = node
+        attrs = placeholder(b, node, k in static)
+        if attrs is not None:
+            if isinstance(node.meta.get("val"), torch.Tensor):
+                places[node] = len(inputs)
+            inputs.append(k)
+            attributes.append(DictionaryAttr(attrs))
+    return inputs, attributes, places
+
+
+def _results(b: Importer, output: Node, places: dict[Node, int], strides: Sequence[Any] | None) -> Results:
+    items = output.args[0]
+    if not isinstance(items, (list, tuple)):
+        raise ImportFailure(f"the graph must return a tuple or list, it returns {items}")
+    given = strides if strides is not None else [None] * len(items)
+    results = Results(b, places, {n: s for n, s in zip(items, given, strict=True) if isinstance(n, Node)})
+    for item in items:
+        results.add(item)
+    for node, value in b.updates.items():
+        b.insert(nd.UpdateOp.create(operands=(b.block.args[places[node]], value), location=b.location))
+    return results
+
+
+def _assemble(
+    b: Importer, name: str, numerics: str, inputs: list[int], attributes: list[DictionaryAttr], results: Results
+) -> Imported:
+    from .random import write_seeds
+
+    write_seeds(b)
+    b.insert(ReturnOp(*results.values))
+    b.finish()
+    arguments = [a.type for a in b.block.args]
+    func = FuncOp(
+        name,
+        FunctionType.from_lists(arguments, [v.type for v in results.values]),
+        Region(b.block),
+        arg_attrs=ArrayAttr([*attributes, *constant_attributes(len(b.constants))]),
+        res_attrs=ArrayAttr(results.attributes),
+    )
+    module = ModuleOp([func])
+    table = symbol_ranges(_expressions(b), _shape_env(b.gm))
+    if table:
+        module.attributes["nd.symbols"] = DictionaryAttr(table)
+    if numerics != "default":
+        module.attributes["nd.numerics"] = StringAttr(numerics)
+    return Imported(module, b.constants, b.objects, inputs, results.outputs, b.counts)
+
+
+def _expressions(b: Importer) -> set[Expr]:
+    """Every size in a type of the function."""
+    found: set[Expr] = set()
+    for dims in b._dims.values():
+        found.update(dims)
+    for value in b.block.args:
+        if isinstance(value.type, TensorType):
+            found.update(value.type.dims)
+    for layout in b._layouts.values():
+        found.update(layout.stride_exprs)
+        found.add(layout.offset_expr)
+    for value in b.env.values():
+        if isinstance(value, Expr):
+            found.add(value)
+    return {e for e in found if not e.is_const}
+
+
+def _shape_env(gm: GraphModule) -> Any:
+    """The ShapeEnv of the graph's symbolic values, if it has any."""
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return val.node.shape_env
+        if isinstance(val, torch.Tensor) and (mode := getattr(val, "fake_mode", None)) is not None:
+            return mode.shape_env
+    return None
+
+
+def _ensure_metadata(gm: GraphModule, example_inputs: Sequence[Any]) -> None:
+    """Propagate fake tensors when a node has no metadata (a graph made or edited by hand)."""
+    computed = (n for n in gm.graph.nodes if n.op in ("placeholder", "call_function"))
+    if all("val" in n.meta for n in computed if n.op == "placeholder" or n.users):
+        return
+    from torch._guards import detect_fake_mode
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    mode = detect_fake_mode(example_inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad():
+        FakeTensorProp(gm, mode).propagate(*example_inputs)

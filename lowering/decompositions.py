@@ -1,0 +1,125 @@
+"""The decomposition table that AOTAutograd traces with: torch's own, less what the importer has rules for.
+
+A rule gives a better graph than a decomposition (fewer nodes to trace, the whole operator seen at once), so an operator with a rule is
+never decomposed. What torch's core table has is taken; `EXTRA` adds operators that torch decomposes but leaves out of that table;
+`KEPT` are library calls by choice. Foreach operators become one operator per tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_EXTRA = """
+_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward alpha_dropout dropout dist geometric cauchy log_normal
+grid_sampler_2d upsample_bicubic2d upsample_bilinear2d upsample_trilinear3d tril_indices triu_indices lcm rrelu_with_noise_backward
+native_batch_norm _native_batch_norm_legit
+"""
+"""Packets (all overloads) beyond torch's core table."""
+
+_KEPT = """
+_scaled_dot_product_flash_attention_for_cpu upsample_bicubic2d_backward masked_scatter_backward soft_margin_loss_backward
+"""
+"""Packets of torch's core table that are not decomposed: library calls that are faster or more exact as a whole."""
+
+_table: dict[Any, Callable[..., Any]] | None = None
+
+
+def decomposition_table() -> dict[Any, Callable[..., Any]]:
+    """Overload -> decomposition, for AOTAutograd; a new dict each time, built once."""
+    global _table
+    if _table is None:
+        _table = _build()
+    return dict(_table)
+
+
+def _build() -> dict[Any, Callable[..., Any]]:
+    import torch
+    from torch._decomp import core_aten_decompositions, global_decomposition_table
+
+    from .fx_to_nd import load_rules
+    from .fx_to_nd.registry import find_rule
+
+    load_rules()
+    everything = global_decomposition_table["post_autograd"]
+    core = core_aten_decompositions()
+    extra, kept = frozenset(_EXTRA.split()), frozenset(_KEPT.split())
+    table: dict[Any, Callable[..., Any]] = {}
+    for target, fn in everything.items():
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            continue
+        name = target._schema.name.split("::")[1]
+        if name in kept or (name not in extra and target not in core):
+            continue
+        if find_rule(target) is None:
+            table[target] = fn
+    table.update(_foreach_decompositions())
+    return table
+
+
+# ---- foreach: one call per tensor, arguments that are lists taken element by element
+
+_FOREACH = """
+abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min cos cosh div erf erfc exp expm1 floor frac lerp lgamma log log10 log1p
+log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc zeros_like
+"""
+
+
+def _foreach_decompositions() -> dict[Any, Callable[..., Any]]:
+    import torch
+
+    aten = torch.ops.aten
+    table: dict[Any, Callable[..., Any]] = {}
+    for name in _FOREACH.split():
+        packet = getattr(aten, f"_foreach_{name}", None)
+        single = getattr(aten, name, None)
+        if packet is None or single is None:
+            continue
+        for overload in packet.overloads():
+            target = getattr(packet, overload)
+            if "out" not in overload:
+                table[target] = _each(single, target._schema)
+    if hasattr(aten, "_foreach_copy"):
+        table[aten._foreach_copy.default] = _foreach_copy
+    return table
+
+
+def _each(single: Any, schema: Any) -> Callable[..., Any]:
+    """A function that applies `single` to the elements of the lists among its arguments."""
+    listed = [str(a.type).startswith("List[") for a in schema.arguments]
+    names = [a.name for a in schema.arguments]
+
+    def decomposition(*args: Any, **kwargs: Any) -> list[Any]:
+        bound = list(args) + [kwargs[n] for n in names[len(args) :] if n in kwargs]
+        count = len(bound[0])
+        results = []
+        for k in range(count):
+            own = [b[k] if is_list else b for b, is_list in zip(bound, listed, strict=False)]
+            results.append(_apply(single, names, own))
+        return results
+
+    return decomposition
+
+
+def _apply(single: Any, names: list[str], values: list[Any]) -> Any:
+    """One call of the single form; the scale of addcdiv and addcmul and alpha are keywords there."""
+    if single._qualified_op_name.split("::")[1] in ("addcdiv", "addcmul"):
+        return _scaled_third(single, *values[:3], values[3] if len(values) > 3 else 1)
+    if "alpha" in names[: len(values)]:
+        return single(*values[:2], alpha=values[names.index("alpha")])
+    return single(*values)
+
+
+def _scaled_third(single: Any, x: Any, a: Any, b: Any, value: Any) -> Any:
+    """addcmul or addcdiv; a tensor as the scale has no overload of the single form."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return x + value * (a * b if single is torch.ops.aten.addcmul else a / b)
+    return single(x, a, b, value=value)
+
+
+def _foreach_copy(targets: Any, sources: Any, non_blocking: bool = False) -> list[Any]:
+    import torch
+
+    return [torch.ops.aten.copy(t, s) for t, s in zip(targets, sources, strict=True)]

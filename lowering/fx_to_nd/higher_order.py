@@ -1,0 +1,296 @@
+"""Higher-order operators: control flow, functionalised mutation, effects, user kernels.
+
+Functionalised calls of mutating operators become the call itself with `mutates`. Every other one is a call of a Python object that runs
+the operator eagerly with its subgraphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+from xdsl.ir import SSAValue
+
+from ...dialects.call_args import Call, Obj
+from .externs import bind_number, flat, operand_layout, overload_call, regroup, result_types, target_name, write
+
+if TYPE_CHECKING:
+    from .importer import Importer
+
+
+def call(b: Importer, node: Node) -> Any:
+    """The value of a node whose target is a higher-order operator."""
+    target: Any = node.target
+    b.counts.extern += 1
+    b.counts.names["extern"][target.name()] += 1
+    return _RULES.get(target.name(), _run_eagerly)(b, node)
+
+
+@dataclass
+class EagerCall:
+    """Runs a higher-order operator (or any callable) at run time; `args` and `kwargs` hold `Slot`s where run-time values go."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self, *values: Any) -> Any:
+        def fill(item: Any) -> Any:
+            return values[item.index] if isinstance(item, Slot) else item
+
+        args, kwargs = pytree.tree_map(fill, (self.args, self.kwargs), is_leaf=lambda x: isinstance(x, (Slot, GraphModule)))
+        return self.target(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a run-time value."""
+
+    index: int
+
+
+def _split_arguments(b: Importer, args: Any, kwargs: Any) -> tuple[list[Any], list[Any], Any, Any]:
+    """FX arguments as (run-time values, their FX sources, args with slots, kwargs with slots)."""
+    values: list[Any] = []
+    sources: list[Any] = []
+
+    def place(item: Any) -> Any:
+        if not isinstance(item, (Node, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return item
+        value = b.argument(item)
+        if isinstance(value, (GraphModule, str, bool, int, float, type(None))) or callable(value):
+            return value
+        values.append(value)
+        sources.append(item)
+        return Slot(len(values) - 1)
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, (list, tuple)):
+            return type(item)(map(walk, item)) if type(item) in (list, tuple) else tuple(map(walk, item))
+        if isinstance(item, dict):
+            return {k: walk(v) for k, v in item.items()}
+        return place(item)
+
+    return values, sources, walk(tuple(args)), walk(dict(kwargs))
+
+
+def _python(b: Importer, fn: Callable[..., Any], args: Any, kwargs: Any, val: Any, mutates: tuple[Node, ...] = (), effect: bool = False) -> Any:
+    """Write a call of `fn(*args, **kwargs)` at run time; returns (value of the results, new values of mutated nodes)."""
+    values, sources, args, kwargs = _split_arguments(b, args, kwargs)
+    operands: list[SSAValue] = []
+    template = []
+    layouts = []
+    written = []
+    for value, source in zip(values, sources, strict=True):
+        before = len(operands)
+        template.append(b.call_leaf(value, operands))
+        if len(operands) > before:
+            layouts.append(operand_layout(b, source))
+            if source in mutates:
+                written.append(before)
+    types, result_layouts = result_types(b, val)
+    results = write(
+        b,
+        operands,
+        Call("py", (Obj(b.add_object(EagerCall(fn, args, kwargs))), *template)),
+        types,
+        operand_layouts=layouts,
+        result_layouts=result_layouts,
+        mutates=written,
+        effect=effect,
+    )
+    return results[: len(types)], results[len(types) :]
+
+
+def _run_eagerly(b: Importer, node: Node) -> Any:
+    """Any higher-order operator: run as it is, in eager."""
+    target: Any = node.target
+    mutates = tuple(n for n in node.all_input_nodes if n.name in _mutated_names(node))
+    results, changed = _python(b, target, node.args, node.kwargs, b.val, mutates, effect=not flat(b.val) or b.val is None)
+    for source, value in zip(mutates, changed, strict=True):
+        b.rebind(source, value)
+    return regroup(b, b.val, results)
+
+
+def _mutated_names(node: Node) -> frozenset[str]:
+    """Names of the nodes that a user-kernel call writes (triton_kernel_wrapper_mutation)."""
+    if "triton_kernel_wrapper_mutation" not in str(node.target):
+        return frozenset()
+    kwargs: Any = node.kwargs.get("kwargs", {})
+    return frozenset(v.name for v in kwargs.values() if isinstance(v, Node) and isinstance(v.meta.get("val"), torch.Tensor))
+
+
+# ---- functionalised mutation
+
+
+def _auto_functionalized(b: Importer, node: Node) -> Any:
+    """auto_functionalized(op, **kwargs): the mutating operator; its value is (results..., new values of written arguments...)."""
+    target: Any = node.args[0]
+    kwargs = {k: v for k, v in node.kwargs.items()}
+    written = [a.name for a in target._schema.arguments if a.is_write]
+    own = _own_results(target, node.meta["val"])
+    fresh = {k: b.env[v] for k, v in kwargs.items() if k in written and isinstance(v, Node)}
+    result = _functional_call(b, node, target, kwargs, own, written)
+    del fresh
+    return result
+
+
+def _own_results(target: Any, val: Any) -> Any:
+    count = len(target._schema.returns)
+    own = tuple(val[:count]) if isinstance(val, (tuple, list)) else ()
+    return own
+
+
+def _functional_call(b: Importer, node: Node, target: Any, kwargs: dict[str, Any], own: Any, written: list[str]) -> Any:
+    """Write `target` with mutates, without giving the argument nodes new values: the graph is functional."""
+    saved = dict(b.env)
+    updates = dict(b.updates)
+    positional, named = _by_schema(target, kwargs)
+    value = overload_call(b, node, target, positional, named, own if len(own) != 1 else own[0])
+    changed: list[Any] = []
+    for name in written:
+        arg = kwargs.get(name)
+        if arg is None:
+            changed.append(None)
+        elif isinstance(arg, (list, tuple)):
+            changed.append(tuple(b.env[a] for a in arg))
+        else:
+            changed.append(b.env[arg])
+    b.env, b.updates = saved, updates
+    first = () if not own else (value,) if len(own) == 1 else tuple(value)
+    count = len(target._schema.returns)
+    return (*(first or (None,) * max(1, count) if count == 0 else first), *changed)
+
+
+def _by_schema(target: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Keyword arguments as positional ones where the schema allows."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    open_ended = True
+    for arg in target._schema.arguments:
+        if arg.name not in kwargs:
+            open_ended = False
+        elif arg.kwarg_only or not open_ended:
+            named[arg.name] = kwargs[arg.name]
+        else:
+            positional.append(kwargs[arg.name])
+    return positional, named
+
+
+@dataclass
+class ViewedCall:
+    """Calls a mutating operator on views of its bases (auto_functionalized_v2), in place; returns the operator's results."""
+
+    target: Any
+    bases: int
+    metadata: dict[str, Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        bases = list(args[: self.bases])
+        call_kwargs = dict(kwargs)
+        for name, how in self.metadata.items():
+            call_kwargs[name] = _regenerate(how, bases, kwargs)
+        shown = {k: v for k, v in call_kwargs.items() if not k.startswith("_")}
+        result = self.target(**shown)
+        if result is None:
+            return ()
+        return result
+
+
+def _regenerate(how: Any, bases: list[Any], kwargs: dict[str, Any]) -> Any:
+    if isinstance(how, list):
+        return [_regenerate(h, bases, kwargs) for h in how]
+    if how is None:
+        return None
+    index, kind, prefix = how
+    base = bases[index]
+    if kind == "base":
+        return base
+    if kind == "alias":
+        return base.alias() if hasattr(base, "alias") else base
+    if kind == "slice":
+        return torch.ops.aten.slice.Tensor(
+            base, kwargs[f"{prefix}_slice_dim"], kwargs[f"{prefix}_slice_start"], kwargs[f"{prefix}_slice_end"]
+        )
+    return base.as_strided(kwargs[f"{prefix}_size"], kwargs[f"{prefix}_stride"], kwargs[f"{prefix}_storage_offset"])
+
+
+def _view_of(prefix: str, kwargs: dict[str, Any]) -> Any:
+    """How auto_functionalized_v2 encodes one written argument: (base, kind, key prefix)."""
+    index = kwargs.get(f"{prefix}_base_index")
+    if index is None:
+        return None
+    if f"{prefix}_alias" in kwargs:
+        return (index, "alias", prefix)
+    if f"{prefix}_slice_dim" in kwargs:
+        return (index, "slice", prefix)
+    if f"{prefix}_size" in kwargs:
+        return (index, "strided", prefix)
+    return (index, "base", prefix)
+
+
+def _auto_functionalized_v2(b: Importer, node: Node) -> Any:
+    """auto_functionalized_v2(op, ..., _all_bases=[...]): value (results..., new bases...)."""
+    target: Any = node.args[0]
+    kwargs: dict[str, Any] = dict(node.kwargs)
+    bases: list[Any] = list(kwargs.pop("_all_bases", []))
+    metadata: dict[str, Any] = {}
+    for arg in target._schema.arguments:
+        if not arg.is_write:
+            continue
+        prefix = f"_{arg.name}"
+        length = kwargs.get(f"{prefix}_length")
+        metadata[arg.name] = (
+            [_view_of(f"{prefix}_{k}", kwargs) for k in range(length)] if isinstance(length, int) else _view_of(prefix, kwargs)
+        )
+    simple = _plain_bases(metadata, bases)
+    own = tuple(flat(node.meta["val"])[: -len(bases)]) if bases else tuple(flat(node.meta["val"]))
+    own = _own_results(target, node.meta["val"])
+    if simple is not None:
+        shown = {k: v for k, v in kwargs.items() if not k.startswith("_")}
+        result = _functional_call(b, node, target, {**shown, **simple}, own, list(simple))
+        changed = dict(zip(simple, result[len(result) - len(simple) :], strict=True))
+        by_base = {metadata[name][0]: value for name, value in changed.items()}
+        first = result[: len(result) - len(simple)]
+        return (*first, *(by_base.get(k, b.env[base]) for k, base in enumerate(bases)))
+    fn = ViewedCall(target, len(bases), metadata)
+    results, changed = _python(b, fn, bases, kwargs, own, tuple(bases))
+    first = regroup(b, own, results) if own else (None,) * max(1, len(target._schema.returns))
+    return (*first, *changed)
+
+
+def _plain_bases(metadata: dict[str, Any], bases: list[Any]) -> dict[str, Any] | None:
+    """Written argument -> base node, when every one is a whole base of its own."""
+    found: dict[str, Any] = {}
+    for name, how in metadata.items():
+        if not isinstance(how, tuple) or how[1] not in ("base", "alias"):
+            return None
+        found[name] = bases[how[0]]
+    return found if len(set(found.values())) == len(found) else None
+
+
+# ---- effects
+
+
+def _with_effects(b: Importer, node: Node) -> Any:
+    """with_effects(token, op, *args, **kwargs): the operator, kept in order; the token is passed on."""
+    token, target, *args = node.args
+    val = node.meta["val"]
+    own = val[1:]
+    result_val = own[0] if len(own) == 1 else own if own else None
+    results, _ = _python(b, target, args, node.kwargs, result_val, effect=True)  # pyright: ignore[reportArgumentType]
+    value = regroup(b, own, results)
+    return (b.argument(token), *value)
+
+
+_RULES: dict[str, Callable[[Importer, Node], Any]] = {
+    "auto_functionalized": _auto_functionalized,
+    "auto_functionalized_v2": _auto_functionalized_v2,
+    "with_effects": _with_effects,
+}
+
+__all__ = ["EagerCall", "Slot", "bind_number", "call", "target_name"]

@@ -1,0 +1,289 @@
+"""Walks an FX graph and writes its `nd` function: values of nodes, rules, library calls, updates of arguments.
+
+`import_graph` in __init__.py is the entry. A node's value in `env` is a tensor (SSA value), a size (`Expr`), another number
+(`SymScalar`, `ScalarValue`, int, float, bool), None, a Python object (dtype, string, subgraph) or a tuple of these.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from xdsl.dialects.builtin import FileLineColLoc, IntAttr, NameLoc, StringAttr, UnknownLoc
+from xdsl.ir import Attribute, Block, SSAValue
+
+from ...dialects.expr import Expr, as_expr, const
+from ...errors import StepwellError
+from ..sympy_bridge import UnsupportedExpr, symint_expr
+from . import externs, higher_order
+from .aliases import write_through
+from .builder import Builder, Dims
+from .metadata import COMPUTED, device_name, element_type
+from .registry import find_rule
+from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
+
+aten = torch.ops.aten
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH_FOLDER = torch.__path__[0]
+
+
+class ImportFailure(StepwellError):
+    """A node that could not be imported: names the node, its operator and the user's line."""
+
+
+@dataclass
+class Counts:
+    """How many operator nodes were treated how; `names` has the operators of externs and fallbacks."""
+
+    rule: int = 0
+    extern: int = 0
+    fallback: int = 0
+    names: dict[str, Counter[str]] = field(default_factory=lambda: {"extern": Counter(), "fallback": Counter()})
+
+    @property
+    def total(self) -> int:
+        return self.rule + self.extern + self.fallback
+
+
+class Importer(Builder):
+    """One function being written. Rules get it as their first argument: the Builder's methods plus what is known of the node."""
+
+    def __init__(self, gm: GraphModule, block: Block, fallback_random: bool = False):
+        super().__init__(block)
+        self.gm = gm
+        self.env: dict[Node, Any] = {}
+        self.node: Node = next(iter(gm.graph.nodes))
+        self.val: Any = None
+        self.constants: list[torch.Tensor] = []
+        self.constant_arguments: dict[Any, SSAValue] = {}
+        self.objects: list[Any] = []
+        self.updates: dict[Node, SSAValue] = {}
+        self.counts = Counts()
+        self.bound_symbols: dict[str, SSAValue] = {}
+        self.float_symbols: dict[str, SSAValue] = {}
+        self.opaque_sizes: dict[Any, Expr] = {}
+        self.scalar_numbers: dict[Any, ScalarValue] = {}
+        self.scalar_tensors: dict[Any, SSAValue] = {}
+        self.fallback_random = fallback_random
+        self.random_sites = 0
+        self.seeds: SSAValue | None = None
+        self._places: dict[str | None, Any] = {}
+
+    # ---- what torch says of the result of the current node
+
+    @property
+    def out_dims(self) -> Dims:
+        """The sizes of the node's tensor result."""
+        return self.sizes(self.val.shape)
+
+    @property
+    def out_dtype(self) -> Attribute:
+        """The element type of the node's tensor result."""
+        return element_type(self.val.dtype)
+
+    def sizes(self, values: Sequence[Any]) -> Dims:
+        """Sizes or strides as torch has them (int, SymInt) or as rules have them (Expr) as expressions."""
+        return tuple([const(s) if type(s) is int else self.size_of(s) for s in values])
+
+    def size_of(self, value: Any) -> Expr:
+        """One size as an expression."""
+        if isinstance(value, torch.SymInt):
+            try:
+                return symint_expr(value)
+            except UnsupportedExpr:
+                return size_expr(self, value.node.expr)
+        if isinstance(value, SymScalar):
+            return size_expr(self, value.expr)
+        return as_expr(value)
+
+    def used(self, position: int) -> bool:
+        """Whether result `position` of the node is read by anything."""
+        return any(user.target is not operator.getitem or user.args[1] == position for user in self.node.users)
+
+    # ---- numbers as tensors
+
+    def scalar(self, value: Any, dtype: Attribute) -> SSAValue:
+        """A number (a run-time one too) as a 0-d tensor of an element type; a tensor is cast to it."""
+        if isinstance(value, (SymScalar, ScalarValue)):
+            return self.cast(scalar_tensor(self, value), dtype)
+        return super().scalar(value, dtype)
+
+    # ---- tables of the module
+
+    def add_object(self, value: Any) -> int:
+        """The place of a Python object in the table of objects."""
+        for k, known in enumerate(self.objects):
+            if known is value:
+                return k
+        self.objects.append(value)
+        return len(self.objects) - 1
+
+    def bind_symbol(self, name: str, value: SSAValue) -> None:
+        """Note that an index value defines a size symbol."""
+        self.bound_symbols[name] = value
+
+    # ---- nodes
+
+    def run(self, node: Node) -> None:
+        """Import one node that is neither placeholder nor output."""
+        self.node = node
+        self.val = val = node.meta.get("val")
+        self.location = self.locate(node)
+        if isinstance(val, torch.Tensor):
+            self.device = device_name(val.device)
+        try:
+            self.env[node] = self._value_of(node, val)
+        except StepwellError:
+            raise
+        except Exception as error:
+            raise ImportFailure(self._failure_text(node, error)) from error
+
+    def _value_of(self, node: Node, val: Any) -> Any:
+        if node.op == "get_attr":
+            return self.attribute(node)
+        if node.op != "call_function":
+            raise ImportFailure(f"node {node.name}: {node.op} nodes are not part of an ATen graph")
+        target = node.target
+        if target is operator.getitem:
+            return self.env[node.args[0]][node.args[1]]  # pyright: ignore[reportArgumentType]
+        if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            if not node.meta.get("unbacked_bindings"):
+                return sym_value(self, val)
+        elif isinstance(val, (bool, int, float)):
+            return val
+        return self.call(node, target, val)
+
+    def call(self, node: Node, target: Any, val: Any) -> Any:
+        """The value of an operator call: by its rule, else by a library call."""
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return higher_order.call(self, node)
+        rule = find_rule(target)
+        if rule is None or self._needs_library(node, val):
+            return externs.operator_call(self, node)
+        args = [self.argument(a) for a in node.args]
+        kwargs = {key: self.argument(a) for key, a in node.kwargs.items()} if node.kwargs else {}
+        result = rule(self, *args, **kwargs)
+        if result is NotImplemented:
+            return externs.operator_call(self, node)
+        self.counts.rule += 1
+        return self._conform(result, val)
+
+    def _needs_library(self, node: Node, val: Any) -> bool:
+        """Whether an operand or result has an element type or storage that kernels do not handle."""
+        for value in (val, *(n.meta.get("val") for n in node.all_input_nodes)):
+            if isinstance(value, torch.Tensor):
+                if element_type(value.dtype) not in COMPUTED or value.layout is not torch.strided:
+                    return node.target not in externs.TYPE_NEUTRAL
+            elif isinstance(value, (list, tuple)) and value:
+                first = value[0]
+                if isinstance(first, torch.Tensor) and element_type(first.dtype) not in COMPUTED:
+                    return True
+        return False
+
+    def _conform(self, result: Any, val: Any) -> Any:
+        """A rule's result with exactly the sizes and element type that torch says."""
+        if isinstance(val, torch.Tensor):
+            if isinstance(result, SSAValue):
+                return self.conform(result, self.sizes(val.shape), element_type(val.dtype))
+            return result
+        if isinstance(val, (list, tuple)) and isinstance(result, (list, tuple)):
+            return tuple(
+                self._conform(r, v) if isinstance(v, torch.Tensor) else r for r, v in zip(result, val, strict=True)
+            )
+        return result
+
+    def conform(self, value: SSAValue, dims: Dims, dtype: Attribute) -> SSAValue:
+        """A value cast and, where sizes are equal but written differently, renamed to these sizes."""
+        value = self.cast(value, dtype)
+        if self.dims(value) == dims:
+            return value
+        if len(self.dims(value)) != len(dims):
+            raise StepwellError(
+                f"node {self.node.name}: the rule of {self.node.target} gives sizes {list(map(str, self.dims(value)))}, "
+                f"torch says {list(map(str, dims))}"
+            )
+        return self.reshape(value, dims)
+
+    def argument(self, arg: Any) -> Any:
+        """An FX argument with nodes replaced by their values; lists become tuples."""
+        if isinstance(arg, Node):
+            return self.env[arg]
+        if isinstance(arg, (list, tuple)):
+            return tuple([self.argument(a) for a in arg])
+        if isinstance(arg, slice):
+            return slice(self.argument(arg.start), self.argument(arg.stop), self.argument(arg.step))
+        if isinstance(arg, dict):
+            return {key: self.argument(a) for key, a in arg.items()}
+        if isinstance(arg, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return sym_value(self, arg)
+        return arg
+
+    def attribute(self, node: Node) -> Any:
+        """The value of a get_attr node: a constant tensor or a Python object."""
+        owner: Any = self.gm
+        for part in str(node.target).split("."):
+            if not hasattr(owner, part):
+                raise ImportFailure(f"node {node.name} references nonexistent target {node.target}")
+            owner = getattr(owner, part)
+        return self.constant(owner) if isinstance(owner, torch.Tensor) else owner
+
+    def constant(self, value: torch.Tensor) -> SSAValue:
+        """A constant tensor: in the text of the function when it is tiny, else an extra argument."""
+        return externs.constant(self, value)
+
+    # ---- library calls
+
+    def call_leaf(self, value: Any, operands: list[SSAValue]) -> Any:
+        """A value of `env` as a leaf of a call template; tensors and run-time numbers are appended to the operands."""
+        return externs.leaf(self, value, operands)
+
+    def extern_op(self, operands: Sequence[SSAValue], call: Any, types: Sequence[Attribute], **properties: Any) -> tuple[SSAValue, ...]:
+        """Write an nd.extern; see externs.write."""
+        return externs.write(self, operands, call, types, **properties)
+
+    def rebind(self, node: Any, value: SSAValue) -> None:
+        """Note that `node` (and what it is a view of) was written in place and is now `value`."""
+        write_through(self, node, value)
+
+    # ---- locations and errors
+
+    def locate(self, node: Node) -> NameLoc:
+        """The location of a node: its name around the user's line."""
+        trace = node.meta.get("stack_trace")
+        place = self._places.get(trace)
+        if place is None:
+            place = self._places[trace] = user_place(trace)
+        return NameLoc(StringAttr(node.name), place)
+
+    def _failure_text(self, node: Node, error: Exception) -> str:
+        place = user_place(node.meta.get("stack_trace"))
+        line = f"\n  at {place.filename.data}:{place.line.data}" if isinstance(place, FileLineColLoc) else ""
+        args = ", ".join(_describe(a) for a in node.args)
+        return f"importing node {node.name}, {node.target}({args}): {type(error).__name__}: {error}{line}"
+
+
+def user_place(trace: str | None) -> Any:
+    """The innermost line of a stack trace that is not torch's own, else its innermost line."""
+    frames = _FRAME.findall(trace or "")
+    if not frames:
+        return UnknownLoc()
+    file, line = next((f for f in reversed(frames) if not f[0].startswith(_TORCH_FOLDER)), frames[-1])
+    return FileLineColLoc(StringAttr(file), IntAttr(int(line)), IntAttr(0))
+
+
+def _describe(arg: Any) -> str:
+    if isinstance(arg, Node):
+        val = arg.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            return f"{arg.name}: {str(val.dtype).removeprefix('torch.')}{list(val.shape)}"
+        return arg.name
+    if isinstance(arg, (list, tuple)):
+        return f"[{', '.join(map(_describe, arg))}]"
+    return repr(arg)

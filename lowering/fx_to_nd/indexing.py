@@ -1,0 +1,225 @@
+"""Indexing by tensors: embedding, gather, scatter, index and index_put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from xdsl.dialects.builtin import i1, i64
+from xdsl.ir import SSAValue
+
+from ...dialects.expr import Expr
+from ...dialects.nd_types import ui8
+from .builder import ONE, ZERO, highest, lowest
+from .importer import Importer
+from .registry import packet, rule
+
+aten = torch.ops.aten
+
+
+# ---- embedding
+
+
+@rule(aten.embedding)
+def _embedding(b: Importer, weight: SSAValue, indices: SSAValue, *options: Any, **named: Any) -> SSAValue:
+    return b.index(weight, [0], [indices], wrap=False)
+
+
+@rule(aten.embedding_dense_backward)
+def _embedding_backward(
+    b: Importer, grad: SSAValue, indices: SSAValue, rows: Any, padding: Any, by_frequency: bool
+) -> SSAValue:
+    if by_frequency:
+        return NotImplemented
+    wide = b.widen(grad)
+    mask = b.cmp("eq", b.cast(indices, i64), b.scalar(padding, i64))
+    if not (isinstance(padding, int) and padding < 0):
+        wide = b.select(b.reshape(mask, (*b.dims(indices), ONE)), b.full(0, b.dtype(wide)), wide)
+    zeros = b.full(0, b.dtype(wide), b.out_dims)
+    return b.index_put(zeros, [0], [indices], wide, "add", wrap=False)
+
+
+# ---- index
+
+
+def _index_tensors(b: Importer, indices: Sequence[SSAValue | None]) -> tuple[list[int], list[SSAValue]] | None:
+    """Indexed dimensions and their index tensors; None when one is a mask, whose result has a size known at run time only."""
+    dims = [k for k, i in enumerate(indices) if i is not None]
+    tensors = [i for i in indices if i is not None]
+    if not tensors or any(b.dtype(t) in (i1, ui8) for t in tensors):
+        return None
+    return dims, tensors
+
+
+@rule(aten.index, aten._unsafe_index)
+def _index(b: Importer, x: SSAValue, indices: Sequence[SSAValue | None]) -> SSAValue:
+    found = _index_tensors(b, indices)
+    return NotImplemented if found is None else b.index(x, *found, wrap=True)
+
+
+@rule(aten.index_select)
+def _index_select(b: Importer, x: SSAValue, d: int, index: SSAValue) -> SSAValue:
+    if not b.rank(x):
+        return b.reshape(x, b.out_dims)
+    index = b.reshape(index, (b.out_dims[d % b.rank(x)],))
+    return b.index(x, [d % b.rank(x)], [index], wrap=False)
+
+
+@rule(aten.take)
+def _take(b: Importer, x: SSAValue, index: SSAValue) -> SSAValue:
+    from ...dialects.expr import product
+
+    return b.index(b.reshape(x, (product(b.dims(x)),)), [0], [index], wrap=True)
+
+
+@rule(aten.gather)
+def _gather(b: Importer, x: SSAValue, d: int, index: SSAValue, *, sparse_grad: bool = False) -> SSAValue:
+    if not b.rank(index):
+        return b.reshape(b.index(b.reshape(x, (ONE,)) if not b.rank(x) else x, [0], [index], wrap=False), ())
+    if not b.rank(x):
+        x = b.reshape(x, (ONE,))
+    return b.gather(x, d % b.rank(x), index)
+
+
+# ---- index_put
+
+
+def _indexed_dims(b: Importer, x: SSAValue, dims: Sequence[int], tensors: Sequence[SSAValue]) -> tuple[Expr, ...]:
+    from ...dialects.nd import index_result_dims
+
+    return index_result_dims(b.dims(x), tuple(dims), [b.dims(t) for t in tensors])
+
+
+@rule(aten.index_put, aten._unsafe_index_put)
+def _index_put(
+    b: Importer, x: SSAValue, indices: Sequence[SSAValue | None], values: SSAValue, accumulate: bool = False, unsafe: bool = False
+) -> SSAValue:
+    if len(indices) == 1 and indices[0] is not None and b.dtype(indices[0]) == i1 and not accumulate:
+        return _masked_put(b, x, indices[0], values)
+    found = _index_tensors(b, indices)
+    if found is None or not b.rank(x):
+        return NotImplemented
+    dims, tensors = found
+    shared, _ = b.broadcast(tensors)
+    sizes = _indexed_dims(b, x, dims, shared)
+    values = b.cast(values, b.dtype(x))
+    if b.rank(values) > len(sizes):  # leading ones
+        values = b.reshape(values, b.dims(values)[b.rank(values) - len(sizes) :])
+    return b.index_put(x, dims, shared, b.expand(values, sizes), "add" if accumulate else "set", wrap=True)
+
+
+def _masked_put(b: Importer, x: SSAValue, mask: SSAValue, values: SSAValue) -> SSAValue:
+    """x[mask] = one value: a select, with the mask covering the leading dimensions."""
+    if any(s is not ONE for s in b.dims(values)):
+        return NotImplemented
+    value = b.cast(b.reshape(values, ()), b.dtype(x))
+    mask = b.reshape(mask, (*b.dims(mask), *((ONE,) * (b.rank(x) - b.rank(mask)))))
+    return b.select(mask, value, x)
+
+
+@rule(aten.index_add)
+def _index_add(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, *, alpha: Any = 1) -> SSAValue:
+    if not (isinstance(alpha, (int, float)) and alpha == 1):
+        source = b.mul(source, b.scalar(alpha, b.dtype(source)))
+    return _along(b, x, d, index, source, "add")
+
+
+@rule(aten.index_copy)
+def _index_copy(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue) -> SSAValue:
+    return _along(b, x, d, index, source, "set")
+
+
+@rule(aten.index_fill)
+def _index_fill(b: Importer, x: SSAValue, d: int, index: SSAValue, value: Any) -> SSAValue:
+    if not b.rank(x):
+        return b.cast(b.scalar(value, b.dtype(x)), b.dtype(x))
+    d %= b.rank(x)
+    dims = list(b.dims(x))
+    index = b.reshape(index, (ONE,)) if not b.rank(index) else index
+    dims[d] = b.dims(index)[0]
+    values = b.expand(b.scalar(value, b.dtype(x)), dims)
+    return b.index_put(x, [d], [index], values, "set", wrap=True)
+
+
+def _along(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, mode: str) -> SSAValue:
+    """x with slices index[...] of dimension d set to or increased by those of source."""
+    shape = b.dims(x)
+    flat = x if shape else b.reshape(x, (ONE,))
+    d %= b.rank(flat)
+    index = index if b.rank(index) else b.reshape(index, (ONE,))
+    dims = list(b.dims(flat))
+    dims[d] = b.dims(index)[0]
+    source = b.reshape(b.cast(source, b.dtype(x)), dims)
+    return b.reshape(b.index_put(flat, [d], [index], source, mode, wrap=False), shape)
+
+
+# ---- scatter
+
+
+def _scatter(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, mode: str) -> SSAValue:
+    """nd.scatter; of a source that is larger than the index only the part under it counts."""
+    shape = b.dims(x)
+    if not shape or not b.rank(index):
+        x, index, source = (t if b.rank(t) else b.reshape(t, (ONE,)) for t in (x, index, source))
+    if any(s is ZERO for s in b.dims(index)):
+        return b.reshape(x, shape)
+    source = b.cast(source, b.dtype(x))
+    rank = b.rank(index)
+    source = b.slice(source, [0] * rank, [1] * rank, b.dims(index))
+    return b.reshape(b.scatter(x, d % b.rank(x), index, source, mode), shape)
+
+
+def _spread(b: Importer, x: SSAValue, index: SSAValue, value: Any) -> SSAValue:
+    return b.expand(b.scalar(value, b.dtype(x)), b.dims(index))
+
+
+_REDUCE = {"add": "add", "multiply": "prod"}
+
+
+@rule(aten.scatter.src, aten.scatter.reduce)
+def _scatter_source(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, *, reduce: str | None = None) -> SSAValue:
+    return _scatter(b, x, d, index, source, _REDUCE[reduce] if reduce else "set")
+
+
+@rule(aten.scatter.value, aten.scatter.value_reduce)
+def _scatter_value(b: Importer, x: SSAValue, d: int, index: SSAValue, value: Any, *, reduce: str | None = None) -> SSAValue:
+    return _scatter(b, x, d, index, _spread(b, x, index, value), _REDUCE[reduce] if reduce else "set")
+
+
+@rule(aten.scatter_add)
+def _scatter_add(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue) -> SSAValue:
+    return _scatter(b, x, d, index, source, "add")
+
+
+_SCATTER_REDUCE = {"sum": "add", "prod": "prod", "amax": "max", "amin": "min"}
+
+
+@rule(aten.scatter_reduce)
+def _scatter_reduce(
+    b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, reduce: str, *, include_self: bool = True
+) -> SSAValue:
+    dtype = b.dtype(x)
+    mode = _SCATTER_REDUCE.get(reduce)
+    if mode is None or dtype == i1:
+        return NotImplemented
+    if not include_self:  # start the places that are written from the neutral value
+        neutral = {"add": 0, "prod": 1, "max": lowest(dtype), "min": highest(dtype)}[mode]
+        x = _scatter(b, x, d, index, _spread(b, x, index, neutral), "set")
+    return _scatter(b, x, d, index, source, mode)
+
+
+rule(packet(aten, "_unsafe_masked_index"))(
+    lambda b, x, mask, indices, fill: _masked_index(b, x, mask, indices, fill)
+)
+
+
+def _masked_index(b: Importer, x: SSAValue, mask: SSAValue, indices: Any, fill: Any) -> SSAValue:
+    """x[indices] where mask, else fill; indices outside the mask may be anything."""
+    found = _index_tensors(b, indices)
+    if found is None or any(s is ZERO for s in b.dims(x)):
+        return NotImplemented
+    dims, tensors = found
+    kept = [b.op("minimum", b.op("maximum", t, 0), b.scalar(b.dims(x)[d] - 1, b.dtype(t))) for d, t in zip(dims, tensors, strict=True)]
+    value = b.index(x, dims, kept, wrap=False)
+    return b.select(mask, value, b.scalar(fill, b.dtype(x)))

@@ -1,0 +1,98 @@
+"""From what torch knows of a value (dtype, sizes, strides) to what the `nd` dialect says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from xdsl.dialects.builtin import (
+    ComplexType,
+    Float8E4M3FNType,
+    Float8E4M3FNUZType,
+    Float8E5M2FNUZType,
+    Float8E5M2Type,
+    IntegerType,
+    bf16,
+    f16,
+    f32,
+    f64,
+    i1,
+    i8,
+    i16,
+    i32,
+    i64,
+)
+from xdsl.ir import Attribute
+
+from ...dialects.expr import Expr, const
+from ...dialects.nd_types import FLOATS, INTEGERS, c64, c128, ui8, ui16, ui32, ui64
+from ..sympy_bridge import symint_expr
+
+DTYPES: dict[torch.dtype, Attribute] = {
+    torch.float64: f64,
+    torch.float32: f32,
+    torch.float16: f16,
+    torch.bfloat16: bf16,
+    torch.int8: i8,
+    torch.int16: i16,
+    torch.int32: i32,
+    torch.int64: i64,
+    torch.uint8: ui8,
+    torch.uint16: ui16,
+    torch.uint32: ui32,
+    torch.uint64: ui64,
+    torch.bool: i1,
+    torch.complex32: ComplexType(f16),
+    torch.complex64: c64,
+    torch.complex128: c128,
+    torch.float8_e4m3fn: Float8E4M3FNType(),
+    torch.float8_e5m2: Float8E5M2Type(),
+    torch.float8_e4m3fnuz: Float8E4M3FNUZType(),
+    torch.float8_e5m2fnuz: Float8E5M2FNUZType(),
+}
+"""Element types of torch. A dtype that is not listed (quantised ones) is carried as an integer of its width, see `element_type`."""
+
+TORCH_DTYPES: dict[Attribute, torch.dtype] = {attr: dtype for dtype, attr in DTYPES.items()}
+
+COMPUTED: frozenset[Attribute] = FLOATS | INTEGERS | {i1}
+"""The element types that rules handle; a node with any other goes to the library."""
+
+MAGIC_DTYPES = frozenset(DTYPES)
+
+
+def element_type(dtype: torch.dtype) -> Attribute:
+    """The element type of a dtype."""
+    found = DTYPES.get(dtype)
+    if found is None:
+        found = DTYPES[dtype] = IntegerType(8 * dtype.itemsize)
+    return found
+
+
+def size_exprs(sizes: Sequence[Any]) -> tuple[Expr, ...]:
+    """Sizes or strides (ints and SymInts) as expressions. Raises UnsupportedExpr for a size that is no integer expression."""
+    return tuple(const(s) if type(s) is int else symint_expr(s) for s in sizes)
+
+
+def device_name(device: torch.device) -> str:
+    """The text of a device in a tensor type; the CPU is "cpu"."""
+    return device.type if device.index is None else f"{device.type}:{device.index}"
+
+
+def has_strides(val: torch.Tensor) -> bool:
+    """Whether a tensor has strides at all (sparse, nested and mkldnn ones do not)."""
+    return val.layout == torch.strided
+
+
+def is_nonoverlapping_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether the elements fill their memory without gaps or overlap; False where static sizes do not tell."""
+    if any(type(s) is not int for s in (*sizes, *strides)):
+        return False
+    if 0 in sizes:
+        return True
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

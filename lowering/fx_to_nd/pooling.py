@@ -1,0 +1,236 @@
+"""Pooling: a window view of the padded input and a reduction over the window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from xdsl.dialects.builtin import i64
+from xdsl.ir import SSAValue
+
+from ...dialects.expr import ZERO, Expr, as_expr, dim, product
+from ...dialects.nd_types import FLOATS
+from .builder import lowest
+from .importer import Importer
+from .reductions import arg_reduce
+from .registry import packet, rule
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Window:
+    """One spatial dimension of a pool: all numbers are known."""
+
+    size: int
+    stride: int
+    padding: int
+    dilation: int
+
+
+def _windows(count: int, size: Any, stride: Any, padding: Any, dilation: Any = 1) -> list[Window] | None:
+    """The windows of the spatial dimensions; None when a number is symbolic."""
+
+    def spread(values: Any) -> list[Any]:
+        given = list(values) if isinstance(values, tuple) else [values]
+        return given * count if len(given) == 1 else given
+
+    sizes = spread(size)
+    lists = [sizes, spread(stride) if stride not in (None, ()) else sizes, spread(padding), spread(dilation)]
+    if any(not isinstance(v, int) for values in lists for v in values):
+        return None
+    return [Window(*numbers) for numbers in zip(*lists, strict=True)]
+
+
+def _windowed(b: Importer, x: SSAValue, windows: Sequence[Window], outputs: Sequence[Expr], fill: Any) -> SSAValue:
+    """[..., out sizes..., window sizes...]: every window of the padded input."""
+    rank, count = b.rank(x), len(windows)
+    lead = rank - count
+    low: list[Expr] = [ZERO] * rank
+    high: list[Expr] = [ZERO] * rank
+    index: list[Expr] = [dim(k) for k in range(lead)]
+    for k, (w, out) in enumerate(zip(windows, outputs, strict=True)):
+        needed = (out - 1) * w.stride + ((w.size - 1) * w.dilation + 1)  # up to the end of the last window
+        low[lead + k], high[lead + k] = as_expr(w.padding), needed - w.padding - b.dims(x)[lead + k]
+        index.append(dim(lead + k) * w.stride + dim(rank + k) * w.dilation)
+    padded = b.pad(x, low, high, fill)
+    sizes = (*b.dims(x)[:lead], *outputs, *(as_expr(w.size) for w in windows))
+    return b.view(padded, sizes, index)
+
+
+# ---- max
+
+
+def _max_pool(b: Importer, count: int, x: SSAValue, size: Any, stride: Any, padding: Any, dilation: Any) -> Any:
+    windows = _windows(count, size, stride, padding, dilation)
+    if windows is None:
+        return NotImplemented
+    rank = b.rank(x)
+    outputs = b.sizes(b.val[0].shape)[-count:]
+    view = _windowed(b, x, windows, outputs, lowest(b.dtype(x)))
+    over = list(range(rank, rank + count))
+    if not b.used(1):
+        value = b.reduce("max", view, over)
+        return value, b.full(0, i64, b.dims(value))
+    value, inside = arg_reduce(b, "argmax", view, over)
+    return value, _flat_position(b, inside, windows, b.dims(x)[rank - count :])
+
+
+def _flat_position(b: Importer, inside: SSAValue, windows: Sequence[Window], sizes: Sequence[Expr]) -> SSAValue:
+    """The position in the input's spatial dimensions (row-major) of a row-major position within a window."""
+    dims = b.dims(inside)
+    lead = len(dims) - len(windows)
+    total: SSAValue | None = None
+    left = inside
+    for k, w in enumerate(windows):
+        rest = product(as_expr(v.size) for v in windows[k + 1 :])
+        step = left if rest == 1 else b.op("floor_div", left, rest)
+        if rest != 1:
+            left = b.op("remainder", left, rest)
+        start = b.add(b.mul(b.iota(dims, lead + k, i64), w.stride), -w.padding)
+        place = b.add(start, b.mul(step, w.dilation) if w.dilation != 1 else step)
+        total = place if total is None else b.add(b.mul(total, b.scalar(sizes[k], i64)), place)
+    assert total is not None
+    return total
+
+
+@rule(aten.max_pool2d_with_indices.default)
+def _max_pool2d(
+    b: Importer, x: SSAValue, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    return _max_pool(b, 2, x, size, stride, padding, dilation)
+
+
+@rule(aten.max_pool3d_with_indices.default)
+def _max_pool3d(
+    b: Importer, x: SSAValue, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    return _max_pool(b, 3, x, size, stride, padding, dilation)
+
+
+# ---- average
+
+
+def _avg_pool(
+    b: Importer, count: int, x: SSAValue, size: Any, stride: Any, padding: Any, include_pad: bool, divisor: Any
+) -> SSAValue:
+    windows = _windows(count, size, stride, padding)
+    if windows is None or b.dtype(x) not in FLOATS or (divisor is not None and not isinstance(divisor, int)):
+        return NotImplemented
+    rank = b.rank(x)
+    outputs = b.out_dims[-count:]
+    wide = b.widen(x)
+    total = b.reduce("sum", _windowed(b, wide, windows, outputs, 0), list(range(rank, rank + count)))
+    if divisor is not None:
+        return b.div(total, float(divisor))
+    sizes = b.dims(x)[rank - count :]
+    exact = all(
+        include_pad_or_none and s.is_const and o.is_const and _inside(w, int(s), int(o))
+        for w, s, o in zip(windows, sizes, outputs, strict=True)
+        for include_pad_or_none in (include_pad or w.padding == 0,)
+    )
+    if exact:
+        return b.div(total, float(product(as_expr(w.size) for w in windows).value or 1))
+    for k, (w, s, o) in enumerate(zip(windows, sizes, outputs, strict=True)):
+        counted = _window_count(b, w, s, o, include_pad)
+        counted = b.reshape(b.cast(counted, b.dtype(total)), (o, *((1,) * (count - 1 - k))))
+        total = b.div(total, counted)
+    return total
+
+
+def _inside(w: Window, size: int, out: int) -> bool:
+    """Whether the last window ends within the padded input (ceil_mode can push it over)."""
+    return (out - 1) * w.stride + w.size <= size + 2 * w.padding
+
+
+def _window_count(b: Importer, w: Window, size: Expr, out: Expr, include_pad: bool) -> SSAValue:
+    """[out]: how many positions of each window count, in i64."""
+    start = b.add(b.mul(b.iota((out,), 0, i64), w.stride), -w.padding)
+    limit = size + w.padding if include_pad else size
+    end = b.op("minimum", b.add(start, w.size), b.scalar(limit, i64))
+    if not include_pad:
+        start = b.op("maximum", start, 0)
+    return b.sub(end, start)
+
+
+@rule(aten.avg_pool2d.default)
+def _avg_pool2d(
+    b: Importer,
+    x: SSAValue,
+    size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> SSAValue:
+    return _avg_pool(b, 2, x, size, stride, padding, count_include_pad, divisor_override)
+
+
+@rule(aten.avg_pool3d.default)
+def _avg_pool3d(
+    b: Importer,
+    x: SSAValue,
+    size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> SSAValue:
+    return _avg_pool(b, 3, x, size, stride, padding, count_include_pad, divisor_override)
+
+
+@rule(packet(aten, "avg_pool1d"))
+def _avg_pool1d(
+    b: Importer, x: SSAValue, size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True
+) -> SSAValue:
+    return _avg_pool(b, 1, x, size, stride, padding, count_include_pad, None)
+
+
+@rule(packet(aten, "_adaptive_avg_pool2d"))
+def _adaptive_avg_pool2d(b: Importer, x: SSAValue, size: Any) -> SSAValue:
+    sizes, outputs = b.dims(x)[-2:], b.out_dims[-2:]
+    if b.dtype(x) not in FLOATS or any(not s.is_const or not o.is_const for s, o in zip(sizes, outputs, strict=True)):
+        return NotImplemented
+    steps = [(int(s), int(o)) for s, o in zip(sizes, outputs, strict=True)]
+    if any(o == 0 or s % o for s, o in steps):
+        return _uneven_avg_pool(b, x, steps)
+    windows = [Window(s // o, s // o, 0, 1) for s, o in steps]
+    rank = b.rank(x)
+    view = _windowed(b, b.widen(x), windows, outputs, 0)
+    return b.mean(view, [rank, rank + 1])
+
+
+def _uneven_avg_pool(b: Importer, x: SSAValue, steps: Sequence[tuple[int, int]]) -> SSAValue:
+    """Windows of floor(i * s / o) to ceil((i + 1) * s / o): a view of the longest window and a mask for the shorter ones."""
+    if any(o == 0 or s == 0 for s, o in steps):
+        return NotImplemented
+    rank, lead = b.rank(x), b.rank(x) - 2
+    longest = [max(-(-(i + 1) * s // o) - i * s // o for i in range(o)) for s, o in steps]
+    dims = (*b.dims(x)[:lead], *(as_expr(o) for _, o in steps), *(as_expr(n) for n in longest))
+    index = [dim(k) for k in range(lead)]
+    wide = b.widen(x)
+    dtype = b.dtype(wide)
+    kept: SSAValue | None = None
+    count: SSAValue | None = None
+    from ...dialects.expr import minimum
+
+    for k, (s, o) in enumerate(steps):
+        index.append(minimum((dim(lead + k) * s) // o + dim(rank + k), s - 1))
+        place = (as_expr(o), as_expr(longest[k]))
+        i = b.iota((as_expr(o),), 0, i64)
+        start = b.op("floor_div", b.mul(i, s), o)
+        end = b.op("floor_div", b.add(b.mul(i, s), s + o - 1), o)
+        length = b.sub(end, start)
+        inside = b.cmp("lt", b.iota(place, 1, i64), b.reshape(length, (o, 1)))
+        shape = (o, 1, longest[k], 1) if k == 0 else (1, o, 1, longest[k])
+        inside = b.reshape(inside, shape)
+        length = b.reshape(b.cast(length, dtype), (o, 1) if k == 0 else (1, o))
+        kept = inside if kept is None else b.op("and", kept, inside)
+        count = length if count is None else b.mul(count, length)
+    assert kept is not None and count is not None
+    values = b.select(kept, b.view(wide, dims, index), 0.0)
+    return b.div(b.reduce("sum", values, [rank, rank + 1]), count)

@@ -1,0 +1,50 @@
+"""The table of import rules: operator -> function that writes the `nd` ops of one FX node.
+
+A rule is called as `rule(b, *args, **kwargs)`: `b` is the Importer (its helpers write ops, `b.node` is the node and `b.out` what torch
+says of its result), the rest are the operator's own arguments, with FX nodes replaced by their values. It returns the value (or tuple of
+values) of the node, or `NotImplemented` when it does not cover these arguments: the node is then a library call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Rule = Callable[..., Any]
+
+REGISTRY: dict[Any, Rule] = {}
+"""Overload or overload packet -> rule; an overload's own rule goes before its packet's."""
+
+_RESOLVED: dict[Any, Rule | None] = {}
+
+
+def rule(*targets: Any) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of operators: packets (all overloads) or overloads. A name that this torch lacks is None."""
+
+    def register(fn: Rule) -> Rule:
+        for target in targets:
+            if target is not None:
+                REGISTRY[target] = fn
+        _RESOLVED.clear()
+        return fn
+
+    return register
+
+
+def find_rule(target: Any) -> Rule | None:
+    """The rule of an FX node's target, or None."""
+    try:
+        return _RESOLVED[target]
+    except KeyError:
+        found = REGISTRY.get(target)
+        if found is None and isinstance(target, torch._ops.OpOverload):
+            found = REGISTRY.get(target.overloadpacket)
+        _RESOLVED[target] = found
+        return found
+
+
+def packet(namespace: Any, name: str) -> Any:
+    """The operator packet of that name, or None in a torch that has none."""
+    return getattr(namespace, name, None)

@@ -1,0 +1,194 @@
+"""The borders of the function: placeholders to arguments, FX outputs to results, what is known of the symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+from xdsl.dialects.builtin import DictionaryAttr, IndexType, IntegerAttr, StringAttr, f64, i1, i64
+from xdsl.ir import Attribute, SSAValue
+
+from ...dialects.expr import Expr, free_syms
+from ...dialects.expr_syntax import ExprAttr
+from ...dialects.nd_types import RangeAttr, TensorType
+from ..sympy_bridge import hints_of, ranges_of
+from .aliases import root
+from .builder import UNIT
+from .importer import Importer
+from .metadata import device_name, element_type
+from .scalars import ScalarValue, SymScalar, scalar_number
+
+_INDEX = IndexType()
+
+
+@dataclass(frozen=True)
+class Output:
+    """How one output of the FX graph is made from what the function returns.
+
+    kind "result": result `value` of the function; "constant": the Python value itself (None too); "expr": the size expression `value`,
+    whose symbols the arguments bind."""
+
+    kind: str
+    value: Any
+
+
+# ---- arguments
+
+
+def placeholder(b: Importer, node: Node, static: bool) -> dict[str, Attribute] | None:
+    """Give the placeholder its value and return the attributes of its argument; None when it is not passed to the function."""
+    val = node.meta.get("val")
+    attrs: dict[str, Attribute] = {"nd.name": StringAttr(str(node.target))}
+    if isinstance(val, torch.Tensor):
+        dims = b.sizes(val.shape)
+        if val.layout == torch.strided:
+            attrs["nd.layout"] = b.layout(b.sizes(val.stride()))
+        if static:
+            attrs["nd.static"] = UNIT
+        b.env[node] = _add_argument(b, TensorType.get(dims, element_type(val.dtype), device_name(val.device)))
+        return attrs
+    if isinstance(val, torch.SymInt):
+        expr = b.size_of(val)
+        value = _add_argument(b, _INDEX)
+        attrs["nd.symbol"] = ExprAttr.get(expr)
+        b.env[node] = expr
+        for symbol in free_syms(expr):
+            if expr is symbol:
+                b.bind_symbol(symbol.name, value)
+        return attrs
+    if isinstance(val, torch.SymFloat):
+        value = _add_argument(b, f64)
+        symbol = val.node.expr
+        b.env[node] = SymScalar("float", symbol) if getattr(symbol, "is_symbol", False) else ScalarValue("float", value)
+        if getattr(symbol, "is_symbol", False):
+            b.float_symbols[symbol.name] = value
+        return attrs
+    if isinstance(val, torch.SymBool):
+        b.env[node] = ScalarValue("bool", _add_argument(b, i1))
+        return attrs
+    if isinstance(val, (bool, int, float)):
+        _add_argument(b, i1 if isinstance(val, bool) else _INDEX if isinstance(val, int) else f64)
+        b.env[node] = val
+        return attrs
+    b.env[node] = val
+    return None
+
+
+def _add_argument(b: Importer, kind: Attribute) -> SSAValue:
+    return b.block.insert_arg(kind, len(b.block.args))
+
+
+def constant_attributes(count: int) -> list[DictionaryAttr]:
+    """Attributes of the arguments that carry the constant tensors."""
+    return [DictionaryAttr({"nd.constant": IntegerAttr(k, i64)}) for k in range(count)]
+
+
+# ---- results
+
+
+class Results:
+    """Collects the function's results while the FX outputs are walked."""
+
+    def __init__(self, b: Importer, argument_places: dict[Node, int], strides: dict[Node, Sequence[Any] | None]):
+        self.b = b
+        self.places = argument_places
+        self.strides = strides
+        self.values: list[SSAValue] = []
+        self.attributes: list[DictionaryAttr] = []
+        self.outputs: list[Output] = []
+        self._by_node: dict[Node, int] = {}
+        self._by_root: dict[Node, int] = {}
+        self._numbers: dict[SSAValue, int] = {}
+
+    def add(self, item: Any) -> None:
+        """One output of the FX graph."""
+        value = self.b.argument(item)
+        if isinstance(value, SSAValue):
+            self.outputs.append(Output("result", self._tensor(item, value)))
+        elif isinstance(value, Expr):
+            self._size(value)
+        elif isinstance(value, (SymScalar, ScalarValue)):
+            number = scalar_number(self.b, value) if isinstance(value, SymScalar) else value
+            self.outputs.append(Output("result", self._number(number.value)))
+        else:
+            self.outputs.append(Output("constant", value))
+
+    def _size(self, value: Expr) -> None:
+        if value.is_const:
+            self.outputs.append(Output("constant", int(value)))
+            return
+        bound = self.b.bound_symbols.get(str(value))
+        if bound is not None:
+            self.outputs.append(Output("result", self._number(bound)))
+        else:
+            self.outputs.append(Output("expr", value))
+
+    def _number(self, value: SSAValue) -> int:
+        if value not in self._numbers:
+            self._numbers[value] = self._append(value, {})
+        return self._numbers[value]
+
+    def _tensor(self, node: Node, value: SSAValue) -> int:
+        if node in self._by_node:
+            return self._by_node[node]
+        val = node.meta["val"]
+        strides = self.strides.get(node)
+        attrs: dict[str, Attribute] = {}
+        base = root(node)
+        if base is not node and base in self.strides:  # a view may stand before its base
+            self._tensor(base, self.b.env[base])
+        alias, base_val = self._alias(base)
+        if val.layout == torch.strided:
+            own = self.b.sizes(val.stride() if strides is None or alias else strides)
+            offset = 0
+            if alias and base_val is not None:
+                offset = self.b.size_of(val.storage_offset()) - self.b.size_of(base_val.storage_offset())
+            attrs["nd.layout"] = self.b.layout(own, self.b.size_of(offset))
+        if alias:
+            attrs["nd.alias"] = StringAttr(alias)
+        place = self._append(value, attrs)
+        self._by_node[node] = place
+        if base is node:
+            self._by_root[node] = place
+        return place
+
+    def _alias(self, base: Node) -> tuple[str, Any]:
+        """ "arg 2" or "result 0" for what a view's chain ends in, when that is at the border, and torch's value of it."""
+        if base in self.places:
+            return f"arg {self.places[base]}", base.meta["val"]
+        if base.op == "call_function" and getattr(base.target, "_schema", None) is not None:
+            schema = base.target._schema  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+            if schema.name == "aten::copy_" and (written := root(base.args[0])) in self.places:  # pyright: ignore[reportArgumentType]
+                return f"arg {self.places[written]}", written.meta["val"]
+        if base in self._by_root:
+            return f"result {self._by_root[base]}", base.meta["val"]
+        return "", None
+
+    def _append(self, value: SSAValue, attrs: dict[str, Attribute]) -> int:
+        self.values.append(value)
+        self.attributes.append(DictionaryAttr(attrs))
+        return len(self.values) - 1
+
+
+# ---- symbols
+
+
+def symbol_ranges(exprs: set[Expr], shape_env: Any) -> dict[str, Attribute]:
+    """The attribute nd.symbols: symbol -> range and hint, for the symbols in use."""
+    names = sorted({s for e in exprs for s in free_syms(e)}, key=str)
+    if not names:
+        return {}
+    if shape_env is None:
+        return {str(s): RangeAttr.get(0, None, 64) for s in names}
+    ranges, hints = ranges_of(shape_env, names), hints_of(shape_env, names)
+    table: dict[str, Attribute] = {}
+    for s in names:
+        found = ranges.get(s)
+        low = found.lo if found is not None and found.lo is not None else 0
+        high = found.hi if found is not None else None
+        hint = hints.get(s)
+        table[str(s)] = RangeAttr.get(low, high, hint if hint is not None else max(low, min(64, high or 64)))
+    return table

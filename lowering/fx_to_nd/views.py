@@ -1,0 +1,285 @@
+"""Views: the same elements under another index. Values are immutable, so a view is only its index map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from xdsl.ir import SSAValue
+
+from ...dialects.expr import (
+    ZERO,
+    Expr,
+    Range,
+    as_expr,
+    dim,
+    free_syms,
+    maximum,
+    minimum,
+    mod,
+    product,
+    prove_ge0,
+    prove_le,
+    range_of,
+)
+from ...dialects.nd_types import element_bytes
+from .builder import ONE
+from .importer import Importer
+from .metadata import element_type, is_nonoverlapping_dense
+from .registry import packet, rule
+
+aten = torch.ops.aten
+
+
+def _same(b: Importer, x: SSAValue, *args: Any, **kwargs: Any) -> SSAValue:
+    return x
+
+
+for _name in (
+    "alias alias_copy detach detach_copy lift lift_fresh lift_fresh_copy clone contiguous _conj_physical conj_physical _neg_view "
+    "resolve_conj resolve_neg view_as positive"
+).split():
+    rule(packet(aten, _name))(_same)
+rule(packet(torch.ops.prims, "view_of"))(_same)
+
+
+@rule(packet(aten, "_neg_view"))
+def _neg_view(b: Importer, x: SSAValue) -> SSAValue:
+    return b.op("neg", x)
+
+
+def _to_result_sizes(b: Importer, x: SSAValue, *args: Any, **kwargs: Any) -> SSAValue:
+    """Row-major reordering to the sizes that torch worked out."""
+    return b.reshape(x, b.out_dims)
+
+
+for _name in (
+    "_unsafe_view view_copy reshape _reshape_alias flatten unflatten squeeze squeeze_copy unsqueeze unsqueeze_copy _reshape_copy"
+).split():
+    rule(packet(aten, _name))(_to_result_sizes)
+
+
+@rule(aten.view)
+def _view(b: Importer, x: SSAValue, size: Any) -> SSAValue:
+    return _view_dtype(b, x, size) if isinstance(size, torch.dtype) else b.reshape(x, b.out_dims)
+
+
+@rule(aten.view.dtype)
+def _view_dtype(b: Importer, x: SSAValue, dtype: torch.dtype) -> SSAValue:
+    target = element_type(dtype)
+    if element_bytes(target) != element_bytes(b.dtype(x)):
+        return NotImplemented
+    return b.bitcast(x, target)
+
+
+@rule(aten.permute, aten.permute_copy)
+def _permute(b: Importer, x: SSAValue, dims: Sequence[int]) -> SSAValue:
+    return b.permute(x, [d % len(dims) for d in dims])
+
+
+@rule(aten.transpose, aten.transpose_copy)
+def _transpose(b: Importer, x: SSAValue, i: int, j: int) -> SSAValue:
+    rank = b.rank(x)
+    if not rank:
+        return x
+    order = list(range(rank))
+    order[i % rank], order[j % rank] = order[j % rank], order[i % rank]
+    return b.permute(x, order)
+
+
+@rule(aten.t, aten.t_copy)
+def _t(b: Importer, x: SSAValue) -> SSAValue:
+    return b.permute(x, (1, 0)) if b.rank(x) == 2 else x
+
+
+@rule(aten.expand, aten.expand_copy, aten.expand_as, packet(aten, "broadcast_to"))
+def _expand(b: Importer, x: SSAValue, size: Any, *, implicit: bool = False) -> SSAValue:
+    return b.expand(x, b.out_dims)
+
+
+@rule(aten.slice, packet(aten, "slice_copy"))
+def _slice(b: Importer, x: SSAValue, d: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> SSAValue:
+    rank = b.rank(x)
+    d %= rank
+    first = slice_start(b, b.dims(x)[d], start)
+    if first is None:
+        return NotImplemented
+    return b.slice_dim(x, d, first, b.out_dims[d], step)
+
+
+def slice_start(b: Importer, size: Expr, start: Any) -> Expr | None:
+    """Where a slice begins, counted from the front and kept within the size. None when the sign of a symbolic start is unknown."""
+    if start is None:
+        return ZERO
+    first = as_expr(start)
+    if first.is_const and int(first) < 0:
+        return maximum(size + first, 0)
+    if not _nonnegative(first):
+        return None
+    if first is ZERO or prove_le(first, size, {}):
+        return first
+    return minimum(first, size)
+
+
+def _nonnegative(e: Expr) -> bool:
+    """Whether an expression is at least 0 when its symbols (sizes) are."""
+    low = range_of(e, {s: Range(0, None) for s in free_syms(e)}).lo
+    return low is not None and low >= 0
+
+
+@rule(aten.select, packet(aten, "select_copy"))
+def _select(b: Importer, x: SSAValue, d: int, index: Any) -> SSAValue:
+    d %= b.rank(x)
+    place = front_index(b.dims(x)[d], index)
+    return NotImplemented if place is None else b.select_dim(x, d, place)
+
+
+def front_index(size: Expr, index: Any) -> Expr | None:
+    """An index counted from the front; None when the sign of a symbolic one is unknown."""
+    if not isinstance(index, (int, Expr)):
+        return None
+    place = as_expr(index)
+    if place.is_const:
+        return place if int(place) >= 0 else size + place
+    return place if _nonnegative(place) else None
+
+
+@rule(aten.narrow, packet(aten, "narrow_copy"))
+def _narrow(b: Importer, x: SSAValue, d: int, start: Any, length: Any) -> SSAValue:
+    return _slice(b, x, d, start)
+
+
+def _parts(b: Importer, x: SSAValue, d: int) -> tuple[SSAValue, ...]:
+    """Consecutive slices with the sizes of the node's results."""
+    d %= b.rank(x)
+    start, parts = ZERO, []
+    for val in b.val:
+        length = b.sizes(val.shape)[d]
+        parts.append(b.slice_dim(x, d, start, length))
+        start = start + length
+    return tuple(parts)
+
+
+@rule(aten.split, packet(aten, "split_copy"), packet(aten, "unsafe_split"), aten.split_with_sizes, aten.chunk)
+def _split(b: Importer, x: SSAValue, sizes: Any, dim: int = 0) -> tuple[SSAValue, ...]:
+    return _parts(b, x, dim)
+
+
+rule(packet(aten, "split_with_sizes_copy"), packet(aten, "unsafe_split_with_sizes"), packet(aten, "unsafe_chunk"))(_split)
+
+
+@rule(aten.unbind, packet(aten, "unbind_copy"))
+def _unbind(b: Importer, x: SSAValue, dim: int = 0) -> tuple[SSAValue, ...]:
+    return tuple(b.select_dim(x, dim % b.rank(x), k) for k in range(len(b.val)))
+
+
+@rule(aten.flip, packet(torch.ops.prims, "rev"))
+def _flip(b: Importer, x: SSAValue, dims: Sequence[int]) -> SSAValue:
+    return b.flip(x, sorted({d % b.rank(x) for d in dims})) if b.rank(x) else x
+
+
+@rule(aten.movedim, packet(aten, "moveaxis"))
+def _movedim(b: Importer, x: SSAValue, source: Any, destination: Any) -> SSAValue:
+    rank = b.rank(x)
+    sources = [s % rank for s in (source if isinstance(source, tuple) else (source,))]
+    targets = [d % rank for d in (destination if isinstance(destination, tuple) else (destination,))]
+    order = [d for d in range(rank) if d not in sources]
+    for target, src in sorted(zip(targets, sources, strict=True)):
+        order.insert(target, src)
+    return b.permute(x, order)
+
+
+@rule(aten.diagonal, packet(aten, "diagonal_copy"))
+def _diagonal(b: Importer, x: SSAValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> SSAValue:
+    rank = b.rank(x)
+    first, second = dim1 % rank, dim2 % rank
+    last = dim(rank - 2)
+    rest = iter(range(rank - 2))
+    index = [
+        last + max(0, -offset) if k == first else last + max(0, offset) if k == second else dim(next(rest)) for k in range(rank)
+    ]
+    return b.view(x, b.out_dims, index)
+
+
+@rule(aten.unfold, packet(aten, "unfold_copy"))
+def _unfold(b: Importer, x: SSAValue, d: int, size: Any, step: Any) -> SSAValue:
+    rank = b.rank(x)
+    if not rank:
+        return b.reshape(x, (ONE,))
+    d %= rank
+    index = [dim(k) * step + dim(rank) if k == d else dim(k) for k in range(rank)]
+    return b.view(x, b.out_dims, index)
+
+
+@rule(aten.repeat, packet(aten, "tile"))
+def _repeat(b: Importer, x: SSAValue, repeats: Sequence[Any]) -> SSAValue:
+    out = b.out_dims
+    x = b.reshape(x, (ONE,) * (len(out) - b.rank(x)) + b.dims(x))
+    dims = b.dims(x)
+    if all(size is ONE or size is total for size, total in zip(dims, out, strict=True)):
+        return b.expand(x, out)
+    if any(s is ZERO for s in out):
+        return b.full(0, b.dtype(x), out)
+    index = [dim(k) if size is total else mod(dim(k), size) for k, (size, total) in enumerate(zip(dims, out, strict=True))]
+    return b.view(x, out, index)
+
+
+@rule(aten.roll)
+def _roll(b: Importer, x: SSAValue, shifts: Sequence[Any], dims: Sequence[int] = ()) -> SSAValue:
+    shape = b.dims(x)
+    shifts = shifts if isinstance(shifts, tuple) else (shifts,)
+    dims = dims if isinstance(dims, tuple) else (dims,)
+    if any(s is ZERO for s in shape):
+        return x
+    if not dims:
+        flat = b.reshape(x, (product(shape),))
+        return b.reshape(_rolled(b, flat, {0: as_expr(shifts[0])}), shape)
+    moves: dict[int, Expr] = {}
+    for shift, d in zip(shifts, dims, strict=True):
+        moves[d % len(shape)] = moves.get(d % len(shape), ZERO) + shift
+    return _rolled(b, x, moves)
+
+
+def _rolled(b: Importer, x: SSAValue, moves: dict[int, Expr]) -> SSAValue:
+    shape = b.dims(x)
+    index = [mod(dim(k) - moves[k], s) if k in moves else dim(k) for k, s in enumerate(shape)]
+    return b.view(x, shape, index)
+
+
+# ---- as_strided: an index into the row-major order of the base's memory
+
+
+@rule(aten.as_strided, packet(aten, "as_strided_copy"))
+def _as_strided(b: Importer, x: SSAValue, size: Any, stride: Any, offset: Any = None) -> SSAValue:
+    val = b.node.args[0].meta["val"]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+    memory = memory_order(b, x, val)
+    if memory is None:
+        return NotImplemented
+    start = as_expr(0 if offset is None else offset) - (0 if offset is None else b.size_of(val.storage_offset()))
+    dims = b.out_dims
+    place = sum((dim(k) * s for k, s in enumerate(stride)), as_expr(start))
+    if not _within(dims, [as_expr(s) for s in stride], as_expr(start), b.dims(memory)[0]):
+        return NotImplemented
+    return b.view(memory, dims, [place])
+
+
+def memory_order(b: Importer, x: SSAValue, val: torch.Tensor) -> SSAValue | None:
+    """The elements of `x` as one row in the order of the memory that eager holds them in; None when it has gaps or overlap."""
+    shape, strides = val.shape, val.stride()
+    if is_nonoverlapping_dense(shape, strides):
+        order = sorted(range(len(shape)), key=lambda k: (-strides[k], shape[k] != 1, k))
+        x = b.permute(x, order)
+    elif not val.is_contiguous():
+        return None
+    return b.reshape(x, (product(b.dims(x)),))
+
+
+def _within(dims: Sequence[Expr], strides: Sequence[Expr], start: Expr, numel: Expr) -> bool:
+    """Whether the strided window stays inside `numel` elements."""
+    if any(d is ZERO for d in dims):
+        return True
+    last = start + sum(((d - 1) * s for d, s in zip(dims, strides, strict=True)), ZERO)
+    if last.is_const and numel.is_const and start.is_const:
+        return int(start) >= 0 and int(last) < int(numel)
+    return start.is_const and int(start) >= 0 and prove_ge0(numel - 1 - last, {})
