@@ -37,7 +37,7 @@ def emitter(target: str) -> Emitter:
 
 
 def emit_llvm(module: ModuleOp, ctx: Context) -> str:
-    """The LLVM IR text of the kernels of `module` and of its host program, if it has one: what torch.compile compiles."""
+    """The LLVM IR text of the kernels of `module` and of its host program, if any: what torch.compile compiles."""
     from ..dialects.cpu import KernelOp
     from ..dialects.host import ProgramOp
     from ..targets.cpu.emit import emit_kernels

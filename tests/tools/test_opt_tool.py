@@ -350,25 +350,67 @@ def test_targets(opt_tool, file, monkeypatch, tmp_path):
     assert (tmp_path / "a.o").read_bytes() == b"\x7fELF\x00"
 
 
-def test_run(opt_tool, file, monkeypatch, tmp_path):
-    np = pytest.importorskip("numpy")
+RUN = """builtin.module attributes {nd.symbols = {s0 = #nd.range<2, 16, 3>}} {
+  func.func @forward(%x: !nd.tensor<s0 x 2 x f32> {nd.layout = #nd.layout<[1, s0], 0>},
+                     %n: index {nd.symbol = #nd.expr<s0>},
+                     %i: !nd.tensor<4 x i64>, %b: !nd.tensor<2 x bf16>, %p: i1, %f: f64) {
+    func.return
+  }
+  func.func @other() {
+    func.return
+  }
+}
+"""
+
+
+@pytest.fixture
+def runner(monkeypatch):
+    """A runner that gives back what it got."""
     calls = []
 
-    def run_module(module, ctx, inputs, *, function, seed):
-        calls.append((inputs, function, seed))
-        return [np.arange(3, dtype=np.float32), np.int64(4)]
+    def run_module(module, ctx, inputs, function=None):
+        calls.append((inputs, function))
+        return inputs
 
-    runner = type(sys)("stepwell.tools.toy_runner")
-    runner.run_module = run_module
-    monkeypatch.setitem(sys.modules, "stepwell.tools.toy_runner", runner)
+    toy = type(sys)("stepwell.tools.toy_runner")
+    toy.run_module = run_module
+    monkeypatch.setitem(sys.modules, "stepwell.tools.toy_runner", toy)
     monkeypatch.setattr(opt_run, "RUNNER", ".toy_runner:run_module")
-    result = opt_tool(file, "--run", "--seed=3")
-    assert result.out == "result 0: float32 3\n[0. 1. 2.]\nresult 1: int64 scalar\n4\n"
-    assert calls[-1] == (None, None, 3)
-    np.save(tmp_path / "x.npy", np.ones(2))
-    result = opt_tool(file, "--run=f", "--args", tmp_path / "x.npy", "--outputs", tmp_path / "y")
-    assert calls[-1][1] == "f" and np.array_equal(calls[-1][0][0], np.ones(2))
-    assert np.array_equal(np.load(tmp_path / "y0.npy"), np.arange(3, dtype=np.float32))
+    return calls
+
+
+def test_run_with_random_inputs(opt_tool, runner):
+    torch = pytest.importorskip("torch")
+    result = opt_tool("--run", stdin=RUN)
+    assert result.code == 0, result.err
+    x, n, i, b, p, f = runner[-1][0]
+    assert (x.shape, x.stride(), x.dtype) == ((3, 2), (1, 3), torch.float32)
+    assert (n, type(p), type(f)) == (3, bool, float)
+    assert i.dtype == torch.int64 and set(i.tolist()) <= {0, 1} and b.dtype == torch.bfloat16
+    heads = [line for line in result.out.splitlines() if line.startswith("result")]
+    assert heads[:4] == [
+        "result 0: float32 3x2",
+        "result 1: int scalar",
+        "result 2: int64 4",
+        "result 3: bfloat16 2",
+    ]
+    assert opt_tool("--run", stdin=RUN).out == result.out != opt_tool("--run", "--seed=1", stdin=RUN).out
+
+
+def test_run_with_files(opt_tool, runner, tmp_path):
+    np = pytest.importorskip("numpy")
+    np.save(tmp_path / "x.npy", np.arange(3.0))
+    result = opt_tool("--run=other", "--args", tmp_path / "x.npy", "--outputs", tmp_path / "y", stdin=RUN)
+    assert result.out == f"result 0: float64 3 -> {tmp_path}/y0.npy\n"
+    assert runner[-1][1] == "other" and runner[-1][0][0].tolist() == [0, 1, 2]
+    assert np.array_equal(np.load(tmp_path / "y0.npy"), np.arange(3.0))
+
+
+def test_run_of_an_unknown_function(opt_tool, runner):
+    assert opt_tool("--run=fowrard", stdin=RUN).err == (
+        "<stdin>: error: --run: the module has no function 'fowrard'; did you mean 'forward'?\n"
+    )
+    assert "has no function 'x'; there are: forward, other" in opt_tool("--run=x", stdin=RUN).err
 
 
 # Reading.
