@@ -71,7 +71,7 @@ def test_a_wheel_holds_the_modules_on_disk_and_nothing_of_a_stale_build_folder(t
         tmp_path,
         ".",
     ]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*wheel, "-w", tmp_path, "."], cwd=checkout, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("stepwell-*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
