@@ -1,8 +1,8 @@
 """From a module of kernels and one host program to something that runs; the two halves can lie in a cache in between.
 
-    compiled = compile_program(module)            # can be pickled
-    run = load_compiled(compiled, constants)
-    outputs = run([x, w])
+compiled = compile_program(module)            # can be pickled
+run = load_compiled(compiled, constants)
+outputs = run([x, w])
 """
 
 from __future__ import annotations

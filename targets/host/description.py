@@ -100,6 +100,7 @@ class ProgramDescription:
     asserts: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
+    arena_views: int = 0
 
 
 class ItemTable:

@@ -60,6 +60,7 @@ def emit_host(text: ModuleText, program: host.ProgramOp, native: bool | None = N
         asserts=emitter.asserts,
         messages=text.messages,
         targets=emitter.targets,
+        arena_views=emitter.entry.views,
     )
 
 
@@ -91,6 +92,7 @@ class _Emitter:
         self.asserts: list[str] = []
         self.targets: list[str] = []
         self.done: set[host.HostOp] = set()
+        self.arena = self.arena_block = ""
 
     def run(self) -> None:
         entry = self.entry
@@ -374,26 +376,37 @@ class _Emitter:
         if not entry.uses_arena:
             self._acquire_arena()
         offset = op.offset.data
-        base = entry.load("%arena")
-        place = base if offset is as_expr(0) else entry.let(f"getelementptr i8, ptr {base}, i64 {entry.size(offset)}")
+        block = self.arena_block
+        place = block if offset is as_expr(0) else entry.let(f"getelementptr i8, ptr {block}, i64 {entry.size(offset)}")
         self.values.define(op.result).data = place
 
     def _acquire_arena(self) -> None:
         entry, size = self.entry, self.program.arena
         entry.uses_arena = True
         bytes = "64" if size is None else entry.call("llvm.smax.i64", entry.size(size.data), "64")
-        block = entry.call("stepwell_arena_acquire", entry.load(f"@{ARENA}"), bytes)
-        entry.do(f"store ptr {block}, ptr %arena")
-        entry.fail_if(entry.let(f"icmp eq ptr {block}, null"), "memory")
+        arena = self.arena = entry.call("stepwell_arena_acquire", entry.load(f"@{ARENA}"), bytes)
+        entry.do(f"store ptr {arena}, ptr %arena")
+        entry.fail_if(entry.let(f"icmp eq ptr {arena}, null"), "memory")
+        self.arena_block = entry.load(entry.let(f"getelementptr i8, ptr {arena}, i64 8"))
 
     def from_arena(self, op: host.FromArenaOp) -> None:
         entry, type = self.entry, op.result.type.element_type
         data = self.values.data(self.values[op.source])
+        exprs = [*op.sizes.data, *op.strides.data]
         if op.offset is not None:
-            offset = entry.size(op.offset.data * element_size(type))
-            data = entry.let(f"getelementptr i8, ptr {data}, i64 {offset}")
+            offset = op.offset.data * element_size(type)
+            data = entry.let(f"getelementptr i8, ptr {data}, i64 {entry.size(offset)}")
+            exprs.append(offset)
         sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
         rank, code = str(len(op.sizes.data)), str(dtype_code(type))
+        place = op.source.owner
+        if isinstance(place, host.ArenaPtrOp) and all(e.is_const for e in (place.offset.data, *exprs)):
+            # the same in every call: the arena keeps it
+            made = entry.call("stepwell_arena_view", self.arena, str(entry.views), data, rank, sizes, strides, code)
+            entry.views += 1
+            entry.fail_if(entry.let(f"icmp eq ptr {made}, null"), "torch")
+            self.values.define(op.result).handle = made
+            return
         entry.require_ok(entry.call("stepwell_from_blob", data, rank, sizes, strides, code, "%out"))
         self.values.own_handle(op.result, entry.load("%out"))
 

@@ -145,19 +145,17 @@ class _Items:
 class _Keep:
     """What must live as long as a native entry: it is the `self` of the C function. Its end frees the arena."""
 
-    def __init__(self, library: Library, objects: list[Any]):
+    def __init__(self, library: Library, objects: list[Any], views: int):
         self.library = library
         self.objects = objects
         self.method: _MethodDef | None = None
         # not in the library: when all this dies in one cycle, the library may be unloaded before __del__ runs
-        self._arena = (ctypes.c_int64 * 3)()
+        self._arena = (ctypes.c_int64 * (4 + views))(0, 0, 0, views)
         ctypes.c_void_p.from_address(library.address(ARENA)).value = ctypes.addressof(self._arena)
-        self._free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(entry_symbols()["stepwell_pool_free"])
+        self._clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(entry_symbols()["stepwell_arena_clear"])
 
     def __del__(self) -> None:
-        base = self._arena[1]
-        if base:
-            self._free(base)
+        self._clear(ctypes.addressof(self._arena))
 
 
 def native_callable(
@@ -165,7 +163,7 @@ def native_callable(
 ) -> Any:
     items = _Items(description, constants, objects)
     table = [items.make(item) for item in description.items]
-    keep = _Keep(library, table)
+    keep = _Keep(library, table, description.arena_views)
     if table:
         addresses = (ctypes.c_void_p * len(table))(*map(id, table))
         ctypes.memmove(library.address(OBJECTS), addresses, ctypes.sizeof(addresses))

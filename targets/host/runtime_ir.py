@@ -36,6 +36,7 @@ declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
 declare i32 @torch_from_blob(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr, i32, ptr, i64, ptr, ptr)
 declare ptr @aligned_alloc(i64, i64)
 declare void @free(ptr)
+declare ptr @calloc(i64, i64)
 declare i32 @pthread_mutex_lock(ptr)
 declare i32 @pthread_mutex_unlock(ptr)
 declare i64 @llvm.ctlz.i64(i64, i1)
@@ -175,60 +176,141 @@ end:
 """
 
 _ARENA = """
-; An arena is { i64 busy, ptr base, i64 capacity }. The first caller gets the kept block, grown when it is too small;
-; a call that runs at the same time gets a block of its own. Null when there is no memory.
-define ptr @stepwell_arena_acquire(ptr %arena, i64 %bytes) {
-  %busy = atomicrmw xchg ptr %arena, i64 1 acquire
+; An arena is { i64 busy, ptr block, i64 capacity, i64 n, [n x ptr] views }. The views are tensors over the block that are the same in
+; every call: made at their first use, they live until the block moves. The first caller gets the program's arena, whose block is
+; grown when it is too small; a call that runs at the same time gets an arena of its own. Null when there is no memory.
+define ptr @stepwell_arena_acquire(ptr %kept, i64 %bytes) {
+entry:
+  %busy = atomicrmw xchg ptr %kept, i64 1 acquire
   %taken = icmp ne i64 %busy, 0
-  br i1 %taken, label %own, label %kept
-own:
-  %temporary = call ptr @stepwell_pool_alloc(i64 %bytes)
-  ret ptr %temporary
-kept:
-  %basep = getelementptr i8, ptr %arena, i64 8
-  %capp = getelementptr i8, ptr %arena, i64 16
-  %base = load ptr, ptr %basep
-  %cap = load i64, ptr %capp
-  %fits = icmp sge i64 %cap, %bytes
-  br i1 %fits, label %reuse, label %grow
-reuse:
-  ret ptr %base
-grow:
-  %none = icmp eq ptr %base, null
-  br i1 %none, label %alloc, label %drop
-drop:
-  call void @stepwell_pool_free(ptr %base)
-  br label %alloc
-alloc:
-  %new = call ptr @stepwell_pool_alloc(i64 %bytes)
-  %ok = icmp ne ptr %new, null
-  %newcap = select i1 %ok, i64 %bytes, i64 -1
-  store ptr %new, ptr %basep
-  store i64 %newcap, ptr %capp
-  br i1 %ok, label %done, label %failed
-failed:
-  store atomic i64 0, ptr %arena release, align 8
+  br i1 %taken, label %other, label %first
+first:
+  %fok = call i32 @arena_reserve(ptr %kept, i64 %bytes)
+  %ffailed = icmp eq i32 %fok, 0
+  br i1 %ffailed, label %fidle, label %fdone
+fidle:
+  store atomic i64 0, ptr %kept release, align 8
   ret ptr null
-done:
-  ret ptr %new
+fdone:
+  ret ptr %kept
+other:
+  %np = getelementptr i8, ptr %kept, i64 24
+  %n = load i64, ptr %np
+  %words = add i64 %n, 4
+  %own = call ptr @calloc(i64 %words, i64 8)
+  %none = icmp eq ptr %own, null
+  br i1 %none, label %failed, label %made
+made:
+  %onp = getelementptr i8, ptr %own, i64 24
+  store i64 %n, ptr %onp
+  %ook = call i32 @arena_reserve(ptr %own, i64 %bytes)
+  %ofailed = icmp eq i32 %ook, 0
+  br i1 %ofailed, label %odrop, label %odone
+odrop:
+  call void @free(ptr %own)
+  br label %failed
+odone:
+  ret ptr %own
+failed:
+  ret ptr null
 }
 
-define void @stepwell_arena_release(ptr %arena, ptr %block) {
-  %none = icmp eq ptr %block, null
+; Makes the block large enough: 0 when there is no memory.
+define internal i32 @arena_reserve(ptr %arena, i64 %bytes) {
+  %capp = getelementptr i8, ptr %arena, i64 16
+  %cap = load i64, ptr %capp
+  %fits = icmp sge i64 %cap, %bytes
+  br i1 %fits, label %done, label %grow
+grow:
+  call void @stepwell_arena_clear(ptr %arena)
+  %new = call ptr @stepwell_pool_alloc(i64 %bytes)
+  %failed = icmp eq ptr %new, null
+  br i1 %failed, label %none, label %some
+some:
+  %blockp = getelementptr i8, ptr %arena, i64 8
+  store ptr %new, ptr %blockp
+  store i64 %bytes, ptr %capp
+  br label %done
+done:
+  ret i32 1
+none:
+  ret i32 0
+}
+
+; Drops the views and the block.
+define void @stepwell_arena_clear(ptr %arena) {
+entry:
+  %np = getelementptr i8, ptr %arena, i64 24
+  %n = load i64, ptr %np
+  %views = getelementptr i8, ptr %arena, i64 32
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %in, %next ]
+  %end = icmp eq i64 %i, %n
+  br i1 %end, label %block, label %one
+one:
+  %vp = getelementptr ptr, ptr %views, i64 %i
+  %v = load ptr, ptr %vp
+  store ptr null, ptr %vp
+  %nov = icmp eq ptr %v, null
+  br i1 %nov, label %next, label %drop
+drop:
+  %r = call i32 @aoti_torch_delete_tensor_object(ptr %v)
+  br label %next
+next:
+  %in = add i64 %i, 1
+  br label %loop
+block:
+  %blockp = getelementptr i8, ptr %arena, i64 8
+  %b = load ptr, ptr %blockp
+  %capp = getelementptr i8, ptr %arena, i64 16
+  store ptr null, ptr %blockp
+  store i64 0, ptr %capp
+  %nob = icmp eq ptr %b, null
+  br i1 %nob, label %done, label %give
+give:
+  call void @stepwell_pool_free(ptr %b)
+  br label %done
+done:
+  ret void
+}
+
+define void @stepwell_arena_release(ptr %kept, ptr %arena) {
+  %none = icmp eq ptr %arena, null
   br i1 %none, label %end, label %some
 some:
-  %basep = getelementptr i8, ptr %arena, i64 8
-  %base = load ptr, ptr %basep
-  %kept = icmp eq ptr %base, %block
-  br i1 %kept, label %idle, label %drop
+  %same = icmp eq ptr %arena, %kept
+  br i1 %same, label %idle, label %drop
 idle:
-  store atomic i64 0, ptr %arena release, align 8
+  store atomic i64 0, ptr %kept release, align 8
   ret void
 drop:
-  call void @stepwell_pool_free(ptr %block)
+  call void @stepwell_arena_clear(ptr %arena)
+  call void @free(ptr %arena)
   ret void
 end:
   ret void
+}
+
+; View k of an arena, made when it is not there yet; null when torch raises. The arena owns it.
+define ptr @stepwell_arena_view(ptr %arena, i64 %k, ptr %data, i64 %rank, ptr %sizes, ptr %strides, i32 %dtype) {
+  %views = getelementptr i8, ptr %arena, i64 32
+  %vp = getelementptr ptr, ptr %views, i64 %k
+  %v = load ptr, ptr %vp
+  %there = icmp ne ptr %v, null
+  br i1 %there, label %done, label %make
+make:
+  %r = call i32 @stepwell_from_blob(ptr %data, i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, ptr %vp)
+  %failed = icmp ne i32 %r, 0
+  br i1 %failed, label %none, label %made
+made:
+  %new = load ptr, ptr %vp
+  ret ptr %new
+none:
+  store ptr null, ptr %vp
+  ret ptr null
+done:
+  ret ptr %v
 }
 
 ; An uninitialised tensor: of the pool when it is large, of torch's allocator otherwise.
@@ -514,6 +596,8 @@ FUNCTIONS: dict[str, str] = {
     "stepwell_pool_free": "void (ptr)",
     "stepwell_arena_acquire": "ptr (ptr, i64)",
     "stepwell_arena_release": "void (ptr, ptr)",
+    "stepwell_arena_clear": "void (ptr)",
+    "stepwell_arena_view": "ptr (ptr, i64, ptr, i64, ptr, ptr, i32)",
     "stepwell_empty": "i32 (i64, ptr, ptr, i32, i64, ptr)",
     "stepwell_from_blob": "i32 (ptr, i64, ptr, ptr, i32, ptr)",
     "stepwell_take": "i32 (ptr, i64, ptr, i64, ptr)",

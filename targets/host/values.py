@@ -73,14 +73,15 @@ class Values:
         if value.object is None and value.argument is not None:
             value.object = entry.load(entry.at("%objects", value.argument))
         if value.object is None:
-            assert value.handle is not None and value.handle_slot is not None, "a value that was released is used"
+            assert value.handle is not None, "a value that was released is used"
             entry.take_lock()
             value.object = entry.require_object(entry.call("stepwell_wrap", value.handle))
             value.object_slot = entry.keep_object(value.object)
-            entry.call("aoti_torch_delete_tensor_object", value.handle)
-            entry.forget_handle(value.handle_slot)
-            value.handle_slot = None
-            value.handle = None
+            if value.handle_slot is not None:
+                entry.call("aoti_torch_delete_tensor_object", value.handle)
+                entry.forget_handle(value.handle_slot)
+                value.handle_slot = None
+                value.handle = None
         return value.object
 
     def handle(self, value: Value) -> str:
