@@ -30,8 +30,8 @@ def to_f32(f: FunctionText, type: Type, value: str) -> str:
     if f.target.has("f16c"):
         half = f.let(f"bitcast {type.text} {value} to {type.of('half')}")
         return f.let(f"fpext {type.of('half')} {half} to {f32}")
-    # Sign aside, the bits of a half shifted to a float's place are the value times 2^-112, exactly (denormals too); infinity
-    # and NaN get the largest exponent back.
+    # Sign aside, the bits of a half shifted to a float's place are the value times 2^-112, exactly (denormals too);
+    # infinity and NaN get the largest exponent back.
     wide = f.let(f"zext {type.text} {value} to {i32}")
     magnitude = f.let(f"and {i32} {wide}, {_c(type, 'i32', 0x7FFF)}")
     shifted = f.let(f"bitcast {i32} {f.let(f'shl {i32} {magnitude}, ' + _c(type, 'i32', 13))} to {f32}")
@@ -146,7 +146,7 @@ CASTS: dict[str, Cast] = {
     "truncf": _truncf,
     "sitofp": _int_to_float("sitofp"),
     "uitofp": _int_to_float("uitofp"),
-    # torch narrows to int8 and int16 through int32, and to uint8 through int64 (where vectors of that convert natively).
+    # torch narrows to int8 and int16 through int32, and to uint8 through int64 (where vectors convert to that natively).
     "fptosi": _float_to_int(lambda f, bits: max(32, bits)),
     "fptoui": _float_to_int(lambda f, bits: 64 if bits > 16 or f.target.has("avx512dq") else 32),
     "extsi": _resize("trunc", "sext"),

@@ -99,7 +99,7 @@ def _through_double_64(f: FunctionText, type: Type, a: str, b: str) -> str:
     quotient = estimate(a)
     quotient = f.let(f"add {text} {quotient}, {estimate(remainder(quotient))}")
     rest = remainder(quotient)
-    # The estimate is at most one off: too small where the rest still holds a divisor, too large where its sign is wrong.
+    # The estimate is at most one off: too small where the rest holds a divisor, too large where its sign is wrong.
     too_small = f.let(f"icmp uge {text} {magnitude(rest)}, {magnitude(b)}")
     toward = f.let(f"select {i1} {same_sign(rest, b)}, {text} {one}, {text} {minus}")
     quotient, rest = step(quotient, rest, too_small, toward)

@@ -61,8 +61,8 @@ class Code:
         return self._two("fdiv", a, b)
 
     def quotient(self, a: str, b: str) -> str:
-        """a / b within 2 ulp where a lane's operands are finite (else the lane is undefined): with AVX-512 the 14-bit reciprocal
-        and a Newton step, because the zmm divider takes a cycle a lane."""
+        """a / b within 2 ulp where a lane's operands are finite (else the lane is undefined): with AVX-512 the 14-bit
+        reciprocal and a Newton step, because the zmm divider takes a cycle a lane."""
         if not self.f.target.has("avx512"):
             return self.div(a, b)
         return self.f.let(f"fdiv arcp contract ninf {self.text} {a}, {b}")
@@ -264,8 +264,8 @@ def expm1(m: Code, x: str) -> str:
 
 
 def _odd_rational(m: Code, x: str, limit: float, parts: tuple[tuple[float, ...], tuple[float, ...]]) -> str:
-    """x P(x^2) / Q(x^2) with |x| up to the limit, exactly +-1 beyond it and never outside (1 + erf(x) must vanish for a large
-    negative x). Q(0) is 1, so denormals come out right."""
+    """x P(x^2) / Q(x^2) with |x| up to the limit, exactly +-1 beyond it and never outside (1 + erf(x) must vanish for
+    a large negative x). Q(0) is 1, so denormals come out right."""
     y = m.abs(x)
     square = m.mul(y, y)
     result = m.quotient(m.mul(y, m.horner(square, parts[0])), m.horner(square, parts[1]))

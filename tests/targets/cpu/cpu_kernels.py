@@ -1,13 +1,10 @@
-"""Helpers for the tests of the CPU target: kernels from text, one operation on arrays, for every instruction set that runs here."""
+"""Helpers for the tests of the CPU target: kernels from text, one operation on arrays, for every instruction set that
+runs here."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from stepwell.dialects.cpu import Cpu
-from stepwell.targets.cpu.emit import emit_module
-from stepwell.targets.cpu.features import is_runnable, target
-from stepwell.targets.cpu.jit import Library, load_text
 from xdsl.context import Context
 from xdsl.dialects.arith import Arith
 from xdsl.dialects.builtin import Builtin, ModuleOp
@@ -15,6 +12,11 @@ from xdsl.dialects.math import Math
 from xdsl.dialects.scf import Scf
 from xdsl.dialects.vector import Vector
 from xdsl.parser import Parser
+
+from stepwell.dialects.cpu import Cpu
+from stepwell.targets.cpu.emit import emit_module
+from stepwell.targets.cpu.features import is_runnable, target
+from stepwell.targets.cpu.jit import Library, load_text
 
 RUNNABLE = [name for name in ("host", "avx512", "avx2", "generic-sse", "neon") if is_runnable(target(name))]
 
@@ -51,8 +53,8 @@ def typed(dtype: torch.dtype, lanes: int) -> str:
 
 
 def elementwise(name: str, body: str, inputs: list[torch.dtype], output: torch.dtype, lanes: int) -> str:
-    """A kernel that reads lanes of %a, %b, ... , runs `body`, which defines %r, and stores it, for n elements (a multiple of
-    the lanes). In the body {A} is the type of %a and so on, {R} that of %r, {I1} a mask."""
+    """A kernel that reads lanes of %a, %b, ... , runs `body`, which defines %r, and stores it, for n elements (a
+    multiple of the lanes). In the body {A} is the type of %a and so on, {R} that of %r, {I1} a mask."""
     names = "abcd"
     spelled = {names[i].upper(): typed(d, lanes) for i, d in enumerate(inputs)}
     spelled |= {"R": typed(output, lanes), "I1": typed(torch.bool, lanes), "I32": typed(torch.int32, lanes)}
@@ -73,7 +75,8 @@ cpu.kernel @{name}({arguments}%out : !cpu.ptr, %n : i64) {{
 
 
 def run(library: Library, name: str, inputs: list[torch.Tensor], output: torch.dtype, lanes: int) -> torch.Tensor:
-    """Call an `elementwise` kernel on 1-D tensors; they are filled up to whole vectors by repeating the first element."""
+    """Call an `elementwise` kernel on 1-D tensors; they are filled up to whole vectors by repeating the first
+    element."""
     count = inputs[0].numel()
     width = max(1, lanes)
     padded = -(-count // width) * width

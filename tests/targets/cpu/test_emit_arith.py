@@ -1,4 +1,5 @@
-"""arith and the casts, comparisons and divisions of the CPU target against torch, on every instruction set that runs here."""
+"""arith and the casts, comparisons and divisions of the CPU target against torch, on every instruction set that runs
+here."""
 
 from __future__ import annotations
 

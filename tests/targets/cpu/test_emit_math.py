@@ -1,4 +1,5 @@
-"""math and cpu.math of the CPU target: accuracy in ulp against f64 (or 40 digits), special values, every instruction set."""
+"""math and cpu.math of the CPU target: accuracy in ulp against f64 (or 40 digits), special values, every instruction
+set."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ WIDTHS = (0, 3, 16, 64)
 
 
 def error_in_ulp(got: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """|got - exact| in units of the last place of the result, denormals counted in the smallest normal's; infinities and NaN must
-    agree exactly (error inf where they do not)."""
+    """|got - exact| in units of the last place of the result, denormals counted in the smallest normal's; infinities
+    and NaN must agree exactly (error inf where they do not)."""
     info = torch.finfo(dtype)
     rounded = exact.to(dtype).double()
     unit = torch.exp2(torch.floor(torch.log2(rounded.abs().clamp(info.tiny, info.max)))) * info.eps
@@ -119,7 +120,8 @@ def test_functions_of_one_operand(compiled) -> None:
                 at = int(error.argmax())
                 if error[at] > allowed:
                     wrong.append(
-                        f"{name} {dtype} x{lanes}: {x[at].item()!r} gave {got[at].item()!r}, not {exact[at].item()!r}: {error[at]:.3g} ulp"
+                        f"{name} {dtype} x{lanes}: {x[at].item()!r} gave {got[at].item()!r}, "
+                        f"not {exact[at].item()!r}: {error[at]:.3g} ulp"
                     )
     assert not wrong, f"on {isa}:\n" + "\n".join(wrong)
 
@@ -160,7 +162,8 @@ def test_functions_of_two_operands(compiled) -> None:
                 at = int(error.argmax())
                 if error[at] > allowed:
                     wrong.append(
-                        f"{name} {dtype} x{lanes}: ({x[at].item()!r}, {y[at].item()!r}) gave {got[at].item()!r}, not {exact[at].item()!r}"
+                        f"{name} {dtype} x{lanes}: ({x[at].item()!r}, {y[at].item()!r}) gave {got[at].item()!r}, "
+                        f"not {exact[at].item()!r}"
                     )
     assert not wrong, f"on {isa}:\n" + "\n".join(wrong)
 
