@@ -59,19 +59,8 @@ def test_a_wheel_holds_the_modules_on_disk_and_nothing_of_a_stale_build_folder(t
     stale = checkout / "build" / "lib" / "stepwell" / "passes" / "deleted_long_ago.py"
     stale.parent.mkdir(parents=True)
     stale.write_text("")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        tmp_path,
-        ".",
-    ]
-    done = subprocess.run([*wheel, "-w", tmp_path, "."], cwd=checkout, capture_output=True, text=True, timeout=300)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run([*build, "-w", tmp_path, "."], cwd=checkout, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("stepwell-*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}

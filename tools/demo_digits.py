@@ -56,10 +56,10 @@ def load_digits() -> Digits:
     """scikit-learn's 1797 digits, four fifths to learn from, shuffled with a fixed seed."""
     from sklearn import datasets
 
-    data = datasets.load_digits()
-    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(SEED))
-    images = (torch.from_numpy(data.images).to(torch.float32) / 16).unsqueeze(1)[order]
-    labels = torch.from_numpy(data.target).to(torch.int64)[order]
+    pixels, target = datasets.load_digits(return_X_y=True)
+    order = torch.randperm(len(target), generator=torch.Generator().manual_seed(SEED))
+    images = (torch.from_numpy(pixels).to(torch.float32) / 16).view(-1, 1, 8, 8)[order]
+    labels = torch.from_numpy(target).to(torch.int64)[order]
     cut = len(order) * 4 // 5
     return Digits(images[:cut], labels[:cut], images[cut:], labels[cut:])
 

@@ -22,6 +22,7 @@ from ..dialects.nd_pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, MapOp,
 from ..dialects.nd_types import TensorType
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
+from .philox import random_numbers
 
 State = dict[SSAValue, Any]
 
@@ -195,20 +196,10 @@ def _literal(run: NdInterpreter, op: Any) -> torch.Tensor:
 
 @_on(nd.RandomOp)
 def _random(run: NdInterpreter, op: Any, seeds: torch.Tensor) -> torch.Tensor:
-    from .philox import philox_words
-
     (site,) = prop(op, "index")
     shape = run.shape(op.result)
-    seed, offset = int(seeds[2 * site]), int(seeds[2 * site + 1])
-    words = philox_words(seed, offset, math.prod(shape)).reshape(shape + (4,))
-    kind = prop(op, "kind")
-    if kind == "randint":
-        return words[..., 0].to(torch.int64)
-    uniform = (words[..., :2] >> 8).to(torch.float32) * 2.0**-24
-    if kind == "rand":
-        return uniform[..., 0].to(_torch_dtype(op.result))
-    radius = torch.sqrt(-2.0 * torch.log(1.0 - uniform[..., 0]))
-    return (radius * torch.cos(2.0 * math.pi * uniform[..., 1])).to(_torch_dtype(op.result))
+    numbers = random_numbers(prop(op, "kind"), int(seeds[2 * site]), int(seeds[2 * site + 1]), math.prod(shape))
+    return numbers.to(_torch_dtype(op.result)).reshape(shape)
 
 
 # views
@@ -431,7 +422,7 @@ def _index_put(run: NdInterpreter, op: Any, base: torch.Tensor, values: torch.Te
         result[place] = values
         return result
     keys = [None if isinstance(p, slice) else p for p in place]
-    return result.index_put_(keys, values, accumulate=True)  # pyright: ignore[reportArgumentType]
+    return torch.ops.aten.index_put_(result, keys, values, True)
 
 
 # contractions

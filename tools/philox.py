@@ -9,10 +9,35 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 
 
-def philox_words(seed: int, offset: int, count: int) -> torch.Tensor:
-    """[count, 4] words of 32 bits in i64: the key is the seed, counter i is offset + i (64 bits each, the upper counter words 0)."""
-    counter = torch.arange(count, dtype=torch.int64) + offset
-    words = [counter & _MASK, (counter >> 32) & _MASK, torch.zeros_like(counter), torch.zeros_like(counter)]
+def random_numbers(kind: str, seed: int, offset: int, count: int) -> torch.Tensor:
+    """Numbers offset, offset + 1, ... of the stream `seed`: rand (f32 in [0, 1)), randn (f32, Box and Muller) or randint (32 bits, i64).
+
+    Number k is word k mod 4 of block k div 4; a normal number takes the first or the second pair of words, the cosine for even k and
+    the sine for odd k."""
+    numbers = torch.arange(count, dtype=torch.int64) + offset
+    words = philox_words(seed, (numbers >> 2) & ((1 << 62) - 1))
+    if kind == "randint":
+        return _pick(words, numbers & 3)
+    if kind == "rand":
+        return _uniform(_pick(words, numbers & 3))
+    pair = numbers & 2
+    u, v = _uniform(_pick(words, pair)) + 2.0**-24, _uniform(_pick(words, pair + 1))
+    angle = v * 6.283185307179586
+    return torch.sqrt(torch.log(u) * -2.0) * torch.where((numbers & 1) == 1, torch.sin(angle), torch.cos(angle))
+
+
+def _pick(words: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    return words.gather(1, which.unsqueeze(1)).squeeze(1)
+
+
+def _uniform(words: torch.Tensor) -> torch.Tensor:
+    """The upper 24 bits as a float in [0, 1)."""
+    return (words >> 8).to(torch.float32) * 2.0**-24
+
+
+def philox_words(seed: int, blocks: torch.Tensor) -> torch.Tensor:
+    """[n, 4] words of 32 bits in i64: the key is the seed, the counter the block's number (64 bits each, the upper two words 0)."""
+    words = [blocks & _MASK, (blocks >> 32) & _MASK, torch.zeros_like(blocks), torch.zeros_like(blocks)]
     key = [seed & _MASK, (seed >> 32) & _MASK]
     for _ in range(10):
         words = _round(words, key)

@@ -139,7 +139,9 @@ class Importer(Builder):
         if isinstance(val, torch.Tensor):
             self.device = device_name(val.device)
         try:
-            self.env[node] = self._value_of(node, val)
+            value = self.env[node] = self._value_of(node, val)
+            if isinstance(value, SSAValue) and value.name_hint is None:
+                value.name_hint = node.name
         except StepwellError:
             raise
         except Exception as error:

@@ -28,7 +28,7 @@ def _axis(b: Importer, x: SSAValue, dim: int) -> list[int]:
 def _softmax(b: Importer, x: SSAValue, dim: int, half_to_float: bool) -> SSAValue:
     x, axis = b.widen(x), _axis(b, x, dim)
     e = b.op("exp", b.sub(x, b.reduce("max", x, axis, True)))
-    return b.div(e, b.reduce("sum", e, axis, True))
+    return b.mul(e, b.op("reciprocal", b.reduce("sum", e, axis, True)))
 
 
 @rule(aten._log_softmax)

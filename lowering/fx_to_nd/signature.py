@@ -49,6 +49,7 @@ def placeholder(b: Importer, node: Node, static: bool) -> dict[str, Attribute] |
         if static:
             attrs["nd.static"] = UNIT
         b.env[node] = _add_argument(b, TensorType.get(dims, element_type(val.dtype), device_name(val.device)))
+        b.env[node].name_hint = node.name
         return attrs
     if isinstance(val, torch.SymInt):
         expr = b.size_of(val)

@@ -27,6 +27,7 @@ from ...passes.loop.loop_schedule import Cost, choose, symbol_facts
 from ...passes.loop.nest_access import NestAccess
 from ...passes.manager import Pass
 from .body import UnsupportedBody
+from .contract import ContractLowering
 from .kernel import Arguments, lower_nest
 from .outline import is_nest_in_memory, nest_key
 
@@ -36,6 +37,9 @@ class MemToCpu(Pass):
     """Turns nests on buffers into vector kernels (`cpu.kernel`) and launches of them (`host.launch`)."""
 
     name = "mem-to-cpu"
+
+    library: bool = False
+    """Run contractions through the library unless their schedule says "gemm" (by default they are generated)."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
@@ -47,6 +51,9 @@ class MemToCpu(Pass):
                 except UnsupportedBody as error:
                     self.fail(nest, str(error))
                 self.statistic("num-shared" if shared else "num-kernels")
+            contracts = ContractLowering(op.body.block.add_op, self.library)
+            for contract in [c for c in func.walk() if isinstance(c, loop.ContractOp)]:
+                contracts.lower(contract)
 
 
 class Outliner:

@@ -8,7 +8,7 @@ whose schedule says "library" go to ATen with views of the buffers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.dialects.builtin import StringAttr, bf16, f16, f32, f64, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -29,6 +29,7 @@ from ...dialects.expr import (
     Sym,
     as_expr,
     dim,
+    free_dims,
     free_syms,
     linear_coeff,
     product,
@@ -49,6 +50,7 @@ class Matrix:
     batch: tuple[Expr, ...]
     row: Expr
     column: Expr
+    start: Expr = ZERO
 
     @property
     def dtype(self) -> Attribute:
@@ -69,7 +71,7 @@ class Product:
 
 
 def strides_of(buffer: SSAValue, m: IndexMap, rank: int) -> list[Expr] | None:
-    """The stride of every dimension of a linear access to a buffer; None when it is not linear or not at the buffer's start."""
+    """The stride of every dimension of a linear access to a buffer, then where it starts; None when it is not linear."""
     t = buffer.type
     assert isinstance(t, mem.BufferType)
     address = sum((e * s for e, s in zip(m.results, t.stride_exprs, strict=True)), ZERO)
@@ -81,7 +83,7 @@ def strides_of(buffer: SSAValue, m: IndexMap, rank: int) -> list[Expr] | None:
             return None
         found.append(c)
         rest = rest - c * dim(k)
-    return found if rest is ZERO else None
+    return None if free_dims(rest) else [*found, rest]
 
 
 def recognise(op: loop.ContractOp) -> Product | None:
@@ -102,9 +104,9 @@ def recognise(op: loop.ContractOp) -> Product | None:
     sizes = op.loop_sizes
     return Product(
         sizes[:-2], sizes[-2], sizes[-1], op.depth.data,
-        Matrix(op.lhs, tuple(a[: rank - 2]), a[rank - 2], a[rank]),
-        Matrix(op.rhs, tuple(b[: rank - 2]), b[rank], b[rank - 1]),
-        Matrix(op.outs[0], tuple(c[: rank - 2]), c[rank - 2], c[rank - 1]),
+        Matrix(op.lhs, tuple(a[: rank - 2]), a[rank - 2], a[rank], a[-1]),
+        Matrix(op.rhs, tuple(b[: rank - 2]), b[rank], b[rank - 1], b[-1]),
+        Matrix(op.outs[0], tuple(c[: rank - 2]), c[rank - 2], c[rank - 1], c[-1]),
     )  # fmt: skip
 
 
@@ -122,11 +124,8 @@ def merge_batch(p: Product) -> Product:
                 continue
         merged.append((size, steps))
     a, b, c = (tuple(steps[i] for _, steps in merged) for i in range(3))
-    return Product(
-        tuple(s for s, _ in merged), p.m, p.n, p.k,
-        Matrix(p.a.buffer, a, p.a.row, p.a.column), Matrix(p.b.buffer, b, p.b.row, p.b.column),
-        Matrix(p.c.buffer, c, p.c.row, p.c.column),
-    )  # fmt: skip
+    matrices = (replace(x, batch=steps) for x, steps in ((p.a, a), (p.b, b), (p.c, c)))
+    return Product(tuple(s for s, _ in merged), p.m, p.n, p.k, *matrices)
 
 
 def _transposed(x: Matrix, rows: Expr, columns: Expr) -> bool | None:
@@ -175,7 +174,7 @@ class ContractLowering:
         if _transposed(c, p.m, p.n) is None:
             return None
         if _transposed(c, p.m, p.n):
-            swap = lambda x: Matrix(x.buffer, x.batch, x.column, x.row)  # noqa: E731
+            swap = lambda x: replace(x, row=x.column, column=x.row)  # noqa: E731
             p = Product(p.batch, p.n, p.m, p.k, swap(p.b), swap(p.a), swap(p.c))
         trans_a, trans_b = _transposed(p.a, p.m, p.k), _transposed(p.b, p.k, p.n)
         dtype, out = DTYPES.get(p.a.dtype), DTYPES.get(p.c.dtype)
@@ -184,7 +183,7 @@ class ContractLowering:
         if (dtype == "f64") != (out == "f64"):
             return None
         name = self._function(dtype, out, trans_a, trans_b)
-        key = (name, p.batch, p.m, p.n, p.k, *((x.batch, x.row, x.column) for x in (p.a, p.b, p.c)))
+        key = (name, p.batch, p.m, p.n, p.k, *((x.batch, x.row, x.column, x.start) for x in (p.a, p.b, p.c)))
         kernel = self.kernels.get(key)
         symbols = sorted({s for e in _flat(key) for s in free_syms(e)}, key=lambda s: s.name)
         if kernel is None:
@@ -216,7 +215,7 @@ class ContractLowering:
             t = x.buffer.type
             assert isinstance(t, mem.BufferType)
             view = mem.BufferType.get(
-                (*p.batch, rows, columns), t.element_type, (*x.batch, x.row, x.column), t.offset_expr, t.device.data
+                (*p.batch, rows, columns), t.element_type, (*x.batch, x.row, x.column), t.offset_expr + x.start, t.device.data
             )
             if view == t:
                 operands.append(x.buffer)
@@ -281,8 +280,11 @@ def _wrapper(
     b = Builder(block)
     table = dict(zip(symbols, block.args[3:], strict=True))
     value: Callable[[Expr], SSAValue] = lambda e: emit_expr(b, e, table)  # noqa: E731
-    pointers = list(block.args[:3])
     matrices = (p.a, p.b, p.c)
+    pointers: list[SSAValue] = []
+    for x, pointer in zip(matrices, block.args[:3], strict=True):
+        moved = x.start is not ZERO
+        pointers.append(b.place(cpu.PtrAddOp.make(pointer, value(x.start), x.dtype)).results[0] if moved else pointer)
     outer, inner = p.batch[:-1], p.batch[-1:]
     zero, one = b.int(0), b.int(1)
     for i, size in enumerate(outer):

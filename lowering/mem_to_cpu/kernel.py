@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import gcd
 
 from xdsl.dialects.builtin import DenseArrayBase, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
@@ -136,7 +137,7 @@ class NestLowering:
         if not outer:
             self._long(one)
             return
-        parts = segments(one.size.value, schedule.lanes)
+        parts = segments(Span.whole(one.size), schedule.lanes)
 
         def row() -> None:
             run_segments(s, one.dim, one.size, Span.whole(one.size), parts, [[] for _ in parts], self.step)
@@ -148,8 +149,7 @@ class NestLowering:
         s, b = self.s, self.s.b
         count, lanes = one.size.value, self.schedule.lanes
         if count is not None and count <= lanes:
-            parts = segments(count, lanes)
-            self._rows(outer, lambda: self._vectors(one, Span.whole(one.size), parts), 1.0)
+            self._rows(outer, lambda: self._vectors(one, Span.whole(one.size)), 1.0)
             return
         width = b.int(lanes)
         size = (one.size + (lanes - 1)) // lanes
@@ -160,17 +160,17 @@ class NestLowering:
             first = b.mul(s.dims[block], width)
             full = Span(first, None, lanes)
             if count is not None and count % lanes == 0:
-                self._vectors(one, full, segments(lanes, lanes))
+                self._vectors(one, full)
                 return
             last = s.scalar(one.size)
             whole_block = b.cmpi("sle", b.add(first, width), last)
             b.begin_if()
-            self._vectors(one, full, segments(lanes, lanes))
+            self._vectors(one, full)
             then = b.end_branch()
             b.begin_if()
             rest = Span(first, last, None if count is None else count % lanes)
             if rest.count is not None:
-                self._vectors(one, rest, segments(rest.count, lanes))
+                self._vectors(one, rest)
             else:
                 s.enter_lanes(one.dim, lanes, first, None)
                 assert s.lane is not None
@@ -181,15 +181,16 @@ class NestLowering:
 
         self._rows([*outer, blocks], body, 1.0)
 
-    def _vectors(self, one: Loop, span: Span, parts: Sequence[object]) -> None:
-        run_segments(self.s, one.dim, one.size, span, parts, [[] for _ in parts], self.step)  # pyright: ignore
+    def _vectors(self, one: Loop, span: Span) -> None:
+        parts = segments(span, self.schedule.lanes)
+        run_segments(self.s, one.dim, one.size, span, parts, [[] for _ in parts], self.step)
 
     def _long(self, one: Loop) -> None:
         """One long loop: threads take blocks of it."""
         s, b = self.s, self.s.b
         count, lanes = one.size.value, self.schedule.lanes
         if not self.schedule.parallel or (count is not None and count < 2 * BLOCK):
-            self._vectors(one, Span.whole(one.size), segments(count, lanes))
+            self._vectors(one, Span.whole(one.size))
             return
         block = max(BLOCK, lanes)
         units = (one.size + (block - 1)) // block
@@ -197,11 +198,7 @@ class NestLowering:
         def chunk(begin: SSAValue, end: SSAValue) -> None:
             first = b.mul(begin, b.int(block))
             last = b.min(b.mul(end, b.int(block)), s.scalar(one.size))
-            span = Span(first, last, None)
-            if count is not None and count % lanes == 0:
-                self._vectors(one, span, segments(None, lanes)[:1])
-            else:
-                self._vectors(one, span, segments(None, lanes))
+            self._vectors(one, Span(first, last, None, 1 if count is None else gcd(block, count)))
 
         self.parallel(units, chunk)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import i64
@@ -27,17 +28,23 @@ Step = Callable[[list[SSAValue]], list[SSAValue]]
 TAIL = 16
 """Lanes of the masked loop over a remainder of unknown length."""
 
+LONG = 512
+"""Values that one accumulator of floats takes in a row before it is added to the total (a short cascade: the error of a sum grows with
+the length of the longest chain)."""
+
 UNROLL_TRIPS = 32
 UNROLL_OPS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The part of a loop that is run: from `first` (0 without one) below `last`; `count` iterations if that is known."""
+    """The part of a loop that is run: from `first` (0 without one) below `last`; `count` iterations if that is known, else a multiple
+    of `step`."""
 
     first: SSAValue | None
     last: SSAValue | None
     count: int | None
+    step: int = 1
 
     @staticmethod
     def whole(size: Expr) -> Span:
@@ -55,9 +62,12 @@ class Segment:
     rest: int | None
 
 
-def segments(count: int | None, width: int) -> list[Segment]:
-    """How a loop of `count` iterations is cut for vectors of `width` lanes."""
+def segments(span: Span, width: int) -> list[Segment]:
+    """How a part of a loop is cut for vectors of `width` lanes."""
+    count = span.count
     if count is None:
+        if span.step % width == 0:
+            return [Segment(width, None, 0, None)]
         if width <= TAIL:
             return [Segment(width, None, 0, None), Segment(width, None, -1, -1)]
         return [Segment(width, None, 0, None), Segment(TAIL, None, -1, -1)]
@@ -176,8 +186,9 @@ class LoopLowering:
         def vectors(state: list[SSAValue]) -> list[SSAValue]:
             assert chosen is not None
             one, width = chosen
-            parts = segments(one.size.value, width)
-            run_segments(s, one.dim, one.size, Span.whole(one.size), parts, [[] for _ in parts], body)
+            span = Span.whole(one.size)
+            parts = segments(span, width)
+            run_segments(s, one.dim, one.size, span, parts, [[] for _ in parts], body)
             return []
 
         sequential(s, whole(rest), [], body if chosen is None else vectors, node.num_ops + 1)
@@ -194,11 +205,65 @@ class LoopLowering:
         if any(k in ("welford", "softmax") for k in kinds):
             results = self._in_chunks(op, node, loops, chosen)
         else:
-            slots = self._accumulators(op)
-            results = self._pass(op, slots, [*whole(loops)], chosen and (chosen[0], chosen[1], Span.whole(chosen[0].size)), self._values)
+            results = self._in_parts(op, self._accumulators(op), loops, chosen)
         for result, value in zip(op.outputs, results, strict=True):
             dtype = scalar_type(result.type)
             s.values[result] = value if is_float(dtype) else red.convert(s, value, dtype)
+
+    def _in_parts(
+        self, op: loop.ReduceOp, slots: Sequence[red.Accumulator], loops: list[Loop], chosen: tuple[Loop, int] | None
+    ) -> list[SSAValue]:
+        """One pass, or for long sums of floats a pass over each part: an accumulator takes at most LONG values one after the other."""
+        order = [*loops, chosen[0]] if chosen is not None else loops
+        sums = any(slot.kind == "sum" and is_float(slot.types[0]) for slot in slots)
+        width = chosen[1] if chosen is not None else 1
+        adds = product([one.size for one in order]).value
+        if not sums or (adds is not None and adds <= LONG * width) or not order:
+            return self._over(op, slots, order, chosen, Span.whole(order[0].size) if order else None)
+        if len(order) == 1:
+            size = LONG * width
+        else:
+            inner = product([one.size for one in order[1:]]).value
+            size = max(1, LONG * width // inner) if inner else 1
+        return self._chunked(order, slots, size, lambda span: self._over(op, slots, order, chosen, span))
+
+    def _over(
+        self,
+        op: loop.ReduceOp,
+        slots: Sequence[red.Accumulator],
+        order: Sequence[Loop],
+        chosen: tuple[Loop, int] | None,
+        span: Span | None,
+    ) -> list[SSAValue]:
+        """One pass over the part `span` of the first loop and all of the others."""
+        pairs = whole(order)
+        if span is not None:
+            pairs[0] = (order[0], span)
+        if chosen is None:
+            return self._pass(op, slots, pairs, None, self._values)
+        return self._pass(op, slots, pairs[:-1], (chosen[0], chosen[1], pairs[-1][1]), self._values)
+
+    def _chunked(
+        self, order: Sequence[Loop], slots: Sequence[red.Accumulator], size: int, part: Callable[[Span], list[SSAValue]]
+    ) -> list[SSAValue]:
+        """Merge what `part` gives for every `size` iterations of the first loop."""
+        s, b = self.s, self.s.b
+        total = order[0].size
+        step = b.int(size)
+        state = [v for slot in slots for v in slot.start(s, s.width)]
+        index, *carried = b.begin_for(b.int(0), s.scalar(total), step, state)
+        if total.value is not None and total.value % size == 0:
+            end, count = b.add(index, step), size
+        else:
+            end, count = b.min(b.add(index, step), s.scalar(total)), None
+        known = 1 if total.value is None else gcd(size, total.value)
+        found = part(Span(index, end, count, known))
+        new: list[SSAValue] = []
+        at = 0
+        for slot in slots:
+            new += slot.merge(s, list(carried[at : at + slot.count]), found[at : at + slot.count])
+            at += slot.count
+        return list(b.end_for(new))
 
     def _accumulators(self, op: loop.ReduceOp) -> list[red.Accumulator]:
         """One accumulator for each simple kind of the op."""
@@ -274,7 +339,7 @@ class LoopLowering:
         if chosen is None:
             return sequential(s, loops, start(s.width), step, ops)
         one, width, span = chosen
-        parts = segments(span.count, width)
+        parts = segments(span, width)
         if not parts:
             return start(0)
         states = [start(part.width) for part in parts]
@@ -319,19 +384,7 @@ class LoopLowering:
         slots = self._two_pass_slots(op)
         if total is not None and total <= size and (total > 0):
             return self._chunk(op, order, chosen, Span.whole(one.size), slots)
-        b = s.b
-        state = [v for slot in slots for v in slot.start(s, s.width)]
-        step = b.int(size)
-        index, *carried = b.begin_for(b.int(0), s.scalar(one.size), step, state)
-        end = b.min(b.add(index, step), s.scalar(one.size))
-        count = size if total is not None and total % size == 0 else None
-        part = self._chunk(op, order, chosen, Span(index, end, count), slots)
-        new: list[SSAValue] = []
-        at = 0
-        for slot in slots:
-            new += slot.merge(s, list(carried[at : at + slot.count]), part[at : at + slot.count])
-            at += slot.count
-        return list(b.end_for(new))
+        return self._chunked(order, slots, size, lambda span: self._chunk(op, order, chosen, span, slots))
 
     def _two_pass_slots(self, op: loop.ReduceOp) -> list[red.Accumulator]:
         """The accumulators over whole chunks: the results of each kind."""
@@ -429,8 +482,6 @@ class LoopLowering:
 
     def _centred(self, op: loop.ReduceOp, centres: dict[int, SSAValue]) -> list[list[SSAValue]]:
         """The second pass: (x - mean) squared, exp(x - maximum)."""
-        from xdsl.dialects import math as mlir_math
-
         s = self.s
         last = op.block.last_op
         assert last is not None
@@ -446,9 +497,5 @@ class LoopLowering:
                 else:
                     found.append([red.exp_below(s, x, centre)])
             at += loop.KINDS[kind][0]
-        _ = mlir_math
         return found
 
-
-def scalar_types(values: Sequence[SSAValue]) -> list[Attribute]:
-    return [scalar_type(v.type) for v in values]

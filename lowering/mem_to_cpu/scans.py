@@ -35,29 +35,27 @@ class ScanLowering:
         """loop.scan."""
         s = self.s
         node = s.info.nodes[op]
-        last = op.block.last_op
-        assert last is not None
         types = [scalar_type(v.type) for v in op.do_block.args[1:]]
         if not node.loops:
             self._single(op)
             return
         (one,) = node.loops
         chosen = self.choice(node) if s.lane is None else None
-        if chosen is not None and op.kind in ("sum", "prod") or (chosen is not None and op.kind == "max" and False):
+        if chosen is not None and op.kind in ("sum", "prod"):
             self._in_registers(op, one)
             return
         b = s.b
         index, *state = b.begin_for(b.int(0), s.scalar(one.size), b.int(1), self._start(op.kind, types))
         s.dims[one.dim] = index
         self.region(op.block)
-        new = self._next(op.kind, state, self._value(op), index)
+        new = self._next(op.kind, list(state), self._values(op))
         self._do(op, new)
         b.end_for(new)
 
-    def _value(self, op: loop.ScanOp) -> SSAValue:
+    def _values(self, op: loop.ScanOp) -> list[SSAValue]:
         last = op.block.last_op
         assert last is not None
-        return self.s.get_vector(last.operands[0])
+        return [self.s.get_vector(v) for v in last.operands]
 
     def _do(self, op: loop.ScanOp, state: list[SSAValue]) -> None:
         for argument, value in zip(op.do_block.args[1:], state, strict=True):
@@ -67,11 +65,7 @@ class ScanLowering:
     def _single(self, op: loop.ScanOp) -> None:
         """One element: the running value is the element."""
         self.region(op.block)
-        value = self._value(op)
-        state = [value]
-        if len(op.do_block.args) == 3:
-            state.append(red.number(self.s, 0, scalar_type(op.do_block.args[2].type), lanes_of(value.type)))
-        self._do(op, state)
+        self._do(op, self._values(op))
 
     def _start(self, kind: str, types: list) -> list[SSAValue]:
         s = self.s
@@ -80,8 +74,9 @@ class ScanLowering:
         first = red.number(s, red.identity(kind, types[0]), types[0], s.width)
         return [first] if len(types) == 1 else [first, red.number(s, 0, types[1], s.width)]
 
-    def _next(self, kind: str, state: list[SSAValue], value: SSAValue, index: SSAValue) -> list[SSAValue]:
+    def _next(self, kind: str, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
         s = self.s
+        value = values[0]
         if kind in ("sum", "prod"):
             return [red.COMBINE[kind](s, state[0], value)]
         if kind == "logsumexp":
@@ -98,8 +93,7 @@ class ScanLowering:
             assert isinstance(element, IntegerType)
             sign = "u" if element.width.data == 1 else "s"
             take = s.b.cmpi(sign + ("ge" if kind == "max" else "le"), value, state[0])
-        place = s.b.splat(red.convert(s, index, element_of(state[1].type)), lanes_of(state[1].type))
-        return [s.b.select(take, value, state[0]), s.b.select(take, place, state[1])]
+        return [s.b.select(take, value, state[0]), s.b.select(take, values[1], state[1])]
 
     def _log_add(self, a: SSAValue, x: SSAValue) -> SSAValue:
         """log(exp(a) + exp(x)), with the larger one outside."""
@@ -118,12 +112,12 @@ class ScanLowering:
         kind = op.kind
         dtype = scalar_type(op.do_block.args[1].type)
         start = red.number(s, red.identity(kind, dtype), dtype)
-        parts: list[Segment] = segments(one.size.value, LANES)
+        parts: list[Segment] = segments(Span.whole(one.size), LANES)
         carried: list[SSAValue] = [start]
 
         def step(state: list[SSAValue]) -> list[SSAValue]:
             self.region(op.block)
-            value = self._value(op)
+            (value,) = self._values(op)
             assert s.lane is not None
             width = s.lane.width
             neutral = red.number(s, red.identity(kind, dtype), dtype, width)

@@ -66,6 +66,7 @@ class Body:
         self._level: dict[SSAValue, int] = {}
         self._known: dict[tuple[object, ...], SSAValue] = {}
         self._keys: list[list[tuple[object, ...]]] = [[]]
+        self._computed: dict[SSAValue, Expr] = {}
 
     @property
     def block(self) -> Block:
@@ -150,7 +151,9 @@ class Body:
         if e.is_const:
             return self.constant(int(e), dtype)
         m, values = self.compact([e])
-        return self.pure(loop.IndexOp, values, dtype, {"map": IndexMapAttr.get(m)})
+        value = self.pure(loop.IndexOp, values, dtype, {"map": IndexMapAttr.get(m)})
+        self._computed[value] = e
+        return value
 
     def load(
         self,
@@ -189,7 +192,11 @@ class Body:
         return self.logical_and(low, high)
 
     def bound(self, value: SSAValue, size: Expr, what: StringAttr, wrap: bool) -> Expr:
-        """A loaded integer as a new index dimension in [0, size), checked by the kernel."""
+        """An integer as an index in [0, size): a new dimension, checked by the kernel; a computed index that is known to be inside stays the
+        expression that it is."""
+        computed = self._computed.get(value)
+        if computed is not None and prove_ge0(computed, self.env) and prove_lt(computed, size, self.env):
+            return computed
         properties: dict[str, Attribute] = {"size": ExprAttr.get(size), "what": what}
         if wrap:
             properties["wrap"] = UNIT

@@ -430,7 +430,6 @@ class _Copy:
         body = self.writer.body
         d = body.bound(self.value(op.input), op.size.data, op.what, op.wrap is not None)
         self.place[op.result] = d
-        self.values[op.result] = body.indices[d.index]  # pyright: ignore[reportAttributeAccessIssue]
 
     def for_loop(self, op: loop.ForOp) -> None:
         new = loop.ForOp.build_for(op.loop_sizes)

@@ -15,7 +15,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import nd
-from ...dialects.expr import as_expr
+from ...dialects.expr import Expr, as_expr
 from ...dialects.nd_base import ExprsAttr, IntsAttr
 from ...dialects.nd_pointwise import OPS, CastOp, SelectOp
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, TensorType, element_bytes, is_float, tensor_type
@@ -258,6 +258,9 @@ def _select(rw: Rewriter, op: SelectOp) -> SSAValue | None:
         return _as_result(rw, op.on_true, op)
     value = full_value(op.condition)
     if value is None:
+        yes, no = full_value(op.on_true), full_value(op.on_false)
+        if yes and no == 0 and _dtype(op) == i1:
+            return _as_result(rw, op.condition, op)
         return None
     return _as_result(rw, op.on_true if value else op.on_false, op)
 
@@ -292,6 +295,31 @@ def _fold_reduce(rw: Rewriter, op: nd.ReduceOp) -> SSAValue | None:
     return rw.new(nd.ReshapeOp.new((op.input,), op.result.type))
 
 
+# ---- contractions
+
+
+def _split_batch(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
+    """A product over a batch that was joined from two dimensions, as attention makes it, over the two: what the join hid (the places of
+    heads and positions) is seen again by whoever chooses layouts."""
+    for x in (op.lhs, op.rhs):
+        inner = x.owner
+        if not isinstance(inner, nd.ReshapeOp) or tensor_type(x).rank != 3:
+            continue
+        dims = tensor_type(inner.input).dims
+        if len(dims) > 3 and dims[-2:] == tensor_type(x).dims[-2:]:
+            batch = dims[:-2]
+            operands = [_with_batch(rw, y, batch) for y in (op.lhs, op.rhs)]
+            t = tensor_type(op.result)
+            wide = rw.new(nd.MatmulOp.new(operands, t.with_dims((*batch, *t.dims[-2:]))))
+            return rw.new(nd.ReshapeOp.new((wide,), t))
+    return None
+
+
+def _with_batch(rw: Rewriter, x: SSAValue, batch: tuple[Expr, ...]) -> SSAValue:
+    t = tensor_type(x)
+    return rw.new(nd.ReshapeOp.new((x,), t.with_dims((*batch, *t.dims[-2:]))))
+
+
 RULES: dict[type[Operation], list[Rule]] = {
     **{cls: VIEW_RULES for cls in (nd.ReshapeOp, nd.PermuteOp, nd.ExpandOp, nd.SliceOp, nd.FlipOp, nd.IndexViewOp)},
     CastOp: [_fold_cast],
@@ -312,6 +340,7 @@ RULES: dict[type[Operation], list[Rule]] = {
     nd.CatOp: [_fold_cat],
     nd.PadOp: [_fold_pad],
     nd.ReduceOp: [_fold_reduce],
+    nd.MatmulOp: [_split_batch],
 }  # pyright: ignore[reportAssignmentType]
 
 
