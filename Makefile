@@ -1,0 +1,47 @@
+# make demo   a trained model, compiled by stepwell, searches Python's standard library   [QUERY="..."]
+# make test   the tests                                                                    [TESTS=tests/dialects]
+# make lint   ruff and the type checker
+#
+# Each makes .venv when it is not there and installs what it needs; the second time it starts at once.
+# PYTHON= another interpreter (3.11 or newer); TORCH= another torch requirement (2.11 to 2.13).
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+TESTS ?= tests
+QUERY ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/installed-demo
+	$(PY) -m stepwell.tools.demo $(if $(QUERY),"$(QUERY)")
+
+test: $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope $(TESTS)
+
+lint: $(VENV)/installed-lint
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/basedpyright
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "stepwell needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)."; exit 1; }
+
+# One stamp for each set of extra packages, older than pyproject.toml when something may have changed.
+$(VENV)/installed-%: pyproject.toml | $(PY)
+	@echo "installing what 'make $*' needs into $(VENV) ..."
+	@$(PIP) "$(TORCH)" 'setuptools>=77' wheel
+	@$(PIP) --no-build-isolation -e '.[$(EXTRAS_$*)]'
+	@touch $@
+
+EXTRAS_demo := demo
+EXTRAS_test := test,demo
+EXTRAS_lint := test,demo,lint
