@@ -1,0 +1,194 @@
+"""Scans, combining stores, random numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def buffer(*dims: object, strides: str = "", dtype: str = "f32") -> str:
+    shape = " x ".join(f"{d}" for d in dims)
+    return f"!mem.buffer<{shape}{' x ' if dims else ''}{dtype}{strides}>"
+
+
+SCAN = """
+func.func @forward(%x : {b}, %o : {b}) {{
+  loop.nest ({outer}) outs(%oo = %o : {b}) {{
+    loop.scan ({inner}) {kind} {{
+      %a = loop.load %x[%i, %j] : {b} -> {t}
+      loop.yield %a : {t}
+    }} do ({again}, %r : {t}) {{
+      loop.store %r, %oo[{at}] : {t}, {b}
+    }}
+  }}
+  func.return
+}}
+"""
+
+
+def scan(rows, cols, axis, kind, dtype="f32"):
+    outer, inner, again, at = ("%i", "%j", "%k", "%i, %k") if axis == 1 else ("%j", "%i", "%k", "%k, %j")
+    sizes = (rows, cols)
+    return SCAN.format(
+        b=buffer(rows, cols, dtype=dtype), outer=f"{outer} = {sizes[1 - axis]}", inner=f"{inner} = {sizes[axis]}", kind=kind, again=again,
+        at=at, t=dtype,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows,cols", [(5, 100), (3, 1), (70, 16), (2, 1000), (1, 33)])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", ["sum", "prod", "logsumexp"])
+def test_scans(nests, rows, cols, axis, kind):
+    x, o = 1 + torch.randn(rows, cols) / 50, torch.zeros(rows, cols)
+    nests(scan(rows, cols, axis, kind))(x, o)
+    want = {"sum": torch.cumsum, "prod": torch.cumprod, "logsumexp": torch.logcumsumexp}[kind](x.double(), axis)
+    torch.testing.assert_close(o, want.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 16, 37, 200])
+def test_dynamic_scan(nests, size):
+    x, o = torch.randn(3, size), torch.zeros(3, size)
+    nests(scan(3, "s0", 1, "sum"))(x, o, s0=size)
+    torch.testing.assert_close(o, x.cumsum(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_integer_scan(nests, axis):
+    x, o = torch.randint(-5, 5, (20, 30)), torch.zeros(20, 30, dtype=torch.int64)
+    nests(scan(20, 30, axis, "sum", "i64"))(x, o)
+    assert torch.equal(o, x.cumsum(axis))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_running_extreme_with_index(nests, kind, axis):
+    b, n = buffer(9, 40), buffer(9, 40, dtype="i64")
+    outer, inner, at = ("%i = 9", "%j = 40", "%i, %k") if axis == 1 else ("%j = 40", "%i = 9", "%k, %j")
+    text = f"""
+    func.func @forward(%x : {b}, %o : {b}, %p : {n}) {{
+      loop.nest ({outer}) outs(%oo = %o : {b}, %pp = %p : {n}) {{
+        loop.scan ({inner}) {kind} {{
+          %a = loop.load %x[%i, %j] : {b} -> f32
+          %n = loop.index {inner[:2]} : i64
+          loop.yield %a, %n : f32, i64
+        }} do (%k, %r : f32, %q : i64) {{
+          loop.store %r, %oo[{at}] : f32, {b}
+          loop.store %q, %pp[{at}] : i64, {n}
+        }}
+      }}
+      func.return
+    }}"""
+    x = torch.randint(-3, 3, (9, 40)).float()
+    x[4, 7] = float("nan")
+    o, p = torch.zeros(9, 40), torch.zeros(9, 40, dtype=torch.int64)
+    nests(text)(x, o, p)
+    values, places = (torch.cummax if kind == "max" else torch.cummin)(x, axis)
+    torch.testing.assert_close(o, values, equal_nan=True, rtol=0, atol=0)
+    assert torch.equal(p, places)
+
+
+@pytest.mark.parametrize("c", [1, 32, 70])
+@pytest.mark.parametrize("mode,reference", [("add", "sum"), ("max", "amax"), ("min", "amin"), ("prod", "prod")])
+def test_combining_rows(nests, c, mode, reference):
+    n, e = 10, 57
+    x, o, i = buffer(e, c), buffer(n, c), buffer(e, dtype="i64")
+    text = f"""
+    func.func @forward(%x : {x}, %i : {i}, %o : {o}) {{
+      loop.nest (%e = {e}, %c = {c}) outs(%oo = %o : {o}) {{
+        %k = loop.load %i[%e] : {i} -> i64
+        %b = loop.bound %k, {n} "index out of range" : i64
+        %a = loop.load %x[%e, %c] : {x} -> f32
+        loop.store %a, %oo[%b, %c] {mode} : f32, {o}
+      }}
+      func.return
+    }}"""
+    xs, ix, os = torch.randn(e, c), torch.randint(0, n, (e,)), torch.randn(n, c)
+    want = os.scatter_reduce(0, ix[:, None].expand(e, c), xs, reference)
+    nests(text)(xs, ix, os)
+    torch.testing.assert_close(os, want)
+
+
+def test_scatter_of_single_elements_meets(nests):
+    n, e = 7, 1000
+    x, o, i = buffer(e), buffer(n), buffer(e, dtype="i64")
+    text = f"""
+    func.func @forward(%x : {x}, %i : {i}, %o : {o}) {{
+      loop.nest (%e = {e}) outs(%oo = %o : {o}) {{
+        %k = loop.load %i[%e] : {i} -> i64
+        %b = loop.bound %k, {n} "index out of range" : i64
+        %a = loop.load %x[%e] : {x} -> f32
+        loop.store %a, %oo[%b] add : f32, {o}
+      }}
+      func.return
+    }}"""
+    xs, ix, os = torch.randn(e), torch.randint(0, n, (e,)), torch.zeros(n)
+    nests(text)(xs, ix, os)
+    torch.testing.assert_close(os, torch.zeros(n).index_add(0, ix, xs))
+
+
+def test_plain_scatter_and_masked_store(nests):
+    e = 50
+    x, o, i = buffer(e), buffer(e), buffer(e, dtype="i64")
+    text = f"""
+    func.func @forward(%x : {x}, %i : {i}, %o : {o}, %p : {o}) {{
+      loop.nest (%e = {e}) outs(%oo = %o : {o}, %pp = %p : {o}) {{
+        %zero = arith.constant 0.0 : f32
+        %k = loop.load %i[%e] : {i} -> i64
+        %b = loop.bound %k, {e} "index out of range" : i64
+        %a = loop.load %x[%e] : {x} -> f32
+        %c = arith.cmpf ogt, %a, %zero : f32
+        loop.store %a, %oo[%b] : f32, {o}
+        loop.store %a, %pp[%e] if %c : f32, {o}
+      }}
+      func.return
+    }}"""
+    xs, ix, os, ps = torch.randn(e), torch.randperm(e), torch.zeros(e), torch.full((e,), -1.0)
+    nests(text)(xs, ix, os, ps)
+    assert torch.equal(os, torch.zeros(e).scatter(0, ix, xs))
+    assert torch.equal(ps, torch.where(xs > 0, xs, torch.tensor(-1.0)))
+
+
+def philox(seed: int, block: int) -> list[int]:
+    """Philox4x32-10, written down from Salmon et al. 2011."""
+    key = [seed & 0xFFFFFFFF, seed >> 32]
+    c = [block & 0xFFFFFFFF, block >> 32, 0, 0]
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ key[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ key[1], a & 0xFFFFFFFF]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+RANDOM = """
+func.func @forward(%s : {s}, %o : {o}) {{
+  loop.nest (%i = {n}) outs(%oo = %o : {o}) {{
+    %seed = loop.load %s[0] : {s} -> i64
+    %first = loop.load %s[1] : {s} -> i64
+    %k = loop.index %i : i64
+    %at = arith.addi %k, %first : i64
+    %r = loop.random "{kind}" %seed, %at : i64, i64 -> {t}
+    loop.store %r, %oo[%i] : {t}, {o}
+  }}
+  func.return
+}}
+"""
+
+
+def test_random_words_are_philox(nests):
+    n = 101
+    o = torch.zeros(n, dtype=torch.int64)
+    seeds = torch.tensor([(5 << 32) + 77, 6])
+    nests(RANDOM.format(s=buffer(2, dtype="i64"), o=buffer(n, dtype="i64"), n=n, kind="randint", t="i64"))(seeds, o)
+    want = [philox(int(seeds[0]), (k + 6) // 4)[(k + 6) % 4] for k in range(n)]
+    assert o.tolist() == want
+
+
+def test_random_floats(nests):
+    n = 1 << 16
+    o = torch.zeros(n)
+    seeds = torch.tensor([1234, 0])
+    nests(RANDOM.format(s=buffer(2, dtype="i64"), o=buffer(n), n=n, kind="rand", t="f32"))(seeds, o)
+    assert 0 <= o.min() and o.max() < 1 and abs(o.mean() - 0.5) < 0.01
+    assert o[5].item() == (philox(1234, 1)[1] >> 8) / 2**24
+    nests(RANDOM.format(s=buffer(2, dtype="i64"), o=buffer(n), n=n, kind="randn", t="f32"))(seeds, o)
+    assert abs(o.mean()) < 0.02 and abs(o.std() - 1) < 0.02 and abs((o**4).mean() - 3) < 0.2
