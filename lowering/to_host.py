@@ -17,10 +17,10 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ..dialects import cpu, host, mem
 from ..dialects.call_args import Arg, Call
-from ..dialects.expr import Expr, Sym, as_expr, free_syms, maximum, sym
+from ..dialects.expr import Expr, Sym, as_expr, evaluate, free_syms, maximum, sym
 from ..dialects.expr_syntax import ExprAttr
 from ..dialects.nd_base import prop
-from ..dialects.nd_types import element_bytes
+from ..dialects.nd_types import RangeAttr, element_bytes
 from ..passes.errors import PassError
 from ..passes.manager import Pass
 from .out_variants import out_variant
@@ -38,13 +38,22 @@ class ToHost(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Replaces the functions of the module."""
         checked = _kernels_with_checks(op)
+        hints = _typical_sizes(op)
         for function in [f for f in op.body.block.ops if isinstance(f, func.FuncOp)]:
-            program = _Lowering(function, checked, self.name).run()
+            program = _Lowering(function, checked, hints, self.name).run()
             block = function.parent_block()
             assert block is not None
             block.insert_op_before(program, function)
             function.detach()
             function.erase()
+
+
+def _typical_sizes(module: ModuleOp) -> dict[Expr, int]:
+    """The typical value of each size symbol (attribute nd.symbols)."""
+    table = module.attributes.get("nd.symbols")
+    if not isinstance(table, DictionaryAttr):
+        return {}
+    return {sym(name): attr.bounds[2] for name, attr in table.data.items() if isinstance(attr, RangeAttr)}
 
 
 def _kernels_with_checks(module: ModuleOp) -> frozenset[str]:
@@ -69,18 +78,15 @@ class _Memory:
     """Where a buffer lives: a host value (tensor or arena memory) and how many bytes from its first element the
     storage begins."""
 
-    __slots__ = ("value", "type", "start", "root")
+    __slots__ = ("value", "type", "start", "in_arena")
 
-    def __init__(self, value: SSAValue, type: mem.BufferType, start: Expr, root: _Memory | None = None):
+    def __init__(self, value: SSAValue, type: mem.BufferType, start: Expr, in_arena: bool = False):
         self.value = value
         self.type = type
         """The buffer's type, whose offset counts from the beginning of the storage."""
         self.start = start
-        self.root = root or self
-
-    @property
-    def is_arena(self) -> bool:
-        return isinstance(self.value.type, host.PtrType)
+        self.in_arena = in_arena
+        """Whether the memory is the arena's (also of a library operator's view of it): not valid after the program."""
 
     def byte_offset(self) -> Expr:
         """From the address of the host value to the buffer's first element."""
@@ -90,9 +96,10 @@ class _Memory:
 class _Lowering:
     """One function."""
 
-    def __init__(self, function: func.FuncOp, checked: frozenset[str], pass_name: str):
+    def __init__(self, function: func.FuncOp, checked: frozenset[str], hints: dict[Expr, int], pass_name: str):
         self.function = function
         self.checked = checked
+        self.hints = hints
         self.pass_name = pass_name
         self.block = function.body.block
         self.memory: dict[SSAValue, _Memory] = {}
@@ -220,7 +227,7 @@ class _Lowering:
             self.unplanned = at + (bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         self.arena_ends.append(at + bytes)
         pointer = self.add(host.ArenaPtrOp.make(at), op).results[0]
-        self.memory[op.result] = _Memory(pointer, type, as_expr(0))
+        self.memory[op.result] = _Memory(pointer, type, as_expr(0), in_arena=True)
 
     def _bound_at_entry(self) -> frozenset[Expr]:
         """Symbols that are known when the arena is taken, at the first op that needs it."""
@@ -231,7 +238,7 @@ class _Lowering:
     def view(self, op: mem.ViewOp) -> None:
         source, type = self.memory[op.input], op.result.type
         assert isinstance(type, mem.BufferType)
-        self.memory[op.result] = _Memory(source.value, type, source.start, source.root)
+        self.memory[op.result] = _Memory(source.value, type, source.start, source.in_arena)
         if type == source.type and op.input in self.tensors:
             self.tensors[op.result] = self.tensors[op.input]
 
@@ -249,7 +256,7 @@ class _Lowering:
         buffer = self.memory[value]
         size = element_bytes(buffer.type.element_type)
         offset = buffer.byte_offset() // size
-        kind = host.FromArenaOp if buffer.is_arena else host.ViewOp
+        kind = host.FromArenaOp if isinstance(buffer.value.type, host.PtrType) else host.ViewOp
         made = self._layout(kind, buffer.value, buffer.type, origin, offset=offset)
         self.tensors[value] = made
         return made
@@ -259,7 +266,6 @@ class _Lowering:
     def launch(self, op: host.LaunchOp) -> None:
         values: list[SSAValue] = []
         offsets: list[Expr] = []
-        traffic = as_expr(0)
         for operand in op.inputs:
             if not isinstance(operand.type, mem.BufferType):
                 values.append(self.numbers[operand])
@@ -268,11 +274,20 @@ class _Lowering:
             buffer = self.memory[operand]
             values.append(buffer.value)
             offsets.append(buffer.byte_offset())
-            traffic = traffic + buffer.type.numel * element_bytes(buffer.type.element_type)
         kernel = op.kernel.string_value()
-        bytes = traffic if traffic.is_const else None
-        self.add(host.LaunchOp.make(kernel, values, op.sizes.data, offsets, bytes), op)
+        self.add(host.LaunchOp.make(kernel, values, op.sizes.data, offsets, self._typical_traffic(op)), op)
         self.pending_poll |= kernel in self.checked
+
+    def _typical_traffic(self, op: host.LaunchOp) -> int | None:
+        """Bytes that the launch moves, at typical sizes; None when that is not known."""
+        if op.bytes is not None:
+            traffic = op.bytes.data
+        else:
+            buffers = [v.type for v in op.inputs if isinstance(v.type, mem.BufferType)]
+            traffic = sum((t.numel * element_bytes(t.element_type) for t in buffers), as_expr(0))
+        if not free_syms(traffic) <= self.hints.keys():
+            return None
+        return evaluate(traffic, self.hints)
 
     def _poll(self) -> None:
         if self.pending_poll:
@@ -297,12 +312,13 @@ class _Lowering:
         self.add(made, op)
         aliases = prop(op, "aliases") or [-1] * len(op.outputs)
         for k, (old, new) in enumerate(zip(op.outputs, made.results, strict=True)):
-            self._result(op, old, new, aliased=k < len(aliases) and aliases[k] >= 0)
+            source = aliases[k] if k < len(aliases) else -1
+            self._result(op, old, new, op.inputs[source] if source >= 0 else None)
 
     def _operand(self, value: SSAValue, op: Operation) -> SSAValue:
         return self.tensor(value, op) if isinstance(value.type, mem.BufferType) else self.numbers[value]
 
-    def _result(self, op: mem.ExternOp, old: SSAValue, new: SSAValue, aliased: bool) -> None:
+    def _result(self, op: mem.ExternOp, old: SSAValue, new: SSAValue, viewed: SSAValue | None) -> None:
         type = old.type
         if not isinstance(type, mem.BufferType):
             self.numbers[old] = new
@@ -313,12 +329,13 @@ class _Lowering:
             return
         self._bind_layout(type, new)
         label = op.call.data.target
-        if aliased:
+        if viewed is not None:
             self._check(type, new, label)
             tensor = new
         else:
             tensor = self._layout(host.EnsureOp, new, type, op, label=label)
         self.memory[old] = _argument_memory(tensor, type)
+        self.memory[old].in_arena = viewed is not None and self.memory[viewed].in_arena
         self.tensors[old] = tensor
 
     def _extern_into(self, op: mem.ExternOp, call: Call, values: list[SSAValue], outs: Sequence[int]) -> None:
@@ -342,7 +359,7 @@ class _Lowering:
         for operand in op.operands:
             if not isinstance(operand.type, mem.BufferType):
                 values.append(self.numbers[operand])
-            elif self.memory[operand].is_arena:
+            elif self.memory[operand].in_arena:
                 clone = Call("aten.clone.default", (Arg(0),))
                 source = self.tensor(operand, op)
                 values.append(self.add(host.ExternOp.make(clone, (source,), (source.type,)), op).results[0])
