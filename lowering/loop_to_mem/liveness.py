@@ -1,0 +1,97 @@
+"""When the tensors of a function at the loop level are used: positions of its ops, what each nest captures, last uses.
+
+Positions count the ops of the function's block from 0; what is returned is used at the position of the return. A tensor is used
+as long as one of its views is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import DictionaryAttr, StringAttr
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from ...dialects import loop, nd
+from ...dialects.nd_base import prop
+from ...dialects.nd_types import TensorType
+
+
+class Liveness:
+    """Positions and last uses of one function; computed once, before anything is rewritten."""
+
+    def __init__(self, func: FuncOp):
+        self.ops: list[Operation] = list(func.body.block.ops)
+        self.captured: dict[Operation, list[SSAValue]] = {}
+        """For every nest and contraction the tensors that its bodies (and a contraction's operands) read, each once."""
+        self.last: dict[SSAValue, int] = {}
+        """Last position at which a tensor or a view of it is read; absent for tensors that nothing reads."""
+        results = func.res_attrs.data if func.res_attrs is not None else ()
+        self.result_attrs: list[dict[str, Attribute]] = [dict(a.data) if isinstance(a, DictionaryAttr) else {} for a in results]
+        for position in range(len(self.ops) - 1, -1, -1):
+            self._visit(self.ops[position], position)
+
+    def last_use(self, tensor: SSAValue) -> int:
+        """The last position at which `tensor` is read, -1 for never."""
+        return self.last.get(tensor, -1)
+
+    def alias(self, result: int) -> str | None:
+        """What result `result` of the function is a view of by its attribute nd.alias: "arg 2", "result 0" or None."""
+        attrs = self.result_attrs[result] if result < len(self.result_attrs) else {}
+        found = attrs.get("nd.alias")
+        return found.data if isinstance(found, StringAttr) else None
+
+    def _visit(self, op: Operation, position: int) -> None:
+        used: Sequence[SSAValue] = op.operands
+        if isinstance(op, (loop.NestOp, loop.ContractOp)):
+            captured = self.captured[op] = captured_tensors(op)
+            used = [*captured, *op.outs]
+        elif isinstance(op, nd.UpdateOp):
+            used = (op.value,)
+        elif isinstance(op, ReturnOp):
+            used = [v for k, v in enumerate(op.operands) if self.alias(k) is None]
+        last = self.last
+        for value in used:
+            if last.get(value, -1) < position:
+                last[value] = position
+        if isinstance(op, nd.IndexViewOp):
+            self._extend(op.input, self.last_use(op.result))
+        elif isinstance(op, nd.ExternOp):
+            for result, operand in zip(op.results, prop(op, "aliases") or (), strict=False):
+                if operand >= 0:
+                    self._extend(op.operands[operand], self.last_use(result))
+
+    def _extend(self, value: SSAValue, position: int) -> None:
+        if self.last_use(value) < position:
+            self.last[value] = position
+
+
+def captured_tensors(op: loop.NestOp | loop.ContractOp) -> list[SSAValue]:
+    """The tensors (or buffers) from outside that `op` reads, each once, in the order in which they are met."""
+    found: dict[SSAValue, None] = {}
+    if isinstance(op, loop.ContractOp):
+        found[op.lhs] = found[op.rhs] = None
+    for region in op.regions:
+        for block in region.blocks:
+            _captured(block, found)
+    return list(found)
+
+
+def _captured(block: Block, found: dict[SSAValue, None]) -> None:
+    for op in block.ops:
+        if isinstance(op, loop.AccessOp):
+            shaped = op.shaped
+            if not (isinstance(shaped.owner, Block) and _is_body(shaped.owner)):
+                found[shaped] = None
+        for region in op.regions:
+            for inner in region.blocks:
+                _captured(inner, found)
+
+
+def _is_body(block: Block) -> bool:
+    """Whether a block is the body of a nest or contraction (and not of the function)."""
+    return isinstance(block.parent_op(), loop.LoopLike)
+
+
+def is_tensor(value: SSAValue) -> bool:
+    return isinstance(value.type, TensorType)
