@@ -1,0 +1,118 @@
+"""When the buffers of a function at the memory level hold something: the analysis under mem-plan and the estimate of peak memory.
+
+Time is the position of an op in the function's block. A buffer is alive from the first op that touches it to the last one, views of
+it and results of library calls that share its memory included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import DictionaryAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from ...dialects import mem
+from ...dialects.expr import Expr, Sym, as_expr, free_syms
+from ...dialects.expr_syntax import ExprAttr
+from ...dialects.nd_base import prop
+from ...dialects.nd_types import element_bytes
+
+
+@dataclass
+class Lifetime:
+    """A piece of memory: the buffer that it begins as, its size in bytes, the first and the last op that touch it.
+
+    `kind` is "arena" or "output" for an allocation, "extern" for the result of a library call."""
+
+    buffer: SSAValue
+    kind: str
+    bytes: Expr
+    first: int
+    last: int
+
+    def overlaps(self, other: Lifetime) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+def buffer_bytes(t: mem.BufferType) -> Expr:
+    """Bytes from the start of an allocation of type `t` to the end of its last element (0 for an empty one)."""
+    if any(d.value == 0 for d in t.dims):
+        return as_expr(0)
+    return (t.extent() + t.offset_expr) * element_bytes(t.element_type)
+
+
+def lifetimes(func: FuncOp) -> list[Lifetime]:
+    """One for each allocation and each result of a library call, in the order in which they are made."""
+    found: list[Lifetime] = []
+    root: dict[SSAValue, Lifetime] = {}
+    ops = list(func.body.block.ops)
+    for position, op in enumerate(ops):
+        if isinstance(op, mem.AllocOp):
+            t = op.result.type
+            assert isinstance(t, mem.BufferType)
+            root[op.result] = made = Lifetime(op.result, op.kind.data, buffer_bytes(t), len(ops), -1)
+            found.append(made)
+            continue
+        for value in _buffers_used(op):
+            owner = root.get(value)
+            if owner is not None:
+                owner.first = min(owner.first, position)
+                owner.last = position
+        if isinstance(op, mem.ViewOp):
+            if op.input in root:
+                root[op.result] = root[op.input]
+        elif isinstance(op, mem.ExternOp):
+            found.extend(_extern_results(op, position, root))
+    for one in found:
+        one.first = min(one.first, max(one.last, 0))
+    return found
+
+
+def _extern_results(op: mem.ExternOp, position: int, root: dict[SSAValue, Lifetime]) -> Iterator[Lifetime]:
+    aliases = prop(op, "aliases") or ()
+    for k, result in enumerate(op.outputs):
+        if not isinstance(result.type, mem.BufferType):
+            continue
+        operand = aliases[k] if k < len(aliases) else -1
+        if operand >= 0:
+            if op.operands[operand] in root:
+                root[result] = root[op.operands[operand]]
+            continue
+        made = root[result] = Lifetime(result, "extern", buffer_bytes(result.type), position, position)
+        yield made
+
+
+def _buffers_used(op: Operation) -> set[SSAValue]:
+    """Buffers from outside that `op` and the ops in it touch."""
+    found = {v for v in op.operands if isinstance(v.type, mem.BufferType)}
+    for region in op.regions:
+        for block in region.blocks:
+            _used_inside(block, found)
+    return found
+
+
+def _used_inside(block: Block, found: set[SSAValue]) -> None:
+    for op in block.ops:
+        for value in op.operands:
+            if isinstance(value.type, mem.BufferType):
+                found.add(value)
+        for region in op.regions:
+            for inner in region.blocks:
+                _used_inside(inner, found)
+
+
+def entry_symbols(func: FuncOp) -> frozenset[Sym]:
+    """Size symbols that the function's arguments bind, so that they are known before its first op."""
+    known: set[Sym] = set()
+    attrs = func.arg_attrs.data if func.arg_attrs is not None else ()
+    for attr in attrs:
+        symbol = attr.data.get("nd.symbol") if isinstance(attr, DictionaryAttr) else None
+        if isinstance(symbol, ExprAttr):
+            known |= free_syms(symbol.data)
+    for argument in func.body.block.args:
+        if isinstance(argument.type, mem.BufferType):
+            for e in (*argument.type.dims, *argument.type.stride_exprs):
+                known |= free_syms(e)
+    return frozenset(known)

@@ -1,0 +1,170 @@
+"""mem-plan: one block of memory for all arena buffers of a function, and the place of each in it.
+
+Buffers whose lifetimes do not meet share memory. Those of constant size are packed by best fit, tried in two orders (largest first,
+earliest first) of which the smaller result is kept. Behind them lie the buffers whose size depends on symbols: they share slots, each as
+large as the largest buffer in it, which has to be provable. What the memory plan of TFLite and the arena planner of TVM do.
+
+The size of the block is the function's attribute `mem.arena_bytes`. A buffer whose size is known only in the middle of the function
+(it depends on a number that a library call returned) gets no place: it is allocated when its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
+from ...dialects import mem
+from ...dialects.expr import Expr, as_expr, ceildiv, evaluate, free_syms, prove_le, simplify
+from ...dialects.expr_ranges import RangeEnv
+from ...dialects.expr_syntax import ExprAttr
+from ...dialects.nd import symbol_ranges
+from ...dialects.nd_types import RangeAttr
+from ..manager import Pass
+from .lifetimes import Lifetime, entry_symbols, lifetimes
+
+ALIGNMENT = 64
+"""Bytes; every buffer begins at a multiple of it: a cache line, and the widest vector."""
+
+ARENA_BYTES = "mem.arena_bytes"
+
+
+@dataclass(frozen=True)
+class MemPlan(Pass):
+    """Gives every arena buffer its place in one block."""
+
+    name = "mem-plan"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """Plans the functions of the module."""
+        env, hints = symbol_ranges(op), symbol_hints(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
+            plan = plan_function(func, env, hints)
+            if plan is None:
+                continue
+            for one, at in plan.places.items():
+                alloc = one.owner
+                assert isinstance(alloc, mem.AllocOp)
+                alloc.properties["at"] = ExprAttr.get(at)
+            func.attributes[ARENA_BYTES] = ExprAttr.get(plan.total)
+            self.statistic("num-arena-buffers", len(plan.places))
+            if plan.total.is_const:
+                self.statistic("arena-bytes", int(plan.total))
+
+
+@dataclass
+class Plan:
+    """Where each buffer of a function begins, in bytes, and how large the block is."""
+
+    places: dict[SSAValue, Expr] = field(default_factory=dict)
+    total: Expr = field(default_factory=lambda: as_expr(0))
+
+
+def symbol_hints(module: ModuleOp) -> dict[str, int]:
+    """A typical value for each size symbol."""
+    table = module.attributes.get("nd.symbols")
+    if not isinstance(table, DictionaryAttr):
+        return {}
+    return {name: value.bounds[2] for name, value in table.data.items() if isinstance(value, RangeAttr)}
+
+
+def plan_function(func: FuncOp, env: RangeEnv, hints: Mapping[str, int]) -> Plan | None:
+    """The plan for the arena buffers of `func`; None when it has none."""
+    known = entry_symbols(func)
+    found = [one for one in lifetimes(func) if one.kind == "arena" and free_syms(one.bytes) <= known]
+    if not found:
+        return None
+    fixed, symbolic = [], []
+    for one in found:
+        one.bytes = _rounded_up(one.bytes, env)
+        (fixed if one.bytes.is_const else symbolic).append(one)
+    plan = Plan()
+    offsets, end = pack(fixed)
+    plan.places.update({one.buffer: as_expr(at) for one, at in zip(fixed, offsets, strict=True)})
+    plan.total = as_expr(end)
+    for slot in share_slots(symbolic, env, hints):
+        plan.places.update({one.buffer: plan.total for one in slot.members})
+        plan.total = plan.total + slot.bytes
+    return plan
+
+
+def _rounded_up(size: Expr, env: RangeEnv) -> Expr:
+    rounded = ceildiv(size, ALIGNMENT) * ALIGNMENT
+    return rounded if rounded.is_const else simplify(rounded, env)
+
+
+# ---- constant sizes
+
+
+def pack(buffers: Sequence[Lifetime]) -> tuple[list[int], int]:
+    """Offsets of buffers of constant size, in their order, and the size of the block."""
+    orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
+        lambda one: (-int(one.bytes), one.first),
+        lambda one: (one.first, -int(one.bytes)),
+    ]
+    best: tuple[list[int], int] | None = None
+    for order in orders:
+        candidate = _pack_in_order(buffers, sorted(range(len(buffers)), key=lambda k: order(buffers[k])))
+        if best is None or candidate[1] < best[1]:
+            best = candidate
+    assert best is not None
+    return best
+
+
+def _pack_in_order(buffers: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], int]:
+    """Each buffer goes into the smallest gap, between those placed that live at the same time, that holds it."""
+    offsets = [0] * len(buffers)
+    placed: list[tuple[int, int, Lifetime]] = []
+    end = 0
+    for k in order:
+        one = buffers[k]
+        size = int(one.bytes)
+        at, waste, cursor = -1, 0, 0
+        for start, stop, other in placed:
+            if not one.overlaps(other):
+                continue
+            gap = start - cursor
+            if gap >= size and (at < 0 or gap - size < waste):
+                at, waste = cursor, gap - size
+            cursor = max(cursor, stop)
+        offsets[k] = at = cursor if at < 0 else at
+        placed.append((at, at + size, one))
+        placed.sort(key=lambda item: item[:2])
+        end = max(end, at + size)
+    return offsets, end
+
+
+# ---- symbolic sizes
+
+
+@dataclass
+class Slot:
+    """Memory that buffers of symbolic size use one after the other."""
+
+    bytes: Expr
+    members: list[Lifetime]
+
+    def is_free(self, one: Lifetime) -> bool:
+        return not any(one.overlaps(other) for other in self.members)
+
+
+def share_slots(buffers: Sequence[Lifetime], env: RangeEnv, hints: Mapping[str, int]) -> list[Slot]:
+    """Slots for buffers of symbolic size: the largest (for typical sizes) are placed first, each in the tightest free slot that is
+    provably large enough, else in a new one."""
+    slots: list[Slot] = []
+    sizes = {one.bytes: _typical(one.bytes, hints) for one in buffers}
+    for one in sorted(buffers, key=lambda b: (-sizes[b.bytes], b.first)):
+        free = [s for s in slots if s.is_free(one) and (s.bytes is one.bytes or prove_le(one.bytes, s.bytes, env))]
+        if free:
+            min(free, key=lambda s: sizes[s.bytes]).members.append(one)
+        else:
+            slots.append(Slot(one.bytes, [one]))
+    return slots
+
+
+def _typical(size: Expr, hints: Mapping[str, int]) -> int:
+    return evaluate(size, {str(s): hints.get(str(s), 64) for s in free_syms(size)})
