@@ -52,7 +52,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from .call_args import Arg, Call, CallAttr, Obj, format_leaf, parse_leaf
+from .call_args import Arg, Call, CallAttr, format_leaf, parse_leaf
 from .expr import Expr, as_expr, free_dims, free_syms
 from .expr_syntax import ExprAttr, parse_expr
 from .nd_base import ExprsAttr, IntsAttr
@@ -585,7 +585,13 @@ class PollOp(HostOp):
     any."""
 
     name = "host.poll"
-    assembly_format: ClassVar[str] = "attr-dict"
+
+    def print(self, printer: Printer) -> None:
+        printer.print_op_attributes(self.attributes)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> PollOp:
+        return cls.create(attributes=parser.parse_optional_attr_dict())
 
 
 @irdl_op_definition
@@ -653,7 +659,7 @@ class ExternOp(HostOp):
         for value in self.operands:
             if isinstance(value.type, PtrType):
                 raise VerifyException(
-                    f"host.extern {self.call.data.target}: an operator takes tensors, not pointers (see host.from_arena)"
+                    f"host.extern {self.call.data.target}: an operator takes tensors, not pointers (host.from_arena)"
                 )
 
 
@@ -748,4 +754,8 @@ OPS: list[type[HostOp]] = [
 
 Host = Dialect("host", [*OPS], [TensorType, PtrType, ObjectType])
 
-__all__ = ["Host", "HostOp", "LayoutOp", "Obj", "layout", "program_of"] + [c.__name__ for c in OPS]
+__all__ = [
+    "ArenaPtrOp", "AssertOp", "BindOp", "CheckOp", "ConstantOp", "EmptyOutputOp", "EnsureOp", "ExternOp",
+    "FromArenaOp", "Host", "HostOp", "LaunchOp", "LayoutOp", "ObjectType", "PollOp", "ProgramOp", "PtrType",
+    "ReleaseOp", "ReturnOp", "TensorType", "ViewOp", "is_number", "layout", "program_of",
+]  # fmt: skip

@@ -104,7 +104,7 @@ class _Emitter:
         self._check_constants()
         for op in self.block.ops:
             if op not in self.done:
-                _RULES[type(op)](self, op)
+                _RULES[type(op)](self, op)  # pyright: ignore[reportArgumentType]
         entry.finish_entry()
 
     # -- arguments -----------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class _Emitter:
             sizes, strides = [int(e) for e in op.sizes.data], [int(e) for e in op.strides.data]
             number = op.source.index  # pyright: ignore[reportAttributeAccessIssue]
             self._new_check(op, number, sizes, strides)
-            table += [number, dtype_code(op.source.type.element_type), len(sizes), *sizes, *strides]
+            table += [number, dtype_code(_element_type(op)), len(sizes), *sizes, *strides]
             self.done.add(op)
         if not table:
             return
@@ -153,7 +153,7 @@ class _Emitter:
     ) -> int:
         label = op.properties.get("label")
         text = label.data if label is not None else f"argument {argument}"  # pyright: ignore[reportAttributeAccessIssue]
-        dtype = dtype_name(op.layout_type().element_type) or ""  # pyright: ignore[reportAttributeAccessIssue]
+        dtype = dtype_name(_element_type(op)) or ""
         self.checks.append(Check(text, dtype, len(op.sizes.data), argument, tuple(sizes), tuple(strides)))
         return len(self.checks) - 1
 
@@ -231,7 +231,7 @@ class _Emitter:
         """Compares a tensor with the op's layout; gives the result and the addresses of sizes and strides."""
         entry = self.entry
         sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
-        code = dtype_code(op.layout_type().element_type)  # pyright: ignore[reportAttributeAccessIssue]
+        code = dtype_code(_element_type(op))
         found = entry.call("stepwell_compare", handle, str(code), str(len(op.sizes.data)), sizes, strides)
         return found, sizes, strides
 
@@ -290,7 +290,9 @@ class _Emitter:
         is."""
         entry = self.entry
         by_handle = value.handle_slot is not None
-        old = value.handle if by_handle else self.values.object(value)
+        old = self.values.handle(value) if by_handle else self.values.object(value)
+        place = ("%handles", value.handle_slot) if by_handle else ("%objects", value.object_slot)
+        assert place[1] is not None
         before = entry.block
         copy, onward = entry.label(), entry.label()
         entry.do(f"br i1 {entry.let(f'icmp ne i64 {found}, 0')}, label %{copy}, label %{onward}")
@@ -307,8 +309,7 @@ class _Emitter:
         entry.do(f"br i1 {failed}, label %fail.python, label %{copied}")
         entry.start(copied)
         new = self._handle_of(made) if by_handle else made
-        slot = entry.at("%handles", value.handle_slot) if by_handle else entry.at("%objects", value.object_slot)
-        entry.do(f"store ptr {new}, ptr {slot}")
+        entry.do(f"store ptr {new}, ptr {entry.at(place[0], place[1])}")
         if by_handle:
             entry.call("Py_DecRef", made)
             entry.call("aoti_torch_delete_tensor_object", old)
@@ -483,6 +484,12 @@ class _Emitter:
         if isinstance(leaf, Obj):
             return self.entry.item("given", leaf.index)
         return self.entry.item("value", int(leaf) if isinstance(leaf, Expr) else leaf)
+
+
+def _element_type(op: host.LayoutOp) -> Attribute:
+    type = op.layout_type()
+    assert isinstance(type, host.TensorType)
+    return type.element_type
 
 
 def _integer_text(type: Attribute) -> str:

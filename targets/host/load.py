@@ -83,6 +83,7 @@ class _Callbacks:
         check = self.description.checks[number]
         if tensor is None:
             # a comparison with constants: `sizes` is the address of the frame of arguments
+            assert check.argument is not None
             tensor = ctypes.cast(_words(sizes, check.argument + 1)[check.argument], ctypes.py_object).value
             want, steps = check.sizes, check.strides
         else:

@@ -72,7 +72,8 @@ def _wrap_address() -> int | None:
     if found is None:
         import torch
 
-        found = getattr(torch._C._dynamo.guards, "_torchinductor_thp_variable_wrap", None)
+        guards = torch._C._dynamo.guards  # pyright: ignore[reportAttributeAccessIssue]
+        found = getattr(guards, "_torchinductor_thp_variable_wrap", None)
     return found
 
 

@@ -240,7 +240,8 @@ def test_inputs_are_released_after_their_last_use():
     }}"""
     lines = [line.strip().split("(")[0] for line in str(lowered(text)).splitlines()]
     ops = [line for line in lines if line.startswith(("host.launch", "host.release", "host.return"))]
-    assert ops == ["host.release", "host.launch @double", "host.release", "host.launch @double", "host.release", "host.return"]
+    launch = "host.launch @double"
+    assert ops == ["host.release", launch, "host.release", launch, "host.release", "host.return"]
 
 
 def test_what_has_no_place_is_named():

@@ -1,4 +1,4 @@
-"""Calls of library operators on both paths: argument templates, results, mutation, errors, and which go through the C shim."""
+"""Calls of library operators on both paths: argument templates, results, mutation, errors, the C shim."""
 
 import pytest
 import torch
@@ -18,7 +18,8 @@ def caller(build, call, args, results, extra="", constants=(), objects=()):
     return build.program(
         f"""host.program @forward({names}) {{
       {extra}
-      {made + " = " if results else ""}host.extern #nd.call<{call}>({used}) : ({", ".join(args)}) -> ({", ".join(results)})
+      {made + " = " if results else ""}host.extern #nd.call<{call}>({used}) :
+        ({", ".join(args)}) -> ({", ".join(results)})
       host.return({outs}) [{", ".join(f"arg({k})" for k in range(len(results)))}]
     }}""",
         constants,
@@ -190,7 +191,8 @@ def test_mutation_in_place_reaches_the_argument_and_the_arena(build):
         f"""host.program @forward(%x: {F}) arena 64 {{
       %p = host.arena_ptr 16
       %t = host.from_arena %p [2] strides [1] offset 1 : !host.ptr -> {F}
-      host.extern #nd.call<"aten.copy_.default", [arg(0), arg(1)]>(%t, %x) {{mutates = #nd.ints<[0]>}} : ({F}, {F}) -> ()
+      host.extern #nd.call<"aten.copy_.default", [arg(0), arg(1)]>(%t, %x) {{mutates = #nd.ints<[0]>}}
+        : ({F}, {F}) -> ()
       host.extern #nd.call<"aten.mul_.Scalar", [arg(0), 3]>(%x) {{mutates = #nd.ints<[0]>}} : ({F}) -> ()
       %y = host.empty_output [2] strides [1] : {F}
       host.launch @double(%p : !host.ptr, %y : {F}) [2] offsets [4, 0]

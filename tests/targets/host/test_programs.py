@@ -66,7 +66,8 @@ def test_dynamic_sizes(build):
       host.launch @double(%x : !host.tensor<f32>, %p : !host.ptr) [s0] offsets [s0 * 4, 0]
       host.launch @double(%p : !host.ptr, %y : !host.tensor<f32>) [s0]
       host.launch @double(%x : !host.tensor<f32>, %y : !host.tensor<f32>) [1] offsets [0, s0 * 4]
-      host.return(%y : !host.tensor<f32>) [arg(0), size(s0 floordiv 2), size((s0 + 1) mod 3), size(-s1 floordiv 4), none]
+      host.return(%y : !host.tensor<f32>)
+        [arg(0), size(s0 floordiv 2), size((s0 + 1) mod 3), size(-s1 floordiv 4), none]
     }"""
     )
     for n in (1, 4, 5):
