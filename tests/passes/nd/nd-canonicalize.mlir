@@ -1,0 +1,77 @@
+// RUN: opt-tool %s -p nd-canonicalize | filecheck %s
+
+// CHECK-LABEL: func.func @views
+// CHECK-NEXT: %a = nd.permute %x {dims = [1, 0]}
+// CHECK-NEXT: func.return %a
+func.func @views(%x : !nd.tensor<4 x 8 x f32>) -> !nd.tensor<8 x 4 x f32> {
+  %a = nd.permute %x {dims = [1, 0]} : (!nd.tensor<4 x 8 x f32>) -> !nd.tensor<8 x 4 x f32>
+  %b = nd.permute %a {dims = [1, 0]} : (!nd.tensor<8 x 4 x f32>) -> !nd.tensor<4 x 8 x f32>
+  %c = nd.reshape %b : !nd.tensor<4 x 8 x f32>
+  %d = nd.permute %c {dims = [1, 0]} : (!nd.tensor<4 x 8 x f32>) -> !nd.tensor<8 x 4 x f32>
+  func.return %d : !nd.tensor<8 x 4 x f32>
+}
+
+// CHECK-LABEL: func.func @slices
+// CHECK-NEXT: nd.slice %x {starts = [7], steps = [6]}
+func.func @slices(%x : !nd.tensor<40 x f32>) -> !nd.tensor<3 x f32> {
+  %a = nd.slice %x {starts = [1], steps = [2]} : (!nd.tensor<40 x f32>) -> !nd.tensor<18 x f32>
+  %b = nd.slice %a {starts = [3], steps = [3]} : (!nd.tensor<18 x f32>) -> !nd.tensor<3 x f32>
+  func.return %b : !nd.tensor<3 x f32>
+}
+
+// x + 0.0 is kept, it changes -0.0; x * 1.0 and x - 0.0 are x.
+// CHECK-LABEL: func.func @zeros
+// CHECK: %d = nd.add %x, %zero
+// CHECK-NEXT: func.return %d
+func.func @zeros(%x : !nd.tensor<4 x f32>) -> !nd.tensor<4 x f32> {
+  %zero = nd.full {value = 0.0 : f32} : !nd.tensor<f32>
+  %one = nd.full {value = 1.0 : f32} : !nd.tensor<f32>
+  %a = nd.mul %x, %one : (!nd.tensor<4 x f32>, !nd.tensor<f32>) -> !nd.tensor<4 x f32>
+  %b = nd.sub %a, %zero : (!nd.tensor<4 x f32>, !nd.tensor<f32>) -> !nd.tensor<4 x f32>
+  %d = nd.add %b, %zero : (!nd.tensor<4 x f32>, !nd.tensor<f32>) -> !nd.tensor<4 x f32>
+  func.return %d : !nd.tensor<4 x f32>
+}
+
+// CHECK-LABEL: func.func @shared
+// CHECK-NEXT: %a = nd.exp %x
+// CHECK-NEXT: %c = nd.mul %a, %a
+// CHECK-NEXT: func.return %c
+func.func @shared(%x : !nd.tensor<4 x f32>) -> !nd.tensor<4 x f32> {
+  %a = nd.exp %x : !nd.tensor<4 x f32>
+  %b = nd.exp %x : !nd.tensor<4 x f32>
+  %unused = nd.sin %x : !nd.tensor<4 x f32>
+  %c = nd.mul %a, %b : !nd.tensor<4 x f32>
+  func.return %c : !nd.tensor<4 x f32>
+}
+
+// A cast up and down again is nothing; down and up rounds and stays.
+// CHECK-LABEL: func.func @casts
+// CHECK-NEXT: %c = nd.cast %y
+// CHECK-NEXT: %d = nd.cast %c
+// CHECK-NEXT: func.return %x, %d
+func.func @casts(%x : !nd.tensor<4 x bf16>, %y : !nd.tensor<4 x f32>) -> (!nd.tensor<4 x bf16>, !nd.tensor<4 x f32>) {
+  %a = nd.cast %x : (!nd.tensor<4 x bf16>) -> !nd.tensor<4 x f32>
+  %b = nd.cast %a : (!nd.tensor<4 x f32>) -> !nd.tensor<4 x bf16>
+  %c = nd.cast %y : (!nd.tensor<4 x f32>) -> !nd.tensor<4 x bf16>
+  %d = nd.cast %c : (!nd.tensor<4 x bf16>) -> !nd.tensor<4 x f32>
+  func.return %b, %d : !nd.tensor<4 x bf16>, !nd.tensor<4 x f32>
+}
+
+// CHECK-LABEL: func.func @powers
+// CHECK-NEXT: nd.mul %x, %x
+// CHECK-NEXT: nd.rsqrt %x
+func.func @powers(%x : !nd.tensor<4 x f32>) -> (!nd.tensor<4 x f32>, !nd.tensor<4 x f32>) {
+  %two = nd.full {value = 2.0 : f32} : !nd.tensor<f32>
+  %half = nd.full {value = -0.5 : f32} : !nd.tensor<f32>
+  %a = nd.pow %x, %two : (!nd.tensor<4 x f32>, !nd.tensor<f32>) -> !nd.tensor<4 x f32>
+  %b = nd.pow %x, %half : (!nd.tensor<4 x f32>, !nd.tensor<f32>) -> !nd.tensor<4 x f32>
+  func.return %a, %b : !nd.tensor<4 x f32>, !nd.tensor<4 x f32>
+}
+
+// CHECK-LABEL: func.func @heads
+// CHECK: nd.matmul {{.*}} -> !nd.tensor<2 x 4 x 16 x 16 x f32>
+func.func @heads(%q : !nd.tensor<2 x 4 x 16 x 8 x f32>, %k : !nd.tensor<8 x 8 x 16 x f32>) -> !nd.tensor<8 x 16 x 16 x f32> {
+  %a = nd.reshape %q : (!nd.tensor<2 x 4 x 16 x 8 x f32>) -> !nd.tensor<8 x 16 x 8 x f32>
+  %y = nd.matmul %a, %k : (!nd.tensor<8 x 16 x 8 x f32>, !nd.tensor<8 x 8 x 16 x f32>) -> !nd.tensor<8 x 16 x 16 x f32>
+  func.return %y : !nd.tensor<8 x 16 x 16 x f32>
+}
