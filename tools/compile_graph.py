@@ -167,9 +167,8 @@ def load(
 class Runner:
     """Calls a program with the FX graph's inputs and makes the FX graph's outputs from what it returns."""
 
-    _boxed_call = True
-
     def __init__(self, program: Callable[[list[Any]], list[Any]], imported: Imported):
+        self._boxed_call = True  # on the instance: torch's wrappers copy its dictionary, not the class's
         self.program = program
         self.inputs = imported.inputs
         self.outputs = imported.outputs
