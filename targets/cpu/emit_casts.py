@@ -146,7 +146,7 @@ CASTS: dict[str, Cast] = {
     "truncf": _truncf,
     "sitofp": _int_to_float("sitofp"),
     "uitofp": _int_to_float("uitofp"),
-    # torch narrows to int8 and int16 through int32, and to uint8 through int64 (where vectors convert to that natively).
+    # torch narrows to int8 and int16 through int32, to uint8 through int64 (where vectors convert to that natively).
     "fptosi": _float_to_int(lambda f, bits: max(32, bits)),
     "fptoui": _float_to_int(lambda f, bits: 64 if bits > 16 or f.target.has("avx512dq") else 32),
     "extsi": _resize("trunc", "sext"),

@@ -1,16 +1,215 @@
-"""Special functions as inline code."""
+"""Special functions as inline code, for f32 and f64: Bessel functions I0 and I1, digamma, the inverse error function
+and its kin.
+
+They are rare in models, so they are written for accuracy: Chebyshev sums (math_tables.py) on each side of a branch,
+both computed and selected from, and Newton steps where a double needs them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from . import math_tables as tables
 from .math import Code
 
-FORMS: dict[str, Callable[..., str]] = {}
+_PI = 3.141592653589793
+_SQRT2 = 1.4142135623730951
+_SQRT_HALF = 0.7071067811865476
+_TWO_OVER_SQRT_PI = 1.1283791670955126
+
+
+def _function(m: Code, name: str, *arguments: str) -> str:
+    """A function of the table, at the precision of `m`."""
+    from .emit_math import emit_function
+
+    return emit_function(m.f, name, m.type, list(arguments))
+
+
+def _chebyshev(m: Code, t: str, coefficients: Sequence[float]) -> str:
+    """sum c[k] T_k(t) by Clenshaw's recurrence; f32 drops the terms below its precision."""
+    if m.type.kind == "f32":
+        largest = max(map(abs, coefficients))
+        kept = [i for i, c in enumerate(coefficients) if abs(c) > 2e-9 * largest]
+        coefficients = coefficients[: kept[-1] + 1]
+    twice = m.add(t, t)
+    current, last = m.c(coefficients[-1]), m.c(0.0)
+    for c in reversed(coefficients[1:-1]):
+        current, last = m.fma(twice, current, m.sub(m.c(c), last)), current
+    return m.fma(t, current, m.sub(m.c(coefficients[0]), last))
+
+
+def _scaled_bessel(m: Code, y: str, near: Sequence[float], far: Sequence[float]) -> tuple[str, str, str]:
+    """(is y below 8, the near sum, the far sum over sqrt(y)) for y >= 0."""
+    is_near = m.cmp("ole", y, m.c(8.0))
+    inside = m.select(is_near, y, m.c(8.0))
+    near_sum = _chebyshev(m, m.sub(m.mul(inside, m.c(0.25)), m.c(1.0)), near)
+    outside = m.select(is_near, m.c(8.0), y)
+    far_sum = _chebyshev(m, m.sub(m.div(m.c(16.0), outside), m.c(1.0)), far)
+    return is_near, near_sum, m.div(far_sum, m.sqrt(outside))
+
+
+def i0e(m: Code, x: str) -> str:
+    """e^-|x| I0(x)."""
+    return m.select(*_scaled_bessel(m, m.abs(x), tables.I0E_NEAR, tables.I0E_FAR))
+
+
+def i1e(m: Code, x: str) -> str:
+    """e^-|x| I1(x)."""
+    y = m.abs(x)
+    is_near, near, far = _scaled_bessel(m, y, tables.I1E_NEAR, tables.I1E_FAR)
+    return m.copysign(m.select(is_near, m.mul(near, y), far), x)
+
+
+def _unscaled(m: Code, x: str, scaled: str) -> str:
+    """scaled e^|x|, in two factors so that it overflows only where the product does."""
+    half = _function(m, "exp", m.mul(m.abs(x), m.c(0.5)))
+    return m.mul(m.mul(scaled, half), half)
+
+
+def i0(m: Code, x: str) -> str:
+    """The modified Bessel function I0; NaN at infinity, as torch has it."""
+    return _unscaled(m, x, i0e(m, x))
+
+
+def i1(m: Code, x: str) -> str:
+    """The modified Bessel function I1; NaN at infinity, as torch has it."""
+    return _unscaled(m, x, i1e(m, x))
+
+
+def digamma(m: Code, x: str) -> str:
+    """The logarithmic derivative of the gamma function: recurrence up to 10, then the asymptotic series (Abramowitz
+    and Stegun 6.3.18); negative arguments by reflection. -+inf at +-0, NaN at negative integers."""
+    negative = m.cmp("olt", x, m.c(0.0))
+    y = m.select(negative, m.sub(m.c(1.0), x), x)
+    total = m.c(0.0)
+    for _ in range(10):
+        small = m.cmp("olt", y, m.c(10.0))
+        total = m.sub(total, m.select(small, m.div(m.c(1.0), y), m.c(0.0)))
+        y = m.select(small, m.add(y, m.c(1.0)), y)
+    inverse = m.div(m.c(1.0), y)
+    z = m.mul(inverse, inverse)
+    # Bernoulli numbers B_2k / 2k
+    series = m.horner(z, (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12))
+    log = m.sub(_function(m, "log", y), m.mul(inverse, m.c(0.5)))
+    value = m.add(total, m.sub(log, m.mul(z, series)))
+    # x - rint(x) keeps the argument of the tangent small and exact.
+    part = m.sub(x, m.call("roundeven", x))
+    cotangent = m.div(m.c(_PI), _function(m, "tan", m.mul(part, m.c(_PI))))
+    pole = m.both(negative, m.cmp("oeq", part, m.c(0.0)))
+    reflected = m.select(pole, m.c(float("nan")), m.sub(value, cotangent))
+    value = m.select(negative, reflected, value)
+    zero = m.cmp("oeq", x, m.c(0.0))
+    value = m.select(zero, m.copysign(m.c(float("inf")), m.neg(x)), value)
+    return m.select(m.cmp("oeq", x, m.c(float("inf"))), x, value)
+
+
+def _erfinv_over_x(m: Code, w: str) -> str:
+    """erfinv(x) / x from w = -log(1 - x^2), within 1e-8."""
+    central = m.cmp("olt", w, m.c(5.0))
+    inside = m.select(central, w, m.c(5.0))
+    centre = _chebyshev(m, m.sub(m.mul(inside, m.c(0.4)), m.c(1.0)), tables.ERFINV_CENTRE)
+    outside = m.at_most(m.select(central, m.c(5.0), w), 784.0)
+    root = m.sqrt(outside)
+    low, high = 1 / 28, 5**-0.5
+    slope = 2 / (high - low)
+    t = m.sub(m.mul(m.div(m.c(1.0), root), m.c(slope)), m.c(1 + low * slope))
+    return m.select(central, centre, m.mul(root, _chebyshev(m, t, tables.ERFINV_TAIL)))
+
+
+def erfinv(m: Code, x: str) -> str:
+    """The inverse error function: +-inf at +-1, NaN beyond; for doubles two Newton steps follow the approximation."""
+    y = m.abs(x)
+    rest = m.sub(m.c(1.0), y)
+    w = m.neg(_function(m, "log", m.mul(rest, m.add(m.c(1.0), y))))
+    small = m.cmp("olt", y, m.c(0.25))
+    w = m.select(small, m.neg(_function(m, "log1p", m.neg(m.mul(y, y)))), w)
+    result = m.mul(y, _erfinv_over_x(m, w))
+    if m.type.kind == "f64":
+        for _ in range(2):
+            # erfc where the target is near 1: there erf has lost the digits that matter.
+            error = m.select(
+                m.cmp("ogt", y, m.c(0.5)),
+                m.sub(rest, _function(m, "erfc", result)),
+                m.sub(_function(m, "erf", result), y),
+            )
+            slope = m.mul(m.c(_TWO_OVER_SQRT_PI), _function(m, "exp", m.neg(m.mul(result, result))))
+            result = m.sub(result, m.div(error, slope))
+    result = m.select(m.cmp("oeq", y, m.c(1.0)), m.c(float("inf")), result)
+    result = m.select(m.cmp("ugt", y, m.c(1.0)), m.c(float("nan")), result)
+    return m.copysign(result, x)
+
+
+def ndtri(m: Code, p: str) -> str:
+    """The quantile of the normal distribution: -inf at 0, inf at 1, NaN outside. sqrt(2) erfinv(2p - 1), with 1 - (2p
+    - 1)^2 taken as 4p(1 - p), so that small p keep their digits."""
+    q = m.sub(m.c(1.0), p)
+    small = m.cmp("olt", p, m.c(0.5))
+    tail = m.select(small, p, q)
+    x = m.sub(m.c(1.0), m.add(tail, tail))
+    w = m.neg(_function(m, "log", m.mul(m.mul(m.c(4.0), tail), m.sub(m.c(1.0), tail))))
+    centre = m.neg(_function(m, "log1p", m.neg(m.mul(x, x))))
+    w = m.select(m.cmp("olt", x, m.c(0.25)), centre, w)
+    result = m.mul(x, _erfinv_over_x(m, w))
+    if m.type.kind == "f64":
+        for _ in range(2):
+            error = m.sub(m.add(tail, tail), _function(m, "erfc", result))
+            slope = m.mul(m.c(_TWO_OVER_SQRT_PI), _function(m, "exp", m.neg(m.mul(result, result))))
+            result = m.sub(result, m.div(error, slope))
+    result = m.mul(result, m.c(_SQRT2))
+    result = m.select(m.cmp("oeq", tail, m.c(0.0)), m.c(float("inf")), result)
+    result = m.select(m.cmp("ult", tail, m.c(0.0)), m.c(float("nan")), result)
+    return m.select(small, m.neg(result), result)
+
+
+def _exp_square(m: Code, x: str) -> str:
+    """e^(x^2) with the rounding of the square made good."""
+    square = m.mul(x, x)
+    low = m.call("fma", x, x, m.neg(square))
+    value = _function(m, "exp", square)
+    return m.select(m.cmp("olt", square, m.c(1e4)), m.fma(value, low, value), value)
+
+
+def erfcx(m: Code, x: str) -> str:
+    """e^(x^2) erfc(x)."""
+    y = m.at_most(m.abs(x), 1e30)
+    t = m.div(m.sub(y, m.c(3.75)), m.add(y, m.c(3.75)))
+    positive = m.div(_chebyshev(m, t, tables.ERFCX), m.fma(m.c(2.0), y, m.c(1.0)))
+    positive = m.select(m.cmp("oeq", x, m.c(float("inf"))), m.c(0.0), positive)
+    square = _exp_square(m, x)
+    negative = m.sub(m.add(square, square), positive)
+    return m.select(m.cmp("olt", x, m.c(0.0)), negative, positive)
+
+
+def log_ndtr(m: Code, x: str) -> str:
+    """The logarithm of the normal distribution function, without underflow for small x."""
+    scaled = m.mul(x, m.c(_SQRT_HALF))
+    tail = m.cmp("olt", x, m.c(-1.0))
+    positive = m.neg(m.select(tail, scaled, m.c(-_SQRT_HALF)))
+    logarithm = _function(m, "log", m.mul(erfcx(m, positive), m.c(0.5)))
+    far = m.sub(logarithm, m.mul(positive, positive))
+    near = _function(m, "log1p", m.mul(_function(m, "erfc", scaled), m.c(-0.5)))
+    return m.select(tail, far, near)
 
 
 def sigmoid_f64(m: Code, x: str) -> str:
     """1 / (1 + e^-x) on f64."""
-    from .emit_math import emit_function
+    return m.div(m.c(1.0), m.add(m.c(1.0), _function(m, "exp", m.neg(x))))
 
-    return m.div(m.c(1.0), m.add(m.c(1.0), emit_function(m.f, "exp", m.type, [m.neg(x)])))
+
+def ldexp(m: Code, x: str, n: str) -> str:
+    """x 2^n, as torch computes it: the power first."""
+    return m.mul(x, _function(m, "exp2", n))
+
+
+FORMS: dict[str, Callable[..., str]] = {
+    "i0": i0,
+    "i0e": i0e,
+    "i1": i1,
+    "i1e": i1e,
+    "digamma": digamma,
+    "erfinv": erfinv,
+    "ndtri": ndtri,
+    "erfcx": erfcx,
+    "log_ndtr": log_ndtr,
+    "ldexp": ldexp,
+}
+"""The functions of this file by the name that cpu.math gives them."""
