@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
 from xdsl.dialects.builtin import ArrayAttr, IndexType, f64, i1
 from xdsl.ir import Attribute, SSAValue
 
@@ -56,7 +57,8 @@ def constant(b: Importer, value: torch.Tensor) -> SSAValue:
     dtype = element_type(value.dtype)
     plain = value.device.type == "cpu" and value.layout == torch.strided and not _is_fake(value)
     if plain and dtype in COMPUTED and value.numel() <= _INLINE_LIMIT and type(value) in (torch.Tensor, torch.nn.Parameter):
-        values = value.detach().reshape(-1).tolist()
+        with _disable_current_modes():  # the caller's fake mode refuses real tensors
+            values = value.detach().reshape(-1).tolist()
         dims = b.sizes(value.shape)
         if not dims:
             return b.full(values[0], dtype)

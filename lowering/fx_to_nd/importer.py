@@ -66,6 +66,7 @@ class Importer(Builder):
         self.objects: list[Any] = []
         self.updates: dict[Node, SSAValue] = {}
         self.counts = Counts()
+        self.argument_symbols: set[str] = set()
         self.bound_symbols: dict[str, SSAValue] = {}
         self.float_symbols: dict[str, SSAValue] = {}
         self.opaque_sizes: dict[Any, Expr] = {}

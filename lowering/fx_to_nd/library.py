@@ -69,7 +69,7 @@ _ASSERTIONS = """
 _assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async sym_constrain_range sym_constrain_range_for_size
 _local_scalar_dense _print _make_dep_token _nested_view_from_buffer
 """
-_STORAGE = "set_ resize_ resize resize_as_ _resize_output _resize_output_ as_strided_scatter index_reduce"
+_STORAGE = "set_ resize_ resize resize_as_ _resize_output _resize_output_ index_reduce"
 
 LIBRARY_PACKETS: frozenset[str] = frozenset(
     " ".join(

@@ -19,7 +19,7 @@ from .aliases import root
 from .builder import UNIT
 from .importer import Importer
 from .metadata import device_name, element_type
-from .scalars import ScalarValue, SymScalar, scalar_number
+from .scalars import ScalarValue, SymScalar, python_call, scalar_number
 
 _INDEX = IndexType()
 
@@ -57,6 +57,7 @@ def placeholder(b: Importer, node: Node, static: bool) -> dict[str, Attribute] |
         attrs["nd.symbol"] = ExprAttr.get(expr)
         b.env[node] = expr
         for symbol in free_syms(expr):
+            b.argument_symbols.add(str(symbol))
             if expr is symbol:
                 b.bind_symbol(symbol.name, value)
         return attrs
@@ -122,6 +123,8 @@ class Results:
             self.outputs.append(Output("constant", int(value)))
             return
         bound = self.b.bound_symbols.get(str(value))
+        if bound is None and any(str(s) not in self.b.argument_symbols for s in free_syms(value)):
+            (bound,) = python_call(self.b, int, [value], ["int"])  # symbols that a call binds: the caller cannot know them
         if bound is not None:
             self.outputs.append(Output("result", self._number(bound)))
         else:
@@ -141,6 +144,8 @@ class Results:
         base = root(node)
         if base is not node and base in self.strides:  # a view may stand before its base
             self._tensor(base, self.b.env[base])
+        if base is not node and val.layout == torch.strided and _overlaps(val):
+            self._tensor(base, self.b.env[base])  # shown as the view that it is: the base becomes a result too
         alias, base_val = self._alias(base)
         if val.layout == torch.strided:
             own = self.b.sizes(val.stride() if strides is None or alias else strides)
@@ -172,6 +177,11 @@ class Results:
         self.values.append(value)
         self.attributes.append(DictionaryAttr(attrs))
         return len(self.values) - 1
+
+
+def _overlaps(val: torch.Tensor) -> bool:
+    """Whether elements share memory because a dimension of more than one element has stride 0."""
+    return any(type(stride) is int and stride == 0 and size != 1 for size, stride in zip(val.shape, val.stride(), strict=True))
 
 
 # ---- symbols

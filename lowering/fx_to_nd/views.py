@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from xdsl.dialects.builtin import i64
 from xdsl.ir import SSAValue
 
 from ...dialects.expr import (
@@ -22,6 +23,7 @@ from ...dialects.expr import (
     prove_ge0,
     prove_le,
     range_of,
+    strides_contiguous,
 )
 from ...dialects.nd_types import element_bytes
 from .builder import ONE
@@ -264,15 +266,43 @@ def _as_strided(b: Importer, x: SSAValue, size: Any, stride: Any, offset: Any = 
     return b.view(memory, dims, [place])
 
 
-def memory_order(b: Importer, x: SSAValue, val: torch.Tensor) -> SSAValue | None:
-    """The elements of `x` as one row in the order of the memory that eager holds them in; None when it has gaps or overlap."""
+def _storage_order(val: torch.Tensor) -> list[int] | None:
+    """The dimensions of a dense tensor from the slowest to the fastest in memory; None when it has gaps or overlap."""
     shape, strides = val.shape, val.stride()
     if is_nonoverlapping_dense(shape, strides):
-        order = sorted(range(len(shape)), key=lambda k: (-strides[k], shape[k] != 1, k))
-        x = b.permute(x, order)
-    elif not val.is_contiguous():
-        return None
-    return b.reshape(x, (product(b.dims(x)),))
+        return sorted(range(len(shape)), key=lambda k: (-strides[k], shape[k] != 1, k))
+    return list(range(len(shape))) if val.is_contiguous() else None
+
+
+def memory_order(b: Importer, x: SSAValue, val: torch.Tensor) -> SSAValue | None:
+    """The elements of `x` as one row in the order of the memory that eager holds them in; None when it has gaps or overlap."""
+    order = _storage_order(val)
+    return None if order is None else b.reshape(b.permute(x, order), (product(b.dims(x)),))
+
+
+@rule(aten.as_strided_scatter)
+def _as_strided_scatter(b: Importer, x: SSAValue, source: SSAValue, size: Any, stride: Any, offset: Any = None) -> SSAValue:
+    val = b.node.args[0].meta["val"]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+    order = _storage_order(val)
+    if order is None:
+        return NotImplemented
+    ordered = b.permute(x, order)
+    memory = b.reshape(ordered, (product(b.dims(x)),))
+    start = as_expr(0 if offset is None else offset) - (0 if offset is None else b.size_of(val.storage_offset()))
+    strides, dims = [as_expr(s) for s in stride], b.dims(source)
+    if not _within(dims, strides, start, b.dims(memory)[0]):
+        return NotImplemented
+    source = b.cast(source, b.dtype(x))
+    if all(s is t or d is ONE for s, t, d in zip(strides, strides_contiguous(dims), dims, strict=True)):
+        row = b.reshape(source, (product(dims),))
+        whole = b.dims(row)[0] is b.dims(memory)[0]
+        memory = b.reshape(row, b.dims(memory)) if whole else b.slice_scatter(memory, row, [start], [1])
+    else:
+        place = b.scalar(start, i64)
+        for k, s in enumerate(strides):
+            place = b.add(b.mul(b.iota(dims, k), b.scalar(s, i64)), place)
+        memory = b.index_put(memory, [0], [place], source, "set", wrap=False)
+    return b.permute(b.reshape(memory, b.dims(ordered)), [order.index(k) for k in range(len(order))])
 
 
 def _within(dims: Sequence[Expr], strides: Sequence[Expr], start: Expr, numel: Expr) -> bool:
