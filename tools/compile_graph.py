@@ -90,10 +90,11 @@ def compile_graph(
                 fallback_random=options.fallback_random,
             )
         _count_ops(imported)
+        symbols = _symbol_positions(imported)
         program = build(imported, options, debug)
     log.info("compiled %s graph %d", kind, number)
     count("graphs")
-    return Runner(program, imported)
+    return Runner(program, imported, symbols)
 
 
 def _count_ops(imported: Imported) -> None:
@@ -167,7 +168,9 @@ def load(
 class Runner:
     """Calls a program with the FX graph's inputs and makes the FX graph's outputs from what it returns."""
 
-    def __init__(self, program: Callable[[list[Any]], list[Any]], imported: Imported):
+    def __init__(
+        self, program: Callable[[list[Any]], list[Any]], imported: Imported, symbols: dict[str, int] | None = None
+    ):
         self._boxed_call = True  # on the instance: torch's wrappers copy its dictionary, not the class's
         self.program = program
         self.inputs = imported.inputs
@@ -175,9 +178,8 @@ class Runner:
         self.constants = imported.constants
         plain = [o.kind == "result" and o.value == k for k, o in enumerate(self.outputs)]
         self._plain = all(plain)
-        self._symbols: dict[str, int] = {}
-        if any(o.kind == "expr" for o in self.outputs):
-            self._symbols = _symbol_positions(imported)
+        # where the inputs hold the size symbols, which only sizes among the outputs need
+        self._symbols = (symbols or {}) if any(o.kind == "expr" for o in self.outputs) else {}
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         values: dict[str, int] = {name: int(args[k]) for name, k in self._symbols.items()}
