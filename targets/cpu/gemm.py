@@ -218,6 +218,7 @@ _RUNTIME = {
     "omp_get_max_threads": ("i32", ""),
     "aligned_alloc": ("ptr", "i64, i64"),
     "free": ("void", "ptr"),
+    "logf": ("float", "float"),
 }
 _INTRINSIC = re.compile(r"call (?:reassoc )?(?P<result>[^@\n]+?) @(?P<name>llvm\.[\w.]+)\((?P<args>[^\n]*)\)")
 _CALLED = re.compile(r"@(\w+)\(")

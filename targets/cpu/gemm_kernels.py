@@ -34,14 +34,16 @@ PREFETCH_STEPS = 8
 cache."""
 
 
-def tile_kernel(shape: Shape, name: str, rows: int) -> str:
-    """A `rows` x `shape.width` tile as a sum of outer products: one step loads a row of B and broadcasts `rows`
-    elements of A."""
+def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0) -> str:
+    """A tile of `rows` x `vectors` vectors (by default `shape.width` columns) as a sum of outer products.
+
+    One step loads a row of B and broadcasts `rows` elements of A.
+    """
     f = Function(name, KERNEL_ARGS)
     lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
     vec = f"<{lanes} x {acc}>"
     step = shape.isa.vector_bytes
-    columns = range(shape.isa.vectors)
+    columns = range(vectors or shape.isa.vectors)
     a_rows = [f.at("%a", f.mul("%ars", i)) for i in range(rows)]
     start: list[tuple[str, Value]] = []
     for i in range(rows):
