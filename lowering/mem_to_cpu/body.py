@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, f32, i1, i32, i64
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, bf16, f32, i1, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu, loop
@@ -35,6 +35,66 @@ def elementwise(s: State, op: Operation) -> None:
         operands = [s.b.splat(v, lanes) for v in operands]
     dtype = scalar_type(result.type)
     s.values[result] = s.b.pure(type(op), tuple(operands), vec(lanes, dtype) if lanes else dtype, op.properties)
+
+
+def divide(s: State, op: Operation) -> None:
+    """arith.divf. By a divisor that the innermost loop does not change: a product with the reciprocal, corrected to the rounding of the
+    quotient (P. Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990); where the correction is
+    not a number (zero, infinity), the product is right as it is."""
+    b = s.b
+    x, y = s.get(op.operands[0]), s.get(op.operands[1])
+    here = len(b.levels) - 1
+    lanes = s.width
+    if lanes == 0 or b.depth_of(y) >= here or b.depth_of(x) < here or _tiny_constant(op.operands[1]):
+        elementwise(s, op)
+        return
+    one = b.splat(b.constant(FloatAttr(1.0, cpu.element_of(y.type))), lanes_of(y.type))
+    reciprocal = b.splat(b.pure(arith.DivfOp, (one, y), y.type, _FAST), lanes)
+    negated = b.splat(b.pure(arith.NegfOp, (y,), y.type, _FAST), lanes)
+    x = b.splat(x, lanes)
+    product = b.pure(arith.MulfOp, (x, reciprocal), x.type, _FAST)
+    rest = b.pure(mlir_math.FmaOp, (product, negated, x), x.type, _FAST)
+    corrected = b.pure(mlir_math.FmaOp, (rest, reciprocal, product), x.type, _FAST)
+    fine = b.pure(cpu.CmpFOp, (rest, rest), like(x.type, i1), {"kind": cpu_kind("ord")}, "ord")
+    s.values[op.results[0]] = b.select(fine, corrected, product)
+
+
+def _tiny_constant(value: SSAValue) -> bool:
+    """A constant whose reciprocal is not a normal number."""
+    op = value.owner
+    if not isinstance(op, arith.ConstantOp) or not isinstance(op.value, FloatAttr):
+        return False
+    return not 2.0**-120 < abs(op.value.value.data) < 2.0**120
+
+
+def extend(s: State, op: Operation) -> None:
+    """arith.extf; of a value just rounded to bf16 without packing it."""
+    source = op.operands[0].owner
+    if not (isinstance(source, arith.TruncFOp) and source.result.type == bf16 and source.input.type == f32 and op.results[0].type == f32):
+        cast("extf")(s, op)
+        return
+    b = s.b
+    x = s.get(source.input)
+    lanes = lanes_of(x.type)
+    word = like(x.type, i32)
+
+    def number(value: int) -> SSAValue:
+        return b.splat(b.int(value, i32), lanes)
+
+    bits = b.cast("bitcast", x, i32)
+    odd = b.pure(arith.AndIOp, (b.pure(arith.ShRUIOp, (bits, number(16)), word), number(1)), word)
+    rounded = b.add(b.add(bits, number(0x7FFF)), odd)
+    kept = b.cast("bitcast", b.pure(arith.AndIOp, (rounded, number(-0x10000)), word), f32)
+    nan = b.pure(cpu.CmpFOp, (x, x), like(x.type, i1), {"kind": cpu_kind("uno")}, "uno")
+    s.values[op.results[0]] = b.select(nan, x, kept)
+
+
+def round_later(s: State, op: Operation) -> None:
+    """arith.truncf; to bf16 only where somebody else than an arith.extf wants it."""
+    result = op.results[0]
+    if result.type == bf16 and op.operands[0].type == f32 and all(isinstance(u.operation, arith.ExtFOp) for u in result.uses):
+        return
+    cast("truncf")(s, op)
 
 
 def logic(s: State, op: Operation) -> None:
@@ -293,8 +353,9 @@ RULES: dict[type[Operation], Rule] = {
     arith.CmpiOp: compare_integers,
     arith.CmpfOp: compare_floats,
     arith.SelectOp: select,
-    arith.ExtFOp: cast("extf"),
-    arith.TruncFOp: cast("truncf"),
+    arith.DivfOp: divide,
+    arith.ExtFOp: extend,
+    arith.TruncFOp: round_later,
     arith.SIToFPOp: cast("sitofp"),
     arith.UIToFPOp: cast("uitofp"),
     arith.FPToSIOp: cast("fptosi"),
@@ -318,18 +379,32 @@ _ELEMENTWISE_DIALECTS = ("arith", "math")
 
 def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[Operation], None]]) -> None:
     """Lower every op of a body; `nested` lowers the loops in it (and whatever else the caller does in its own way)."""
+    cache = s.cache
     for op in block.ops:
-        kind = type(op)
-        own = nested.get(kind)
-        if own is not None:
-            own(op)
-            continue
-        rule = RULES.get(kind)
-        if rule is not None:
-            rule(s, op)
-        elif kind is loop.YieldOp:
-            continue
-        elif op.name.partition(".")[0] in _ELEMENTWISE_DIALECTS and len(op.results) == 1:
-            elementwise(s, op)
-        else:
-            raise UnsupportedBody(f"'{op.name}' cannot stand in the body of a nest for the CPU")
+        if cache is not None:
+            if op in cache.skip:
+                continue
+            kept = cache.use.get(op.results[0]) if op.results else None
+            if kept is not None:
+                cache.load(*kept, op.results[0])
+                continue
+        _lower_op(s, op, nested)
+        if cache is not None and len(op.results) == 1:
+            cache.store(op.results[0])
+
+
+def _lower_op(s: State, op: Operation, nested: dict[type[Operation], Callable[[Operation], None]]) -> None:
+    kind = type(op)
+    own = nested.get(kind)
+    if own is not None:
+        own(op)
+        return
+    rule = RULES.get(kind)
+    if rule is not None:
+        rule(s, op)
+    elif kind is loop.YieldOp:
+        return
+    elif op.name.partition(".")[0] in _ELEMENTWISE_DIALECTS and len(op.results) == 1:
+        elementwise(s, op)
+    else:
+        raise UnsupportedBody(f"'{op.name}' cannot stand in the body of a nest for the CPU")

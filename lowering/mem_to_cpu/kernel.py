@@ -16,6 +16,7 @@ from ...passes.loop.nest_access import Loop, NestAccess
 from .body import lower_block
 from .builder import Builder
 from .loops import LoopLowering, Span, run_segments, segments, sequential, whole
+from .row_cache import RowCache
 from .scans import ScanLowering
 from .state import State, scalar_type
 from .tiles import lower_tiles
@@ -89,6 +90,8 @@ class NestLowering:
         for scalar in arguments.scalars:
             s.values[scalar] = values.pop(0)
         s.written = {a.buffer for a in info.access.values() if a.is_store}
+        if schedule.style == "inner" and info.root.children:
+            s.cache = RowCache(s, self.choice)
         loops = LoopLowering(s, self.lower_body, self.choice)
         scans = ScanLowering(s, self.lower_region, self.choice)
         self.nested: dict[type[Operation], Callable[[Operation], None]] = {

@@ -453,7 +453,12 @@ class LoopLowering:
                 centres[k] = value
             at += slot.count
         second_slots = [red.Accumulator("sum", [first_slots[k].types[0]]) for k in centres]
+        cache = s.cache if chosen is not None else None
+        if cache is not None:
+            cache.begin_second(op)
         second = self._pass(op, second_slots, pairs, vector, lambda o, sl: self._centred(o, centres))
+        if cache is not None:
+            cache.end_second(op)
         results: list[SSAValue] = []
         at, done = 0, 0
         for k, (kind, slot) in enumerate(zip(op.kind_names, first_slots, strict=True)):

@@ -8,6 +8,7 @@ costs nothing where it always holds, and one mask where it holds for the first l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IndexType, IntegerType, i1, i32, i64
@@ -34,6 +35,9 @@ from ...dialects.expr import (
 )
 from ...passes.loop.nest_access import NestAccess
 from .builder import Builder
+
+if TYPE_CHECKING:
+    from .row_cache import RowCache
 
 I32_MAX = 2**31 - 1
 
@@ -69,6 +73,7 @@ class State:
         self.lane: Lane | None = None
         self.varying: dict[Dim, SSAValue] = {}
         self.unrolled: dict[Expr, Expr] = {}
+        self.cache: RowCache | None = None
 
     @property
     def width(self) -> int:
