@@ -147,6 +147,8 @@ class Results:
         if base is not node and val.layout == torch.strided and _overlaps(val):
             self._tensor(base, self.b.env[base])  # shown as the view that it is: the base becomes a result too
         alias, base_val = self._alias(base)
+        if alias and base_val.dtype != val.dtype:
+            alias = ""  # as another element type the offset of the base need not be whole
         if val.layout == torch.strided:
             own = self.b.sizes(val.stride() if strides is None or alias else strides)
             offset = 0

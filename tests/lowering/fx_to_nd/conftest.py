@@ -1,0 +1,105 @@
+"""`check(fn, *inputs)`: import a function's ATen graph, verify and round-trip the IR, and compare what it means with eager."""
+
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.func import functionalize
+from torch.utils import _pytree as pytree
+from xdsl.context import Context
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+
+from stepwell.dialects import load_dialects
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import Imported, import_graph
+from stepwell.tools.interpret_nd import run_imported
+
+
+def text_of(module: Any) -> str:
+    stream = StringIO()
+    Printer(stream).print_op(module)
+    return stream.getvalue()
+
+
+def trace(fn: Callable[..., Any], inputs: tuple[Any, ...], dynamic: bool = False) -> torch.fx.GraphModule:
+    """The functional ATen graph of fn, with its outputs as a flat tuple."""
+
+    def flat(*args: Any) -> tuple[Any, ...]:
+        return tuple(pytree.tree_leaves(fn(*args)))
+
+    mode = "symbolic" if dynamic else "fake"
+    return make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode=mode)(*inputs)
+
+
+def imported(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, **options: Any) -> Imported:
+    """Import fn; the module verifies and survives printing and parsing."""
+    found = import_graph(trace(fn, inputs, dynamic), inputs, **options)
+    found.module.verify()
+    text = text_of(found.module)
+    again = Parser(load_dialects(Context()), text).parse_module()
+    again.verify()
+    assert text_of(again) == text
+    return found
+
+
+def check(
+    fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, fallback: bool = False, exact: bool = False, **tolerance: Any
+) -> Imported:
+    """Import fn and compare the result with eager: values, dtypes, strides. No operator may be a fallback unless told."""
+    found = imported(fn, *inputs, dynamic=dynamic)
+    if not fallback:
+        assert not found.counts.fallback, f"fallbacks: {dict(found.counts.names['fallback'])}"
+    compare(fn, found, inputs, exact=exact, **tolerance)
+    return found
+
+
+def compare(fn: Callable[..., Any], found: Imported, inputs: tuple[Any, ...], exact: bool = False, **tolerance: Any) -> None:
+    own = [_copy(x) for x in inputs]
+    wanted = pytree.tree_leaves(fn(*own))
+    got = run_imported(found, [_copy(x) for x in inputs])
+    options = {"rtol": 0, "atol": 0} if exact else tolerance
+    for a, b in zip(got, wanted, strict=True):
+        if isinstance(b, torch.Tensor):
+            torch.testing.assert_close(a, b, equal_nan=True, **options)
+            significant = [d for d, n in enumerate(b.shape) if n > 1]
+            assert b.numel() == 0 or [a.stride(d) for d in significant] == [b.stride(d) for d in significant]
+        else:
+            assert a == b
+
+
+def _copy(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    if any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True)):
+        return x
+    copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+    return copy.copy_(x.detach())
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(name="check")
+def check_fixture() -> Callable[..., Imported]:
+    return check
+
+
+@pytest.fixture(name="imported")
+def imported_fixture() -> Callable[..., Imported]:
+    return imported
+
+
+@pytest.fixture(name="compare")
+def compare_fixture() -> Callable[..., None]:
+    return compare
+
+
+@pytest.fixture(name="text_of")
+def text_fixture() -> Callable[..., str]:
+    return text_of
