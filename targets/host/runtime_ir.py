@@ -71,9 +71,48 @@ define internal i64 @pool_class_bytes(i64 %class) {
   ret i64 %bytes
 }
 
-define ptr @stepwell_pool_alloc(i64 %bytes) {
+; Takes the block %wanted out of the free lists if it is there, of a class from %class on (one of four): whether it was.
+define internal i1 @pool_take_this(ptr %wanted, i64 %class) {
 entry:
-  %class = call i64 @pool_class(i64 %bytes)
+  %wblock = getelementptr i8, ptr %wanted, i64 -64
+  %last = add i64 %class, 4
+  %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
+  br label %list
+list:
+  %c = phi i64 [ %class, %entry ], [ %cn, %next ]
+  %head = getelementptr ptr, ptr @pool_heads, i64 %c
+  br label %look
+look:
+  %link = phi ptr [ %head, %list ], [ %block, %further ]
+  %block = load ptr, ptr %link
+  %end = icmp eq ptr %block, null
+  br i1 %end, label %next, label %compare
+compare:
+  %same = icmp eq ptr %block, %wblock
+  br i1 %same, label %take, label %further
+further:
+  br label %look
+next:
+  %cn = add i64 %c, 1
+  %more = icmp ult i64 %cn, %last
+  br i1 %more, label %list, label %none
+take:
+  %after = load ptr, ptr %block
+  store ptr %after, ptr %link
+  %held = load i64, ptr @stepwell_pool_held
+  %cb = call i64 @pool_class_bytes(i64 %c)
+  %held1 = sub i64 %held, %cb
+  store i64 %held1, ptr @stepwell_pool_held
+  %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
+  ret i1 true
+none:
+  %u2 = call i32 @pthread_mutex_unlock(ptr @pool_lock)
+  ret i1 false
+}
+
+; A free block of a class from %class on (one of four), or null.
+define internal ptr @pool_take(i64 %class) {
+entry:
   %last = add i64 %class, 4
   %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
   br label %search
@@ -86,7 +125,7 @@ search:
 next:
   %cn = add i64 %c, 1
   %more = icmp ult i64 %cn, %last
-  br i1 %more, label %search, label %fresh
+  br i1 %more, label %search, label %none
 take:
   %after = load ptr, ptr %head
   store ptr %after, ptr %slot
@@ -97,8 +136,19 @@ take:
   %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
   %data = getelementptr i8, ptr %head, i64 64
   ret ptr %data
-fresh:
+none:
   %u2 = call i32 @pthread_mutex_unlock(ptr @pool_lock)
+  ret ptr null
+}
+
+define ptr @stepwell_pool_alloc(i64 %bytes) {
+  %class = call i64 @pool_class(i64 %bytes)
+  %found = call ptr @pool_take(i64 %class)
+  %there = icmp ne ptr %found, null
+  br i1 %there, label %reuse, label %fresh
+reuse:
+  ret ptr %found
+fresh:
   %size = call i64 @pool_class_bytes(i64 %class)
   %total = add i64 %size, 64
   %rounded = add i64 %total, 63
@@ -146,14 +196,18 @@ define internal void @pool_deleter(ptr %data, ptr %context) {
   ret void
 }
 
-; give every free block back to the system
-define void @stepwell_pool_trim() {
+; Gives the free blocks of the classes from %c0 up to %c1 back to the system.
+define internal void @pool_drop(i64 %c0, i64 %c1) {
 entry:
   %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
   br label %class
 class:
-  %c = phi i64 [ 0, %entry ], [ %cn, %done ]
+  %c = phi i64 [ %c0, %entry ], [ %cn, %done ]
+  %end = icmp uge i64 %c, %c1
+  br i1 %end, label %out, label %look
+look:
   %slot = getelementptr ptr, ptr @pool_heads, i64 %c
+  %bytes = call i64 @pool_class_bytes(i64 %c)
   br label %block
 block:
   %head = load ptr, ptr %slot
@@ -162,23 +216,53 @@ block:
 drop:
   %after = load ptr, ptr %head
   store ptr %after, ptr %slot
+  %held = load i64, ptr @stepwell_pool_held
+  %less = sub i64 %held, %bytes
+  store i64 %less, ptr @stepwell_pool_held
   call void @free(ptr %head)
   br label %block
 done:
   %cn = add i64 %c, 1
-  %more = icmp ult i64 %cn, 256
-  br i1 %more, label %class, label %end
-end:
-  store i64 0, ptr @stepwell_pool_held
+  br label %class
+out:
   %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
   ret void
+}
+
+define void @stepwell_pool_trim() {
+  call void @pool_drop(i64 0, i64 256)
+  ret void
+}
+
+; A block for a large arena: the one that it had last time, or another. When there is none, smaller free blocks of a
+; megabyte and more go first: they are what other arenas used, and arenas of graphs that run one after the other should
+; not add up.
+define internal ptr @pool_alloc_large(i64 %bytes, ptr %before) {
+  %class = call i64 @pool_class(i64 %bytes)
+  %again = call i1 @pool_take_this(ptr %before, i64 %class)
+  br i1 %again, label %kept, label %other
+kept:
+  ret ptr %before
+other:
+  %found = call ptr @pool_take(i64 %class)
+  %there = icmp ne ptr %found, null
+  br i1 %there, label %reuse, label %fresh
+reuse:
+  ret ptr %found
+fresh:
+  %smallest = call i64 @pool_class(i64 POOLED_BYTES)
+  call void @pool_drop(i64 %smallest, i64 %class)
+  %new = call ptr @stepwell_pool_alloc(i64 %bytes)
+  ret ptr %new
 }
 """
 
 _ARENA = """
-; An arena is { i64 busy, ptr block, i64 capacity, i64 n, [n x ptr] views }. The views are tensors over the block that are the same in
-; every call: made at their first use, they live until the block moves. The first caller gets the program's arena, whose block is
-; grown when it is too small; a call that runs at the same time gets an arena of its own. Null when there is no memory.
+; An arena is { i64 busy, ptr block, i64 capacity, i64 n, [n x ptr] views }. The views are tensors over the block that
+; are the same in every call: made at their first use, they live until the block changes. A small block stays with the
+; program (capacity is its size); a large one is borrowed from the pool for each call (capacity is 0), which mostly
+; gives the same one again. A call that runs while another one has the program's arena gets an arena of its own. Null
+; when there is no memory.
 define ptr @stepwell_arena_acquire(ptr %kept, i64 %bytes) {
 entry:
   %busy = atomicrmw xchg ptr %kept, i64 1 acquire
@@ -217,19 +301,41 @@ failed:
 
 ; Makes the block large enough: 0 when there is no memory.
 define internal i32 @arena_reserve(ptr %arena, i64 %bytes) {
+entry:
+  %blockp = getelementptr i8, ptr %arena, i64 8
   %capp = getelementptr i8, ptr %arena, i64 16
   %cap = load i64, ptr %capp
   %fits = icmp sge i64 %cap, %bytes
   br i1 %fits, label %done, label %grow
 grow:
+  %kept = icmp ne i64 %cap, 0
+  br i1 %kept, label %clear, label %choose
+clear:
   call void @stepwell_arena_clear(ptr %arena)
-  %new = call ptr @stepwell_pool_alloc(i64 %bytes)
-  %failed = icmp eq ptr %new, null
-  br i1 %failed, label %none, label %some
+  br label %choose
+choose:
+  %large = icmp sge i64 %bytes, POOLED_BYTES
+  br i1 %large, label %borrow, label %keep
+keep:
+  call void @stepwell_arena_clear(ptr %arena)
+  %own = call ptr @stepwell_pool_alloc(i64 %bytes)
+  %nomemory = icmp eq ptr %own, null
+  br i1 %nomemory, label %none, label %some
 some:
-  %blockp = getelementptr i8, ptr %arena, i64 8
-  store ptr %new, ptr %blockp
+  store ptr %own, ptr %blockp
   store i64 %bytes, ptr %capp
+  br label %done
+borrow:
+  %old = load ptr, ptr %blockp
+  %new = call ptr @pool_alloc_large(i64 %bytes, ptr %old)
+  %nolarge = icmp eq ptr %new, null
+  br i1 %nolarge, label %none, label %compare
+compare:
+  %same = icmp eq ptr %old, %new
+  br i1 %same, label %done, label %moved
+moved:
+  call void @stepwell_arena_clear(ptr %arena)
+  store ptr %new, ptr %blockp
   br label %done
 done:
   ret i32 1
@@ -237,7 +343,7 @@ none:
   ret i32 0
 }
 
-; Drops the views and the block.
+; Drops the views and, unless it is the pool's, the block.
 define void @stepwell_arena_clear(ptr %arena) {
 entry:
   %np = getelementptr i8, ptr %arena, i64 24
@@ -264,9 +370,10 @@ block:
   %blockp = getelementptr i8, ptr %arena, i64 8
   %b = load ptr, ptr %blockp
   %capp = getelementptr i8, ptr %arena, i64 16
+  %cap = load i64, ptr %capp
   store ptr null, ptr %blockp
   store i64 0, ptr %capp
-  %nob = icmp eq ptr %b, null
+  %nob = icmp eq i64 %cap, 0
   br i1 %nob, label %done, label %give
 give:
   call void @stepwell_pool_free(ptr %b)
@@ -279,6 +386,16 @@ define void @stepwell_arena_release(ptr %kept, ptr %arena) {
   %none = icmp eq ptr %arena, null
   br i1 %none, label %end, label %some
 some:
+  %capp = getelementptr i8, ptr %arena, i64 16
+  %cap = load i64, ptr %capp
+  %borrowed = icmp eq i64 %cap, 0
+  br i1 %borrowed, label %give, label %whose
+give:
+  %blockp = getelementptr i8, ptr %arena, i64 8
+  %block = load ptr, ptr %blockp
+  call void @stepwell_pool_free(ptr %block)
+  br label %whose
+whose:
   %same = icmp eq ptr %arena, %kept
   br i1 %same, label %idle, label %drop
 idle:

@@ -1,5 +1,6 @@
 """Host programs on both paths: kernels, arena, outputs, views, sizes, numbers, errors and the boxed call."""
 
+import ctypes
 import gc
 import weakref
 
@@ -7,6 +8,13 @@ import pytest
 import torch
 
 X = "%x: !host.tensor<f32>"
+
+
+def runtime_function(name, result, *arguments):
+    """A function of the host runtime."""
+    from stepwell.targets.host.runtime import library
+
+    return ctypes.CFUNCTYPE(result, *arguments)(library().address(name))
 
 
 def chain(arena="64", size="4"):
@@ -52,6 +60,47 @@ def test_large_outputs_come_from_the_pool_and_outlive_the_program(native):
     del again
     empty_pool()
     assert pool_held_bytes() == 0
+
+
+def test_large_arenas_are_shared_by_programs(native):
+    from stepwell.targets.host.runtime import empty_pool, pool_held_bytes
+
+    empty_pool()
+    x = torch.rand(4)
+    for size in (2 << 20, 3 << 20, 40 << 20, 3 << 20):
+        run = native.program(chain(arena=str(size)))
+        for _ in range(2):
+            assert torch.equal(run([x])[0], 4 * x)
+    # 2 and 3 MB in one block, which made room for 40 MB; then 3 MB again
+    assert 43 << 20 <= pool_held_bytes() <= 54 << 20
+    empty_pool()
+    assert torch.equal(run([x])[0], 4 * x)
+    empty_pool()
+
+
+def test_kept_tensors_over_a_borrowed_arena_follow_the_block(build):
+    run = build.program(
+        f"""host.program @forward({X}) arena 2097152 {{
+      %p = host.arena_ptr 1024
+      host.launch @double(%x : !host.tensor<f32>, %p : !host.ptr) [4]
+      %t = host.from_arena %p [4] strides [1] : !host.ptr -> !host.tensor<f32>
+      %y = host.extern #nd.call<"aten.mul.Tensor", [arg(0), arg(0)]>(%t)
+        : (!host.tensor<f32>) -> (!host.tensor<f32>)
+      %z = host.extern #nd.call<"aten.sin.default", [arg(0)]>(%t) : (!host.tensor<f32>) -> (!host.tensor<f32>)
+      host.release(%t : !host.tensor<f32>)
+      host.return(%y : !host.tensor<f32>, %z : !host.tensor<f32>) [arg(0), arg(1)]
+    }}"""
+    )
+    taken = []
+    for k in range(4):
+        x = torch.rand(4)
+        y, z = run([x])
+        assert torch.equal(y, 4 * x * x) and torch.equal(z, (2 * x).sin())
+        if k % 2 and build.path == "native":
+            # somebody else takes the block, as an output of about its size would
+            taken.append(runtime_function("stepwell_pool_alloc", ctypes.c_void_p, ctypes.c_int64)(2 << 20))
+    for block in taken:
+        runtime_function("stepwell_pool_free", None, ctypes.c_void_p)(block)
 
 
 def test_dynamic_sizes(build):
