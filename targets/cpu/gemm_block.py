@@ -37,7 +37,7 @@ BLOCK_TYPES = ", ".join(ty for ty, _ in BLOCK_ARGS)
 UNITS_MAX = 768
 """Longest K block in units of 4 bytes."""
 COLUMNS_MAX = 512
-DOT_ROWS_MAX = 40
+DOT_ROWS_MAX = 12
 """With B stored [N, K], up to this many rows are computed as dot products; above, the transposing pack pays."""
 DOT_DEPTH = 1024
 DOT_COLUMNS = 192
@@ -68,6 +68,8 @@ class BlockPlan:
         self.special = ("dot" if dot else "") if spec.trans_b else "vector"
         self.in_place_b = not spec.trans_b and spec.dtype == spec.acc
         """Rows of a transposed A that are packed together."""
+        self.narrow = [v for v in (isa.vectors // 4, isa.vectors // 2) if v]
+        """Widths, in vectors, of the tiles for the last columns; always of full height, through a tile on the stack."""
         self.bias_bytes = VECTOR_COLUMNS * shape.acc_bytes
         self.a_row_bytes = self.units_max * shape.packed_bytes + 64
         self.a_bytes = self.a_row_bytes * (self.group if spec.trans_a else isa.rows)
@@ -100,6 +102,8 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
     rows = plan.tile_rows()
     for count in sorted(set(rows) - {0}):
         out.append(tile_kernel(shape, f"{symbol}_tile{count}", count))
+    for vectors in plan.narrow:
+        out.append(tile_kernel(shape, f"{symbol}_narrow{vectors}", isa.rows, vectors, clamp=True))
     names = [f"{symbol}_tile{max(count, 1)}" for count in rows]
     out += _tables(symbol, "tile", names, rows, [shape.width] * TABLE)
     if plan.special == "dot":
@@ -119,10 +123,8 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
         out.append(pack_rows(shape, f"{symbol}_pack_a", f"{symbol}_zeros", plan.group))
     elif shape.converts or shape.pairs:
         out.append(pack_a_rows(shape, f"{symbol}_pack_a"))
-    moves = {(spec.bias_type, spec.acc)}
-    if plan.direct:
-        moves.add((spec.acc, spec.acc))
-    elif not spec.tile:
+    moves = {(spec.bias_type, spec.acc), (spec.acc, spec.acc)}
+    if not plan.direct and not spec.tile:
         moves.add((spec.acc, spec.c_type))
     for source, target in sorted(moves):
         out.append(convert_rows(f"{symbol}_move_{source}_{target}", isa, source, target, spec.acc))
@@ -293,20 +295,23 @@ class _Block:
             b, bs = self._b_for_kernel(j.i, whole)
             common = f"ptr {a}, i64 {ars}, i64 {acs}, ptr {b}, i64 {bs}"
 
-            def call(init: str, ild: Value, c: str, cld: Value, common: str = common, nr: Value = nr) -> None:
+            def call(
+                kernel: str, init: str, ild: Value, c: str, cld: Value, common: str = common, nr: Value = nr
+            ) -> None:
                 args = f"{common}, ptr {init}, i64 {ild}, ptr {c}, i64 {cld}, i64 {steps}, i64 {mr}, i64 {nr}"
                 f.do(f"call void ({KERNEL_TYPES}) {kernel}({args})")
 
-            if not plan.direct:
-                call(f.at(init, offset), ild, f.at(row, offset), self.tile_ld)
-            else:
-                with f.choose(f.either(whole, self.special)) as branch:
-                    call(f.at(init, offset), ild, f.at(row, offset), self.tile_ld)
-                    branch.otherwise()
-                    edge_ld = shape.width * shape.acc_bytes
-                    self._move(spec.acc, spec.acc, f.at(init, offset), ild, self.edge, edge_ld, mr, nr)
-                    call(self.edge, edge_ld, self.edge, edge_ld)
-                    self._move(spec.acc, spec.acc, self.edge, edge_ld, f.at(row, offset), self.tile_ld, mr, nr)
+            with f.choose(f.either(whole, self.special)) as branch:
+                call(kernel, f.at(init, offset), ild, f.at(row, offset), self.tile_ld)
+                branch.otherwise()
+                narrow = kernel
+                for vectors in reversed(plan.narrow):
+                    fits = f.cmp("sle", nr, vectors * shape.lanes)
+                    narrow = str(f.pick(fits, f"@{self.symbol}_narrow{vectors}", narrow, "ptr"))
+                edge_ld = shape.width * shape.acc_bytes
+                self._move(spec.acc, spec.acc, f.at(init, offset), ild, self.edge, edge_ld, mr, nr)
+                call(narrow, self.edge, edge_ld, self.edge, edge_ld)
+                self._move(spec.acc, spec.acc, self.edge, edge_ld, f.at(row, offset), self.tile_ld, mr, nr)
         self._finish(i, mr, row)
         return mr
 

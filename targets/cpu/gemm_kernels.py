@@ -34,17 +34,19 @@ PREFETCH_STEPS = 8
 cache."""
 
 
-def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0) -> str:
+def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: bool = False) -> str:
     """A tile of `rows` x `vectors` vectors (by default `shape.width` columns) as a sum of outer products.
 
-    One step loads a row of B and broadcasts `rows` elements of A.
+    One step loads a row of B and broadcasts `rows` elements of A. With `clamp`, rows of A beyond `mr` repeat the last
+    one; all rows of `init` and `c` are used all the same.
     """
     f = Function(name, KERNEL_ARGS)
     lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
     vec = f"<{lanes} x {acc}>"
     step = shape.isa.vector_bytes
     columns = range(vectors or shape.isa.vectors)
-    a_rows = [f.at("%a", f.mul("%ars", i)) for i in range(rows)]
+    row_at = [f.min(i, f.sub("%mr", 1)) if clamp else i for i in range(rows)]
+    a_rows = [f.at("%a", f.mul("%ars", i)) for i in row_at]
     start: list[tuple[str, Value]] = []
     for i in range(rows):
         row = f.at("%init", f.mul("%ild", i))

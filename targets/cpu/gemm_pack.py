@@ -94,14 +94,13 @@ def pack_rows(shape: Shape, name: str, zeros: str, width: int) -> str:
             for j in range(0, width, lanes):
                 move(j, lanes)
             branch.otherwise()
+            for j in range(0, width, lanes):
+                f.store(vector(lanes, unit), "zeroinitializer", f.at(out, j * shape.packed_bytes))
             whole = f.mul(f.div("%n", lanes), lanes)
             with f.loop(0, whole, lanes) as j:
                 move(j.i, lanes)
             with f.loop(whole, "%n") as j:
                 move(j.i, 1)
-            zero = "0" if unit == "i32" else "0.0"
-            with f.loop("%n", width) as j:
-                f.store(unit, zero, f.at(out, f.mul(j.i, shape.packed_bytes)))
     return f.text()
 
 
