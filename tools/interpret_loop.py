@@ -1,7 +1,8 @@
 """Runs a module at the loop or memory level through Python, for tests, translation validation and `opt-tool --run`.
 
-Ops of `nd` that stand at the loop level (views, library calls, updates) run as in interpret_nd.py. At the memory level the
-buffers of the arena really lie in one block, at the places that mem-plan chose, so that a wrong plan gives wrong results.
+Ops of `nd` that stand at the loop level (views, library calls, updates) run as in interpret_nd.py. At the memory
+level the buffers of the arena really lie in one block, at the places that mem-plan chose, so that a wrong plan gives
+wrong results.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class LoopInterpreter(NdInterpreter):
         else:
             self._run_on(op, tensors, list(op.outs))
 
-    def _run_on(self, op: loop.NestOp | loop.ContractOp, tensors: dict[SSAValue, torch.Tensor], outs: list[SSAValue]) -> None:
+    def _run_on(
+        self, op: loop.NestOp | loop.ContractOp, tensors: dict[SSAValue, torch.Tensor], outs: list[SSAValue]
+    ) -> None:
         NestRunner(op, tensors, self.values, self.symbols, self.order, outs).run()
 
     def empty(self, op: loop.EmptyOp) -> None:
@@ -99,7 +102,9 @@ class LoopInterpreter(NdInterpreter):
         if op.kind.data == "arena" and op.at is not None and 0 not in sizes:
             at = self.size(op.at.data)
             block = self._arena()
-            size = start * dtype.itemsize + dtype.itemsize * (1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)))
+            size = start * dtype.itemsize + dtype.itemsize * (
+                1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+            )
             if at + size > block.numel():
                 raise StepwellError(f"mem.alloc: bytes {at} to {at + size} are outside of an arena of {block.numel()}")
             whole = block[at : at + size].view(dtype)
@@ -113,7 +118,9 @@ class LoopInterpreter(NdInterpreter):
         if self.arena is None:
             total = self.func.attributes.get(ARENA_BYTES)
             if not isinstance(total, ExprAttr):
-                raise StepwellError(f"a buffer has a place in the arena, but the function has no attribute {ARENA_BYTES}")
+                raise StepwellError(
+                    f"a buffer has a place in the arena, but the function has no attribute {ARENA_BYTES}"
+                )
             self.arena = torch.full((self.size(total.data),), 0xFF, dtype=torch.uint8)
         return self.arena
 
@@ -188,9 +195,10 @@ def run_loop(
 ) -> list[Any]:
     """Run the function `name` (the first one) of a module at the loop or memory level.
 
-    inputs: tensors and numbers, one an argument that is no constant; tensors that the function updates are written. `order` and `seed`
-    say in which order parallel iterations run: "forward", "reverse", "shuffle". Returns the function's results as the caller would get
-    them. Raises StepwellError where the IR does something that it must not, and IndexError for an index out of bounds."""
+    inputs: tensors and numbers, one an argument that is no constant; tensors that the function updates are written.
+    `order` and `seed` say in which order parallel iterations run: "forward", "reverse", "shuffle". Returns the
+    function's results as the caller would get them. Raises StepwellError where the IR does something that it must
+    not, and IndexError for an index out of bounds."""
     func = next(f for f in module.ops if isinstance(f, FuncOp) and name in (None, f.sym_name.data))
     run = LoopInterpreter(func, objects, Order(order, seed))
     given = [*inputs, *constants]

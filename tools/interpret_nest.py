@@ -1,7 +1,8 @@
-"""Runs one nest or contraction on torch tensors, element by element: each is turned into a Python function of plain loops.
+"""Runs one nest or contraction on torch tensors, element by element: each is turned into a Python function of plain
+loops.
 
-The iterations of parallel loops and of reductions run in an order that the caller chooses (forward, reverse, shuffled), so that a nest
-which overwrites what a later iteration reads gives different results in different orders.
+The iterations of parallel loops and of reductions run in an order that the caller chooses (forward, reverse,
+shuffled), so that a nest which overwrites what a later iteration reads gives different results in different orders.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Memory:
         at = self.start
         for i, n, s in zip(index, self.shape, self.strides, strict=True):
             if not 0 <= i < n:
-                raise StepwellError(f"{self.what}: index {list(index)} is outside of a tensor of sizes {list(self.shape)}")
+                raise StepwellError(
+                    f"{self.what}: index {list(index)} is outside of a tensor of sizes {list(self.shape)}"
+                )
             at += i * s
         return at
 
@@ -157,7 +160,9 @@ class NestRunner:
         self.names: dict[SSAValue, str] = {}
         self.space: dict[str, Any] = {
             "np": np, "math": math, "order": order, "bounded": bounded, "random_number": random_number,
-            "reduction": interpret_reductions.reduction, "scan": interpret_reductions.scan, "typed": interpret_reductions.typed,
+            "np": np, "math": math, "order": order, "bounded": bounded, "random_number": random_number,
+            "reduction": interpret_reductions.reduction, "scan": interpret_reductions.scan,
+            "typed": interpret_reductions.typed,
             "named_function": interpret_scalars.named_function,
             **{k: getattr(interpret_scalars, k) for k in _SCALAR_FUNCTIONS},
         }  # fmt: skip
@@ -232,7 +237,9 @@ class NestRunner:
             if rule is not None:
                 rule(self, op, depth)
             else:
-                self._define(depth, op.results[0], interpret_scalars.expression(op, [self._name(v) for v in op.operands]))
+                self._define(
+                    depth, op.results[0], interpret_scalars.expression(op, [self._name(v) for v in op.operands])
+                )
         if len(self.lines) == start:
             self._line(depth, "pass")
 
@@ -246,7 +253,9 @@ class NestRunner:
         index = self._map(op.index_map, op.index_operands)
         call = "store(" if op.store_mode == "set" else f"combine({op.store_mode!r}, "
         guard = f"if {self._name(op.mask)}: " if op.mask is not None else ""
-        self._line(depth, f"{guard}{self._memory(op.target)}.{call}{', '.join(x for x in (self._name(op.value), index) if x)})")
+        self._line(
+            depth, f"{guard}{self._memory(op.target)}.{call}{', '.join(x for x in (self._name(op.value), index) if x)})"
+        )
 
     def _index(self, op: loop.IndexOp, depth: int) -> None:
         text = self._map(op.map.data, op.args)
@@ -262,7 +271,9 @@ class NestRunner:
         self._define(depth, op.result, f"named_function({operands})")
 
     def _random(self, op: loop.RandomOp, depth: int) -> None:
-        self._define(depth, op.result, f"random_number({op.kind.data!r}, {self._name(op.seed)}, {self._name(op.offset)})")
+        self._define(
+            depth, op.result, f"random_number({op.kind.data!r}, {self._name(op.seed)}, {self._name(op.offset)})"
+        )
 
     def _for(self, op: loop.ForOp, depth: int) -> None:
         self._block(op.block, self._loops(op, depth, op.sequential is not None))
@@ -314,7 +325,10 @@ class NestRunner:
     def _accumulator(self, op: loop.ContractOp) -> Callable[..., Any]:
         """The function of the loop indices that gives the contracted sum."""
         depth = evaluate(op.depth.data, self.symbols)
-        sides = [self._side(op, *side) for side in ((op.lhs, op.lhs_map, op.lhs_prologue), (op.rhs, op.rhs_map, op.rhs_prologue))]
+        sides = [
+            self._side(op, *side)
+            for side in ((op.lhs, op.lhs_map, op.lhs_prologue), (op.rhs, op.rhs_map, op.rhs_prologue))
+        ]
         t = op.accumulator.type
 
         def accumulate(*index: int) -> Any:

@@ -1,6 +1,7 @@
 """Reductions and scans of the loop level, one element at a time: the kinds of `loop.reduce` and `loop.scan`.
 
-Float sums and products are accumulated in double precision, so that they are the better of two results that are compared.
+Float sums and products are accumulated in double precision, so that they are the better of two results that are
+compared.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def typed(value: Any, kind: Attribute) -> Any:
 
 
 class Fold:
-    """A running value: `add` takes an element, `value` gives the result. `combine` is a function of two Python numbers."""
+    """A running value: `add` takes an element, `value` gives the result. `combine` is a function of two Python
+    numbers."""
 
     def __init__(self, initial: Any, combine: Callable[[Any, Any], Any]):
         self.state = initial

@@ -1,8 +1,8 @@
 """What the scalar ops of nest bodies mean, for the reference interpreter of the loop and memory levels.
 
-A float is a numpy scalar of its compute type (an f16 or bf16 value is an f32 that has been rounded), an integer a Python int in the
-signed range of its width, an i1 a bool, an index an int. `TEMPLATES` gives the Python expression of an op; the functions it names are
-those of this module.
+A float is a numpy scalar of its compute type (an f16 or bf16 value is an f32 that has been rounded), an integer a
+Python int in the signed range of its width, an i1 a bool, an index an int. `TEMPLATES` gives the Python expression of
+an op; the functions it names are those of this module.
 """
 
 from __future__ import annotations
@@ -33,20 +33,25 @@ TEMPLATES: dict[str, str] = {
     "arith.shli": "wrap({0} << shift({1}, {w}), {w})", "arith.shrsi": "{0} >> shift({1}, {w})",
     "arith.shrui": "wrap(bits({0}, {w}) >> shift({1}, {w}), {w})",
     "arith.maxsi": "max({0}, {1})", "arith.minsi": "min({0}, {1})",
-    "arith.maxui": "max({0}, {1}, key=lambda x: bits(x, {w}))", "arith.minui": "min({0}, {1}, key=lambda x: bits(x, {w}))",
+    "arith.maxui": "max({0}, {1}, key=lambda x: bits(x, {w}))",
+    "arith.minui": "min({0}, {1}, key=lambda x: bits(x, {w}))",
     "arith.select": "({1} if {0} else {2})",
     "arith.extsi": "int({0})", "arith.extui": "wrap(bits({0}, {v}), {w})", "arith.trunci": "wrap(int({0}), {w})",
     "arith.index_cast": "wrap(int({0}), {w})", "arith.index_castui": "wrap(bits({0}, {v}), {w})",
     "arith.sitofp": "{f}(int({0}))", "arith.uitofp": "{f}(bits({0}, {v}))",
     "arith.fptosi": "to_int({0}, {w})", "arith.fptoui": "to_int({0}, {w})",
-    "math.absf": "abs({0})", "math.absi": "wrap(abs({0}), {w})", "math.exp": "np.exp({0})", "math.exp2": "np.exp2({0})",
-    "math.expm1": "np.expm1({0})", "math.log": "np.log({0})", "math.log2": "np.log2({0})", "math.log10": "np.log10({0})",
+    "math.absf": "abs({0})", "math.absi": "wrap(abs({0}), {w})", "math.exp": "np.exp({0})",
+    "math.exp2": "np.exp2({0})",
+    "math.expm1": "np.expm1({0})", "math.log": "np.log({0})", "math.log2": "np.log2({0})",
+    "math.log10": "np.log10({0})",
     "math.log1p": "np.log1p({0})", "math.sqrt": "np.sqrt({0})", "math.rsqrt": "{f}(1) / np.sqrt({0})",
     "math.sin": "np.sin({0})", "math.cos": "np.cos({0})", "math.tan": "np.tan({0})", "math.asin": "np.arcsin({0})",
-    "math.acos": "np.arccos({0})", "math.atan": "np.arctan({0})", "math.sinh": "np.sinh({0})", "math.cosh": "np.cosh({0})",
+    "math.acos": "np.arccos({0})", "math.atan": "np.arctan({0})", "math.sinh": "np.sinh({0})",
+    "math.cosh": "np.cosh({0})",
     "math.tanh": "np.tanh({0})", "math.asinh": "np.arcsinh({0})", "math.acosh": "np.arccosh({0})",
     "math.atanh": "np.arctanh({0})", "math.atan2": "np.arctan2({0}, {1})", "math.erf": "{f}(math.erf({0}))",
-    "math.cbrt": "np.cbrt({0})", "math.floor": "np.floor({0})", "math.ceil": "np.ceil({0})", "math.trunc": "np.trunc({0})",
+    "math.cbrt": "np.cbrt({0})", "math.floor": "np.floor({0})", "math.ceil": "np.ceil({0})",
+    "math.trunc": "np.trunc({0})",
     "math.roundeven": "np.rint({0})", "math.round": "np.trunc({0} + np.copysign({f}(0.5), {0}))",
     "math.powf": "{f}(np.power({0}, {1}))", "math.fpowi": "{f}(np.power({0}, {f}({1})))",
     "math.ipowi": "wrap(int_power({0}, {1}), {w})", "math.copysign": "np.copysign({0}, {1})",
@@ -54,8 +59,8 @@ TEMPLATES: dict[str, str] = {
     "math.ctpop": "bits({0}, {w}).bit_count()", "math.ctlz": "({w} - bits({0}, {w}).bit_length())",
     "math.cttz": "trailing_zeros({0}, {w})",
 }  # fmt: skip
-"""Op name -> expression over its operands {0}, {1}, ...; {w} and {v} are the widths of the result and of the first operand, {f} is
-the numpy type of the result."""
+"""Op name -> expression over its operands {0}, {1}, ...; {w} and {v} are the widths of the result and of the first
+operand, {f} is the numpy type of the result."""
 
 _CMPI = ("==", "!=", "<", "<=", ">", ">=", "<", "<=", ">", ">=")
 _CMPF = {1: "==", 2: ">", 3: ">=", 4: "<", 5: "<="}

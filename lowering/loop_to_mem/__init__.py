@@ -3,13 +3,14 @@
 The counterpart of MLIR's one-shot-bufferize. What the pass decides, and where:
 
 - strides (layouts.py): results, updated arguments and operands of library calls demand them, the rest is row-major;
-- which memory a nest stores to (lowering.py, inplace.py): that of the tensor that it builds on, of the argument whose new value it
-  computes, of a tensor that dies in it, or memory of its own;
+- which memory a nest stores to (lowering.py, inplace.py): that of the tensor that it builds on, of the argument whose
+  new value it computes, of a tensor that dies in it, or memory of its own;
 - library calls (externs.py), results and updates of arguments (results.py).
 
-Where something cannot be shared there is a copy nest, labelled "copy", and a remark with the reason. Loops without iterations are
-dropped. Offsets count from the address that a call passes for an argument (which is that of its first element: what the graph's
-`nd.layout` says of an argument's offset is not used), and from the beginning of an allocation.
+Where something cannot be shared there is a copy nest, labelled "copy", and a remark with the reason. Loops without
+iterations are dropped. Offsets count from the address that a call passes for an argument (which is that of its first
+element: what the graph's `nd.layout` says of an argument's offset is not used), and from the beginning of an
+allocation.
 """
 
 from __future__ import annotations

@@ -16,14 +16,17 @@ from .layouts import Strides, layout_of, overlaps
 from .liveness import is_tensor
 from .lowering import Lowering, Storage
 
-WITH_OUT = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "_int_mm"))
+WITH_OUT = frozenset(
+    f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "_int_mm")
+)
 """Operators whose out variant computes in the destination (for most others it computes elsewhere and copies)."""
 
 _KEPT = ("call", "aliases", "binds", "fallback", "mutates")
 
 
 def lower_extern(low: Lowering, op: nd.ExternOp) -> None:
-    """nd.extern -> mem.extern, with copies of operands where the strides differ or where the call writes to what others need."""
+    """nd.extern -> mem.extern, with copies of operands where the strides differ or where the call writes to what
+    others need."""
     call = _Call(low, op)
     call.take_operands()
     call.write()
@@ -47,7 +50,9 @@ class _Call:
                 continue
             strides = wanted[k] if k < len(wanted) else None
             if strides is not None:
-                buffer = self.low.with_strides(buffer, buffer, strides, f"{self._name()} takes it with strides [{_text(strides)}]")
+                buffer = self.low.with_strides(
+                    buffer, buffer, strides, f"{self._name()} takes it with strides [{_text(strides)}]"
+                )
             self.operands[k] = buffer
         for j, k in enumerate(self.mutates):
             self.operands[k] = self._writable(k, self.op.results[self.own + j])
@@ -63,7 +68,9 @@ class _Call:
         reason = self._why_not_written(k, value)
         if reason is None:
             return buffer
-        strides = strides_contiguous(t.dims) if overlaps(t.dims, t.stride_exprs) or not t.is_contiguous else t.stride_exprs
+        strides = (
+            strides_contiguous(t.dims) if overlaps(t.dims, t.stride_exprs) or not t.is_contiguous else t.stride_exprs
+        )
         layouts = self.op.operand_layouts
         if isinstance(layouts, ArrayAttr) and k < len(layouts.data):
             strides = layout_of(layouts.data[k]) or strides
@@ -77,13 +84,22 @@ class _Call:
         assert isinstance(t, BufferType)
         if not low.is_dead(storage):
             return "its value is needed again"
-        if any(low.storage.get(b) is storage for j, b in enumerate(self.operands) if j != k and isinstance(b.type, BufferType)):
+        if any(
+            low.storage.get(b) is storage
+            for j, b in enumerate(self.operands)
+            if j != k and isinstance(b.type, BufferType)
+        ):
             return "another operand shares its memory"
         if overlaps(t.dims, t.stride_exprs):
             return "its elements share memory"
         if storage.kind == "argument":
             goal = low.layouts.goals.get(value)
-            if goal is None or goal.argument is None or low.argument_storage(goal.argument) is not storage or low.goal_buffer(value) != t:
+            if (
+                goal is None
+                or goal.argument is None
+                or low.argument_storage(goal.argument) is not storage
+                or low.goal_buffer(value) != t
+            ):
                 return "it is an argument"
         elif not storage.exclusive:
             return "it may share its memory"
@@ -105,7 +121,11 @@ class _Call:
         else:
             properties["out"] = IntsAttr.get([len(self.operands)])
             properties.pop("aliases", None)
-            self.low.insert(mem.ExternOp.create(operands=[*self.operands, target], properties=properties, attributes=dict(self.op.attributes)))
+            self.low.insert(
+                mem.ExternOp.create(
+                    operands=[*self.operands, target], properties=properties, attributes=dict(self.op.attributes)
+                )
+            )
             self.low.place(self.op.results[0], target)
         for k, value in zip(self.mutates, self.op.results[self.own :], strict=True):
             self.low.place(value, self.operands[k])
@@ -113,7 +133,12 @@ class _Call:
     def _destination(self) -> SSAValue | None:
         """Memory of ours for the only result of an operator that can compute in place of the caller's choice."""
         op, low = self.op, self.low
-        if self._name() not in WITH_OUT or len(op.results) != 1 or self.mutates or "result_layouts" not in op.properties:
+        if (
+            self._name() not in WITH_OUT
+            or len(op.results) != 1
+            or self.mutates
+            or "result_layouts" not in op.properties
+        ):
             return None
         result = op.results[0]
         if not is_tensor(result):

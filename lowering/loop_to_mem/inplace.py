@@ -1,13 +1,15 @@
 """Whether a nest may store one of its outs into the memory of a tensor that it reads.
 
-It may when every element is read before it is overwritten, in whatever order and however many at a time the iterations run. That is so when
+It may when every element is read before it is overwritten, in whatever order and however many at a time the
+iterations run. That is so when
 
-- every access to either of the two, at any depth, has the index of each parallel loop around it at the same place of its index (so that
-  iterations touch disjoint elements), and
+- every access to either of the two, at any depth, has the index of each parallel loop around it at the same place of
+  its index (so that iterations touch disjoint elements), and
 - within an iteration no read follows a store.
 
-Both are asked at every level of the nest: a row may be read by a first inner loop and overwritten by a second one, but when one loop does
-both, its index too must stand at the same place in all of them. An index that was loaded from memory is never such an index.
+Both are asked at every level of the nest: a row may be read by a first inner loop and overwritten by a second one,
+but when one loop does both, its index too must stand at the same place in all of them. An index that was loaded from
+memory is never such an index.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class NestAccesses:
         self.root = self._level(nest)
 
     def allows(self, source: SSAValue, out: SSAValue) -> bool:
-        """Whether stores to `out` (an argument of the body) may go to the memory of `source`, which has the same type."""
+        """Whether stores to `out` (an argument of the body) may go to the memory of `source`, which has the same
+        type."""
         return _allows(self.root, (source, out))
 
     def _new_dim(self) -> Dim:

@@ -1,7 +1,8 @@
 """Strides: those of a view, those that a view asks of its base, and which strides every tensor should get.
 
-The border of a graph demands strides (results, updated arguments, operands of library calls). A demand travels from there up through
-views and through nests that build on an initial tensor, to the nest that produces the tensor. What is not demanded is row-major.
+The border of a graph demands strides (results, updated arguments, operands of library calls). A demand travels from
+there up through views and through nests that build on an initial tensor, to the nest that produces the tensor. What
+is not demanded is row-major.
 """
 
 from __future__ import annotations
@@ -14,7 +15,19 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, nd
-from ...dialects.expr import ONE, ZERO, Dim, Expr, IndexMap, dim, prove_eq, prove_ge0, simplify, split_linear, strides_contiguous
+from ...dialects.expr import (
+    ONE,
+    ZERO,
+    Dim,
+    Expr,
+    IndexMap,
+    dim,
+    prove_eq,
+    prove_ge0,
+    simplify,
+    split_linear,
+    strides_contiguous,
+)
 from ...dialects.expr_ranges import Range, RangeEnv
 from ...dialects.mem import BufferType
 from ...dialects.nd_types import LayoutAttr, TensorType, tensor_type
@@ -43,7 +56,8 @@ def overlaps(dims: Sequence[Expr], strides: Sequence[Expr]) -> bool:
 def view_strides(
     dims: Sequence[Expr], strides: Sequence[Expr], offset: Expr, m: IndexMap, env: RangeEnv
 ) -> tuple[Strides, Expr] | None:
-    """Strides and offset of a view of sizes `dims` whose element i is element m(i) of a buffer with `strides` and `offset`.
+    """Strides and offset of a view of sizes `dims` whose element i is element m(i) of a buffer with `strides` and
+    `offset`.
 
     None when the view is not a strided one, or has a negative stride or offset (which torch does not know)."""
     place = offset
@@ -89,8 +103,8 @@ def base_strides(view: nd.IndexViewOp, wanted: Strides, env: RangeEnv) -> Stride
 
 @dataclass(frozen=True)
 class Goal:
-    """Where a tensor should be built: in argument `argument` (an in-place update), or in a tensor that the caller gets (None);
-    `strides` are those of the tensor there."""
+    """Where a tensor should be built: in argument `argument` (an in-place update), or in a tensor that the caller
+    gets (None); `strides` are those of the tensor there."""
 
     argument: int | None
     strides: Strides
@@ -100,7 +114,8 @@ _RESULT, _OPERAND = 2, 1
 
 
 class Layouts:
-    """The strides that each tensor should get if it can choose, and where it should be built; see the module's docstring."""
+    """The strides that each tensor should get if it can choose, and where it should be built; see the module's
+    docstring."""
 
     def __init__(self, func: FuncOp, live: Liveness, env: RangeEnv):
         self.env = env

@@ -1,7 +1,7 @@
 """When the tensors of a function at the loop level are used: positions of its ops, what each nest captures, last uses.
 
-Positions count the ops of the function's block from 0; what is returned is used at the position of the return. A tensor is used
-as long as one of its views is.
+Positions count the ops of the function's block from 0; what is returned is used at the position of the return. A
+tensor is used as long as one of its views is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Liveness:
         self.last: dict[SSAValue, int] = {}
         """Last position at which a tensor or a view of it is read; absent for tensors that nothing reads."""
         results = func.res_attrs.data if func.res_attrs is not None else ()
-        self.result_attrs: list[dict[str, Attribute]] = [dict(a.data) if isinstance(a, DictionaryAttr) else {} for a in results]
+        self.result_attrs: list[dict[str, Attribute]] = [
+            dict(a.data) if isinstance(a, DictionaryAttr) else {} for a in results
+        ]
         for position in range(len(self.ops) - 1, -1, -1):
             self._visit(self.ops[position], position)
 

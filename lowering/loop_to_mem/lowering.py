@@ -1,9 +1,10 @@
 """The rewriting of one function from tensors to buffers, op by op in order.
 
-Every tensor gets a buffer in some storage (an argument's memory, an allocation, the result of a library call). A storage holds
-one tensor at a time; `until` is the last position at which that tensor, or a view of it, is read. After that its memory may be stored to:
-by a nest that builds on the tensor (scatter, slices), by a nest that reads it element by element (reuse), or, for an argument's memory, by
-the nest that computes the argument's new value. Whatever is not allowed becomes a copy nest, with a remark that says why.
+Every tensor gets a buffer in some storage (an argument's memory, an allocation, the result of a library call). A
+storage holds one tensor at a time; `until` is the last position at which that tensor, or a view of it, is read. After
+that its memory may be stored to: by a nest that builds on the tensor (scatter, slices), by a nest that reads it
+element by element (reuse), or, for an argument's memory, by the nest that computes the argument's new value. Whatever
+is not allowed becomes a copy nest, with a remark that says why.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Storage:
         self.root = root
         self.until = NEVER
         self.exclusive = exclusive
-        """Whether nobody else can hold a reference to the memory, so that it may be overwritten or given to the caller."""
+        """Whether nobody else can hold a reference to the memory, so that it may be overwritten or given to the
+        caller."""
         self.claimed = False
         """Whether a result of the function is this storage."""
 
@@ -77,7 +79,11 @@ class Lowering:
             rule = rules.get(type(op))
             if rule is None:
                 if any(is_tensor(v) for v in (*op.operands, *op.results)):
-                    raise PassError(f"{op.name} has no form on buffers; an earlier pass should have lowered it", pass_name=PASS, op=op)
+                    raise PassError(
+                        f"{op.name} has no form on buffers; an earlier pass should have lowered it",
+                        pass_name=PASS,
+                        op=op,
+                    )
                 continue
             rule(self, op)
         for op in self.live.ops:
@@ -127,8 +133,16 @@ class Lowering:
         self.storage[op.result] = self.storage[buffer]
         return op.result
 
-    def copy(self, source: SSAValue, target: SSAValue, reason: str, m: IndexMap | None = None, origin: Operation | None = None) -> None:
-        """A copy nest in front of the current op, with a remark that says why it is needed; `origin` is the op that needs it."""
+    def copy(
+        self,
+        source: SSAValue,
+        target: SSAValue,
+        reason: str,
+        m: IndexMap | None = None,
+        origin: Operation | None = None,
+    ) -> None:
+        """A copy nest in front of the current op, with a remark that says why it is needed; `origin` is the op that
+        needs it."""
         nest = copy_nest(source, target, (origin or self.current).location, m)
         if nest is not None:
             self.block.insert_op_before(nest, self.current)
@@ -152,8 +166,8 @@ class Lowering:
         return self.storage[self.arguments[argument]]
 
     def goal_buffer(self, tensor: SSAValue) -> BufferType | None:
-        """The type that `tensor` has in the memory of the argument that it is the new value of; None when it has no such goal, or
-        when somebody still reads the argument after the current op."""
+        """The type that `tensor` has in the memory of the argument that it is the new value of; None when it has no
+        such goal, or when somebody still reads the argument after the current op."""
         goal = self.layouts.goals.get(tensor)
         if goal is None or goal.argument is None or not self.is_dead(self.argument_storage(goal.argument)):
             return None
@@ -275,7 +289,9 @@ class _OutChoice:
         """The buffer; allocates and copies as needed, in front of the nest."""
         low, init = self.low, self.init
         if isinstance(init.owner, loop.EmptyOp):
-            return self._goal() or self._reused() or low.alloc(low.layouts.buffer_type(self.result), self.result.name_hint)
+            return (
+                self._goal() or self._reused() or low.alloc(low.layouts.buffer_type(self.result), self.result.name_hint)
+            )
         reason = self._keeps_initial_value()
         if reason is None:
             statistic("num-in-place")
@@ -309,7 +325,9 @@ class _OutChoice:
         """Whether no read of the nest from `storage` meets a store of the out, which has type `t` there."""
         low = self.low
         return all(
-            c.type == t and self.reads_before_stores(c, self.argument) for c in self.captured if low.storage[c] is storage
+            c.type == t and self.reads_before_stores(c, self.argument)
+            for c in self.captured
+            if low.storage[c] is storage
         )
 
     def _goal_argument(self) -> int:
@@ -331,7 +349,8 @@ class _OutChoice:
         return low.view(target, t, self.result.name_hint)
 
     def _goal_for_copy(self) -> SSAValue | None:
-        """The same for a nest in front of which the initial tensor is copied there: nothing may be read from that memory then."""
+        """The same for a nest in front of which the initial tensor is copied there: nothing may be read from that
+        memory then."""
         goal = self.low.layouts.goals.get(self.result)
         if goal is None or goal.argument is None:
             return None
@@ -351,7 +370,11 @@ class _OutChoice:
                 continue
             storage = low.storage[buffer]
             fits = storage.exclusive and storage not in self.taken and low.is_dead(storage)
-            if fits and self._may_store(storage, wanted) and not any(low.storage.get(o) is storage for o in self.op.outs):
+            if (
+                fits
+                and self._may_store(storage, wanted)
+                and not any(low.storage.get(o) is storage for o in self.op.outs)
+            ):
                 statistic("num-reused")
                 return buffer
         return None
@@ -364,4 +387,3 @@ def _is_out(op: Operation, index: int) -> bool:
 def _shape(value: SSAValue) -> str:
     t = value.type
     return " x ".join(map(str, t.dims)) + f" x {t.element_type}" if isinstance(t, (BufferType, TensorType)) else str(t)
-

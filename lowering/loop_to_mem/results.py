@@ -1,7 +1,7 @@
 """The end of a function: what the caller gets, and the new values of its arguments.
 
-A result is fresh memory: never an argument's, never that of another result, unless its attribute nd.alias says so. All copies that read
-arguments come before the first copy that overwrites one.
+A result is fresh memory: never an argument's, never that of another result, unless its attribute nd.alias says so.
+All copies that read arguments come before the first copy that overwrites one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def _aliased_result(low: Lowering, op: Operation, k: int, alias: str, values: li
     what, _, number = alias.partition(" ")
     bases = {"arg": low.arguments, "result": values[:k]}.get(what)
     if bases is None or not number.isdigit() or int(number) >= len(bases):
-        raise PassError(f"result {k}: nd.alias is \"{alias}\", it must name an argument or an earlier result", pass_name=PASS, op=op)
+        raise PassError(
+            f'result {k}: nd.alias is "{alias}", it must name an argument or an earlier result', pass_name=PASS, op=op
+        )
     base = bases[int(number)]
     t = op.operands[k].type
     assert isinstance(base.type, BufferType) and isinstance(t, (TensorType, BufferType))

@@ -1,7 +1,8 @@
-"""When the buffers of a function at the memory level hold something: the analysis under mem-plan and the estimate of peak memory.
+"""When the buffers of a function at the memory level hold something: the analysis under mem-plan and the estimate of
+peak memory.
 
-Time is the position of an op in the function's block. A buffer is alive from the first op that touches it to the last one, views of
-it and results of library calls that share its memory included.
+Time is the position of an op in the function's block. A buffer is alive from the first op that touches it to the last
+one, views of it and results of library calls that share its memory included.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """mem-plan: one block of memory for all arena buffers of a function, and the place of each in it.
 
-Buffers whose lifetimes do not meet share memory. Those of constant size are packed by best fit, tried in two orders (largest first,
-earliest first) of which the smaller result is kept. Behind them lie the buffers whose size depends on symbols: they share slots, each as
-large as the largest buffer in it, which has to be provable. What the memory plan of TFLite and the arena planner of TVM do.
+Buffers whose lifetimes do not meet share memory. Those of constant size are packed by best fit, tried in two orders
+(largest first, earliest first) of which the smaller result is kept. Behind them lie the buffers whose size depends on
+symbols: they share slots, each as large as the largest buffer in it, which has to be provable. What the memory plan
+of TFLite and the arena planner of TVM do.
 
-The size of the block is the function's attribute `mem.arena_bytes`. A buffer whose size is known only in the middle of the function
-(it depends on a number that a library call returned) gets no place: it is allocated when its turn comes.
+The size of the block is the function's attribute `mem.arena_bytes`. A buffer whose size is known only in the middle
+of the function (it depends on a number that a library call returned) gets no place: it is allocated when its turn
+comes.
 """
 
 from __future__ import annotations
@@ -153,8 +155,8 @@ class Slot:
 
 
 def share_slots(buffers: Sequence[Lifetime], env: RangeEnv, hints: Mapping[str, int]) -> list[Slot]:
-    """Slots for buffers of symbolic size: the largest (for typical sizes) are placed first, each in the tightest free slot that is
-    provably large enough, else in a new one."""
+    """Slots for buffers of symbolic size: the largest (for typical sizes) are placed first, each in the tightest free
+    slot that is provably large enough, else in a new one."""
     slots: list[Slot] = []
     sizes = {one.bytes: _typical(one.bytes, hints) for one in buffers}
     for one in sorted(buffers, key=lambda b: (-sizes[b.bytes], b.first)):

@@ -1,4 +1,5 @@
-"""How much memory a planned function takes at once: the arena, and the outputs and results of library calls that are alive together."""
+"""How much memory a planned function takes at once: the arena, and the outputs and results of library calls that are
+alive together."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from .mem_plan import ARENA_BYTES
 
 
 def peak_bytes(func: FuncOp) -> int | Expr:
-    """Bytes of the arena plus the largest sum of outputs and results of library calls that are alive at the same time; arguments are
-    not counted. An expression when a size depends on symbols: then all outputs and results count, whether they meet or not."""
+    """Bytes of the arena plus the largest sum of outputs and results of library calls that are alive at the same
+    time; arguments are not counted. An expression when a size depends on symbols: then all outputs and results count,
+    whether they meet or not."""
     total = func.attributes.get(ARENA_BYTES)
     arena = total.data if isinstance(total, ExprAttr) else as_expr(0)
     others = [one for one in lifetimes(func) if one.kind != "arena"]

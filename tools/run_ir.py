@@ -1,0 +1,154 @@
+"""Runs a module at whatever level it is: what is left of the CPU pipeline is applied to a copy of it, and the program
+is executed.
+
+With `interpret` (or the environment variable STEPWELL_INTERPRET=1) the levels nd, loop and mem run through their
+reference interpreters instead, as they stand.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation
+
+from ..errors import StepwellError
+from .opt_inputs import entry_function, random_inputs
+
+if TYPE_CHECKING:
+    from xdsl.context import Context
+
+LEVELS = ("nd", "loop", "mem", "cpu", "host")
+"""From the level of the graph to that of the program; a level's name is that of the dialect that its functions are
+written in."""
+
+
+def level_of(module: ModuleOp, function: str | None = None) -> str:
+    """The lowest level that `function` (or the module's main function) has reached: nd, loop, mem, cpu or host.
+
+    cpu: its nests are launches of kernels. StepwellError when the module has no such function."""
+    entry = entry_function(module, function)
+    if entry.name == "host.program":
+        return "host"
+    if not isinstance(entry, FuncOp):
+        raise StepwellError(f"'{entry.name}' cannot be run by itself; run the function or program that launches it")
+    found = {op.name for op in entry.body.block.ops}
+    buffers = any(str(a.type).startswith("!mem.") for op in entry.body.block.ops for a in (*op.operands, *op.results))
+    if "host.launch" in found:
+        return "cpu"
+    if buffers or any(name.startswith("mem.") for name in found):
+        return "mem"
+    if any(name.startswith("loop.") for name in found):
+        return "loop"
+    return "nd"
+
+
+def run_module(
+    module: ModuleOp,
+    ctx: Context,
+    inputs: Sequence[Any] | None,
+    function: str | None = None,
+    *,
+    seed: int = 0,
+    objects: Sequence[Any] = (),
+    interpret: bool | None = None,
+) -> list[Any]:
+    """Run a function of `module`, which is not changed, and return its results: tensors and numbers.
+
+    inputs: a tensor or number for each argument, constants of the graph included; None for random ones made from
+    `seed`. Tensors that the function updates are written. Raises StepwellError for a module that cannot be lowered or
+    inputs that do not fit, IndexError for an index out of bounds."""
+    given = list(inputs) if inputs is not None else random_inputs(module, function, seed)
+    level = level_of(module, function)
+    if interpret is None:
+        interpret = os.environ.get("STEPWELL_INTERPRET", "") not in ("", "0")
+    if interpret and level in _INTERPRETERS:
+        name = _name(entry_function(module, function))
+        return _INTERPRETERS[level](module, given, (), objects, name)
+    return _run_native(module, ctx, given, level, function, objects)
+
+
+def _name(op: Operation) -> str:
+    return op.properties["sym_name"].data  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _interpret_nd(
+    module: ModuleOp, inputs: list[Any], constants: Sequence[Any], objects: Sequence[Any], name: str
+) -> list[Any]:
+    from .interpret_nd import run_nd
+
+    return run_nd(module, inputs, constants, objects, name)
+
+
+def _interpret_loop(
+    module: ModuleOp, inputs: list[Any], constants: Sequence[Any], objects: Sequence[Any], name: str
+) -> list[Any]:
+    from .interpret_loop import run_loop
+
+    return run_loop(module, inputs, constants, objects, name)
+
+
+_INTERPRETERS: dict[str, Callable[..., list[Any]]] = {
+    "nd": _interpret_nd,
+    "loop": _interpret_loop,
+    "mem": _interpret_loop,
+}
+
+
+def _run_native(
+    module: ModuleOp, ctx: Context, given: list[Any], level: str, function: str | None, objects: Sequence[Any]
+) -> list[Any]:
+    from ..dialects import host
+    from ..targets.cpu.emit import emit_kernels
+    from ..targets.cpu.jit import compile_text
+    from ..targets.host.emit import emit_host
+    from ..targets.host.load import load_object_code, load_program
+
+    entry = entry_function(module, function)
+    inputs, constants = _split_constants(entry, given)
+    lowered = lower_rest(module, ctx, level, entry)
+    program = next(op for op in lowered.ops if isinstance(op, host.ProgramOp))
+    text = emit_kernels(lowered)
+    description = emit_host(text, program)
+    library = load_object_code(compile_text(text.text()), description.native)
+    return list(load_program(description, library, constants, objects)(inputs))
+
+
+def _split_constants(entry: Operation, given: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The inputs of a call and the constant tensors, which are arguments of a function but belong to a program."""
+    if not isinstance(entry, FuncOp):
+        return given, []
+    count = len(entry.body.block.args)
+    if len(given) != count:
+        raise StepwellError(f"@{_name(entry)} takes {count} arguments, {len(given)} were given")
+    attrs = entry.arg_attrs.data if entry.arg_attrs is not None else ()
+    found: dict[int, Any] = {}
+    inputs: list[Any] = []
+    for k, value in enumerate(given):
+        place = attrs[k].data.get("nd.constant") if k < len(attrs) else None  # pyright: ignore[reportAttributeAccessIssue]
+        if place is None:
+            inputs.append(value)
+        else:
+            found[place.value.data] = value  # pyright: ignore[reportAttributeAccessIssue]
+    return inputs, [found[k] for k in sorted(found)]
+
+
+def lower_rest(module: ModuleOp, ctx: Context, level: str, entry: Operation | None = None) -> ModuleOp:
+    """A copy of `module`, of whose functions only `entry` is kept when it is given, after the stages below `level`."""
+    from ..passes.instrumentation import Instrumentation
+    from ..passes.manager import run
+    from ..passes.pipelines import default_pipeline
+
+    copied = module.clone()
+    if entry is not None:
+        for op in list(copied.ops):
+            if op.name in ("func.func", "host.program") and _name(op) != _name(entry):
+                op.detach()
+                op.erase(safe_erase=False)
+    stages = LEVELS if level == "nd" else LEVELS[LEVELS.index(level) + 1 :]
+    if stages:
+        run(default_pipeline("cpu", stages=stages), copied, ctx, Instrumentation())
+    return copied
