@@ -384,19 +384,22 @@ def _is_float_or_bool(type: Attribute) -> bool:
 
 
 def _release_dead_values(program: host.ProgramOp) -> None:
-    """Put a host.release behind the last use of every tensor that is not returned; unused arguments go first."""
+    """Put a host.release behind the last use of every tensor that is not returned; arguments that are only checked go
+    together."""
     block = program.body.block
     last: dict[SSAValue, Operation | None] = {}
-    users: dict[SSAValue, set[Operation]] = {}
+    checks: Operation | None = None
     for argument in block.args:
         if isinstance(argument.type, (host.TensorType, host.ObjectType)):
             last[argument] = None
     kept: set[SSAValue] = set()
     for op in block.ops:
+        if isinstance(op, (host.BindOp, host.CheckOp, host.AssertOp, host.ConstantOp)) and checks is op.prev_op:
+            checks = op
+            continue
         for operand in op.operands:
             if operand in last:
                 last[operand] = op
-                users.setdefault(operand, set()).add(op)
         if isinstance(op, host.ReturnOp):
             kept.update(op.operands)
         elif not isinstance(op, host.ConstantOp):
@@ -404,14 +407,13 @@ def _release_dead_values(program: host.ProgramOp) -> None:
     dead: dict[Operation | None, list[SSAValue]] = {}
     for value, op in last.items():
         if value not in kept and not _consumed(value):
-            dead.setdefault(op, []).append(value)
-    first = block.first_op
+            dead.setdefault(checks if op is None else op, []).append(value)
     for op, values in dead.items():
         release = host.ReleaseOp.create(operands=values)
         if op is not None:
             block.insert_op_after(release, op)
-        elif first is not None:
-            block.insert_op_before(release, first)
+        elif block.first_op is not None:
+            block.insert_op_before(release, block.first_op)
 
 
 def _consumed(value: SSAValue) -> bool:

@@ -71,14 +71,14 @@ class Check:
     """A comparison of a tensor that can fail: what messages call it, the dtype that it must have ("" for any), how
     many dimensions.
 
-    For a comparison with constants also the number of the argument, the sizes and the strides."""
+    For a comparison of an argument also its number, and the sizes and strides (or their places among the sizes that
+    the entry computes)."""
 
     label: str
     dtype: str
     rank: int
     argument: int | None = None
-    sizes: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
+    words: tuple[int, ...] = ()
 
 
 @dataclass

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from xdsl.dialects.builtin import Float64Type, IntegerType
-from xdsl.ir import Attribute, SSAValue
+from xdsl.dialects.builtin import Float64Type, IntegerType, StringAttr
+from xdsl.ir import Attribute, BlockArgument, SSAValue
 
 from ...dialects import host
 from ...dialects.call_args import Arg, Obj
@@ -120,41 +120,43 @@ class _Emitter:
             self.values.argument(arg, k)
 
     def _check_constants(self) -> None:
-        """All comparisons of arguments with constant sizes, in one go over a table."""
-        entry, table = self.entry, []
-        for op in self.block.ops:
-            if not isinstance(op, host.CheckOp) or op.source.owner is not self.block:
-                continue
-            if not all(e.is_const for e in (*op.sizes.data, *op.strides.data)):
-                continue
-            sizes, strides = [int(e) for e in op.sizes.data], [int(e) for e in op.strides.data]
-            number = op.source.index  # pyright: ignore[reportAttributeAccessIssue]
-            self._new_check(op, number, sizes, strides)
-            table += [number, dtype_code(_element_type(op)), len(sizes), *sizes, *strides]
-            self.done.add(op)
-        if not table:
+        """All comparisons of arguments with constant sizes, in one go."""
+        checks = [op for op in self.block.ops if isinstance(op, host.CheckOp) and self._is_argument(op.source)]
+        self._check_arguments([op for op in checks if all(e.is_const for e in (*op.sizes.data, *op.strides.data))])
+
+    def _is_argument(self, value: SSAValue) -> bool:
+        return value.owner is self.block
+
+    def _check_arguments(self, checks: Sequence[host.CheckOp], values: Sequence[Expr] = ()) -> None:
+        """Comparisons of arguments over a table; with `values`, sizes and strides are kept as places in that list."""
+        if not checks:
             return
+        entry, table, first = self.entry, [], len(self.checks)
+        places = {expr: k for k, expr in enumerate(values)}
+        for op in checks:
+            exprs = (*op.sizes.data, *op.strides.data)
+            words = [places[e] for e in exprs] if values else [int(e) for e in exprs]
+            assert isinstance(op.source, BlockArgument)
+            self._new_check(op, op.source.index, words)
+            table += [op.source.index, dtype_code(_element_type(op)), len(op.sizes.data), *words]
+            self.done.add(op)
+        numbers = entry.words(values) if values else "null"
         address = entry.constant_words(table)
-        failed = entry.call("stepwell_compare_table", "%objects", address, str(len(self.checks)))
+        failed = entry.call("stepwell_compare_table", "%objects", address, str(len(checks)), numbers)
         bad, onward = entry.label(), entry.label()
         entry.do(f"br i1 {entry.let(f'icmp ne i64 {failed}, -1')}, label %{bad}, label %{onward}")
         entry.start(bad)
-        frame = entry.let("ptrtoint ptr %objects to i64")
-        entry.call("stepwell_call", entry.item("callback", "raise_check"), "null", failed, frame, "0")
+        number = entry.let(f"add i64 {failed}, {first}")
+        callback = entry.item("callback", "raise_check")
+        entry.call("stepwell_call", callback, "null", number, self._address("%objects"), self._address(numbers))
         entry.do("br label %fail.python")
         entry.start(onward)
 
-    def _new_check(
-        self,
-        op: host.LayoutOp,
-        argument: int | None = None,
-        sizes: Sequence[int] = (),
-        strides: Sequence[int] = (),
-    ) -> int:
+    def _new_check(self, op: host.LayoutOp, argument: int | None = None, words: Sequence[int] = ()) -> int:
         label = op.properties.get("label")
-        text = label.data if label is not None else f"argument {argument}"  # pyright: ignore[reportAttributeAccessIssue]
+        text = label.data if isinstance(label, StringAttr) else f"argument {argument}"
         dtype = dtype_name(_element_type(op)) or ""
-        self.checks.append(Check(text, dtype, len(op.sizes.data), argument, tuple(sizes), tuple(strides)))
+        self.checks.append(Check(text, dtype, len(op.sizes.data), argument, tuple(words)))
         return len(self.checks) - 1
 
     def number(self, value: SSAValue) -> str:
@@ -254,10 +256,17 @@ class _Emitter:
         entry.start(onward)
 
     def check(self, op: host.CheckOp) -> None:
+        if self._is_argument(op.source) and self.entry.has_lock:
+            run = [op]
+            while isinstance(following := run[-1].next_op, host.CheckOp) and self._is_argument(following.source):
+                run.append(following)
+            wanted = [check for check in run if check not in self.done]
+            exprs = dict.fromkeys(e for check in wanted for e in (*check.sizes.data, *check.strides.data))
+            self._check_arguments(wanted, list(exprs))
+            return
         handle = self.values.handle(self.values[op.source])
         found, sizes, strides = self._compare(op, handle)
-        index = getattr(op.source, "index", None) if op.source.owner is self.block else None
-        number = self._new_check(op, index)
+        number = self._new_check(op)
         self._refuse(self.entry.let(f"icmp ne i64 {found}, 0"), number, handle, sizes, strides)
 
     def ensure(self, op: host.EnsureOp) -> None:
@@ -445,8 +454,13 @@ class _Emitter:
         emit_extern(self, op, len(self.targets) - 1)
 
     def release(self, op: host.ReleaseOp) -> None:
-        for value in op.values:
-            self.values.release(self.values[value])
+        values = [self.values[value] for value in op.values]
+        arguments = [v for v in values if v.argument is not None and v.object_slot is not None]
+        if len(arguments) > 2:
+            self.values.release_arguments(arguments)
+            values = [v for v in values if v not in arguments]
+        for value in values:
+            self.values.release(value)
 
     def finish(self, op: host.ReturnOp) -> None:
         entry, leaves = self.entry, op.template.data.args

@@ -611,9 +611,11 @@ differs:
 }
 
 ; Compares arguments with a table of records { argument, dtype, rank, sizes..., strides... }: the number of the first
-; record that does not fit, or -1.
-define i64 @stepwell_compare_table(ptr %frame, ptr %table, i64 %count) {
+; record that does not fit, or -1. With %values, sizes and strides are places in that array.
+define i64 @stepwell_compare_table(ptr %frame, ptr %table, i64 %count, ptr %values) {
 entry:
+  %local = alloca [128 x i64]
+  %direct = icmp eq ptr %values, null
   br label %loop
 loop:
   %k = phi i64 [ 0, %entry ], [ %kn, %next ]
@@ -626,7 +628,25 @@ body:
   %dt = load i64, ptr %dtp
   %rankp = getelementptr i64, ptr %record, i64 2
   %rank = load i64, ptr %rankp
-  %sizes = getelementptr i64, ptr %record, i64 3
+  %words = getelementptr i64, ptr %record, i64 3
+  %twice = shl i64 %rank, 1
+  %after = getelementptr i64, ptr %words, i64 %twice
+  br i1 %direct, label %compare, label %fetch
+fetch:
+  %i = phi i64 [ 0, %body ], [ %in, %one ]
+  %all = icmp eq i64 %i, %twice
+  br i1 %all, label %compare, label %one
+one:
+  %from = getelementptr i64, ptr %words, i64 %i
+  %place = load i64, ptr %from
+  %valuep = getelementptr i64, ptr %values, i64 %place
+  %value = load i64, ptr %valuep
+  %to = getelementptr i64, ptr %local, i64 %i
+  store i64 %value, ptr %to
+  %in = add i64 %i, 1
+  br label %fetch
+compare:
+  %sizes = phi ptr [ %words, %body ], [ %local, %fetch ]
   %strides = getelementptr i64, ptr %sizes, i64 %rank
   %slot = getelementptr ptr, ptr %frame, i64 %arg
   %object = load ptr, ptr %slot
@@ -635,7 +655,6 @@ body:
   %same = icmp eq i64 %r, 0
   br i1 %same, label %next, label %differs
 next:
-  %after = getelementptr i64, ptr %strides, i64 %rank
   %kn = add i64 %k, 1
   br label %loop
 fine:
@@ -667,6 +686,27 @@ define ptr @stepwell_call(ptr %function, ptr %object, i64 %a, i64 %b, i64 %c) {
   call void @Py_DecRef(ptr %pb)
   call void @Py_DecRef(ptr %pc)
   ret ptr %r
+}
+
+; Drops n of the arguments, those that the table names.
+define void @stepwell_drop_arguments(ptr %frame, ptr %table, i64 %n) {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %in, %one ]
+  %end = icmp eq i64 %i, %n
+  br i1 %end, label %done, label %one
+one:
+  %ip = getelementptr i64, ptr %table, i64 %i
+  %k = load i64, ptr %ip
+  %slot = getelementptr ptr, ptr %frame, i64 %k
+  %object = load ptr, ptr %slot
+  store ptr null, ptr %slot
+  call void @Py_DecRef(ptr %object)
+  %in = add i64 %i, 1
+  br label %loop
+done:
+  ret void
 }
 
 ; Drops what a program still holds: n Python objects and m tensor handles (null where there is none any more).
@@ -719,9 +759,10 @@ FUNCTIONS: dict[str, str] = {
     "stepwell_from_blob": "i32 (ptr, i64, ptr, ptr, i32, ptr)",
     "stepwell_take": "i32 (ptr, i64, ptr, i64, ptr)",
     "stepwell_compare": "i64 (ptr, i64, i64, ptr, ptr)",
-    "stepwell_compare_table": "i64 (ptr, ptr, i64)",
+    "stepwell_compare_table": "i64 (ptr, ptr, i64, ptr)",
     "stepwell_call": "ptr (ptr, ptr, i64, i64, i64)",
     "stepwell_drop": "void (ptr, i64, ptr, i64)",
+    "stepwell_drop_arguments": "void (ptr, ptr, i64)",
 }
 """The functions that entries call, with their LLVM types."""
 

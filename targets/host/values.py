@@ -6,6 +6,8 @@ that a failure can drop it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from xdsl.ir import SSAValue
 
 from .entry import Entry
@@ -109,6 +111,15 @@ class Values:
             entry.call("aoti_torch_delete_tensor_object", value.handle)
             entry.forget_handle(value.handle_slot)
         self.clear(value)
+
+    def release_arguments(self, values: Sequence[Value]) -> None:
+        """Drop several arguments of the program at once."""
+        entry = self.entry
+        entry.take_lock()
+        table = entry.constant_words([v.argument for v in values if v.argument is not None])
+        entry.call("stepwell_drop_arguments", "%objects", table, str(len(values)))
+        for value in values:
+            self.clear(value)
 
     def clear(self, value: Value) -> None:
         """Forget a value whose parts have gone elsewhere."""
