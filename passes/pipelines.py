@@ -20,8 +20,8 @@ from .pipeline_text import Element, Option, Value, build_pass, parse_text
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": ("nd-canonicalize", "nd-sink-cat"),
-        "loop": ("nd-to-loop", "loop-fuse", "loop-schedule"),
-        "mem": ("loop-to-mem", "mem-plan"),
+        "loop": ("nd-to-loop", "loop-fuse"),
+        "mem": ("loop-to-mem", "mem-plan", "loop-schedule"),
         "cpu": ("mem-to-cpu",),
         "host": ("to-host",),
     },

@@ -20,6 +20,7 @@ from ...dialects.expr import Dim, Expr, as_expr, product
 from ...dialects.nd_types import is_float
 from ...passes.loop.nest_access import Loop, Node
 from . import reductions as red
+from .row_cache import has_effect
 from .state import State, scalar_type
 
 States = list[list[SSAValue]]
@@ -175,6 +176,8 @@ class LoopLowering:
     def lower_for(self, op: loop.ForOp) -> None:
         """loop.for."""
         s = self.s
+        if not has_effect(op):
+            return
         node = s.info.nodes[op]
         chosen = self.vector_loop(node)
         rest = [one for one in node.loops if chosen is None or one is not chosen[0]]

@@ -51,6 +51,11 @@ def op_cost(op: Operation) -> float:
     return 12.0 if op.name.startswith("math.") and not isinstance(op, _CHEAP_MATH) else 1.0
 
 
+def has_effect(op: Operation) -> bool:
+    """Whether a loop does something: a reduction gives results, other loops store."""
+    return isinstance(op, loop.ReduceOp) or any(isinstance(o, (loop.StoreOp, loop.BoundOp)) for o in loop.walk_bodies(op))
+
+
 class Row:
     """The scratch row of one value."""
 
@@ -83,7 +88,7 @@ class RowCache:
         groups: dict[tuple[object, ...], list[Node]] = {}
         for node in self.s.info.root.children:
             chosen = self.choice(node)
-            if chosen is None or node.children or isinstance(node.op, loop.ScanOp):
+            if chosen is None or node.children or isinstance(node.op, loop.ScanOp) or not has_effect(node.op):
                 continue
             sizes = tuple(one.size.value for one in node.loops)
             if any(size is None for size in sizes):
@@ -242,7 +247,7 @@ class RowCache:
             size = one.size.value or 0
             stride = stride * (-(-size // PAD) * PAD if one is chosen[0] else size)
         s.pointers[row.pointer] = row.pointer
-        return address(s, row.pointer, offset, row.dtype)
+        return address(s, row.pointer, s.unroll(offset), row.dtype)
 
     def store(self, value: SSAValue) -> None:
         """After `value` was computed: keep it, if somebody wants it."""
