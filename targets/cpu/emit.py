@@ -11,7 +11,7 @@ from typing import Any
 from xdsl.dialects.builtin import ModuleOp
 
 from ...dialects import cpu
-from . import emit_arith, emit_control, emit_division, emit_math, emit_memory, emit_vector
+from . import emit_arith, emit_control, emit_division, emit_math, emit_memory, emit_quotient, emit_vector
 from .emit_gemm import emit_gemm
 from .emit_text import EmitError, FunctionText, Handlers, ModuleText, type_of
 from .features import Target, target
@@ -19,6 +19,7 @@ from .features import Target, target
 HANDLERS: Handlers = {
     **emit_arith.HANDLERS,
     **emit_division.HANDLERS,
+    **emit_quotient.HANDLERS,
     **emit_math.HANDLERS,
     **emit_vector.HANDLERS,
     **emit_memory.HANDLERS,

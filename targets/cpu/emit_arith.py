@@ -100,6 +100,9 @@ def _float_binary(instruction: str) -> Handler:
     return emit
 
 
+emit_divf_plain = _float_binary("fdiv")
+
+
 def emit_negf(f: FunctionText, op: Operation) -> None:
     """A sign flip, also of NaN and zero."""
     result = op.results[0]
@@ -306,7 +309,6 @@ HANDLERS: dict[type[Operation], Handler] = {
     arith.AddfOp: _float_binary("fadd"),
     arith.SubfOp: _float_binary("fsub"),
     arith.MulfOp: _float_binary("fmul"),
-    arith.DivfOp: _float_binary("fdiv"),
     arith.NegfOp: emit_negf,
     # The sign of a zero result is not torch's to observe: nsz makes 3 instructions of 7.
     arith.MaximumfOp: _float_intrinsic("maximum", " nsz"),
@@ -343,12 +345,10 @@ HANDLERS: dict[type[Operation], Handler] = {
     arith.TruncIOp: _cast_handler("trunci"),
     arith.BitcastOp: _cast_handler("bitcast"),
     arith.IndexCastOp: _cast_handler("index_cast"),
-    vector.BroadcastOp: emit_splat,
     vector.FMAOp: emit_fma,
     vector.BitcastOp: _cast_handler("bitcast"),
     cpu.CmpIOp: emit_cpu_cmpi,
     cpu.CmpFOp: emit_cpu_cmpf,
     cpu.SelectOp: emit_select,
     cpu.CastOp: emit_cpu_cast,
-    cpu.SplatOp: emit_splat,
 }

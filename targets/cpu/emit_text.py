@@ -220,6 +220,8 @@ class FunctionText:
         self.lines: list[str] = []
         self.allocas: list[str] = []
         self.names: dict[SSAValue, str] = {}
+        self.reciprocals: dict[SSAValue, tuple[str, str, str]] = {}
+        """What emit_quotient.py has prepared for vectors that divide."""
         self.block = "entry"
         self.fma_flag = " contract" if module.contract else ""
         self._count = 0
