@@ -322,6 +322,13 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def _neutral(kind: str, dtype: torch.dtype) -> float | int:
+    """What the maximum or minimum of nothing is."""
+    if dtype.is_floating_point:
+        return -math.inf if kind == "max" else math.inf
+    return torch.iinfo(dtype).min if kind == "max" else torch.iinfo(dtype).max
+
+
 @_on(nd.ReduceOp)
 def _reduce(run: NdInterpreter, op: Any, x: torch.Tensor) -> torch.Tensor:
     dims, kind, dtype = list(prop(op, "dims")), prop(op, "kind"), _torch_dtype(op.result)
@@ -334,6 +341,8 @@ def _reduce(run: NdInterpreter, op: Any, x: torch.Tensor) -> torch.Tensor:
             result = result.prod(d, dtype=dtype if not result.is_floating_point() else None)
         return result.to(dtype)
     if kind in ("max", "min"):
+        if any(x.shape[d] == 0 for d in dims):
+            return torch.full(run.shape(op.result), _neutral(kind, dtype), dtype=dtype)
         return (x.amax(dims) if kind == "max" else x.amin(dims)).to(dtype)
     if kind in ("any", "all"):
         result = x

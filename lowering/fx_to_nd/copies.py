@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from xdsl.ir import SSAValue
 
 from .externs import operator_call
@@ -55,7 +56,7 @@ def _numbers(b: Importer, *args: Any) -> Any:
     from .scalars import SymScalar, python_call
 
     if isinstance(b.val, torch.SymBool):  # torch names the int behind a bool; the number must bind that
-        symbol = next(iter(b.node.meta.get("unbacked_bindings") or ()), None)
+        symbol = next((s for s in free_unbacked_symbols(b.val)), None)
         if symbol is None:
             return operator_call(b, b.node)
         (result,) = python_call(b, read_bool, [args[0]], ["int"], binds=symbol.name)

@@ -194,8 +194,6 @@ def regroup(b: Importer, val: Any, results: Sequence[SSAValue]) -> Any:
         result = next(source)
         if isinstance(item, torch.Tensor):
             return result
-        if isinstance(item, torch.SymInt) and not b.node.meta.get("unbacked_bindings"):
-            return b.size_of(item)
         return bind_number(b, item, result)
 
     return walk(val)
@@ -218,12 +216,12 @@ def bind_number(b: Importer, item: Any, result: SSAValue) -> Any:
 # ---- operators
 
 
-def operator_call(b: Importer, node: Node) -> Any:
+def operator_call(b: Importer, node: Node, chosen: bool = False) -> Any:
     """A library call of the node's operator, counted as chosen or as fallback."""
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return python_function(b, node)
-    fallback = is_fallback(target)
+    fallback = not chosen and is_fallback(target)
     if fallback:
         b.counts.fallback += 1
         b.counts.names["fallback"][target_name(target)] += 1
@@ -330,7 +328,7 @@ def _aliases(target: Any, places: dict[str, tuple[int, int]], val: Any, results:
 def bound_symbol(node: Node) -> str | None:
     """The size symbol that the node's number defines."""
     val = node.meta.get("val")
-    if not node.meta.get("unbacked_bindings") or not isinstance(val, torch.SymInt):
+    if not isinstance(val, torch.SymInt):
         return None
     expr = val.node.expr
     return expr.name if getattr(expr, "is_symbol", False) else None

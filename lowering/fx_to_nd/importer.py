@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, NameLoc, StringAttr, UnknownLoc
 from xdsl.ir import Attribute, Block, SSAValue
 
@@ -67,6 +68,10 @@ class Importer(Builder):
         self.updates: dict[Node, SSAValue] = {}
         self.counts = Counts()
         self.argument_symbols: set[str] = set()
+        self.known_unbacked: set[str] = set()
+        self.has_unbacked = any(
+            "unbacked_bindings" in n.meta or n.target is aten._local_scalar_dense.default for n in gm.graph.nodes
+        )
         self.bound_symbols: dict[str, SSAValue] = {}
         self.float_symbols: dict[str, SSAValue] = {}
         self.opaque_sizes: dict[Any, Expr] = {}
@@ -156,20 +161,29 @@ class Importer(Builder):
         target = node.target
         if target is operator.getitem:
             return self.env[node.args[0]][node.args[1]]  # pyright: ignore[reportArgumentType]
+        if self.has_unbacked and (new := self.unbound_symbols(node)):
+            value = self.call(node, target, val, defines=True)
+            self.known_unbacked |= new
+            return value
         if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            if not node.meta.get("unbacked_bindings"):
-                return sym_value(self, val)
-        elif isinstance(val, (bool, int, float)):
+            return sym_value(self, val)
+        if isinstance(val, (bool, int, float)):
             return val
         return self.call(node, target, val)
 
-    def call(self, node: Node, target: Any, val: Any) -> Any:
-        """The value of an operator call: by its rule, else by a library call."""
+    def unbound_symbols(self, node: Node) -> set[str]:
+        """Unbacked symbols in torch's value of a node that nothing before it defines: the node's call does."""
+        names = {s.name for s in free_unbacked_symbols(node.meta.get("val"))} - self.known_unbacked - self.argument_symbols
+        return {n for n in names if n not in self.float_symbols} if names else names
+
+    def call(self, node: Node, target: Any, val: Any, defines: bool = False) -> Any:
+        """The value of an operator call: by its rule, else by a library call. A call that defines the sizes of its result must be
+        made: rules only know sizes that are given."""
         if isinstance(target, torch._ops.HigherOrderOperator):
             return higher_order.call(self, node)
         rule = find_rule(target)
-        if rule is None or self._needs_library(node, val):
-            return externs.operator_call(self, node)
+        if rule is None or (defines and isinstance(val, torch.Tensor)) or self._needs_library(node, val):
+            return externs.operator_call(self, node, chosen=defines)
         args = [self.argument(a) for a in node.args]
         kwargs = {key: self.argument(a) for key, a in node.kwargs.items()} if node.kwargs else {}
         result = rule(self, *args, **kwargs)

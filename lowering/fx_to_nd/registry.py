@@ -40,9 +40,30 @@ def find_rule(target: Any) -> Rule | None:
     except KeyError:
         found = REGISTRY.get(target)
         if found is None and isinstance(target, torch._ops.OpOverload):
-            found = REGISTRY.get(target.overloadpacket)
+            found = REGISTRY.get(target.overloadpacket) or _in_place(target)
         _RESOLVED[target] = found
         return found
+
+
+def _in_place(target: torch._ops.OpOverload) -> Rule | None:
+    """The rule of `add_` from that of `add`: the value, given to the first argument."""
+    name = target._schema.name.split("::")[1]
+    written = [a.name for a in target._schema.arguments if a.is_write]
+    functional = packet(getattr(torch.ops, target.namespace), name[:-1]) if name.endswith("_") else None
+    if functional is None or written != [target._schema.arguments[0].name]:
+        return None
+    pure = find_rule(getattr(functional, target._overloadname or "default", functional)) or REGISTRY.get(functional)
+    if pure is None:
+        return None
+
+    def apply(b: Any, *args: Any, **kwargs: Any) -> Any:
+        value = pure(b, *args, **kwargs)
+        if value is not NotImplemented:
+            b.rebind(b.node.args[0], value)
+            value = b.env[b.node.args[0]]
+        return value
+
+    return apply
 
 
 def packet(namespace: Any, name: str) -> Any:

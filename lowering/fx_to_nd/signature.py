@@ -11,7 +11,7 @@ from torch.fx import Node
 from xdsl.dialects.builtin import DictionaryAttr, IndexType, IntegerAttr, StringAttr, f64, i1, i64
 from xdsl.ir import Attribute, SSAValue
 
-from ...dialects.expr import Expr, free_syms
+from ...dialects.expr import Expr, free_syms, strides_contiguous
 from ...dialects.expr_syntax import ExprAttr
 from ...dialects.nd_types import RangeAttr, TensorType
 from ..sympy_bridge import hints_of, ranges_of
@@ -147,10 +147,12 @@ class Results:
         if base is not node and val.layout == torch.strided and _overlaps(val):
             self._tensor(base, self.b.env[base])  # shown as the view that it is: the base becomes a result too
         alias, base_val = self._alias(base)
-        if alias and base_val.dtype != val.dtype:
+        if alias and (base_val.dtype != val.dtype or not self._offset_known(val)):
             alias = ""  # as another element type the offset of the base need not be whole
         if val.layout == torch.strided:
             own = self.b.sizes(val.stride() if strides is None or alias else strides)
+            if not alias and _overlaps(val):  # nothing to be a view of: memory of its own
+                own = strides_contiguous(self.b.sizes(val.shape))
             offset = 0
             if alias and base_val is not None:
                 offset = self.b.size_of(val.storage_offset()) - self.b.size_of(base_val.storage_offset())
@@ -174,6 +176,13 @@ class Results:
         if base in self._by_root:
             return f"result {self._by_root[base]}", base.meta["val"]
         return "", None
+
+    def _offset_known(self, val: torch.Tensor) -> bool:
+        """Whether the place of a view in its base can be computed from the symbols that the graph knows."""
+        if val.layout != torch.strided or isinstance(val.storage_offset(), int):
+            return True
+        known = self.b.argument_symbols | self.b.known_unbacked
+        return all(str(s) in known for s in free_syms(self.b.size_of(val.storage_offset())))
 
     def _append(self, value: SSAValue, attrs: dict[str, Attribute]) -> int:
         self.values.append(value)

@@ -32,7 +32,8 @@ def trace(fn: Callable[..., Any], inputs: tuple[Any, ...], dynamic: bool = False
         return tuple(pytree.tree_leaves(fn(*args)))
 
     mode = "symbolic" if dynamic else "fake"
-    return make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode=mode)(*inputs)
+    table = decomposition_table()
+    return make_fx(functionalize(flat), decomposition_table=table, tracing_mode=mode, _allow_non_fake_inputs=True)(*inputs)
 
 
 def imported(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, **options: Any) -> Imported:

@@ -1,0 +1,79 @@
+"""Indexing by tensors: gather, scatter, index, index_put, embedding."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+I = torch.tensor([2, 0, -1])
+J = torch.tensor([[1], [0]])
+
+INDEXED = {
+    "one": lambda x: x[I],
+    "second": lambda x: x[:, I],
+    "two": lambda x: x[I, torch.tensor([1, 1, 0])],
+    "broadcast": lambda x: x[J, I],
+    "apart": lambda x: x[J, :, I],
+    "last": lambda x: x[..., I],
+    "mixed": lambda x: x[1:, None, I, 0],
+    "int32": lambda x: x[I.int()],
+    "select": lambda x: torch.index_select(x, 1, torch.tensor([0, 2])),
+    "take": lambda x: torch.take(x, torch.tensor([0, 5, 3])),
+    "take along": lambda x: torch.take_along_dim(x, x.argsort(1), 1),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_index(check, name):
+    check(INDEXED[name], torch.randn(3, 4, 5))
+
+
+def test_index_of_symbolic_sizes(check):
+    check(lambda x, i: (x[i], x[:, i], x.index_select(0, i)), torch.randn(4, 5), torch.tensor([1, 0, 3]), dynamic=True)
+
+
+def test_gather_and_scatter(check):
+    index = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    x, source = torch.randn(3, 4), torch.randn(3, 4)
+
+    def both(x, source):
+        return (
+            x.gather(0, index), x.gather(1, index), x.scatter(0, index, source), x.scatter(0, index, 2.0), x.scatter_add(0, index, source),
+            x.scatter_reduce(0, index, source, "amax"), x.scatter_reduce(0, index, source, "prod", include_self=False),
+            x.scatter_reduce(0, index, source, "amin", include_self=False), x.scatter(0, index, source, reduce="add"),
+        )  # fmt: skip
+
+    check(both, x, source)
+    check(lambda x: (x.gather(0, torch.tensor([1, 0])), x.scatter_add(0, torch.tensor([0, 0, 1]), torch.ones(3))), torch.randn(3))
+
+
+def test_index_put(check):
+    def put(x, v):
+        a, b, c, d, e = x.clone(), x.clone(), x.clone(), x.clone(), x.clone()
+        a[I] = v[:3]
+        b[:, torch.tensor([0, 0])] = 3.0
+        c.index_put_((torch.tensor([0, 0, 1]),), v[:3], accumulate=True)
+        d[d > 0] = 0.0
+        e[torch.tensor([True, False, True])] = 1.0
+        f = x.index_add(0, torch.tensor([0, 2, 0]), v[:3], alpha=2)
+        g = x.index_copy(1, torch.tensor([3, 1]), v[:3, :2])
+        return a, b, c, d, e, f, g, x.index_fill(0, torch.tensor([1, -1]), 9.0)
+
+    check(put, torch.randn(3, 4), torch.randn(4, 4))
+
+
+def test_embedding(check):
+    ids = torch.tensor([[1, 2, 0], [0, 3, 3]])
+    check(lambda w: (F.embedding(ids, w), F.embedding(ids, w, padding_idx=0)), torch.randn(4, 5))
+
+    check(torch.func.grad(lambda w: F.embedding(ids, w, padding_idx=3).pow(2).sum()), torch.randn(4, 5))
+
+
+def test_masks_with_unknown_sizes_are_library_calls(check):
+    found = check(lambda x: x.masked_fill(x > 0, 0.0), torch.randn(5))
+    assert found.counts.extern == 0
+
+
+def test_out_of_range_is_an_error(imported, compare):
+    found = imported(lambda x, i: x[i], torch.randn(3), torch.tensor([1, 2]))
+    with pytest.raises(IndexError):
+        compare(lambda x, i: x, found, (torch.randn(3), torch.tensor([1, 3])))
