@@ -322,7 +322,7 @@ class _Lowering:
         type = old.type
         if not isinstance(type, mem.BufferType):
             self.numbers[old] = new
-            if op.binds is not None and not _is_float_or_bool(type):
+            if op.binds is not None and not _is_float_or_bool(type) and sym(op.binds.data) not in self.bound:
                 self._bind(sym(op.binds.data), "value", new)
             return
         if old.first_use is None:

@@ -13,6 +13,10 @@ from typing import Any
 from xdsl.dialects.builtin import (
     BFloat16Type,
     ComplexType,
+    Float8E4M3FNType,
+    Float8E4M3FNUZType,
+    Float8E5M2FNUZType,
+    Float8E5M2Type,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -27,7 +31,16 @@ SYMBOL = "stepwell_entry"
 OBJECTS = "stepwell_objects"
 ARENA = "stepwell_arena"
 
-_DTYPE_NAMES = {Float16Type: "float16", Float32Type: "float32", Float64Type: "float64", BFloat16Type: "bfloat16"}
+_DTYPE_NAMES = {
+    Float16Type: "float16",
+    Float32Type: "float32",
+    Float64Type: "float64",
+    BFloat16Type: "bfloat16",
+    Float8E4M3FNType: "float8_e4m3fn",
+    Float8E4M3FNUZType: "float8_e4m3fnuz",
+    Float8E5M2Type: "float8_e5m2",
+    Float8E5M2FNUZType: "float8_e5m2fnuz",
+}
 DTYPE_CODES = {
     "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7, "complex32": 8,
     "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15, "float8_e5m2": 23, "float8_e4m3fn": 24,
@@ -59,7 +72,8 @@ def dtype_code(element_type: Attribute) -> int:
 @dataclass(frozen=True)
 class Item:
     """One entry of the object table. `kind` says what `value` is: the name of a callback, the target of an operator,
-    the number of a constant or of a given object, a template value, the names of keyword arguments, or a kernel with
+    the number of a constant or of a given object, a template value, the names of keyword arguments,
+    how many leaves to take out of a result (flatten), or a kernel with
     its signature."""
 
     kind: str

@@ -9,6 +9,7 @@ through Python, where everything fits."""
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import Float64Type, i1
@@ -17,7 +18,7 @@ from ...dialects import host
 from ...dialects.call_args import Arg, Call, Enum, Obj
 from ...dialects.expr import Expr, as_expr
 from ...dialects.nd_types import is_float
-from .description import DTYPE_CODES, is_constant_leaf, resolve_operator
+from .description import DTYPE_CODES, is_constant_leaf
 from .shims import Parameter, shim_name, signature
 from .symbols import error_text_available, shim_address
 
@@ -66,6 +67,8 @@ class _Plan:
         self.arguments: list[tuple[str, Any]] = []
         self.types: list[str] = []
         self.results: list[str] = []
+        self.kept: list[int] = []
+        """Which results the program has a name for; the others are None or not wanted."""
         self.aliased: Any = None
 
 
@@ -122,13 +125,24 @@ def _plan_shim(op: host.ExternOp, call: Call) -> _Plan:
     returned = [r for r in schema.returns if r.alias_info is None or not r.alias_info.is_write]
     if returned and len(returned) != len(plan.results):
         raise _NoShim("other results than the schema says")
+    plan.kept = list(range(len(plan.results)))
     if op.results and not returned:
         # the operator returns what it wrote into: the first mutated argument
         written = next(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
         plan.aliased = named[written][1]
-    elif len(op.results) > len(plan.results):
-        raise _NoShim("fewer results than the program uses")
+    elif op.results and len(op.results) != len(plan.results):
+        plan.kept = _results_by_mask(named.values(), len(plan.results))
+        if len(plan.kept) != len(op.results):
+            raise _NoShim("which results are None is not known")
     return plan
+
+
+def _results_by_mask(values: Iterable[tuple[Any, Any]], results: int) -> list[int]:
+    """Which results are tensors, by the argument that says so (`output_mask` of the backward operators)."""
+    for _, value in values:
+        if isinstance(value, tuple) and len(value) == results and all(isinstance(v, bool) for v in value):
+            return [k for k, wanted in enumerate(value) if wanted]
+    return []
 
 
 def _plan_parameter(
@@ -265,12 +279,13 @@ def _emit_shim(emitter: _Emitter, op: host.ExternOp, plan: _Plan, number: int) -
     if plan.aliased is not None:
         emitter.values.alias(op.results[0], _shared(emitter, op.inputs[plan.aliased.index]))
         return
+    names = dict(zip(plan.kept, op.results, strict=False))
     for k, (type, slot) in enumerate(zip(plan.results, slots, strict=True)):
         if type == "int64_t*":
-            if k < len(op.results):
-                emitter.values.number(op.results[k], entry.load(slot, "i64"))
-        elif k < len(op.results):
-            emitter.values.own_handle(op.results[k], entry.load(slot))
+            if k in names:
+                emitter.values.number(names[k], entry.load(slot, "i64"))
+        elif k in names:
+            emitter.values.own_handle(names[k], entry.load(slot))
         else:
             entry.call("aoti_torch_delete_tensor_object", entry.load(slot))
 
@@ -322,26 +337,41 @@ def _size_register(emitter: _Emitter, op: host.ExternOp, value: Any) -> str:
 # ------------------------------------------------------------------------------------------------------
 
 
-def returns_many(target: str) -> bool:
-    """Whether the Python callable of an operator returns a list or tuple of results."""
-    found = resolve_operator(target)
+PYTHON_CALL = "py"
+"""The target of a call of a Python object of the module: `py(object(k), arguments...)`."""
+
+
+def result_form(target: str, results: int) -> str:
+    """How the Python callable of an operator gives `results` results: "none" are wanted, "one" object, a "sequence"
+    that has them in order, or a "tree", whose leaves they are with None left out."""
+    if results == 0:
+        return "none"
     try:
         schema = _schema(target)
     except _NoShim:
-        return target.startswith("higher_order") or not callable(found)
-    return len(schema.returns) > 1 or any("List[Tensor" in str(r.type) for r in schema.returns)
+        return "one" if target.startswith(("operator.", "math.")) else "tree"
+    types = [str(r.type) for r in schema.returns]
+    if len(types) == 1 and "List" not in types[0]:
+        return "one"
+    plain = len(types) == results and not any("Optional" in t or "List" in t for t in types)
+    return "sequence" if plain or (len(types) == 1 and types[0] == "List[Tensor]") else "tree"
 
 
 def _emit_python(emitter: _Emitter, op: host.ExternOp, call: Call) -> None:
     entry = emitter.entry
     entry.take_lock()
     temporaries: list[tuple[str, int]] = []
-    objects = [_python_argument(emitter, op, leaf, temporaries) for leaf in call.args]
+    leaves = call.args
+    if call.target == PYTHON_CALL:
+        function = _python_argument(emitter, op, leaves[0], temporaries)
+        leaves = leaves[1:]
+    else:
+        function = entry.item("operator", call.target)
+    objects = [_python_argument(emitter, op, leaf, temporaries) for leaf in leaves]
     objects += [_python_argument(emitter, op, leaf, temporaries) for _, leaf in call.kwargs]
     names = entry.item("names", tuple(k for k, _ in call.kwargs)) if call.kwargs else "null"
-    function = entry.item("operator", call.target)
     arguments = entry.scratch("ptr", objects) if objects else "null"
-    made = entry.call("PyObject_Vectorcall", function, arguments, str(len(call.args)), names)
+    made = entry.call("PyObject_Vectorcall", function, arguments, str(len(leaves)), names)
     for register, slot in temporaries:
         entry.call("Py_DecRef", register)
         entry.forget_object(slot)
@@ -351,12 +381,18 @@ def _emit_python(emitter: _Emitter, op: host.ExternOp, call: Call) -> None:
 
 def _python_results(emitter: _Emitter, op: host.ExternOp, made: str) -> None:
     entry = emitter.entry
-    if not op.results:
+    form = result_form(op.call.data.target, len(op.results))
+    if form == "none":
         entry.call("Py_DecRef", made)
         return
-    if len(op.results) == 1 and not returns_many(op.call.data.target):
+    if form == "one":
         _define(emitter, op.results[0], made)
         return
+    if form == "tree":
+        flatten = entry.item("flatten", len(op.results))
+        flat = entry.call("PyObject_Vectorcall", flatten, entry.scratch("ptr", [made]), "1", "null")
+        entry.call("Py_DecRef", made)
+        made = entry.require_object(flat)
     slot = entry.keep_object(made)
     for k, result in enumerate(op.results):
         if result.first_use is not None:

@@ -19,7 +19,7 @@ from ..cpu.emit_text import ERROR_SLOT
 from ..cpu.jit import Library, load_object
 from .description import ARENA, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
 from .messages import kernel_error, layout_error
-from .python_runtime import PythonRuntime, copy_strided, reinterpret
+from .python_runtime import PythonRuntime, copy_strided, flatten_results, reinterpret
 from .runtime import HostUnavailable, entry_symbols
 from .selftest import native_wanted
 from .symbols import missing
@@ -140,6 +140,8 @@ class _Items:
             return resolve_operator(item.value)
         if item.kind == "names":
             return item.value
+        if item.kind == "flatten":
+            return functools.partial(flatten_results, item.value)
         if item.kind == "value":
             return python_value(item.value)
         table, what = (self._constants, "constant") if item.kind == "constant" else (self._objects, "object")

@@ -16,6 +16,7 @@ from ...dialects import host
 from ...dialects.call_args import Arg, Obj
 from ...dialects.expr import Expr, as_expr, to_python
 from .description import Item, ItemTable, dtype_name, is_constant_leaf
+from .extern import PYTHON_CALL, result_form
 
 
 def python_source(program: host.ProgramOp) -> tuple[str, list[Item]]:
@@ -140,16 +141,24 @@ class _Writer:
 
     def extern(self, op: host.ExternOp) -> None:
         call = op.call.data
-        parts = [self.leaf(op.inputs, leaf) for leaf in call.args]
+        leaves = call.args
+        if call.target == PYTHON_CALL:
+            function, leaves = self.leaf(op.inputs, leaves[0]), leaves[1:]
+        else:
+            function = self.item("operator", call.target)
+        parts = [self.leaf(op.inputs, leaf) for leaf in leaves]
         parts += [f"{name}={self.leaf(op.inputs, leaf)}" for name, leaf in call.kwargs]
-        text = f"{self.item('operator', call.target)}({', '.join(parts)})"
-        if not op.results:
+        text = f"{function}({', '.join(parts)})"
+        form = result_form(call.target, len(op.results))
+        if form == "none":
             self.do(text)
-        elif len(op.results) == 1 and not _returns_many(call.target):
+        elif form == "one":
             self.do(f"{self.define(op.results[0])} = {text}")
         else:
             names = "".join(self.define(result) + ", " for result in op.results)
-            self.do(f"{names}*_ = {text}")
+            if form == "tree":
+                text = f"{self.item('flatten', len(op.results))}({text})"
+            self.do(f"{names}= {text}")
 
     def leaf(self, operands: Any, leaf: Any) -> str:
         if isinstance(leaf, Arg):
@@ -178,12 +187,6 @@ def _number_kind(type: Attribute) -> str:
     if isinstance(type, Float64Type):
         return "d"
     return "b" if isinstance(type, IntegerType) and type.width.data == 1 else "i"
-
-
-def _returns_many(target: str) -> bool:
-    from .extern import returns_many
-
-    return returns_many(target)
 
 
 _RULES: dict[type, Callable[[_Writer, Any], None]] = {

@@ -79,3 +79,20 @@ def reinterpret(value: Any, sizes: tuple[int, ...], strides: tuple[int, ...], dt
     wanted = getattr(torch, dtype) if dtype else value.dtype
     first = value.storage_offset() * value.dtype.itemsize // wanted.itemsize + offset
     return torch.empty(0, dtype=wanted, device=value.device).set_(value.untyped_storage(), first, sizes, strides)
+
+
+def flatten_results(count: int, value: Any) -> tuple[Any, ...]:
+    """The leaves of what an operator returned, without None; RuntimeError when there are not `count`."""
+    leaves: list[Any] = []
+
+    def walk(item: Any) -> None:
+        if isinstance(item, (tuple, list)):
+            for part in item:
+                walk(part)
+        elif item is not None:
+            leaves.append(item)
+
+    walk(value)
+    if len(leaves) != count:
+        raise RuntimeError(f"a library operator returned {len(leaves)} results, the program was compiled for {count}")
+    return tuple(leaves)

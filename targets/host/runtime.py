@@ -6,6 +6,7 @@ Tensors that outlive a program are freed by code of this module, so it is never 
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from functools import cache
 
@@ -33,7 +34,17 @@ def library() -> Library:
             offset = handle_offset()
             assert offset is not None
             _library = load_object(cached_object(runtime_text(offset))[0], symbols())
+            ctypes.c_int64.from_address(_library.address("stepwell_pool_limit")).value = _default_limit()
         return _library
+
+
+def _default_limit() -> int:
+    """An eighth of the machine's memory, and at most 4 GB."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 1 << 30
+    return min(4 << 30, memory // 8)
 
 
 @cache
