@@ -33,9 +33,10 @@ from __future__ import annotations
 
 import re
 
-from .gemm_block import BLOCK_TYPES, BlockPlan, block_functions
+from . import gemm_amx
+from .gemm_block import BLOCK_ARGS, BLOCK_TYPES, BlockPlan, block_functions
 from .gemm_ir import Function, Value
-from .gemm_spec import GemmSpec, host_isa, isa_for
+from .gemm_spec import GemmSpec, Shape, host_isa, isa_for
 
 __all__ = [
     "GEMM_ARGS",
@@ -69,13 +70,20 @@ NS_PER_THREAD = 4000
 
 def scratch_bytes(spec: GemmSpec, threads: int) -> int:
     """Bytes of scratch memory that a call with this many threads needs."""
-    return BlockPlan(spec).scratch_bytes * max(threads, 1)
+    return _plan(spec).scratch_bytes * max(threads, 1)
+
+
+def _plan(spec: GemmSpec) -> BlockPlan | gemm_amx.AmxPlan:
+    return gemm_amx.AmxPlan(spec) if Shape(spec).on_matrix_unit else BlockPlan(spec)
 
 
 def gemm_function(spec: GemmSpec) -> tuple[str, str]:
     """The symbol and the LLVM IR of the function that computes `spec`; see the head of this file for its signature."""
-    plan, symbol = BlockPlan(spec), spec.symbol
-    parts = block_functions(plan, symbol)
+    plan, symbol = _plan(spec), spec.symbol
+    if isinstance(plan, gemm_amx.AmxPlan):
+        parts = gemm_amx.block_functions(plan, symbol, BLOCK_ARGS)
+    else:
+        parts = block_functions(plan, symbol)
     parts += [_slot_function(plan, symbol), _thunk(symbol), _entry(plan, symbol)]
     return symbol, "\n".join(parts)
 
@@ -96,11 +104,11 @@ def gemm_with_scratch(spec: GemmSpec, name: str, linkage: str = "internal") -> s
     space = f.alloca(1, "ptr")
     f.store("ptr", "%block", space, 8)
     with f.choose(f.let("icmp eq ptr %block, null", "t")) as fresh:
-        _allocate(f, space, threads, BlockPlan(spec).scratch_bytes)
+        _allocate(f, space, threads, _plan(spec).scratch_bytes)
         fresh.otherwise()
         with f.when(f.cmp("slt", f.load("i64", "%block", 8), threads)):
             f.do("call void @free(ptr %block)")
-            _allocate(f, space, threads, BlockPlan(spec).scratch_bytes)
+            _allocate(f, space, threads, _plan(spec).scratch_bytes)
     block = f.load("ptr", space, 8)
     values = ", ".join(f"{ty} %{arg}" for ty, arg in args)
     f.do(f"call void @{symbol}({values}, ptr {f.at(block, 64)}, i64 {threads})")
@@ -116,7 +124,7 @@ def _allocate(f: Function, space: str, threads: Value, bytes_per_thread: int) ->
     f.store("ptr", block, space, 8)
 
 
-def _entry(plan: BlockPlan, symbol: str) -> str:
+def _entry(plan: BlockPlan | gemm_amx.AmxPlan, symbol: str) -> str:
     """The public function: how many threads, which grid of rectangles."""
     f = Function(symbol, GEMM_ARGS, linkage="", plain=True)
     shape = plan.shape
@@ -135,7 +143,7 @@ def _entry(plan: BlockPlan, symbol: str) -> str:
             batch_parts = f.min(wanted, "%batches")
             rest = f.div(wanted, batch_parts)
             column_parts = f.min(rest, f.ceil_div("%n", shape.width))
-            row_parts = f.min(f.div(rest, column_parts), f.ceil_div("%m", shape.isa.rows))
+            row_parts = f.min(f.div(rest, column_parts), f.ceil_div("%m", plan.row_grain))
             slots = f.mul(f.mul(batch_parts, row_parts), column_parts)
             values: list[Value] = [batch_parts, row_parts, column_parts, slots]
             for name, value in zip((*_PARTS, "slots"), values, strict=True):
@@ -162,7 +170,7 @@ def _thunk(symbol: str) -> str:
     return f.text()
 
 
-def _slot_function(plan: BlockPlan, symbol: str) -> str:
+def _slot_function(plan: BlockPlan | gemm_amx.AmxPlan, symbol: str) -> str:
     """One rectangle of the grid, for its part of the batch."""
     f = Function(f"{symbol}_slot", [("ptr", "context"), ("i64", "slot")], plain=True)
     spec, shape = plan.spec, plan.shape
@@ -178,7 +186,7 @@ def _slot_function(plan: BlockPlan, symbol: str) -> str:
         first = f.min(f.mul(index, each), size)
         return first, f.min(f.add(first, each), size)
 
-    m0, m1 = range_of(row, v["row_parts"], v["m"], shape.isa.rows)
+    m0, m1 = range_of(row, v["row_parts"], v["m"], plan.row_grain)
     n0, n1 = range_of(column, v["column_parts"], v["n"], shape.width)
     first = f.div(f.mul(part, v["batches"]), v["batch_parts"])
     last = f.div(f.mul(f.add(part, 1), v["batches"]), v["batch_parts"])
@@ -219,6 +227,7 @@ _RUNTIME = {
     "aligned_alloc": ("ptr", "i64, i64"),
     "free": ("void", "ptr"),
     "logf": ("float", "float"),
+    "syscall": ("i64", "i64, ..."),
 }
 _INTRINSIC = re.compile(r"call (?:reassoc )?(?P<result>[^@\n]+?) @(?P<name>llvm\.[\w.]+)\((?P<args>[^\n]*)\)")
 _CALLED = re.compile(r"@(\w+)\(")

@@ -61,6 +61,7 @@ class BlockPlan:
         self.spec = spec
         self.shape = shape = Shape(spec)
         isa = shape.isa
+        self.row_grain = isa.rows
         self.units_max = (UNITS_MAX_TRANSPOSED if spec.trans_a else UNITS_MAX) * 4 // shape.acc_bytes
         self.group = 8 * isa.rows
         self.direct = spec.c_type == spec.acc and not spec.tile

@@ -104,18 +104,19 @@ def pack_rows(shape: Shape, name: str, zeros: str, width: int) -> str:
     return f.text()
 
 
-def pack_b_columns(shape: Shape, name: str) -> str:
+def pack_b_columns(shape: Shape, name: str, width: int = 0) -> str:
     """`name(src, ld, k, n, dst)` for B stored [N, K]: squares are transposed in registers; columns beyond n repeat
     the last."""
     f = Function(name, [("ptr", "src"), ("i64", "ld"), ("i64", "k"), ("i64", "n"), ("ptr", "dst")])
     lanes, unit = shape.lanes, unit_type(shape)
     inner = min(lanes, 2 if unit == "double" else 4)
-    row_bytes = shape.width * shape.packed_bytes
+    width = width or shape.width
+    row_bytes = width * shape.packed_bytes
     units = f.div("%k", shape.k_unit)
     whole = f.mul(f.div(units, lanes), lanes)
     unit_bytes = shape.element * shape.k_unit
     last = f.sub("%n", 1)
-    with f.loop(0, shape.width, lanes) as group:
+    with f.loop(0, width, lanes) as group:
         with f.loop(0, whole, lanes) as step:
             source = f.at("%src", f.mul(step.i, unit_bytes))
             place = f.at("%dst", f.mul(step.i, row_bytes))

@@ -3,7 +3,11 @@ tile."""
 
 from __future__ import annotations
 
+import ctypes
+import platform
+import sys
 from dataclasses import dataclass
+from functools import cache
 
 from .features import Target, target
 
@@ -28,6 +32,8 @@ class Isa:
     """Masked loads of 16-bit elements are one instruction."""
     bf16_dot: bool = False
     """vdpbf16ps: pairs of bfloat multiplied and added to a float."""
+    amx: bool = False
+    """Products of bfloat run on the matrix unit; everything else as on avx512."""
     f16_convert: bool = True
     """half to float in hardware."""
     cache_block: int = 384 * 1024
@@ -38,26 +44,41 @@ ISAS = {
     isa.name: isa
     for isa in (
         Isa("avx512_bf16", 64, 6, 4, masks=True, masks16=True, bf16_dot=True),
+        Isa("amx", 64, 6, 4, masks=True, masks16=True, amx=True),
         Isa("avx512", 64, 6, 4, masks=True, masks16=True),
         Isa("avx2", 32, 6, 2, masks=True, cache_block=192 * 1024),
         Isa("neon", 16, 6, 4, masks=False, cache_block=192 * 1024),
         Isa("generic", 16, 4, 2, masks=False, f16_convert=False, cache_block=128 * 1024),
     )
 }
-"""By name. `avx512` asks for F, BW, DQ and VL; `avx2` for AVX2, FMA and F16C; `generic` runs on every 64-bit target."""
+"""By name. `amx` asks for AMX-TILE, AMX-BF16 and all of avx512; `avx512` for F, BW, DQ and VL; `avx2` for AVX2, FMA
+and F16C; `generic` runs on every 64-bit target."""
 
 
 def isa_for(wanted: Target) -> Isa:
     """The best instruction set that a compilation target has.
 
     vdpbf16ps is used on processors without AMX only: where both exist (Intel), it runs at half the speed of floats.
+    AMX needs the system's permission, which the generated code asks for; where it would be refused, it is not chosen.
     """
     if wanted.has("neon"):
         return ISAS["neon"]
     if wanted.has("avx512"):
-        dot = wanted.has("avx512bf16") and "+amx-bf16" not in wanted.features
-        return ISAS["avx512_bf16" if dot else "avx512"]
+        if "+amx-bf16" in wanted.features:
+            return ISAS["amx" if _amx_permitted() else "avx512"]
+        return ISAS["avx512_bf16" if wanted.has("avx512bf16") else "avx512"]
     return ISAS["avx2" if all(map(wanted.has, ("avx2", "fma", "f16c"))) else "generic"]
+
+
+AMX_PERMISSION = (158, 0x1023, 18)
+"""arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) on x86-64 Linux."""
+
+
+@cache
+def _amx_permitted() -> bool:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return ctypes.CDLL(None).syscall(*AMX_PERMISSION) == 0
 
 
 def host_isa() -> Isa:
@@ -155,7 +176,12 @@ class Shape:
     @property
     def pairs(self) -> bool:
         """Two neighbours along K are one 32-bit unit for the multiplier."""
-        return self.spec.dtype == "bf16" and self.isa.bf16_dot
+        return self.spec.dtype == "bf16" and (self.isa.bf16_dot or self.on_matrix_unit)
+
+    @property
+    def on_matrix_unit(self) -> bool:
+        """AMX computes the product; it keeps sums in scratch memory, so C += is for the vector units."""
+        return self.spec.dtype == "bf16" and self.isa.amx and not self.spec.accumulate
 
     @property
     def k_unit(self) -> int:

@@ -303,7 +303,7 @@ def test_bf16_results_round_like_torch():
     "fields, message",
     [
         ({"dtype": "i8"}, "gemm: dtype is 'i8', expected one of f32, bf16, f16, f64"),
-        ({"isa": "mmx"}, "gemm: isa is 'mmx', expected one of avx512_bf16, avx512, avx2, neon, generic"),
+        ({"isa": "mmx"}, "gemm: isa is 'mmx', expected one of avx512_bf16, amx, avx512, avx2, neon, generic"),
         ({"dtype": "f32", "out": "f64"}, "gemm: A and B of f32 cannot give C of f64"),
         ({"dtype": "bf16", "accumulate": True}, "gemm: accumulate needs C of f32, written by the kernel itself"),
     ],
