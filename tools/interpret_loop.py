@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
@@ -36,7 +36,7 @@ class LoopInterpreter(NdInterpreter):
         self.func = func
         self.order = order
         self.arena: torch.Tensor | None = None
-        self.starts: dict[SSAValue, int] = {}
+        self.starts: dict[SSAValue, Any] = {}
         """Where the storage of a buffer begins, in elements of the torch tensor's storage."""
 
     def run(self, op: Operation) -> None:
@@ -241,7 +241,7 @@ def _results(run: LoopInterpreter, func: FuncOp, op: ReturnOp, given: Sequence[A
     for k, attr in enumerate(attrs):
         layout, alias = attr.data.get("nd.layout"), attr.data.get("nd.alias")  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(layout, LayoutAttr) and isinstance(results[k], torch.Tensor):
-            results[k] = _as_seen(run, results, given, k, layout, alias.data if alias is not None else None)
+            results[k] = _as_seen(run, results, given, k, layout, alias.data if isinstance(alias, StringAttr) else None)
     return results
 
 

@@ -40,7 +40,7 @@ class Memory:
         self.decode, self.encode = _codec(tensor.dtype)
 
     def place(self, index: tuple[int, ...]) -> int:
-        at = self.start
+        at: Any = self.start
         for i, n, s in zip(index, self.shape, self.strides, strict=True):
             if not 0 <= i < n:
                 raise StepwellError(
@@ -159,7 +159,6 @@ class NestRunner:
         self.lines: list[str] = []
         self.names: dict[SSAValue, str] = {}
         self.space: dict[str, Any] = {
-            "np": np, "math": math, "order": order, "bounded": bounded, "random_number": random_number,
             "np": np, "math": math, "order": order, "bounded": bounded, "random_number": random_number,
             "reduction": interpret_reductions.reduction, "scan": interpret_reductions.scan,
             "typed": interpret_reductions.typed,

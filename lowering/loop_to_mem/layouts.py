@@ -122,7 +122,7 @@ class Layouts:
         self.live = live
         self.demands: dict[SSAValue, tuple[int, Strides]] = {}
         self.goals: dict[SSAValue, Goal] = {}
-        self.arguments = {a: k for k, a in enumerate(func.body.block.args)}
+        self.arguments: dict[SSAValue, int] = {a: k for k, a in enumerate(func.body.block.args)}
         arg_attrs = func.arg_attrs.data if func.arg_attrs is not None else ()
         self.argument_strides: list[Strides | None] = [layout_of(a.data.get("nd.layout")) for a in arg_attrs]  # pyright: ignore[reportAttributeAccessIssue]
         self.argument_strides += [None] * (len(self.arguments) - len(self.argument_strides))

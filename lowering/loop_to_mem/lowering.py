@@ -370,6 +370,7 @@ class _OutChoice:
                 continue
             storage = low.storage[buffer]
             fits = storage.exclusive and storage not in self.taken and low.is_dead(storage)
+            fits = fits and storage.root.type.numel is wanted.numel  # pyright: ignore[reportAttributeAccessIssue]
             if (
                 fits
                 and self._may_store(storage, wanted)

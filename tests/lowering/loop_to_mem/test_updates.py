@@ -1,0 +1,162 @@
+"""loop-to-mem: in-place updates of arguments, when they need no copy and when they do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def negated(access: str = "%i, %j", strides: str = "[6, 1]", before: str = "", after: str = "", extra: str = "") -> str:
+    """x[i, j] = x[access] * 2 for a 4 x 6 argument with `strides`."""
+    return f"""
+func.func @forward(%x: !nd.tensor<4 x 6 x f32> {{nd.layout = #nd.layout<{strides}, 0>}}){extra} {{
+  {before}
+  %e = loop.empty : !nd.tensor<4 x 6 x f32>
+  %a = loop.nest (%i = 4, %j = 6) outs(%o = %e : !nd.tensor<4 x 6 x f32>) {{
+    %v = loop.load %x[{access}] : !nd.tensor<4 x 6 x f32> -> f32
+    %w = arith.addf %v, %v : f32
+    loop.store %w, %o[%i, %j] : f32, !nd.tensor<4 x 6 x f32>
+  }}
+  nd.update %x, %a : (!nd.tensor<4 x 6 x f32>, !nd.tensor<4 x 6 x f32>) -> ()
+  {after or "func.return"}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("strides", "make"),
+    [
+        ("[6, 1]", lambda x: x),
+        ("[1, 4]", lambda x: x.reshape(6, 4).t()),
+        ("[12, 1]", lambda x: torch.cat([x, x], 1)[:, 3:9]),
+        ("[6, 1]", lambda x: torch.cat([x, x])[2:6]),
+    ],
+    ids=["contiguous", "transposed", "sliced columns", "sliced rows"],
+)
+def test_pointwise_updates_are_in_place(level, seeded, strides, make):
+    text = negated(strides=strides)
+    x = make(seeded(4, 6))
+    module = level.check(text, [x])
+    assert len(level.nests(module)) == 1 and level.allocs(module, "arena") == 0
+
+
+@pytest.mark.parametrize("access", ["-%i + 3, %j", "%i, 0", "%i, (%j + 1) mod 6", "0, %j"])
+def test_updates_from_other_elements_go_through_memory_of_their_own(level, seeded, access):
+    module = level.check(negated(access), [seeded(4, 6)])
+    assert level.copies(module) == 1 and level.allocs(module, "arena") == 1
+
+
+def test_a_later_read_of_the_old_value_forbids_an_update_in_place(level, seeded):
+    after = """%e2 = loop.empty : !nd.tensor<4 x 6 x f32>
+  %b = loop.nest (%i = 4, %j = 6) outs(%o = %e2 : !nd.tensor<4 x 6 x f32>) {
+    %v = loop.load %x[%i, %j] : !nd.tensor<4 x 6 x f32> -> f32
+    %w = math.exp %v : f32
+    loop.store %w, %o[%i, %j] : f32, !nd.tensor<4 x 6 x f32>
+  }
+  func.return %b : !nd.tensor<4 x 6 x f32>"""
+    x = seeded(4, 6)
+    text = negated(after=after, extra=" -> !nd.tensor<4 x 6 x f32>")
+    module = level.check(text, [x], want=[x.exp()])
+    assert level.copies(module) == 0 and level.allocs(module, "arena") == 0  # the reader moves in front
+
+
+def test_an_updated_argument_as_result(level, seeded):
+    extra = ' -> (!nd.tensor<4 x 6 x f32> {nd.layout = #nd.layout<[6, 1], 0>, nd.alias = "arg 0"})'
+    x = seeded(4, 6)
+    module = level.check(negated(after="func.return %a : !nd.tensor<4 x 6 x f32>", extra=extra), [x])
+    assert len(level.nests(module)) == 1 and level.returned(module)[0] is level.ops(module)[0].parent.args[0]
+
+
+def test_a_fresh_result_with_the_value_of_an_update(level, seeded):
+    extra = " -> !nd.tensor<4 x 6 x f32>"
+    x = seeded(4, 6)
+    module = level.check(negated(after="func.return %a : !nd.tensor<4 x 6 x f32>", extra=extra), [x])
+    assert level.allocs(module, "output") == 1 and level.copies(module) == 1
+
+
+@pytest.mark.parametrize(
+    ("view", "expected_copies"),
+    [
+        ("(d0, d1) -> (d0, d1)", 0),
+        ("(d0, d1) -> (-d0 + 3, d1)", 2),
+        ("(d0, d1) -> (d1, d0)", 2),
+        ("(d0, d1) -> (0, d1)", 2),
+    ],
+)
+def test_an_argument_updated_with_a_view_of_itself(level, seeded, view, expected_copies):
+    text = f"""
+func.func @forward(%x: !nd.tensor<4 x 4 x f32> {{nd.layout = #nd.layout<[4, 1], 0>}}) {{
+  %v = nd.view %x {{map = #nd.map<{view}>}} : (!nd.tensor<4 x 4 x f32>) -> !nd.tensor<4 x 4 x f32>
+  nd.update %x, %v : (!nd.tensor<4 x 4 x f32>, !nd.tensor<4 x 4 x f32>) -> ()
+  func.return
+}}
+"""
+    module = level.check(text, [seeded(4, 4)])
+    assert level.copies(module) == expected_copies
+
+
+def test_arguments_that_swap_their_values(level, seeded):
+    text = """
+func.func @forward(%x: !nd.tensor<4 x f32>, %y: !nd.tensor<4 x f32>) -> !nd.tensor<4 x f32> {
+  nd.update %x, %y : (!nd.tensor<4 x f32>, !nd.tensor<4 x f32>) -> ()
+  nd.update %y, %x : (!nd.tensor<4 x f32>, !nd.tensor<4 x f32>) -> ()
+  func.return %x : !nd.tensor<4 x f32>
+}
+"""
+    x, y = seeded(4), seeded(4) + 1
+    level.check(text, [x, y], want=[x])
+
+
+def test_the_last_of_two_updates_wins(level, seeded):
+    text = negated(before="").replace(
+        "func.return",
+        """%z = nd.view %x {map = #nd.map<(d0, d1) -> (d0, -d1 + 5)>} : (!nd.tensor<4 x 6 x f32>) -> !nd.tensor<4 x 6 x f32>
+  nd.update %x, %z : (!nd.tensor<4 x 6 x f32>, !nd.tensor<4 x 6 x f32>) -> ()
+  func.return""",
+    )
+    level.check(text, [seeded(4, 6)])
+
+
+SCATTER = """
+func.func @forward(%x: !nd.tensor<8 x f32>, %k: !nd.tensor<3 x i64>, %v: !nd.tensor<3 x f32>)RESULTS {
+  %a = loop.nest () outs(%o = %x : !nd.tensor<8 x f32>) {
+    loop.for (%i = 3) {
+      %n = loop.load %k[%i] : !nd.tensor<3 x i64> -> i64
+      %j = loop.bound %n, 8 "index_put" wrap : i64
+      %w = loop.load SOURCE : f32
+      loop.store %w, %o[%j] : f32, !nd.tensor<8 x f32>
+    } attributes {sequential}
+  }
+  nd.update %x, %a : (!nd.tensor<8 x f32>, !nd.tensor<8 x f32>) -> ()
+  RETURN
+}
+"""
+
+
+def test_a_scatter_into_an_updated_argument_is_in_place(level, seeded):
+    text = SCATTER.replace("RESULTS", "").replace("RETURN", "func.return")
+    text = text.replace("loop.load SOURCE : f32", "loop.load %v[%i] : !nd.tensor<3 x f32> -> f32")
+    inputs = [seeded(8), torch.tensor([1, -1, 1]), seeded(3)]
+    module = level.check(text, inputs)
+    assert level.copies(module) == 0 and level.allocs(module, "arena") == 0
+    with pytest.raises(IndexError, match="index_put: index 8 is out of bounds for a dimension of size 8"):
+        level.check(text, [seeded(8), torch.tensor([1, 8, 1]), seeded(3)])
+
+
+def test_a_scatter_of_what_it_overwrites_is_copied(level, seeded):
+    """x[k] = x[0:3]: the values are those before the assignment."""
+    text = SCATTER.replace("RESULTS", "").replace("RETURN", "func.return")
+    text = text.replace("loop.load SOURCE : f32", "loop.load %x[%i] : !nd.tensor<8 x f32> -> f32")
+    x = seeded(8)
+    module = level.check(text, [x, torch.tensor([2, 1, 0]), seeded(3)])
+    assert level.copies(module) == 2
+
+
+def test_a_scatter_into_an_argument_that_stays(level, seeded):
+    text = SCATTER.replace("RESULTS", " -> !nd.tensor<8 x f32>").replace(
+        "RETURN", "func.return %a : !nd.tensor<8 x f32>"
+    )
+    text = text.replace("loop.load SOURCE : f32", "loop.load %v[%i] : !nd.tensor<3 x f32> -> f32")
+    text = "\n".join(line for line in text.split("\n") if "nd.update" not in line)
+    module = level.check(text, [seeded(8), torch.tensor([2, 1, 0]), seeded(3)])
+    assert level.copies(module) == 1 and level.allocs(module, "output") == 1
