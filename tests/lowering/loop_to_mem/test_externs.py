@@ -67,8 +67,8 @@ def test_views_reach_calls_as_views(level, seeded):
         f"""{PRODUCER}
   %t = nd.view %a {{map = #nd.map<(d0, d1) -> (d1, d0)>}} : ({T}) -> {t}
   %f = nd.view %x {{map = #nd.map<(d0, d1) -> (-d0 + 3, d1)>}} : {T}
-  %r = nd.extern %t, %f {{call = #nd.call<"aten.mm.default", [arg(0), arg(1)]>, result_layouts = [#nd.layout<[6, 1], 0>]}}
-    : ({t}, {T}) -> !nd.tensor<6 x 6 x f32>
+  %r = nd.extern %t, %f {{call = #nd.call<"aten.mm.default", [arg(0), arg(1)]>,
+    result_layouts = [#nd.layout<[6, 1], 0>]}} : ({t}, {T}) -> !nd.tensor<6 x 6 x f32>
   func.return %r : !nd.tensor<6 x 6 x f32>""",
         results=" -> !nd.tensor<6 x 6 x f32>",
     )

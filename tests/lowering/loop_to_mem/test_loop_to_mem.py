@@ -289,7 +289,8 @@ func.func @forward(%x: !nd.tensor<4 x 4 x f32>, %w: !nd.tensor<4 x 4 x f32>) -> 
   %e1 = loop.empty : !nd.tensor<4 x 4 x f32>
   %m = loop.contract (%i = 4, %j = 4) reduce (4)
       %a at #nd.map<(d0, d1, d2) -> (d0, d2)> : !nd.tensor<4 x 4 x f32>
-      * %w at #nd.map<(d0, d1, d2) -> (d2, d1)> : !nd.tensor<4 x 4 x f32> into %acc : f32 outs(%o = %e1 : !nd.tensor<4 x 4 x f32>) {
+      * %w at #nd.map<(d0, d1, d2) -> (d2, d1)> : !nd.tensor<4 x 4 x f32>
+      into %acc : f32 outs(%o = %e1 : !nd.tensor<4 x 4 x f32>) {
     %v = loop.load %a[%i, %j] : !nd.tensor<4 x 4 x f32> -> f32
     %r = arith.addf %acc, %v : f32
     loop.store %r, %o[%i, %j] : f32, !nd.tensor<4 x 4 x f32>

@@ -110,7 +110,8 @@ func.func @forward(%x: !nd.tensor<4 x f32>, %y: !nd.tensor<4 x f32>) -> !nd.tens
 def test_the_last_of_two_updates_wins(level, seeded):
     text = negated(before="").replace(
         "func.return",
-        """%z = nd.view %x {map = #nd.map<(d0, d1) -> (d0, -d1 + 5)>} : (!nd.tensor<4 x 6 x f32>) -> !nd.tensor<4 x 6 x f32>
+        """%z = nd.view %x {map = #nd.map<(d0, d1) -> (d0, -d1 + 5)>}
+    : (!nd.tensor<4 x 6 x f32>) -> !nd.tensor<4 x 6 x f32>
   nd.update %x, %z : (!nd.tensor<4 x 6 x f32>, !nd.tensor<4 x 6 x f32>) -> ()
   func.return""",
     )
