@@ -172,9 +172,15 @@ class Importer(Builder):
         return self.call(node, target, val)
 
     def unbound_symbols(self, node: Node) -> set[str]:
-        """Unbacked symbols in torch's value of a node that nothing before it defines: the node's call does."""
-        names = {s.name for s in free_unbacked_symbols(node.meta.get("val"))} - self.known_unbacked - self.argument_symbols
-        return {n for n in names if n not in self.float_symbols} if names else names
+        """Unbacked symbols in the sizes, strides and numbers of a node that nothing before it defines: the node's call does."""
+        seen: list[Any] = []
+        for item in externs.flat(node.meta.get("val")):
+            if isinstance(item, torch.Tensor) and item.layout == torch.strided:
+                seen += [*item.shape, *item.stride()]
+            elif isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                seen.append(item)
+        names = {s.name for item in seen if not isinstance(item, int) for s in free_unbacked_symbols(item)}
+        return names - self.known_unbacked - self.argument_symbols - self.float_symbols.keys()
 
     def call(self, node: Node, target: Any, val: Any, defines: bool = False) -> Any:
         """The value of an operator call: by its rule, else by a library call. A call that defines the sizes of its result must be

@@ -104,3 +104,46 @@ def compare_fixture() -> Callable[..., None]:
 @pytest.fixture(name="text_of")
 def text_fixture() -> Callable[..., str]:
     return text_of
+
+
+class Compiled:
+    """fn through Dynamo and AOTAutograd, its graphs run by the interpreter of nd; `graphs` are the imports."""
+
+    def __init__(self, fn: Callable[..., Any], **options: Any):
+        from torch._dynamo.backends.common import aot_autograd
+
+        torch._dynamo.reset()
+        self.graphs: list[Imported] = []
+        self.import_options = {k: options.pop(k) for k in ("fallback_random",) if k in options}
+        backend = aot_autograd(
+            fw_compiler=self._compile,
+            bw_compiler=self._compile,
+            decompositions=decomposition_table(),
+            keep_inference_input_mutations=True,
+        )
+        self.fn = torch.compile(fn, backend=backend, **options)
+
+    def _compile(self, gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        found = import_graph(gm, example_inputs, **self.import_options)
+        found.module.verify()
+        self.graphs.append(found)
+
+        def run(args: list[Any]) -> list[Any]:
+            own = list(args)
+            args.clear()
+            return run_imported(found, own)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def __call__(self, *args: Any) -> Any:
+        return self.fn(*args)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(text_of(g.module) for g in self.graphs)
+
+
+@pytest.fixture(name="compiled")
+def compiled_fixture() -> type[Compiled]:
+    return Compiled
