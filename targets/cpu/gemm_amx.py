@@ -228,7 +228,10 @@ class _Block:
         self.row_begin, self.row_end, self.column_begin, self.column_end = "%m0", "%m1", "%n0", "%n1"
         self.swapped, self.not_swapped = "false", "true"
         if self.can_swap:
-            s = self.swapped = f.cmp("sle", f.sub("%m1", "%m0"), SWAP_ROWS_MAX)
+            # Packing A and transposing C against packing B.
+            m, n = f.sub("%m1", "%m0"), f.sub("%n1", "%n0")
+            cheaper = f.cmp("slt", f.mul(m, f.add("%depth", f.mul(n, 2))), f.mul(n, "%depth"))
+            s = self.swapped = f.both(f.cmp("sle", m, SWAP_ROWS_MAX), cheaper)
             self.not_swapped = f.let(f"xor i1 {s}, true", "t")
             self.left_matrix, self.right_matrix = (str(f.pick(s, *x, "ptr")) for x in (("%b", "%a"), ("%a", "%b")))
             self.left_ld, self.right_ld = f.pick(s, ldb, lda), f.pick(s, lda, ldb)
