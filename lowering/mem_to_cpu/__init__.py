@@ -1,7 +1,8 @@
-"""mem -> cpu: every loop nest on buffers becomes a kernel of explicit vector code, and a launch of it; equal nests share one.
+"""mem -> cpu: every loop nest on buffers becomes a kernel of explicit vector code, and a launch of it; equal nests
+share one.
 
-    kernel.py      arguments, threads, the nest's own loops        loops.py       inner loops, segments, accumulators carried
-    state.py       values, index expressions, masks, lanes         reductions.py  what each reduction kind does
+    kernel.py      arguments, threads, the nest's own loops        loops.py       inner loops, segments, accumulators
+    carried state.py       values, index expressions, masks, lanes         reductions.py  what each reduction kind does
     body.py        body ops by table                               scans.py       running reductions
     memory.py      loads, stores, gathers                          tiles.py       transposes in registers
     builder.py     blocks, hoisting, constants                     outline.py     equal nests

@@ -1,4 +1,5 @@
-"""Body ops, one by one: `arith`, `math` and `loop` scalars as scalars or vectors, by a table from op class to function."""
+"""Body ops, one by one: `arith`, `math` and `loop` scalars as scalars or vectors, by a table from op class to
+function."""
 
 from __future__ import annotations
 
@@ -19,7 +20,24 @@ from .state import State, scalar_type
 Rule = Callable[[State, Operation], None]
 
 CMPI = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
-CMPF = ("false", "oeq", "ogt", "oge", "olt", "ole", "one", "ord", "ueq", "ugt", "uge", "ult", "ule", "une", "uno", "true")
+CMPF = (
+    "false",
+    "oeq",
+    "ogt",
+    "oge",
+    "olt",
+    "ole",
+    "one",
+    "ord",
+    "ueq",
+    "ugt",
+    "uge",
+    "ult",
+    "ule",
+    "une",
+    "uno",
+    "true",
+)
 
 
 class UnsupportedBody(Exception):
@@ -38,9 +56,9 @@ def elementwise(s: State, op: Operation) -> None:
 
 
 def divide(s: State, op: Operation) -> None:
-    """arith.divf. By a divisor that the innermost loop does not change: a product with the reciprocal, corrected to the rounding of the
-    quotient (P. Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990); where the correction is
-    not a number (zero, infinity), the product is right as it is."""
+    """arith.divf. By a divisor that the innermost loop does not change: a product with the reciprocal, corrected to
+    the rounding of the quotient (P. Markstein, "Computation of elementary functions on the IBM RISC System/6000
+    processor", 1990); where the correction is not a number (zero, infinity), the product is right as it is."""
     b = s.b
     x, y = s.get(op.operands[0]), s.get(op.operands[1])
     here = len(b.levels) - 1
@@ -70,7 +88,12 @@ def _tiny_constant(value: SSAValue) -> bool:
 def extend(s: State, op: Operation) -> None:
     """arith.extf; of a value just rounded to bf16 without packing it."""
     source = op.operands[0].owner
-    if not (isinstance(source, arith.TruncFOp) and source.result.type == bf16 and source.input.type == f32 and op.results[0].type == f32):
+    if not (
+        isinstance(source, arith.TruncFOp)
+        and source.result.type == bf16
+        and source.input.type == f32
+        and op.results[0].type == f32
+    ):
         cast("extf")(s, op)
         return
     b = s.b
@@ -92,7 +115,11 @@ def extend(s: State, op: Operation) -> None:
 def round_later(s: State, op: Operation) -> None:
     """arith.truncf; to bf16 only where somebody else than an arith.extf wants it."""
     result = op.results[0]
-    if result.type == bf16 and op.operands[0].type == f32 and all(isinstance(u.operation, arith.ExtFOp) for u in result.uses):
+    if (
+        result.type == bf16
+        and op.operands[0].type == f32
+        and all(isinstance(u.operation, arith.ExtFOp) for u in result.uses)
+    ):
         return
     cast("truncf")(s, op)
 
@@ -265,7 +292,8 @@ def named_math(s: State, op: Operation) -> None:
 
 
 def random(s: State, op: Operation) -> None:
-    """loop.random: number k of the stream is word k mod 4 of block k div 4; randn takes a pair of words by Box and Muller's method."""
+    """loop.random: number k of the stream is word k mod 4 of block k div 4; randn takes a pair of words by Box and
+    Muller's method."""
     assert isinstance(op, loop.RandomOp)
     seed = s.get(op.seed)
     k, words = _words(s, op, seed)

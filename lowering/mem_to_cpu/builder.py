@@ -1,9 +1,10 @@
-"""Building a kernel from the inside out: nested blocks, where pure ops float to the outermost block that has their operands.
+"""Building a kernel from the inside out: nested blocks, where pure ops float to the outermost block that has their
+operands.
 
-LLVM runs no middle end for us, so what does not depend on a loop must already stand before it, once. `Builder` keeps the open
-blocks as a stack of levels and the level at which each value is known; a pure op is put at the deepest level of its operands (and
-is made only once there). Loops and branches are appended to their block when they are complete, so that whatever floated out of
-them stands before them.
+LLVM runs no middle end for us, so what does not depend on a loop must already stand before it, once. `Builder` keeps
+the open blocks as a stack of levels and the level at which each value is known; a pure op is put at the deepest level
+of its operands (and is made only once there). Loops and branches are appended to their block when they are complete,
+so that whatever floated out of them stands before them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ...dialects.cpu_types import vec
 
 _NO_PROPERTIES: dict[str, Attribute] = {}
 _INTS: dict[tuple[int, Attribute], dict[str, Attribute]] = {}
-_NO_OVERFLOW = {"overflowFlags": arith.IntegerOverflowAttr("none")}
+_NO_OVERFLOW: dict[str, Attribute] = {"overflowFlags": arith.IntegerOverflowAttr("none")}
 
 
 def int_property(value: int, dtype: Attribute) -> dict[str, Attribute]:
@@ -138,9 +139,7 @@ class Builder:
 
     def cmpi(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
         """A comparison of scalars or vectors."""
-        return self.pure(
-            cpu.CmpIOp, (a, b), cpu.like(a.type, i1), {"kind": cpu_kind(predicate)}, predicate
-        )
+        return self.pure(cpu.CmpIOp, (a, b), cpu.like(a.type, i1), {"kind": cpu_kind(predicate)}, predicate)
 
     def select(self, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
         return a if a is b else self.pure(cpu.SelectOp, (condition, a, b), a.type)
@@ -167,7 +166,9 @@ class Builder:
         """Close the innermost block."""
         return self.levels.pop().block
 
-    def begin_for(self, first: SSAValue, last: SSAValue, step: SSAValue, initial: Sequence[SSAValue] = ()) -> Sequence[SSAValue]:
+    def begin_for(
+        self, first: SSAValue, last: SSAValue, step: SSAValue, initial: Sequence[SSAValue] = ()
+    ) -> Sequence[SSAValue]:
         """Open a loop from `first` below `last`; gives its index and carried values. Close it with `end_for`."""
         self._open.append((first, last, step, *initial))
         block = Block(arg_types=[first.type, *(v.type for v in initial)])
@@ -183,7 +184,8 @@ class Builder:
         return self.place(op).results
 
     def begin_if(self) -> None:
-        """Open a branch. Close it with `end_if`, or go on to the other one with `begin_if` again and close both with `end_if`."""
+        """Open a branch. Close it with `end_if`, or go on to the other one with `begin_if` again and close both with
+        `end_if`."""
         self.push(Block(), conditional=True)
 
     def end_branch(self, values: Sequence[SSAValue] = ()) -> Block:
@@ -201,6 +203,26 @@ class Builder:
             operands=(condition,), result_types=[v.type for v in last.operands], regions=[Region(then), other]
         )
         return self.place(op).results
+
+
+_EFFECTS = (
+    scf.YieldOp, scf.ForOp, scf.IfOp, cpu.StoreOp, cpu.ScatterOp, cpu.ParallelOp, cpu.YieldOp, cpu.ReturnOp,
+    cpu.AssertOp, cpu.CallOp, cpu.CopyOp, cpu.AtomicAddOp, cpu.PrefetchOp,
+)  # fmt: skip
+
+
+def drop_unused(block: Block) -> None:
+    """Erase ops whose results nobody uses: what conditions that turned out to be known have left."""
+    op = block.last_op
+    while op is not None:
+        before = op.prev_op
+        for region in op.regions:
+            for inner in region.blocks:
+                drop_unused(inner)
+        if not isinstance(op, _EFFECTS) and not any(r.first_use for r in op.results):
+            op.detach()
+            op.erase(safe_erase=False)
+        op = before
 
 
 def cpu_kind(kind: str) -> Attribute:

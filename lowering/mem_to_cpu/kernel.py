@@ -10,12 +10,13 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu_types import ptr
-from ...dialects.expr import Expr, Range, Sym, free_syms, product
+from ...dialects.expr import Expr, Range, Sym, as_expr, free_syms, product
 from ...passes.loop.loop_schedule import NS_PER_UNIT, SERIAL_NS, Cost, Schedule
 from ...passes.loop.nest_access import Loop, NestAccess
 from .body import lower_block
-from .builder import Builder
-from .loops import LoopLowering, Span, run_segments, segments, sequential, whole
+from .builder import Builder, drop_unused
+from .loops import LoopLowering, Span, run_segments, segments, sequential
+from .pieces import pieces, ranges_within
 from .row_cache import RowCache
 from .scans import ScanLowering
 from .state import State, scalar_type
@@ -23,12 +24,14 @@ from .tiles import lower_tiles
 
 BLOCK = 4096
 """Elements of a long vector loop that make one unit of work for threads."""
+NEVER_UNROLL = 1 << 20
 ENOUGH_UNITS = 64
 """Iterations of the outermost loops that are enough to share among threads."""
 
 
 class Arguments:
-    """What a kernel takes: the buffers of the nest (outs first), the size symbols it computes with, other captured values."""
+    """What a kernel takes: the buffers of the nest (outs first), the size symbols it computes with, other captured
+    values."""
 
     def __init__(self, nest: loop.NestOp, info: NestAccess):
         self.buffers: dict[SSAValue, None] = dict.fromkeys(nest.outs)
@@ -77,7 +80,9 @@ class Arguments:
 class NestLowering:
     """Lowers one nest into the body of a kernel."""
 
-    def __init__(self, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost, arguments: Arguments, entry: Block):
+    def __init__(
+        self, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost, arguments: Arguments, entry: Block
+    ):
         self.nest = nest
         self.schedule = schedule
         self.cost = cost
@@ -115,44 +120,97 @@ class NestLowering:
         self.lower_body(self.nest)
         return []
 
+    def run_body(self) -> None:
+        self.lower_body(self.nest)
+
     # ---- the nest's loops
 
     def lower(self) -> None:
         """Fill the kernel's block."""
-        schedule, s = self.schedule, self.s
+        s = self.s
+        everywhere = s.info.ranges
+        for piece in pieces(s.info, self.schedule):
+            s.pieces = piece
+            s.info.ranges = ranges_within(s.info, piece) if piece else everywhere
+            self._piece()
+            s.info.ranges = everywhere
+        s.b.place(cpu.ReturnOp.make())
+        drop_unused(s.b.levels[0].block)
+
+    def _piece(self) -> None:
+        schedule = self.schedule
         if schedule.style == "tile":
             lower_tiles(self)
         elif schedule.style == "lanes":
             self._lanes()
         else:
-            self._rows(s.info.root.loops, lambda: self.step([]), 1.0)
-        s.b.place(cpu.ReturnOp.make())
+            self._rows(self.s.info.root.loops, self.run_body)
+
+    def span(self, one: Loop) -> Span:
+        """The part of a loop of the nest that is run."""
+        piece = self.s.pieces.get(one.dim)
+        if piece is None:
+            return Span.whole(one.size)
+        first, last = piece
+        b = self.s.b
+        return Span(b.int(first) if first else None, b.int(last), last - first)
 
     def _lanes(self) -> None:
-        """A loop of the nest runs along the lanes: whole rows of it, or one block of lanes at a time where loops are inside."""
+        """A loop of the nest runs along the lanes: whole rows of it, or one block of lanes at a time where loops are
+        inside."""
         schedule, s = self.schedule, self.s
         one = schedule.vector
         assert one is not None
         outer = [o for o in s.info.root.loops if o is not one]
         if s.info.root.children:
             self._blocked(outer, one)
-            return
-        if not outer:
+        elif not outer:
             self._long(one)
+        elif schedule.rows_inside:
+            self._rows_inside(outer, one)
+        else:
+            self._rows(outer, lambda: self._vectors(one, self.span(one)))
+
+    def _rows_inside(self, outer: list[Loop], one: Loop) -> None:
+        """Each vector of the row with all rows, so that what depends on the lanes alone is computed once for them."""
+        s = self.s
+        first, rest = outer[0], outer[1:]
+        whole_first = self.span(first)
+
+        def rows(span: Span) -> None:
+            loops = [(first, span), *((o, self.span(o)) for o in rest)]
+            row = self.span(one)
+            parts = segments(row, self.schedule.lanes)
+
+            def step(state: list[SSAValue]) -> list[SSAValue]:
+                return sequential(s, loops, state, self.step, NEVER_UNROLL)
+
+            run_segments(s, one.dim, one.size, row, parts, [[] for _ in parts], step)
+
+        if not self.schedule.parallel or first.dim in self.schedule.serial:
+            rows(whole_first)
             return
-        parts = segments(Span.whole(one.size), schedule.lanes)
+        self.parallel(self._count(first), lambda begin, end: rows(Span(*self._pair(first, begin, end), None)))
 
-        def row() -> None:
-            run_segments(s, one.dim, one.size, Span.whole(one.size), parts, [[] for _ in parts], self.step)
+    def _count(self, one: Loop) -> Expr:
+        count = self.span(one).count
+        return one.size if count is None else as_expr(count)
 
-        self._rows(outer, row, self.cost.size(one.size))
+    def _pair(self, one: Loop, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
+        first, last = self._shifted(one, begin, end)
+        return first, last
+
+    def _shifted(self, one: Loop, *values: SSAValue) -> list[SSAValue]:
+        """Numbers within the part of a loop that is run as its indices."""
+        start = self.span(one).first
+        return list(values) if start is None else [self.s.b.add(v, start) for v in values]
 
     def _blocked(self, outer: list[Loop], one: Loop) -> None:
         """Blocks of one vector: every inner loop runs over all its indices with the lanes of a block."""
         s, b = self.s, self.s.b
         count, lanes = one.size.value, self.schedule.lanes
         if count is not None and count <= lanes:
-            self._rows(outer, lambda: self._vectors(one, Span.whole(one.size)), 1.0)
+            self._rows(outer, lambda: self._vectors(one, Span.whole(one.size)))
             return
         width = b.int(lanes)
         size = (one.size + (lanes - 1)) // lanes
@@ -182,7 +240,7 @@ class NestLowering:
                 s.leave_lanes()
             b.end_if(whole_block, then, b.end_branch())
 
-        self._rows([*outer, blocks], body, 1.0)
+        self._rows([*outer, blocks], body)
 
     def _vectors(self, one: Loop, span: Span) -> None:
         parts = segments(span, self.schedule.lanes)
@@ -191,27 +249,28 @@ class NestLowering:
     def _long(self, one: Loop) -> None:
         """One long loop: threads take blocks of it."""
         s, b = self.s, self.s.b
-        count, lanes = one.size.value, self.schedule.lanes
+        whole_span = self.span(one)
+        count, lanes = whole_span.count, self.schedule.lanes
         if not self.schedule.parallel or (count is not None and count < 2 * BLOCK):
-            self._vectors(one, Span.whole(one.size))
+            self._vectors(one, whole_span)
             return
         block = max(BLOCK, lanes)
-        units = (one.size + (block - 1)) // block
+        units = (self._count(one) + (block - 1)) // block
 
         def chunk(begin: SSAValue, end: SSAValue) -> None:
-            first = b.mul(begin, b.int(block))
-            last = b.min(b.mul(end, b.int(block)), s.scalar(one.size))
+            size = b.int(block)
+            first, last = self._shifted(one, b.mul(begin, size), b.mul(end, size))
+            last = b.min(last, s.scalar(one.size) if whole_span.last is None else whole_span.last)
             self._vectors(one, Span(first, last, None, 1 if count is None else gcd(block, count)))
 
         self.parallel(units, chunk)
 
-    def _rows(self, loops: Sequence[Loop], body: Callable[[], None], inner: float) -> None:
+    def _rows(self, loops: Sequence[Loop], body: Callable[[], None]) -> None:
         """Run `body` for every index of `loops`, the outermost of them on threads."""
         s, b = self.s, self.s.b
-        del inner
 
         def run(rest: Sequence[Loop]) -> None:
-            sequential(s, whole(rest), [], lambda _: body() or [], 1 << 20)
+            sequential(s, [(one, self.span(one)) for one in rest], [], lambda _: body() or [], NEVER_UNROLL)
 
         free = [one for one in loops if one.dim not in self.schedule.serial]
         if not self.schedule.parallel or not free:
@@ -235,16 +294,16 @@ class NestLowering:
             run(rest)
             b.end_for()
 
-        self.parallel(product([one.size for one in shared]), chunk)
+        self.parallel(product([self._count(one) for one in shared]), chunk)
 
     def _share(self, shared: Sequence[Loop], index: SSAValue) -> None:
         """The indices of `shared` from their row-major number."""
         s, b = self.s, self.s.b
         for one in reversed(shared[1:]):
-            size = s.scalar(one.size)
-            s.dims[one.dim] = b.urem(index, size)
+            size = s.scalar(self._count(one))
+            (s.dims[one.dim],) = self._shifted(one, b.urem(index, size))
             index = b.udiv(index, size)
-        s.dims[shared[0].dim] = index
+        (s.dims[shared[0].dim],) = self._shifted(shared[0], index)
 
     def parallel(self, units: Expr, chunk: Callable[[SSAValue, SSAValue], None]) -> None:
         """Run `chunk(begin, end)` over [0, units), on threads when there is enough work."""
@@ -271,7 +330,9 @@ class NestLowering:
         op.drop_all_references()
 
 
-def lower_nest(name: str, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost) -> tuple[cpu.KernelOp, Arguments]:
+def lower_nest(
+    name: str, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost
+) -> tuple[cpu.KernelOp, Arguments]:
     """A kernel for a nest, and what it takes."""
     arguments = Arguments(nest, info)
     kernel = cpu.KernelOp.make(name, arguments.types(), _effects(nest, info, arguments))

@@ -1,7 +1,8 @@
-"""The loops inside a nest: in vectors where the schedule says so, one after the other otherwise; with the accumulators they carry.
+"""The loops inside a nest: in vectors where the schedule says so, one after the other otherwise; with the
+accumulators they carry.
 
-A vector loop is cut into segments: full vectors, then what remains, under a mask of a narrower width. Each segment keeps its own
-partial results, which are joined after the loops.
+A vector loop is cut into segments: full vectors, then what remains, under a mask of a narrower width. Each segment
+keeps its own partial results, which are joined after the loops.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from math import gcd
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import i64
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import SSAValue
 
 from ...dialects import loop
 from ...dialects.cpu_types import lanes_of
@@ -30,8 +31,8 @@ TAIL = 16
 """Lanes of the masked loop over a remainder of unknown length."""
 
 LONG = 512
-"""Values that one accumulator of floats takes in a row before it is added to the total (a short cascade: the error of a sum grows with
-the length of the longest chain)."""
+"""Values that one accumulator of floats takes in a row before it is added to the total (a short cascade: the error of
+a sum grows with the length of the longest chain)."""
 
 UNROLL_TRIPS = 32
 UNROLL_OPS = 256
@@ -39,8 +40,8 @@ UNROLL_OPS = 256
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The part of a loop that is run: from `first` (0 without one) below `last`; `count` iterations if that is known, else a multiple
-    of `step`."""
+    """The part of a loop that is run: from `first` (0 without one) below `last`; `count` iterations if that is known,
+    else a multiple of `step`."""
 
     first: SSAValue | None
     last: SSAValue | None
@@ -54,8 +55,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Part of a vector loop: `width` lanes, `trips` iterations (None: as many as fit, at run time), `rest` lanes of which count (None: all; -1:
-    known at run time only)."""
+    """Part of a vector loop: `width` lanes, `trips` iterations (None: as many as fit, at run time), `rest` lanes of
+    which count (None: all; -1: known at run time only)."""
 
     width: int
     trips: int | None
@@ -82,7 +83,9 @@ def segments(span: Span, width: int) -> list[Segment]:
     return found
 
 
-def run_segments(s: State, d: Dim, size: Expr, span: Span, parts: Sequence[Segment], states: States, step: Step) -> States:
+def run_segments(
+    s: State, d: Dim, size: Expr, span: Span, parts: Sequence[Segment], states: States, step: Step
+) -> States:
     """Run `step` in every segment of the loop over `d`, on the state of that segment."""
     b = s.b
     zero = b.int(0)
@@ -93,7 +96,13 @@ def run_segments(s: State, d: Dim, size: Expr, span: Span, parts: Sequence[Segme
     for part, state in zip(parts, states, strict=True):
         width = b.int(part.width)
         if part.trips == 1:
-            begin = first if part.start == 0 else b.add(first, b.int(part.start)) if first is not zero else b.int(part.start)
+            begin = (
+                first
+                if part.start == 0
+                else b.add(first, b.int(part.start))
+                if first is not zero
+                else b.int(part.start)
+            )
             s.enter_lanes(d, part.width, begin, None)
             if part.rest is not None:
                 assert s.lane is not None
@@ -121,7 +130,9 @@ def run_segments(s: State, d: Dim, size: Expr, span: Span, parts: Sequence[Segme
     return results
 
 
-def sequential(s: State, loops: Sequence[tuple[Loop, Span]], state: list[SSAValue], step: Step, ops: int = 1) -> list[SSAValue]:
+def sequential(
+    s: State, loops: Sequence[tuple[Loop, Span]], state: list[SSAValue], step: Step, ops: float = 1
+) -> list[SSAValue]:
     """Run `step` once for every index of `loops`, carrying `state`; short loops are unrolled when there are lanes."""
     if not loops:
         return step(state)
@@ -160,7 +171,9 @@ def whole(loops: Sequence[Loop]) -> list[tuple[Loop, Span]]:
 class LoopLowering:
     """Lowers `loop.for` and `loop.reduce`; `block` lowers the ops of a body."""
 
-    def __init__(self, s: State, block: Callable[[loop.LoopLike], None], choice: Callable[[Node], tuple[Loop, int] | None]):
+    def __init__(
+        self, s: State, block: Callable[[loop.LoopLike], None], choice: Callable[[Node], tuple[Loop, int] | None]
+    ):
         self.s = s
         self.block = block
         self.choice = choice
@@ -216,7 +229,8 @@ class LoopLowering:
     def _in_parts(
         self, op: loop.ReduceOp, slots: Sequence[red.Accumulator], loops: list[Loop], chosen: tuple[Loop, int] | None
     ) -> list[SSAValue]:
-        """One pass, or for long sums of floats a pass over each part: an accumulator takes at most LONG values one after the other."""
+        """One pass, or for long sums of floats a pass over each part: an accumulator takes at most LONG values one
+        after the other."""
         order = [*loops, chosen[0]] if chosen is not None else loops
         sums = any(slot.kind == "sum" and is_float(slot.types[0]) for slot in slots)
         width = chosen[1] if chosen is not None else 1
@@ -319,7 +333,8 @@ class LoopLowering:
         chosen: tuple[Loop, int, Span] | None,
         values: Callable[[loop.ReduceOp, Sequence[red.Accumulator]], list[list[SSAValue]]],
     ) -> list[SSAValue]:
-        """One pass over the loops; scalars result when the lanes are inside, else accumulators as wide as the lanes around."""
+        """One pass over the loops; scalars result when the lanes are inside, else accumulators as wide as the lanes
+        around."""
         s = self.s
         node = s.info.nodes[op]
 
@@ -373,10 +388,11 @@ class LoopLowering:
     def _in_chunks(
         self, op: loop.ReduceOp, node: Node, loops: list[Loop], chosen: tuple[Loop, int] | None
     ) -> list[SSAValue]:
-        """welford and softmax: in chunks that stay in the first cache, twice over each; simple kinds beside them join in the first
-        pass. Chunks are merged by WelfordMerge and SoftmaxMerge."""
-        s = self.s
+        """welford and softmax: in chunks that stay in the first cache, twice over each; simple kinds beside them join
+        in the first pass. Chunks are merged by WelfordMerge and SoftmaxMerge."""
         order = [*loops, chosen[0]] if chosen is not None else loops
+        if not order:
+            return self._chunk(op, order, None, Span(None, None, 1), self._two_pass_slots(op))
         one = order[0]
         inner = product([o.size for o in order[1:]]).value
         limit = 8192 if chosen is not None else 64
@@ -437,7 +453,7 @@ class LoopLowering:
         """All kinds over one chunk of the first loop: two passes."""
         s = self.s
         spans = [span, *(Span.whole(o.size) for o in order[1:])]
-        pairs = list(zip(order, spans, strict=True))
+        pairs = list(zip(order, spans, strict=False))
         vector = None
         if chosen is not None:
             vector = (chosen[0], chosen[1], pairs[-1][1])
@@ -459,7 +475,9 @@ class LoopLowering:
         cache = s.cache if chosen is not None else None
         if cache is not None:
             cache.begin_second(op)
+        s.second_pass = True
         second = self._pass(op, second_slots, pairs, vector, lambda o, sl: self._centred(o, centres))
+        s.second_pass = False
         if cache is not None:
             cache.end_second(op)
         results: list[SSAValue] = []
@@ -506,4 +524,3 @@ class LoopLowering:
                     found.append([red.exp_below(s, x, centre)])
             at += loop.KINDS[kind][0]
         return found
-

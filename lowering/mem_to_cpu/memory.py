@@ -1,4 +1,5 @@
-"""Loads and stores of a body as scalar accesses, vectors of consecutive elements, strided vectors, gathers and scatters."""
+"""Loads and stores of a body as scalar accesses, vectors of consecutive elements, strided vectors, gathers and
+scatters."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def memory_type(dtype: Attribute) -> Attribute:
 
 
 def address(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute) -> tuple[SSAValue, SSAValue]:
-    """A pointer and an element offset from it: what is known outside of the innermost loop is added to the pointer there."""
+    """A pointer and an element offset from it: what is known outside of the innermost loop is added to the pointer
+    there."""
     b = s.b
     base = s.pointers[buffer]
     inner = offset
@@ -97,7 +99,8 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
         else:
             condition = None
     if any(size is ZERO for size in loop.shaped_dims(access.buffer.type)):
-        # nothing is there to read: the address may be null (only reached with an index that is reported as out of range)
+        # nothing is there to read: the address may be null (only reached with an index that is reported as out of
+        # range)
         s.values[op.result] = _zero(s, compute_type(access.dtype))
         return
     value = widen(s, load_elements(s, access.buffer, s.unroll(access.offset), access.dtype, condition), access.dtype)
@@ -145,7 +148,8 @@ def load_elements(
 
 
 def _load_strided(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, step: int) -> SSAValue:
-    """Every second element: two vectors, the second one ending with the last element that is wanted, so that nothing beyond is read."""
+    """Every second element: two vectors, the second one ending with the last element that is wanted, so that nothing
+    beyond is read."""
     assert s.lane is not None and step == 2
     width = s.lane.width
     whole = vec(width, dtype)
@@ -210,6 +214,8 @@ def narrow(s: State, value: SSAValue, dtype: Attribute) -> SSAValue:
 
 def lower_store(s: State, op: loop.StoreOp) -> None:
     """loop.store."""
+    if s.second_pass:
+        return
     access = s.info.access[op]
     condition: SSAValue | bool | None = None
     if op.mask is not None:
@@ -218,7 +224,18 @@ def lower_store(s: State, op: loop.StoreOp) -> None:
             return
         condition = s.get(op.mask) if condition is None else None
     assert condition is None or isinstance(condition, SSAValue)
-    store_elements(s, s.get(op.value), access.buffer, s.unroll(access.offset), access.dtype, access.mode, condition)
+    value = s.get(_before_rounding(op.value, access.dtype) if access.mode == "set" else op.value)
+    store_elements(s, value, access.buffer, s.unroll(access.offset), access.dtype, access.mode, condition)
+
+
+def _before_rounding(value: SSAValue, dtype: Attribute) -> SSAValue:
+    """The value that was rounded to `dtype`, where `value` is such a one: a store rounds anyway."""
+    extend = value.owner
+    if dtype in LOW_PRECISION and isinstance(extend, arith.ExtFOp) and extend.input.type == dtype:
+        rounding = extend.input.owner
+        if isinstance(rounding, arith.TruncFOp) and rounding.input.type == f32:
+            return rounding.input
+    return value
 
 
 def store_elements(
@@ -284,7 +301,9 @@ def _combine_lanes(
     memory = memory_type(dtype)
 
     def lane_of(vector: SSAValue, k: int) -> SSAValue:
-        return b.pure(cpu.ExtractOp, (vector,), cpu.element_of(vector.type), {"index": int_property(k, i64)["value"]}, k)
+        return b.pure(
+            cpu.ExtractOp, (vector,), cpu.element_of(vector.type), {"index": int_property(k, i64)["value"]}, k
+        )
 
     for k in range(lanes_of(value.type)):
         at = s._to(lane_of(offsets, k), i64)

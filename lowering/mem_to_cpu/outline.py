@@ -11,8 +11,8 @@ _IGNORED = frozenset(("label",))
 
 
 def nest_key(nest: Operation) -> tuple[object, ...]:
-    """Equal for nests that make the same kernel with the same argument order: same ops, same dataflow, same types (offsets of
-    buffers aside, since a kernel gets addresses)."""
+    """Equal for nests that make the same kernel with the same argument order: same ops, same dataflow, same types
+    (offsets of buffers aside, since a kernel gets addresses)."""
     numbers: dict[SSAValue, int] = {}
     parts: list[object] = []
     _add(nest, numbers, parts)

@@ -1,7 +1,8 @@
 """Accumulators: what each reduction kind starts from, how a value joins, how accumulators of lanes become one scalar.
 
-An accumulator is a scalar or a vector with one partial result a lane; the same rules serve lanes along the reduced loop (joined at
-the end by `across`) and lanes along a kept loop (never joined). NaN: max and min keep it, argmax and argmin take the first one.
+An accumulator is a scalar or a vector with one partial result a lane; the same rules serve lanes along the reduced
+loop (joined at the end by `across`) and lanes along a kept loop (never joined). NaN: max and min keep it, argmax and
+argmin take the first one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, UnitAttr, i1, i32, i64
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, i1, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import cpu
@@ -22,9 +23,8 @@ from .state import State
 
 Combine = Callable[[State, SSAValue, SSAValue], SSAValue]
 
-_CONTRACT = {"fastmath": arith.FastMathFlagsAttr("none")}
+_CONTRACT: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
 _PLAIN: dict[str, Attribute] = {}
-del UnitAttr
 
 
 def number(s: State, value: float, dtype: Attribute, lanes: int = 0) -> SSAValue:
@@ -215,7 +215,9 @@ class WelfordMerge(Accumulator):
         share = float_op(s, arith.DivfOp, b[2], s.b.select(zero, number(s, 1, element, lanes), total))
         delta = float_op(s, arith.SubfOp, b[0], a[0])
         mean = float_op(s, arith.AddfOp, a[0], float_op(s, arith.MulfOp, delta, share))
-        spread = float_op(s, arith.MulfOp, float_op(s, arith.MulfOp, delta, delta), float_op(s, arith.MulfOp, a[2], share))
+        spread = float_op(
+            s, arith.MulfOp, float_op(s, arith.MulfOp, delta, delta), float_op(s, arith.MulfOp, a[2], share)
+        )
         squares = float_op(s, arith.AddfOp, float_op(s, arith.AddfOp, a[1], b[1]), spread)
         return [mean, squares, total]
 

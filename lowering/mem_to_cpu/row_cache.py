@@ -1,8 +1,8 @@
 """Values that several loops over the same row compute: kept in a row of scratch memory instead.
 
-Fusion gives each pass over a row (maximum, sum of exponentials, quotient) the whole expression again. Where that costs more than a
-load from the first cache, the first pass stores the value and the later ones load it. Also for the two passes of one reduction
-(`welford`, `softmax`).
+Fusion gives each pass over a row (maximum, sum of exponentials, quotient) the whole expression again. Where that
+costs more than a load from the first cache, the first pass stores the value and the later ones load it. Also for the
+two passes of one reduction (`welford`, `softmax`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import prod
 
-from xdsl.dialects import arith
-from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import Float32Type, Float64Type, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -20,6 +18,7 @@ from ...dialects.expr import ZERO, Dim, Expr, as_expr
 from ...dialects.expr_ranges import Range
 from ...dialects.nd_types import element_bytes
 from ...passes.loop.nest_access import Loop, Node
+from ...passes.loop.op_costs import op_cost
 from .memory import address
 from .state import State
 
@@ -29,31 +28,12 @@ WORTH = 6.0
 """Cost of a value (in vector operations) from which on it is kept."""
 PAD = 64
 
-COSTS: dict[type[Operation], float] = {
-    arith.DivfOp: 5.0,
-    mlir_math.SqrtOp: 6.0,
-    mlir_math.RsqrtOp: 10.0,
-    loop.RandomOp: 40.0,
-    loop.MathOp: 15.0,
-    loop.IndexOp: 0.0,
-    arith.ConstantOp: 0.0,
-    arith.ExtFOp: 0.5,
-}
-"""What is not here costs 1, functions of `math` 12."""
-_CHEAP_MATH = (mlir_math.AbsFOp, mlir_math.FmaOp, mlir_math.FloorOp, mlir_math.CeilOp, mlir_math.RoundEvenOp, mlir_math.TruncOp)
-
-
-def op_cost(op: Operation) -> float:
-    """Vector operations that a body op takes, about."""
-    found = COSTS.get(type(op))
-    if found is not None:
-        return found
-    return 12.0 if op.name.startswith("math.") and not isinstance(op, _CHEAP_MATH) else 1.0
-
 
 def has_effect(op: Operation) -> bool:
     """Whether a loop does something: a reduction gives results, other loops store."""
-    return isinstance(op, loop.ReduceOp) or any(isinstance(o, (loop.StoreOp, loop.BoundOp)) for o in loop.walk_bodies(op))
+    return isinstance(op, loop.ReduceOp) or any(
+        isinstance(o, (loop.StoreOp, loop.BoundOp)) for o in loop.walk_bodies(op)
+    )
 
 
 class Row:
@@ -162,7 +142,8 @@ class RowCache:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _value_keys(self, node: Node) -> dict[SSAValue, int]:
-        """A number for each value of the body: equal for values that are computed alike at the same index of the row."""
+        """A number for each value of the body: equal for values that are computed alike at the same index of the
+        row."""
         info = self.s.info
         dims = self._canonical_dims(node)
         found: dict[SSAValue, int] = {}
@@ -190,7 +171,8 @@ class RowCache:
         return found
 
     def _recompute_costs(self, node: Node) -> dict[SSAValue, float]:
-        """What each value of the body costs, everything it needs included (things used twice count once where that matters least)."""
+        """What each value of the body costs, everything it needs included (things used twice count once where that
+        matters least)."""
         block = node.op.regions[0].blocks[0]
         found: dict[SSAValue, float] = {}
         needs: dict[SSAValue, frozenset[Operation]] = {}
@@ -236,7 +218,8 @@ class RowCache:
         assert chosen is not None
         if row.pointer is None:
             elements = self._row_elements(
-                tuple(one.size.value or 0 for one in node.loops), next(k for k, one in enumerate(node.loops) if one is chosen[0])
+                tuple(one.size.value or 0 for one in node.loops),
+                next(k for k, one in enumerate(node.loops) if one is chosen[0]),
             )
             local = cpu.LocalOp.make(elements * element_bytes(row.dtype), 64)
             row.pointer = b.place(local, b.floor).results[0]

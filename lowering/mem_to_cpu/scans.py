@@ -1,4 +1,5 @@
-"""Running reductions: in registers along the scanned loop where it is contiguous, else one element after the other in all lanes."""
+"""Running reductions: in registers along the scanned loop where it is contiguous, else one element after the other in
+all lanes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What is known while the body of one nest is turned into vector code: values, index dimensions, the lanes, index expressions.
+"""What is known while the body of one nest is turned into vector code: values, index dimensions, the lanes, index
+expressions.
 
-A value of the body becomes a scalar, where it is the same in all lanes, or a vector. Index values are kept as expressions
-(`exprs` of the analysis) until somebody wants the number, and conditions that the ranges decide are Python bools; so a padding test
-costs nothing where it always holds, and one mask where it holds for the first lanes only.
+A value of the body becomes a scalar, where it is the same in all lanes, or a vector. Index values are kept as
+expressions (`exprs` of the analysis) until somebody wants the number, and conditions that the ranges decide are
+Python bools; so a padding test costs nothing where it always holds, and one mask where it holds for the first lanes
+only.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ I32_MAX = 2**31 - 1
 
 
 class Lane:
-    """The loop index that runs along the lanes: `width` lanes, of which those where `mask` is on count (all without one)."""
+    """The loop index that runs along the lanes: `width` lanes, of which those where `mask` is on count (all without
+    one)."""
 
     __slots__ = ("dim", "width", "mask")
 
@@ -59,8 +62,9 @@ def scalar_type(t: Attribute) -> Attribute:
 
 
 class State:
-    """See the module's docstring. `dims` gives loop indices (of the lanes' loop: its first lane) and opaque dimensions; `varying` are the
-    opaque dimensions that differ from lane to lane; `unrolled` are the dimensions that are replaced by an expression for now."""
+    """See the module's docstring. `dims` gives loop indices (of the lanes' loop: its first lane) and opaque
+    dimensions; `varying` are the opaque dimensions that differ from lane to lane; `unrolled` are the dimensions that
+    are replaced by an expression for now."""
 
     def __init__(self, builder: Builder, info: NestAccess):
         self.b = builder
@@ -74,6 +78,10 @@ class State:
         self.varying: dict[Dim, SSAValue] = {}
         self.unrolled: dict[Expr, Expr] = {}
         self.cache: RowCache | None = None
+        self.pieces: dict[Expr, tuple[int, int]] = {}
+        """Loops of which only a part is run now."""
+        self.second_pass = False
+        """Whether a reduction body runs again over the same elements: it stores nothing then."""
 
     @property
     def width(self) -> int:

@@ -1,7 +1,8 @@
 """Square tiles: nests in which some accesses run along one loop and others along another (x + y.t()).
 
-A tile of 16 rows of 16 lanes is read along whichever loop is contiguous for the access and transposed in registers where that is
-the rows' loop; the body runs on groups of rows laid end to end. Tiles are visited in blocks that stay in the first cache.
+A tile of 16 rows of 16 lanes is read along whichever loop is contiguous for the access and transposed in registers
+where that is the rows' loop; the body runs on groups of rows laid end to end. Tiles are visited in blocks that stay
+in the first cache.
 """
 
 from __future__ import annotations
@@ -62,11 +63,12 @@ def lower_tiles(k: NestLowering) -> None:
         for _ in range(3):
             b.end_for()
 
-    k._rows([*outer, blocks], block, 1.0)
+    k._rows([*outer, blocks], block)
 
 
 class _Tile:
-    """One tile at the current indices; `below` and `beside` say how many rows and lanes of it there are (all without)."""
+    """One tile at the current indices; `below` and `beside` say how many rows and lanes of it there are (all
+    without)."""
 
     def __init__(self, k: NestLowering, lanes: Loop, rows: Loop, below: SSAValue | None, beside: SSAValue | None):
         self.k = k

@@ -1,8 +1,10 @@
-"""loop-schedule: how each nest runs on a CPU: which loop runs along the vector lanes, how wide, blocked or not, on threads or not.
+"""loop-schedule: how each nest runs on a CPU: which loop runs along the vector lanes, how wide, blocked or not, on
+threads or not.
 
-The choice is written on the nest as a dictionary, `schedule`, and on the loops inside as `vector` and `lanes`; a user may edit either and
-run the rest of the pipeline (docs/schedule.md). A nest without a schedule gets the default of `choose` when mem-to-cpu meets it.
-The cost model counts, per element, vector loads and stores by how the address moves from lane to lane, and arithmetic.
+The choice is written on the nest as a dictionary, `schedule`, and on the loops inside as `vector` and `lanes`; a user
+may edit either and run the rest of the pipeline (docs/schedule.md). A nest without a schedule gets the default of
+`choose` when mem-to-cpu meets it. The cost model counts, per element, vector loads and stores by how the address
+moves from lane to lane, and arithmetic.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from ...dialects.expr_ranges import Range, RangeEnv
 from ...dialects.nd_types import RangeAttr, element_bytes
 from ..manager import Pass
 from .nest_access import Access, Loop, NestAccess, Node
+from .op_costs import op_cost
 
 DEFAULT_HINT = 64
 LANES = (64, 32, 16, 8, 4)
@@ -29,10 +32,14 @@ SERIAL_NS = 4000.0
 """Work below this is not worth a second thread."""
 
 
+COLUMN_COST = 10.0
+"""Cost of what depends on the vector loop alone from which on the other loops run inside of it."""
+
+
 @dataclass
 class Schedule:
-    """How a nest runs. `style`: "lanes" (a loop of the nest along the lanes), "inner" (the loops inside each choose), "tile" (square
-    tiles transposed in registers, lanes along `vector`, rows along `tile`)."""
+    """How a nest runs. `style`: "lanes" (a loop of the nest along the lanes), "inner" (the loops inside each choose),
+    "tile" (square tiles transposed in registers, lanes along `vector`, rows along `tile`)."""
 
     style: str
     vector: Loop | None = None
@@ -41,6 +48,8 @@ class Schedule:
     inner: dict[Node, tuple[Loop, int] | None] = field(default_factory=dict)
     parallel: bool = True
     cost: float = 0.0
+    rows_inside: bool = False
+    """Style "lanes": the other loops run inside of the vector loop, because much depends on the vector loop alone."""
     serial: frozenset[Expr] = frozenset()
     """Dimensions whose iterations may write the same element: neither threads nor lanes."""
 
@@ -116,7 +125,8 @@ class Cost:
         return frozenset(found)
 
     def access(self, access: Access, lanes_dim: Expr, width: int, mode_serial: bool) -> float:
-        """Cost for each lane-element of one access when `lanes_dim` runs along the lanes; a unit is an op on 16 lanes of 32 bits."""
+        """Cost for each lane-element of one access when `lanes_dim` runs along the lanes; a unit is an op on 16 lanes
+        of 32 bits."""
         size = element_bytes(access.dtype)
         unit = max(1.0, size / 4) / 16 if size >= 4 else 0.75 / 16
         roots = self.roots(access.offset)
@@ -139,7 +149,8 @@ class Cost:
         return 1.5 if access.is_store else 0.8
 
     def node(self, node: Node, lanes: Expr | None, width: int, size: int) -> float:
-        """Cost of one run of the body of `node`, all inside included, for one lane-element (or for one run, without lanes)."""
+        """Cost of one run of the body of `node`, all inside included, for one lane-element (or for one run, without
+        lanes)."""
         if lanes is None:
             total = 0.7 * len(node.accesses) + 0.3 * node.num_ops
             for child in node.children:
@@ -149,7 +160,9 @@ class Cost:
         idle = max(1.0, 8 / max(1, size))
         total = node.num_ops * idle / 16
         for access in node.accesses:
-            total += idle * self.access(access, lanes, width, access.mode != "set" and not self.injective(access, lanes))
+            total += idle * self.access(
+                access, lanes, width, access.mode != "set" and not self.injective(access, lanes)
+            )
         for child in node.children:
             total += self.trips(child.loops) * self.node(child, lanes, width, size)
         return total
@@ -186,7 +199,8 @@ class Cost:
             found += 24 * trips / size if isinstance(node.op, loop.ReduceOp) else 0
             found *= 2 if scan else 1
             if found < cost or given is one:
-                cost, choice = found, {node: (one, width)}
+                cost = found
+                choice = {node: (one, width)}
         return cost, choice
 
     def _meets(self, node: Node, d: Expr) -> list[bool]:
@@ -203,6 +217,8 @@ class Cost:
             lanes //= 4
         elif alive > 7:
             lanes //= 2
+        if node.parent is None and one.size.value is not None and one.size.value <= 64 and widest <= 4 and alive <= 14:
+            lanes = 64  # one vector holds the row: what depends on it alone is computed once
         if one.size.value is not None:
             while lanes > 4 and lanes // 2 >= one.size.value:
                 lanes //= 2
@@ -301,6 +317,10 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Schedule:
         best = min(candidates, key=lambda c: c.cost, default=best)
     elif not (isinstance(wanted, StringAttr) and wanted.data == "inner"):
         best = min([best, *candidates], key=lambda c: c.cost)
+    if best.style == "lanes" and not root.children and best.vector is not None:
+        outer = [one for one in root.loops if one is not best.vector]
+        if outer and cost.size(best.vector.size) > best.lanes and cost.trips(outer) >= 4:
+            best.rows_inside = _column_cost(cost, best.vector.dim) >= COLUMN_COST
     lanes = table.get("lanes")
     if isinstance(lanes, IntegerAttr):
         best.lanes = lanes.value.data
@@ -311,6 +331,27 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Schedule:
         free = [one for one in root.loops if one.dim not in serial]
         best.parallel = bool(free) and best.cost * NS_PER_UNIT >= 2 * SERIAL_NS
     return best
+
+
+def _column_cost(cost: Cost, d: Expr) -> float:
+    """Cost of the body ops, loads apart, that depend on loop `d` and on no other."""
+    info = cost.info
+    roots: dict[SSAValue, frozenset[Expr]] = {}
+    total = 0.0
+    for op in info.nest.regions[0].blocks[0].ops:
+        if len(op.results) != 1:
+            continue
+        access = info.access.get(op)
+        if access is not None:
+            found = cost.roots(access.offset)
+        elif op.results[0] in info.exprs:
+            found = cost.roots(info.exprs[op.results[0]])
+        else:
+            found = frozenset()
+        roots[op.results[0]] = found.union(*(roots.get(v, frozenset()) for v in op.operands))
+        if roots[op.results[0]] == {d} and access is None:
+            total += op_cost(op)
+    return total
 
 
 def _column_lanes(root: Node, one: Loop, cost: Cost) -> int:
@@ -411,4 +452,8 @@ class LoopSchedule(Pass):
             annotate(nest, schedule)
             self.statistic(f"num-{schedule.style}")
             if self.remarks_wanted:
-                self.remark(nest, f"runs as '{schedule.style}', estimated {schedule.cost * NS_PER_UNIT / 1000:.1f} us", "analysis")
+                self.remark(
+                    nest,
+                    f"runs as '{schedule.style}', estimated {schedule.cost * NS_PER_UNIT / 1000:.1f} us",
+                    "analysis",
+                )

@@ -1,9 +1,10 @@
 """What a nest reads and writes, in terms of its own loops: the analysis under loop-schedule and mem-to-cpu.
 
-Every access of a nest becomes one offset: an index expression, in elements, over the indices of the loops around it (and over
-indices that were loaded from memory, each an opaque dimension of its own). On these offsets the loops are normalised, without
-touching the IR: loops of size 1 go, loops whose indices are only ever divided by a constant are split so that the division goes, and loops
-that every access walks through as if they were one are merged. The counterpart in MLIR: drop-unit-dims and collapse of linalg.
+Every access of a nest becomes one offset: an index expression, in elements, over the indices of the loops around it
+(and over indices that were loaded from memory, each an opaque dimension of its own). On these offsets the loops are
+normalised, without touching the IR: loops of size 1 go, loops whose indices are only ever divided by a constant are
+split so that the division goes, and loops that every access walks through as if they were one are merged. The
+counterpart in MLIR: drop-unit-dims and collapse of linalg.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from ...dialects.expr import (
     linear_coeff,
     strides_contiguous,
 )
-from ...dialects.expr_walk import children
 from ...dialects.expr_ranges import Range, RangeEnv, simplify
+from ...dialects.expr_walk import children
+from .op_costs import op_cost
 
 _MAX_SPLITS = 6
 
@@ -66,7 +68,8 @@ class Access:
 
 
 class Node:
-    """A loop-like op of a nest with its normalised loops, what its body accesses directly, and the loop-like ops in its body."""
+    """A loop-like op of a nest with its normalised loops, what its body accesses directly, and the loop-like ops in
+    its body."""
 
     __slots__ = ("op", "loops", "children", "accesses", "values", "parent", "num_ops")
 
@@ -78,7 +81,8 @@ class Node:
         self.values: list[SSAValue] = []
         """Results of loop.index in the body: used as numbers, so normalisation must keep them right."""
         self.parent = parent
-        self.num_ops = 0
+        self.num_ops = 0.0
+        """Cost of the ops of the body other than accesses and loops."""
 
     def walk(self) -> Iterator[Node]:
         """This node and all inside it."""
@@ -98,8 +102,9 @@ def buffer_strides(t: Attribute) -> tuple[Expr, ...]:
 
 
 class NestAccess:
-    """The analysis of one nest, see the module's docstring. `root` is the nest's node, `exprs` gives index values as expressions,
-    `opaque` says which value an opaque dimension stands for, `ranges` what is known of dimensions and symbols."""
+    """The analysis of one nest, see the module's docstring. `root` is the nest's node, `exprs` gives index values as
+    expressions, `opaque` says which value an opaque dimension stands for, `ranges` what is known of dimensions and
+    symbols."""
 
     def __init__(self, nest: Operation, symbols: RangeEnv, normalise: bool = True):
         self.nest = nest
@@ -169,7 +174,7 @@ class NestAccess:
             elif isinstance(op, loop.BoundOp):
                 d = self.exprs[op.result] = self.new_dim(Range.of_size(op.size.data))
                 self.opaque[d] = op.result
-                node.num_ops += 2
+                node.num_ops += op_cost(op)
             elif isinstance(op, loop.LoopLike):
                 node.children.append(self._node(op, node))
             elif isinstance(op, arith.ConstantOp):
@@ -177,7 +182,7 @@ class NestAccess:
                     assert isinstance(op.value, IntegerAttr)
                     self.exprs[op.result] = as_expr(op.value.value.data)
             elif not isinstance(op, loop.YieldOp):
-                node.num_ops += 1
+                node.num_ops += op_cost(op)
 
     # ---- normalising
 
@@ -211,7 +216,7 @@ class NestAccess:
         return list(found)
 
     def _normalise(self, node: Node) -> None:
-        units = {one.dim: ZERO for one in node.loops if one.size is ONE}
+        units: dict[Expr, Expr] = {one.dim: ZERO for one in node.loops if one.size is ONE}
         if units:
             node.loops = [one for one in node.loops if one.dim not in units]
             self._substitute(units)

@@ -23,7 +23,10 @@ def buffer(*dims: object, strides: str = "", dtype: str = "f32") -> str:
     return f"!mem.buffer<{shape}{' x ' if dims else ''}{dtype}{strides}>"
 
 
-@pytest.mark.parametrize("shape", [(1,), (3,), (16,), (17,), (64,), (100,), (5, 7), (3, 64), (33, 130), (2, 3, 4, 5), (70000,), (0, 5), (4, 0)])
+@pytest.mark.parametrize(
+    "shape",
+    [(1,), (3,), (16,), (17,), (64,), (100,), (5, 7), (3, 64), (33, 130), (2, 3, 4, 5), (70000,), (0, 5), (4, 0)],
+)
 def test_contiguous(nests, shape):
     loops = ", ".join(f"%i{k} = {s}" for k, s in enumerate(shape))
     at = ", ".join(f"%i{k}" for k in range(len(shape)))
@@ -39,13 +42,27 @@ def test_contiguous(nests, shape):
 def test_broadcasts(nests, rows, cols):
     x, y, o = torch.randn(rows, cols), torch.randn(cols), torch.zeros(rows, cols)
     text = BINARY.format(
-        x=buffer(rows, cols), y=buffer(cols), o=buffer(rows, cols), loops=f"%i = {rows}, %j = {cols}", xi="%i, %j", yi="%j", oi="%i, %j", t="f32"
+        x=buffer(rows, cols),
+        y=buffer(cols),
+        o=buffer(rows, cols),
+        loops=f"%i = {rows}, %j = {cols}",
+        xi="%i, %j",
+        yi="%j",
+        oi="%i, %j",
+        t="f32",
     )
     nests(text)(x, y, o)
     assert torch.equal(o, x + y)
     z = torch.randn(rows)
     text = BINARY.format(
-        x=buffer(rows, cols), y=buffer(rows), o=buffer(rows, cols), loops=f"%i = {rows}, %j = {cols}", xi="%i, %j", yi="%i", oi="%i, %j", t="f32"
+        x=buffer(rows, cols),
+        y=buffer(rows),
+        o=buffer(rows, cols),
+        loops=f"%i = {rows}, %j = {cols}",
+        xi="%i, %j",
+        yi="%i",
+        oi="%i, %j",
+        t="f32",
     )
     nests(text)(x, z, o)
     assert torch.equal(o, x + z[:, None])
@@ -93,7 +110,18 @@ def test_dynamic_sizes(nests, size):
 @pytest.mark.parametrize("rows,cols", [(3, 5), (7, 200), (129, 64)])
 def test_dynamic_strides(nests, rows, cols):
     b = "!mem.buffer<s0 x s1 x f32, [s2, 1]>"
-    run = nests(BINARY.format(x=b, y=buffer("s1"), o=buffer("s0", "s1"), loops="%i = s0, %j = s1", xi="%i, %j", yi="%j", oi="%i, %j", t="f32"))
+    run = nests(
+        BINARY.format(
+            x=b,
+            y=buffer("s1"),
+            o=buffer("s0", "s1"),
+            loops="%i = s0, %j = s1",
+            xi="%i, %j",
+            yi="%j",
+            oi="%i, %j",
+            t="f32",
+        )
+    )
     base, y, o = torch.randn(rows, cols + 3), torch.randn(cols), torch.zeros(rows, cols)
     run(base[:, :cols], y, o, s0=rows, s1=cols, s2=cols + 3)
     assert torch.equal(o, base[:, :cols] + y)
@@ -103,7 +131,16 @@ def test_dynamic_strides(nests, rows, cols):
 def test_strided_load(nests, step):
     n = 101
     x, y, o = torch.randn(step * n), torch.randn(n), torch.zeros(n)
-    text = BINARY.format(x=buffer(step * n), y=buffer(n), o=buffer(n), loops=f"%i = {n}", xi=f"%i * {step}", yi=f"-%i + {n - 1}", oi="%i", t="f32")
+    text = BINARY.format(
+        x=buffer(step * n),
+        y=buffer(n),
+        o=buffer(n),
+        loops=f"%i = {n}",
+        xi=f"%i * {step}",
+        yi=f"-%i + {n - 1}",
+        oi="%i",
+        t="f32",
+    )
     nests(text)(x, y, o)
     assert torch.equal(o, x[::step] + y.flip(0))
 
@@ -121,7 +158,8 @@ def test_float_types(nests, name, torch_type):
 def test_integers_bools_and_casts(nests):
     n = 75
     text = f"""
-    func.func @forward(%x : {buffer(n, dtype="i64")}, %m : {buffer(n, dtype="i1")}, %u : {buffer(n, dtype="ui8")}, %o : {buffer(n)}, %p : {buffer(n, dtype="i1")}) {{
+    func.func @forward(%x : {buffer(n, dtype="i64")}, %m : {buffer(n, dtype="i1")}, %u : {buffer(n, dtype="ui8")}, %o
+      : {buffer(n)}, %p : {buffer(n, dtype="i1")}) {{
       loop.nest (%i = {n}) outs(%oo = %o : {buffer(n)}, %pp = %p : {buffer(n, dtype="i1")}) {{
         %c3 = arith.constant 3 : i64
         %a = loop.load %x[%i] : {buffer(n, dtype="i64")} -> i64
@@ -249,7 +287,8 @@ def test_equal_nests_share_a_kernel(nests):
         %c = arith.addf %a, %a : f32
         loop.store %c, %oo[%i] : f32, {b}
       }}"""
-    text = f"func.func @forward(%x : {b}, %y : {b}, %z : {b}) {{ {one.format(x='%x', o='%y', b=b)} {one.format(x='%y', o='%z', b=b)} func.return }}"
+    first, second = (one.format(x=x, o=o, b=b) for x, o in (("%x", "%y"), ("%y", "%z")))
+    text = f"func.func @forward(%x : {b}, %y : {b}, %z : {b}) {{ {first} {second} func.return }}"
     run = nests(text)
     assert run.kernels == ["k0"]
     x, y, z = torch.randn(50), torch.zeros(50), torch.zeros(50)

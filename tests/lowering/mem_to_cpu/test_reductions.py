@@ -38,7 +38,8 @@ def reduce_text(shape, axes, kind, dtype="f32", t="f32", strides=""):
 
 SHAPES = [
     ((7, 100), (1,)), ((7, 100), (0,)), ((300, 5), (0,)), ((5, 3), (1,)), ((4, 1000), (1,)), ((1000, 130), (0,)),
-    ((3, 4, 50), (1,)), ((3, 40, 5), (0, 2)), ((4, 6, 7, 8), (0, 2, 3)), ((10, 200), (0, 1)), ((17,), (0,)), ((0, 5), (0,)), ((5, 0), (1,)),
+    ((3, 4, 50), (1,)), ((3, 40, 5), (0, 2)), ((4, 6, 7, 8), (0, 2, 3)), ((10, 200), (0, 1)), ((17,), (0,)), ((0, 5),
+      (0,)), ((5, 0), (1,)),
 ]  # fmt: skip
 
 
@@ -113,7 +114,9 @@ def test_other_floats(nests, dtype, torch_type, axes):
     x = torch.randn(50, 70).to(torch_type)
     o = torch.zeros(70 if axes == (0,) else 50, dtype=torch_type)
     nests(reduce_text((50, 70), axes, "sum", dtype=dtype, t="f64" if dtype == "f64" else "f32"))(x, o)
-    torch.testing.assert_close(o, x.double().sum(axes).to(torch_type), rtol=1e-2 if dtype == "bf16" else 1e-12, atol=1e-5)
+    torch.testing.assert_close(
+        o, x.double().sum(axes).to(torch_type), rtol=1e-2 if dtype == "bf16" else 1e-12, atol=1e-5
+    )
 
 
 def arg_text(shape, axis, kind, dtype="f32"):
@@ -239,7 +242,15 @@ func.func @forward(%x : {b}, %o : {v}, %p : {v}, %q : {v}) {{
 
 
 @pytest.mark.parametrize(
-    "shape,axes", [((5, 100), (1,)), ((100, 5), (0,)), ((3, 20001), (1,)), ((1000, 70), (0,)), ((4, 6, 50), (0, 2)), ((2, 3, 9000), (0, 2))]
+    "shape,axes",
+    [
+        ((5, 100), (1,)),
+        ((100, 5), (0,)),
+        ((3, 20001), (1,)),
+        ((1000, 70), (0,)),
+        ((4, 6, 50), (0, 2)),
+        ((2, 3, 9000), (0, 2)),
+    ],
 )
 def test_welford(nests, shape, axes):
     x = torch.randn(shape) + 1000
@@ -259,7 +270,9 @@ def test_welford(nests, shape, axes):
 
 
 def test_dynamic_welford(nests):
-    text = WELFORD.format(b=buffer("s0", "s1"), v=buffer("s0"), outer="%i = s0", inner="%j = s1", index="%i, %j", at="%i")
+    text = WELFORD.format(
+        b=buffer("s0", "s1"), v=buffer("s0"), outer="%i = s0", inner="%j = s1", index="%i, %j", at="%i"
+    )
     for rows, cols in ((3, 5), (2, 9000), (4, 130)):
         x = torch.randn(rows, cols) + 10
         o, p, q = torch.zeros(rows), torch.zeros(rows), torch.zeros(rows)
@@ -334,3 +347,23 @@ def test_long_sums_keep_their_precision(nests):
     p = torch.zeros(16)
     nests(reduce_text((1 << 18, 16), (0,), "sum"))(y, p)
     torch.testing.assert_close(p, y.double().sum(0).float(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["welford", "softmax", "sum", "argmax"])
+def test_reduction_over_one_element(nests, kind):
+    """A loop of size 1 goes in normalising; what is left has no loop at all."""
+    if kind == "argmax":
+        text, outs = arg_text((5, 1), 1, kind), [torch.full((5,), -1), torch.zeros(5)]
+        want = [torch.zeros(5, dtype=torch.int64), None]
+    elif kind == "sum":
+        text, outs, want = reduce_text((5, 1), (1,), kind), [torch.zeros(5)], [None]
+    elif kind == "softmax":
+        text = ONLINE.format(b=buffer(5, 1), v=buffer(5), outer="%i = 5", inner="%j = 1", at="%i")
+        outs, want = [torch.zeros(5), torch.zeros(5)], [None, torch.ones(5)]
+    else:
+        text = WELFORD.format(b=buffer(5, 1), v=buffer(5), outer="%i = 5", inner="%j = 1", index="%i, %j", at="%i")
+        outs, want = [torch.zeros(5) for _ in range(3)], [None, torch.zeros(5), torch.ones(5)]
+    x = torch.randn(5, 1)
+    nests(text)(x, *outs)
+    for got, expected in zip(outs, want, strict=True):
+        assert torch.equal(got, x[:, 0] if expected is None else expected)

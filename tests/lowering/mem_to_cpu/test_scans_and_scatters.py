@@ -30,7 +30,8 @@ def scan(rows, cols, axis, kind, dtype="f32"):
     outer, inner, again, at = ("%i", "%j", "%k", "%i, %k") if axis == 1 else ("%j", "%i", "%k", "%k, %j")
     sizes = (rows, cols)
     return SCAN.format(
-        b=buffer(rows, cols, dtype=dtype), outer=f"{outer} = {sizes[1 - axis]}", inner=f"{inner} = {sizes[axis]}", kind=kind, again=again,
+        b=buffer(rows, cols, dtype=dtype), outer=f"{outer} = {sizes[1 - axis]}", inner=f"{inner} = {sizes[axis]}",
+          kind=kind, again=again,
         at=at, t=dtype,
     )  # fmt: skip
 

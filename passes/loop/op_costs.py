@@ -1,0 +1,42 @@
+"""What body ops cost on a CPU, in vector operations: for schedules and for deciding what is computed once and kept."""
+
+from __future__ import annotations
+
+from xdsl.dialects import arith, math
+from xdsl.ir import Operation
+
+from ...dialects import loop
+from ...dialects.nd_types import LOW_PRECISION
+
+COSTS: dict[type[Operation], float] = {
+    arith.DivfOp: 5.0,
+    arith.DivSIOp: 15.0,
+    arith.RemSIOp: 15.0,
+    arith.FloorDivSIOp: 15.0,
+    math.SqrtOp: 6.0,
+    math.RsqrtOp: 10.0,
+    math.AbsFOp: 1.0,
+    math.FmaOp: 1.0,
+    math.FloorOp: 1.0,
+    math.CeilOp: 1.0,
+    math.RoundEvenOp: 1.0,
+    math.TruncOp: 1.0,
+    loop.RandomOp: 40.0,
+    loop.MathOp: 15.0,
+    loop.IndexOp: 0.0,
+    loop.BoundOp: 2.0,
+    loop.YieldOp: 0.0,
+    arith.ConstantOp: 0.0,
+    arith.ExtFOp: 0.5,
+}
+"""What is not here costs 1, functions of `math` 12."""
+
+
+def op_cost(op: Operation) -> float:
+    """Vector operations that a body op takes, about; a load of a 16-bit float is also a conversion."""
+    if isinstance(op, loop.LoadOp):
+        return 2.5 if loop.element_type(op.source.type) in LOW_PRECISION else 1.0
+    found = COSTS.get(type(op))
+    if found is not None:
+        return found
+    return 12.0 if op.name.startswith("math.") else 1.0
