@@ -1,4 +1,4 @@
-"""Reads of an argument's old value move in front of the nest that computes its new value, which may then store in place.
+"""Reads of an argument's old value move in front of the nest that computes the new one, so that it may store in place.
 
 Nothing at the loop level orders the two: a read of an argument always means its value at entry.
 """
