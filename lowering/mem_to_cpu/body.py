@@ -4,6 +4,7 @@ function."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
@@ -13,7 +14,8 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from ...dialects import cpu, loop
 from ...dialects.cpu_types import lanes_of, like, vec
 from ...dialects.cpu_vector import MATH_FUNCTIONS
-from .builder import cpu_kind
+from ...dialects.expr import Dim
+from .builder import cpu_kind, float_attr
 from .memory import lower_load, lower_store
 from .state import State, scalar_type
 
@@ -66,7 +68,7 @@ def divide(s: State, op: Operation) -> None:
     if lanes == 0 or b.depth_of(y) >= here or b.depth_of(x) < here or _tiny_constant(op.operands[1]):
         elementwise(s, op)
         return
-    one = b.splat(b.constant(FloatAttr(1.0, cpu.element_of(y.type))), lanes_of(y.type))
+    one = b.splat(b.constant(float_attr(1.0, cpu.element_of(y.type))), lanes_of(y.type))
     reciprocal = b.splat(b.pure(arith.DivfOp, (one, y), y.type, _FAST), lanes)
     negated = b.splat(b.pure(arith.NegfOp, (y,), y.type, _FAST), lanes)
     x = b.splat(x, lanes)
@@ -242,12 +244,12 @@ def _define_dim(s: State, result: SSAValue) -> None:
     """An index that was computed or loaded is an opaque dimension of the expressions that use it."""
     d = s.info.expr(result)
     value = s.values[result]
-    assert isinstance(value, SSAValue)
+    assert isinstance(value, SSAValue) and isinstance(d, Dim)
     if lanes_of(value.type):
-        s.varying[d] = value  # pyright: ignore[reportArgumentType]
+        s.varying[d] = value
     else:
-        s.varying.pop(d, None)  # pyright: ignore[reportArgumentType]
-        s.dims[d] = value  # pyright: ignore[reportArgumentType]
+        s.varying.pop(d, None)
+        s.dims[d] = value
 
 
 def index(s: State, op: Operation) -> None:
@@ -405,7 +407,7 @@ RULES: dict[type[Operation], Rule] = {
 _ELEMENTWISE_DIALECTS = ("arith", "math")
 
 
-def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[Operation], None]]) -> None:
+def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[Any], None]]) -> None:
     """Lower every op of a body; `nested` lowers the loops in it (and whatever else the caller does in its own way)."""
     cache = s.cache
     for op in block.ops:
@@ -421,7 +423,7 @@ def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[
             cache.store(op.results[0])
 
 
-def _lower_op(s: State, op: Operation, nested: dict[type[Operation], Callable[[Operation], None]]) -> None:
+def _lower_op(s: State, op: Operation, nested: dict[type[Operation], Callable[[Any], None]]) -> None:
     kind = type(op)
     own = nested.get(kind)
     if own is not None:

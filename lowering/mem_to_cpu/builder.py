@@ -10,9 +10,10 @@ so that whatever floated out of them stands before them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, i1, i64
+from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, IntegerType, i1, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import cpu
@@ -33,9 +34,14 @@ def int_property(value: int, dtype: Attribute) -> dict[str, Attribute]:
             wrapped &= (1 << width) - 1
             if width > 1 and wrapped >> (width - 1):
                 wrapped -= 1 << width
-        attr = IntegerAttr(wrapped, dtype)  # pyright: ignore[reportArgumentType]
+        attr = IntegerAttr(wrapped, cast(IntegerType, dtype))
         found = _INTS[(value, dtype)] = {"value": attr}
     return found
+
+
+def float_attr(value: float, dtype: Attribute) -> FloatAttr:
+    """A float constant of a scalar type."""
+    return FloatAttr(value, cast(AnyFloat, dtype))
 
 
 class Level:

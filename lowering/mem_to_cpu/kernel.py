@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import gcd
+from typing import Any
 
 from xdsl.dialects.builtin import DenseArrayBase, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
@@ -99,10 +100,10 @@ class NestLowering:
             s.cache = RowCache(s, self.choice)
         loops = LoopLowering(s, self.lower_body, self.choice)
         scans = ScanLowering(s, self.lower_region, self.choice)
-        self.nested: dict[type[Operation], Callable[[Operation], None]] = {
-            loop.ForOp: loops.lower_for,  # pyright: ignore[reportAssignmentType]
-            loop.ReduceOp: loops.lower_reduce,  # pyright: ignore[reportAssignmentType]
-            loop.ScanOp: scans.lower_scan,  # pyright: ignore[reportAssignmentType]
+        self.nested: dict[type[Operation], Callable[[Any], None]] = {
+            loop.ForOp: loops.lower_for,
+            loop.ReduceOp: loops.lower_reduce,
+            loop.ScanOp: scans.lower_scan,
         }
 
     def choice(self, node: object) -> tuple[Loop, int] | None:

@@ -12,7 +12,7 @@ from ...dialects.cpu_memory import _segments
 from ...dialects.cpu_types import lanes_of, ptr, vec
 from ...dialects.expr import ZERO, Add, Expr, free_dims
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type
-from .builder import int_property
+from .builder import float_attr, int_property
 from .state import State
 
 _PTR_ADD: dict[Attribute, dict[str, Attribute]] = {}
@@ -115,7 +115,7 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
 def _zero(s: State, dtype: Attribute) -> SSAValue:
     if isinstance(dtype, IntegerType):
         return s.b.int(0, dtype)
-    return s.b.constant(FloatAttr(0.0, dtype))  # pyright: ignore[reportArgumentType]
+    return s.b.constant(float_attr(0.0, dtype))
 
 
 def load_elements(

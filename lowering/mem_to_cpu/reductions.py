@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, i1, i32, i64
+from xdsl.dialects.builtin import IntegerAttr, IntegerType, i1, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import cpu
 from ...dialects.cpu_types import element_of, lanes_of, vec
 from ...dialects.nd_types import is_float
-from .builder import cpu_kind
+from .builder import cpu_kind, float_attr
 from .state import State
 
 Combine = Callable[[State, SSAValue, SSAValue], SSAValue]
@@ -30,7 +30,7 @@ _PLAIN: dict[str, Attribute] = {}
 def number(s: State, value: float, dtype: Attribute, lanes: int = 0) -> SSAValue:
     """A constant of a scalar type, in `lanes` lanes."""
     if is_float(dtype):
-        scalar = s.b.constant(FloatAttr(value, dtype))  # pyright: ignore[reportArgumentType]
+        scalar = s.b.constant(float_attr(value, dtype))
     else:
         scalar = s.b.int(int(value), dtype)
     return s.b.splat(scalar, lanes)
