@@ -1,8 +1,8 @@
 """The decomposition table that AOTAutograd traces with: torch's own, less what the importer has rules for.
 
-A rule gives a better graph than a decomposition (fewer nodes to trace, the whole operator seen at once), so an operator with a rule is
-never decomposed. What torch's core table has is taken; `EXTRA` adds operators that torch decomposes but leaves out of that table;
-`KEPT` are library calls by choice. Foreach operators become one operator per tensor.
+A rule gives a better graph than a decomposition (fewer nodes to trace, the whole operator seen at once), so an operator
+with a rule is never decomposed. What torch's core table has is taken; `EXTRA` adds operators that torch decomposes but
+leaves out of that table; `KEPT` are library calls by choice. Foreach operators become one operator per tensor.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 _EXTRA = """
-_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward alpha_dropout dropout dist geometric cauchy log_normal
-grid_sampler_2d upsample_bicubic2d upsample_bilinear2d upsample_trilinear3d tril_indices triu_indices lcm rrelu_with_noise_backward
-native_batch_norm _native_batch_norm_legit
+_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward alpha_dropout dropout dist geometric cauchy
+log_normal grid_sampler_2d upsample_bicubic2d upsample_bilinear2d upsample_trilinear3d tril_indices triu_indices lcm
+rrelu_with_noise_backward native_batch_norm _native_batch_norm_legit
 """
 """Packets (all overloads) beyond torch's core table."""
 
 _KEPT = """
-_scaled_dot_product_flash_attention_for_cpu upsample_bicubic2d_backward masked_scatter_backward soft_margin_loss_backward
+_scaled_dot_product_flash_attention_for_cpu upsample_bicubic2d_backward masked_scatter_backward
+soft_margin_loss_backward
 """
 """Packets of torch's core table that are not decomposed: library calls that are faster or more exact as a whole."""
 
@@ -60,8 +61,9 @@ def _build() -> dict[Any, Callable[..., Any]]:
 # ---- foreach: one call per tensor, arguments that are lists taken element by element
 
 _FOREACH = """
-abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min cos cosh div erf erfc exp expm1 floor frac lerp lgamma log log10 log1p
-log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc zeros_like
+abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min cos cosh div erf erfc exp expm1 floor frac lerp lgamma
+log log10 log1p log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc
+zeros_like
 """
 
 

@@ -1,4 +1,5 @@
-"""Runs an `nd` module through torch, op by op: the meaning of the level, for tests, `opt-tool --run` and translation validation.
+"""Runs an `nd` module through torch, op by op: the meaning of the level, for tests, `opt-tool --run` and translation
+validation.
 
 Slow and plain on purpose: one short function an op, in the words of the op's docstring.
 """
@@ -88,13 +89,17 @@ def _torch_dtype(value: SSAValue) -> torch.dtype:
 
 
 def run_nd(
-    module: ModuleOp, inputs: Sequence[Any], constants: Sequence[Any] = (), objects: Sequence[Any] = (), name: str | None = None
+    module: ModuleOp,
+    inputs: Sequence[Any],
+    constants: Sequence[Any] = (),
+    objects: Sequence[Any] = (),
+    name: str | None = None,
 ) -> list[Any]:
     """Run the function `name` (the first one) of an nd module.
 
-    inputs: tensors and numbers, one an argument that is no constant; tensors that the function updates are written. Returns the
-    function's results; those marked as views of an argument are that argument's memory, as the caller would get them. Raises
-    StepwellError where a value does not have its type."""
+    inputs: tensors and numbers, one an argument that is no constant; tensors that the function updates are written.
+    Returns the function's results; those marked as views of an argument are that argument's memory, as the caller would
+    get them. Raises StepwellError where a value does not have its type."""
     return _execute(NdInterpreter(objects), module, [*inputs, *constants], name)
 
 
@@ -109,7 +114,9 @@ def run_imported(imported: Any, inputs: Sequence[Any]) -> list[Any]:
 def _execute(run: NdInterpreter, module: ModuleOp, given: list[Any], name: str | None) -> list[Any]:
     func = next(f for f in module.ops if isinstance(f, FuncOp) and name in (None, f.sym_name.data))
     if len(given) != len(func.body.block.args):
-        raise StepwellError(f"@{func.sym_name.data} takes {len(func.body.block.args)} arguments, {len(given)} were given")
+        raise StepwellError(
+            f"@{func.sym_name.data} takes {len(func.body.block.args)} arguments, {len(given)} were given"
+        )
     _bind_arguments(run, func, given)
     with torch.no_grad():
         for op in func.body.block.ops:
@@ -132,6 +139,8 @@ def _bind_arguments(run: NdInterpreter, func: FuncOp, given: Sequence[Any]) -> N
 
 def _results(run: NdInterpreter, func: FuncOp, op: ReturnOp, given: Sequence[Any]) -> list[Any]:
     results: list[Any] = [run.values[v] for v in op.arguments]
+    if run.updates:  # a result that is a view of an argument has its value before the updates
+        results = [r.clone() if isinstance(r, torch.Tensor) else r for r in results]
     for target, value in run.updates:
         target.copy_(value)
     attrs = func.res_attrs.data if func.res_attrs is not None else ()
@@ -252,7 +261,8 @@ def _flip(run: NdInterpreter, op: Any, x: torch.Tensor) -> torch.Tensor:
 def _view(run: NdInterpreter, op: Any, x: torch.Tensor) -> torch.Tensor:
     shape = run.shape(op.result)
     grid = [
-        torch.arange(n).reshape([-1 if k == d else 1 for k in range(len(shape))]).expand(shape) for d, n in enumerate(shape)
+        torch.arange(n).reshape([-1 if k == d else 1 for k in range(len(shape))]).expand(shape)
+        for d, n in enumerate(shape)
     ]
     index = tuple(_tensor_value(run, e, grid, shape) for e in op.map.data.results)
     if any(i.numel() and (int(i.min()) < 0 or int(i.max()) >= n) for i, n in zip(index, x.shape, strict=True)):
@@ -424,7 +434,9 @@ def _gather(run: NdInterpreter, op: Any, x: torch.Tensor, index: torch.Tensor) -
 
 
 @_on(nd.ScatterOp)
-def _scatter(run: NdInterpreter, op: Any, base: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def _scatter(
+    run: NdInterpreter, op: Any, base: torch.Tensor, index: torch.Tensor, source: torch.Tensor
+) -> torch.Tensor:
     (dim,), mode = prop(op, "dim"), prop(op, "mode")
     index = _checked(index, base.shape[dim], False)
     if mode == "set":
@@ -434,7 +446,9 @@ def _scatter(run: NdInterpreter, op: Any, base: torch.Tensor, index: torch.Tenso
 
 
 @_on(nd.IndexPutOp)
-def _index_put(run: NdInterpreter, op: Any, base: torch.Tensor, values: torch.Tensor, *indices: torch.Tensor) -> torch.Tensor:
+def _index_put(
+    run: NdInterpreter, op: Any, base: torch.Tensor, values: torch.Tensor, *indices: torch.Tensor
+) -> torch.Tensor:
     result = base.clone()
     place = _places(op, base, indices)
     if prop(op, "mode") == "set":
@@ -453,7 +467,9 @@ def _matmul(run: NdInterpreter, op: Any, a: torch.Tensor, b: torch.Tensor) -> to
 
 
 @_on(nd.ConvOp)
-def _conv(run: NdInterpreter, op: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _conv(
+    run: NdInterpreter, op: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     numbers = [list(prop(op, name)) for name in ("stride", "padding", "dilation")]
     transposed = "transposed" in op.properties
     return torch.ops.aten.convolution(
@@ -549,7 +565,8 @@ def _barrier(run: NdInterpreter, op: Any, x: torch.Tensor) -> torch.Tensor:
 
 _SPECIAL = (
     "i0e i1 i1e ndtri log_ndtr erfcx bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 "
-    "modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0 airy_ai zeta"
+    "modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0 "
+    "airy_ai zeta"
 ).split()
 
 
@@ -621,4 +638,3 @@ def _map(run: NdInterpreter, op: Any, *xs: torch.Tensor) -> torch.Tensor:
     if fn is None:
         raise StepwellError(f"nd.map: torch has no function {name}")
     return fn(*xs).to(_torch_dtype(op.result))
-

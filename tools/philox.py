@@ -1,4 +1,5 @@
-"""Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) through torch: the reference of nd.random."""
+"""Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) through torch: the reference of
+nd.random."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ _MASK = 0xFFFFFFFF
 
 
 def random_numbers(kind: str, seed: int, offset: int, count: int) -> torch.Tensor:
-    """Numbers offset, offset + 1, ... of the stream `seed`: rand (f32 in [0, 1)), randn (f32, Box and Muller) or randint (32 bits, i64).
+    """Numbers offset, offset + 1, ... of the stream `seed`: rand (f32 in [0, 1)), randn (f32, Box and Muller) or
+    randint (32 bits, i64).
 
-    Number k is word k mod 4 of block k div 4; a normal number takes the first or the second pair of words, the cosine for even k and
-    the sine for odd k."""
+    Number k is word k mod 4 of block k div 4; a normal number takes the first or the second pair of words, the cosine
+    for even k and the sine for odd k."""
     numbers = torch.arange(count, dtype=torch.int64) + offset
     words = philox_words(seed, (numbers >> 2) & ((1 << 62) - 1))
     if kind == "randint":
@@ -36,7 +38,8 @@ def _uniform(words: torch.Tensor) -> torch.Tensor:
 
 
 def philox_words(seed: int, blocks: torch.Tensor) -> torch.Tensor:
-    """[n, 4] words of 32 bits in i64: the key is the seed, the counter the block's number (64 bits each, the upper two words 0)."""
+    """[n, 4] words of 32 bits in i64: the key is the seed, the counter the block's number (64 bits each, the upper two
+    words 0)."""
     words = [blocks & _MASK, (blocks >> 32) & _MASK, torch.zeros_like(blocks), torch.zeros_like(blocks)]
     key = [seed & _MASK, (seed >> 32) & _MASK]
     for _ in range(10):

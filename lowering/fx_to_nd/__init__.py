@@ -1,6 +1,7 @@
 """Import: the ATen graph that AOTAutograd gives (forward, backward or inference) as an `nd` module.
 
-One file an operator family; each fills the registry with rules (registry.py says how a rule is written). `import_graph` is the door.
+One file an operator family; each fills the registry with rules (registry.py says how a rule is written). `import_graph`
+is the door.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from xdsl.ir import Block, Region
 from ...dialects import nd
 from ...dialects.expr import Expr
 from ...dialects.nd_types import TensorType
-from .importer import Counts, ImportFailure, Importer
+from .importer import Counts, Importer, ImportFailure
 from .signature import Output, Results, constant_attributes, placeholder, symbol_ranges
 
 __all__ = ["Counts", "ImportFailure", "Imported", "Output", "import_graph"]
@@ -48,9 +49,9 @@ _loaded = False
 class Imported:
     """What an import gives.
 
-    module: the `nd` module with func.func @name. constants: the tensors that its last arguments take. objects: what object(k) in a call
-    names. inputs: for each leading argument the position of the FX placeholder that it takes. outputs: how each output of the FX graph
-    is made (see `Output`). counts: operator nodes by treatment."""
+    module: the `nd` module with func.func @name. constants: the tensors that its last arguments take. objects: what
+    object(k) in a call names. inputs: for each leading argument the position of the FX placeholder that it takes.
+    outputs: how each output of the FX graph is made (see `Output`). counts: operator nodes by treatment."""
 
     module: ModuleOp
     constants: list[torch.Tensor]
@@ -83,9 +84,10 @@ def import_graph(
 ) -> Imported:
     """Write `gm` as a module of `nd` ops.
 
-    gm: an ATen graph, functional but for writes to its inputs; nodes without metadata get it by fake propagation of `example_inputs`.
-    static_inputs: positions of placeholders whose address does not change between calls. output_strides: for each output the strides
-    that the caller must see, None for torch's own. numerics "eager" rounds f16 and bf16 after every op. fallback_random: random numbers
+    gm: an ATen graph, functional but for writes to its inputs; nodes without metadata get it by fake propagation of
+    `example_inputs`. static_inputs: positions of placeholders whose address does not change between calls.
+    output_strides: for each output the strides that the caller must see, None for torch's own. numerics "eager" rounds
+    f16 and bf16 after every op. fallback_random: random numbers
     from the library's generator, as eager draws them. Raises ImportFailure with the node and the user's line."""
     load_rules()
     _ensure_metadata(gm, example_inputs)

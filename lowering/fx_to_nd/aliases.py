@@ -68,11 +68,14 @@ def root(node: Node) -> Node:
 
 
 def write_through(b: Importer, node: Any, value: SSAValue) -> None:
-    """Give `node` a new value after an in-place write; a view passes it on to what it is a view of, up to the graph's argument."""
+    """Give `node` a new value after an in-place write; a view passes it on to what it is a view of, up to the graph's
+    argument."""
     if not isinstance(node, Node):
         raise StepwellError(f"node {b.node.name}: writes to something that is not a value of the graph: {node}")
     val = node.meta["val"]
-    value = b.conform(b.expand(b.cast(value, b.dtype(b.env[node])), b.sizes(val.shape)), b.sizes(val.shape), b.dtype(b.env[node]))
+    value = b.conform(
+        b.expand(b.cast(value, b.dtype(b.env[node])), b.sizes(val.shape)), b.sizes(val.shape), b.dtype(b.env[node])
+    )
     b.env[node] = value
     source = view_source(node)
     if source is not None:
@@ -90,7 +93,15 @@ def _scattered(b: Importer, node: Node, source: Node, value: SSAValue) -> SSAVal
         raise StepwellError(f"node {b.node.name}: writes to a part of {source.name} that a split gave; use slices")
     packet = target.overloadpacket
     args = [b.argument(a) for a in node.args[1:]]
-    if packet in (aten.view, aten.alias, aten.detach, aten.squeeze, aten.unsqueeze, aten._unsafe_view, aten._reshape_alias):
+    if packet in (
+        aten.view,
+        aten.alias,
+        aten.detach,
+        aten.squeeze,
+        aten.unsqueeze,
+        aten._unsafe_view,
+        aten._reshape_alias,
+    ):
         return b.reshape(value, dims)
     if packet is aten.permute:
         order = [d % len(dims) for d in args[0]]

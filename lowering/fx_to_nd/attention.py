@@ -1,4 +1,5 @@
-"""Attention that torch fuses on other devices but spells out here. The CPU's flash attention is a library call by choice."""
+"""Attention that torch fuses on other devices but spells out here. The CPU's flash attention is a library call by
+choice."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Writes `nd` ops: one method a kind of op, which works out the result type. Knows nothing of FX.
 
-Values are SSA values of type !nd.tensor. Where a method takes a value and numbers, a Python number becomes a 0-d constant of the
-value's element type.
+Values are SSA values of type !nd.tensor. Where a method takes a value and numbers, a Python number becomes a 0-d
+constant of the value's element type.
 """
 
 from __future__ import annotations
@@ -115,7 +115,13 @@ class Builder:
         return op
 
     def emit(
-        self, cls: type[nd.NdOp], operands: Iterable[SSAValue], dims: Sequence[Expr], dtype: Attribute, /, **properties: Attribute
+        self,
+        cls: type[nd.NdOp],
+        operands: Iterable[SSAValue],
+        dims: Sequence[Expr],
+        dtype: Attribute,
+        /,
+        **properties: Attribute,
     ) -> SSAValue:
         """Append an op of one tensor result and return that."""
         dims = tuple(dims)
@@ -190,8 +196,8 @@ class Builder:
     # ---- pointwise
 
     def broadcast(self, values: Sequence[SSAValue]) -> tuple[Sequence[SSAValue], Dims]:
-        """The values and the sizes that they broadcast to. Sizes that are equal under torch's guards but written differently are
-        made the same (the one of the first value that has it stays)."""
+        """The values and the sizes that they broadcast to. Sizes that are equal under torch's guards but written
+        differently are made the same (the one of the first value that has it stays)."""
         shapes = [self.dims(v) for v in values]
         first = shapes[0]
         if all(s is first or s == first for s in shapes):
@@ -305,7 +311,11 @@ class Builder:
     ) -> SSAValue:
         """Elements starts[d] + i * steps[d] of each dimension."""
         start_attr, step_attr = ExprsAttr.get(starts), ExprsAttr.get(steps)
-        if tuple(dims) == self.dims(value) and all(s is ZERO for s in start_attr.data) and all(s is ONE for s in step_attr.data):
+        if (
+            tuple(dims) == self.dims(value)
+            and all(s is ZERO for s in start_attr.data)
+            and all(s is ONE for s in step_attr.data)
+        ):
             return value
         return self.emit(nd.SliceOp, (value,), dims, self.dtype(value), starts=start_attr, steps=step_attr)
 
@@ -330,7 +340,11 @@ class Builder:
         return self.emit(nd.IndexViewOp, (value,), dims, self.dtype(value), map=found)
 
     def flip(self, value: SSAValue, dims: Sequence[int]) -> SSAValue:
-        return self.emit(nd.FlipOp, (value,), self.dims(value), self.dtype(value), dims=IntsAttr.get(dims)) if dims else value
+        return (
+            self.emit(nd.FlipOp, (value,), self.dims(value), self.dtype(value), dims=IntsAttr.get(dims))
+            if dims
+            else value
+        )
 
     def unsqueeze(self, value: SSAValue, dim: int) -> SSAValue:
         dims = self.dims(value)
@@ -384,10 +398,14 @@ class Builder:
         """Extreme values and their row-major indices within dims; the dims are dropped."""
         left = [s for k, s in enumerate(self.dims(value)) if k not in dims]
         types = (self.tensor(left, self.dtype(value)), self.tensor(left, i64))
-        values, indices = self.emit_many(nd.ArgReduceOp, (value,), types, kind=text(kind), dims=IntsAttr.get(sorted(dims)))
+        values, indices = self.emit_many(
+            nd.ArgReduceOp, (value,), types, kind=text(kind), dims=IntsAttr.get(sorted(dims))
+        )
         return values, indices
 
-    def var_mean(self, value: SSAValue, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[SSAValue, SSAValue]:
+    def var_mean(
+        self, value: SSAValue, dims: Sequence[int], correction: float, keepdim: bool
+    ) -> tuple[SSAValue, SSAValue]:
         """Variance and mean over dims (at least one)."""
         left = [s for k, s in enumerate(self.dims(value)) if k not in dims]
         kind = self.tensor(left, self.dtype(value))
@@ -431,7 +449,9 @@ class Builder:
         flags = {"wrap": UNIT} if wrap else {}
         operands = (base, values, *indices)
         dtype = self.dtype(base)
-        return self.emit(nd.IndexPutOp, operands, self.dims(base), dtype, dims=IntsAttr.get(dims), mode=text(mode), **flags)
+        return self.emit(
+            nd.IndexPutOp, operands, self.dims(base), dtype, dims=IntsAttr.get(dims), mode=text(mode), **flags
+        )
 
     def gather(self, value: SSAValue, dim: int, index: SSAValue) -> SSAValue:
         return self.emit(nd.GatherOp, (value, index), self.dims(index), self.dtype(value), dim=IntsAttr.get((dim,)))

@@ -83,7 +83,8 @@ def _addr(b: Importer, x: SSAValue, u: SSAValue, v: SSAValue, *, beta: Any = 1, 
 
 
 def _numbers(values: Sequence[Any], count: int) -> IntsAttr | None:
-    """A stride, padding or dilation list of `count` numbers (a single one stands for all); None when one is symbolic."""
+    """A stride, padding or dilation list of `count` numbers (a single one stands for all); None when one is
+    symbolic."""
     given = list(values) if isinstance(values, (tuple, list)) else [values]
     if any(not isinstance(v, int) for v in given):
         return None

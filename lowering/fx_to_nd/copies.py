@@ -85,7 +85,11 @@ def _assert_scalar(b: Importer, condition: Any, message: str) -> None:
     return None
 
 
-@rule(packet(aten, "_assert_tensor_metadata"), packet(aten, "sym_constrain_range_for_size"), packet(aten, "sym_constrain_range"))
+@rule(
+    packet(aten, "_assert_tensor_metadata"),
+    packet(aten, "sym_constrain_range_for_size"),
+    packet(aten, "sym_constrain_range"),
+)
 def _known(b: Importer, *args: Any, **options: Any) -> None:
     """Facts that torch's ShapeEnv holds already: they are the ranges of the module's symbols."""
     return None

@@ -48,7 +48,9 @@ def _constant(value: int) -> Any:
     return lambda b, *args, **options: _filled(b, value)
 
 
-for _name in "zeros zeros_like new_zeros zero empty empty_like new_empty empty_strided new_empty_strided empty_permuted".split():
+for _name in (
+    "zeros zeros_like new_zeros zero empty empty_like new_empty empty_strided new_empty_strided empty_permuted".split()
+):
     rule(packet(aten, _name))(_constant(0))
 for _name in "ones ones_like new_ones".split():
     rule(packet(aten, _name))(_constant(1))
@@ -105,5 +107,3 @@ def _tril(b: Importer, x: SSAValue, diagonal: Any = 0) -> SSAValue:
 @rule(aten.triu)
 def _triu(b: Importer, x: SSAValue, diagonal: Any = 0) -> SSAValue:
     return _triangle(b, x, diagonal, "ge")
-
-

@@ -1,7 +1,8 @@
-"""Library calls: an FX node without a rule as `nd.extern` with what eager would see - strides, aliases, mutations, effects.
+"""Library calls: an FX node without a rule as `nd.extern` with what eager would see - strides, aliases, mutations,
+effects.
 
-Results of the op are the tensors and numbers of the operator's result in order, None left out, then the new values of the operands that
-it mutates. The target "py" calls a Python object of the module: `py(object(k), arguments...)`.
+Results of the op are the tensors and numbers of the operator's result in order, None left out, then the new values of
+the operands that it mutates. The target "py" calls a Python object of the module: `py(object(k), arguments...)`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,12 @@ def constant(b: Importer, value: torch.Tensor) -> SSAValue:
     """A constant tensor: literal when tiny, else an argument at the end of the function."""
     dtype = element_type(value.dtype)
     plain = value.device.type == "cpu" and value.layout == torch.strided and not _is_fake(value)
-    if plain and dtype in COMPUTED and value.numel() <= _INLINE_LIMIT and type(value) in (torch.Tensor, torch.nn.Parameter):
+    if (
+        plain
+        and dtype in COMPUTED
+        and value.numel() <= _INLINE_LIMIT
+        and type(value) in (torch.Tensor, torch.nn.Parameter)
+    ):
         with _disable_current_modes():  # the caller's fake mode refuses real tensors
             values = value.detach().reshape(-1).tolist()
         dims = b.sizes(value.shape)
@@ -82,7 +88,14 @@ def _constant_key(value: torch.Tensor) -> Any:
     """Equal for tensors that are the same view of the same storage."""
     if value.layout != torch.strided or _is_fake(value):
         return id(value)
-    return (value.untyped_storage()._cdata, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype, value.device)
+    return (
+        value.untyped_storage()._cdata,
+        value.storage_offset(),
+        tuple(value.shape),
+        value.stride(),
+        value.dtype,
+        value.device,
+    )
 
 
 # ---- call templates
@@ -239,7 +252,8 @@ def is_fallback(target: Any) -> bool:
 def overload_call(
     b: Importer, node: Node, target: Any, args: Sequence[Any], kwargs: dict[str, Any], val: Any, fallback: bool = False
 ) -> Any:
-    """Write the call of `target` with FX arguments and return the node's value; mutated arguments are given their new values."""
+    """Write the call of `target` with FX arguments and return the node's value; mutated arguments are given their new
+    values."""
     operands: list[SSAValue] = []
     sources: list[Any] = []
 
@@ -264,7 +278,11 @@ def overload_call(
     positional = tuple([argument(schema_args[k].name, a) for k, a in enumerate(args)])
     named = tuple([(key, argument(key, a)) for key, a in kwargs.items()])
     mutates = [
-        k for a in schema_args if a.is_write and a.name in places for k in range(*places[a.name]) if _is_tensor(operands[k])
+        k
+        for a in schema_args
+        if a.is_write and a.name in places
+        for k in range(*places[a.name])
+        if _is_tensor(operands[k])
     ]
     types, layouts = ([], []) if _returns_only_mutated(target) else result_types(b, val)
     own = len(types)
@@ -299,13 +317,18 @@ def _returns_only_mutated(target: Any) -> bool:
 
 
 def operand_layout(b: Importer, source: Any, target: Any = None) -> Attribute:
-    """The strides that eager has for an operand. Overlapping ones of a torch operator are left free: its own kernels take any."""
+    """The strides that eager has for an operand. Overlapping ones of a torch operator are left free: its own kernels
+    take any."""
     val = source.meta.get("val") if isinstance(source, Node) else None
     if not isinstance(val, torch.Tensor) or val.layout != torch.strided:
         return UNIT
     strides = val.stride()
     custom = target is not None and target.namespace not in ("aten", "prims")
-    if not custom and any(type(s) is int and s == 0 for s in strides) and not is_nonoverlapping_dense(val.shape, strides):
+    if (
+        not custom
+        and any(type(s) is int and s == 0 for s in strides)
+        and not is_nonoverlapping_dense(val.shape, strides)
+    ):
         return UNIT
     return b.layout(b.sizes(strides))
 
@@ -315,7 +338,12 @@ def _aliases(target: Any, places: dict[str, tuple[int, int]], val: Any, results:
     schema = target._schema
     if not any(r.alias_info is not None for r in schema.returns):
         return []
-    by_set = {name: places[a.name][0] for a in schema.arguments if a.alias_info and a.name in places for name in a.alias_info.before_set}
+    by_set = {
+        name: places[a.name][0]
+        for a in schema.arguments
+        if a.alias_info and a.name in places
+        for name in a.alias_info.before_set
+    }
     found: list[int] = []
     items = val if isinstance(val, (tuple, list)) and len(schema.returns) > 1 else [val]
     for item, returned in zip(items, schema.returns, strict=False):
@@ -334,7 +362,9 @@ def bound_symbol(node: Node) -> str | None:
     return expr.name if getattr(expr, "is_symbol", False) else None
 
 
-_EFFECT_NAMES = frozenset(("_assert_async", "_assert_scalar", "_assert_tensor_metadata", "_functional_assert_async", "sym_constrain_range"))
+_EFFECT_NAMES = frozenset(
+    ("_assert_async", "_assert_scalar", "_assert_tensor_metadata", "_functional_assert_async", "sym_constrain_range")
+)
 
 
 def has_effect(target: Any) -> bool:
@@ -354,6 +384,12 @@ def python_function(b: Importer, node: Node) -> Any:
     args = [b.argument(a) for a in node.args]
     if val is None and any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes):
         raise TypeError(f"{node.target} is not an ATen operator")
-    kind = "bool" if isinstance(val, (bool, torch.SymBool)) else "float" if isinstance(val, (float, torch.SymFloat)) else "int"
+    kind = (
+        "bool"
+        if isinstance(val, (bool, torch.SymBool))
+        else "float"
+        if isinstance(val, (float, torch.SymFloat))
+        else "int"
+    )
     (result,) = python_call(b, node.target, args, [kind])  # pyright: ignore[reportArgumentType]
     return bind_number(b, val, result)

@@ -1,7 +1,7 @@
 """Higher-order operators: control flow, functionalised mutation, effects, user kernels.
 
-Functionalised calls of mutating operators become the call itself with `mutates`. Every other one is a call of a Python object that runs
-the operator eagerly with its subgraphs.
+Functionalised calls of mutating operators become the call itself with `mutates`. Every other one is a call of a Python
+object that runs the operator eagerly with its subgraphs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def call(b: Importer, node: Node) -> Any:
 
 @dataclass
 class EagerCall:
-    """Runs a higher-order operator (or any callable) at run time; `args` and `kwargs` hold `Slot`s where run-time values go."""
+    """Runs a higher-order operator (or any callable) at run time; `args` and `kwargs` hold `Slot`s where run-time
+    values go."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]
@@ -42,7 +43,9 @@ class EagerCall:
         def fill(item: Any) -> Any:
             return values[item.index] if isinstance(item, Slot) else item
 
-        args, kwargs = pytree.tree_map(fill, (self.args, self.kwargs), is_leaf=lambda x: isinstance(x, (Slot, GraphModule)))
+        args, kwargs = pytree.tree_map(
+            fill, (self.args, self.kwargs), is_leaf=lambda x: isinstance(x, (Slot, GraphModule))
+        )
         return self.target(*args, **kwargs)
 
 
@@ -78,8 +81,17 @@ def _split_arguments(b: Importer, args: Any, kwargs: Any) -> tuple[list[Any], li
     return values, sources, walk(tuple(args)), walk(dict(kwargs))
 
 
-def _python(b: Importer, fn: Callable[..., Any], args: Any, kwargs: Any, val: Any, mutates: tuple[Node, ...] = (), effect: bool = False) -> Any:
-    """Write a call of `fn(*args, **kwargs)` at run time; returns (value of the results, new values of mutated nodes)."""
+def _python(
+    b: Importer,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    val: Any,
+    mutates: tuple[Node, ...] = (),
+    effect: bool = False,
+) -> Any:
+    """Write a call of `fn(*args, **kwargs)` at run time; returns (value of the results, new values of mutated
+    nodes)."""
     values, sources, args, kwargs = _split_arguments(b, args, kwargs)
     operands: list[SSAValue] = []
     template = []
@@ -110,7 +122,9 @@ def _run_eagerly(b: Importer, node: Node) -> Any:
     """Any higher-order operator: run as it is, in eager."""
     target: Any = node.target
     mutates = tuple(n for n in node.all_input_nodes if n.name in _mutated_names(node))
-    results, changed = _python(b, target, node.args, node.kwargs, b.val, mutates, effect=not flat(b.val) or b.val is None)
+    results, changed = _python(
+        b, target, node.args, node.kwargs, b.val, mutates, effect=not flat(b.val) or b.val is None
+    )
     for source, value in zip(mutates, changed, strict=True):
         b.rebind(source, value)
     return regroup(b, b.val, results)
@@ -121,14 +135,17 @@ def _mutated_names(node: Node) -> frozenset[str]:
     if "triton_kernel_wrapper_mutation" not in str(node.target):
         return frozenset()
     kwargs: Any = node.kwargs.get("kwargs", {})
-    return frozenset(v.name for v in kwargs.values() if isinstance(v, Node) and isinstance(v.meta.get("val"), torch.Tensor))
+    return frozenset(
+        v.name for v in kwargs.values() if isinstance(v, Node) and isinstance(v.meta.get("val"), torch.Tensor)
+    )
 
 
 # ---- functionalised mutation
 
 
 def _auto_functionalized(b: Importer, node: Node) -> Any:
-    """auto_functionalized(op, **kwargs): the mutating operator; its value is (results..., new values of written arguments...)."""
+    """auto_functionalized(op, **kwargs): the mutating operator; its value is (results..., new values of written
+    arguments...)."""
     target: Any = node.args[0]
     kwargs = {k: v for k, v in node.kwargs.items()}
     written = [a.name for a in target._schema.arguments if a.is_write]
@@ -183,7 +200,8 @@ def _by_schema(target: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str
 
 @dataclass
 class ViewedCall:
-    """Calls a mutating operator on views of its bases (auto_functionalized_v2), in place; returns the operator's results."""
+    """Calls a mutating operator on views of its bases (auto_functionalized_v2), in place; returns the operator's
+    results."""
 
     target: Any
     bases: int
@@ -245,7 +263,9 @@ def _auto_functionalized_v2(b: Importer, node: Node) -> Any:
         prefix = f"_{arg.name}"
         length = kwargs.get(f"{prefix}_length")
         metadata[arg.name] = (
-            [_view_of(f"{prefix}_{k}", kwargs) for k in range(length)] if isinstance(length, int) else _view_of(prefix, kwargs)
+            [_view_of(f"{prefix}_{k}", kwargs) for k in range(length)]
+            if isinstance(length, int)
+            else _view_of(prefix, kwargs)
         )
     simple = _plain_bases(metadata, bases)
     own = tuple(flat(node.meta["val"])[: -len(bases)]) if bases else tuple(flat(node.meta["val"]))

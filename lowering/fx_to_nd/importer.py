@@ -1,7 +1,8 @@
 """Walks an FX graph and writes its `nd` function: values of nodes, rules, library calls, updates of arguments.
 
-`import_graph` in __init__.py is the entry. A node's value in `env` is a tensor (SSA value), a size (`Expr`), another number
-(`SymScalar`, `ScalarValue`, int, float, bool), None, a Python object (dtype, string, subgraph) or a tuple of these.
+`import_graph` in __init__.py is the entry. A node's value in `env` is a tensor (SSA value), a size (`Expr`), another
+number (`SymScalar`, `ScalarValue`, int, float, bool), None, a Python object (dtype, string, subgraph) or a tuple of
+these.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Counts:
 
 
 class Importer(Builder):
-    """One function being written. Rules get it as their first argument: the Builder's methods plus what is known of the node."""
+    """One function being written. Rules get it as their first argument: the Builder's methods plus what is known of the
+    node."""
 
     def __init__(self, gm: GraphModule, block: Block, fallback_random: bool = False):
         super().__init__(block)
@@ -172,7 +174,8 @@ class Importer(Builder):
         return self.call(node, target, val)
 
     def unbound_symbols(self, node: Node) -> set[str]:
-        """Unbacked symbols in the sizes, strides and numbers of a node that nothing before it defines: the node's call does."""
+        """Unbacked symbols in the sizes, strides and numbers of a node that nothing before it defines: the node's call
+        does."""
         seen: list[Any] = []
         for item in externs.flat(node.meta.get("val")):
             if isinstance(item, torch.Tensor) and item.layout == torch.strided:
@@ -183,8 +186,8 @@ class Importer(Builder):
         return names - self.known_unbacked - self.argument_symbols - self.float_symbols.keys()
 
     def call(self, node: Node, target: Any, val: Any, defines: bool = False) -> Any:
-        """The value of an operator call: by its rule, else by a library call. A call that defines the sizes of its result must be
-        made: rules only know sizes that are given."""
+        """The value of an operator call: by its rule, else by a library call. A call that defines the sizes of its
+        result must be made: rules only know sizes that are given."""
         if isinstance(target, torch._ops.HigherOrderOperator):
             return higher_order.call(self, node)
         rule = find_rule(target)
@@ -228,10 +231,8 @@ class Importer(Builder):
         if self.dims(value) == dims:
             return value
         if len(self.dims(value)) != len(dims):
-            raise StepwellError(
-                f"node {self.node.name}: the rule of {self.node.target} gives sizes {list(map(str, self.dims(value)))}, "
-                f"torch says {list(map(str, dims))}"
-            )
+            got, wanted = (list(map(str, d)) for d in (self.dims(value), dims))
+            raise StepwellError(f"node {self.node.name}: {self.node.target} was given sizes {got}, not {wanted}")
         return self.reshape(value, dims)
 
     def argument(self, arg: Any) -> Any:
@@ -267,7 +268,9 @@ class Importer(Builder):
         """A value of `env` as a leaf of a call template; tensors and run-time numbers are appended to the operands."""
         return externs.leaf(self, value, operands)
 
-    def extern_op(self, operands: Sequence[SSAValue], call: Any, types: Sequence[Attribute], **properties: Any) -> tuple[SSAValue, ...]:
+    def extern_op(
+        self, operands: Sequence[SSAValue], call: Any, types: Sequence[Attribute], **properties: Any
+    ) -> tuple[SSAValue, ...]:
         """Write an nd.extern; see externs.write."""
         return externs.write(self, operands, call, types, **properties)
 

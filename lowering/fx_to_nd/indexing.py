@@ -44,7 +44,8 @@ def _embedding_backward(
 
 
 def _index_tensors(b: Importer, indices: Sequence[SSAValue | None]) -> tuple[list[int], list[SSAValue]] | None:
-    """Indexed dimensions and their index tensors; None when one is a mask, whose result has a size known at run time only."""
+    """Indexed dimensions and their index tensors; None when one is a mask, whose result has a size known at run time
+    only."""
     dims = [k for k, i in enumerate(indices) if i is not None]
     tensors = [i for i in indices if i is not None]
     if not tensors or any(b.dtype(t) in (i1, ui8) for t in tensors):
@@ -93,7 +94,12 @@ def _indexed_dims(b: Importer, x: SSAValue, dims: Sequence[int], tensors: Sequen
 
 @rule(aten.index_put, aten._unsafe_index_put)
 def _index_put(
-    b: Importer, x: SSAValue, indices: Sequence[SSAValue | None], values: SSAValue, accumulate: bool = False, unsafe: bool = False
+    b: Importer,
+    x: SSAValue,
+    indices: Sequence[SSAValue | None],
+    values: SSAValue,
+    accumulate: bool = False,
+    unsafe: bool = False,
 ) -> SSAValue:
     if len(indices) == 1 and indices[0] is not None and b.dtype(indices[0]) == i1 and not accumulate:
         return _masked_put(b, x, indices[0], values)
@@ -178,12 +184,16 @@ _REDUCE = {"add": "add", "multiply": "prod"}
 
 
 @rule(aten.scatter.src, aten.scatter.reduce)
-def _scatter_source(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, *, reduce: str | None = None) -> SSAValue:
+def _scatter_source(
+    b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, *, reduce: str | None = None
+) -> SSAValue:
     return _scatter(b, x, d, index, source, _REDUCE[reduce] if reduce else "set")
 
 
 @rule(aten.scatter.value, aten.scatter.value_reduce)
-def _scatter_value(b: Importer, x: SSAValue, d: int, index: SSAValue, value: Any, *, reduce: str | None = None) -> SSAValue:
+def _scatter_value(
+    b: Importer, x: SSAValue, d: int, index: SSAValue, value: Any, *, reduce: str | None = None
+) -> SSAValue:
     return _scatter(b, x, d, index, _spread(b, x, index, value), _REDUCE[reduce] if reduce else "set")
 
 
@@ -209,9 +219,7 @@ def _scatter_reduce(
     return _scatter(b, x, d, index, source, mode)
 
 
-rule(packet(aten, "_unsafe_masked_index"))(
-    lambda b, x, mask, indices, fill: _masked_index(b, x, mask, indices, fill)
-)
+rule(packet(aten, "_unsafe_masked_index"))(lambda b, x, mask, indices, fill: _masked_index(b, x, mask, indices, fill))
 
 
 def _masked_index(b: Importer, x: SSAValue, mask: SSAValue, indices: Any, fill: Any) -> SSAValue:
@@ -220,6 +228,9 @@ def _masked_index(b: Importer, x: SSAValue, mask: SSAValue, indices: Any, fill: 
     if found is None or any(s is ZERO for s in b.dims(x)):
         return NotImplemented
     dims, tensors = found
-    kept = [b.op("minimum", b.op("maximum", t, 0), b.scalar(b.dims(x)[d] - 1, b.dtype(t))) for d, t in zip(dims, tensors, strict=True)]
+    kept = [
+        b.op("minimum", b.op("maximum", t, 0), b.scalar(b.dims(x)[d] - 1, b.dtype(t)))
+        for d, t in zip(dims, tensors, strict=True)
+    ]
     value = b.index(x, dims, kept, wrap=False)
     return b.select(mask, value, b.scalar(fill, b.dtype(x)))

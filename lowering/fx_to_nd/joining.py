@@ -118,7 +118,9 @@ def select_scatter(b: Importer, x: SSAValue, source: SSAValue, d: int, index: An
 
 
 @rule(aten.diagonal_scatter)
-def diagonal_scatter(b: Importer, x: SSAValue, source: SSAValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> SSAValue:
+def diagonal_scatter(
+    b: Importer, x: SSAValue, source: SSAValue, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> SSAValue:
     """x with x.diagonal(offset, dim1, dim2) = source."""
     dims = b.dims(x)
     first, second = dim1 % len(dims), dim2 % len(dims)

@@ -56,7 +56,14 @@ def _nll_loss(b: Importer, x: SSAValue, target: SSAValue, weight: Any, reduction
 
 @rule(aten.nll_loss_backward, aten.nll_loss2d_backward)
 def _nll_loss_backward(
-    b: Importer, grad: SSAValue, x: SSAValue, target: SSAValue, weight: Any, reduction: int, ignore: int, total: SSAValue
+    b: Importer,
+    grad: SSAValue,
+    x: SSAValue,
+    target: SSAValue,
+    weight: Any,
+    reduction: int,
+    ignore: int,
+    total: SSAValue,
 ) -> SSAValue:
     wide, axis = b.widen(x), _class_axis(b, x)
     grad = b.cast(grad, b.dtype(wide))

@@ -51,7 +51,8 @@ DTYPES: dict[torch.dtype, Attribute] = {
     torch.float8_e4m3fnuz: Float8E4M3FNUZType(),
     torch.float8_e5m2fnuz: Float8E5M2FNUZType(),
 }
-"""Element types of torch. A dtype that is not listed (quantised ones) is carried as an integer of its width, see `element_type`."""
+"""Element types of torch. A dtype that is not listed (quantised ones) is carried as an integer of its width, see
+`element_type`."""
 
 TORCH_DTYPES: dict[Attribute, torch.dtype] = {attr: dtype for dtype, attr in DTYPES.items()}
 
@@ -70,7 +71,8 @@ def element_type(dtype: torch.dtype) -> Attribute:
 
 
 def size_exprs(sizes: Sequence[Any]) -> tuple[Expr, ...]:
-    """Sizes or strides (ints and SymInts) as expressions. Raises UnsupportedExpr for a size that is no integer expression."""
+    """Sizes or strides (ints and SymInts) as expressions. Raises UnsupportedExpr for a size that is no integer
+    expression."""
     return tuple(const(s) if type(s) is int else symint_expr(s) for s in sizes)
 
 

@@ -258,7 +258,14 @@ def _batch_norm_functional(
 
 @rule(packet(aten, "_native_batch_norm_legit_no_training"))
 def _batch_norm_inference(
-    b: Importer, x: SSAValue, weight: Any, bias: Any, running_mean: SSAValue, running_var: SSAValue, momentum: Any, eps: Any
+    b: Importer,
+    x: SSAValue,
+    weight: Any,
+    bias: Any,
+    running_mean: SSAValue,
+    running_var: SSAValue,
+    momentum: Any,
+    eps: Any,
 ) -> Any:
     wide = b.widen(x)
     rstd = _inverse_deviation(b, b.widen(running_var), eps)

@@ -1,4 +1,5 @@
-"""Pointwise operators: a table of torch's names, our op and the promotion kind; a rule each for what is more than one op."""
+"""Pointwise operators: a table of torch's names, our op and the promotion kind; a rule each for what is more than one
+op."""
 
 from __future__ import annotations
 
@@ -24,15 +25,18 @@ UNARY: dict[str, tuple[str, Kind]] = {
     **{
         name: (name, Kind.INT_TO_FLOAT)
         for name in (
-            "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh "
+            "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan sinh cosh tanh asin acos atan asinh acosh "
+            "atanh "
             "erf erfc erfinv lgamma digamma sigmoid reciprocal i0"
         ).split()
     },
     **{
         f"special_{name}": (name, Kind.INT_TO_FLOAT)
         for name in (
-            "i0e i1 i1e ndtri log_ndtr erfcx bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 "
-            "modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0 airy_ai"
+            "i0e i1 i1e ndtri log_ndtr erfcx bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 "
+            "modified_bessel_i1 "
+            "modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 "
+            "spherical_bessel_j0 airy_ai"
         ).split()
     },
     "bitwise_not": ("not", Kind.DEFAULT),

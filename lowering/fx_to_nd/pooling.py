@@ -185,7 +185,13 @@ def _avg_pool3d(
 
 @rule(packet(aten, "avg_pool1d"))
 def _avg_pool1d(
-    b: Importer, x: SSAValue, size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True
+    b: Importer,
+    x: SSAValue,
+    size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
 ) -> SSAValue:
     return _avg_pool(b, 1, x, size, stride, padding, count_include_pad, None)
 
@@ -205,7 +211,8 @@ def _adaptive_avg_pool2d(b: Importer, x: SSAValue, size: Any) -> SSAValue:
 
 
 def _uneven_avg_pool(b: Importer, x: SSAValue, steps: Sequence[tuple[int, int]]) -> SSAValue:
-    """Windows of floor(i * s / o) to ceil((i + 1) * s / o): a view of the longest window and a mask for the shorter ones."""
+    """Windows of floor(i * s / o) to ceil((i + 1) * s / o): a view of the longest window and a mask for the shorter
+    ones."""
     if any(o == 0 or s == 0 for s, o in steps):
         return NotImplemented
     rank, lead = b.rank(x), b.rank(x) - 2

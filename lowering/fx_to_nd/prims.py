@@ -93,5 +93,3 @@ for _name in (*UNARY, *BINARY, *COMPARISONS):
     _prim = packet(prims, _name.removeprefix("special_"))
     if _prim is not None and _prim not in REGISTRY:
         rule(_prim)(REGISTRY[getattr(aten, _name)])
-
-

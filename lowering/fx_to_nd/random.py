@@ -1,4 +1,5 @@
-"""Random numbers: by default Philox streams seeded once a graph from torch's generator, so that torch.manual_seed repeats them."""
+"""Random numbers: by default Philox streams seeded once a graph from torch's generator, so that torch.manual_seed
+repeats them."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def write_seeds(b: Importer) -> None:
 
 
 def _ours(b: Importer, options: dict[str, Any]) -> bool:
-    """Whether a random op is drawn from the graph's streams (not with a generator of the user's, not on another device)."""
+    """Whether a random op is drawn from the graph's streams (not with a generator of the user's, not on another
+    device)."""
     return not b.fallback_random and options.get("generator") is None and b.device == "cpu"
 
 
@@ -153,5 +155,3 @@ def _exponential(b: Importer, x: SSAValue, rate: Any = 1.0, **options: Any) -> S
     # -log(1 - u) / rate with u in [0, 1): never the log of 0
     u = draw(b, "rand", b.dims(x))
     return b.cast(b.div(b.op("neg", b.op("log1p", b.op("neg", u))), b.scalar(rate, f32)), b.dtype(x))
-
-

@@ -264,5 +264,3 @@ def _vector_norm(
     if ord in (math.inf, -math.inf):
         return b.reduce("max" if ord > 0 else "min", size, over, keepdim)
     return b.op("pow", b.reduce("sum", b.op("pow", size, float(ord)), over, keepdim), 1.0 / float(ord))
-
-

@@ -1,8 +1,9 @@
 """The table of import rules: operator -> function that writes the `nd` ops of one FX node.
 
-A rule is called as `rule(b, *args, **kwargs)`: `b` is the Importer (its helpers write ops, `b.node` is the node and `b.out` what torch
-says of its result), the rest are the operator's own arguments, with FX nodes replaced by their values. It returns the value (or tuple of
-values) of the node, or `NotImplemented` when it does not cover these arguments: the node is then a library call.
+A rule is called as `rule(b, *args, **kwargs)`: `b` is the Importer (its helpers write ops, `b.node` is the node and
+`b.out` what torch says of its result), the rest are the operator's own arguments, with FX nodes replaced by their
+values. It returns the value (or tuple of values) of the node, or `NotImplemented` when it does not cover these
+arguments: the node is then a library call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _RESOLVED: dict[Any, Rule | None] = {}
 
 
 def rule(*targets: Any) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of operators: packets (all overloads) or overloads. A name that this torch lacks is None."""
+    """Register a function as the rule of operators: packets (all overloads) or overloads. A name that this torch lacks
+    is None."""
 
     def register(fn: Rule) -> Rule:
         for target in targets:

@@ -1,8 +1,9 @@
 """Numbers of the graph that are not tensors: SymInt, SymFloat and SymBool.
 
-An integer that our index algebra can write is an `Expr` and costs nothing. A float or a truth value is a `SymScalar`: its sympy
-expression, written as 0-d tensor ops when a tensor op reads it and computed by Python when a library call, an assertion or the caller
-needs the number itself. A size that is no expression of ours (`int(s0 * 0.3)`) becomes a symbol of its own, defined by a call.
+An integer that our index algebra can write is an `Expr` and costs nothing. A float or a truth value is a `SymScalar`:
+its sympy expression, written as 0-d tensor ops when a tensor op reads it and computed by Python when a library call, an
+assertion or the caller needs the number itself. A size that is no expression of ours (`int(s0 * 0.3)`) becomes a symbol
+of its own, defined by a call.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def size_expr(b: Importer, expr: Any) -> Expr:
     if found is None:
         name = f"p{len(b.opaque_sizes)}"
         found = b.opaque_sizes[expr] = sym(name)
-        (result,) = python_call(b, Evaluator(expr, "int"), [_leaf_value(b, s) for s in _symbols(expr)], ["int"], binds=name)
+        (result,) = python_call(
+            b, Evaluator(expr, "int"), [_leaf_value(b, s) for s in _symbols(expr)], ["int"], binds=name
+        )
         b.bind_symbol(name, result)
     return found
 
@@ -92,7 +95,8 @@ _NUMBER: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "bool": 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """A Python function of a sympy expression's symbols, taken in the order of their names; gives a number of `kind`."""
+    """A Python function of a sympy expression's symbols, taken in the order of their names; gives a number of
+    `kind`."""
 
     expr: sympy.Basic
     kind: str
@@ -103,7 +107,12 @@ class Evaluator:
 
 
 def python_call(
-    b: Importer, fn: Callable[..., Any], args: list[Any], kinds: list[str], binds: str | None = None, effect: bool = False
+    b: Importer,
+    fn: Callable[..., Any],
+    args: list[Any],
+    kinds: list[str],
+    binds: str | None = None,
+    effect: bool = False,
 ) -> tuple[SSAValue, ...]:
     """A call of a Python function at run time with numbers; results are scalars of the given kinds."""
     operands: list[SSAValue] = []

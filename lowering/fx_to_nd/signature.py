@@ -28,8 +28,8 @@ _INDEX = IndexType()
 class Output:
     """How one output of the FX graph is made from what the function returns.
 
-    kind "result": result `value` of the function; "constant": the Python value itself (None too); "expr": the size expression `value`,
-    whose symbols the arguments bind."""
+    kind "result": result `value` of the function; "constant": the Python value itself (None too); "expr": the size
+    expression `value`, whose symbols the arguments bind."""
 
     kind: str
     value: Any
@@ -39,7 +39,8 @@ class Output:
 
 
 def placeholder(b: Importer, node: Node, static: bool) -> dict[str, Attribute] | None:
-    """Give the placeholder its value and return the attributes of its argument; None when it is not passed to the function."""
+    """Give the placeholder its value and return the attributes of its argument; None when it is not passed to the
+    function."""
     val = node.meta.get("val")
     attrs: dict[str, Attribute] = {"nd.name": StringAttr(str(node.target))}
     if isinstance(val, torch.Tensor):
@@ -124,7 +125,9 @@ class Results:
             return
         bound = self.b.bound_symbols.get(str(value))
         if bound is None and any(str(s) not in self.b.argument_symbols for s in free_syms(value)):
-            (bound,) = python_call(self.b, int, [value], ["int"])  # symbols that a call binds: the caller cannot know them
+            (bound,) = python_call(
+                self.b, int, [value], ["int"]
+            )  # symbols that a call binds: the caller cannot know them
         if bound is not None:
             self.outputs.append(Output("result", self._number(bound)))
         else:
@@ -166,7 +169,8 @@ class Results:
         return place
 
     def _alias(self, base: Node) -> tuple[str, Any]:
-        """ "arg 2" or "result 0" for what a view's chain ends in, when that is at the border, and torch's value of it."""
+        """ "arg 2" or "result 0" for what a view's chain ends in, when that is at the border, and torch's value of
+        it."""
         if base in self.places:
             return f"arg {self.places[base]}", base.meta["val"]
         if base.op == "call_function" and getattr(base.target, "_schema", None) is not None:
@@ -192,7 +196,9 @@ class Results:
 
 def _overlaps(val: torch.Tensor) -> bool:
     """Whether elements share memory because a dimension of more than one element has stride 0."""
-    return any(type(stride) is int and stride == 0 and size != 1 for size, stride in zip(val.shape, val.stride(), strict=True))
+    return any(
+        type(stride) is int and stride == 0 and size != 1 for size, stride in zip(val.shape, val.stride(), strict=True)
+    )
 
 
 # ---- symbols

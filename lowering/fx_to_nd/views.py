@@ -39,7 +39,8 @@ def _same(b: Importer, x: SSAValue, *args: Any, **kwargs: Any) -> SSAValue:
 
 
 for _name in (
-    "alias alias_copy detach detach_copy lift lift_fresh lift_fresh_copy clone contiguous _conj_physical conj_physical _neg_view "
+    "alias alias_copy detach detach_copy lift lift_fresh lift_fresh_copy clone contiguous _conj_physical "
+    "conj_physical _neg_view "
     "resolve_conj resolve_neg view_as positive"
 ).split():
     rule(packet(aten, _name))(_same)
@@ -57,7 +58,8 @@ def _to_result_sizes(b: Importer, x: SSAValue, *args: Any, **kwargs: Any) -> SSA
 
 
 for _name in (
-    "_unsafe_view view_copy reshape _reshape_alias flatten unflatten squeeze squeeze_copy unsqueeze unsqueeze_copy _reshape_copy"
+    "_unsafe_view view_copy reshape _reshape_alias flatten unflatten squeeze squeeze_copy unsqueeze unsqueeze_copy "
+    "_reshape_copy"
 ).split():
     rule(packet(aten, _name))(_to_result_sizes)
 
@@ -111,7 +113,8 @@ def _slice(b: Importer, x: SSAValue, d: int = 0, start: Any = None, end: Any = N
 
 
 def slice_start(b: Importer, size: Expr, start: Any) -> Expr | None:
-    """Where a slice begins, counted from the front and kept within the size. None when the sign of a symbolic start is unknown."""
+    """Where a slice begins, counted from the front and kept within the size. None when the sign of a symbolic start is
+    unknown."""
     if start is None:
         return ZERO
     first = as_expr(start)
@@ -168,7 +171,9 @@ def _split(b: Importer, x: SSAValue, sizes: Any, dim: int = 0) -> tuple[SSAValue
     return _parts(b, x, dim)
 
 
-rule(packet(aten, "split_with_sizes_copy"), packet(aten, "unsafe_split_with_sizes"), packet(aten, "unsafe_chunk"))(_split)
+rule(packet(aten, "split_with_sizes_copy"), packet(aten, "unsafe_split_with_sizes"), packet(aten, "unsafe_chunk"))(
+    _split
+)
 
 
 @rule(aten.unbind, packet(aten, "unbind_copy"))
@@ -199,7 +204,8 @@ def _diagonal(b: Importer, x: SSAValue, offset: int = 0, dim1: int = 0, dim2: in
     last = dim(rank - 2)
     rest = iter(range(rank - 2))
     index = [
-        last + max(0, -offset) if k == first else last + max(0, offset) if k == second else dim(next(rest)) for k in range(rank)
+        last + max(0, -offset) if k == first else last + max(0, offset) if k == second else dim(next(rest))
+        for k in range(rank)
     ]
     return b.view(x, b.out_dims, index)
 
@@ -223,7 +229,9 @@ def _repeat(b: Importer, x: SSAValue, repeats: Sequence[Any]) -> SSAValue:
         return b.expand(x, out)
     if any(s is ZERO for s in out):
         return b.full(0, b.dtype(x), out)
-    index = [dim(k) if size is total else mod(dim(k), size) for k, (size, total) in enumerate(zip(dims, out, strict=True))]
+    index = [
+        dim(k) if size is total else mod(dim(k), size) for k, (size, total) in enumerate(zip(dims, out, strict=True))
+    ]
     return b.view(x, out, index)
 
 
@@ -275,13 +283,16 @@ def _storage_order(val: torch.Tensor) -> list[int] | None:
 
 
 def memory_order(b: Importer, x: SSAValue, val: torch.Tensor) -> SSAValue | None:
-    """The elements of `x` as one row in the order of the memory that eager holds them in; None when it has gaps or overlap."""
+    """The elements of `x` as one row in the order of the memory that eager holds them in; None when it has gaps or
+    overlap."""
     order = _storage_order(val)
     return None if order is None else b.reshape(b.permute(x, order), (product(b.dims(x)),))
 
 
 @rule(aten.as_strided_scatter)
-def _as_strided_scatter(b: Importer, x: SSAValue, source: SSAValue, size: Any, stride: Any, offset: Any = None) -> SSAValue:
+def _as_strided_scatter(
+    b: Importer, x: SSAValue, source: SSAValue, size: Any, stride: Any, offset: Any = None
+) -> SSAValue:
     val = b.node.args[0].meta["val"]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     order = _storage_order(val)
     if order is None:

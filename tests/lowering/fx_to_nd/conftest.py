@@ -1,4 +1,5 @@
-"""`check(fn, *inputs)`: import a function's ATen graph, verify and round-trip the IR, and compare what it means with eager."""
+"""`check(fn, *inputs)`: import a function's ATen graph, verify and round-trip the IR, and compare what it means with
+eager."""
 
 from collections.abc import Callable
 from io import StringIO
@@ -6,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from xdsl.context import Context
 from xdsl.parser import Parser
@@ -33,7 +34,9 @@ def trace(fn: Callable[..., Any], inputs: tuple[Any, ...], dynamic: bool = False
 
     mode = "symbolic" if dynamic else "fake"
     table = decomposition_table()
-    return make_fx(functionalize(flat), decomposition_table=table, tracing_mode=mode, _allow_non_fake_inputs=True)(*inputs)
+    return make_fx(functionalize(flat), decomposition_table=table, tracing_mode=mode, _allow_non_fake_inputs=True)(
+        *inputs
+    )
 
 
 def imported(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, **options: Any) -> Imported:
@@ -48,9 +51,15 @@ def imported(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, **opti
 
 
 def check(
-    fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, fallback: bool = False, exact: bool = False, **tolerance: Any
+    fn: Callable[..., Any],
+    *inputs: Any,
+    dynamic: bool = False,
+    fallback: bool = False,
+    exact: bool = False,
+    **tolerance: Any,
 ) -> Imported:
-    """Import fn and compare the result with eager: values, dtypes, strides. No operator may be a fallback unless told."""
+    """Import fn and compare the result with eager: values, dtypes, strides. No operator may be a fallback unless
+    told."""
     found = imported(fn, *inputs, dynamic=dynamic)
     if not fallback:
         assert not found.counts.fallback, f"fallbacks: {dict(found.counts.names['fallback'])}"
@@ -58,7 +67,9 @@ def check(
     return found
 
 
-def compare(fn: Callable[..., Any], found: Imported, inputs: tuple[Any, ...], exact: bool = False, **tolerance: Any) -> None:
+def compare(
+    fn: Callable[..., Any], found: Imported, inputs: tuple[Any, ...], exact: bool = False, **tolerance: Any
+) -> None:
     own = [_copy(x) for x in inputs]
     wanted = pytree.tree_leaves(fn(*own))
     got = run_imported(found, [_copy(x) for x in inputs])

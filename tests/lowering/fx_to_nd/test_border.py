@@ -20,7 +20,10 @@ def test_updates_of_arguments(compiled):
         y.t()[0] = 5
         return x * 2, x, x.t()
 
-    ours, theirs = [torch.arange(6.0).reshape(2, 3), torch.ones(3, 3)], [torch.arange(6.0).reshape(2, 3), torch.ones(3, 3)]
+    ours, theirs = (
+        [torch.arange(6.0).reshape(2, 3), torch.ones(3, 3)],
+        [torch.arange(6.0).reshape(2, 3), torch.ones(3, 3)],
+    )
     fn = compiled(step)
     for a, b in zip([*fn(*ours), *ours], [*step(*theirs), *theirs], strict=True):
         torch.testing.assert_close(a, b)
@@ -58,7 +61,9 @@ def test_output_of_sizes_that_a_call_defines(imported):
 
 def test_argument_attributes(imported):
     found = import_graph(
-        torch.fx.experimental.proxy_tensor.make_fx(lambda x, y: (x + y,), tracing_mode="fake")(torch.randn(2, 3).t(), torch.randn(2)),
+        torch.fx.experimental.proxy_tensor.make_fx(lambda x, y: (x + y,), tracing_mode="fake")(
+            torch.randn(2, 3).t(), torch.randn(2)
+        ),
         static_inputs=[1],
     )
     text = str(found.module)
@@ -81,10 +86,22 @@ def test_constants(imported):
 
 def test_exact_constants(imported):
     found = imported(
-        lambda: (torch.full((), float("inf")), torch.full((), float("nan")), torch.full((), -0.0), torch.full((), 2**60), torch.full((), 255, dtype=torch.uint8))
+        lambda: (
+            torch.full((), float("inf")),
+            torch.full((), float("nan")),
+            torch.full((), -0.0),
+            torch.full((), 2**60),
+            torch.full((), 255, dtype=torch.uint8),
+        )
     )
     inf, nan, zero, large, byte = run_imported(found, [])
-    assert inf.item() == float("inf") and nan.isnan() and str(zero.item()) == "-0.0" and large.item() == 2**60 and byte.item() == 255
+    assert (
+        inf.item() == float("inf")
+        and nan.isnan()
+        and str(zero.item()) == "-0.0"
+        and large.item() == 2**60
+        and byte.item() == 255
+    )
 
 
 def test_symbols_have_ranges_and_hints(imported):
@@ -143,7 +160,9 @@ def test_failing_rule_is_wrapped(monkeypatch):
         raise ValueError("boom")
 
     monkeypatch.setitem(registry._RESOLVED, torch.ops.aten.sin.default, broken)
-    with pytest.raises(ImportFailure, match=r"importing node sin_default, aten.sin.default\(x: float32\[3\]\): ValueError: boom"):
+    with pytest.raises(
+        ImportFailure, match=r"importing node sin_default, aten.sin.default\(x: float32\[3\]\): ValueError: boom"
+    ):
         import_graph(GraphModule({}, graph))
 
 

@@ -11,9 +11,10 @@ def test_products(check, dtype):
 
     def products(a, b):
         return (
-            a @ b, a[0] @ b[1], torch.mv(a[0], b[0, :, 0]), torch.dot(b[0, 0], b[1, 1]), torch.addmm(a[0] @ b[0], a[1], b[1], beta=0.5, alpha=2),
-            torch.baddbmm(a @ b, a, b, beta=0), torch.addmv(a[0, :, 0], a[0], b[0, :, 0]), torch.outer(a[0, 0], b[0, 0]),
-            F.linear(a, b[0].t()), torch.einsum("bij,bjk->bik", a, b), F.linear(a, b[0].t(), b[0, 0]),
+            a @ b, a[0] @ b[1], torch.mv(a[0], b[0, :, 0]), torch.dot(b[0, 0], b[1, 1]), torch.addmm(a[0] @ b[0], a[1],
+            b[1], beta=0.5, alpha=2), torch.baddbmm(a @ b, a, b, beta=0), torch.addmv(a[0, :, 0], a[0], b[0, :, 0]),
+            torch.outer(a[0, 0], b[0, 0]), F.linear(a, b[0].t()), torch.einsum("bij,bjk->bik", a, b), F.linear(a,
+            b[0].t(), b[0, 0]),
         )  # fmt: skip
 
     check(products, a, b, **({"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}))
@@ -55,18 +56,23 @@ def test_convolution_backward(check):
 def test_pooling(check):
     def pools(x):
         return (
-            F.max_pool2d(x, 2), F.max_pool2d(x, 3, 2, 1, 2), F.max_pool2d(x, 3, 2, ceil_mode=True), *F.max_pool2d(x, 3, 2, 1, return_indices=True),
-            F.avg_pool2d(x, 2), F.avg_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 2, 1, count_include_pad=False, ceil_mode=True),
-            F.avg_pool2d(x, 2, divisor_override=3), F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), F.adaptive_avg_pool2d(x, 1),
-            F.adaptive_avg_pool2d(x, (3, 4)), F.adaptive_avg_pool2d(x, (2, 5)), F.max_pool3d(x.unsqueeze(0), 2), F.avg_pool3d(x.unsqueeze(0), 2),
-            F.avg_pool1d(x[0], 3, 2), F.max_pool1d(x[0], 2), F.adaptive_avg_pool1d(x[0], 4),
+            F.max_pool2d(x, 2), F.max_pool2d(x, 3, 2, 1, 2), F.max_pool2d(x, 3, 2, ceil_mode=True), *F.max_pool2d(x, 3,
+            2, 1, return_indices=True), F.avg_pool2d(x, 2), F.avg_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 2, 1,
+            count_include_pad=False, ceil_mode=True), F.avg_pool2d(x, 2, divisor_override=3), F.avg_pool2d(x, 3, 2, 1,
+            ceil_mode=True), F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(x, (3, 4)), F.adaptive_avg_pool2d(x, (2,
+            5)), F.max_pool3d(x.unsqueeze(0), 2), F.avg_pool3d(x.unsqueeze(0), 2), F.avg_pool1d(x[0], 3, 2),
+            F.max_pool1d(x[0], 2), F.adaptive_avg_pool1d(x[0], 4),
         )  # fmt: skip
 
     check(pools, torch.randn(2, 3, 9, 8))
 
 
 def test_pooling_of_symbolic_sizes(check):
-    check(lambda x: (*F.max_pool2d(x, 3, 2, 1, return_indices=True), F.avg_pool2d(x, 2)), torch.randn(2, 3, 9, 8), dynamic=True)
+    check(
+        lambda x: (*F.max_pool2d(x, 3, 2, 1, return_indices=True), F.avg_pool2d(x, 2)),
+        torch.randn(2, 3, 9, 8),
+        dynamic=True,
+    )
 
 
 def test_pooled_nan_wins(check):
@@ -78,9 +84,10 @@ def test_pooled_nan_wins(check):
 def test_resampling(check):
     def resample(x):
         return (
-            F.interpolate(x, scale_factor=2), F.interpolate(x, size=(7, 5)), F.interpolate(x, size=(7, 5), mode="nearest-exact"),
-            F.interpolate(x, scale_factor=1.5, mode="bilinear"), F.interpolate(x, size=(9, 9), mode="bilinear", align_corners=True),
-            F.interpolate(x, size=(9, 9), mode="bicubic"), F.interpolate(x[0], scale_factor=2, mode="linear"),
+            F.interpolate(x, scale_factor=2), F.interpolate(x, size=(7, 5)), F.interpolate(x, size=(7, 5),
+            mode="nearest-exact"), F.interpolate(x, scale_factor=1.5, mode="bilinear"), F.interpolate(x, size=(9, 9),
+            mode="bilinear", align_corners=True), F.interpolate(x, size=(9, 9), mode="bicubic"), F.interpolate(x[0],
+            scale_factor=2, mode="linear"),
         )  # fmt: skip
 
     check(resample, torch.randn(2, 3, 4, 6))

@@ -101,7 +101,9 @@ def captured():
 
 
 def test_numbers_read_at_run_time(compiled, captured):
-    run = both(compiled, lambda x, i: (torch.zeros(i.sum().item()) + 1, x * i[0].item()), torch.randn(3), torch.tensor([2, 3]))
+    run = both(
+        compiled, lambda x, i: (torch.zeros(i.sum().item()) + 1, x * i[0].item()), torch.randn(3), torch.tensor([2, 3])
+    )
     assert 'binds = "u' in run.text
 
 
@@ -168,7 +170,9 @@ def test_random_numbers_repeat_with_the_seed(compiled):
 
 
 def test_random_numbers_as_eager_draws_them(compiled):
-    run = both(compiled, lambda x: (torch.rand(5), torch.nn.functional.dropout(x, 0.5)), torch.randn(5), fallback_random=True)
+    run = both(
+        compiled, lambda x: (torch.rand(5), torch.nn.functional.dropout(x, 0.5)), torch.randn(5), fallback_random=True
+    )
     assert "nd.random" not in run.text
 
 

@@ -4,18 +4,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-I = torch.tensor([2, 0, -1])
-J = torch.tensor([[1], [0]])
+ROWS = torch.tensor([2, 0, -1])
+COLUMN = torch.tensor([[1], [0]])
 
 INDEXED = {
-    "one": lambda x: x[I],
-    "second": lambda x: x[:, I],
-    "two": lambda x: x[I, torch.tensor([1, 1, 0])],
-    "broadcast": lambda x: x[J, I],
-    "apart": lambda x: x[J, :, I],
-    "last": lambda x: x[..., I],
-    "mixed": lambda x: x[1:, None, I, 0],
-    "int32": lambda x: x[I.int()],
+    "one": lambda x: x[ROWS],
+    "second": lambda x: x[:, ROWS],
+    "two": lambda x: x[ROWS, torch.tensor([1, 1, 0])],
+    "broadcast": lambda x: x[COLUMN, ROWS],
+    "apart": lambda x: x[COLUMN, :, ROWS],
+    "last": lambda x: x[..., ROWS],
+    "mixed": lambda x: x[1:, None, ROWS, 0],
+    "int32": lambda x: x[ROWS.int()],
     "select": lambda x: torch.index_select(x, 1, torch.tensor([0, 2])),
     "take": lambda x: torch.take(x, torch.tensor([0, 5, 3])),
     "take along": lambda x: torch.take_along_dim(x, x.argsort(1), 1),
@@ -37,19 +37,23 @@ def test_gather_and_scatter(check):
 
     def both(x, source):
         return (
-            x.gather(0, index), x.gather(1, index), x.scatter(0, index, source), x.scatter(0, index, 2.0), x.scatter_add(0, index, source),
-            x.scatter_reduce(0, index, source, "amax"), x.scatter_reduce(0, index, source, "prod", include_self=False),
-            x.scatter_reduce(0, index, source, "amin", include_self=False), x.scatter(0, index, source, reduce="add"),
+            x.gather(0, index), x.gather(1, index), x.scatter(0, index, source), x.scatter(0, index, 2.0),
+            x.scatter_add(0, index, source), x.scatter_reduce(0, index, source, "amax"), x.scatter_reduce(0, index,
+            source, "prod", include_self=False), x.scatter_reduce(0, index, source, "amin", include_self=False),
+            x.scatter(0, index, source, reduce="add"),
         )  # fmt: skip
 
     check(both, x, source)
-    check(lambda x: (x.gather(0, torch.tensor([1, 0])), x.scatter_add(0, torch.tensor([0, 0, 1]), torch.ones(3))), torch.randn(3))
+    check(
+        lambda x: (x.gather(0, torch.tensor([1, 0])), x.scatter_add(0, torch.tensor([0, 0, 1]), torch.ones(3))),
+        torch.randn(3),
+    )
 
 
 def test_index_put(check):
     def put(x, v):
         a, b, c, d, e = x.clone(), x.clone(), x.clone(), x.clone(), x.clone()
-        a[I] = v[:3]
+        a[ROWS] = v[:3]
         b[:, torch.tensor([0, 0])] = 3.0
         c.index_put_((torch.tensor([0, 0, 1]),), v[:3], accumulate=True)
         d[d > 0] = 0.0

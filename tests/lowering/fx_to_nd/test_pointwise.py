@@ -9,12 +9,16 @@ from torch.nn import functional as F
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 UNARY = (
-    "neg abs sign relu exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh "
-    "erf erfc erfinv lgamma digamma sigmoid reciprocal i0 floor ceil trunc round frac isnan isinf isfinite signbit logical_not square "
+    "neg abs sign relu exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan sinh cosh tanh asin acos atan "
+    "asinh acosh atanh "
+    "erf erfc erfinv lgamma digamma sigmoid reciprocal i0 floor ceil trunc round frac isnan isinf isfinite signbit "
+    "logical_not square "
     "isposinf isneginf nan_to_num sgn"
 ).split()
 ON_INTEGERS = "neg abs sign exp sqrt sin sigmoid floor round isnan isinf signbit logical_not bitwise_not square".split()
-BINARY = "add sub mul div maximum minimum fmax fmin fmod remainder atan2 copysign eq ne lt le gt ge logical_and xlogy".split()
+BINARY = (
+    "add sub mul div maximum minimum fmax fmin fmod remainder atan2 copysign eq ne lt le gt ge logical_and xlogy"
+).split()
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -61,7 +65,24 @@ def _runs(fn, *args):
 
 def test_python_numbers(check):
     def numbers(x, i, m):
-        return x + 2, x * 2.5, i + 1, i * 0.5, i / 2, m + 1, m * 1.5, 1 - x, 3.0 / x, x**2, x**3, x**0.5, 2**x, i**2, x**-1, x**2.5
+        return (
+            x + 2,
+            x * 2.5,
+            i + 1,
+            i * 0.5,
+            i / 2,
+            m + 1,
+            m * 1.5,
+            1 - x,
+            3.0 / x,
+            x**2,
+            x**3,
+            x**0.5,
+            2**x,
+            i**2,
+            x**-1,
+            x**2.5,
+        )
 
     check(numbers, torch.rand(3) + 0.5, torch.arange(1, 4), torch.tensor([True, False, True]))
 
@@ -109,9 +130,10 @@ def test_alpha_and_ternary(check):
 def test_activations(check, dtype):
     def activations(x):
         return (
-            F.gelu(x), F.gelu(x, approximate="tanh"), F.silu(x), F.elu(x), F.celu(x, 0.7), F.selu(x), F.leaky_relu(x, 0.1), F.relu6(x),
-            F.hardswish(x), F.hardsigmoid(x), F.hardtanh(x), F.softplus(x), F.mish(x), F.logsigmoid(x), F.softshrink(x), F.tanhshrink(x),
-            F.glu(x, 1), F.prelu(x, torch.tensor([0.2], dtype=dtype)), F.threshold(x, 0.1, 20.0),
+            F.gelu(x), F.gelu(x, approximate="tanh"), F.silu(x), F.elu(x), F.celu(x, 0.7), F.selu(x), F.leaky_relu(x,
+            0.1), F.relu6(x), F.hardswish(x), F.hardsigmoid(x), F.hardtanh(x), F.softplus(x), F.mish(x),
+            F.logsigmoid(x), F.softshrink(x), F.tanhshrink(x), F.glu(x, 1), F.prelu(x, torch.tensor([0.2],
+            dtype=dtype)), F.threshold(x, 0.1, 20.0),
         )  # fmt: skip
 
     check(activations, (torch.randn(3, 8) * 3).to(dtype))
@@ -134,6 +156,11 @@ def test_bool_arithmetic(check):
 
 
 def test_complex_goes_to_the_library(check):
-    found = check(lambda x, y: torch.abs(x * y), torch.randn(3, dtype=torch.complex64), torch.randn(3, dtype=torch.complex64), fallback=True)
+    found = check(
+        lambda x, y: torch.abs(x * y),
+        torch.randn(3, dtype=torch.complex64),
+        torch.randn(3, dtype=torch.complex64),
+        fallback=True,
+    )
     assert found.counts.fallback
     assert not check(lambda x: torch.abs(x * x), torch.randn(3)).counts.fallback  # the operator itself keeps its rule

@@ -96,7 +96,12 @@ def test_result_strides_are_eager_s(check):
 
 def test_join(check):
     def joins(x, y):
-        return torch.cat([x, y], 1), torch.stack([x, x], -1), torch.cat([torch.zeros(0), x[0]]), torch.cat([x, y.double()], -1)
+        return (
+            torch.cat([x, y], 1),
+            torch.stack([x, x], -1),
+            torch.cat([torch.zeros(0), x[0]]),
+            torch.cat([x, y.double()], -1),
+        )
 
     check(joins, torch.randn(2, 3), torch.randn(2, 4))
     check(lambda x, y: torch.cat([x, y]), torch.randn(2, 3), torch.randn(5, 3), dynamic=True)
@@ -114,7 +119,10 @@ def test_pad(check):
 
     check(pads, torch.randn(2, 3, 4))
     check(lambda x: F.pad(x, (1, 2)), torch.randn(2, 3), dynamic=True)
-    check(lambda x: (F.pad(x, (2, 1, 1, 2), mode="reflect"), F.pad(x, (2, 1, 1, 2), mode="replicate")), torch.randn(2, 3, 4, 5))
+    check(
+        lambda x: (F.pad(x, (2, 1, 1, 2), mode="reflect"), F.pad(x, (2, 1, 1, 2), mode="replicate")),
+        torch.randn(2, 3, 4, 5),
+    )
 
 
 def test_writes_to_parts(check):
@@ -134,9 +142,10 @@ def test_creation(check):
     def create(x):
         n = x.shape[0]
         return (
-            torch.zeros(2, 3), torch.ones_like(x), torch.full((2,), 2.5), torch.arange(5), torch.arange(1, 9, 2, dtype=torch.float32),
-            torch.arange(0.0, 1.0, 0.25), torch.eye(3), torch.linspace(0, 1, 5), x.new_full((2,), 3), torch.full_like(x, 2),
-            torch.tril(x), torch.triu(x, 1), torch.arange(n), torch.zeros(n, 2), torch.tril_indices(3, 3),
+            torch.zeros(2, 3), torch.ones_like(x), torch.full((2,), 2.5), torch.arange(5), torch.arange(1, 9, 2,
+            dtype=torch.float32), torch.arange(0.0, 1.0, 0.25), torch.eye(3), torch.linspace(0, 1, 5), x.new_full((2,),
+            3), torch.full_like(x, 2), torch.tril(x), torch.triu(x, 1), torch.arange(n), torch.zeros(n, 2),
+            torch.tril_indices(3, 3),
         )  # fmt: skip
 
     check(create, torch.randn(3, 3))
