@@ -22,14 +22,15 @@ running maximum and sum of "Self-attention does not need O(n^2) memory" (Rabe an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .attention_softmax import row_functions
+from .attention_spec import AttentionSpec
+from .gemm import as_module
 from .gemm_convert import convert_rows
 from .gemm_ir import Function, Value
 from .gemm_kernels import KERNEL_TYPES, tile_kernel
 from .gemm_pack import pack_b_columns
-from .gemm_spec import ISAS, GemmSpec, Shape
+from .gemm_spec import Shape
+from .scratch import with_scratch
 
 DEPTH_MAX = 256
 QUERY_BLOCK = 192
@@ -59,30 +60,6 @@ _HEAD_ARGS = (
     ("float", "scale"),
     ("ptr", "scratch"),
 )
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """One generated body: the element type of Q, K, V, O and mask (`f32`, `bf16` or `f16`), and the instruction set."""
-
-    dtype: str = "f32"
-    isa: str = "generic"
-
-    def __post_init__(self) -> None:
-        if self.dtype not in ("f32", "bf16", "f16"):
-            raise ValueError(f"attention: dtype is {self.dtype!r}, expected f32, bf16 or f16")
-        if self.isa not in ISAS:
-            raise ValueError(f"attention: isa is {self.isa!r}, expected one of {', '.join(ISAS)}")
-
-    @property
-    def symbol(self) -> str:
-        return f"stepwell_attention_{self.dtype}_{self.isa}"
-
-    @property
-    def shape(self) -> Shape:
-        """The tiles of a product that computes in floats."""
-        isa = "avx512" if self.isa in ("avx512_bf16", "amx") else self.isa
-        return Shape(GemmSpec(self.dtype, trans_b=True, isa=isa))
 
 
 def _layout(spec: AttentionSpec) -> dict[str, int]:
@@ -120,6 +97,13 @@ def attention_function(spec: AttentionSpec) -> tuple[str, str]:
     parts += row_functions(symbol, shape, spec.dtype)
     parts += [_columns(symbol, shape), _head(spec), _slot(spec), _thunk(symbol), _entry(spec)]
     return symbol, "\n".join(parts)
+
+
+def shared_attention_module(spec: AttentionSpec) -> str:
+    """A whole module with `spec.shared_symbol`: the same function without its last two arguments."""
+    symbol, text = attention_function(spec)
+    shared = with_scratch(symbol, ATTENTION_ARGS[:-2], attention_scratch_bytes(spec, 1), spec.shared_symbol, linkage="")
+    return as_module(text + shared)
 
 
 def _tile_vectors(shape: Shape) -> list[int]:

@@ -1,31 +1,25 @@
-"""`cpu.gemm` to LLVM text: the generated multiplication under its name, with scratch memory and threads provided."""
+"""`cpu.gemm` to LLVM text: a call of the generated multiplication in the library (`library.py`) under the op's name."""
 
 from __future__ import annotations
 
 from ...dialects.cpu_gemm import GemmOp
 from .emit_text import ModuleText
-from .gemm import declarations, gemm_with_scratch
 from .gemm_spec import GemmSpec, isa_for
 
-_ARGUMENTS = (
-    "ptr %a, ptr %b, ptr %c",
-    *(f"i64 %{x}" for x in ("m", "n", "k", "lda", "ldb", "ldc", "batch", "sa", "sb", "sc")),
-)
+_NUMBERS = ("m", "n", "k", "lda", "ldb", "ldc", "batch", "sa", "sb", "sc")
+_ARGUMENTS = ", ".join(("ptr %a, ptr %b, ptr %c", *(f"i64 %{x}" for x in _NUMBERS)))
+_TYPES = ", ".join(["ptr"] * 3 + ["i64"] * len(_NUMBERS) + ["ptr"] * 3)
 
 
 def emit_gemm(unit: ModuleText, op: GemmOp) -> None:
-    """Add the function that `op` declares."""
+    """Add the function that `op` declares; it has neither bias nor epilogue."""
     name = op.sym_name.data
     isa = isa_for(unit.target).name
     spec = GemmSpec(op.dtype.data, op.out.data, trans_a=op.trans_a is not None, trans_b=op.trans_b is not None, isa=isa)
-    text = gemm_with_scratch(spec, f"{name}_any").replace(spec.symbol, f"{name}_tiles")
-    for line in declarations(text):
-        unit.declarations.setdefault(line.split("@", 1)[1].split("(", 1)[0], line)
-    arguments = ", ".join(_ARGUMENTS)
-    unit.functions.append(text)
+    shared = unit.declare(spec.shared_symbol, "void", _TYPES)
     unit.functions.append(
-        f"define internal void @{name}({arguments}) #0 {{\n"
-        f"  call void @{name}_any({arguments}, ptr null, ptr null, ptr null)\n"
+        f"define internal void @{name}({_ARGUMENTS}) #0 {{\n"
+        f"  call void {shared}({_ARGUMENTS}, ptr null, ptr null, ptr null)\n"
         "  ret void\n}"
     )
     unit.defined.add(name)

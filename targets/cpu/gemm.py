@@ -37,6 +37,7 @@ from . import gemm_amx
 from .gemm_block import BLOCK_ARGS, BLOCK_TYPES, BlockPlan, block_functions
 from .gemm_ir import Function, Value
 from .gemm_spec import GemmSpec, Shape, host_isa, isa_for
+from .scratch import with_scratch
 
 __all__ = [
     "GEMM_ARGS",
@@ -45,10 +46,10 @@ __all__ = [
     "declarations",
     "gemm_function",
     "gemm_module",
-    "gemm_with_scratch",
     "host_isa",
     "isa_for",
     "scratch_bytes",
+    "shared_gemm_module",
 ]
 
 GEMM_ARGS = (
@@ -88,40 +89,11 @@ def gemm_function(spec: GemmSpec) -> tuple[str, str]:
     return symbol, "\n".join(parts)
 
 
-def gemm_with_scratch(spec: GemmSpec, name: str, linkage: str = "internal") -> str:
-    """The IR of `gemm_function(spec)` and of `name`, which takes the same arguments without the last two.
-
-    It provides the scratch memory: a block of the module that is kept from call to call. A call that finds it taken
-    (by another thread) allocates one for itself, and frees it unless the module's place is empty by then.
-    """
+def shared_gemm_module(spec: GemmSpec) -> str:
+    """A whole module with `spec.shared_symbol`: the same function without its last two arguments."""
     symbol, text = gemm_function(spec)
-    args = GEMM_ARGS[:-2]
-    f = Function(name, args, linkage=linkage, plain=True)
-    kept = f"@{symbol}_kept"
-    threads = f.let("sext i32 " + f.let("call i32 @omp_get_max_threads()") + " to i64")
-    f.do(f"%block = atomicrmw xchg ptr {kept}, ptr null acquire")
-    # The first 64 bytes say for how many threads the block is large enough.
-    space = f.alloca(1, "ptr")
-    f.store("ptr", "%block", space, 8)
-    with f.choose(f.let("icmp eq ptr %block, null", "t")) as fresh:
-        _allocate(f, space, threads, _plan(spec).scratch_bytes)
-        fresh.otherwise()
-        with f.when(f.cmp("slt", f.load("i64", "%block", 8), threads)):
-            f.do("call void @free(ptr %block)")
-            _allocate(f, space, threads, _plan(spec).scratch_bytes)
-    block = f.load("ptr", space, 8)
-    values = ", ".join(f"{ty} %{arg}" for ty, arg in args)
-    f.do(f"call void @{symbol}({values}, ptr {f.at(block, 64)}, i64 {threads})")
-    other = f.let(f"atomicrmw xchg ptr {kept}, ptr {block} release")
-    f.do(f"call void @free(ptr {other})")
-    return "\n".join([f"{kept} = internal global ptr null", text, f.text()])
-
-
-def _allocate(f: Function, space: str, threads: Value, bytes_per_thread: int) -> None:
-    size = f.round_up(f.add(f.mul(threads, bytes_per_thread), 64), 64)
-    block = f.let(f"call ptr @aligned_alloc(i64 64, i64 {size})")
-    f.store("i64", threads, block, 8)
-    f.store("ptr", block, space, 8)
+    shared = with_scratch(symbol, GEMM_ARGS[:-2], scratch_bytes(spec, 1), spec.shared_symbol, linkage="")
+    return as_module(text + shared)
 
 
 def _entry(plan: BlockPlan | gemm_amx.AmxPlan, symbol: str) -> str:

@@ -180,7 +180,7 @@ class _Block:
 
     def __init__(self, plan: AmxPlan, symbol: str, block_args: tuple[tuple[str, str], ...]):
         self.plan, self.symbol, self.spec = plan, symbol, plan.spec
-        self.f = Function(f"{symbol}_block", block_args)
+        self.f = Function(f"{symbol}_block", block_args, plain=True)
         self.can_swap = plan.spec.trans_b and not plan.spec.trans_a
 
     def text(self) -> str:

@@ -148,6 +148,11 @@ class GemmSpec:
             parts.append("tile")
         return "_".join(parts)
 
+    @property
+    def shared_symbol(self) -> str:
+        """The name in `library.py`, of a function that brings its own scratch memory."""
+        return f"{self.symbol}_shared"
+
 
 @dataclass(frozen=True)
 class Shape:

@@ -24,6 +24,7 @@ from llvmlite import binding
 
 from .emit_text import ERROR_SLOT, MESSAGE_COUNT, MESSAGE_TABLE
 from .features import Target, target
+from .library import library_symbols
 
 _lock = threading.RLock()
 _initialised: set[str] = set()
@@ -233,13 +234,14 @@ def load_object(data: bytes, symbols: dict[str, int] | None = None, exports: lis
     looked up (by default every defined one). CompileError names symbols that are nowhere."""
     with _lock:
         defined, undefined = object_symbols(data)
-        if any(name not in (symbols or {}) and not _in_process(name) for name in undefined):
+        symbols = {**(symbols or {}), **library_symbols(undefined)}
+        if any(name not in symbols and not _in_process(name) for name in undefined):
             load_process_libraries()
         names = [name for name in exports if name in defined] if exports is not None else sorted(defined)
         builder = binding.JITLibraryBuilder().add_object_img(data).add_current_process()
         if any(name.startswith(("GOMP_", "omp_")) for name in undefined) and not _in_process("GOMP_parallel"):
             builder = binding.JITLibraryBuilder().add_object_img(data).add_ir(_SERIAL_OPENMP).add_current_process()
-        for name, address in (symbols or {}).items():
+        for name, address in symbols.items():
             builder.import_symbol(name, address)
         for name in names:
             builder.export_symbol(name)
@@ -248,7 +250,7 @@ def load_object(data: bytes, symbols: dict[str, int] | None = None, exports: lis
         try:
             tracker = builder.link(_session(), f"stepwell.{_counter}")
         except RuntimeError as error:
-            missing = sorted(n for n in undefined if n not in (symbols or {}) and not _in_process(n))
+            missing = sorted(n for n in undefined if n not in symbols and not _in_process(n))
             reason = f"these symbols are nowhere: {', '.join(missing)}" if missing else str(error)
             raise CompileError(f"cannot link the generated object: {reason}") from error
         return Library(tracker, names)

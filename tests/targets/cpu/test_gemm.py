@@ -14,13 +14,12 @@ from stepwell.targets.cpu import jit
 from stepwell.targets.cpu.features import is_runnable, target
 from stepwell.targets.cpu.gemm import (
     GemmSpec,
-    as_module,
     declarations,
     gemm_function,
     gemm_module,
-    gemm_with_scratch,
     isa_for,
     scratch_bytes,
+    shared_gemm_module,
 )
 
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -287,16 +286,14 @@ def test_results_in_another_type():
 
 
 def test_bf16_results_round_like_torch():
-    spec = host_spec("bf16", trans_b=True)
+    # No products: the bfloat instructions flush denormals, the conversion of the result must not.
     values = torch.tensor([1.0, 1.00390625, 1.01171875, 1e-40, -1e-40, 3.4e38, float("inf"), float("nan"), -0.0])
-    a = torch.zeros(9, 1).bfloat16()
     c = torch.empty(9, 9, dtype=torch.bfloat16)
-    bias_spec = host_spec("bf16", trans_b=True, bias="f32")
-    run(bias_spec, a, torch.zeros(9, 1).bfloat16(), c, values)
+    spec = host_spec("bf16", trans_b=True, bias="f32")
+    run(spec, torch.zeros(9, 0).bfloat16(), torch.zeros(9, 0).bfloat16(), c, values)
     expected = values.to(torch.bfloat16).expand(9, 9)
     assert torch.equal(c.isnan(), expected.isnan())
     assert torch.equal(c.nan_to_num(), expected.nan_to_num())
-    assert spec.symbol != bias_spec.symbol
 
 
 @pytest.mark.parametrize(
@@ -323,8 +320,8 @@ def test_two_bodies_share_a_module():
 
 def test_scratch_kept_by_the_module():
     spec = host_spec(trans_b=True)
-    library = jit.load_text(as_module(gemm_with_scratch(spec, "product", linkage="")))
-    function = library.function("product", *[POINTER] * 3, *[INT] * 10, *[POINTER] * 3)
+    library = jit.load_text(shared_gemm_module(spec))
+    function = library.function(spec.shared_symbol, *[POINTER] * 3, *[INT] * 10, *[POINTER] * 3)
     a, b, exact = operands(spec, 70, 90, 110)
 
     def multiply() -> torch.Tensor:
