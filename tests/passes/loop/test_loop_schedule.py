@@ -1,0 +1,160 @@
+"""loop-schedule: what is chosen for typical nests, that edits are followed, and the analysis under it."""
+
+from __future__ import annotations
+
+import pytest
+from xdsl.context import Context
+from xdsl.parser import Parser
+
+from stepwell.dialects import load_dialects
+from stepwell.dialects.expr_ranges import RangeEnv
+from stepwell.lowering.mem_to_cpu import MemToCpu
+from stepwell.passes.loop.loop_schedule import LoopSchedule, choose
+from stepwell.passes.loop.nest_access import NestAccess
+from stepwell.passes.verify import verify_ir
+
+POINTWISE = """
+func.func @forward(%x : {x}, %y : {y}, %o : {o}) {{
+  loop.nest ({loops}) outs(%oo = %o : {o}) {{
+    %a = loop.load %x[{xi}] : {x} -> f32
+    %b = loop.load %y[{yi}] : {y} -> f32
+    %c = arith.addf %a, %b : f32
+    loop.store %c, %oo[{oi}] : f32, {o}
+  }}{schedule}
+  func.return
+}}
+"""
+
+ROWS = """
+func.func @forward(%x : {x}, %o : {o}) {{
+  loop.nest ({outer}) outs(%oo = %o : {o}) {{
+    %s = loop.reduce ({inner}) sum {{
+      %a = loop.load %x[%i, %j] : {x} -> f32
+      loop.yield %a : f32
+    }} -> f32
+    loop.store %s, %oo[{at}] : f32, {o}
+  }}
+  func.return
+}}
+"""
+
+
+def parse(text):
+    ctx = load_dialects(Context())
+    module = Parser(ctx, text).parse_module()
+    verify_ir(module)
+    return ctx, module
+
+
+def nest_of(module):
+    return next(op for op in module.walk() if op.name == "loop.nest")
+
+
+def pointwise(rows=64, cols=256, y="[%i, %j]", y_strides="", schedule=""):
+    b = f"!mem.buffer<{rows} x {cols} x f32>"
+    return POINTWISE.format(
+        x=b, y=f"!mem.buffer<{rows} x {cols} x f32{y_strides}>", o=b, loops=f"%i = {rows}, %j = {cols}", xi="%i, %j",
+        yi=y[1:-1], oi="%i, %j", schedule=f" attributes {{schedule = {schedule}}}" if schedule else "",
+    )  # fmt: skip
+
+
+def chosen(text):
+    _, module = parse(text)
+    return choose(NestAccess(nest_of(module), RangeEnv()), {})
+
+
+def test_contiguous_loops_are_merged():
+    _, module = parse(pointwise())
+    info = NestAccess(nest_of(module), RangeEnv())
+    (one,) = info.root.loops
+    assert (one.size.value, one.positions) == (64 * 256, (0, 1))
+
+
+def test_loops_that_differ_stay_apart():
+    _, module = parse(pointwise(y_strides=", [300, 1]"))
+    info = NestAccess(nest_of(module), RangeEnv())
+    assert [one.size.value for one in info.root.loops] == [64, 256]
+
+
+def test_divided_index_is_split():
+    b = "!mem.buffer<8 x 32 x f32>"
+    text = POINTWISE.format(
+        x=b, y=b, o="!mem.buffer<256 x f32>", loops="%i = 256", xi="%i floordiv 32, %i mod 32",
+        yi="%i floordiv 32, (%i + 16) mod 32", oi="%i", schedule="",
+    )  # fmt: skip
+    _, module = parse(text)
+    info = NestAccess(nest_of(module), RangeEnv())
+    assert not any(a.offset.has_div for a in info.root.accesses if not str(a.offset).count("16"))
+    assert [one.size.value for one in info.root.loops] in ([8, 32], [16, 16], [8, 2, 16])
+
+
+@pytest.mark.parametrize(
+    "text,style,loop",
+    [
+        (pointwise(y_strides=", [300, 1]"), "lanes", 1),
+        (pointwise(y_strides=", [1, 64]"), "tile", 1),
+        (ROWS.format(x="!mem.buffer<64 x 256 x f32>", o="!mem.buffer<64 x f32>", outer="%i = 64", inner="%j = 256",
+          at="%i"), "inner", None),
+        (ROWS.format(x="!mem.buffer<64 x 256 x f32>", o="!mem.buffer<256 x f32>", outer="%j = 256", inner="%i = 64",
+          at="%j"), "lanes", 0),
+    ],
+    ids=["rows of two strides", "transposed operand", "row sums", "column sums"],
+)  # fmt: skip
+def test_choice(text, style, loop):
+    schedule = chosen(text)
+    assert schedule.style == style
+    assert (schedule.vector.positions[-1] if schedule.vector else None) == loop
+
+
+def test_small_work_stays_on_one_thread():
+    assert not chosen(pointwise(8, 32)).parallel
+    assert chosen(pointwise(2048, 1024)).parallel
+
+
+def test_the_pass_writes_what_mem_to_cpu_follows():
+    ctx, module = parse(pointwise(y_strides=", [300, 1]"))
+    LoopSchedule().apply(ctx, module)
+    text = str(module)
+    assert "vector = 1 : i64" in text and "lanes = 64 : i64" in text
+    _, again = parse(text)
+    MemToCpu().apply(ctx, again)
+    assert "vector<64xf32>" in str(again)
+
+
+def test_an_edited_schedule_is_followed():
+    ctx, module = parse(pointwise(y_strides=", [300, 1]",
+      schedule="{vector = 1 : i64, lanes = 16 : i64, parallel = false}"))
+    MemToCpu().apply(ctx, module)
+    text = str(module)
+    assert "vector<16xf32>" in text and "vector<64xf32>" not in text
+    assert "cpu.parallel" not in text
+
+
+def test_inner_choice_is_written_and_followed():
+    text = ROWS.format(
+        x="!mem.buffer<64 x 256 x f32>", o="!mem.buffer<64 x f32>", outer="%i = 64", inner="%j = 256", at="%i"
+    )
+    ctx, module = parse(text)
+    LoopSchedule().apply(ctx, module)
+    written = str(module)
+    assert 'vector = "inner"' in written
+    edited = written.replace("lanes = 64 : i64", "lanes = 32 : i64")
+    assert edited != written
+    _, again = parse(edited)
+    MemToCpu().apply(ctx, again)
+    assert "vector<32xf32>" in str(again)
+
+
+def test_meeting_stores_are_neither_vector_nor_parallel():
+    i, o = "!mem.buffer<100000 x i64>", "!mem.buffer<7 x i64>"
+    text = f"""
+    func.func @forward(%i : {i}, %o : {o}) {{
+      loop.nest (%e = 100000) outs(%oo = %o : {o}) {{
+        %k = loop.load %i[%e] : {i} -> i64
+        %b = loop.bound %k, 7 "index" : i64
+        loop.store %k, %oo[%b] add : i64, {o}
+      }}
+      func.return
+    }}"""
+    schedule = chosen(text)
+    assert schedule.style == "inner" and not schedule.parallel
