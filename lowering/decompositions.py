@@ -106,7 +106,7 @@ def _each(single: Any, schema: Any) -> Callable[..., Any]:
 def _apply(single: Any, names: list[str], values: list[Any]) -> Any:
     """One call of the single form; the scale of addcdiv and addcmul and alpha are keywords there."""
     if single._qualified_op_name.split("::")[1] in ("addcdiv", "addcmul"):
-        return _scaled_third(single, *values[:3], values[3] if len(values) > 3 else 1)
+        return _scaled_third(single, values[0], values[1], values[2], values[3] if len(values) > 3 else 1)
     if "alpha" in names[: len(values)]:
         return single(*values[:2], alpha=values[names.index("alpha")])
     return single(*values)

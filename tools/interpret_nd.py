@@ -509,7 +509,8 @@ def _copy_with_strides(x: torch.Tensor) -> torch.Tensor:
 
 def _with_layouts(run: NdInterpreter, op: Any, operands: Sequence[Any]) -> list[Any]:
     """Operands with the strides that the call must see."""
-    layouts = op.operand_layouts.data if op.operand_layouts is not None else [None] * len(operands)
+    given: Any = op.properties.get("operand_layouts")
+    layouts = given.data if given is not None else [None] * len(operands)
     values: list[Any] = []
     for value, layout in zip(operands, layouts, strict=True):
         if isinstance(layout, nd.LayoutAttr) and isinstance(value, torch.Tensor):
@@ -595,6 +596,8 @@ _COMPARE = {name: getattr(torch, name) for name in ("eq", "ne", "lt", "le", "gt"
 
 def _pointwise(fn: Callable[..., torch.Tensor]) -> Rule:
     def apply(run: NdInterpreter, op: Any, *operands: torch.Tensor) -> torch.Tensor:
+        if fn is not torch.nextafter:  # low precision is computed in f32 and rounded
+            operands = tuple(map(_wide, operands))
         result = fn(*operands).to(_torch_dtype(op.result))
         return result.expand(run.shape(op.result))
 

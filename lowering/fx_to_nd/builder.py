@@ -26,7 +26,7 @@ Operand = Any
 
 ONE, ZERO = const(1), const(0)
 UNIT = UnitAttr()
-_UNSIGNED = {ui8: 8, ui16: 16, ui32: 32, ui64: 64}
+_UNSIGNED: dict[Attribute, int] = {ui8: 8, ui16: 16, ui32: 32, ui64: 64}
 _PREDICATES = {name: StringAttr(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _STRINGS: dict[str, StringAttr] = dict(_PREDICATES)
 
@@ -68,7 +68,7 @@ def number_attr(value: bool | int | float, dtype: Attribute) -> Attribute:
     wrapped = int(value) & ((1 << bits) - 1)
     if dtype not in _UNSIGNED and wrapped >> (bits - 1):
         wrapped -= 1 << bits
-    return IntegerAttr(wrapped, dtype)  # pyright: ignore[reportArgumentType]
+    return IntegerAttr(wrapped, dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 class Builder:

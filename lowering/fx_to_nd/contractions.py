@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -82,7 +81,7 @@ def _addr(b: Importer, x: SSAValue, u: SSAValue, v: SSAValue, *, beta: Any = 1, 
 # ---- convolution
 
 
-def _numbers(values: Sequence[Any], count: int) -> IntsAttr | None:
+def _numbers(values: Any, count: int) -> IntsAttr | None:
     """A stride, padding or dilation list of `count` numbers (a single one stands for all); None when one is
     symbolic."""
     given = list(values) if isinstance(values, (tuple, list)) else [values]
@@ -110,7 +109,7 @@ def _convolution(
     if b.dtype(x) not in FLOATS or b.rank(x) != spatial + 2 or None in lists or spatial < 1:
         return NotImplemented
     operands = [x, weight] if bias is None else [x, weight, bias]
-    properties = dict(zip(("stride", "padding", "dilation", "output_padding"), lists, strict=True))
+    properties: dict[str, Any] = dict(zip(("stride", "padding", "dilation", "output_padding"), lists, strict=True))
     if transposed:
         properties["transposed"] = UNIT
     return b.emit(

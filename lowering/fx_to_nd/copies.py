@@ -74,7 +74,7 @@ rule(aten._local_scalar_dense)(_numbers)
 
 
 @rule(packet(aten, "_assert_scalar"))
-def _assert_scalar(b: Importer, condition: Any, message: str) -> None:
+def _assert_scalar(b: Importer, condition: Any, message: str) -> Any:
     from .scalars import check
 
     if isinstance(condition, (bool, int, float)):

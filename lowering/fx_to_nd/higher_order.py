@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from xdsl.ir import SSAValue
 
 from ...dialects.call_args import Call, Obj
-from .externs import bind_number, flat, operand_layout, overload_call, regroup, result_types, target_name, write
+from .externs import flat, operand_layout, overload_call, regroup, result_types, write
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -147,19 +147,13 @@ def _auto_functionalized(b: Importer, node: Node) -> Any:
     """auto_functionalized(op, **kwargs): the mutating operator; its value is (results..., new values of written
     arguments...)."""
     target: Any = node.args[0]
-    kwargs = {k: v for k, v in node.kwargs.items()}
     written = [a.name for a in target._schema.arguments if a.is_write]
-    own = _own_results(target, node.meta["val"])
-    fresh = {k: b.env[v] for k, v in kwargs.items() if k in written and isinstance(v, Node)}
-    result = _functional_call(b, node, target, kwargs, own, written)
-    del fresh
-    return result
+    return _functional_call(b, node, target, dict(node.kwargs), _own_results(target, node.meta["val"]), written)
 
 
 def _own_results(target: Any, val: Any) -> Any:
-    count = len(target._schema.returns)
-    own = tuple(val[:count]) if isinstance(val, (tuple, list)) else ()
-    return own
+    """torch's values of what the operator itself returns, without the new values of what it writes."""
+    return tuple(val[: len(target._schema.returns)]) if isinstance(val, (tuple, list)) else ()
 
 
 def _functional_call(b: Importer, node: Node, target: Any, kwargs: dict[str, Any], own: Any, written: list[str]) -> Any:
@@ -178,9 +172,8 @@ def _functional_call(b: Importer, node: Node, target: Any, kwargs: dict[str, Any
         else:
             changed.append(b.env[arg])
     b.env, b.updates = saved, updates
-    first = () if not own else (value,) if len(own) == 1 else tuple(value)
-    count = len(target._schema.returns)
-    return (*(first or (None,) * max(1, count) if count == 0 else first), *changed)
+    first = (None,) if not own else (value,) if len(own) == 1 else tuple(value)
+    return (*first, *changed)
 
 
 def _by_schema(target: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -268,7 +261,6 @@ def _auto_functionalized_v2(b: Importer, node: Node) -> Any:
             else _view_of(prefix, kwargs)
         )
     simple = _plain_bases(metadata, bases)
-    own = tuple(flat(node.meta["val"])[: -len(bases)]) if bases else tuple(flat(node.meta["val"]))
     own = _own_results(target, node.meta["val"])
     if simple is not None:
         shown = {k: v for k, v in kwargs.items() if not k.startswith("_")}
@@ -279,7 +271,7 @@ def _auto_functionalized_v2(b: Importer, node: Node) -> Any:
         return (*first, *(by_base.get(k, b.env[base]) for k, base in enumerate(bases)))
     fn = ViewedCall(target, len(bases), metadata)
     results, changed = _python(b, fn, bases, kwargs, own, tuple(bases))
-    first = regroup(b, own, results) if own else (None,) * max(1, len(target._schema.returns))
+    first = regroup(b, own, results) if own else (None,)
     return (*first, *changed)
 
 
@@ -312,5 +304,3 @@ _RULES: dict[str, Callable[[Importer, Node], Any]] = {
     "auto_functionalized_v2": _auto_functionalized_v2,
     "with_effects": _with_effects,
 }
-
-__all__ = ["EagerCall", "Slot", "bind_number", "call", "target_name"]

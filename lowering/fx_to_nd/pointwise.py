@@ -374,6 +374,7 @@ def _polygamma(b: Importer, n: int, x: SSAValue) -> SSAValue:
     if n == 0:
         return b.op("digamma", x)
     # (-1)**(n + 1) * n! * zeta(n + 1, x)
+    x = b.widen(x)
     value = b.op("zeta", b.full(float(n + 1), b.dtype(x)), x)
     return b.mul(value, float((-1) ** (n + 1) * math.factorial(n)))
 

@@ -218,7 +218,7 @@ def _uneven_avg_pool(b: Importer, x: SSAValue, steps: Sequence[tuple[int, int]])
     rank, lead = b.rank(x), b.rank(x) - 2
     longest = [max(-(-(i + 1) * s // o) - i * s // o for i in range(o)) for s, o in steps]
     dims = (*b.dims(x)[:lead], *(as_expr(o) for _, o in steps), *(as_expr(n) for n in longest))
-    index = [dim(k) for k in range(lead)]
+    index: list[Expr] = [dim(k) for k in range(lead)]
     wide = b.widen(x)
     dtype = b.dtype(wide)
     kept: SSAValue | None = None

@@ -9,6 +9,7 @@ import torch
 from xdsl.dialects.builtin import i64
 from xdsl.ir import SSAValue
 
+from ...dialects.expr import Expr
 from ...dialects.nd_types import FLOATS
 from .builder import ONE
 from .importer import Importer
@@ -22,7 +23,7 @@ prims = torch.ops.prims
 
 @rule(packet(prims, "broadcast_in_dim"))
 def _broadcast_in_dim(b: Importer, x: SSAValue, shape: Any, kept: Sequence[int]) -> SSAValue:
-    sizes = [ONE] * len(b.out_dims)
+    sizes: list[Expr] = [ONE] * len(b.out_dims)
     for place, size in zip(kept, b.dims(x), strict=True):
         sizes[place] = size
     return b.expand(b.reshape(x, sizes), b.out_dims)

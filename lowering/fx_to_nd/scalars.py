@@ -76,7 +76,7 @@ def size_expr(b: Importer, expr: Any) -> Expr:
     return found
 
 
-def _symbols(expr: sympy.Basic) -> list[sympy.Symbol]:
+def _symbols(expr: Any) -> list[sympy.Symbol]:
     return sorted(expr.free_symbols, key=lambda s: s.name)
 
 

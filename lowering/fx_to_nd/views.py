@@ -236,7 +236,7 @@ def _repeat(b: Importer, x: SSAValue, repeats: Sequence[Any]) -> SSAValue:
 
 
 @rule(aten.roll)
-def _roll(b: Importer, x: SSAValue, shifts: Sequence[Any], dims: Sequence[int] = ()) -> SSAValue:
+def _roll(b: Importer, x: SSAValue, shifts: Any, dims: Any = ()) -> SSAValue:
     shape = b.dims(x)
     shifts = shifts if isinstance(shifts, tuple) else (shifts,)
     dims = dims if isinstance(dims, tuple) else (dims,)
