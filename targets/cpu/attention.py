@@ -23,7 +23,7 @@ running maximum and sum of "Self-attention does not need O(n^2) memory" (Rabe an
 from __future__ import annotations
 
 from .attention_softmax import row_functions
-from .attention_spec import AttentionSpec
+from .attention_spec import DEPTH_MAX, AttentionSpec
 from .gemm import as_module
 from .gemm_convert import convert_rows
 from .gemm_ir import Function, Value
@@ -32,7 +32,6 @@ from .gemm_pack import pack_b_columns
 from .gemm_spec import Shape
 from .scratch import with_scratch
 
-DEPTH_MAX = 256
 QUERY_BLOCK = 192
 KEYS_MAX = 1024
 """Most keys in a block: six rows of scores fill half of the first-level cache."""

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from .gemm_spec import ISAS, GemmSpec, Shape
 
+DEPTH_MAX = 256
+"""Largest head dimension."""
+
 
 @dataclass(frozen=True)
 class AttentionSpec:

@@ -1,4 +1,5 @@
-"""Whether a product is computed by generated code or by the library (MKL, oneDNN), by rule or by measurement.
+"""Whether a product or an attention is computed by generated code or by the library (MKL, oneDNN), by rule or by
+measurement.
 
 The rules are measured ratios, one thread, own speed over the library's (docs/gemm.md has the tables). Three facts
 decide: MKL runs its generic code on processors that are not Intel's, at 40 % of what the processor can do; a call of
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from .attention_spec import DEPTH_MAX
 from .cache import cache_folder
 from .features import target
 from .gemm_spec import ELEMENT_BYTES, Isa, isa_for
@@ -80,6 +82,20 @@ def prefer_own_gemm(
     Sizes that are not known are passed as their hints.
     """
     return relative_speed(m, n, k, dtype, trans_a, trans_b) >= (EVEN_FUSED if fused else EVEN)
+
+
+def prefer_own_attention(queries: int, keys: int, depth: int, dtype: str = "f32", isa: Isa | None = None) -> bool:
+    """Whether generated code should compute attention (`attention.py`) on this machine, and not torch's flash
+    attention.
+
+    It computes in floats, so that torch is ahead where its bfloat products run on instructions made for them.
+    """
+    isa = isa or isa_for(target())
+    if depth > DEPTH_MAX or isa.name in ("generic", "neon"):
+        return False
+    if dtype == "bf16" and (isa.amx or isa.bf16_dot):
+        return queries * keys <= 64 * 64
+    return True
 
 
 class MeasuredChoices:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 import time
 
-from stepwell.targets.cpu.gemm_choice import MeasuredChoices, prefer_own_gemm, relative_speed
+from stepwell.targets.cpu.gemm_choice import (
+    MeasuredChoices,
+    prefer_own_attention,
+    prefer_own_gemm,
+    relative_speed,
+)
 from stepwell.targets.cpu.gemm_spec import ISAS
 
 
@@ -67,3 +72,12 @@ def test_a_broken_table_counts_as_empty(tmp_path):
 def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
     (tmp_path / "file").write_text("")
     assert MeasuredChoices(tmp_path / "file" / "gemm.json").own_is_faster("a", lambda: None, lambda: time.sleep(0.001))
+
+
+def test_attention_in_floats_is_generated_and_bfloat_goes_to_bfloat_hardware():
+    for name in ("avx512", "avx2", "amx", "avx512_bf16"):
+        assert prefer_own_attention(512, 512, 64, "f32", ISAS[name])
+    assert not prefer_own_attention(512, 512, 64, "bf16", ISAS["amx"])
+    assert prefer_own_attention(16, 16, 64, "bf16", ISAS["amx"])
+    assert not prefer_own_attention(16, 16, 512, "f32", ISAS["avx512"])
+    assert not prefer_own_attention(16, 16, 64, "f32", ISAS["generic"])
