@@ -15,8 +15,9 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Expr, dim, dims_subs
-from ...dialects.expr_ranges import RangeEnv
+from ...dialects.expr_ranges import RangeEnv, prove_lt
 from .body import Body
+from .fusion_align import loop_env
 from .fusion_plan import Group, Member
 from .nest_info import NestInfo, uses_opaque
 
@@ -131,10 +132,40 @@ class GroupWriter:
             local = self.locals[tensor]
             together = index is not None and index == local.index and self._in_loop(local, sizes)
             earliest = max(earliest, local.step if together else local.step + 1)
-        for init in member.info.op.outs:
+        for k, init in enumerate(member.info.op.outs):
             if init in self.locals:
-                earliest = max(earliest, self.locals[init].step)
+                step = self.locals[init].step
+                earliest = max(earliest, step if self._stores_apart(member, k, sizes) else step + 1)
         return earliest
+
+    def _stores_apart(self, member: Member, k: int, sizes: tuple[Expr, ...]) -> bool:
+        """Whether out `k` of a member may be stored in one loop over `sizes` with the stores that it is built on: different iterations
+        store to different elements, whichever runs first."""
+        init = member.info.op.outs[k]
+        step = self.locals[init].step
+        mine = self._store_indices(member, k)
+        outer = self.group.outer
+        base = len(outer) + len(sizes)
+        env = loop_env(self.symbols, [*outer, *sizes, *sizes])
+        other_iteration = [*(dim(d) for d in range(len(outer))), *(dim(base + d) for d in range(len(sizes)))]
+        while init in self.locals and self.locals[init].step == step:
+            local = self.locals[init]
+            before = list(local.member.info.op.results).index(init)  # pyright: ignore[reportArgumentType]
+            for a in self._store_indices(local.member, before):
+                for b in mine:
+                    if a is None or b is None or not (a == b or _apart(a, b, other_iteration, env)):
+                        return False
+            init = local.member.info.op.outs[before]
+        return True
+
+    def _store_indices(self, member: Member, k: int) -> list[tuple[Expr, ...] | None]:
+        """Where a member stores its out `k`, over the group's loops and the member's own; None for a loaded index."""
+        info = member.info
+        return [
+            None if uses_opaque(w.index, info.opaque) or info.has_loops else self.placed(self.group, member, w.index)
+            for w in info.writes
+            if w.tensor is info.op.out_args[k]
+        ]
 
     def _in_loop(self, local: Local, sizes: tuple[Expr, ...]) -> bool:
         """Whether the value of `local` can be had as a scalar inside its step's loop over `sizes`."""
@@ -324,6 +355,15 @@ class GroupWriter:
         local = self.locals[member.info.op.results[k]]
         local.value = value
         return local.out
+
+
+def _apart(a: Sequence[Expr], b: Sequence[Expr], other_iteration: Sequence[Expr], env: RangeEnv) -> bool:
+    """Whether no iteration's index `a` is another iteration's index `b`: in some place one is always below the other."""
+    for x, y in zip(a, b, strict=True):
+        y = dims_subs(y, other_iteration)
+        if prove_lt(x, y, env) or prove_lt(y, x, env):
+            return True
+    return False
 
 
 class _Copy:

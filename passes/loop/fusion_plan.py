@@ -259,6 +259,8 @@ class Planner:
             return "one of them is marked no_fuse"
         if any(m.info.sequential for m in (*first.members, *second.members)):
             return "a loop of one of them is sequential"
+        if self._overwrites_what_is_read(first, second):
+            return "one of them stores into a tensor of the other that is read elsewhere"
         if self._path_between(first, second):
             return "another operation between them needs the first and is needed by the second"
         alignment = self._align(first, second)
@@ -269,6 +271,15 @@ class Planner:
             return reason
         self._apply(first, second, alignment)
         return None
+
+    def _overwrites_what_is_read(self, first: Group, second: Group) -> bool:
+        """Whether a member goes on storing into a tensor that the two produce and that something else uses too: in one nest the two
+        would be one out, and what reads the first would see the stores of the second."""
+        for member in (*first.members, *second.members):
+            for init in member.info.op.outs:
+                if (init in first.results or init in second.results) and init.uses.get_length() != 1:
+                    return True
+        return False
 
     def _path_between(self, first: Group, second: Group) -> bool:
         """Whether a path from `first` to `second` leaves them."""
