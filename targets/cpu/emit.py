@@ -12,7 +12,6 @@ from xdsl.dialects.builtin import ModuleOp
 
 from ...dialects import cpu
 from . import emit_arith, emit_control, emit_division, emit_math, emit_memory, emit_quotient, emit_vector
-from .emit_gemm import emit_gemm
 from .emit_text import EmitError, FunctionText, Handlers, ModuleText, type_of
 from .features import Target, target
 
@@ -53,6 +52,8 @@ def emit_kernels(
         if isinstance(op, cpu.KernelOp):
             emit_kernel(unit, op, internal)
         elif isinstance(op, cpu.GemmOp):
+            from .emit_gemm import emit_gemm  # the generator of products is large, and most modules have none
+
             emit_gemm(unit, op)
     return unit
 

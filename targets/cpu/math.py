@@ -10,10 +10,13 @@ f32."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
-from .emit_arith import constant_integer, is_constant, literal
-from .emit_text import FunctionText, Type, splat
+from ...dialects import cpu
+from .emit_arith import literal
+from .emit_text import FunctionText, Type, splat, type_of
+from .emit_vector import concat, split
 
 
 class Code:
@@ -167,23 +170,41 @@ class Code:
     def scale(self, a: str, n: str) -> str:
         """a * 2^n for a float n that holds an integer, with one rounding where the result is denormal; |n| up to
         twice the exponent range. With AVX-512 that is an instruction."""
+        lanes = 512 // self.type.bits
+        if self.f.target.has("avx512") and self.type.lanes and self.type.lanes % lanes == 0:
+            return self._scalef(a, n, lanes)
         whole = self.to_int(n)
-        if self.f.target.has("avx512") and self.type.lanes:
-            narrow = self.type.of("i32")
-            power = whole if self.int_element == "i32" else self.f.let(f"trunc {self.int} {whole} to {narrow}")
-            name = f"llvm.ldexp.{self.type.suffix}.{self.type.suffix_of('i32')}"
-            self.f.module.declare(name, self.text, f"{self.text}, {narrow}")
-            return self.f.let(f"call {self.text} @{name}({self.text} {a}, {narrow} {power})")
         half = self.integer("ashr", whole, self.i(1))
         rest = self.integer("sub", whole, half)
         return self.mul(self.mul(a, self.power_of_two(half)), self.power_of_two(rest))
 
+    def _scalef(self, a: str, n: str, lanes: int) -> str:
+        """vscalefps: LLVM's own ldexp goes through integers."""
+        return self.pieces("scalef", lanes, (a, n), lambda x, y: f"{x}, {y}")
 
-_LOG2E = 1.4426950408889634
+    def pieces(self, name: str, lanes: int, values: tuple[str, ...], arguments: Callable[..., str]) -> str:
+        """An AVX-512 intrinsic of zmm registers on a vector of several; `arguments` spells its own from the typed
+        pieces."""
+        f = self.f
+        kind, mask = ("ps", "i16") if self.type.kind == "f32" else ("pd", "i8")
+        piece = type_of(cpu.vec(lanes, cpu.element_of(self.type.attr)))
+        parts = zip(*(split(f, self.type, value, lanes) for value in values), strict=True)
+        symbol = f"@llvm.x86.avx512.mask.{name}.{kind}.512"
+        calls = [
+            f"call {piece.text} {symbol}({arguments(*(f'{piece.text} {v}' for v in part))}, "
+            f"{piece.text} zeroinitializer, {mask} -1, i32 4)"
+            for part in parts
+        ]
+        types = re.sub(r"(<\d+ x \w+>|i\d+) ?[^,]*", r"\1", calls[0].split("(", 1)[1][:-1])
+        f.module.declare(symbol[1:], piece.text, types)
+        return concat(f, piece, [f.let(call) for call in calls])
+
+
+_LOG2E = 1.4426950216293335  # as f32; with the rest it has 47 bits
+_LOG2E_REST = 1.9259629911e-08
 _LN2_HIGH = 0.693145751953125  # 11 bits: its product with an exponent is exact
 _LN2_LOW = 1.4286067653e-06
-# (exp(r) - 1 - r) / r^2 and (expm1(r) - r) / r^2 on |r| <= ln(2) / 2; (2^r - 1) / r on |r| <= 1/2
-_EXP = (0.5, 0.166665181517601, 0.04166620597243309, 0.008368917740881443, 0.001395053812302649)
+# (expm1(r) - r) / r^2 on |r| <= ln(2) / 2; (2^r - 1) / r on |r| <= 1/2
 _EXPM1 = (
     0.5,
     0.1666666567325592,
@@ -199,6 +220,17 @@ _EXP2 = (
     0.009618004783987999,
     0.001340034999884665,
     0.00015475972031708807,
+)
+# (log(1 + f) - f + f^2 / 2) / f^3 on [-1/4, 1/2]
+_LOG = (
+    0.3333345055580139,
+    -0.2500009834766388,
+    0.1999083012342453,
+    -0.16647177934646606,
+    0.14478622376918793,
+    -0.13162961602210999,
+    0.10465596616268158,
+    -0.04508452117443085,
 )
 # tanh(x) / x on [0, 9.05] and erf(x) / x on [0, 3.95], in x^2: numerator, denominator
 _TANH = (
@@ -226,20 +258,20 @@ _ERF = (
 )
 
 
-def _reduce(m: Code, x: str) -> tuple[str, str]:
-    """(n, r) with x = n ln 2 + r, |r| <= ln(2) / 2."""
-    n = m.rint(m.mul(x, m.c(_LOG2E)))
-    r = m.fma(n, m.c(-_LN2_HIGH), x)
-    return n, m.fma(n, m.c(-_LN2_LOW), r)
-
-
-def exp(m: Code, x: str) -> str:
-    """e^x for f32: under 1 ulp; denormal results rounded once, infinity above 88.72."""
-    x = m.at_least(m.at_most(x, 89.0), -104.5)
-    n, r = _reduce(m, x)
-    tail = m.horner(r, _EXP)
-    series = m.fma(m.mul(r, r), tail, m.add(r, m.c(1.0)))
-    return m.scale(series, n)
+def exp(m: Code, x: str, factor: float = 1.0) -> str:
+    """e^(factor x) for f32 and a factor of 1 or -1: under 1.5 ulp; denormal results rounded once, infinity above
+    88.72."""
+    high, low = (104.5, -89.0) if factor < 0 else (89.0, -104.5)
+    x = m.at_least(m.at_most(x, high), low)
+    n = m.rint(m.mul(x, m.c(factor * _LOG2E)))
+    if m.f.target.has("fma"):
+        r = m.fma(x, m.c(factor * _LOG2E), m.neg(n))
+        r = m.fma(x, m.c(factor * _LOG2E_REST), r)
+    else:
+        # Without a fused product the difference must come from products that are exact.
+        r = m.fma(n, m.c(-factor * _LN2_HIGH), x)
+        r = m.mul(m.fma(n, m.c(-factor * _LN2_LOW), r), m.c(factor * _LOG2E))
+    return m.scale(m.fma(r, m.horner(r, _EXP2), m.c(1.0)), n)
 
 
 def exp2(m: Code, x: str) -> str:
@@ -254,13 +286,82 @@ def expm1(m: Code, x: str) -> str:
     """e^x - 1 for f32. 2^n (expm1(r) + 1) - 1 is put together at half its size, so that no intermediate overflows
     first."""
     y = m.at_least(m.at_most(x, 89.0), -18.0)
-    n, r = _reduce(m, y)
+    n = m.rint(m.mul(y, m.c(_LOG2E)))
+    r = m.fma(n, m.c(-_LN2_LOW), m.fma(n, m.c(-_LN2_HIGH), y))
     series = m.fma(m.mul(r, r), m.horner(r, _EXPM1), r)
     half = m.power_of_two(m.to_int(m.sub(n, m.c(1.0))))
     result = m.mul(m.fma(half, series, m.sub(half, m.c(0.5))), m.c(2.0))
     tiny = m.cmp("olt", m.abs(x), m.c(1e-30))
     result = m.select(tiny, x, result)
     return m.select(m.cmp("uno", x, x), x, result)
+
+
+def _log_reduce(m: Code, u: str) -> tuple[str, str]:
+    """(exponent, mantissa in [3/4, 3/2)) of a positive normal f32, the exponent as an integer."""
+    bits = m.bits(u)
+    exponent = m.integer("ashr", m.integer("sub", bits, m.i(0x3F400000)), m.i(23))
+    return exponent, m.from_bits(m.integer("sub", bits, m.integer("shl", exponent, m.i(23))))
+
+
+def _log_series(m: Code, exponent: str, f: str) -> str:
+    """exponent ln 2 + log(1 + f), the large terms last."""
+    square = m.mul(f, f)
+    tail = m.fma(m.mul(f, square), m.horner(f, _LOG), m.mul(exponent, m.c(_LN2_LOW)))
+    tail = m.fma(square, m.c(-0.5), tail)
+    return m.fma(exponent, m.c(_LN2_HIGH), m.add(f, tail))
+
+
+def _log_limits(m: Code, u: str, result: str) -> str:
+    """-inf at 0, NaN below, infinity and NaN as they are; else the result."""
+    inside = m.f.let(f"icmp ult {m.int} {m.integer('sub', m.bits(u), m.i(1))}, {m.i(0x7F7FFFFF)}")
+    outside = m.select(m.cmp("olt", u, m.c(0.0)), m.c(float("nan")), u)
+    outside = m.select(m.cmp("oeq", u, m.c(0.0)), m.c(float("-inf")), outside)
+    return m.select(inside, result, outside)
+
+
+def _has_exponent_instructions(m: Code) -> bool:
+    return m.f.target.has("avx512") and m.type.lanes > 0 and m.type.lanes % 16 == 0
+
+
+def _instruction_log_reduce(m: Code, u: str) -> tuple[str, str]:
+    """(exponent as a float, mantissa in [3/4, 3/2)) by vgetexpps and vgetmantps, which know denormals, zero (exponent
+    -inf), infinity and NaN, and make the mantissa of a negative number NaN."""
+    mantissa = m.pieces("getmant", 16, (u,), lambda x: f"{x}, i32 11")
+    exponent = m.pieces("getexp", 16, (u,), lambda x: x)
+    # A mantissa below 1 was halved into its interval.
+    return m.select(m.cmp("olt", mantissa, m.c(1.0)), m.add(exponent, m.c(1.0)), exponent), mantissa
+
+
+def log(m: Code, x: str) -> str:
+    """The natural logarithm for f32, about 1 ulp."""
+    if _has_exponent_instructions(m):
+        exponent, mantissa = _instruction_log_reduce(m, x)
+        return _log_series(m, exponent, m.sub(mantissa, m.c(1.0)))
+    small = m.cmp("olt", x, m.c(2.0**-126))
+    normal = m.select(small, m.mul(x, m.c(2.0**23)), x)
+    whole, mantissa = _log_reduce(m, normal)
+    exponent = m.sub(m.to_float(whole), m.select(small, m.c(23.0), m.c(0.0)))
+    return _log_limits(m, x, _log_series(m, exponent, m.sub(mantissa, m.c(1.0))))
+
+
+def log1p(m: Code, x: str) -> str:
+    """log(1 + x) for f32, about 1 ulp: what the sum 1 + x loses is added to the reduced argument."""
+    u = m.add(m.c(1.0), x)
+    rounded = m.sub(u, m.c(1.0))
+    lost = m.add(m.sub(m.c(1.0), m.sub(u, rounded)), m.sub(x, rounded))
+    # From 2^60 on nothing that counts is lost.
+    moderate = m.cmp("olt", u, m.c(2.0**60))
+    lost = m.select(moderate, lost, m.c(0.0))
+    if _has_exponent_instructions(m):
+        exponent, mantissa = _instruction_log_reduce(m, u)
+        lost = m.scale(lost, m.neg(m.at_least(exponent, -126.0)))
+        result = _log_series(m, exponent, m.add(lost, m.sub(mantissa, m.c(1.0))))
+    else:
+        whole, mantissa = _log_reduce(m, u)
+        inverse = m.select(moderate, m.power_of_two(m.integer("sub", m.i(0), whole)), m.c(1.0))
+        f = m.fma(lost, inverse, m.sub(mantissa, m.c(1.0)))
+        result = _log_limits(m, u, _log_series(m, m.to_float(whole), f))
+    return m.select(m.cmp("oeq", x, m.c(0.0)), x, result)
 
 
 def _odd_rational(m: Code, x: str, limit: float, parts: tuple[tuple[float, ...], tuple[float, ...]]) -> str:
@@ -285,7 +386,7 @@ def erf(m: Code, x: str) -> str:
 
 def sigmoid(m: Code, x: str) -> str:
     """1 / (1 + e^-x) for f32; below -87.3, where it is about to become denormal, 1.2e-38."""
-    return m.quotient(m.c(1.0), m.add(m.c(1.0), exp(m, m.neg(m.at_least(x, -87.3)))))
+    return m.quotient(m.c(1.0), m.add(m.c(1.0), exp(m, m.at_least(x, -87.3), -1.0)))
 
 
 def rsqrt(m: Code, x: str) -> str:
@@ -306,6 +407,3 @@ def int_power(m: Code, x: str, n: int) -> str:
         if power:
             x = m.mul(x, x)
     return m.div(m.c(1.0), result) if n < 0 else result
-
-
-__all__ = ["Code", "constant_integer", "is_constant"]

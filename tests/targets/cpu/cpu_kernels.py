@@ -18,7 +18,8 @@ from stepwell.targets.cpu.emit import emit_module
 from stepwell.targets.cpu.features import is_runnable, target
 from stepwell.targets.cpu.jit import Library, load_text
 
-RUNNABLE = [name for name in ("host", "avx512", "avx2", "generic-sse", "neon") if is_runnable(target(name))]
+# "avx512" and "neon" are what the host is, or cannot run.
+RUNNABLE = ["host", *(name for name in ("avx2", "generic-sse") if is_runnable(target(name)))]
 
 TYPES = {
     torch.float64: "f64",
