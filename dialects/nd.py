@@ -536,6 +536,7 @@ class ConvOp(NdOp):
     name = "nd.conv"
     SYNTAX: ClassVar = {
         "stride": "ints", "padding": "ints", "dilation": "ints", "transposed": "unit", "output_padding": "ints", "groups": "ints",
+        "layout": "attr",
     }  # fmt: skip
     input = operand_def(TensorType)
     weight = operand_def(TensorType)

@@ -20,7 +20,7 @@ from ..dialects.call_args import Arg, Enum, Obj
 from ..dialects.expr import Expr, evaluate, free_syms, to_python
 from ..dialects.nd_base import prop
 from ..dialects.nd_pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
-from ..dialects.nd_types import TensorType
+from ..dialects.nd_types import LayoutAttr, TensorType
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
 from .philox import random_numbers
@@ -513,7 +513,7 @@ def _with_layouts(run: NdInterpreter, op: Any, operands: Sequence[Any]) -> list[
     layouts = given.data if given is not None else [None] * len(operands)
     values: list[Any] = []
     for value, layout in zip(operands, layouts, strict=True):
-        if isinstance(layout, nd.LayoutAttr) and isinstance(value, torch.Tensor):
+        if isinstance(layout, LayoutAttr) and isinstance(value, torch.Tensor):
             strides = [run.size(s) for s in layout.stride_exprs]
             if value.layout == torch.strided and list(value.stride()) != strides:
                 value = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)

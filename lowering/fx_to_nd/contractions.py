@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from xdsl.dialects.builtin import ArrayAttr
 from xdsl.ir import SSAValue
 
 from ...dialects.nd import ConvOp
 from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_types import FLOATS
 from .builder import ONE, UNIT
+from .externs import operand_layout
 from .importer import Importer
 from .registry import packet, rule
 
@@ -112,12 +114,10 @@ def _convolution(
     properties: dict[str, Any] = dict(zip(("stride", "padding", "dilation", "output_padding"), lists, strict=True))
     if transposed:
         properties["transposed"] = UNIT
-    return b.emit(
-        ConvOp,
-        operands,
-        b.out_dims,
-        b.out_dtype,
-        **properties,
-        groups=IntsAttr.get((groups,)),
-        layout=b.layout(b.sizes(b.val.stride())),
-    )
+    layout = b.layout(b.sizes(b.val.stride()))
+    groups_attr = IntsAttr.get((groups,))
+    result = b.emit(ConvOp, operands, b.out_dims, b.out_dtype, **properties, groups=groups_attr, layout=layout)
+    # the strides that come out depend on those that go in
+    layouts = [operand_layout(b, source) for source in b.node.args[: len(operands)]]
+    result.owner.attributes["operand_layouts"] = ArrayAttr(layouts)  # pyright: ignore[reportAttributeAccessIssue]
+    return result

@@ -97,3 +97,10 @@ def test_attention_is_a_library_call(check):
     q = torch.randn(2, 4, 8, 16)
     found = check(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), q)
     assert found.counts.extern == 1 and found.counts.fallback == 0
+
+
+def test_convolutions_keep_the_strides_of_both_sides(imported):
+    x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    text = str(imported(lambda x, w: F.relu(F.conv2d(x, w)), x, torch.randn(6, 4, 3, 3)).module)
+    assert "layout = #nd.layout<[216, 1, 36, 6], 0>" in text
+    assert "operand_layouts = [#nd.layout<[256, 1, 32, 4], 0>, #nd.layout<[36, 9, 3, 1], 0>]" in text
