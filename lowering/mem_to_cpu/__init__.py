@@ -5,32 +5,34 @@ share one.
     carried state.py       values, index expressions, masks, lanes         reductions.py  what each reduction kind does
     body.py        body ops by table                               scans.py       running reductions
     memory.py      loads, stores, gathers                          tiles.py       transposes in registers
-    builder.py     blocks, hoisting, constants                     outline.py     equal nests
+    builder.py     blocks, hoisting, constants                     row_cache.py   values kept for later passes
 
 What runs along the lanes is decided in passes/loop/loop_schedule.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from ...dialects import cpu, loop
-from ...dialects.expr import Expr
+from ...dialects.expr import Expr, Sym
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.host import LaunchOp
+from ...dialects.mem import BufferType
 from ...dialects.nd_types import element_bytes
 from ...passes.loop.loop_schedule import Cost, choose, symbol_facts
 from ...passes.loop.nest_access import NestAccess
+from ...passes.loop.nest_key import is_nest_in_memory, nest_key
 from ...passes.manager import Pass
 from .body import UnsupportedBody
 from .contract import ContractLowering
-from .kernel import Arguments, lower_nest
-from .outline import is_nest_in_memory, nest_key
+from .kernel import lower_nest
 
 
 @dataclass(frozen=True)
@@ -64,43 +66,44 @@ class Outliner:
         self.module = module
         self.symbols = symbols
         self.hints = hints
-        self.kernels: dict[tuple[object, ...], tuple[str, Arguments, loop.NestOp]] = {}
+        self.kernels: dict[tuple[object, ...], tuple[str, list[int], list[Sym]]] = {}
         taken = {o.sym_name.data for o in module.ops if isinstance(o, cpu.KernelOp)}
         self._names = (name for k in range(1 << 30) if (name := f"k{k}") not in taken)
 
     def outline(self, nest: Operation) -> bool:
         """Replace one nest; whether its kernel was there already."""
         assert isinstance(nest, loop.NestOp)
-        key = nest_key(nest)
-        found = self.kernels.get(key)
-        info = NestAccess(nest, self.symbols, normalise=found is None)
-        if found is None:
-            cost = Cost(info, self.hints)
+        key, numbers = nest_key(nest)
+        shared = self.kernels.get(key)
+        if shared is None:
+            info = NestAccess(nest, self.symbols)
             schedule = choose(info, self.hints)
             name = next(self._names)
-            kernel, arguments = lower_nest(name, nest, info, schedule, cost)
+            kernel, arguments = lower_nest(name, nest, info, schedule, Cost(info, self.hints))
             kernel.location = nest.location
             self.module.body.block.add_op(kernel)
-            self.kernels[key] = (name, arguments, nest)
+            operands = arguments.operands()
+            places = [numbers[v] for v in operands]
+            self.kernels[key] = name, places, arguments.symbols
             symbols = arguments.symbols
         else:
-            name, first, _ = found
-            arguments = Arguments(nest, info)
-            symbols = first.symbols
-        launch = LaunchOp.make(name, arguments.operands(), symbols, bytes=_traffic(arguments))
+            name, places, symbols = shared
+            values = {number: value for value, number in numbers.items()}
+            operands = [values[k] for k in places]
+        launch = LaunchOp.make(name, operands, symbols, bytes=_traffic(operands))
         launch.location = nest.location
         block = nest.parent
         assert block is not None
         block.insert_op_before(launch, nest)
         nest.detach()
         nest.erase(safe_erase=False)
-        return found is not None
+        return shared is not None
 
 
-def _traffic(arguments: Arguments) -> Expr | int:
+def _traffic(operands: Sequence[SSAValue]) -> Expr | int:
     """Bytes of all buffers that a kernel touches: what its launch moves at most, once."""
     total: Expr | int = 0
-    for buffer in arguments.buffers:
-        t = buffer.type
-        total = total + t.numel * element_bytes(loop.element_type(t))  # pyright: ignore[reportAttributeAccessIssue]
+    for value in operands:
+        if isinstance(value.type, BufferType):
+            total = total + value.type.numel * element_bytes(value.type.element_type)
     return total

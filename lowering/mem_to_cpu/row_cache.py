@@ -94,7 +94,9 @@ class RowCache:
                 key = keys[value]
                 if costs[value] < WORTH or not self._keepable(value.type):
                     continue
-                if key not in rows and not self._allot(value.type, elements):
+                if known[key] in self.define:
+                    rows[key] = self.define[known[key]][0]
+                elif key not in rows and not self._allot(value.type, elements):
                     continue
                 row = rows.setdefault(key, Row(value.type))
                 self.define[known[key]] = (row, first_node[key])

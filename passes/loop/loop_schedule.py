@@ -22,6 +22,7 @@ from ...dialects.expr_ranges import Range, RangeEnv
 from ...dialects.nd_types import RangeAttr, element_bytes
 from ..manager import Pass
 from .nest_access import Access, Loop, NestAccess, Node
+from .nest_key import nest_key
 from .op_costs import op_cost
 
 DEFAULT_HINT = 64
@@ -79,6 +80,7 @@ class Cost:
         self.hints = hints
         self.varying: dict[Expr, frozenset[Expr]] = {}
         self._weights: dict[Node, tuple[int, int]] = {}
+        self._best: dict[Node, tuple[float, dict[Node, tuple[Loop, int] | None]]] = {}
 
     def size(self, e: Expr) -> int:
         if e.value is not None:
@@ -177,6 +179,12 @@ class Cost:
 
     def best(self, node: Node) -> tuple[float, dict[Node, tuple[Loop, int] | None]]:
         """The cheapest way to run an inner loop op from scalar code: one of its loops along the lanes, or none."""
+        found = self._best.get(node)
+        if found is None:
+            found = self._best[node] = self._choose(node)
+        return found
+
+    def _choose(self, node: Node) -> tuple[float, dict[Node, tuple[Loop, int] | None]]:
         sequential = isinstance(node.op, loop.ForOp) and node.op.sequential is not None
         scan = isinstance(node.op, loop.ScanOp)
         trips = self.trips(node.loops)
@@ -290,33 +298,10 @@ def serial_dims(cost: Cost) -> frozenset[Expr]:
 def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Schedule:
     """The schedule of a nest: what its attributes say, the cheapest where they are silent."""
     cost = Cost(info, hints)
-    root = info.root
     given = info.nest.properties.get("schedule")
     table: Mapping[str, Attribute] = given.data if isinstance(given, DictionaryAttr) else {}
-    serial = serial_dims(cost)
-    trips = cost.trips(root.loops)
-    best = Schedule("inner", cost=trips * cost.node(root, None, 0, 1), serial=serial)
-    for child in root.children:
-        best.inner.update(cost.best(child)[1])
-    wanted = table.get("vector")
-    candidates: list[Schedule] = []
-    for one in root.loops:
-        if one.dim in serial or cost.size(one.size) < 2:
-            continue
-        width = cost.lanes(root, one)
-        if root.children and isinstance(width, int) and width == 64:
-            width = _column_lanes(root, one, cost)
-        total = trips * cost.node(root, one.dim, width, cost.size(one.size))
-        candidates.append(Schedule("lanes", one, None, width, cost=total, serial=serial))
-    candidates += _tiles(cost, serial, trips)
-    if isinstance(wanted, IntegerAttr):
-        named = _loop_at(root, wanted.value.data)
-        tile = table.get("tile")
-        rows = _loop_at(root, tile.value.data) if isinstance(tile, IntegerAttr) else None
-        candidates = [c for c in candidates if c.vector is named and c.tile is rows] or candidates
-        best = min(candidates, key=lambda c: c.cost, default=best)
-    elif not (isinstance(wanted, StringAttr) and wanted.data == "inner"):
-        best = min([best, *candidates], key=lambda c: c.cost)
+    best = _cheapest(cost, table)
+    root = info.root
     if best.style == "lanes" and not root.children and best.vector is not None:
         outer = [one for one in root.loops if one is not best.vector]
         if outer and cost.size(best.vector.size) > best.lanes and cost.trips(outer) >= 4:
@@ -328,9 +313,38 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Schedule:
     if isinstance(threads, IntegerAttr):
         best.parallel = bool(threads.value.data)
     else:
-        free = [one for one in root.loops if one.dim not in serial]
+        free = [one for one in root.loops if one.dim not in best.serial]
         best.parallel = bool(free) and best.cost * NS_PER_UNIT >= 2 * SERIAL_NS
     return best
+
+
+def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
+    """The cheapest candidate of those that the schedule's `vector` and `tile` allow."""
+    root = cost.info.root
+    serial = serial_dims(cost)
+    trips = cost.trips(root.loops)
+    wanted, tile = table.get("vector"), table.get("tile")
+    named = _loop_at(root, wanted.value.data) if isinstance(wanted, IntegerAttr) else None
+    candidates: list[Schedule] = []
+    if not (isinstance(wanted, StringAttr) and wanted.data == "inner"):
+        for one in root.loops:
+            if one.dim in serial or cost.size(one.size) < 2 or named not in (None, one):
+                continue
+            width = cost.lanes(root, one)
+            if root.children and width == 64:
+                width = _column_lanes(root, one, cost)
+            total = trips * cost.node(root, one.dim, width, cost.size(one.size))
+            candidates.append(Schedule("lanes", one, None, width, cost=total, serial=serial))
+        candidates += _tiles(cost, serial, trips)
+    if named is not None:
+        rows = _loop_at(root, tile.value.data) if isinstance(tile, IntegerAttr) else None
+        candidates = [c for c in candidates if c.vector is named and c.tile is rows]
+    if named is None or not candidates:
+        inner = Schedule("inner", cost=trips * cost.node(root, None, 0, 1), serial=serial)
+        for child in root.children:
+            inner.inner.update(cost.best(child)[1])
+        candidates.insert(0, inner)
+    return min(candidates, key=lambda c: c.cost)
 
 
 def _column_cost(cost: Cost, d: Expr) -> float:
@@ -437,6 +451,15 @@ def annotate(nest: loop.NestOp, schedule: Schedule) -> None:
             node.op.attributes["lanes"] = IntegerAttr(choice[1], i64)
 
 
+def copy_schedule(source: loop.NestOp, target: loop.NestOp) -> None:
+    """Write the schedule of a nest on another one of the same structure."""
+    target.properties["schedule"] = source.properties["schedule"]
+    for mine, theirs in zip(loop.walk_bodies(target), loop.walk_bodies(source), strict=True):
+        for key in ("vector", "lanes"):
+            if key in theirs.attributes:
+                mine.attributes[key] = theirs.attributes[key]
+
+
 @dataclass(frozen=True)
 class LoopSchedule(Pass):
     """Chooses vector loop, lanes, tiles and threads of each nest and writes them on it as attributes."""
@@ -445,8 +468,13 @@ class LoopSchedule(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
+        known: dict[object, loop.NestOp] = {}
         for nest in [n for n in op.walk() if isinstance(n, loop.NestOp)]:
             if nest.schedule is not None:
+                continue
+            same = known.setdefault(nest_key(nest)[0], nest)
+            if same is not nest:
+                copy_schedule(same, nest)
                 continue
             schedule = choose(NestAccess(nest, symbols), hints)
             annotate(nest, schedule)

@@ -1,4 +1,7 @@
-"""Which nests share a kernel: the structure of a nest as a key, names, labels and places aside."""
+"""Which nests are the same: the structure of a nest as a key, names, labels and places aside.
+
+Equal nests get the same schedule and share a kernel.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from ...dialects.mem import BufferType
 _IGNORED = frozenset(("label",))
 
 
-def nest_key(nest: Operation) -> tuple[object, ...]:
-    """Equal for nests that make the same kernel with the same argument order: same ops, same dataflow, same types
-    (offsets of buffers aside, since a kernel gets addresses)."""
+def nest_key(nest: Operation) -> tuple[tuple[object, ...], dict[SSAValue, int]]:
+    """A key that is equal for nests with the same ops, dataflow and types (offsets of buffers aside, since a kernel gets
+    addresses), and the numbers that it gives to the nest's values: equal numbers in equal nests play the same part."""
     numbers: dict[SSAValue, int] = {}
     parts: list[object] = []
     _add(nest, numbers, parts)
-    return tuple(parts)
+    return tuple(parts), numbers
 
 
 def _type_key(t: Attribute) -> object:
