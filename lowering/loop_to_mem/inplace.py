@@ -9,7 +9,8 @@ iterations run. That is so when
 
 Both are asked at every level of the nest: a row may be read by a first inner loop and overwritten by a second one,
 but when one loop does both, its index too must stand at the same place in all of them. An index that was loaded from
-memory is never such an index.
+memory is never such an index. The body of a reduction whose kind may be computed in two passes (`welford`, `softmax`)
+runs twice, so that nothing that it reads may be overwritten in it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ONE, Dim, Expr, dim
+
+TWO_PASSES = frozenset({"welford", "softmax"})
 
 
 @dataclass
@@ -35,6 +38,7 @@ class _Level:
 
     dims: list[Dim]
     items: list[_Access | _Level] = field(default_factory=list)
+    repeated: bool = False
 
 
 class NestAccesses:
@@ -58,6 +62,7 @@ class NestAccesses:
         assert isinstance(op, loop.LoopLike)
         dims = [self._new_dim() for _ in op.loop_sizes]
         level = _Level([d for d, size in zip(dims, op.loop_sizes, strict=True) if size is not ONE])
+        level.repeated = isinstance(op, loop.ReduceOp) and not TWO_PASSES.isdisjoint(op.kind_names)
         for region in op.regions:
             for block in region.blocks:
                 for d, arg in zip(dims, block.args, strict=False):
@@ -107,7 +112,7 @@ def _allows(level: _Level, pair: tuple[SSAValue, SSAValue]) -> bool:
             inside = _below(item, pair)
             reads = any(a.shaped is source for a in inside)
             stores = any(a.is_store and a.shaped is out for a in inside)
-            if (reads and stored) or (reads and stores and not _allows(item, pair)):
+            if (reads and stored) or (reads and stores and (item.repeated or not _allows(item, pair))):
                 return False
             stored |= stores
         elif item.shaped is out and item.is_store:

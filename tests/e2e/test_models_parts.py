@@ -1,0 +1,41 @@
+"""Parts of models whose nests fuse in ways that single operators do not: the same values as eager, forward and backward."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def compiled(fn):
+    torch._dynamo.reset()
+    return torch.compile(fn, backend="stepwell")
+
+
+def check(fn, *args, rtol=1e-4, atol=1e-4):
+    torch.testing.assert_close(compiled(fn)(*args), fn(*args), rtol=rtol, atol=atol)
+
+
+def test_a_residual_stream_into_a_layer_norm():
+    """The expression that is normalised is kept in one row of scratch for both passes of the variance and for the result."""
+    torch.manual_seed(0)
+
+    def part(a, w, b, g, r, lw, lb):
+        y = torch.addmm(b, a.view(130, 128), w).view(2, 65, 128) * g + r
+        return F.layer_norm(y, (128,), lw, lb), y * 2
+
+    check(
+        part, torch.randn(2, 65, 128), torch.randn(128, 128), torch.randn(128), torch.randn(128), torch.randn(2, 65, 128),
+        torch.randn(128), torch.randn(128),
+    )  # fmt: skip
+
+
+def test_a_sum_that_is_stored_and_normalised():
+    """The variance reads its body twice, so that the stored sum may not overwrite an operand of it."""
+    torch.manual_seed(0)
+
+    def part(x, index, n):
+        y = x + torch.zeros_like(x).index_add(0, index, n)
+        m = F.layer_norm(y, (32,))
+        return torch.cat([m[index], m[index]], 1), y
+
+    check(part, torch.randn(200, 32), torch.randint(0, 200, (1000,)), torch.randn(1000, 32))
