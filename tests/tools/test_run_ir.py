@@ -1,0 +1,103 @@
+"""run_module: a module at every level gives the same results, natively and interpreted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.parser import Parser
+
+from stepwell.dialects import load_dialects
+from stepwell.errors import StepwellError
+from stepwell.passes.instrumentation import Instrumentation
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.tools.run_ir import LEVELS, level_of, run_module
+
+CTX = load_dialects(Context())
+TEXT = """
+builtin.module attributes {nd.symbols = {s0 = #nd.range<2, -1, 5>}} {
+  func.func @helper(%x: !nd.tensor<2 x f32>) -> !nd.tensor<2 x f32> {
+    func.return %x : !nd.tensor<2 x f32>
+  }
+  func.func @forward(%x: !nd.tensor<s0 x 16 x f32> {nd.layout = #nd.layout<[16, 1], 0>},
+      %k: !nd.tensor<16 x f32> {nd.layout = #nd.layout<[1], 0>, nd.constant = 0 : i64})
+      -> (!nd.tensor<16 x s0 x f32> {nd.layout = #nd.layout<[1, 16], 0>}) {
+    %m = nd.reduce %x {kind = "max", dims = [1]} : (!nd.tensor<s0 x 16 x f32>) -> !nd.tensor<s0 x f32>
+    %r = nd.reshape %m : (!nd.tensor<s0 x f32>) -> !nd.tensor<s0 x 1 x f32>
+    %d = nd.sub %x, %r : (!nd.tensor<s0 x 16 x f32>, !nd.tensor<s0 x 1 x f32>) -> !nd.tensor<s0 x 16 x f32>
+    %e = nd.mul %d, %k : (!nd.tensor<s0 x 16 x f32>, !nd.tensor<16 x f32>) -> !nd.tensor<s0 x 16 x f32>
+    %t = nd.permute %e {dims = [1, 0]} : (!nd.tensor<s0 x 16 x f32>) -> !nd.tensor<16 x s0 x f32>
+    nd.update %x, %d : (!nd.tensor<s0 x 16 x f32>, !nd.tensor<s0 x 16 x f32>) -> ()
+    func.return %t : !nd.tensor<16 x s0 x f32>
+  }
+}
+"""
+
+
+def at_level(level: str) -> ModuleOp:
+    """The main function alone, lowered to `level`."""
+    module = Parser(CTX, TEXT).parse_module()
+    helper = next(iter(module.ops))
+    helper.detach()
+    stages = LEVELS[: LEVELS.index(level) + 1]
+    if level != "nd":
+        run(default_pipeline("cpu", stages=stages), module, CTX, Instrumentation())
+    return module
+
+
+def inputs() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(5, 16, generator=generator), torch.randn(16, generator=generator)]
+
+
+def check(module: ModuleOp, **options) -> None:
+    given, (x, k) = inputs(), inputs()
+    before = str(module)
+    (result,) = run_module(module, CTX, given, **options)
+    d = x - x.max(1, keepdim=True).values
+    torch.testing.assert_close(result, (d * k).t())
+    torch.testing.assert_close(given[0], d)
+    assert result.stride() == (1, 16)
+    assert str(module) == before
+
+
+@pytest.mark.parametrize("level", ["nd", "loop", "mem", "cpu"])
+def test_native(level):
+    module = at_level(level)
+    assert level_of(module) == level
+    if level != "cpu":
+        check(module)
+
+
+@pytest.mark.parametrize("level", ["nd", "loop", "mem"])
+def test_interpreted(level, monkeypatch):
+    module = at_level(level)
+    check(module, interpret=True)
+    monkeypatch.setenv("STEPWELL_INTERPRET", "1")
+    check(module)
+
+
+def test_one_function_of_several():
+    module = Parser(CTX, TEXT).parse_module()
+    check(module)
+    x = torch.ones(2)
+    (result,) = run_module(module, CTX, [x], "helper")
+    assert result.data_ptr() != x.data_ptr() and torch.equal(result, x)
+
+
+def test_random_inputs():
+    module = at_level("loop")
+    first, second, third = (run_module(module, CTX, None, seed=seed)[0] for seed in (1, 1, 2))
+    assert torch.equal(first, second) and not torch.equal(first, third)
+
+
+def test_errors():
+    module = at_level("nd")
+    with pytest.raises(StepwellError, match="the module has no function 'forwards'; did you mean 'forward'"):
+        run_module(module, CTX, [], "forwards")
+    with pytest.raises(StepwellError, match="@forward takes 2 arguments, 1 were given"):
+        run_module(module, CTX, [torch.ones(2, 16)])
+    with pytest.raises(StepwellError, match="@forward takes 2 arguments, 1 were given"):
+        run_module(module, CTX, [torch.ones(2, 16)], interpret=True)
