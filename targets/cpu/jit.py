@@ -108,6 +108,7 @@ define i32 @omp_get_thread_num() {
   ret i32 0
 }
 """
+_OPENMP = frozenset(("GOMP_parallel", "omp_get_max_threads", "omp_get_num_threads", "omp_get_thread_num"))
 
 
 def _torch_library_folder() -> Path | None:
@@ -235,12 +236,18 @@ def load_object(data: bytes, symbols: dict[str, int] | None = None, exports: lis
     with _lock:
         defined, undefined = object_symbols(data)
         symbols = {**(symbols or {}), **library_symbols(undefined)}
-        if any(name not in symbols and not _in_process(name) for name in undefined):
+        missing = [name for name in undefined if name not in symbols and not _in_process(name)]
+        if missing:
             load_process_libraries()
+            missing = sorted(name for name in missing if not _in_process(name))
         names = [name for name in exports if name in defined] if exports is not None else sorted(defined)
-        builder = binding.JITLibraryBuilder().add_object_img(data).add_current_process()
-        if any(name.startswith(("GOMP_", "omp_")) for name in undefined) and not _in_process("GOMP_parallel"):
-            builder = binding.JITLibraryBuilder().add_object_img(data).add_ir(_SERIAL_OPENMP).add_current_process()
+        builder = binding.JITLibraryBuilder().add_object_img(data)
+        if any(name in _OPENMP for name in missing):
+            builder.add_ir(_SERIAL_OPENMP)
+            missing = [name for name in missing if name not in _OPENMP]
+        if missing:  # asked before the link, because LLVM would write to stderr about it
+            raise CompileError(f"cannot link the generated object: these symbols are nowhere: {', '.join(missing)}")
+        builder.add_current_process()
         for name, address in symbols.items():
             builder.import_symbol(name, address)
         for name in names:
@@ -250,9 +257,7 @@ def load_object(data: bytes, symbols: dict[str, int] | None = None, exports: lis
         try:
             tracker = builder.link(_session(), f"stepwell.{_counter}")
         except RuntimeError as error:
-            missing = sorted(n for n in undefined if n not in symbols and not _in_process(n))
-            reason = f"these symbols are nowhere: {', '.join(missing)}" if missing else str(error)
-            raise CompileError(f"cannot link the generated object: {reason}") from error
+            raise CompileError(f"cannot link the generated object: {error}") from error
         return Library(tracker, names)
 
 
@@ -287,6 +292,6 @@ def object_symbols(data: bytes) -> tuple[set[str], set[str]]:
                 continue
             start = names + name
             text = data[start : data.index(b"\0", start)].decode()
-            if text:
+            if text and text != "_GLOBAL_OFFSET_TABLE_":
                 (defined if section else undefined).add(text)
     return defined, undefined

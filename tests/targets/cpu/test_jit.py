@@ -187,3 +187,26 @@ assert "torch" not in sys.modules
         env={"OMP_NUM_THREADS": "3", "PATH": ""},
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_without_torch_parallel_regions_run_on_one_thread() -> None:
+    kernel = """
+cpu.kernel @k(%y : !cpu.ptr, %n : i64) {
+  %one = arith.constant 1 : i64
+  cpu.parallel (%b, %e, %c) = %n, %one : i64 {
+    %size = arith.subi %e, %b : i64
+    cpu.atomic_add %size, %y[%c] : i64
+  }
+  cpu.return
+}"""
+    text = emit_module(parse(kernel))
+    program = f"""
+import ctypes
+from stepwell.targets.cpu import jit
+jit._torch_library_folder = lambda: None
+y = (ctypes.c_int64 * 64)()
+jit.load_text({text!r}).call("k", y, 1000)
+assert list(y) == [1000] + [0] * 63, list(y)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
