@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 _EXTRA = """
-_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward alpha_dropout dropout dist geometric cauchy
+_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward alpha_dropout dropout dist cauchy
 log_normal grid_sampler_2d upsample_bicubic2d upsample_bilinear2d upsample_trilinear3d tril_indices triu_indices lcm
-rrelu_with_noise_backward native_batch_norm _native_batch_norm_legit
+rrelu_with_noise_backward native_batch_norm _native_batch_norm_legit lstm gru rnn_tanh rnn_relu special_ndtr
+_upsample_bicubic2d_aa _upsample_bilinear2d_aa
 """
 """Packets (all overloads) beyond torch's core table."""
 
@@ -36,14 +37,15 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
 
 def _build() -> dict[Any, Callable[..., Any]]:
     import torch
-    from torch._decomp import core_aten_decompositions, global_decomposition_table
+    from torch import _decomp
 
     from .fx_to_nd import load_rules
     from .fx_to_nd.registry import find_rule
 
     load_rules()
-    everything = global_decomposition_table["post_autograd"]
-    core = core_aten_decompositions()
+    everything = _decomp.global_decomposition_table["post_autograd"]
+    # the public form adds every composite operator to a lazy table, which takes longer than the rest of this function
+    core = getattr(_decomp, "_core_aten_decompositions_post_autograd", _decomp.core_aten_decompositions)()
     extra, kept = frozenset(_EXTRA.split()), frozenset(_KEPT.split())
     table: dict[Any, Callable[..., Any]] = {}
     for target, fn in everything.items():

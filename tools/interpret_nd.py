@@ -514,7 +514,7 @@ def _with_layouts(run: NdInterpreter, op: Any, operands: Sequence[Any]) -> list[
     values: list[Any] = []
     for value, layout in zip(operands, layouts, strict=True):
         if isinstance(layout, LayoutAttr) and isinstance(value, torch.Tensor):
-            strides = [run.size(s) for s in layout.stride_exprs]
+            strides = [run.size(s) for s in layout.stride_exprs]  # pyright: ignore
             if value.layout == torch.strided and list(value.stride()) != strides:
                 value = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
         values.append(value)

@@ -39,6 +39,7 @@ _FAMILIES = (
     "prims",
     "random",
     "reductions",
+    "resampling",
     "scans",
     "views",
 )

@@ -48,6 +48,15 @@ def _addmm(b: Importer, x: SSAValue, lhs: SSAValue, rhs: SSAValue, *, beta: Any 
     return _added(b, x, _product(b, lhs, rhs), beta, alpha)
 
 
+@rule(aten.addbmm)
+def _addbmm(b: Importer, x: SSAValue, lhs: SSAValue, rhs: SSAValue, *, beta: Any = 1, alpha: Any = 1) -> SSAValue:
+    """The sum of a batch of products is one product over the batch and the inner dimension."""
+    batch, rows, inner = b.dims(lhs)
+    columns = b.dims(rhs)[2]
+    wide = b.reshape(b.permute(lhs, (1, 0, 2)), (rows, batch * inner))
+    return _added(b, x, _product(b, wide, b.reshape(rhs, (batch * inner, columns))), beta, alpha)
+
+
 def _as_column(b: Importer, vector: SSAValue) -> SSAValue:
     return b.reshape(vector, (*b.dims(vector), ONE))
 

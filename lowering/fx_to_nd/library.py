@@ -13,6 +13,7 @@ linalg_pinv linalg_qr linalg_solve_triangular lu_unpack ormqr triangular_solve
 """
 _FOURIER = "_fft_r2c _fft_c2r _fft_c2c view_as_complex view_as_real _conj _conj_physical real imag angle complex polar"
 _CONTRACTIONS = """
+mm bmm addmm baddbmm addbmm addmv mv dot vdot addr
 convolution convolution_backward _convolution convolution_overrideable convolution_backward_overrideable _int_mm
 _scaled_mm _scaled_mm_v2 _grouped_mm _scaled_grouped_mm _sparse_semi_structured_mm _weight_int4pack_mm
 _weight_int4pack_mm_for_cpu _weight_int8pack_mm _convert_weight_to_int4pack _convert_weight_to_int4pack_for_cpu

@@ -3,6 +3,7 @@ repeats them."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -155,3 +156,12 @@ def _exponential(b: Importer, x: SSAValue, rate: Any = 1.0, **options: Any) -> S
     # -log(1 - u) / rate with u in [0, 1): never the log of 0
     u = draw(b, "rand", b.dims(x))
     return b.cast(b.div(b.op("neg", b.op("log1p", b.op("neg", u))), b.scalar(rate, f32)), b.dtype(x))
+
+
+@rule(packet(aten, "geometric"))
+def _geometric(b: Importer, x: SSAValue, p: Any, **options: Any) -> SSAValue:
+    if not _ours(b, options) or not isinstance(p, float) or b.dtype(x) == i1:
+        return NotImplemented
+    # the number of trials up to the first success: floor(log(1 - u) / log(1 - p)) + 1
+    u = b.op("log1p", b.op("neg", draw(b, "rand", b.dims(x))))
+    return b.cast(b.add(b.op("floor", b.div(u, math.log1p(-p))), 1.0), b.dtype(x))

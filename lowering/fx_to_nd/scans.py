@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import i1, i64
+from xdsl.dialects.builtin import i1, i8, i64
 from xdsl.ir import SSAValue
 
 from .importer import Importer
@@ -29,11 +29,9 @@ rule(aten.logcumsumexp)(_accumulating("logsumexp"))
 
 def _extreme(kind: str) -> Any:
     def apply(b: Importer, x: SSAValue, dim: int) -> Any:
-        if b.dtype(x) == i1:
-            return NotImplemented
         if not b.rank(x):
             return x, b.full(0, i64)
-        return b.scan(kind, x, dim % b.rank(x))
+        return b.scan(kind, b.cast(x, i8) if b.dtype(x) == i1 else x, dim % b.rank(x))
 
     return apply
 

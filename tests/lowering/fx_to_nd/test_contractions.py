@@ -13,15 +13,15 @@ def test_products(check, dtype):
         return (
             a @ b, a[0] @ b[1], torch.mv(a[0], b[0, :, 0]), torch.dot(b[0, 0], b[1, 1]), torch.addmm(a[0] @ b[0], a[1],
             b[1], beta=0.5, alpha=2), torch.baddbmm(a @ b, a, b, beta=0), torch.addmv(a[0, :, 0], a[0], b[0, :, 0]),
-            torch.outer(a[0, 0], b[0, 0]), F.linear(a, b[0].t()), torch.einsum("bij,bjk->bik", a, b), F.linear(a,
-            b[0].t(), b[0, 0]),
+            torch.addbmm(a[0] @ b[0], a, b), torch.outer(a[0, 0], b[0, 0]), F.linear(a, b[0].t()),
+            torch.einsum("bij,bjk->bik", a, b), F.linear(a, b[0].t(), b[0, 0]),
         )  # fmt: skip
 
     check(products, a, b, **({"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}))
 
 
 def test_products_of_integers_are_library_calls(check):
-    assert check(lambda a: a @ a, torch.arange(9).reshape(3, 3), fallback=True).counts.fallback == 1
+    assert check(lambda a: a @ a, torch.arange(9).reshape(3, 3)).counts.extern == 1
 
 
 def test_products_of_symbolic_sizes(check):
@@ -91,6 +91,24 @@ def test_resampling(check):
         )  # fmt: skip
 
     check(resample, torch.randn(2, 3, 4, 6))
+    check(lambda x: F.interpolate(x, scale_factor=2), torch.randn(2, 3, 4, 6), dynamic=True)
+    check(torch.func.grad(lambda x: F.interpolate(x, scale_factor=2).pow(2).sum()), torch.randn(1, 2, 3, 4))
+
+
+def test_doubling_is_a_view(imported):
+    text = str(imported(lambda x: F.interpolate(x, scale_factor=2) + 1, torch.randn(2, 3, 4, 6)).module)
+    assert "nd.view" in text and "nd.index" not in text
+
+
+def test_nearest_sources_are_torch_s(check):
+    """The rounding of the source index is f32's, for every pair of small sizes."""
+    sizes = [(n, m) for n in (3, 5, 7, 12) for m in range(1, 40, 3)]
+    lines = [torch.arange(float(n)).reshape(1, 1, n) for n, _ in sizes]
+    check(lambda *xs: [F.interpolate(x, size=m) for x, (_, m) in zip(xs, sizes, strict=True)], *lines)
+    check(
+        lambda x: [F.interpolate(x, scale_factor=s) for s in (1.3, 1.7, 3, 0.6, 2.5)],
+        torch.arange(11.0).reshape(1, 1, 11),
+    )
 
 
 def test_attention_is_a_library_call(check):

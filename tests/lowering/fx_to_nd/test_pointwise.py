@@ -39,7 +39,11 @@ def test_promotion(check, name):
     """Every pair of dtypes with tensors, 0-d tensors and numbers gives eager's dtype and value."""
     fn = getattr(torch, name)
     kinds = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
-    pairs = [*itertools.combinations_with_replacement(kinds, 2), (torch.int64, torch.float32), (torch.bool, torch.int64)]
+    pairs = [
+        *itertools.combinations_with_replacement(kinds, 2),
+        (torch.int64, torch.float32),
+        (torch.bool, torch.int64),
+    ]
     inputs = [(torch.tensor([1, 2, 0, 3]).to(a), torch.tensor([[2, 1, 1, 1]]).to(b)) for a, b in pairs]
     inputs += [(torch.tensor([1, 2, 3]).to(a), torch.tensor(2).to(b)) for a, b in itertools.product(kinds, kinds)]
     good = [pair for pair in inputs if _runs(fn, *pair)]
