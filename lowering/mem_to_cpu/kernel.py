@@ -18,6 +18,7 @@ from .body import lower_block
 from .builder import Builder, drop_unused
 from .loops import LoopLowering, Span, run_segments, segments, sequential
 from .pieces import pieces, ranges_within
+from .reduce_loops import ReduceLowering
 from .row_cache import RowCache
 from .scans import ScanLowering
 from .state import State, scalar_type
@@ -26,6 +27,8 @@ from .tiles import lower_tiles
 BLOCK = 4096
 """Elements of a long vector loop that make one unit of work for threads."""
 NEVER_UNROLL = 1 << 20
+FEW_UNITS = 2
+"""With fewer units of work in the loops of a nest, threads share the reductions in it."""
 ENOUGH_UNITS = 64
 """Iterations of the outermost loops that are enough to share among threads."""
 
@@ -98,13 +101,26 @@ class NestLowering:
         s.written = {a.buffer for a in info.access.values() if a.is_store}
         if schedule.style == "inner" and info.root.children:
             s.cache = RowCache(s, self.choice)
+        self.few_units = self._few_units()
         loops = LoopLowering(s, self.lower_body, self.choice)
+        reductions = ReduceLowering(s, self.lower_body, self.choice, self.parallel if self.few_units else None)
         scans = ScanLowering(s, self.lower_region, self.choice)
         self.nested: dict[type[Operation], Callable[[Any], None]] = {
             loop.ForOp: loops.lower_for,
-            loop.ReduceOp: loops.lower_reduce,
+            loop.ReduceOp: reductions.lower_reduce,
             loop.ScanOp: scans.lower_scan,
         }
+
+    def _few_units(self) -> bool:
+        """Whether the loops of the nest are too few for threads, so that these share the reductions inside."""
+        schedule = self.schedule
+        if not schedule.parallel or schedule.serial or not self.s.info.root.children:
+            return False
+        units = 1.0
+        for one in self.s.info.root.loops:
+            size = self.cost.size(one.size)
+            units *= -(-size // schedule.lanes) if one is schedule.vector else size
+        return units < FEW_UNITS
 
     def choice(self, node: object) -> tuple[Loop, int] | None:
         """The vector loop of an inner loop op."""
@@ -274,7 +290,7 @@ class NestLowering:
             sequential(s, [(one, self.span(one)) for one in rest], [], lambda _: body() or [], NEVER_UNROLL)
 
         free = [one for one in loops if one.dim not in self.schedule.serial]
-        if not self.schedule.parallel or not free:
+        if not self.schedule.parallel or not free or self.few_units:
             run(loops)
             return
         # threads share the free loops outside of the first serial one

@@ -313,8 +313,8 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Schedule:
     if isinstance(threads, IntegerAttr):
         best.parallel = bool(threads.value.data)
     else:
-        free = [one for one in root.loops if one.dim not in best.serial]
-        best.parallel = bool(free) and best.cost * NS_PER_UNIT >= 2 * SERIAL_NS
+        free = any(one.dim not in best.serial for one in root.loops) or bool(root.children and not best.serial)
+        best.parallel = free and best.cost * NS_PER_UNIT >= 2 * SERIAL_NS
     return best
 
 

@@ -367,3 +367,37 @@ def test_reduction_over_one_element(nests, kind):
     nests(text)(x, *outs)
     for got, expected in zip(outs, want, strict=True):
         assert torch.equal(got, x[:, 0] if expected is None else expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "shape,axes", [((1 << 21,), (0,)), ((1024, 1500), (0, 1)), ((100003, 16), (0,)), ((3, 700000), (0, 1))]
+)
+def test_threads_share_a_reduction(nests, shape, axes, threads):
+    x = torch.randn(shape)
+    kept = [shape[k] for k in range(len(shape)) if k not in axes]
+    run = nests(reduce_text(shape, axes, "sum"))
+    assert "cpu.parallel" in run.text
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        o = torch.zeros(kept)
+        run(x, o)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(o, x.double().sum(axes).float(), rtol=1e-5, atol=2e-3)
+
+
+def test_threads_share_welford_and_arg_reductions(nests):
+    x = torch.randn(1, 1 << 20) + 5
+    o, p, q = torch.zeros(1), torch.zeros(1), torch.zeros(1)
+    text = WELFORD.format(
+        b=buffer(1, 1 << 20), v=buffer(1), outer="%i = 1", inner=f"%j = {1 << 20}", index="%i, %j", at="%i"
+    )
+    run = nests(text)
+    assert "cpu.parallel" in run.text
+    run(x, o, p, q)
+    torch.testing.assert_close(p / (1 << 20), x.var(1, correction=0), rtol=1e-4, atol=1e-5)
+    k, v = torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+    nests(arg_text((1, 1 << 20), 1, "argmin"))(x, k, v)
+    assert torch.equal(k, x.argmin(1))

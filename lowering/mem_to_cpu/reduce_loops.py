@@ -1,0 +1,427 @@
+"""Reductions: their loops, the accumulators that these carry, long ones in parts, very long ones on threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import gcd
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import i64
+from xdsl.ir import SSAValue
+
+from ...dialects import cpu, loop
+from ...dialects.cpu_types import lanes_of, vec
+from ...dialects.expr import Expr, as_expr, product
+from ...dialects.nd_types import element_bytes, is_float
+from ...passes.loop.nest_access import Loop, Node
+from . import reductions as red
+from .loops import Span, run_segments, segments, sequential, whole
+from .state import State, scalar_type
+
+LONG = 512
+"""Values that one accumulator of floats takes in a row before it is added to the total (a short cascade: the error of
+a sum grows with the length of the longest chain)."""
+
+SHARES = 64
+"""Parts in which threads share a reduction that nothing around it can be shared of."""
+UNIT = 64
+"""Such a part is a multiple of this many iterations, if it is longer."""
+
+Part = tuple[list[red.Accumulator], Callable[[Span], list[SSAValue]]]
+"""Accumulators of a reduction, and what computes their results over a part of the first loop."""
+Parallel = Callable[[Expr, Callable[[SSAValue, SSAValue], None]], None]
+
+
+class ReduceLowering:
+    """Lowers `loop.reduce`; `block` lowers the ops of a body, `choice` tells which loop of an op runs along the
+    lanes. `share`, where there is one, runs a function on threads: reductions outside of all loops are shared then."""
+
+    def __init__(
+        self,
+        s: State,
+        block: Callable[[loop.LoopLike], None],
+        choice: Callable[[Node], tuple[Loop, int] | None],
+        share: Parallel | None,
+    ):
+        self.s = s
+        self.block = block
+        self.choice = choice
+        self.share = share
+
+    def vector_loop(self, node: Node) -> tuple[Loop, int] | None:
+        """The loop of `node` that runs along the lanes, and its width."""
+        return self.choice(node) if self.s.lane is None else None
+
+    def lower_reduce(self, op: loop.ReduceOp) -> None:
+        """loop.reduce."""
+        s = self.s
+        node = s.info.nodes[op]
+        chosen = self.vector_loop(node)
+        order = [one for one in node.loops if chosen is None or one is not chosen[0]]
+        if chosen is not None:
+            order.append(chosen[0])
+        if any(k in ("welford", "softmax") for k in op.kind_names):
+            part = self._in_chunks(op, order, chosen)
+        else:
+            part = self._in_parts(op, order, chosen)
+        results = self._shared(order, *part) if self._worth_sharing(order) else part[1](self._first(order))
+        for result, value in zip(op.outputs, results, strict=True):
+            dtype = scalar_type(result.type)
+            s.values[result] = value if is_float(dtype) else red.convert(s, value, dtype)
+
+    @staticmethod
+    def _first(order: Sequence[Loop]) -> Span:
+        """All of the first loop."""
+        return Span.whole(order[0].size) if order else Span(None, None, 1)
+
+    def _in_parts(self, op: loop.ReduceOp, order: list[Loop], chosen: tuple[Loop, int] | None) -> Part:
+        """One pass, or for long sums of floats a pass over each part: an accumulator takes at most LONG values one
+        after the other."""
+        slots = self._accumulators(op)
+        sums = any(slot.kind == "sum" and is_float(slot.types[0]) for slot in slots)
+        width = chosen[1] if chosen is not None else 1
+        inner = product([one.size for one in order[1:]]).value
+        size = LONG * width if len(order) == 1 else max(1, LONG * width // inner) if inner else 1
+
+        def run(span: Span) -> list[SSAValue]:
+            adds = None if span.count is None or inner is None else span.count * inner
+            if not sums or (adds is not None and adds <= LONG * width):
+                return self._over(op, slots, order, chosen, span)
+            return self._chunked(order, slots, size, span, lambda part: self._over(op, slots, order, chosen, part))
+
+        return slots, run
+
+    # ---- threads
+
+    def _worth_sharing(self, order: Sequence[Loop]) -> bool:
+        """Whether threads share the reduced loop: the loops around it are too few for them, and it is long."""
+        size = order[0].size.value if order else None
+        return self.share is not None and len(self.s.b.levels) == 1 and size is not None and size >= 2 * SHARES
+
+    def _shared(
+        self, order: Sequence[Loop], slots: Sequence[red.Accumulator], run: Callable[[Span], list[SSAValue]]
+    ) -> list[SSAValue]:
+        """The first loop in SHARES parts, on threads; each leaves its partial results in memory, and they are merged in
+        order. So the result does not depend on the number of threads."""
+        s, b = self.s, self.s.b
+        size = order[0].size.value
+        assert size is not None and self.share is not None
+        length = -(-size // SHARES)
+        length = -(-length // UNIT) * UNIT if length > UNIT else length
+        units = -(-size // length)
+        lanes = s.width
+        types = [t for slot in slots for t in slot.types]
+        wide = [vec(lanes, t) if lanes else t for t in types]
+        places = [b.place(cpu.LocalOp.make(units * max(1, lanes) * element_bytes(t), 64)).results[0] for t in types]
+        mask = s.lane
+
+        def at(unit: SSAValue) -> SSAValue:
+            return b.mul(unit, b.int(lanes)) if lanes else unit
+
+        def chunk(begin: SSAValue, end: SSAValue) -> None:
+            (unit,) = b.begin_for(begin, end, b.int(1))
+            first = b.mul(unit, b.int(length))
+            if size % length == 0:
+                span = Span(first, b.add(first, b.int(length)), length)
+            else:
+                last = b.min(b.add(first, b.int(length)), b.int(size))
+                span = Span(first, last, None, gcd(length, size))
+            for value, place in zip(run(span), places, strict=True):
+                b.place(cpu.StoreOp.make(value, place, at(unit)))
+            b.end_for()
+
+        self.share(as_expr(units), chunk)
+        assert s.lane is mask
+        state = [v for slot in slots for v in slot.start(s, lanes)]
+        unit, *carried = b.begin_for(b.int(0), b.int(units), b.int(1), state)
+        part = [b.place(cpu.LoadOp.make(t, place, at(unit))).results[0] for t, place in zip(wide, places, strict=True)]
+        return list(b.end_for(self._merge(slots, list(carried), list[SSAValue](part))))
+
+    def _merge(self, slots: Sequence[red.Accumulator], a: list[SSAValue], later: list[SSAValue]) -> list[SSAValue]:
+        new: list[SSAValue] = []
+        at = 0
+        for slot in slots:
+            new += slot.merge(self.s, a[at : at + slot.count], later[at : at + slot.count])
+            at += slot.count
+        return new
+
+    # ---- passes
+
+    def _over(
+        self,
+        op: loop.ReduceOp,
+        slots: Sequence[red.Accumulator],
+        order: Sequence[Loop],
+        chosen: tuple[Loop, int] | None,
+        span: Span,
+    ) -> list[SSAValue]:
+        """One pass over the part `span` of the first loop and all of the others."""
+        pairs = whole(order)
+        if pairs:
+            pairs[0] = (order[0], span)
+        if chosen is None:
+            return self._pass(op, slots, pairs, None, self._values)
+        return self._pass(op, slots, pairs[:-1], (chosen[0], chosen[1], pairs[-1][1]), self._values)
+
+    def _chunked(
+        self,
+        order: Sequence[Loop],
+        slots: Sequence[red.Accumulator],
+        size: int,
+        span: Span,
+        part: Callable[[Span], list[SSAValue]],
+    ) -> list[SSAValue]:
+        """Merge what `part` gives for every `size` iterations of `span`, a part of the first loop."""
+        s, b = self.s, self.s.b
+        first = b.int(0) if span.first is None else span.first
+        last = s.scalar(order[0].size) if span.last is None else span.last
+        step = b.int(size)
+        state = [v for slot in slots for v in slot.start(s, s.width)]
+        index, *carried = b.begin_for(first, last, step, state)
+        known = span.step if span.count is None else span.count
+        if known % size == 0:
+            end, count = b.add(index, step), size
+        else:
+            end, count = b.min(b.add(index, step), last), None
+        found = part(Span(index, end, count, gcd(size, known)))
+        return list(b.end_for(self._merge(slots, list(carried), found)))
+
+    def _accumulators(self, op: loop.ReduceOp) -> list[red.Accumulator]:
+        """One accumulator for each simple kind of the op."""
+        s = self.s
+        found: list[red.Accumulator] = []
+        at = out = 0
+        last = op.block.last_op
+        assert last is not None
+        for kind in op.kind_names:
+            takes, gives = loop.KINDS[kind]
+            types = [scalar_type(v.type) for v in last.operands[at : at + takes]]
+            if kind in ("argmax", "argmin"):
+                index = last.operands[at + 1]
+                first = None
+                if s.is_index(index):
+                    e = s.expr(index)
+                    types[1] = red.narrow_index(types[1], s.fits_i32(e))
+                    start = e.subs({one.dim: as_expr(0) for one in s.info.nodes[op].loops})
+                    first = None if s.varies(start) else s.number(start, types[1])
+                found.append(red.ArgAccumulator(kind, types, first))
+            else:
+                found.append(red.Accumulator(kind, types))
+            at, out = at + takes, out + gives
+        return found
+
+    def _values(self, op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
+        """What one step of the body yields for each accumulator."""
+        s = self.s
+        last = op.block.last_op
+        assert last is not None
+        found: list[list[SSAValue]] = []
+        at = 0
+        for slot in slots:
+            values: list[SSAValue] = []
+            for value, dtype in zip(last.operands[at : at + slot.count], slot.types, strict=True):
+                if s.is_index(value):
+                    values.append(s.b.splat(s.number(s.expr(value), dtype), s.width))
+                else:
+                    got = s.get_vector(value)
+                    values.append(got if is_float(dtype) else red.convert(s, got, dtype))
+            found.append(values)
+            at += slot.count
+        return found
+
+    def _pass(
+        self,
+        op: loop.ReduceOp,
+        slots: Sequence[red.Accumulator],
+        loops: Sequence[tuple[Loop, Span]],
+        chosen: tuple[Loop, int, Span] | None,
+        values: Callable[[loop.ReduceOp, Sequence[red.Accumulator]], list[list[SSAValue]]],
+    ) -> list[SSAValue]:
+        """One pass over the loops; scalars result when the lanes are inside, else accumulators as wide as the lanes
+        around."""
+        s = self.s
+        node = s.info.nodes[op]
+
+        def step(state: list[SSAValue]) -> list[SSAValue]:
+            self.block(op)
+            got = values(op, slots)
+            new: list[SSAValue] = []
+            at = 0
+            for slot, one in zip(slots, got, strict=True):
+                if chosen is not None and s.lane is not None and s.lane.mask is not None:
+                    one = slot.mask(s, one, s.lane.mask)
+                new += slot.join(s, state[at : at + slot.count], one)
+                at += slot.count
+            return new
+
+        def start(lanes: int) -> list[SSAValue]:
+            return [v for slot in slots for v in slot.start(s, lanes)]
+
+        ops = node.num_ops + len(slots)
+        if chosen is None:
+            return sequential(s, loops, start(s.width), step, ops)
+        one, width, span = chosen
+        parts = segments(span, width)
+        if not parts:
+            return start(0)
+        states = [start(part.width) for part in parts]
+
+        def vectors(flat: list[SSAValue]) -> list[SSAValue]:
+            split, at = [], 0
+            for state in states:
+                split.append(flat[at : at + len(state)])
+                at += len(state)
+            return [v for state in run_segments(s, one.dim, one.size, span, parts, split, step) for v in state]
+
+        flat = sequential(s, loops, [v for state in states for v in state], vectors, ops)
+        results: list[SSAValue] = []
+        at = 0
+        per_state = len(states[0])
+        for slot in slots:
+            partial = [flat[k * per_state + at : k * per_state + at + slot.count] for k in range(len(parts))]
+            narrowest = min(lanes_of(p[0].type) for p in partial)
+            total = slot.fold(s, partial[0], narrowest)
+            for other in partial[1:]:
+                total = slot.merge(s, total, slot.fold(s, other, narrowest))
+            results += slot.across(s, total) if narrowest > 0 else total
+            at += slot.count
+        return results
+
+    # ---- kinds that need two passes
+
+    def _in_chunks(self, op: loop.ReduceOp, order: list[Loop], chosen: tuple[Loop, int] | None) -> Part:
+        """welford and softmax: in chunks that stay in the first cache, twice over each; simple kinds beside them join
+        in the first pass. Chunks are merged by WelfordMerge and SoftmaxMerge."""
+        slots = self._two_pass_slots(op)
+        inner = product([o.size for o in order[1:]]).value
+        limit = 8192 if chosen is not None else 64
+        size = max(1, limit // inner) if inner else 1
+        if chosen is not None and len(order) == 1:
+            size = max(chosen[1], size // chosen[1] * chosen[1])
+
+        def run(span: Span) -> list[SSAValue]:
+            if span.count is not None and 0 < span.count <= size:
+                return self._chunk(op, order, chosen, span, slots)
+            return self._chunked(order, slots, size, span, lambda part: self._chunk(op, order, chosen, part, slots))
+
+        return slots, run
+
+    def _two_pass_slots(self, op: loop.ReduceOp) -> list[red.Accumulator]:
+        """The accumulators over whole chunks: the results of each kind."""
+        found: list[red.Accumulator] = []
+        at = 0
+        simple = iter(self._accumulators_simple(op))
+        for kind in op.kind_names:
+            gives = loop.KINDS[kind][1]
+            types = [scalar_type(r.type) for r in op.outputs[at : at + gives]]
+            if kind == "welford":
+                found.append(red.WelfordMerge(kind, types))
+            elif kind == "softmax":
+                found.append(red.SoftmaxMerge(kind, types))
+            else:
+                found.append(next(simple))
+            at += gives
+        return found
+
+    def _accumulators_simple(self, op: loop.ReduceOp) -> list[red.Accumulator]:
+        two_pass = {"welford": "sum", "softmax": "max"}
+        return [a for a, k in zip(self._accumulators_as(op, two_pass), op.kind_names, strict=True) if k not in two_pass]
+
+    def _accumulators_as(self, op: loop.ReduceOp, instead: dict[str, str]) -> list[red.Accumulator]:
+        """The accumulators of a pass in which some kinds are replaced by simple ones."""
+        last = op.block.last_op
+        assert last is not None
+        found: list[red.Accumulator] = []
+        at = 0
+        for kind in op.kind_names:
+            takes = loop.KINDS[kind][0]
+            types = [scalar_type(v.type) for v in last.operands[at : at + takes]]
+            if kind in ("argmax", "argmin"):
+                found.append(red.ArgAccumulator(kind, types, None))
+            else:
+                found.append(red.Accumulator(instead.get(kind, kind), types))
+            at += takes
+        return found
+
+    def _chunk(
+        self,
+        op: loop.ReduceOp,
+        order: Sequence[Loop],
+        chosen: tuple[Loop, int] | None,
+        span: Span,
+        slots: Sequence[red.Accumulator],
+    ) -> list[SSAValue]:
+        """All kinds over one chunk of the first loop: two passes."""
+        s = self.s
+        spans = [span, *(Span.whole(o.size) for o in order[1:])]
+        pairs = list(zip(order, spans, strict=False))
+        vector = None
+        if chosen is not None:
+            vector = (chosen[0], chosen[1], pairs[-1][1])
+            pairs = pairs[:-1]
+        first_slots = self._accumulators_as(op, {"welford": "sum", "softmax": "max"})
+        first = self._pass(op, first_slots, pairs, vector, self._values)
+        count = self._count(order, span)
+        centres: dict[int, SSAValue] = {}
+        at = 0
+        for k, (kind, slot) in enumerate(zip(op.kind_names, first_slots, strict=True)):
+            value = first[at]
+            if kind == "welford":
+                n = s.b.splat(s.b.cast("sitofp", count, slot.types[0]), lanes_of(value.type))
+                centres[k] = red.float_op(s, arith.DivfOp, value, n)
+            elif kind == "softmax":
+                centres[k] = value
+            at += slot.count
+        second_slots = [red.Accumulator("sum", [first_slots[k].types[0]]) for k in centres]
+        cache = s.cache if chosen is not None else None
+        if cache is not None:
+            cache.begin_second(op)
+        s.second_pass = True
+        second = self._pass(op, second_slots, pairs, vector, lambda o, sl: self._centred(o, centres))
+        s.second_pass = False
+        if cache is not None:
+            cache.end_second(op)
+        results: list[SSAValue] = []
+        at, done = 0, 0
+        for k, (kind, slot) in enumerate(zip(op.kind_names, first_slots, strict=True)):
+            if kind == "welford":
+                n = s.b.splat(s.b.cast("sitofp", count, slot.types[0]), lanes_of(centres[k].type))
+                results += [centres[k], second[done], n]
+                done += 1
+            elif kind == "softmax":
+                results += [centres[k], second[done]]
+                done += 1
+            else:
+                results += first[at : at + slot.count]
+            at += slot.count
+        return results
+
+    def _count(self, order: Sequence[Loop], span: Span) -> SSAValue:
+        s = self.s
+        if span.count is not None:
+            length = s.b.int(span.count)
+        else:
+            last = span.last if span.last is not None else s.scalar(order[0].size)
+            length = last if span.first is None else s.b.sub(last, span.first)
+        for one in order[1:]:
+            length = s.b.mul(length, s.scalar(one.size))
+        return red.convert(s, length, i64)
+
+    def _centred(self, op: loop.ReduceOp, centres: dict[int, SSAValue]) -> list[list[SSAValue]]:
+        """The second pass: (x - mean) squared, exp(x - maximum)."""
+        s = self.s
+        last = op.block.last_op
+        assert last is not None
+        found: list[list[SSAValue]] = []
+        at = 0
+        for k, kind in enumerate(op.kind_names):
+            if k in centres:
+                x = s.get_vector(last.operands[at])
+                centre = s.b.splat(centres[k], s.width)
+                if kind == "welford":
+                    difference = red.float_op(s, arith.SubfOp, x, centre)
+                    found.append([red.float_op(s, arith.MulfOp, difference, difference)])
+                else:
+                    found.append([red.exp_below(s, x, centre)])
+            at += loop.KINDS[kind][0]
+        return found
