@@ -71,7 +71,8 @@ class GraphCompilers:
 
 
 def report_strides(gm: GraphModule) -> None:
-    """Tell AOTAutograd the strides of the results (they are torch's own, as the graph's metadata has them)."""
+    """Tell AOTAutograd the strides of the results: torch's own, as the graph's metadata has them. None leaves it at those, which serves for
+    symbolic strides (AOTAutograd can only take numbers)."""
     from torch._guards import TracingContext
 
     tracing = TracingContext.try_get()
@@ -84,6 +85,5 @@ def report_strides(gm: GraphModule) -> None:
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             tracing.output_strides.append(None)
             continue
-        steps = [s.node.expr if isinstance(s, torch.SymInt) else s for s in value.stride()]
-        unbacked = any(str(symbol).startswith(("u", "zuf")) for s in steps for symbol in getattr(s, "free_symbols", ()))
-        tracing.output_strides.append(None if unbacked else tuple(str(s) for s in steps))
+        steps = value.stride()
+        tracing.output_strides.append(None if any(isinstance(s, torch.SymInt) for s in steps) else steps)

@@ -39,3 +39,19 @@ def test_a_sum_that_is_stored_and_normalised():
         return torch.cat([m[index], m[index]], 1), y
 
     check(part, torch.randn(200, 32), torch.randint(0, 200, (1000,)), torch.randn(1000, 32))
+
+
+def test_training_with_sizes_that_vary():
+    """Strides of saved activations that depend on a size symbol."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    fast = torch.compile(net, backend="stepwell", dynamic=True)
+    for batch, length in ((3, 5), (4, 7)):
+        x = torch.randn(batch, length, 8).transpose(0, 1)
+        grads = []
+        for call in (net, fast):
+            net.zero_grad(set_to_none=True)
+            call(x).square().sum().backward()
+            grads.append([p.grad.clone() for p in net.parameters()])
+        torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4)
