@@ -20,7 +20,7 @@ _upsample_bicubic2d_aa _upsample_bilinear2d_aa
 
 _KEPT = """
 _scaled_dot_product_flash_attention_for_cpu upsample_bicubic2d_backward masked_scatter_backward
-soft_margin_loss_backward
+
 """
 """Packets of torch's core table that are not decomposed: library calls that are faster or more exact as a whole."""
 

@@ -48,9 +48,11 @@ def _constant(value: int) -> Any:
     return lambda b, *args, **options: _filled(b, value)
 
 
-for _name in (
-    "zeros zeros_like new_zeros zero empty empty_like new_empty empty_strided new_empty_strided empty_permuted".split()
-):
+_ZEROS = (
+    "zeros zeros_like new_zeros zero empty empty_like new_empty empty_strided new_empty_strided empty_permuted "
+    "_efficientzerotensor"
+)
+for _name in _ZEROS.split():
     rule(packet(aten, _name))(_constant(0))
 for _name in "ones ones_like new_ones".split():
     rule(packet(aten, _name))(_constant(1))

@@ -9,7 +9,7 @@ import torch
 from xdsl.dialects.builtin import i1, i64
 from xdsl.ir import SSAValue
 
-from ...dialects.expr import Expr
+from ...dialects.expr import Expr, product
 from ...dialects.nd_types import ui8
 from .builder import ONE, ZERO, highest, lowest
 from .importer import Importer
@@ -69,9 +69,14 @@ def _index_select(b: Importer, x: SSAValue, d: int, index: SSAValue) -> SSAValue
 
 @rule(aten.take)
 def _take(b: Importer, x: SSAValue, index: SSAValue) -> SSAValue:
-    from ...dialects.expr import product
-
     return b.index(b.reshape(x, (product(b.dims(x)),)), [0], [index], wrap=True)
+
+
+@rule(aten.put)
+def _put(b: Importer, x: SSAValue, index: SSAValue, source: SSAValue, accumulate: bool = False) -> SSAValue:
+    flat, place, values = (b.reshape(t, (product(b.dims(t)),)) for t in (x, index, source))
+    mode = "add" if accumulate else "set"
+    return b.reshape(b.index_put(flat, [0], [place], values, mode, wrap=True), b.dims(x))
 
 
 @rule(aten.gather)

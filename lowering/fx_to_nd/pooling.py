@@ -117,14 +117,15 @@ def _avg_pool(
     b: Importer, count: int, x: SSAValue, size: Any, stride: Any, padding: Any, include_pad: bool, divisor: Any
 ) -> SSAValue:
     windows = _windows(count, size, stride, padding)
-    if windows is None or b.dtype(x) not in FLOATS or (divisor is not None and not isinstance(divisor, int)):
+    if windows is None or (divisor is not None and not isinstance(divisor, int)):
         return NotImplemented
     rank = b.rank(x)
     outputs = b.out_dims[-count:]
     wide = b.widen(x)
     total = b.reduce("sum", _windowed(b, wide, windows, outputs, 0), list(range(rank, rank + count)))
+    quotient = "div" if b.dtype(total) in FLOATS else "trunc_div"
     if divisor is not None:
-        return b.div(total, float(divisor))
+        return b.op(quotient, total, divisor)
     sizes = b.dims(x)[rank - count :]
     exact = all(
         include_pad_or_none and s.is_const and o.is_const and _inside(w, int(s), int(o))
@@ -132,12 +133,13 @@ def _avg_pool(
         for include_pad_or_none in (include_pad or w.padding == 0,)
     )
     if exact:
-        return b.div(total, float(product(as_expr(w.size) for w in windows).value or 1))
+        return b.op(quotient, total, product(as_expr(w.size) for w in windows))
+    counts: SSAValue | None = None
     for k, (w, s, o) in enumerate(zip(windows, sizes, outputs, strict=True)):
         counted = _window_count(b, w, s, o, include_pad)
         counted = b.reshape(b.cast(counted, b.dtype(total)), (o, *((1,) * (count - 1 - k))))
-        total = b.div(total, counted)
-    return total
+        counts = counted if counts is None else b.mul(counts, counted)
+    return b.op(quotient, total, counts)
 
 
 def _inside(w: Window, size: int, out: int) -> bool:

@@ -149,6 +149,14 @@ def _normal(b: Importer, x: SSAValue, mean: Any = 0.0, std: Any = 1.0, **options
     return b.cast(b.add(b.mul(noise, b.scalar(std, f32)), b.scalar(mean, f32)), b.dtype(x))
 
 
+@rule(aten.normal.float_float, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
+def _normal_of(b: Importer, mean: Any = 0.0, std: Any = 1.0, *size: Any, **options: Any) -> SSAValue:
+    if not _ours(b, options) or b.out_dtype not in FLOATS:
+        return NotImplemented
+    noise = draw(b, "randn", b.out_dims)
+    return b.add(b.mul(noise, b.scalar(std, f32)), b.scalar(mean, f32))
+
+
 @rule(packet(aten, "exponential"))
 def _exponential(b: Importer, x: SSAValue, rate: Any = 1.0, **options: Any) -> SSAValue:
     if not _ours(b, options) or b.dtype(x) not in FLOATS:

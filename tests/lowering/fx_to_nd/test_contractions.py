@@ -67,6 +67,11 @@ def test_pooling(check):
     check(pools, torch.randn(2, 3, 9, 8))
 
 
+def test_pooling_of_integers(check):
+    x = torch.randint(-50, 50, (2, 3, 9, 8))
+    check(lambda x: (F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), F.avg_pool2d(x, 2), F.max_pool2d(x, 2)), x)
+
+
 def test_pooling_of_symbolic_sizes(check):
     check(
         lambda x: (*F.max_pool2d(x, 3, 2, 1, return_indices=True), F.avg_pool2d(x, 2)),

@@ -18,6 +18,7 @@ INDEXED = {
     "int32": lambda x: x[ROWS.int()],
     "select": lambda x: torch.index_select(x, 1, torch.tensor([0, 2])),
     "take": lambda x: torch.take(x, torch.tensor([0, 5, 3])),
+    "put": lambda x: (x.put(ROWS, torch.ones(3)), x.put(ROWS.abs(), torch.ones(3), accumulate=True)),
     "take along": lambda x: torch.take_along_dim(x, x.argsort(1), 1),
 }
 
