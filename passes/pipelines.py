@@ -21,7 +21,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": ("nd-canonicalize", "nd-sink-cat"),
         "loop": ("nd-to-loop", "loop-fuse"),
-        "mem": ("loop-to-mem", "mem-plan", "loop-schedule"),
+        "mem": ("loop-to-mem", "mem-plan", "loop-schedule", "contract-select"),
         "cpu": ("mem-to-cpu",),
         "host": ("to-host",),
     },

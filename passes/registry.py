@@ -16,6 +16,7 @@ from .errors import PipelineError, did_you_mean
 OURS: dict[str, str] = {
     "nd-to-loop": "lowering.nd_to_loop:NdToLoop",
     "loop-to-mem": "lowering.loop_to_mem:LoopToMem",
+    "contract-select": "targets.cpu.contract_select:ContractSelect",
     "mem-to-cpu": "lowering.mem_to_cpu:MemToCpu",
     "to-host": "lowering.to_host:ToHost",
     "nd-canonicalize": "passes.nd.nd_canonicalize:NdCanonicalize",

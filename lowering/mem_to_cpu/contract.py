@@ -142,6 +142,26 @@ def _leading(x: Matrix, transposed: bool, rows: Expr, columns: Expr) -> Expr:
     return stride if other is not ONE else (rows if transposed else columns)
 
 
+def row_major(p: Product) -> Product:
+    """The product with the columns of C next to each other: C itself, or its transpose (B^T A^T)."""
+    if _transposed(p.c, p.m, p.n):
+        a, b, c = (replace(x, row=x.column, column=x.row) for x in (p.b, p.a, p.c))
+        return Product(p.batch, p.n, p.m, p.k, a, b, c)
+    return p
+
+
+def transposed(p: Product) -> tuple[bool, bool] | None:
+    """(trans_a, trans_b) of the generated function that computes `p` as its operands lie; None when there is none."""
+    p = row_major(p)
+    trans_a, trans_b = _transposed(p.a, p.m, p.k), _transposed(p.b, p.k, p.n)
+    dtype, out = DTYPES.get(p.a.dtype), DTYPES.get(p.c.dtype)
+    if trans_a is None or trans_b is None or _transposed(p.c, p.m, p.n) is None or dtype is None or out is None:
+        return None
+    if p.b.dtype != p.a.dtype or (dtype == "f64") != (out == "f64"):
+        return None
+    return trans_a, trans_b
+
+
 class ContractLowering:
     """Lowers the contractions of one module; equal ones share a kernel. `add_symbol` puts an op at the module's end."""
 
@@ -170,18 +190,11 @@ class ContractLowering:
     # ---- generated
 
     def _generated(self, p: Product) -> list[Operation] | None:
-        c = p.c
-        if _transposed(c, p.m, p.n) is None:
+        p = row_major(p)
+        layout, dtype, out = transposed(p), DTYPES.get(p.a.dtype), DTYPES.get(p.c.dtype)
+        if layout is None or dtype is None or out is None:
             return None
-        if _transposed(c, p.m, p.n):
-            swap = lambda x: replace(x, row=x.column, column=x.row)  # noqa: E731
-            p = Product(p.batch, p.n, p.m, p.k, swap(p.b), swap(p.a), swap(p.c))
-        trans_a, trans_b = _transposed(p.a, p.m, p.k), _transposed(p.b, p.k, p.n)
-        dtype, out = DTYPES.get(p.a.dtype), DTYPES.get(p.c.dtype)
-        if trans_a is None or trans_b is None or dtype is None or out is None or p.b.dtype != p.a.dtype:
-            return None
-        if (dtype == "f64") != (out == "f64"):
-            return None
+        trans_a, trans_b = layout
         name = self._function(dtype, out, trans_a, trans_b)
         key = (name, p.batch, p.m, p.n, p.k, *((x.batch, x.row, x.column, x.start) for x in (p.a, p.b, p.c)))
         kernel = self.kernels.get(key)
