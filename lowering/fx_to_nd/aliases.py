@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 from xdsl.ir import SSAValue
 
+from ...dialects.expr import as_expr
 from ...errors import StepwellError
 
 if TYPE_CHECKING:
@@ -89,8 +90,10 @@ def _scattered(b: Importer, node: Node, source: Node, value: SSAValue) -> SSAVal
     base: SSAValue = b.env[source]
     target: Any = node.target
     dims = b.dims(base)
+    from .joining import diagonal_scatter, select_scatter, slice_scatter
+
     if getattr(target, "__name__", "") == "getitem":
-        raise StepwellError(f"node {b.node.name}: writes to a part of {source.name} that a split gave; use slices")
+        return _part_scattered(b, node, base, value)
     packet = target.overloadpacket
     args = [b.argument(a) for a in node.args[1:]]
     if packet in (
@@ -111,10 +114,24 @@ def _scattered(b: Importer, node: Node, source: Node, value: SSAValue) -> SSAVal
         i, j = (args[0] % len(dims), args[1] % len(dims)) if packet is aten.transpose else (0, len(dims) - 1)
         order[i], order[j] = order[j], order[i]
         return b.permute(value, order)
-    from .joining import diagonal_scatter, select_scatter, slice_scatter
-
     scatters = {aten.slice: slice_scatter, aten.select: select_scatter, aten.diagonal: diagonal_scatter}
     scatter = scatters.get(packet)
     if scatter is None:
         raise StepwellError(f"node {b.node.name}: writes in place to {node.name}, a view by {target} of {source.name}")
     return scatter(b, base, value, *args)
+
+
+def _part_scattered(b: Importer, node: Node, base: SSAValue, value: SSAValue) -> SSAValue:
+    """The base after one part of it, which split or unbind gave, got `value`."""
+    owner: Any = node.args[0]
+    position: Any = node.args[1]
+    options = owner.target._schema.arguments
+    axis = owner.args[len(options) - 1] if len(owner.args) == len(options) else owner.kwargs.get("dim", 0)
+    axis %= b.rank(base)
+    if owner.target.overloadpacket is aten.unbind:
+        value, start = b.unsqueeze(value, axis), as_expr(position)
+    else:
+        lengths = [b.sizes(part.shape)[axis] for part in owner.meta["val"][:position]]
+        start = sum(lengths, as_expr(0))
+    starts = [start if k == axis else 0 for k in range(b.rank(base))]
+    return b.slice_scatter(base, value, starts, [1] * len(starts))

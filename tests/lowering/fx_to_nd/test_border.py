@@ -43,6 +43,28 @@ def test_transposed_argument_is_updated_in_place(compiled):
     torch.testing.assert_close(base, expected)
 
 
+def test_writes_through_views_reach_the_argument():
+    """A graph that was not made functional: in-place operators on views of the argument."""
+
+    def writes(x):
+        x.view(-1)[3:5].mul_(2)
+        x.t()[0].add_(1)
+        x.split(2)[1].neg_()
+        x.unbind(1)[2].zero_()
+        x.diagonal().add_(10)
+        return (x.sum(),)
+
+    make_fx = torch.fx.experimental.proxy_tensor.make_fx
+    x = torch.arange(12.0).reshape(4, 3)
+    found = import_graph(make_fx(writes, tracing_mode="fake")(x), [x])
+    found.module.verify()
+    expected = x.clone()
+    (total,) = writes(expected)
+    (result,) = run_imported(found, [x])
+    torch.testing.assert_close(x, expected)
+    torch.testing.assert_close(result, total)
+
+
 def test_outputs_of_every_kind(compiled):
     fn = compiled(lambda x, n: (x + 1, None, 7, x.shape[0] * 2, x.shape[1], "text"), dynamic=True)
     x = torch.randn(4, 6)
