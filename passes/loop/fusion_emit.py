@@ -76,7 +76,8 @@ class GroupWriter:
         for tensor, local in self.locals.items():
             local.out = args.get(self.shared_out.get(tensor, tensor))
         for chained in self._chained():
-            self.locals[chained].out = args[self._chain_end(chained)]
+            # none when all that is read of the chain is at hand as a scalar
+            self.locals[chained].out = args.get(self._chain_end(chained))
         self.body = Body(nest.block, self.group.outer, self.symbols, None)
         for number, step in enumerate(self.steps):
             self._write_step(number, step)
@@ -184,6 +185,8 @@ class GroupWriter:
                         index = None if through is None else tuple(dims_subs(e, through) for e in access.index)
                 if access.tensor in self.locals:
                     found.append((access.tensor, None if index is None else self.placed(self.group, member, index)))
+                    if access.tensor in self.recomputed:
+                        visit(self.locals[access.tensor].member.info, index, False)
                 elif access.tensor in self.inlined:
                     visit(self.inlined[access.tensor], index, False)
 
@@ -213,7 +216,8 @@ class GroupWriter:
     def _choose_outs(self) -> list[SSAValue]:
         """The results that the fused nest stores: those needed outside, and those that a later step loads again."""
         outs = [t for t in self.locals if self.needed(t)]
-        for tensor, local in self.locals.items():
+        # Later values first: what an earlier one can do depends on where its readers are computed, and on who lives in an out before.
+        for tensor, local in reversed(self.locals.items()):
             late = self._later_reads(tensor)
             if tensor in outs or not late or tensor in self._chained():
                 continue
@@ -248,16 +252,21 @@ class GroupWriter:
         local = self.locals[tensor]
         last = max(self.step_of[id(m)] for m, _ in late)
         for out in outs:
-            other = self.locals[out]
-            if out.type != tensor.type or other.index != local.index or other.step != last or other.member.info.has_loops:
+            other = self._first_tenant(out)
+            if out.type != tensor.type or other.index != local.index or other.step != last or local.index == ():
                 continue
-            if not other.member.info.is_pointwise or local.index == () or out in self.shared_out.values():
+            if other.member.info.has_loops or not other.member.info.is_pointwise:
                 continue
             if all(index == local.index for _, index in late) and all(
                 m is other.member for m, _ in late if self.step_of[id(m)] == last
             ):
                 return out
         return None
+
+    def _first_tenant(self, out: SSAValue) -> Local:
+        """Whatever is stored in an out first: the earliest of the values that live there, or the result itself."""
+        tenants = [self.locals[t] for t, host in self.shared_out.items() if host is out]
+        return min(tenants, key=lambda t: t.step, default=self.locals[out])
 
     def _initial(self, tensor: SSAValue) -> SSAValue:
         """The initial value of an out: through a chain of updates inside the group, the one that comes from outside."""
