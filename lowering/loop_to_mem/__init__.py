@@ -5,6 +5,7 @@ The counterpart of MLIR's one-shot-bufferize. What the pass decides, and where:
 - strides (layouts.py): results, updated arguments and operands of library calls demand them, the rest is row-major;
 - which memory a nest stores to (lowering.py, inplace.py): that of the tensor that it builds on, of the argument whose
   new value it computes, of a tensor that dies in it, or memory of its own;
+- which values a nest stores in several places (second_homes.py);
 - which reads move in front of a store (ordering.py);
 - library calls (externs.py), results and updates of arguments (results.py).
 
@@ -32,6 +33,7 @@ from .externs import lower_extern
 from .lowering import PASS, Lowering
 from .ordering import order_reads
 from .results import lower_return, lower_update
+from .second_homes import second_homes
 
 RULES: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     loop.EmptyOp: Lowering.empty,
@@ -55,4 +57,4 @@ class LoopToMem(Pass):
         symbols = symbol_ranges(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
             order_reads(func)
-            Lowering(func, symbols).run(RULES)
+            Lowering(func, symbols, second_homes).run(RULES)

@@ -1,7 +1,7 @@
 """When the tensors of a function at the loop level are used: positions of its ops, what each nest captures, last uses.
 
-Positions count the ops of the function's block from 0; what is returned is used at the position of the return. A
-tensor is used as long as one of its views is.
+Positions count the ops of the function's block from 0; what is returned and the new values of arguments are used at the
+position of the return. A tensor is used as long as one of its views is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Liveness:
             captured = self.captured[op] = captured_tensors(op)
             used = [*captured, *op.outs]
         elif isinstance(op, nd.UpdateOp):
-            used = (op.value,)
+            used, position = (op.value,), len(self.ops) - 1  # arguments are overwritten at the end
         elif isinstance(op, ReturnOp):
             used = [v for k, v in enumerate(op.operands) if self.alias(k) is None]
         last = self.last

@@ -54,8 +54,9 @@ class Storage:
 class Lowering:
     """State of the rewriting; the rules of calls and of the function's end are in externs.py and results.py."""
 
-    def __init__(self, func: FuncOp, symbols: RangeEnv):
+    def __init__(self, func: FuncOp, symbols: RangeEnv, second_homes: Callable[..., list[SSAValue]]):
         self.func = func
+        self._second_homes = second_homes
         self.env = symbols
         self.block = func.body.block
         self.live = Liveness(func)
@@ -69,7 +70,10 @@ class Lowering:
         self.arguments: list[SSAValue] = []
         self.updates: list[tuple[Operation, SSAValue, SSAValue]] = []
         """Updates that the end of the function has to look at: op, the argument's buffer, the value's buffer."""
-        self._argument_goals: dict[SSAValue, int] = {}
+        self.stored_updates: set[Operation] = set()
+        """Updates whose value a nest has stored in the argument besides its own buffer."""
+        self.stored_results: dict[int, SSAValue] = {}
+        """Results of the function for which a nest has filled a buffer besides its own."""
 
     def run(self, rules: dict[type[Operation], Callable[[Lowering, Any], None]]) -> None:
         """Rewrite the function; `rules` says what to do with each op."""
@@ -199,18 +203,24 @@ class Lowering:
         captured = self.captured(op)
         taken: set[Storage] = set()
         buffers: list[SSAValue] = []
+        choices: list[_OutChoice] = []
         outs, arguments, results = list(op.outs), list(op.out_args), list(op.results)
         for init, argument, result in zip(outs, arguments, results, strict=True):
             choice = _OutChoice(self, op, captured, taken, reads_before_stores, init, argument, result)
             buffer = choice.choose()
             taken.add(self.storage[buffer])
             buffers.append(buffer)
+            choices.append(choice)
+        second: list[SSAValue] = []
+        for choice, buffer in zip(choices, buffers, strict=True):
+            if isinstance(op, loop.NestOp) and isinstance(choice.init.owner, loop.EmptyOp):
+                second += self._second_homes(self, op, choice.argument, choice.result, buffer, taken, choice.may_store)
         for argument, buffer in zip(arguments, buffers, strict=True):
             Rewriter.replace_value_with_new_type(argument, buffer.type)
         for result, buffer in zip(results, buffers, strict=True):
             self.place(result, buffer)
         if not any(size is ZERO for size in op.loop_sizes):
-            self._buffer_form(op, buffers)
+            self._buffer_form(op, [*buffers, *second])
         self.erase(op)
 
     def _buffer_form(self, op: loop.NestOp | loop.ContractOp, buffers: Sequence[SSAValue]) -> None:
@@ -317,11 +327,11 @@ class _OutChoice:
         assert isinstance(t, BufferType)
         if overlaps(t.dims, t.stride_exprs):
             return "elements of the tensor that it is built on share memory"
-        if not self._may_store(storage, self.init.type):
+        if not self.may_store(storage, self.init.type):
             return "the nest reads the tensor that it is built on at other places than it stores to"
         return None
 
-    def _may_store(self, storage: Storage, t: Attribute) -> bool:
+    def may_store(self, storage: Storage, t: Attribute) -> bool:
         """Whether no read of the nest from `storage` meets a store of the out, which has type `t` there."""
         low = self.low
         return all(
@@ -343,7 +353,7 @@ class _OutChoice:
             return None
         target = low.arguments[self._goal_argument()]
         storage = low.storage[target]
-        if storage in self.taken or not self._may_store(storage, t):
+        if storage in self.taken or not self.may_store(storage, t):
             return None
         statistic("num-in-place")
         return low.view(target, t, self.result.name_hint)
@@ -373,7 +383,7 @@ class _OutChoice:
             fits = fits and storage.root.type.numel is wanted.numel  # pyright: ignore[reportAttributeAccessIssue]
             if (
                 fits
-                and self._may_store(storage, wanted)
+                and self.may_store(storage, wanted)
                 and not any(low.storage.get(o) is storage for o in self.op.outs)
             ):
                 statistic("num-reused")

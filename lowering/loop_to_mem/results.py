@@ -42,6 +42,8 @@ def lower_return(low: Lowering, op: ReturnOp) -> None:
 
 
 def _own_result(low: Lowering, k: int, value: SSAValue) -> SSAValue:
+    if k in low.stored_results:
+        return low.stored_results[k]
     t, storage = value.type, low.storage[value]
     assert isinstance(t, BufferType)
     strides = low.layouts.result_strides(k, TensorType.get(t.dims, t.element_type, t.device.data))
@@ -86,7 +88,7 @@ def _aliased_result(low: Lowering, op: Operation, k: int, alias: str, values: li
 
 def _finish_updates(low: Lowering) -> None:
     """Copy the new values of arguments that were not computed in the argument's memory."""
-    pending = [(op, target, value) for op, target, value in low.updates if not _is_there(low, target, value)]
+    pending = [(op, target, value) for op, target, value in low.updates if not _is_there(low, op, target, value)]
     overwritten = {low.storage[target] for _, target, _ in pending}
     saved: list[tuple[Operation, SSAValue, SSAValue]] = []
     for op, target, value in pending:
@@ -101,7 +103,9 @@ def _finish_updates(low: Lowering) -> None:
         low.copy(value, target, "it is the new value of an argument", origin=op)
 
 
-def _is_there(low: Lowering, target: SSAValue, value: SSAValue) -> bool:
+def _is_there(low: Lowering, op: Operation, target: SSAValue, value: SSAValue) -> bool:
+    if op in low.stored_updates:
+        return True
     a, b = target.type, value.type
     assert isinstance(a, BufferType) and isinstance(b, BufferType)
     return (

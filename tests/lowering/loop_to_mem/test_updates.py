@@ -71,7 +71,37 @@ def test_a_fresh_result_with_the_value_of_an_update(level, seeded):
     extra = " -> !nd.tensor<4 x 6 x f32>"
     x = seeded(4, 6)
     module = level.check(negated(after="func.return %a : !nd.tensor<4 x 6 x f32>", extra=extra), [x])
+    assert level.allocs(module, "output") == 1 and level.copies(module) == 0  # the nest stores both
+
+
+def test_a_fresh_result_with_the_value_of_an_update_from_other_elements(level, seeded):
+    extra = " -> !nd.tensor<4 x 6 x f32>"
+    x = seeded(4, 6)
+    text = negated("-%i + 3, %j", after="func.return %a : !nd.tensor<4 x 6 x f32>", extra=extra)
+    module = level.check(text, [x], want=[(x + x).flip(0)])
     assert level.allocs(module, "output") == 1 and level.copies(module) == 1
+
+
+def test_two_arguments_and_results_in_two_layouts_with_one_value(level, seeded):
+    t = "!nd.tensor<4 x 6 x f32>"
+    text = f"""
+func.func @forward(%x: {t}, %y: {t} {{nd.layout = #nd.layout<[1, 4], 0>}})
+    -> ({t} {{nd.layout = #nd.layout<[1, 4], 0>}}, {t} {{nd.layout = #nd.layout<[6, 1], 0>}}) {{
+  %e = loop.empty : {t}
+  %a = loop.nest (%i = 4, %j = 6) outs(%o = %e : {t}) {{
+    %v = loop.load %x[%i, %j] : {t} -> f32
+    %w = loop.load %y[%i, %j] : {t} -> f32
+    %s = arith.addf %v, %w : f32
+    loop.store %s, %o[%i, %j] : f32, {t}
+  }}
+  nd.update %x, %a : ({t}, {t}) -> ()
+  nd.update %y, %a : ({t}, {t}) -> ()
+  func.return %a, %a : {t}, {t}
+}}
+"""
+    x, y = seeded(4, 6), seeded(6, 4).t()
+    module = level.check(text, [x, y], want=[x + y, x + y])
+    assert len(level.nests(module)) == 1 and level.allocs(module, "output") == 2
 
 
 @pytest.mark.parametrize(
