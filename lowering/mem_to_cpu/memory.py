@@ -13,7 +13,7 @@ from ...dialects.cpu_types import lanes_of, ptr, vec
 from ...dialects.expr import ZERO, Add, Expr, free_dims
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type
 from .builder import float_attr, int_property
-from .state import State
+from .state import State, scalar_type
 
 _PTR_ADD: dict[Attribute, dict[str, Attribute]] = {}
 MAX_STRIDE = 2
@@ -21,10 +21,10 @@ MAX_STRIDE = 2
 
 
 def memory_type(dtype: Attribute) -> Attribute:
-    """The element type of the cpu dialect for a dtype: integers are signless."""
+    """The element type of the cpu dialect for a dtype: integers are signless, complex numbers are bits."""
     if isinstance(dtype, IntegerType) and dtype.signedness.data != Signedness.SIGNLESS:
         return IntegerType(dtype.width.data)
-    return dtype
+    return scalar_type(dtype)
 
 
 def address(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute) -> tuple[SSAValue, SSAValue]:

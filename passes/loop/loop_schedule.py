@@ -148,13 +148,15 @@ class Cost:
             return unit * 3
         if stride.value == -1 and not access.is_store:
             return unit * 2
+        if access.mode != "set":
+            return 2.3
         return 1.5 if access.is_store else 0.8
 
     def node(self, node: Node, lanes: Expr | None, width: int, size: int) -> float:
         """Cost of one run of the body of `node`, all inside included, for one lane-element (or for one run, without
         lanes)."""
         if lanes is None:
-            total = 0.7 * len(node.accesses) + 0.3 * node.num_ops
+            total = self.scalar(node)
             for child in node.children:
                 total += self.best(child)[0]
             return total
@@ -168,6 +170,11 @@ class Cost:
         for child in node.children:
             total += self.trips(child.loops) * self.node(child, lanes, width, size)
         return total
+
+    def scalar(self, node: Node) -> float:
+        """Cost of the ops directly in a body that runs as scalar code. A combining store waits for the one before it."""
+        waits = sum(1 for a in node.accesses if a.mode != "set")
+        return 0.7 * len(node.accesses) + 0.3 * node.num_ops + 8.0 * waits
 
     def injective(self, access: Access, d: Expr) -> bool:
         """Whether different indices of loop `d` surely write different elements."""
@@ -189,7 +196,7 @@ class Cost:
         scan = isinstance(node.op, loop.ScanOp)
         trips = self.trips(node.loops)
         children = {child: self.best(child) for child in node.children}
-        cost = trips * (0.7 * len(node.accesses) + 0.3 * node.num_ops + sum(c for c, _ in children.values()) + 0.5)
+        cost = trips * (self.scalar(node) + sum(c for c, _ in children.values()) + 0.5)
         choice: dict[Node, tuple[Loop, int] | None] = {node: None}
         for _, inner in children.values():
             choice.update(inner)
@@ -328,7 +335,7 @@ def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
     candidates: list[Schedule] = []
     if not (isinstance(wanted, StringAttr) and wanted.data == "inner"):
         for one in root.loops:
-            if one.dim in serial or cost.size(one.size) < 2 or named not in (None, one):
+            if one.dim in serial or not one.positions or cost.size(one.size) < 2 or named not in (None, one):
                 continue
             width = cost.lanes(root, one)
             if root.children and width == 64:

@@ -39,7 +39,8 @@ _MAX_SPLITS = 6
 
 
 class Loop:
-    """One loop of a node after normalisation. `positions` are the loops of the op that it stands for, by number."""
+    """One loop of a node after normalisation. `positions` are the loops of the op that it stands for, by number (none
+    for a loop that came from inside)."""
 
     __slots__ = ("dim", "size", "positions")
 
@@ -121,6 +122,7 @@ class NestAccess:
         self.ranges = RangeEnv(self._known)
         self.root = self._node(nest, None)
         if normalise:
+            self._interchange()
             for node in self.root.walk():
                 self._normalise(node)
         else:
@@ -232,6 +234,23 @@ class NestAccess:
             splits += 1
         if splits:
             self._merge(node)
+
+    def _interchange(self) -> None:
+        """Parallel loops inside of a sequential one go outside, as loops of the nest, where nothing is contiguous along
+        them: each then walks through its own part of memory, on a thread of its own."""
+        root = self.root
+        if len(root.children) != 1 or root.accesses:
+            return
+        (outer,) = root.children
+        if not isinstance(outer.op, loop.ForOp) or outer.op.sequential is None or len(outer.children) != 1:
+            return
+        (inner,) = outer.children
+        if any(a.is_store for a in outer.accesses) or not isinstance(inner.op, loop.ForOp) or inner.op.sequential:
+            return
+        offsets = [a.offset for a in inner.all_accesses()]
+        moved = [one for one in inner.loops if not any(linear_coeff(e, one.dim) is ONE for e in offsets)]
+        inner.loops = [one for one in inner.loops if one not in moved]
+        root.loops = [*root.loops, *(Loop(one.dim, one.size, ()) for one in moved)]
 
     def _merge(self, node: Node) -> None:
         while len(node.loops) > 1:

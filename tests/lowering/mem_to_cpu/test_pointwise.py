@@ -316,3 +316,18 @@ def test_captured_scalars(nests):
     x, o = torch.randn(50), torch.zeros(50)
     nests(text)(x, o, 7, ctypes.c_double(2.5))
     assert torch.allclose(o, x * 2.5 + torch.arange(50) + 7)
+
+
+def test_complex_numbers_are_moved(nests):
+    b, t = buffer(9, 20, dtype="complex<f32>"), buffer(20, 9, dtype="complex<f32>")
+    text = f"""
+    func.func @forward(%x : {b}, %o : {t}) {{
+      loop.nest (%i = 20, %j = 9) outs(%oo = %o : {t}) {{
+        %a = loop.load %x[%j, %i] : {b} -> complex<f32>
+        loop.store %a, %oo[%i, %j] : complex<f32>, {t}
+      }}
+      func.return
+    }}"""
+    x, o = torch.randn(9, 20, dtype=torch.complex64), torch.zeros(20, 9, dtype=torch.complex64)
+    nests(text)(x, o)
+    assert torch.equal(o, x.t())

@@ -193,3 +193,34 @@ def test_random_floats(nests):
     assert o[5].item() == (philox(1234, 1)[1] >> 8) / 2**24
     nests(RANDOM.format(s=buffer(2, dtype="i64"), o=buffer(n), n=n, kind="randn", t="f32"))(seeds, o)
     assert abs(o.mean()) < 0.02 and abs(o.std() - 1) < 0.02 and abs((o**4).mean() - 3) < 0.2
+
+
+@pytest.mark.parametrize("c", [1, 3, 20])
+def test_free_loops_leave_a_sequential_one(nests, c):
+    """The gradient of nearest upsampling: rows and columns meet, planes do not."""
+    n, h, w, oh, ow = 2, 5, 4, 11, 9
+    x, o, i, j = buffer(n, c, oh, ow), buffer(n, c, h, w), buffer(oh, dtype="i64"), buffer(ow, dtype="i64")
+    text = f"""
+    func.func @forward(%x : {x}, %i : {i}, %j : {j}, %o : {o}) {{
+      loop.nest () outs(%oo = %o : {o}) {{
+        loop.for (%h = {oh}, %w = {ow}) {{
+          %a = loop.load %i[%h] : {i} -> i64
+          %ab = loop.bound %a, {h} "index" wrap : i64
+          %b = loop.load %j[%w] : {j} -> i64
+          %bb = loop.bound %b, {w} "index" wrap : i64
+          loop.for (%n = {n}, %c = {c}) {{
+            %v = loop.load %x[%n, %c, %h, %w] : {x} -> f32
+            loop.store %v, %oo[%n, %c, %ab, %bb] add : f32, {o}
+          }}
+        }} attributes {{sequential}}
+      }}
+      func.return
+    }}"""
+    xs, ii, jj = torch.randn(n, c, oh, ow), torch.randint(-h, h, (oh,)), torch.randint(0, w, (ow,))
+    os = torch.randn(n, c, h, w)
+    want = os.clone()
+    want.index_put_(
+        (torch.arange(n)[:, None, None, None], torch.arange(c)[:, None, None], ii[:, None], jj), xs, accumulate=True
+    )
+    nests(text)(xs, ii, jj, os)
+    torch.testing.assert_close(os, want)
