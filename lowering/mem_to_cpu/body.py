@@ -273,7 +273,7 @@ def bound(s: State, op: Operation) -> None:
         off = s.invert(s.lane.mask)
         assert isinstance(off, SSAValue)
         checked = b.pure(arith.OrIOp, (fine, off), fine.type)
-    b.place(cpu.AssertOp.make(checked, op.what.data))
+    b.place(cpu.AssertOp.make(checked, f"{op.what.data}: index out of range for a dimension of size {op.size.data}"))
     s.values[op.result] = b.select(fine, value, zero)
     _define_dim(s, op.result)
 
