@@ -54,13 +54,16 @@ def check(
     fn: Callable[..., Any],
     *inputs: Any,
     dynamic: bool = False,
+    grow: bool = True,
     fallback: bool = False,
     exact: bool = False,
     **tolerance: Any,
 ) -> Imported:
-    """Import fn and compare the result with eager: values, dtypes, strides. No operator may be a fallback unless
-    told."""
+    """Import fn and compare the result with eager: values, dtypes, strides; with symbolic sizes also for other sizes,
+    unless `grow` is off because fn itself fixes some. No operator may be a fallback unless told."""
     found = imported(fn, *inputs, dynamic=dynamic)
+    if dynamic and grow:
+        compare(fn, found, _grown(inputs), exact=exact, **tolerance)
     if not fallback:
         assert not found.counts.fallback, f"fallbacks: {dict(found.counts.names['fallback'])}"
     compare(fn, found, inputs, exact=exact, **tolerance)
@@ -81,6 +84,19 @@ def compare(
             assert b.numel() == 0 or [a.stride(d) for d in significant] == [b.stride(d) for d in significant]
         else:
             assert a == b
+
+
+def _grown(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Inputs with other sizes: equal sizes stay equal, 0 and 1 stay what they are (torch makes them special)."""
+    grown = []
+    for x in inputs:
+        shape = [n if n < 2 else n + 2 for n in x.shape]
+        index = x.dtype == torch.int64
+        fresh = torch.randint(0, 3, shape) if index else torch.randn(shape).to(x.dtype)
+        order = sorted(range(x.dim()), key=lambda k, x=x: -x.stride(k))
+        back = [order.index(k) for k in range(x.dim())]
+        grown.append(fresh.permute(order).contiguous().permute(back))
+    return tuple(grown)
 
 
 def _copy(x: Any) -> Any:
