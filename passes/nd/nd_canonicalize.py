@@ -29,7 +29,10 @@ FULL = nd.FullOp
 def full_value(x: SSAValue) -> float | int | None:
     """The value of a constant tensor, seen through expansion; None for others."""
     op = x.owner
-    return op.value.value.data if isinstance(op, nd.FullOp) else None
+    if not isinstance(op, nd.FullOp):
+        return None
+    value = op.value.value.data
+    return abs(value) if tensor_type(x).element_type == i1 else value  # the attribute `true` holds -1
 
 
 def make_full(value: float | int, t: TensorType) -> nd.FullOp:
@@ -103,7 +106,7 @@ def _fold_cast(rw: Rewriter, op: CastOp) -> SSAValue | None:
         return _as_result(rw, op.input, op)
     value = full_value(op.input)
     if value is not None:
-        folded = _cast_value(value, source, target)
+        folded = _cast_value(value, target)
         return None if folded is None else rw.new(make_full(folded, tensor_type(op.result)))
     inner = op.input.owner
     if isinstance(inner, CastOp) and _widens(tensor_type(inner.input).element_type, source):
@@ -121,7 +124,7 @@ def _widens(a: Attribute, b: Attribute) -> bool:
     return a != i1 and not is_float(a) and not is_float(b) and element_bytes(a) < element_bytes(b) and (a in UNSIGNED) == (b in UNSIGNED)
 
 
-def _cast_value(value: float | int, source: Attribute, target: Attribute) -> float | int | None:
+def _cast_value(value: float | int, target: Attribute) -> float | int | None:
     if target == i1:
         return int(value != 0)
     if is_float(target):
@@ -129,8 +132,6 @@ def _cast_value(value: float | int, source: Attribute, target: Attribute) -> flo
     if isinstance(value, float) and not (math.isfinite(value) and abs(value) < 2**31):
         return None
     number = int(value)
-    if source == i1:
-        number = abs(number)
     fits = isinstance(target, IntegerType) and -(1 << (target.width.data - 1)) <= number < 1 << (target.width.data - 1)
     return number if fits else None
 
