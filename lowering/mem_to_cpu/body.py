@@ -58,14 +58,17 @@ def elementwise(s: State, op: Operation) -> None:
 
 
 def divide(s: State, op: Operation) -> None:
-    """arith.divf. By a divisor that the innermost loop does not change: a product with the reciprocal, corrected to
-    the rounding of the quotient (P. Markstein, "Computation of elementary functions on the IBM RISC System/6000
-    processor", 1990); where the correction is not a number (zero, infinity), the product is right as it is."""
+    """arith.divf. By a divisor that the innermost loop does not change, or that all lanes share: a product with the
+    reciprocal, corrected to the rounding of the quotient (P. Markstein, "Computation of elementary functions on the
+    IBM RISC System/6000 processor", 1990); where the correction is not a number (zero, infinity), the product is
+    right as it is."""
     b = s.b
     x, y = s.get(op.operands[0]), s.get(op.operands[1])
     here = len(b.levels) - 1
     lanes = s.width
-    if lanes == 0 or b.depth_of(y) >= here or b.depth_of(x) < here or _tiny_constant(op.operands[1]):
+    outside = b.depth_of(y) < here <= b.depth_of(x)
+    shared = lanes >= 16 and lanes_of(x.type) > 0 and lanes_of(y.type) == 0
+    if lanes == 0 or not (outside or shared) or _tiny_constant(op.operands[1]):
         elementwise(s, op)
         return
     one = b.splat(b.constant(float_attr(1.0, cpu.element_of(y.type))), lanes_of(y.type))

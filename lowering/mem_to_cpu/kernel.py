@@ -261,7 +261,9 @@ class NestLowering:
 
     def _vectors(self, one: Loop, span: Span) -> None:
         parts = segments(span, self.schedule.lanes)
-        run_segments(self.s, one.dim, one.size, span, parts, [[] for _ in parts], self.step)
+        run_segments(
+            self.s, one.dim, one.size, span, parts, [[] for _ in parts], self.step, self.s.info.root.num_ops + 2
+        )
 
     def _long(self, one: Loop) -> None:
         """One long loop: threads take blocks of it."""

@@ -15,7 +15,7 @@ from xdsl.ir import SSAValue
 from ...dialects import loop
 from ...dialects.expr import Dim, Expr, as_expr
 from ...passes.loop.nest_access import Loop, Node
-from .row_cache import has_effect
+from ...passes.loop.op_costs import has_effect
 from .state import State
 
 States = list[list[SSAValue]]
@@ -73,10 +73,16 @@ def segments(span: Span, width: int) -> list[Segment]:
     return found
 
 
+def straight(trips: int, ops: float) -> bool:
+    """Whether so few vectors of so many ops stand one after the other, without a loop: loops over the same short row
+    then share what they load and compute."""
+    return trips == 1 or (trips <= 2 and trips * ops <= 160) or (trips <= 4 and trips * ops <= 48)
+
+
 def run_segments(
-    s: State, d: Dim, size: Expr, span: Span, parts: Sequence[Segment], states: States, step: Step
+    s: State, d: Dim, size: Expr, span: Span, parts: Sequence[Segment], states: States, step: Step, ops: float = 100.0
 ) -> States:
-    """Run `step` in every segment of the loop over `d`, on the state of that segment."""
+    """Run `step`, of `ops` operations, in every segment of the loop over `d`, on the state of that segment."""
     b = s.b
     zero = b.int(0)
     first = span.first if span.first is not None else zero
@@ -85,20 +91,17 @@ def run_segments(
     done = first
     for part, state in zip(parts, states, strict=True):
         width = b.int(part.width)
-        if part.trips == 1:
-            begin = (
-                first
-                if part.start == 0
-                else b.add(first, b.int(part.start))
-                if first is not zero
-                else b.int(part.start)
-            )
-            s.enter_lanes(d, part.width, begin, None)
-            if part.rest is not None:
-                assert s.lane is not None
-                s.lane.mask = s.first_lanes(b.int(part.rest))
-            results.append(step(list(state)))
-            s.leave_lanes()
+        if part.trips is not None and straight(part.trips, ops):
+            for k in range(part.trips):
+                start = part.start + k * part.width
+                begin = b.int(start) if first is zero else b.add(first, b.int(start)) if start else first
+                s.enter_lanes(d, part.width, begin, None)
+                if part.rest is not None:
+                    assert s.lane is not None
+                    s.lane.mask = s.first_lanes(b.int(part.rest))
+                state = step(list(state))
+                s.leave_lanes()
+            results.append(state)
             continue
         if part.rest is None:
             if part.trips is not None:
@@ -194,7 +197,7 @@ class LoopLowering:
             one, width = chosen
             span = Span.whole(one.size)
             parts = segments(span, width)
-            run_segments(s, one.dim, one.size, span, parts, [[] for _ in parts], body)
+            run_segments(s, one.dim, one.size, span, parts, [[] for _ in parts], body, node.num_ops + 2)
             return []
 
         sequential(s, whole(rest), [], body if chosen is None else vectors, node.num_ops + 1)

@@ -190,18 +190,21 @@ def lane_offsets(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute) -> 
         # a fixed step: the offsets are a constant vector, the address of lane 0 moves
         place, at = address(s, buffer, offset, dtype)
         base = b.pure(cpu.PtrAddOp, (place, at), ptr, {"element": dtype}, dtype)
-        return base, s.vector(s.lane.dim * stride, i64) if stride.value is None else _steps(s, stride.value)
+        return base, _steps(s, stride)
     if shared is not ZERO:
         base = b.pure(cpu.PtrAddOp, (base, s.scalar(shared)), ptr, {"element": dtype}, dtype)
     rest = offset - shared
     return base, s.vector(rest, i32 if s.fits_i32(rest) else i64)
 
 
-def _steps(s: State, step: int) -> SSAValue:
+def _steps(s: State, step: Expr) -> SSAValue:
+    """0, step, 2 step, ..."""
     assert s.lane is not None
-    element = i32 if abs(step) * s.lane.width < 2**31 else i64
+    known = step.value
+    element = i32 if known is not None and abs(known) * s.lane.width < 2**31 else i64
     iota = s.b.pure(cpu.IotaOp, (), vec(s.lane.width, element))
-    return s.b.mul(iota, s.b.splat(s.b.int(step, element), s.lane.width))
+    one = s.b.int(known, element) if known is not None else s.scalar(step)
+    return s.b.mul(iota, s.b.splat(one, s.lane.width))
 
 
 # ---- stores

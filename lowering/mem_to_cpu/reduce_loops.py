@@ -271,7 +271,7 @@ class ReduceLowering:
             for state in states:
                 split.append(flat[at : at + len(state)])
                 at += len(state)
-            return [v for state in run_segments(s, one.dim, one.size, span, parts, split, step) for v in state]
+            return [v for state in run_segments(s, one.dim, one.size, span, parts, split, step, ops) for v in state]
 
         flat = sequential(s, loops, [v for state in states for v in state], vectors, ops)
         results: list[SSAValue] = []

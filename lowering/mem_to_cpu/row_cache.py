@@ -18,7 +18,8 @@ from ...dialects.expr import ZERO, Dim, Expr, as_expr
 from ...dialects.expr_ranges import Range
 from ...dialects.nd_types import element_bytes
 from ...passes.loop.nest_access import Loop, Node
-from ...passes.loop.op_costs import op_cost
+from ...passes.loop.op_costs import has_effect, op_cost
+from .loops import straight
 from .memory import address
 from .state import State
 
@@ -27,13 +28,8 @@ ROW_BYTES = 128 * 1024
 WORTH = 6.0
 """Cost of a value (in vector operations) from which on it is kept."""
 PAD = 64
-
-
-def has_effect(op: Operation) -> bool:
-    """Whether a loop does something: a reduction gives results, other loops store."""
-    return isinstance(op, loop.ReduceOp) or any(
-        isinstance(o, (loop.StoreOp, loop.BoundOp)) for o in loop.walk_bodies(op)
-    )
+HEAVY = 50.0
+"""Operations of a body worth caching, about: rows that stand without a loop even so need no cache."""
 
 
 class Row:
@@ -72,6 +68,8 @@ class RowCache:
                 continue
             sizes = tuple(one.size.value for one in node.loops)
             if any(size is None for size in sizes):
+                continue
+            if len(sizes) == 1 and straight(-(-sizes[0] // chosen[1]), HEAVY):  # pyright: ignore[reportOperatorIssue]
                 continue
             place = next(k for k, one in enumerate(node.loops) if one is chosen[0])
             groups.setdefault((sizes, place), []).append(node)

@@ -40,3 +40,10 @@ def op_cost(op: Operation) -> float:
     if found is not None:
         return found
     return 12.0 if op.name.startswith("math.") else 1.0
+
+
+def has_effect(op: Operation) -> bool:
+    """Whether a loop does something: a reduction gives results, other loops store."""
+    return isinstance(op, loop.ReduceOp) or any(
+        isinstance(o, (loop.StoreOp, loop.BoundOp)) for o in loop.walk_bodies(op)
+    )
