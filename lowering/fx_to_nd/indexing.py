@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import i1, i64
+from xdsl.dialects.builtin import i1, i32, i64
 from xdsl.ir import SSAValue
 
 from ...dialects.expr import Expr, product
-from ...dialects.nd_types import ui8
+from ...dialects.nd_types import FLOATS, ui8
 from .builder import ONE, ZERO, highest, lowest
 from .importer import Importer
 from .registry import packet, rule
@@ -215,13 +215,26 @@ def _scatter_reduce(
     b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, reduce: str, *, include_self: bool = True
 ) -> SSAValue:
     dtype = b.dtype(x)
-    mode = _SCATTER_REDUCE.get(reduce)
-    if mode is None or dtype == i1:
-        return NotImplemented
+    if dtype == i1:  # counted, then != 0
+        x, source = b.cast(x, i32), b.cast(source, i32)
+    if reduce == "mean":
+        return _scatter_mean(b, x, d, index, source, include_self)
+    mode = _SCATTER_REDUCE[reduce]
     if not include_self:  # start the places that are written from the neutral value
-        neutral = {"add": 0, "prod": 1, "max": lowest(dtype), "min": highest(dtype)}[mode]
+        wide = b.dtype(x)
+        neutral = {"add": 0, "prod": 1, "max": lowest(wide), "min": highest(wide)}[mode]
         x = _scatter(b, x, d, index, _spread(b, x, index, neutral), "set")
-    return _scatter(b, x, d, index, source, mode)
+    return b.cast(_scatter(b, x, d, index, source, mode), dtype)
+
+
+def _scatter_mean(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, include_self: bool) -> SSAValue:
+    """Sums and how many numbers there are in each, divided; integers round down."""
+    if not include_self:
+        x = _scatter(b, x, d, index, _spread(b, x, index, 0), "set")
+    start = b.full(1 if include_self else 0, b.dtype(x), b.dims(x))
+    counts = _scatter(b, start, d, index, _spread(b, x, index, 1), "add")
+    total = _scatter(b, x, d, index, source, "add")
+    return b.op("div" if b.dtype(x) in FLOATS else "floor_div", total, b.op("maximum", counts, 1))
 
 
 rule(packet(aten, "_unsafe_masked_index"))(lambda b, x, mask, indices, fill: _masked_index(b, x, mask, indices, fill))

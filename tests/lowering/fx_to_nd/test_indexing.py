@@ -51,6 +51,15 @@ def test_gather_and_scatter(check):
     )
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.int64, torch.bool))
+@pytest.mark.parametrize("include_self", (True, False))
+def test_scatter_reduce(check, dtype, include_self):
+    index = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    x, source = (torch.randn(3, 4) * 3).to(dtype), (torch.randn(3, 4) * 5).to(dtype)
+    kinds = ("prod", "amax", "amin") if dtype == torch.bool else ("sum", "prod", "mean", "amax", "amin")
+    check(lambda x, s: [x.scatter_reduce(0, index, s, k, include_self=include_self) for k in kinds], x, source)
+
+
 def test_index_put(check):
     def put(x, v):
         a, b, c, d, e = x.clone(), x.clone(), x.clone(), x.clone(), x.clone()
