@@ -21,6 +21,7 @@ OURS: dict[str, str] = {
     "to-host": "lowering.to_host:ToHost",
     "nd-canonicalize": "passes.nd.nd_canonicalize:NdCanonicalize",
     "nd-sink-cat": "passes.nd.nd_sink_cat:NdSinkCat",
+    "contract-expand": "passes.loop.contract_expand:ContractExpand",
     "loop-fuse": "passes.loop.loop_fuse:LoopFuse",
     "loop-schedule": "passes.loop.loop_schedule:LoopSchedule",
     "mem-plan": "passes.mem.mem_plan:MemPlan",
