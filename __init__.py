@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _PUBLIC: dict[str, str] = {
     "StepwellError": ".errors",
     "counters": ".tools.counters",
+    "no_fuse": ".tools.fusion_control",
     "register_pass": ".passes.user",
     "reset_counters": ".tools.counters",
     "unregister_pass": ".passes.user",

@@ -85,6 +85,8 @@ class Instrumentation:
     local_reproducer: bool = False
     before_stage: Callable[[str, ModuleOp], None] | None = None
     after_stage: Callable[[str, ModuleOp], None] | None = None
+    records: Callable[[str, object], None] | None = None
+    """Called with what a pass decided (`Pass.record`) while the IR that it is about is still there."""
     stream: TextIO | None = None
     """Where dumps go; standard error if None."""
 
@@ -235,6 +237,13 @@ def statistic(name: str, n: int = 1) -> None:
     key = (state.current, name)
     counts = state.instrument.counts
     counts[key] = counts.get(key, 0) + n
+
+
+def record(kind: str, what: object) -> None:
+    """Show a decision of the pass that is running to `Instrumentation.records`, if somebody listens."""
+    state = _ACTIVE.get()
+    if state is not None and state.instrument is not None and state.instrument.records is not None:
+        state.instrument.records(kind, what)
 
 
 def remarks_wanted() -> bool:

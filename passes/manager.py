@@ -29,6 +29,7 @@ from .instrumentation import (
     active_run,
     entered,
     print_ir,
+    record,
     remark,
     remarks_wanted,
     statistic,
@@ -61,6 +62,10 @@ class Pass(ModulePass):
     def remarks_wanted(self) -> bool:
         """True if somebody listens to remarks."""
         return remarks_wanted()
+
+    def record(self, kind: str, what: Any) -> None:
+        """Show `what`, a decision with its reasons, to whoever watches the run (see Instrumentation.records)."""
+        record(kind, what)
 
     def fail(self, op: Operation, message: str) -> NoReturn:
         """Stop the pipeline with a PassError about `op`."""

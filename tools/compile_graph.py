@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSet, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.fx import GraphModule
@@ -18,11 +18,12 @@ from xdsl.dialects.builtin import ModuleOp
 from ..dialects import load_dialects
 from ..dialects.expr import Expr, evaluate, free_syms
 from ..lowering.fx_to_nd import Imported, import_graph
-from ..passes.instrumentation import Instrumentation
-from ..passes.manager import run
+from ..passes.instrumentation import Instrumentation, Remark
+from ..passes.manager import Pipeline, run
 from ..passes.pipelines import default_pipeline
 from .counters import count
 from .debug import DebugFolder
+from .fusion_control import apply_wishes, marked
 from .options import Options
 from .traffic import count_traffic
 
@@ -63,6 +64,22 @@ def no_garbage_collection():
             gc.enable()
 
 
+class Watch(Protocol):
+    """What `compile_graph` shows to a tool that watches it."""
+
+    def graph(self, kind: str, gm: GraphModule, module: ModuleOp) -> None:
+        """A graph was imported."""
+
+    def stage(self, stage: str, module: ModuleOp) -> None:
+        """A stage of the pipeline is done."""
+
+    def record(self, kind: str, what: object) -> None:
+        """A pass decided something (Instrumentation.records)."""
+
+    def remark(self, remark: Remark) -> None:
+        """A pass left a remark."""
+
+
 def compile_graph(
     gm: GraphModule,
     example_inputs: Sequence[Any],
@@ -71,10 +88,13 @@ def compile_graph(
     kind: str = "inference",
     static_inputs: Sequence[int] = (),
     output_strides: Sequence[Any] | None = None,
+    watch: Watch | None = None,
+    matched: MutableSet[str] | None = None,
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """Compile `gm` (ATen, functional but for updates of inputs) to a boxed function: one list in, which it empties, a sequence out.
 
-    kind is "forward", "backward" or "inference" and names the graph in logs and dumps."""
+    kind is "forward", "backward" or "inference" and names the graph in logs and dumps. `watch` is told
+    what happens; `matched` is shared by the graphs of one compilation (see fusion_control.apply_wishes)."""
     number = next(_serial)
     debug = DebugFolder.make(options.debug, kind, number)
     if debug:
@@ -91,7 +111,11 @@ def compile_graph(
             )
         _count_ops(imported)
         symbols = _symbol_positions(imported)
-        program = build(imported, options, debug)
+        if watch:
+            watch.graph(kind, gm, imported.module)
+        pipeline = default_pipeline("cpu", {"passes": options.passes, "pipeline": options.pipeline})
+        apply_wishes(pipeline, imported.module, options, marked(gm), set() if matched is None else matched, kind != "forward")
+        program = build(imported, options, debug, pipeline, watch)
     log.info("compiled %s graph %d", kind, number)
     count("graphs")
     return Runner(program, imported, symbols)
@@ -109,10 +133,11 @@ def _count_ops(imported: Imported) -> None:
             log.warning("%s has no rule and runs through ATen", name)
 
 
-def build(imported: Imported, options: Options, debug: DebugFolder | None) -> Callable[[list[Any]], list[Any]]:
+def build(
+    imported: Imported, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
+) -> Callable[[list[Any]], list[Any]]:
     """The program of an imported graph."""
     module, ctx = imported.module, context()
-    pipeline = default_pipeline("cpu", {"passes": options.passes, "pipeline": options.pipeline})
     if debug:
         debug.level("import", module, pipeline)
     clock = [perf_counter()]
@@ -124,14 +149,27 @@ def build(imported: Imported, options: Options, debug: DebugFolder | None) -> Ca
             debug.level(stage, op, pipeline)
         if stage == "mem":
             count_traffic(op)
+        if watch:
+            watch.stage(stage, op)
         clock[0] = perf_counter()
 
     instrument = Instrumentation(
         verify_stages=options.verify, print_ir_after=options.print_ir, timing=options.timing, after_stage=after_stage,
-        remarks=debug.remark if debug else None,
+        remarks=_remarks(debug, watch), records=watch.record if watch else None,
     )  # fmt: skip
     run(pipeline, module, ctx, instrument)
     return load(module, imported.constants, imported.objects, options, debug)
+
+
+def _remarks(debug: DebugFolder | None, watch: Watch | None) -> Callable[[Remark], None] | None:
+    if debug is None or watch is None:
+        return debug.remark if debug else watch.remark if watch else None
+
+    def both(remark: Remark) -> None:
+        debug.remark(remark)
+        watch.remark(remark)
+
+    return both
 
 
 def load(

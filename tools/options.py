@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -39,6 +39,12 @@ class Options:
     pipeline: str | None = None
     """Pipeline text in place of the default one."""
 
+    no_fuse: Sequence[str] = ()
+    """Values (FX node names) and source lines (`file.py:12`) to be kept in nests of their own."""
+
+    fuse: Sequence[Sequence[str]] = ()
+    """Lists of values or lines, each to be one nest whether that pays or not."""
+
     verify: bool = False
     """Verify the IR after every stage."""
 
@@ -56,9 +62,19 @@ class Options:
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    "numerics": (str,), "fallback_random": (bool,), "passes": (Mapping, type(None)), "pipeline": (str, type(None)), "verify": (bool,),
+    "numerics": (str,), "fallback_random": (bool,), "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
+    "no_fuse": (list, tuple), "fuse": (list, tuple), "verify": (bool,),
     "debug": (str, os.PathLike, type(None)), "cache": (bool,), "print_ir": (bool,), "timing": (bool,),
 }  # fmt: skip
+
+
+def _check_wishes(key: str, value: Any) -> None:
+    from ..passes.loop.fusion_wishes import check_wishes
+
+    try:
+        check_wishes(value if key == "no_fuse" else (), value if key == "fuse" else ())
+    except StepwellError as error:
+        raise OptionError(f"option {key!r}: {error}") from error
 
 
 def _near(name: str, known: Any) -> str:
@@ -83,6 +99,8 @@ def make_options(mode: str | None = None, options: Mapping[str, Any] | None = No
         choices = next(f for f in fields(Options) if f.name == key).metadata.get("choices")
         if choices and value not in choices:
             raise OptionError(f"option {key!r} is one of {', '.join(map(repr, choices))}, got {value!r}{_near(value, choices)}")
+        if key in ("no_fuse", "fuse"):
+            _check_wishes(key, value)
         given[key] = value
     if "debug" not in given and os.environ.get("STEPWELL_DEBUG"):
         given["debug"] = os.environ["STEPWELL_DEBUG"]

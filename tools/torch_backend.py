@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from .compile_graph import compile_graph, is_empty, passthrough
+from .compile_graph import Watch, compile_graph, is_empty, passthrough
 from .options import Options, make_options
 
 _lock = threading.RLock()
@@ -22,12 +22,15 @@ def stepwell(
 
     `mode` and `options` are those of torch.compile (see tools/options.py). Raises OptionError for wrong ones, and StepwellError with the
     node and the user's line when a graph cannot be compiled."""
+    return compile_with(GraphCompilers(make_options(mode, options)), gm, example_inputs)
+
+
+def compile_with(compilers: GraphCompilers, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile Dynamo's graph by `compilers`, which AOTAutograd calls for its parts."""
     from torch._dynamo.backends.common import aot_autograd
 
     from ..lowering.decompositions import decomposition_table
 
-    chosen = make_options(mode, options)
-    compilers = GraphCompilers(chosen)
     backend = aot_autograd(
         fw_compiler=compilers.forward,
         bw_compiler=compilers.backward,
@@ -49,8 +52,10 @@ def partition(gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tu
 class GraphCompilers:
     """The three compilers that AOTAutograd calls, with the options of one torch.compile call (backward may be compiled much later)."""
 
-    def __init__(self, options: Options):
+    def __init__(self, options: Options, watch: Watch | None = None):
         self.options = options
+        self.watch = watch
+        self.matched: set[str] = set()
 
     def forward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._compile(gm, example_inputs, "forward")
@@ -65,7 +70,7 @@ class GraphCompilers:
         if is_empty(gm):
             return passthrough(gm)
         with _lock, torch.utils._python_dispatch._disable_current_modes():
-            program = compile_graph(gm, example_inputs, self.options, kind=kind)
+            program = compile_graph(gm, example_inputs, self.options, kind=kind, watch=self.watch, matched=self.matched)
         report_strides(gm)
         return program
 

@@ -1,12 +1,14 @@
 """Deciding what is fused, before anything is rewritten: which nests are computed where they are read, which share their outer loops.
 
-Legality (`_merge_refusal` and the alignment) is apart from profit (`_should_inline`, `_unprofitable`); both only look.
+Legality (`cannot_inline`, `_merge` and the alignment) is apart from profit (`_not_worth_inlining`, `_unprofitable`); both only look, and
+say why not in words. A user's wishes (fusion_wishes.py) come before profit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
@@ -17,6 +19,9 @@ from ...dialects.expr_ranges import RangeEnv, simplify
 from ...dialects.nd_types import TensorType, element_bytes
 from .fusion_align import Alignment, align, extractors, loop_env
 from .nest_info import ONE, NestInfo, nest_info, uses_opaque
+
+if TYPE_CHECKING:
+    from .fusion_wishes import Wishes
 
 MAX_BODY = 192
 """Ops that a body may grow to by inlining; beyond it a value is stored (very deep expressions stay compilable)."""
@@ -61,21 +66,47 @@ class Read:
 Unit = Group | Operation
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """Two groups that were compared: the nests that stood for them then, the bytes that one nest saves, and why they were not merged (""
+    where they were)."""
+
+    first: Group
+    second: Group
+    first_op: Operation
+    second_op: Operation
+    bytes: int
+    reason: str = ""
+
+
 @dataclass
 class Plan:
-    """The outcome: units in an order that respects all dependences, and the nests that are computed where they are read."""
+    """The outcome: units in an order that respects all dependences, the nests that are computed where they are read, and for reading:
+    what was merged, what was refused, and why a nest that others read is stored."""
 
     units: list[Unit]
     inlined: dict[SSAValue, NestInfo]
-    refusals: list[tuple[Operation, Operation, str]]
+    refusals: list[Attempt]
+    merges: list[Attempt]
+    stored: dict[Operation, str]
 
 
 class Planner:
     """Builds the plan of one function."""
 
-    def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[str, int]):
+    def __init__(
+        self,
+        func: FuncOp,
+        symbols: RangeEnv,
+        hints: Mapping[str, int],
+        wishes: Wishes | None = None,
+        inline: Iterable[Operation] = (),
+    ):
+        """`inline` are nests to compute in their readers whether that pays or not."""
         self.symbols = symbols
         self.hints = hints
+        self.wishes = wishes
+        self.inline = frozenset(inline)
         self.ops = [op for op in func.body.block.ops]
         self.position = {op: k for k, op in enumerate(self.ops)}
         self.infos = {op: nest_info(op) for op in self.ops if isinstance(op, loop.NestOp)}
@@ -84,7 +115,9 @@ class Planner:
             for tensor in dict.fromkeys(a.tensor for a in info.reads):
                 self.consumers.setdefault(tensor, []).append(info)
         self.inlined: dict[SSAValue, NestInfo] = {}
-        self.refusals: list[tuple[Operation, Operation, str]] = []
+        self.refusals: list[Attempt] = []
+        self.merges: list[Attempt] = []
+        self.stored: dict[Operation, str] = {}
         self._reads: dict[Operation, list[Read]] = {}
         self._weight: dict[Operation, tuple[int, int]] = {}
         self._units: dict[SSAValue, Unit] = {}
@@ -94,10 +127,16 @@ class Planner:
     def plan(self) -> Plan:
         """Decide."""
         for op in self.ops:
-            if isinstance(op, loop.NestOp) and self._should_inline(self.infos[op]):
-                self.inlined[op.results[0]] = self.infos[op]
+            if not isinstance(op, loop.NestOp) or not any(r in self.consumers for r in op.results):
+                continue
+            info = self.infos[op]
+            reason = self.cannot_inline(info) or ("" if op in self.inline else self._not_worth_inlining(info))
+            if reason:
+                self.stored[op] = reason
+            else:
+                self.inlined[op.results[0]] = info
         self._group()
-        return Plan(self._ordered_units(), self.inlined, self.refusals)
+        return Plan(self._ordered_units(), self.inlined, self.refusals, self.merges, self.stored)
 
     # ---- sizes
 
@@ -149,23 +188,53 @@ class Planner:
         """Uses of a tensor other than loads in nests: they need it in memory."""
         return [u.operation for u in tensor.uses if not isinstance(u.operation, loop.LoadOp)]
 
-    def _should_inline(self, info: NestInfo) -> bool:
+    def cannot_inline(self, info: NestInfo) -> str:
+        """Why a nest cannot be computed where it is read; "" if it can."""
         op = info.op
-        if not info.is_pointwise or len(op.results) != 1 or "no_fuse" in op.attributes:
-            return False
+        if info.has_loops:
+            return "it has loops inside (a reduction or a scan)"
+        if len(op.results) != 1:
+            return "it has several results"
+        if not info.is_pointwise:
+            return "it does not store each element once, where it computes it"
+        if "no_fuse" in op.attributes:
+            return "it is marked no_fuse"
         tensor = op.results[0]
+        if self.whole_users(tensor):
+            return "it is needed in memory (a result, an update or an operand of a library call or contraction)"
         consumers = self.consumers.get(tensor, [])
-        if not consumers or self.whole_users(tensor) or any("no_fuse" in c.op.attributes for c in consumers):
-            return False
+        if any("no_fuse" in c.op.attributes for c in consumers):
+            return "a reader is marked no_fuse"
+        if self.wishes is not None:
+            for c in consumers:
+                reason = self.wishes.forbids(op, c.op)
+                if reason is not None:
+                    return reason
+        if self.weight(info)[0] > MAX_BODY:
+            return f"its body would be over {MAX_BODY} operations"
+        return ""
+
+    def _not_worth_inlining(self, info: NestInfo) -> str:
+        """Why it does not pay to compute a nest where it is read; "" if it does."""
+        tensor = info.op.results[0]
+        consumers = self.consumers[tensor]
         ops, heavy = self.weight(info)
-        if ops > MAX_BODY:
-            return False
-        numel = self.count(info.sizes)
         if len(consumers) == 1:
-            return heavy == 0 or self._times_read(consumers[0], tensor) <= 1.5 * numel or numel * 8 <= self._iterations(consumers[0])
-        large = sum(1 for r in self.reads(info) if self.bytes(r.tensor) * 2 > self.bytes(tensor))
+            if heavy == 0:
+                return ""
+            numel, times = self.count(info.sizes), self._times_read(consumers[0], tensor)
+            if times <= 1.5 * numel or numel * 8 <= self._iterations(consumers[0]):
+                return ""
+            return f"its reader needs each element {times / max(numel, 1):.3g} times, and it costs {heavy} heavy operations"
         uses = len(consumers)
-        return heavy == 0 and ops <= 24 and uses * large <= large + 1 + uses
+        if heavy:
+            return f"{uses} nests read it, and each would repeat {heavy} heavy operations"
+        if ops > 24:
+            return f"{uses} nests read it, and each would repeat {ops} operations"
+        large = sum(1 for r in self.reads(info) if self.bytes(r.tensor) * 2 > self.bytes(tensor))
+        if uses * large > large + 1 + uses:
+            return f"{uses} nests read it, and each would read its {large} operands instead"
+        return ""
 
     def _iterations(self, info: NestInfo) -> int:
         return self.count([*info.sizes, *info.inner_sizes])
@@ -223,19 +292,21 @@ class Planner:
         """Merge a new group (one nest) into those before it, as far as it is legal and pays."""
         tried: set[int] = set()
         while True:
-            candidates = [g for g in self._candidates(group) if g.order not in tried and g is not group]
+            candidates = [c for c in self._candidates(group) if c[0].order not in tried and c[0] is not group]
             if not candidates:
                 return
-            best = candidates[0]
+            best, saved = candidates[0]
             tried.add(best.order)
+            first, second = best.members[0].info.op, group.members[-1].info.op
             reason = self._merge(best, group)
             if reason is None:
+                self.merges.append(Attempt(best, group, first, second, saved))
                 group = best
             else:
-                self.refusals.append((best.members[0].info.op, group.members[-1].info.op, reason))
+                self.refusals.append(Attempt(best, group, first, second, saved, reason))
 
-    def _candidates(self, group: Group) -> list[Group]:
-        """Groups that share data with `group`, the most bytes first."""
+    def _candidates(self, group: Group) -> list[tuple[Group, int]]:
+        """Groups that share data with `group` and the bytes that one nest would save, the most first; before them those that a user wants."""
         saved: dict[int, int] = {}
         groups: dict[int, Group] = {}
         mine = {r.tensor for m in group.members for r in self.reads(m.info)} | {o for m in group.members for o in m.info.op.outs}
@@ -251,22 +322,64 @@ class Planner:
                     continue
                 groups[sibling.order] = sibling
                 saved[sibling.order] = saved.get(sibling.order, 0) + self.bytes(tensor)
-        return [groups[k] for k in sorted(groups, key=lambda k: (-saved[k], -k)) if saved[k] > 0]
+        found = [(groups[k], saved[k]) for k in sorted(groups, key=lambda k: (-saved[k], -k)) if saved[k] > 0]
+        if self.wishes is None or not self.wishes.partners:
+            return found
+        wanted = {g.order: g for g in self._partners(group) if g.order < group.order}
+        return [(g, saved.get(k, 0)) for k, g in wanted.items()] + [c for c in found if c[0].order not in wanted]
+
+    def _partners(self, group: Group) -> Iterable[Group]:
+        """Groups made so far that a user wants to be one with `group`."""
+        assert self.wishes is not None
+        for op in self.ops_of(group):
+            for partner in self.wishes.partners.get(op, ()):
+                for home in self._home_groups(partner):
+                    if home is not group:
+                        yield home
+
+    def _home_groups(self, op: Operation) -> list[Group]:
+        group = self._group_of.get(op)
+        if group is not None:
+            return [group]
+        if not op.results or op.results[0] not in self.inlined:
+            return []
+        return [g for c in self.consumers.get(op.results[0], ()) for g in self._home_groups(c.op)]
+
+    def homes(self, op: Operation) -> set[int]:
+        """The groups (their `order`) that compute a nest: one, or those of its readers where it is computed in them."""
+        return {g.order for g in self._home_groups(op)}
+
+    def ops_of(self, group: Group) -> list[Operation]:
+        """The nests of a group, with those that are computed in them."""
+        found: dict[Operation, None] = {}
+        todo = [m.info for m in reversed(group.members)]
+        while todo:
+            info = todo.pop()
+            if info.op not in found:
+                found[info.op] = None
+                todo += [self.inlined[a.tensor] for a in info.reads if a.tensor in self.inlined]
+        return list(found)
 
     def _merge(self, first: Group, second: Group) -> str | None:
         """Merge `second` into `first`; the reason if that is not possible or not wanted."""
         if any("no_fuse" in m.info.op.attributes for m in (*first.members, *second.members)):
             return "one of them is marked no_fuse"
+        wanted = False
+        if self.wishes is not None:
+            reason = self.wishes.forbids(first.members[0].info.op, second.members[0].info.op)
+            if reason is not None:
+                return reason
+            wanted = bool(self.wishes.partners) and self.wishes.wants(self.ops_of(first), self.ops_of(second))
         if any(m.info.sequential for m in (*first.members, *second.members)):
             return "a loop of one of them is sequential"
         if self._overwrites_what_is_read(first, second):
             return "one of them stores into a tensor of the other that is read elsewhere"
         if self._path_between(first, second):
             return "another operation between them needs the first and is needed by the second"
-        alignment = self._align(first, second)
+        alignment = self._align(first, second, wanted)
         if isinstance(alignment, str):
             return alignment
-        reason = self._unprofitable(first, second, alignment)
+        reason = None if wanted else self._unprofitable(first, second, alignment)
         if reason is not None:
             return reason
         self._apply(first, second, alignment)
@@ -335,10 +448,10 @@ class Planner:
         env = loop_env(self.symbols, [*group.outer, *member.inner, *member.info.inner_sizes])
         return tuple(simplify(dims_subs(e, subs), env) for e in index)
 
-    def _align(self, first: Group, second: Group) -> Alignment | str:
+    def _align(self, first: Group, second: Group, wanted: bool = False) -> Alignment | str:
         links = self._links(first, second)
         if not links:
-            return self._align_siblings(first, second)
+            return self._align_siblings(first, second, wanted)
         if not first.outer and not second.outer:
             return Alignment(0, (), ())
         found: list[tuple[list[Expr], tuple[Expr, ...]]] = []
@@ -385,7 +498,7 @@ class Planner:
                     return o
         return shared
 
-    def _align_siblings(self, first: Group, second: Group) -> Alignment | str:
+    def _align_siblings(self, first: Group, second: Group, wanted: bool) -> Alignment | str:
         shared = 0
         for a, b in zip(first.outer, second.outer, strict=False):
             if a is not b:
@@ -393,7 +506,7 @@ class Planner:
             shared += 1
         if shared == 0 or shared < min(len(first.outer), len(second.outer)):
             return "they have no data in common and different loops"
-        if not self._read_alike(first, second, shared):
+        if not wanted and not self._read_alike(first, second, shared):
             return "they read no element in the same iteration"
         rest = second.outer[shared:]
         return Alignment(shared, tuple(dim(k) for k in range(len(second.outer))), tuple(rest))

@@ -14,11 +14,13 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
+from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd import symbol_ranges
 from ...dialects.nd_types import RangeAttr
 from ..manager import Pass
 from .fusion_emit import GroupWriter
 from .fusion_plan import Group, Plan, Planner
+from .fusion_wishes import Outcome, Wishes, log, title
 
 
 def symbol_hints(module: ModuleOp) -> dict[str, int]:
@@ -35,23 +37,60 @@ class LoopFuse(Pass):
 
     name = "loop-fuse"
 
+    no_fuse: tuple[str, ...] = ()
+    """Values (by name) and source lines (`file:line`) to be kept in nests of their own."""
+
+    fuse: tuple[str, ...] = ()
+    """Values or lines to be put into one nest, joined by `+`: `a+b`."""
+
+    marked: tuple[str, ...] = ()
+    """As no-fuse, for names that the program marks; those that are no nests are passed over."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_ranges(op), symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            planner = Planner(func, symbols, hints)
-            plan = planner.plan()
+            planner, plan, outcomes = plan_with_wishes(func, symbols, hints, self)
             before = len(planner.infos)
+            self.record("fusion", (planner, plan, outcomes))
+            if self.remarks_wanted:
+                self._explain(func, planner, plan, outcomes)
+            for outcome in outcomes:
+                if not outcome.granted:
+                    log.warning("%s", outcome)
             rewrite(func, plan, planner)
             self.statistic("num-nests-before", before)
             self.statistic("num-nests-after", sum(isinstance(u, Group) for u in plan.units))
             self.statistic("num-inlined", len(plan.inlined))
-            if self.remarks_wanted:
-                for a, b, reason in plan.refusals:
-                    self.remark(b, f"not fused with {_name(a)}: {reason}", kind="missed")
+
+    def _explain(self, func: FuncOp, planner: Planner, plan: Plan, outcomes: list[Outcome]) -> None:
+        """Remarks: what was fused, what was not and why, what became of wishes."""
+        for tensor, info in plan.inlined.items():
+            readers = ", ".join(title(c.op) for c in planner.consumers[tensor])
+            self.remark(info.op, f"computed in its reader: {readers}", kind="applied")
+        for merge in plan.merges:
+            self.remark(merge.second_op, f"shares its loops with {title(merge.first_op)}", kind="applied")
+        for refusal in plan.refusals:
+            self.remark(refusal.second_op, f"not fused with {title(refusal.first_op)}: {refusal.reason}", kind="missed")
+        for outcome in outcomes:
+            self.remark(func, str(outcome), kind="applied" if outcome.granted else "missed")
 
 
-def _name(op: Operation) -> str:
-    return next((r.name_hint for r in op.results if r.name_hint), "an unnamed nest")
+def plan_with_wishes(
+    func: FuncOp, symbols: RangeEnv, hints: dict[str, int], options: LoopFuse
+) -> tuple[Planner, Plan, list[Outcome]]:
+    """The plan of a function under the user's wishes, and what became of each."""
+    if not options.no_fuse and not options.fuse and not options.marked:
+        planner = Planner(func, symbols, hints)
+        return planner, planner.plan(), []
+    fuse = [wish.split("+") for wish in options.fuse]
+    wishes = Wishes(func.body.block.ops, options.no_fuse, fuse, options.marked)
+    planner = Planner(func, symbols, hints, wishes)
+    plan = planner.plan()
+    inline = wishes.to_inline(planner)
+    if inline:
+        planner = Planner(func, symbols, hints, wishes, inline)
+        plan = planner.plan()
+    return planner, plan, wishes.outcomes(planner)
 
 
 def rewrite(func: FuncOp, plan: Plan, planner: Planner) -> None:

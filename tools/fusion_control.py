@@ -1,0 +1,74 @@
+"""A user's word on fusion, from torch's side: the options `no_fuse` and `fuse`, and `with stepwell.no_fuse():` in a program."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, MutableSet
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import GraphModule
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation
+
+from ..passes.errors import PipelineError
+from ..passes.loop.fusion_wishes import is_named
+from ..passes.loop.loop_fuse import LoopFuse
+from ..passes.manager import Pipeline
+
+if TYPE_CHECKING:
+    from .options import Options
+
+log = logging.getLogger("stepwell")
+MARK = "stepwell.no_fuse"
+"""Key in `node.meta["custom"]` of what was computed under `no_fuse()`."""
+
+
+def no_fuse() -> AbstractContextManager[None]:
+    """A context for compiled code: each operator in it, and its gradient, gets nests of its own that are fused with nothing else.
+
+    It rests on torch.fx.traceback.annotate, which Dynamo and AOTAutograd carry through to the graph. In eager code it does nothing."""
+    from torch.fx.traceback import annotate
+
+    return annotate({MARK: True})
+
+
+def marked(gm: GraphModule) -> tuple[str, ...]:
+    """The nodes of a graph that were computed under `no_fuse()`."""
+    return tuple(n.name for n in gm.graph.nodes if n.op == "call_function" and (n.meta.get("custom") or {}).get(MARK))
+
+
+def apply_wishes(
+    pipeline: Pipeline, module: ModuleOp, options: Options, marks: tuple[str, ...], matched: MutableSet[str], last: bool
+) -> None:
+    """Hand the wishes of `options` that concern `module` (an imported graph) and the marked names to loop-fuse.
+
+    `matched` collects the entries that some graph of this compilation knows; with `last` (no other graph follows) a warning is logged for
+    those that none does."""
+    if not options.no_fuse and not options.fuse and not marks:
+        return
+    ops = list(_computed(module))
+    entries = {e for e in (*options.no_fuse, *(e for wish in options.fuse for e in wish))}
+    here = {e for e in entries if any(is_named(op, e) for op in ops)}
+    wishes: dict[str, Any] = {
+        "no_fuse": tuple(e for e in options.no_fuse if e in here),
+        "fuse": tuple("+".join(wish) for wish in options.fuse if any(e in here for e in wish)),
+        "marked": marks,
+    }
+    # what is wrong with the other entries of a wish that is handed on, loop-fuse says
+    matched |= here | {e for wish in options.fuse if any(e in here for e in wish) for e in wish}
+    if any(wishes.values()):
+        try:
+            pipeline.replace(LoopFuse.name, LoopFuse(**wishes))
+        except PipelineError:
+            log.warning("no_fuse and fuse have no effect: the pipeline has no pass 'loop-fuse'")
+    if last:
+        for entry in sorted(entries - matched):
+            log.warning("'%s' (in the options no_fuse or fuse) names no operator of the compiled graph", entry)
+
+
+def _computed(module: ModuleOp) -> Iterator[Operation]:
+    for func in module.body.block.ops:
+        if isinstance(func, FuncOp):
+            yield from (op for op in func.body.block.ops if op.results)
