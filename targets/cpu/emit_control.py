@@ -261,36 +261,31 @@ def emit_philox(f: FunctionText, op: Operation) -> None:
     """cpu.philox: ten rounds of two widening multiplications (constants of the paper)."""
     seed, offset, subsequence = op._operands
     wide, word = type_of(offset.type), type_of(op.results[0].type)
-    low_mask = splat(wide, str(0xFFFFFFFF))
+    text = wide.text
+    low = splat(wide, str(0xFFFFFFFF))
     half = splat(wide, "32")
 
-    def halves(value: str) -> list[str]:
-        return [
-            f.let(f"and {wide.text} {value}, {low_mask}"),
-            f.let(f"lshr {wide.text} {value}, {half}"),
-        ]
+    # Words live in the low half of 64-bit lanes, above them may be anything: that is what the vector unit multiplies 32
+    # by 32 bits from. The mask in front of a product only tells LLVM so, and costs nothing.
+    def product(value: str, factor: int) -> tuple[str, str]:
+        masked = f.let(f"and {text} {value}, {low}")
+        found = f.let(f"mul {text} {masked}, {splat(wide, str(factor))}")
+        return found, f.let(f"lshr {text} {found}, {half}")
 
-    # Words live in the low half of 64-bit lanes: that is where the vector unit multiplies 32 by 32 bits.
-    words = halves(f.names[offset]) + halves(f.names[subsequence])
-    keys = halves(splat_value(f, wide, f.names[seed]))
+    def mix(a: str, b: str, key: str) -> str:
+        return f.let(f"xor {text} {f.let(f'xor {text} {a}, {b}')}, {splat_value(f, wide, key)}")
+
+    words = []
+    for value in (f.names[offset], f.names[subsequence]):
+        words += [value, value if value == "zeroinitializer" else f.let(f"lshr {text} {value}, {half}")]
+    keys = [f.names[seed], f.let(f"lshr i64 {f.names[seed]}, 32")]
     for round in range(10):
         if round:
-            keys = [
-                f.let(f"and {wide.text} {f.let(f'add {wide.text} {key}, ' + splat(wide, str(add)))}, {low_mask}")
-                for key, add in zip(keys, _PHILOX_KEYS, strict=True)
-            ]
-        first, second = (
-            f.let(f"mul {wide.text} {words[2 * i]}, {splat(wide, str(factor))}")
-            for i, factor in enumerate(_PHILOX_MULTIPLIERS)
-        )
-        (low0, high0), (low1, high1) = halves(first), halves(second)
-
-        def mix(a: str, b: str, key: str) -> str:
-            return f.let(f"xor {wide.text} {f.let(f'xor {wide.text} {a}, {b}')}, {key}")
-
+            keys = [f.let(f"add i64 {key}, {add}") for key, add in zip(keys, _PHILOX_KEYS, strict=True)]
+        (low0, high0), (low1, high1) = (product(words[2 * i], factor) for i, factor in enumerate(_PHILOX_MULTIPLIERS))
         words = [mix(high1, words[1], keys[0]), low1, mix(high0, words[3], keys[1]), low0]
     for result, value in zip(op.results, words, strict=True):
-        f.set(result, f"trunc {wide.text} {value} to {word.text}")
+        f.set(result, f"trunc {text} {value} to {word.text}")
 
 
 def emit_return(f: FunctionText, op: Operation) -> None:
