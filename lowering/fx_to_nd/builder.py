@@ -6,6 +6,7 @@ constant of the value's element type.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -61,7 +62,10 @@ def highest(dtype: Attribute) -> float | int:
 def number_attr(value: bool | int | float, dtype: Attribute) -> Attribute:
     """A Python number as an attribute of an element type, converted as torch converts a scalar (integers wrap)."""
     if dtype in FLOATS:
-        return FloatAttr(float(value), dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        try:
+            return FloatAttr(float(value), dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        except OverflowError:
+            return FloatAttr(math.copysign(math.inf, value), dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
     if dtype == i1:
         return IntegerAttr(1 if value else 0, i1)
     bits = dtype.width.data  # pyright: ignore[reportAttributeAccessIssue]
@@ -156,16 +160,23 @@ class Builder:
 
     # ---- constants and creation
 
-    def full(self, value: bool | int | float, dtype: Attribute, dims: Sequence[Expr | int] = ()) -> SSAValue:
-        """Every element `value`; a 0-d constant is written once a function."""
+    def full(
+        self,
+        value: bool | int | float,
+        dtype: Attribute,
+        dims: Sequence[Expr | int] = (),
+        held: Attribute | None = None,
+    ) -> SSAValue:
+        """Every element `value`, rounded to `held` (the element type if not given); a 0-d constant is written once a
+        function."""
         sizes = tuple(map(as_expr, dims))
         key = None
         if not sizes:  # -0.0 == 0.0 and nan != nan: the key is the bits
-            key = (struct.pack("d", value) if isinstance(value, float) else (type(value), value), dtype, self.device)
+            key = (struct.pack("d", value) if isinstance(value, float) else (type(value), value), dtype, held, self.device)
             found = self._constants.get(key)
             if found is not None:
                 return found
-        result = self.emit(nd.FullOp, (), sizes, dtype, value=number_attr(value, dtype))
+        result = self.emit(nd.FullOp, (), sizes, dtype, value=number_attr(value, held or dtype))
         if key is not None:
             self._constants[key] = result
         return result
@@ -192,6 +203,13 @@ class Builder:
         if isinstance(value, Expr):
             return self.size(value, dtype)
         return self.cast(value, dtype)
+
+    def factor(self, value: Operand, dtype: Attribute) -> SSAValue:
+        """An operand of arithmetic: as `scalar`, but that torch does not round a number to a low precision in which
+        it computes nothing."""
+        if isinstance(value, (bool, int, float)) and dtype in LOW_PRECISION:
+            return self.full(value, dtype, held=f32)
+        return self.scalar(value, dtype)
 
     # ---- pointwise
 
@@ -240,7 +258,8 @@ class Builder:
         values = [v for v in operands if isinstance(v, SSAValue)]
         element = self.dtype(values[0])
         if len(values) != len(operands):
-            values = [v if isinstance(v, SSAValue) else self.scalar(v, element) for v in operands]
+            number = self.scalar if cls is CmpOp else self.factor
+            values = [v if isinstance(v, SSAValue) else number(v, element) for v in operands]
         values, dims = self.broadcast(values)
         return self.emit(cls, values, dims, dtype or element, **properties)
 

@@ -79,8 +79,9 @@ def _unary(name: str, kind: Kind) -> Callable[..., SSAValue]:
 
 def _binary(name: str, kind: Kind) -> Callable[..., SSAValue]:
     def apply(b: Importer, x: Any, y: Any) -> SSAValue:
-        (x, y), dtype = promote(b, (x, y), kind)
-        return b.op(BOOL_FORMS.get(name, name) if dtype == i1 else name, x, y)
+        dtype = common_dtype(b, (x, y), kind)
+        operand = b.factor if name in ("mul", "div") else b.scalar
+        return b.op(BOOL_FORMS.get(name, name) if dtype == i1 else name, operand(x, dtype), operand(y, dtype))
 
     return apply
 
@@ -187,19 +188,19 @@ def _scaled(b: Importer, y: Any, alpha: Any, dtype: Any) -> Any:
         return y
     if isinstance(y, (int, float)) and isinstance(alpha, (int, float)):
         return y * alpha
-    return b.mul(b.scalar(y, dtype), b.scalar(alpha, dtype))
+    return b.mul(b.factor(y, dtype), b.factor(alpha, dtype))
 
 
 @rule(aten.add)
 def _add(b: Importer, x: Any, y: Any, *, alpha: Any = 1) -> SSAValue:
     dtype = common_dtype(b, (x, y))
-    return b.add(b.scalar(x, dtype), b.scalar(_scaled(b, y, alpha, dtype), dtype))
+    return b.add(b.factor(x, dtype), b.factor(_scaled(b, y, alpha, dtype), dtype))
 
 
 @rule(aten.sub)
 def _sub(b: Importer, x: Any, y: Any, *, alpha: Any = 1) -> SSAValue:
     dtype = common_dtype(b, (x, y))
-    return b.sub(b.scalar(x, dtype), b.scalar(_scaled(b, y, alpha, dtype), dtype))
+    return b.sub(b.factor(x, dtype), b.factor(_scaled(b, y, alpha, dtype), dtype))
 
 
 @rule(aten.add.Scalar)
@@ -220,8 +221,8 @@ def _rsub(b: Importer, x: Any, y: Any, alpha: Any = 1) -> SSAValue:
 @rule(aten.div)
 def _div(b: Importer, x: Any, y: Any, *, rounding_mode: str | None = None) -> SSAValue:
     if rounding_mode is None:
-        (x, y), _ = promote(b, (x, y), Kind.INT_TO_FLOAT)
-        return b.div(x, y)
+        dtype = common_dtype(b, (x, y), Kind.INT_TO_FLOAT)
+        return b.div(b.factor(x, dtype), b.factor(y, dtype))
     (x, y), _ = promote(b, (x, y))
     return b.op("floor_div" if rounding_mode == "floor" else "trunc_div", x, y)
 

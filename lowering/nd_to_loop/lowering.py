@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import IntegerType, LocationAttr, bf16, f16, f32, i64
+from xdsl.dialects.builtin import IntegerType, LocationAttr, i64
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
@@ -145,7 +145,7 @@ class Lowering:
         dtype = tensor_type(op.results[0]).element_type
         kind = compute_type(dtype)
         if isinstance(op, nd.FullOp):
-            return b.constant(_rounded(op.value.value.data, dtype), kind)
+            return b.constant(op.value.value.data, kind)
         if isinstance(op, nd.SizeOp):
             return scalars.index_to(b, b.index_value(op.value.data, i64), dtype)
         if isinstance(op, nd.IotaOp):
@@ -166,7 +166,7 @@ class Lowering:
 
     def _literal_element(self, b: Body, op: nd.LiteralOp, at: list[Expr], dtype: Attribute) -> SSAValue:
         kind = compute_type(dtype)
-        constants = [b.constant(_rounded(v.value.data, dtype), kind) for v in op.values.data]
+        constants = [b.constant(v.value.data, kind) for v in op.values.data]
         steps = strides_contiguous(tensor_type(op.result).dims)
         flat = b.simplify(sum((e * s for e, s in zip(at, steps, strict=True)), ZERO))
         if flat.is_const:
@@ -276,29 +276,3 @@ class Lowering:
 def known(location: LocationAttr) -> bool:
     """Whether a location says anything."""
     return type(location).__name__ != "UnknownLoc"
-
-
-def _rounded(value: float | int, dtype: Attribute) -> float | int:
-    """A Python number rounded to `dtype` (the constant that an element of that type really holds)."""
-    if dtype in (f16, bf16, f32):
-        import struct
-
-        if dtype == f16:
-            return _try_pack("<e", value)
-        single = _try_pack("<f", value)
-        if dtype == f32 or single != single or single in (float("inf"), float("-inf")):
-            return single
-        bits = struct.unpack("<I", struct.pack("<f", single))[0]
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        return struct.unpack("<f", struct.pack("<I", bits))[0]
-    return value
-
-
-def _try_pack(code: str, value: float | int) -> float:
-    import struct
-
-    try:
-        return struct.unpack(code, struct.pack(code, value))[0]
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
-
