@@ -18,8 +18,9 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
 from ...dialects import loop, mem, nd
-from ...dialects.expr import ZERO, IndexMap
+from ...dialects.expr import ZERO, IndexMap, dim, dims_subs, free_dims
 from ...dialects.expr_ranges import RangeEnv
+from ...dialects.expr_syntax import IndexMapAttr
 from ...dialects.mem import BufferType
 from ...dialects.nd_types import TensorType, tensor_type
 from ...passes.errors import PassError
@@ -200,6 +201,9 @@ class Lowering:
                 accesses.append(NestAccesses(op))
             return accesses[0].allows(source, out)
 
+        if isinstance(op, loop.ContractOp):
+            self._take_operand(op, 0, "lhs_map")
+            self._take_operand(op, 1, "rhs_map")
         captured = self.captured(op)
         taken: set[Storage] = set()
         buffers: list[SSAValue] = []
@@ -222,6 +226,23 @@ class Lowering:
         if not any(size is ZERO for size in op.loop_sizes):
             self._buffer_form(op, [*buffers, *second])
         self.erase(op)
+
+    def _take_operand(self, op: loop.ContractOp, k: int, map_name: str) -> None:
+        """Give operand `k` of a contraction a stride for every loop: a copy where it has none (reversed dimensions)."""
+        buffer, m = op.operands[k], op.properties[map_name].data  # pyright: ignore[reportAttributeAccessIssue]
+        t = buffer.type
+        assert isinstance(t, BufferType) and isinstance(m, IndexMap)
+        sizes = (*op.loop_sizes, op.depth.data)
+        if view_strides(sizes, t.stride_exprs, t.offset_expr, m, self.env) is not None:
+            return
+        used = sorted({d.index for e in m.results for d in free_dims(e)})
+        place = [dim(used.index(d)) if d in used else ZERO for d in range(len(sizes))]
+        kind = BufferType.get([sizes[d] for d in used], t.element_type, None, 0, t.device.data)
+        copied = self.alloc(kind, buffer.name_hint)
+        through = IndexMap(len(used), tuple(dims_subs(e, place) for e in m.results))
+        self.copy(buffer, copied, f"no strides express its access {m}", through)
+        op.operands[k] = copied
+        op.properties[map_name] = IndexMapAttr.get(IndexMap(len(sizes), tuple(dim(d) for d in used)))
 
     def _buffer_form(self, op: loop.NestOp | loop.ContractOp, buffers: Sequence[SSAValue]) -> None:
         operands = [*op.operands[: len(op.operands) - len(op.outs)], *buffers]

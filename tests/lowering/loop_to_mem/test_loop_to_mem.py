@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from stepwell.passes.errors import PassError
 from stepwell.tools.interpret_loop import run_loop
 
@@ -301,6 +300,24 @@ func.func @forward(%x: !nd.tensor<4 x 4 x f32>, %w: !nd.tensor<4 x 4 x f32>) -> 
     x, w = seeded(4, 4), seeded(4, 4) + 1
     module = level.check(text, [x, w], want=[-x @ w - x])
     assert level.allocs(module, "arena") == 1
+
+
+def test_a_contraction_of_a_reversed_operand(level, seeded):
+    text = """
+func.func @forward(%x: !nd.tensor<2 x 4 x 3 x f32>, %w: !nd.tensor<3 x 5 x f32>) -> !nd.tensor<2 x 4 x 5 x f32> {
+  %e = loop.empty : !nd.tensor<2 x 4 x 5 x f32>
+  %m = loop.contract (%b = 2, %i = 4, %j = 5) reduce (3)
+      %x at #nd.map<(d0, d1, d2, d3) -> (d0, -d1 + 3, d3)> : !nd.tensor<2 x 4 x 3 x f32>
+      * %w at #nd.map<(d0, d1, d2, d3) -> (d3, d2)> : !nd.tensor<3 x 5 x f32>
+      into %acc : f32 outs(%o = %e : !nd.tensor<2 x 4 x 5 x f32>) {
+    loop.store %acc, %o[%b, %i, %j] : f32, !nd.tensor<2 x 4 x 5 x f32>
+  }
+  func.return %m : !nd.tensor<2 x 4 x 5 x f32>
+}
+"""
+    x, w = seeded(2, 4, 3), seeded(3, 5)
+    module = level.check(text, [x, w], want=[x.flip(1) @ w])
+    assert level.copies(module) == 1
 
 
 def test_uninitialised_results(level):
