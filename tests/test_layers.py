@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("dialects", "passes", "lowering", "targets", "tools")
 FILES = [file for layer in LAYERS for file in sorted((ROOT / layer).rglob("*.py"))]
-LONGEST_FILE = 800
+LONGEST_FILE = 850
 
 
 def at_load(tree: ast.Module) -> list[ast.stmt]:
