@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any, cast
 
 from xdsl.dialects.builtin import (
     AnyFloat,
@@ -563,6 +564,11 @@ class ShuffleOp(IRDLOperation):
     res = result_def(VectorType)
     traits = traits_def(Pure())
 
+    @property
+    def lanes(self) -> list[int]:
+        """The lanes that are chosen."""
+        return [int(i) for i in cast(Any, self.indices).iter_values()]
+
     @classmethod
     def make(cls, indices: Sequence[int], lhs: SSAValue, rhs: SSAValue | None = None) -> ShuffleOp:
         """The result has as many lanes as there are indices."""
@@ -577,7 +583,7 @@ class ShuffleOp(IRDLOperation):
         if self.rhs is not None:
             check_same(self.rhs.type, self.lhs.type, "the second operand")
             limit *= 2
-        indices = [int(i) for i in self.indices.iter_values()]
+        indices = self.lanes
         for i in indices:
             if not -1 <= i < limit:
                 raise VerifyException(f"lane {i} is out of range: there are {limit} lanes")
@@ -586,7 +592,7 @@ class ShuffleOp(IRDLOperation):
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_list(self.operands, printer.print_ssa_value)
-        printer.print_string(" [" + ", ".join(str(i) for i in self.indices.iter_values()) + "]")
+        printer.print_string(" [" + ", ".join(map(str, self.lanes)) + "]")
         printer.print_op_attributes(self.attributes)
         printer.print_string(" : ")
         printer.print_attribute(self.lhs.type)
