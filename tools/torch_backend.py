@@ -18,7 +18,7 @@ _lock = threading.RLock()
 def stepwell(
     gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The backend: `gm` is Dynamo's graph (consumed), the result computes it.
+    """The backend: `gm` is Dynamo's graph, or one traced by hand (consumed), the result computes it.
 
     `mode` and `options` are those of torch.compile (see tools/options.py). Raises OptionError for wrong ones, and StepwellError with the
     node and the user's line when a graph cannot be compiled."""
@@ -31,6 +31,7 @@ def compile_with(compilers: GraphCompilers, gm: GraphModule, example_inputs: Seq
 
     from ..lowering.decompositions import decomposition_table
 
+    rebuild = flatten_outputs(gm)
     backend = aot_autograd(
         fw_compiler=compilers.forward,
         bw_compiler=compilers.backward,
@@ -39,7 +40,30 @@ def compile_with(compilers: GraphCompilers, gm: GraphModule, example_inputs: Seq
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    return backend(gm, list(example_inputs))
+    run = backend(gm, list(example_inputs))
+    return run if rebuild is None else lambda *args: rebuild(run(*args))
+
+
+def flatten_outputs(gm: GraphModule) -> Callable[[Sequence[Any]], Any] | None:
+    """Make a graph that was traced by hand and returns a tensor, a dictionary or a nested structure return a flat tuple; the result makes
+    from that what the graph returned. None for a graph of Dynamo's, which is flat already."""
+    node = gm.graph.output_node()
+    value = node.args[0]
+    if isinstance(value, (tuple, list)) and not any(isinstance(v, (tuple, list, dict)) for v in value):
+        return None
+    leaves, spec = torch.utils._pytree.tree_flatten(_plain(value))
+    node.args = (tuple(leaves),)
+    gm.recompile()
+    return lambda flat: torch.utils._pytree.tree_unflatten(flat, spec)
+
+
+def _plain(value: Any) -> Any:
+    """FX's immutable lists and dictionaries as common ones."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return tuple(_plain(v) for v in value) if type(value) is tuple else value
 
 
 def partition(gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
