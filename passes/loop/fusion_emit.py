@@ -250,6 +250,8 @@ class GroupWriter:
         """An out that is written only after the last read of `tensor`, at the same place and by the reader itself: `tensor` can live there
         until then (softmax keeps its exponentials in the result)."""
         local = self.locals[tensor]
+        if not isinstance(self._out_of(local.member, tensor).owner, loop.EmptyOp):
+            return None  # it is built on another tensor, whose elements would have to be in the out first
         last = max(self.step_of[id(m)] for m, _ in late)
         for out in outs:
             other = self._first_tenant(out)
@@ -270,10 +272,12 @@ class GroupWriter:
 
     def _initial(self, tensor: SSAValue) -> SSAValue:
         """The initial value of an out: through a chain of updates inside the group, the one that comes from outside."""
-        local = self.locals[tensor]
-        info = local.member.info
-        init = info.op.outs[list(info.op.results).index(tensor)]
+        init = self._out_of(self.locals[tensor].member, tensor)
         return self._initial(init) if init in self.locals else init
+
+    def _out_of(self, member: Member, result: SSAValue) -> SSAValue:
+        """The initial tensor of a result."""
+        return member.info.op.outs[list(member.info.op.results).index(result)]
 
     # ---- code
 
