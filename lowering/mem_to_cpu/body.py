@@ -17,10 +17,12 @@ from ...dialects.cpu_vector import MATH_FUNCTIONS
 from ...dialects.expr import Dim
 from .builder import cpu_kind, float_attr
 from .memory import lower_load, lower_store
+from .random_numbers import lower_random
 from .state import State, scalar_type
 
 Rule = Callable[[State, Operation], None]
 
+_FAST: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
 CMPI = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
 CMPF = (
     "false",
@@ -293,91 +295,6 @@ def named_math(s: State, op: Operation) -> None:
     s.values[op.result] = s.b.pure(cpu.MathOp, tuple(operands), operands[0].type, {"kind": cpu_kind(name)}, name)
 
 
-# ---- random numbers
-
-
-def random(s: State, op: Operation) -> None:
-    """loop.random: number k of the stream is word k mod 4 of block k div 4; randn takes a pair of words by Box and
-    Muller's method."""
-    assert isinstance(op, loop.RandomOp)
-    seed = s.get(op.seed)
-    k, words = _words(s, op, seed)
-    if op.kind.data == "randint":
-        s.values[op.result] = s.b.cast("extui", _pick(s, k, words, 3), i64)
-    elif op.kind.data == "rand":
-        s.values[op.result] = _uniform(s, _pick(s, k, words, 3))
-    else:
-        s.values[op.result] = _normal(s, k, words)
-
-
-def _words(s: State, op: loop.RandomOp, seed: SSAValue) -> tuple[SSAValue, list[SSAValue]]:
-    """The number of each lane within its stream, and the four words of its block."""
-    b = s.b
-    k = s.get(op.offset)
-    lanes = lanes_of(k.type)
-    block = b.pure(arith.ShRUIOp, (k, b.splat(b.int(2), lanes)), k.type)
-    zero = b.splat(b.int(0), lanes)
-    word = like(k.type, i32)
-    key = (cpu.PhiloxOp, seed, block)
-    depth = max(b.floor, b.depth_of(seed, block))
-    found = b.levels[depth].memo.get((key, 0))
-    if found is None:
-        made = cpu.PhiloxOp.create(operands=(seed, block, zero), result_types=(word,) * 4)
-        b.place(made, depth)
-        for n, result in enumerate(made.results):
-            b.levels[depth].memo[(key, n)] = result
-    return k, [b.levels[depth].memo[(key, n)] for n in range(4)]
-
-
-def _pick(s: State, k: SSAValue, words: list[SSAValue], bits: int) -> SSAValue:
-    """words[k mod 4]; with `bits` 2, one of a pair (words[0] or words[2])."""
-    b = s.b
-    lanes = lanes_of(k.type)
-    low = s._to(k, i32)
-
-    def bit(n: int) -> SSAValue:
-        mask = b.splat(b.int(1 << n, i32), lanes)
-        masked = b.pure(arith.AndIOp, (low, mask), low.type)
-        return b.cmpi("ne", masked, b.splat(b.int(0, i32), lanes))
-
-    if bits == 2:
-        return b.select(bit(1), words[1], words[0])
-    odd = bit(0)
-    return b.select(bit(1), b.select(odd, words[3], words[2]), b.select(odd, words[1], words[0]))
-
-
-def _float(s: State, value: float, lanes: int) -> SSAValue:
-    return s.b.splat(s.b.constant(FloatAttr(value, f32)), lanes)
-
-
-def _uniform(s: State, word: SSAValue) -> SSAValue:
-    """The upper 24 bits as a float in [0, 1)."""
-    b = s.b
-    lanes = lanes_of(word.type)
-    upper = b.pure(arith.ShRUIOp, (word, b.splat(b.int(8, i32), lanes)), word.type)
-    number = b.cast("sitofp", upper, f32)
-    return b.pure(arith.MulfOp, (number, _float(s, 2.0**-24, lanes)), number.type, _FAST)
-
-
-def _normal(s: State, k: SSAValue, words: list[SSAValue]) -> SSAValue:
-    """sqrt(-2 ln u) times cos (even k) or sin (odd k) of 2 pi v, with u in (0, 1]."""
-    b = s.b
-    lanes = lanes_of(k.type)
-    u = _uniform(s, _pick(s, k, [words[0], words[2]], 2))
-    v = _uniform(s, _pick(s, k, [words[1], words[3]], 2))
-    t = u.type
-    u = b.pure(arith.AddfOp, (u, _float(s, 2.0**-24, lanes)), t, _FAST)
-    log = b.pure(mlir_math.LogOp, (u,), t, _FAST)
-    radius = b.pure(mlir_math.SqrtOp, (b.pure(arith.MulfOp, (log, _float(s, -2.0, lanes)), t, _FAST),), t, _FAST)
-    angle = b.pure(arith.MulfOp, (v, _float(s, 6.283185307179586, lanes)), t, _FAST)
-    odd = b.pure(arith.AndIOp, (s._to(k, i32), b.splat(b.int(1, i32), lanes)), like(k.type, i32))
-    is_odd = b.cmpi("ne", odd, b.splat(b.int(0, i32), lanes))
-    wave = b.select(is_odd, b.pure(mlir_math.SinOp, (angle,), t, _FAST), b.pure(mlir_math.CosOp, (angle,), t, _FAST))
-    return b.pure(arith.MulfOp, (radius, wave), t, _FAST)
-
-
-_FAST: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
-
 RULES: dict[type[Operation], Rule] = {
     arith.ConstantOp: constant,
     arith.AndIOp: logic,
@@ -403,7 +320,7 @@ RULES: dict[type[Operation], Rule] = {
     loop.IndexOp: index,
     loop.BoundOp: bound,
     loop.MathOp: named_math,
-    loop.RandomOp: random,
+    loop.RandomOp: lower_random,
 }
 """What has no rule here is done lane by lane by the same op."""
 
