@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from xdsl.dialects.builtin import IntegerType, LocationAttr, i64
 from xdsl.dialects.func import FuncOp
@@ -61,7 +62,8 @@ def view_map(op: nd.ViewOp, env: RangeEnv) -> IndexMap:
     return op.map.data
 
 
-def broadcast_map(source: Sequence[Expr], target: Sequence[Expr]) -> IndexMap:
+@cache
+def broadcast_map(source: tuple[Expr, ...], target: tuple[Expr, ...]) -> IndexMap:
     """Index of an operand of sizes `source` for an index of its broadcast to `target`."""
     shift = len(target) - len(source)
     return IndexMap(len(target), tuple(ZERO if s is ONE else dim(k + shift) for k, s in enumerate(source)))
@@ -120,6 +122,17 @@ class Lowering:
             after.name_hint = before.name_hint
             self.bind(before, after)
         self._materialised: dict[tuple[object, IndexMap], SSAValue] = {}
+        self._reshapes: dict[tuple[tuple[Expr, ...], tuple[Expr, ...]], IndexMap] = {}
+
+    def view_map(self, op: nd.ViewOp) -> IndexMap:
+        """The map of a view; equal reshapes (one in every layer) are solved once."""
+        if not isinstance(op, nd.ReshapeOp):
+            return view_map(op, self.symbols)
+        key = tensor_type(op.input).dims, tensor_type(op.result).dims
+        found = self._reshapes.get(key)
+        if found is None:
+            found = self._reshapes[key] = view_map(op, self.symbols)
+        return found
 
     # ---- values
 

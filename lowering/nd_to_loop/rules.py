@@ -17,7 +17,7 @@ from ...dialects.nd_pointwise import OPS, PREDICATES, BitcastOp, CastOp, CmpOp, 
 from ...dialects.nd_types import compute_type, is_float, tensor_type
 from . import scalars
 from ...passes.loop.body import Body
-from .lowering import INLINE, Lowering, broadcast_map, view_map
+from .lowering import INLINE, Lowering, broadcast_map
 
 Rule = Callable[[Lowering, Any], None]
 ZERO = as_expr(0)
@@ -106,7 +106,7 @@ def _random(low: Lowering, op: nd.RandomOp) -> None:
 
 
 def _view(low: Lowering, op: nd.ViewOp) -> None:
-    low.values[op.result] = low.values[op.input].through(view_map(op, low.symbols))
+    low.values[op.result] = low.values[op.input].through(low.view_map(op))
 
 
 def _inline(low: Lowering, op: Operation) -> None:
@@ -356,7 +356,7 @@ def _index_put(low: Lowering, op: nd.IndexPutOp) -> None:
                 index = _merge(rest, inner, rest_index, inner_index)
                 free = iter(rest_index)
                 target = [e if k in op.dims.data else next(free) for k, e in enumerate(full)]
-                value = low.element(b, op.values, broadcast_map(values, shape).apply(index))
+                value = low.element(b, op.values, broadcast_map(values, tuple(shape)).apply(index))
                 b.store(value, outs[0], target, op.mode.data)
 
     nest = low.nest(op, [], [low.tensor_or_copy(op.base)], body)

@@ -59,6 +59,7 @@ class GroupWriter:
         self.locals: dict[SSAValue, Local] = {}
         self.shared_out: dict[SSAValue, SSAValue] = {}
         self.recomputed: set[SSAValue] = set()
+        self._reads: dict[tuple[int, int], list[tuple[SSAValue, tuple[Expr, ...] | None]]] = {}
         self.replaced: list[SSAValue] = []
 
     def write(self) -> loop.NestOp:
@@ -193,6 +194,14 @@ class GroupWriter:
         visit(member.info, None, True)
         return found
 
+    def _known_reads(self, member: Member) -> list[tuple[SSAValue, tuple[Expr, ...] | None]]:
+        """`_local_reads` once all members are placed (they change when another value is to be recomputed)."""
+        key = id(member), len(self.recomputed)
+        found = self._reads.get(key)
+        if found is None:
+            found = self._reads[key] = self._local_reads(member)
+        return found
+
     def _is_scalar(self, tensor: SSAValue) -> bool:
         """Produced outside of inner loops: its value stays known for the rest of the iteration."""
         local = self.locals[tensor]
@@ -204,7 +213,7 @@ class GroupWriter:
         local = self.locals[tensor]
         late: list[tuple[Member, tuple[Expr, ...] | None]] = []
         for member in self.group.members:
-            for read, index in self._local_reads(member):
+            for read, index in self._known_reads(member):
                 if read is tensor:
                     same = self.step_of[id(member)] == local.step and index == local.index and not local.member.info.has_loops
                     if not same and not (self._is_scalar(tensor) and index == local.index):

@@ -32,6 +32,9 @@ MIN_PARALLEL = 8
 SMALL = 16384
 """Elements below which parallelism does not matter."""
 
+MAX_MEMBERS = 24
+"""Nests that one group may have: beyond it planning would be quadratic, and the loop's code outgrow the first-level cache."""
+
 NEAR = 48
 """How many units back siblings are looked for."""
 
@@ -364,6 +367,8 @@ class Planner:
         """Merge `second` into `first`; the reason if that is not possible or not wanted."""
         if any("no_fuse" in m.info.op.attributes for m in (*first.members, *second.members)):
             return "one of them is marked no_fuse"
+        if len(first.members) + len(second.members) > MAX_MEMBERS:
+            return f"together they would be over {MAX_MEMBERS} nests"
         wanted = False
         if self.wishes is not None:
             reason = self.wishes.forbids(first.members[0].info.op, second.members[0].info.op)
