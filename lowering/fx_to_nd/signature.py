@@ -162,6 +162,8 @@ class Results:
             attrs["nd.layout"] = self.b.layout(own, self.b.size_of(offset))
         if alias:
             attrs["nd.alias"] = StringAttr(alias)
+        elif base is not node:
+            attrs["nd.base"] = StringAttr(base.name)
         place = self._append(value, attrs)
         self._by_node[node] = place
         if base is node:

@@ -20,7 +20,9 @@ from ...dialects.expr import (
     ZERO,
     Dim,
     Expr,
+    FloorDiv,
     IndexMap,
+    Mod,
     dim,
     prove_eq,
     prove_ge0,
@@ -86,19 +88,32 @@ def base_strides(view: nd.IndexViewOp, wanted: Strides, env: RangeEnv) -> Stride
     m = view.map.data
     found: list[Expr] = []
     for e, size in zip(m.results, base.dims, strict=True):
-        unit = next((t for t, c in e.terms if c == 1 and isinstance(t, Dim)), None)
-        if unit is not None:
-            found.append(wanted[unit.index])
-        elif size is ONE:
-            found.append(ONE)
-        else:
+        step = ONE if size is ONE else _step(e, wanted)
+        if step is None:
             return None
+        found.append(step)
     if not prove_eq(base.numel, seen.numel, env) or overlaps(base.dims, found):
         return None
     made = view_strides(seen.dims, found, ZERO, m, env)
     if made is None or made[1] is not ZERO or not same_strides(seen.dims, made[0], wanted, env):
         return None
     return tuple(found)
+
+
+def _step(e: Expr, strides: Strides) -> Expr | None:
+    """The stride of a base's dimension at `e` of a view with `strides`, as far as one dimension of the view tells: d2
+    + 1, d2 floordiv 4, d2 mod 4, (d2 floordiv 4) mod 8."""
+    for term, factor in e.terms:
+        if factor != 1:
+            continue
+        scale = ONE
+        if isinstance(term, Mod):
+            term = term.lhs
+        if isinstance(term, FloorDiv):
+            term, scale = term.lhs, term.rhs
+        if isinstance(term, Dim):
+            return strides[term.index] * scale
+    return None
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,8 @@ class Goal:
     strides: Strides
 
 
-_RESULT, _OPERAND = 2, 1
+_RESULT, _OPERAND, _MATRIX = 2, 1, 0
+"""How much a demand counts: what cannot be had otherwise than by a copy at the border before what may be had."""
 
 
 class Layouts:
@@ -182,6 +198,9 @@ class Layouts:
             self._visit_view(op)
         elif isinstance(op, (loop.NestOp, loop.ContractOp)):
             self._visit_outs(op)
+            if isinstance(op, loop.ContractOp):
+                for operand in (op.lhs, op.rhs):
+                    self._visit_matrix(operand)
 
     def _visit_update(self, op: nd.UpdateOp) -> None:
         k = self.arguments.get(op.target)
@@ -205,6 +224,23 @@ class Layouts:
         strides = base_strides(op, goal.strides, self.env)
         if strides is not None:
             self.goals[op.input] = Goal(goal.argument, strides)
+
+    def _visit_matrix(self, operand: SSAValue) -> None:
+        """A contraction takes a view only with strides: where those of a row-major base do not do, ask for a base
+        whose last dimension stays next to each other and of which the view is a matrix by rows or by columns."""
+        view = operand.owner
+        if not isinstance(view, nd.IndexViewOp) or view.input in self.arguments:
+            return
+        base, dims = tensor_type(view.input).dims, tensor_type(operand).dims
+        if view_strides(dims, strides_contiguous(base), ZERO, view.map.data, self.env) is not None:
+            return
+        rows = strides_contiguous(dims)
+        *batch, m, n = strides_contiguous((*dims[:-2], dims[-1], dims[-2]))
+        for wanted in (rows, (*batch, n, m)):
+            strides = base_strides(view, wanted, self.env)
+            if strides is not None and strides[-1] is ONE:
+                self._demand(view.input, _MATRIX, strides)
+                return
 
     def _visit_outs(self, op: loop.NestOp | loop.ContractOp) -> None:
         """What is wanted of a result is wanted of the tensor that it is built on."""

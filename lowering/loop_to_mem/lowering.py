@@ -48,8 +48,9 @@ class Storage:
         self.exclusive = exclusive
         """Whether nobody else can hold a reference to the memory, so that it may be overwritten or given to the
         caller."""
-        self.claimed = False
-        """Whether a result of the function is this storage."""
+        self.claimed: str | None = None
+        """Set when a result of the function is this storage: the name of the value that the result is a view of, or
+        ""."""
 
 
 class Lowering:

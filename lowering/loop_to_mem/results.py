@@ -6,6 +6,7 @@ All copies that read arguments come before the first copy that overwrites one.
 
 from __future__ import annotations
 
+from xdsl.dialects.builtin import StringAttr
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
@@ -48,25 +49,32 @@ def _own_result(low: Lowering, k: int, value: SSAValue) -> SSAValue:
     assert isinstance(t, BufferType)
     strides = low.layouts.result_strides(k, TensorType.get(t.dims, t.element_type, t.device.data))
     wanted = BufferType.get(t.dims, t.element_type, strides, t.offset_expr, t.device.data)
+    base = _base(low, k)
     reason = None
     if storage.kind == "argument":
         reason = "the caller gets it, and it is the memory of an argument"
-    elif storage.claimed:
+    elif storage.claimed is not None and not (storage.claimed and storage.claimed == base):
         reason = "the caller gets it twice"
     elif not storage.exclusive:
         reason = "the caller gets it, and it may share its memory"
     elif not same_strides(t.dims, t.stride_exprs, strides, low.env):
         reason = f"the caller gets it with strides [{', '.join(map(str, strides))}]"
     if reason is None:
-        storage.claimed = True
+        storage.claimed = base
         if isinstance(storage.root.owner, mem.AllocOp):
             storage.root.owner.properties["kind"] = OUTPUT
         return low.view(value, wanted, value.name_hint)
     wanted = BufferType.get(t.dims, t.element_type, strides, 0, t.device.data)
     target = low.alloc(wanted, value.name_hint, OUTPUT)
-    low.storage[target].claimed = True
+    low.storage[target].claimed = ""
     low.copy(value, target, reason)
     return target
+
+
+def _base(low: Lowering, k: int) -> str:
+    """The name of the value that result `k` is a view of, "" when it is a value of its own."""
+    found = low.live.result_attrs[k].get("nd.base") if k < len(low.live.result_attrs) else None
+    return found.data if isinstance(found, StringAttr) else ""
 
 
 def _aliased_result(low: Lowering, op: Operation, k: int, alias: str, values: list[SSAValue]) -> SSAValue:

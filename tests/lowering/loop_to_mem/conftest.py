@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation, SSAValue
+from xdsl.parser import Parser
+
 from stepwell.dialects import load_dialects, mem
 from stepwell.dialects.loop import NestOp
 from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.manager import run
 from stepwell.passes.pipelines import parse_pipeline
 from stepwell.tools.interpret_loop import run_loop
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Operation, SSAValue
-from xdsl.parser import Parser
 
 HEADER = "builtin.module attributes {nd.symbols = {s0 = #nd.range<0, -1, 8>, s1 = #nd.range<1, -1, 8>}} {"
 PIPELINE = "loop-to-mem,mem-plan"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from stepwell.passes.errors import PassError
 from stepwell.tools.interpret_loop import run_loop
 
@@ -239,6 +240,53 @@ func.func @forward(%x: !nd.tensor<4 x 6 x f32> {nd.layout = #nd.layout<[6, 1], 0
     assert transposed.data_ptr() == whole.data_ptr() and rows.data_ptr() == x[1:].data_ptr()
     whole[0, 1] = 7.0
     assert transposed[1, 0] == 7.0
+
+
+@pytest.mark.parametrize(("second", "expected_copies"), [("y", 0), ("z", 1), (None, 1)])
+def test_results_that_are_views_of_one_value(level, seeded, second, expected_copies):
+    base = f', nd.base = "{second}"' if second else ""
+    text = f"""
+func.func @forward(%x: !nd.tensor<4 x 6 x f32>)
+    -> (!nd.tensor<4 x 2 x f32> {{nd.layout = #nd.layout<[6, 1], 0>, nd.base = "y"}},
+        !nd.tensor<4 x 4 x f32> {{nd.layout = #nd.layout<[6, 1], 0>{base}}}) {{
+  %e = loop.empty : !nd.tensor<4 x 6 x f32>
+  %a = loop.nest (%i = 4, %j = 6) outs(%o = %e : !nd.tensor<4 x 6 x f32>) {{
+    %v = loop.load %x[%i, %j] : !nd.tensor<4 x 6 x f32> -> f32
+    %w = arith.addf %v, %v : f32
+    loop.store %w, %o[%i, %j] : f32, !nd.tensor<4 x 6 x f32>
+  }}
+  %p = nd.view %a {{map = #nd.map<(d0, d1) -> (d0, d1)>}} : (!nd.tensor<4 x 6 x f32>) -> !nd.tensor<4 x 2 x f32>
+  %q = nd.view %a {{map = #nd.map<(d0, d1) -> (d0, d1 + 2)>}} : (!nd.tensor<4 x 6 x f32>) -> !nd.tensor<4 x 4 x f32>
+  func.return %p, %q : !nd.tensor<4 x 2 x f32>, !nd.tensor<4 x 4 x f32>
+}}
+"""
+    assert level.copies(level.check(text, [seeded(4, 6)])) == expected_copies
+
+
+def test_the_producer_stores_a_matrix_as_a_contraction_takes_it(level, seeded):
+    """Heads that are joined before a product: the view has no strides unless they are stored that way."""
+    t, r = "!nd.tensor<2 x 4 x 3 x 5 x f32>", "!nd.tensor<6 x 20 x f32>"
+    text = f"""
+func.func @forward(%x: {t}, %w: !nd.tensor<20 x 2 x f32>) -> !nd.tensor<6 x 2 x f32> {{
+  %e = loop.empty : {t}
+  %a = loop.nest (%b = 2, %h = 4, %s = 3, %d = 5) outs(%o = %e : {t}) {{
+    %v = loop.load %x[%b, %h, %s, %d] : {t} -> f32
+    %n = arith.negf %v : f32
+    loop.store %n, %o[%b, %h, %s, %d] : f32, {t}
+  }}
+  %r = nd.view %a {{map = #nd.map<(d0, d1) -> (d0 floordiv 3, d1 floordiv 5, d0 mod 3, d1 mod 5)>}} : ({t}) -> {r}
+  %e1 = loop.empty : !nd.tensor<6 x 2 x f32>
+  %m = loop.contract (%i = 6, %j = 2) reduce (20) %r at #nd.map<(d0, d1, d2) -> (d0, d2)> : {r}
+      * %w at #nd.map<(d0, d1, d2) -> (d2, d1)> : !nd.tensor<20 x 2 x f32>
+      into %acc : f32 outs(%o = %e1 : !nd.tensor<6 x 2 x f32>) {{
+    loop.store %acc, %o[%i, %j] : f32, !nd.tensor<6 x 2 x f32>
+  }}
+  func.return %m : !nd.tensor<6 x 2 x f32>
+}}
+"""
+    x, w = seeded(2, 4, 3, 5), seeded(20, 2)
+    module = level.check(text, [x, w], want=[-x.transpose(1, 2).reshape(6, 20) @ w])
+    assert level.copies(module) == 0
 
 
 def test_a_bad_alias_is_an_error(level):

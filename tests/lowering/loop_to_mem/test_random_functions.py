@@ -6,12 +6,13 @@ import random
 
 import pytest
 import torch
+from xdsl.parser import Parser
+
 from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.manager import run
 from stepwell.passes.pipelines import parse_pipeline
 from stepwell.tools.interpret_loop import run_loop
 from stepwell.tools.interpret_nd import run_nd
-from xdsl.parser import Parser
 
 N = 3
 SIZES = {"static": (f"{N}", f"{2 * N}", f"{N * N}"), "dynamic": ("s0", "(s0 * 2)", "(s0 * s0)")}
