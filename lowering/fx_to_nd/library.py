@@ -55,6 +55,16 @@ _embedding_bag_per_sample_weights_backward embedding_renorm
 _RANDOM = """
 multinomial randperm poisson binomial _sample_dirichlet _standard_gamma rrelu_with_noise_functional rrelu_with_noise
 """
+# series and loops whose length depends on the element: nothing there for vectors to gain
+_SPECIAL = """
+special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0
+special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
+special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai special_zeta igamma igammac polygamma gcd
+special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+special_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h
+special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p
+"""
 _DISTANCES = "_cdist_forward _cdist_backward _pdist_forward _pdist_backward _ctc_loss _ctc_loss_backward"
 _SPARSE = """
 _to_sparse to_sparse _coalesce _sparse_coo_tensor_with_dims_and_tensors _indices _values indices values _nnz
@@ -88,6 +98,7 @@ LIBRARY_PACKETS: frozenset[str] = frozenset(
             _ORDERING,
             _EMBEDDING_BAGS,
             _RANDOM,
+            _SPECIAL,
             _DISTANCES,
             _SPARSE,
             _QUANTISATION,

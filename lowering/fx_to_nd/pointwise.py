@@ -32,12 +32,7 @@ UNARY: dict[str, tuple[str, Kind]] = {
     },
     **{
         f"special_{name}": (name, Kind.INT_TO_FLOAT)
-        for name in (
-            "i0e i1 i1e ndtri log_ndtr erfcx bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 "
-            "modified_bessel_i1 "
-            "modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 "
-            "spherical_bessel_j0 airy_ai"
-        ).split()
+        for name in ("i0e", "i1", "i1e", "ndtri", "log_ndtr", "erfcx")
     },
     "bitwise_not": ("not", Kind.DEFAULT),
 }
@@ -45,10 +40,9 @@ UNARY: dict[str, tuple[str, Kind]] = {
 BINARY: dict[str, tuple[str, Kind]] = {
     **{
         name: (name, Kind.DEFAULT)
-        for name in "mul maximum minimum fmax fmin fmod remainder gcd hypot nextafter".split()
+        for name in "mul maximum minimum fmax fmin fmod remainder hypot nextafter".split()
     },
-    **{name: (name, Kind.INT_TO_FLOAT) for name in ("atan2", "copysign", "igamma", "igammac")},
-    "special_zeta": ("zeta", Kind.INT_TO_FLOAT),
+    **{name: (name, Kind.INT_TO_FLOAT) for name in ("atan2", "copysign")},
     "true_divide": ("div", Kind.INT_TO_FLOAT),
     "bitwise_and": ("and", Kind.DEFAULT),
     "bitwise_or": ("or", Kind.DEFAULT),
@@ -371,13 +365,10 @@ def _nan_to_num(b: Importer, x: SSAValue, nan: Any = None, posinf: Any = None, n
 
 @rule(aten.polygamma)
 def _polygamma(b: Importer, n: int, x: SSAValue) -> SSAValue:
+    if n:
+        return NotImplemented
     (x,), _ = promote(b, (x,), Kind.INT_TO_FLOAT)
-    if n == 0:
-        return b.op("digamma", x)
-    # (-1)**(n + 1) * n! * zeta(n + 1, x)
-    x = b.widen(x)
-    value = b.op("zeta", b.full(float(n + 1), b.dtype(x)), x)
-    return b.mul(value, float((-1) ** (n + 1) * math.factorial(n)))
+    return b.op("digamma", x)
 
 
 @rule(aten.ldexp)

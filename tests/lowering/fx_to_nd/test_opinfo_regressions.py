@@ -1,0 +1,35 @@
+"""Operators that PyTorch's own samples or random programs found wrong once: they compile and agree with eager."""
+
+import pytest
+import torch
+
+import stepwell
+
+
+def agree(fn, *inputs, dynamic=False, **tolerance):
+    """Compile fn, compare results and updated inputs with eager, give the operators that ran as fallbacks."""
+    torch._dynamo.reset()
+    ours, theirs = [x.clone() for x in inputs], [x.clone() for x in inputs]
+    stepwell.reset_counters()
+    got = torch.compile(fn, backend="stepwell", dynamic=dynamic, fullgraph=True)(*ours)
+    torch.testing.assert_close(got, fn(*theirs), equal_nan=True, **tolerance)
+    torch.testing.assert_close(ours, theirs, equal_nan=True, **tolerance)
+    return stepwell.counters.get("fallback", 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_special_functions_of_the_library(dtype):
+    def special(x):
+        s = torch.special
+        bessel = s.bessel_j0(x), s.bessel_y1(x), s.modified_bessel_k0(x), s.scaled_modified_bessel_k1(x), s.airy_ai(x)
+        gamma = torch.polygamma(0, x), torch.polygamma(2, x), s.zeta(x + 1, x)
+        return *bessel, *gamma, s.legendre_polynomial_p(x, 3), s.shifted_chebyshev_polynomial_t(x, x)
+
+    assert agree(special, torch.arange(1, 9).to(dtype)) == 0
+    assert agree(lambda x: (torch.igamma(x, x + 1), torch.igammac(x, x * 0.5)), torch.rand(9) + 0.1) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_common_divisors(dtype):
+    x = torch.arange(24).to(dtype)
+    assert agree(lambda x, y: (torch.gcd(x, y), torch.lcm(x, y) + 1), x, x.flip(0)) == 0
