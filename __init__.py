@@ -11,8 +11,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC: dict[str, str] = {
+    "Explanation": ".tools.explain",
     "StepwellError": ".errors",
     "counters": ".tools.counters",
+    "explain": ".tools.explain",
     "no_fuse": ".tools.fusion_control",
     "register_pass": ".passes.user",
     "reset_counters": ".tools.counters",

@@ -29,13 +29,14 @@ def traffic(module: ModuleOp) -> tuple[int, int]:
     for func in [f for f in module.body.block.ops if isinstance(f, FuncOp)]:
         for op in func.body.block.ops:
             if isinstance(op, (loop.NestOp, loop.ContractOp)):
-                reads, writes = _touched(op)
-                read += sum(_bytes(b, hints) for b in reads)
-                written += sum(_bytes(b, hints) for b in writes)
+                reads, writes = touched(op)
+                read += sum(bytes_of(b, hints) for b in reads)
+                written += sum(bytes_of(b, hints) for b in writes)
     return read, written
 
 
-def _touched(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
+def touched(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
+    """The buffers that a nest or contraction reads, and those that it writes."""
     assert isinstance(op, (loop.NestOp, loop.ContractOp))
     outs = dict(zip(op.out_args, op.outs, strict=True))
     reads: set[SSAValue] = set(op.operands[:2]) if isinstance(op, loop.ContractOp) else set()
@@ -48,7 +49,8 @@ def _touched(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
     return reads, writes
 
 
-def _bytes(buffer: SSAValue, hints: dict[str, int]) -> int:
+def bytes_of(buffer: SSAValue, hints: dict[str, int]) -> int:
+    """Bytes of a buffer's elements, with typical values of the symbols."""
     t = buffer.type
     if not isinstance(t, BufferType):
         return 0

@@ -90,9 +90,7 @@ def check_wishes(no_fuse: Sequence[str], fuse: Sequence[Sequence[str]]) -> None:
 class Wishes:
     """The wishes of one function, looked up: which nests they mean."""
 
-    def __init__(
-        self, ops: Iterable[Operation], no_fuse: Sequence[str], fuse: Sequence[Sequence[str]], marked: Sequence[str] = ()
-    ):
+    def __init__(self, ops: Iterable[Operation], no_fuse: Sequence[str], fuse: Sequence[Sequence[str]], marked: Sequence[str] = ()):
         """`ops` are the function's operations; `no_fuse` and `fuse` are as in the options, `marked` are names to keep apart where they are
         nests. Raises StepwellError (check_wishes)."""
         check_wishes(no_fuse, fuse)

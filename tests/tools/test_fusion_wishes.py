@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
-import stepwell
 import torch
+
+import stepwell
 from stepwell.tools.options import OptionError, make_options
 
 

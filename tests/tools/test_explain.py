@@ -1,0 +1,258 @@
+"""`stepwell.explain`: what it tells of known programs, in data, text and HTML."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+
+import pytest
+import torch
+
+import stepwell
+from stepwell.tools import explain as tool
+from stepwell.tools import explain_screen
+from stepwell.tools.explain_machine import Machine
+from stepwell.tools.explain_report import Table, size
+
+MACHINE = Machine(gflops=100.0, memory_gbs=10.0, cache_gbs=50.0, threads=2)
+
+
+def told(function, *args, **settings):
+    torch._dynamo.reset()
+    return tool.explain(function, *args, machine=MACHINE, quiet=True, **settings)
+
+
+def add_sum(a, b):
+    c = a + b
+    return c.sum(dim=1)
+
+
+FIRST = add_sum.__code__.co_firstlineno
+
+
+def test_add_then_sum_is_walked_through():
+    found = told(add_sum, torch.randn(32, 64), torch.randn(32, 64))
+    text = str(found)
+    walk = text[text.index("Step by step") : text.index("What runs")]
+    here = "test_explain.py"
+    assert walk.strip().splitlines() == [
+        "Step by step",
+        "1. Nodes",
+        "  2 operators of the graph became 2 nests (one for each value computed).",
+        f"  add = add over 32 x 64   {here}:{FIRST + 1}",
+        f"  sum_1 = sum reduction over 32   {here}:{FIRST + 2}",
+        "2. Dependencies",
+        "  An edge is a read of a tensor with its index, so that order and fusion are decided from the same facts.",
+        "  add reads arg0_1[d0, d1], arg1_1[d0, d1]; needs only arguments and library results",
+        "  sum_1 reads add[d0, d1]; needs add",
+        "3. Names and mutation",
+        "  Every value has one definition (SSA): no renaming of versions, no edges between a write and earlier reads.",
+        "  No argument is updated.",
+        "4. Order",
+        "  Producers before readers, otherwise the order of the program (unchanged): sum_1.",
+        "5. Dead code",
+        "  Never stored, because every reader computes it itself: add.",
+        "6. Fusion",
+        "  2 nests became 1: what pays in bytes and is legal, planned for the whole graph before anything is rewritten.",
+        "  add -> sum_1: computed where it is read (saves 16384 bytes)",
+        "  nest sum_1 over 32, with add computed inside",
+        "7. Memory",
+        "  Returned: sum (128 bytes).",
+        "  Made by library calls: none.",
+        "  Temporaries in the arena: none.",
+        "  Freed: none.",
+    ]
+
+
+def test_add_then_sum_is_one_nest_with_its_costs():
+    (graph,) = told(add_sum, torch.randn(32, 64), torch.randn(32, 64)).graphs
+    (step,) = graph.steps
+    assert step.operators == ["add", "sum_1"]
+    assert [(u.name, u.bytes) for u in step.reads] == [("arg0_1", 8192), ("arg1_1", 8192)]
+    assert [u.bytes for u in step.writes] == [128]
+    assert step.flops == 2 * 32 * 64
+    assert step.intensity == pytest.approx(4096 / 16512)
+    assert MACHINE.limit(step.flops, step.bytes) == "memory"
+    assert [p.line for p in step.places] == [FIRST + 1, FIRST + 2]
+    assert graph.arena == 0 and graph.peak == (0, 128)
+    assert [level.name for level in graph.levels] == ["import", "nd", "loop", "mem", "cpu", "host"]
+
+
+def two_readers(x):
+    y = x * 3
+    return y.sum(0), torch.cumsum(y.exp(), 1), y
+
+
+def test_what_is_not_fused_has_a_reason_and_its_bytes():
+    (graph,) = told(two_readers, torch.randn(48, 80)).graphs
+    missed = [p for p in graph.pairs if not p.fused]
+    assert missed
+    assert all(p.reason and p.bytes > 0 and p.places for p in missed)
+    homes = {one.label: one.group for one in graph.loops}
+    assert all(homes[p.first] != homes[p.second] for p in missed if homes.get(p.first) is not None)
+    assert next(one for one in graph.loops if one.label == "mul").stored_because == (
+        "it is needed in memory (a result, an update or an operand of a library call or contraction)"
+    )
+
+
+def test_the_backward_graph_is_told_and_no_gradient_is_left():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    found = told(model, torch.randn(5, 8))
+    assert [g.title for g in found.graphs] == ["graph 1 (forward)", "graph 2 (backward)"]
+    assert all(p.grad is None for p in model.parameters())
+    assert {"contraction"} <= {s.kind for g in found.graphs for s in g.steps}
+
+
+def test_updates_and_library_calls_are_told():
+    def update(a, i, v):
+        a.add_(1)
+        a.index_put_((i,), v)
+        return torch.sort(v)[0]
+
+    (graph,) = told(update, torch.randn(16, 8), torch.tensor([1, 3]), torch.randn(2, 8)).graphs
+    assert graph.updated == ["arg0_1"]
+    assert "add writes the argument arg0_1 itself" in graph.in_place
+    assert [s.label for s in graph.steps if s.kind == "call"] == ["sort"]
+    assert [b.kind for b in graph.buffers].count("extern") == 2
+
+
+def test_memory_over_time_adds_up():
+    def chain(x, w):
+        return torch.relu(x @ w) @ w @ w
+
+    (graph,) = told(chain, torch.randn(64, 64), torch.randn(64, 64)).graphs
+    arena = [b for b in graph.buffers if b.kind == "arena"]
+    assert arena and graph.arena <= sum(b.bytes for b in arena)
+    step, most = graph.peak
+    assert most == sum(b.bytes for b in graph.alive(step)) >= max(b.bytes for b in graph.buffers)
+    for buffer in arena:
+        assert 0 <= buffer.first <= buffer.last < len(graph.steps)
+
+
+def test_wishes_are_told():
+    found = told(add_sum, torch.randn(32, 64), torch.randn(32, 64), options={"no_fuse": ["add", "ad"], "fuse": [["add", "sum_1"]]})
+    (graph,) = found.graphs
+    assert [(w.text, w.granted, w.reason) for w in graph.wishes] == [
+        ("no_fuse 'add'", True, "kept apart: add"),
+        ("fuse 'add' with 'sum_1'", False, "no_fuse 'add' forbids it"),
+        ("'ad'", False, "names no operator of any graph"),
+    ]
+    assert len(graph.steps) == 2
+    assert "add | sum_1: not fused, no_fuse 'add' forbids it (would save 16384 bytes)" in str(found)
+
+
+def test_a_symbolic_size_is_a_symbol_in_the_text_and_a_number_in_the_bytes():
+    x = torch.randn(6, 10)
+    torch._dynamo.mark_dynamic(x, 0)
+    (graph,) = told(lambda t: torch.softmax(t, -1), x).graphs
+    assert re.fullmatch(r"s\d+", graph.groups[0].sizes)
+    assert graph.steps[0].reads[0].bytes == 240
+
+
+def test_nothing_to_compile():
+    assert "Nothing was compiled" in str(told(lambda x: x, torch.randn(3)))
+
+
+def test_the_page_is_self_contained_and_its_pictures_are_xml(tmp_path):
+    def function(x, w):
+        return torch.softmax(x @ w, -1).sum(0), torch.sort(x)[0]
+
+    page = tmp_path / "page.html"
+    told(function, torch.randn(32, 16), torch.randn(16, 24), html=page)
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    for outside in ("src=", "href=", "<script", "@import", "url(http"):
+        assert outside not in text
+    pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(pictures) == 3
+    titles = [xml.fromstring(picture).find("{http://www.w3.org/2000/svg}title").text for picture in pictures]
+    assert titles == ["graph of nests", "roofline", "memory over time"]
+    assert "IR after host" in text and "loop.reduce" in text
+
+
+def test_it_prints_with_rich_and_without(capsys, monkeypatch):
+    found = told(add_sum, torch.randn(4, 8), torch.randn(4, 8))
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    found.print()
+    assert capsys.readouterr().out.strip() == str(found).strip()
+    monkeypatch.undo()
+    pytest.importorskip("rich")
+    found.print()
+    out = capsys.readouterr().out
+    assert "add -> sum_1: computed where it is read (saves 256 bytes)" in out
+
+
+def test_long_tables_are_cut_in_a_terminal():
+    table = Table(("a", "b"), tuple((str(k), "x") for k in range(100)))
+    lines = explain_screen.show([table], plain=True).splitlines()
+    assert len(lines) == explain_screen.MOST_ROWS + 2
+    assert lines[-1] == "  ... and 60 more (all are in the page of HTML and in Explanation.graphs)"
+
+
+@pytest.mark.parametrize(("n", "text"), [(0, "0 B"), (1023, "1023 B"), (8192, "8 KiB"), (1 << 21, "2 MiB"), (5 << 40, "5120 GiB")])
+def test_sizes(n, text):
+    assert size(n) == text
+
+
+def test_the_roofline():
+    assert MACHINE.microseconds(flops=1e6, touched=1000) == pytest.approx(10.0)
+    assert MACHINE.microseconds(flops=1.0, touched=10_000_000) == pytest.approx(1000.0)
+    assert MACHINE.microseconds(flops=1e6, touched=1000, compute_us=8.0, threads=True) == pytest.approx(4.0)
+    assert MACHINE.limit(flops=1e6, touched=1000) == "arithmetic"
+
+
+IR = """\
+func.func @f(%x : !nd.tensor<64 x 32 x f32>, %y : !nd.tensor<64 x 32 x f32>) -> (!nd.tensor<64 x f32>, !nd.tensor<64 x 32 x f32>) {
+  %a = nd.add %x, %y : !nd.tensor<64 x 32 x f32>
+  %s = nd.reduce %a {kind = "sum", dims = [1]} : (!nd.tensor<64 x 32 x f32>) -> !nd.tensor<64 x f32>
+  %c = nd.cos %y : !nd.tensor<64 x 32 x f32>
+  func.return %s, %c : !nd.tensor<64 x f32>, !nd.tensor<64 x 32 x f32>
+}
+"""
+
+
+def test_a_file_of_ir_is_told_at_each_level(tmp_path, opt_tool):
+    file = tmp_path / "f.mlir"
+    file.write_text(IR)
+    (graph,) = tool.explain_file(str(file), machine=MACHINE, quiet=True).graphs
+    assert {name: op.place.line for name, op in graph.operators.items()} == {"a": 2, "s": 3, "c": 4}
+    assert graph.steps[0].operators == ["a", "s"]
+    for passes, kind in (("nd-to-loop", "loop"), ("nd-to-loop,loop-fuse,loop-to-mem,mem-plan", "mem")):
+        file.write_text(opt_tool("-p", passes, stdin=IR).out)
+        (graph,) = tool.explain_file(str(file), machine=MACHINE, quiet=True).graphs
+        assert graph.title == f"graph 1 ({kind})"
+        assert sum(u.bytes for s in graph.steps for u in s.writes) == 64 * 4 + 64 * 32 * 4
+
+
+def test_the_command(tmp_path, capsys):
+    file, program, page = tmp_path / "f.mlir", tmp_path / "p.py", tmp_path / "page.html"
+    file.write_text(IR)
+    program.write_text("import torch\ndef f(x):\n    return x.exp().sum(1)\ndef case():\n    return f, torch.ones(3, 4)\n")
+    assert tool.main([str(file), "--fuse", "s+c", "--html", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "fuse 's' with 'c'" in out and "granted" in out and page.exists()
+    assert tool.main([f"{program}:f", "--args", "torch.randn(8, 4)"]) == 0
+    assert "exp -> sum_1: computed where it is read (saves 256 bytes)" in capsys.readouterr().out
+    assert tool.main([f"{program}:case"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("f.py", "error: expected file.py:function or a .mlir file, got 'f.py'"),
+        ("nosuch.py:f", "error: there is no file 'nosuch.py'"),
+        ("nosuch.mlir", "error: cannot open 'nosuch.mlir': No such file or directory"),
+    ],
+)
+def test_the_command_says_what_is_wrong(target, message, capsys):
+    assert tool.main([target]) == 1
+    assert capsys.readouterr().err.strip() == message
+
+
+def test_it_is_a_public_name_that_costs_nothing_until_used():
+    assert stepwell.explain is tool.explain
+    code = "import sys, stepwell; print([m for m in sys.modules if m.startswith('stepwell.tools') or m == 'torch'])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

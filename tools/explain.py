@@ -1,0 +1,252 @@
+"""`stepwell.explain`: what the compiler made of a function, why, and what that costs; in the terminal and as a page of HTML.
+
+stepwell.explain(fn, *args)
+python -m stepwell.tools.explain file.py:function --args "torch.randn(3, 4)"
+python -m stepwell.tools.explain graph.mlir --html out.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import StepwellError
+from .explain_collect import Collector
+from .explain_html import page
+from .explain_machine import Machine, measured
+from .explain_model import Graph, Wish
+from .explain_report import Block, report
+from .explain_screen import show
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+    from .options import Options
+
+
+@dataclass
+class Explanation:
+    """What `explain` found: `graphs` as data (explain_model.py), `str()` as text, `html()` as a page."""
+
+    graphs: list[Graph]
+    machine: Machine
+    name: str = ""
+    _blocks: list[Block] = field(default_factory=list, repr=False)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The report, from which text and page are made."""
+        if not self._blocks:
+            self._blocks = report(self.graphs, self.machine, self.name)
+        return self._blocks
+
+    def __str__(self) -> str:
+        return show(self.blocks, plain=True)
+
+    def print(self) -> None:
+        """Print the report: through `rich` where that is installed."""
+        show(self.blocks)
+
+    def html(self) -> str:
+        """One page with everything in it: tables, pictures (SVG) and the IR of every level."""
+        return page(self.blocks, self.graphs, self.machine, self.name)
+
+
+def explain(
+    fn: Callable[..., Any],
+    *args: Any,
+    html: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    machine: Machine | None = None,
+    quiet: bool = False,
+    **kwargs: Any,
+) -> Explanation:
+    """Compile `fn` for these arguments as torch.compile(backend="stepwell", options=options) does, and tell what was
+    decided and why.
+
+    `fn` (a function or module) is run once. Where a result needs gradients, the backward graph is compiled too, without
+    adding to anything's `.grad`. The report is printed unless `quiet`, and written to the file `html` as one page.
+    `machine` takes the place of a measurement. Raises OptionError for wrong options and what compiling or running raises."""
+    import torch
+
+    from .options import make_options
+    from .torch_backend import GraphCompilers, compile_with
+
+    collector = Collector()
+    chosen = make_options(None, options)
+    compilers = GraphCompilers(chosen, collector)
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_with(compilers, gm, list(example_inputs))
+
+    result = torch.compile(fn, backend=backend)(*args, **kwargs)
+    _backward(result)
+    _unknown(collector.graphs, chosen, compilers.matched)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return _finish(Explanation(collector.graphs, machine or measured(), name), html, quiet)
+
+
+def _finish(found: Explanation, html: str | Path | None, quiet: bool) -> Explanation:
+    if html is not None:
+        Path(html).write_text(found.html(), encoding="utf-8")
+    if not quiet:
+        found.print()
+    return found
+
+
+def _unknown(graphs: Sequence[Graph], options: Options, matched: set[str]) -> None:
+    """Tell of entries of wishes that no graph knows."""
+    entries = {*options.no_fuse, *(e for wish in options.fuse for e in wish)}
+    if graphs:
+        graphs[-1].wishes += [Wish(f"'{e}'", False, "names no operator of any graph") for e in sorted(entries - matched)]
+
+
+def _backward(result: Any) -> None:
+    """Run the backward pass of a result's tensors once, the gradients dropped."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
+    leaves: dict[int, Any] = {}
+    seen: set[Any] = set()
+    todo = [t.grad_fn for t in outputs]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves[id(variable)] = variable
+        todo += [n for n, _ in node.next_functions]
+    if outputs and leaves:
+        torch.autograd.grad(outputs, list(leaves.values()), [torch.ones_like(t) for t in outputs], allow_unused=True)
+
+
+def explain_module(
+    module: ModuleOp,
+    name: str = "",
+    *,
+    html: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    machine: Machine | None = None,
+    quiet: bool = False,
+) -> Explanation:
+    """The same for a module of IR at the level nd, loop or mem, from there down; the module is changed.
+
+    Raises StepwellError for other levels."""
+    from ..passes.instrumentation import Instrumentation
+    from ..passes.manager import Stage, run
+    from ..passes.pipelines import default_pipeline
+    from .compile_graph import context
+    from .fusion_control import apply_wishes
+    from .options import make_options
+    from .run_ir import LEVELS, level_of
+
+    level = level_of(module)
+    if level not in ("nd", "loop", "mem"):
+        raise StepwellError(f"explain takes IR at the levels nd, loop and mem; this is at {level}")
+    chosen = make_options(None, options)
+    stages = LEVELS if level == "nd" else LEVELS[LEVELS.index(level) + 1 :]
+    pipeline = default_pipeline("cpu", stages=stages)
+    if level == "loop":  # nests may be fused further, and wishes obeyed
+        pipeline.stages.insert(0, Stage("loop", ["loop-fuse"]))
+    matched: set[str] = set()
+    apply_wishes(pipeline, module, chosen, (), matched, True)
+    collector = Collector()
+    collector.graph(level, None, module)
+    if level == "mem":
+        collector.stage("mem", module)
+    run(pipeline, module, context(), Instrumentation(after_stage=collector.stage, records=collector.record, remarks=collector.remark))
+    _unknown(collector.graphs, chosen, matched)
+    return _finish(Explanation(collector.graphs, machine or measured(), name), html, quiet)
+
+
+def explain_file(path: str, **settings: Any) -> Explanation:
+    """The same for a file of IR. Raises StepwellError that names the place of a mistake."""
+    from ..passes.errors import PassError
+    from ..passes.verify import InvalidIR, verify_ir
+    from .compile_graph import context
+    from .opt_parser import parse_file
+    from .opt_tool import read_input
+
+    module, _ = parse_file(read_input(path), path, context())
+    try:
+        verify_ir(module)
+    except InvalidIR as error:
+        raise PassError(error.message, op=error.op) from error
+    _name_operators(module)
+    return explain_module(module, Path(path).name, **settings)
+
+
+def _name_operators(module: ModuleOp) -> None:
+    """Give operations without a name the name of their result, as it is printed, so that later levels know what they come from."""
+    from xdsl.dialects.builtin import NameLoc, StringAttr
+
+    from ..passes.loop.fusion_wishes import origins
+
+    for func in module.body.block.ops:
+        seen: dict[str, int] = {}
+        for op in [o for region in func.regions for block in region.blocks for o in block.ops]:
+            for result in op.results:
+                hint = result.name_hint
+                if not hint:
+                    continue
+                count = seen[hint] = seen.get(hint, -1) + 1
+                if result is op.results[0] and not any(name for name, _, _ in origins(op.location)):
+                    op.location = NameLoc(StringAttr(f"{hint}_{count}" if count else hint), op.location)
+
+
+def _load_function(target: str, arguments: str | None) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """`file.py:function` and the text of its arguments as a function and arguments."""
+    import runpy
+
+    import torch
+
+    file, _, name = target.rpartition(":")
+    if not file.endswith(".py") or not name:
+        raise StepwellError(f"expected file.py:function or a .mlir file, got '{target}'")
+    if not Path(file).is_file():
+        raise StepwellError(f"there is no file '{file}'")
+    space = runpy.run_path(file)
+    if name not in space:
+        raise StepwellError(f"'{file}' defines no '{name}'")
+    made = space[name]
+    if arguments is None:
+        made = made()
+        if not isinstance(made, tuple) or not made or not callable(made[0]):
+            raise StepwellError(f"without --args, '{name}' must be a function without parameters that returns (function, arguments...)")
+        return made[0], made[1:]
+    values = eval(f"({arguments},)", {"torch": torch, **space})  # the user's own expression, in the user's own module
+    return made, values
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    import argparse
+    import sys
+
+    parser = argparse.ArgumentParser(prog="python -m stepwell.tools.explain", description="What the compiler makes of a function, and why.")
+    parser.add_argument("target", help="file.py:function, or a .mlir file at any level")
+    parser.add_argument("--args", help="arguments of the function, as a Python expression that may use torch and the names of the file")
+    parser.add_argument("--html", metavar="FILE", help="write a page of HTML too")
+    parser.add_argument("--no-fuse", action="append", default=[], metavar="NAME", help="keep a value (or file:line) in a nest of its own")
+    parser.add_argument("--fuse", action="append", default=[], metavar="A+B", help="put values into one nest")
+    given = parser.parse_args(arguments)
+    options = {"no_fuse": given.no_fuse, "fuse": [w.split("+") for w in given.fuse]}
+    try:
+        if given.target.endswith(".mlir"):
+            explain_file(given.target, html=given.html, options=options)
+            return 0
+        fn, values = _load_function(given.target, given.args)
+        explain(fn, *values, html=given.html, options=options)
+        return 0
+    except StepwellError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,183 @@
+"""What `explain` knows about a compiled graph: plain data, free of IR, that texts and pictures are made from."""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the user's program (`line` 0: not known)."""
+
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}" if self.line else ""
+
+    @property
+    def text(self) -> str:
+        """The line itself."""
+        return linecache.getline(self.file, self.line).strip() if self.line else ""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of the graph: its name (that of the FX node), what it calls, and where the user wrote it."""
+
+    name: str
+    call: str
+    place: Place
+
+
+@dataclass(frozen=True)
+class TensorUse:
+    """A tensor that a nest reads or writes: its name, the index over the nest's loops, its bytes."""
+
+    name: str
+    index: str
+    bytes: int
+
+
+@dataclass
+class Loops:
+    """A nest as nd-to-loop made it, before fusion. `group` is the fused nest that it is in; None when its readers compute it."""
+
+    label: str
+    operator: str
+    place: Place
+    sizes: str
+    what: str
+    reads: list[TensorUse]
+    writes: list[TensorUse]
+    ops: int
+    heavy: int
+    group: int | None = None
+    readers: list[str] = field(default_factory=list)
+    stored_because: str = ""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two nests, or a nest and its readers: whether they became one, how or why not, and the bytes that this saves or would save."""
+
+    first: str
+    second: str
+    fused: bool
+    reason: str
+    bytes: int
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A user's wish about fusion and what became of it."""
+
+    text: str
+    granted: bool
+    reason: str
+
+
+@dataclass
+class FusedGroup:
+    """A nest of the plan: the nests that share its loops, those computed inside of them, its shared loops."""
+
+    number: int
+    members: list[str]
+    inside: list[str]
+    sizes: str
+
+
+@dataclass
+class Step:
+    """Something that the compiled program does: a kernel (nest or contraction) or a call of the library."""
+
+    number: int
+    label: str
+    kind: str
+    operators: list[str]
+    places: list[Place]
+    reads: list[TensorUse]
+    writes: list[TensorUse]
+    flops: float = 0.0
+    ops: int = 0
+    schedule: str = ""
+    compute_us: float | None = None
+    threads: bool = False
+    after: list[int] = field(default_factory=list)
+    """Steps that must come before: those that write what this one touches."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(u.bytes for u in (*self.reads, *self.writes))
+
+    @property
+    def intensity(self) -> float:
+        """Floating point operations for each byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+@dataclass
+class Buffer:
+    """A piece of memory: `kind` is arena, output or extern; alive from step `first` to step `last`."""
+
+    name: str
+    kind: str
+    bytes: int
+    first: int
+    last: int
+
+
+@dataclass
+class Level:
+    """The IR after a stage: how many ops of each kind, and its text."""
+
+    name: str
+    counts: dict[str, int]
+    text: str
+
+
+@dataclass
+class Graph:
+    """Everything about one graph."""
+
+    title: str
+    operators: dict[str, Operator] = field(default_factory=dict)
+    arguments: list[TensorUse] = field(default_factory=list)
+    updated: list[str] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    """Operators that the nd level folded, merged or found unused."""
+
+    loops: list[Loops] = field(default_factory=list)
+    groups: list[FusedGroup] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    wishes: list[Wish] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    """Units of the plan that are no nests: contractions, library calls."""
+
+    order: list[str] = field(default_factory=list)
+    reordered: bool = False
+    steps: list[Step] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    arena: int = 0
+    in_place: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def alive(self, step: int) -> list[Buffer]:
+        """The buffers alive at a step, the largest first."""
+        return sorted((b for b in self.buffers if b.first <= step <= b.last), key=lambda b: -b.bytes)
+
+    @property
+    def peak(self) -> tuple[int, int]:
+        """(step, bytes) where the most memory is alive."""
+        totals = [(sum(b.bytes for b in self.alive(s.number)), -s.number) for s in self.steps]
+        best = max(totals, default=(0, 0))
+        return -best[1], best[0]
+
+    @property
+    def views(self) -> list[str]:
+        """Operators that are neither gone nor computed by a step: views, constants and what is only handed on."""
+        computed = {name for s in self.steps for name in s.operators} | {one.operator for one in self.loops}
+        return [name for name in self.operators if name not in computed and name not in self.gone]

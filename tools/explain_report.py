@@ -1,0 +1,232 @@
+"""The report of `explain` as blocks (headings, texts, tables, pictures), which the terminal and the HTML page show in their own ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .explain_machine import Machine
+from .explain_model import Graph, Pair, Place, Step
+from .explain_walk import walk
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A title; level 1 is the whole report, 2 a graph, 3 a part."""
+
+    level: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """Lines of prose."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headers; `numbers` are the columns to be set flush right."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a graph, for the page only: "nests", "memory" or "roofline"."""
+
+    name: str
+    graph: int
+
+
+@dataclass(frozen=True)
+class Code:
+    """A long text under a title, folded away, for the page only."""
+
+    title: str
+    text: str
+
+
+Block = Heading | Text | Table | Picture | Code
+
+
+def size(n: float) -> str:
+    """Bytes for people: 512 B, 8 KiB, 1.5 MiB."""
+    unit = "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024 or unit == "GiB":
+            break
+        n /= 1024
+    return f"{n:.4g} {unit}"
+
+
+def number(n: float) -> str:
+    """A count for people: 950, 12.5 k, 3.1 M."""
+    unit = ""
+    for unit in ("", " k", " M", " G"):
+        if n < 1000 or unit == " G":
+            break
+        n /= 1000
+    return f"{n:.4g}{unit}"
+
+
+def lines_of(places: Sequence[Place]) -> str:
+    """Source lines, each with its text where that can be read, the same file named once."""
+    found = [f"{p}: {p.text}" if p.text else str(p) for p in places if p.line]
+    return "; ".join(dict.fromkeys(found))
+
+
+def report(graphs: Sequence[Graph], machine: Machine, name: str) -> list[Block]:
+    """All blocks of a report."""
+    blocks: list[Block] = [Heading(1, f"stepwell: {name}" if name else "stepwell")]
+    if not graphs:
+        blocks.append(Text(("Nothing was compiled: the function computes nothing with tensors, or returns its inputs.",)))
+        return blocks
+    blocks.append(
+        Text(
+            (
+                f"{len(graphs)} graph{'s' if len(graphs) > 1 else ''}. Machine, one thread: {machine.gflops:.3g} Gflop/s (f32), "
+                f"{machine.memory_gbs:.3g} GB/s from memory, {machine.cache_gbs:.3g} GB/s from the cache; {machine.threads} threads.",
+            )
+        )
+    )
+    for k, graph in enumerate(graphs):
+        blocks += _graph(k, graph, machine)
+    return blocks
+
+
+def _graph(k: int, graph: Graph, machine: Machine) -> list[Block]:
+    blocks: list[Block] = [Heading(2, graph.title)]
+    blocks += [Heading(3, "Operators"), _operators(graph)]
+    blocks += [Heading(3, "Step by step"), *(Text((title, *(f"  {line}" for line in lines))) for title, lines in walk(graph))]
+    if graph.steps:
+        blocks += [Heading(3, "What runs"), _steps(graph, machine), _totals(graph, machine), Picture("nests", k), Picture("roofline", k)]
+    blocks += _fusion(graph)
+    if graph.steps:
+        blocks += [Heading(3, "Memory over time"), *_memory(graph), Picture("memory", k)]
+    if graph.remarks:
+        blocks += [Heading(3, "Remarks"), Text(tuple(graph.remarks))]
+    blocks += [Heading(3, "Levels"), _levels(graph)]
+    blocks += [Code(f"IR after {level.name}", level.text) for level in graph.levels]
+    return blocks
+
+
+def _operators(graph: Graph) -> Block:
+    at: dict[str, list[str]] = {}
+    for step in graph.steps:
+        for name in step.operators:
+            at.setdefault(name, []).append(str(step.number))
+    views = set(graph.views)
+
+    def where(name: str) -> str:
+        if name in at:
+            return f"step {', '.join(at[name])}"
+        return "gone" if name in graph.gone else "view, part or constant" if name in views else "computed in a step"
+
+    rows = [(op.name, op.call, where(op.name), lines_of([op.place])) for op in graph.operators.values()]
+    return Table(("operator", "calls", "runs in", "source"), tuple(rows))
+
+
+def _limit(step: Step, machine: Machine) -> str:
+    if step.kind == "call":
+        return "-"
+    return f"{step.intensity:.2f} flop/B, {machine.limit(step.flops, step.bytes)}"
+
+
+def predicted(step: Step, machine: Machine) -> float | None:
+    """Microseconds that a step should take; None for what the model does not know (library calls)."""
+    if step.kind == "call":
+        return None
+    return machine.microseconds(step.flops, step.bytes, step.compute_us, step.threads)
+
+
+def _steps(graph: Graph, machine: Machine) -> Block:
+    rows = []
+    for step in graph.steps:
+        time = predicted(step, machine)
+        rows.append(
+            (
+                str(step.number),
+                f"{step.kind} {step.label}",
+                ", ".join(step.operators),
+                "; ".join(dict.fromkeys(str(p) for p in step.places)),
+                ", ".join(f"{u.name} {size(u.bytes)}" for u in step.reads) or "nothing",
+                ", ".join(f"{u.name} {size(u.bytes)}" for u in step.writes) or "nothing",
+                "-" if step.kind == "call" else number(step.flops),
+                "-" if step.kind == "call" else str(step.ops),
+                _limit(step, machine),
+                step.schedule,
+                "-" if time is None else f"{time:.3g} us",
+            )
+        )
+    headers = ("step", "what", "operators", "source", "reads", "writes", "flops", "ops", "roofline", "schedule", "predicted")
+    return Table(headers, tuple(rows), frozenset((6, 7, 10)))
+
+
+def _totals(graph: Graph, machine: Machine) -> Block:
+    read = sum(u.bytes for s in graph.steps for u in s.reads)
+    written = sum(u.bytes for s in graph.steps for u in s.writes)
+    times = [predicted(s, machine) for s in graph.steps]
+    unknown = sum(t is None for t in times)
+    text = (
+        f"{len(graph.steps)} step{'s' if len(graph.steps) != 1 else ''}: {size(read)} read, {size(written)} written, "
+        f"{number(sum(s.flops for s in graph.steps))} flops, predicted {sum(t or 0.0 for t in times):.3g} us"
+    )
+    calls = f" and {unknown} library call{'s' if unknown > 1 else ''}" if unknown else ""
+    return Text((f"{text}{calls}.",))
+
+
+def _pair_row(pair: Pair) -> tuple[str, ...]:
+    return (pair.first, pair.second, pair.reason, size(pair.bytes), lines_of(pair.places))
+
+
+def _fusion(graph: Graph) -> list[Block]:
+    blocks: list[Block] = [Heading(3, "Fused")]
+    fused = sorted((p for p in graph.pairs if p.fused), key=lambda p: -p.bytes)
+    missed = sorted((p for p in graph.pairs if not p.fused), key=lambda p: -p.bytes)
+    if fused:
+        blocks.append(Table(("nest", "with", "how", "saves", "source"), tuple(map(_pair_row, fused)), frozenset((3,))))
+    else:
+        blocks.append(Text(("Nothing was fused.",)))
+    blocks.append(Heading(3, "Not fused"))
+    if missed:
+        blocks.append(Table(("nest", "with", "why not", "would save", "source"), tuple(map(_pair_row, missed)), frozenset((3,))))
+    else:
+        blocks.append(Text(("No two nests that share data are left.",)))
+    if graph.wishes:
+        rows = tuple((w.text, "granted" if w.granted else "refused", w.reason) for w in graph.wishes)
+        blocks += [Heading(3, "Wishes"), Table(("wish", "outcome", "reason"), rows)]
+    return blocks
+
+
+def _memory(graph: Graph) -> list[Block]:
+    peak, most = graph.peak
+    rows = []
+    for step in graph.steps:
+        alive = graph.alive(step.number)
+        total = sum(b.bytes for b in alive)
+        arena = sum(b.bytes for b in alive if b.kind == "arena")
+        bar = "#" * round(24 * total / most) if most else ""
+        freed = ", ".join(b.name for b in graph.buffers if b.last == step.number and b.kind != "output") or "-"
+        rows.append((str(step.number), step.label, size(arena), size(total), bar, freed))
+    held = ", ".join(f"{b.name} ({b.kind}, {size(b.bytes)})" for b in graph.alive(peak)) or "nothing"
+    arguments = sum(a.bytes for a in graph.arguments)
+    text = (
+        f"Peak {size(most)} at step {peak}; alive then: {held}.",
+        f"The arena is one block of {size(graph.arena)}; arguments ({size(arguments)}) are not counted.",
+    )
+    headers = ("step", "label", "arena alive", "all alive", "", "free afterwards")
+    return [Table(headers, tuple(rows), frozenset((2, 3))), Text(text)]
+
+
+def _levels(graph: Graph) -> Block:
+    rows = [(level.name, str(sum(level.counts.values())), _counts(level.counts)) for level in graph.levels]
+    return Table(("after", "ops", "of which"), tuple(rows), frozenset((1,)))
+
+
+def _counts(counts: dict[str, int]) -> str:
+    shown = [f"{n} {name}" for name, n in list(counts.items())[:8]]
+    return ", ".join(shown) + (", ..." if len(counts) > 8 else "")

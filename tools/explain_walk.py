@@ -1,0 +1,139 @@
+"""How a graph was decided, in the steps of a scheduler's initialisation: nodes, dependencies, names and mutation, order, dead code, fusion,
+memory. Each step says what was decided for this graph and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .explain_model import Graph, Loops
+
+MOST = 40
+"""Lines that a step may have; a larger graph has the rest in the tables and in the IR."""
+
+LONGEST = 16
+"""Names that a list of names in a line may have."""
+
+
+def walk(graph: Graph) -> list[tuple[str, list[str]]]:
+    """(title, lines) of each step."""
+    steps = (
+        ("1. Nodes", _nodes),
+        ("2. Dependencies", _dependencies),
+        ("3. Names and mutation", _mutation),
+        ("4. Order", _order),
+        ("5. Dead code", _dead),
+        ("6. Fusion", _fusion),
+        ("7. Memory", _memory),
+    )
+    return [(title, _short(lines(graph))) for title, lines in steps]
+
+
+def _short(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= MOST else [*lines[:MOST], f"... and {len(lines) - MOST} more"]
+
+
+def _plural(n: int, word: str) -> str:
+    return f"{n} {word}{'' if n == 1 else 's'}"
+
+
+def _list(names: Sequence[str]) -> str:
+    if len(names) > LONGEST:
+        return f"{', '.join(names[:LONGEST])} and {len(names) - LONGEST} more"
+    return ", ".join(names) if names else "none"
+
+
+def _nodes(graph: Graph) -> list[str]:
+    if not graph.loops and not graph.others:
+        return [f"{_plural(len(graph.operators), 'operator')}, no nest to plan."]
+    found = [
+        f"{_plural(len(graph.operators), 'operator')} of the graph became {_plural(len(graph.loops), 'nest')} "
+        "(one for each value computed)."
+    ]
+    found += [f"{one.label} = {one.what} over {one.sizes}" + (f"   {one.place}" if one.place.line else "") for one in graph.loops]
+    if graph.others:
+        found.append(f"Not nests: {_list(graph.others)} (contractions and library calls; fusion goes around them).")
+    if graph.views:
+        found.append(
+            f"No node at all: {_list(graph.views)} (views are index maps in what reads them, constants are written where used, "
+            "parts and aliases of a value are that value)."
+        )
+    return found
+
+
+def _dependencies(graph: Graph) -> list[str]:
+    makers = {use.name for one in graph.loops for use in one.writes}
+    found = ["An edge is a read of a tensor with its index, so that order and fusion are decided from the same facts."]
+    for one in graph.loops:
+        reads = [f"{u.name}[{u.index}]" for u in one.reads]
+        after = [n for n in dict.fromkeys(u.name for u in one.reads) if n in makers]
+        found.append(f"{one.label} reads {_list(reads)}; needs {_list(after) if after else 'only arguments and library results'}")
+    return found
+
+
+def _mutation(graph: Graph) -> list[str]:
+    found = ["Every value has one definition (SSA): no renaming of versions, no edges between a write and earlier reads."]
+    if not graph.updated:
+        return [*found, "No argument is updated."]
+    found.append(f"Updated at the end, after every read of the old value: {_list(list(dict.fromkeys(graph.updated)))}.")
+    return found
+
+
+def _order(graph: Graph) -> list[str]:
+    if not graph.order:
+        return ["Nothing to order."]
+    changed = "changed where a fused nest had to come after what it reads" if graph.reordered else "unchanged"
+    return [f"Producers before readers, otherwise the order of the program ({changed}): {_chain(graph.order)}."]
+
+
+def _chain(names: Sequence[str]) -> str:
+    shown = " -> ".join(names[:LONGEST])
+    return f"{shown} -> and {len(names) - LONGEST} more" if len(names) > LONGEST else shown
+
+
+def _dead(graph: Graph) -> list[str]:
+    found = []
+    if graph.gone:
+        found.append(f"Folded, merged with an equal one or unused, before there were nests: {_list(graph.gone)}.")
+    inlined = [one.label for one in graph.loops if one.readers]
+    if inlined:
+        found.append(f"Never stored, because every reader computes it itself: {_list(inlined)}.")
+    return found or ["Every operator is needed; nothing was removed."]
+
+
+def _stored(loops: Iterable[Loops], label: str) -> str:
+    return next((one.stored_because for one in loops if one.label == label), "")
+
+
+def _fusion(graph: Graph) -> list[str]:
+    before, after = len(graph.loops), len(graph.groups)
+    if not before:
+        return ["No nests, nothing to fuse."]
+    found = [
+        f"{_plural(before, 'nest')} became {after}: what pays in bytes and is legal, "
+        "planned for the whole graph before anything is rewritten."
+    ]
+    for pair in graph.pairs:
+        how = f"{pair.first} -> {pair.second}: {pair.reason}" if pair.fused else f"{pair.first} | {pair.second}: not fused, {pair.reason}"
+        found.append(f"{how} ({'saves' if pair.fused else 'would save'} {pair.bytes} bytes)")
+    for group in graph.groups:
+        inside = f", with {_list(group.inside)} computed inside" if group.inside else ""
+        names = _list(group.members) if len(group.members) > LONGEST else "+".join(group.members)
+        found.append(f"nest {names} over {group.sizes}{inside}")
+    return found
+
+
+def _memory(graph: Graph) -> list[str]:
+    if not graph.steps:
+        return ["Nothing runs, nothing is allocated."]
+    kinds = {kind: [b for b in graph.buffers if b.kind == kind] for kind in ("arena", "output", "extern")}
+    found = []
+    for kind, text in (("output", "returned"), ("extern", "made by library calls"), ("arena", "temporaries in the arena")):
+        some = kinds[kind]
+        found.append(f"{text.capitalize()}: {_list([f'{b.name} ({b.bytes} bytes)' for b in some])}.")
+    total = sum(b.bytes for b in kinds["arena"])
+    if total:
+        found.append(f"The arena is one block of {graph.arena} bytes, planned by lifetime; a place for each would take {total}.")
+    freed = [f"{b.name} after step {b.last}" for b in graph.buffers if b.kind != "output"]
+    found.append(f"Freed: {_list(freed)}.")
+    found += graph.in_place
+    return found
