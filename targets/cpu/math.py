@@ -261,8 +261,11 @@ _ERF = (
 def exp(m: Code, x: str, factor: float = 1.0) -> str:
     """e^(factor x) for f32 and a factor of 1 or -1: under 1.5 ulp; denormal results rounded once, infinity above
     88.72."""
-    high, low = (104.5, -89.0) if factor < 0 else (89.0, -104.5)
-    x = m.at_least(m.at_most(x, high), low)
+    # Below -104 the result is 0; it is not computed, because a result that underflows costs a microcode assist (a
+    # softmax over masked logits has an infinity in every vector).
+    gone = m.cmp("ogt" if factor < 0 else "olt", x, m.c(-104.0 * factor))
+    x = m.select(gone, m.c(0.0), x)
+    x = m.at_least(x, -89.0) if factor < 0 else m.at_most(x, 89.0)
     n = m.rint(m.mul(x, m.c(factor * _LOG2E)))
     if m.f.target.has("fma"):
         r = m.fma(x, m.c(factor * _LOG2E), m.neg(n))
@@ -271,7 +274,7 @@ def exp(m: Code, x: str, factor: float = 1.0) -> str:
         # Without a fused product the difference must come from products that are exact.
         r = m.fma(n, m.c(-factor * _LN2_HIGH), x)
         r = m.mul(m.fma(n, m.c(-factor * _LN2_LOW), r), m.c(factor * _LOG2E))
-    return m.scale(m.fma(r, m.horner(r, _EXP2), m.c(1.0)), n)
+    return m.select(gone, m.c(0.0), m.scale(m.fma(r, m.horner(r, _EXP2), m.c(1.0)), n))
 
 
 def exp2(m: Code, x: str) -> str:
