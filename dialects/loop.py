@@ -241,7 +241,7 @@ class ReduceOp(LoopLike):
 
     @property
     def kind_names(self) -> list[str]:
-        return [k.data for k in self.kinds.data]
+        return [k.data for k in self.kinds.data]  # pyright: ignore[reportAttributeAccessIssue]
 
     def verify_(self) -> None:
         self._check_indices()

@@ -64,8 +64,8 @@ def _want(op: NdOp, dims: tuple[Expr, ...]) -> None:
 
 @irdl_op_definition
 class FullOp(NdOp):
-    """Every element one value: `nd.full {value = 2.5 : f32} : !nd.tensor<4 x f32>`; rank 0 is a scalar constant. An f32 value of f16 or bf16
-    elements is not rounded until it is stored (torch's arithmetic with Python numbers)."""
+    """Every element one value: `nd.full {value = 2.5 : f32} : !nd.tensor<4 x f32>`; rank 0 is a scalar constant. An f32
+    value of f16 or bf16 elements is not rounded until it is stored (torch's arithmetic with Python numbers)."""
 
     name = "nd.full"
     SYNTAX: ClassVar = {"value": "attr"}

@@ -50,7 +50,7 @@ LOW_PRECISION: frozenset[Attribute] = frozenset((f16, bf16))
 UNSIGNED: frozenset[Attribute] = frozenset((ui8, ui16, ui32, ui64, i1))
 INTEGERS: frozenset[Attribute] = frozenset((i8, i16, i32, i64, ui8, ui16, ui32, ui64))
 
-_SIGNLESS = {ui8: i8, ui16: i16, ui32: i32, ui64: i64}
+_SIGNLESS: dict[Attribute, Attribute] = {ui8: i8, ui16: i16, ui32: i32, ui64: i64}
 
 
 def is_float(dtype: Attribute) -> bool:

@@ -26,6 +26,9 @@ import torch
 import torch._dynamo
 from torch import nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from .counters import counters, reset_counters
 
 CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
 
@@ -158,7 +161,7 @@ def backends() -> list[str]:
 
 def error(got: Any, want: Any) -> float:
     """Largest relative error in norm over the tensors of a result."""
-    pairs = zip(*(torch.utils._pytree.tree_leaves(x) for x in (got, want)), strict=True)
+    pairs = zip(*(pytree.tree_leaves(x) for x in (got, want)), strict=True)
     return max(((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30)).item() for a, b in pairs)
 
 
@@ -182,7 +185,7 @@ def kernels(only: Sequence[str], rounds: int) -> dict[str, Any]:
             calls[backend] = call
         for _ in range(rounds):
             for backend, call in calls.items():
-                row[backend]["ms"].append(sample(lambda call=call: call(*args)))
+                row[backend]["ms"].append(sample(lambda call=call, args=args: call(*args)))
         ratios = {n: statistics.median(a / b for a, b in zip(row[n]["ms"], row["stepwell"]["ms"], strict=True)) for n in names}
         rows[name] = {**row, "ratio": ratios}
         text = "".join(f"{statistics.median(row[n]['ms']):14.4f}" for n in names)
@@ -200,8 +203,11 @@ class Encoder(nn.Module):
 
     def __init__(self, layers: int = 12, width: int = 256, heads: int = 4):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.layers = nn.ModuleList(type(layer)(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True) for _ in range(layers))
+
+        def layer() -> nn.Module:
+            return nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+
+        self.layers = nn.ModuleList(layer() for _ in range(layers))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -211,8 +217,6 @@ class Encoder(nn.Module):
 
 def compile_profile() -> dict[str, Any]:
     """Cold compile of the encoder in training: where the seconds go."""
-    import stepwell
-
     def first_step(backend: str) -> float:
         torch._dynamo.reset()
         net = Encoder().train()
@@ -224,11 +228,12 @@ def compile_profile() -> dict[str, Any]:
 
     torch.compile(lambda x: x + 1, backend="stepwell")(torch.ones(4))
     floor = first_step("aot_eager")
-    stepwell.reset_counters()
+    reset_counters()
     whole = first_step("stepwell")
-    seconds: dict[str, float] = dict(stepwell.counters["compile_seconds"])
-    nodes = stepwell.counters["ops"]
-    print(f"Dynamo and AOTAutograd alone {floor:.2f} s, with stepwell {whole:.2f} s; {nodes} operators, {stepwell.counters['kernels']} kernels")
+    seconds: dict[str, float] = dict(counters["compile_seconds"])
+    nodes = counters["ops"]
+    print(f"Dynamo and AOTAutograd alone {floor:.2f} s, with stepwell {whole:.2f} s")
+    print(f"{nodes} operators, {counters['kernels']} kernels")
     for phase, spent in seconds.items():
         print(f"  {phase:8} {spent * 1e3:8.1f} ms {spent / max(nodes, 1) * 1e6:8.1f} us/op")
     print(f"  all      {sum(seconds.values()) * 1e3:8.1f} ms {sum(seconds.values()) / max(nodes, 1) * 1e6:8.1f} us/op")
@@ -277,7 +282,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} thread(s), {platform.machine()}. "
         "Made by `python -m stepwell.tools.bench kernels --threads 1 --markdown docs/benchmarks.md`. Milliseconds are 10th percentiles; "
         "ratios are medians over rounds within one process (above 1: stepwell is faster).", "",
-        "| kernel | " + " | ".join(f"{n} ms" for n in names) + " | " + " | ".join(f"{n} / stepwell" for n in names if n != "stepwell") + " |",
+        "| kernel | " + " | ".join([*(f"{n} ms" for n in names), *(f"{n} / stepwell" for n in names if n != "stepwell")]) + " |",
         "|---" * (2 * len(names)) + "|",
     ]  # fmt: skip
     for name, row in results["cases"].items():

@@ -266,10 +266,10 @@ def passthrough(gm: GraphModule) -> Callable[[list[Any]], list[Any]]:
     """The boxed function of a graph that only hands inputs (and constants) on."""
     nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
     place = {n: k for k, n in enumerate(nodes)}
-    outputs = gm.graph.output_node().args[0]
+    outputs: Any = gm.graph.output_node().args[0]
 
     def call(args: list[Any]) -> list[Any]:
-        result = [args[place[o]] if isinstance(o, torch.fx.Node) else o for o in outputs]  # pyright: ignore[reportOptionalIterable]
+        result = [args[place[o]] if isinstance(o, torch.fx.Node) else o for o in outputs]
         args.clear()
         return result
 

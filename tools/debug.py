@@ -1,6 +1,6 @@
 """STEPWELL_DEBUG=dir (or options={"debug": dir}): everything about a compilation as files that can be read, edited and run on.
 
-Each graph gets a folder `NNN_kind` with `graph.py` (the FX graph), `0_import.mlir` ... `5_host.mlir` (the IR after each stage), `kernels.ll`,
+Each graph gets a folder `NNN_kind` with `graph.py` (the FX graph), `0_import.mlir` ... `5_host.mlir` (the IR of each stage), `kernels.ll`,
 `kernels.s`, `remarks.txt` and `README.txt` with the opt-tool commands that take each level to the next.
 """
 

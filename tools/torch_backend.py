@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .compile_graph import Watch, compile_graph, is_empty, passthrough
 from .options import Options, make_options
@@ -51,10 +53,10 @@ def flatten_outputs(gm: GraphModule) -> Callable[[Sequence[Any]], Any] | None:
     value = node.args[0]
     if isinstance(value, (tuple, list)) and not any(isinstance(v, (tuple, list, dict)) for v in value):
         return None
-    leaves, spec = torch.utils._pytree.tree_flatten(_plain(value))
+    leaves, spec = pytree.tree_flatten(_plain(value))
     node.args = (tuple(leaves),)
     gm.recompile()
-    return lambda flat: torch.utils._pytree.tree_unflatten(flat, spec)
+    return lambda flat: pytree.tree_unflatten(flat, spec)
 
 
 def _plain(value: Any) -> Any:
@@ -93,7 +95,7 @@ class GraphCompilers:
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
         if is_empty(gm):
             return passthrough(gm)
-        with _lock, torch.utils._python_dispatch._disable_current_modes():
+        with _lock, _disable_current_modes():
             program = compile_graph(gm, example_inputs, self.options, kind=kind, watch=self.watch, matched=self.matched)
         report_strides(gm)
         return program

@@ -291,7 +291,7 @@ def _wrapper(
     op = cpu.KernelOp.make(kernel, [cpu.ptr] * 3 + [i64] * len(symbols))
     block: Block = op.body.block
     b = Builder(block)
-    table = dict(zip(symbols, block.args[3:], strict=True))
+    table: dict[Sym, SSAValue] = dict(zip(symbols, block.args[3:], strict=True))
     value: Callable[[Expr], SSAValue] = lambda e: emit_expr(b, e, table)  # noqa: E731
     matrices = (p.a, p.b, p.c)
     pointers: list[SSAValue] = []

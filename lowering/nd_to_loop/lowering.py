@@ -19,8 +19,8 @@ from ...dialects.expr import Expr, IndexMap, as_expr, dim, strides_contiguous
 from ...dialects.expr_ranges import Range, RangeEnv, prove_eq
 from ...dialects.expr_syntax import IndexMapAttr
 from ...dialects.nd_types import LOW_PRECISION, TensorType, compute_type, tensor_type
-from . import scalars
 from ...passes.loop.body import INDEX, Body
+from . import scalars
 
 ZERO, ONE = as_expr(0), as_expr(1)
 
@@ -179,7 +179,7 @@ class Lowering:
 
     def _literal_element(self, b: Body, op: nd.LiteralOp, at: list[Expr], dtype: Attribute) -> SSAValue:
         kind = compute_type(dtype)
-        constants = [b.constant(v.value.data, kind) for v in op.values.data]
+        constants = [b.constant(v.value.data, kind) for v in op.values.data]  # pyright: ignore[reportAttributeAccessIssue]
         steps = strides_contiguous(tensor_type(op.result).dims)
         flat = b.simplify(sum((e * s for e, s in zip(at, steps, strict=True)), ZERO))
         if flat.is_const:

@@ -14,9 +14,9 @@ from ...dialects import loop, nd
 from ...dialects.call_args import Arg, Call, CallAttr
 from ...dialects.expr import Expr, IndexMap, as_expr, dim, product, strides_contiguous
 from ...dialects.nd_pointwise import OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
-from ...dialects.nd_types import compute_type, is_float, tensor_type
-from . import scalars
+from ...dialects.nd_types import LOW_PRECISION, compute_type, is_float, tensor_type
 from ...passes.loop.body import Body
+from . import scalars
 from .lowering import INLINE, Lowering, broadcast_map
 
 Rule = Callable[[Lowering, Any], None]
@@ -51,7 +51,15 @@ def _predicate(low: Lowering, op: Operation) -> None:
 
 def _cmp(low: Lowering, op: CmpOp) -> None:
     source = tensor_type(op.lhs).element_type
-    low.compute(op, lambda b, index: scalars.compare(b, op.predicate.data, source, *_operands(low, op, b, index)))
+    exact = source in LOW_PRECISION and op.predicate.data in ("eq", "ne")
+
+    def build(b: Body, index: tuple[Expr, ...]) -> SSAValue:
+        operands = _operands(low, op, b, index)
+        if exact:  # what was stored in between has been rounded, what is computed here has not
+            operands = [scalars.round_to(b, x, source) for x in operands]
+        return scalars.compare(b, op.predicate.data, source, *operands)
+
+    low.compute(op, build)
 
 
 def _select(low: Lowering, op: SelectOp) -> None:
@@ -202,7 +210,10 @@ def _var_mean(low: Lowering, op: nd.VarMeanOp) -> None:
         var = b.emit(arith.DivfOp, (r[1], n), kind)
         return [low.rounded(b, var, target), low.rounded(b, r[0], target)]
 
-    _reduction(low, op, op.dims.data, "welford", [kind, kind, kind], lambda b, x, i, s: [scalars.cast(b, x, source.element_type, target)], finish)
+    _reduction(
+        low, op, op.dims.data, "welford", [kind, kind, kind],
+        lambda b, x, i, s: [scalars.cast(b, x, source.element_type, target)], finish,
+    )  # fmt: skip
 
 
 def _scan(low: Lowering, op: nd.ScanOp) -> None:
@@ -353,10 +364,10 @@ def _index_put(low: Lowering, op: nd.IndexPutOp) -> None:
             full = place(b, _merge(rest, inner, [ZERO] * len(rest), inner_index))
             store = loop.ForOp.build_for([shape[k] for k in rest])
             with b.inner(store, store.body, [shape[k] for k in rest]) as rest_index:
-                index = _merge(rest, inner, rest_index, inner_index)
+                source = _merge(rest, inner, rest_index, inner_index)
                 free = iter(rest_index)
                 target = [e if k in op.dims.data else next(free) for k, e in enumerate(full)]
-                value = low.element(b, op.values, broadcast_map(values, tuple(shape)).apply(index))
+                value = low.element(b, op.values, broadcast_map(values, tuple(shape)).apply(source))
                 b.store(value, outs[0], target, op.mode.data)
 
     nest = low.nest(op, [], [low.tensor_or_copy(op.base)], body)

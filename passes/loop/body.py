@@ -36,7 +36,7 @@ def int_attr(value: int, dtype: Attribute) -> IntegerAttr:
         value &= (1 << width) - 1
         if width > 1 and value >> (width - 1):
             value -= 1 << width
-    return IntegerAttr(value, dtype)  # pyright: ignore[reportArgumentType]
+    return IntegerAttr(value, dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def float_attr(value: float, dtype: Attribute) -> FloatAttr:
@@ -44,7 +44,7 @@ def float_attr(value: float, dtype: Attribute) -> FloatAttr:
     key = (value.hex() if value == value else "nan", dtype)
     found = _FLOATS.get(key)
     if found is None:
-        found = _FLOATS[key] = FloatAttr(value, dtype)  # pyright: ignore[reportArgumentType]
+        found = _FLOATS[key] = FloatAttr(value, dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
     return found
 
 
@@ -192,8 +192,8 @@ class Body:
         return self.logical_and(low, high)
 
     def bound(self, value: SSAValue, size: Expr, what: StringAttr, wrap: bool) -> Expr:
-        """An integer as an index in [0, size): a new dimension, checked by the kernel; a computed index that is known to be inside stays the
-        expression that it is."""
+        """An integer as an index in [0, size): a new dimension, checked by the kernel; a computed index that is known to be inside stays
+        the expression that it is."""
         computed = self._computed.get(value)
         if computed is not None and prove_ge0(computed, self.env) and prove_lt(computed, size, self.env):
             return computed

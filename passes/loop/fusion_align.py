@@ -23,8 +23,8 @@ def loop_env(symbols: RangeEnv, sizes: Sequence[Expr]) -> RangeEnv:
 
 
 def extractors(index: Sequence[Expr], outer: Sequence[Expr], env: RangeEnv) -> list[Expr]:
-    """For each outer loop o, in order and as far as possible, an expression over tensor coordinates (Dim(j) = coordinate j) that gives o for
-    every element stored at `index`."""
+    """For each outer loop o, in order and as far as possible, an expression over tensor coordinates (Dim(j) = coordinate j) that gives o
+    for every element stored at `index`."""
     found: list[Expr] = []
     for o in range(len(outer)):
         e = _extract(index, o, outer[o], env)

@@ -286,7 +286,7 @@ class GroupWriter:
 
     def _out_of(self, member: Member, result: SSAValue) -> SSAValue:
         """The initial tensor of a result."""
-        return member.info.op.outs[list(member.info.op.results).index(result)]
+        return member.info.op.outs[next(k for k, r in enumerate(member.info.op.results) if r is result)]
 
     # ---- code
 

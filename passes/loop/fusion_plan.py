@@ -1,6 +1,6 @@
 """Deciding what is fused, before anything is rewritten: which nests are computed where they are read, which share their outer loops.
 
-Legality (`cannot_inline`, `_merge` and the alignment) is apart from profit (`_not_worth_inlining`, `_unprofitable`); both only look, and
+Legality (`cannot_inline`, `_compare` and the alignment) is apart from profit (`_not_worth_inlining`, `_unprofitable`); both only look, and
 say why not in words. A user's wishes (fusion_wishes.py) come before profit.
 """
 
@@ -309,7 +309,7 @@ class Planner:
                 self.refusals.append(Attempt(best, group, first, second, saved, reason))
 
     def _candidates(self, group: Group) -> list[tuple[Group, int]]:
-        """Groups that share data with `group` and the bytes that one nest would save, the most first; before them those that a user wants."""
+        """Groups that share data with `group` and the bytes that one nest would save, the most first; before them a user's wishes."""
         saved: dict[int, int] = {}
         groups: dict[int, Group] = {}
         mine = {r.tensor for m in group.members for r in self.reads(m.info)} | {o for m in group.members for o in m.info.op.outs}
@@ -365,6 +365,19 @@ class Planner:
 
     def _merge(self, first: Group, second: Group) -> str | None:
         """Merge `second` into `first`; the reason if that is not possible or not wanted."""
+        alignment = self._compare(first, second)
+        if isinstance(alignment, str):
+            return alignment
+        self._apply(first, second, alignment)
+        return None
+
+    def refusal(self, first: Group, second: Group) -> str:
+        """Why two groups, `first` the earlier one, are not one; "" if they could be."""
+        found = self._compare(first, second)
+        return found if isinstance(found, str) else ""
+
+    def _compare(self, first: Group, second: Group) -> Alignment | str:
+        """How the loops of two groups are shared, or why they are not."""
         if any("no_fuse" in m.info.op.attributes for m in (*first.members, *second.members)):
             return "one of them is marked no_fuse"
         if len(first.members) + len(second.members) > MAX_MEMBERS:
@@ -384,11 +397,7 @@ class Planner:
         alignment = self._align(first, second, wanted)
         if isinstance(alignment, str):
             return alignment
-        reason = None if wanted else self._unprofitable(first, second, alignment)
-        if reason is not None:
-            return reason
-        self._apply(first, second, alignment)
-        return None
+        return (None if wanted else self._unprofitable(first, second, alignment)) or alignment
 
     def _overwrites_what_is_read(self, first: Group, second: Group) -> bool:
         """Whether a member goes on storing into a tensor that the two produce and that something else uses too: in one nest the two
@@ -465,18 +474,18 @@ class Planner:
                 return "the second reads the first through a loaded index"
             full_env = loop_env(self.symbols, [*first.outer, *self._widest_inner(first)])
             found.append((extractors(stored, first.outer, full_env), index))
-        wanted = min(len(ex) for ex, _ in found)
-        while wanted > 0:
+        depth = min(len(ex) for ex, _ in found)
+        while depth > 0:
             ex, index = found[0]
             mine_env = loop_env(self.symbols, [*second.outer, *self._widest_inner(second)])
-            reads = [simplify(dims_subs(e, index), mine_env) for e in ex[:wanted]]
+            reads = [simplify(dims_subs(e, index), mine_env) for e in ex[:depth]]
             alignment = align(reads, first.outer, second.outer, self.symbols)
             if alignment is None:
                 return "their loops do not match"
             bad = self._first_mismatch(alignment, first.outer, found)
             if bad >= alignment.shared:
                 return alignment
-            wanted = bad
+            depth = bad
         return "the second reads elements that other iterations of the first produce"
 
     def _widest_inner(self, group: Group) -> tuple[Expr, ...]:
@@ -510,7 +519,7 @@ class Planner:
                 break
             shared += 1
         if shared == 0 or shared < min(len(first.outer), len(second.outer)):
-            return "they have no data in common and different loops"
+            return "neither reads the other, and their loops differ"
         if not wanted and not self._read_alike(first, second, shared):
             return "they read no element in the same iteration"
         rest = second.outer[shared:]

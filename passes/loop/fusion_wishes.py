@@ -185,7 +185,7 @@ class Wishes:
         for op in meant:
             if op in planner.stored:
                 return f"{title(op)} is not computed in its readers: {planner.stored[op]}"
-        return "they have no data in common"
+        return "they have no data in common, so that they were not compared"
 
 
 def _together(nests: Sequence[Operation], planner: Planner) -> bool:

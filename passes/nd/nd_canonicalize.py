@@ -38,9 +38,9 @@ def full_value(x: SSAValue) -> float | int | None:
 def make_full(value: float | int, t: TensorType) -> nd.FullOp:
     """A constant tensor of type `t`."""
     if is_float(t.element_type):
-        attr: Attribute = FloatAttr(float(value), t.element_type)  # pyright: ignore[reportArgumentType]
+        attr: Attribute = FloatAttr(float(value), t.element_type)  # pyright: ignore[reportArgumentType, reportCallIssue]
     else:
-        attr = IntegerAttr(int(value), t.element_type)  # pyright: ignore[reportArgumentType]
+        attr = IntegerAttr(int(value), t.element_type)  # pyright: ignore[reportArgumentType, reportCallIssue]
     return nd.FullOp.new((), t, value=attr)
 
 
@@ -240,7 +240,7 @@ def _fold_constants(rw: Rewriter, op: Operation) -> SSAValue | None:
 
 def _involution(rw: Rewriter, op: Operation) -> SSAValue | None:
     inner = op.operands[0].owner
-    return inner.operands[0] if type(inner) is type(op) else None
+    return inner.operands[0] if isinstance(inner, Operation) and type(inner) is type(op) else None
 
 
 def _fold_neg(rw: Rewriter, op: Operation) -> SSAValue | None:
