@@ -17,7 +17,7 @@ from ..dialects import loop, mem, nd
 from ..dialects.expr import evaluate, free_syms
 from ..dialects.nd_types import TensorType, element_bytes
 from ..passes.instrumentation import Remark, print_ir
-from ..passes.loop.fusion_plan import Attempt, Group, Plan, Planner
+from ..passes.loop.fusion_plan import NEAR, Attempt, Group, Plan, Planner
 from ..passes.loop.fusion_wishes import Outcome, names_of, origins, title
 from ..passes.loop.loop_fuse import symbol_hints
 from ..passes.loop.loop_schedule import symbol_facts
@@ -30,6 +30,11 @@ from .explain_names import Names
 
 _QUIET = frozenset(("loop-fuse", "loop-schedule"))
 """Passes whose remarks are told in other words."""
+
+UNSEEN = (
+    f"they could be, but were not compared: they are over {NEAR} nests apart, or have data in common only through what is computed in them"
+)
+"""What the planner does not look at, for the sake of its speed."""
 
 
 def function_of(module: ModuleOp) -> FuncOp | None:
@@ -310,9 +315,10 @@ class _PlanReader:
             if key[0] != key[1]:
                 old = found.get(key)
                 found[key] = attempt if old is None or attempt.bytes >= old.bytes else old
-        for key, (first, second, size) in self._sharing().items():
-            if key not in found and key[::-1] not in found:
-                reason = "not compared: they are far apart, or share data only through what is computed in them"
+        groups = {u.order: u for u in self.plan.units if isinstance(u, Group)}
+        for (a, b), (first, second, size) in self._sharing().items():
+            if (a, b) not in found and (b, a) not in found:
+                reason = self.planner.refusal(groups[a], groups[b]) or UNSEEN
                 self.graph.pairs.append(self._pair(first, [second], False, reason, size))
         for attempt in found.values():
             reason, first = attempt.reason, self._nearest(attempt)
@@ -328,13 +334,14 @@ class _PlanReader:
     def _sharing(self) -> dict[tuple[int, int], tuple[Operation, Operation, int]]:
         """Neighbouring groups that read the same tensor, and the bytes that one read less would save."""
         readers: dict[SSAValue, dict[int, Operation]] = {}
+        place = {u.order: k for k, u in enumerate(self.plan.units) if isinstance(u, Group)}
         for group in (u for u in self.plan.units if isinstance(u, Group)):
             for member in group.members:
                 for read in self.planner.reads(member.info):
                     readers.setdefault(read.tensor, {}).setdefault(group.order, member.info.op)
         found: dict[tuple[int, int], tuple[Operation, Operation, int]] = {}
         for tensor, groups in readers.items():
-            items = sorted(groups.items())
+            items = sorted(groups.items(), key=lambda item: place[item[0]])
             for (a, first), (b, second) in zip(items, items[1:], strict=False):
                 size = self.planner.bytes(tensor)
                 old = found.get((a, b))

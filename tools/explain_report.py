@@ -73,6 +73,11 @@ def number(n: float) -> str:
     return f"{n:.4g}{unit}"
 
 
+def duration(us: float) -> str:
+    """A time for people: 0.35 us, 12.1 us, 1.2 ms."""
+    return f"{us:.3g} us" if us < 1000 else f"{us / 1000:.3g} ms"
+
+
 def lines_of(places: Sequence[Place]) -> str:
     """Source lines, each with its text where that can be read, the same file named once."""
     found = [f"{p}: {p.text}" if p.text else str(p) for p in places if p.line]
@@ -159,7 +164,7 @@ def _steps(graph: Graph, machine: Machine) -> Block:
                 "-" if step.kind == "call" else str(step.ops),
                 _limit(step, machine),
                 step.schedule,
-                "-" if time is None else f"{time:.3g} us",
+                "-" if time is None else duration(time),
             )
         )
     headers = ("step", "what", "operators", "source", "reads", "writes", "flops", "ops", "roofline", "schedule", "predicted")
@@ -173,7 +178,7 @@ def _totals(graph: Graph, machine: Machine) -> Block:
     unknown = sum(t is None for t in times)
     text = (
         f"{len(graph.steps)} step{'s' if len(graph.steps) != 1 else ''}: {size(read)} read, {size(written)} written, "
-        f"{number(sum(s.flops for s in graph.steps))} flops, predicted {sum(t or 0.0 for t in times):.3g} us"
+        f"{number(sum(s.flops for s in graph.steps))} flops, predicted {duration(sum(t or 0.0 for t in times))}"
     )
     calls = f" and {unknown} library call{'s' if unknown > 1 else ''}" if unknown else ""
     return Text((f"{text}{calls}.",))

@@ -8,7 +8,7 @@ from html import escape
 
 from .explain_machine import Machine
 from .explain_model import Graph, Step
-from .explain_report import number, predicted, size
+from .explain_report import duration, number, predicted, size
 
 INK, GRID, BLUE, ORANGE, GREEN, GREY = "#1b1f24", "#d5dae0", "#1f5fa8", "#c9651b", "#3a8a4d", "#8a929b"
 COLOURS = {"nest": BLUE, "contraction": ORANGE, "call": GREY, "arena": BLUE, "output": GREEN, "extern": GREY}
@@ -74,7 +74,7 @@ def _edge(x1: float, y1: float, x2: float, y2: float, wide: float) -> str:
 def _box(step: Step, machine: Machine, x: float, y: float, wide: float, high: float) -> str:
     time = predicted(step, machine)
     tip = f"{', '.join(step.operators)}\nreads {', '.join(u.name for u in step.reads)}\nwrites {', '.join(u.name for u in step.writes)}"
-    cost = f"{size(step.bytes)}" + ("" if time is None else f", {number(step.flops)} flops, {time:.3g} us")
+    cost = f"{size(step.bytes)}" + ("" if time is None else f", {number(step.flops)} flops, {duration(time)}")
     return (
         f'<g><title>{escape(tip)}</title><rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="5" fill="#fff" '
         f'stroke="{COLOURS[step.kind]}" stroke-width="2"/>'
@@ -145,7 +145,7 @@ def roofline(graph: Graph, machine: Machine) -> str:
     for step in kernels:
         time = machine.microseconds(step.flops, step.bytes, step.compute_us, False)
         x, y = at(step.intensity, step.flops / time / 1e3 if time else machine.gflops)
-        tip = f"step {step.number} {step.label}: {step.intensity:.2f} flop/B, {number(step.flops)} flops, {time:.3g} us on one thread"
+        tip = f"step {step.number} {step.label}: {step.intensity:.2f} flop/B, {number(step.flops)} flops, {duration(time)} on one thread"
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[step.kind]}"><title>{escape(tip)}</title></circle>')
         if len(kernels) <= 25:
             parts.append(_text(x + 7, y + 4, str(step.number)))
