@@ -7,7 +7,7 @@ from math import gcd
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import i64
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu_types import lanes_of, vec
@@ -98,9 +98,7 @@ class ReduceLowering:
         size = order[0].size.value if order else None
         return self.share is not None and len(self.s.b.levels) == 1 and size is not None and size >= 2 * SHARES
 
-    def _shared(
-        self, order: Sequence[Loop], slots: Sequence[red.Accumulator], run: Callable[[Span], list[SSAValue]]
-    ) -> list[SSAValue]:
+    def _shared(self, order: Sequence[Loop], slots: Sequence[red.Accumulator], run: Callable[[Span], list[SSAValue]]) -> list[SSAValue]:
         """The first loop in SHARES parts, on threads; each leaves its partial results in memory, and they are merged in
         order. So the result does not depend on the number of threads."""
         s, b = self.s, self.s.b
@@ -210,22 +208,22 @@ class ReduceLowering:
             at, out = at + takes, out + gives
         return found
 
+    def _value(self, value: SSAValue, dtype: Attribute) -> SSAValue:
+        """A yielded value in every lane, integers in the type of the accumulator."""
+        s = self.s
+        if s.is_index(value):
+            return s.b.splat(s.number(s.expr(value), dtype), s.width)
+        got = s.get_vector(value)
+        return got if is_float(dtype) else red.convert(s, got, dtype)
+
     def _values(self, op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
         """What one step of the body yields for each accumulator."""
-        s = self.s
         last = op.block.last_op
         assert last is not None
         found: list[list[SSAValue]] = []
         at = 0
         for slot in slots:
-            values: list[SSAValue] = []
-            for value, dtype in zip(last.operands[at : at + slot.count], slot.types, strict=True):
-                if s.is_index(value):
-                    values.append(s.b.splat(s.number(s.expr(value), dtype), s.width))
-                else:
-                    got = s.get_vector(value)
-                    values.append(got if is_float(dtype) else red.convert(s, got, dtype))
-            found.append(values)
+            found.append([self._value(v, t) for v, t in zip(last.operands[at : at + slot.count], slot.types, strict=True)])
             at += slot.count
         return found
 
@@ -293,6 +291,8 @@ class ReduceLowering:
         """welford and softmax: in chunks that stay in the first cache, twice over each; simple kinds beside them join
         in the first pass. Chunks are merged by WelfordMerge and SoftmaxMerge."""
         slots = self._two_pass_slots(op)
+        if not self._may_run_twice(op):
+            return slots, lambda span: self._once(op, slots, order, chosen, span)
         inner = product([o.size for o in order[1:]]).value
         limit = 8192 if chosen is not None else 64
         size = max(1, limit // inner) if inner else 1
@@ -305,6 +305,45 @@ class ReduceLowering:
             return self._chunked(order, slots, size, span, lambda part: self._chunk(op, order, chosen, part, slots))
 
         return slots, run
+
+    def _may_run_twice(self, op: loop.ReduceOp) -> bool:
+        """Whether the body gives the same values again: it stores nothing (what it loads may lie in the same memory),
+        or
+        the values are kept in a row."""
+        if not any(isinstance(inner, loop.StoreOp) for inner in loop.walk_bodies(op)):
+            return True
+        return self.s.cache is not None and self.s.lane is None and self.s.cache.keeps(op)
+
+    def _once(
+        self,
+        op: loop.ReduceOp,
+        slots: Sequence[red.Accumulator],
+        order: Sequence[Loop],
+        chosen: tuple[Loop, int] | None,
+        span: Span,
+    ) -> list[SSAValue]:
+        """All kinds in one pass, every value of a two-pass kind joining as a part of one element."""
+        last = op.block.last_op
+        assert last is not None
+
+        def values(op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
+            found: list[list[SSAValue]] = []
+            at = 0
+            for kind, slot in zip(op.kind_names, slots, strict=True):
+                takes = loop.KINDS[kind][0]
+                if isinstance(slot, red.PartAccumulator):
+                    found.append(slot.single(self.s, self.s.get_vector(last.operands[at])))
+                else:
+                    found.append([self._value(v, t) for v, t in zip(last.operands[at : at + takes], slot.types, strict=True)])
+                at += takes
+            return found
+
+        pairs = whole(order)
+        if pairs:
+            pairs[0] = (order[0], span)
+        if chosen is None:
+            return self._pass(op, slots, pairs, None, values)
+        return self._pass(op, slots, pairs[:-1], (chosen[0], chosen[1], pairs[-1][1]), values)
 
     def _two_pass_slots(self, op: loop.ReduceOp) -> list[red.Accumulator]:
         """The accumulators over whole chunks: the results of each kind."""

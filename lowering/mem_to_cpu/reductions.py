@@ -202,11 +202,33 @@ def _same(s: State, a: SSAValue, b: SSAValue) -> SSAValue:
     return s.b.pure(arith.OrIOp, (_cmpf(s, "oeq", a, b), nans), nans.type)
 
 
-class WelfordMerge(Accumulator):
+class PartAccumulator(Accumulator):
+    """A kind whose state is made of several values and merged as a whole: a single value joins as a part of its own."""
+
+    def single(self, s: State, value: SSAValue) -> list[SSAValue]:
+        """The part that holds one value."""
+        raise NotImplementedError
+
+    def mask(self, s: State, values: list[SSAValue], mask: SSAValue) -> list[SSAValue]:
+        empty = self.start(s, lanes_of(values[0].type))
+        return [s.b.select(mask, v, e) for v, e in zip(values, empty, strict=True)]
+
+    def join(self, s: State, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
+        return self.merge(s, state, values)
+
+    def across(self, s: State, state: list[SSAValue]) -> list[SSAValue]:
+        return [s.b.pure(cpu.ExtractOp, (v,), element_of(v.type), {"index": IntegerAttr(0, i64)}, 0) for v in self.fold(s, state, 1)]
+
+
+class WelfordMerge(PartAccumulator):
     """Mean, sum of squared differences and count of parts, merged by Chan, Golub and LeVeque's formula (1979)."""
 
     def start(self, s: State, lanes: int) -> list[SSAValue]:
         return [number(s, 0, t, lanes) for t in self.types]
+
+    def single(self, s: State, value: SSAValue) -> list[SSAValue]:
+        lanes = lanes_of(value.type)
+        return [value, number(s, 0, self.types[1], lanes), number(s, 1, self.types[2], lanes)]
 
     def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
         element, lanes = self.types[0], lanes_of(a[0].type)
@@ -215,18 +237,19 @@ class WelfordMerge(Accumulator):
         share = float_op(s, arith.DivfOp, b[2], s.b.select(zero, number(s, 1, element, lanes), total))
         delta = float_op(s, arith.SubfOp, b[0], a[0])
         mean = float_op(s, arith.AddfOp, a[0], float_op(s, arith.MulfOp, delta, share))
-        spread = float_op(
-            s, arith.MulfOp, float_op(s, arith.MulfOp, delta, delta), float_op(s, arith.MulfOp, a[2], share)
-        )
+        spread = float_op(s, arith.MulfOp, float_op(s, arith.MulfOp, delta, delta), float_op(s, arith.MulfOp, a[2], share))
         squares = float_op(s, arith.AddfOp, float_op(s, arith.AddfOp, a[1], b[1]), spread)
         return [mean, squares, total]
 
 
-class SoftmaxMerge(Accumulator):
+class SoftmaxMerge(PartAccumulator):
     """Maximum and sum of exp(x - maximum) of parts."""
 
     def start(self, s: State, lanes: int) -> list[SSAValue]:
         return [number(s, -math.inf, self.types[0], lanes), number(s, 0, self.types[1], lanes)]
+
+    def single(self, s: State, value: SSAValue) -> list[SSAValue]:
+        return [value, number(s, 1, self.types[1], lanes_of(value.type))]
 
     def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
         top = float_op(s, arith.MaximumfOp, a[0], b[0])

@@ -58,6 +58,28 @@ class RowCache:
         self._bytes = 0
         self._plan()
 
+    @staticmethod
+    def _must_keep(op: Operation) -> bool:
+        """Whether a reduction in two passes stores something, so that its body must not run again."""
+        return (
+            isinstance(op, loop.ReduceOp)
+            and any(k in ("welford", "softmax") for k in op.kind_names)
+            and any(isinstance(inner, loop.StoreOp) for inner in loop.walk_bodies(op))
+        )
+
+    def keeps(self, op: loop.ReduceOp) -> bool:
+        """Whether the second pass of a reduction finds all its values in rows."""
+        last = op.block.last_op
+        assert last is not None
+        kept = self.second.get(op, {})
+        at = 0
+        for kind in op.kind_names:
+            value = last.operands[at]
+            at += loop.KINDS[kind][0]
+            if kind in ("welford", "softmax") and value not in kept and value not in self.use:
+                return False
+        return True
+
     # ---- planning
 
     def _plan(self) -> None:
@@ -69,7 +91,7 @@ class RowCache:
             sizes = tuple(one.size.value for one in node.loops)
             if any(size is None for size in sizes):
                 continue
-            if len(sizes) == 1 and straight(-(-sizes[0] // chosen[1]), HEAVY):  # pyright: ignore[reportOperatorIssue]
+            if len(sizes) == 1 and not self._must_keep(node.op) and straight(-(-(sizes[0] or 0) // chosen[1]), HEAVY):
                 continue
             place = next(k for k, one in enumerate(node.loops) if one is chosen[0])
             groups.setdefault((sizes, place), []).append(node)
@@ -127,7 +149,9 @@ class RowCache:
         for kind in op.kind_names:
             value = last.operands[at]
             at += loop.KINDS[kind][0]
-            if kind not in ("welford", "softmax") or costs.get(value, 0.0) < WORTH or value in self.use:
+            if kind not in ("welford", "softmax") or value in self.use:
+                continue
+            if costs.get(value, 0.0) < WORTH and not self._must_keep(op):
                 continue
             if value in self.define or self._allot(value.type, elements):
                 row, _ = self.define.setdefault(value, (Row(value.type), node))
@@ -196,14 +220,15 @@ class RowCache:
                 found.append(value)
         return found
 
-    def _skip_dead(self, node: Node) -> None:
-        """Note the ops that nobody needs once the cached values are loaded."""
+    def _skip_dead(self, node: Node, stores: bool = True) -> None:
+        """Note the ops that nobody needs once the cached values are loaded (nor `stores`)."""
         block = node.op.regions[0].blocks[0]
         if not any(r in self.use for op in block.ops for r in op.results):
             return
         needed: set[SSAValue] = set()
         for op in reversed(list(block.ops)):
-            effect = isinstance(op, (loop.StoreOp, loop.BoundOp, loop.YieldOp)) or bool(op.regions)
+            effect = isinstance(op, (loop.BoundOp, loop.YieldOp)) or bool(op.regions)
+            effect = effect or (stores and isinstance(op, loop.StoreOp))
             if not effect and not any(r in needed for r in op.results):
                 self.skip.add(op)
             elif not any(r in self.use for r in op.results):
@@ -255,7 +280,7 @@ class RowCache:
         for value, row in wanted.items():
             self.define.pop(value, None)
             self.use[value] = (row, node)
-        self._skip_dead(node)
+        self._skip_dead(node, stores=False)
         return wanted
 
     def end_second(self, op: Operation) -> None:

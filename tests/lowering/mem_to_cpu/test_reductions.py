@@ -401,3 +401,41 @@ def test_threads_share_welford_and_arg_reductions(nests):
     k, v = torch.zeros(1, dtype=torch.int64), torch.zeros(1)
     nests(arg_text((1, 1 << 20), 1, "argmin"))(x, k, v)
     assert torch.equal(k, x.argmin(1))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", ["welford", "softmax"])
+@pytest.mark.parametrize("rows,cols", [(3, 100), (200, 5), (2, 40001), (4, 16)])
+def test_bodies_that_update_in_place_run_once(nests, rows, cols, kind, axis):
+    """The body loads what it overwrites: running it twice would change the values."""
+    outer, inner, at = (f"%i = {rows}", f"%j = {cols}", "%i") if axis == 1 else (f"%j = {cols}", f"%i = {rows}", "%j")
+    b, n = buffer(rows, cols), cols if axis == 0 else rows
+    v = buffer(n)
+    results = "%m, %s, %c" if kind == "welford" else "%m, %s"
+    types = "f32, f32, f32" if kind == "welford" else "f32, f32"
+    text = f"""
+    func.func @forward(%x : {b}, %o : {v}, %p : {v}) {{
+      loop.nest ({outer}) outs(%xx = %x : {b}, %oo = %o : {v}, %pp = %p : {v}) {{
+        %three = arith.constant 3.0 : f32
+        {results} = loop.reduce ({inner}) {kind} {{
+          %a = loop.load %xx[%i, %j] : {b} -> f32
+          %d = arith.mulf %a, %three : f32
+          loop.store %d, %xx[%i, %j] : f32, {b}
+          loop.yield %d : f32
+        }} -> {types}
+        loop.store %m, %oo[{at}] : f32, {v}
+        loop.store %s, %pp[{at}] : f32, {v}
+      }}
+      func.return
+    }}"""
+    x = torch.randn(rows, cols)
+    y, o, p = x.clone(), torch.zeros(n), torch.zeros(n)
+    nests(text)(y, o, p)
+    want = x * 3
+    assert torch.equal(y, want)
+    if kind == "welford":
+        torch.testing.assert_close(o, want.mean(axis), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(p, want.var(axis, correction=0) * want.shape[axis], rtol=1e-4, atol=1e-4)
+    else:
+        assert torch.equal(o, want.amax(axis))
+        torch.testing.assert_close(p, (want - want.amax(axis, keepdim=True)).exp().sum(axis), rtol=1e-4, atol=1e-5)
