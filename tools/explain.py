@@ -81,6 +81,8 @@ def explain(
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_with(compilers, gm, list(example_inputs))
 
+    # what torch.compile already wrapped is told as it would be compiled here
+    fn = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", fn)
     result = torch.compile(fn, backend=backend)(*args, **kwargs)
     _backward(result)
     _unknown(collector.graphs, chosen, compilers.matched)
@@ -138,6 +140,7 @@ def explain_module(
 
     Raises StepwellError for other levels."""
     from ..passes.instrumentation import Instrumentation
+    from ..passes.loop.loop_fuse import LoopFuse
     from ..passes.manager import Stage, run
     from ..passes.pipelines import default_pipeline
     from .compile_graph import context
@@ -152,7 +155,7 @@ def explain_module(
     stages = LEVELS if level == "nd" else LEVELS[LEVELS.index(level) + 1 :]
     pipeline = default_pipeline("cpu", stages=stages)
     if level == "loop":  # nests may be fused further, and wishes obeyed
-        pipeline.stages.insert(0, Stage("loop", ["loop-fuse"]))
+        pipeline.stages.insert(0, Stage("loop", [LoopFuse()]))
     matched: set[str] = set()
     apply_wishes(pipeline, module, chosen, (), matched, True)
     collector = Collector()

@@ -300,6 +300,7 @@ class _PlanReader:
 
     def _nearest(self, attempt: Attempt) -> Operation:
         """The nest of the first group that the second one reads from; the group's first one where they only share reads."""
+        assert isinstance(attempt.second_op, loop.NestOp)
         tensors = {r.tensor for r in self.planner.reads(self.planner.infos[attempt.second_op])}
         makers = [m.info.op for m in attempt.first.members if m.info.op is not attempt.second_op]
         return next((op for op in reversed(makers) if not tensors.isdisjoint(op.results)), attempt.first_op)

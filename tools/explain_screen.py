@@ -83,7 +83,7 @@ def _table(table: Table) -> list[str]:
     """Columns as wide as they need to be, up to WIDEST; the last one takes the rest of the line."""
     rows = [table.headers, *table.rows]
     last = len(table.headers) - 1
-    widths = [min(WIDEST, max(len(row[k]) for row in rows if any(row[1:]))) for k in range(last + 1)]
+    widths = [min(WIDEST, max(1, *(len(row[k]) for row in rows if any(row[1:])))) for k in range(last + 1)]
     widths[last] = max(WIDEST, shutil.get_terminal_size((140, 40)).columns - sum(widths[:last]) - 2 * last - 2)
     lines = []
     for row in rows:

@@ -20,6 +20,7 @@ from xdsl.ir import Attribute, Operation
 from ...dialects import loop
 from ...errors import StepwellError
 from ..errors import did_you_mean
+from .nest_info import nest_info
 
 if TYPE_CHECKING:
     from .fusion_plan import Planner
@@ -130,11 +131,11 @@ class Wishes:
         found: set[Operation] = set()
         for wish in self.fuse:
             meant = [op for entry in wish for op in self.meant(entry)]
-            if _together(meant, planner):
+            if not meant or _together(meant, planner):
                 continue
             for op in meant:
                 readers = planner.consumers.get(op.results[0], []) if op.results else []
-                if any(r.op in meant for r in readers) and planner.cannot_inline(planner.infos[op]) is None:
+                if any(r.op in meant for r in readers) and not planner.cannot_inline(nest_info(op)):
                     found.add(op)
         return found
 

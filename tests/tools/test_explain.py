@@ -151,6 +151,27 @@ def test_a_symbolic_size_is_a_symbol_in_the_text_and_a_number_in_the_bytes():
     assert graph.steps[0].reads[0].bytes == 240
 
 
+def test_a_program_of_updates_alone_is_told():
+    def step(a, b):
+        torch._foreach_mul_([a, b], 0.5)
+
+    found = told(step, torch.ones(4), torch.ones(6))
+    assert found.graphs[0].updated == ["arg0_1", "arg1_1"]
+    assert "Peak 0 B at step 0; alive then: nothing." in str(found)
+
+
+def test_what_is_compiled_already_is_told_too():
+    a = torch.randn(4, 8)
+    compiled = torch.compile(add_sum, backend="stepwell")
+    torch._dynamo.reset()
+    compiled(a, a)
+    found = tool.explain(compiled, a, a, machine=MACHINE, quiet=True)
+    assert found.name == "add_sum" and len(found.graphs) == 1
+    layer = torch.compile(torch.nn.Linear(8, 3), backend="stepwell")
+    with torch.no_grad():
+        assert len(told(layer, a).graphs) == 1
+
+
 def test_nothing_to_compile():
     assert "Nothing was compiled" in str(told(lambda x: x, torch.randn(3)))
 

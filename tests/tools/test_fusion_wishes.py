@@ -99,6 +99,17 @@ def test_fuse_wins_over_profit(caplog):
     assert not warnings(caplog)
 
 
+def window(x):
+    y = torch.exp(x)
+    return y[:-2] + y[1:-1] + y[2:]
+
+
+def test_a_value_is_computed_in_its_reader_where_loops_cannot_be_shared(caplog):
+    assert launches(window, shape=(5000,)) == 2
+    assert launches(window, {"fuse": [["exp", "add_1"]]}, shape=(5000,)) == 1
+    assert not warnings(caplog)
+
+
 def test_an_illegal_wish_is_refused_with_the_reason(caplog):
     torch._dynamo.reset()
     x, y = torch.randn(64, 32), torch.randn(8, 5)
