@@ -95,7 +95,7 @@ def _each(single: Any, schema: Any) -> Callable[..., Any]:
 
     def decomposition(*args: Any, **kwargs: Any) -> list[Any]:
         bound = list(args) + [kwargs[n] for n in names[len(args) :] if n in kwargs]
-        count = len(bound[0])
+        count = next(len(b) for b, is_list in zip(bound, listed, strict=False) if is_list)
         results = []
         for k in range(count):
             own = [b[k] if is_list else b for b, is_list in zip(bound, listed, strict=False)]
