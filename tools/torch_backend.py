@@ -30,6 +30,7 @@ def stepwell(
 def compile_with(compilers: GraphCompilers, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile Dynamo's graph by `compilers`, which AOTAutograd calls for its parts."""
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch import config as functorch_config
 
     from ..lowering.decompositions import decomposition_table
 
@@ -42,7 +43,8 @@ def compile_with(compilers: GraphCompilers, gm: GraphModule, example_inputs: Seq
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    run = backend(gm, list(example_inputs))
+    with functorch_config.patch(unlift_effect_tokens=True):  # graphs make their own tokens: no argument, no result
+        run = backend(gm, list(example_inputs))
     return run if rebuild is None else lambda *args: rebuild(run(*args))
 
 

@@ -39,6 +39,11 @@ def _iota(b: Importer, length: Any, *, start: Any, step: Any, **options: Any) ->
     return b.cast(value, b.out_dtype)
 
 
+@rule(packet(prims, "_make_token"), packet(prims, "_sink_tokens"))
+def _token(b: Importer, *tokens: Any) -> None:
+    """Tokens only order the calls with effects, which keep the order of the graph anyway."""
+
+
 @rule(packet(prims, "fma"))
 def _fma(b: Importer, x: SSAValue, y: SSAValue, z: SSAValue) -> SSAValue:
     (x, y, z), _ = promote(b, (x, y, z))

@@ -33,3 +33,19 @@ def test_special_functions_of_the_library(dtype):
 def test_common_divisors(dtype):
     x = torch.arange(24).to(dtype)
     assert agree(lambda x, y: (torch.gcd(x, y), torch.lcm(x, y) + 1), x, x.flip(0)) == 0
+
+
+def test_checks_of_linear_algebra_keep_their_order():
+    def solve(a, b):
+        x = torch.linalg.solve(a, b)
+        return torch.linalg.tensorsolve(a.reshape(2, 2, 4), b.reshape(2, 2)), torch.linalg.inv(a).sum() + x.sum()
+
+    a, b = torch.randn(4, 4) + 4 * torch.eye(4), torch.randn(4)
+    agree(solve, a, b)
+    gradients = []
+    for fn in (torch.compile(solve, backend="stepwell"), solve):
+        own = [a.clone().requires_grad_(), b.clone().requires_grad_()]
+        gradients.append(torch.autograd.grad(sum(r.sum() for r in fn(*own)), own))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    with pytest.raises(RuntimeError, match="singular"):
+        torch.compile(solve, backend="stepwell")(torch.zeros(4, 4), b)
