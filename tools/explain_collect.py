@@ -31,9 +31,7 @@ from .explain_names import Names
 _QUIET = frozenset(("loop-fuse", "loop-schedule"))
 """Passes whose remarks are told in other words."""
 
-UNSEEN = (
-    f"they could be, but were not compared: they are over {NEAR} nests apart, or have data in common only through what is computed in them"
-)
+UNSEEN = f"they could be, but were not compared: they are over {NEAR} nests apart"
 """What the planner does not look at, for the sake of its speed."""
 
 

@@ -124,6 +124,7 @@ class Planner:
         self._reads: dict[Operation, list[Read]] = {}
         self._weight: dict[Operation, tuple[int, int]] = {}
         self._units: dict[SSAValue, Unit] = {}
+        self._readers: dict[SSAValue, list[Operation]] = {}
         self._depends: dict[int, set[int]] = {}
         self._group_of: dict[Operation, Group] = {}
 
@@ -270,6 +271,8 @@ class Planner:
             self._group_of[op] = group
             if "no_fuse" not in op.attributes:
                 self._join(group)
+            for tensor in dict.fromkeys(r.tensor for r in self.reads(info)):
+                self._readers.setdefault(tensor, []).append(op)
 
     def _inputs(self, unit: Unit) -> Iterable[SSAValue]:
         """Tensors that a unit needs."""
@@ -319,12 +322,16 @@ class Planner:
                 groups[unit.order] = unit
                 saved[unit.order] = saved.get(unit.order, 0) + 2 * self.bytes(tensor)
         for tensor in mine:
-            for other in self.consumers.get(tensor, ()):
-                sibling = self._group_of.get(other.op)
-                if sibling is None or sibling is group or group.order - sibling.order > NEAR or sibling.order > group.order:
-                    continue
-                groups[sibling.order] = sibling
-                saved[sibling.order] = saved.get(sibling.order, 0) + self.bytes(tensor)
+            siblings: dict[int, Group] = {}
+            for other in reversed(self._readers.get(tensor, ())):
+                if group.order - self.position[other] > NEAR:
+                    break
+                sibling = self._group_of[other]
+                if sibling is not group and sibling.order <= group.order:
+                    siblings[sibling.order] = sibling
+            for order, sibling in siblings.items():
+                groups[order] = sibling
+                saved[order] = saved.get(order, 0) + self.bytes(tensor)
         found = [(groups[k], saved[k]) for k in sorted(groups, key=lambda k: (-saved[k], -k)) if saved[k] > 0]
         if self.wishes is None or not self.wishes.partners:
             return found

@@ -239,7 +239,7 @@ def test_a_file_of_ir_is_told_at_each_level(tmp_path, opt_tool):
     file.write_text(IR)
     (graph,) = tool.explain_file(str(file), machine=MACHINE, quiet=True).graphs
     assert {name: op.place.line for name, op in graph.operators.items()} == {"a": 2, "s": 3, "c": 4}
-    assert graph.steps[0].operators == ["a", "s"]
+    assert sorted(graph.steps[0].operators) == ["a", "c", "s"]
     for passes, kind in (("nd-to-loop", "loop"), ("nd-to-loop,loop-fuse,loop-to-mem,mem-plan", "mem")):
         file.write_text(opt_tool("-p", passes, stdin=IR).out)
         (graph,) = tool.explain_file(str(file), machine=MACHINE, quiet=True).graphs
