@@ -72,6 +72,8 @@ def broadcast_map(source: tuple[Expr, ...], target: tuple[Expr, ...]) -> IndexMa
 def reshape_map(source: Sequence[Expr], target: Sequence[Expr], env: RangeEnv) -> IndexMap:
     """Row-major re-indexing, matched group by group so that only the dimensions that change meet division."""
     results: list[Expr] = [ZERO] * len(source)
+    if ZERO in source or ZERO in target:
+        return IndexMap(len(target), tuple(results))  # no element to find
     i = j = 0
     while i < len(source) or j < len(target):
         i0, j0 = i, j

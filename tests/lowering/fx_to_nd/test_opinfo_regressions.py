@@ -49,3 +49,9 @@ def test_checks_of_linear_algebra_keep_their_order():
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
     with pytest.raises(RuntimeError, match="singular"):
         torch.compile(solve, backend="stepwell")(torch.zeros(4, 4), b)
+
+
+def test_reshapes_without_elements():
+    x = torch.zeros(1, 2, 0, 3)
+    agree(lambda x: (x.mT.reshape(2, 0, 3), x.mT.reshape(-1, 5).sum(0), x.view(0, 7) + 1), x)
+    agree(torch.linalg.inv, torch.zeros(1, 1, 0, 0))
