@@ -1,5 +1,5 @@
-"""What torch.compile expects of the backend itself: how it is called, its options, its graphs, sizes, random numbers, errors, dumps; each
-test is one behaviour of the contract (its id is in the test's name)."""
+"""What torch.compile expects of the backend itself: how it is called, its options, its graphs, sizes, random numbers,
+errors, dumps. Each test is one behaviour of the contract (its id is in the test's name)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,9 @@ class Attention(torch.nn.Module):
 NETS = {
     "mlp": (lambda: torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)), (5, 8)),
     "conv": (
-        lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.MaxPool2d(2)),
+        lambda: torch.nn.Sequential(
+            torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
+        ),
         (2, 3, 8, 8),
     ),
     "attention": (Attention, (2, 6, 8)),
@@ -154,6 +156,12 @@ def test_aot_02_gradients_of_an_embedding():
     torch.testing.assert_close(gradients(net, compiled(net), index), want)
 
 
+def saved_elements(backward):
+    """How much a backward graph is given besides the gradients of the outputs."""
+    inputs = [n for n in backward.graph.nodes if n.op == "placeholder" and "tangents" not in n.name]
+    return sum(n.meta["val"].numel() for n in inputs)
+
+
 def test_aot_03_the_partitioner_saves_little():
     saved = []
 
@@ -161,7 +169,7 @@ def test_aot_03_the_partitioner_saves_little():
         from stepwell.tools import torch_backend
 
         forward, backward = torch_backend.partition(gm, inputs, **kwargs)
-        saved.append(sum(n.meta["val"].numel() for n in backward.graph.nodes if n.op == "placeholder" and "tangents" not in n.name))
+        saved.append(saved_elements(backward))
         return forward, backward
 
     from functorch.compile import default_partition
@@ -169,7 +177,7 @@ def test_aot_03_the_partitioner_saves_little():
 
     def plain(gm, inputs, **kwargs):
         forward, backward = default_partition(gm, inputs, **kwargs)
-        saved.append(sum(n.meta["val"].numel() for n in backward.graph.nodes if n.op == "placeholder" and "tangents" not in n.name))
+        saved.append(saved_elements(backward))
         return forward, backward
 
     x, w = torch.randn(64, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
@@ -207,7 +215,8 @@ def test_aot_06_training_that_updates_an_input_keeps_strides_of_outputs():
 
 
 def test_aot_10_saved_strides_fit_the_backward():
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3)).to(memory_format=torch.channels_last)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
+    net = net.to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
     want = gradients(net, net, x)
     torch.testing.assert_close(gradients(net, compiled(net), x), want, rtol=1e-3, atol=1e-4)
@@ -261,7 +270,8 @@ def test_dy_06_sizes_as_outputs_and_saved_for_backward():
 
 def test_dy_15_empty_tensors():
     def fn(x, y):
-        return x + 1, x.sum(), x.sum(0), x.sum(1), x.mean(1), torch.cat([x, y]), x @ y.t(), x.softmax(1), x.reshape(3, 0)
+        joined = torch.cat([x, y])
+        return x + 1, x.sum(), x.sum(0), x.sum(1), x.mean(1), joined, x @ y.t(), x.softmax(1), x.reshape(3, 0)
 
     x, y = torch.randn(0, 3), torch.randn(2, 3)
     for got, want in zip(compiled(fn)(x, y), fn(x, y), strict=True):
@@ -361,7 +371,8 @@ def test_nr_03_low_precision_is_computed_in_float32(dtype):
 
 def test_nr_04_integers_and_special_values():
     def ints(a, b):
-        return a // b, a % b, torch.div(a, b, rounding_mode="trunc"), a / b, torch.fmod(a, b), a & b, a << 2, (a * 77).to(torch.int8)
+        truncated = torch.div(a, b, rounding_mode="trunc")
+        return a // b, a % b, truncated, a / b, torch.fmod(a, b), a & b, a << 2, (a * 77).to(torch.int8)
 
     a, b = torch.tensor([7, -7, 7, -7, 0, 100]), torch.tensor([3, 3, -3, -3, 5, -7])
     check(ints, a, b)
@@ -373,8 +384,9 @@ def test_nr_04_integers_and_special_values():
 
     def floats(x, y):
         return (
-            torch.maximum(x, y), torch.minimum(x, y), torch.fmax(x, y), x.amax(), x.argmax(), x.relu(), x.sign(), x.clamp(-1, 1),
-            x == y, x < y, x.isnan(), x // y, x % y, torch.where(x > 0, x, y), x.round(), x.sigmoid(), x.exp(), x.tanh(),
+            torch.maximum(x, y), torch.minimum(x, y), torch.fmax(x, y), x.amax(), x.argmax(), x.relu(), x.sign(),
+            x.clamp(-1, 1), x == y, x < y, x.isnan(), x // y, x % y, torch.where(x > 0, x, y), x.round(), x.sigmoid(),
+            x.exp(), x.tanh(),
         )  # fmt: skip
 
     check(floats, x, y)
@@ -446,7 +458,8 @@ def test_dbg_05_counters(monkeypatch, tmp_path):
         stepwell.reset_counters()
         compiled(lambda x: torch.linalg.qr(x.softmax(-1))[0] + 1)(x)
         seen.append({k: v for k, v in stepwell.counters.items() if k != "compile_seconds"})
-        assert set(stepwell.counters["compile_seconds"]) >= {"import", "nd", "loop", "mem", "cpu", "host", "emit", "object", "load"}
+        phases = "import nd loop mem cpu host emit object load"
+        assert set(stepwell.counters["compile_seconds"]) >= set(phases.split())
     misses, hits = seen[0].pop("cache_misses"), seen[1].pop("cache_hits")
     assert (misses, seen[0].pop("cache_hits")) == (1, 0) and (hits, seen[1].pop("cache_misses")) == (1, 0)
     assert seen[0] == seen[1]

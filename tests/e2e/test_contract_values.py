@@ -1,5 +1,5 @@
-"""What a compiled region owes its caller about inputs, outputs, aliasing and in-place updates; each test is one behaviour of the contract
-between torch.compile and a backend (its id is in the test's name)."""
+"""What a compiled region owes its caller about inputs, outputs, aliasing and in-place updates. Each test is one behaviour
+of the contract between torch.compile and a backend (its id is in the test's name)."""
 
 from __future__ import annotations
 
@@ -197,16 +197,14 @@ def test_ly_01_channels_last():
 
 
 def test_cn_01_zero_dimensional_constants_are_literals():
-    values = [torch.tensor(2.5), torch.tensor(float("inf")), torch.tensor(float("nan")), torch.tensor(3), torch.tensor(True),
-              torch.tensor(0.1, dtype=torch.float64)]  # fmt: skip
-
     def fn(x):
-        return [x * torch.tensor(2.5), x + torch.tensor(float("inf")), x * torch.tensor(float("nan")), x * torch.tensor(3),
-                x * torch.tensor(True), x * torch.tensor(0.1, dtype=torch.float64)]  # fmt: skip
+        return [
+            x * torch.tensor(2.5), x * torch.tensor(float("-inf")), x * torch.tensor(float("nan")), x * torch.tensor(3),
+            x * torch.tensor(True), x * torch.tensor(0.1, dtype=torch.float64), x.long() + torch.tensor(2**40),
+        ]  # fmt: skip
 
     x = torch.randn(7)
-    for value, got in zip(values, compiled(fn)(x), strict=True):
-        torch.testing.assert_close(got, x * value if value.isfinite() or value.isnan() else x + value, equal_nan=True)
+    torch.testing.assert_close(compiled(fn)(x), fn(x), equal_nan=True)
 
 
 def test_cn_03_larger_constants():
@@ -340,7 +338,9 @@ def test_mut_09_one_object_returned_twice():
 def test_mut_11_running_statistics_and_optimiser_steps():
     def make():
         torch.manual_seed(1)
-        return torch.nn.Sequential(torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        return torch.nn.Sequential(
+            torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        )
 
     plain, fast = make(), make()
     results = []
