@@ -399,7 +399,7 @@ class Planner:
             return "a loop of one of them is sequential"
         if self._overwrites_what_is_read(first, second):
             return "one of them stores into a tensor of the other that is read elsewhere"
-        if self._path_between(first, second):
+        if self._path_between(first, second) or self._path_between(second, first):
             return "another operation between them needs the first and is needed by the second"
         alignment = self._align(first, second, wanted)
         if isinstance(alignment, str):
@@ -419,7 +419,7 @@ class Planner:
         """Whether a path from `first` to `second` leaves them."""
         stack = [u for u in self._producers(second) if u is not first]
         seen: set[int] = set()
-        low = first.order
+        low = min(self.position[m.info.op] for m in first.members)
         while stack:
             unit = stack.pop()
             if id(unit) in seen:

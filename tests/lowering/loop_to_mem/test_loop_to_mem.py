@@ -108,9 +108,7 @@ func.func @forward(%x: !nd.tensor<3 x 4 x f32>, %y: !nd.tensor<2 x 4 x f32>) -> 
 
 
 def test_a_chain_of_stores_fills_one_buffer(level, seeded):
-    text = CAT.replace("RESULTS", "!nd.tensor<5 x 4 x f32>").replace(
-        "RETURN", "func.return %b : !nd.tensor<5 x 4 x f32>"
-    )
+    text = CAT.replace("RESULTS", "!nd.tensor<5 x 4 x f32>").replace("RETURN", "func.return %b : !nd.tensor<5 x 4 x f32>")
     x, y = seeded(3, 4), seeded(2, 4)
     module = level.check(text, [x, y], want=[torch.cat([x, y])])
     assert level.copies(module) == 0 and level.allocs(module, "output") == 1 and level.allocs(module, "arena") == 0
@@ -295,9 +293,7 @@ func.func @forward(%x: !nd.tensor<4 x f32>) -> (!nd.tensor<4 x f32> {nd.alias = 
   func.return %x : !nd.tensor<4 x f32>
 }
 """
-    with pytest.raises(
-        PassError, match='result 0: nd.alias is "result 0", it must name an argument or an earlier result'
-    ):
+    with pytest.raises(PassError, match='result 0: nd.alias is "result 0", it must name an argument or an earlier result'):
         level.lower(text)
 
 

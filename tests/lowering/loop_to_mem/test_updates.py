@@ -184,9 +184,7 @@ def test_a_scatter_of_what_it_overwrites_is_copied(level, seeded):
 
 
 def test_a_scatter_into_an_argument_that_stays(level, seeded):
-    text = SCATTER.replace("RESULTS", " -> !nd.tensor<8 x f32>").replace(
-        "RETURN", "func.return %a : !nd.tensor<8 x f32>"
-    )
+    text = SCATTER.replace("RESULTS", " -> !nd.tensor<8 x f32>").replace("RETURN", "func.return %a : !nd.tensor<8 x f32>")
     text = text.replace("loop.load SOURCE : f32", "loop.load %v[%i] : !nd.tensor<3 x f32> -> f32")
     text = "\n".join(line for line in text.split("\n") if "nd.update" not in line)
     module = level.check(text, [seeded(8), torch.tensor([2, 1, 0]), seeded(3)])
