@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import ArrayAttr, StringAttr, UnitAttr, f32, i64
+from xdsl.dialects.builtin import ArrayAttr, IntegerType, StringAttr, UnitAttr, f32, i1, i64
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -14,7 +14,7 @@ from ...dialects import loop, nd
 from ...dialects.call_args import Arg, Call, CallAttr
 from ...dialects.expr import Expr, IndexMap, as_expr, dim, product, strides_contiguous
 from ...dialects.nd_pointwise import OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
-from ...dialects.nd_types import LOW_PRECISION, compute_type, is_float, tensor_type
+from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, is_float, tensor_type
 from ...passes.loop.body import Body
 from . import scalars
 from .lowering import INLINE, Lowering, broadcast_map
@@ -174,12 +174,24 @@ def _reduction(
 
 def _reduce(low: Lowering, op: nd.ReduceOp) -> None:
     source, target = tensor_type(op.input).element_type, tensor_type(op.result).element_type
-    kind = compute_type(target)
+    kind, order = compute_type(target), _signed_order if op.kind.data in ("max", "min") else _as_is
     _reduction(
         low, op, op.dims.data, op.kind.data, [kind],
-        lambda b, x, i, s: [scalars.cast(b, x, source, target, exact=False)],
-        lambda b, r: [low.rounded(b, r[0], target)],
+        lambda b, x, i, s: [order(b, scalars.cast(b, x, source, target, exact=False), target)],
+        lambda b, r: [low.rounded(b, order(b, r[0], target), target)],
     )  # fmt: skip
+
+
+def _as_is(b: Body, x: SSAValue, t: Attribute) -> SSAValue:
+    return x
+
+
+def _signed_order(b: Body, x: SSAValue, t: Attribute) -> SSAValue:
+    """Reductions compare signed: an unsigned integer with its top bit flipped is in the same order there (twice: itself)."""
+    if t not in UNSIGNED or t == i1:
+        return x
+    assert isinstance(x.type, IntegerType)
+    return b.emit(arith.XOrIOp, (x, b.constant(-(1 << (x.type.width.data - 1)), x.type)), x.type)
 
 
 def _arg_reduce(low: Lowering, op: nd.ArgReduceOp) -> None:
@@ -187,11 +199,11 @@ def _arg_reduce(low: Lowering, op: nd.ArgReduceOp) -> None:
 
     def yielded(b: Body, x: SSAValue, index: Sequence[Expr], sizes: Sequence[Expr]) -> list[SSAValue]:
         flat = sum((e * s for e, s in zip(index, strides_contiguous(sizes), strict=True)), ZERO)
-        return [x, b.index_value(flat, i64)]
+        return [_signed_order(b, x, source), b.index_value(flat, i64)]
 
     _reduction(
         low, op, op.dims.data, op.kind.data, [compute_type(source), i64], yielded,
-        lambda b, r: [r[0], scalars.index_to(b, r[1], target)],
+        lambda b, r: [_signed_order(b, r[0], source), scalars.index_to(b, r[1], target)],
     )  # fmt: skip
 
 
@@ -222,17 +234,18 @@ def _scan(low: Lowering, op: nd.ScanOp) -> None:
     (axis,) = op.dim.data
     kept = [k for k in range(t.rank) if k != axis]
     with_index = len(op.results) == 2
-    kind = compute_type(target)
+    kind, order = compute_type(target), _signed_order if op.kind.data in ("max", "min") else _as_is
 
     def body(b: Body, index: tuple[Expr, ...], outs: Sequence[SSAValue]) -> None:
         scan = loop.ScanOp.build_scan(t.dims[axis], op.kind.data, [kind, i64] if with_index else [kind])
         with b.inner(scan, scan.body, [t.dims[axis]]) as inner:
             x = low.element(b, op.input, _merge(kept, [axis], index, inner))
-            x = scalars.cast(b, x, t.element_type, target, exact=False)
+            x = order(b, scalars.cast(b, x, t.element_type, target, exact=False), target)
             values = [x, b.index_value(inner[0], i64)] if with_index else [x]
             b.append(loop.YieldOp.create(operands=values))
         with b.inner(scan, scan.do, [t.dims[axis]]) as inner:
-            for value, out in zip(scan.do_block.args[1:], outs, strict=True):
+            found, *rest = scan.do_block.args[1:]
+            for value, out in zip([order(b, found, target), *rest], outs, strict=True):
                 b.store(value, out, _merge(kept, [axis], index, inner))
 
     nest = low.nest(op, [t.dims[k] for k in kept], [low.empty(r.type) for r in op.results], body)

@@ -55,3 +55,13 @@ def test_reshapes_without_elements():
     x = torch.zeros(1, 2, 0, 3)
     agree(lambda x: (x.mT.reshape(2, 0, 3), x.mT.reshape(-1, 5).sum(0), x.view(0, 7) + 1), x)
     agree(torch.linalg.inv, torch.zeros(1, 1, 0, 0))
+
+
+def test_extremes_of_unsigned_integers():
+    def extremes(x):
+        y = x - 3
+        return y.amax(0), y.amin(1), y.argmax(1), y.argmin(0), y.max(), *y.max(1), *y.min(0), *y.cummax(0), *y.cummin(1)
+
+    torch.manual_seed(0)
+    for dtype, high in ((torch.uint8, 256), (torch.int8, 128)):
+        agree(extremes, torch.stack([torch.randperm(high)[:70] for _ in range(5)]).to(dtype))
