@@ -148,7 +148,7 @@ def _assemble(
         name,
         FunctionType.from_lists(arguments, [v.type for v in results.values]),
         Region(b.block),
-        arg_attrs=ArrayAttr([*attributes, *constant_attributes(len(b.constants))]),
+        arg_attrs=ArrayAttr([*attributes, *constant_attributes(b.constants)]),
         res_attrs=ArrayAttr(results.attributes),
     )
     module = ModuleOp([func])

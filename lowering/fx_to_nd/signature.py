@@ -13,7 +13,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.expr import Expr, free_syms, strides_contiguous
 from ...dialects.expr_syntax import ExprAttr
-from ...dialects.nd_types import RangeAttr, TensorType
+from ...dialects.nd_types import LayoutAttr, RangeAttr, TensorType
 from ..sympy_bridge import hints_of, ranges_of
 from .aliases import root
 from .builder import UNIT
@@ -84,9 +84,15 @@ def _add_argument(b: Importer, kind: Attribute) -> SSAValue:
     return b.block.insert_arg(kind, len(b.block.args))
 
 
-def constant_attributes(count: int) -> list[DictionaryAttr]:
-    """Attributes of the arguments that carry the constant tensors."""
-    return [DictionaryAttr({"nd.constant": IntegerAttr(k, i64)}) for k in range(count)]
+def constant_attributes(constants: Sequence[torch.Tensor]) -> list[DictionaryAttr]:
+    """Attributes of the arguments that carry the constant tensors: which one, and its strides."""
+    found: list[DictionaryAttr] = []
+    for k, value in enumerate(constants):
+        attrs: dict[str, Attribute] = {"nd.constant": IntegerAttr(k, i64)}
+        if value.layout == torch.strided:
+            attrs["nd.layout"] = LayoutAttr.get([int(s) for s in value.stride()])
+        found.append(DictionaryAttr(attrs))
+    return found
 
 
 # ---- results

@@ -133,7 +133,7 @@ class Wishes:
             meant = [op for entry in wish for op in self.meant(entry)]
             if not meant or _together(meant, planner):
                 continue
-            for op in meant:
+            for op in (o for o in meant if isinstance(o, loop.NestOp)):
                 readers = planner.consumers.get(op.results[0], []) if op.results else []
                 if any(r.op in meant for r in readers) and not planner.cannot_inline(nest_info(op)):
                     found.add(op)

@@ -383,3 +383,17 @@ def test_ce_04_boxed_calls_release_their_inputs():
     result = run(args)
     gc.collect()
     assert args == [] and dead() is None and len(result) == 1 and run._boxed_call
+
+
+def test_cn_03_constants_keep_their_strides():
+    """CN-03: a constant tensor that is not row-major is read as it lies."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from stepwell.tools.compile_graph import compile_graph
+    from stepwell.tools.options import make_options
+
+    table = torch.arange(54.0).reshape(6, 9).t()
+    x = torch.randn(9, 6)
+    gm = make_fx(lambda x: (x * table,))(x)
+    (got,) = compile_graph(gm, [x], make_options())([x])
+    torch.testing.assert_close(got, x * table)
