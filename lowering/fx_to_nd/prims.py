@@ -44,7 +44,7 @@ def _token(b: Importer, *tokens: Any) -> None:
     """Tokens only order the calls with effects, which keep the order of the graph anyway."""
 
 
-@rule(packet(prims, "fma"))
+@rule("prims::fma")  # torch registers it late, when something else imports it
 def _fma(b: Importer, x: SSAValue, y: SSAValue, z: SSAValue) -> SSAValue:
     (x, y, z), _ = promote(b, (x, y, z))
     return b.fma(x, y, z)

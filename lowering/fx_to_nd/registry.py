@@ -22,8 +22,8 @@ _RESOLVED: dict[Any, Rule | None] = {}
 
 
 def rule(*targets: Any) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of operators: packets (all overloads) or overloads. A name that this torch lacks
-    is None."""
+    """Register a function as the rule of operators: packets (all overloads), overloads, or qualified names for those
+    that may be registered later than we are loaded. A name that this torch lacks is None."""
 
     def register(fn: Rule) -> Rule:
         for target in targets:
@@ -42,7 +42,7 @@ def find_rule(target: Any) -> Rule | None:
     except KeyError:
         found = REGISTRY.get(target)
         if found is None and isinstance(target, torch._ops.OpOverload):
-            found = REGISTRY.get(target.overloadpacket) or _in_place(target)
+            found = REGISTRY.get(target.overloadpacket) or REGISTRY.get(target._schema.name) or _in_place(target)
         _RESOLVED[target] = found
         return found
 
