@@ -129,7 +129,10 @@ class IndexMap:
     @staticmethod
     def identity(n: int) -> IndexMap:
         """(d0, ..., d(n-1)) -> (d0, ..., d(n-1))."""
-        return IndexMap(n, tuple(map(dim, range(n))))
+        found = _IDENTITIES.get(n)
+        if found is None:
+            found = _IDENTITIES[n] = IndexMap(n, tuple(map(dim, range(n))))
+        return found
 
     @property
     def is_identity(self) -> bool:
@@ -149,7 +152,7 @@ class IndexMap:
         if len(indices) != self.num_dims:
             raise ValueError(f"the map {self} takes {self.num_dims} indices, got {len(indices)}")
         indices = tuple(indices)
-        return tuple(dims_subs(e, indices) for e in self.results)
+        return tuple([dims_subs(e, indices) for e in self.results])
 
     def compose(self, inner: IndexMap) -> IndexMap:
         """The map x -> self(inner(x))."""
@@ -186,6 +189,7 @@ class IndexMap:
 
 
 _MAPS: dict[tuple[int, tuple[Expr, ...]], IndexMap] = {}
+_IDENTITIES: dict[int, IndexMap] = {}
 
 
 def strides_contiguous(shape: Sequence[ExprLike]) -> tuple[Expr, ...]:

@@ -301,6 +301,8 @@ def _coerce(x: Any) -> Expr | None:
 
 def as_expr(x: ExprLike) -> Expr:
     """`x` itself, or the constant of an int. Anything else (a torch.SymInt too) is a TypeError."""
+    if isinstance(x, Expr):
+        return x
     e = _coerce(x)
     if e is None:
         raise TypeError(f"expected an index expression or an int, got {type(x).__name__}: {x!r}")

@@ -76,8 +76,9 @@ def rebuild(e: Expr, memo: dict[Expr, Expr]) -> Expr:
 
 def dims_subs(e: Expr, replacements: Sequence[ExprLike]) -> Expr:
     """`e` with every `d_i` replaced by `replacements[i]`. IndexError names a dimension beyond the end."""
-    if isinstance(e, Dim) and e.index < len(replacements):
-        return as_expr(replacements[e.index])
+    if type(e) is Dim and e.index < len(replacements):
+        new = replacements[e.index]
+        return new if isinstance(new, Expr) else as_expr(new)
     dims = free_dims(e)
     if not dims:
         return e
