@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..errors import CompileError, StepwellError
 from .compile_graph import Watch, compile_graph, is_empty, passthrough
 from .options import Options, make_options
 
@@ -97,15 +98,22 @@ class GraphCompilers:
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
         if is_empty(gm):
             return passthrough(gm)
-        with _lock, _disable_current_modes():
-            program = compile_graph(gm, example_inputs, self.options, kind=kind, watch=self.watch, matched=self.matched)
+        try:
+            with _lock, _disable_current_modes():
+                program = compile_graph(
+                    gm, example_inputs, self.options, kind=kind, watch=self.watch, matched=self.matched
+                )
+        except (StepwellError, torch._dynamo.exc.TorchDynamoException):
+            raise
+        except Exception as error:
+            raise CompileError(f"the {kind} graph could not be compiled: {type(error).__name__}: {error}") from error
         report_strides(gm)
         return program
 
 
 def report_strides(gm: GraphModule) -> None:
-    """Tell AOTAutograd the strides of the results: torch's own, as the graph's metadata has them. None leaves it at those, which serves for
-    symbolic strides (AOTAutograd can only take numbers)."""
+    """Tell AOTAutograd the strides of the results: torch's own, as the graph's metadata has them. None leaves it at
+    those, which serves for symbolic strides (AOTAutograd can only take numbers)."""
     from torch._guards import TracingContext
 
     tracing = TracingContext.try_get()

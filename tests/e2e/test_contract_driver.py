@@ -431,6 +431,16 @@ def test_err_01_errors_have_one_type_and_a_cause():
     assert ValueError in causes
 
 
+def test_err_01_failures_outside_of_passes_too(monkeypatch):
+    def fail(*_, **__):
+        raise KeyError("lost")
+
+    monkeypatch.setattr("stepwell.tools.compile_graph.import_graph", fail)
+    with pytest.raises(Exception, match="the inference graph could not be compiled: KeyError: 'lost'") as caught:
+        compiled(lambda x: x + 1)(torch.randn(3))
+    assert isinstance(caught.value.inner_exception, stepwell.StepwellError)
+
+
 def test_err_02_suppressed_errors_leave_it_to_eager(caplog):
     x = torch.randn(3)
     with torch._dynamo.config.patch(suppress_errors=True), caplog.at_level(logging.WARNING):
