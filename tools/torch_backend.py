@@ -103,7 +103,7 @@ class GraphCompilers:
                 program = compile_graph(
                     gm, example_inputs, self.options, kind=kind, watch=self.watch, matched=self.matched
                 )
-        except (StepwellError, torch._dynamo.exc.TorchDynamoException):
+        except (StepwellError, torch._dynamo.exc.TorchDynamoException):  # pyright: ignore[reportAttributeAccessIssue]
             raise
         except Exception as error:
             raise CompileError(f"the {kind} graph could not be compiled: {type(error).__name__}: {error}") from error
