@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import sys
 from collections.abc import Callable, MutableSet, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -158,6 +159,8 @@ def build(
         remarks=_remarks(debug, watch), records=watch.record if watch else None,
     )  # fmt: skip
     run(pipeline, module, ctx, instrument)
+    if options.timing:
+        print(instrument.timing_report(), file=sys.stderr)
     return load(module, imported.constants, imported.objects, options, debug)
 
 
