@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from ..dialects import load_dialects
 from ..dialects.expr import Expr, evaluate, free_syms
-from ..lowering.fx_to_nd import Imported, import_graph
+from ..lowering.fx_to_nd import Border, Imported, import_graph
 from ..passes.instrumentation import Instrumentation, Remark
 from ..passes.manager import Pipeline, run
 from ..passes.pipelines import default_pipeline
@@ -89,12 +89,13 @@ def compile_graph(
     kind: str = "inference",
     static_inputs: Sequence[int] = (),
     output_strides: Sequence[Any] | None = None,
+    border: Border | None = None,
     watch: Watch | None = None,
     matched: MutableSet[str] | None = None,
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """Compile `gm` (ATen, functional but for updates of inputs) to a boxed function: one list in, which it empties, a sequence out.
 
-    kind is "forward", "backward" or "inference" and names the graph in logs and dumps. `watch` is told
+    kind is "forward", "backward" or "inference" and names the graph in logs and dumps. `border`: see import_graph. `watch` is told
     what happens; `matched` is shared by the graphs of one compilation (see fusion_control.apply_wishes)."""
     number = next(_serial)
     debug = DebugFolder.make(options.debug, kind, number)
@@ -107,6 +108,7 @@ def compile_graph(
                 example_inputs,
                 static_inputs=static_inputs,
                 output_strides=output_strides,
+                border=border,
                 numerics=options.numerics,
                 fallback_random=options.fallback_random,
             )

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CompileError, StepwellError
+from ..lowering.fx_to_nd import Border
 from .compile_graph import Watch, compile_graph, is_empty, passthrough
 from .options import Options, make_options
 
@@ -101,7 +102,7 @@ class GraphCompilers:
         try:
             with _lock, _disable_current_modes():
                 program = compile_graph(
-                    gm, example_inputs, self.options, kind=kind, watch=self.watch, matched=self.matched
+                    gm, example_inputs, self.options, kind=kind, border=border(gm, kind), watch=self.watch, matched=self.matched
                 )
         except (StepwellError, torch._dynamo.exc.TorchDynamoException):  # pyright: ignore[reportAttributeAccessIssue]
             raise
@@ -109,6 +110,28 @@ class GraphCompilers:
             raise CompileError(f"the {kind} graph could not be compiled: {type(error).__name__}: {error}") from error
         report_strides(gm)
         return program
+
+
+def border(gm: GraphModule, kind: str) -> Border | None:
+    """Which outputs of a forward or inference graph AOTAutograd rebuilds as views of inputs, or copies into them."""
+    from torch._functorch._aot_autograd.schemas import OutputType
+    from torch._guards import TracingContext
+
+    tracing = TracingContext.try_get()
+    metadata = tracing.fw_metadata if tracing is not None else None
+    if kind == "backward" or metadata is None:
+        return None
+    updates = dict(enumerate(metadata.mutated_inp_runtime_indices))
+    rebuilt = (OutputType.alias_of_input, OutputType.is_input)
+    views = {
+        len(updates) + k: info.base_idx
+        for k, info in enumerate(metadata.output_info)
+        if info.output_type in rebuilt and info.base_idx is not None
+    }
+    count = len(gm.graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
+    if any(position >= count for position in views):
+        return None
+    return Border(views, updates)
 
 
 def report_strides(gm: GraphModule) -> None:

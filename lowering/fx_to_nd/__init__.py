@@ -20,9 +20,10 @@ from ...dialects import nd
 from ...dialects.expr import Expr
 from ...dialects.nd_types import TensorType
 from .importer import Counts, Importer, ImportFailure
+from .input_views import Border, input_views
 from .signature import Output, Results, constant_attributes, placeholder, symbol_ranges
 
-__all__ = ["Counts", "ImportFailure", "Imported", "Output", "import_graph"]
+__all__ = ["Border", "Counts", "ImportFailure", "Imported", "Output", "import_graph"]
 
 _FAMILIES = (
     "attention",
@@ -80,6 +81,7 @@ def import_graph(
     name: str = "forward",
     static_inputs: Sequence[int] = (),
     output_strides: Sequence[Any] | None = None,
+    border: Border | None = None,
     numerics: str = "default",
     fallback_random: bool = False,
 ) -> Imported:
@@ -87,7 +89,8 @@ def import_graph(
 
     gm: an ATen graph, functional but for writes to its inputs; nodes without metadata get it by fake propagation of
     `example_inputs`. static_inputs: positions of placeholders whose address does not change between calls.
-    output_strides: for each output the strides that the caller must see, None for torch's own. numerics "eager" rounds
+    output_strides: for each output the strides that the caller must see, None for torch's own. border: which outputs
+    the caller makes views or new values of inputs. numerics "eager" rounds
     f16 and bf16 after every op. fallback_random: random numbers
     from the library's generator, as eager draws them. Raises ImportFailure with the node and the user's line."""
     load_rules()
@@ -101,7 +104,7 @@ def import_graph(
         if node.op not in ("placeholder", "output"):
             b.run(node)
     b.node, b.location = output, b.locate(output)
-    results = _results(b, output, places, output_strides)
+    results = _results(b, nodes, places, output_strides, border or Border())
     return _assemble(b, name, numerics, inputs, attributes, results)
 
 
@@ -122,12 +125,15 @@ def _arguments(
     return inputs, attributes, places
 
 
-def _results(b: Importer, output: Node, places: dict[Node, int], strides: Sequence[Any] | None) -> Results:
-    items = output.args[0]
+def _results(
+    b: Importer, nodes: Sequence[Node], places: dict[Node, int], strides: Sequence[Any] | None, border: Border
+) -> Results:
+    items = nodes[-1].args[0]
     if not isinstance(items, (list, tuple)):
         raise ImportFailure(f"the graph must return a tuple or list, it returns {items}")
     given = strides if strides is not None else [None] * len(items)
-    results = Results(b, places, {n: s for n, s in zip(items, given, strict=True) if isinstance(n, Node)})
+    wanted = {n: s for n, s in zip(items, given, strict=True) if isinstance(n, Node)}
+    results = Results(b, places, wanted, input_views(nodes, border))
     for item in items:
         results.add(item)
     for node, value in b.updates.items():

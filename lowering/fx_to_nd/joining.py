@@ -108,7 +108,7 @@ def select_scatter(b: Importer, x: SSAValue, source: SSAValue, d: int, index: An
     """x with x.select(d, index) = source."""
     dims = b.dims(x)
     d %= len(dims)
-    place = front_index(dims[d], index)
+    place = front_index(b, dims[d], index)
     if place is None:
         return NotImplemented
     source = b.reshape(b.cast(source, b.dtype(x)), (*dims[:d], ONE, *dims[d + 1 :]))

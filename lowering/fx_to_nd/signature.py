@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..sympy_bridge import hints_of, ranges_of
 from .aliases import root
 from .builder import UNIT
 from .importer import Importer
+from .input_views import InputView
 from .metadata import device_name, element_type
 from .scalars import ScalarValue, SymScalar, python_call, scalar_number
 
@@ -101,22 +103,33 @@ def constant_attributes(constants: Sequence[torch.Tensor]) -> list[DictionaryAtt
 class Results:
     """Collects the function's results while the FX outputs are walked."""
 
-    def __init__(self, b: Importer, argument_places: dict[Node, int], strides: dict[Node, Sequence[Any] | None]):
+    def __init__(
+        self,
+        b: Importer,
+        argument_places: dict[Node, int],
+        strides: dict[Node, Sequence[Any] | None],
+        input_views: Mapping[int, InputView],
+    ):
         self.b = b
         self.places = argument_places
         self.strides = strides
+        self.input_views = input_views
+        self.shared = _shared_roots(strides)
         self.values: list[SSAValue] = []
         self.attributes: list[DictionaryAttr] = []
         self.outputs: list[Output] = []
         self._by_node: dict[Node, int] = {}
+        self._by_view: dict[tuple[Node, Node], int] = {}
         self._by_root: dict[Node, int] = {}
         self._numbers: dict[SSAValue, int] = {}
 
     def add(self, item: Any) -> None:
-        """One output of the FX graph."""
+        """The next output of the FX graph."""
         value = self.b.argument(item)
+        view = self.input_views.get(len(self.outputs))
         if isinstance(value, SSAValue):
-            self.outputs.append(Output("result", self._tensor(item, value)))
+            place = self._tensor(item, value) if view is None else self._input_view(item, value, view)
+            self.outputs.append(Output("result", place))
         elif isinstance(value, Expr):
             self._size(value)
         elif isinstance(value, (SymScalar, ScalarValue)):
@@ -153,7 +166,7 @@ class Results:
         base = root(node)
         if base is not node and base in self.strides:  # a view may stand before its base
             self._tensor(base, self.b.env[base])
-        if base is not node and val.layout == torch.strided and _overlaps(val):
+        if base is not node and val.layout == torch.strided and (_overlaps(val) or base in self.shared):
             self._tensor(base, self.b.env[base])  # shown as the view that it is: the base becomes a result too
         alias, base_val = self._alias(base)
         if alias and (base_val.dtype != val.dtype or not self._offset_known(val)):
@@ -175,6 +188,17 @@ class Results:
         if base is node:
             self._by_root[node] = place
         return place
+
+    def _input_view(self, node: Node, value: SSAValue, view: InputView) -> int:
+        """A result of which the caller takes the layout alone: nothing is computed for it."""
+        key = (node, view.node)
+        if key not in self._by_view:
+            b, val, base = self.b, view.val, view.node.meta["val"]
+            offset = b.size_of(val.storage_offset()) - b.size_of(base.storage_offset())
+            layout = b.layout(b.sizes(val.stride()), b.size_of(offset))
+            alias = StringAttr(f"arg {self.places[view.node]}")
+            self._by_view[key] = self._append(value, {"nd.layout": layout, "nd.alias": alias})
+        return self._by_view[key]
 
     def _alias(self, base: Node) -> tuple[str, Any]:
         """ "arg 2" or "result 0" for what a view's chain ends in, when that is at the border, and torch's value of
@@ -200,6 +224,21 @@ class Results:
         self.values.append(value)
         self.attributes.append(DictionaryAttr(attrs))
         return len(self.values) - 1
+
+
+def _shared_roots(outputs: Iterable[Node]) -> set[Node]:
+    """Values that several outputs are views of, without being outputs, and that are not laid out as kernels do it by
+    themselves: only as results do they get torch's strides, which the views need to share the memory."""
+    counts = Counter(base for node in outputs if (base := root(node)) is not node)
+    return {
+        base
+        for base, n in counts.items()
+        if n > 1
+        and base.op != "placeholder"
+        and isinstance(val := base.meta.get("val"), torch.Tensor)
+        and val.layout == torch.strided
+        and not val.is_contiguous()
+    }
 
 
 def _overlaps(val: torch.Tensor) -> bool:

@@ -136,18 +136,22 @@ def _nonnegative(e: Expr) -> bool:
 @rule(aten.select, packet(aten, "select_copy"))
 def _select(b: Importer, x: SSAValue, d: int, index: Any) -> SSAValue:
     d %= b.rank(x)
-    place = front_index(b.dims(x)[d], index)
+    place = front_index(b, b.dims(x)[d], index)
     return NotImplemented if place is None else b.select_dim(x, d, place)
 
 
-def front_index(size: Expr, index: Any) -> Expr | None:
-    """An index counted from the front; None when the sign of a symbolic one is unknown."""
+def front_index(b: Importer, size: Expr, index: Any) -> Expr | None:
+    """An index into `size` elements counted from the front; None for one that only the call can check."""
     if not isinstance(index, (int, Expr)):
         return None
     place = as_expr(index)
     if place.is_const:
         return place if int(place) >= 0 else size + place
-    return place if _nonnegative(place) else None
+    if _nonnegative(place):
+        return place
+    if any(str(s) not in b.argument_symbols for s in free_syms(place)):
+        return None
+    return place % size  # guards of torch hold it between -size and size - 1
 
 
 @rule(aten.narrow, packet(aten, "narrow_copy"))

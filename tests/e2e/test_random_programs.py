@@ -165,6 +165,37 @@ IN_PLACE = [
     "{a}.masked_fill_({a} > 1, 2)",
     "{a}.zero_()",
     "{a}.diagonal().add_(2)",
+    "{a}.select({d}, -1).mul_(2)",
+    "{a}.narrow({d}, 1, {a}.shape[{d}] - 1).sub_({b}.sum())",
+    "{a}.unsqueeze(0).clamp_(-2, 2)",
+    "{a}[::2].add_(1)",
+    "{a}.chunk(2, {d})[-1].neg_()",
+    "{a}.permute({p}).add_(1)",
+    "{a}.t_()",
+    "{a}.unsqueeze_(0)",
+    "{a}.copy_({a}.flip({d}))",
+]
+SHARING_VIEWS = [
+    "{a}.view_as({a})",
+    "{a}.view(-1, {a}.shape[-1])",
+    "{a}.view(-1)",
+    "{a}.transpose({d}, {e})",
+    "{a}.permute({p})",
+    "{a}.unsqueeze({d})",
+    "{a}.unflatten({d}, (1, {a}.shape[{d}]))",
+    "{a}[::2]",
+    "{a}[..., 1:]",
+    "{a}.narrow({d}, 1, {a}.shape[{d}] - 1)",
+    "{a}.select({d}, -1)",
+    "{a}.select({d}, {a}.shape[{d}] - 1)",
+    "{a}.chunk(2, {d})[-1]",
+    "{a}.split({a}.shape[{d}] - 1, {d})[0]",
+    "{a}.diagonal()",
+    "{a}.squeeze()",
+    "{a}.expand(2, *{a}.shape)",
+    "{a}.detach()",
+    "{a}.unbind({d})[0]",
+    "{a}.as_strided({a}.shape, {a}.stride(), {a}.storage_offset())",
 ]
 CASTS = ["{a}.float()", "{a}.double()", "{a}.to(torch.int64)", "{a}.to(torch.int32)", "{a}.to(torch.bool)", "{a}.bool().int()"]
 
@@ -172,9 +203,11 @@ CASTS = ["{a}.float()", "{a}.double()", "{a}.to(torch.int64)", "{a}.to(torch.int
 class Writer:
     """Writes one random program, running every line in eager to know sizes and to drop what eager refuses."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, updates: bool = False):
+        """With `updates` a program of views and in-place updates for the most part."""
         self.rng = rng = random.Random(seed)
-        self.grad = rng.random() < 0.25
+        self.updates = updates
+        self.grad = rng.random() < 0.25 and not updates
         dynamic = not self.grad and rng.random() < 0.35
         layouts = LAYOUTS
         dtypes = [torch.float32] * 3 + [torch.float64]
@@ -183,7 +216,7 @@ class Writer:
         letters = "AB" * 3 + ("D" if dynamic or rng.random() < 0.5 else "CD")
         shapes = [tuple(rng.choice(letters) for _ in range(rng.choice((1, 2, 2, 2, 3)))) for _ in range(2)]
         arguments = [
-            (rng.choice(shapes), rng.choice(dtypes), rng.choice(layouts if rng.random() < 0.5 else ("dense",)))
+            (rng.choice(shapes), rng.choice(dtypes), rng.choice(layouts if updates or rng.random() < 0.5 else ("dense",)))
             for _ in range(rng.randrange(2, 5))
         ]
         if not self.grad:
@@ -245,7 +278,9 @@ class Writer:
         if overlaps(a.tensor):
             return
         before = {v.name: v.tensor.clone() for v in self.values}
-        text = form.format(a=a.name, b=b.name)
+        dims = max(a.tensor.dim(), 1)
+        places = {"d": self.rng.randrange(dims), "p": self.rng.sample(range(dims), dims)}
+        text = form.format(a=a.name, b=b.name, **places)
         try:
             exec(text, self.scope)
         except (RuntimeError, IndexError, ValueError, TypeError):
@@ -262,6 +297,12 @@ class Writer:
         assert a is not None
         b = self.partner(a)
         both = a.exact and b.exact
+        if self.updates and rng.random() < 0.8:
+            if rng.random() < 0.6:
+                self.say(rng.choice(SHARING_VIEWS), a, exact=a.exact)
+            else:
+                self.update(rng.choice(IN_PLACE), a, b)
+            return
         choice = rng.random()
         if choice < 0.14:
             self.say(rng.choice(UNARY), a, exact=a.exact)
@@ -346,11 +387,11 @@ def groups(tensors: list[torch.Tensor]) -> list[int]:
     return [places.index(p) for p in places]
 
 
-def run(program: Program, seed: int) -> None:
+def run(program: Program, seed: int, backend: str = "stepwell") -> None:
     """Compare the compiled program with eager."""
     torch._dynamo.reset()
     plain = program.function()
-    compiled = torch.compile(plain, backend="stepwell", dynamic=program.dynamic, fullgraph=True)
+    compiled = torch.compile(plain, backend=backend, dynamic=program.dynamic, fullgraph=True)
     for which in range(2 if program.dynamic else 1):
         ours, theirs = program.inputs(seed, which), program.inputs(seed, which)
         if program.grad:
@@ -384,10 +425,24 @@ def run(program: Program, seed: int) -> None:
                 torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3, msg=lambda m, k=k: f"gradient {k}: {m}")
 
 
-def check_seed(seed: int) -> None:
-    program = Writer(seed).write(steps=6 + seed % 15)
+def check_seed(seed: int, updates: bool = False) -> None:
+    program = Writer(seed, updates).write(steps=6 + seed % 15)
     print(f"seed {seed}, dynamic={program.dynamic}, grad={program.grad}\n{program.arguments}\n{program.text}")
-    run(program, seed)
+    try:
+        run(program, seed)
+    except Exception:
+        if torch_agrees(program, seed):
+            raise
+
+
+def torch_agrees(program: Program, seed: int) -> bool:
+    """Whether torch's own tracing and functionalisation, with every operator run by eager, keep what the program does."""
+    try:
+        run(program, seed, "aot_eager")
+    except Exception as error:
+        print(f"torch's functionalised program differs too: {type(error).__name__}")
+        return False
+    return True
 
 
 @pytest.mark.parametrize("first", range(0, 150, 10))
@@ -396,7 +451,13 @@ def test_random_programs(first):
         check_seed(seed)
 
 
-def main(first: int, count: int) -> None:
+@pytest.mark.parametrize("first", range(0, 80, 10))
+def test_random_updates(first):
+    for seed in range(first, first + 10):
+        check_seed(seed, updates=True)
+
+
+def main(first: int, count: int, updates: bool = False) -> None:
     """Try a range of seeds; print what fails."""
     import contextlib
     import io
@@ -406,7 +467,7 @@ def main(first: int, count: int) -> None:
         text = io.StringIO()
         try:
             with contextlib.redirect_stdout(text):
-                check_seed(seed)
+                check_seed(seed, updates)
         except Exception as error:
             failed += 1
             print(f"{text.getvalue()}  FAILED: {type(error).__name__}: {str(error)[:600]}\n", flush=True)
@@ -414,4 +475,4 @@ def main(first: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), "updates" in sys.argv)
