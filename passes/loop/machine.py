@@ -1,0 +1,94 @@
+"""A machine as the cost model sees it: vector arithmetic, caches with their bandwidths, the price of a launch and of threads.
+
+Plain numbers, so that planning gives the same result everywhere: `SERVER` stands for a present-day core with 512-bit vectors. What runs
+here is measured by targets/cpu/machine.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Level:
+    """Where data may be: `name`, its size in bytes, the GB/s that one thread gets from there, and all threads together."""
+
+    name: str
+    bytes: float
+    gbs: float
+    all_gbs: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One kind of CPU.
+
+    `gflops`: f32 multiply-adds of one thread, counted as two; `half_gflops` the same for products of bf16. `unit_ns`: an operation on
+    512 bits whose data is in registers or the first cache (the unit of op_costs). `levels`: nearest first, the last one is main memory
+    (without a size). `launch_ns`: calling one kernel from the host program; `call_ns`: one call of a library operator; `entry_ns`: one call
+    of a compiled graph. `region_ns`: starting and joining threads once.
+    """
+
+    gflops: float
+    levels: tuple[Level, ...]
+    half_gflops: float = 0.0
+    unit_ns: float = 0.3
+    launch_ns: float = 15.0
+    call_ns: float = 1500.0
+    entry_ns: float = 1000.0
+    region_ns: float = 2000.0
+    threads: int = 1
+
+    @cached_property
+    def memory_gbs(self) -> float:
+        """GB/s of one thread from main memory."""
+        return self.levels[-1].gbs
+
+    @cached_property
+    def cache_gbs(self) -> float:
+        """GB/s of one thread from its own cache (the last level that is not shared, or the first)."""
+        return self.levels[self._own].gbs
+
+    @cached_property
+    def _own(self) -> int:
+        return min(1, len(self.levels) - 1)
+
+    def home(self, touched: float) -> Level:
+        """The nearest level that holds so many bytes."""
+        return next((level for level in self.levels[:-1] if touched <= level.bytes), self.levels[-1])
+
+    def bandwidth(self, touched: float) -> float:
+        """GB/s for work that goes once through so many bytes."""
+        return self.home(touched).gbs
+
+    def ridge(self, touched: float) -> float:
+        """Flops for each byte above which arithmetic is the limit."""
+        return self.gflops / self.bandwidth(touched)
+
+    def limit(self, flops: float, touched: float) -> str:
+        """What the roofline says is the limit, "arithmetic" or "memory"."""
+        return "arithmetic" if touched and flops / touched >= self.ridge(touched) else "memory"
+
+    def with_threads(self, threads: int) -> Machine:
+        """The same machine with so many threads."""
+        return replace(self, threads=threads)
+
+
+def flat(gflops: float, memory_gbs: float, cache_gbs: float, threads: int = 1, cache_bytes: float = 512 * 1024) -> Machine:
+    """A machine with one cache."""
+    cache = Level("cache", cache_bytes, cache_gbs, cache_gbs * threads)
+    return Machine(gflops, (cache, Level("memory", float("inf"), memory_gbs, memory_gbs)), 2 * gflops, threads=threads)
+
+
+SERVER = Machine(
+    gflops=160.0,
+    levels=(
+        Level("L1", 48 * 1024, 300.0, 1200.0),
+        Level("L2", 2 << 20, 90.0, 360.0),
+        Level("L3", 32 << 20, 26.0, 80.0),
+        Level("memory", float("inf"), 8.0, 30.0),
+    ),
+    half_gflops=600.0,
+)
+"""What planning reckons with."""
