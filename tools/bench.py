@@ -1,9 +1,10 @@
-"""Speed, measured: `python -m stepwell.tools.bench [kernels|compile|planner] [--only NAME] [--json FILE] [--markdown FILE]`.
+"""Speed, measured: `python -m stepwell.tools.bench [kernels|compile|planner|model-check] [--only NAME] [--json FILE] [--markdown FILE]`.
 
 kernels   fused kernels on the CPU: eager, stepwell and (where a C++ compiler exists) Inductor in turn, in one process; the figure of a
           backend is the 10th percentile of its samples, the quoted ratio the median over rounds.
 compile   cold compile of a 12-layer BERT-like encoder: seconds by phase and microseconds per operator, beside Dynamo and AOTAutograd alone.
 planner   seconds of the passes per node for chains of 100, 1,000 and 10,000 operators.
+model-check  predicted against measured times, and their rank correlation (bench_model_check.py); `--kernels-file FILE` for other cases.
 
 Figures are ratios within one run: machines are shared and noisy.
 """
@@ -294,7 +295,8 @@ def markdown(results: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="kernels", choices=("kernels", "compile", "planner"))
+    parser.add_argument("what", nargs="?", default="kernels", choices=("kernels", "compile", "planner", "model-check"))
+    parser.add_argument("--kernels-file", help="model-check: a Python file with a table CASES, instead of the cases here")
     parser.add_argument("--only", default="", help="names of cases, with commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="torch.set_num_threads (0: leave)")
@@ -307,6 +309,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["STEPWELL_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         if args.what == "kernels":
             results = kernels([o for o in args.only.split(",") if o], args.rounds)
+        elif args.what == "model-check":
+            from .bench_model_check import cases_of_file, model_check
+
+            cases = cases_of_file(args.kernels_file) if args.kernels_file else dict(CASES)
+            results = model_check(cases, [o for o in args.only.split(",") if o], sample)
         else:
             results = compile_profile() if args.what == "compile" else planner()
     if args.json:

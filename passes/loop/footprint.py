@@ -81,7 +81,8 @@ class Stream:
     def lines(self, extents: Mapping[Expr, float]) -> float:
         """Bytes of the cache lines that are touched."""
         count, _, span = self._walk(extents, LINE / self.element / 2)
-        return count * max(span * self.element, LINE)
+        apart = 1.0 if self.jumps else max(1.0, min(self.steps.values(), default=1.0))
+        return min(count * max(span * self.element, LINE), max(self.total * min(apart * self.element, LINE), LINE))
 
 
 @dataclass
