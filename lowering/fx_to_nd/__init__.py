@@ -21,6 +21,7 @@ from ...dialects.expr import Expr
 from ...dialects.nd_types import TensorType
 from .importer import Counts, Importer, ImportFailure
 from .input_views import Border, input_views
+from .metadata import shape_env
 from .signature import Output, Results, constant_attributes, placeholder, symbol_ranges
 
 __all__ = ["Border", "Counts", "ImportFailure", "Imported", "Output", "import_graph"]
@@ -158,7 +159,7 @@ def _assemble(
         res_attrs=ArrayAttr(results.attributes),
     )
     module = ModuleOp([func])
-    table = symbol_ranges(_expressions(b), _shape_env(b.gm))
+    table = symbol_ranges(_expressions(b), shape_env(b.gm))
     if table:
         module.attributes["nd.symbols"] = DictionaryAttr(table)
     if numerics != "default":
@@ -181,17 +182,6 @@ def _expressions(b: Importer) -> set[Expr]:
         if isinstance(value, Expr):
             found.add(value)
     return {e for e in found if not e.is_const}
-
-
-def _shape_env(gm: GraphModule) -> Any:
-    """The ShapeEnv of the graph's symbolic values, if it has any."""
-    for node in gm.graph.nodes:
-        val = node.meta.get("val")
-        if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return val.node.shape_env
-        if isinstance(val, torch.Tensor) and (mode := getattr(val, "fake_mode", None)) is not None:
-            return mode.shape_env
-    return None
 
 
 def _ensure_metadata(gm: GraphModule, example_inputs: Sequence[Any]) -> None:

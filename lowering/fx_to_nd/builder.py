@@ -215,7 +215,7 @@ class Builder:
 
     def broadcast(self, values: Sequence[SSAValue]) -> tuple[Sequence[SSAValue], Dims]:
         """The values and the sizes that they broadcast to. Sizes that are equal under torch's guards but written
-        differently are made the same (the one of the first value that has it stays)."""
+        differently are made the same (the shortest stays), those that are 1 under the guards become 1."""
         shapes = [self.dims(v) for v in values]
         first = shapes[0]
         if all(s is first or s == first for s in shapes):
@@ -227,14 +227,23 @@ class Builder:
         target = []
         for k in range(-rank, 0):
             sizes = [s[k] for s in shapes if len(s) >= -k and s[k] is not ONE]
+            sizes = [s for s in sizes if not self.guarded_one(s)] or sizes
             target.append(min(sizes, key=lambda e: (not e.is_const, len(str(e)))) if sizes else ONE)
         return [self.same_sizes(v, target) for v in values], tuple(target)
 
     def same_sizes(self, value: SSAValue, target: Sequence[Expr]) -> SSAValue:
         """`value` with each size that is not 1 written as `target` writes it (aligned at the right)."""
         dims = self.dims(value)
-        offset = len(target) - len(dims)
-        return self.reshape(value, [s if s is ONE else target[offset + k] for k, s in enumerate(dims)])
+        wanted = target[len(target) - len(dims) :]
+        sizes = [
+            s if s is t or s is ONE else ONE if self.guarded_one(s) and not self.guarded_one(t) else t
+            for s, t in zip(dims, wanted, strict=True)
+        ]
+        return self.reshape(value, sizes)
+
+    def guarded_one(self, size: Expr) -> bool:
+        """Whether a size is 1 for every call that may come; what guards say is known where a graph is imported."""
+        return size is ONE
 
     def op(self, name: str, *operands: Operand) -> SSAValue:
         """The pointwise op nd.`name`; numbers take the element type of the first tensor."""

@@ -20,13 +20,13 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, NameLoc, StringAttr, UnknownLoc
 from xdsl.ir import Attribute, Block, SSAValue
 
-from ...dialects.expr import Expr, as_expr, const
+from ...dialects.expr import Expr, Range, as_expr, const, evaluate, free_syms, range_of
 from ...errors import StepwellError
-from ..sympy_bridge import UnsupportedExpr, symint_expr
+from ..sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
 from . import externs, higher_order
 from .aliases import write_through
 from .builder import Builder, Dims
-from .metadata import COMPUTED, device_name, element_type
+from .metadata import COMPUTED, device_name, element_type, shape_env
 from .registry import find_rule
 from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
 
@@ -74,6 +74,8 @@ class Importer(Builder):
         self.has_unbacked = any(
             "unbacked_bindings" in n.meta or n.target is aten._local_scalar_dense.default for n in gm.graph.nodes
         )
+        self.hints: dict[Expr, int] | None = None
+        self.ranges: dict[Expr, Range] | None = None
         self.bound_symbols: dict[str, SSAValue] = {}
         self.float_symbols: dict[str, SSAValue] = {}
         self.opaque_sizes: dict[Any, Expr] = {}
@@ -110,6 +112,22 @@ class Importer(Builder):
         if isinstance(value, SymScalar):
             return size_expr(self, value.expr)
         return as_expr(value)
+
+    def guarded_one(self, size: Expr) -> bool:
+        """Whether torch took the size for 1: where sizes broadcast it decides by the example's and guards that."""
+        symbols = free_syms(size)
+        if not symbols:
+            return size.is_const and int(size) == 1
+        if self.hints is None:
+            self.hints = {} if (env := shape_env(self.gm)) is None else hints_of(env)
+        return symbols <= self.hints.keys() and evaluate(size, self.hints) == 1
+
+    def nonnegative(self, value: Expr) -> bool:
+        """Whether a number is at least 0 whatever its symbols are: sizes, or Python numbers that may be negative."""
+        if self.ranges is None:
+            self.ranges = {} if (env := shape_env(self.gm)) is None else ranges_of(env)
+        low = range_of(value, {s: self.ranges.get(s, Range(0)) for s in free_syms(value)}).lo
+        return low is not None and low >= 0
 
     def used(self, position: int) -> bool:
         """Whether result `position` of the node is read by anything."""

@@ -70,8 +70,11 @@ def _new_values(
     """The values that become those of inputs: by a copy at the end of the graph, or by the caller."""
     found: dict[Node, list[Node]] = {}
     for node in nodes:
-        if node.target is aten.copy_.default and isinstance(node.args[1], Node) and node.args[0] in inputs:
-            found.setdefault(node.args[1], []).append(node.args[0])
+        if node.target is not aten.copy_.default:
+            continue
+        target, value = node.args[:2]
+        if isinstance(value, Node) and isinstance(target, Node) and target.op == "placeholder":
+            found.setdefault(value, []).append(target)
     for position, place in updates.items():
         if isinstance(outputs[position], Node) and place < len(inputs):
             found.setdefault(outputs[position], []).append(inputs[place])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 from xdsl.dialects.builtin import (
     ComplexType,
     Float8E4M3FNType,
@@ -98,3 +99,14 @@ def is_nonoverlapping_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> boo
             return False
         expected *= size
     return True
+
+
+def shape_env(gm: GraphModule) -> Any:
+    """The ShapeEnv of the graph's symbolic values, if it has any."""
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return val.node.shape_env
+        if isinstance(val, torch.Tensor) and (mode := getattr(val, "fake_mode", None)) is not None:
+            return mode.shape_env
+    return None

@@ -24,6 +24,7 @@ from .metadata import device_name, element_type
 from .scalars import ScalarValue, SymScalar, python_call, scalar_number
 
 _INDEX = IndexType()
+_LOWEST = -(2**62)  # of a Python number that no guard bounds
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,6 @@ def _shared_roots(outputs: Iterable[Node]) -> set[Node]:
         and base.op != "placeholder"
         and isinstance(val := base.meta.get("val"), torch.Tensor)
         and val.layout == torch.strided
-        and not val.is_contiguous()
     }
 
 
@@ -262,8 +262,8 @@ def symbol_ranges(exprs: set[Expr], shape_env: Any) -> dict[str, Attribute]:
     table: dict[str, Attribute] = {}
     for s in names:
         found = ranges.get(s)
-        low = found.lo if found is not None and found.lo is not None else 0
+        low = 0 if found is None else found.lo if found.lo is not None else _LOWEST
         high = found.hi if found is not None else None
         hint = hints.get(s)
-        table[str(s)] = RangeAttr.get(low, high, hint if hint is not None else max(low, min(64, high or 64)))
+        table[str(s)] = RangeAttr.get(low, high, hint if hint is not None else max(low, 64 if high is None else min(64, high)))
     return table

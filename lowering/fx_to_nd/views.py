@@ -12,7 +12,6 @@ from xdsl.ir import SSAValue
 from ...dialects.expr import (
     ZERO,
     Expr,
-    Range,
     as_expr,
     dim,
     free_syms,
@@ -22,10 +21,11 @@ from ...dialects.expr import (
     product,
     prove_ge0,
     prove_le,
-    range_of,
     strides_contiguous,
 )
 from ...dialects.nd_types import element_bytes
+from . import externs
+from .aliases import root
 from .builder import ONE
 from .importer import Importer
 from .metadata import element_type, is_nonoverlapping_dense
@@ -120,17 +120,11 @@ def slice_start(b: Importer, size: Expr, start: Any) -> Expr | None:
     first = as_expr(start)
     if first.is_const and int(first) < 0:
         return maximum(size + first, 0)
-    if not _nonnegative(first):
+    if not b.nonnegative(first):
         return None
     if first is ZERO or prove_le(first, size, {}):
         return first
     return minimum(first, size)
-
-
-def _nonnegative(e: Expr) -> bool:
-    """Whether an expression is at least 0 when its symbols (sizes) are."""
-    low = range_of(e, {s: Range(0, None) for s in free_syms(e)}).lo
-    return low is not None and low >= 0
 
 
 @rule(aten.select, packet(aten, "select_copy"))
@@ -147,7 +141,7 @@ def front_index(b: Importer, size: Expr, index: Any) -> Expr | None:
     place = as_expr(index)
     if place.is_const:
         return place if int(place) >= 0 else size + place
-    if _nonnegative(place):
+    if b.nonnegative(place):
         return place
     if any(str(s) not in b.argument_symbols for s in free_syms(place)):
         return None
@@ -266,16 +260,21 @@ def _rolled(b: Importer, x: SSAValue, moves: dict[int, Expr]) -> SSAValue:
 
 @rule(aten.as_strided, packet(aten, "as_strided_copy"))
 def _as_strided(b: Importer, x: SSAValue, size: Any, stride: Any, offset: Any = None) -> SSAValue:
-    val = b.node.args[0].meta["val"]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
-    memory = memory_order(b, x, val)
-    if memory is None:
+    node: Any = b.node.args[0]
+    val, base = node.meta["val"], root(node)
+    if base.meta["val"].dtype != val.dtype:
+        base = node
+    start = as_expr(b.size_of(val.storage_offset()) if offset is None else offset)
+    begin = b.size_of(base.meta["val"].storage_offset())
+    memory = memory_order(b, b.env[base], base.meta["val"])  # of the whole storage, of which a view is a part
+    dims, strides = b.out_dims, [as_expr(s) for s in stride]
+    if memory is not None and _within(dims, strides, start - begin, b.dims(memory)[0]):
+        return b.view(memory, dims, [sum((dim(k) * s for k, s in enumerate(strides)), start - begin)])
+    if base is node:
         return NotImplemented
-    start = as_expr(0 if offset is None else offset) - (0 if offset is None else b.size_of(val.storage_offset()))
-    dims = b.out_dims
-    place = sum((dim(k) * s for k, s in enumerate(stride)), as_expr(start))
-    if not _within(dims, [as_expr(s) for s in stride], as_expr(start), b.dims(memory)[0]):
-        return NotImplemented
-    return b.view(memory, dims, [place])
+    start = start if base.op == "placeholder" else start - begin  # a value of the graph begins where its memory does
+    target: Any = b.node.target
+    return externs.overload_call(b, b.node, target, (base, size, stride, start), {}, b.val, fallback=True)
 
 
 def _storage_order(val: torch.Tensor) -> list[int] | None:

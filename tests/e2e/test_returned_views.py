@@ -1,0 +1,122 @@
+"""Results that are views: of updated inputs and of each other, with eager's strides, storage offset and sharing of memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def add_after_view(x):
+    y = x.view_as(x)
+    y.add_(1)
+    return y[::2], y.narrow(1, 1, x.shape[1] - 1)
+
+
+def shift_along_rows(x):
+    y = x.view_as(x)
+    y[..., 1:].add_(y[..., :-1].clone())
+    half = y[::2]
+    return half, half.chunk(2, -1)[-1]
+
+
+def scale_transposed(x):
+    y = x.transpose(0, 1)
+    y.mul_(2)
+    return y.unflatten(0, (1, y.shape[0])), y.select(0, y.shape[0] - 1)
+
+
+def clear_and_split(x):
+    x[1:].zero_()
+    return x.split(x.shape[0] // 2)
+
+
+def update_and_return_it(x):
+    x.add_(1)
+    return x, x[1:], x * 2
+
+
+def keep_the_copied_value(x):
+    y = x + 1
+    x.copy_(y)
+    return y[::2], x[::2]
+
+
+def views_of_a_value(x):
+    y = x.clone()
+    y[1:].add_(1)
+    return y[1:], y[::2]
+
+
+PROGRAMS = [
+    add_after_view,
+    shift_along_rows,
+    scale_transposed,
+    clear_and_split,
+    update_and_return_it,
+    keep_the_copied_value,
+    views_of_a_value,
+]
+LAYOUTS = {
+    "dense": lambda x: x,
+    "window": lambda x: x[1:5, 1:4, 1:4],
+    "permuted": lambda x: x.permute(2, 1, 0),
+    "strided": lambda x: x[::2, 1:, ::2],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_results_lie_where_eager_has_them(program, dynamic, layout):
+    torch._dynamo.reset()
+    base = torch.randn(6, 5, 6, generator=torch.Generator().manual_seed(0))
+    ours, theirs = (LAYOUTS[layout](base.clone()) for _ in range(2))
+    want, got = program(theirs), torch.compile(program, backend="stepwell", dynamic=dynamic)(ours)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+        assert a.stride() == b.stride()
+        assert a.storage_offset() == b.storage_offset()
+    for a, b in zip([ours, *got], [theirs, *want], strict=True):
+        for c, d in zip(got, want, strict=True):
+            assert (a.untyped_storage().data_ptr() == c.untyped_storage().data_ptr()) == (
+                b.untyped_storage().data_ptr() == d.untyped_storage().data_ptr()
+            )
+
+
+def test_a_size_that_guards_say_is_one_broadcasts():
+    def program(x, mask):
+        y = x.chunk(2, 1)[-1].chunk(2, 0)[-1].relu()
+        return torch.where(mask, y, -y)
+
+    x, mask = torch.randn(3, 3, 4), torch.rand(3, 3, 4) > 0.5
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(program, backend="stepwell", dynamic=True)(x, mask), program(x, mask))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_as_strided_reaches_the_memory_around_a_view(dynamic):
+    def program(x):
+        return x[::2].as_strided((2, 2), (1, 2)), (x + 1)[1:].as_strided((2,), (3,), 2)
+
+    layouts = [
+        torch.arange(20.0).view(4, 5),
+        torch.arange(30.0).view(5, 6)[1:, 1:],
+        torch.arange(20.0).view(5, 4).t(),
+        torch.arange(5.0).expand(4, 5),
+    ]
+    for x in layouts:
+        torch._dynamo.reset()
+        for a, b in zip(torch.compile(program, backend="stepwell", dynamic=dynamic)(x), program(x), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("index", [-1, 0, 2])
+def test_select_with_symbolic_index(index):
+    def program(x, n):
+        return x.select(0, n) + 1, torch.select_scatter(x, x[0] * 2, 0, n)
+
+    compiled = torch.compile(program, backend="stepwell", dynamic=True)
+    x = torch.randn(5, 4)
+    for a, b in zip(compiled(x, index), program(x, index), strict=True):
+        assert torch.equal(a, b)
