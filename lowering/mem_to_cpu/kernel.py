@@ -11,7 +11,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu_types import ptr
-from ...dialects.expr import Expr, Range, Sym, as_expr, free_syms, product
+from ...dialects.expr import Expr, Range, Sym, as_expr, exact_quotient, free_syms, product
 from ...passes.loop.loop_schedule import NS_PER_UNIT, SERIAL_NS, Cost, Schedule
 from ...passes.loop.nest_access import Loop, NestAccess
 from .body import lower_block
@@ -102,6 +102,10 @@ class NestLowering:
         if schedule.style == "inner" and info.root.children:
             s.cache = RowCache(s, self.choice)
         self.few_units = self._few_units()
+        self.inside: list[Loop] = []
+        """Loops of the nest that run inside of the vector loop."""
+        self.tiles: dict[Expr, Span] = {}
+        """The part of a tiled loop that is run now."""
         loops = LoopLowering(s, self.lower_body, self.choice)
         reductions = ReduceLowering(s, self.lower_body, self.choice, self.parallel if self.few_units else None)
         scans = ScanLowering(s, self.lower_region, self.choice)
@@ -133,6 +137,13 @@ class NestLowering:
         lower_block(self.s, op.regions[0].blocks[0], self.nested)
 
     def step(self, state: list[SSAValue]) -> list[SSAValue]:
+        """One run of the nest's body, or of the loops inside of the vector loop."""
+        if self.inside:
+            loops = [(one, self.span(one)) for one in self.inside]
+            return sequential(self.s, loops, state, self.once, NEVER_UNROLL)
+        return self.once(state)
+
+    def once(self, state: list[SSAValue]) -> list[SSAValue]:
         """One run of the nest's body."""
         self.lower_body(self.nest)
         return []
@@ -146,10 +157,10 @@ class NestLowering:
         """Fill the kernel's block."""
         s = self.s
         everywhere = s.info.ranges
-        for piece in pieces(s.info, self.schedule):
+        for piece in [{}] if self.schedule.tiles else pieces(s.info, self.schedule):
             s.pieces = piece
             s.info.ranges = ranges_within(s.info, piece) if piece else everywhere
-            self._piece()
+            self._in_tiles()
             s.info.ranges = everywhere
         s.b.place(cpu.ReturnOp.make())
         drop_unused(s.b.levels[0].block)
@@ -163,8 +174,45 @@ class NestLowering:
         else:
             self._rows(self.s.info.root.loops, self.run_body)
 
+    def _in_tiles(self) -> None:
+        """Loops over the tiles that the schedule asks for, shared by threads, and what is within one."""
+        s = self.s
+        tiled = [(one, self.schedule.tiles[one.dim]) for one in s.info.root.loops if one.dim in self.schedule.tiles]
+        if not tiled:
+            self._piece()
+            return
+        tiles = [self._blocks(one, size) for one, size in tiled]
+
+        def tile() -> None:
+            for (one, size), number in zip(tiled, tiles, strict=True):
+                self.tiles[one.dim] = self._tile(one, size, number)
+            self._piece()
+            self.tiles.clear()
+
+        self._rows(tiles, tile)
+
+    def _blocks(self, one: Loop, size: int) -> Loop:
+        """The loop over blocks of `size` iterations of a loop. Blocks of a loop whose iterations meet must stay in order."""
+        count = (one.size + (size - 1)) // size
+        blocks = Loop(self.s.info.new_dim(Range.of_size(count)), count, ())
+        if one.dim in self.schedule.serial:
+            self.schedule.serial |= {blocks.dim}
+        return blocks
+
+    def _tile(self, one: Loop, size: int, number: Loop) -> Span:
+        s, b = self.s, self.s.b
+        first = b.mul(s.dims[number.dim], b.int(size))
+        last = b.add(first, b.int(size))
+        count = one.size.value
+        if exact_quotient(one.size, as_expr(size)) is not None:
+            return Span(first, last, size)
+        return Span(first, b.min(last, s.scalar(one.size)), None, 1 if count is None else gcd(size, count))
+
     def span(self, one: Loop) -> Span:
         """The part of a loop of the nest that is run."""
+        tile = self.tiles.get(one.dim)
+        if tile is not None:
+            return tile
         piece = self.s.pieces.get(one.dim)
         if piece is None:
             return Span.whole(one.size)
@@ -178,44 +226,50 @@ class NestLowering:
         schedule, s = self.schedule, self.s
         one = schedule.vector
         assert one is not None
-        outer = [o for o in s.info.root.loops if o is not one]
+        loops = s.info.root.loops
+        outer = [o for o in loops if o is not one]
+        if schedule.fixed:
+            outer, self.inside = loops[: loops.index(one)], loops[loops.index(one) + 1 :]
+        elif schedule.rows_inside:
+            outer, self.inside = [], outer
         if s.info.root.children:
             self._blocked(outer, one)
-        elif not outer:
-            self._long(one)
-        elif schedule.rows_inside:
-            self._rows_inside(outer, one)
-        else:
+        elif outer:
             self._rows(outer, lambda: self._vectors(one, self.span(one)))
+        elif self.inside:
+            self._rows_inside(one)
+        else:
+            self._long(one)
 
-    def _rows_inside(self, outer: list[Loop], one: Loop) -> None:
+    def _rows_inside(self, one: Loop) -> None:
         """Each vector of the row with all rows, so that what depends on the lanes alone is computed once for them."""
-        s = self.s
-        first, rest = outer[0], outer[1:]
-        whole_first = self.span(first)
-
-        def rows(span: Span) -> None:
-            loops = [(first, span), *((o, self.span(o)) for o in rest)]
-            row = self.span(one)
-            parts = segments(row, self.schedule.lanes)
-
-            def step(state: list[SSAValue]) -> list[SSAValue]:
-                return sequential(s, loops, state, self.step, NEVER_UNROLL)
-
-            run_segments(s, one.dim, one.size, row, parts, [[] for _ in parts], step)
-
-        if not self.schedule.parallel or first.dim in self.schedule.serial:
-            rows(whole_first)
+        first = self.inside[0]
+        if not self._may_share() or first.dim in self.schedule.serial:
+            self._vectors(one, self.span(one))
             return
-        self.parallel(self._count(first), lambda begin, end: rows(Span(*self._pair(first, begin, end), None)))
+        count = self._count(first)
+
+        def chunk(begin: SSAValue, end: SSAValue) -> None:
+            whole = self.tiles.get(first.dim)
+            self.tiles[first.dim] = Span(*self._shifted(first, begin, end), None)
+            self._vectors(one, self.span(one))
+            self._restore(first, whole)
+
+        self.parallel(count, chunk)
+
+    def _restore(self, one: Loop, span: Span | None) -> None:
+        if span is None:
+            del self.tiles[one.dim]
+        else:
+            self.tiles[one.dim] = span
+
+    def _may_share(self) -> bool:
+        """Whether threads may share the loops that are lowered now: those over tiles where there are tiles."""
+        return self.schedule.parallel and not self.tiles
 
     def _count(self, one: Loop) -> Expr:
         count = self.span(one).count
         return one.size if count is None else as_expr(count)
-
-    def _pair(self, one: Loop, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
-        first, last = self._shifted(one, begin, end)
-        return first, last
 
     def _shifted(self, one: Loop, *values: SSAValue) -> list[SSAValue]:
         """Numbers within the part of a loop that is run as its indices."""
@@ -226,8 +280,8 @@ class NestLowering:
         """Blocks of one vector: every inner loop runs over all its indices with the lanes of a block."""
         s, b = self.s, self.s.b
         count, lanes = one.size.value, self.schedule.lanes
-        if count is not None and count <= lanes:
-            self._rows(outer, lambda: self._vectors(one, Span.whole(one.size)))
+        if one.dim in self.tiles or (count is not None and count <= lanes):
+            self._rows(outer, lambda: self._vectors(one, self.span(one)))
             return
         width = b.int(lanes)
         size = (one.size + (lanes - 1)) // lanes
@@ -261,16 +315,15 @@ class NestLowering:
 
     def _vectors(self, one: Loop, span: Span) -> None:
         parts = segments(span, self.schedule.lanes)
-        run_segments(
-            self.s, one.dim, one.size, span, parts, [[] for _ in parts], self.step, self.s.info.root.num_ops + 2
-        )
+        ops = NEVER_UNROLL if self.inside else self.s.info.root.num_ops + 2
+        run_segments(self.s, one.dim, one.size, span, parts, [[] for _ in parts], self.step, ops)
 
     def _long(self, one: Loop) -> None:
         """One long loop: threads take blocks of it."""
         s, b = self.s, self.s.b
         whole_span = self.span(one)
         count, lanes = whole_span.count, self.schedule.lanes
-        if not self.schedule.parallel or (count is not None and count < 2 * BLOCK):
+        if not self._may_share() or (count is not None and count < 2 * BLOCK):
             self._vectors(one, whole_span)
             return
         block = max(BLOCK, lanes)
@@ -292,7 +345,7 @@ class NestLowering:
             sequential(s, [(one, self.span(one)) for one in rest], [], lambda _: body() or [], NEVER_UNROLL)
 
         free = [one for one in loops if one.dim not in self.schedule.serial]
-        if not self.schedule.parallel or not free or self.few_units:
+        if not self._may_share() or not free or self.few_units:
             run(loops)
             return
         # threads share the free loops outside of the first serial one

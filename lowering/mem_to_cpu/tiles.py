@@ -14,7 +14,7 @@ from xdsl.ir import SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu_types import lanes_of, vec
-from ...dialects.expr import ZERO, Expr, Range, linear_coeff
+from ...dialects.expr import ZERO, Expr, Range, as_expr, linear_coeff
 from ...passes.loop.nest_access import Access, Loop
 from .body import lower_block
 from .memory import address, memory_type, narrow, read, widen
@@ -36,19 +36,22 @@ def lower_tiles(k: NestLowering) -> None:
     lanes, rows = k.schedule.vector, k.schedule.tile
     assert lanes is not None and rows is not None
     outer = [one for one in s.info.root.loops if one is not lanes and one is not rows]
-    size = (rows.size + (BLOCK - 1)) // BLOCK
+    tall, wide = k.span(rows), k.span(lanes)
+    size = (as_expr(k.schedule.tiles.get(rows.dim, rows.size)) + (BLOCK - 1)) // BLOCK
     blocks = Loop(s.info.new_dim(Range.of_size(size)), size, ())
 
     def block() -> None:
         first = b.mul(s.dims[blocks.dim], b.int(BLOCK))
-        last = b.min(b.add(first, b.int(BLOCK)), s.scalar(rows.size))
-        width, side = s.scalar(lanes.size), b.int(SIDE)
-        (left,) = b.begin_for(b.int(0), width, b.int(BLOCK))
+        if tall.first is not None:
+            first = b.add(tall.first, first)
+        last = b.min(b.add(first, b.int(BLOCK)), s.scalar(rows.size) if tall.last is None else tall.last)
+        width, side = s.scalar(lanes.size) if wide.last is None else wide.last, b.int(SIDE)
+        (left,) = b.begin_for(b.int(0) if wide.first is None else wide.first, width, b.int(BLOCK))
         right = b.min(b.add(left, b.int(BLOCK)), width)
         (row,) = b.begin_for(first, last, side)
         (column,) = b.begin_for(left, right, side)
         s.dims[rows.dim], s.dims[lanes.dim] = row, column
-        exact = all(one.size.value is not None and one.size.value % SIDE == 0 for one in (rows, lanes))
+        exact = all(_whole(one.size) and _whole(k.schedule.tiles.get(one.dim, 0)) for one in (rows, lanes))
         if exact:
             _Tile(k, lanes, rows, None, None).lower()
         else:
@@ -64,6 +67,12 @@ def lower_tiles(k: NestLowering) -> None:
             b.end_for()
 
     k._rows([*outer, blocks], block)
+
+
+def _whole(size: Expr | int) -> bool:
+    """Whether a size is surely a multiple of the side of a tile."""
+    number = as_expr(size).value
+    return number is not None and number % SIDE == 0
 
 
 class _Tile:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, IntegerType, ModuleOp, StringAttr, f64, i64
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, IntegerType, ModuleOp, StringAttr, f64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
@@ -24,6 +24,7 @@ from ..manager import Pass
 from .nest_access import Access, Loop, NestAccess, Node
 from .nest_key import nest_key
 from .op_costs import op_cost
+from .schedule_attrs import bool_attr, int_attr, is_fixed, schedule_table, tile_sizes, update_schedule
 
 DEFAULT_HINT = 64
 LANES = (64, 32, 16, 8, 4)
@@ -51,6 +52,10 @@ class Schedule:
     cost: float = 0.0
     rows_inside: bool = False
     """Style "lanes": the other loops run inside of the vector loop, because much depends on the vector loop alone."""
+    fixed: bool = False
+    """The loops of the nest run in the order in which they are written, those after the vector loop inside of it."""
+    tiles: dict[Expr, int] = field(default_factory=dict)
+    """Loops (by dimension) that run in tiles, with the iterations of one."""
     serial: frozenset[Expr] = frozenset()
     """Dimensions whose iterations may write the same element: neither threads nor lanes."""
 
@@ -305,11 +310,12 @@ def serial_dims(cost: Cost) -> frozenset[Expr]:
 def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Schedule:
     """The schedule of a nest: what its attributes say, the cheapest where they are silent."""
     cost = Cost(info, hints)
-    given = info.nest.properties.get("schedule")
-    table: Mapping[str, Attribute] = given.data if isinstance(given, DictionaryAttr) else {}
+    table = schedule_table(info.nest)
     best = _cheapest(cost, table)
     root = info.root
-    if best.style == "lanes" and not root.children and best.vector is not None:
+    best.fixed = is_fixed(info.nest)
+    best.tiles = _tile_dims(root, tile_sizes(table))
+    if best.style == "lanes" and not root.children and best.vector is not None and not best.fixed:
         outer = [one for one in root.loops if one is not best.vector]
         if outer and cost.size(best.vector.size) > best.lanes and cost.trips(outer) >= 4:
             best.rows_inside = _column_cost(cost, best.vector.dim) >= COLUMN_COST
@@ -323,6 +329,16 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Schedule:
         free = any(one.dim not in best.serial for one in root.loops) or bool(root.children and not best.serial)
         best.parallel = free and best.cost * NS_PER_UNIT >= 2 * SERIAL_NS
     return best
+
+
+def _tile_dims(root: Node, sizes: Sequence[int]) -> dict[Expr, int]:
+    """The loops that run in tiles: those that are longer than one."""
+    found: dict[Expr, int] = {}
+    for one in root.loops:
+        size = sizes[one.positions[0]] if one.positions and one.positions[0] < len(sizes) else 0
+        if size > 0 and (one.size.value is None or one.size.value > size):
+            found[one.dim] = size
+    return found
 
 
 def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
@@ -433,29 +449,29 @@ def _tiles_well(cost: Cost, lanes: Loop, rows: Loop) -> bool:
 # ---- the pass
 
 
-def describe(schedule: Schedule) -> DictionaryAttr:
-    """The schedule as the attribute of the nest."""
+def describe(schedule: Schedule) -> dict[str, Attribute]:
+    """A schedule as entries of the attribute of the nest."""
     table: dict[str, Attribute] = {}
     if schedule.vector is not None:
-        table["vector"] = IntegerAttr(schedule.vector.positions[-1], i64)
-        table["lanes"] = IntegerAttr(schedule.lanes, i64)
+        table["vector"] = int_attr(schedule.vector.positions[-1])
+        table["lanes"] = int_attr(schedule.lanes)
     else:
         table["vector"] = StringAttr("inner")
     if schedule.tile is not None:
-        table["tile"] = IntegerAttr(schedule.tile.positions[-1], i64)
-    table["parallel"] = IntegerAttr(int(schedule.parallel), IntegerType(1))
-    return DictionaryAttr(table)
+        table["tile"] = int_attr(schedule.tile.positions[-1])
+    table["parallel"] = bool_attr(schedule.parallel)
+    return table
 
 
 def annotate(nest: loop.NestOp, schedule: Schedule) -> None:
-    """Write a schedule on a nest and the loops in it."""
-    nest.properties["schedule"] = describe(schedule)
+    """Write a schedule on a nest and the loops in it, beside what is said there already."""
+    update_schedule(nest, describe(schedule))
     for node, choice in schedule.inner.items():
         if choice is None:
             node.op.attributes["vector"] = StringAttr("none")
         else:
-            node.op.attributes["vector"] = IntegerAttr(choice[0].positions[-1], i64)
-            node.op.attributes["lanes"] = IntegerAttr(choice[1], i64)
+            node.op.attributes["vector"] = int_attr(choice[0].positions[-1])
+            node.op.attributes["lanes"] = int_attr(choice[1])
 
 
 def copy_schedule(source: loop.NestOp, target: loop.NestOp) -> None:
@@ -477,7 +493,7 @@ class LoopSchedule(Pass):
         symbols, hints = symbol_facts(op)
         known: dict[object, loop.NestOp] = {}
         for nest in [n for n in op.walk() if isinstance(n, loop.NestOp)]:
-            if nest.schedule is not None:
+            if "vector" in schedule_table(nest):
                 continue
             same = known.setdefault(nest_key(nest)[0], nest)
             if same is not nest:

@@ -2,7 +2,7 @@
 
 Every access of a nest becomes one offset: an index expression, in elements, over the indices of the loops around it
 (and over indices that were loaded from memory, each an opaque dimension of its own). On these offsets the loops are
-normalised, without touching the IR: loops of size 1 go, loops whose indices are only ever divided by a constant are
+normalised, without touching the IR and unless the schedule fixes them: loops of size 1 go, loops whose indices are only ever divided by a constant are
 split so that the division goes, and loops that every access walks through as if they were one are merged. The
 counterpart in MLIR: drop-unit-dims and collapse of linalg.
 """
@@ -34,6 +34,7 @@ from ...dialects.expr import (
 from ...dialects.expr_ranges import Range, RangeEnv, simplify
 from ...dialects.expr_walk import children
 from .op_costs import op_cost
+from .schedule_attrs import is_fixed
 
 _MAX_SPLITS = 6
 
@@ -224,7 +225,7 @@ class NestAccess:
             self._substitute(units)
         elif node.parent is None:
             self._refresh()
-        if isinstance(node.op, (loop.ScanOp, loop.ContractOp)):
+        if isinstance(node.op, (loop.ScanOp, loop.ContractOp)) or is_fixed(node.op):
             return
         if isinstance(node.op, loop.ForOp) and node.op.sequential is not None:
             return
@@ -239,7 +240,7 @@ class NestAccess:
         """Parallel loops inside of a sequential one go outside, as loops of the nest, where nothing is contiguous along
         them: each then walks through its own part of memory, on a thread of its own."""
         root = self.root
-        if len(root.children) != 1 or root.accesses:
+        if len(root.children) != 1 or root.accesses or is_fixed(root.op):
             return
         (outer,) = root.children
         if not isinstance(outer.op, loop.ForOp) or outer.op.sequential is None or len(outer.children) != 1:

@@ -10,7 +10,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from ...dialects import loop
 from ...dialects.mem import BufferType
 
-_IGNORED = frozenset(("label",))
+_IGNORED = frozenset(("label", "asked"))
 
 
 def nest_key(nest: Operation) -> tuple[tuple[object, ...], dict[SSAValue, int]]:
@@ -43,7 +43,7 @@ def _add(op: Operation, numbers: dict[SSAValue, int], parts: list[object]) -> No
     for key, attr in op.properties.items():
         if key not in _IGNORED:
             parts.append((key, attr))
-    parts.extend(op.attributes.items())
+    parts.extend(item for item in op.attributes.items() if item[0] not in _IGNORED)
     for value in op.results:
         parts.append(_number(value, numbers, parts))
     for region in op.regions:

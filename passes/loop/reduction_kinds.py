@@ -1,0 +1,139 @@
+"""The kinds of loop.reduce as scalar code in a body: what two partial results give, and how partial results in memory are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects import arith, math
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, i1, i64
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import Expr
+from ...dialects.nd_types import is_float
+
+CMPI = {"eq": 0, "slt": 2, "sgt": 4, "ult": 6, "ugt": 8}
+CMPF = {"oeq": 1, "ogt": 2, "ord": 7, "ugt": 9, "ult": 11, "uno": 14}
+
+
+class Cursor:
+    """Appends ops to a block, or before an op of it."""
+
+    def __init__(self, block: Block, before: Operation | None = None):
+        self.block = block
+        self.before = before
+
+    def place(self, op: Operation) -> Operation:
+        if self.before is None:
+            self.block.add_op(op)
+        else:
+            self.block.insert_op_before(op, self.before)
+        return op
+
+    def emit(self, cls: type[Operation], operands: Sequence[SSAValue], result: Attribute, **properties: Attribute) -> SSAValue:
+        """The result of an op with one."""
+        return self.place(cls.create(operands=operands, result_types=[result], properties=properties)).results[0]
+
+    def constant(self, value: float, dtype: Attribute) -> SSAValue:
+        """A scalar constant."""
+        made = FloatAttr(float(value), dtype) if is_float(dtype) else IntegerAttr(int(value), dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return self.emit(arith.ConstantOp, (), dtype, value=made)
+
+    def compare(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
+        if is_float(a.type):
+            return self.emit(arith.CmpfOp, (a, b), i1, predicate=IntegerAttr(CMPF[predicate], i64))
+        return self.emit(arith.CmpiOp, (a, b), i1, predicate=IntegerAttr(CMPI[predicate], i64))
+
+    def select(self, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.emit(arith.SelectOp, (condition, a, b), a.type)
+
+
+_FLOAT: dict[str, type[Operation]] = {
+    "sum": arith.AddfOp, "prod": arith.MulfOp, "max": arith.MaximumfOp, "min": arith.MinimumfOp,
+}  # fmt: skip
+_INT: dict[str, type[Operation]] = {
+    "sum": arith.AddiOp, "prod": arith.MuliOp, "max": arith.MaxSIOp, "min": arith.MinSIOp, "any": arith.OrIOp, "all": arith.AndIOp,
+    "xor": arith.XOrIOp,
+}  # fmt: skip
+_BOOL: dict[str, type[Operation]] = {**_INT, "sum": arith.OrIOp, "prod": arith.AndIOp, "max": arith.OrIOp, "min": arith.AndIOp}
+
+
+def combine(at: Cursor, kind: str, a: Sequence[SSAValue], b: Sequence[SSAValue]) -> list[SSAValue]:
+    """Two partial results of a simple or arg kind as one."""
+    dtype = a[0].type
+    if kind in ("argmax", "argmin"):
+        return _better(at, kind == "argmax", a, b)
+    table = _FLOAT if is_float(dtype) else _BOOL if dtype == i1 else _INT
+    return [at.emit(table[kind], (a[0], b[0]), dtype)]
+
+
+def _better(at: Cursor, highest: bool, a: Sequence[SSAValue], b: Sequence[SSAValue]) -> list[SSAValue]:
+    """NaN wins, then the extreme, then the lowest index."""
+    if is_float(a[0].type):
+        number = at.compare("ord", a[0], a[0])
+        beyond = at.emit(arith.AndIOp, (at.compare("ugt" if highest else "ult", b[0], a[0]), number), i1)
+        nans = at.emit(arith.AndIOp, (at.compare("uno", a[0], a[0]), at.compare("uno", b[0], b[0])), i1)
+        same = at.emit(arith.OrIOp, (at.compare("oeq", a[0], b[0]), nans), i1)
+    else:
+        sign = "u" if a[0].type == i1 else "s"
+        beyond = at.compare(sign + ("gt" if highest else "lt"), b[0], a[0])
+        same = at.compare("eq", a[0], b[0])
+    earlier = at.emit(arith.AndIOp, (same, at.compare("slt", b[1], a[1])), i1)
+    take = at.emit(arith.OrIOp, (beyond, earlier), i1)
+    return [at.select(take, b[0], a[0]), at.select(take, b[1], a[1])]
+
+
+Load = Callable[[Cursor, int, SSAValue], SSAValue]
+"""Loads the partial result number k at an index over the parts."""
+
+
+def merge_parts(at: Cursor, kind: str, types: Sequence[Attribute], parts: Expr, load: Load) -> list[SSAValue]:
+    """The results of `kind`, merged from `parts` partial ones in memory. An empty part does not count.
+
+    welford: the formula of Chan, Golub and LeVeque (1979) for many parts at once; softmax: sums scaled to the common maximum."""
+    if kind == "welford":
+        return _merge_welford(at, types[0], parts, load)
+    if kind == "softmax":
+        return _merge_softmax(at, types[0], parts, load)
+    inner, index = _reduce(parts, [kind], types)
+    values = [load(inner, k, index) for k in range(len(types))]
+    return _end(at, inner, values)
+
+
+def _reduce(parts: Expr, kinds: Sequence[str], types: Sequence[Attribute]) -> tuple[Cursor, SSAValue]:
+    made = loop.ReduceOp.build_reduce([parts], kinds, types)
+    return Cursor(made.block), made.block.args[0]
+
+
+def _end(at: Cursor, inner: Cursor, values: Sequence[SSAValue]) -> list[SSAValue]:
+    inner.place(loop.YieldOp.create(operands=values))
+    made = inner.block.parent_op()
+    assert made is not None
+    return list(at.place(made).results)
+
+
+def _merge_welford(at: Cursor, dtype: Attribute, parts: Expr, load: Load) -> list[SSAValue]:
+    inner, index = _reduce(parts, ["sum", "sum"], [dtype, dtype])
+    zero, count = inner.constant(0, dtype), load(inner, 2, index)
+    weighted = inner.emit(arith.MulfOp, (load(inner, 0, index), count), dtype)
+    total, number = _end(at, inner, [inner.select(inner.compare("ogt", count, zero), weighted, zero), count])
+    zero = at.constant(0, dtype)
+    mean = at.select(at.compare("ogt", number, zero), at.emit(arith.DivfOp, (total, number), dtype), zero)
+    inner, index = _reduce(parts, ["sum"], [dtype])
+    count = load(inner, 2, index)
+    away = inner.emit(arith.SubfOp, (load(inner, 0, index), mean), dtype)
+    between = inner.emit(arith.MulfOp, (count, inner.emit(arith.MulfOp, (away, away), dtype)), dtype)
+    squares = inner.emit(arith.AddfOp, (load(inner, 1, index), between), dtype)
+    (spread,) = _end(at, inner, [inner.select(inner.compare("ogt", count, zero), squares, zero)])
+    return [mean, spread, number]
+
+
+def _merge_softmax(at: Cursor, dtype: Attribute, parts: Expr, load: Load) -> list[SSAValue]:
+    inner, index = _reduce(parts, ["max"], [dtype])
+    (top,) = _end(at, inner, [load(inner, 0, index)])
+    inner, index = _reduce(parts, ["sum"], [dtype])
+    here, share = load(inner, 0, index), load(inner, 1, index)
+    scale = inner.emit(math.ExpOp, (inner.emit(arith.SubfOp, (here, top), dtype),), dtype)
+    scaled = inner.emit(arith.MulfOp, (share, scale), dtype)
+    (total,) = _end(at, inner, [inner.select(inner.compare("oeq", here, top), share, scaled)])
+    return [top, total]
