@@ -1,6 +1,6 @@
 """loop-hoist: what a loop does not change is computed outside of it. The counterpart of MLIR's `loop-invariant-code-motion`.
 
-A load moves only out of what cannot be without iterations or is surely inside of its tensor, and only where the nest does not store to it."""
+A load moves only where it is surely inside of its tensor (the loop may have no iterations), and where the nest does not store to that."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """loop-split-reduction: a reduction in parts that run in parallel, each leaving its partial result in memory, and then merged.
 
-    %s = loop.reduce (%j = N) sum {...}     ->     parts[p] = loop.reduce (%l = L) sum {... j = p * L + l ...}      (a nest with a loop over p)
-                                                   %s = loop.reduce (%p = P) sum { parts[p] }
+    %s = loop.reduce (%j = N) sum {...}   ->   parts[p] = loop.reduce (%l = L) sum {... j = p * L + l ...}   (a nest, over p too)
+                                               %s = loop.reduce (%p = P) sum { parts[p] }
 
 Partial results have the compute type (f32 for f16 and bf16). What is left over when the parts do not divide the size is a part of its own.
 Counterparts: `transform.structured.split_reduction` of MLIR, and the split reductions of Inductor.

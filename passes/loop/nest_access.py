@@ -2,9 +2,9 @@
 
 Every access of a nest becomes one offset: an index expression, in elements, over the indices of the loops around it
 (and over indices that were loaded from memory, each an opaque dimension of its own). On these offsets the loops are
-normalised, without touching the IR and unless the schedule fixes them: loops of size 1 go, loops whose indices are only ever divided by a constant are
-split so that the division goes, and loops that every access walks through as if they were one are merged. The
-counterpart in MLIR: drop-unit-dims and collapse of linalg.
+normalised, unless the schedule fixes them and without touching the IR: loops of size 1 go, loops whose indices are
+only ever divided by a constant are split so that the division goes, and loops that every access walks through as if
+they were one are merged. The counterpart in MLIR: drop-unit-dims and collapse of linalg.
 """
 
 from __future__ import annotations

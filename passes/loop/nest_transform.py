@@ -39,13 +39,13 @@ class NestTransform(Pass):
     """Nests, by label, by the name of a value that they produce or by source line (`file:line`); all of them without."""
 
     part: int = 0
-    """Which loops: 0 for those of the nest, k for the k-th loop inside of it (loop.for, loop.reduce, loop.scan, in the order of the text)."""
+    """Which loops: 0 for those of the nest, k for the k-th loop inside of it (loop.for, loop.reduce, loop.scan, as they are written)."""
 
     asked: str = ""
     """The place of a program that asks for it, which is then noted on the nest."""
 
     def transform(self, nest: loop.NestOp, target: loop.LoopLike, symbols: RangeEnv) -> str:
-        """Change `target` (the nest, or the part of it that is meant); returns what was done. Raises Refused, before anything is changed."""
+        """Change `target` (the nest, or the part of it that is meant); returns what was done. Raises Refused before any change."""
         raise NotImplementedError
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
