@@ -15,6 +15,8 @@ _PUBLIC: dict[str, str] = {
     "StepwellError": ".errors",
     "counters": ".tools.counters",
     "explain": ".tools.explain",
+    "list_mode_options": ".tools.options",
+    "list_options": ".tools.options",
     "no_fuse": ".tools.fusion_control",
     "register_pass": ".passes.user",
     "reset_counters": ".tools.counters",

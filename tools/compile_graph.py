@@ -117,11 +117,20 @@ def compile_graph(
         if watch:
             watch.graph(kind, gm, imported.module)
         pipeline = default_pipeline("cpu", {"passes": options.passes, "pipeline": options.pipeline})
+        if options.autotune:
+            tune(pipeline)
         apply_wishes(pipeline, imported.module, options, marked(gm), set() if matched is None else matched, kind != "forward")
         program = build(imported, options, debug, pipeline, watch)
     log.info("compiled %s graph %d", kind, number)
     count("graphs")
     return Runner(program, imported, symbols)
+
+
+def tune(pipeline: Pipeline) -> None:
+    """Let the passes measure that can; a pass that the user's pipeline does not have, or has with options of its own, stays as it is."""
+    found = [p for p in pipeline.passes() if p.name == "contract-select"]
+    if any(str(p) == "contract-select" for p in found):
+        pipeline.replace("contract-select", "contract-select{measure=true}")
 
 
 def _count_ops(imported: Imported) -> None:

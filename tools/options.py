@@ -13,10 +13,11 @@ from ..errors import StepwellError
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "reduce-overhead": {},
-    "max-autotune": {},
-    "max-autotune-no-cudagraphs": {},
+    "max-autotune": {"autotune": True},
+    "max-autotune-no-cudagraphs": {"autotune": True},
 }
-"""Mode -> the options that it sets."""
+"""Mode -> the options that it sets. "reduce-overhead" captures graphs of launches on a GPU; on the CPU it changes nothing, since a
+compiled graph is one native call already."""
 
 
 class OptionError(StepwellError):
@@ -32,6 +33,10 @@ class Options:
 
     fallback_random: bool = False
     """Random numbers from torch's own generator, the same as eager draws."""
+
+    autotune: bool = False
+    """Measure while compiling what the rules are not sure of: matrix products by generated code or by the library. Times are kept on disk
+    (STEPWELL_CACHE_DIR), so that each product is measured once on a machine."""
 
     passes: Mapping[str, Any] | None = None
     """Stage -> passes (or patterns) to add at its end."""
@@ -62,7 +67,7 @@ class Options:
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    "numerics": (str,), "fallback_random": (bool,), "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
+    "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
     "no_fuse": (list, tuple), "fuse": (list, tuple), "verify": (bool,),
     "debug": (str, os.PathLike, type(None)), "cache": (bool,), "print_ir": (bool,), "timing": (bool,),
 }  # fmt: skip
@@ -82,13 +87,25 @@ def _near(name: str, known: Any) -> str:
     return f"; did you mean {' or '.join(repr(f) for f in found)}?" if found else f"; known: {', '.join(known)}"
 
 
+def list_options() -> dict[str, Any]:
+    """Every option of torch.compile(..., options=...) with its default."""
+    return {f.name: f.default for f in fields(Options)}
+
+
+def list_mode_options(mode: str | None = None) -> dict[str, Any]:
+    """The options that `mode` sets, or those of every mode by its name. Raises OptionError for an unknown mode."""
+    if mode is None:
+        return {name: dict(given) for name, given in MODES.items()}
+    if mode not in MODES:
+        raise OptionError(f"there is no mode {mode!r}{_near(mode, MODES)}")
+    return dict(MODES[mode])
+
+
 def make_options(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
     """The options of one torch.compile call. Raises OptionError for an unknown name (with near matches) or a wrong value."""
     if mode is not None and options:
         raise OptionError("torch.compile takes either mode= or options=, not both")
-    if mode is not None and mode not in MODES:
-        raise OptionError(f"there is no mode {mode!r}{_near(mode, MODES)}")
-    given: dict[str, Any] = dict(MODES[mode]) if mode else {}
+    given: dict[str, Any] = list_mode_options(mode) if mode is not None else {}
     for key, value in (options or {}).items():
         known = [f.name for f in fields(Options)]
         if key not in known:

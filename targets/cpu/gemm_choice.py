@@ -114,13 +114,22 @@ class MeasuredChoices:
 
     def own_is_faster(self, key: str, own: Callable[[], object], library: Callable[[], object]) -> bool:
         """Whether `own` takes less time than `library`: as noted for `key`, or measured now and noted."""
+        times = self.times(key, own, library)
+        return times["own"] <= times["library"]
+
+    def noted(self, key: str) -> dict[str, float] | None:
+        """The times noted for `key` on this processor: microseconds of "own" and "library"."""
+        return self._read().get(self.cpu, {}).get(key)
+
+    def times(self, key: str, own: Callable[[], object], library: Callable[[], object]) -> dict[str, float]:
+        """The times noted for `key`, else measured now and noted."""
         table = self._read()
         noted = table.get(self.cpu, {}).get(key)
         if noted is None:
             noted = self._measure(own, library)
             table.setdefault(self.cpu, {})[key] = noted
             self._write(table)
-        return noted["own"] <= noted["library"]
+        return noted
 
     def _measure(self, own: Callable[[], object], library: Callable[[], object]) -> dict[str, float]:
         """The shortest time of each, taken in turns after one call to warm up."""
