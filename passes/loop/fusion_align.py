@@ -9,17 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
-from ...dialects.expr import Dim, Expr, as_expr, dim, dims_subs, free_dims, linear_coeff
-from ...dialects.expr_core import FloorDiv
-from ...dialects.expr_ranges import Range, RangeEnv, prove_eq, simplify
+from ...dialects.expr import (
+    ONE,
+    ZERO,
+    Expr,
+    FloorDiv,
+    Mod,
+    Range,
+    RangeEnv,
+    dim,
+    exact_quotient,
+    free_dims,
+    linear_coeff,
+    product,
+    prove_eq,
+    simplify,
+    strides_contiguous,
+)
 
-ZERO, ONE = as_expr(0), as_expr(1)
+MAX_JOINED = 4
+"""Loops that are looked for in one of the producer's."""
 
 
-def loop_env(symbols: RangeEnv, sizes: Sequence[Expr]) -> RangeEnv:
-    """Ranges of the symbols and of loops d0, d1, ... over `sizes`."""
-    return RangeEnv({**symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(sizes)}})
+class LoopEnvs:
+    """Ranges of the symbols and of loops d0, d1, ... over given sizes: one environment for equal sizes, so that what was derived under it
+    is derived once."""
+
+    def __init__(self, symbols: RangeEnv):
+        self.symbols = symbols
+        self._known: dict[tuple[Expr, ...], RangeEnv] = {}
+
+    def __call__(self, sizes: tuple[Expr, ...]) -> RangeEnv:
+        found = self._known.get(sizes)
+        if found is None:
+            found = self._known[sizes] = RangeEnv({**self.symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(sizes)}})
+        return found
 
 
 def extractors(index: Sequence[Expr], outer: Sequence[Expr], env: RangeEnv) -> list[Expr]:
@@ -72,62 +98,119 @@ class Alignment:
     inner: tuple[Expr, ...]
 
 
-def align(reads: Sequence[Expr], theirs: Sequence[Expr], mine: Sequence[Expr], symbols: RangeEnv) -> Alignment | None:
+@dataclass(frozen=True)
+class _Digit:
+    """(my loop // low) mod size = the shared loop `number`."""
+
+    low: Expr
+    size: Expr
+    number: int
+
+
+def align(reads: Sequence[Expr], theirs: Sequence[Expr], mine: Sequence[Expr], envs: LoopEnvs) -> Alignment | None:
     """Match `reads[o]` (what the consumer's loops say for the producer's outer loop o of size theirs[o]) with the consumer's own outer
     loops of sizes `mine`. None when not even the first matches."""
-    subs: dict[int, Expr] = {}
-    leftovers: list[tuple[int, Expr]] = []  # inner loop sizes, with the old loop that they come from
+    digits: dict[int, list[_Digit]] = {}
+    joined: dict[int, Expr] = {}
     shared = 0
-    env = loop_env(symbols, mine)
-    for o, e in enumerate(reads):
-        step = _match(e, theirs[o], mine, subs, env)
-        if step is None:
+    env = envs(tuple(mine))
+    for e in reads:
+        if not _match(e, theirs[shared], shared, mine, digits, joined, env):
             break
-        for old, (value, rest) in step.items():
-            subs[old] = dims_subs(value, [dim(o)])
-            if rest is not None:
-                leftovers.append((old, rest))
         shared += 1
     if shared == 0:
         return None
-    rest_sizes: list[Expr] = []
+    rest: list[Expr] = []
     outer: list[Expr] = []
-    split = dict(leftovers)
     for k, size in enumerate(mine):
-        if k not in subs:
-            outer.append(dim(shared + len(rest_sizes)))
-            rest_sizes.append(size)
-        elif k in split:
-            outer.append(subs[k] * split[k] + dim(shared + len(rest_sizes)))
-            rest_sizes.append(split[k])
+        if k in joined:
+            outer.append(joined[k])
+        elif k in digits:
+            outer.append(_composed(size, digits[k], shared, rest))
         else:
-            outer.append(subs[k])
-    return Alignment(shared, tuple(outer), tuple(rest_sizes))
+            outer.append(dim(shared + len(rest)))
+            rest.append(size)
+    return Alignment(shared, tuple(outer), tuple(rest))
 
 
 def _match(
-    e: Expr, size: Expr, mine: Sequence[Expr], taken: dict[int, Expr], env: RangeEnv
-) -> dict[int, tuple[Expr, Expr | None]] | None:
-    """Solve e(my loops) = d0 for a new loop d0 over `size`: my loop -> (its value over d0, size of the inner loop that remains of it)."""
-    dims = sorted(d.index for d in free_dims(e))
-    if any(d in taken or d >= len(mine) for d in dims):
-        return None
+    e: Expr,
+    size: Expr,
+    number: int,
+    mine: Sequence[Expr],
+    digits: dict[int, list[_Digit]],
+    joined: dict[int, Expr],
+    env: RangeEnv,
+) -> bool:
+    """Note how my loops follow from a shared loop `number` over `size` of which they say that it is `e`; False when they do not."""
+    dims = sorted([d.index for d in free_dims(e)])
     if not dims:
-        return {} if size is ONE and e is ZERO else None
+        return size is ONE and e is ZERO
+    if dims[-1] >= len(mine) or any(d in joined for d in dims):
+        return False
     if len(dims) == 1:
-        d = dims[0]
-        if e is dim(d) and prove_eq(mine[d], size, env):
-            return {d: (dim(0), None)}
-        if isinstance(e, FloorDiv) and e.lhs is dim(d) and prove_eq(mine[d], size * e.rhs, env):
-            return {d: (dim(0), e.rhs)}
+        digit = _digit(e, dims[0], mine[dims[0]], number)
+        if digit is None or not prove_eq(digit.size, size, env):
+            return False
+        taken = digits.get(dims[0], [])
+        if not all(_is_above(digit, other) or _is_above(other, digit) for other in taken):
+            return False
+        digits[dims[0]] = [*taken, digit]
+        return True
+    return not any(d in digits for d in dims) and _join(e, size, number, dims, mine, joined, env)
+
+
+def _digit(e: Expr, d: int, size: Expr, number: int) -> _Digit | None:
+    """`e`, an expression of my loop d over `size` alone, as a digit of it."""
+    if e is dim(d):
+        return _Digit(ONE, size, number)
+    if isinstance(e, Mod) and e.lhs is dim(d):
+        return None if exact_quotient(size, e.rhs) is None else _Digit(ONE, e.rhs, number)
+    part, modulus = (e.lhs, e.rhs) if isinstance(e, Mod) else (e, None)
+    if not isinstance(part, FloorDiv) or part.lhs is not dim(d):
         return None
-    if len(dims) == 2:
-        for a, b in (dims, dims[::-1]):
-            if e is dim(a) * mine[b] + dim(b) and prove_eq(mine[a] * mine[b], size, env):
-                return {a: (dim(0) // mine[b], None), b: (dim(0) % mine[b], None)}
-    return None
+    count = exact_quotient(size, part.rhs)
+    if count is None or (modulus is not None and exact_quotient(count, modulus) is None):
+        return None
+    return _Digit(part.rhs, count if modulus is None else modulus, number)
 
 
-def dim_index(e: Expr) -> int | None:
-    """k if `e` is Dim(k)."""
-    return e.index if isinstance(e, Dim) else None
+def _is_above(high: _Digit, low: _Digit) -> bool:
+    return exact_quotient(high.low, low.low * low.size) is not None
+
+
+def _composed(size: Expr, digits: Sequence[_Digit], shared: int, rest: list[Expr]) -> Expr:
+    """A loop over `size` from its digits; what they leave of it becomes inner loops (put behind `rest`, the slower one first)."""
+    order = sorted(digits, key=lambda d: sum(_is_above(d, other) for other in digits), reverse=True)
+    total: Expr = ZERO
+    top = size
+    for digit in order:
+        above = exact_quotient(top, digit.low * digit.size)
+        assert above is not None
+        if above is not ONE:
+            total = total + dim(shared + len(rest)) * (digit.low * digit.size)
+            rest.append(above)
+        total = total + dim(digit.number) * digit.low
+        top = digit.low
+    if top is not ONE:
+        total = total + dim(shared + len(rest))
+        rest.append(top)
+    return total
+
+
+def _join(
+    e: Expr, size: Expr, number: int, dims: Sequence[int], mine: Sequence[Expr], joined: dict[int, Expr], env: RangeEnv
+) -> bool:
+    """Whether `e` is the row-major number of my loops `dims`, in some order; notes what each of them is of it."""
+    if len(dims) > MAX_JOINED:
+        return False
+    for order in permutations(dims):
+        steps = strides_contiguous([mine[d] for d in order])
+        if e is sum((dim(d) * s for d, s in zip(order, steps, strict=True)), ZERO):
+            if not prove_eq(product([mine[d] for d in order]), size, env):
+                return False
+            for k, (d, step) in enumerate(zip(order, steps, strict=True)):
+                place = dim(number) // step
+                joined[d] = place if k == 0 else place % mine[d]
+            return True
+    return False

@@ -17,8 +17,8 @@ from ...dialects import loop
 from ...dialects.expr import Expr, dim, dims_subs
 from ...dialects.expr_ranges import RangeEnv, prove_lt
 from .body import Body
-from .fusion_align import loop_env
-from .fusion_plan import Group, Member
+from .fusion_align import LoopEnvs
+from .fusion_types import Group, Member
 from .nest_info import NestInfo, uses_opaque
 
 
@@ -49,11 +49,11 @@ class GroupWriter:
         self,
         group: Group,
         inlined: Mapping[SSAValue, NestInfo],
-        symbols: RangeEnv,
+        envs: LoopEnvs,
         needed: Callable[[SSAValue], bool],
         placed: Callable[[Group, Member, Sequence[Expr]], tuple[Expr, ...]],
     ):
-        self.group, self.inlined, self.symbols, self.needed, self.placed = group, inlined, symbols, needed, placed
+        self.group, self.inlined, self.envs, self.needed, self.placed = group, inlined, envs, needed, placed
         self.steps: list[Step] = []
         self.step_of: dict[int, int] = {}
         self.locals: dict[SSAValue, Local] = {}
@@ -79,7 +79,7 @@ class GroupWriter:
         for chained in self._chained():
             # none when all that is read of the chain is at hand as a scalar
             self.locals[chained].out = args.get(self._chain_end(chained))
-        self.body = Body(nest.block, self.group.outer, self.symbols, None)
+        self.body = Body(nest.block, self.group.outer, self.envs.symbols, None)
         for number, step in enumerate(self.steps):
             self._write_step(number, step)
         self.replaced = outs
@@ -148,7 +148,7 @@ class GroupWriter:
         mine = self._store_indices(member, k)
         outer = self.group.outer
         base = len(outer) + len(sizes)
-        env = loop_env(self.symbols, [*outer, *sizes, *sizes])
+        env = self.envs((*outer, *sizes, *sizes))
         other_iteration = [*(dim(d) for d in range(len(outer))), *(dim(base + d) for d in range(len(sizes)))]
         while init in self.locals and self.locals[init].step == step:
             local = self.locals[init]

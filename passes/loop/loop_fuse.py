@@ -108,7 +108,7 @@ def rewrite(func: FuncOp, plan: Plan, planner: Planner) -> None:
             op.detach()
             block.add_op(op)
             continue
-        writer = GroupWriter(unit, plan.inlined, planner.symbols, lambda t, u=unit: _needed(t, u, users), planner.placed)
+        writer = GroupWriter(unit, plan.inlined, planner.envs, lambda t, u=unit: _needed(t, u, users), planner.placed)
         nest = writer.write()
         block.add_op(nest)
         for old, new in zip(writer.replaced, nest.results, strict=True):

@@ -1,0 +1,221 @@
+"""What planning asks about the nests of a function: sizes, what they read once their producers are computed in them, what that costs,
+whether a nest can and should be computed where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import Expr, dims_subs, evaluate, free_dims, free_syms, product
+from ...dialects.expr_ranges import RangeEnv
+from ...dialects.nd_types import TensorType, element_bytes
+from .fusion_types import Read
+from .nest_info import NestInfo, nest_info, uses_opaque
+
+if TYPE_CHECKING:
+    from .fusion_wishes import Wishes
+
+MAX_BODY = 192
+"""Ops that a body may grow to by inlining; beyond it a value is stored (very deep expressions stay compilable)."""
+
+
+class NestFacts:
+    """Facts about the nests of one function. `inlined` are the nests that are computed where they are read; whoever changes it calls
+    `forget`."""
+
+    def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[str, int], wishes: Wishes | None = None):
+        self.symbols = symbols
+        self.hints = hints
+        self.wishes = wishes
+        self.ops = list(func.body.block.ops)
+        self.position = {op: k for k, op in enumerate(self.ops)}
+        self.infos = {op: nest_info(op) for op in self.ops if isinstance(op, loop.NestOp)}
+        self.consumers: dict[SSAValue, list[NestInfo]] = {}
+        for info in self.infos.values():
+            for tensor in dict.fromkeys([a.tensor for a in info.reads]):
+                self.consumers.setdefault(tensor, []).append(info)
+        self.scalars = _captured_scalars(self.ops)
+        self.inlined: dict[SSAValue, NestInfo] = {}
+        self._reads: dict[Operation, list[Read]] = {}
+        self._weight: dict[Operation, tuple[int, int]] = {}
+        self._bytes: dict[SSAValue, int] = {}
+        self._counts: dict[tuple[Expr, ...], int] = {}
+
+    # ---- sizes
+
+    def count(self, sizes: Iterable[Expr]) -> int:
+        """Elements of a box, with the hints for symbols."""
+        key = tuple(sizes)
+        found = self._counts.get(key)
+        if found is None:
+            total = product(key)
+            known = {s: self.hints.get(s.name, 64) for s in free_syms(total)}
+            found = self._counts[key] = int(total) if total.is_const else evaluate(total, known)
+        return found
+
+    def bytes(self, tensor: SSAValue) -> int:
+        """Bytes of a tensor, with the hints for symbols."""
+        found = self._bytes.get(tensor)
+        if found is None:
+            t = tensor.type
+            found = self.count(t.dims) * element_bytes(t.element_type) if isinstance(t, TensorType) else 8
+            self._bytes[tensor] = found
+        return found
+
+    def iterations(self, info: NestInfo) -> int:
+        """How often the innermost loops of a nest run."""
+        return self.count((*info.sizes, *info.inner_sizes))
+
+    # ---- reads and work after inlining
+
+    def reads(self, info: NestInfo) -> list[Read]:
+        """What a nest reads once its inlined producers are computed in it (each access once)."""
+        found = self._reads.get(info.op)
+        if found is not None:
+            return found
+        table: dict[tuple[SSAValue, tuple[Expr, ...] | None], Read] = {}
+        for access in info.reads:
+            index = None if uses_opaque(access.index, info.opaque) else access.index
+            producer = self.inlined.get(access.tensor)
+            if producer is None:
+                key = access.tensor, index
+                if key not in table:
+                    table[key] = Read(access.tensor, index)
+                continue
+            for inner in self.reads(producer):
+                through = None if index is None or inner.index is None else tuple([dims_subs(e, index) for e in inner.index])
+                key = inner.tensor, through
+                if key not in table:
+                    table[key] = Read(inner.tensor, through)
+        found = self._reads[info.op] = list(table.values())
+        return found
+
+    def weight(self, info: NestInfo) -> tuple[int, int]:
+        """Ops and costly ops of a nest's body, inlined producers counted in."""
+        found = self._weight.get(info.op)
+        if found is None:
+            ops, heavy = info.ops, info.heavy
+            for access in info.reads:
+                producer = self.inlined.get(access.tensor)
+                if producer is not None:
+                    more = self.weight(producer)
+                    ops, heavy = ops + more[0], heavy + more[1]
+            found = self._weight[info.op] = (ops, heavy)
+        return found
+
+    def computed_in(self, infos: Iterable[NestInfo]) -> list[Operation]:
+        """Nests, the last one first, with those that are computed in them."""
+        found: dict[Operation, None] = {}
+        todo = list(infos)
+        while todo:
+            info = todo.pop()
+            if info.op not in found:
+                found[info.op] = None
+                todo += [self.inlined[a.tensor] for a in info.reads if a.tensor in self.inlined]
+        return list(found)
+
+    def readers(self, tensor: SSAValue) -> list[NestInfo]:
+        """The nests that read a tensor or compute what reads it, those that are computed in others left out."""
+        found: dict[Operation, NestInfo] = {}
+        todo = list(self.consumers.get(tensor, ()))
+        while todo:
+            info = todo.pop()
+            if info.op.results and info.op.results[0] in self.inlined:
+                todo += self.consumers.get(info.op.results[0], ())
+            else:
+                found[info.op] = info
+        return sorted(found.values(), key=lambda info: self.position[info.op])
+
+    def forget(self, info: NestInfo) -> None:
+        """Drop what was derived from whether a nest's result is stored."""
+        todo = list(self.consumers.get(info.op.results[0], ()))
+        while todo:
+            reader = todo.pop()
+            self._reads.pop(reader.op, None)
+            self._weight.pop(reader.op, None)
+            if reader.op.results and reader.op.results[0] in self.inlined:
+                todo += self.consumers.get(reader.op.results[0], ())
+
+    # ---- inlining
+
+    def whole_users(self, tensor: SSAValue) -> list[Operation]:
+        """Uses of a tensor other than loads in nests: they need it in memory."""
+        return [u.operation for u in tensor.uses if not isinstance(u.operation, loop.LoadOp)]
+
+    def cannot_inline(self, info: NestInfo) -> str:
+        """Why a nest cannot be computed where it is read; "" if it can."""
+        op = info.op
+        if info.has_loops:
+            return "it has loops inside (a reduction or a scan)"
+        if len(op.results) != 1:
+            return "it has several results"
+        if not info.is_pointwise:
+            return "it does not store each element once, where it computes it"
+        if "no_fuse" in op.attributes:
+            return "it is marked no_fuse"
+        tensor = op.results[0]
+        if self.whole_users(tensor):
+            return "it is needed in memory (a result, an update or an operand of a library call or contraction)"
+        consumers = self.consumers.get(tensor, [])
+        if any("no_fuse" in c.op.attributes for c in consumers):
+            return "a reader is marked no_fuse"
+        if self.wishes is not None:
+            for c in consumers:
+                reason = self.wishes.forbids(op, c.op)
+                if reason is not None:
+                    return reason
+        if self.weight(info)[0] > MAX_BODY:
+            return f"its body would be over {MAX_BODY} operations"
+        return ""
+
+    def not_worth_inlining(self, info: NestInfo) -> str:
+        """Why it does not pay to compute a nest where it is read, as far as its readers alone tell; "" if it does."""
+        tensor = info.op.results[0]
+        consumers = self.consumers[tensor]
+        ops, heavy = self.weight(info)
+        if len(consumers) == 1:
+            if heavy == 0:
+                return ""
+            numel, times = self.count(info.sizes), self._times_read(consumers[0], tensor)
+            if times <= 1.5 * numel or numel * 8 <= self.iterations(consumers[0]):
+                return ""
+            return f"its reader needs each element {times / max(numel, 1):.3g} times, and it costs {heavy} heavy operations"
+        uses = len(consumers)
+        if heavy:
+            return f"{uses} nests read it, and each would repeat {heavy} heavy operations"
+        if ops > 24:
+            return f"{uses} nests read it, and each would repeat {ops} operations"
+        large = sum(1 for r in self.reads(info) if self.bytes(r.tensor) * 2 > self.bytes(tensor))
+        if uses * large > large + 1 + uses:
+            return f"{uses} nests read it, and each would read its {large} operands instead"
+        return ""
+
+    def _times_read(self, info: NestInfo, tensor: SSAValue) -> int:
+        """How often elements of `tensor` are read by a nest, all accesses together."""
+        sizes = [*info.sizes, *info.inner_sizes]
+        total = 0
+        for access in info.reads:
+            if access.tensor is tensor:
+                loops = {d.index for e in access.index for d in free_dims(e)}
+                total += self.count([sizes[k] for k in loops if k < len(sizes)]) if loops else 1
+        return total
+
+
+def _captured_scalars(ops: Iterable[Operation]) -> dict[Operation, list[SSAValue]]:
+    """The scalars that other operations make (an `.item()`) and bodies of nests use, by nest."""
+    found: dict[Operation, list[SSAValue]] = {}
+    for op in ops:
+        for value in op.results:
+            if isinstance(value.type, TensorType):
+                continue
+            for use in value.uses:
+                user = use.operation
+                while user is not None and user.parent is not op.parent:
+                    user = user.parent_op()
+                if isinstance(user, loop.NestOp):
+                    found.setdefault(user, []).append(value)
+    return found
