@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import StringAttr, UnitAttr
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Expr, dim, dims_subs
-from ...dialects.expr_ranges import RangeEnv, prove_lt
+from ...dialects.expr import Expr, IndexMap, RangeEnv, dim, dims_subs, prove_lt, simplify
 from .body import Body
 from .fusion_align import LoopEnvs
 from .fusion_types import Group, Member
@@ -59,7 +58,7 @@ class GroupWriter:
         self.locals: dict[SSAValue, Local] = {}
         self.shared_out: dict[SSAValue, SSAValue] = {}
         self.recomputed: set[SSAValue] = set()
-        self._reads: dict[tuple[int, int], list[tuple[SSAValue, tuple[Expr, ...] | None]]] = {}
+        self._reads: tuple[int, dict[SSAValue, list[tuple[Member, tuple[Expr, ...] | None]]]] | None = None
         self.replaced: list[SSAValue] = []
 
     def write(self) -> loop.NestOp:
@@ -116,7 +115,7 @@ class GroupWriter:
         self.steps[number].members.append(member)
         self.step_of[id(member)] = number
         for k, r in enumerate(info.op.results):
-            out = info.op.out_args[k]
+            out = info.out_args[k]
             stored = [w for w in info.writes if w.tensor is out]
             index = self.placed(self.group, member, stored[0].index) if len(stored) == 1 else ()
             self.locals[r] = Local(member, index, number)
@@ -134,7 +133,7 @@ class GroupWriter:
             local = self.locals[tensor]
             together = index is not None and index == local.index and self._in_loop(local, sizes)
             earliest = max(earliest, local.step if together else local.step + 1)
-        for k, init in enumerate(member.info.op.outs):
+        for k, init in enumerate(member.info.outs):
             if init in self.locals:
                 step = self.locals[init].step
                 earliest = max(earliest, step if self._stores_apart(member, k, sizes) else step + 1)
@@ -143,7 +142,7 @@ class GroupWriter:
     def _stores_apart(self, member: Member, k: int, sizes: tuple[Expr, ...]) -> bool:
         """Whether out `k` of a member may be stored in one loop over `sizes` with the stores that it is built on: different iterations
         store to different elements, whichever runs first."""
-        init = member.info.op.outs[k]
+        init = member.info.outs[k]
         step = self.locals[init].step
         mine = self._store_indices(member, k)
         outer = self.group.outer
@@ -157,7 +156,7 @@ class GroupWriter:
                 for b in mine:
                     if a is None or b is None or not (a == b or _apart(a, b, other_iteration, env)):
                         return False
-            init = local.member.info.op.outs[before]
+            init = local.member.info.outs[before]
         return True
 
     def _store_indices(self, member: Member, k: int) -> list[tuple[Expr, ...] | None]:
@@ -166,7 +165,7 @@ class GroupWriter:
         return [
             None if uses_opaque(w.index, info.opaque) or info.has_loops else self.placed(self.group, member, w.index)
             for w in info.writes
-            if w.tensor is info.op.out_args[k]
+            if w.tensor is info.out_args[k]
         ]
 
     def _in_loop(self, local: Local, sizes: tuple[Expr, ...]) -> bool:
@@ -194,13 +193,15 @@ class GroupWriter:
         visit(member.info, None, True)
         return found
 
-    def _known_reads(self, member: Member) -> list[tuple[SSAValue, tuple[Expr, ...] | None]]:
-        """`_local_reads` once all members are placed (they change when another value is to be recomputed)."""
-        key = id(member), len(self.recomputed)
-        found = self._reads.get(key)
-        if found is None:
-            found = self._reads[key] = self._local_reads(member)
-        return found
+    def _all_reads(self) -> dict[SSAValue, list[tuple[Member, tuple[Expr, ...] | None]]]:
+        """`_local_reads` of all members by tensor, once all are placed (they change when another value is to be recomputed)."""
+        if self._reads is None or self._reads[0] != len(self.recomputed):
+            table: dict[SSAValue, list[tuple[Member, tuple[Expr, ...] | None]]] = {}
+            for member in self.group.members:
+                for tensor, index in self._local_reads(member):
+                    table.setdefault(tensor, []).append((member, index))
+            self._reads = len(self.recomputed), table
+        return self._reads[1]
 
     def _is_scalar(self, tensor: SSAValue) -> bool:
         """Produced outside of inner loops: its value stays known for the rest of the iteration."""
@@ -212,12 +213,10 @@ class GroupWriter:
         """Reads of a local tensor that cannot use its scalar value directly."""
         local = self.locals[tensor]
         late: list[tuple[Member, tuple[Expr, ...] | None]] = []
-        for member in self.group.members:
-            for read, index in self._known_reads(member):
-                if read is tensor:
-                    same = self.step_of[id(member)] == local.step and index == local.index and not local.member.info.has_loops
-                    if not same and not (self._is_scalar(tensor) and index == local.index):
-                        late.append((member, index))
+        for member, index in self._all_reads().get(tensor, ()):
+            same = self.step_of[id(member)] == local.step and index == local.index and not local.member.info.has_loops
+            if not same and not (self._is_scalar(tensor) and index == local.index):
+                late.append((member, index))
         return late
 
     # ---- outs
@@ -240,17 +239,17 @@ class GroupWriter:
         return outs
 
     def _same_tensor_chain(self, member: Member) -> bool:
-        return any(init in self.locals for init in member.info.op.outs)
+        return any(init in self.locals for init in member.info.outs)
 
     def _chained(self) -> list[SSAValue]:
         """Results that another member of the group goes on writing to (pieces of a concatenation)."""
-        inits = {init for m in self.group.members for init in m.info.op.outs}
+        inits = {init for m in self.group.members for init in m.info.outs}
         return [t for t in self.locals if t in inits]
 
     def _chain_end(self, tensor: SSAValue) -> SSAValue:
         """The last tensor of the chain of updates that starts at `tensor`."""
         for m in self.group.members:
-            for init, result in zip(m.info.op.outs, m.info.op.results, strict=True):
+            for init, result in zip(m.info.outs, m.info.op.results, strict=True):
                 if init is tensor:
                     return self._chain_end(result)
         return tensor
@@ -285,7 +284,7 @@ class GroupWriter:
         return self._initial(init) if init in self.locals else init
 
     def _out_of(self, member: Member, result: SSAValue) -> SSAValue:
-        """The initial tensor of a result."""
+        """The initial tensor of a result (as it is now: groups written before may have replaced it)."""
         return member.info.op.outs[next(k for k, r in enumerate(member.info.op.results) if r is result)]
 
     # ---- code
@@ -314,7 +313,7 @@ class GroupWriter:
     def _member(self, member: Member, place: list[Expr], number: int) -> None:
         """Clone a member's whole body with its loops at `place`."""
         op = member.info.op
-        copy = _Copy(self, member, number, dict(zip(op.indices, place, strict=True)))
+        copy = _Copy(self, member, number, dict(zip(member.info.indices, place, strict=True)))
         copy.block(op.block)
 
     def _write_reduce(self, number: int, step: Step) -> None:
@@ -326,7 +325,7 @@ class GroupWriter:
         new = loop.ReduceOp.build_reduce(step.sizes, kinds, types)
         copies: dict[int, _Copy] = {}
         for m in reducing:
-            copy = copies[id(m)] = _Copy(self, m, number, dict(zip(m.info.op.indices, m.place, strict=True)))
+            copy = copies[id(m)] = _Copy(self, m, number, dict(zip(m.info.indices, m.place, strict=True)))
             copy.until_loop(m.info.op.block)
         with self.body.inner(new, new.body, step.sizes) as dims:
             yielded: list[SSAValue] = []
@@ -364,7 +363,7 @@ class GroupWriter:
         producer = local.member.info if local is not None else self.inlined.get(tensor)
         if producer is None:
             return self.body.load(tensor, index, mask, other)
-        copy = _Copy(self, None, number, dict(zip(producer.op.indices, index, strict=True)), mask)
+        copy = _Copy(self, None, number, dict(zip(producer.indices, index, strict=True)), mask)
         value = copy.stored(producer.op.block)
         return value if mask is None or other is None else self.body.select(mask, value, other)
 
@@ -432,10 +431,11 @@ class _Copy:
         return self.values.get(v, v)
 
     def index(self, op: loop.AccessOp | loop.IndexOp) -> tuple[Expr, ...]:
-        m = op.map.data
-        operands = op.index_operands if isinstance(op, loop.AccessOp) else op.operands
-        body = self.writer.body
-        return tuple(body.simplify(e) for e in m.apply([self.place[v] for v in operands]))
+        m: IndexMap = op.properties["map"].data  # pyright: ignore[reportAttributeAccessIssue]
+        start = _INDEX_START[type(op)]
+        place, env = self.place, self.writer.body.env
+        found = m.apply([place[v] for v in op._operands[start : start + m.num_dims]])
+        return tuple([simplify(e, env) if e.has_div else e for e in found])
 
     def op(self, op: Operation) -> None:
         body = self.writer.body
@@ -444,42 +444,48 @@ class _Copy:
         if rule is not None:
             rule(self, op)
             return
-        operands = [self.value(o) for o in op.operands]
-        self.values[op.results[0]] = body.pure(type(op), operands, op.results[0].type, op.properties)
+        values = self.values
+        (result,) = op.results
+        values[result] = body.pure(type(op), [values.get(o, o) for o in op._operands], result.type, op.properties)
 
     def load(self, op: loop.LoadOp) -> None:
-        mask = None if op.mask is None else self.value(op.mask)
-        other = None if op.other is None else self.value(op.other)
+        mask = other = None
+        operands = op._operands
+        if "masked" in op.properties:
+            mask, other = self.value(operands[-2]), self.value(operands[-1])
         outer = self.mask
         body = self.writer.body
         if outer is not None:
             both = body.logical_and(outer, mask)
-            other = other if other is not None else body.constant(0, op.result.type)
+            other = other if other is not None else body.constant(0, op.results[0].type)
             mask = both
-        target = self._own_out(op.operands[0])
+        source = operands[0]
+        target = self._own_out(source) if isinstance(source, BlockArgument) else None
+        index, result = self.index(op), op.results[0]
         if target is not None:
-            self.values[op.result] = body.load(target, self.index(op), mask, other, mutable=True)
-            return
-        self.values[op.result] = self.writer.read(op.operands[0], self.index(op), self.number, mask, other)
+            self.values[result] = body.load(target, index, mask, other, mutable=True)
+        else:
+            self.values[result] = self.writer.read(source, index, self.number, mask, other)
 
     def _own_out(self, tensor: SSAValue) -> SSAValue | None:
         """The new argument for an out of the nest being cloned (a nest may load what it stores)."""
         if self.member is None:
             return None
-        for k, arg in enumerate(self.member.info.op.out_args):
+        for k, arg in enumerate(self.member.info.out_args):
             if arg is tensor:
                 return self.writer.locals[self.member.info.op.results[k]].out
         return None
 
     def store(self, op: loop.StoreOp) -> None:
-        value = self.value(op.value)
+        operands = op._operands
+        value = self.value(operands[0])
         if self.member is None:
             self.result = value
             return
-        k = list(self.member.info.op.out_args).index(op.operands[1])
+        k = self.member.info.out_args.index(operands[1])
         out = self.writer.keep(self.member, k, value)
         if out is not None:
-            mask = None if op.mask is None else self.value(op.mask)
+            mask = self.value(operands[-1]) if "masked" in op.properties else None
             self.writer.body.store(value, out, self.index(op), op.store_mode, mask)
 
     def index_op(self, op: loop.IndexOp) -> None:
@@ -519,6 +525,9 @@ class _Copy:
             self.values.update(zip(op.do_block.args[1:], new.do_block.args[1:], strict=True))
             self.block(op.do_block)
 
+
+_INDEX_START: dict[type[Operation], int] = {loop.LoadOp: 1, loop.StoreOp: 2, loop.IndexOp: 0}
+"""Where the index operands of an op begin."""
 
 _RULES: dict[type[Operation], Callable[[_Copy, Operation], None]] = {
     loop.LoadOp: _Copy.load,

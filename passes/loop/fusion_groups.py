@@ -67,7 +67,7 @@ class Grouping(NestFacts):
             op, maker = self.ops[k], self.maker
             info = self.infos.get(op)  # pyright: ignore[reportArgumentType]
             if info is not None:
-                inputs = [r.tensor for r in self.reads(info)] + list(op.operands)
+                inputs = [r.tensor for r in self.reads(info)] + list(info.outs)
                 if self.scalars:
                     inputs += [s for inner in self.computed_in([info]) for s in self.scalars.get(inner, ())]
             else:
@@ -155,7 +155,7 @@ class Grouping(NestFacts):
         info = group.members[0].info
         saved: dict[int, int] = {}
         groups: dict[int, Group] = {}
-        mine = dict.fromkeys([r.tensor for r in self.reads(info)] + list(info.op.outs))
+        mine = dict.fromkeys([r.tensor for r in self.reads(info)] + list(info.outs))
         for tensor in mine:
             size = self.bytes(tensor)
             unit = self.unit_at[self.maker[tensor]] if tensor in self.maker else None
@@ -212,9 +212,10 @@ class Grouping(NestFacts):
     def compare(self, first: Group, second: Group, dependences: bool = True) -> Alignment | str:
         """How the loops of two groups are shared, or why they are not. Without `dependences` whoever asks sees to it that no path between
         the two leaves them."""
-        if any("no_fuse" in m.info.op.attributes for m in (*first.members, *second.members)):
+        members = (*first.members, *second.members)
+        if any(["no_fuse" in m.info.op.attributes for m in members]):
             return "one of them is marked no_fuse"
-        if len(first.members) + len(second.members) > MAX_MEMBERS:
+        if len(members) > MAX_MEMBERS:
             return f"together they would be over {MAX_MEMBERS} nests"
         wanted = False
         if self.wishes is not None:
@@ -222,7 +223,7 @@ class Grouping(NestFacts):
             if reason is not None:
                 return reason
             wanted = bool(self.wishes.partners) and self.wishes.wants(self.ops_of(first), self.ops_of(second))
-        if any(m.info.sequential for m in (*first.members, *second.members)):
+        if any([m.info.sequential for m in members]):
             return "a loop of one of them is sequential"
         if self._overwrites_what_is_read(first, second):
             return "one of them stores into a tensor of the other that is read elsewhere"
@@ -237,7 +238,7 @@ class Grouping(NestFacts):
         """Whether a member goes on storing into a tensor that the two produce and that something else uses too: in one nest the two
         would be one out, and what reads the first would see the stores of the second."""
         for member in (*first.members, *second.members):
-            for init in member.info.op.outs:
+            for init in member.info.outs:
                 if (init in first.results or init in second.results) and init.uses.get_length() != 1:
                     return True
         return False
@@ -250,9 +251,9 @@ class Grouping(NestFacts):
                 if read.tensor in first.results:
                     index = None if read.index is None else self.placed(second, member, read.index)
                     links.extend([(index, stored) for stored in self._stored(first, read.tensor)])
-            for k, init in enumerate(member.info.op.outs):
+            for k, init in enumerate(member.info.outs):
                 if init in first.results:
-                    mine = [w for w in member.info.writes if w.tensor is member.info.op.out_args[k]]
+                    mine = [w for w in member.info.writes if w.tensor is member.info.out_args[k]]
                     for write in mine:
                         index = None if uses_opaque(write.index, member.info.opaque) else self.placed(second, member, write.index)
                         links.extend([(index, stored) for stored in self._stored(first, init)])
@@ -261,9 +262,9 @@ class Grouping(NestFacts):
     def _stored(self, group: Group, tensor: SSAValue) -> list[tuple[Expr, ...]]:
         """Where the members of a group store `tensor`, over the group's loops."""
         member, k = group.results[tensor]
-        out = member.info.op.out_args[k]
+        out = member.info.out_args[k]
         stored = [self.placed(group, member, w.index) for w in member.info.writes if w.tensor is out]
-        init = member.info.op.outs[k]
+        init = member.info.outs[k]
         return stored + (self._stored(group, init) if init in group.results else [])
 
     def placed(self, group: Group, member: Member, index: Sequence[Expr]) -> tuple[Expr, ...]:
@@ -367,7 +368,10 @@ class Grouping(NestFacts):
     def _read_alike(self, first: Group, second: Group, shared: int) -> bool:
         """Whether some tensor is read by both at places that the shared loops determine alike."""
         seen = {
-            (r.tensor, self._shared_part(first, m, r.index, shared)) for m in first.members for r in self.reads(m.info) if r.index is not None
+            (r.tensor, self._shared_part(first, m, r.index, shared))
+            for m in first.members
+            for r in self.reads(m.info)
+            if r.index is not None
         }
         for m in second.members:
             for r in self.reads(m.info):

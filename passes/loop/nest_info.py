@@ -13,7 +13,7 @@ from xdsl.dialects import arith
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Dim, Expr, as_expr, dim, free_dims
+from ...dialects.expr import Dim, Expr, IndexMap, as_expr, dim, free_dims
 
 HEAVY = frozenset(
     "math.exp math.exp2 math.expm1 math.log math.log2 math.log10 math.log1p math.sin math.cos math.tan math.sinh math.cosh math.tanh "
@@ -23,7 +23,7 @@ HEAVY = frozenset(
 """Ops that cost about as much as a memory access or more."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Access:
     """One load or store: the tensor and the index expressions."""
 
@@ -38,6 +38,12 @@ class NestInfo:
 
     op: loop.NestOp
     sizes: tuple[Expr, ...]
+    indices: tuple[SSAValue, ...]
+    """Its loop indices."""
+    outs: tuple[SSAValue, ...]
+    """The initial tensors of `op`."""
+    out_args: tuple[SSAValue, ...]
+    """What stands for them in its body."""
     reads: list[Access] = field(default_factory=list)
     writes: list[Access] = field(default_factory=list)
     inner_sizes: list[Expr] = field(default_factory=list)
@@ -52,13 +58,13 @@ class NestInfo:
     @property
     def is_pointwise(self) -> bool:
         """No inner loops, every out stored once, whole, at the loop indices in order, and not built on an initial tensor."""
-        return not self.has_loops and all(self.stores_whole(k) for k in range(len(self.op.outs))) and bool(self.op.outs)
+        return not self.has_loops and all([self.stores_whole(k) for k in range(len(self.outs))]) and bool(self.outs)
 
     def stores_whole(self, k: int) -> bool:
         """Out `k` is new, written once and in full: element (i, j, ...) by iteration (i, j, ...)."""
-        out = self.op.out_args[k]
+        out = self.out_args[k]
         stores = [w for w in self.writes if w.tensor is out]
-        if len(stores) != 1 or not isinstance(self.op.outs[k].owner, loop.EmptyOp):
+        if len(stores) != 1 or not isinstance(self.outs[k].owner, loop.EmptyOp):
             return False
         store = stores[0].op
         assert isinstance(store, loop.StoreOp)
@@ -87,23 +93,26 @@ class _Walk:
     def block(self, block: Block) -> None:
         info = self.info
         for op in block.ops:
-            if isinstance(op, loop.LoadOp):
-                info.reads.append(Access(op.operands[0], self.index(op), op))
-            elif isinstance(op, loop.StoreOp):
-                info.writes.append(Access(op.operands[1], self.index(op), op))
-            elif isinstance(op, loop.BoundOp):
+            kind = type(op)
+            if kind is loop.LoadOp:
+                info.reads.append(Access(op._operands[0], self.index(op, 1), op))
+            elif kind is loop.StoreOp:
+                info.writes.append(Access(op._operands[1], self.index(op, 2), op))
+            elif kind is arith.ConstantOp:
+                continue
+            elif kind is loop.BoundOp:
                 d = self.new_dim(op.results[0])
                 assert isinstance(d, Dim)
                 info.opaque.add(d)
-            elif isinstance(op, loop.LoopLike):
+            elif op.regions and isinstance(op, loop.LoopLike):
                 self.loop(op)
-            elif isinstance(op, arith.ConstantOp):
-                continue
             info.ops += 1
             info.heavy += op.name in HEAVY
 
-    def index(self, op: loop.AccessOp) -> tuple[Expr, ...]:
-        return op.index_map.apply([self.place[v] for v in op.index_operands])
+    def index(self, op: Operation, start: int) -> tuple[Expr, ...]:
+        m: IndexMap = op.properties["map"].data  # pyright: ignore[reportAttributeAccessIssue]
+        place = self.place
+        return m.apply([place[v] for v in op._operands[start : start + m.num_dims]])
 
     def loop(self, op: loop.LoopLike) -> None:
         info = self.info
@@ -123,11 +132,12 @@ class _Walk:
 
 def nest_info(op: loop.NestOp) -> NestInfo:
     """The facts about `op`."""
-    info = NestInfo(op, op.loop_sizes)
+    sizes, block = op.loop_sizes, op.block
+    info = NestInfo(op, sizes, tuple(block.args[: len(sizes)]), tuple(op.outs), tuple(block.args[len(sizes) :]))
     walk = _Walk(info)
-    for arg in op.indices:
+    for arg in info.indices:
         walk.new_dim(arg)
-    walk.block(op.block)
+    walk.block(block)
     return info
 
 
