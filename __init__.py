@@ -17,9 +17,11 @@ _PUBLIC: dict[str, str] = {
     "explain": ".tools.explain",
     "list_mode_options": ".tools.options",
     "list_options": ".tools.options",
+    "loop_order": ".tools.loop_control",
     "no_fuse": ".tools.fusion_control",
     "register_pass": ".passes.user",
     "reset_counters": ".tools.counters",
+    "tile": ".tools.loop_control",
     "unregister_pass": ".passes.user",
 }
 

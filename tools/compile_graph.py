@@ -25,6 +25,7 @@ from ..passes.pipelines import default_pipeline
 from .counters import count
 from .debug import DebugFolder
 from .fusion_control import apply_wishes, marked
+from .loop_control import apply_loop_wishes, loop_marks
 from .options import Options
 from .traffic import count_traffic
 
@@ -119,7 +120,10 @@ def compile_graph(
         pipeline = default_pipeline("cpu", {"passes": options.passes, "pipeline": options.pipeline})
         if options.autotune:
             tune(pipeline)
-        apply_wishes(pipeline, imported.module, options, marked(gm), set() if matched is None else matched, kind != "forward")
+        known, last = set() if matched is None else matched, kind != "forward"
+        apply_wishes(pipeline, imported.module, options, marked(gm), known, last)
+        # gradients get loops of their own, to which what was asked for does not apply
+        apply_loop_wishes(pipeline, imported.module, options, () if kind == "backward" else loop_marks(gm), known, last)
         program = build(imported, options, debug, pipeline, watch)
     log.info("compiled %s graph %d", kind, number)
     count("graphs")

@@ -100,9 +100,13 @@ def _finish(found: Explanation, html: str | Path | None, quiet: bool) -> Explana
 
 def _unknown(graphs: Sequence[Graph], options: Options, matched: set[str]) -> None:
     """Tell of entries of wishes that no graph knows."""
+    from .loop_control import unknown_entries
+
     entries = {*options.no_fuse, *(e for wish in options.fuse for e in wish)}
+    unknown = [f"'{e}'" for e in sorted(entries - matched)]
+    unknown += ["{} '{}'".format(*text.split(" ", 1)) for text in unknown_entries(options, matched)]
     if graphs:
-        graphs[-1].wishes += [Wish(f"'{e}'", False, "names no operator of any graph") for e in sorted(entries - matched)]
+        graphs[-1].wishes += [Wish(text, False, "names no operator of any graph") for text in unknown]
 
 
 def _backward(result: Any) -> None:
@@ -145,6 +149,7 @@ def explain_module(
     from ..passes.pipelines import default_pipeline
     from .compile_graph import context
     from .fusion_control import apply_wishes
+    from .loop_control import apply_loop_wishes
     from .options import make_options
     from .run_ir import LEVELS, level_of
 
@@ -158,6 +163,7 @@ def explain_module(
         pipeline.stages.insert(0, Stage("loop", [LoopFuse()]))
     matched: set[str] = set()
     apply_wishes(pipeline, module, chosen, (), matched, True)
+    apply_loop_wishes(pipeline, module, chosen, (), matched, True)
     collector = Collector()
     collector.graph(level, None, module)
     if level == "mem":
@@ -226,6 +232,18 @@ def _load_function(target: str, arguments: str | None) -> tuple[Callable[..., An
     return made, values
 
 
+def _numbers(flag: str, given: Sequence[str]) -> dict[str, list[int]]:
+    """`NAME=8,64` as the options have it."""
+    found: dict[str, list[int]] = {}
+    for text in given:
+        name, _, numbers = text.rpartition("=")
+        try:
+            found[name] = [int(n) for n in numbers.split(",")]
+        except ValueError:
+            raise StepwellError(f"--{flag} takes NAME=NUMBER,..., got '{text}'") from None
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     import argparse
@@ -237,9 +255,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--html", metavar="FILE", help="write a page of HTML too")
     parser.add_argument("--no-fuse", action="append", default=[], metavar="NAME", help="keep a value (or file:line) in a nest of its own")
     parser.add_argument("--fuse", action="append", default=[], metavar="A+B", help="put values into one nest")
+    parser.add_argument("--tile", action="append", default=[], metavar="NAME=8,64", help="run the nest of a value (or file:line) in tiles")
+    parser.add_argument("--loop-order", action="append", default=[], metavar="NAME=1,0", help="the order of the loops of a nest")
     given = parser.parse_args(arguments)
-    options = {"no_fuse": given.no_fuse, "fuse": [w.split("+") for w in given.fuse]}
     try:
+        options = {
+            "no_fuse": given.no_fuse, "fuse": [w.split("+") for w in given.fuse], "tile": _numbers("tile", given.tile),
+            "loop_order": _numbers("loop-order", given.loop_order),
+        }  # fmt: skip
         if given.target.endswith(".mlir"):
             explain_file(given.target, html=given.html, options=options)
             return 0

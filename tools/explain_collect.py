@@ -90,6 +90,8 @@ class Collector:
         if kind == "fusion" and isinstance(what, tuple):
             planner, plan, outcomes = what
             _PlanReader(self.graphs[-1], planner, plan).read(outcomes)
+        elif kind == "wish" and isinstance(what, Outcome):
+            self.graphs[-1].wishes.append(model.Wish(what.wish, what.granted, what.reason))
 
     def remark(self, remark: Remark) -> None:
         """A pass left a remark."""

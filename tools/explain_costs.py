@@ -12,8 +12,9 @@ from ..dialects import loop, mem
 from ..dialects.expr import Expr, evaluate, free_syms
 from ..dialects.expr_ranges import RangeEnv
 from ..passes.loop.fusion_wishes import origins
-from ..passes.loop.loop_schedule import NS_PER_UNIT, choose
+from ..passes.loop.loop_schedule import NS_PER_UNIT, Schedule, choose
 from ..passes.loop.nest_access import NestAccess
+from ..passes.loop.schedule_attrs import asked_at, is_fixed, schedule_table, tile_sizes
 from .explain_model import Place, Step, TensorUse
 from .explain_names import Names
 from .traffic import bytes_of, touched
@@ -99,8 +100,22 @@ def kernel_step(
         schedule = choose(NestAccess(op, symbols), facts)
         step.compute_us = schedule.cost * NS_PER_UNIT / 1000
         step.threads = schedule.parallel
-        step.schedule = f"{schedule.style}{', threads' if schedule.parallel else ''}"
+        step.schedule = ", ".join(_schedule_words(op, schedule))
     return step
+
+
+def _schedule_words(nest: loop.NestOp, schedule: Schedule) -> list[str]:
+    """How a nest runs, in a few words."""
+    words = [schedule.style]
+    tiles = tile_sizes(schedule_table(nest))
+    if tiles:
+        words.append(f"tiles {' x '.join(str(t) if t else 'all' for t in tiles)}")
+    elif is_fixed(nest):
+        words.append("loops in a fixed order")
+    if schedule.parallel:
+        words.append("threads")
+    place = asked_at(nest)
+    return [*words, f"asked for by the user at {place}"] if place else words
 
 
 def call_step(op: mem.ExternOp, number: int, names: Names, hints: dict[str, int]) -> Step:

@@ -72,7 +72,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Wish:
-    """A user's wish about fusion and what became of it."""
+    """A user's wish about fusion, tiles or the order of loops, and what became of it."""
 
     text: str
     granted: bool

@@ -48,7 +48,7 @@ def apply_wishes(
     those that none does."""
     if not options.no_fuse and not options.fuse and not marks:
         return
-    ops = list(_computed(module))
+    ops = list(computed(module))
     entries = {e for e in (*options.no_fuse, *(e for wish in options.fuse for e in wish))}
     here = {e for e in entries if any(is_named(op, e) for op in ops)}
     wishes: dict[str, Any] = {
@@ -68,7 +68,8 @@ def apply_wishes(
             log.warning("'%s' (in the options no_fuse or fuse) names no operator of the compiled graph", entry)
 
 
-def _computed(module: ModuleOp) -> Iterator[Operation]:
+def computed(module: ModuleOp) -> Iterator[Operation]:
+    """What the functions of a module compute, in order."""
     for func in module.body.block.ops:
         if isinstance(func, FuncOp):
             yield from (op for op in func.body.block.ops if op.results)

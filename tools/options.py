@@ -50,6 +50,12 @@ class Options:
     fuse: Sequence[Sequence[str]] = ()
     """Lists of values or lines, each to be one nest whether that pays or not."""
 
+    tile: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Value (FX node name) or source line -> tile sizes of the loops of its nest."""
+
+    loop_order: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Value or source line -> the order of the loops of its nest, outermost first."""
+
     verify: bool = False
     """Verify the IR after every stage."""
 
@@ -68,7 +74,7 @@ class Options:
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
-    "no_fuse": (list, tuple), "fuse": (list, tuple), "verify": (bool,),
+    "no_fuse": (list, tuple), "fuse": (list, tuple), "tile": (Mapping,), "loop_order": (Mapping,), "verify": (bool,),
     "debug": (str, os.PathLike, type(None)), "cache": (bool,), "print_ir": (bool,), "timing": (bool,),
 }  # fmt: skip
 
@@ -78,6 +84,15 @@ def _check_wishes(key: str, value: Any) -> None:
 
     try:
         check_wishes(value if key == "no_fuse" else (), value if key == "fuse" else ())
+    except StepwellError as error:
+        raise OptionError(f"option {key!r}: {error}") from error
+
+
+def _check_loop_wishes(key: str, value: Any) -> None:
+    from .loop_control import check_loop_wishes
+
+    try:
+        check_loop_wishes(key, value)
     except StepwellError as error:
         raise OptionError(f"option {key!r}: {error}") from error
 
@@ -118,6 +133,8 @@ def make_options(mode: str | None = None, options: Mapping[str, Any] | None = No
             raise OptionError(f"option {key!r} is one of {', '.join(map(repr, choices))}, got {value!r}{_near(value, choices)}")
         if key in ("no_fuse", "fuse"):
             _check_wishes(key, value)
+        if key in ("tile", "loop_order"):
+            _check_loop_wishes(key, value)
         given[key] = value
     if "debug" not in given and os.environ.get("STEPWELL_DEBUG"):
         given["debug"] = os.environ["STEPWELL_DEBUG"]

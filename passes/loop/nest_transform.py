@@ -44,6 +44,9 @@ class NestTransform(Pass):
     asked: str = ""
     """The place of a program that asks for it, which is then noted on the nest."""
 
+    marked: bool = False
+    """The names are those that a program marks: what is no nest is passed over."""
+
     def transform(self, nest: loop.NestOp, target: loop.LoopLike, symbols: RangeEnv) -> str:
         """Change `target` (the nest, or the part of it that is meant); returns what was done. Raises Refused before any change."""
         raise NotImplementedError
@@ -51,9 +54,12 @@ class NestTransform(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols = symbol_ranges(op)
         nests = [n for n in op.walk() if isinstance(n, loop.NestOp)]
+        done: set[Operation] = set()  # a nest that several entries mean is transformed once
         for entry, chosen in self._chosen(op, nests):
             for nest in chosen:
-                self._one(nest, entry, symbols)
+                if nest not in done:
+                    done.add(nest)
+                    self._one(nest, entry, symbols)
 
     def _chosen(self, op: ModuleOp, nests: Sequence[loop.NestOp]) -> Iterator[tuple[str, list[loop.NestOp]]]:
         if not self.nest or self.nest == ("all",):
@@ -61,7 +67,7 @@ class NestTransform(Pass):
             return
         for entry in self.nest:
             found = [n for n in nests if is_meant(n, entry)]
-            if not found:
+            if not found and not self.marked:
                 message = f"'{entry}' names no nest{unknown_hint(entry, nests)}"
                 if not self.asked:
                     self.fail(op, message)
