@@ -23,7 +23,7 @@ from ..dialects.nd_types import LayoutAttr, TensorType
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
 from .interpret_nd import NdInterpreter, call_arguments, find_operator
-from .interpret_nest import NestRunner, Order
+from .interpret_nest import AccessCounter, Memory, NestRunner, Order
 
 ARENA_BYTES = "mem.arena_bytes"
 
@@ -31,8 +31,9 @@ ARENA_BYTES = "mem.arena_bytes"
 class LoopInterpreter(NdInterpreter):
     """One run of a function at the loop or memory level."""
 
-    def __init__(self, func: FuncOp, objects: Sequence[Any], order: Order):
+    def __init__(self, func: FuncOp, objects: Sequence[Any], order: Order, counter: AccessCounter | None = None):
         super().__init__(objects)
+        self.counter = counter
         self.func = func
         self.order = order
         self.arena: torch.Tensor | None = None
@@ -85,7 +86,10 @@ class LoopInterpreter(NdInterpreter):
     def _run_on(
         self, op: loop.NestOp | loop.ContractOp, tensors: dict[SSAValue, torch.Tensor], outs: list[SSAValue]
     ) -> None:
-        NestRunner(op, tensors, self.values, self.symbols, self.order, outs).run()
+        memory = Memory if self.counter is None else self.counter.memory
+        NestRunner(op, tensors, self.values, self.symbols, self.order, outs, memory).run()
+        if self.counter is not None:
+            self.counter.end_nest()
 
     def empty(self, op: loop.EmptyOp) -> None:
         t = op.result.type
@@ -192,15 +196,17 @@ def run_loop(
     *,
     order: str = "forward",
     seed: int = 0,
+    counter: AccessCounter | None = None,
 ) -> list[Any]:
     """Run the function `name` (the first one) of a module at the loop or memory level.
 
     inputs: tensors and numbers, one an argument that is no constant; tensors that the function updates are written.
-    `order` and `seed` say in which order parallel iterations run: "forward", "reverse", "shuffle". Returns the
+    `order` and `seed` say in which order parallel iterations run: "forward", "reverse", "shuffle". `counter` counts what nests and
+    contractions read and write. Returns the
     function's results as the caller would get them. Raises StepwellError where the IR does something that it must
     not, and IndexError for an index out of bounds."""
     func = next(f for f in module.ops if isinstance(f, FuncOp) and name in (None, f.sym_name.data))
-    run = LoopInterpreter(func, objects, Order(order, seed))
+    run = LoopInterpreter(func, objects, Order(order, seed), counter)
     given = [*inputs, *constants]
     arguments = func.body.block.args
     if len(given) != len(arguments):

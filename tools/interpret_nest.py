@@ -62,6 +62,56 @@ class Memory:
         self.flat[at] = self.encode(_MODES[mode](old, value))
 
 
+class AccessCounter:
+    """Counts the distinct bytes that nests read and write, for `run_loop(counter=...)`: within one nest an element counts as read when
+    it is loaded (or combined with) before the nest stored it, and as written when it is stored."""
+
+    def __init__(self) -> None:
+        self.read = 0
+        self.written = 0
+        self.loaded: set[tuple[int, int]] = set()
+        self.stored: set[tuple[int, int]] = set()
+
+    def memory(self, tensor: torch.Tensor, dtype: Attribute, what: str) -> Memory:
+        """The memory of a tensor whose accesses are counted."""
+        return _CountedMemory(tensor, dtype, what, self)
+
+    def end_nest(self) -> None:
+        """Add what the nest that ran touched."""
+        self.read += sum(size for _, size in self.loaded)
+        self.written += sum(size for _, size in self.stored)
+        self.loaded.clear()
+        self.stored.clear()
+
+
+class _CountedMemory(Memory):
+    def __init__(self, tensor: torch.Tensor, dtype: Attribute, what: str, counter: AccessCounter):
+        super().__init__(tensor, dtype, what)
+        self.counter = counter
+        self.size = tensor.element_size()
+        self.base = tensor.untyped_storage().data_ptr()
+
+    def _element(self, index: tuple[int, ...]) -> tuple[int, int]:
+        return self.base + self.place(index) * self.size, self.size
+
+    def load(self, *index: int) -> Any:
+        element = self._element(index)
+        if element not in self.counter.stored:
+            self.counter.loaded.add(element)
+        return super().load(*index)
+
+    def store(self, value: Any, *index: int) -> None:
+        self.counter.stored.add(self._element(index))
+        super().store(value, *index)
+
+    def combine(self, mode: str, value: Any, *index: int) -> None:
+        element = self._element(index)
+        if element not in self.counter.stored:
+            self.counter.loaded.add(element)
+        self.counter.stored.add(element)
+        super().combine(mode, value, *index)
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -140,7 +190,8 @@ class Order:
 class NestRunner:
     """Writes and runs the Python function of one nest or contraction.
 
-    `tensors` and `scalars` hold what the body captures; `outs` are the keys of the outs in `tensors`."""
+    `tensors` and `scalars` hold what the body captures; `outs` are the keys of the outs in `tensors`; `memory` makes the memory of a
+    tensor."""
 
     def __init__(
         self,
@@ -150,8 +201,10 @@ class NestRunner:
         symbols: Mapping[str, int],
         order: Order,
         outs: Sequence[SSAValue],
+        memory: Callable[[torch.Tensor, Attribute, str], Memory] = Memory,
     ):
         self.op = op
+        self.memory = memory
         self.outs = outs
         self.tensors = tensors
         self.scalars = scalars
@@ -193,7 +246,7 @@ class NestRunner:
         if name is None:
             name = self.names[value] = self._new("m")
             what = value.name_hint or self.op.name
-            self.space[name] = Memory(self.tensors[value], loop.element_type(value.type), what)
+            self.space[name] = self.memory(self.tensors[value], loop.element_type(value.type), what)
         return name
 
     def _name(self, value: SSAValue) -> str:
@@ -393,4 +446,4 @@ _RULES: dict[type[Operation], Callable[[NestRunner, Any, int], None]] = {
     loop.YieldOp: NestRunner._yield,
 }
 
-__all__ = ["Memory", "NestRunner", "Order", "bounded"]
+__all__ = ["AccessCounter", "Memory", "NestRunner", "Order", "bounded"]

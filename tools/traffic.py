@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
+from collections.abc import Iterable, Iterator, Mapping
+
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from ..dialects import loop
-from ..dialects.expr import evaluate, free_syms
+from ..dialects import loop, mem
+from ..dialects.expr import evaluate, free_syms, sym
 from ..dialects.mem import BufferType
-from ..dialects.nd_types import RangeAttr, element_bytes
+from ..dialects.nd_base import prop
+from ..dialects.nd_types import element_bytes
+from ..passes.loop.footprint import touched_bytes
+from ..passes.loop.loop_fuse import symbol_hints
+from ..passes.loop.nest_key import nest_key
 from .counters import count
 
 
@@ -21,18 +27,37 @@ def count_traffic(module: ModuleOp) -> None:
 
 
 def traffic(module: ModuleOp) -> tuple[int, int]:
-    """(bytes read, bytes written) by the nests of a module at the memory level: each buffer that a nest touches counts once, as much of it
-    as is touched."""
-    table = module.attributes.get("nd.symbols")
-    hints = {n: r.bounds[2] for n, r in table.data.items() if isinstance(r, RangeAttr)} if isinstance(table, DictionaryAttr) else {}
+    """(bytes read, bytes written) by the nests and contractions of a module at the memory level, see `steps`; calls of the library do not
+    count."""
     read = written = 0
+    for op, r, w in steps(module):
+        if not isinstance(op, mem.ExternOp):
+            read, written = read + r, written + w
+    return read, written
+
+
+def steps(module: ModuleOp) -> Iterator[tuple[Operation, int, int]]:
+    """(op, bytes read, bytes written) of every nest, contraction and library call of a module at the memory level.
+
+    A nest counts each element that it touches once, and what it stored itself before not as read. Contractions and calls count their
+    operands and results whole."""
+    hints = symbol_hints(module)
+    known: dict[object, tuple[int, int]] = {}
     for func in [f for f in module.body.block.ops if isinstance(f, FuncOp)]:
         for op in func.body.block.ops:
-            if isinstance(op, (loop.NestOp, loop.ContractOp)):
+            if isinstance(op, loop.NestOp):
+                key = nest_key(op)[0]
+                found = known.get(key)
+                if found is None:
+                    found = known[key] = touched_bytes(op, {sym(name): size for name, size in hints.items()})
+                yield op, *found
+            elif isinstance(op, loop.ContractOp):
                 reads, writes = touched(op)
-                read += sum(bytes_of(b, hints) for b in reads)
-                written += sum(bytes_of(b, hints) for b in writes)
-    return read, written
+                yield op, _total(reads, hints), _total(writes, hints)
+            elif isinstance(op, mem.ExternOp):
+                made = {op.operands[k] for k in prop(op, "out") or ()}
+                changed = {op.operands[k] for k in prop(op, "mutates") or ()}
+                yield op, _total({*op.operands} - made, hints), _total({*op.results} | made | changed, hints)
 
 
 def touched(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
@@ -49,7 +74,11 @@ def touched(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
     return reads, writes
 
 
-def bytes_of(buffer: SSAValue, hints: dict[str, int]) -> int:
+def _total(buffers: Iterable[SSAValue], hints: Mapping[str, int]) -> int:
+    return sum(bytes_of(b, hints) for b in buffers)
+
+
+def bytes_of(buffer: SSAValue, hints: Mapping[str, int]) -> int:
     """Bytes of a buffer's elements, with typical values of the symbols."""
     t = buffer.type
     if not isinstance(t, BufferType):

@@ -16,6 +16,7 @@ from xdsl.ir import SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import Expr, evaluate, free_dims, free_syms
+from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd_types import element_bytes
 from .loop_schedule import Cost, Schedule
 from .nest_access import Access, NestAccess, Node
@@ -62,10 +63,12 @@ class Stream:
                 span = wider
             else:
                 count *= n
+        counted = set(self.steps)
         for step, most, roots in self.jumps:
-            n = min(most, prod(extents.get(d, 1) for d in roots))
-            if n > 1:
-                count *= n if step else 1
+            n = min(most, prod(extents.get(d, 1) for d in roots if d not in counted))
+            counted |= roots
+            if step:
+                count *= max(1, n)
         return count, elements, span
 
     def place(self, extents: Mapping[Expr, float]) -> object:
@@ -259,3 +262,9 @@ class Footprint:
         extents = self.extents(plan, kept)
         for k in self.distinct(plan, extents):
             found[k] += times * self.streams[k].lines(extents)
+
+
+def touched_bytes(nest: loop.NestOp, hints: Mapping[Expr, int]) -> tuple[int, int]:
+    """(bytes read, bytes written) by a nest, see Footprint.touched; the order of its loops does not matter to them."""
+    info = NestAccess(nest, RangeEnv({}), normalise=False)
+    return Footprint(info, Cost(info, hints), Schedule("inner")).touched()
