@@ -104,7 +104,8 @@ def _near(name: str, known: Any) -> str:
 
 def list_options() -> dict[str, Any]:
     """Every option of torch.compile(..., options=...) with its default."""
-    return {f.name: f.default for f in fields(Options)}
+    plain = Options()
+    return {f.name: getattr(plain, f.name) for f in fields(Options)}
 
 
 def list_mode_options(mode: str | None = None) -> dict[str, Any]:

@@ -250,18 +250,12 @@ class NestLowering:
         count = self._count(first)
 
         def chunk(begin: SSAValue, end: SSAValue) -> None:
-            whole = self.tiles.get(first.dim)
-            self.tiles[first.dim] = Span(*self._shifted(first, begin, end), None)
+            low, high = self._shifted(first, begin, end)
+            self.tiles[first.dim] = Span(low, high, None)
             self._vectors(one, self.span(one))
-            self._restore(first, whole)
+            del self.tiles[first.dim]
 
         self.parallel(count, chunk)
-
-    def _restore(self, one: Loop, span: Span | None) -> None:
-        if span is None:
-            del self.tiles[one.dim]
-        else:
-            self.tiles[one.dim] = span
 
     def _may_share(self) -> bool:
         """Whether threads may share the loops that are lowered now: those over tiles where there are tiles."""
