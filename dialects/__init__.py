@@ -15,6 +15,7 @@ DIALECTS: dict[str, str] = {
     "loop": "loop:Loop",
     "mem": "mem:Mem",
     "cpu": "cpu:Cpu",
+    "tt": "tt:Tt",
     "host": "host:Host",
 }
 """Dialect name -> ``module:attribute`` that holds its xDSL ``Dialect``, relative to this package, by level."""
@@ -28,6 +29,13 @@ def dialect_loader(name: str) -> Callable[[], Dialect]:
         return getattr(import_module(f".{module}", __name__), attribute)
 
     return load
+
+
+def _arith() -> Dialect:
+    """`arith` with the operations on tensors that xDSL lacks."""
+    from .tt_arith import arith_dialect
+
+    return arith_dialect()
 
 
 def load_dialects(ctx: Context) -> Context:
@@ -44,7 +52,7 @@ def load_dialects(ctx: Context) -> Context:
             known.add(name)
     for name, factory in get_all_dialects().items():
         if name not in known:
-            ctx.register_dialect(name, factory)
+            ctx.register_dialect(name, _arith if name == "arith" else factory)
     if "builtin" not in ctx._loaded_dialects:  # the parser needs its types at once
         ctx.load_registered_dialect("builtin")
     return ctx

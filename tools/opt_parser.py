@@ -8,8 +8,16 @@ from collections import defaultdict
 from typing import Any
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import UNKNOWN_LOC, FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnregisteredOp
-from xdsl.ir import Block, Operation
+from xdsl.dialects.builtin import (
+    UNKNOWN_LOC,
+    FileLineColLoc,
+    IntAttr,
+    LocationAttr,
+    ModuleOp,
+    StringAttr,
+    UnregisteredOp,
+)
+from xdsl.ir import Attribute, Block, Operation
 from xdsl.parser import AttrParser, Parser, ParserState
 from xdsl.utils.exceptions import (
     DiagnosticException,
@@ -35,6 +43,9 @@ class SyntaxProblem(StepwellError):
         self.message = message
 
 
+_LOCATION_ALIAS = re.compile(r"^(#loc\d*) = (loc\(.*\))\s*$", re.MULTILINE)
+
+
 class _Lexer(MLIRLexer):
     """xDSL's lexer; its pattern for strings takes exponential time on one that is never closed."""
 
@@ -58,6 +69,8 @@ class IRParser(Parser):
         self._text = text
         self._name = StringAttr(name)
         self._op_start = 0
+        # Triton and mlir-opt define aliases of locations behind their uses.
+        self._locations = {m[1]: m[2] for m in _LOCATION_ALIAS.finditer(text)} if "\n#loc" in text else {}
         self._starts = [0]
         at = text.find("\n")
         while at >= 0:
@@ -115,6 +128,29 @@ class IRParser(Parser):
     def _found(self) -> str:
         at_end = self._current_token.kind == MLIRTokenKind.EOF
         return "the end of the file" if at_end else f"'{self._current_token.text}'"
+
+    def _parse_alias_def(self) -> None:
+        name = self._current_token.text
+        if name not in self._locations:
+            super()._parse_alias_def()
+            return
+        self._consume_token()
+        self.parse_punctuation("=", "after attribute alias name")
+        self._set_location_alias(name, self.parse_attribute())
+
+    def _set_location_alias(self, name: str, value: Attribute) -> None:
+        if self.attribute_aliases.setdefault(name, value) != value:
+            self.raise_error(f"re-declaration of alias '{name}'")
+
+    def _parse_location(self) -> LocationAttr:
+        name = self._current_token.text
+        if name in self._locations and name not in self.attribute_aliases:
+            # An alias names only such that stand before it, in this file or another part of it.
+            inner = IRParser(self.ctx, self._locations[name], self._name.data)
+            inner._locations = self._locations
+            inner.attribute_aliases = self.attribute_aliases
+            self.attribute_aliases[name] = inner.parse_attribute()
+        return super()._parse_location()
 
     def _get_op_by_name(self, name: str) -> type[Operation]:
         stack = self._parser_state.dialect_stack
