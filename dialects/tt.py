@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
+from .tt_blocks import BLOCK_OPS
 from .tt_compute import COMPUTE_OPS
 from .tt_memory import MEMORY_OPS, CachePolicyAttr
 from .tt_shape import SHAPE_OPS
@@ -35,6 +36,6 @@ from .tt_types import PointerType, TensorDescType
 
 Tt = Dialect(
     "tt",
-    [*STRUCTURE_OPS, *MEMORY_OPS, *SHAPE_OPS, *COMPUTE_OPS],
+    [*STRUCTURE_OPS, *MEMORY_OPS, *BLOCK_OPS, *SHAPE_OPS, *COMPUTE_OPS],
     [PointerType, TensorDescType, CachePolicyAttr],
 )

@@ -54,7 +54,8 @@ def argument_parser(targets: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("file", nargs="?", default="-", help="file of IR; - or nothing: standard input")
     add = parser.add_argument_group("input and output").add_argument
     add("-o", dest="output", metavar="FILE", default="-", help="where the result goes (default: standard output)")
-    add("-t", "--target", metavar="|".join(targets), default="mlir", help="what is written (default: mlir)")
+    add("-t", dest="target", metavar="|".join(targets), default="mlir", help="what is written (default: mlir)")
+    add("--target", dest="device", metavar="GPU", default="sm_90", help="the GPU of -t ttgir to hsaco (default: sm_90)")
     add("--split-input-file", action="store_true", help="treat the parts between '// -----' lines one by one")
     add("--allow-unregistered-dialect", action="store_true", help="accept operations of unknown dialects")
     add("--no-implicit-module", action="store_true", help="the file must hold a builtin.module")

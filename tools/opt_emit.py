@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,11 +15,21 @@ if TYPE_CHECKING:
 
 Emitter: TypeAlias = "Callable[[ModuleOp, Context], str | bytes]"
 
+DEVICE = "sm_90"
+"""The GPU that kernels are compiled for if none is named."""
+
 TARGETS: dict[str, str] = {
     "mlir": "",
     "llvm": ".opt_emit:emit_llvm",
     "asm": ".opt_emit:emit_assembly",
     "obj": ".opt_emit:emit_object",
+    "ttir": ".opt_emit:emit_ttir",
+    "ttgir": ".opt_emit:emit_gpu",
+    "llir": ".opt_emit:emit_gpu",
+    "ptx": ".opt_emit:emit_gpu",
+    "cubin": ".opt_emit:emit_gpu",
+    "amdgcn": ".opt_emit:emit_gpu",
+    "hsaco": ".opt_emit:emit_gpu",
 }
 """Target -> ``module:function`` with the signature ``f(module, ctx) -> str | bytes``; mlir is printed by opt-tool."""
 
@@ -27,13 +38,20 @@ class TargetError(StepwellError):
     """A target that cannot be used here."""
 
 
-def emitter(target: str) -> Emitter:
-    """The function behind a target of `TARGETS` (not for mlir).  Raises TargetError if it cannot be imported."""
+GPU_STAGES = ("ttgir", "llir", "ptx", "cubin", "amdgcn", "hsaco")
+"""What Triton makes of a kernel, for one kind of GPU."""
+
+
+def emitter(target: str, device: str = DEVICE) -> Emitter:
+    """The function behind a target of `TARGETS` (not for mlir); `device` is the GPU of those that need one.
+
+    Raises TargetError if it cannot be imported."""
     module, _, name = TARGETS[target].partition(":")
     try:
-        return getattr(import_module(module, __package__), name)
+        function = getattr(import_module(module, __package__), name)
     except (ImportError, AttributeError) as error:
         raise TargetError(f"not available: {error}") from error
+    return partial(function, target, device) if target in GPU_STAGES else function
 
 
 def emit_llvm(module: ModuleOp, ctx: Context) -> str:
@@ -65,3 +83,19 @@ def emit_object(module: ModuleOp, ctx: Context) -> bytes:
     from ..targets.cpu.jit import compile_text
 
     return compile_text(emit_llvm(module, ctx))
+
+
+def emit_ttir(module: ModuleOp, ctx: Context) -> str:
+    """Triton's IR, as the Triton that is installed reads it (3.6 if there is none)."""
+    from ..targets.triton.emit import ttir_text
+    from ..targets.triton.toolchain import installed_spelling
+
+    return ttir_text(module, installed_spelling())
+
+
+def emit_gpu(stage: str, device: str, module: ModuleOp, ctx: Context) -> str | bytes:
+    """What Triton makes of the kernel of `module` for the GPU `device`, up to `stage`; needs no GPU."""
+    from ..targets.triton.compile import compile_kernel
+    from ..targets.triton.gpu import gpu_target
+
+    return compile_kernel(module, gpu_target(device), stage=stage).code

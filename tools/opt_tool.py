@@ -346,7 +346,7 @@ class _Tool:
         with self.instrument.timed(f"Emit {args.target}"):
             if args.target == "mlir":
                 return self.instrument.text(module)
-            return emitter(args.target)(module, ctx)
+            return emitter(args.target, args.device)(module, ctx)
 
 
 def _dump(pipeline: Pipeline) -> None:

@@ -1,0 +1,168 @@
+"""Kernels compiled by Triton: several at once, equal ones once, and kept on disk.
+
+The key of the cache is a hash of the kernel's text (which names no file), the target, the options, and the versions of
+Triton and its assembler. An entry holds no path and no address, so a cache can be copied to another machine. Files are
+written as those of the CPU target (targets/cpu/cache.py): whole or not at all, with a checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from xdsl.dialects.builtin import ModuleOp
+
+from ..cpu.cache import cache_folder, read, write
+from .emit import kernel_of, ttir_for_compiling
+from .gpu import GpuTarget, KernelOptions, TargetError, options_of
+from .toolchain import Built, StageError, build, fingerprint, installed_spelling
+
+counters = {"compiled": 0, "cached": 0, "shared": 0}
+"""How many kernels were compiled, found on disk, and equal to another one of the same process; for tests and reports."""
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel as far as it was asked for."""
+
+    name: str
+    target: GpuTarget
+    options: KernelOptions
+    stage: str
+    code: str | bytes
+    """The text of `stage`, or the binary."""
+    details: dict[str, Any]
+    """See `toolchain.Built.details`."""
+    key: str
+    """Its name in the cache."""
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a program."""
+        return int(self.details.get("shared", 0))
+
+    @property
+    def registers(self) -> int | None:
+        """Registers of a thread, where the assembler says it."""
+        return self.details.get("registers")
+
+
+def compile_kernel(
+    module: ModuleOp, target: GpuTarget, options: KernelOptions | None = None, stage: str | None = None
+) -> CompiledKernel:
+    """Compile the kernel of a module up to `stage`, by default to the binary.
+
+    `options` are the defaults for what the kernel's attributes do not say. Raises PassError for a kernel that Triton
+    refuses, with the operation that it refuses where it says so; TargetError for a target or an option that there is
+    not, or if Triton is not installed."""
+    return compile_kernels([module], target, options, stage)[0]
+
+
+def compile_kernels(
+    modules: Sequence[ModuleOp], target: GpuTarget, options: KernelOptions | None = None, stage: str | None = None
+) -> list[CompiledKernel]:
+    """Compile the kernels of several modules in parallel; see `compile_kernel`.  In the order of `modules`."""
+    wanted = stage or target.binary
+    if wanted not in target.stages:
+        raise TargetError(f"{target.name} has no '{wanted}' (choose from {', '.join(target.stages)})")
+    spelling = installed_spelling()
+    versions = fingerprint(target)
+    jobs: list[tuple[str, ModuleOp, KernelOptions, Future[Built]]] = []
+    for module in modules:
+        chosen = options_of(dict(kernel_of(module).attributes), options)
+        chosen.check(target)
+        text = ttir_for_compiling(module, spelling)
+        key = kernel_key(text, target, chosen, wanted, versions)
+        jobs.append((key, module, chosen, _submit(key, text, target, chosen, wanted)))
+    compiled: list[CompiledKernel] = []
+    for key, module, chosen, job in jobs:
+        try:
+            built = job.result()
+        except StageError as failure:
+            from .diagnose import explain
+
+            raise explain(module, target, chosen, wanted, failure) from failure
+        name = str(built.details.get("name") or kernel_of(module).sym_name.data)
+        compiled.append(CompiledKernel(name, target, chosen, wanted, built.code, built.details, key))
+    return compiled
+
+
+def kernel_key(text: str, target: GpuTarget, options: KernelOptions, stage: str, versions: str) -> str:
+    """The hexadecimal name of a kernel in the cache."""
+    head = json.dumps([target.name, asdict(options), stage, versions], sort_keys=True)
+    return hashlib.sha256(head.encode() + b"\0" + text.encode()).hexdigest()
+
+
+# Work in threads, equal kernels once.
+
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+_jobs: dict[str, Future[Built]] = {}
+_process = os.getpid()
+
+
+def _submit(key: str, text: str, target: GpuTarget, options: KernelOptions, stage: str) -> Future[Built]:
+    global _pool, _process
+    with _lock:
+        if _process != os.getpid():  # threads do not survive a fork
+            _pool, _process = None, os.getpid()
+            _jobs.clear()
+        if (job := _jobs.get(key)) is not None:
+            counters["shared"] += 1
+            return job
+        if _pool is None:
+            _pool = ThreadPoolExecutor(_workers(), thread_name_prefix="stepwell-triton")
+        job = _jobs[key] = _pool.submit(_cached, key, text, target, options, stage)
+    job.add_done_callback(lambda done: _forget(key, done))
+    return job
+
+
+def _forget(key: str, job: Future[Built]) -> None:
+    """A kernel that is done is found on disk; only one that is being compiled is shared."""
+    with _lock:
+        if _jobs.get(key) is job:
+            del _jobs[key]
+
+
+def _workers() -> int:
+    try:
+        return max(1, len(os.sched_getaffinity(0)))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def _cached(key: str, text: str, target: GpuTarget, options: KernelOptions, stage: str) -> Built:
+    path = cache_folder() / "kernels" / f"{key}.{stage}"
+    if (found := _load(path, stage)) is not None:
+        counters["cached"] += 1
+        return found
+    built = build(text, target, options, stage)
+    counters["compiled"] += 1
+    _store(path, built)
+    return built
+
+
+def _load(path: Path, stage: str) -> Built | None:
+    data = read(path)
+    if data is None:
+        return None
+    head, _, code = data.partition(b"\n")
+    try:
+        entry = json.loads(head)
+        return Built(stage, code.decode() if entry["text"] else code, entry["details"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _store(path: Path, built: Built) -> None:
+    is_text = isinstance(built.code, str)
+    head = json.dumps({"text": is_text, "details": built.details})
+    code = built.code.encode() if isinstance(built.code, str) else built.code
+    write(path, head.encode() + b"\n" + code)

@@ -1,0 +1,94 @@
+"""`tt` modules as the text that a version of Triton reads.
+
+The readable form is written, which Triton 3.6 to 3.9 accept as much as the generic one; what they spell differently is
+written for one of them (`Spelling`)."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
+from xdsl.printer import Printer
+
+from ...dialects.tt_structure import FuncOp
+from ...dialects.tt_types import SPELLINGS, Spelling, spelled
+from ...passes.errors import PassError
+from .gpu import OPTION_NAMES
+
+DIALECTS = frozenset({"tt", "arith", "math", "scf", "cf", "ub", "gpu", "builtin"})
+"""Whose operations a module may hold that Triton reads."""
+
+
+class _Nowhere(Printer):
+    """Writes one location everywhere: the text, and the binary that is made of it, then depend on no file's name."""
+
+    def print_op(self, op: Operation) -> None:
+        # xDSL's own printing of locations puts some where MLIR has none. An unknown one does not do for calls.
+        super().print_op(op)
+        self.print_string(' loc("kernel":1:1)')
+
+
+def spelling_of(version: str) -> Spelling:
+    """How a version of Triton (`3.8.0`) writes `tt`."""
+    number = tuple(int(part) for part in version.split(".")[:2])
+    return Spelling(cache_policy=number >= (3, 9), short_descriptors=number >= (3, 8))
+
+
+def kernel_of(module: ModuleOp) -> FuncOp:
+    """The only kernel of a module.  PassError if it has none or several."""
+    kernels = [op for op in module.ops if isinstance(op, FuncOp) and op.is_kernel]
+    if len(kernels) == 1:
+        return kernels[0]
+    if not kernels:
+        raise PassError("the module holds no kernel (a public tt.func with a body)", op=module)
+    names = ", ".join(f"@{k.sym_name.data}" for k in kernels)
+    raise PassError(f"Triton compiles one kernel a module, this one has {names}", op=kernels[1])
+
+
+def check_dialects(module: ModuleOp) -> None:
+    """PassError at the first operation that Triton does not know."""
+    for op in module.walk():
+        if op.name.partition(".")[0] not in DIALECTS:
+            raise PassError("Triton has no such operation; lower it first", op=op)
+
+
+def ttir_text(module: ModuleOp, spelling: Spelling | None = None) -> str:
+    """The text of a module for people and for Triton; the spelling of 3.6 if none is given.
+
+    Raises PassError if the module holds no kernel or something that Triton does not know."""
+    return _text(module, spelling, Printer)
+
+
+def ttir_for_compiling(module: ModuleOp, spelling: Spelling) -> str:
+    """The text of a module without any place in a file: equal kernels have equal texts, and equal binaries.
+
+    Raises PassError if the module holds no kernel or something that Triton does not know."""
+    with _without_options(module):
+        return _text(module, spelling, _Nowhere)
+
+
+def _text(module: ModuleOp, spelling: Spelling | None, printer: type[Printer]) -> str:
+    kernel_of(module)
+    check_dialects(module)
+    out = StringIO()
+    with spelled(spelling or SPELLINGS["3.6"]):
+        printer(stream=out).print_op(module)
+    out.write("\n")
+    return out.getvalue()
+
+
+class _without_options:
+    """Takes the options off the functions of a module for a while: they go to Triton beside the text."""
+
+    def __init__(self, module: ModuleOp) -> None:
+        self.ops: list[Operation] = [op for op in module.ops if OPTION_NAMES & op.attributes.keys()]
+        self.kept = [op.attributes for op in self.ops]
+
+    def __enter__(self) -> None:
+        for op, attributes in zip(self.ops, self.kept, strict=True):
+            op.attributes = {k: v for k, v in attributes.items() if k not in OPTION_NAMES}
+
+    def __exit__(self, *_: object) -> None:
+        for op, attributes in zip(self.ops, self.kept, strict=True):
+            op.attributes = attributes

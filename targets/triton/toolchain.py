@@ -1,0 +1,220 @@
+"""Triton's stages, driven one by one from text, with nothing of its caches and front end.
+
+The stages release Python's lock, so threads compile in parallel. What Triton's C++ says of a mistake goes to standard
+error and cannot be had here; diagnose.py gets it from a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from ...dialects.tt_types import SPELLINGS, Spelling
+from .emit import spelling_of
+from .gpu import GpuTarget, KernelOptions, TargetError
+
+OLDEST = (3, 6)
+
+
+class StageError(Exception):
+    """A stage of Triton failed: `stage` is its name (`parse` before the first), `message` what it said."""
+
+    def __init__(self, stage: str, message: str) -> None:
+        super().__init__(f"{stage}: {message}")
+        self.stage = stage
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Built:
+    """What Triton made of a kernel."""
+
+    stage: str
+    code: str | bytes
+    """The text or the binary of `stage`."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What a launch needs, as far as it is known at `stage`: `name` of the kernel, `num_warps`, `shared` memory in
+    bytes, `global_scratch_size`, ...; from ptxas `registers` of a thread and bytes of `spills`."""
+
+
+def version() -> str:
+    """The version of the Triton that is installed.  TargetError without one, or if it is too old."""
+    found = _version()
+    if not found:
+        raise TargetError("Triton is not installed; pip install 'triton>=3.6' (stepwell's extra 'gpu') brings it")
+    if tuple(int(p) for p in found.split(".")[:2]) < OLDEST:
+        raise TargetError(f"Triton {found} is installed, 3.6 is the oldest that can be used")
+    return found
+
+
+def installed_spelling() -> Spelling:
+    """What the installed Triton reads; that of 3.6 if there is none."""
+    found = _version()
+    return spelling_of(found) if found else SPELLINGS["3.6"]
+
+
+@cache
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as of
+    from importlib.util import find_spec
+
+    if find_spec("triton") is None:
+        return ""
+    try:
+        return of("triton").partition("+")[0]
+    except PackageNotFoundError:
+        return ""
+
+
+_loading = threading.Lock()
+
+
+@cache
+def _backend(target: GpuTarget) -> Any:
+    version()
+    with _loading:
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler.compiler import make_backend
+
+        try:
+            return make_backend(GPUTarget(target.backend, target.arch, target.warp_size))
+        except RuntimeError as error:
+            raise TargetError(f"this Triton has no back end for {target.name}: {error}") from error
+
+
+@cache
+def fingerprint(target: GpuTarget) -> str:
+    """The versions that decide what a kernel becomes: Triton's, and that of the assembler."""
+    try:
+        return f"triton {version()}; {_backend(target).hash()}"
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TargetError(f"the assembler that comes with Triton cannot be run: {error}") from error
+
+
+def build(text: str, target: GpuTarget, options: KernelOptions, stage: str) -> Built:
+    """Take a kernel's text through Triton's stages up to `stage` (one of `target.stages`).
+
+    Raises TargetError for a target that this Triton lacks, StageError where a stage fails."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import Language
+
+    backend = _backend(target)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    module, path = _parse(ir, text, context)
+    try:
+        chosen = backend.parse_options(_triton_options(options, target))
+    except ValueError as error:
+        raise StageError("options", str(error)) from error
+    steps: dict[str, Any] = {}
+    backend.add_stages(steps, chosen, Language.TRITON)
+    metadata: dict[str, Any] = {**chosen.__dict__}
+    for name in target.stages:
+        try:
+            if name == "cubin":
+                module, found = _assemble(module, target, options)
+                metadata |= found
+            else:
+                module = steps[name](module, metadata)
+        except StageError:
+            raise
+        except Exception as error:
+            raise StageError(name, str(error).strip() or type(error).__name__) from error
+        if name == stage:
+            break
+    code = module if isinstance(module, (str, bytes)) else str(module)
+    if isinstance(code, str):  # arguments of blocks keep the place that they were read from
+        code = code.replace(path, "kernel.ttir")
+    return Built(stage, code, {k: metadata[k] for k in _DETAILS if k in metadata})
+
+
+_DETAILS = (
+    "name",
+    "num_warps",
+    "num_ctas",
+    "shared",
+    "tmem_size",
+    "global_scratch_size",
+    "global_scratch_align",
+    "profile_scratch_size",
+    "profile_scratch_align",
+    "launch_pdl",
+    "launch_cooperative_grid",
+    "registers",
+    "spills",
+)
+
+
+def _parse(ir: Any, text: str, context: Any) -> tuple[Any, str]:
+    """The module, and the name of the file that it was read from, which is gone."""
+    # The binding reads files only.
+    handle, path = tempfile.mkstemp(suffix=".ttir")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        module = ir.parse_mlir_module(path, context)
+    except RuntimeError as error:
+        raise StageError("parse", str(error)) from error
+    finally:
+        os.unlink(path)
+    module.context = context
+    return module, path
+
+
+def _triton_options(options: KernelOptions, target: GpuTarget) -> dict[str, Any]:
+    wanted: dict[str, Any] = {
+        "num_warps": options.num_warps,
+        "num_stages": options.num_stages,
+        "num_ctas": options.num_ctas,
+        "enable_fp_fusion": options.fp_fusion,
+        "debug": options.debug,
+        # Triton's own checks of integer overflow are for its front end.
+        "sanitize_overflow": False,
+    }
+    if options.maxnreg and target.backend == "cuda":
+        wanted["maxnreg"] = options.maxnreg
+    return wanted
+
+
+# The assembler of NVIDIA, which comes in Triton's wheel.
+
+
+def _assemble(ptx: str, target: GpuTarget, options: KernelOptions) -> tuple[bytes, dict[str, int]]:
+    """The cubin of PTX text; registers of a thread and bytes that were spilled."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    name = re.search(r"^\.target\s+(sm_\w+)", ptx, re.MULTILINE)
+    architecture = name[1] if name else target.name
+    # `sm_90a` has the instructions of tensor cores that are for this very GPU.
+    if isinstance(target.arch, int) and target.arch >= 90 and not architecture.endswith("a"):
+        architecture += "a"
+    with tempfile.TemporaryDirectory(prefix="stepwell-ptxas-") as folder:
+        source, binary = os.path.join(folder, "kernel.ptx"), os.path.join(folder, "kernel.cubin")
+        with open(source, "w") as file:
+            file.write(ptx)
+        fusion = [] if options.fp_fusion else ["--fmad=false"]
+        command = [get_ptxas(target.arch).path, "-v", *fusion, f"--gpu-name={architecture}", source, "-o", binary]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line or "fatal" in line]
+            said = "\n".join(lines).replace(source, "kernel.ptx") or f"ptxas ended with code {done.returncode}"
+            raise StageError("cubin", said)
+        with open(binary, "rb") as file:
+            return file.read(), _usage(done.stderr)
+
+
+def _usage(log: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    if match := re.search(r"Used (\d+) registers", log):
+        found["registers"] = int(match[1])
+    if match := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log):
+        found["spills"] = int(match[1]) + int(match[2])
+    return found
