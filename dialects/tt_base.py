@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-from xdsl.dialects.builtin import FunctionType, IntegerAttr
+from xdsl.dialects.builtin import DenseArrayBase, FunctionType, IntegerAttr, IntegerType
 from xdsl.ir import Attribute, ParametrizedAttribute, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser, UnresolvedOperand
@@ -99,3 +100,8 @@ def number(attr: Attribute | None) -> int:
     """The value of an integer attribute."""
     assert isinstance(attr, IntegerAttr)
     return attr.value.data
+
+
+def integers(attr: DenseArrayBase) -> list[int]:
+    """The entries of an array of integers."""
+    return [int(value) for value in cast(DenseArrayBase[IntegerType], attr).get_values()]

@@ -27,6 +27,7 @@ from .tt_base import (
     TTOp,
     attributes,
     function_type,
+    integers,
     operand_list,
     parse_bare,
     print_attributes,
@@ -75,7 +76,7 @@ class MakeTensorPtrOp(TTOp):
             raise VerifyException(f"the result must point to a tensor, got {result}")
         check_same(self.base.type, PointerType(block.element_type), "the base")
         rank = len(block.get_shape())
-        if len(self.operands) != 1 + 3 * rank or len(self.order.get_values()) != rank:
+        if len(self.operands) != 1 + 3 * rank or len(integers(self.order)) != rank:
             raise VerifyException(f"shape, strides, offsets and order must have {rank} entries each")
         _check_types(self.shape, i64, "a size")
         _check_types(self.strides, i64, "a stride")

@@ -27,6 +27,7 @@ from .tt_base import (
     TTOp,
     attributes,
     function_type,
+    integers,
     print_attributes,
     print_functional,
     print_types,
@@ -198,7 +199,7 @@ class AccessOp(TTOp):
 
     def check_boundary(self, pointer: Attribute) -> None:
         """Verify the list of dimensions that a block pointer checks."""
-        if self.boundaryCheck is None or not (dims := self.boundaryCheck.get_values()):
+        if self.boundaryCheck is None or not (dims := integers(self.boundaryCheck)):
             return
         shape = shape_of(pointer.pointee) if isinstance(pointer, PointerType) else None
         if shape is None:
@@ -236,13 +237,14 @@ def parse_policy(parser: Parser) -> dict[str, Attribute]:
 
 
 def plain_policy(properties: dict[str, Attribute]) -> dict[str, Attribute]:
-    """The properties with a cache policy written as cache modifier and eviction policy."""
+    """The properties with a cache policy written as cache modifier and eviction policy, without what is the default."""
     policy = properties.pop("cachePolicy", None)
     if isinstance(policy, CachePolicyAttr):
         properties |= {"cache": policy.cache, "evict": policy.evict}
-    return properties
+    return {k: v for k, v in properties.items() if _DEFAULT_POLICY.get(k) != v}
 
 
+_DEFAULT_POLICY: dict[str, Attribute] = {"cache": CACHE.attr("none"), "evict": EVICT.attr("evict_normal")}
 _LOAD = ("boundaryCheck", "padding", *POLICY, "isVolatile")
 _NOT_VOLATILE = {"isVolatile": BoolAttr.from_bool(False)}
 

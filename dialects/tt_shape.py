@@ -21,7 +21,7 @@ from xdsl.printer import Printer
 from xdsl.traits import NoMemoryEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
-from .tt_base import TTOp, attributes, function_type, number, print_attributes, print_functional, print_types, resolve
+from .tt_base import TTOp, attributes, function_type, integers, number, print_attributes, print_functional, print_types, resolve
 from .tt_types import (
     check_axis,
     check_int,
@@ -206,7 +206,7 @@ class TransOp(_UnaryOp):
 
     def check(self) -> None:
         before, after = self.check_elements()
-        order = self.order.get_values()
+        order = integers(self.order)
         if sorted(order) != list(range(len(before))):
             raise VerifyException(f"the order {list(order)} is no permutation of {len(before)} dimensions")
         if after != tuple(before[int(i)] for i in order):

@@ -43,7 +43,7 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from .tt_base import TTOp, attributes, function_type, print_attributes, print_functional, print_types, resolve
+from .tt_base import TTOp, attributes, function_type, integers, print_attributes, print_functional, print_types, resolve
 from .tt_types import AXIS, check_int, check_same, shape_of
 
 # The grid.
@@ -148,7 +148,7 @@ class FuncOp(IRDLOperation):
             return
         got = [a.type for a in self.body.blocks[0].args]
         if got != list(self.function_type.inputs):
-            raise VerifyException(f"the block takes ({_types(got)}), the type says ({_types(self.function_type.inputs)})")
+            raise VerifyException(f"the block takes ({_types(got)}), the type says ({_types(self.function_type.inputs.data)})")
         if self.arg_attrs is not None and len(self.arg_attrs) != len(got):
             raise VerifyException(f"{len(got)} arguments, but attributes of {len(self.arg_attrs)}")
 
@@ -241,7 +241,7 @@ class ReturnOp(IRDLOperation):
         func = self.parent_op()
         if isinstance(func, FuncOp) and list(self.operand_types) != list(func.function_type.outputs):
             raise VerifyException(
-                f"the function returns ({_types(func.function_type.outputs)}), got ({_types(self.operand_types)})"
+                f"the function returns ({_types(func.function_type.outputs.data)}), got ({_types(self.operand_types)})"
             )
 
     @classmethod
@@ -299,7 +299,7 @@ class PrintOp(TTOp):
     traits = traits_def(MemoryWriteEffect())
 
     def check(self) -> None:
-        if len(self.isSigned.get_values()) != len(self.args):
+        if len(integers(self.isSigned)) != len(self.args):
             raise VerifyException(f"isSigned must say it of {len(self.args)} values, got {self.isSigned}")
 
     @classmethod

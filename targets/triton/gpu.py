@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from typing import Any
 
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Attribute
@@ -95,7 +96,7 @@ class KernelOptions:
 def options_of(attributes: dict[str, Attribute], defaults: KernelOptions | None = None) -> KernelOptions:
     """The options that the attributes of a `tt.func` give, the rest from `defaults`.  TargetError for a bad value."""
     defaults = defaults or KernelOptions()
-    values: dict[str, int | bool] = {}
+    values: dict[str, Any] = {}
     for field in fields(KernelOptions):
         attr = attributes.get(field.name)
         if attr is None:

@@ -80,8 +80,8 @@ _loading = threading.Lock()
 def _backend(target: GpuTarget) -> Any:
     version()
     with _loading:
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler.compiler import make_backend
+        from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
+        from triton.compiler.compiler import make_backend  # pyright: ignore[reportMissingImports]
 
         try:
             return make_backend(GPUTarget(target.backend, target.arch, target.warp_size))
@@ -102,8 +102,8 @@ def build(text: str, target: GpuTarget, options: KernelOptions, stage: str) -> B
     """Take a kernel's text through Triton's stages up to `stage` (one of `target.stages`).
 
     Raises TargetError for a target that this Triton lacks, StageError where a stage fails."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import Language
+    from triton._C.libtriton import ir  # pyright: ignore[reportMissingImports]
+    from triton.backends.compiler import Language  # pyright: ignore[reportMissingImports]
 
     backend = _backend(target)
     context = ir.context()
@@ -120,7 +120,7 @@ def build(text: str, target: GpuTarget, options: KernelOptions, stage: str) -> B
     for name in target.stages:
         try:
             if name == "cubin":
-                module, found = _assemble(module, target, options)
+                module, found = _assemble(str(module), target, options)
                 metadata |= found
             else:
                 module = steps[name](module, metadata)
@@ -189,7 +189,7 @@ def _triton_options(options: KernelOptions, target: GpuTarget) -> dict[str, Any]
 
 def _assemble(ptx: str, target: GpuTarget, options: KernelOptions) -> tuple[bytes, dict[str, int]]:
     """The cubin of PTX text; registers of a thread and bytes that were spilled."""
-    from triton.backends.nvidia.compiler import get_ptxas
+    from triton.backends.nvidia.compiler import get_ptxas  # pyright: ignore[reportMissingImports]
 
     name = re.search(r"^\.target\s+(sm_\w+)", ptx, re.MULTILINE)
     architecture = name[1] if name else target.name
