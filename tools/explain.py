@@ -3,6 +3,7 @@
 stepwell.explain(fn, *args)
 python -m stepwell.tools.explain file.py:function --args "torch.randn(3, 4)"
 python -m stepwell.tools.explain graph.mlir --html out.html
+python -m stepwell.tools.explain --example
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StepwellError
+from ..passes.loop.machine import Machine
 from .explain_collect import Collector
 from .explain_html import page
-from .explain_machine import Machine, measured
 from .explain_model import Graph, Wish
 from .explain_report import Block, report
 from .explain_screen import show
@@ -74,7 +75,8 @@ def explain(
     from .options import make_options
     from .torch_backend import GraphCompilers, compile_with
 
-    collector = Collector()
+    machine = machine or _measured()
+    collector = Collector(machine)
     chosen = make_options(None, options)
     compilers = GraphCompilers(chosen, collector)
 
@@ -87,7 +89,16 @@ def explain(
     _backward(result)
     _unknown(collector.graphs, chosen, compilers.matched)
     name = getattr(fn, "__name__", type(fn).__name__)
-    return _finish(Explanation(collector.graphs, machine or measured(), name), html, quiet)
+    return _finish(Explanation(collector.graphs, machine, name), html, quiet)
+
+
+def _measured() -> Machine:
+    """This machine with as many threads as torch uses."""
+    import torch
+
+    from ..targets.cpu.machine import host_machine
+
+    return host_machine(torch.get_num_threads())
 
 
 def _finish(found: Explanation, html: str | Path | None, quiet: bool) -> Explanation:
@@ -164,13 +175,14 @@ def explain_module(
     matched: set[str] = set()
     apply_wishes(pipeline, module, chosen, (), matched, True)
     apply_loop_wishes(pipeline, module, chosen, (), matched, True)
-    collector = Collector()
+    machine = machine or _measured()
+    collector = Collector(machine)
     collector.graph(level, None, module)
     if level == "mem":
         collector.stage("mem", module)
     run(pipeline, module, context(), Instrumentation(after_stage=collector.stage, records=collector.record, remarks=collector.remark))
     _unknown(collector.graphs, chosen, matched)
-    return _finish(Explanation(collector.graphs, machine or measured(), name), html, quiet)
+    return _finish(Explanation(collector.graphs, machine, name), html, quiet)
 
 
 def explain_file(path: str, **settings: Any) -> Explanation:
@@ -232,6 +244,15 @@ def _load_function(target: str, arguments: str | None) -> tuple[Callable[..., An
     return made, values
 
 
+def _example() -> tuple[Callable[..., Any], Sequence[Any]]:
+    """What `--example` explains."""
+    import torch
+
+    from .explain_example import add_sum
+
+    return add_sum, (torch.randn(32, 64), torch.randn(32, 64))
+
+
 def _numbers(flag: str, given: Sequence[str]) -> dict[str, list[int]]:
     """`NAME=8,64` as the options have it."""
     found: dict[str, list[int]] = {}
@@ -250,7 +271,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import sys
 
     parser = argparse.ArgumentParser(prog="python -m stepwell.tools.explain", description="What the compiler makes of a function, and why.")
-    parser.add_argument("target", help="file.py:function, or a .mlir file at any level")
+    parser.add_argument("--example", action="store_true", help="explain an addition and a sum over rows, step by step")
+    parser.add_argument("target", nargs="?", help="file.py:function, or a .mlir file at any level")
     parser.add_argument("--args", help="arguments of the function, as a Python expression that may use torch and the names of the file")
     parser.add_argument("--html", metavar="FILE", help="write a page of HTML too")
     parser.add_argument("--no-fuse", action="append", default=[], metavar="NAME", help="keep a value (or file:line) in a nest of its own")
@@ -258,11 +280,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tile", action="append", default=[], metavar="NAME=8,64", help="run the nest of a value (or file:line) in tiles")
     parser.add_argument("--loop-order", action="append", default=[], metavar="NAME=1,0", help="the order of the loops of a nest")
     given = parser.parse_args(arguments)
+    if given.example == (given.target is not None):
+        parser.error("give a target or --example")
     try:
         options = {
             "no_fuse": given.no_fuse, "fuse": [w.split("+") for w in given.fuse], "tile": _numbers("tile", given.tile),
             "loop_order": _numbers("loop-order", given.loop_order),
         }  # fmt: skip
+        if given.example:
+            fn, values = _example()
+            explain(fn, *values, html=given.html, options=options)
+            return 0
         if given.target.endswith(".mlir"):
             explain_file(given.target, html=given.html, options=options)
             return 0

@@ -21,6 +21,7 @@ from ..passes.loop.fusion_plan import NEAR, Attempt, Group, Plan, Planner
 from ..passes.loop.fusion_wishes import Outcome, names_of, origins, title
 from ..passes.loop.loop_fuse import symbol_hints
 from ..passes.loop.loop_schedule import symbol_facts
+from ..passes.loop.machine import SERVER, Machine
 from ..passes.loop.nest_info import Access, NestInfo
 from ..passes.mem.lifetimes import lifetimes
 from ..passes.mem.mem_plan import ARENA_BYTES
@@ -42,7 +43,9 @@ def function_of(module: ModuleOp) -> FuncOp | None:
 class Collector:
     """Collects a `Graph` for each graph that is compiled (the Watch of compile_graph)."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine = SERVER) -> None:
+        """`machine` is what times are predicted for."""
+        self.machine = machine
         self.graphs: list[model.Graph] = []
         self._imported: set[str] = set()
 
@@ -126,9 +129,9 @@ class Collector:
             if isinstance(op, mem.ViewOp):
                 root[op.result] = root.get(op.input, op.input)
             if isinstance(op, loop.NestOp | loop.ContractOp):
-                step = kernel_step(op, len(graph.steps), names, symbols, facts, hints)
+                step = kernel_step(op, len(graph.steps), names, symbols, facts, self.machine)
             elif isinstance(op, mem.ExternOp):
-                step = call_step(op, len(graph.steps), names, hints)
+                step = call_step(op, len(graph.steps), names, hints, self.machine)
             else:
                 continue
             _in_place(graph, op, step, names)

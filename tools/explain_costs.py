@@ -1,64 +1,27 @@
-"""What a nest at the memory level does: operators, bytes, floating point operations, estimated time of its arithmetic."""
+"""What a nest, contraction or library call at the memory level does: operators, bytes, floating point operations, predicted time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import AnyFloat, StringAttr
-from xdsl.ir import Block, Operation
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Operation, SSAValue
 
 from ..dialects import loop, mem
-from ..dialects.expr import Expr, evaluate, free_syms
+from ..dialects.expr import Expr
 from ..dialects.expr_ranges import RangeEnv
+from ..dialects.nd_base import prop
+from ..passes.loop.footprint import of_nest
 from ..passes.loop.fusion_wishes import origins
-from ..passes.loop.loop_schedule import NS_PER_UNIT, Schedule, choose
+from ..passes.loop.library_cost import step_cost
+from ..passes.loop.loop_schedule import Schedule, choose
+from ..passes.loop.machine import Machine
 from ..passes.loop.nest_access import NestAccess
 from ..passes.loop.schedule_attrs import asked_at, is_fixed, schedule_table, tile_sizes
 from .explain_model import Place, Step, TensorUse
 from .explain_names import Names
 from .traffic import bytes_of, touched
-
-_COMBINE = {"welford": 6}
-"""Operations that a reduction takes for each element, where that is not 1."""
-
-_NO_FLOPS = (arith.ConstantOp, arith.CmpfOp, arith.SelectOp, arith.ExtFOp, arith.TruncFOp, arith.SIToFPOp, arith.UIToFPOp)
-
-
-def size(sizes: Sequence[Expr], hints: Mapping[str, int]) -> int:
-    """Iterations of loops, with typical values of symbols."""
-    total = 1
-    for e in sizes:
-        total *= e.value if e.value is not None else evaluate(e, {s: hints.get(s.name, 64) for s in free_syms(e)})
-    return total
-
-
-def flops(op: Operation) -> int:
-    """Floating point operations of one body op."""
-    if isinstance(op, math.FmaOp):
-        return 2
-    if isinstance(op, _NO_FLOPS) or not op.results or op.name.partition(".")[0] not in ("arith", "math"):
-        return 0
-    return int(isinstance(op.results[0].type, AnyFloat))
-
-
-def body_work(block: Block, trips: int, hints: Mapping[str, int]) -> tuple[float, int]:
-    """(floating point operations in all, ops in the body) of a block that runs `trips` times."""
-    work, ops = 0.0, 0
-    for op in block.ops:
-        ops += not isinstance(op, arith.ConstantOp | loop.YieldOp)
-        work += flops(op) * trips
-        if isinstance(op, loop.LoopLike):
-            inner = trips * size(op.loop_sizes, hints)
-            if isinstance(op, loop.ReduceOp):
-                work += inner * sum(_COMBINE.get(k, 1) for k in op.kind_names)
-            elif isinstance(op, loop.ScanOp):
-                work += inner
-            for region in op.regions:
-                for body in region.blocks:
-                    more, count = body_work(body, inner, hints)
-                    work, ops = work + more, ops + count
-    return work, ops
 
 
 def sources(op: Operation) -> tuple[list[str], list[Place]]:
@@ -75,33 +38,34 @@ def sources(op: Operation) -> tuple[list[str], list[Place]]:
 
 
 def kernel_step(
-    op: loop.NestOp | loop.ContractOp, number: int, names: Names, symbols: RangeEnv, facts: Mapping[Expr, int], hints: dict[str, int]
+    op: loop.NestOp | loop.ContractOp, number: int, names: Names, symbols: RangeEnv, facts: Mapping[Expr, int], machine: Machine
 ) -> Step:
-    """The step of a nest or contraction."""
+    """The step of a nest or contraction. `symbols` and `facts` are what is known of the size symbols, and their typical values."""
     operators, places = sources(op)
-    reads, writes = touched(op)
     label = op.label.data if op.label is not None else "_".join(operators[-3:]) or "contract"
-    step = Step(
-        number,
-        label,
-        "nest" if isinstance(op, loop.NestOp) else "contraction",
-        operators,
-        places,
-        _uses(reads, names, hints),
-        _uses(writes, names, hints),
-    )
-    trips = size(op.loop_sizes, hints)
-    step.flops, step.ops = body_work(op.block, trips, hints)
-    if isinstance(op, loop.ContractOp):
-        step.flops += 2.0 * trips * size([op.depth.data], hints)
-        step.schedule = op.schedule.data if isinstance(op.schedule, StringAttr) else ""
-        step.threads = True
+    hints = {str(s): n for s, n in facts.items()}
+    if isinstance(op, loop.NestOp):
+        reads, writes = of_nest(op, facts).by_buffer()
+        schedule = ", ".join(_schedule_words(op, choose(NestAccess(op, symbols), facts)))
     else:
-        schedule = choose(NestAccess(op, symbols), facts)
-        step.compute_us = schedule.cost * NS_PER_UNIT / 1000
-        step.threads = schedule.parallel
-        step.schedule = ", ".join(_schedule_words(op, schedule))
+        reads, writes = ({b: bytes_of(b, hints) for b in buffers} for buffers in touched(op))
+        schedule = op.schedule.data if isinstance(op.schedule, StringAttr) else ""
+    kind = "nest" if isinstance(op, loop.NestOp) else "contraction"
+    step = Step(number, label, kind, operators, places, _uses(reads, names), _uses(writes, names), schedule=schedule)
+    step.ops = sum(not isinstance(o, arith.ConstantOp | loop.YieldOp) for o in loop.walk_bodies(op))
+    _predict(step, op, hints, machine)
     return step
+
+
+def _predict(step: Step, op: Operation, hints: Mapping[str, int], machine: Machine) -> None:
+    """Put what the cost model says into a step."""
+    cost = step_cost(op, hints, machine)
+    alone = step_cost(op, hints, machine.with_threads(1))
+    assert cost is not None and alone is not None
+    step.flops, step.bound = cost.flops, cost.bound
+    step.predicted_us, step.alone_us = cost.seconds * 1e6, alone.seconds * 1e6
+    step.compute_us, step.memory_us = cost.compute_s * 1e6, cost.memory_s * 1e6
+    step.levels, step.accesses = dict(cost.bytes_by_level), dict(cost.accesses)
 
 
 def _schedule_words(nest: loop.NestOp, schedule: Schedule) -> list[str]:
@@ -118,15 +82,18 @@ def _schedule_words(nest: loop.NestOp, schedule: Schedule) -> list[str]:
     return [*words, f"asked for by the user at {place}"] if place else words
 
 
-def call_step(op: mem.ExternOp, number: int, names: Names, hints: dict[str, int]) -> Step:
+def call_step(op: mem.ExternOp, number: int, names: Names, hints: Mapping[str, int], machine: Machine) -> Step:
     """The step of a call of the library."""
     operators, places = sources(op)
-    reads = [v for v in op.operands if isinstance(v.type, mem.BufferType)]
-    writes = [v for v in op.outputs if isinstance(v.type, mem.BufferType)]
+    made = [op.operands[k] for k in prop(op, "out") or ()]
+    reads = {v: bytes_of(v, hints) for v in op.operands if isinstance(v.type, mem.BufferType) and v not in made}
+    writes: dict[SSAValue, int] = {v: bytes_of(v, hints) for v in (*made, *op.outputs) if isinstance(v.type, mem.BufferType)}
     label = operators[0] if operators else "call"
-    return Step(number, label, "call", operators, places, _uses(reads, names, hints), _uses(writes, names, hints), schedule="library")
+    step = Step(number, label, "call", operators, places, _uses(reads, names), _uses(writes, names), schedule="library")
+    _predict(step, op, hints, machine)
+    return step
 
 
-def _uses(buffers, names: Names, hints: dict[str, int]) -> list[TensorUse]:
-    found = [TensorUse(names.of(b), "", bytes_of(b, hints)) for b in buffers]
+def _uses(buffers: Mapping[SSAValue, int], names: Names) -> list[TensorUse]:
+    found = [TensorUse(names.of(b), "", size) for b, size in buffers.items()]
     return sorted(found, key=lambda u: (-u.bytes, u.name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from .explain_machine import Machine
+from ..passes.loop.machine import Machine
 from .explain_model import Graph
 from .explain_report import Block, Code, Heading, Picture, Table, Text
 from .explain_svg import PICTURES

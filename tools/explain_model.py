@@ -103,13 +103,23 @@ class Step:
     flops: float = 0.0
     ops: int = 0
     schedule: str = ""
-    compute_us: float | None = None
-    threads: bool = False
+    predicted_us: float = 0.0
+    """What the cost model says (docs/cost-model.md), on all threads of the machine; `alone_us` on one."""
+    alone_us: float = 0.0
+    compute_us: float = 0.0
+    memory_us: float = 0.0
+    bound: str = ""
+    """What the time is spent on: memory, compute or launch."""
+    levels: dict[str, float] = field(default_factory=dict)
+    """Bytes that come from each level of memory beyond the first cache."""
+    accesses: dict[str, int] = field(default_factory=dict)
+    """How many accesses are contiguous, uniform, strided, gathered, scalar."""
     after: list[int] = field(default_factory=list)
     """Steps that must come before: those that write what this one touches."""
 
     @property
     def bytes(self) -> int:
+        """Bytes read and written, each element once."""
         return sum(u.bytes for u in (*self.reads, *self.writes))
 
     @property

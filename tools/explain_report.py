@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .explain_machine import Machine
+from ..passes.loop.machine import Machine
 from .explain_model import Graph, Pair, Place, Step
 from .explain_walk import walk
 
@@ -94,7 +94,8 @@ def report(graphs: Sequence[Graph], machine: Machine, name: str) -> list[Block]:
         Text(
             (
                 f"{len(graphs)} graph{'s' if len(graphs) > 1 else ''}. Machine, one thread: {machine.gflops:.3g} Gflop/s (f32), "
-                f"{machine.memory_gbs:.3g} GB/s from memory, {machine.cache_gbs:.3g} GB/s from the cache; {machine.threads} threads.",
+                f""
+                f"{', '.join(f'{level.gbs:.3g} GB/s from {level.name}' for level in machine.levels[1:])}; {_threads(machine)}.",
             )
         )
     )
@@ -103,12 +104,16 @@ def report(graphs: Sequence[Graph], machine: Machine, name: str) -> list[Block]:
     return blocks
 
 
+def _threads(machine: Machine) -> str:
+    return f"{machine.threads} thread{'s' if machine.threads > 1 else ''}"
+
+
 def _graph(k: int, graph: Graph, machine: Machine) -> list[Block]:
     blocks: list[Block] = [Heading(2, graph.title)]
     blocks += [Heading(3, "Operators"), _operators(graph)]
     blocks += [Heading(3, "Step by step"), *(Text((title, *(f"  {line}" for line in lines))) for title, lines in walk(graph))]
     if graph.steps:
-        blocks += [Heading(3, "What runs"), _steps(graph, machine), _totals(graph, machine), Picture("nests", k), Picture("roofline", k)]
+        blocks += [Heading(3, "What runs"), _steps(graph, machine), _totals(graph), Picture("nests", k), Picture("roofline", k)]
     blocks += _fusion(graph)
     if graph.steps:
         blocks += [Heading(3, "Memory over time"), *_memory(graph), Picture("memory", k)]
@@ -136,22 +141,19 @@ def _operators(graph: Graph) -> Block:
 
 
 def _limit(step: Step, machine: Machine) -> str:
-    if step.kind == "call":
-        return "-"
-    return f"{step.intensity:.2f} flop/B, {machine.limit(step.flops, step.bytes)}"
+    """Place on the roofline: flops for each byte, and which roof is above it."""
+    return f"{step.intensity:.2f} flop/B, {machine.limit(step.flops, step.bytes)}" if step.flops else "no flops"
 
 
-def predicted(step: Step, machine: Machine) -> float | None:
-    """Microseconds that a step should take; None for what the model does not know (library calls)."""
-    if step.kind == "call":
-        return None
-    return machine.microseconds(step.flops, step.bytes, step.compute_us, step.threads)
+def _levels_of(step: Step) -> str:
+    """What comes from which level of memory."""
+    shown = [f"{name} {size(n)}" for name, n in step.levels.items() if n]
+    return ", ".join(shown) or "all in the first cache"
 
 
 def _steps(graph: Graph, machine: Machine) -> Block:
     rows = []
     for step in graph.steps:
-        time = predicted(step, machine)
         rows.append(
             (
                 str(step.number),
@@ -160,28 +162,30 @@ def _steps(graph: Graph, machine: Machine) -> Block:
                 "; ".join(dict.fromkeys(str(p) for p in step.places)),
                 ", ".join(f"{u.name} {size(u.bytes)}" for u in step.reads) or "nothing",
                 ", ".join(f"{u.name} {size(u.bytes)}" for u in step.writes) or "nothing",
-                "-" if step.kind == "call" else number(step.flops),
+                number(step.flops),
                 "-" if step.kind == "call" else str(step.ops),
                 _limit(step, machine),
+                _levels_of(step),
                 step.schedule,
-                "-" if time is None else duration(time),
+                duration(step.predicted_us),
+                step.bound,
             )
         )
-    headers = ("step", "what", "operators", "source", "reads", "writes", "flops", "ops", "roofline", "schedule", "predicted")
-    return Table(headers, tuple(rows), frozenset((6, 7, 10)))
+    headers = (
+        "step", "what", "operators", "source", "reads", "writes", "flops", "ops", "roofline", "fetched from", "schedule", "predicted",
+        "spent on",
+    )  # fmt: skip
+    return Table(headers, tuple(rows), frozenset((6, 7, 11)))
 
 
-def _totals(graph: Graph, machine: Machine) -> Block:
+def _totals(graph: Graph) -> Block:
     read = sum(u.bytes for s in graph.steps for u in s.reads)
     written = sum(u.bytes for s in graph.steps for u in s.writes)
-    times = [predicted(s, machine) for s in graph.steps]
-    unknown = sum(t is None for t in times)
     text = (
         f"{len(graph.steps)} step{'s' if len(graph.steps) != 1 else ''}: {size(read)} read, {size(written)} written, "
-        f"{number(sum(s.flops for s in graph.steps))} flops, predicted {duration(sum(t or 0.0 for t in times))}"
+        f"{number(sum(s.flops for s in graph.steps))} flops, predicted {duration(sum(s.predicted_us for s in graph.steps))}."
     )
-    calls = f" and {unknown} library call{'s' if unknown > 1 else ''}" if unknown else ""
-    return Text((f"{text}{calls}.",))
+    return Text((text,))
 
 
 def _pair_row(pair: Pair) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 from html import escape
 
-from .explain_machine import Machine
+from ..passes.loop.machine import Machine
 from .explain_model import Graph, Step
-from .explain_report import duration, number, predicted, size
+from .explain_report import duration, number, size
 
 INK, GRID, BLUE, ORANGE, GREEN, GREY = "#1b1f24", "#d5dae0", "#1f5fa8", "#c9651b", "#3a8a4d", "#8a929b"
 COLOURS = {"nest": BLUE, "contraction": ORANGE, "call": GREY, "arena": BLUE, "output": GREEN, "extern": GREY}
@@ -57,7 +57,7 @@ def nests(graph: Graph, machine: Machine) -> str:
                 a, b = place[k]
                 parts.append(_edge(a + wide / 2, b + high, x + wide / 2, y - 2, wide))
     for step in steps:
-        parts.append(_box(step, machine, *place[step.number], wide, high))
+        parts.append(_box(step, *place[step.number], wide, high))
     width = 60 + max(columns.values(), default=1) * (wide + 24)
     height = 40 + (1 + max(row.values(), default=0)) * (high + gap)
     return _svg(max(width, 320), height, "graph of nests", parts)
@@ -71,10 +71,9 @@ def _edge(x1: float, y1: float, x2: float, y2: float, wide: float) -> str:
     return f'<path d="M{x1:.1f},{y1:.1f} {curve} {x2:.1f},{y2:.1f}" fill="none" stroke="{GREY}" marker-end="url(#tip)"/>'
 
 
-def _box(step: Step, machine: Machine, x: float, y: float, wide: float, high: float) -> str:
-    time = predicted(step, machine)
+def _box(step: Step, x: float, y: float, wide: float, high: float) -> str:
     tip = f"{', '.join(step.operators)}\nreads {', '.join(u.name for u in step.reads)}\nwrites {', '.join(u.name for u in step.writes)}"
-    cost = f"{size(step.bytes)}" + ("" if time is None else f", {number(step.flops)} flops, {duration(time)}")
+    cost = f"{size(step.bytes)}, {number(step.flops)} flops, {duration(step.predicted_us)}"
     return (
         f'<g><title>{escape(tip)}</title><rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="5" fill="#fff" '
         f'stroke="{COLOURS[step.kind]}" stroke-width="2"/>'
@@ -117,9 +116,9 @@ def memory(graph: Graph, machine: Machine) -> str:
 
 
 def roofline(graph: Graph, machine: Machine) -> str:
-    """Each kernel at its flops a byte (across) and at the speed that the prediction gives it (up), under the machine's two roofs."""
+    """Each kernel at its flops a byte (across) and at the speed that the prediction gives it (up), under the machine's roofs."""
     left, top, wide, high = 80, 30, 860, 260
-    kernels = [s for s in graph.steps if s.kind != "call" and s.flops > 0 and s.bytes > 0]
+    kernels = [s for s in graph.steps if s.flops > 0 and s.bytes > 0]
     x_low, x_high = -2.0, 3.0
     y_high = math.ceil(math.log10(max(machine.gflops, 1.0)) + 0.2)
     y_low = y_high - 5.0
@@ -136,14 +135,15 @@ def roofline(graph: Graph, machine: Machine) -> str:
     for k in range(int(y_low), int(y_high) + 1):
         _, y = at(1.0, 10.0**k)
         parts += [_line(left, y, left + wide, y), _text(left - 6, y + 4, f"{10.0**k:g}", "end", GREY)]
-    for name, speed, colour in (("memory", machine.memory_gbs, ORANGE), ("cache", machine.cache_gbs, GREEN)):
+    for level, colour in zip(reversed(machine.levels[1:]), (ORANGE, BLUE, GREEN), strict=False):
+        name, speed = level.name, level.gbs
         points = [(10**x_low, 10**x_low * speed), (machine.gflops / speed, machine.gflops), (10**x_high, machine.gflops)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(i, min(s, machine.gflops)) for i, s in points))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         x, y = at(0.02, 0.02 * speed)
         parts.append(_text(x, y - 6, f"{name} {speed:.3g} GB/s", colour=colour))
     for step in kernels:
-        time = machine.microseconds(step.flops, step.bytes, step.compute_us, False)
+        time = step.alone_us
         x, y = at(step.intensity, step.flops / time / 1e3 if time else machine.gflops)
         tip = f"step {step.number} {step.label}: {step.intensity:.2f} flop/B, {number(step.flops)} flops, {duration(time)} on one thread"
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[step.kind]}"><title>{escape(tip)}</title></circle>')

@@ -10,12 +10,29 @@ from .explain_model import Graph, Loops
 MOST = 40
 """Lines that a step may have; a larger graph has the rest in the tables and in the IR."""
 
+ELSEWHERE = {
+    "1. Nodes": "makes a node for each buffer, operator by operator in the order of the graph; a pointwise value with few readers was "
+    "inlined into them before, while lowering, and never becomes a node.",
+    "2. Dependencies": "collects for each node the buffers that it reads and writes, with index expressions, by running its body "
+    "symbolically.",
+    "3. Names and mutation": "follows names: each mutation renames its buffer, readers of the old name get edges that order them before "
+    "the write, and buffers that alias each other share their users.",
+    "4. Order": "sorts the nodes topologically, before fusion.",
+    "5. Dead code": "sweeps the nodes backwards and drops those whose buffers nobody uses and that have no side effect; then notes each "
+    "node's ancestors.",
+    "6. Fusion": "fuses pairs, the best score (shared bytes, distance) first, in rounds until nothing changes; what a pair decided "
+    "(loop order, layouts) stays.",
+    "7. Memory": "finds the last use of each buffer, frees there, and reuses a buffer of the same size where one is free; in-place where "
+    "the last reader writes at the same index.",
+}
+"""What a scheduler of buffers, such as Inductor's, does at each of these steps when it is initialised."""
+
 LONGEST = 16
 """Names that a list of names in a line may have."""
 
 
 def walk(graph: Graph) -> list[tuple[str, list[str]]]:
-    """(title, lines) of each step."""
+    """(title, lines) of each step; the first line is what a scheduler of buffers does there, the rest what was decided here."""
     steps = (
         ("1. Nodes", _nodes),
         ("2. Dependencies", _dependencies),
@@ -25,7 +42,7 @@ def walk(graph: Graph) -> list[tuple[str, list[str]]]:
         ("6. Fusion", _fusion),
         ("7. Memory", _memory),
     )
-    return [(title, _short(lines(graph))) for title, lines in steps]
+    return [(title, [f"A scheduler of buffers {ELSEWHERE[title]}", *_short(lines(graph))]) for title, lines in steps]
 
 
 def _short(lines: list[str]) -> list[str]:

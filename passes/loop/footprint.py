@@ -211,9 +211,9 @@ class Footprint:
             found.setdefault(self.streams[k].place(extents), k)
         return list(found.values())
 
-    def touched(self) -> tuple[int, int]:
-        """(bytes read, bytes written): distinct elements, each once whatever the number of accesses; what the nest itself stored
-        before does not count as read."""
+    def by_buffer(self) -> tuple[dict[SSAValue, int], dict[SSAValue, int]]:
+        """(bytes read, bytes written) of each buffer: distinct elements, each once whatever the number of accesses; what the nest itself
+        stored before does not count as read."""
         everything = self.extents(self.plan)
         read: dict[SSAValue, dict[object, float]] = {}
         written: dict[SSAValue, dict[object, float]] = {}
@@ -227,10 +227,15 @@ class Footprint:
             if stream.loads or ((stream.back or stream.adds) and stream.buffer not in made):
                 read.setdefault(stream.buffer, {})[stream.place(everything)] = size
 
-        def total(table: dict[SSAValue, dict[object, float]]) -> int:
-            return int(sum(min(sum(parts.values()), most[b]) for b, parts in table.items()))
+        def total(table: dict[SSAValue, dict[object, float]]) -> dict[SSAValue, int]:
+            return {b: int(min(sum(parts.values()), most[b])) for b, parts in table.items()}
 
         return total(read), total(written)
+
+    def touched(self) -> tuple[int, int]:
+        """(bytes read, bytes written) in all, see by_buffer."""
+        read, written = self.by_buffer()
+        return sum(read.values()), sum(written.values())
 
     def working_set(self, plan: Plan, first: int) -> float:
         """Bytes, in lines, that one run of the loops from `first` on touches."""
@@ -264,7 +269,12 @@ class Footprint:
             found[k] += times * self.streams[k].lines(extents)
 
 
-def touched_bytes(nest: loop.NestOp, hints: Mapping[Expr, int]) -> tuple[int, int]:
-    """(bytes read, bytes written) by a nest, see Footprint.touched; the order of its loops does not matter to them."""
+def of_nest(nest: loop.NestOp, hints: Mapping[Expr, int]) -> Footprint:
+    """The footprint of a nest for questions in which the order of its loops does not matter."""
     info = NestAccess(nest, RangeEnv({}), normalise=False)
-    return Footprint(info, Cost(info, hints), Schedule("inner")).touched()
+    return Footprint(info, Cost(info, hints), Schedule("inner"))
+
+
+def touched_bytes(nest: loop.NestOp, hints: Mapping[Expr, int]) -> tuple[int, int]:
+    """(bytes read, bytes written) by a nest, see Footprint.by_buffer."""
+    return of_nest(nest, hints).touched()

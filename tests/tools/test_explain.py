@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import stepwell
+from stepwell.passes.loop.machine import flat
 from stepwell.tools import explain as tool
 from stepwell.tools import explain_screen
-from stepwell.tools.explain_machine import Machine
 from stepwell.tools.explain_report import Table, size
+from stepwell.tools.explain_walk import ELSEWHERE
 
-MACHINE = Machine(gflops=100.0, memory_gbs=10.0, cache_gbs=50.0, threads=2)
+MACHINE = flat(gflops=100.0, memory_gbs=10.0, cache_gbs=50.0, threads=2)
 
 
 def told(function, *args, **settings):
@@ -37,7 +38,10 @@ def test_add_then_sum_is_walked_through():
     text = str(found)
     walk = text[text.index("Step by step") : text.index("What runs")]
     here = "test_explain.py"
-    assert walk.strip().splitlines() == [
+    lines = walk.strip().splitlines()
+    there = [line for line in lines if line.startswith("  A scheduler of buffers ")]
+    assert there == [f"  A scheduler of buffers {text}" for text in ELSEWHERE.values()]
+    assert [line for line in lines if line not in there] == [
         "Step by step",
         "1. Nodes",
         "  2 operators of the graph became 2 nests (one for each value computed).",
@@ -217,11 +221,23 @@ def test_sizes(n, text):
     assert size(n) == text
 
 
-def test_the_roofline():
-    assert MACHINE.microseconds(flops=1e6, touched=1000) == pytest.approx(10.0)
-    assert MACHINE.microseconds(flops=1.0, touched=10_000_000) == pytest.approx(1000.0)
-    assert MACHINE.microseconds(flops=1e6, touched=1000, compute_us=8.0, threads=True) == pytest.approx(4.0)
-    assert MACHINE.limit(flops=1e6, touched=1000) == "arithmetic"
+def test_the_prediction_and_the_place_on_the_roofline_are_told():
+    found = told(lambda x, y: torch.tanh(x @ y).sum(0), torch.randn(256, 256), torch.randn(256, 256))
+    (graph,) = found.graphs
+    product, nest = graph.steps[0], graph.steps[-1]
+    assert product.flops >= 2 * 256**3 and MACHINE.limit(product.flops, product.bytes) == "arithmetic"
+    assert MACHINE.limit(nest.flops, nest.bytes) == "memory"
+    assert all(0 < s.predicted_us <= s.alone_us and s.bound in ("memory", "compute", "launch") for s in graph.steps)
+    text = str(found)
+    assert "spent on" in text and f"{product.intensity:.2f} flop/B, arithmetic" in text
+    picture = found.html()
+    assert picture.count("<circle") == len(graph.steps) and "memory 10 GB/s" in picture
+
+
+def test_part_of_a_tensor_counts_as_much_as_is_read():
+    (graph,) = told(lambda x: x[:, 2:6] * 2, torch.randn(8, 32)).graphs
+    (step,) = graph.steps
+    assert [u.bytes for u in step.reads] == [8 * 4 * 4]
 
 
 IR = """\
@@ -257,6 +273,12 @@ def test_the_command(tmp_path, capsys):
     assert tool.main([f"{program}:f", "--args", "torch.randn(8, 4)"]) == 0
     assert "exp -> sum_1: computed where it is read (saves 256 bytes)" in capsys.readouterr().out
     assert tool.main([f"{program}:case"]) == 0
+    capsys.readouterr()
+    assert tool.main(["--example"]) == 0
+    out = capsys.readouterr().out
+    steps = ["1. Nodes", "2. Dependencies", "3. Names and mutation", "4. Order", "5. Dead code", "6. Fusion", "7. Memory"]
+    assert [out.index(step) for step in steps] == sorted(out.index(step) for step in steps)
+    assert "c = a + b" in out and "add -> sum_1: computed where it is read (saves 16384 bytes)" in out
     capsys.readouterr()
 
 
