@@ -31,6 +31,7 @@ _FAMILIES = (
     "contractions",
     "copies",
     "creation",
+    "embedding_bags",
     "indexing",
     "joining",
     "losses",
