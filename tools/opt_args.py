@@ -108,6 +108,7 @@ def argument_parser(targets: list[str]) -> argparse.ArgumentParser:
     add("--run", metavar="FUNCTION", help="run a function of the result (without a name: the only or the main one)")
     add("--args", type=_names, metavar="A.npy,B.npy", help="inputs of --run (default: random ones)")
     add("--seed", type=int, default=0, help="seed of random inputs (default: 0)")
+    add("--repeat", type=int, default=0, metavar="N", help="after --run, call it N times more and write the shortest and the median time")
     add("--outputs", metavar="PREFIX", help="write the results of --run to PREFIX0.npy, PREFIX1.npy, ...")
 
     add = parser.add_argument_group("reproducers").add_argument

@@ -63,9 +63,11 @@ def run(
     inputs: list[str] | None,
     seed: int,
     prefix: str | None,
-) -> None:
+    repeat: int = 0,
+) -> list[float]:
     """Run `function` of `module`; write each result to ``<prefix><i>.npy``, or print it to `out`.
 
+    With `repeat`, call it so many times more and return the seconds of each of these calls.
     Without `inputs` the function gets random ones, the same for the same `seed`.  Raises RunError and InputsError.
     """
     import numpy as np
@@ -81,7 +83,11 @@ def run(
         from .opt_inputs import random_inputs
 
         values = random_inputs(module, function, seed)
-    results = runner(module, ctx, values, **({"function": function} if function else {}))
+    seconds: list[float] = []
+    more: dict[str, Any] = {"function": function} if function else {}
+    if repeat:
+        more |= {"repeat": repeat, "seconds": seconds}
+    results = runner(module, ctx, values, **more)
     for index, result in enumerate(results):
         kind = str(result.dtype).removeprefix("torch.") if hasattr(result, "dtype") else type(result).__name__
         array = to_numpy(result)
@@ -96,3 +102,4 @@ def run(
             continue
         text = np.array2string(array, threshold=200, edgeitems=3, precision=6, max_line_width=120)
         out.write(f"result {index}: {kind} {shape}\n{text}\n")
+    return seconds

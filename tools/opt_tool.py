@@ -333,7 +333,7 @@ class _Tool:
 
             out = StringIO()
             with self.instrument.timed("Run"):
-                run(
+                seconds = run(
                     module,
                     ctx,
                     out,
@@ -341,7 +341,11 @@ class _Tool:
                     inputs=args.args,
                     seed=args.seed,
                     prefix=args.outputs,
+                    repeat=args.repeat,
                 )
+            if seconds:
+                shortest, median = (f"{s * 1e6:.4g}" for s in (min(seconds), sorted(seconds)[len(seconds) // 2]))
+                print(f"{len(seconds)} calls: shortest {shortest} us, median {median} us", file=sys.stderr)
             return out.getvalue()
         with self.instrument.timed(f"Emit {args.target}"):
             if args.target == "mlir":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import ModuleOp
@@ -55,8 +56,12 @@ def run_module(
     seed: int = 0,
     objects: Sequence[Any] = (),
     interpret: bool | None = None,
+    repeat: int = 0,
+    seconds: list[float] | None = None,
 ) -> list[Any]:
     """Run a function of `module`, which is not changed, and return its results: tensors and numbers.
+
+    With `repeat` it is called so many times more, and `seconds` gets the time of each of these calls (compiled code only).
 
     inputs: a tensor or number for each argument, constants of the graph included; None for random ones made from
     `seed`. Tensors that the function updates are written. Raises StepwellError for a module that cannot be lowered or
@@ -68,7 +73,15 @@ def run_module(
     if interpret and level in _INTERPRETERS:
         name = _name(entry_function(module, function))
         return _INTERPRETERS[level](module, given, (), objects, name)
-    return _run_native(module, ctx, given, level, function, objects)
+    call, arguments = _compiled(module, ctx, given, level, function, objects)
+    results = list(call(list(arguments)))
+    for _ in range(repeat):
+        again = list(arguments)
+        start = perf_counter()
+        call(again)
+        if seconds is not None:
+            seconds.append(perf_counter() - start)
+    return results
 
 
 def _name(op: Operation) -> str:
@@ -98,9 +111,10 @@ _INTERPRETERS: dict[str, Callable[..., list[Any]]] = {
 }
 
 
-def _run_native(
+def _compiled(
     module: ModuleOp, ctx: Context, given: list[Any], level: str, function: str | None, objects: Sequence[Any]
-) -> list[Any]:
+) -> tuple[Callable[[list[Any]], Sequence[Any]], list[Any]]:
+    """The program of a function, and the inputs of a call of it."""
     from ..dialects import host
     from ..targets.cpu.emit import emit_kernels
     from ..targets.cpu.jit import compile_text
@@ -114,7 +128,7 @@ def _run_native(
     text = emit_kernels(lowered)
     description = emit_host(text, program)
     library = load_object_code(compile_text(text.text()), description.native)
-    return list(load_program(description, library, constants, objects)(inputs))
+    return load_program(description, library, constants, objects), inputs
 
 
 def _split_constants(entry: Operation, given: list[Any]) -> tuple[list[Any], list[Any]]:
