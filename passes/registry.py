@@ -32,6 +32,7 @@ OURS: dict[str, str] = {
     "loop-hoist": "passes.loop.loop_hoist:LoopHoist",
     "loop-narrow-index": "passes.loop.loop_narrow_index:LoopNarrowIndex",
     "loop-split-reduction": "passes.loop.loop_split_reduction:LoopSplitReduction",
+    "loop-fuse-rows": "passes.loop.loop_fuse_rows:LoopFuseRows",
     "loop-schedule": "passes.loop.loop_schedule:LoopSchedule",
     "mem-plan": "passes.mem.mem_plan:MemPlan",
 }

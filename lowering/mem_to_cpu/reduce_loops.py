@@ -9,28 +9,26 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import i64
 from xdsl.ir import Attribute, SSAValue
 
-from ...dialects import cpu, loop
-from ...dialects.cpu_types import lanes_of, vec
-from ...dialects.expr import Expr, as_expr, product
-from ...dialects.nd_types import element_bytes, is_float
+from ...dialects import loop
+from ...dialects.cpu_types import lanes_of
+from ...dialects.expr import as_expr, product
+from ...dialects.nd_types import is_float
 from ...passes.loop.nest_access import Loop, Node
 from . import reductions as red
 from .loops import Span, run_segments, segments, sequential, whole
+from .shared_loops import FlatRows, Share, SharedLoop, columns_of
 from .state import State, scalar_type
 
+NEVER_UNROLL = 1 << 20
 LONG = 512
 """Values that one accumulator of floats takes in a row before it is added to the total (a short cascade: the error of
 a sum grows with the length of the longest chain)."""
 
-SHARES = 64
-"""Parts in which threads share a reduction that nothing around it can be shared of."""
-UNIT = 64
-"""Such a part is a multiple of this many iterations, if it is longer."""
+LONG_ENOUGH = 128
+"""Iterations of a reduction without loops inside from which on threads share it."""
 
 Part = tuple[list[red.Accumulator], Callable[[Span], list[SSAValue]]]
 """Accumulators of a reduction, and what computes their results over a part of the first loop."""
-Parallel = Callable[[Expr, Callable[[SSAValue, SSAValue], None]], None]
-
 
 class ReduceLowering:
     """Lowers `loop.reduce`; `block` lowers the ops of a body, `choice` tells which loop of an op runs along the
@@ -41,12 +39,14 @@ class ReduceLowering:
         s: State,
         block: Callable[[loop.LoopLike], None],
         choice: Callable[[Node], tuple[Loop, int] | None],
-        share: Parallel | None,
+        share: Share | None,
     ):
         self.s = s
         self.block = block
         self.choice = choice
         self.share = share
+        self.flat: dict[loop.LoopLike, FlatRows] = {}
+        """The loops of ops that run as one."""
 
     def vector_loop(self, node: Node) -> tuple[Loop, int] | None:
         """The loop of `node` that runs along the lanes, and its width."""
@@ -60,14 +60,46 @@ class ReduceLowering:
         order = [one for one in node.loops if chosen is None or one is not chosen[0]]
         if chosen is not None:
             order.append(chosen[0])
+        shared = self._shared(node, order)
+        if shared is not None and chosen is None and node.children:
+            order = [self._flat(op, order)]
         if any(k in ("welford", "softmax") for k in op.kind_names):
             part = self._in_chunks(op, order, chosen)
         else:
             part = self._in_parts(op, order, chosen)
-        results = self._shared(order, *part) if self._worth_sharing(order) else part[1](self._first(order))
+        results = part[1](self._first(order)) if shared is None else shared.run(order[0], *part)
         for result, value in zip(op.outputs, results, strict=True):
             dtype = scalar_type(result.type)
             s.values[result] = value if is_float(dtype) else red.convert(s, value, dtype)
+
+    def lower_rows(self, op: loop.ForOp) -> bool:
+        """loop.for with loops inside: in parts on threads, with columns of their own. False where that cannot be done."""
+        s = self.s
+        node = s.info.nodes[op]
+        if not node.children or not node.loops or op.sequential is not None or self.vector_loop(node) is not None:
+            return False
+        shared = self._shared(node, node.loops)
+        if shared is None:
+            return False
+        one = self._flat(op, node.loops)
+
+        def step(state: list[SSAValue]) -> list[SSAValue]:
+            self._body(op)
+            return []
+
+        shared.run(one, [], lambda span: sequential(s, [(one, span)], [], step, NEVER_UNROLL))
+        return True
+
+    def _body(self, op: loop.LoopLike) -> None:
+        rows = self.flat.get(op)
+        if rows is not None:
+            rows.enter()
+        self.block(op)
+
+    def _flat(self, op: loop.LoopLike, loops: Sequence[Loop]) -> Loop:
+        """The loops of an op as one."""
+        rows = self.flat[op] = FlatRows(self.s, loops)
+        return rows.one
 
     @staticmethod
     def _first(order: Sequence[Loop]) -> Span:
@@ -93,47 +125,17 @@ class ReduceLowering:
 
     # ---- threads
 
-    def _worth_sharing(self, order: Sequence[Loop]) -> bool:
-        """Whether threads share the reduced loop: the loops around it are too few for them, and it is long."""
-        size = order[0].size.value if order else None
-        return self.share is not None and len(self.s.b.levels) == 1 and size is not None and size >= 2 * SHARES
-
-    def _shared(self, order: Sequence[Loop], slots: Sequence[red.Accumulator], run: Callable[[Span], list[SSAValue]]) -> list[SSAValue]:
-        """The first loop in SHARES parts, on threads; each leaves its partial results in memory, and they are merged in
-        order. So the result does not depend on the number of threads."""
-        s, b = self.s, self.s.b
+    def _shared(self, node: Node, order: Sequence[Loop]) -> SharedLoop | None:
+        """How a loop is run in parts, if it is: one outside of all others that is long, or whose iterations combine values in columns."""
+        if len(self.s.b.levels) != 1 or not order:
+            return None
+        columns = columns_of(node)
+        if columns is None:
+            return None
         size = order[0].size.value
-        assert size is not None and self.share is not None
-        length = -(-size // SHARES)
-        length = -(-length // UNIT) * UNIT if length > UNIT else length
-        units = -(-size // length)
-        lanes = s.width
-        types = [t for slot in slots for t in slot.types]
-        wide = [vec(lanes, t) if lanes else t for t in types]
-        places = [b.place(cpu.LocalOp.make(units * max(1, lanes) * element_bytes(t), 64)).results[0] for t in types]
-        mask = s.lane
-
-        def at(unit: SSAValue) -> SSAValue:
-            return b.mul(unit, b.int(lanes)) if lanes else unit
-
-        def chunk(begin: SSAValue, end: SSAValue) -> None:
-            (unit,) = b.begin_for(begin, end, b.int(1))
-            first = b.mul(unit, b.int(length))
-            if size % length == 0:
-                span = Span(first, b.add(first, b.int(length)), length)
-            else:
-                last = b.min(b.add(first, b.int(length)), b.int(size))
-                span = Span(first, last, None, gcd(length, size))
-            for value, place in zip(run(span), places, strict=True):
-                b.place(cpu.StoreOp.make(value, place, at(unit)))
-            b.end_for()
-
-        self.share(as_expr(units), chunk)
-        assert s.lane is mask
-        state = [v for slot in slots for v in slot.start(s, lanes)]
-        unit, *carried = b.begin_for(b.int(0), b.int(units), b.int(1), state)
-        part = [b.place(cpu.LoadOp.make(t, place, at(unit))).results[0] for t, place in zip(wide, places, strict=True)]
-        return list(b.end_for(self._merge(slots, list(carried), list[SSAValue](part))))
+        if not columns and (self.share is None or (size is not None and size < (2 if node.children else LONG_ENOUGH))):
+            return None
+        return SharedLoop(self.s, self.share, columns, self._merge)
 
     def _merge(self, slots: Sequence[red.Accumulator], a: list[SSAValue], later: list[SSAValue]) -> list[SSAValue]:
         new: list[SSAValue] = []
@@ -241,7 +243,7 @@ class ReduceLowering:
         node = s.info.nodes[op]
 
         def step(state: list[SSAValue]) -> list[SSAValue]:
-            self.block(op)
+            self._body(op)
             got = values(op, slots)
             new: list[SSAValue] = []
             at = 0

@@ -1,0 +1,271 @@
+"""Loops outside of all others that threads share in parts: long reductions, and rows whose values are combined in columns.
+
+Each part leaves its partial results in memory, and they are merged in the order of the parts, so that the result does not depend on the
+number of threads. Columns (`loop.store ... add` to elements that all rows share) are private to a part while it runs: a short stretch of
+memory on the stack, filled with what a combination of nothing gives. A part is cut into blocks where it may be long, so that no sum of
+floats is a long chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import gcd
+
+from xdsl.dialects.builtin import f32, f64, i32, i64
+from xdsl.ir import Attribute, SSAValue
+
+from ...dialects import cpu, loop
+from ...dialects.cpu_types import ptr, vec
+from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, free_dims, linear_coeff, maximum, product
+from ...dialects.expr_ranges import Range
+from ...dialects.nd_types import element_bytes
+from ...passes.loop.nest_access import Access, Loop, Node, buffer_strides
+from . import reductions as red
+from .loops import Span, run_segments, segments
+from .memory import combine, memory_type
+from .state import State
+
+SHARES = 64
+"""Parts in which threads share a reduction that nothing around it can be shared of."""
+UNIT = 64
+"""Such a part is a multiple of this many iterations, if it is longer."""
+COLUMN_PARTS = 32
+"""The same for a loop with columns, each part of which has its own, and at least..."""
+COLUMN_ROWS = 32
+"""...this many iterations, so that filling and merging them costs little."""
+COLUMN_BYTES = 512 * 1024
+"""Stack that the columns of all parts may take."""
+CHAIN = 512
+"""Rows that are added to a column of floats one after the other, where it may be more than..."""
+LONG_CHAIN = 2048
+"""...this many."""
+
+Share = Callable[[Expr, Callable[[SSAValue, SSAValue], None]], None]
+Run = Callable[[Span], list[SSAValue]]
+Merge = Callable[[Sequence[red.Accumulator], list[SSAValue], list[SSAValue]], list[SSAValue]]
+
+
+class Column:
+    """A buffer that all iterations of a loop combine values into."""
+
+    def __init__(self, buffer: SSAValue, access: Access, elements: int):
+        self.buffer = buffer
+        self.dtype = access.dtype
+        self.memory = memory_type(access.dtype)
+        self.mode = access.mode
+        self.elements = -(-elements * element_bytes(access.dtype) // 64) * 64 // element_bytes(access.dtype)
+        """Elements of a private copy, a multiple of 64 bytes."""
+        self.used = elements
+
+    @property
+    def kind(self) -> str:
+        return "sum" if self.mode == "add" else self.mode
+
+
+def columns_of(node: Node) -> list[Column] | None:
+    """The buffers that iterations of `node` share; None where they cannot be made private."""
+    found: dict[SSAValue, Column] = {}
+    for access in node.all_accesses():
+        if not access.is_store or access.mode == "set" or _own_element(access, node):
+            continue
+        known = found.get(access.buffer)
+        elements = _dense_elements(access.buffer)
+        if elements is None or (known is not None and known.mode != access.mode) or access.dtype not in (f32, f64, i32, i64):
+            return None
+        found.setdefault(access.buffer, Column(access.buffer, access, elements))
+    for access in node.all_accesses():
+        if access.buffer in found and (not access.is_store or access.mode == "set"):
+            return None
+    return list(found.values())
+
+
+def _own_element(access: Access, node: Node) -> bool:
+    """Whether every iteration of the loops of `node` surely combines into elements of its own."""
+    if len(node.loops) != 1 or len(free_dims(access.offset)) != 1:
+        return False
+    return linear_coeff(access.offset, node.loops[0].dim) not in (None, ZERO)
+
+
+def _dense_elements(buffer: SSAValue) -> int | None:
+    """The number of elements of a buffer that lie one after the other; None where it is not known or they do not."""
+    count = product(loop.shaped_dims(buffer.type))
+    pairs = [(st, n) for st, n in zip(buffer_strides(buffer.type), loop.shaped_dims(buffer.type), strict=True) if n is not ONE]
+    if count.value is None or any(st.value is None for st, _ in pairs):
+        return None
+    expected = 1
+    for stride, size in sorted(pairs, key=lambda p: p[0].value or 0):
+        if stride.value != expected:
+            return None
+        expected *= size.value or 0
+    return count.value
+
+
+class SharedLoop:
+    """One loop that is run in parts. `share` runs a function on threads; without it the parts run one after the other."""
+
+    def __init__(self, s: State, share: Share | None, columns: Sequence[Column], merge: Merge):
+        self.s = s
+        self.share = share
+        self.columns = columns
+        self.merge = merge
+
+    def run(self, one: Loop, slots: Sequence[red.Accumulator], run: Run) -> list[SSAValue]:
+        """`run` over all of the loop `one`, in parts; gives the merged results."""
+        s, b = self.s, self.s.b
+        limit, length = self._length(one.size)
+        units = ceildiv(one.size, length)
+        lanes = s.width
+        types = [t for slot in slots for t in slot.types]
+        wide = [vec(lanes, t) if lanes else t for t in types]
+        places = [b.place(cpu.LocalOp.make(limit * max(1, lanes) * element_bytes(t), 64)).results[0] for t in types]
+        private = [b.place(cpu.LocalOp.make(limit * c.elements * element_bytes(c.dtype), 64)).results[0] for c in self.columns]
+        around = s.lane
+
+        def at(unit: SSAValue) -> SSAValue:
+            return b.mul(unit, b.int(lanes)) if lanes else unit
+
+        def chunk(begin: SSAValue, end: SSAValue) -> None:
+            (unit,) = b.begin_for(begin, end, b.int(1))
+            values = self._part(self._span(one, length, unit), length, slots, run, self._copies(private, unit))
+            for value, place in zip(values, places, strict=True):
+                b.place(cpu.StoreOp.make(value, place, at(unit)))
+            b.end_for()
+
+        if self.share is not None:
+            self.share(units, chunk)
+        else:
+            chunk(b.int(0), s.scalar(units))
+        assert s.lane is around
+        state = [v for slot in slots for v in slot.start(s, lanes)]
+        unit, *carried = b.begin_for(b.int(0), s.scalar(units), b.int(1), state)
+        part = [b.place(cpu.LoadOp.make(t, place, at(unit))).results[0] for t, place in zip(wide, places, strict=True)]
+        for column, source in zip(self.columns, self._copies(private, unit), strict=True):
+            self._merge_column(column, source, s.pointers[column.buffer])
+        return list(b.end_for(self.merge(slots, list(carried), list[SSAValue](part))))
+
+    def _length(self, size: Expr) -> tuple[int, Expr]:
+        """(the most parts, iterations of a part)."""
+        if not self.columns:
+            length = ceildiv(size, SHARES)
+            if length.value is not None and length.value > UNIT:
+                length = as_expr(-(-length.value // UNIT) * UNIT)
+            return SHARES, maximum(length, 1)
+        taken = sum(c.elements * element_bytes(c.dtype) for c in self.columns)
+        parts = max(1, min(COLUMN_PARTS, COLUMN_BYTES // max(1, taken)))
+        return parts, maximum(ceildiv(size, parts), COLUMN_ROWS)
+
+    def _span(self, one: Loop, length: Expr, unit: SSAValue) -> Span:
+        """The iterations of part `unit`."""
+        s, b = self.s, self.s.b
+        step = s.scalar(length)
+        first = b.mul(unit, step)
+        size, known = one.size.value, length.value
+        if size is not None and known is not None and size % known == 0:
+            return Span(first, b.add(first, step), known)
+        last = b.min(b.add(first, step), s.scalar(one.size))
+        return Span(first, last, None, gcd(known, size) if size is not None and known is not None else 1)
+
+    def _copies(self, private: Sequence[SSAValue], unit: SSAValue) -> list[SSAValue]:
+        """The addresses of the columns of part `unit`."""
+        b = self.s.b
+        return [
+            b.pure(cpu.PtrAddOp, (place, b.mul(unit, b.int(c.elements))), ptr, {"element": c.memory}, c.memory)
+            for c, place in zip(self.columns, private, strict=True)
+        ]
+
+    def _part(
+        self, span: Span, length: Expr, slots: Sequence[red.Accumulator], run: Run, copies: Sequence[SSAValue]
+    ) -> list[SSAValue]:
+        """Run one part, its columns private to it."""
+        if not self.columns:
+            return run(span)
+        s, b = self.s, self.s.b
+        shared = [s.pointers[c.buffer] for c in self.columns]
+        for column, place in zip(self.columns, copies, strict=True):
+            self._fill(column, place)
+        if length.value is not None and length.value <= LONG_CHAIN:
+            values = self._with(copies, run, span)
+        else:
+            blocks = [b.place(cpu.LocalOp.make(c.elements * element_bytes(c.dtype), 64), b.floor).results[0] for c in self.columns]
+            state = [v for slot in slots for v in slot.start(s, s.width)]
+            assert span.first is not None and span.last is not None
+            index, *carried = b.begin_for(span.first, span.last, b.int(CHAIN), state)
+            for column, place in zip(self.columns, blocks, strict=True):
+                self._fill(column, place)
+            inside = Span(index, b.min(b.add(index, b.int(CHAIN)), span.last), None)
+            found = self._with(blocks, run, inside)
+            for column, block, place in zip(self.columns, blocks, copies, strict=True):
+                self._merge_column(column, block, place)
+            values = list(b.end_for(self.merge(slots, list(carried), found)))
+        s.pointers.update(zip((c.buffer for c in self.columns), shared, strict=True))
+        return values
+
+    def _with(self, places: Sequence[SSAValue], run: Run, span: Span) -> list[SSAValue]:
+        self.s.pointers.update(zip((c.buffer for c in self.columns), places, strict=True))
+        return run(span)
+
+    # ---- columns as vectors
+
+    def _each(self, column: Column, step: Callable[[SSAValue, Attribute, SSAValue | None], None]) -> None:
+        """`step(offset, vector type, mask)` for all elements of a column."""
+        s = self.s
+        d: Dim = s.info.new_dim(Range.of_size(as_expr(column.used)))
+        span = Span.whole(as_expr(column.used))
+        parts = segments(span, 64 if element_bytes(column.dtype) <= 4 else 32)
+        lane = s.lane
+
+        def run(state: list[SSAValue]) -> list[SSAValue]:
+            assert s.lane is not None
+            step(s.dims[d], vec(s.lane.width, column.memory), s.lane.mask)
+            return []
+
+        run_segments(s, d, as_expr(column.used), span, parts, [[] for _ in parts], run)
+        s.lane = lane
+
+    def _fill(self, column: Column, place: SSAValue) -> None:
+        s, b = self.s, self.s.b
+        start = red.number(s, red.identity(column.kind, column.memory), column.memory)
+
+        def step(at: SSAValue, t: Attribute, mask: SSAValue | None) -> None:
+            b.place(cpu.StoreOp.make(b.splat(start, cpu.lanes_of(t)), place, at, mask))
+
+        self._each(column, step)
+
+    def _merge_column(self, column: Column, source: SSAValue, target: SSAValue) -> None:
+        """Combine the elements of one copy of a column into another."""
+        s, b = self.s, self.s.b
+
+        def load(place: SSAValue, at: SSAValue, t: Attribute, mask: SSAValue | None) -> SSAValue:
+            return b.place(cpu.LoadOp.make(t, place, at, mask)).results[0]
+
+        def step(at: SSAValue, t: Attribute, mask: SSAValue | None) -> None:
+            both = combine(s, column.mode, load(target, at, t, mask), load(source, at, t, mask), column.dtype)
+            b.place(cpu.StoreOp.make(both, target, at, mask))
+
+        self._each(column, step)
+
+
+class FlatRows:
+    """Several loops as one: its index is taken apart at the beginning of each iteration."""
+
+    def __init__(self, s: State, loops: Sequence[Loop]):
+        self.s = s
+        self.loops = loops
+        if len(loops) == 1:
+            self.one = loops[0]
+        else:
+            size = product(one.size for one in loops)
+            self.one = Loop(s.info.new_dim(Range.of_size(size)), size, ())
+
+    def enter(self) -> None:
+        """Give the loops their indices."""
+        s, b = self.s, self.s.b
+        if len(self.loops) == 1:
+            return
+        index = s.dims[self.one.dim]
+        for one in reversed(self.loops[1:]):
+            size = s.scalar(one.size)
+            s.dims[one.dim] = b.urem(index, size)
+            index = b.udiv(index, size)
+        s.dims[self.loops[0].dim] = index
+

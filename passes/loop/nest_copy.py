@@ -1,0 +1,124 @@
+"""Cloning the body of a nest into another one, with its loops at given places of the new body.
+
+Index expressions are rebuilt over the new body's dimensions and pure ops are shared there (body.py); what a load or a store becomes is
+for the subclass to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xdsl.dialects.builtin import UnitAttr
+from xdsl.ir import Block, Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import Expr
+from .body import Body
+
+
+class NestCopy:
+    """Clones ops into `body`; `place` gives the loop indices of the old nest as expressions over the dimensions of the new one."""
+
+    def __init__(self, body: Body, place: dict[SSAValue, Expr]):
+        self.body = body
+        self.place = place
+        self.values: dict[SSAValue, SSAValue] = {}
+
+    # ---- what the subclass decides
+
+    def read(self, op: loop.LoadOp, index: tuple[Expr, ...], mask: SSAValue | None, other: SSAValue | None) -> SSAValue:
+        """The element that a load gives."""
+        raise NotImplementedError
+
+    def write(self, op: loop.StoreOp, value: SSAValue, index: tuple[Expr, ...], mask: SSAValue | None) -> None:
+        """What becomes of a store."""
+        raise NotImplementedError
+
+    # ---- ops
+
+    def block(self, block: Block) -> None:
+        for op in block.ops:
+            self.op(op)
+
+    def op(self, op: Operation) -> None:
+        self.body.location = op.location
+        rule = _RULES.get(type(op))
+        if rule is not None:
+            rule(self, op)
+            return
+        operands = [self.value(o) for o in op.operands]
+        self.values[op.results[0]] = self.body.pure(type(op), operands, op.results[0].type, op.properties)
+
+    def yielded(self, block: Block) -> list[SSAValue]:
+        """Clone a body that ends with loop.yield; gives what it yields."""
+        for op in block.ops:
+            if isinstance(op, loop.YieldOp):
+                return [self.value(v) for v in op.operands]
+            self.op(op)
+        raise AssertionError("a body without loop.yield")
+
+    def value(self, v: SSAValue) -> SSAValue:
+        return self.values.get(v, v)
+
+    def index(self, op: loop.AccessOp | loop.IndexOp) -> tuple[Expr, ...]:
+        operands = op.index_operands if isinstance(op, loop.AccessOp) else op.operands
+        return tuple(self.body.simplify(e) for e in op.map.data.apply([self.place[v] for v in operands]))
+
+    def enter(self, indices: Sequence[SSAValue], dims: Sequence[Expr]) -> None:
+        """The old loop indices `indices` are at `dims` from here on."""
+        self.place.update(zip(indices, dims, strict=True))
+
+    def _load(self, op: loop.LoadOp) -> None:
+        mask = None if op.mask is None else self.value(op.mask)
+        other = None if op.other is None else self.value(op.other)
+        self.values[op.result] = self.read(op, self.index(op), mask, other)
+
+    def _store(self, op: loop.StoreOp) -> None:
+        mask = None if op.mask is None else self.value(op.mask)
+        self.write(op, self.value(op.value), self.index(op), mask)
+
+    def _index(self, op: loop.IndexOp) -> None:
+        (e,) = self.index(op)
+        if op.result.type == loop.INDEX:
+            self.place[op.result] = e
+        self.values[op.result] = self.body.index_value(e, op.result.type)
+
+    def _bound(self, op: loop.BoundOp) -> None:
+        self.place[op.result] = self.body.bound(self.value(op.input), op.size.data, op.what, op.wrap is not None)
+
+    def _for(self, op: loop.ForOp) -> None:
+        new = loop.ForOp.build_for(op.loop_sizes)
+        if op.sequential is not None:
+            new.properties["sequential"] = UnitAttr()
+        with self.body.inner(new, new.body, op.loop_sizes) as dims:
+            self.enter(op.indices, dims)
+            self.block(op.block)
+
+    def _reduce(self, op: loop.ReduceOp) -> None:
+        new = loop.ReduceOp.build_reduce(op.loop_sizes, op.kind_names, op.result_types)
+        with self.body.inner(new, new.body, op.loop_sizes) as dims:
+            self.enter(op.indices, dims)
+            self.body.append(loop.YieldOp.create(operands=self.yielded(op.block)))
+        self.values.update(zip(op.results, new.results, strict=True))
+
+    def _scan(self, op: loop.ScanOp) -> None:
+        new = loop.ScanOp.build_scan(op.loop_sizes[0], op.kind, [a.type for a in op.do_block.args[1:]])
+        with self.body.inner(new, new.body, op.loop_sizes) as dims:
+            self.place[op.block.args[0]] = dims[0]
+            self.body.append(loop.YieldOp.create(operands=self.yielded(op.block)))
+        with self.body.inner(new, new.do, op.loop_sizes) as dims:
+            self.place[op.do_block.args[0]] = dims[0]
+            self.values.update(zip(op.do_block.args[1:], new.do_block.args[1:], strict=True))
+            self.block(op.do_block)
+
+
+_RULES: dict[type[Operation], Callable[[NestCopy, Any], None]] = {
+    loop.LoadOp: NestCopy._load,
+    loop.StoreOp: NestCopy._store,
+    loop.IndexOp: NestCopy._index,
+    loop.BoundOp: NestCopy._bound,
+    loop.ForOp: NestCopy._for,
+    loop.ReduceOp: NestCopy._reduce,
+    loop.ScanOp: NestCopy._scan,
+}
