@@ -28,8 +28,9 @@ from ..passes.mem.mem_plan import ARENA_BYTES
 from . import explain_model as model
 from .explain_costs import call_step, kernel_step
 from .explain_names import Names
+from .explain_rows import RowReader
 
-_QUIET = frozenset(("loop-fuse", "loop-schedule"))
+_QUIET = frozenset(("loop-fuse", "loop-fuse-rows", "loop-schedule"))
 """Passes whose remarks are told in other words."""
 
 UNSEEN = f"they could be, but were not compared: they are over {NEAR} nests apart"
@@ -48,6 +49,8 @@ class Collector:
         self.machine = machine
         self.graphs: list[model.Graph] = []
         self._imported: set[str] = set()
+        self._rows: RowReader | None = None
+        """Tells what is decided about rows, once the plan is in effect."""
 
     # ---- what compile_graph calls
 
@@ -93,6 +96,10 @@ class Collector:
         if kind == "fusion" and isinstance(what, tuple):
             planner, plan, outcomes = what
             _PlanReader(self.graphs[-1], planner, plan).read(outcomes)
+            self._rows = RowReader(self.graphs[-1], planner, plan)
+        elif kind == "row-fusion" and isinstance(what, tuple) and self._rows is not None:
+            self._rows.read(*what)
+            self._rows = None
         elif kind == "wish" and isinstance(what, Outcome):
             self.graphs[-1].wishes.append(model.Wish(what.wish, what.granted, what.reason))
 

@@ -6,6 +6,7 @@ share one.
     body.py        body ops by table                               scans.py       running reductions
     memory.py      loads, stores, gathers                          tiles.py       transposes in registers
     builder.py     blocks, hoisting, constants                     row_cache.py   values kept for later passes
+    shared_loops.py  long loops and rows in parts, on threads; columns that all rows share
 
 What runs along the lanes is decided in passes/loop/loop_schedule.py.
 """

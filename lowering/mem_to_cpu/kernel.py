@@ -110,7 +110,7 @@ class NestLowering:
         reductions = ReduceLowering(s, self.lower_body, self.choice, self.parallel if self.few_units else None)
         scans = ScanLowering(s, self.lower_region, self.choice)
         self.nested: dict[type[Operation], Callable[[Any], None]] = {
-            loop.ForOp: lambda op: reductions.lower_rows(op) or loops.lower_for(op),
+            loop.ForOp: lambda op: None if reductions.lower_rows(op) else loops.lower_for(op),
             loop.ReduceOp: reductions.lower_reduce,
             loop.ScanOp: scans.lower_scan,
         }

@@ -69,3 +69,5 @@ class Plan:
     refusals: list[Attempt]
     merges: list[Attempt]
     stored: dict[Operation, str]
+    nests: dict[Operation, Group] = field(default_factory=dict)
+    """Once it is in effect: the nest of each group."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
@@ -57,6 +57,9 @@ class LoopFuse(Pass):
             for outcome in outcomes:
                 if not outcome.granted:
                     log.warning("%s", outcome)
+            if planner.wishes is not None:
+                for apart, entries in planner.wishes.island.items():
+                    apart.attributes["no_fuse"] = StringAttr(min(entries))  # for the passes after this one
             rewrite(func, plan, planner)
             self.statistic("num-nests-before", before)
             self.statistic("num-nests-after", sum(isinstance(u, Group) for u in plan.units))
@@ -107,10 +110,12 @@ def rewrite(func: FuncOp, plan: Plan, planner: Planner) -> None:
             op = unit.members[0].info.op
             op.detach()
             block.add_op(op)
+            plan.nests[op] = unit
             continue
         writer = GroupWriter(unit, plan.inlined, planner.envs, lambda t, u=unit: _needed(t, u, users), planner.placed)
         nest = writer.write()
         block.add_op(nest)
+        plan.nests[nest] = unit
         for old, new in zip(writer.replaced, nest.results, strict=True):
             new.name_hint = old.name_hint
             old.replace_all_uses_with(new)

@@ -49,6 +49,9 @@ class RowWriter:
         """Parts (by number) with loops of their own."""
         self.empties: list[loop.EmptyOp] = []
         """New outs: to be put before the nest."""
+        self.in_host = False
+        """Whether the loop of a row that parts may stand in is being written."""
+        self._hosted: set[int] = set()
         self.replaced: list[SSAValue] = []
         """The results that the new nest's results stand for, in order; it may have more."""
 
@@ -57,7 +60,17 @@ class RowWriter:
             try:
                 return self._write()
             except _Again:
-                self.body.top.parent_op().erase(safe_erase=False)  # pyright: ignore[reportOptionalMemberAccess]
+                self._abandon()
+
+    def _abandon(self) -> None:
+        """Drop what has been written so far: the blocks that are open, the nest's among them."""
+        for block in self.body.blocks:
+            for op in block.ops:
+                op.drop_all_references()
+        self.in_host = False
+        nest = self.body.top.parent_op()
+        assert nest is not None
+        nest.drop_all_references()
 
     def _write(self) -> loop.NestOp:
         fusion, nest = self.fusion, self.rows.nest
@@ -109,13 +122,12 @@ class RowWriter:
         own = {facts.nest.indices[k]: place.get(k, ZERO) for k in range(facts.loops) if k not in self.fusion.across}
         copy = _Copy(self, facts, own)
         ops: Iterable[Operation] = facts.nest.block.ops
-        host = None
+        self._hosted = set()
         if not self.fusion.across:
-            host = next((o for o in reversed(facts.inner)), None)
-            host = host if isinstance(host, loop.ForOp) else None
+            last = facts.inner[-1] if facts.inner else None
             for op in ops:
-                if op is host:
-                    self._host(copy, host.loop_sizes, host.indices, host.block, place, yielded)
+                if op is last and isinstance(op, loop.ForOp):
+                    self._host(copy, op.loop_sizes, op.indices, op.block, place, yielded)
                 else:
                     copy.op(op)
         else:
@@ -152,9 +164,6 @@ class RowWriter:
             count = len(self.fusion.parts[k].reduce.results)
             yielded[k] = list(op.results[at : at + count])
             at += count
-
-    _hosted: set[int] = set()
-    in_host = False
 
     def _fit(self, k: int, sizes: Sequence[Expr]) -> str:
         """How part `k` runs in a loop over `sizes` of a row: its kept ("kept") or reduced loops are that loop; "" if neither."""
@@ -203,25 +212,25 @@ class RowWriter:
         own = dict(zip(part.reduced, reduce.indices, strict=True))
         copy.place.update({own[d]: at[d] for d in part.reduced if d in at})
         if not rest:
-            values = copy.yielded(reduce.block)
+            values: Sequence[SSAValue] = copy.yielded(reduce.block)
         else:
             sizes = [part.size(d) for d in rest]
             new = loop.ReduceOp.build_reduce(sizes, reduce.kind_names, reduce.result_types)
             with self.body.inner(new, new.body, sizes) as dims:
                 copy.enter([own[d] for d in rest], dims)
                 self.body.append(loop.YieldOp.create(operands=copy.yielded(reduce.block)))
-            values = list(new.results)
+            values = new.results
         if self.in_host and k in self.columns and all(d in at for d in part.kept) and _stands_in(part, at, self.fusion):
             self._add(k, at, values)
             return []
-        return values
+        return list(values)
 
     def _accumulate(self, k: int, place: dict[int, Expr], values: list[SSAValue]) -> None:
         part = self.fusion.parts[k]
         at: dict[Dim, Expr] = {d: place[part.place[d].index] if d in part.place else ZERO for d in part.kept}
         self._add(k, at, values)
 
-    def _add(self, k: int, at: dict[Dim, Expr], values: list[SSAValue]) -> None:
+    def _add(self, k: int, at: dict[Dim, Expr], values: Sequence[SSAValue]) -> None:
         """Combine a row's values with the columns."""
         columns = self.columns[k]
         index = [at[d] for d in columns.part.kept]

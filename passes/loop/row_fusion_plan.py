@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from xdsl.dialects.builtin import f32, f64, i32, i64
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from ...dialects import loop, nd
 from ...dialects.expr import Dim, Expr, dim, dims_subs, evaluate, free_dims, free_syms, linear_coeff, product, strides_contiguous
@@ -34,6 +34,8 @@ MANY_KEPT = 64
 
 NEAR = 48
 """How many operations apart the two nests may be: what lies between is looked at for dependences."""
+
+MARKED = "it is marked no_fuse"
 
 SCALAR_KINDS = frozenset({"sum", "prod", "max", "min", "any", "all", "xor"})
 COLUMN_MODES = {"sum": "add", "prod": "prod", "max": "max", "min": "min"}
@@ -60,7 +62,7 @@ class Facts:
         self.opaque: set[Expr] = set()
         self.reads: list[Access] = []
         self.writes: list[Access] = []
-        self.refusal = "" if "no_fuse" not in nest.attributes else "it is marked no_fuse"
+        self.refusal = MARKED if "no_fuse" in nest.attributes else ""
         self.loops = len(nest.loop_sizes)
         self._enter(nest)
 
@@ -119,6 +121,8 @@ class Part:
     reduced: list[Dim]
     scalar: bool = False
     """Whether its results are scalars of the merged nest (all loops that it keeps are loops of that nest), not columns."""
+    bytes: int = 0
+    """What both read, which one nest reads once."""
 
     def size(self, d: Expr) -> Expr:
         return self.facts.sizes[d.index]  # pyright: ignore[reportAttributeAccessIssue]
@@ -153,7 +157,6 @@ class Refusal:
 class _Candidate:
     rows: Facts
     part: Part
-    bytes: int
 
 
 class RowPlanner:
@@ -176,7 +179,7 @@ class RowPlanner:
         """The fusions, none of which share a nest."""
         found: dict[loop.NestOp, RowFusion] = {}
         parts: set[loop.NestOp] = set()
-        for candidate in sorted(self._candidates(), key=lambda c: -c.bytes):
+        for candidate in sorted(self._candidates(), key=lambda c: -c.part.bytes):
             rows, nest = candidate.rows.nest, candidate.part.facts.nest
             if nest in parts or nest in found or rows in parts:
                 continue
@@ -185,6 +188,7 @@ class RowPlanner:
                 self._refuse(rows, nest, reason)
             else:
                 parts.add(nest)
+        self.refusals = [r for r in self.refusals if r.reduction not in self._merged or r.rows not in self._merged[r.reduction]]
         return list(found.values())
 
     def _refuse(self, rows: loop.NestOp, nest: loop.NestOp, reason: str) -> None:
@@ -220,11 +224,11 @@ class RowPlanner:
                 if isinstance(part, str):
                     self._refuse(other, op, part)
                     continue
-                shared = self._shared_bytes(rows, part)
-                if not shared:
+                part.bytes = self._shared_bytes(rows, part)
+                if not part.bytes:
                     self._refuse(other, op, "a row of one reads nothing that the same row of the other touches")
                 else:
-                    yield _Candidate(rows, part, shared)
+                    yield _Candidate(rows, part)
 
     def facts(self, nest: loop.NestOp) -> Facts:
         found = self._facts.get(nest)
@@ -391,7 +395,7 @@ class RowPlanner:
 
     def _apart(self, group: Sequence[loop.NestOp]) -> str:
         """Why the nests of `group` cannot become one operation; "" if they can."""
-        reached = set(group)
+        reached: set[Operation] = set(group)
         last = max(self.position[op] for op in group)
         between = self.ops[min(self.position[op] for op in group) : last]
         size = 0
@@ -442,7 +446,7 @@ def _row_reduction(op: loop.NestOp) -> loop.ReduceOp | None:
     return None
 
 
-def _results(part: Part) -> list[tuple[str, object]]:
+def _results(part: Part) -> list[tuple[str, Attribute]]:
     return list(zip(part.reduce.kind_names, (r.type for r in part.reduce.results), strict=True))
 
 

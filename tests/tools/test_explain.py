@@ -86,7 +86,7 @@ def test_add_then_sum_is_one_nest_with_its_costs():
 
 def two_readers(x):
     y = x * 3
-    return y.sum(0), torch.cumsum(y.exp(), 1), y
+    return y[1:].sum(0), torch.cumsum(y.exp(), 1), y
 
 
 def test_what_is_not_fused_has_a_reason_and_its_bytes():

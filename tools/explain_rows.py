@@ -1,0 +1,64 @@
+"""What loop-fuse-rows decided, told as decisions of the plan: reductions that run in the rows of another nest, and those that do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from xdsl.ir import Operation
+
+from ..passes.loop.fusion_plan import Group, Plan, Planner
+from ..passes.loop.row_fusion_plan import MARKED, RowFusion, RowPlanner
+from . import explain_model as model
+
+
+class RowReader:
+    """Changes the groups and pairs of `graph`, which tell `plan`, to what became of them."""
+
+    def __init__(self, graph: model.Graph, planner: Planner, plan: Plan):
+        self.graph, self.planner, self.plan = graph, planner, plan
+        self.groups = {g.number: g for g in graph.groups}
+
+    def read(self, rows: RowPlanner, fusions: list[RowFusion]) -> None:
+        for refusal in (r for r in rows.refusals if r.reason != MARKED):  # that is why they are apart in the plan already
+            self._refused(refusal.rows, refusal.reduction, refusal.reason)
+        for fusion in fusions:
+            for part in fusion.parts:
+                self._merged(fusion.facts.nest, part.facts.nest, part.bytes)
+
+    def _group(self, nest: Operation) -> model.FusedGroup | None:
+        found = self.plan.nests.get(nest)
+        return self.groups.get(found.order) if isinstance(found, Group) else None
+
+    def _labels(self, nest: Operation) -> set[str]:
+        group = self._group(nest)
+        return {*group.members, *group.inside} if group else set()
+
+    def _between(self, first: Operation, second: Operation) -> list[model.Pair]:
+        """The pairs of nests in two groups that are told as apart."""
+        one, other = self._labels(first), self._labels(second)
+        pairs = (p for p in self.graph.pairs if not p.fused)
+        return [p for p in pairs if (p.first in one and p.second in other) or (p.first in other and p.second in one)]
+
+    def _refused(self, first: Operation, second: Operation, reason: str) -> None:
+        for pair in self._between(first, second):
+            if reason not in pair.reason:
+                place = self.graph.pairs.index(pair)
+                self.graph.pairs[place] = replace(pair, reason=f"{pair.reason}; nor does it run in the rows of the other: {reason}")
+
+    def _merged(self, first: Operation, second: Operation, size: int) -> None:
+        rows, part = self._group(first), self._group(second)
+        if rows is None or part is None:
+            return
+        gone = self._between(first, second)
+        places = tuple(dict.fromkeys(place for pair in gone for place in pair.places))
+        for pair in gone:
+            self.graph.pairs.remove(pair)
+        names = rows.members[-1], part.members[0]
+        reason = f"the second, a reduction over rows, runs in the rows of the first ({rows.sizes})"
+        self.graph.pairs.append(model.Pair(*names, True, reason, size, places))
+        for one in self.graph.loops:
+            if one.group == part.number:
+                one.group = rows.number
+        rows.members += part.members
+        rows.inside += part.inside
+        self.graph.groups.remove(part)
