@@ -22,13 +22,11 @@ from xdsl.dialects.builtin import IntegerType, StringAttr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Dim, Expr, dim
+from ...dialects.expr import ONE, ZERO, Dim, Expr, dim
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd_types import TensorType, is_float, tensor_type
 from .body import Body
-from .fusion_align import ZERO
 from .nest_copy import NestCopy
-from .nest_info import ONE
 from .row_fusion_plan import COLUMN_MODES, Facts, Part, RowFusion
 
 

@@ -16,11 +16,23 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from ...dialects import loop, nd
-from ...dialects.expr import Dim, Expr, dim, dims_subs, evaluate, free_dims, free_syms, linear_coeff, product, strides_contiguous
+from ...dialects.expr import (
+    ONE,
+    ZERO,
+    Dim,
+    Expr,
+    dim,
+    dims_subs,
+    evaluate,
+    free_dims,
+    free_syms,
+    linear_coeff,
+    product,
+    strides_contiguous,
+)
 from ...dialects.expr_ranges import RangeEnv, prove_eq, simplify
 from ...dialects.nd_types import LayoutAttr, TensorType, element_bytes
-from .fusion_align import ZERO, extractors, loop_env
-from .nest_info import ONE
+from .fusion_align import LoopEnvs, extractors
 
 COLUMN_BYTES = 64 * 1024
 """Bytes that the accumulators of all columns may take: they are read and written for every row, so they must stay in the nearest caches
@@ -164,6 +176,7 @@ class RowPlanner:
 
     def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[str, int]):
         self.symbols = symbols
+        self._envs = LoopEnvs(symbols)
         self.hints = hints
         self.ops = list(func.body.block.ops)
         self.position = {op: k for k, op in enumerate(self.ops)}
@@ -290,7 +303,7 @@ class RowPlanner:
             return "the rows need what is reduced over all of them"
         if any(o in rows.nest.results for o in part.facts.nest.outs):
             return "one stores into a tensor of the other"
-        env = loop_env(self.symbols, rows.sizes)
+        env = self._envs(tuple(rows.sizes))
         moved: list[Expr] = [part.place.get(dim(k), dim(len(rows.sizes) + k)) for k in range(len(part.facts.sizes))]
         for read in part.facts.reads:
             if read.tensor not in rows.nest.results:
