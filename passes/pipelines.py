@@ -19,7 +19,7 @@ from .pipeline_text import Element, Option, Value, build_pass, parse_text
 
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
-        "nd": ("nd-canonicalize", "nd-sink-cat"),
+        "nd": ("nd-canonicalize", "nd-attention", "nd-sink-cat"),
         "loop": ("nd-to-loop", "contract-expand", "loop-fuse", "loop-fuse-rows"),
         "mem": ("loop-to-mem", "mem-plan", "loop-schedule", "contract-select"),
         "cpu": ("mem-to-cpu",),

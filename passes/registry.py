@@ -20,6 +20,7 @@ OURS: dict[str, str] = {
     "mem-to-cpu": "lowering.mem_to_cpu:MemToCpu",
     "to-host": "lowering.to_host:ToHost",
     "nd-canonicalize": "passes.nd.nd_canonicalize:NdCanonicalize",
+    "nd-attention": "passes.nd.nd_attention:NdAttention",
     "nd-sink-cat": "passes.nd.nd_sink_cat:NdSinkCat",
     "contract-expand": "passes.loop.contract_expand:ContractExpand",
     "loop-fuse": "passes.loop.loop_fuse:LoopFuse",

@@ -1,0 +1,112 @@
+"""Attention that a program spells out: recognised where that is right and pays, with eager's values and strides."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import stepwell
+
+
+def plain(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v
+
+
+def unscaled(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+
+
+def in_floats(q, k, v):
+    return torch.softmax((q @ k.transpose(-1, -2) * 0.3).float(), -1).to(q.dtype) @ v
+
+
+def calls(fn, *args, **settings):
+    """(result, launches) of a compiled function."""
+    torch._dynamo.reset()
+    stepwell.reset_counters()
+    result = torch.compile(fn, backend="stepwell", **settings)(*args)
+    return result, stepwell.counters["launches"]
+
+
+def operands(dtype, queries=300, keys=300, permuted=False, rank=4):
+    torch.manual_seed(0)
+    made = []
+    for n in (queries, keys, keys):
+        x = torch.randn(2, n, 3, 32).transpose(1, 2) if permuted else torch.randn(2, 3, n, 32)
+        made.append((x if rank == 4 else x.reshape(6, n, 32)).to(dtype))
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fn", [plain, unscaled, in_floats])
+@pytest.mark.parametrize("shape", [{}, {"permuted": True}, {"rank": 3}, {"queries": 200, "keys": 400}], ids=str)
+def test_it_is_one_call_with_the_values_of_eager(fn, dtype, shape):
+    args = operands(dtype, **shape)
+    got, launches = calls(fn, *args)
+    want = fn(*args)
+    exact = fn(*(a.double() for a in args))
+    assert launches == ("permuted" in shape), "one library call; its result lies as the query does, the caller sees eager's strides"
+    assert got.stride() == want.stride() and got.dtype == want.dtype
+    error, eager = ((x.double() - exact).norm() / exact.norm() for x in (got, want))
+    assert error <= 2 * eager + 1e-6
+
+
+def test_sizes_may_be_symbols():
+    args = operands(torch.float32)
+    for a in args:
+        torch._dynamo.mark_dynamic(a, 2)
+    got, _ = calls(plain, *args)
+    torch.testing.assert_close(got, plain(*args))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_small_and_empty_ones_are_left_alone(count):
+    args = operands(torch.float32, queries=count, keys=64)
+    got, launches = calls(plain, *args)
+    torch.testing.assert_close(got, plain(*args))
+    assert launches > 0 or count == 0
+
+
+def weights_too(q, k, v):
+    w = torch.softmax(q @ k.transpose(-1, -2), -1)
+    return w @ v, w
+
+
+def not_transposed(q, k, v):
+    return torch.softmax(q @ q.transpose(-1, -2) @ k, -1) @ v.transpose(-1, -2)
+
+
+def over_rows(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2), -2) @ v
+
+
+def with_a_mask(q, k, v):
+    return torch.softmax((q @ k.transpose(-1, -2)).tril(), -1) @ v
+
+
+@pytest.mark.parametrize("fn", [weights_too, not_transposed, over_rows, with_a_mask])
+def test_what_only_looks_like_it_is_left_alone(fn):
+    args = operands(torch.float32)
+    got, launches = calls(fn, *args)
+    torch.testing.assert_close(got, fn(*args), rtol=1e-4, atol=1e-5)
+    assert launches > 0
+
+
+def test_training_is_left_alone_and_right():
+    args = [a.requires_grad_() for a in operands(torch.float32)]
+    got, _ = calls(plain, *args)
+    got.square().sum().backward()
+    grads = [a.grad.clone() for a in args]
+    for a in args:
+        a.grad = None
+    plain(*args).square().sum().backward()
+    for found, a in zip(grads, args, strict=True):
+        torch.testing.assert_close(found, a.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_the_user_can_ask_for_the_rounding_of_eager():
+    args = operands(torch.bfloat16)
+    _, launches = calls(plain, *args, options={"numerics": "eager"})
+    assert launches > 0
