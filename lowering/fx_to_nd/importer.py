@@ -29,6 +29,7 @@ from .builder import Builder, Dims
 from .metadata import COMPUTED, device_name, element_type, shape_env
 from .registry import find_rule
 from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
+from .unbacked_views import data_dependent_view
 
 aten = torch.ops.aten
 
@@ -181,6 +182,9 @@ class Importer(Builder):
         target = node.target
         if target is operator.getitem:
             return self.env[node.args[0]][node.args[1]]  # pyright: ignore[reportArgumentType]
+        if self.has_unbacked and (view := data_dependent_view(self, node)) is not NotImplemented:
+            self.counts.rule += 1
+            return view
         if self.has_unbacked and (new := self.unbound_symbols(node)):
             value = self.call(node, target, val, defines=True)
             self.known_unbacked |= new
