@@ -1,7 +1,8 @@
 """Casts between element types, on scalars and vectors, for every instruction set.
 
-f16 and bf16 live as i16. bf16 to f32 is a shift; f32 to bf16 is the integer sequence of round-to-nearest-even, because
-vcvtneps2bf16 flushes denormals. f16 converts natively where there is F16C and by integer arithmetic where not.
+f16 and bf16 live as i16. bf16 to f32 is a shift; f32 to bf16 is vcvtneps2bf16 where there is one and no lane holds a
+denormal (it flushes them, torch keeps them), else the integer sequence of round-to-nearest-even. f16 converts
+natively where there is F16C and by integer arithmetic where not.
 """
 
 from __future__ import annotations
@@ -48,13 +49,9 @@ def from_f32(f: FunctionText, type: Type, value: str) -> str:
     """An f32 rounded to the 16-bit float type `type` (nearest, ties to even; denormals kept; NaN stays NaN)."""
     i32, f32, i1 = type.of("i32"), type.of("float"), type.of("i1")
     if type.kind == "bf16":
-        bits = f.let(f"bitcast {f32} {value} to {i32}")
-        odd = f.let(f"and {i32} {f.let(f'lshr {i32} {bits}, ' + _c(type, 'i32', 16))}, {_c(type, 'i32', 1)}")
-        bias = f.let(f"add {i32} {odd}, {_c(type, 'i32', 0x7FFF)}")
-        rounded = f.let(f"lshr {i32} {f.let(f'add {i32} {bits}, {bias}')}, {_c(type, 'i32', 16)}")
-        nan = f.let(f"fcmp uno {f32} {value}, {value}")
-        kept = f.let(f"select {i1} {nan}, {i32} {_c(type, 'i32', 0x7FC0)}, {i32} {rounded}")
-        return f.let(f"trunc {i32} {kept} to {type.text}")
+        if type.lanes in _MASKS and f.target.has("avx512bf16") and f.target.has("avx512dq"):
+            return _bf16_native(f, type, value)
+        return _bf16_by_integers(f, type, value)
     if f.target.has("f16c"):
         half = f.let(f"fptrunc {f32} {value} to {type.of('half')}")
         return f.let(f"bitcast {type.of('half')} {half} to {type.text}")
@@ -77,6 +74,52 @@ def from_f32(f: FunctionText, type: Type, value: str) -> str:
     nan = f.let(f"icmp ugt {i32} {magnitude}, {_c(type, 'i32', 0x7F800000)}")
     result = f.let(f"select {i1} {nan}, {i32} {_c(type, 'i32', 0x7E00)}, {i32} {result}")
     return f.let(f"trunc {i32} {f.let(f'or {i32} {result}, {sign}')} to {type.text}")
+
+
+_DENORMAL = 0x20
+"""The class of denormals in vfpclassps."""
+_MASKS = {4: (4, 128), 8: (8, 256), 16: (16, 512), 32: (16, 512), 64: (16, 512), 128: (16, 512)}
+"""Lanes -> the lanes and bits of the registers that are looked through for denormals."""
+
+
+def _bf16_by_integers(f: FunctionText, type: Type, value: str) -> str:
+    i32, f32, i1 = type.of("i32"), type.of("float"), type.of("i1")
+    bits = f.let(f"bitcast {f32} {value} to {i32}")
+    odd = f.let(f"and {i32} {f.let(f'lshr {i32} {bits}, ' + _c(type, 'i32', 16))}, {_c(type, 'i32', 1)}")
+    bias = f.let(f"add {i32} {odd}, {_c(type, 'i32', 0x7FFF)}")
+    rounded = f.let(f"lshr {i32} {f.let(f'add {i32} {bits}, {bias}')}, {_c(type, 'i32', 16)}")
+    nan = f.let(f"fcmp uno {f32} {value}, {value}")
+    kept = f.let(f"select {i1} {nan}, {i32} {_c(type, 'i32', 0x7FC0)}, {i32} {rounded}")
+    return f.let(f"trunc {i32} {kept} to {type.text}")
+
+
+def _bf16_native(f: FunctionText, type: Type, value: str) -> str:
+    """By the processor's instruction, but for vectors in which some lane is denormal."""
+    lanes, bits = _MASKS[type.lanes]
+    name = f"llvm.x86.avx512.fpclass.ps.{bits}"
+    part, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
+    f.module.declare(name, mask, f"{part}, i32")
+    found = ""
+    for first in range(0, type.lanes, lanes):
+        piece = value
+        if type.lanes > lanes:
+            order = ", ".join(f"i32 {first + k}" for k in range(lanes))
+            piece = f.let(f"shufflevector {type.of('float')} {value}, {type.of('float')} poison, <{lanes} x i32> <{order}>")
+        denormal = f.let(f"call {mask} @{name}({part} {piece}, i32 {_DENORMAL})")
+        found = f.let(f"or {mask} {found}, {denormal}") if found else denormal
+    number = f.let(f"bitcast {mask} {found} to i{lanes}")
+    some = f.let(f"icmp ne i{lanes} {number}, 0")
+    rare, usual, after = f.label(), f.label(), f.label()
+    f.do(f"br i1 {some}, label %{rare}, label %{usual}, !prof {f.module.unlikely}")
+    f.start(rare)
+    slow = _bf16_by_integers(f, type, value)
+    f.do(f"br label %{after}")
+    f.start(usual)
+    half = f.let(f"fptrunc {type.of('float')} {value} to {type.of('bfloat')}")
+    fast = f.let(f"bitcast {type.of('bfloat')} {half} to {type.text}")
+    f.do(f"br label %{after}")
+    f.start(after)
+    return f.let(f"phi {type.text} [ {slow}, %{rare} ], [ {fast}, %{usual} ]")
 
 
 def _extf(f: FunctionText, source: Type, target: Type, value: str) -> str:

@@ -172,7 +172,12 @@ class ModuleText:
     @property
     def nontemporal(self) -> str:
         """The metadata that marks a streaming store."""
-        return self._metadata.setdefault("!{i32 1}", "!0")
+        return self._metadata.setdefault("!{i32 1}", f"!{len(self._metadata)}")
+
+    @property
+    def unlikely(self) -> str:
+        """The metadata of a branch whose first target is almost never taken."""
+        return self._metadata.setdefault('!{!"branch_weights", i32 1, i32 2000}', f"!{len(self._metadata)}")
 
     def attributes(self) -> str:
         """The attribute group `#0` that every function of the module carries."""

@@ -311,3 +311,27 @@ def test_extended_multiplication_and_addition() -> None:
     assert [v % 2**32 for v in run(library, "low", [a, b], torch.int32, 8).tolist()] == [v % 2**32 for v in unsigned]
     assert [v % 2**32 for v in run(library, "high", [a, b], torch.int32, 8).tolist()] == [v >> 32 for v in unsigned]
     assert run(library, "shigh", [a, b], torch.int32, 8).tolist() == [v >> 32 for v in signed]
+
+
+@pytest.mark.parametrize("isa", RUNNABLE)
+def test_rounding_to_bf16_at_every_width(isa: str) -> None:
+    """Vectors without denormals, with some, and of nothing else; NaN stays NaN."""
+    widths = (0, 1, 4, 8, 16, 32, 64, 128)
+    body = "%r = arith.truncf %a : {A} to {R}"
+    text = "".join(elementwise(f"round_{lanes}", body, [torch.float32], torch.bfloat16, lanes) for lanes in widths)
+    library = build(text, isa)
+    seed = torch.Generator().manual_seed(7)
+    mixed = torch.randint(-(2**31), 2**31 - 1, (4096,), generator=seed).to(torch.int32).view(torch.float32)
+    tiny = torch.randint(0, 2**23, (1024,), generator=seed).to(torch.int32).view(torch.float32)
+    normal = torch.randn(1024, generator=seed)
+    one = normal.clone()
+    one[37::129] = -1e-39
+    halfway = (torch.arange(2048, dtype=torch.int32) << 15 | 0x3F800000).view(torch.float32)
+    special = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 3.4e38, -3.4e38, 1.2e-38, 1.1e-38] * 16)
+    for values in (mixed, tiny, -tiny, normal, one, halfway, special):
+        want = values.to(torch.bfloat16)
+        for lanes in widths:
+            got = run(library, f"round_{lanes}", [values], torch.bfloat16, lanes)
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True, msg=lambda m, n=lanes: f"{isa} {n} lanes: {m}")
+            numbers = ~want.isnan()
+            assert torch.equal(got[numbers].view(torch.int16), want[numbers].view(torch.int16)), f"{isa} {lanes} lanes"
