@@ -15,6 +15,7 @@ from xdsl.irdl import (
     irdl_attr_definition,
     irdl_op_definition,
     operand_def,
+    opt_operand_def,
     opt_prop_def,
     prop_def,
     result_def,
@@ -145,10 +146,12 @@ _STRIDES: dict[Attribute, tuple[Expr, ...]] = {}
 @irdl_op_definition
 class AllocOp(NdOp):
     """Memory for a buffer: `mem.alloc {kind = "arena", at = 4096} : !mem.buffer<8 x f32>`. Kind "arena": a piece of the graph's one
-    block, `at` bytes from its start (absent until mem-plan ran); kind "output": a fresh tensor that the caller gets."""
+    block, `at` bytes from its start (absent until mem-plan ran); kind "output": a fresh tensor that the caller gets. With the operand
+    `home` (an output that is written when this buffer is dead) `at` counts from the start of the home's memory."""
 
     name = "mem.alloc"
     SYNTAX: ClassVar = {"kind": "str", "at": "expr"}
+    home = opt_operand_def(BufferType)
     kind = prop_def(StringAttr)
     at = opt_prop_def(ExprAttr)
     result = result_def(BufferType)
@@ -156,6 +159,8 @@ class AllocOp(NdOp):
     def verify_(self) -> None:
         if self.kind.data not in ("arena", "output"):
             raise VerifyException(f"mem.alloc: unknown kind '{self.kind.data}', known: arena, output")
+        if self.home is not None and (self.at is None or self.kind.data != "arena"):
+            raise VerifyException('mem.alloc: a buffer in the memory of another one has kind "arena" and a place `at`')
 
 
 @irdl_op_definition

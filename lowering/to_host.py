@@ -215,6 +215,10 @@ class _Lowering:
         assert isinstance(type, mem.BufferType)
         bytes = (type.extent() + type.offset_expr) * element_bytes(type.element_type)
         at = None if op.at is None else op.at.data
+        if op.home is not None and at is not None:
+            home = self.memory[op.home]
+            self.memory[op.result] = _Memory(home.value, type, home.start + at, in_arena=True)
+            return
         needed = free_syms(bytes) | (free_syms(at) if at is not None else frozenset())
         if op.kind.data == "output" or needed - self._bound_at_entry():
             if type.offset_expr is not as_expr(0):

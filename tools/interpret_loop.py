@@ -105,7 +105,7 @@ class LoopInterpreter(NdInterpreter):
         dtype = TORCH_DTYPES[t.element_type]
         if op.kind.data == "arena" and op.at is not None and 0 not in sizes:
             at = self.size(op.at.data)
-            block = self._arena()
+            block = self._arena() if op.home is None else self._bytes_of(op.home)
             size = start * dtype.itemsize + dtype.itemsize * (
                 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
             )
@@ -127,6 +127,10 @@ class LoopInterpreter(NdInterpreter):
                 )
             self.arena = torch.full((self.size(total.data),), 0xFF, dtype=torch.uint8)
         return self.arena
+
+    def _bytes_of(self, buffer: SSAValue) -> torch.Tensor:
+        whole = self.values[buffer].untyped_storage()
+        return torch.empty(0, dtype=torch.uint8).set_(whole, 0, (whole.nbytes(),))
 
     def view(self, op: mem.ViewOp) -> None:
         t, source = op.result.type, self.values[op.input]

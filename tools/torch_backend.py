@@ -113,14 +113,17 @@ class GraphCompilers:
 
 
 def border(gm: GraphModule, kind: str) -> Border | None:
-    """Which outputs of a forward or inference graph AOTAutograd rebuilds as views of inputs, or copies into them."""
+    """Which outputs of a forward or inference graph AOTAutograd rebuilds as views of inputs, or copies into them; which inputs of a
+    backward graph are saved tensors that nobody else holds."""
     from torch._functorch._aot_autograd.schemas import OutputType
     from torch._guards import TracingContext
 
     tracing = TracingContext.try_get()
     metadata = tracing.fw_metadata if tracing is not None else None
-    if kind == "backward" or metadata is None:
+    if metadata is None:
         return None
+    if kind == "backward":
+        return Border(donated=frozenset(metadata.bw_donated_idxs or ()))
     updates = dict(enumerate(metadata.mutated_inp_runtime_indices))
     rebuilt = (OutputType.alias_of_input, OutputType.is_input)
     views = {

@@ -19,6 +19,7 @@ from xdsl.ir import Block, Region
 from ...dialects import nd
 from ...dialects.expr import Expr
 from ...dialects.nd_types import TensorType
+from .builder import UNIT
 from .importer import Counts, Importer, ImportFailure
 from .input_views import Border, input_views
 from .metadata import shape_env
@@ -100,7 +101,7 @@ def import_graph(
     block = Block()
     b = Importer(gm, block, fallback_random)
     nodes = list(gm.graph.nodes)
-    inputs, attributes, places = _arguments(b, nodes, frozenset(static_inputs))
+    inputs, attributes, places = _arguments(b, nodes, frozenset(static_inputs), (border or Border()).donated)
     output = nodes[-1]
     for node in nodes:
         if node.op not in ("placeholder", "output"):
@@ -111,7 +112,7 @@ def import_graph(
 
 
 def _arguments(
-    b: Importer, nodes: Sequence[Node], static: frozenset[int]
+    b: Importer, nodes: Sequence[Node], static: frozenset[int], donated: frozenset[int]
 ) -> tuple[list[int], list[DictionaryAttr], dict[Node, int]]:
     inputs: list[int] = []
     attributes: list[DictionaryAttr] = []
@@ -122,6 +123,8 @@ def _arguments(
         if attrs is not None:
             if isinstance(node.meta.get("val"), torch.Tensor):
                 places[node] = len(inputs)
+                if k in donated:
+                    attrs["nd.donated"] = UNIT
             inputs.append(k)
             attributes.append(DictionaryAttr(attrs))
     return inputs, attributes, places

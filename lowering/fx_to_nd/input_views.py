@@ -26,10 +26,12 @@ class Border:
     """What the caller does with the outputs of a graph, by position.
 
     views: outputs that it rebuilds as views of inputs -> the input's position as far as the caller knows it.
-    updates: outputs that it copies into an input -> the input's position."""
+    updates: outputs that it copies into an input -> the input's position.
+    donated: inputs whose memory nobody needs after their last use in the graph, by position."""
 
     views: Mapping[int, int] = field(default_factory=dict)
     updates: Mapping[int, int] = field(default_factory=dict)
+    donated: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

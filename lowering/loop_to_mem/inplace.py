@@ -11,6 +11,10 @@ Both are asked at every level of the nest: a row may be read by a first inner lo
 but when one loop does both, its index too must stand at the same place in all of them. An index that was loaded from
 memory is never such an index. The body of a reduction whose kind may be computed in two passes (`welford`, `softmax`)
 runs twice, so that nothing that it reads may be overwritten in it.
+
+A tensor that is seen with other sizes than those that the nest stores (a matrix product read as a batch of rows) may be
+overwritten where all accesses to the two are in the same loops and at the same address, a different one in each
+iteration.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from dataclasses import dataclass, field
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import ONE, Dim, Expr, dim
+from ...dialects.expr import ONE, Dim, Expr, dim, simplify
+from ...dialects.expr_ranges import Range, RangeEnv
+from ...dialects.mem import BufferType
 
 TWO_PASSES = frozenset({"welford", "softmax"})
 
@@ -47,6 +53,7 @@ class NestAccesses:
     def __init__(self, nest: Operation):
         self._index: dict[SSAValue, Expr] = {}
         self._count = 0
+        self._sizes: dict[Dim, Expr] = {}
         self.root = self._level(nest)
 
     def allows(self, source: SSAValue, out: SSAValue) -> bool:
@@ -54,13 +61,31 @@ class NestAccesses:
         type."""
         return _allows(self.root, (source, out))
 
-    def _new_dim(self) -> Dim:
+    def same_address(self, source: SSAValue, place: BufferType, out: SSAValue, stored: BufferType, env: RangeEnv) -> bool:
+        """Whether each iteration of the nest reads `source` (of type `place`) only where it stores to `out` (of type
+        `stored` in the same memory), and before it does."""
+        pair = source, out
+        accesses = _below(self.root, pair)
+        stores = [a for a in accesses if a.is_store]
+        if not stores or any(not e.value == 0 and not isinstance(e, Dim) for e in stores[0].index):
+            return False
+        walked = {e for e in stores[0].index if isinstance(e, Dim)}
+        if not _in_loops(self.root, pair, walked) or _read_after_store(self.root, pair, [False]):
+            return False
+        ranges = RangeEnv({**env, **{d: Range.of_size(size) for d, size in self._sizes.items()}})
+        addresses = {_address(a.index, place if a.shaped is source else stored, ranges) for a in accesses}
+        return len(addresses) == 1
+
+    def _new_dim(self, size: Expr | None = None) -> Dim:
         self._count += 1
-        return dim(self._count - 1)
+        made = dim(self._count - 1)
+        if size is not None:
+            self._sizes[made] = size
+        return made
 
     def _level(self, op: Operation) -> _Level:
         assert isinstance(op, loop.LoopLike)
-        dims = [self._new_dim() for _ in op.loop_sizes]
+        dims = [self._new_dim(size) for size in op.loop_sizes]
         level = _Level([d for d, size in zip(dims, op.loop_sizes, strict=True) if size is not ONE])
         level.repeated = isinstance(op, loop.ReduceOp) and not TWO_PASSES.isdisjoint(op.kind_names)
         for region in op.regions:
@@ -96,6 +121,37 @@ def _below(level: _Level, pair: tuple[SSAValue, SSAValue]) -> list[_Access]:
         elif item.shaped in pair:
             found.append(item)
     return found
+
+
+def _address(index: tuple[Expr, ...], t: BufferType, ranges: RangeEnv) -> Expr:
+    place = t.offset_expr
+    for e, stride in zip(index, t.stride_exprs, strict=True):
+        place = place + e * stride
+    return simplify(place, ranges)
+
+
+def _in_loops(level: _Level, pair: tuple[SSAValue, SSAValue], walked: set[Expr], outer: frozenset[Dim] = frozenset()) -> bool:
+    """Whether every access to the pair stands in the loops `walked` and in no others."""
+    inside = outer | frozenset(level.dims)
+    for item in level.items:
+        if isinstance(item, _Level):
+            if not _in_loops(item, pair, walked, inside) or (item.repeated and _below(item, pair)):
+                return False
+        elif item.shaped in pair and inside != walked:
+            return False
+    return True
+
+
+def _read_after_store(level: _Level, pair: tuple[SSAValue, SSAValue], stored: list[bool]) -> bool:
+    for item in level.items:
+        if isinstance(item, _Level):
+            if _read_after_store(item, pair, stored):
+                return True
+        elif item.is_store and item.shaped is pair[1]:
+            stored[0] = True
+        elif item.shaped is pair[0] and stored[0]:
+            return True
+    return False
 
 
 def _allows(level: _Level, pair: tuple[SSAValue, SSAValue]) -> bool:

@@ -195,12 +195,16 @@ class Lowering:
         """A nest or contraction: choose a buffer for each out, then give it the form without results."""
         accesses: list[NestAccesses] = []
 
-        def reads_before_stores(source: SSAValue, out: SSAValue) -> bool:
+        def reads_before_stores(source: SSAValue, out: SSAValue, stored: BufferType) -> bool:
             if isinstance(op, loop.ContractOp):
                 return False  # a blocked product may store partial sums early
             if not accesses:
                 accesses.append(NestAccesses(op))
-            return accesses[0].allows(source, out)
+            t = source.type
+            assert isinstance(t, BufferType)
+            if t == stored:
+                return accesses[0].allows(source, out)
+            return accesses[0].same_address(source, t, out, stored, self.env)
 
         if isinstance(op, loop.ContractOp):
             self._take_operand(op, 0, "lhs_map")
@@ -303,7 +307,7 @@ class _OutChoice:
         op: loop.NestOp | loop.ContractOp,
         captured: list[SSAValue],
         taken: set[Storage],
-        reads_before_stores: Callable[[SSAValue, SSAValue], bool],
+        reads_before_stores: Callable[[SSAValue, SSAValue, BufferType], bool],
         init: SSAValue,
         argument: SSAValue,
         result: SSAValue,
@@ -349,15 +353,15 @@ class _OutChoice:
         assert isinstance(t, BufferType)
         if overlaps(t.dims, t.stride_exprs):
             return "elements of the tensor that it is built on share memory"
-        if not self.may_store(storage, self.init.type):
+        if not self.may_store(storage, t):
             return "the nest reads the tensor that it is built on at other places than it stores to"
         return None
 
-    def may_store(self, storage: Storage, t: Attribute) -> bool:
+    def may_store(self, storage: Storage, t: BufferType) -> bool:
         """Whether no read of the nest from `storage` meets a store of the out, which has type `t` there."""
         low = self.low
         return all(
-            c.type == t and self.reads_before_stores(c, self.argument)
+            _element(c.type) == t.element_type and self.reads_before_stores(c, self.argument, t)
             for c in self.captured
             if low.storage[c] is storage
         )
@@ -398,7 +402,7 @@ class _OutChoice:
             return None
         wanted = low.layouts.buffer_type(self.result)
         for buffer in self.captured:
-            if buffer.type != wanted:
+            if buffer.type != wanted and not self._holds(low.storage[buffer], wanted):
                 continue
             storage = low.storage[buffer]
             fits = storage.exclusive and storage not in self.taken and low.is_dead(storage)
@@ -409,12 +413,24 @@ class _OutChoice:
                 and not any(low.storage.get(o) is storage for o in self.op.outs)
             ):
                 statistic("num-reused")
-                return buffer
+                return low.view(buffer, wanted, self.result.name_hint)
         return None
+
+    @staticmethod
+    def _holds(storage: Storage, t: BufferType) -> bool:
+        """Whether a storage of ours has just the memory that a buffer of type `t` takes."""
+        root = storage.root.type
+        assert isinstance(root, BufferType)
+        dense = root.extent() is root.numel and t.extent() is t.numel
+        return storage.kind == "fresh" and root.element_type == t.element_type and dense and root.numel is t.numel
 
 
 def _is_out(op: Operation, index: int) -> bool:
     return isinstance(op, loop.NestOp) or (isinstance(op, loop.ContractOp) and index >= 2)
+
+
+def _element(t: Attribute) -> Attribute | None:
+    return t.element_type if isinstance(t, BufferType) else None
 
 
 def _shape(value: SSAValue) -> str:

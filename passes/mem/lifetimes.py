@@ -21,17 +21,20 @@ from ...dialects.nd_base import prop
 from ...dialects.nd_types import element_bytes
 
 
-@dataclass
+@dataclass(eq=False)
 class Lifetime:
     """A piece of memory: the buffer that it begins as, its size in bytes, the first and the last op that touch it.
 
-    `kind` is "arena" or "output" for an allocation, "extern" for the result of a library call."""
+    `kind` is "arena" or "output" for an allocation ("guest" for one in the memory of an output), "extern" for the result
+    of a library call."""
 
     buffer: SSAValue
     kind: str
     bytes: Expr
     first: int
     last: int
+    returned: bool = False
+    """Whether the caller gets it, so that it is alive to the end."""
 
     def overlaps(self, other: Lifetime) -> bool:
         return self.first <= other.last and other.first <= self.last
@@ -53,14 +56,16 @@ def lifetimes(func: FuncOp) -> list[Lifetime]:
         if isinstance(op, mem.AllocOp):
             t = op.result.type
             assert isinstance(t, mem.BufferType)
-            root[op.result] = made = Lifetime(op.result, op.kind.data, buffer_bytes(t), len(ops), -1)
+            kind = op.kind.data if op.home is None else "guest"
+            root[op.result] = made = Lifetime(op.result, kind, buffer_bytes(t), len(ops), -1)
             found.append(made)
             continue
-        for value in _buffers_used(op):
+        for value in buffers_used(op):
             owner = root.get(value)
             if owner is not None:
                 owner.first = min(owner.first, position)
                 owner.last = position
+                owner.returned = position == len(ops) - 1
         if isinstance(op, mem.ViewOp):
             if op.input in root:
                 root[op.result] = root[op.input]
@@ -85,7 +90,7 @@ def _extern_results(op: mem.ExternOp, position: int, root: dict[SSAValue, Lifeti
         yield made
 
 
-def _buffers_used(op: Operation) -> set[SSAValue]:
+def buffers_used(op: Operation) -> set[SSAValue]:
     """Buffers from outside that `op` and the ops in it touch."""
     found = {v for v in op.operands if isinstance(v.type, mem.BufferType)}
     for region in op.regions:

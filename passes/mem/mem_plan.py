@@ -1,9 +1,10 @@
 """mem-plan: one block of memory for all arena buffers of a function, and the place of each in it.
 
-Buffers whose lifetimes do not meet share memory. Those of constant size are packed by best fit, tried in two orders
-(largest first, earliest first) of which the smaller result is kept. Behind them lie the buffers whose size depends on
+Buffers whose lifetimes do not meet share memory. Those of constant size are packed by best fit, tried in several orders
+(largest first, earliest first, longest first, ...) of which the smallest result is kept. Behind them lie the buffers whose size depends on
 symbols: they share slots, each as large as the largest buffer in it, which has to be provable. What the memory plan
-of TFLite and the arena planner of TVM do.
+of TFLite and the arena planner of TVM do. Before that, buffers that are dead when an output is written move into the
+memory of that output (guests.py).
 
 The size of the block is the function's attribute `mem.arena_bytes`. A buffer whose size is known only in the middle
 of the function (it depends on a number that a library call returned) gets no place: it is allocated when its turn
@@ -27,12 +28,16 @@ from ...dialects.expr_syntax import ExprAttr
 from ...dialects.nd import symbol_ranges
 from ...dialects.nd_types import RangeAttr
 from ..manager import Pass
+from .guests import host_in_outputs
 from .lifetimes import Lifetime, entry_symbols, lifetimes
+from .peak import ARENA_BYTES, highest_sum
 
 ALIGNMENT = 64
 """Bytes; every buffer begins at a multiple of it: a cache line, and the widest vector."""
 
-ARENA_BYTES = "mem.arena_bytes"
+
+MANY = 300
+"""Buffers above which only two orders are tried: the time of each grows with the square of their number."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,15 @@ class MemPlan(Pass):
     """Gives every arena buffer its place in one block."""
 
     name = "mem-plan"
+    use_outputs: bool = True
+    """Put buffers that are dead before an output is written into the memory of that output, where this lowers the peak."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Plans the functions of the module."""
         env, hints = symbol_ranges(op), symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
+            if self.use_outputs:
+                self.statistic("num-in-outputs", host_in_outputs(func))
             plan = plan_function(func, env, hints)
             if plan is None:
                 continue
@@ -107,9 +116,15 @@ def pack(buffers: Sequence[Lifetime]) -> tuple[list[int], int]:
     orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
         lambda one: (-int(one.bytes), one.first),
         lambda one: (one.first, -int(one.bytes)),
+        lambda one: (-int(one.bytes) * (one.last - one.first + 1), one.first),
+        lambda one: (one.first - one.last, -int(one.bytes)),
+        lambda one: (-one.last, -int(one.bytes)),
     ]
+    least = highest_sum(buffers, 1 + max((one.last for one in buffers), default=0))
     best: tuple[list[int], int] | None = None
     for order in orders:
+        if best is not None and (best[1] == least or (len(buffers) > MANY and order is not orders[1])):
+            continue
         candidate = _pack_in_order(buffers, sorted(range(len(buffers)), key=lambda k: order(buffers[k])))
         if best is None or candidate[1] < best[1]:
             best = candidate

@@ -1,14 +1,110 @@
-"""How much memory a planned function takes at once: the arena, and the outputs and results of library calls that are
-alive together."""
+"""How much memory a function at the memory level takes while it runs: the estimate under the order of ops, the guests of
+outputs, and what tools show.
+
+What is alive at an op: the arena (from its first use to the end), outputs from their allocation on, results of library
+calls from the call to their last use, and arguments: those marked `nd.donated` until their last use, the others all
+the time, since the caller holds them.
+"""
 
 from __future__ import annotations
 
-from xdsl.dialects.func import FuncOp
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from ...dialects.expr import Expr, as_expr
+from xdsl.dialects.builtin import DictionaryAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
+from ...dialects import mem
+from ...dialects.expr import Expr, as_expr, evaluate, free_syms
 from ...dialects.expr_syntax import ExprAttr
-from .lifetimes import Lifetime, lifetimes
-from .mem_plan import ARENA_BYTES
+from .lifetimes import Lifetime, buffer_bytes, buffers_used, lifetimes
+
+ARENA_BYTES = "mem.arena_bytes"
+"""Attribute of a planned function: the size of its arena."""
+
+DONATED = "nd.donated"
+"""Attribute of an argument whose memory nobody needs after its last use in the function."""
+
+_TYPICAL = 64
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Bytes that are alive while the op at `position` of the function's block runs."""
+
+    position: int
+    arena: int
+    outputs: int
+    externs: int
+    arguments: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.arena + self.outputs + self.externs + self.arguments
+
+
+def memory_over_time(func: FuncOp, values: Mapping[str, int] | None = None) -> list[Moment]:
+    """One for each op of a planned function; `values` are those of size symbols (64 for those that it lacks)."""
+    ops = list(func.body.block.ops)
+    count = len(ops)
+    steps = {kind: [0] * (count + 1) for kind in ("arena", "output", "extern", "argument")}
+
+    def alive(kind: str, size: int, first: int, last: int) -> None:
+        steps[kind][first] += size
+        steps[kind][min(last + 1, count)] -= size
+
+    starts = {op.result: k for k, op in enumerate(ops) if isinstance(op, mem.AllocOp)}
+    arena_from = count
+    for one in lifetimes(func):
+        if one.kind == "arena":
+            arena_from = min(arena_from, one.first)
+        elif one.kind == "output":
+            alive("output", value_of(one.bytes, values), starts[one.buffer], count)
+        elif one.kind == "extern":
+            alive("extern", value_of(one.bytes, values), one.first, count if one.returned else one.last)
+    total = func.attributes.get(ARENA_BYTES)
+    if isinstance(total, ExprAttr) and arena_from < count:
+        alive("arena", value_of(total.data, values), arena_from, count)
+    for size, last in argument_spans(func, values):
+        alive("argument", size, 0, last)
+    moments: list[Moment] = []
+    now = dict.fromkeys(steps, 0)
+    for k in range(count):
+        for kind, step in steps.items():
+            now[kind] += step[k]
+        moments.append(Moment(k, now["arena"], now["output"], now["extern"], now["argument"]))
+    return moments
+
+
+def argument_spans(func: FuncOp, values: Mapping[str, int] | None = None) -> list[tuple[int, int]]:
+    """For each tensor argument its bytes and the last position at which it is alive."""
+    arguments = {a for a in func.body.block.args if isinstance(a.type, mem.BufferType)}
+    root: dict[SSAValue, SSAValue] = {a: a for a in arguments}
+    last = dict.fromkeys(arguments, 0)
+    count = 0
+    for count, op in enumerate(func.body.block.ops):
+        for value in buffers_used(op):
+            if value in root:
+                last[root[value]] = count
+        if isinstance(op, mem.ViewOp) and op.input in root:
+            root[op.result] = root[op.input]
+    attrs = func.arg_attrs.data if func.arg_attrs is not None else ()
+    found: list[tuple[int, int]] = []
+    for k, argument in enumerate(func.body.block.args):
+        if isinstance(argument.type, mem.BufferType):
+            attr = attrs[k] if k < len(attrs) else None
+            donated = isinstance(attr, DictionaryAttr) and DONATED in attr.data
+            found.append((value_of(buffer_bytes(argument.type), values), last[argument] if donated else count))
+    return found
+
+
+def value_of(size: Expr, values: Mapping[str, int] | None = None) -> int:
+    """A size in bytes, with values of its symbols."""
+    if size.is_const:
+        return int(size)
+    return evaluate(size, {str(s): (values or {}).get(str(s), _TYPICAL) for s in free_syms(size)})
 
 
 def peak_bytes(func: FuncOp) -> int | Expr:
@@ -17,13 +113,21 @@ def peak_bytes(func: FuncOp) -> int | Expr:
     whether they meet or not."""
     total = func.attributes.get(ARENA_BYTES)
     arena = total.data if isinstance(total, ExprAttr) else as_expr(0)
-    others = [one for one in lifetimes(func) if one.kind != "arena"]
-    if all(one.bytes.is_const for one in others):
-        arena = arena + max((_alive(others, one.first) for one in others), default=0)
-    else:
-        arena = sum((one.bytes for one in others), arena)
+    others = [one for one in lifetimes(func) if one.kind in ("output", "extern")]
+    if arena.is_const and all(one.bytes.is_const for one in others):
+        return max((m.total - m.arguments for m in memory_over_time(func)), default=0)
+    arena = sum((one.bytes for one in others), arena)
     return int(arena) if arena.is_const else arena
 
 
-def _alive(buffers: list[Lifetime], at: int) -> int:
-    return sum(int(one.bytes) for one in buffers if one.first <= at <= one.last)
+def highest_sum(spans: Sequence[Lifetime], count: int) -> int:
+    """The largest sum of sizes that are alive at once, over `count` positions: what an arena cannot be smaller than."""
+    steps = [0] * (count + 1)
+    for one in spans:
+        steps[one.first] += int(one.bytes)
+        steps[one.last + 1 if one.last < count else count] -= int(one.bytes)
+    now = most = 0
+    for step in steps:
+        now += step
+        most = max(most, now)
+    return most

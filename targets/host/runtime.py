@@ -34,11 +34,11 @@ def library() -> Library:
             offset = handle_offset()
             assert offset is not None
             _library = load_object(cached_object(runtime_text(offset))[0], symbols())
-            ctypes.c_int64.from_address(_library.address("stepwell_pool_limit")).value = _default_limit()
+            ctypes.c_int64.from_address(_library.address("stepwell_pool_limit")).value = default_pool_limit()
         return _library
 
 
-def _default_limit() -> int:
+def default_pool_limit() -> int:
     """An eighth of the machine's memory, and at most 4 GB."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

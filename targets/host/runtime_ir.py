@@ -15,6 +15,10 @@ POOLED_BYTES = 1 << 20
 """Tensors of at least this many bytes come from the pool: below it torch's allocator (malloc) reuses memory well by
 itself."""
 
+BORROWED_BYTES = 1 << 15
+"""Arenas of at least this many bytes are borrowed from the pool for each call, so that graphs that run one after the
+other share one; a smaller one stays with its program, which saves the search."""
+
 _DECLARATIONS = """
 @PyExc_TypeError = external global ptr
 @PyList_Type = external global [0 x i8]
@@ -46,7 +50,7 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
 _POOL = """
 @pool_lock = internal global [64 x i8] zeroinitializer, align 16
-@pool_heads = internal global [256 x ptr] zeroinitializer
+@pool_heads = internal global [288 x ptr] zeroinitializer
 @stepwell_pool_held = global i64 0
 @stepwell_pool_limit = global i64 4294967296
 
@@ -71,11 +75,11 @@ define internal i64 @pool_class_bytes(i64 %class) {
   ret i64 %bytes
 }
 
-; Takes the block %wanted out of the free lists if it is there, of a class from %class on (one of four): whether it was.
+; Takes the block %wanted out of the free lists if it is there, of a class from %class on (one of 24): whether it was.
 define internal i1 @pool_take_this(ptr %wanted, i64 %class) {
 entry:
   %wblock = getelementptr i8, ptr %wanted, i64 -64
-  %last = add i64 %class, 4
+  %last = add i64 %class, 24
   %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
   br label %list
 list:
@@ -110,10 +114,10 @@ none:
   ret i1 false
 }
 
-; A free block of a class from %class on (one of four), or null.
-define internal ptr @pool_take(i64 %class) {
+; A free block of a class from %class on (one of %count), or null.
+define internal ptr @pool_take(i64 %class, i64 %count) {
 entry:
-  %last = add i64 %class, 4
+  %last = add i64 %class, %count
   %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
   br label %search
 search:
@@ -143,7 +147,7 @@ none:
 
 define ptr @stepwell_pool_alloc(i64 %bytes) {
   %class = call i64 @pool_class(i64 %bytes)
-  %found = call ptr @pool_take(i64 %class)
+  %found = call ptr @pool_take(i64 %class, i64 4)
   %there = icmp ne ptr %found, null
   br i1 %there, label %reuse, label %fresh
 reuse:
@@ -234,9 +238,9 @@ define void @stepwell_pool_trim() {
   ret void
 }
 
-; A block for a large arena: the one that it had last time, or another. When there is none, smaller free blocks of a
-; megabyte and more go first: they are what other arenas used, and arenas of graphs that run one after the other should
-; not add up.
+; A block for a large arena: the one that it had last time, or another, up to 64 times as large as it needs: it comes back
+; at the end of the call. When there is none, smaller free blocks go first: they are what other arenas used, and arenas of
+; graphs that run one after the other should not add up.
 define internal ptr @pool_alloc_large(i64 %bytes, ptr %before) {
   %class = call i64 @pool_class(i64 %bytes)
   %again = call i1 @pool_take_this(ptr %before, i64 %class)
@@ -244,13 +248,13 @@ define internal ptr @pool_alloc_large(i64 %bytes, ptr %before) {
 kept:
   ret ptr %before
 other:
-  %found = call ptr @pool_take(i64 %class)
+  %found = call ptr @pool_take(i64 %class, i64 24)
   %there = icmp ne ptr %found, null
   br i1 %there, label %reuse, label %fresh
 reuse:
   ret ptr %found
 fresh:
-  %smallest = call i64 @pool_class(i64 POOLED_BYTES)
+  %smallest = call i64 @pool_class(i64 BORROWED_BYTES)
   call void @pool_drop(i64 %smallest, i64 %class)
   %new = call ptr @stepwell_pool_alloc(i64 %bytes)
   ret ptr %new
@@ -314,7 +318,7 @@ clear:
   call void @stepwell_arena_clear(ptr %arena)
   br label %choose
 choose:
-  %large = icmp sge i64 %bytes, POOLED_BYTES
+  %large = icmp sge i64 %bytes, BORROWED_BYTES
   br i1 %large, label %borrow, label %keep
 keep:
   call void @stepwell_arena_clear(ptr %arena)
@@ -770,4 +774,5 @@ FUNCTIONS: dict[str, str] = {
 def runtime_text(handle_offset: int) -> str:
     """The module's text; `handle_offset` is where a tensor's Python object holds its `at::Tensor`."""
     text = "".join((_DECLARATIONS, _POOL, _ARENA, _ARGUMENTS, _ERRORS))
-    return text.replace("POOLED_BYTES", str(POOLED_BYTES)).replace("HANDLE_OFFSET", str(handle_offset))
+    text = text.replace("POOLED_BYTES", str(POOLED_BYTES)).replace("BORROWED_BYTES", str(BORROWED_BYTES))
+    return text.replace("HANDLE_OFFSET", str(handle_offset))

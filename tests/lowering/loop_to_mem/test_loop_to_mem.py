@@ -373,3 +373,35 @@ func.func @forward() -> !nd.tensor<2 x f32> {
 """
     module = level.lower(text)
     assert level.allocs(module, "output") == 1
+
+
+def test_a_buffer_is_reused_under_other_sizes(level, seeded):
+    """Catalogue J02: a dying buffer may be overwritten where every access is at the same address, whatever its sizes."""
+    a, b = "!nd.tensor<6 x 8 x f32>", "!nd.tensor<2 x 3 x 8 x f32>"
+    text = f"""func.func @forward(%x: {a}, %y: {a}) -> {b} {{
+  %e = loop.empty : {a}
+  %p = loop.nest (%i = 6, %j = 8) outs(%o = %e : {a}) {{
+    %v = loop.load %x[%i, %j] : {a} -> f32
+    %w = loop.load %y[%i, %j] : {a} -> f32
+    %s = arith.addf %v, %w : f32
+    loop.store %s, %o[%i, %j] : f32, {a}
+  }}
+  %f = loop.empty : {b}
+  %q = loop.nest (%k = 2, %i = 3, %j = 8) outs(%o = %f : {b}) {{
+    %v = loop.load %p[%k * 3 + %i, %j] : {a} -> f32
+    %w = math.exp %v : f32
+    loop.store %w, %o[%k, %i, %j] : f32, {b}
+  }}
+  %g = loop.empty : {b}
+  %r = loop.nest (%k = 2, %i = 3, %j = 8) outs(%o = %g : {b}) {{
+    %v = loop.load %q[%k, %i, %j] : {b} -> f32
+    %w = loop.load %q[%k, %i, -%j + 7] : {b} -> f32
+    %s = arith.addf %v, %w : f32
+    loop.store %s, %o[%k, %i, %j] : f32, {b}
+  }}
+  func.return %r : {b}
+}}"""
+    counts: dict[str, int] = {}
+    level.lower(text, counts)
+    assert counts["num-reused"] == 1, "the second nest in the memory of the first; the third reads other places than it stores"
+    level.check(text, [seeded(6, 8), seeded(6, 8)])

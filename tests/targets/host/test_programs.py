@@ -71,8 +71,8 @@ def test_large_arenas_are_shared_by_programs(native):
         run = native.program(chain(arena=str(size)))
         for _ in range(2):
             assert torch.equal(run([x])[0], 4 * x)
-    # 2 and 3 MB in one block, which made room for 40 MB; then 3 MB again
-    assert 43 << 20 <= pool_held_bytes() <= 54 << 20
+    # 2 and 3 MB in one block, which made room for 40 MB, which 3 MB then share
+    assert 40 << 20 <= pool_held_bytes() <= 50 << 20
     empty_pool()
     assert torch.equal(run([x])[0], 4 * x)
     empty_pool()

@@ -1,0 +1,131 @@
+"""Buffers in the memory of an output that is written after they are dead.
+
+An output is memory that the call needs anyway. When it is allocated earlier, buffers of the arena may live in it until
+it is written: the arena gets smaller, and with it what is alive at the end. The price is that the output exists
+earlier, when donated arguments may not be released yet; so a set of guests moves in only if the estimated peak falls.
+
+A guest's `mem.alloc` gets the output as its operand `home`, and its place in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation
+
+from ...dialects import mem
+from ...dialects.expr import as_expr
+from ...dialects.expr_syntax import ExprAttr
+from ..instrumentation import remark
+from .lifetimes import Lifetime, lifetimes
+from .peak import argument_spans, highest_sum
+
+ALIGNMENT = 64
+MOST_BUFFERS, MOST_OUTPUTS, SMALLEST = 1000, 12, 4096
+"""Limits on the time that the search takes, and the bytes of an output for which it is worth it."""
+
+
+def host_in_outputs(func: FuncOp) -> int:
+    """Move buffers of `func` (of constant size) into outputs; how many."""
+    found = [one for one in lifetimes(func) if one.bytes.is_const and one.last >= one.first]
+    arena = [one for one in found if one.kind == "arena"]
+    outputs = sorted((one for one in found if one.kind == "output" and int(one.bytes) >= SMALLEST), key=lambda o: -int(o.bytes))
+    if not arena or not outputs or len(found) > MOST_BUFFERS:
+        return 0
+    ops = list(func.body.block.ops)
+    others = [one for one in found if one.kind in ("output", "extern")]
+    search = _Search(len(ops), arena, others, argument_spans(func))
+    for output in outputs[:MOST_OUTPUTS]:
+        search.try_output(output)
+    for output, guests in search.guests.items():
+        _move_in(func, ops, output, guests)
+    return sum(len(guests) for guests in search.guests.values())
+
+
+class _Search:
+    def __init__(self, count: int, arena: list[Lifetime], others: list[Lifetime], arguments: list[tuple[int, int]]):
+        self.count = count
+        self.arena = arena
+        self.guests: dict[Lifetime, list[tuple[Lifetime, int]]] = {}
+        self.starts = {one: one.first for one in others}
+        self.others = others
+        self.floor = [0] * (count + 1)
+        for size, last in arguments:
+            self.floor[0] += size
+            self.floor[min(last + 1, count)] -= size
+        self.best = self.peak(arena, self.starts)
+
+    def peak(self, arena: Sequence[Lifetime], starts: dict[Lifetime, int]) -> tuple[int, int]:
+        """The estimated peak, and the size of the arena (decides between equal peaks)."""
+        steps = list(self.floor)
+        for one in self.others:
+            steps[starts[one]] += int(one.bytes)
+            if one.kind != "output" and not one.returned:
+                steps[one.last + 1] -= int(one.bytes)
+        block = highest_sum(arena, self.count)
+        steps[min((one.first for one in arena), default=0)] += block
+        now = most = 0
+        for step in steps:
+            now += step
+            most = max(most, now)
+        return most, block
+
+    def try_output(self, output: Lifetime) -> None:
+        """Let the best set of guests move into `output`, if any is better than none."""
+        kind = _element_type(output)
+        free = [
+            one for one in self.arena
+            if one.last < output.first and int(one.bytes) <= int(output.bytes) and _element_type(one) == kind
+        ]  # fmt: skip
+        tried: set[int] = set()
+        for since in (0, output.first // 2, output.first * 3 // 4):
+            able = [one for one in free if one.first >= since]
+            if not able or len(able) in tried:
+                continue
+            tried.add(len(able))
+            guests = _fit(able, int(output.bytes))
+            inside = {one for one, _ in guests}
+            left = [one for one in self.arena if one not in inside]
+            starts = {**self.starts, output: min(output.first, *(one.first for one in inside))} if inside else self.starts
+            found = self.peak(left, starts)
+            if inside and found < self.best and found[0] <= self.best[0]:
+                self.best, self.arena, self.starts = found, left, starts
+                self.guests[output] = guests
+                return
+
+
+def _element_type(one: Lifetime) -> object:
+    t = one.buffer.type
+    assert isinstance(t, mem.BufferType)
+    return t.element_type
+
+
+def _fit(buffers: Sequence[Lifetime], room: int) -> list[tuple[Lifetime, int]]:
+    """Those that fit into `room` bytes, with their places: the largest first, each at the lowest free place."""
+    placed: list[tuple[int, int, Lifetime]] = []
+    for one in sorted(buffers, key=lambda b: (-int(b.bytes), b.first)):
+        at, size = 0, -(-int(one.bytes) // ALIGNMENT) * ALIGNMENT
+        for start, stop, other in sorted(placed, key=lambda item: item[:2]):
+            if one.overlaps(other) and start < at + size and at < stop:
+                at = stop
+        if at + int(one.bytes) <= room:
+            placed.append((at, at + size, one))
+    return [(one, at) for at, _, one in placed]
+
+
+def _move_in(func: FuncOp, ops: Sequence[Operation], output: Lifetime, guests: Sequence[tuple[Lifetime, int]]) -> None:
+    home = output.buffer.owner
+    assert isinstance(home, mem.AllocOp)
+    place = {op: k for k, op in enumerate(ops)}
+    owners = [one.buffer.owner for one, _ in guests]
+    first = min((op for op in owners if isinstance(op, Operation)), key=lambda op: place[op])
+    if place[first] < place[home]:
+        home.detach()
+        func.body.block.insert_op_before(home, first)
+    name = output.buffer.name_hint or "an output"
+    for owner, (_, at) in zip(owners, guests, strict=True):
+        assert isinstance(owner, mem.AllocOp)
+        owner.operands = [home.result]
+        owner.properties["at"] = ExprAttr.get(as_expr(at))
+        remark(owner, lambda: f"lives in the memory of %{name}, which is written later", "applied")
