@@ -6,6 +6,7 @@ compile   cold compile of a 12-layer BERT-like encoder: seconds by phase and mic
 planner   seconds of the passes per node for chains of 100, 1,000 and 10,000 operators.
 model-check  predicted against measured times, and their rank correlation (bench_model_check.py); `--kernels-file FILE` for other cases.
 bytes     bytes moved against Inductor, by kernel and over the training graphs of models (bench_bytes.py).
+memory    peak memory of steps against eager, over the models of --models-file (bench_memory.py).
 
 Figures are ratios within one run: machines are shared and noisy.
 """
@@ -296,9 +297,9 @@ def markdown(results: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="kernels", choices=("kernels", "compile", "planner", "model-check", "bytes"))
+    parser.add_argument("what", nargs="?", default="kernels", choices=("kernels", "compile", "planner", "model-check", "bytes", "memory"))
     parser.add_argument("--kernels-file", help="model-check, bytes: a Python file with a table CASES, instead of the cases here")
-    parser.add_argument("--models-file", help="bytes: a Python file with a table MODELS, whose training graphs are counted")
+    parser.add_argument("--models-file", help="bytes, memory: a Python file with a table MODELS")
     parser.add_argument("--only", default="", help="names of cases, with commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="torch.set_num_threads (0: leave)")
@@ -315,6 +316,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .bench_bytes import compare
 
             results = compare(args.kernels_file, args.models_file, [o for o in args.only.split(",") if o])
+        elif args.what == "memory":
+            from .bench_memory import memory
+
+            results = memory([o for o in args.only.split(",") if o], args.models_file)
         elif args.what == "model-check":
             from .bench_model_check import cases_of_file, model_check
 

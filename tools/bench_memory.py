@@ -1,4 +1,4 @@
-"""Peak memory of steps of models, stepwell against eager: `python -m stepwell.tools.bench memory --zoo FILE.py [--only NAMES]`.
+"""Peak memory of steps of models, stepwell against eager: `python -m stepwell.tools.bench memory --models-file FILE.py [--only NAMES]`.
 
 FILE.py defines `MODELS`: name -> function of "tiny" that returns a module, its positional and its keyword arguments. Without one, two
 small models of this file are measured.
@@ -189,7 +189,7 @@ def load_models(path: str) -> dict[str, Model]:
     try:
         spec = importlib.util.spec_from_file_location(Path(path).stem, path)
         if spec is None or spec.loader is None:
-            raise SystemExit(f"--zoo: {path} is not a Python file")
+            raise SystemExit(f"--models-file: {path} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     finally:
@@ -197,12 +197,12 @@ def load_models(path: str) -> dict[str, Model]:
     return module.MODELS
 
 
-def memory(only: Sequence[str], zoo: str | None, modes: Sequence[str] = ("infer", "train")) -> dict[str, Any]:
+def memory(only: Sequence[str], path: str | None, modes: Sequence[str] = ("infer", "train")) -> dict[str, Any]:
     """Measure the models and print the table."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     own = OwnMemory()
     torch._dynamo.config.allow_rnn = True  # pyright: ignore[reportAttributeAccessIssue]
-    models = load_models(zoo) if zoo else OWN_MODELS
+    models = load_models(path) if path else OWN_MODELS
     rows: dict[str, Any] = {}
     print(f"{'model':16}{'mode':7}{'eager KB':>11}{'stepwell KB':>13}{'free KB':>10}{'ratio':>8}")
     for name, build in models.items():
