@@ -242,6 +242,24 @@ class Footprint:
         extents = self.extents(plan, first)
         return sum(self.streams[k].lines(extents) for k in self.distinct(plan, extents))
 
+    def reuse(self, stream: int) -> list[tuple[Expr, float]]:
+        """Where a stream meets its elements again: each loop along which it does not move, outermost first, with the reuse distance: the
+        bytes, in lines, that all streams touch in one iteration of that loop. A cache that holds them keeps the elements."""
+        found: list[tuple[Expr, float]] = []
+        todo = [self.plan]
+        while todo:
+            plan = todo.pop(0)
+            if stream not in self.under(plan):
+                continue
+            still = [k for k, (d, n) in enumerate(plan.loops) if n > 1 and not self._moves(stream, d)]
+            found += [(plan.loops[k][0], self.working_set(plan, k + 1)) for k in still]
+            todo += plan.children
+        return found
+
+    def _moves(self, stream: int, d: Expr) -> bool:
+        one = self.streams[stream]
+        return d in one.steps or any(d in roots for _, _, roots in one.jumps)
+
     def traffic(self, capacity: float) -> list[float]:
         """For each stream, the bytes that do not come from a cache of so many bytes. What fits as a whole is there already."""
         found = [0.0] * len(self.streams)

@@ -7,6 +7,7 @@ from xdsl.parser import Parser
 
 from stepwell.dialects import loop
 from stepwell.passes.loop.cost_model import SERVER, Work, estimate, nest_cost
+from stepwell.passes.loop.footprint import of_nest
 from stepwell.passes.loop.machine import flat
 from stepwell.tools.compile_graph import context
 
@@ -126,3 +127,22 @@ def test_threads_share_arithmetic_and_caches():
     work = Work(read=1 << 20, written=1 << 20, units=1e7, iterations=1024.0)
     alone, four = estimate(work, SERVER), estimate(work, SERVER.with_threads(4))
     assert four.seconds < alone.seconds / 3
+
+
+def test_reuse_distances_say_which_cache_keeps_what_is_read_again():
+    op = nest(
+        """%out = loop.empty : !nd.tensor<64 x 4096 x f32>
+        %r = loop.nest (%i = 64, %j = 4096) outs(%o = %out : !nd.tensor<64 x 4096 x f32>) {
+          %a = loop.load %x[%i, %j] : !nd.tensor<64 x 4096 x f32> -> f32
+          %b = loop.load %w[%j] : !nd.tensor<4096 x f32> -> f32
+          %c = arith.mulf %a, %b : f32
+          loop.store %c, %o[%i, %j] : f32, !nd.tensor<64 x 4096 x f32>
+        }""",
+        "%x : !nd.tensor<64 x 4096 x f32>, %w : !nd.tensor<4096 x f32>",
+    )
+    found = of_nest(op, {})
+    by_name = {s.buffer: k for k, s in enumerate(found.streams)}
+    x, w = (by_name[v] for v in op.parent.args)
+    assert found.reuse(x) == []
+    ((_, distance),) = found.reuse(w)
+    assert distance == 3 * 4096 * 4, "a row of x, of w and of the result lie between two reads of an element of w"

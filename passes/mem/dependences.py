@@ -1,0 +1,121 @@
+"""Which ops of a function at the memory level must keep their order: alias sets, reads after writes, writes after reads and writes.
+
+Two buffers are of one alias set when one is a view of the other or a library call says that its result is. Pieces of the arena that lie
+over each other are different values: only writes of the one wait for the other. Everything here only looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from ...dialects import loop, mem
+from ...dialects.nd_base import prop
+from .lifetimes import buffer_bytes
+
+Kind = Literal["read after write", "write after read", "write after write"]
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """`second` must come after `first`, because of `buffer` (the root of an alias set)."""
+
+    first: Operation
+    second: Operation
+    kind: Kind
+    buffer: SSAValue
+
+
+def alias_roots(func: FuncOp) -> dict[SSAValue, SSAValue]:
+    """The root of the alias set of each buffer that is not a root itself."""
+    found: dict[SSAValue, SSAValue] = {}
+    for op in func.body.block.ops:
+        if isinstance(op, mem.ViewOp):
+            found[op.result] = found.get(op.input, op.input)
+        elif isinstance(op, mem.ExternOp):
+            for result, k in zip(op.outputs, prop(op, "aliases") or (), strict=False):
+                if k >= 0:
+                    found[result] = found.get(op.operands[k], op.operands[k])
+    return found
+
+
+def arena_neighbours(func: FuncOp) -> dict[SSAValue, list[tuple[SSAValue, bool]]]:
+    """For each buffer of the arena the other ones that lie over a part of its place, and whether it covers them; places that are no numbers
+    overlap all."""
+    placed = [(*_span(op), op.result) for op in func.body.block.ops if isinstance(op, mem.AllocOp) and op.at is not None]
+    found: dict[SSAValue, list[tuple[SSAValue, bool]]] = {}
+    active: list[tuple[int, int, SSAValue]] = []
+    for start, end, buffer in sorted(placed, key=lambda p: p[:2]):
+        active = [one for one in active if one[1] > start]
+        for first, last, other in active:
+            found.setdefault(buffer, []).append((other, start <= first and last <= end))
+            found.setdefault(other, []).append((buffer, first <= start and end <= last))
+        if end > start:
+            active.append((start, end, buffer))
+    return found
+
+
+def _span(op: mem.AllocOp) -> tuple[int, int]:
+    """The bytes of the arena that a buffer has; the whole arena where they are not known."""
+    t = op.result.type
+    assert isinstance(t, mem.BufferType) and op.at is not None
+    start, size = op.at.data.value, buffer_bytes(t).value
+    return (0, 1 << 62) if start is None or size is None else (start, start + size)
+
+
+def accesses(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
+    """(buffers read, buffers written) by a nest, a contraction or a library call; nothing for other ops."""
+    if isinstance(op, mem.ExternOp):
+        made = {op.operands[k] for k in prop(op, "out") or ()}
+        changed = {op.operands[k] for k in prop(op, "mutates") or ()}
+        return _buffers(set(op.operands) - made), _buffers({*op.results, *made, *changed})
+    if not isinstance(op, loop.NestOp | loop.ContractOp):
+        return set(), set()
+    outs = dict(zip(op.out_args, op.outs, strict=True))
+    reads: set[SSAValue] = set(op.operands[:2]) if isinstance(op, loop.ContractOp) else set()
+    writes: set[SSAValue] = set()
+    for inner in loop.walk_bodies(op):
+        if isinstance(inner, loop.LoadOp):
+            reads.add(outs.get(inner.source, inner.source))
+        elif isinstance(inner, loop.StoreOp):
+            target = outs.get(inner.target, inner.target)
+            writes.add(target)
+            if inner.mode is not None:
+                reads.add(target)
+    return _buffers(reads), _buffers(writes)
+
+
+def _buffers(values: Iterable[SSAValue]) -> set[SSAValue]:
+    return {v for v in values if isinstance(v.type, mem.BufferType)}
+
+
+def dependences(func: FuncOp) -> list[Dependence]:
+    """The direct dependences of a function's ops, in the order of the second one: what each access meets last."""
+    roots, neighbours = alias_roots(func), arena_neighbours(func)
+    writer: dict[SSAValue, Operation] = {}
+    readers: dict[SSAValue, list[Operation]] = {}
+    found: list[Dependence] = []
+    for op in func.body.block.ops:
+        reads, writes = ({roots.get(v, v): None for v in values} for values in accesses(op))
+        for buffer in reads:
+            if buffer in writer:
+                found.append(Dependence(writer[buffer], op, "read after write", buffer))
+        for written in writes:
+            for buffer, covered in ((written, True), *neighbours.get(written, ())):
+                before = [r for r in readers.get(buffer, ()) if r is not op]
+                found += [Dependence(r, op, "write after read", buffer) for r in before]
+                last = writer.get(buffer, op)
+                if covered:
+                    readers.pop(buffer, None)
+                    writer.pop(buffer, None)
+                if last is not op and not before and buffer not in reads:
+                    found.append(Dependence(last, op, "write after write", buffer))
+            writer[written] = op
+        for buffer in reads:
+            if buffer not in writes:
+                readers.setdefault(buffer, []).append(op)
+    return found

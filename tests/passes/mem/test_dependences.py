@@ -1,0 +1,86 @@
+"""Alias sets and dependences of functions at the memory level."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from xdsl.dialects.func import FuncOp
+
+from stepwell.dialects import loop, mem
+from stepwell.passes.mem.dependences import alias_roots, arena_neighbours, dependences
+from stepwell.tools.compile_graph import compile_graph
+from stepwell.tools.options import make_options
+
+
+class AtMemory:
+    """Keeps the function after the stage `mem`."""
+
+    func: Any = None
+
+    def graph(self, kind, gm, module) -> None:
+        pass
+
+    def stage(self, stage, module) -> None:
+        if stage == "mem":
+            self.module = module.clone()
+            self.func = next(op for op in self.module.ops if isinstance(op, FuncOp))
+
+    def record(self, kind, what) -> None:
+        pass
+
+    def remark(self, remark) -> None:
+        pass
+
+
+def function(fn, *args) -> FuncOp:
+    watch = AtMemory()
+    compile_graph(make_fx(fn)(*args), list(args), make_options(None, None), watch=watch)
+    return watch.func
+
+
+def kinds(func: FuncOp) -> list[tuple[int, int, str]]:
+    steps = [op for op in func.body.block.ops if isinstance(op, loop.NestOp | loop.ContractOp | mem.ExternOp)]
+    return [(steps.index(d.first), steps.index(d.second), d.kind) for d in dependences(func)]
+
+
+X = torch.randn(32, 32)
+
+
+def test_a_reader_depends_on_what_it_reads():
+    found = kinds(function(lambda x: (torch.sort(x)[0] + 1,), X))
+    assert (0, 1, "read after write") in found
+
+
+def test_an_argument_that_is_written_waits_for_its_readers():
+    def update(x, y):
+        total = x @ y
+        x.copy_(y + 1)
+        return (total,)
+
+    found = kinds(function(update, X.clone(), X.clone()))
+    assert (0, 1, "write after read") in found
+    assert all(first < second for first, second, _ in found)
+
+
+def test_pieces_of_the_arena_that_share_memory_are_ordered():
+    func = function(lambda x: (x @ x @ x @ x @ x,), X)
+    places = [op for op in func.body.block.ops if isinstance(op, mem.AllocOp) and op.at is not None]
+    assert len({op.at.data for op in places if op.at is not None}) < len(places), "some share a place"
+    assert arena_neighbours(func) and not alias_roots(func)
+    found = kinds(func)
+    assert "write after read" in {kind for _, _, kind in found}
+
+
+def test_views_are_of_one_set():
+    func = function(lambda x: (torch.sort(x.view(16, 64))[0].view(32, 32) * 2,), X)
+    views = [op for op in func.body.block.ops if isinstance(op, mem.ViewOp)]
+    roots = alias_roots(func)
+    assert views and all(op.result in roots and roots[op.result] not in roots for op in views)
+
+
+@pytest.mark.parametrize("fn", [lambda x: (x + 1,), lambda x: (x.sum(0), x.exp())])
+def test_what_only_reads_arguments_depends_on_nothing(fn):
+    assert kinds(function(fn, X)) == []
