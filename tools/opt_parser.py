@@ -10,6 +10,7 @@ from typing import Any
 from xdsl.context import Context
 from xdsl.dialects.builtin import (
     UNKNOWN_LOC,
+    AnyFloat,
     FileLineColLoc,
     IntAttr,
     LocationAttr,
@@ -50,6 +51,22 @@ class _Lexer(MLIRLexer):
     """xDSL's lexer; its pattern for strings takes exponential time on one that is never closed."""
 
     _unescaped_characters_regex = re.compile(r'"(?:[^"\\\n\v\f]++|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"')
+
+
+class _Bits(AttrParser._TensorLiteralElement):
+    """A hexadecimal number in a dense attribute: of a floating point element it is the bits, which xDSL does not know."""
+
+    def to_float(self, parser: AttrParser) -> float:
+        raise AssertionError("decoded by to_type")
+
+    def to_type(self, parser: AttrParser, type: Any) -> Any:
+        if not isinstance(type, AnyFloat):
+            return super().to_type(parser, type)
+        try:
+            raw = int(self.value).to_bytes(type.compile_time_size, "little")  # pyright: ignore[reportArgumentType]
+        except OverflowError:
+            parser.raise_error(f"{self.span.text} has more bits than {type}", self.span)
+        return next(type.iter_unpack(raw))
 
 
 class IRParser(Parser):
@@ -141,6 +158,11 @@ class IRParser(Parser):
     def _set_location_alias(self, name: str, value: Attribute) -> None:
         if self.attribute_aliases.setdefault(name, value) != value:
             self.raise_error(f"re-declaration of alias '{name}'")
+
+    def _parse_tensor_literal_element(self) -> AttrParser._TensorLiteralElement:
+        bits = self._current_token.text[:2] in ("0x", "0X")
+        element = super()._parse_tensor_literal_element()
+        return _Bits(element.is_negative, element.value, element.span) if bits else element
 
     def _parse_location(self) -> LocationAttr:
         name = self._current_token.text

@@ -187,6 +187,20 @@ def test_mistakes_in_the_text(line, message):
     assert message.strip("'") in error.value.message.replace("'", "") or message in error.value.message
 
 
+def test_bits_of_floating_point_numbers_in_dense_constants():
+    lines = [
+        "%a = arith.constant dense<0xFF800000> : tensor<4xf32>",
+        "%b = arith.constant dense<0x7E00> : tensor<4xf16>",
+        "%c = arith.constant dense<0x10> : tensor<4xi32>",
+    ]
+    ops = [op for op in read(function(*lines)).walk() if isinstance(op, arith.ConstantOp)]
+    values = [list(op.value.get_values())[0] for op in ops]  # pyright: ignore
+    assert values[0] == float("-inf") and values[1] != values[1] and values[2] == 16
+    assert "dense<0xff800000>" in str(ops[0])
+    with pytest.raises(SyntaxProblem, match="0xFF800000 has more bits than f16"):
+        read(function("%a = arith.constant dense<0xFF800000> : tensor<4xf16>"))
+
+
 def test_makers():
     module = read(function("%v = tt.load %x : !tt.ptr<f32>"))
     load = next(op for op in module.walk() if isinstance(op, LoadOp))

@@ -354,7 +354,7 @@ def compiled(name):
     attributes = {(names.index(a),): [["tt.divisibility", 16]] for a in divisible.split()}
     source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", NEEDS.get(name, 90), 32)
-    return triton.compile(source, target=target, options={"num_warps": 4, "sanitize_overflow": False})
+    return triton.compile(source, target=target, options={"num_warps": 4, "sanitize_overflow": False, "debug": name == "checks"})
 
 
 def main(folder):
