@@ -42,6 +42,7 @@ class NestFacts:
         self.inlined: dict[SSAValue, NestInfo] = {}
         self._reads: dict[Operation, list[Read]] = {}
         self._weight: dict[Operation, tuple[int, int]] = {}
+        self._units: dict[Operation, float] = {}
         self._bytes: dict[SSAValue, int] = {}
         self._counts: dict[tuple[Expr, ...], int] = {}
 
@@ -68,7 +69,7 @@ class NestFacts:
 
     def iterations(self, info: NestInfo) -> int:
         """How often the innermost loops of a nest run."""
-        return self.count((*info.sizes, *info.inner_sizes))
+        return max([self.count(sizes) for sizes, _ in info.parts])
 
     # ---- reads and work after inlining
 
@@ -107,6 +108,19 @@ class NestFacts:
             found = self._weight[info.op] = (ops, heavy)
         return found
 
+    def units(self, info: NestInfo) -> float:
+        """Operations on elements that a nest takes, in units of op_costs.py, inlined producers counted in."""
+        found = self._units.get(info.op)
+        if found is None:
+            found = sum([self.count(sizes) * units for sizes, units in info.parts])
+            inlined = [p for a in info.reads if (p := self.inlined.get(a.tensor)) is not None]
+            for producer in inlined:
+                # a producer computes its whole tensor; here it runs as often as the reader
+                once = max(self.count(producer.sizes), 1)
+                found += self.units(producer) * self.iterations(info) / once
+            self._units[info.op] = found
+        return found
+
     def computed_in(self, infos: Iterable[NestInfo]) -> list[Operation]:
         """Nests, the last one first, with those that are computed in them."""
         found: dict[Operation, None] = {}
@@ -130,15 +144,19 @@ class NestFacts:
                 found[info.op] = info
         return sorted(found.values(), key=lambda info: self.position[info.op])
 
-    def forget(self, info: NestInfo) -> None:
-        """Drop what was derived from whether a nest's result is stored."""
+    def forget(self, info: NestInfo) -> list[NestInfo]:
+        """Drop what was derived from whether a nest's result is stored; returns the nests that this concerns."""
         todo = list(self.consumers.get(info.op.results[0], ()))
+        found: list[NestInfo] = []
         while todo:
             reader = todo.pop()
+            found.append(reader)
             self._reads.pop(reader.op, None)
             self._weight.pop(reader.op, None)
+            self._units.pop(reader.op, None)
             if reader.op.results and reader.op.results[0] in self.inlined:
                 todo += self.consumers.get(reader.op.results[0], ())
+        return found
 
     # ---- inlining
 

@@ -16,18 +16,13 @@ from ...dialects import loop
 from ...dialects.expr import ONE, Expr, dim, dims_subs, free_dims, simplify
 from ...dialects.expr_ranges import RangeEnv
 from .fusion_align import Alignment, LoopEnvs, align, extractors
+from .fusion_cost import MIN_PARALLEL, SMALL
 from .fusion_facts import NestFacts
 from .fusion_types import Attempt, Group, Member, Unit
-from .nest_info import uses_opaque
+from .nest_info import NestInfo, uses_opaque
 
 if TYPE_CHECKING:
     from .fusion_wishes import Wishes
-
-MIN_PARALLEL = 8
-"""Iterations of the shared loops below which a fusion costs more parallelism than it saves traffic."""
-
-SMALL = 16384
-"""Elements below which parallelism does not matter."""
 
 MAX_MEMBERS = 24
 """Nests that one group may have: beyond it planning would be quadratic, and the loop's code outgrow the first-level cache."""
@@ -77,6 +72,11 @@ class Grouping(NestFacts):
             places = [maker.get(t, -1) for t in inputs]
             found = self._needs[k] = tuple(dict.fromkeys([p for p in places if p >= 0 and p != k]))
         return found
+
+    def forget_needs(self, info: NestInfo) -> None:
+        """Drop what follows from whether a nest's result is stored: what its readers read and need."""
+        for reader in self.forget(info):
+            self._needs[self.position[reader.op]] = None
 
     def unit_needs(self, unit: Unit) -> Iterable[int]:
         """Where the ops stand that make what a unit needs; some may be of the unit itself."""
@@ -138,8 +138,7 @@ class Grouping(NestFacts):
             assert isinstance(best, Group)
             if best is group:
                 continue
-            # the one that began first stays
-            one, other = (best, group) if best.places[0] < group.places[0] else (group, best)
+            one, other = self.in_order(best, group)
             first_op = best.members[0].info.op
             alignment = self.compare(one, other)
             if isinstance(alignment, str):
@@ -205,13 +204,22 @@ class Grouping(NestFacts):
     # ---- legality
 
     def refusal(self, first: Group, second: Group) -> str:
-        """Why two groups, `first` the earlier one, are not one; "" if they could be."""
-        found = self.compare(first, second)
+        """Why two groups are not one; "" if they could be."""
+        found = self.compare(*self.in_order(first, second))
         return found if isinstance(found, str) else ""
 
+    @staticmethod
+    def in_order(a: Group, b: Group) -> tuple[Group, Group]:
+        """Two groups, the one that the other reads first; else the one that begins first."""
+        if not b.needs.isdisjoint(a.places):
+            return a, b
+        if not a.needs.isdisjoint(b.places):
+            return b, a
+        return (a, b) if a.places[0] < b.places[0] else (b, a)
+
     def compare(self, first: Group, second: Group, dependences: bool = True) -> Alignment | str:
-        """How the loops of two groups are shared, or why they are not. Without `dependences` whoever asks sees to it that no path between
-        the two leaves them."""
+        """How the loops of two groups are shared, or why they are not; `first` and `second` are `in_order`. Without `dependences` whoever
+        asks sees to it that no path between the two leaves them."""
         members = (*first.members, *second.members)
         if any(["no_fuse" in m.info.op.attributes for m in members]):
             return "one of them is marked no_fuse"
@@ -225,6 +233,8 @@ class Grouping(NestFacts):
             wanted = bool(self.wishes.partners) and self.wishes.wants(self.ops_of(first), self.ops_of(second))
         if any([m.info.sequential for m in members]):
             return "a loop of one of them is sequential"
+        if not first.needs.isdisjoint(second.places):
+            return "each reads what the other makes"
         if self._overwrites_what_is_read(first, second):
             return "one of them stores into a tensor of the other that is read elsewhere"
         if dependences and (self.path_between(first, second) or self.path_between(second, first)):

@@ -1,6 +1,6 @@
 """Deciding what is fused, before anything is rewritten: which nests are computed where they are read, which share their outer loops.
 
-What is asked about single nests is in fusion_facts.py, about groups in fusion_groups.py.
+What is asked about single nests is in fusion_facts.py, about groups in fusion_groups.py; fusion_search.py makes the greedy plan better.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from xdsl.ir import Operation
 from ...dialects import loop
 from ...dialects.expr_ranges import RangeEnv
 from .fusion_groups import NEAR, Grouping
+from .fusion_search import Search
 from .fusion_types import Attempt, Group, Member, Plan, Read, Unit
 
 if TYPE_CHECKING:
@@ -32,9 +33,11 @@ class Planner(Grouping):
         hints: Mapping[str, int],
         wishes: Wishes | None = None,
         inline: Iterable[Operation] = (),
+        search: bool = True,
     ):
-        """`inline` are nests to compute in their readers whether that pays or not."""
+        """`inline` are nests to compute in their readers whether that pays or not; without `search` the greedy start is the plan."""
         super().__init__(func, symbols, hints, wishes)
+        self.search = search
         self.inline = frozenset(inline)
         self.stored: dict[Operation, str] = {}
 
@@ -50,4 +53,6 @@ class Planner(Grouping):
             else:
                 self.inlined[op.results[0]] = info
         self.group_greedily()
-        return Plan(self.ordered_units(), self.inlined, self.refusals, self.merges, self.stored)
+        moves = Search(self, self.stored).run() if self.search else []
+        refusals = [a for a in self.refusals if self.homes(a.first_op).isdisjoint(self.homes(a.second_op))]
+        return Plan(self.ordered_units(), self.inlined, refusals, self.merges, self.stored, moves)

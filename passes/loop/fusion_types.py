@@ -59,6 +59,18 @@ class Attempt:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Move:
+    """A change that the search made to the greedy plan: `kind` is "merge", "move" (later members of a group go to another), "split" (its
+    first ones do), "store" or "recompute"; `ns` is what it saves by the cost of fusion_cost.py. `first` is the nest that is stored or
+    computed again, and `second` a reader of it; else `first` and `second` are nests that were brought together."""
+
+    kind: str
+    first: Operation
+    second: Operation
+    ns: float
+
+
 @dataclass
 class Plan:
     """The outcome: units in an order that respects all dependences, the nests that are computed where they are read, and for reading:
@@ -69,5 +81,7 @@ class Plan:
     refusals: list[Attempt]
     merges: list[Attempt]
     stored: dict[Operation, str]
+    moves: list[Move] = field(default_factory=list)
+    """What the search changed of the greedy start."""
     nests: dict[Operation, Group] = field(default_factory=dict)
     """Once it is in effect: the nest of each group."""

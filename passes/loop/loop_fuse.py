@@ -22,6 +22,14 @@ from .fusion_emit import GroupWriter
 from .fusion_plan import Group, Plan, Planner
 from .fusion_wishes import Outcome, Wishes, log, title
 
+_MOVES = {
+    "merge": "merged with {} by the search ({:.3g} us less)",
+    "move": "brought together with {} by moving it between nests ({:.3g} us less)",
+    "split": "brought together with {} by splitting its nest ({:.3g} us less)",
+    "store": "reads {}, which the search stores ({:.3g} us less)",
+    "recompute": "computes {} again where it reads it ({:.3g} us less)",
+}
+
 
 def symbol_hints(module: ModuleOp) -> dict[str, int]:
     """Typical values of the size symbols."""
@@ -64,6 +72,7 @@ class LoopFuse(Pass):
             self.statistic("num-nests-before", before)
             self.statistic("num-nests-after", sum(isinstance(u, Group) for u in plan.units))
             self.statistic("num-inlined", len(plan.inlined))
+            self.statistic("num-moves", len(plan.moves))
 
     def _explain(self, func: FuncOp, planner: Planner, plan: Plan, outcomes: list[Outcome]) -> None:
         """Remarks: what was fused, what was not and why, what became of wishes."""
@@ -72,6 +81,8 @@ class LoopFuse(Pass):
             self.remark(info.op, f"computed in its reader: {readers}", kind="applied")
         for merge in plan.merges:
             self.remark(merge.second_op, f"shares its loops with {title(merge.first_op)}", kind="applied")
+        for move in plan.moves:
+            self.remark(move.second, _MOVES[move.kind].format(title(move.first), move.ns / 1e3), kind="applied")
         for refusal in plan.refusals:
             self.remark(refusal.second_op, f"not fused with {title(refusal.first_op)}: {refusal.reason}", kind="missed")
         for outcome in outcomes:

@@ -14,6 +14,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Dim, Expr, IndexMap, as_expr, dim, free_dims
+from .op_costs import op_cost
 
 HEAVY = frozenset(
     "math.exp math.exp2 math.expm1 math.log math.log2 math.log10 math.log1p math.sin math.cos math.tan math.sinh math.cosh math.tanh "
@@ -50,6 +51,8 @@ class NestInfo:
     opaque: set[Dim] = field(default_factory=set)
     ops: int = 0
     heavy: int = 0
+    parts: list[tuple[tuple[Expr, ...], float]] = field(default_factory=list)
+    """For each block of the body, the sizes of all loops around it and its vector operations (op_costs.py)."""
     has_loops: bool = False
     reductions: int = 0
     other_loops: int = 0
@@ -90,8 +93,10 @@ class _Walk:
         self.next += 1
         return d
 
-    def block(self, block: Block) -> None:
+    def block(self, block: Block, sizes: tuple[Expr, ...]) -> None:
+        """Read a block inside of loops over `sizes`."""
         info = self.info
+        units = 0.0
         for op in block.ops:
             kind = type(op)
             if kind is loop.LoadOp:
@@ -105,16 +110,18 @@ class _Walk:
                 assert isinstance(d, Dim)
                 info.opaque.add(d)
             elif op.regions and isinstance(op, loop.LoopLike):
-                self.loop(op)
+                self.loop(op, sizes)
             info.ops += 1
             info.heavy += op.name in HEAVY
+            units += op_cost(op)
+        info.parts.append((sizes, units))
 
     def index(self, op: Operation, start: int) -> tuple[Expr, ...]:
         m: IndexMap = op.properties["map"].data  # pyright: ignore[reportAttributeAccessIssue]
         place = self.place
         return m.apply([place[v] for v in op._operands[start : start + m.num_dims]])
 
-    def loop(self, op: loop.LoopLike) -> None:
+    def loop(self, op: loop.LoopLike, sizes: tuple[Expr, ...]) -> None:
         info = self.info
         info.has_loops = True
         if isinstance(op, loop.ReduceOp):
@@ -127,7 +134,7 @@ class _Walk:
             for arg, size in zip(block.args, op.loop_sizes, strict=False):
                 self.new_dim(arg)
                 info.inner_sizes.append(size)
-            self.block(block)
+            self.block(block, (*sizes, *op.loop_sizes))
 
 
 def nest_info(op: loop.NestOp) -> NestInfo:
@@ -137,7 +144,7 @@ def nest_info(op: loop.NestOp) -> NestInfo:
     walk = _Walk(info)
     for arg in info.indices:
         walk.new_dim(arg)
-    walk.block(block)
+    walk.block(block, sizes)
     return info
 
 
