@@ -521,13 +521,18 @@ class LaunchOp(HostOp):
     The kernel gets the memory operands in order (of a tensor the address of its first element plus the operand's
     offset in bytes), then the sizes as i64, then the numbers among the operands. `bytes` estimates the memory
     traffic: it decides whether other Python threads may run meanwhile. Before to-host the operands are buffers of
-    `mem`."""
+    `mem`.
+
+    With `entries n` the kernel walks over a list of n entries: operands and sizes are those of one entry after the
+    other, and the kernel gets two tables, with a row of addresses (then of numbers, 8 bytes each) and a row of sizes
+    for each entry, and n."""
 
     name = "host.launch"
     kernel = prop_def(SymbolRefAttr)
     sizes = prop_def(ExprsAttr)
     offsets = opt_prop_def(ExprsAttr)
     bytes = opt_prop_def(ExprAttr)
+    entries = opt_prop_def(IntAttr)
     inputs = var_operand_def()
     traits = traits_def()
 
@@ -539,12 +544,15 @@ class LaunchOp(HostOp):
         sizes: Sequence[Expr | int] = (),
         offsets: Sequence[Expr | int] = (),
         bytes: Expr | int | None = None,
+        entries: int | None = None,
     ) -> LaunchOp:
         props: dict[str, Attribute] = {"kernel": SymbolRefAttr(kernel), "sizes": ExprsAttr.get(sizes)}
         if any(as_expr(o) is not as_expr(0) for o in offsets):
             props["offsets"] = ExprsAttr.get(offsets)
         if bytes is not None:
             props["bytes"] = ExprAttr.get(as_expr(bytes))
+        if entries is not None:
+            props["entries"] = IntAttr(entries)
         return cls.create(operands=inputs, properties=props)
 
     def print(self, printer: Printer) -> None:
@@ -556,6 +564,8 @@ class LaunchOp(HostOp):
             printer.print_string(f" offsets {_exprs_text(self.offsets.data)}")
         if self.bytes is not None:
             printer.print_string(f" bytes {self.bytes.data}")
+        if self.entries is not None:
+            printer.print_string(f" entries {self.entries.data}")
 
     @classmethod
     def parse(cls, parser: Parser) -> LaunchOp:
@@ -566,10 +576,17 @@ class LaunchOp(HostOp):
             props["offsets"] = _parse_exprs(parser)
         if parser.parse_optional_keyword("bytes"):
             props["bytes"] = ExprAttr.get(parse_expr(parser))
+        if parser.parse_optional_keyword("entries"):
+            props["entries"] = IntAttr(parser.parse_integer(allow_boolean=False, allow_negative=False))
         return cls.create(operands=operands, properties=props)
 
     def verify_(self) -> None:
         kernel = self.kernel.root_reference.data
+        count = 1 if self.entries is None else self.entries.data
+        if count < 1 or len(self.operands) % count or len(self.sizes.data) % count:
+            raise VerifyException(
+                f"host.launch @{kernel}: {len(self.operands)} operands and {len(self.sizes.data)} sizes for {count} entries"
+            )
         for value in self.operands:
             if isinstance(value.type, ObjectType):
                 raise VerifyException(f"host.launch @{kernel}: a kernel takes memory and numbers, not {value.type}")

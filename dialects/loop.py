@@ -46,6 +46,7 @@ from xdsl.utils.exceptions import VerifyException
 from .expr import Expr, IndexMap, as_expr
 from .expr_syntax import ExprAttr, IndexMapAttr, format_expr, parse_expr, parse_expr_with_names
 from .loop_base import LoopLike, element_type, is_shaped, shaped_dims, walk_bodies
+from .loop_batch import BATCH, BatchOp, batch_symbols
 from .loop_contract import ContractOp
 from .loop_syntax import (
     INDEX,
@@ -691,12 +692,13 @@ Loop = Dialect(
     "loop",
     [
         EmptyOp, NestOp, ForOp, ReduceOp, ScanOp, YieldOp, LoadOp, StoreOp, IndexOp, BoundOp, MathOp, RandomOp, ContractOp,
+        BatchOp,
     ],
     [],
 )  # fmt: skip
 
 __all__ = [
-    "INDEX", "KINDS", "SCAN_KINDS", "STORE_MODES", "AccessOp", "BoundOp", "ContractOp", "EmptyOp", "ForOp", "IndexOp", "LoadOp", "Loop",
-    "LoopLike", "MathOp", "NestOp", "RandomOp", "ReduceOp", "ScanOp", "StoreOp", "YieldOp", "element_type", "is_shaped", "kinds_attr",
-    "shaped_dims", "walk_bodies",
+    "BATCH", "INDEX", "KINDS", "SCAN_KINDS", "STORE_MODES", "AccessOp", "BatchOp", "BoundOp", "ContractOp", "EmptyOp", "ForOp", "IndexOp",
+    "LoadOp", "Loop", "LoopLike", "MathOp", "NestOp", "RandomOp", "ReduceOp", "ScanOp", "StoreOp", "YieldOp", "batch_symbols",
+    "element_type", "is_shaped", "kinds_attr", "shaped_dims", "walk_bodies",
 ]  # fmt: skip

@@ -85,6 +85,10 @@ def _foreach_decompositions() -> dict[Any, Callable[..., Any]]:
                 table[target] = _each(single, target._schema)
     if hasattr(aten, "_foreach_copy"):
         table[aten._foreach_copy.default] = _foreach_copy
+    if hasattr(aten, "_foreach_norm"):
+        table[aten._foreach_norm.Scalar] = _foreach_norm
+    if hasattr(aten, "_foreach_max"):
+        table[aten._foreach_max.default] = _foreach_max
     return table
 
 
@@ -127,3 +131,15 @@ def _foreach_copy(targets: Any, sources: Any, non_blocking: bool = False) -> lis
     import torch
 
     return [torch.ops.aten.copy(t, s) for t, s in zip(targets, sources, strict=True)]
+
+
+def _foreach_norm(tensors: Any, ord: Any = 2, dtype: Any = None) -> list[Any]:
+    import torch
+
+    return [torch.ops.aten.linalg_vector_norm.default(t, ord, None, False, dtype=dtype) for t in tensors]
+
+
+def _foreach_max(tensors: Any) -> list[Any]:
+    import torch
+
+    return [torch.ops.aten.max.default(t) for t in tensors]

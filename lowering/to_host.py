@@ -279,7 +279,8 @@ class _Lowering:
             values.append(buffer.value)
             offsets.append(buffer.byte_offset())
         kernel = op.kernel.string_value()
-        self.add(host.LaunchOp.make(kernel, values, op.sizes.data, offsets, self._typical_traffic(op)), op)
+        entries = None if op.entries is None else op.entries.data
+        self.add(host.LaunchOp.make(kernel, values, op.sizes.data, offsets, self._typical_traffic(op), entries), op)
         self.pending_poll |= kernel in self.checked
 
     def _typical_traffic(self, op: host.LaunchOp) -> int | None:

@@ -23,6 +23,7 @@ OURS: dict[str, str] = {
     "nd-attention": "passes.nd.nd_attention:NdAttention",
     "nd-sink-cat": "passes.nd.nd_sink_cat:NdSinkCat",
     "contract-expand": "passes.loop.contract_expand:ContractExpand",
+    "loop-batch": "passes.loop.loop_batch:LoopBatch",
     "loop-fuse": "passes.loop.loop_fuse:LoopFuse",
     "loop-interchange": "passes.loop.loop_interchange:LoopInterchange",
     "loop-tile": "passes.loop.loop_tile:LoopTile",

@@ -17,6 +17,7 @@ from ..dialects import loop, mem, nd
 from ..dialects.expr import evaluate, free_syms
 from ..dialects.nd_types import TensorType, element_bytes
 from ..passes.instrumentation import Remark, print_ir
+from ..passes.loop.batch_cost import batch_bytes
 from ..passes.loop.fusion_plan import NEAR, Attempt, Group, Plan, Planner
 from ..passes.loop.fusion_wishes import Outcome, names_of, origins, title
 from ..passes.loop.loop_fuse import symbol_hints
@@ -26,7 +27,7 @@ from ..passes.loop.nest_info import Access, NestInfo
 from ..passes.mem.lifetimes import lifetimes
 from ..passes.mem.mem_plan import ARENA_BYTES
 from . import explain_model as model
-from .explain_costs import call_step, kernel_step
+from .explain_costs import batch_step, call_step, kernel_step
 from .explain_names import Names
 from .explain_rows import RowReader
 
@@ -95,6 +96,8 @@ class Collector:
         """A pass decided something."""
         if kind == "fusion" and isinstance(what, tuple):
             planner, plan, outcomes = what
+            if _is_batch_body(planner):
+                return
             _PlanReader(self.graphs[-1], planner, plan).read(outcomes)
             self._rows = RowReader(self.graphs[-1], planner, plan)
         elif kind == "row-fusion" and isinstance(what, tuple) and self._rows is not None:
@@ -137,6 +140,8 @@ class Collector:
                 root[op.result] = root.get(op.input, op.input)
             if isinstance(op, loop.NestOp | loop.ContractOp):
                 step = kernel_step(op, len(graph.steps), names, symbols, facts, self.machine)
+            elif isinstance(op, loop.BatchOp):
+                step = batch_step(op, len(graph.steps), names, hints, self.machine)
             elif isinstance(op, mem.ExternOp):
                 step = call_step(op, len(graph.steps), names, hints, self.machine)
             else:
@@ -144,7 +149,7 @@ class Collector:
             _in_place(graph, op, step, names)
             touched = {root.get(v, v) for v in _outer_values(op)}
             step.after = sorted({writers[v] for v in touched if v in writers})
-            outs = op.outs if isinstance(op, loop.NestOp | loop.ContractOp) else op.outputs
+            outs = _written(op, hints)
             writers.update((root.get(v, v), step.number) for v in outs)
             graph.steps.append(step)
         last = max(0, len(graph.steps) - 1)
@@ -159,12 +164,26 @@ class Collector:
             graph.arena = evaluate(arena.data, _known(arena.data, hints)) if free_syms(arena.data) else int(arena.data)
 
 
+def _written(op: Operation, hints: dict[str, int]) -> Iterable[SSAValue]:
+    """The buffers that a step writes."""
+    if isinstance(op, loop.BatchOp):
+        return batch_bytes(op, hints)[1]
+    assert isinstance(op, loop.NestOp | loop.ContractOp | mem.ExternOp)
+    return op.outputs if isinstance(op, mem.ExternOp) else op.outs
+
+
 def _known(e: Any, hints: dict[str, int]) -> dict[Any, int]:
     return {s: hints.get(s.name, 64) for s in free_syms(e)}
 
 
 def _in_place(graph: model.Graph, op: Operation, step: model.Step, names: Names) -> None:
     """Say which buffers a step writes that hold something already: arguments, and what it reads itself."""
+    if isinstance(op, loop.BatchOp):
+        changed = {u.name for u in step.reads} & {names.of(v) for v in op.operands if not isinstance(v.owner, Operation)}
+        changed &= {u.name for u in step.writes}
+        if changed:
+            graph.in_place.append(f"{step.label} writes {len(changed)} arguments themselves")
+        return
     if not isinstance(op, loop.NestOp | loop.ContractOp):
         return
     read = {u.name for u in step.reads}
@@ -362,7 +381,13 @@ class _PlanReader:
 
 def _runs(op: Operation) -> bool:
     """Whether a unit of the plan does work by itself."""
-    return isinstance(op, loop.ContractOp | nd.ExternOp)
+    return isinstance(op, loop.ContractOp | loop.BatchOp | nd.ExternOp)
+
+
+def _is_batch_body(planner: Planner) -> bool:
+    """Whether a plan is that of what a batch does to each entry, which its step tells."""
+    func = next((op.parent_op() for op in planner.ops), None)
+    return func is not None and loop.batch_symbols(func) is not None
 
 
 def _place(op: Operation) -> model.Place:

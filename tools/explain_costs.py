@@ -12,6 +12,7 @@ from ..dialects import loop, mem
 from ..dialects.expr import Expr
 from ..dialects.expr_ranges import RangeEnv
 from ..dialects.nd_base import prop
+from ..passes.loop.batch_cost import batch_bytes, body_nests
 from ..passes.loop.footprint import of_nest
 from ..passes.loop.fusion_wishes import origins
 from ..passes.loop.library_cost import step_cost
@@ -53,6 +54,19 @@ def kernel_step(
     kind = "nest" if isinstance(op, loop.NestOp) else "contraction"
     step = Step(number, label, kind, operators, places, _uses(reads, names), _uses(writes, names), schedule=schedule)
     step.ops = sum(not isinstance(o, arith.ConstantOp | loop.YieldOp) for o in loop.walk_bodies(op))
+    _predict(step, op, hints, machine)
+    return step
+
+
+def batch_step(op: loop.BatchOp, number: int, names: Names, hints: Mapping[str, int], machine: Machine) -> Step:
+    """The step of a batch: one kernel over all entries."""
+    operators, places = sources(op)
+    nests = body_nests(op)
+    label = "+".join(nest.label.data for nest in nests if nest.label is not None) or op.callee.string_value()
+    reads, writes = batch_bytes(op, hints)
+    schedule = f"a list of {op.count} entries, threads share them"
+    step = Step(number, label, "nest", operators, places, _uses(reads, names), _uses(writes, names), schedule=schedule)
+    step.ops = sum(not isinstance(o, arith.ConstantOp | loop.YieldOp) for nest in nests for o in loop.walk_bodies(nest))
     _predict(step, op, hints, machine)
     return step
 

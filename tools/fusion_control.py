@@ -14,6 +14,7 @@ from xdsl.ir import Operation
 
 from ..passes.errors import PipelineError
 from ..passes.loop.fusion_wishes import is_named
+from ..passes.loop.loop_batch import LoopBatch
 from ..passes.loop.loop_fuse import LoopFuse
 from ..passes.manager import Pipeline
 
@@ -58,6 +59,12 @@ def apply_wishes(
     }
     # what is wrong with the other entries of a wish that is handed on, loop-fuse says
     matched |= here | {e for wish in options.fuse if any(e in here for e in wish) for e in wish}
+    named = {*here, *(e for wish in options.fuse for e in wish), *marks}
+    if named:
+        try:
+            pipeline.replace(LoopBatch.name, LoopBatch(apart=tuple(sorted(named))))
+        except PipelineError:
+            log.debug("the pipeline has no pass 'loop-batch'")
     if any(wishes.values()):
         try:
             pipeline.replace(LoopFuse.name, LoopFuse(**wishes))

@@ -22,6 +22,7 @@ from ..dialects.nd_base import prop
 from ..dialects.nd_types import LayoutAttr, TensorType
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
+from .interpret_batch import run_batch
 from .interpret_nd import NdInterpreter, call_arguments, find_operator
 from .interpret_nest import AccessCounter, Memory, NestRunner, Order
 
@@ -47,6 +48,13 @@ class LoopInterpreter(NdInterpreter):
             super().run(op)
         else:
             rule(self, op)
+
+    def nested(self, func: FuncOp) -> LoopInterpreter:
+        return LoopInterpreter(func, self.objects, self.order)
+
+    def batch(self, op: loop.BatchOp) -> None:
+        """The body on every entry."""
+        self.values.update(zip(op.results, run_batch(self, op), strict=True))
 
     # ---- sizes
 
@@ -185,6 +193,7 @@ _RULES: dict[type[Operation], Callable[[LoopInterpreter, Any], None]] = {
     loop.EmptyOp: LoopInterpreter.empty,
     loop.NestOp: LoopInterpreter.nest,
     loop.ContractOp: LoopInterpreter.nest,
+    loop.BatchOp: LoopInterpreter.batch,
     mem.AllocOp: LoopInterpreter.alloc,
     mem.ViewOp: LoopInterpreter.view,
     mem.ExternOp: LoopInterpreter.extern,

@@ -18,11 +18,13 @@ from xdsl.ir import Operation, SSAValue
 from ..dialects import nd
 from ..dialects.call_args import Arg, Enum, Obj
 from ..dialects.expr import Expr, evaluate, free_syms, to_python
+from ..dialects.loop_batch import BatchOp
 from ..dialects.nd_base import prop
 from ..dialects.nd_pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ..dialects.nd_types import LayoutAttr, TensorType
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
+from .interpret_batch import run_batch
 from .philox import random_numbers
 
 State = dict[SSAValue, Any]
@@ -61,6 +63,10 @@ class NdInterpreter:
         return tuple(self.size(d) for d in value.type.dims)  # pyright: ignore[reportAttributeAccessIssue]
 
     # ---- ops
+
+    def nested(self, func: FuncOp) -> NdInterpreter:
+        """An interpreter for a function that this one calls."""
+        return NdInterpreter(self.objects)
 
     def run(self, op: Operation) -> None:
         """Run one op and note its results."""
@@ -480,6 +486,11 @@ def _conv(
 
 
 # what runs elsewhere
+
+
+@_on(BatchOp)
+def _batch(run: NdInterpreter, op: BatchOp, *values: Any) -> Any:
+    return run_batch(run, op)
 
 
 @_on(nd.ExternOp)

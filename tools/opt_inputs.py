@@ -11,6 +11,7 @@ from xdsl.ir import Attribute, Operation
 
 from ..dialects.expr import evaluate, free_syms
 from ..dialects.expr_syntax import ExprAttr
+from ..dialects.loop_batch import BATCH
 from ..dialects.mem import BufferType
 from ..dialects.nd_types import FLOATS, LayoutAttr, RangeAttr, TensorType
 from ..errors import StepwellError
@@ -34,7 +35,7 @@ def entry_function(module: ModuleOp, name: str | None) -> Operation:
         _symbol(op): op for op in module.ops if isinstance(op, FuncOp) or op.name in ("host.program", "cpu.kernel")
     }
     if name is None:
-        programs = [op for op in found.values() if op.name != "cpu.kernel"] or list(found.values())
+        programs = [op for op in found.values() if op.name != "cpu.kernel" and BATCH not in op.attributes] or list(found.values())
         if len(programs) == 1:
             return programs[0]
         name = "forward"

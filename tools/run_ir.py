@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
+from ..dialects.loop_batch import BATCH
 from ..errors import StepwellError
 from .opt_inputs import entry_function, random_inputs
 
@@ -159,7 +160,7 @@ def lower_rest(module: ModuleOp, ctx: Context, level: str, entry: Operation | No
     copied = module.clone()
     if entry is not None:
         for op in list(copied.ops):
-            if op.name in ("func.func", "host.program") and _name(op) != _name(entry):
+            if op.name in ("func.func", "host.program") and _name(op) != _name(entry) and BATCH not in op.attributes:
                 op.detach()
                 op.erase(safe_erase=False)
     stages = LEVELS if level == "nd" else LEVELS[LEVELS.index(level) + 1 :]

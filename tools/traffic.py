@@ -13,6 +13,7 @@ from ..dialects.expr import evaluate, free_syms, sym
 from ..dialects.mem import BufferType
 from ..dialects.nd_base import prop
 from ..dialects.nd_types import element_bytes
+from ..passes.loop.batch_cost import batch_bytes
 from ..passes.loop.footprint import touched_bytes
 from ..passes.loop.loop_fuse import symbol_hints
 from ..passes.loop.nest_key import nest_key
@@ -37,13 +38,13 @@ def traffic(module: ModuleOp) -> tuple[int, int]:
 
 
 def steps(module: ModuleOp) -> Iterator[tuple[Operation, int, int]]:
-    """(op, bytes read, bytes written) of every nest, contraction and library call of a module at the memory level.
+    """(op, bytes read, bytes written) of every nest, batch, contraction and library call of a module at the memory level.
 
     A nest counts each element that it touches once, and what it stored itself before not as read. Contractions and calls count their
     operands and results whole."""
     hints = symbol_hints(module)
     known: dict[object, tuple[int, int]] = {}
-    for func in [f for f in module.body.block.ops if isinstance(f, FuncOp)]:
+    for func in [f for f in module.body.block.ops if isinstance(f, FuncOp) and loop.batch_symbols(f) is None]:
         for op in func.body.block.ops:
             if isinstance(op, loop.NestOp):
                 key = nest_key(op)[0]
@@ -51,6 +52,9 @@ def steps(module: ModuleOp) -> Iterator[tuple[Operation, int, int]]:
                 if found is None:
                     found = known[key] = touched_bytes(op, {sym(name): size for name, size in hints.items()})
                 yield op, *found
+            elif isinstance(op, loop.BatchOp):
+                read, written = batch_bytes(op, hints)
+                yield op, sum(read.values()), sum(written.values())
             elif isinstance(op, loop.ContractOp):
                 reads, writes = touched(op)
                 yield op, _total(reads, hints), _total(writes, hints)

@@ -7,6 +7,7 @@ The counterpart of MLIR's one-shot-bufferize. What the pass decides, and where:
   new value it computes, of a tensor that dies in it, or memory of its own;
 - which values a nest stores in several places (second_homes.py);
 - which reads move in front of a store (ordering.py);
+- what the entries of a batch write to (batches.py);
 - library calls (externs.py), results and updates of arguments (results.py).
 
 Where something cannot be shared there is a copy nest, labelled "copy", and a remark with the reason. Loops without
@@ -29,6 +30,7 @@ from xdsl.ir import Operation
 from ...dialects import loop, nd
 from ...dialects.nd import symbol_ranges
 from ...passes.manager import Pass
+from .batches import finish_batches, lower_batch
 from .externs import lower_extern
 from .lowering import PASS, Lowering
 from .ordering import order_reads
@@ -39,6 +41,7 @@ RULES: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     loop.EmptyOp: Lowering.empty,
     loop.NestOp: Lowering.nest,
     loop.ContractOp: Lowering.nest,
+    loop.BatchOp: lower_batch,
     nd.IndexViewOp: Lowering.index_view,
     nd.ExternOp: lower_extern,
     nd.UpdateOp: lower_update,
@@ -58,3 +61,4 @@ class LoopToMem(Pass):
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
             order_reads(func)
             Lowering(func, symbols, second_homes).run(RULES)
+        finish_batches(op)

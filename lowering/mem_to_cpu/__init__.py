@@ -7,6 +7,7 @@ share one.
     memory.py      loads, stores, gathers                          tiles.py       transposes in registers
     builder.py     blocks, hoisting, constants                     row_cache.py   values kept for later passes
     shared_loops.py  long loops and rows in parts, on threads; columns that all rows share
+    batches.py     kernels that walk over lists
 
 What runs along the lanes is decided in passes/loop/loop_schedule.py.
 """
@@ -31,6 +32,7 @@ from ...passes.loop.loop_schedule import Cost, choose, symbol_facts
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_key import is_nest_in_memory, nest_key
 from ...passes.manager import Pass
+from .batches import BatchLowering
 from .body import UnsupportedBody
 from .contract import ContractLowering
 from .kernel import lower_nest
@@ -58,6 +60,7 @@ class MemToCpu(Pass):
             contracts = ContractLowering(op.body.block.add_op, self.library)
             for contract in [c for c in func.walk() if isinstance(c, loop.ContractOp)]:
                 contracts.lower(contract)
+        BatchLowering(op).run()
 
 
 class Outliner:

@@ -15,6 +15,7 @@ from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
 from ...dialects.expr_ranges import RangeEnv
+from ...dialects.loop import BatchOp
 from ...dialects.nd import ExternOp, UpdateOp, symbol_ranges
 from .lowering import Lowering
 from .rules import RULES
@@ -60,7 +61,7 @@ def _needed(func: FuncOp) -> set[Operation]:
     """Ops whose results reach the return, an update or an effect."""
     live: set[Operation] = set()
     for op in reversed(list(func.body.block.ops)):
-        root = not op.results or isinstance(op, UpdateOp) or (isinstance(op, ExternOp) and _has_effect(op))
+        root = not op.results or isinstance(op, UpdateOp | BatchOp) or (isinstance(op, ExternOp) and _has_effect(op))
         if root or any(use.operation in live for r in op.results for use in r.uses):
             live.add(op)
     return live

@@ -449,6 +449,15 @@ def _extern(low: Lowering, op: nd.ExternOp) -> None:
         low.bind(old, result)
 
 
+def _batch(low: Lowering, op: loop.BatchOp) -> None:
+    operands = [low.tensor(x) for x in op.operands]
+    types = [r.type for r in op.results]
+    new = loop.BatchOp.create(operands=operands, result_types=types, properties=op.properties, attributes=op.attributes)
+    low.add(new, op)
+    for old, result in zip(op.results, new.results, strict=True):
+        low.bind(old, result)
+
+
 def _update(low: Lowering, op: nd.UpdateOp) -> None:
     target = low.values[op.target].root
     assert isinstance(target, SSAValue)
@@ -485,6 +494,7 @@ RULES: dict[type[Operation], Rule] = {
     nd.MatmulOp: _matmul,
     nd.ConvOp: _conv,
     nd.ExternOp: _extern,
+    loop.BatchOp: _batch,
     nd.UpdateOp: _update,
     ReturnOp: _return,
 }

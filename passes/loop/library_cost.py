@@ -17,6 +17,7 @@ from ...dialects.call_args import Arg
 from ...dialects.expr import Expr, as_expr, evaluate, free_syms
 from ...dialects.nd_base import prop
 from ...dialects.nd_types import LOW_PRECISION, element_bytes
+from .batch_cost import batch_cost
 from .cost_model import OVERLAP, SERVER, Cost, Work, nest_cost
 from .machine import Machine
 from .op_costs import op_cost
@@ -63,14 +64,16 @@ def matmul_cost(
 
 
 def step_cost(op: Operation, hints: Mapping[str, int] | None = None, machine: Machine = SERVER) -> Cost | None:
-    """The cost of one op of a function at the loop or memory level: a nest, a contraction, a call of the library; None for what does
-    nothing at run time."""
+    """The cost of one op of a function at the loop or memory level: a nest, contraction, batch or call of the library; None for what
+    does nothing at run time."""
     if isinstance(op, loop.NestOp):
         return nest_cost(op, hints, machine)
     if isinstance(op, loop.ContractOp):
         return contract_cost(op, hints, machine)
     if isinstance(op, mem.ExternOp | nd.ExternOp):
         return extern_cost(op, hints, machine)
+    if isinstance(op, loop.BatchOp):
+        return batch_cost(op, hints, machine)
     return None
 
 

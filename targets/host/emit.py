@@ -437,7 +437,10 @@ class _Emitter:
             else:
                 type = "double" if isinstance(value.type, Float64Type) else _integer_text(value.type)
                 numbers.append(f"{type} {self.number(value)}")
-        sizes = [f"i64 {entry.size(size)}" for size in op.sizes.data]
+        if op.entries is not None:
+            numbers = [self._table(op, memory, numbers), f"ptr {entry.words(op.sizes.data)}", f"i64 {op.entries.data}"]
+            memory = []
+        sizes = [f"i64 {entry.size(size)}" for size in op.sizes.data] if op.entries is None else []
         traffic = None if op.bytes is None else op.bytes.data
         if traffic is None or not traffic.is_const or int(traffic) >= CHEAP_BYTES:
             entry.drop_lock()
@@ -445,6 +448,23 @@ class _Emitter:
         kernel = op.kernel.string_value()
         entry.module.declare(kernel, "void", ", ".join(a.rpartition(" ")[0] for a in arguments))
         entry.do(f"call void @{kernel}({', '.join(arguments)})")
+
+    def _table(self, op: host.LaunchOp, memory: list[str], numbers: list[str]) -> str:
+        """The table of a launch over a list: a row of addresses and numbers for each entry, 8 bytes each."""
+        assert op.entries is not None
+        entry, count = self.entry, op.entries.data
+        rows = len(memory) // count, len(numbers) // count
+        words = [
+            word
+            for k in range(count)
+            for word in (*memory[k * rows[0] : (k + 1) * rows[0]], *numbers[k * rows[1] : (k + 1) * rows[1]])
+        ]
+        base = entry.alloca(f"[{max(1, len(words))} x i64]", 8)
+        for k, word in enumerate(words):
+            if word.startswith("i1 "):
+                word = f"i64 {entry.let(f'zext {word} to i64')}"
+            entry.do(f"store {word}, ptr {entry.at(base, k, 'i64')}")
+        return f"ptr {base}"
 
     def poll(self, op: host.PollOp) -> None:
         self.entry.poll()

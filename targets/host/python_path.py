@@ -132,6 +132,10 @@ class _Writer:
             address = f"{name}.data_ptr()" if isinstance(value.type, host.TensorType) else name
             memory.append(address if offset is as_expr(0) else f"{address} + {to_python(offset)}")
         sizes = [to_python(size) for size in op.sizes.data]
+        if op.entries is not None:
+            table = f"rt.table({op.entries.data}, ({''.join(m + ', ' for m in memory)}), ({''.join(n + ', ' for n in numbers)}))"
+            words = f"rt.table({op.entries.data}, ({''.join(n + ', ' for n in sizes)}), ())"
+            memory, sizes, numbers, kinds = [table, words], [str(op.entries.data)], [], ""
         signature = "p" * len(memory) + "i" * len(sizes) + kinds
         kernel = self.item("kernel", (op.kernel.string_value(), signature))
         self.do(f"{kernel}({', '.join((*memory, *sizes, *numbers))})")

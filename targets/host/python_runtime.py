@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import create_string_buffer
+from struct import pack
 from typing import Any
 
 from .messages import kernel_error, layout_error, same_sizes
@@ -57,6 +59,16 @@ class PythonRuntime:
         first = start // wanted.itemsize + offset
         flat = self._torch.empty(0, dtype=wanted)
         return flat.set_(arena.untyped_storage(), first, sizes, strides)
+
+    def table(self, entries: int, memory: tuple[int, ...], numbers: tuple[int | float | bool, ...]) -> Any:
+        """The table of a launch over a list: for each entry a row of its addresses (or sizes) and its numbers, 8 bytes each."""
+        rows = len(memory) // entries, len(numbers) // entries
+        words: list[int | float] = []
+        for k in range(entries):
+            words += memory[k * rows[0] : (k + 1) * rows[0]]
+            words += numbers[k * rows[1] : (k + 1) * rows[1]]
+        form = "".join("d" if isinstance(word, float) else "q" for word in words)
+        return create_string_buffer(pack(f"={form}", *words), max(1, 8 * len(words)))
 
     def poll(self) -> None:
         number = self._take_error()
