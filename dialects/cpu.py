@@ -17,6 +17,7 @@ from __future__ import annotations
 from xdsl.ir import Dialect
 
 from .cpu_gemm import GemmOp
+from .cpu_lanes import ConcatOp, ExtractOp, InsertOp, ShuffleOp, SliceOp, TransposeOp
 from .cpu_memory import (
     AtomicAddOp,
     CopyOp,
@@ -48,18 +49,12 @@ from .cpu_vector import (
     CastOp,
     CmpFOp,
     CmpIOp,
-    ConcatOp,
-    ExtractOp,
-    InsertOp,
     IotaOp,
     LanesOp,
     MathOp,
     ReduceOp,
     SelectOp,
-    ShuffleOp,
-    SliceOp,
     SplatOp,
-    TransposeOp,
 )
 
 __all__ = [

@@ -406,6 +406,8 @@ class LayoutOp(HostOp):
     def verify_(self) -> None:
         if len(self.sizes.data) != len(self.strides.data):
             raise VerifyException(f"{self.name}: {len(self.sizes.data)} sizes but {len(self.strides.data)} strides")
+        if self.HAS_RESULT and (negative := [e for e in self.strides.data if e.is_const and int(e) < 0]):
+            raise VerifyException(f"{self.name}: stride {negative[0]}: tensors of torch cannot have negative strides")
         for value in (*self.operands, *self.results):
             if not isinstance(value.type, (TensorType, PtrType)):
                 raise VerifyException(f"{self.name}: expected a tensor or a pointer, got {value.type}")

@@ -344,6 +344,7 @@ class _Emitter:
         return entry.load("%out")
 
     def empty_output(self, op: host.EmptyOutputOp) -> None:
+        op.verify_()  # as in from_arena
         entry = self.entry
         type = op.result.type.element_type
         sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
@@ -400,6 +401,7 @@ class _Emitter:
         self.arena_block = entry.load(entry.let(f"getelementptr i8, ptr {arena}, i64 8"))
 
     def from_arena(self, op: host.FromArenaOp) -> None:
+        op.verify_()  # torch ends the process where a stride is negative
         entry, type = self.entry, op.result.type.element_type
         data = self.values.data(self.values[op.source])
         exprs = [*op.sizes.data, *op.strides.data]

@@ -66,6 +66,7 @@ def test_text_round_trip():
     [
         ("host.check %x [s0] strides [1] : !host.tensor<f32>", "names s0, which no host.bind defines before"),
         ("host.check %x [4, 4] strides [1] : !host.tensor<f32>", "2 sizes but 1 strides"),
+        ("%t = host.from_arena %p [4] strides [-1] : !host.ptr -> !host.tensor<f32>", "stride -1: tensors of torch cannot"),
         ("host.bind s0 = value %n : i64\nhost.bind s0 = value %n : i64", "symbol s0 is bound twice"),
         ("host.bind s0 + 1 = value %n : i64", "s0 + 1 is not a symbol"),
         ("host.bind s0 = size %x : !host.tensor<f32>", "a dimension belongs to kinds size and stride"),

@@ -6,7 +6,7 @@ import torch
 import stepwell  # noqa: F401 - registers the backend
 
 
-def agree(fn, *inputs, dynamic=False):
+def check_against_eager(fn, *inputs, dynamic=False):
     torch._dynamo.reset()
     got = torch.compile(fn, backend="stepwell", dynamic=dynamic, fullgraph=True)(*[x.clone() for x in inputs])
     torch.testing.assert_close(got, fn(*[x.clone() for x in inputs]), equal_nan=True)
@@ -21,8 +21,8 @@ def test_a_value_built_on_another_tensor_does_not_move_into_a_later_result(built
         return -z, z + x + part
 
     torch.manual_seed(0)
-    agree(program, torch.randn(4, 4), torch.randn(4), torch.randn(4, 4))
-    agree(program, torch.randn(40, 40), torch.randn(40), torch.randn(40, 40))
+    check_against_eager(program, torch.randn(4, 4), torch.randn(4), torch.randn(4, 4))
+    check_against_eager(program, torch.randn(40, 40), torch.randn(40), torch.randn(40, 40))
 
 
 def test_lanes_over_a_symbolic_stride():
@@ -31,4 +31,4 @@ def test_lanes_over_a_symbolic_stride():
         return d, torch.minimum(a, d)
 
     for n in (3, 5, 19):
-        agree(program, torch.arange(2 * n * n, dtype=torch.int32).view(n, 2 * n)[:, ::2], torch.randn(n, n).double(), dynamic=True)
+        check_against_eager(program, torch.arange(2 * n * n, dtype=torch.int32).view(n, 2 * n)[:, ::2], torch.randn(n, n).double(), dynamic=True)

@@ -370,7 +370,7 @@ def overlaps(t: torch.Tensor) -> bool:
     return torch.arange(size).as_strided(t.shape, t.stride()).unique().numel() != t.numel()
 
 
-def same(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
+def check_equal(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
     """Values, dtype, sizes and significant strides."""
     tolerance = {"rtol": 2e-4, "atol": 2e-4} if want.dtype in FLOATS else {"rtol": 0, "atol": 0}
     torch.testing.assert_close(got, want, equal_nan=True, msg=lambda m: f"{what}: {m}", **tolerance)
@@ -409,9 +409,9 @@ def run(program: Program, seed: int, backend: str = "stepwell") -> None:
             return
         assert len(got) == len(want)
         for k, (a, b) in enumerate(zip(got, want, strict=True)):
-            same(f"result {k}", a, b)
+            check_equal(f"result {k}", a, b)
         for k, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            same(f"input {k}", a, b)
+            check_equal(f"input {k}", a, b)
         if not program.grad:
             assert groups([*ours, *got]) == groups([*theirs, *want]), "which results share memory"
             continue
