@@ -31,4 +31,6 @@ def test_lanes_over_a_symbolic_stride():
         return d, torch.minimum(a, d)
 
     for n in (3, 5, 19):
-        check_against_eager(program, torch.arange(2 * n * n, dtype=torch.int32).view(n, 2 * n)[:, ::2], torch.randn(n, n).double(), dynamic=True)
+        check_against_eager(
+        program, torch.arange(2 * n * n, dtype=torch.int32).view(n, 2 * n)[:, ::2], torch.randn(n, n).double(), dynamic=True
+    )
