@@ -16,7 +16,7 @@ from ...dialects.nd_types import is_float
 from ...passes.loop.nest_access import Loop, Node
 from . import reductions as red
 from .loops import Span, run_segments, segments, sequential, whole
-from .shared_loops import FlatRows, Share, SharedLoop, columns_of
+from .shared_loops import FlatRows, Share, SharedLoop, columns_of, row_elements
 from .state import State, scalar_type
 
 NEVER_UNROLL = 1 << 20
@@ -135,7 +135,7 @@ class ReduceLowering:
         size = order[0].size.value
         if not columns and (self.share is None or (size is not None and size < (2 if node.children else LONG_ENOUGH))):
             return None
-        return SharedLoop(self.s, self.share, columns, self._merge)
+        return SharedLoop(self.s, self.share, columns, self._merge, row_elements(node))
 
     def _merge(self, slots: Sequence[red.Accumulator], a: list[SSAValue], later: list[SSAValue]) -> list[SSAValue]:
         new: list[SSAValue] = []

@@ -83,8 +83,14 @@ class RowCache:
     # ---- planning
 
     def _plan(self) -> None:
+        for node in self.s.info.root.walk():
+            if node.children and self.choice(node) is None:
+                self._plan_body(node)
+
+    def _plan_body(self, body: Node) -> None:
+        """The loops that stand one after the other in a body."""
         groups: dict[tuple[object, ...], list[Node]] = {}
-        for node in self.s.info.root.children:
+        for node in body.children:
             chosen = self.choice(node)
             if chosen is None or node.children or isinstance(node.op, loop.ScanOp) or not has_effect(node.op):
                 continue

@@ -30,9 +30,10 @@ SHARES = 64
 UNIT = 64
 """Such a part is a multiple of this many iterations, if it is longer."""
 COLUMN_PARTS = 32
-"""The same for a loop with columns, each part of which has its own, and at least..."""
-COLUMN_ROWS = 32
-"""...this many iterations, so that filling and merging them costs little."""
+"""The same for a loop with columns, each part of which has its own."""
+COLUMN_SHARE = 16
+"""Such a part is so many iterations that these touch this many times as many elements as there are columns, so that filling and merging
+them costs little."""
 COLUMN_BYTES = 512 * 1024
 """Stack that the columns of all parts may take."""
 CHAIN = 512
@@ -79,6 +80,11 @@ def columns_of(node: Node) -> list[Column] | None:
     return list(found.values())
 
 
+def row_elements(node: Node) -> int:
+    """Elements that one iteration of `node` touches, about: the trips of its longest inner loop, 1 where that is not known."""
+    return max((product([one.size for one in inner.loops]).value or 1 for inner in node.walk() if inner is not node), default=1)
+
+
 def _own_element(access: Access, node: Node) -> bool:
     """Whether every iteration of the loops of `node` surely combines into elements of its own."""
     if len(node.loops) != 1 or len(free_dims(access.offset)) != 1:
@@ -103,11 +109,13 @@ def _dense_elements(buffer: SSAValue) -> int | None:
 class SharedLoop:
     """One loop that is run in parts. `share` runs a function on threads; without it the parts run one after the other."""
 
-    def __init__(self, s: State, share: Share | None, columns: Sequence[Column], merge: Merge):
+    def __init__(self, s: State, share: Share | None, columns: Sequence[Column], merge: Merge, row: int = 1):
+        """`row`: elements that an iteration touches, about."""
         self.s = s
         self.share = share
         self.columns = columns
         self.merge = merge
+        self.row = row
 
     def run(self, one: Loop, slots: Sequence[red.Accumulator], run: Run) -> list[SSAValue]:
         """`run` over all of the loop `one`, in parts; gives the merged results."""
@@ -152,7 +160,8 @@ class SharedLoop:
             return SHARES, maximum(length, 1)
         taken = sum(c.elements * element_bytes(c.dtype) for c in self.columns)
         parts = max(1, min(COLUMN_PARTS, COLUMN_BYTES // max(1, taken)))
-        return parts, maximum(ceildiv(size, parts), COLUMN_ROWS)
+        most = max(c.used for c in self.columns)
+        return parts, maximum(ceildiv(size, parts), max(1, COLUMN_SHARE * most // max(1, self.row)))
 
     def _span(self, one: Loop, length: Expr, unit: SSAValue) -> Span:
         """The iterations of part `unit`."""

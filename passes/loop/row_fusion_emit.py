@@ -145,6 +145,10 @@ class RowWriter:
     ) -> None:  # fmt: skip
         """The loop of a row that also runs the parts with the same loop inside."""
         inside = {k: self._fit(k, sizes) for k in range(len(self.fusion.parts)) if k not in self.apart}
+        split = next((k for k, fit in inside.items() if fit == "split"), None)
+        if split is not None:
+            self._split_host(copy, sizes, indices, block, place, [k for k, fit in inside.items() if fit == "split"])
+            return
         self._hosted = {k for k, fit in inside.items() if fit}
         reducing = [k for k in self._hosted if inside[k] == "reduced"]
         op = _loop_of(sizes, [self.fusion.parts[k] for k in reducing])
@@ -157,71 +161,104 @@ class RowWriter:
             self.in_host = False
             if reducing:
                 self.body.append(loop.YieldOp.create(operands=[v for k in reducing for v in values[k]]))
+        yielded.update(self._shares(reducing, op.results))
+
+    def _split_host(
+        self, copy: _Copy, sizes: Sequence[Expr], indices: Sequence[SSAValue], block: Block, place: dict[int, Expr], parts: list[int]
+    ) -> None:
+        """The loop of a row as two: over the columns of the parts, and a reduction over the rest inside."""
+        first = self.fusion.parts[parts[0]]
+        cut = len(_inner(first, first.kept))
+        parts = [k for k in parts if len(_inner(self.fusion.parts[k], self.fusion.parts[k].kept)) == cut]
+        self._hosted = set(parts)
+        outer = loop.ForOp.build_for(sizes[:cut])
+        inner = _loop_of(sizes[cut:], [self.fusion.parts[k] for k in parts])
+        with self.body.inner(outer, outer.body, sizes[:cut]) as columns:
+            with self.body.inner(inner, inner.regions[0], sizes[cut:]) as rest:
+                copy.enter(indices, (*columns, *rest))
+                copy.block(block)
+                self.in_host = True
+                at = {k: self._places(k, place, self._aligned(k, "split", (*columns, *rest))) for k in parts}
+                values = [v for k in parts for v in self._value(self.fusion.parts[k], at[k])]
+                self.in_host = False
+                self.body.append(loop.YieldOp.create(operands=values))
+            for k, found in self._shares(parts, inner.results).items():
+                self._add(k, at[k], found)
+
+    def _shares(self, parts: Sequence[int], results: Sequence[SSAValue]) -> dict[int, list[SSAValue]]:
+        """What each of `parts` gets of the results of a loop that reduces for all of them."""
+        found: dict[int, list[SSAValue]] = {}
         at = 0
-        for k in reducing:
+        for k in parts:
             count = len(self.fusion.parts[k].reduce.results)
-            yielded[k] = list(op.results[at : at + count])
+            found[k] = list(results[at : at + count])
             at += count
+        return found
 
     def _fit(self, k: int, sizes: Sequence[Expr]) -> str:
-        """How part `k` runs in a loop over `sizes` of a row: its kept ("kept") or reduced loops are that loop; "" if neither."""
+        """How part `k` runs in a loop over `sizes` of a row: its kept ("kept") or reduced ("reduced") loops are that loop, or both one
+        after the other ("split"); "" if none of these."""
         part, across = self.fusion.parts[k], self.fusion.across
         if across:
             inside = [d for d in part.kept if d in part.place and part.place[d].index in across]
             return "kept" if len(inside) == len(across) else "reduced" if not inside else ""
         kept, reduced = _inner(part, part.kept), _inner(part, part.reduced)
-        if [part.size(d) for d in kept] == list(sizes) and not reduced:
-            return "kept"
-        return "reduced" if not kept and [part.size(d) for d in reduced] == list(sizes) else ""
+        if [part.size(d) for d in (*kept, *reduced)] != list(sizes):
+            return ""
+        return "split" if kept and reduced else "kept" if kept else "reduced"
 
     def _aligned(self, k: int, fit: str, dims: Sequence[Expr]) -> dict[Dim, Expr]:
         """Where the loops of part `k` are in the loop that it stands in."""
         part = self.fusion.parts[k]
         if self.fusion.across:
             return {}
-        return dict(zip(_inner(part, part.kept if fit == "kept" else part.reduced), dims, strict=True))
+        kept, reduced = _inner(part, part.kept), _inner(part, part.reduced)
+        return dict(zip({"kept": kept, "reduced": reduced, "split": [*kept, *reduced]}[fit], dims, strict=True))
 
     # ---- parts
 
-    def _part(self, k: int, place: dict[int, Expr], given: dict[Dim, Expr]) -> list[SSAValue]:
-        """What part `k` does in a row: stores for columns, else the values that it yields."""
+    def _places(self, k: int, place: dict[int, Expr], given: dict[Dim, Expr]) -> dict[Dim, Expr]:
+        """Where the loops of part `k` are: at loops of the rows' nest or of a row; those that it has for itself are missing."""
         part = self.fusion.parts[k]
         at: dict[Dim, Expr] = {d: ZERO for d in (*part.kept, *part.reduced) if part.size(d) is ONE}
         at.update({d: place[a.index] for d, a in part.place.items() if a.index in place})
-        at.update(given)
+        return {**at, **given}
+
+    def _part(self, k: int, place: dict[int, Expr], given: dict[Dim, Expr]) -> list[SSAValue]:
+        """What part `k` does in a row: stores for columns that are a loop of the row, else the values that it yields."""
+        part = self.fusion.parts[k]
+        at = self._places(k, place, given)
         kept = [d for d in part.kept if d not in at]
         if not kept:
-            return self._value(k, part, at)
+            values = self._value(part, at)
+            if self.in_host and k in self.columns and _stands_in(part, self.fusion):
+                self._add(k, at, values)
+                return []
+            return values
         sizes = [part.size(d) for d in kept]
         op = loop.ForOp.build_for(sizes)
         with self.body.inner(op, op.body, sizes) as dims:
             at.update(zip(kept, dims, strict=True))
-            self._add(k, at, self._value(k, part, at))
+            self._add(k, at, self._value(part, at))
         return []
 
-    def _value(self, k: int, part: Part, at: dict[Dim, Expr]) -> list[SSAValue]:
-        """What the reduction yields for one element, its remaining loops reduced; stored where the columns stand in a loop of a row."""
+    def _value(self, part: Part, at: dict[Dim, Expr]) -> list[SSAValue]:
+        """What the reduction yields for one element, its remaining loops reduced."""
         nest, reduce = part.facts.nest, part.reduce
-        places = {nest.indices[n]: at[d] for n, d in enumerate(part.kept)}
-        copy = _Copy(self, part.facts, places)
+        copy = _Copy(self, part.facts, {nest.indices[n]: at[d] for n, d in enumerate(part.kept)})
         for op in _needed(nest.block, reduce):
             copy.op(op)
-        rest = [d for d in part.reduced if d not in at]
         own = dict(zip(part.reduced, reduce.indices, strict=True))
         copy.place.update({own[d]: at[d] for d in part.reduced if d in at})
+        rest = [d for d in part.reduced if d not in at]
         if not rest:
-            values: Sequence[SSAValue] = copy.yielded(reduce.block)
-        else:
-            sizes = [part.size(d) for d in rest]
-            new = loop.ReduceOp.build_reduce(sizes, reduce.kind_names, reduce.result_types)
-            with self.body.inner(new, new.body, sizes) as dims:
-                copy.enter([own[d] for d in rest], dims)
-                self.body.append(loop.YieldOp.create(operands=copy.yielded(reduce.block)))
-            values = new.results
-        if self.in_host and k in self.columns and all(d in at for d in part.kept) and _stands_in(part, at, self.fusion):
-            self._add(k, at, values)
-            return []
-        return list(values)
+            return copy.yielded(reduce.block)
+        sizes = [part.size(d) for d in rest]
+        new = loop.ReduceOp.build_reduce(sizes, reduce.kind_names, reduce.result_types)
+        with self.body.inner(new, new.body, sizes) as dims:
+            copy.enter([own[d] for d in rest], dims)
+            self.body.append(loop.YieldOp.create(operands=copy.yielded(reduce.block)))
+        return list(new.results)
 
     def _accumulate(self, k: int, place: dict[int, Expr], values: list[SSAValue]) -> None:
         part = self.fusion.parts[k]
@@ -351,7 +388,7 @@ def _inner(part: Part, dims: Sequence[Dim]) -> list[Dim]:
     return [d for d in dims if d not in part.place and part.size(d) is not ONE]
 
 
-def _stands_in(part: Part, at: dict[Dim, Expr], fusion: RowFusion) -> bool:
+def _stands_in(part: Part, fusion: RowFusion) -> bool:
     """Whether a loop that the part keeps is one inside of a row (and not only a row)."""
     return any(part.size(d) is not ONE and (d not in part.place or part.place[d].index in fusion.across) for d in part.kept)
 
