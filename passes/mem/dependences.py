@@ -68,11 +68,13 @@ def _span(op: mem.AllocOp) -> tuple[int, int]:
 
 
 def accesses(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
-    """(buffers read, buffers written) by a nest, a contraction or a library call; nothing for other ops."""
+    """(buffers read, buffers written) by a nest, a contraction, a batch or a library call; nothing for other ops."""
     if isinstance(op, mem.ExternOp):
         made = {op.operands[k] for k in prop(op, "out") or ()}
         changed = {op.operands[k] for k in prop(op, "mutates") or ()}
         return _buffers(set(op.operands) - made), _buffers({*op.results, *made, *changed})
+    if isinstance(op, loop.BatchOp):
+        return _batch_accesses(op)
     if not isinstance(op, loop.NestOp | loop.ContractOp):
         return set(), set()
     outs = dict(zip(op.out_args, op.outs, strict=True))
@@ -87,6 +89,16 @@ def accesses(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
             if inner.mode is not None:
                 reads.add(target)
     return _buffers(reads), _buffers(writes)
+
+
+def _batch_accesses(op: loop.BatchOp) -> tuple[set[SSAValue], set[SSAValue]]:
+    body = op.body().body.block
+    place: dict[SSAValue, int] = {formal: k for k, formal in enumerate(body.args)}
+    found: tuple[set[SSAValue], set[SSAValue]] = (set(), set())
+    for nest in body.ops:
+        for values, formals in zip(found, accesses(nest), strict=True):
+            values.update(operands[place[formal]] for formal in formals for operands in op.entry_operands())
+    return found
 
 
 def _buffers(values: Iterable[SSAValue]) -> set[SSAValue]:

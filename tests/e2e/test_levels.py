@@ -77,6 +77,12 @@ def update(x, y):
     return x.sum(0), y.cumsum(0)
 
 
+def lists(*xs):
+    norms = torch._foreach_norm(xs)
+    torch._foreach_mul_(xs, 0.5)
+    return torch.stack(norms), *torch._foreach_exp(xs)
+
+
 def pick(x):
     return x.argmax(1), x.amin(0), x.var(1), x.std(), (x > 0).any(1), x.sort(1)[0]
 
@@ -92,6 +98,8 @@ CASES = {
     "any-size": (lambda: nn.Sequential(nn.LayerNorm(10), nn.Linear(10, 4), nn.Tanh()), [(6, 10)], True, {"dynamic": True}),
     "rotary": (lambda: rotary, [(2, 6, 8)], False, {}),
     "update": (lambda: update, [(4, 5), (4, 5)], False, {}),
+    "lists": (lambda: lists, [(4, 5), (7,), (0, 3), (2, 2, 3), (6, 20)], False, {}),
+    "lists-any-size": (lambda: lists, [(4, 5), (7, 5), (9, 5), (11, 5)], False, {"dynamic": True}),
     "pick": (lambda: pick, [(6, 33)], False, {}),
     "softmax": (lambda: lambda x: x.softmax(-1), [(4, 100)], False, {"dynamic": True}),
     "pool": (lambda: lambda x: F.avg_pool2d(x, 3, 2, 1), [(2, 3, 9, 9)], False, {}),
