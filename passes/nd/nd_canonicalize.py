@@ -20,6 +20,7 @@ from ...dialects.nd_base import ExprsAttr, IntsAttr
 from ...dialects.nd_pointwise import OPS, CastOp, SelectOp
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, TensorType, element_bytes, is_float, tensor_type
 from ..manager import Pass
+from .pad_rules import scatter_into_constant, sum_of_pads
 from .rewriter import Rewriter, Rule
 
 ZERO, ONE = as_expr(0), as_expr(1)
@@ -324,7 +325,7 @@ def _with_batch(rw: Rewriter, x: SSAValue, batch: tuple[Expr, ...]) -> SSAValue:
 RULES: dict[type[Operation], list[Rule]] = {
     **{cls: VIEW_RULES for cls in (nd.ReshapeOp, nd.PermuteOp, nd.ExpandOp, nd.SliceOp, nd.FlipOp, nd.IndexViewOp)},
     CastOp: [_fold_cast],
-    OPS["add"]: [_fold_constants, _add],
+    OPS["add"]: [_fold_constants, _add, sum_of_pads],
     OPS["sub"]: [_fold_constants, _sub],
     OPS["mul"]: [_fold_constants, _mul],
     OPS["maximum"]: [_fold_constants],
@@ -340,6 +341,7 @@ RULES: dict[type[Operation], list[Rule]] = {
     SelectOp: [_select],
     nd.CatOp: [_fold_cat],
     nd.PadOp: [_fold_pad],
+    nd.SliceScatterOp: [scatter_into_constant],
     nd.ReduceOp: [_fold_reduce],
     nd.MatmulOp: [_split_batch],
 }  # pyright: ignore[reportAssignmentType]
