@@ -197,7 +197,8 @@ def check(name: str, pipeline: str, n: int, m: int, dynamic: bool) -> int:
     return applied
 
 
-SIZES = [(7, 19), (1, 33), (16, 1), (0, 5), (5, 0), (40, 17), (33, 64)]
+SIZES = {(7, 19): (False, True), (1, 33): (False,), (0, 5): (True,), (5, 0): (False,), (33, 64): (True,)}
+"""Sizes, and in which ways: known when it is compiled (False), at run time (True)."""
 
 
 @pytest.mark.parametrize(
@@ -230,10 +231,10 @@ SIZES = [(7, 19), (1, 33), (16, 1), (0, 5), (5, 0), (40, 17), (33, 64)]
 )
 def test_values_are_kept(name, pipeline):
     applied = 0
-    for n, m in SIZES:
+    for (n, m), ways in SIZES.items():
         if name == "kinds" and m == 0:
             continue  # reads column 0
-        for dynamic in (False, True) if (n, m) != (33, 64) else (False,):
+        for dynamic in ways:
             applied += check(name, pipeline, n, m, dynamic)
     assert applied
 
@@ -247,7 +248,7 @@ MENU = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(24))
 def test_random_sequences_keep_values(seed):
     chance = random.Random(seed)
     name = chance.choice(list(CASES))
@@ -278,3 +279,46 @@ def test_tiles_become_loops():
         module, _, _ = transformed(text, f"{pipeline},stepwell-cpu{{from=mem to=cpu}}")
         counts.append(print_ir(module, debuginfo=False).count("scf.for"))
     assert counts[1] > counts[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "pipeline"),
+    [
+        ("pointwise", "loop-tile{nest=r sizes=64,100}"),
+        ("pointwise", "loop-vectorize{nest=r axis=1 lanes=16},loop-tile{nest=r sizes=64,100}"),
+        ("pointwise", "loop-interchange{nest=r order=1,0},loop-vectorize{nest=r axis=0}"),
+        ("cube", "loop-tile{nest=r sizes=50,0,64},loop-vectorize{nest=r axis=0}"),
+        ("rows", "loop-tile{nest=r sizes=7}"),
+        ("columns", "loop-tile{nest=r sizes=100}"),
+        ("columns", "loop-split-reduction{nest=r parts=8}"),
+        ("kinds", "loop-split-reduction{nest=r parts=5}"),
+        ("meet", "loop-tile{nest=r sizes=100,64}"),
+        ("meet", "loop-interchange{nest=r order=1,0}"),
+    ],
+)
+def test_values_with_threads(name, pipeline):
+    """Enough work for several threads, which share the loops over tiles."""
+    given = inputs(613, 450)
+    given = [g * 0.1 for g in given] if name == "columns" else given
+    threads = torch.get_num_threads()
+    for dynamic in (False, True):
+        text = text_of(name, 613, 450, dynamic).replace(", 40>", ", 500>")
+        want = run_module(parse(text), CTX, given)
+        module, applied, _ = transformed(text, pipeline)
+        assert applied
+        try:
+            for count in (1, 3):
+                torch.set_num_threads(count)
+                got = run_module(module, CTX, given)
+                for a, b in zip(got, want, strict=True):
+                    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2, equal_nan=True)
+        finally:
+            torch.set_num_threads(threads)
+
+
+def test_threads_share_tiles():
+    text = text_of("pointwise", 613, 450, False)
+    module, _, _ = transformed(text, "loop-tile{sizes=64,100},stepwell-cpu{from=mem to=cpu}")
+    lowered = print_ir(module, debuginfo=False)
+    assert lowered.count("cpu.parallel") == 1
+    assert lowered.index("cpu.parallel") < lowered.index("scf.for")
