@@ -227,11 +227,11 @@ def lower_store(s: State, op: loop.StoreOp) -> None:
             return
         condition = s.get(op.mask) if condition is None else None
     assert condition is None or isinstance(condition, SSAValue)
-    value = s.get(_before_rounding(op.value, access.dtype) if access.mode == "set" else op.value)
+    value = s.get(before_rounding(op.value, access.dtype) if access.mode == "set" else op.value)
     store_elements(s, value, access.buffer, s.unroll(access.offset), access.dtype, access.mode, condition)
 
 
-def _before_rounding(value: SSAValue, dtype: Attribute) -> SSAValue:
+def before_rounding(value: SSAValue, dtype: Attribute) -> SSAValue:
     """The value that was rounded to `dtype`, where `value` is such a one: a store rounds anyway."""
     extend = value.owner
     if dtype in LOW_PRECISION and isinstance(extend, arith.ExtFOp) and extend.input.type == dtype:

@@ -17,7 +17,7 @@ from ...dialects.cpu_types import lanes_of, vec
 from ...dialects.expr import ZERO, Expr, Range, as_expr, linear_coeff
 from ...passes.loop.nest_access import Access, Loop
 from .body import lower_block
-from .memory import address, memory_type, narrow, read, widen
+from .memory import address, before_rounding, memory_type, narrow, read, widen
 from .state import State
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class _Tile:
 
         def store(op: loop.StoreOp) -> None:
             access = s.info.access[op]
-            value = s.b.splat(s.get(op.value), whole)
+            value = s.b.splat(s.get(before_rounding(op.value, access.dtype)), whole)
             value = narrow(s, value, access.dtype)
             parts = [self._slice(value, r) for r in range(GROUP)]
             if access in pending:

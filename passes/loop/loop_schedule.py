@@ -424,9 +424,16 @@ def _tiles(cost: Cost, serial: frozenset[Expr], trips: float) -> list[Schedule]:
             total = trips * (root.num_ops / 16)
             for access in root.accesses:
                 stride = linear_coeff(access.offset, rows.dim)
-                total += trips * (0.25 if stride is not None and stride.value == 1 else 0.09)
+                total += trips * (_across(access) if stride is not None and stride.value == 1 else 0.09)
             found.append(Schedule("tile", lanes, rows, 16, cost=total, serial=serial))
     return found
+
+
+def _across(access: Access) -> float:
+    """Cost for each element of an access that is transposed in registers: narrow elements take fewer shuffles, and reads in long rows
+    with short writes are faster than the opposite (measured: 10% for f32, a third for f32 to bf16)."""
+    cost = {1: 0.16, 2: 0.18}.get(element_bytes(access.dtype), 0.25)
+    return 0.93 * cost if access.is_store else cost
 
 
 def _tiles_well(cost: Cost, lanes: Loop, rows: Loop) -> bool:

@@ -106,6 +106,21 @@ def test_choice(text, style, loop):
     assert (schedule.vector.positions[-1] if schedule.vector else None) == loop
 
 
+@pytest.mark.parametrize(("source", "target", "vector"), [("f32", "bf16", 1), ("bf16", "f32", 0), ("f32", "f32", 1), ("f64", "f64", None)])
+def test_the_narrow_side_of_a_transposition_is_the_one_that_is_shuffled(source, target, vector):
+    kind = "f64" if source == "f64" else "f32"
+    x, o = f"!mem.buffer<64 x 256 x {source}>", f"!mem.buffer<256 x 64 x {target}>"
+    schedule = chosen(f"""
+    func.func @forward(%x : {x}, %o : {o}) {{
+      loop.nest (%i = 64, %j = 256) outs(%oo = %o : {o}) {{
+        %a = loop.load %x[%i, %j] : {x} -> {kind}
+        loop.store %a, %oo[%j, %i] : {kind}, {o}
+      }}
+      func.return
+    }}""")
+    assert (schedule.vector.positions[-1] if schedule.style == "tile" else None) == vector
+
+
 def test_small_work_stays_on_one_thread():
     assert not chosen(pointwise(8, 32)).parallel
     assert chosen(pointwise(2048, 1024)).parallel
