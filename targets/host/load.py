@@ -15,7 +15,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...errors import CompileError
 from ..cpu.emit_text import ERROR_SLOT
+from ..cpu.features import is_runnable, target
 from ..cpu.jit import Library, load_object
 from .description import ARENA, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
 from .messages import kernel_error, layout_error
@@ -39,7 +41,9 @@ class _MethodDef(ctypes.Structure):
 
 
 def load_object_code(data: bytes, native: bool) -> Library:
-    """Link the object of a graph: kernels and, when `native`, the host entry."""
+    """Link the object of a graph: kernels and, when `native`, the host entry. CompileError when it is for another machine."""
+    if not is_runnable(target()):
+        raise CompileError(f"code for {target().triple} ({target().name}) cannot run on this machine; opt-tool -t asm or obj writes it")
     return load_object(data, entry_symbols() if native else None)
 
 

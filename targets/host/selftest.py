@@ -35,11 +35,14 @@ end:
 
 def native_wanted() -> bool:
     """Whether programs get a native entry: the user did not choose otherwise (STEPWELL_HOST=python), the process has
-    what it needs and the self-test passed. ValueError for another value of STEPWELL_HOST."""
+    what it needs and the self-test passed. Code for another machine, which nothing can test here, gets one too. ValueError
+    for another value of STEPWELL_HOST."""
+    from ..cpu.features import is_runnable, target
+
     choice = os.environ.get("STEPWELL_HOST", "native")
     if choice not in ("native", "python"):
         raise ValueError(f"STEPWELL_HOST is '{choice}'; known: native, python")
-    return choice == "native" and passes_selftest()
+    return choice == "native" and (not is_runnable(target()) or passes_selftest())
 
 
 @cache
