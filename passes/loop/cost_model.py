@@ -23,11 +23,12 @@ from ...dialects.expr import Expr, free_dims, linear_coeff, sym
 from ...dialects.expr_ranges import RangeEnv
 from .footprint import Footprint
 from .loop_schedule import Cost as Units
-from .loop_schedule import Schedule, choose
+from .loop_schedule import Schedule, body_roots, choose
 from .machine import SERVER, Machine
 from .nest_access import Access, NestAccess, Node
 from .nest_info import HEAVY
 from .nest_key import nest_key
+from .op_costs import op_cost
 
 Bound = Literal["memory", "compute", "launch"]
 
@@ -152,8 +153,26 @@ def nest_work(info: NestAccess, schedule: Schedule, hints: Mapping[Expr, int], m
     trips = units.trips(info.root.loops)
     flops, specials = body_work(info.root.op.regions[0].blocks[0], trips, units)
     traffic = tuple(sum(footprint.traffic(level.bytes)) for level in machine.levels[:-1])
-    work = Work(read, written, schedule.cost, flops, specials, 1, trips, schedule.parallel, traffic)
+    work = Work(read, written, schedule.cost - _repeated(units, schedule, trips), flops, specials, 1, trips, schedule.parallel, traffic)
     return work, units
+
+
+def _repeated(units: Units, schedule: Schedule, trips: float) -> float:
+    """Operations that the schedule's cost counts for each iteration, though they run outside of a loop on which they do not depend: what
+    is the same in all lanes, and, where the other loops run inside of the vector loop, what is the same in all of these."""
+    info = units.info
+    if schedule.style != "lanes" or schedule.vector is None or info.root.children:
+        return 0.0
+    lanes = schedule.vector.dim
+    saved = 0.0
+    for op, roots in body_roots(units):
+        if op in info.access or op.results[0] in info.exprs:
+            continue
+        if lanes not in roots:
+            saved += op_cost(op) * (1 - 1 / schedule.lanes)
+        elif schedule.rows_inside and roots == {lanes}:
+            saved += op_cost(op) * (1 - max(1, units.size(schedule.vector.size)) / trips)
+    return min(saved / 16 * trips, 0.9 * schedule.cost)
 
 
 def access_kinds(units: Units, schedule: Schedule) -> dict[str, int]:

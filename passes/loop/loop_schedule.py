@@ -9,7 +9,7 @@ moves from lane to lane, and arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
@@ -370,11 +370,10 @@ def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
     return min(candidates, key=lambda c: c.cost)
 
 
-def _column_cost(cost: Cost, d: Expr) -> float:
-    """Cost of the body ops, loads apart, that depend on loop `d` and on no other."""
+def body_roots(cost: Cost) -> Iterator[tuple[Operation, frozenset[Expr]]]:
+    """(op, dimensions that its result depends on) for the ops directly in the body of the nest that have one result."""
     info = cost.info
     roots: dict[SSAValue, frozenset[Expr]] = {}
-    total = 0.0
     for op in info.nest.regions[0].blocks[0].ops:
         if len(op.results) != 1:
             continue
@@ -386,9 +385,12 @@ def _column_cost(cost: Cost, d: Expr) -> float:
         else:
             found = frozenset()
         roots[op.results[0]] = found.union(*(roots.get(v, frozenset()) for v in op.operands))
-        if roots[op.results[0]] == {d} and access is None:
-            total += op_cost(op)
-    return total
+        yield op, roots[op.results[0]]
+
+
+def _column_cost(cost: Cost, d: Expr) -> float:
+    """Cost of the body ops, loads apart, that depend on loop `d` and on no other."""
+    return sum(op_cost(op) for op, roots in body_roots(cost) if roots == {d} and op not in cost.info.access)
 
 
 def _column_lanes(root: Node, one: Loop, cost: Cost) -> int:

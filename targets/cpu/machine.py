@@ -64,7 +64,7 @@ def _measure() -> dict[str, float]:
         out = torch.empty(4, 4)
         found["call_ns"] = _best(lambda: torch.mm(tiny, tiny, out=out), 200)
         sizes = cache_sizes()
-        ends = [min(size, SHARED_MOST) for size in sizes] + [min(4 * sizes[-1], 4 * SHARED_MOST)]
+        ends = [min(size, SHARED_MOST) for size in sizes] + [min(4 * sizes[-1], 2 * SHARED_MOST)]
         for k, size in enumerate(ends):
             working_set = size // 2 if k < len(sizes) else size
             n = working_set // 8
@@ -75,7 +75,7 @@ def _measure() -> dict[str, float]:
                 for _ in range(often):
                     torch.add(x, 1.0, out=y)
 
-            found[f"gbs{k}"] = often * 2 * x.nbytes / _best(add, 5 if k < len(sizes) else 2)
+            found[f"gbs{k}"] = often * 2 * x.nbytes / _best(add, 20 if k < 2 else 6)
     finally:
         torch.set_num_threads(threads)
     return found
