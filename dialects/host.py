@@ -535,6 +535,7 @@ class LaunchOp(HostOp):
     offsets = opt_prop_def(ExprsAttr)
     bytes = opt_prop_def(ExprAttr)
     entries = opt_prop_def(IntAttr)
+    grid = opt_prop_def(ExprsAttr)
     inputs = var_operand_def()
     traits = traits_def()
 
@@ -547,6 +548,7 @@ class LaunchOp(HostOp):
         offsets: Sequence[Expr | int] = (),
         bytes: Expr | int | None = None,
         entries: int | None = None,
+        grid: Sequence[Expr | int] = (),
     ) -> LaunchOp:
         props: dict[str, Attribute] = {"kernel": SymbolRefAttr(kernel), "sizes": ExprsAttr.get(sizes)}
         if any(as_expr(o) is not as_expr(0) for o in offsets):
@@ -555,6 +557,8 @@ class LaunchOp(HostOp):
             props["bytes"] = ExprAttr.get(as_expr(bytes))
         if entries is not None:
             props["entries"] = IntAttr(entries)
+        if grid:
+            props["grid"] = ExprsAttr.get(grid)
         return cls.create(operands=inputs, properties=props)
 
     def print(self, printer: Printer) -> None:
@@ -568,6 +572,8 @@ class LaunchOp(HostOp):
             printer.print_string(f" bytes {self.bytes.data}")
         if self.entries is not None:
             printer.print_string(f" entries {self.entries.data}")
+        if self.grid is not None:
+            printer.print_string(f" grid {_exprs_text(self.grid.data)}")
 
     @classmethod
     def parse(cls, parser: Parser) -> LaunchOp:
@@ -580,6 +586,8 @@ class LaunchOp(HostOp):
             props["bytes"] = ExprAttr.get(parse_expr(parser))
         if parser.parse_optional_keyword("entries"):
             props["entries"] = IntAttr(parser.parse_integer(allow_boolean=False, allow_negative=False))
+        if parser.parse_optional_keyword("grid"):
+            props["grid"] = _parse_exprs(parser)
         return cls.create(operands=operands, properties=props)
 
     def verify_(self) -> None:

@@ -25,6 +25,12 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "cpu": ("mem-to-cpu",),
         "host": ("to-host",),
     },
+    "gpu": {
+        "nd": ("nd-canonicalize", "nd-sink-cat"),
+        "loop": ("nd-to-loop", "contract-expand", "loop-fuse"),
+        "mem": ("loop-to-mem", "mem-plan"),
+        "tt": ("mem-to-tt",),
+    },
 }
 """Target -> stage -> the passes of the stage, as pipeline text.  A stage begins with the lowering to its level."""
 

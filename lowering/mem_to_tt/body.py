@@ -1,138 +1,316 @@
-"""Ops of a body one by one: `arith` and `math` on blocks, by a table from the op's name."""
+"""Body ops, one by one: `arith`, `math` and `loop` scalars as operations on tiles, by a table from op class to function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import Float64Type, FloatAttr, IntegerAttr, IntegerType
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.dialects import arith
+from xdsl.dialects import math as mlir_math
+from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, StringAttr, f32, f64, i1, i64
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from ...dialects import loop
+from ...dialects import loop, tt_arith
+from ...dialects.nd_types import is_float
 from ...dialects.tt_compute import ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
-from ...dialects.tt_types import element_of
-from .values import UnsupportedNest, Values, float_attr
+from ...dialects.tt_structure import AssertOp
+from ...dialects.tt_types import element_of, like
+from .builder import NO_FLAGS
+from .memory import lower_load, lower_store
+from .random_numbers import lower_random
+from .state import State, UnsupportedNest, scalar_type
 
-PLAIN = frozenset(
-    "arith." + name
-    for name in "addf subf mulf maximumf minimumf maxnumf minnumf addi subi muli divsi divui remsi remui maxsi minsi"
-    " maxui minui andi ori xori shli shrsi shrui cmpi cmpf extf truncf sitofp uitofp fptosi fptoui extsi extui trunci"
-    " bitcast".split()
-) | frozenset("math." + name for name in "absf absi exp exp2 log log2 sin cos floor ceil erf rsqrt fma".split())
-"""What Triton compiles as it stands."""
+Rule = Callable[[State, Operation], None]
 
 LIBRARY = {
-    "math.tanh": "tanh", "math.tan": "tan", "math.asin": "asin", "math.acos": "acos", "math.atan": "atan",
-    "math.sinh": "sinh", "math.cosh": "cosh", "math.asinh": "asinh", "math.acosh": "acosh", "math.atanh": "atanh",
-    "math.log1p": "log1p", "math.expm1": "expm1", "math.log10": "log10", "math.powf": "pow", "math.atan2": "atan2",
-    "math.copysign": "copysign", "math.roundeven": "rint", "math.trunc": "trunc", "math.cbrt": "cbrt",
-    "arith.remf": "fmod", "erfc": "erfc", "erfinv": "erfinv", "lgamma": "lgamma", "erfcx": "erfcx",
-    "exp10": "exp10", "fmod": "fmod", "hypot": "hypot", "nextafter": "nextafter",
+    "math.acos": "acos", "math.acosh": "acosh", "math.asin": "asin", "math.asinh": "asinh", "math.atan": "atan", "math.atan2": "atan2",
+    "math.atanh": "atanh", "math.cosh": "cosh", "math.sinh": "sinh", "math.tan": "tan", "math.tanh": "tanh", "math.expm1": "expm1",
+    "math.log1p": "log1p", "math.log10": "log10", "math.powf": "pow", "math.copysign": "copysign", "math.trunc": "trunc",
+    "math.roundeven": "rint", "math.cbrt": "cbrt", "math.erf": "erf", "math.sin": "sin", "math.cos": "cos", "math.exp": "exp",
+    "math.log": "log", "math.exp2": "exp2", "math.log2": "log2",
+    "erfc": "erfc", "erfinv": "erfinv", "ndtri": "normcdfinv", "lgamma": "lgamma", "i0": "cyl_bessel_i0", "i1": "cyl_bessel_i1",
+    "exp10": "exp10", "erfcx": "erfcx", "fmod": "fmod", "hypot": "hypot", "nextafter": "nextafter",
 }  # fmt: skip
-"""What is a function of the device library (libdevice; the names of ocml are the same): ops, and functions of `loop.math`."""
+"""Functions that the device library has, by the name of the op (or of the loop.math function)."""
+
+NATIVE_F32 = frozenset(("math.exp", "math.log", "math.exp2", "math.log2", "math.sin", "math.cos", "math.erf"))
+"""Operations that Triton lowers itself for f32 (to the hardware's functions); for f64 the library has them."""
 
 
-def lower_op(s: Values, op: Operation, library: str) -> None:
-    """Write what `op` computes; `library` is "nv" or "ocml".  UnsupportedNest for an op that there is no rule for."""
-    rule = _RULES.get(op.name)
-    if rule is not None:
-        s.values[op.results[0]] = rule(s, op)
-    elif op.name in PLAIN:
-        operands = tuple(s.get(v) for v in op.operands)
-        s.values[op.results[0]] = s.elementwise(type(op), operands, op.results[0].type, op.properties)
-    elif (name := _function(op)) in LIBRARY:
-        s.values[op.results[0]] = _library(s, op, LIBRARY[name], library)
-    elif name == "sigmoid":
-        s.values[op.results[0]] = _sigmoid(s, op)
+def elementwise(s: State, op: Operation) -> None:
+    """An op that works element by element: the same op on tiles."""
+    operands = s.b.together(*(s.get(v) for v in op.operands))
+    element = scalar_type(op.results[0].type)
+    s.values[op.results[0]] = s.b.pure(type(op), operands, like(operands[0].type, element), op.properties)
+
+
+def library(s: State, name: str, operands: list[SSAValue]) -> SSAValue:
+    """A call of the device library (libdevice's name; OCML's follow from it where the target is AMD's)."""
+    function = LIBRARY.get(name)
+    operands = s.b.together(*operands)
+    element = element_of(operands[0].type)
+    if function is None or not is_float(element):
+        raise UnsupportedNest(f"the Triton target has no function '{name}' of {element}")
+    symbol = f"__nv_{function}" + ("f" if element == f32 else "")
+    key = (ExternElementwiseOp, symbol, *operands)
+    found = s.b.find(key)
+    if found is None:
+        found = s.b.place(ExternElementwiseOp.make(symbol, operands, operands[0].type)).results[0]
+        s.b.remember(key, found)
+    return found
+
+
+def by_library(s: State, op: Operation) -> None:
+    """A function of `math`: the hardware's for f32 where Triton has it, else the library's."""
+    element = op.results[0].type
+    if op.name in NATIVE_F32 and element == f32:
+        elementwise(s, op)
     else:
-        raise UnsupportedNest(f"there is no rule for '{name}' in a Triton kernel")
+        s.values[op.results[0]] = library(s, op.name, [s.get(v) for v in op.operands])
 
 
-def _function(op: Operation) -> str:
-    """The name of a function of `loop.math`, else that of the op."""
-    return op.fn.data if isinstance(op, loop.MathOp) else op.name
+def named_math(s: State, op: Operation) -> None:
+    """loop.math."""
+    assert isinstance(op, loop.MathOp)
+    operands = [s.get(v) for v in op.inputs]
+    if op.fn.data == "sigmoid":
+        s.values[op.result] = _sigmoid(s, operands[0])
+    else:
+        s.values[op.result] = library(s, op.fn.data, operands)
 
 
-def _sigmoid(s: Values, op: Operation) -> SSAValue:
-    x = s.get(op.operands[0])
+def _sigmoid(s: State, x: SSAValue) -> SSAValue:
+    """1 / (1 + exp(-x))."""
+    b = s.b
     element = element_of(x.type)
-    zero, one = (s.constant(float_attr(v, element)) for v in (-0.0, 1.0))
-    negated = s.elementwise(arith.SubfOp, (zero, x), None, _FAST)
-    shifted = s.elementwise(arith.AddfOp, (s.elementwise(math.ExpOp, (negated,), None, _FAST), one), None, _FAST)
-    return _quotient(s, one, shifted)
+    one = b.constant(1.0, element)
+    negative = b.elementwise(arith.SubfOp, (b.constant(0.0, element), x), NO_FLAGS)
+    power = (
+        b.elementwise(mlir_math.ExpOp, (negative,), NO_FLAGS) if element == f32 else library(s, "math.exp", [negative])
+    )
+    return _quotient(s, one, b.elementwise(arith.AddfOp, (one, power), NO_FLAGS))
 
 
-def _library(s: Values, op: Operation, name: str, library: str) -> SSAValue:
-    operands = s.same_shape(tuple(s.get(v) for v in op.operands))
-    double = isinstance(element_of(operands[0].type), Float64Type)
-    if library == "nv":
-        symbol = f"__nv_{name}" if double else f"__nv_{name}f"
+def _quotient(s: State, x: SSAValue, y: SSAValue) -> SSAValue:
+    """A correctly rounded quotient."""
+    x, y = s.b.together(x, y)
+    return s.b.pure(PreciseDivFOp if element_of(x.type) == f32 else arith.DivfOp, (x, y), x.type, {} if element_of(x.type) == f32 else NO_FLAGS)
+
+
+def divide(s: State, op: Operation) -> None:
+    """arith.divf."""
+    s.values[op.results[0]] = _quotient(s, s.get(op.operands[0]), s.get(op.operands[1]))
+
+
+def square_root(s: State, op: Operation) -> None:
+    """math.sqrt, correctly rounded."""
+    x = s.get(op.operands[0])
+    s.values[op.results[0]] = (
+        s.b.pure(PreciseSqrtOp, (x,), x.type) if element_of(x.type) == f32 else s.b.pure(type(op), (x,), x.type, NO_FLAGS)
+    )
+
+
+def negate(s: State, op: Operation) -> None:
+    """arith.negf: the sign bit, by a product (Triton's pipeline has no arith.negf)."""
+    x = s.get(op.operands[0])
+    s.values[op.results[0]] = s.b.elementwise(arith.MulfOp, (x, s.b.constant(-1.0, element_of(x.type))), NO_FLAGS)
+
+
+def absolute(s: State, op: Operation) -> None:
+    """math.absi: the larger of x and -x."""
+    x = s.get(op.operands[0])
+    zero = s.b.constant(0, element_of(x.type))
+    s.values[op.results[0]] = s.b.elementwise(arith.MaxSIOp, (x, s.b.sub(zero, x)))
+
+
+def floor_divide(s: State, op: Operation) -> None:
+    """arith.floordivsi."""
+    b = s.b
+    x, y = b.together(s.get(op.operands[0]), s.get(op.operands[1]))
+    element = element_of(x.type)
+    quotient, rest = b.elementwise(arith.DivSIOp, (x, y)), b.elementwise(arith.RemSIOp, (x, y))
+    zero = b.constant(0, element)
+    signs = b.cmpi("slt", b.elementwise(arith.XOrIOp, (rest, y)), zero)
+    low = b.elementwise(arith.AndIOp, (signs, b.cmpi("ne", rest, zero)))
+    s.values[op.results[0]] = b.select(low, b.sub(quotient, b.constant(1, element)), quotient)
+
+
+def constant(s: State, op: Operation) -> None:
+    """arith.constant; an integer is an index expression until somebody wants the number."""
+    assert isinstance(op, arith.ConstantOp)
+    attr = op.value
+    if isinstance(attr, FloatAttr):
+        s.values[op.result] = s.b.constant(attr.value.data, op.result.type)
+    elif op.result.type == i1:
+        assert isinstance(attr, IntegerAttr)
+        s.values[op.result] = bool(attr.value.data)
+    elif op.result not in s.info.exprs:
+        assert isinstance(attr, IntegerAttr)
+        s.values[op.result] = s.b.constant(attr.value.data, scalar_type(op.result.type))
+
+
+def logic(s: State, op: Operation) -> None:
+    """andi, ori, xori: decided where conditions are known."""
+    a, b = op.operands
+    if a.type == i1:
+        x, y = s.known(a), s.known(b)
+        if x is not None or y is not None:
+            fixed, other = (x, b) if x is not None else (y, a)
+            found = s.values.get(other)
+            rest: SSAValue | bool = found if found is not None else s.get(other)
+            if isinstance(op, arith.AndIOp):
+                s.values[op.results[0]] = rest if fixed else False
+            elif isinstance(op, arith.OrIOp):
+                s.values[op.results[0]] = True if fixed else rest
+            else:
+                s.values[op.results[0]] = s.invert(rest) if fixed else rest
+            return
+    elementwise(s, op)
+
+
+def compare_integers(s: State, op: Operation) -> None:
+    """arith.cmpi; of index expressions by their ranges."""
+    assert isinstance(op, arith.CmpiOp)
+    predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+    a, b = op.lhs, op.rhs
+    if s.is_index(a) and s.is_index(b) and predicate[0] != "u":
+        x, y = s.expr(a), s.expr(b)
+        if predicate in ("eq", "ne"):
+            found = s.is_zero(x - y)
+            s.values[op.result] = s.invert(found) if predicate == "ne" else found
+        else:
+            less = {"slt": x - y, "sge": x - y, "sgt": y - x, "sle": y - x}[predicate]
+            found = s.negative(less)
+            s.values[op.result] = s.invert(found) if predicate in ("sge", "sle") else found
+        return
+    s.values[op.result] = s.b.cmpi(predicate, s.get(a), s.get(b))
+
+
+def compare_floats(s: State, op: Operation) -> None:
+    """arith.cmpf."""
+    assert isinstance(op, arith.CmpfOp)
+    predicate = arith.CMPF_COMPARISON_OPERATIONS[op.predicate.value.data]
+    s.values[op.result] = s.b.cmpf(predicate, s.get(op.lhs), s.get(op.rhs))
+
+
+def select(s: State, op: Operation) -> None:
+    """arith.select."""
+    condition, a, b = op.operands
+    known = s.known(condition)
+    if known is not None:
+        chosen = a if known else b
+        found = s.values.get(chosen)
+        s.values[op.results[0]] = found if found is not None else s.get(chosen)
+        return
+    s.values[op.results[0]] = s.b.select(s.get(condition), s.get(a), s.get(b))
+
+
+def cast(cls: type[Any]) -> Rule:
+    """A cast of elements."""
+
+    def rule(s: State, op: Operation) -> None:
+        value, element = s.get(op.operands[0]), scalar_type(op.results[0].type)
+        s.values[op.results[0]] = value if element_of(value.type) == element else s.b.cast(cls, value, element)
+
+    return rule
+
+
+def index_cast(s: State, op: Operation) -> None:
+    """arith.index_cast: an index is an i64."""
+    source, result = op.operands[0], op.results[0]
+    value = s.get(source)
+    if isinstance(result.type, IndexType):
+        define(s, result, s.b.resize(value, i64))
     else:
-        symbol = f"__ocml_{name}_f64" if double else f"__ocml_{name}_f32"
-    return s.add(ExternElementwiseOp.make(symbol, operands, operands[0].type))
+        s.values[result] = s.b.resize(value, result.type)  # pyright: ignore[reportArgumentType]
 
 
-def _constant(s: Values, op: Operation) -> SSAValue:
-    value = op.properties["value"]
-    assert isinstance(value, (IntegerAttr, FloatAttr))
-    if isinstance(value, IntegerAttr) and op.results[0] in s.info.exprs:
-        return s.get(op.results[0])
-    return s.constant(value)
+def define(s: State, result: SSAValue, value: SSAValue) -> None:
+    """An index that was computed or loaded is a dimension of its own in the expressions that use it."""
+    s.values[result] = value
+    s.dims[s.info.expr(result)] = s.b.resize(value, s.index)
 
 
-def _divide(s: Values, op: Operation) -> SSAValue:
-    """Triton's `arith.divf` is an approximation, that of torch is not."""
-    return _quotient(s, s.get(op.operands[0]), s.get(op.operands[1]))
+def index(s: State, op: Operation) -> None:
+    """loop.index: stays an expression."""
 
 
-def _quotient(s: Values, x: SSAValue, y: SSAValue) -> SSAValue:
-    x, y = s.same_shape((x, y))
-    if isinstance(element_of(x.type), Float64Type):
-        return s.elementwise(arith.DivfOp, (x, y), None, _FAST)
-    return s.add(PreciseDivFOp.create(operands=(x, y), result_types=(x.type,)))
+def bound(s: State, op: Operation) -> None:
+    """loop.bound: stop the program at an index out of range."""
+    assert isinstance(op, loop.BoundOp)
+    b = s.b
+    value = b.resize(s.get(op.input), i64)
+    size = b.resize(s.number(s.fix(op.size.data)), i64)
+    zero = b.int(0, i64)
+    if op.wrap is not None:
+        value = b.select(b.cmpi("slt", value, zero), b.add(value, size), value)
+    fine = b.cmpi("ult", value, size)
+    shape = getattr(fine.type, "get_shape", lambda: None)()
+    mask = s.mask(shape)
+    checked = fine if mask is None else b.elementwise(arith.OrIOp, (fine, b.invert(mask)))
+    text = f"{op.what.data}: index out of range for a dimension of size {op.size.data}"
+    b.place(AssertOp.create(operands=(checked,), properties={"message": StringAttr(text)}))
+    define(s, op.result, b.select(fine, value, zero))
 
 
-def _floor_divide(s: Values, op: Operation) -> SSAValue:
-    """Towards minus infinity: one less than the quotient where a rest has another sign than the divisor."""
-    x, y = s.same_shape((s.get(op.operands[0]), s.get(op.operands[1])))
-    dtype = element_of(x.type)
-    assert isinstance(dtype, IntegerType)
-    quotient, rest = s.elementwise(arith.DivSIOp, (x, y)), s.elementwise(arith.RemSIOp, (x, y))
-    zero = s.int(0, dtype)
-    apart = s.compare("slt", s.elementwise(arith.XOrIOp, (rest, y)), zero)
-    less = s.both(apart, s.compare("ne", rest, zero))
-    assert less is not None
-    one_less = s.elementwise(arith.SubiOp, (quotient, s.int(1, dtype)), None, _NO_OVERFLOW)
-    return s.select(less, one_less, quotient)
-
-
-def _sqrt(s: Values, op: Operation) -> SSAValue:
-    x = s.get(op.operands[0])
-    if isinstance(element_of(x.type), Float64Type):
-        return s.elementwise(type(op), (x,), None, op.properties)
-    return s.add(PreciseSqrtOp.create(operands=(x,), result_types=(x.type,)))
-
-
-def _negate(s: Values, op: Operation) -> SSAValue:
-    """Triton 3.6 compiles no `arith.negf` of tensors; -0.0 - x is the same for every x."""
-    x = s.get(op.operands[0])
-    zero = s.constant(float_attr(-0.0, element_of(x.type)))
-    return s.elementwise(arith.SubfOp, (zero, x), None, _FAST)
-
-
-def _select(s: Values, op: Operation) -> SSAValue:
-    mask, a, b = (s.get(v) for v in op.operands)
-    return s.select(mask, a, b)
-
-
-_FAST: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
-_NO_OVERFLOW: dict[str, Attribute] = {"overflowFlags": arith.IntegerOverflowAttr("none")}
-_RULES: dict[str, Callable[[Values, Operation], SSAValue]] = {
-    "arith.constant": _constant,
-    "arith.divf": _divide,
-    "arith.floordivsi": _floor_divide,
-    "arith.negf": _negate,
-    "arith.select": _select,
-    "arith.index_cast": lambda s, op: s.resize(s.get(op.operands[0]), s.index),
-    "math.sqrt": _sqrt,
+RULES: dict[type[Operation], Rule] = {
+    arith.ConstantOp: constant,
+    arith.AndIOp: logic,
+    arith.OrIOp: logic,
+    arith.XOrIOp: logic,
+    arith.CmpiOp: compare_integers,
+    arith.CmpfOp: compare_floats,
+    arith.SelectOp: select,
+    arith.DivfOp: divide,
+    arith.NegfOp: negate,
+    arith.FloorDivSIOp: floor_divide,
+    arith.ExtFOp: cast(arith.ExtFOp),
+    arith.TruncFOp: cast(arith.TruncFOp),
+    arith.SIToFPOp: cast(tt_arith.SIToFPOp),
+    arith.UIToFPOp: cast(tt_arith.UIToFPOp),
+    arith.FPToSIOp: cast(tt_arith.FPToSIOp),
+    arith.FPToUIOp: cast(tt_arith.FPToUIOp),
+    arith.ExtSIOp: cast(tt_arith.ExtSIOp),
+    arith.ExtUIOp: cast(tt_arith.ExtUIOp),
+    arith.TruncIOp: cast(tt_arith.TruncIOp),
+    arith.BitcastOp: cast(arith.BitcastOp),
+    arith.IndexCastOp: index_cast,
+    mlir_math.SqrtOp: square_root,
+    mlir_math.AbsIOp: absolute,
+    loop.LoadOp: lower_load,  # pyright: ignore[reportAssignmentType]
+    loop.StoreOp: lower_store,  # pyright: ignore[reportAssignmentType]
+    loop.IndexOp: index,
+    loop.BoundOp: bound,
+    loop.MathOp: named_math,
+    loop.RandomOp: lower_random,
 }
+"""What has no rule here is done element by element by the same op."""
+
+_ELEMENTWISE = frozenset(
+    "arith.addf arith.subf arith.mulf arith.addi arith.subi arith.muli arith.divsi arith.divui arith.remsi arith.remui arith.shli "
+    "arith.shrsi arith.shrui arith.maximumf arith.minimumf arith.maxnumf arith.minnumf arith.maxsi arith.minsi arith.maxui arith.minui "
+    "math.absf math.floor math.ceil math.rsqrt math.fma".split()
+)
+
+
+def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[Any], None]]) -> None:
+    """Lower every op of a body; `nested` lowers the loops in it."""
+    for op in block.ops:
+        own = nested.get(type(op))
+        if own is not None:
+            own(op)
+            continue
+        rule = RULES.get(type(op))
+        if rule is not None:
+            rule(s, op)
+        elif isinstance(op, loop.YieldOp):
+            continue
+        elif op.name in _ELEMENTWISE:
+            elementwise(s, op)
+        elif op.name in LIBRARY:
+            by_library(s, op)
+        else:
+            raise UnsupportedNest(f"'{op.name}' cannot stand in the body of a nest for the Triton target")
+
+
+__all__ = ["RULES", "Attribute", "lower_block"]

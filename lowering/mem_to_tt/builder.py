@@ -1,0 +1,220 @@
+"""Building `tt` code: blocks that are open, equal pure operations once, constants, shapes.
+
+A value is a scalar, the same for all elements of the tile, or a tensor with one dimension for each axis of the tile, of
+the axis' size where it varies along it and of size 1 where it does not. What is combined is broadcast first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, IntegerType, TensorType, i1, i32
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from ...dialects import tt_arith, tt_shape
+from ...dialects.nd_types import is_float
+from ...dialects.tt_types import PointerType, element_of, like, shape_of, tensor
+
+NO_FLAGS: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
+NO_OVERFLOW_FLAGS: dict[str, Attribute] = {"overflowFlags": arith.IntegerOverflowAttr("none")}
+PLAIN: dict[str, Attribute] = {}
+
+
+class Builder:
+    """Appends to the innermost open block. What is equal to something in an open block is not made again."""
+
+    def __init__(self, entry: Block):
+        self.blocks: list[tuple[Block, dict[Any, SSAValue]]] = [(entry, {})]
+        self._outside: list[list[tuple[Block, dict[Any, SSAValue]]]] = []
+
+    def open(self, block: Block) -> None:
+        """Append to `block`, inside of what is open, until `close`."""
+        self.blocks.append((block, {}))
+
+    def close(self) -> Block:
+        return self.blocks.pop()[0]
+
+    def enter_region(self, block: Block) -> None:
+        """Append to `block`, which uses nothing from outside, until `leave_region`."""
+        self._outside.append(self.blocks)
+        self.blocks = [(block, {})]
+
+    def leave_region(self) -> None:
+        self.blocks = self._outside.pop()
+
+    def place(self, op: Operation) -> Operation:
+        """Append an operation."""
+        self.blocks[-1][0].add_op(op)
+        return op
+
+    def find(self, key: Any) -> SSAValue | None:
+        """What was remembered under `key` in an open block."""
+        for _, memo in reversed(self.blocks):
+            found = memo.get(key)
+            if found is not None:
+                return found
+        return None
+
+    def remember(self, key: Any, value: SSAValue) -> None:
+        self.blocks[-1][1][key] = value
+
+    def pure(
+        self, cls: type[Any], operands: Sequence[SSAValue], result: Attribute, properties: Mapping[str, Attribute] = PLAIN
+    ) -> SSAValue:
+        """The result of a pure operation of one result."""
+        key = (cls, *operands, result, *properties.values())
+        found = self.find(key)
+        if found is None:
+            op = cls.create(operands=tuple(operands), result_types=(result,), properties=properties)
+            found = self.place(op).results[0]
+            self.remember(key, found)
+        return found
+
+    # ---- constants and shapes
+
+    def constant(self, value: float, element: Attribute, shape: tuple[int, ...] | None = None) -> SSAValue:
+        """A number of type `element`, or a tensor of it."""
+        attr: Attribute
+        if is_float(element):
+            attr = FloatAttr(float(value), element)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        else:
+            assert isinstance(element, IntegerType)
+            attr = IntegerAttr(_wrapped(int(value), element.width.data), element)
+        key = (arith.ConstantOp, attr, shape)
+        found = self.find(key)
+        if found is not None:
+            return found
+        result = element
+        if shape is not None:
+            result = tensor(shape, element)
+            attr = DenseIntOrFPElementsAttr.from_list(result, [attr.value.data])
+        op = arith.ConstantOp.create(result_types=(result,), properties={"value": attr})
+        # constants go to the front: they serve every block
+        entry, memo = self.blocks[0]
+        first = entry.first_op
+        if first is None:
+            entry.add_op(op)
+        else:
+            entry.insert_op_before(op, first)
+        memo[key] = op.results[0]
+        return op.results[0]
+
+    def int(self, value: int, element: Attribute = i32) -> SSAValue:
+        return self.constant(value, element)
+
+    def splat(self, value: SSAValue, shape: tuple[int, ...]) -> SSAValue:
+        """A scalar in every element of a tensor."""
+        owner = value.owner
+        if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, (FloatAttr, IntegerAttr)):
+            return self.constant(owner.value.value.data, value.type, shape)
+        return self.pure(tt_shape.SplatOp, (value,), tensor(shape, value.type))
+
+    def to_shape(self, value: SSAValue, shape: tuple[int, ...] | None) -> SSAValue:
+        """A value in this shape, repeated along what it does not vary along."""
+        have = shape_of(value.type)
+        if have == shape or shape is None:
+            return value
+        if have is None:
+            return self.splat(value, shape)
+        return self.pure(tt_shape.BroadcastOp, (value,), tensor(shape, element_of(value.type)))
+
+    def together(self, *values: SSAValue) -> list[SSAValue]:
+        """Values in the smallest shape that all of them can have."""
+        shape = joined(*(shape_of(v.type) for v in values))
+        return [self.to_shape(v, shape) for v in values]
+
+    # ---- arithmetic
+
+    def elementwise(
+        self, cls: type[Any], operands: Sequence[SSAValue], properties: Mapping[str, Attribute] = PLAIN
+    ) -> SSAValue:
+        """An operation on elements of one type that gives elements of that type."""
+        values = self.together(*operands)
+        return self.pure(cls, values, values[0].type, properties)
+
+    def add(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """The sum of integers."""
+        if _is_zero(a):
+            return b
+        if _is_zero(b):
+            return a
+        return self.elementwise(arith.AddiOp, (a, b), NO_OVERFLOW_FLAGS)
+
+    def mul(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """The product of integers."""
+        return self.elementwise(arith.MuliOp, (a, b), NO_OVERFLOW_FLAGS)
+
+    def sub(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """The difference of integers."""
+        return self.elementwise(arith.SubiOp, (a, b), NO_OVERFLOW_FLAGS)
+
+    def cmpi(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self._compare(tt_arith.CmpIOp, predicate, a, b)
+
+    def cmpf(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self._compare(tt_arith.CmpFOp, predicate, a, b)
+
+    def _compare(self, cls: type[Any], predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
+        a, b = self.together(a, b)
+        key = (cls, predicate, a, b)
+        found = self.find(key)
+        if found is None:
+            found = self.place(cls.make(predicate, a, b)).results[0]
+            self.remember(key, found)
+        return found
+
+    def both(self, a: SSAValue | None, b: SSAValue | None) -> SSAValue | None:
+        """The conjunction of two conditions; None is true."""
+        if a is None or b is None or a is b:
+            return b if a is None else a
+        return self.elementwise(arith.AndIOp, (a, b))
+
+    def invert(self, a: SSAValue) -> SSAValue:
+        return self.elementwise(arith.XOrIOp, (a, self.constant(1, i1)))
+
+    def select(self, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
+        condition, a, b = self.together(condition, a, b)
+        return self.pure(tt_arith.SelectOp, (condition, a, b), a.type)
+
+    def cast(self, cls: type[Any], value: SSAValue, element: Attribute) -> SSAValue:
+        """A cast to elements of another type."""
+        return self.pure(cls, (value,), like(value.type, element))
+
+    def resize(self, value: SSAValue, element: Attribute) -> SSAValue:
+        """Signed integers in another width."""
+        have = element_of(value.type)
+        assert isinstance(have, IntegerType) and isinstance(element, IntegerType)
+        if have == element:
+            return value
+        owner = value.owner
+        if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
+            return self.constant(owner.value.value.data, element)
+        wider = element.width.data > have.width.data
+        return self.cast(tt_arith.ExtSIOp if wider else tt_arith.TruncIOp, value, element)
+
+
+def _wrapped(value: int, width: int) -> int:
+    """The signed number with the low bits of `value`, as attributes want it (a bool as 0 or 1)."""
+    value &= (1 << width) - 1
+    return value - (1 << width) if width > 1 and value >> (width - 1) else value
+
+
+def _is_zero(value: SSAValue) -> bool:
+    owner = value.owner
+    return isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr) and owner.value.value.data == 0
+
+
+def joined(*shapes: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The smallest shape that values of all these shapes can be repeated to."""
+    known = [s for s in shapes if s is not None]
+    return tuple(map(max, *known)) if len(known) > 1 else known[0] if known else None
+
+
+def is_pointer(type: Attribute) -> bool:
+    """Whether elements of `type` are pointers."""
+    return isinstance(element_of(type), PointerType)
+
+
+__all__ = ["NO_FLAGS", "NO_OVERFLOW_FLAGS", "PLAIN", "Builder", "TensorType", "is_pointer", "joined"]

@@ -1,0 +1,195 @@
+"""How a nest is cut into programs: which loops run along the axes of the tile, how long the tile is along each, how many
+warps share it.
+
+Three shapes of nests: without loops inside (one axis, two where accesses disagree about the fastest loop, or where that
+one is short); reductions along the fastest dimension (`rows`: an axis of few rows, the last axis runs along the inner
+loops, all of a row at once where it fits on chip); reductions across it (`columns`: an axis of neighbouring columns).
+The figures follow from measurements: 8 to 64 elements a thread, a row within as few warps as that allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...dialects import loop
+from ...dialects.expr import Add, Expr, FloorDiv, Max, Min, Mod, Mul, evaluate, free_syms, linear_coeff, product
+from ...dialects.expr_ranges import range_of
+from ...dialects.nd_types import element_bytes
+from ...passes.loop.nest_access import Loop, NestAccess, Node
+
+DEFAULT_HINT = 64
+"""What a size counts for about which nothing is known."""
+TILE = 1024
+"""Elements of a tile that only moves data: 8 a thread with 4 warps, 16 bytes of bf16."""
+SQUARE = 32
+"""Side of a tile whose accesses disagree about the fastest dimension."""
+SHORT = 32
+"""A fastest loop up to this long does not fill an axis of its own."""
+ON_CHIP = 16384
+"""Elements of a row that is kept on chip: 32 a thread with 16 warps."""
+CHUNK = 8192
+"""Elements of a longer row that are read at once."""
+THREAD = 16
+"""Elements of a tile with reductions that a thread should have."""
+MAX_WARPS = 16
+UNROLL = 32
+"""Iterations of an inner loop that become straight code where a tile axis is not worth it."""
+I32_MAX = 2**31 - 1
+
+
+@dataclass
+class Tile:
+    """`axes` are the parallel axes, slowest first, each the loops that it runs along (flattened) and its block; `rest` are
+    loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none)."""
+
+    axes: list[tuple[list[Loop], int]] = field(default_factory=list)
+    rest: list[Loop] = field(default_factory=list)
+    inner: int = 0
+    warps: int = 4
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole tile."""
+        total = max(1, self.inner)
+        for _, block in self.axes:
+            total *= block
+        return total
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n (and at least 1)."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+class Sizes:
+    """Numbers for sizes: their values, or typical ones for symbols."""
+
+    def __init__(self, hints: Mapping[Expr, int]):
+        self.hints = hints
+
+    def __call__(self, e: Expr) -> int:
+        if e.value is not None:
+            return e.value
+        return max(1, evaluate(e, {s: self.hints.get(s, DEFAULT_HINT) for s in free_syms(e)}))
+
+    def trips(self, loops: Sequence[Loop]) -> int:
+        return self(product(one.size for one in loops))
+
+
+def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Tile:
+    """The tile of a nest."""
+    sizes = Sizes(hints)
+    weights = _unit_strides(info, sizes)
+    loops = info.root.loops
+    inside = [n for n in info.root.walk() if n is not info.root]
+    fastest = max(weights, key=lambda d: weights[d], default=None)
+    long = [n for n in inside if not _is_short(n)]
+    if not long:
+        return _plain(loops, weights, sizes)
+    outer_fastest = next((one for one in loops if one.dim is fastest), None)
+    if outer_fastest is not None and sizes(outer_fastest.size) > 1:
+        return _columns(loops, outer_fastest, long, sizes)
+    return _rows(loops, long, sizes)
+
+
+def _is_short(node: Node) -> bool:
+    """Whether the loops of a node become straight code."""
+    trips = product(one.size for one in node.loops)
+    return trips.value is not None and trips.value <= UNROLL and not isinstance(node.op, loop.ScanOp)
+
+
+def _unit_strides(info: NestAccess, sizes: Sizes) -> dict[Expr, float]:
+    """For each loop dimension, the bytes of accesses that are contiguous along it."""
+    weights: dict[Expr, float] = {}
+    for node in info.root.walk():
+        around: list[Loop] = []
+        up: Node | None = node
+        while up is not None:
+            around += up.loops
+            up = up.parent
+        times = sizes.trips(around)
+        for access in node.accesses:
+            for one in around:
+                stride = linear_coeff(access.offset, one.dim)
+                if stride is not None and stride.value in (1, -1):
+                    weights[one.dim] = weights.get(one.dim, 0) + times * element_bytes(access.dtype)
+    return weights
+
+
+def _plain(loops: Sequence[Loop], weights: Mapping[Expr, float], sizes: Sizes) -> Tile:
+    if not loops:
+        return Tile(warps=1)
+    total = sizes.trips(loops)
+    if len(loops) == 1:
+        return Tile([([loops[0]], min(TILE, power_of_two(total)))], warps=_warps(min(TILE, total), 8))
+    ranked = sorted(loops, key=lambda one: weights.get(one.dim, 0), reverse=True)
+    x = ranked[0]
+    width = sizes(x.size)
+    y = next((one for one in ranked[1:] if weights.get(one.dim, 0) > 0.2 * weights.get(x.dim, 0)), None)
+    if y is not None and width >= SQUARE and sizes(y.size) >= SQUARE:
+        rest = [one for one in loops if one is not x and one is not y]
+        return Tile([([y], SQUARE), ([x], SQUARE)], rest, warps=4)
+    if width <= SHORT:
+        return Tile([(list(loops), min(TILE, power_of_two(total)))], warps=_warps(min(TILE, total), 8))
+    block = min(TILE, power_of_two(width))
+    rest = [one for one in loops if one is not x]
+    rows = TILE // block
+    if rows > 1:
+        y = max(rest, key=lambda one: sizes(one.size))
+        side = min(rows, power_of_two(sizes(y.size)))
+        if side > 1:
+            return Tile([([y], side), ([x], block)], [one for one in rest if one is not y], warps=_warps(side * block, 8))
+    return Tile([([x], block)], rest, warps=_warps(block, 8))
+
+
+def _rows(loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
+    longest = max(sizes.trips(n.loops) for n in inside)
+    fixed = all(one.size.value is not None for n in inside for one in n.loops)
+    block = power_of_two(longest) if fixed and longest <= ON_CHIP else min(CHUNK, power_of_two(longest))
+    rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops else 1
+    axes = [(list(loops), rows)] if loops else []
+    return Tile(axes, inner=block, warps=_warps(rows * block, THREAD))
+
+
+def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Sizes) -> Tile:
+    block = min(64, power_of_two(sizes(x.size)))
+    longest = max(sizes.trips(n.loops) for n in inside)
+    depth = max(1, min(4096 // block, power_of_two(longest)))
+    return Tile([([x], block)], [one for one in loops if one is not x], inner=depth, warps=_warps(block * depth, THREAD))
+
+
+def _warps(elements: int, each: int) -> int:
+    """Warps that give every thread about `each` elements."""
+    return max(1, min(MAX_WARPS, power_of_two(elements // (32 * each))))
+
+
+def fits_i32(info: NestAccess) -> bool:
+    """Whether all index arithmetic of a nest surely fits 32 bits, a last block that hangs over included."""
+
+    limit = I32_MAX - (1 << 21)
+
+    def small(e: Expr) -> bool:
+        r = range_of(e, info.ranges)
+        return r.lo is not None and r.hi is not None and r.lo >= -limit and r.hi <= limit
+
+    def fits(e: Expr) -> bool:
+        if not small(e):
+            return False
+        parts: Sequence[Expr] = ()
+        if isinstance(e, Add):
+            return all(fits(t) and small(t * c) for t, c in e.terms)
+        if isinstance(e, Mul):
+            parts = e.factors
+        elif isinstance(e, (FloorDiv, Mod)):
+            parts = (e.lhs, e.rhs)
+        elif isinstance(e, (Min, Max)):
+            parts = e.args
+        return all(fits(p) for p in parts)
+
+    for node in info.root.walk():
+        if not fits(product(one.size for one in node.loops)):
+            return False
+        if not all(fits(a.offset) for a in node.accesses):
+            return False
+    return all(fits(e) for value, e in info.exprs.items() if e not in info.opaque)

@@ -1,0 +1,110 @@
+"""Loads and stores of a body through tensors of pointers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerType
+from xdsl.ir import SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import ZERO
+from ...dialects.nd_types import UNSIGNED, compute_type
+from ...dialects.tt_memory import AtomicRMWOp, LoadOp, StoreOp
+from ...dialects.tt_types import element_of, shape_of
+from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, joined
+from .state import State, UnsupportedNest
+
+
+def lower_load(s: State, op: loop.LoadOp) -> None:
+    """loop.load."""
+    b = s.b
+    access = s.info.access[op]
+    condition: SSAValue | None = None
+    if op.mask is not None:
+        known = s.known(op.mask)
+        if known is False:
+            assert op.other is not None
+            s.values[op.result] = s.get(op.other)
+            return
+        condition = s.get(op.mask) if known is None else None
+    if any(size is ZERO for size in loop.shaped_dims(access.buffer.type)):
+        s.values[op.result] = b.constant(0, compute_type(access.dtype))
+        return
+    shape = None if condition is None else shape_of(condition.type)
+    pointer = s.address(access.buffer, s.fix(access.offset), shape)
+    key = ("load", access.buffer, s.versions.get(access.buffer, 0), pointer, condition)
+    value = b.find(key)
+    if value is None:
+        at = shape_of(pointer.type)
+        mask = b.both(s.mask(at), condition)
+        if mask is not None:
+            mask = b.to_shape(mask, at)
+        value = s.widen(b.place(LoadOp.make(pointer, mask)).results[0], access.dtype)
+        b.remember(key, value)
+    if condition is not None:
+        assert op.other is not None
+        value = b.select(condition, value, s.get(op.other))
+    s.values[op.result] = value
+
+
+_COMBINE: dict[str, tuple[type[Any], type[Any], type[Any]]] = {
+    "add": (arith.AddfOp, arith.AddiOp, arith.AddiOp),
+    "prod": (arith.MulfOp, arith.MuliOp, arith.MuliOp),
+    "max": (arith.MaximumfOp, arith.MaxSIOp, arith.MaxUIOp),
+    "min": (arith.MinimumfOp, arith.MinSIOp, arith.MinUIOp),
+}
+
+
+def lower_store(s: State, op: loop.StoreOp) -> None:
+    """loop.store; what combines with elements that other iterations may write too does so atomically."""
+    b = s.b
+    access = s.info.access[op]
+    condition: SSAValue | None = None
+    if op.mask is not None:
+        known = s.known(op.mask)
+        if known is False:
+            return
+        condition = s.get(op.mask) if known is None else None
+    value = s.narrow(s.get(op.value), access.dtype)
+    offset = s.fix(access.offset)
+    shapes = [shape_of(value.type), None if condition is None else shape_of(condition.type)]
+    if access.mode != "set":
+        shapes.append(s.active)
+    pointer = s.address(access.buffer, offset, joined(*shapes))
+    at = shape_of(pointer.type)
+    mask = b.both(s.mask(at), condition)
+    if mask is not None:
+        mask = b.to_shape(mask, at)
+    value = b.to_shape(value, at)
+    if access.mode == "set":
+        b.place(StoreOp.make(pointer, value, mask))
+        s.written(access.buffer)
+        if condition is None:
+            key = ("load", access.buffer, s.versions[access.buffer], pointer, None)
+            b.remember(key, s.widen(value, access.dtype))
+        return
+    s.written(access.buffer)
+    if s.alone(access):
+        old = LoadOp.make(pointer, mask)
+        b.place(old)
+        floats, ints, unsigned = _COMBINE[access.mode]
+        wide, more = s.widen(old.results[0], access.dtype), s.widen(value, access.dtype)
+        is_int = isinstance(element_of(wide.type), IntegerType)
+        cls = floats if not is_int else unsigned if access.dtype in UNSIGNED else ints
+        properties = NO_OVERFLOW_FLAGS if cls in (arith.AddiOp, arith.MuliOp) else {} if is_int else NO_FLAGS
+        b.place(StoreOp.make(pointer, s.narrow(b.elementwise(cls, (wide, more), properties), access.dtype), mask))
+        return
+    b.place(AtomicRMWOp.make(_atomic(access.mode, access.dtype), pointer, value, mask))
+
+
+def _atomic(mode: str, dtype: Any) -> str:
+    """Triton's word for a combining store.  UnsupportedNest where the hardware has none."""
+    ints = isinstance(dtype, IntegerType)
+    wide = ints and dtype.width.data >= 32
+    if mode == "add" and (wide or not ints):
+        return "add" if ints else "fadd"
+    if mode in ("max", "min") and wide:
+        return ("u" if dtype in UNSIGNED else "") + mode
+    raise UnsupportedNest(f"a scatter with '{mode}' of {dtype} has no atomic instruction")

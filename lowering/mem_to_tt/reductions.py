@@ -1,0 +1,234 @@
+"""Accumulators: what each reduction kind starts from, how values join, how the elements of a tile along an axis become one.
+
+A state is a list of values of one shape. The same rules serve states along a reduced axis (joined at the end by
+`across`, a `tt.reduce`) and states that are kept for each element. NaN: max and min keep it, argmax and argmin take the
+first one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects import arith
+from xdsl.dialects import math as mlir_math
+from xdsl.dialects.builtin import IntegerType, f32, i1, i32
+from xdsl.ir import Attribute, Block, Region, SSAValue
+
+from ...dialects.nd_types import is_float
+from ...dialects.tt_arith import ExtUIOp
+from ...dialects.tt_compute import ReduceOp, ReduceReturnOp
+from ...dialects.tt_shape import ExpandDimsOp
+from ...dialects.tt_types import element_of, int32, shape_of, tensor
+from .body import library
+from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder
+from .state import State
+
+Values = list[SSAValue]
+Combine = Callable[[State, Values, Values], Values]
+
+_BITWISE = {"any": arith.OrIOp, "all": arith.AndIOp, "xor": arith.XOrIOp}
+_OF_BOOLS = {"sum": arith.OrIOp, "prod": arith.AndIOp, "max": arith.OrIOp, "min": arith.AndIOp}
+_OF_FLOATS = {
+    "sum": arith.AddfOp, "prod": arith.MulfOp, "max": arith.MaximumfOp, "min": arith.MinimumfOp,
+}  # fmt: skip
+_OF_INTS = {"sum": arith.AddiOp, "prod": arith.MuliOp, "max": arith.MaxSIOp, "min": arith.MinSIOp}
+
+
+def identity(kind: str, dtype: Attribute) -> float:
+    """What a reduction of nothing gives."""
+    if kind in ("max", "argmax", "min", "argmin"):
+        highest = kind in ("max", "argmax")
+        if is_float(dtype):
+            return -math.inf if highest else math.inf
+        assert isinstance(dtype, IntegerType)
+        width = dtype.width.data
+        if width == 1:
+            return 0 if highest else 1
+        return -(1 << (width - 1)) if highest else (1 << (width - 1)) - 1
+    if kind == "all":
+        return -1 if dtype != i1 else 1
+    return 1 if kind == "prod" else 0
+
+
+def reduce_axis(s: State, values: Values, axis: int, combine: Combine) -> Values:
+    """Tensors of one shape joined along an axis; the results have size 1 there (scalars, where it is the only one)."""
+    b = s.b
+    elements = [element_of(v.type) for v in values]
+    block = Block(arg_types=elements * 2)
+    b.enter_region(block)
+    joined = combine(s, list(block.args[: len(values)]), list(block.args[len(values) :]))
+    b.place(ReduceReturnOp.create(operands=joined))
+    b.leave_region()
+    op = b.place(ReduceOp.make(values, axis, Region(block)))
+    return [_keep_axis(b, v, axis) for v in op.results]
+
+
+def _keep_axis(b: Builder, value: SSAValue, axis: int) -> SSAValue:
+    shape = shape_of(value.type)
+    if shape is None:
+        return value
+    result = tensor((*shape[:axis], 1, *shape[axis:]), element_of(value.type))
+    return b.pure(ExpandDimsOp, (value,), result, {"axis": int32(axis)})
+
+
+class Accumulator:
+    """One kind over values of given types (those of its results)."""
+
+    def __init__(self, kind: str, types: Sequence[Attribute]):
+        self.kind = kind
+        self.types = list(types)
+
+    def start(self, s: State, shape: tuple[int, ...] | None) -> Values:
+        """The state before the first value."""
+        return [s.b.constant(identity(self.kind, self.types[0]), self.types[0], shape)]
+
+    def single(self, s: State, values: Values) -> Values:
+        """The state of one yielded value."""
+        return values
+
+    def combine(self, s: State, a: Values, b: Values) -> Values:
+        """Two states as one."""
+        element = element_of(a[0].type)
+        if self.kind in _BITWISE:
+            return [s.b.elementwise(_BITWISE[self.kind], (a[0], b[0]))]
+        if element == i1:
+            return [s.b.elementwise(_OF_BOOLS[self.kind], (a[0], b[0]))]
+        if is_float(element):
+            return [s.b.elementwise(_OF_FLOATS[self.kind], (a[0], b[0]), NO_FLAGS)]
+        properties = NO_OVERFLOW_FLAGS if self.kind in ("sum", "prod") else {}
+        return [s.b.elementwise(_OF_INTS[self.kind], (a[0], b[0]), properties)]
+
+    def mask(self, s: State, state: Values, mask: SSAValue | None) -> Values:
+        """The state with the start where the mask is off."""
+        if mask is None:
+            return state
+        return [s.b.select(mask, v, e) for v, e in zip(state, self.start(s, None), strict=True)]
+
+    def across(self, s: State, state: Values, axis: int) -> Values:
+        """The state joined along an axis of the tile."""
+        if self.types[0] != i1:
+            return reduce_axis(s, state, axis, self.combine)
+        # the hardware moves words, not bits
+        op = _BITWISE.get(self.kind) or _OF_BOOLS[self.kind]
+        wide = s.b.cast(ExtUIOp, state[0], i32)
+        (found,) = reduce_axis(s, [wide], axis, lambda s, a, b: [s.b.elementwise(op, (a[0], b[0]))])
+        return [s.b.cmpi("ne", found, s.b.int(0))]
+
+    def whole(self, s: State, values: Values, mask: SSAValue | None, count: SSAValue, axis: int) -> Values:
+        """The result over all of an axis whose values are at hand; `count` of them count, those in the mask."""
+        return self.across(s, self.mask(s, self.single(s, values), mask), axis)
+
+
+class ArgAccumulator(Accumulator):
+    """argmax and argmin: (extreme, its index). The first NaN wins, else the lowest index of the extreme."""
+
+    def start(self, s: State, shape: tuple[int, ...] | None) -> Values:
+        last = (1 << (self.types[1].width.data - 1)) - 1  # pyright: ignore[reportAttributeAccessIssue]
+        return [*super().start(s, shape), s.b.constant(last, self.types[1], shape)]
+
+    def combine(self, s: State, a: Values, b: Values) -> Values:
+        s_b = s.b
+        highest = self.kind == "argmax"
+        lower = s_b.cmpi("slt", b[1], a[1])
+        if is_float(self.types[0]):
+            a_nan, b_nan = s_b.cmpf("uno", a[0], a[0]), s_b.cmpf("uno", b[0], b[0])
+            beyond = s_b.cmpf("ogt" if highest else "olt", b[0], a[0])
+            number = s_b.invert(a_nan)
+            better = s_b.elementwise(arith.AndIOp, (s_b.elementwise(arith.OrIOp, (beyond, b_nan)), number))
+            both = s_b.elementwise(arith.AndIOp, (a_nan, b_nan))
+            same = s_b.elementwise(arith.OrIOp, (s_b.cmpf("oeq", a[0], b[0]), both))
+        else:
+            sign = "u" if self.types[0] == i1 else "s"
+            better = s_b.cmpi(sign + ("gt" if highest else "lt"), b[0], a[0])
+            same = s_b.cmpi("eq", a[0], b[0])
+        take = s_b.elementwise(arith.OrIOp, (better, s_b.elementwise(arith.AndIOp, (same, lower))))
+        return [s_b.select(take, b[0], a[0]), s_b.select(take, b[1], a[1])]
+
+    def across(self, s: State, state: Values, axis: int) -> Values:
+        return reduce_axis(s, state, axis, self.combine)
+
+
+class Welford(Accumulator):
+    """Mean, sum of squared differences and count, merged by Chan, Golub and LeVeque's formula (1979)."""
+
+    def start(self, s: State, shape: tuple[int, ...] | None) -> Values:
+        return [s.b.constant(0.0, t, shape) for t in self.types]
+
+    def single(self, s: State, values: Values) -> Values:
+        shape = shape_of(values[0].type)
+        return [values[0], s.b.constant(0.0, self.types[1], shape), s.b.constant(1.0, self.types[2], shape)]
+
+    def combine(self, s: State, a: Values, b: Values) -> Values:
+        def op(cls: type, x: SSAValue, y: SSAValue) -> SSAValue:
+            return s.b.elementwise(cls, (x, y), NO_FLAGS)
+
+        element = self.types[0]
+        total = op(arith.AddfOp, a[2], b[2])
+        zero = s.b.cmpf("oeq", total, s.b.constant(0.0, element))
+        share = op(arith.DivfOp, b[2], s.b.select(zero, s.b.constant(1.0, element), total))
+        delta = op(arith.SubfOp, b[0], a[0])
+        mean = op(arith.AddfOp, a[0], op(arith.MulfOp, delta, share))
+        spread = op(arith.MulfOp, op(arith.MulfOp, delta, delta), op(arith.MulfOp, a[2], share))
+        return [mean, op(arith.AddfOp, op(arith.AddfOp, a[1], b[1]), spread), total]
+
+    def across(self, s: State, state: Values, axis: int) -> Values:
+        return reduce_axis(s, state, axis, self.combine)
+
+    def whole(self, s: State, values: Values, mask: SSAValue | None, count: SSAValue, axis: int) -> Values:
+        """All values are at hand: the mean first, then the differences from it."""
+        from ...dialects.tt_arith import SIToFPOp
+
+        element = self.types[0]
+        add = Accumulator("sum", [element])
+        (total,) = add.across(s, add.mask(s, values, mask), axis)
+        n = s.b.cast(SIToFPOp, count, element)
+        mean = s.b.elementwise(arith.DivfOp, (total, n), NO_FLAGS)
+        difference = s.b.elementwise(arith.SubfOp, (values[0], mean), NO_FLAGS)
+        squares = s.b.elementwise(arith.MulfOp, (difference, difference), NO_FLAGS)
+        (spread,) = add.across(s, add.mask(s, [squares], mask), axis)
+        return [mean, spread, n]
+
+
+class Softmax(Accumulator):
+    """Maximum, and sum of exp(x - maximum)."""
+
+    def start(self, s: State, shape: tuple[int, ...] | None) -> Values:
+        return [s.b.constant(-math.inf, self.types[0], shape), s.b.constant(0.0, self.types[1], shape)]
+
+    def single(self, s: State, values: Values) -> Values:
+        return [values[0], s.b.constant(1.0, self.types[1], shape_of(values[0].type))]
+
+    def combine(self, s: State, a: Values, b: Values) -> Values:
+        top = s.b.elementwise(arith.MaximumfOp, (a[0], b[0]), NO_FLAGS)
+        parts = [s.b.elementwise(arith.MulfOp, (x[1], exp_below(s, x[0], top)), NO_FLAGS) for x in (a, b)]
+        return [top, s.b.elementwise(arith.AddfOp, parts, NO_FLAGS)]
+
+    def across(self, s: State, state: Values, axis: int) -> Values:
+        """The maximum first: then each sum is scaled once."""
+        (top,) = Accumulator("max", self.types[:1]).across(s, state[:1], axis)
+        scaled = s.b.elementwise(arith.MulfOp, (state[1], exp_below(s, state[0], top)), NO_FLAGS)
+        return [top, *Accumulator("sum", self.types[1:]).across(s, [scaled], axis)]
+
+
+def exp_below(s: State, x: SSAValue, top: SSAValue) -> SSAValue:
+    """exp(x - top) where x <= top; 1 where both are -inf, so that nothing seen yet does not become NaN."""
+    both = s.b.cmpf("oeq", x, top)
+    difference = s.b.elementwise(arith.SubfOp, (x, top), NO_FLAGS)
+    element = element_of(difference.type)
+    power = (
+        s.b.elementwise(mlir_math.ExpOp, (difference,), NO_FLAGS)
+        if element == f32
+        else library(s, "math.exp", [difference])
+    )
+    return s.b.select(both, s.b.constant(1.0, element), power)
+
+
+_CLASSES: dict[str, type[Accumulator]] = {
+    "argmax": ArgAccumulator, "argmin": ArgAccumulator, "welford": Welford, "softmax": Softmax,
+}  # fmt: skip
+
+
+def accumulator(kind: str, types: Sequence[Attribute]) -> Accumulator:
+    """The accumulator of a kind, for results of these types."""
+    return _CLASSES.get(kind, Accumulator)(kind, types)

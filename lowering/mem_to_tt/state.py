@@ -1,0 +1,299 @@
+"""What is known while one nest is turned into a program on tiles: the axes of the tile, values, index dimensions, memory.
+
+Index values are kept as expressions (`exprs` of the analysis) until somebody wants the number, and conditions that the
+ranges decide are Python bools.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IndexType, IntegerType, f32, i1, i8, i32, i64
+from xdsl.ir import Attribute, SSAValue
+
+from ...dialects import tt_memory
+from ...dialects.expr import Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, Sym, free_dims, linear_coeff, prove_ge0
+from ...dialects.nd_types import LOW_PRECISION, is_float
+from ...dialects.tt_arith import CmpIOp, ExtUIOp, TruncIOp
+from ...dialects.tt_shape import ExpandDimsOp, MakeRangeOp
+from ...dialects.tt_types import element_of, int32, shape_of, tensor
+from ...passes.loop.nest_access import Access, Loop, NestAccess
+from .builder import Builder, joined
+
+
+class UnsupportedNest(Exception):
+    """Something in a nest that the Triton target has no code for; the message names it."""
+
+
+def scalar_type(t: Attribute) -> Attribute:
+    """The type that the kernel has for a scalar of a body: an index is an i64."""
+    return i64 if isinstance(t, IndexType) else t
+
+
+def memory_type(dtype: Attribute) -> Attribute:
+    """The type of an element in memory: a bool is an i8, integers are signless.  UnsupportedNest for others."""
+    if dtype == i1:
+        return i8
+    if isinstance(dtype, IntegerType):
+        return IntegerType(dtype.width.data)
+    if not is_float(dtype):
+        raise UnsupportedNest(f"kernels for GPUs do not read or write elements of {dtype}")
+    return dtype
+
+
+@dataclass
+class Axis:
+    """One axis of the tile: `mask` is unset where the last block hangs over the end (None: it never does)."""
+
+    block: int
+    mask: SSAValue | None = None
+
+
+class State:
+    """See the module's docstring. `index` is the type of index arithmetic, i32 where everything surely fits."""
+
+    def __init__(self, builder: Builder, info: NestAccess, axes: list[Axis], index: IntegerType):
+        self.b = builder
+        self.info = info
+        self.axes = axes
+        self.index = index
+        self.values: dict[SSAValue, SSAValue | bool] = {}
+        self.dims: dict[Expr, SSAValue] = {}
+        self.fixed: dict[Expr, Expr] = {}
+        """Dimensions that are replaced by an expression for now (unrolled loops)."""
+        self.syms: dict[Sym, SSAValue] = {}
+        self.pointers: dict[SSAValue, SSAValue] = {}
+        self.spread: list[Loop] = []
+        """Loops whose iterations lie in different programs, or in different elements of the tile."""
+        self.inner = False
+        """Whether the last axis of the tile runs along a loop inside of the nest now."""
+        self.inner_axis: int | None = None
+        self.versions: dict[SSAValue, int] = {}
+        """How often a buffer has been written so far: what was loaded before is not taken for what is there now."""
+
+    # ---- axes
+
+    @property
+    def rank(self) -> int:
+        return len(self.axes)
+
+    def along(self, axis: int) -> tuple[int, ...]:
+        """The shape of a tensor that varies along one axis only."""
+        return tuple(a.block if k == axis else 1 for k, a in enumerate(self.axes))
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        """The shape of the whole tile."""
+        return tuple(a.block for a in self.axes)
+
+    @property
+    def active(self) -> tuple[int, ...] | None:
+        """The shape of what varies along every axis that is in use; None where that is a scalar."""
+        shape = self.full if self.inner or self.inner_axis is None else (*self.full[:-1], 1)
+        return shape or None
+
+    def lane(self, axis: int) -> SSAValue:
+        """0, 1, 2, ... along an axis, in the type of index arithmetic."""
+        b = self.b
+        value = b.find(("lane", axis))
+        if value is None:
+            value = b.place(MakeRangeOp.make(self.axes[axis].block)).results[0]
+            for k in range(self.rank):
+                if k != axis:
+                    shape = shape_of(value.type)
+                    assert shape is not None
+                    properties = {"axis": int32(k)}
+                    value = b.pure(ExpandDimsOp, (value,), tensor((*shape[:k], 1, *shape[k:]), i32), properties)
+            value = b.resize(value, self.index)
+            b.remember(("lane", axis), value)
+        return value
+
+    def alone(self, access: Access) -> bool:
+        """Whether different iterations surely access different elements."""
+        extent = 1
+        strides: list[tuple[int, int]] = []
+        offset = self.fix(access.offset)
+        if any(d in self.info.opaque for d in free_dims(offset)):
+            return False
+        for one in self.spread:
+            stride = linear_coeff(offset, one.dim)
+            if stride is None or stride.value is None or one.size.value is None:
+                return False
+            strides.append((abs(stride.value), one.size.value))
+        for stride, size in sorted(strides):
+            if stride < extent:
+                return False
+            extent += stride * (size - 1)
+        return True
+
+    def mask(self, shape: tuple[int, ...] | None) -> SSAValue | None:
+        """Where a tensor of this shape lies inside of the loops; None: everywhere."""
+        found: SSAValue | None = None
+        if shape is not None:
+            for axis, size in zip(self.axes, shape, strict=True):
+                if size > 1:
+                    found = self.b.both(found, axis.mask)
+        return found
+
+    # ---- values
+
+    def get(self, value: SSAValue) -> SSAValue:
+        """What a value of the body has become: a scalar or a tensor."""
+        found = self.values.get(value)
+        if found is None:
+            return self.b.resize(self.number(self.expr(value)), scalar_type(value.type))  # pyright: ignore[reportArgumentType]
+        if found is True or found is False:
+            return self.b.int(int(found), i1)
+        return found
+
+    def known(self, value: SSAValue) -> bool | None:
+        """The constant that a condition is known to be."""
+        found = self.values.get(value)
+        return found if found is True or found is False else None
+
+    def expr(self, value: SSAValue) -> Expr:
+        """An index value as an expression."""
+        return self.fix(self.info.expr(value))
+
+    def fix(self, e: Expr) -> Expr:
+        """An expression with the dimensions of unrolled loops replaced."""
+        return e.subs(self.fixed) if self.fixed else e
+
+    def is_index(self, value: SSAValue) -> bool:
+        """Whether a value is still an index expression."""
+        return value not in self.values and value in self.info.exprs
+
+    # ---- index expressions
+
+    def number(self, e: Expr) -> SSAValue:
+        """The value of an expression, in the type of index arithmetic."""
+        b = self.b
+        if e.value is not None:
+            return b.int(e.value, self.index)
+        if isinstance(e, Dim):
+            found = self.dims.get(e)
+            if found is None:
+                found = b.resize(self.get(self.info.opaque[e]), self.index)
+            return found
+        if isinstance(e, Sym):
+            return self.syms[e]
+        if isinstance(e, Add):
+            return self._sum(e)
+        if isinstance(e, Mul):
+            factors = [self.number(f) for f in e.factors]
+            value = factors[0]
+            for factor in factors[1:]:
+                value = b.mul(value, factor)
+            return value
+        if isinstance(e, (FloorDiv, Mod)):
+            return self.divide(e)
+        assert isinstance(e, (Min, Max))
+        cls = arith.MinSIOp if isinstance(e, Min) else arith.MaxSIOp
+        value = self.number(e.args[0])
+        for arg in e.args[1:]:
+            value = b.elementwise(cls, (value, self.number(arg)))
+        return value
+
+    def _sum(self, e: Add) -> SSAValue:
+        """Scalars first, then what varies along fewer axes: each sum is made in the smallest shape."""
+        b = self.b
+        terms: list[tuple[SSAValue, int]] = [(self.number(term), c) for term, c in e.terms]
+        terms.sort(key=lambda t: _elements(shape_of(t[0].type)))
+        total: SSAValue | None = None
+        for value, coefficient in terms:
+            if coefficient == -1 and total is not None:
+                total = b.sub(total, value)
+                continue
+            if coefficient != 1:
+                value = b.mul(value, b.int(coefficient, self.index))
+            total = value if total is None else b.add(total, value)
+        assert total is not None
+        return b.add(total, b.int(e.constant, self.index)) if e.constant else total
+
+    def divide(self, e: FloorDiv | Mod) -> SSAValue:
+        """A quotient towards minus infinity, or its remainder; the plain ones where neither is negative."""
+        b = self.b
+        x, y = self.number(e.lhs), self.number(e.rhs)
+        quotient_wanted = isinstance(e, FloorDiv)
+        if prove_ge0(e.lhs, self.info.ranges) and prove_ge0(e.rhs - 1, self.info.ranges):
+            return b.elementwise(arith.DivSIOp if quotient_wanted else arith.RemSIOp, (x, y))
+        quotient, rest = b.elementwise(arith.DivSIOp, (x, y)), b.elementwise(arith.RemSIOp, (x, y))
+        zero = b.int(0, self.index)
+        signs = b.cmpi("slt", b.elementwise(arith.XOrIOp, (rest, y)), zero)
+        low = b.elementwise(arith.AndIOp, (signs, b.cmpi("ne", rest, zero)))
+        if quotient_wanted:
+            return b.select(low, b.sub(quotient, b.int(1, self.index)), quotient)
+        return b.select(low, b.add(rest, y), rest)
+
+    # ---- conditions
+
+    def negative(self, e: Expr) -> SSAValue | bool:
+        """The condition e < 0: a bool where it is known."""
+        if prove_ge0(e, self.info.ranges):
+            return False
+        if prove_ge0(-e - 1, self.info.ranges):
+            return True
+        return self.b.cmpi("slt", self.number(e), self.b.int(0, self.index))
+
+    def is_zero(self, e: Expr) -> SSAValue | bool:
+        """The condition e == 0."""
+        if e.value is not None:
+            return e.value == 0
+        if prove_ge0(e - 1, self.info.ranges) or prove_ge0(-e - 1, self.info.ranges):
+            return False
+        return self.b.cmpi("eq", self.number(e), self.b.int(0, self.index))
+
+    def invert(self, condition: SSAValue | bool) -> SSAValue | bool:
+        """The opposite condition."""
+        return not condition if condition is True or condition is False else self.b.invert(condition)
+
+    # ---- memory
+
+    def address(self, buffer: SSAValue, offset: Expr, shape: tuple[int, ...] | None = None) -> SSAValue:
+        """Pointers to elements of a buffer, in the shape of their offsets or in `shape`."""
+        b = self.b
+        at = self.number(offset)
+        shape = joined(shape_of(at.type), shape)
+        base = self.pointers[buffer]
+        if shape is None:
+            return b.pure(tt_memory.AddPtrOp, (base, at), base.type)
+        pointers = b.splat(base, shape)
+        return b.pure(tt_memory.AddPtrOp, (pointers, b.to_shape(at, shape)), pointers.type)
+
+    def widen(self, value: SSAValue, dtype: Attribute) -> SSAValue:
+        """An element as it lies in memory, in its compute type."""
+        if dtype in LOW_PRECISION:
+            return self.b.cast(arith.ExtFOp, value, f32)
+        if dtype == i1:
+            return self.b.cmpi("ne", value, self.b.int(0, i8))
+        return value
+
+    def narrow(self, value: SSAValue, dtype: Attribute) -> SSAValue:
+        """A value of the compute type as it lies in memory."""
+        if dtype in LOW_PRECISION:
+            return self.b.cast(arith.TruncFOp, value, dtype)
+        if dtype == i1:
+            return self.b.cast(ExtUIOp, value, i8)
+        return value
+
+    def written(self, buffer: SSAValue) -> None:
+        """From here on loads of the buffer may give something else."""
+        self.versions[buffer] = self.versions.get(buffer, 0) + 1
+
+
+def _elements(shape: tuple[int, ...] | None) -> int:
+    total = 0
+    if shape is not None:
+        total = 1
+        for size in shape:
+            total *= size
+    return total
+
+
+def integer(value: SSAValue) -> bool:
+    """Whether a value is made of integers."""
+    return isinstance(element_of(value.type), IntegerType)
+
+
+__all__ = ["Axis", "CmpIOp", "State", "TruncIOp", "UnsupportedNest", "i32", "integer", "memory_type", "scalar_type"]
