@@ -27,7 +27,7 @@ from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_key import is_nest_in_memory, nest_key
 from ...passes.manager import Pass
 from .config import choose
-from .kernel import lower_nest
+from .kernel import is_aligned, lower_nest
 from .state import UnsupportedNest
 
 
@@ -64,6 +64,7 @@ class Outliner:
         """Replace one nest; whether its kernel was there already."""
         assert isinstance(nest, loop.NestOp)
         key, numbers = nest_key(nest)
+        key = (*key, *(is_aligned(v) for v in numbers if isinstance(v.type, BufferType)))
         shared = self.kernels.get(key)
         if shared is None:
             info = NestAccess(nest, self.symbols)

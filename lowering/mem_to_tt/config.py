@@ -24,15 +24,15 @@ TILE = 1024
 """Elements of a tile that only moves data: 8 a thread with 4 warps, 16 bytes of bf16."""
 SQUARE = 32
 """Side of a tile whose accesses disagree about the fastest dimension."""
-SHORT = 32
-"""A fastest loop up to this long does not fill an axis of its own."""
+SHORT = 128
+"""A fastest loop shorter than this does not fill an axis of its own."""
 ON_CHIP = 16384
 """Elements of a row that is kept on chip: 32 a thread with 16 warps."""
-CHUNK = 8192
+CHUNK = 16384
 """Elements of a longer row that are read at once."""
 THREAD = 16
 """Elements of a tile with reductions that a thread should have."""
-MAX_WARPS = 16
+MAX_WARPS = 32
 UNROLL = 32
 """Iterations of an inner loop that become straight code where a tile axis is not worth it."""
 I32_MAX = 2**31 - 1
@@ -130,13 +130,13 @@ def _plain(loops: Sequence[Loop], weights: Mapping[Expr, float], sizes: Sizes) -
     if y is not None and width >= SQUARE and sizes(y.size) >= SQUARE:
         rest = [one for one in loops if one is not x and one is not y]
         return Tile([([y], SQUARE), ([x], SQUARE)], rest, warps=4)
-    if width <= SHORT:
+    if width < SHORT:
         return Tile([(list(loops), min(TILE, power_of_two(total)))], warps=_warps(min(TILE, total), 8))
     block = min(TILE, power_of_two(width))
     rest = [one for one in loops if one is not x]
     rows = TILE // block
     if rows > 1:
-        y = max(rest, key=lambda one: sizes(one.size))
+        y = rest[-1]
         side = min(rows, power_of_two(sizes(y.size)))
         if side > 1:
             return Tile([([y], side), ([x], block)], [one for one in rest if one is not y], warps=_warps(side * block, 8))

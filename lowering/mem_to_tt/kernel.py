@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product as tuples
+from math import gcd
 from typing import Any
 
-from xdsl.dialects import scf
-from xdsl.dialects.builtin import DictionaryAttr, i32, i64
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import IntegerType, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.traits import is_side_effect_free
 
 from ...dialects import loop
-from ...dialects.expr import Dim, Expr, as_expr, ceildiv, product
+from ...dialects.expr import Expr, as_expr, ceildiv, exact_quotient, product
 from ...dialects.loop import KINDS
+from ...dialects.mem import BufferType
+from ...dialects.nd_types import element_bytes
 from ...dialects.tt_structure import FuncOp, GetProgramIdOp, ReturnOp
-from ...dialects.tt_types import int32, ptr, shape_of
+from ...dialects.tt_types import int32, ptr
 from ...passes.loop.nest_access import Loop, NestAccess, Node
 from ..mem_to_cpu.kernel import Arguments
 from .body import lower_block
@@ -37,10 +41,34 @@ def lower_nest(name: str, nest: loop.NestOp, info: NestAccess, tile: Tile) -> tu
     entry = Block(arg_types=types)
     lowering = NestLowering(nest, info, tile, arguments, entry)
     programs = lowering.run()
-    func = FuncOp.make(name, Region(entry))
+    hints: list[dict[str, Attribute]] = [{"tt.divisibility": int32(16)} if is_aligned(b) else {} for b in arguments.buffers]
+    hints += [{}] * (len(types) - len(hints))
+    drop_unused(entry)
+    func = FuncOp.make(name, Region(entry), hints=hints)
     func.attributes["num_warps"] = int32(tile.warps)
     func.location = nest.location
     return func, arguments, programs
+
+
+def is_aligned(buffer: SSAValue) -> bool:
+    """Whether the first element of a buffer lies at a multiple of 16 bytes, if its allocation (or the tensor that the caller
+    passes) does: the host program sees to that."""
+    t = buffer.type
+    if not isinstance(t, BufferType):
+        return True
+    step = 16 // gcd(16, element_bytes(t.element_type))
+    return step == 1 or exact_quotient(t.offset_expr, as_expr(step)) is not None
+
+
+def drop_unused(block: Block) -> None:
+    """Take away pure operations whose results nobody uses."""
+    for op in reversed(list(block.ops)):
+        for region in op.regions:
+            for inner in region.blocks:
+                drop_unused(inner)
+        if op.results and not any(r.first_use for r in op.results) and is_side_effect_free(op):
+            op.detach()
+            op.erase()
 
 
 class NestLowering:
@@ -167,7 +195,7 @@ class NestLowering:
         """loop.reduce."""
         s = self.s
         node = s.info.nodes[op]
-        parts = _parts(op)
+        parts = self._parts(op)
         how = self.how(node)
         if how == "tile" and self.whole(node) is not None:
             self._reduce_whole(op, node, parts)
@@ -205,8 +233,7 @@ class NestLowering:
         else:
             state = self.tiled(node, start, join)
             state = _across(s, parts, state)
-        for result, value in zip(op.results, state, strict=True):
-            s.values[result] = value
+        self._define(op, state)
 
     def _reduce_whole(self, op: loop.ReduceOp, node: Node, parts: list[tuple[Accumulator, slice]]) -> None:
         """All values of the reduced loops at hand."""
@@ -224,8 +251,27 @@ class NestLowering:
             return []
 
         self.tiled(node, [], body)
-        for result, value in zip(op.results, found, strict=True):
-            s.values[result] = value
+        self._define(op, found)
+
+    def _parts(self, op: loop.ReduceOp) -> list[tuple[Accumulator, slice]]:
+        """The accumulators of a reduction, and which of the yielded values each takes."""
+        found: list[tuple[Accumulator, slice]] = []
+        taken = given = 0
+        types = [scalar_type(r.type) for r in op.results]
+        for kind in op.kind_names:
+            takes, gives = KINDS[kind]
+            own = types[given : given + gives]
+            if kind in ("argmax", "argmin") and own[1] == i64:
+                own[1] = self.s.index
+            found.append((accumulator(kind, own), slice(taken, taken + takes)))
+            taken, given = taken + takes, given + gives
+        return found
+
+    def _define(self, op: loop.ReduceOp, values: Sequence[SSAValue]) -> None:
+        """The results of a reduction; indices that were kept in 32 bits widened."""
+        for result, value in zip(op.results, values, strict=True):
+            wanted = scalar_type(result.type)
+            self.s.values[result] = self.s.b.resize(value, wanted) if isinstance(wanted, IntegerType) else value
 
     def yielded(self, block: Block) -> list[SSAValue]:
         """What a body yields."""
@@ -318,18 +364,6 @@ class NestLowering:
         return list(b.place(op).results)
 
 
-def _parts(op: loop.ReduceOp) -> list[tuple[Accumulator, slice]]:
-    """The accumulators of a reduction, and which of the yielded values each takes."""
-    found: list[tuple[Accumulator, slice]] = []
-    taken = given = 0
-    types = [scalar_type(r.type) for r in op.results]
-    for kind in op.kind_names:
-        takes, gives = KINDS[kind]
-        found.append((accumulator(kind, types[given : given + gives]), slice(taken, taken + takes)))
-        taken, given = taken + takes, given + gives
-    return found
-
-
 def _across(s: State, parts: list[tuple[Accumulator, slice]], state: list[SSAValue]) -> list[SSAValue]:
     """The states of all accumulators joined along the last axis."""
     assert s.inner_axis is not None
@@ -342,15 +376,9 @@ def _across(s: State, parts: list[tuple[Accumulator, slice]], state: list[SSAVal
 
 
 def _quotient(s: State, x: SSAValue, y: SSAValue) -> SSAValue:
-    from xdsl.dialects import arith
-
     return s.b.elementwise(arith.DivSIOp, (x, y))
 
 
 def _remainder(s: State, x: SSAValue, y: SSAValue) -> SSAValue:
-    from xdsl.dialects import arith
-
     return s.b.elementwise(arith.RemSIOp, (x, y))
 
-
-__all__ = ["DictionaryAttr", "Dim", "NestLowering", "lower_nest", "shape_of"]

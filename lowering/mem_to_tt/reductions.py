@@ -121,7 +121,11 @@ class Accumulator:
 
 
 class ArgAccumulator(Accumulator):
-    """argmax and argmin: (extreme, its index). The first NaN wins, else the lowest index of the extreme."""
+    """argmax and argmin: (extreme, its index). The first NaN wins, else the lowest index of the extreme. Indices are kept in
+    32 bits where they fit."""
+
+    def single(self, s: State, values: Values) -> Values:
+        return [values[0], s.b.resize(values[1], self.types[1])]  # pyright: ignore[reportArgumentType]
 
     def start(self, s: State, shape: tuple[int, ...] | None) -> Values:
         last = (1 << (self.types[1].width.data - 1)) - 1  # pyright: ignore[reportAttributeAccessIssue]
