@@ -17,6 +17,7 @@ from ...dialects.expr import Expr, as_expr, ceildiv, exact_quotient, product
 from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
 from ...dialects.nd_types import element_bytes
+from ...dialects.tt_arith import SIToFPOp
 from ...dialects.tt_structure import FuncOp, GetProgramIdOp, ReturnOp
 from ...dialects.tt_types import int32, ptr
 from ...passes.loop.nest_access import Loop, NestAccess, Node
@@ -77,6 +78,8 @@ class NestLowering:
     def __init__(self, nest: loop.NestOp, info: NestAccess, tile: Tile, arguments: Arguments, entry: Block):
         self.nest = nest
         self.tile = tile
+        self.block_start: SSAValue | None = None
+        """Where the block begins that the last axis runs through now, in loops that run block after block."""
         index = i32 if fits_i32(info) else i64
         axes = [Axis(block) for _, block in tile.axes]
         self.s = s = State(Builder(entry), info, axes, index)
@@ -211,7 +214,10 @@ class NestLowering:
             for acc, place in parts:
                 old = list(state[at : at + len(acc.types)])
                 values = [s.b.to_shape(v, shape) for v in yielded[place]]
-                new = acc.combine(s, old, acc.single(s, values))
+                if how == "tile":
+                    new = acc.advance(s, old, values, lambda t=acc.types[0]: self._blocks_so_far(t))
+                else:
+                    new = acc.combine(s, old, acc.single(s, values))
                 if mask is not None:
                     new = [s.b.select(mask, n, o) for n, o in zip(new, old, strict=True)]
                 found += new
@@ -234,6 +240,13 @@ class NestLowering:
             state = self.tiled(node, start, join)
             state = _across(s, parts, state)
         self._define(op, state)
+
+    def _blocks_so_far(self, element: Attribute) -> SSAValue:
+        """How many blocks of the running loop along the last axis there are so far, this one included, as a float."""
+        b = self.s.b
+        assert self.block_start is not None
+        block = b.elementwise(arith.DivSIOp, (self.block_start, b.int(self.tile.inner, self.s.index)))
+        return b.cast(SIToFPOp, b.add(block, b.int(1, self.s.index)), element)
 
     def _reduce_whole(self, op: loop.ReduceOp, node: Node, parts: list[tuple[Accumulator, slice]]) -> None:
         """All values of the reduced loops at hand."""
@@ -327,6 +340,7 @@ class NestLowering:
             ragged = total.value is None or total.value % block != 0
 
             def step(at: SSAValue, now: Sequence[SSAValue]) -> list[SSAValue]:
+                self.block_start = at
                 flat = b.add(at, s.lane(axis))
                 s.axes[axis].mask = b.cmpi("slt", flat, limit) if ragged else None
                 self.decode(flat, node.loops)

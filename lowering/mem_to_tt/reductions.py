@@ -99,6 +99,10 @@ class Accumulator:
         properties = NO_OVERFLOW_FLAGS if self.kind in ("sum", "prod") else {}
         return [s.b.elementwise(_OF_INTS[self.kind], (a[0], b[0]), properties)]
 
+    def advance(self, s: State, state: Values, values: Values, number: Callable[[], SSAValue]) -> Values:
+        """The state after one more yielded value; `number` makes how many there are with it (as a scalar of the first type)."""
+        return self.combine(s, state, self.single(s, values))
+
     def mask(self, s: State, state: Values, mask: SSAValue | None) -> Values:
         """The state with the start where the mask is off."""
         if mask is None:
@@ -175,6 +179,19 @@ class Welford(Accumulator):
         mean = op(arith.AddfOp, a[0], op(arith.MulfOp, delta, share))
         spread = op(arith.MulfOp, op(arith.MulfOp, delta, delta), op(arith.MulfOp, a[2], share))
         return [mean, op(arith.AddfOp, op(arith.AddfOp, a[1], b[1]), spread), total]
+
+    def advance(self, s: State, state: Values, values: Values, number: Callable[[], SSAValue]) -> Values:
+        """All elements have seen as many values, so that one quotient serves them all (Welford, 1962)."""
+
+        def op(cls: type, x: SSAValue, y: SSAValue) -> SSAValue:
+            return s.b.elementwise(cls, (x, y), NO_FLAGS)
+
+        n = number()
+        one = s.b.constant(1.0, self.types[0])
+        delta = op(arith.SubfOp, values[0], state[0])
+        mean = op(arith.AddfOp, state[0], op(arith.MulfOp, delta, op(arith.DivfOp, one, n)))
+        squares = op(arith.AddfOp, state[1], op(arith.MulfOp, delta, op(arith.SubfOp, values[0], mean)))
+        return [mean, squares, op(arith.AddfOp, state[2], one)]
 
     def across(self, s: State, state: Values, axis: int) -> Values:
         return reduce_axis(s, state, axis, self.combine)

@@ -24,7 +24,9 @@ from .config import Sizes, choose
 PROGRAMS = 2112
 """Programs that keep a large GPU busy: 16 for each of 132 multiprocessors."""
 FEW = 528
-"""Programs below which a reduction is split."""
+"""Programs below which a reduction is split, if its nest does nothing else."""
+IDLE = 132
+"""The same where the nest reads again what it reduces: split, it would no longer find it in the nearest cache."""
 LONG = 4096
 """Elements that a program reads at least; a reduction that is shorter stays whole."""
 
@@ -66,7 +68,8 @@ class GpuSplitReduction(Pass):
             elements *= block
         programs *= sizes.trips(tile.rest)
         trips = sizes(product(reduce.loop_sizes))
-        if programs >= FEW or trips * elements < 2 * LONG:
+        alone = all(isinstance(o, (loop.ReduceOp, loop.StoreOp)) for o in nest.block.ops if isinstance(o, (loop.LoopLike, loop.StoreOp)))
+        if programs >= (FEW if alone else IDLE) or trips * elements < 2 * LONG:
             return 1
         return min(-(-self.programs // programs), trips * elements // LONG, sizes(max(reduce.loop_sizes, key=sizes)))
 
