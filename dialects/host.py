@@ -527,7 +527,7 @@ class LaunchOp(HostOp):
 
     With `entries n` the kernel walks over a list of n entries: operands and sizes are those of one entry after the
     other, and the kernel gets two tables, with a row of addresses (then of numbers, 8 bytes each) and a row of sizes
-    for each entry, and n."""
+    for each entry, and n. A kernel of a GPU has a `grid`, the numbers of its programs."""
 
     name = "host.launch"
     kernel = prop_def(SymbolRefAttr)

@@ -1,8 +1,8 @@
 """Runs a module at the loop or memory level through Python, for tests, translation validation and `opt-tool --run`.
 
-Ops of `nd` that stand at the loop level (views, library calls, updates) run as in interpret_nd.py. At the memory
-level the buffers of the arena really lie in one block, at the places that mem-plan chose, so that a wrong plan gives
-wrong results.
+Ops of `nd` that stand at the loop level (views, library calls, updates) run as in interpret_nd.py, kernels of a GPU that
+are launched as in interpret_tt.py. At the memory level the buffers of the arena really lie in one block, at the places
+that mem-plan chose, so that a wrong plan gives wrong results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
-from ..dialects import loop, mem
+from ..dialects import host, loop, mem, tt_structure
 from ..dialects.expr import evaluate
 from ..dialects.expr_syntax import ExprAttr
 from ..dialects.nd_base import prop
@@ -25,6 +25,7 @@ from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
 from .interpret_batch import run_batch
 from .interpret_nd import NdInterpreter, call_arguments, find_operator
 from .interpret_nest import AccessCounter, Memory, NestRunner, Order
+from .interpret_tt import run_kernel
 
 ARENA_BYTES = "mem.arena_bytes"
 
@@ -103,6 +104,21 @@ class LoopInterpreter(NdInterpreter):
         t = op.result.type
         assert isinstance(t, TensorType)
         self.values[op.result] = _poisoned(torch.empty(self.sizes(t.dims), dtype=TORCH_DTYPES[t.element_type]))
+
+    def launch(self, op: host.LaunchOp) -> None:
+        """Every program of the grid of a GPU's kernel, one after the other."""
+        name = op.kernel.root_reference.data
+        module = op.get_toplevel_object()
+        assert isinstance(module, ModuleOp)
+        kernel = next((k for k in module.ops if isinstance(k, tt_structure.FuncOp) and k.sym_name.data == name), None)
+        if kernel is None or op.grid is None:
+            raise StepwellError(f"host.launch @{name}: there is no kernel of a GPU of this name, or no grid")
+        values = [self.values[o] for o in op.inputs]
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        sizes = self.sizes(op.sizes.data)
+        grid = self.sizes(op.grid.data)
+        scalars = [v for v in values if not isinstance(v, torch.Tensor)]
+        run_kernel(ModuleOp([kernel.clone()]), [*tensors, *sizes, *scalars], grid)
 
     # ---- memory
 
@@ -194,6 +210,7 @@ _RULES: dict[type[Operation], Callable[[LoopInterpreter, Any], None]] = {
     loop.NestOp: LoopInterpreter.nest,
     loop.ContractOp: LoopInterpreter.nest,
     loop.BatchOp: LoopInterpreter.batch,
+    host.LaunchOp: LoopInterpreter.launch,
     mem.AllocOp: LoopInterpreter.alloc,
     mem.ViewOp: LoopInterpreter.view,
     mem.ExternOp: LoopInterpreter.extern,

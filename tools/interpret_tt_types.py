@@ -60,7 +60,7 @@ def unsigned(value: torch.Tensor) -> np.ndarray:
     """The bits of integers as unsigned numbers."""
     if value.dtype is torch.bool:
         return value.numpy().astype(np.uint8)
-    return np.ascontiguousarray(value.numpy()).view(_UNSIGNED[value.dtype])
+    return value.contiguous().numpy().view(_UNSIGNED[value.dtype])
 
 
 def signed(value: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

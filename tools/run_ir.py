@@ -29,9 +29,9 @@ written in."""
 
 
 def level_of(module: ModuleOp, function: str | None = None) -> str:
-    """The lowest level that `function` (or the module's main function) has reached: nd, loop, mem, cpu or host.
+    """The lowest level that `function` (or the module's main function) has reached: nd, loop, mem, cpu, tt or host.
 
-    cpu: its nests are launches of kernels. StepwellError when the module has no such function."""
+    cpu, tt: its nests are launches of kernels, of the processor or of a GPU. StepwellError when the module has no such function."""
     entry = entry_function(module, function)
     if entry.name == "host.program":
         return "host"
@@ -40,7 +40,7 @@ def level_of(module: ModuleOp, function: str | None = None) -> str:
     found = {op.name for op in entry.body.block.ops}
     buffers = any(str(a.type).startswith("!mem.") for op in entry.body.block.ops for a in (*op.operands, *op.results))
     if "host.launch" in found:
-        return "cpu"
+        return "tt" if any(op.name == "tt.func" for op in module.ops) else "cpu"
     if buffers or any(name.startswith("mem.") for name in found):
         return "mem"
     if any(name.startswith("loop.") for name in found):
@@ -71,7 +71,7 @@ def run_module(
     level = level_of(module, function)
     if interpret is None:
         interpret = os.environ.get("STEPWELL_INTERPRET", "") not in ("", "0")
-    if interpret and level in _INTERPRETERS:
+    if (interpret or level == "tt") and level in _INTERPRETERS:
         name = _name(entry_function(module, function))
         return _INTERPRETERS[level](module, given, (), objects, name)
     call, arguments = _compiled(module, ctx, given, level, function, objects)
@@ -109,6 +109,7 @@ _INTERPRETERS: dict[str, Callable[..., list[Any]]] = {
     "nd": _interpret_nd,
     "loop": _interpret_loop,
     "mem": _interpret_loop,
+    "tt": _interpret_loop,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, StringAttr, f32, f64, i1, i64
+from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, StringAttr, f32, i1, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop, tt_arith
@@ -94,7 +94,9 @@ def _sigmoid(s: State, x: SSAValue) -> SSAValue:
 def _quotient(s: State, x: SSAValue, y: SSAValue) -> SSAValue:
     """A correctly rounded quotient."""
     x, y = s.b.together(x, y)
-    return s.b.pure(PreciseDivFOp if element_of(x.type) == f32 else arith.DivfOp, (x, y), x.type, {} if element_of(x.type) == f32 else NO_FLAGS)
+    if element_of(x.type) == f32:
+        return s.b.pure(PreciseDivFOp, (x, y), x.type)
+    return s.b.pure(arith.DivfOp, (x, y), x.type, NO_FLAGS)
 
 
 def divide(s: State, op: Operation) -> None:

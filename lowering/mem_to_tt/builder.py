@@ -89,7 +89,7 @@ class Builder:
         result = element
         if shape is not None:
             result = tensor(shape, element)
-            attr = DenseIntOrFPElementsAttr.from_list(result, [attr.value.data])
+            attr = DenseIntOrFPElementsAttr.from_list(result, [attr.value.data])  # pyright: ignore[reportArgumentType, reportCallIssue]
         op = arith.ConstantOp.create(result_types=(result,), properties={"value": attr})
         # constants go to the front: they serve every block
         entry, memo = self.blocks[0]

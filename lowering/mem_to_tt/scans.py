@@ -143,7 +143,7 @@ class Running:
             properties={"axis": int32(axis), "reverse": BoolAttr.from_bool(False)},
             regions=[Region(block)],
         )
-        found = list(s.b.place(op).results)
+        found: Values = list(s.b.place(op).results)
         if narrow:
             found[0] = s.b.cmpi("ne", found[0], s.b.int(0))
         return found

@@ -1,0 +1,152 @@
+"""Programs of torch through mem-to-tt, run by the reference interpreter of `tt` against eager; with Triton, compiled too."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from stepwell.dialects import tt_structure
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.passes.verify import verify_ir
+from stepwell.tools.compile_graph import context
+from stepwell.tools.interpret_loop import run_loop
+
+BF16 = torch.bfloat16
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    # one seed a shape, so that a test does not depend on those before it
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def whole(low: int, high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def layer_norm(x, w, b):
+    return F.layer_norm(x, (x.shape[-1],), w, b)
+
+
+def rope(q, cos, sin):
+    first, second = q.chunk(2, -1)
+    return q * cos + torch.cat((-second, first), -1) * sin
+
+
+def functions(x):
+    p = x.abs() + 0.1
+    return (
+        torch.sin(x), torch.tanh(x), torch.erf(x), torch.expm1(x), torch.atan(x), torch.pow(p, 1.7), torch.sigmoid(x),
+        torch.fmod(x, 0.3), torch.floor(x), torch.round(x), torch.sqrt(p), torch.rsqrt(p), -x, x.abs(), torch.sign(x), x / 3.0,
+        torch.trunc(x), torch.log1p(p), torch.lgamma(p), torch.erfinv(x.clamp(-0.9, 0.9)), torch.exp2(x), torch.copysign(x, -x),
+        torch.atan2(x, x + 1), torch.hypot(x, x + 1), torch.floor_divide(x, 0.7), torch.remainder(x, 0.7), torch.asinh(x),
+    )  # fmt: skip
+
+
+def integers(x, y):
+    return (
+        x + y, x * y, x // y, x % y, x & y, x | y, x ^ y, ~x, x << 2, x >> 1, x.abs(), torch.maximum(x, y), x < y, x.float() / y,
+    )  # fmt: skip
+
+
+PROGRAMS = {
+    "gelu": (lambda x, y, z: F.gelu(x) * y + z, randn(20, 60), randn(20, 60), randn(60)),
+    "functions": (functions, randn(7, 45)),
+    "functions of f64": (functions, randn(7, 5).double()),
+    "integers": (integers, whole(-50, 50, 33, 20), whole(1, 50, 33, 20) * 2 + 1),
+    "integers of 32 bits": (integers, whole(-50, 50, 33, 20).int(), (whole(1, 50, 33, 20) * 2 + 1).int()),
+    "bytes": (lambda x: (x // 3 + x * 2).float(), whole(0, 255, 40).to(torch.uint8)),
+    "bools": (lambda x, y: (x > 0) & ~(y > 0) | (x < y), randn(20, 30), randn(20, 30)),
+    "bf16": (lambda x, y: F.silu(x) * y, randn(16, 129, dtype=BF16), randn(16, 129, dtype=BF16)),
+    "f16": (lambda x, y: torch.softmax(x * y, -1), randn(16, 129, dtype=torch.float16), randn(16, 129, dtype=torch.float16)),
+    "scalar": (lambda x: x * 2 + 1, torch.tensor(3.0)),
+    "empty": (lambda x: (x * 2, x.sum(0)), randn(0, 5)),
+    "one element": (lambda x: torch.softmax(x, -1), randn(1, 1)),
+    "softmax": (lambda x: torch.softmax(x, -1), randn(7, 100)),
+    "softmax, block after block": (lambda x: torch.softmax(x, -1), randn(2, 40000)),
+    "log-softmax": (lambda x: torch.log_softmax(x, -1), randn(7, 100)),
+    "layer norm": (layer_norm, randn(6, 768), randn(768), randn(768)),
+    "layer norm, block after block": (layer_norm, randn(2, 20000), randn(20000), randn(20000)),
+    "residual and norm": (lambda x, y, w: (x + y, F.rms_norm(x + y, (96,), w)), randn(9, 96), randn(9, 96), randn(96)),
+    "group norm": (lambda x, w, b: F.silu(F.group_norm(x, 4, w, b)), randn(2, 16, 6, 7), randn(16), randn(16)),
+    "batch norm": (lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, training=True)), randn(4, 8, 5, 5), randn(8), randn(8)),
+    "cross-entropy": (F.cross_entropy, randn(20, 50), whole(0, 50, 20)),
+    "sums": (lambda x: (x.sum(), x.sum(0), x.sum(1), x.sum((0, 2)), x.mean(-1)), randn(9, 30, 17)),
+    "sum of many": (lambda x: x.sum(), randn(300, 100)),
+    "extremes": (lambda x: (x.amax(1), x.amin(0), x.prod(1)), randn(20, 30)),
+    "any, all": (lambda x: ((x > 2).any(1), (x > -2).all(0)), randn(20, 30)),
+    "variance": (lambda x: torch.var_mean(x, 0), randn(200, 20)),
+    "argmax": (lambda x: (x.argmax(-1), x.argmin(0)), randn(20, 70)),
+    "transpose": (lambda x, y: x + y.t(), randn(50, 70), randn(70, 50)),
+    "channels last": (lambda x: x.permute(0, 2, 3, 1).contiguous(), randn(2, 33, 4, 5)),
+    "strided": (lambda x: x[::2, 1:].t() * 2 + 1, randn(20, 21)),
+    "rope": (rope, randn(2, 2, 8, 16), randn(8, 16), randn(8, 16)),
+    "embedding": (lambda i, e, w, b: layer_norm(e[i], w, b), whole(0, 30, 2, 8), randn(30, 64), randn(64), randn(64)),
+    "max-pool": (lambda x: F.max_pool2d(x, 3, 2, 1), randn(1, 3, 12, 30)),
+    "average pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), randn(1, 3, 12, 13)),
+    "upsample": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), randn(1, 2, 5, 6)),
+    "cumsum": (lambda x: x.cumsum(-1), randn(4, 100)),
+    "cumsum, block after block": (lambda x: x.cumsum(-1), randn(2, 20000)),
+    "cumprod": (lambda x: x.cumprod(0), randn(10, 30)),
+    "cummax": (lambda x: torch.cummax(x, 1), randn(6, 40)),
+    "logcumsumexp": (lambda x: torch.logcumsumexp(x, 1), randn(6, 40)),
+    "gather": (lambda x, i: x.gather(1, i), randn(10, 50), whole(0, 50, 10, 20)),
+    "index add": (lambda x, i, y: torch.index_add(x, 0, i, y), randn(10, 16), whole(0, 10, 30), randn(30, 16)),
+    "index put": (lambda x, i, v: x.index_put((i,), v), randn(30, 5), torch.tensor([3, 9, 27, 1]), randn(4, 5)),
+    "cat": (lambda x, y: torch.cat([x, y * 2], 1), randn(20, 30), randn(20, 17)),
+    "pad": (lambda x: F.pad(x, (1, 2, 3, 0)), randn(10, 30)),
+    "roll": (lambda x: torch.roll(x, 3, 1), randn(10, 30)),
+    "triangle": (torch.tril, randn(20, 20)),
+    "where": (lambda x, y: torch.where(x > y, x, y.exp()), randn(20, 30), randn(30)),
+}
+
+
+@functools.cache
+def lowered(name: str):
+    function, *args = PROGRAMS[name]
+
+    def flat(*inputs):
+        return tuple(pytree.tree_leaves(function(*inputs)))
+
+    table = decomposition_table()
+    gm = make_fx(functionalize(flat), decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    imported = import_graph(gm, args)
+    run(default_pipeline("gpu"), imported.module, context())
+    verify_ir(imported.module)
+    return imported
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values(name):
+    function, *args = PROGRAMS[name]
+    imported = lowered(name)
+    expected = function(*args)
+    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+    got = run_loop(imported.module, [a.clone() for a in args], imported.constants, imported.objects)
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        close = {torch.bfloat16: 2e-2, torch.float16: 2e-3}.get(b.dtype, 2e-4)
+        torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_triton_compiles_it(name):
+    pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
+    from xdsl.dialects.builtin import ModuleOp
+
+    from stepwell.targets.triton.compile import compile_kernels
+    from stepwell.targets.triton.gpu import gpu_target
+
+    kernels = [k for k in lowered(name).module.ops if isinstance(k, tt_structure.FuncOp)]
+    modules = [ModuleOp([k.clone()]) for k in kernels]
+    for built in compile_kernels(modules, gpu_target("sm_90")):
+        assert isinstance(built.code, bytes) and built.code.startswith(b"\x7fELF")
