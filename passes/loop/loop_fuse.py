@@ -141,8 +141,11 @@ def rewrite(func: FuncOp, plan: Plan, planner: Planner) -> None:
 
 
 def _is_plain(group: Group, plan: Plan) -> bool:
-    """A group of one nest into which nothing is inlined."""
+    """A group of one nest into which nothing is inlined, and of whose results none is dead beside another that is not."""
     if len(group.members) != 1:
+        return False
+    used = [r.first_use is not None for r in group.members[0].info.op.results]
+    if any(used) and not all(used):
         return False
     return not any(a.tensor in plan.inlined for a in group.members[0].info.reads)
 
