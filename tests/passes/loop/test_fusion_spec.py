@@ -1,4 +1,4 @@
-"""What the reference's scheduler lets its users see about fusion and materialisation (ids of the behaviour catalogue), in nests and bytes."""
+"""What the reference lets its users see about fusion and materialisation (ids of the behaviour catalogue), in nests and bytes."""
 
 from __future__ import annotations
 
