@@ -14,6 +14,7 @@ from ...dialects.nd_types import FLOATS
 from .builder import ONE, UNIT
 from .externs import operand_layout
 from .importer import Importer
+from .layout_choices import convolution_choices
 from .registry import packet, rule
 
 aten = torch.ops.aten
@@ -128,5 +129,9 @@ def _convolution(
     result = b.emit(ConvOp, operands, b.out_dims, b.out_dtype, **properties, groups=groups_attr, layout=layout)
     # the strides that come out depend on those that go in
     layouts = [operand_layout(b, source) for source in b.node.args[: len(operands)]]
-    result.owner.attributes["operand_layouts"] = ArrayAttr(layouts)  # pyright: ignore[reportAttributeAccessIssue]
+    owner: Any = result.owner
+    owner.attributes["operand_layouts"] = ArrayAttr(layouts)
+    choices = convolution_choices(b, b.node.args[: len(operands)], transposed, groups, layouts)
+    if choices is not None:
+        owner.attributes["layout_choices"] = choices
     return result

@@ -2,7 +2,7 @@
 
 The border of a graph demands strides (results, updated arguments, operands of library calls). A demand travels from
 there up through views and through nests that build on an initial tensor, to the nest that produces the tensor. What
-is not demanded is row-major.
+is not demanded is row-major. What loop-layout wrote on a nest is obeyed.
 """
 
 from __future__ import annotations
@@ -125,7 +125,10 @@ class Goal:
     strides: Strides
 
 
-_RESULT, _OPERAND, _MATRIX = 2, 1, 0
+CHOSEN = "layouts"
+"""Attribute of a nest: the layout of each result that loop-layout (or a person) chose, unit for any."""
+
+_RESULT, _CHOSEN, _OPERAND, _MATRIX = 3, 2, 1, 0
 """How much a demand counts: what cannot be had otherwise than by a copy at the border before what may be had."""
 
 
@@ -197,6 +200,10 @@ class Layouts:
         elif isinstance(op, nd.IndexViewOp):
             self._visit_view(op)
         elif isinstance(op, (loop.NestOp, loop.ContractOp)):
+            chosen = op.attributes.get(CHOSEN)
+            if isinstance(chosen, ArrayAttr):
+                for result, attr in zip(op.results, chosen.data, strict=True):
+                    self._demand(result, _CHOSEN, layout_of(attr))
             self._visit_outs(op)
             if isinstance(op, loop.ContractOp):
                 for operand in (op.lhs, op.rhs):

@@ -433,6 +433,8 @@ def _conv(low: Lowering, op: nd.ConvOp) -> None:
         if name in op.attributes:
             properties[name] = op.attributes[name]
     extern = nd.ExternOp.create(operands=operands, result_types=[op.result.type], properties=properties)
+    if "layout_choices" in op.attributes:
+        extern.attributes["layout_choices"] = op.attributes["layout_choices"]
     low.add(extern, op)
     low.bind(op.result, extern.results[0])
 

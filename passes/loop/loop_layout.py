@@ -1,0 +1,281 @@
+"""Pass "loop-layout": which 4-d tensors lie channels-last, decided for the whole function at once.
+
+A library call may run in a second layout of its operands and results: its attribute `layout_choices`, one dictionary a
+choice with `operands`, `results` (as operand_layouts and result_layouts) and `cost`, the nanoseconds that the call takes
+more than as it stands. Nests write any order. What does not fit costs too: a copy in front of a call, a nest that reads
+across the order in which it stores, a result that the caller wants otherwise.
+
+Each call with a choice and each nest with a free 4-d result is on one of two sides, and every pair that disagrees pays for
+the bytes between them: the least sum is a minimum cut, found exactly (augmenting paths). The decision is written down:
+`operand_layouts` and `result_layouts` of calls, and `layouts` on nests (one #nd.layout or unit a result), which
+loop-to-mem obeys and a person may edit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, ModuleOp, UnitAttr
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation, SSAValue
+
+from ...dialects import loop, nd
+from ...dialects.expr import ONE, Dim, Expr, dim, evaluate, free_dims, free_syms
+from ...dialects.nd_types import LayoutAttr, TensorType, element_bytes
+from ..manager import Pass
+from ..mem.mem_plan import symbol_hints
+
+CHOICES, LAYOUTS = "layout_choices", "layouts"
+
+COPY_NS, ACROSS_NS = 0.25, 0.2
+"""Nanoseconds a byte for a copy into another order (read and write), and for reading across the order of the stores
+(in 16 x 16 tiles); measured on an Intel Xeon with AVX-512, one thread."""
+
+_ROWS, _LAST = "rows", "channels-last"
+
+
+def channels_last(dims: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Strides of [N, C, H, W] with the channels next to each other."""
+    _, c, h, w = dims
+    return h * w * c, ONE, w * c, c
+
+
+@dataclass(frozen=True)
+class LoopLayout(Pass):
+    """Chooses between row-major and channels-last for the 4-d tensors of a function."""
+
+    name = "loop-layout"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """Writes the choices on the calls and nests of the module's functions."""
+        for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
+            calls = [e for e in func.body.block.ops if isinstance(e, nd.ExternOp) and CHOICES in e.attributes]
+            if calls:
+                self._function(func, symbol_hints(op))
+
+    def _function(self, func: FuncOp, hints: Mapping[str, int]) -> None:
+        problem = _Problem(func, hints)
+        rows = problem.cut.side_of(_ROWS)
+        chosen = 0
+        for op in problem.nodes:
+            moved = op in problem.cut.room and op not in rows
+            chosen += moved
+            if isinstance(op, nd.ExternOp):
+                choice = op.attributes.pop(CHOICES)
+                if moved:
+                    _take(op, choice)
+                what = "channels-last" if moved else "as it stands"
+                costs = problem.costs[op]
+                self.remark(op, f"runs {what}: channels-last alone would make it {costs:+d} ns", "applied" if moved else "missed")
+            elif moved:
+                op.attributes[LAYOUTS] = ArrayAttr([_layout(r) for r in op.results])
+                self.remark(op, "stores channels-last, as the calls around it do", "applied")
+        self.statistic("num-channels-last", chosen)
+
+
+def _take(op: nd.ExternOp, choice: object) -> None:
+    assert isinstance(choice, ArrayAttr) and isinstance(choice.data[0], DictionaryAttr)
+    table = choice.data[0].data
+    op.properties["operand_layouts"], op.properties["result_layouts"] = table["operands"], table["results"]
+
+
+def _layout(result: SSAValue) -> LayoutAttr | UnitAttr:
+    t = result.type
+    assert isinstance(t, TensorType)
+    return LayoutAttr.get(channels_last(t.dims)) if t.rank == 4 else UnitAttr()
+
+
+# ---- the problem
+
+
+class _Problem:
+    """The graph of a function: who pays how much for being on another side than whom."""
+
+    def __init__(self, func: FuncOp, hints: Mapping[str, int]):
+        self.hints = hints
+        self.cut = Cut()
+        self.nodes: list[Operation] = []
+        self.costs: dict[Operation, int] = {}
+        self.owner: dict[SSAValue, object] = {}
+        """Side or op that decides the order of a 4-d tensor."""
+        results = func.res_attrs.data if func.res_attrs is not None else ()
+        self.strides = [a.data.get("nd.layout") if isinstance(a, DictionaryAttr) else None for a in results]
+        self._arguments(func)
+        ops = list(func.body.block.ops)
+        fixed = {v for op in ops if isinstance(op, (ReturnOp, nd.UpdateOp)) for v in op.operands}
+        for op in ops:
+            if isinstance(op, nd.ExternOp):
+                self._call(op)
+            elif isinstance(op, loop.NestOp):
+                self._nest(op, fixed)
+            elif isinstance(op, ReturnOp):
+                self._returned(op)
+            elif not isinstance(op, nd.UpdateOp):
+                for v in op.results:
+                    self._own(v, _ROWS)
+
+    def _arguments(self, func: FuncOp) -> None:
+        attrs = func.arg_attrs.data if func.arg_attrs is not None else ()
+        for k, argument in enumerate(func.body.block.args):
+            layout = attrs[k].data.get("nd.layout") if k < len(attrs) else None  # pyright: ignore[reportAttributeAccessIssue]
+            self._own(argument, self._side(argument, layout))
+
+    def _side(self, value: SSAValue, layout: object) -> str:
+        t = value.type
+        if isinstance(layout, LayoutAttr) and isinstance(t, TensorType) and t.rank == 4:
+            wanted = channels_last(t.dims)
+            pairs = zip(t.dims, layout.stride_exprs, wanted, strict=True)
+            if all(d is ONE or a is b for d, a, b in pairs) and t.dims[1] is not ONE:
+                return _LAST
+        return _ROWS
+
+    def _own(self, value: SSAValue, side: object) -> None:
+        t = value.type
+        if isinstance(t, TensorType) and t.rank == 4:
+            self.owner[value] = side
+
+    def _bytes(self, value: SSAValue) -> int:
+        t = value.type
+        assert isinstance(t, TensorType)
+        size = t.numel * element_bytes(t.element_type)
+        return int(size) if size.is_const else evaluate(size, {str(s): self.hints.get(str(s), 64) for s in free_syms(size)})
+
+    def _pay(self, value: SSAValue, reader: object, ns_a_byte: float) -> None:
+        owner = self.owner.get(value)
+        if owner is not None and owner != reader:
+            self.cut.edge(owner, reader, ns_a_byte * self._bytes(value))
+
+    def _call(self, op: nd.ExternOp) -> None:
+        choice = op.attributes.get(CHOICES)
+        table = choice.data[0] if isinstance(choice, ArrayAttr) else None
+        if not isinstance(table, DictionaryAttr):
+            layouts = op.operand_layouts
+            for value, layout in zip(op.operands, layouts.data if isinstance(layouts, ArrayAttr) else (), strict=False):
+                if isinstance(layout, LayoutAttr):
+                    self._pay(value, self._side(value, layout), COPY_NS)
+            given = op.result_layouts.data if isinstance(op.result_layouts, ArrayAttr) else ()
+            for k, result in enumerate(op.results):
+                self._own(result, self._side(result, given[k] if k < len(given) else None))
+            return
+        self.nodes.append(op)
+        operands, cost = table.data["operands"], table.data["cost"]
+        assert isinstance(operands, ArrayAttr) and isinstance(cost, IntegerAttr)
+        self.costs[op] = cost.value.data
+        self.cut.edge(op, _ROWS if cost.value.data > 0 else _LAST, abs(cost.value.data))
+        for value, layout in zip(op.operands, operands.data, strict=True):
+            if self._side(value, layout) == _LAST:
+                self._pay(value, op, COPY_NS)
+        for result in op.results:
+            self._own(result, op)
+
+    def _nest(self, op: loop.NestOp, fixed: set[SSAValue]) -> None:
+        big = [k for k, r in enumerate(op.results) if isinstance(r.type, TensorType) and r.type.rank == 4]
+        free = [k for k in big if op.results[k] not in fixed and isinstance(op.outs[k].owner, loop.EmptyOp)]
+        chooses = bool(big) and len(free) == len(big)
+        if chooses:
+            self.nodes.append(op)
+        for k in big:
+            self._own(op.results[k], op if chooses else _ROWS)
+        accesses = list(_accesses(op))
+        store = next((a for a in accesses if a.stores and a.shaped in [op.out_args[k] for k in big]), None)
+        last = next((a for a in accesses if a.stores and a.index), None)
+        for a in accesses:
+            if a.stores or a.shaped not in self.owner or len(a.index) != 4:
+                continue
+            if store is not None and len(store.index) == 4:
+                along, across = (_moves(a, store, 3, 3), _moves(a, store, 1, 1)), (_moves(a, store, 3, 1), _moves(a, store, 1, 3))
+                side = (op if chooses else _ROWS) if all(along) else None
+                if side is None and all(across) and not chooses:
+                    side = _LAST
+            else:
+                side = None if last is None else _ROWS if _moves(a, last, 3, -1) else _LAST if _moves(a, last, 1, -1) else None
+            if side is not None:
+                self._pay(a.shaped, side, ACROSS_NS)
+
+    def _returned(self, op: ReturnOp) -> None:
+        for k, value in enumerate(op.operands):
+            if isinstance(value.owner, nd.ExternOp) and value in self.owner:
+                self._pay(value, self._side(value, self.strides[k] if k < len(self.strides) else None), COPY_NS)
+
+
+@dataclass
+class _Access:
+    shaped: SSAValue
+    index: tuple[Expr, ...]
+    stores: bool
+
+
+def _moves(read: _Access, store: _Access, at: int, by: int) -> bool:
+    """Whether place `at` of a read follows the loop that place `by` of the store counts."""
+    step = store.index[by]
+    return isinstance(step, Dim) and step in free_dims(read.index[at])
+
+
+def _accesses(nest: loop.NestOp) -> Iterator[_Access]:
+    numbers: dict[SSAValue, Expr] = {}
+
+    def number(value: SSAValue) -> Expr:
+        return numbers.setdefault(value, dim(len(numbers)))
+
+    for op in loop.walk_bodies(nest):
+        if isinstance(op, loop.AccessOp):
+            yield _Access(op.shaped, op.index_map.apply([number(v) for v in op.index_operands]), isinstance(op, loop.StoreOp))
+
+
+# ---- the minimum cut
+
+
+class Cut:
+    """An undirected graph with weights, cut between "rows" and "channels-last"."""
+
+    def __init__(self) -> None:
+        self.room: dict[object, dict[object, float]] = {_ROWS: {}, _LAST: {}}
+
+    def edge(self, a: object, b: object, weight: float) -> None:
+        """Cutting `a` from `b` costs `weight` (more)."""
+        if a != b and weight > 0:
+            for x, y in ((a, b), (b, a)):
+                row = self.room.setdefault(x, {})
+                row[y] = row.get(y, 0.0) + weight
+
+    def side_of(self, source: str) -> set[object]:
+        """What stays with `source` in a cut of the least cost; that of the fewest nodes on the other side."""
+        target = _LAST if source == _ROWS else _ROWS
+        while (path := self._path(source, target)) is not None:
+            least = min(self.room[a][b] for a, b in path)
+            for a, b in path:
+                self.room[a][b] -= least
+                self.room[b][a] = self.room[b].get(a, 0.0) + least
+        other = self._reached(target, backwards=True)
+        return {node for node in self.room if node not in other}
+
+    def _path(self, source: object, target: object) -> list[tuple[object, object]] | None:
+        before: dict[object, object] = {source: source}
+        queue = deque([source])
+        while queue and target not in before:
+            node = queue.popleft()
+            for other, room in self.room[node].items():
+                if room > 1e-6 and other not in before:
+                    before[other] = node
+                    queue.append(other)
+        if target not in before:
+            return None
+        path: list[tuple[object, object]] = []
+        while target != source:
+            path.append((before[target], target))
+            target = before[target]
+        return path
+
+    def _reached(self, start: object, backwards: bool) -> set[object]:
+        found, queue = {start}, deque([start])
+        while queue:
+            node = queue.popleft()
+            for other, row in self.room[node].items():
+                room = self.room[other].get(node, 0.0) if backwards else row
+                if room > 1e-6 and other not in found:
+                    found.add(other)
+                    queue.append(other)
+        return found

@@ -1,0 +1,95 @@
+"""loop-layout: the cut, what it writes, and that the rest obeys it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import torch
+from torch.nn import functional as F
+
+import stepwell
+from stepwell.passes.loop.loop_layout import Cut
+
+
+def test_the_cut_is_the_cheapest_side_for_each():
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(60):
+        names, ends = list(range(6)), ("rows", "channels-last")
+        edges = [(*chance.sample([*names, *ends], 2), chance.randrange(1, 9)) for _ in range(12)]
+        cut = Cut()
+        for a, b, weight in edges:
+            cut.edge(a, b, weight)
+
+        def cost(rows: set[object], edges: list = edges) -> int:
+            return sum(w for a, b, w in edges if (a in rows) != (b in rows))
+
+        best = min(cost({"rows", *some}) for n in range(7) for some in itertools.combinations(names, n))
+        assert cost({*cut.side_of("rows"), "rows"}) == best
+
+
+def _net(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    for w in weights:
+        x = F.relu(F.conv2d(x, w, padding=1)) + 1
+    return x.mean((2, 3))
+
+
+def _run(sizes: tuple[int, ...], dynamic: bool, channels: int = 32) -> dict[str, int]:
+    torch._dynamo.reset()
+    x = torch.randn(*sizes)
+    weights = [torch.randn(channels, sizes[1] if k == 0 else channels, 3, 3) for k in range(3)]
+    stepwell.reset_counters()
+    compiled = torch.compile(_net, backend="stepwell", dynamic=dynamic, options={"verify": True, "cache": False})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, *weights), _net(x, *weights), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(compiled(x * 2, *weights), _net(x * 2, *weights), rtol=1e-3, atol=1e-3)
+    return dict(stepwell.counters)
+
+
+def test_chains_of_convolutions_compute_the_same():
+    """Catalogue B09, N28: static and dynamic sizes, one row, one channel."""
+    for sizes, dynamic in (((2, 32, 24, 24), False), ((2, 32, 24, 24), True), ((1, 3, 5, 7), False), ((2, 1, 9, 9), False)):
+        _run(sizes, dynamic)
+
+
+def test_the_choice_is_in_the_ir_and_obeyed(opt_tool, tmp_path):
+    """Catalogue B09: the nest between two calls stores in the order that both want, without a copy."""
+    t, last = "!nd.tensor<2 x 8 x 16 x 16 x f32>", "#nd.layout<[2048, 1, 128, 8], 0>"
+    weight = "!nd.tensor<8 x 8 x 3 x 3 x f32>"
+    call = '#nd.call<"aten.convolution.default", [arg(0), arg(1), none, [1, 1], [1, 1], [1, 1], false, [0, 0], 1]>'
+    rows = "#nd.layout<[2048, 256, 16, 1], 0>"
+
+    def conv(result: str, operand: str, cost: int) -> str:
+        return (
+            f"%{result} = nd.extern %{operand}, %w {{call = {call}, operand_layouts = [{rows}, unit], result_layouts = [{rows}]}} "
+            f"attributes {{layout_choices = [{{operands = [{last}, unit], results = [{last}], cost = {cost} : i64}}]}} : ({t}, {weight}) -> {t}"
+        )
+
+    def function(cost: int) -> str:
+        nest = f"""%e = loop.empty : {t}
+  %b = loop.nest (%n = 2, %c = 8, %h = 16, %k = 16) outs(%o = %e : {t}) {{
+    %v = loop.load %a[%n, %c, %h, %k] : {t} -> f32
+    %u = math.exp %v : f32
+    loop.store %u, %o[%n, %c, %h, %k] : f32, {t}
+  }}"""
+        return f"""func.func @forward(%x: {t} {{nd.layout = {rows}}}, %w: {weight}) -> ({t} {{nd.layout = {rows}}}) {{
+  {conv("a", "x", cost)}
+  {nest}
+  {conv("y", "b", cost)}
+  func.return %y : {t}
+}}"""
+
+    path = tmp_path / "f.mlir"
+    path.write_text(function(-1_000_000))
+    chosen = opt_tool(str(path), "-p", "loop-layout")
+    assert chosen.code == 0, chosen.err
+    assert f"layouts = [{last}]" in chosen.out and "layout_choices" not in chosen.out
+    path.write_text(chosen.out)
+    lowered = opt_tool(str(path), "-p", "loop-to-mem")
+    assert lowered.code == 0, lowered.err
+    assert lowered.out.count('label = "copy"') == 2  # the argument, and the result that the caller wants by rows
+    path.write_text(function(-10))
+    kept = opt_tool(str(path), "-p", "loop-layout")
+    assert "layouts = [" in kept.out and f"layouts = [{last}]" not in kept.out and "layout_choices" not in kept.out
