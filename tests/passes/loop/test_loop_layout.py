@@ -64,7 +64,8 @@ def test_the_choice_is_in_the_ir_and_obeyed(opt_tool, tmp_path):
     def conv(result: str, operand: str, cost: int) -> str:
         return (
             f"%{result} = nd.extern %{operand}, %w {{call = {call}, operand_layouts = [{rows}, unit], result_layouts = [{rows}]}} "
-            f"attributes {{layout_choices = [{{operands = [{last}, unit], results = [{last}], cost = {cost} : i64}}]}} : ({t}, {weight}) -> {t}"
+            f"attributes {{layout_choices = [{{operands = [{last}, unit], results = [{last}], cost = {cost} : i64}}]}} "
+            f": ({t}, {weight}) -> {t}"
         )
 
     def function(cost: int) -> str:
