@@ -185,7 +185,8 @@ def _composed(size: Expr, digits: Sequence[_Digit], shared: int, rest: list[Expr
     total: Expr = ZERO
     top = size
     for digit in order:
-        above = exact_quotient(top, digit.low * digit.size)
+        whole = digit.low * digit.size
+        above = ONE if top is whole else exact_quotient(top, whole)  # also where both are zero
         assert above is not None
         if above is not ONE:
             total = total + dim(shared + len(rest)) * (digit.low * digit.size)
