@@ -241,7 +241,26 @@ def operator_call(b: Importer, node: Node, chosen: bool = False) -> Any:
     else:
         b.counts.extern += 1
         b.counts.names["extern"][target_name(target)] += 1
+    physical = _PHYSICAL.get(target)
+    if physical is not None:
+        return overload_call(b, node, physical, node.args, {}, _physical_value(b.val))
     return overload_call(b, node, target, node.args, node.kwargs, b.val, fallback=fallback)
+
+
+_PHYSICAL: dict[Any, Any] = {
+    torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
+    torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
+}
+"""Views that only set a bit of the tensor, which memory does not hold: they are computed instead."""
+
+
+def _physical_value(val: Any) -> Any:
+    """Torch's metadata of what such a view becomes: as a tensor of its own it has no gaps."""
+    mode = getattr(val, "fake_mode", None)
+    if mode is None:
+        return val
+    with mode, torch.no_grad():
+        return torch.empty_like(val)
 
 
 def is_fallback(target: Any) -> bool:

@@ -253,6 +253,8 @@ def _logsumexp(b: Importer, x: SSAValue, dims: Any, keepdim: bool = False) -> SS
 def _vector_norm(
     b: Importer, x: SSAValue, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> SSAValue:
+    if not isinstance(ord, (int, float)):
+        return NotImplemented
     wide, over = b.widen(b.cast(x, b.out_dtype)), reduced_dims(b, x, dim)
     if ord == 2:
         return b.op("sqrt", b.reduce("sum", b.mul(wide, wide), over, keepdim))

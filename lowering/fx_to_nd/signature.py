@@ -59,7 +59,7 @@ def placeholder(b: Importer, node: Node, static: bool) -> dict[str, Attribute] |
         expr = b.size_of(val)
         value = _add_argument(b, _INDEX)
         attrs["nd.symbol"] = ExprAttr.get(expr)
-        b.env[node] = expr
+        b.env[node] = int(expr) if expr.is_const else expr
         for symbol in free_syms(expr):
             b.argument_symbols.add(str(symbol))
             if expr is symbol:

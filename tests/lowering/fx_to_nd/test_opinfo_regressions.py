@@ -65,3 +65,21 @@ def test_extremes_of_unsigned_integers():
     torch.manual_seed(0)
     for dtype, high in ((torch.uint8, 256), (torch.int8, 128)):
         check_against_eager(extremes, torch.stack([torch.randperm(high)[:70] for _ in range(5)]).to(dtype))
+
+
+def test_conjugates_are_computed():
+    def program(x):
+        y = x.conj()
+        return y * 2, x.t().conj() @ x, torch.view_as_real(y.resolve_conj()), x[::2, 1:].conj() + 0, y
+
+    check_against_eager(program, torch.randn(4, 4, dtype=torch.complex64))
+
+
+def test_vector_norm_of_a_symbolic_order():
+    def program(x, order):
+        return torch.linalg.vector_norm(x, order)
+
+    compiled = torch.compile(program, backend="stepwell", dynamic=True)
+    x = torch.randn(5, 4)
+    for order in (3, 4, 2, 0, 2.5):
+        torch.testing.assert_close(compiled(x, order), program(x, order))
