@@ -118,7 +118,8 @@ def _convolution(
 ) -> SSAValue:
     spatial = b.rank(weight) - 2
     lists = [_numbers(v, spatial) for v in (stride, padding, dilation, output_padding)]
-    if b.dtype(x) not in FLOATS or b.rank(x) != spatial + 2 or None in lists or spatial < 1:
+    known = None not in lists and isinstance(groups, int)
+    if b.dtype(x) not in FLOATS or b.rank(x) != spatial + 2 or not known or spatial < 1:
         return NotImplemented
     operands = [x, weight] if bias is None else [x, weight, bias]
     properties: dict[str, Any] = dict(zip(("stride", "padding", "dilation", "output_padding"), lists, strict=True))
