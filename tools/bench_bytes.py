@@ -167,12 +167,12 @@ class _Traffic:
         self.graphs += 1
 
     def stage(self, stage: str, module: Any) -> None:
-        from ..dialects import loop
+        from ..dialects import loop, mem
         from .traffic import steps
 
         if stage == "mem":
             for op, read, written in steps(module):
-                self.bytes["kernels" if isinstance(op, loop.NestOp) else "calls"] += read + written
+                self.bytes["calls" if isinstance(op, loop.ContractOp | mem.ExternOp) else "kernels"] += read + written
 
     def record(self, kind: str, what: object) -> None:
         pass

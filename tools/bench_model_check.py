@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
+from ..dialects import loop
 from ..passes.instrumentation import Remark
 from ..passes.loop.library_cost import step_cost
 from ..passes.loop.loop_fuse import symbol_hints
@@ -49,7 +50,7 @@ class Predictions:
         if stage != "mem":
             return
         hints = symbol_hints(module)
-        for func in [f for f in module.body.block.ops if isinstance(f, FuncOp)]:
+        for func in [f for f in module.body.block.ops if isinstance(f, FuncOp) and loop.batch_symbols(f) is None]:
             for op in func.body.block.ops:
                 cost = step_cost(op, hints, self.machine)
                 if cost is not None:
