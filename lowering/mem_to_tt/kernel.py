@@ -7,7 +7,7 @@ from itertools import product as tuples
 from math import gcd
 from typing import Any
 
-from xdsl.dialects import arith, scf
+from xdsl.dialects import arith, gpu, scf
 from xdsl.dialects.builtin import IntegerType, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
@@ -361,6 +361,9 @@ class NestLowering:
         body: Callable[[SSAValue, Sequence[SSAValue]], list[SSAValue]],
     ) -> list[SSAValue]:
         s, b = self.s, self.s.b
+        if any(not a.is_store and s.versions.get(a.buffer) for a in node.all_accesses()):
+            # another thread may have stored what this loop loads
+            b.place(gpu.BarrierOp.create())
         first, stride = b.int(0, s.index), b.int(step, s.index)
         stored = {a.buffer for a in node.all_accesses() if a.is_store}
         for buffer in stored:
