@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import DictionaryAttr
+from xdsl.dialects.builtin import DictionaryAttr, StringAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
@@ -256,11 +256,16 @@ class Parts:
                 user = use.operation
                 if isinstance(user, ReturnOp):
                     attrs = self._results[use.index] if use.index < len(self._results) else {}
-                    if "nd.alias" in attrs or "nd.base" in attrs:
+                    if not self._is_argument(use.index) and ("nd.alias" in attrs or "nd.base" in attrs):
                         return "a result is a view of another value"
                 elif not is_scalar(value) and not isinstance(user, nd.UpdateOp) and user not in inside:
                     return "the graph goes on computing with its tensors"
         return ""
+
+    def _is_argument(self, result: int) -> bool:
+        """Whether a result of the function is an argument itself or a view of one: then nobody reads the value that is returned."""
+        alias = self._results[result].get("nd.alias") if result < len(self._results) else None
+        return isinstance(alias, StringAttr) and alias.data.startswith("arg ")
 
     # ---- where the elements lie
 
@@ -288,7 +293,7 @@ class Parts:
             for use in value.uses:
                 if isinstance(use.operation, nd.UpdateOp):
                     found.append(self._argument_strides(use.operation.target))
-                elif isinstance(use.operation, ReturnOp):
+                elif isinstance(use.operation, ReturnOp) and not self._is_argument(use.index):
                     found.append(_given(self._results, use.index, value))
         return found
 

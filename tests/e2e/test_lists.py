@@ -184,6 +184,22 @@ def test_a_name_in_no_fuse_takes_an_entry_out():
     assert counters["launches"] == 2
 
 
+def test_a_list_that_is_updated_and_returned():
+    def f(xs, ys):
+        torch._foreach_add_(xs, ys, alpha=0.5)
+        return xs
+
+    def make():
+        torch.manual_seed(0)
+        return [torch.randn(3 + k, 2) for k in range(5)], [torch.randn(3 + k, 2) for k in range(5)]
+
+    ours, theirs = make(), make()
+    got, want = torch.compile(f, backend="stepwell")(*ours), f(*theirs)
+    torch.testing.assert_close(list(got), want)
+    assert all(a is b for a, b in zip(got, ours[0], strict=True))
+    assert counters["launches"] == 1
+
+
 def test_few_tensors_are_no_list():
     def f(a, b):
         return a.exp(), b.exp()
