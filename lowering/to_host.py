@@ -151,6 +151,7 @@ class _Lowering:
 
     def _arguments(self, given: Sequence[int]) -> None:
         args = [self.block.args[k] for k in given]
+        derived: list[tuple[SSAValue, Expr, int]] = []
         for new, k in zip(self.out.args, given, strict=True):
             old = self.block.args[k]
             name = self.arg_attrs[k].get("nd.name")
@@ -161,10 +162,16 @@ class _Lowering:
                 self.tensors[old] = new
             else:
                 self.numbers[old] = new
-                self._bind_number(new, self.arg_attrs[k].get("nd.symbol"), k)
+                symbol = self.arg_attrs[k].get("nd.symbol")
+                if isinstance(symbol, ExprAttr) and isinstance(symbol.data, Sym) and symbol.data not in self.bound:
+                    self._bind(symbol.data, "value", new)
+                elif isinstance(symbol, ExprAttr):
+                    derived.append((new, symbol.data, k))
         for old in args:
             if isinstance(old.type, mem.BufferType):
                 self._bind_layout(old.type, self.tensors[old])
+        for new, expr, k in derived:  # only now: any argument may bind what the expression is made of
+            self._check_number(new, expr, k)
         for k, old in zip(given, args, strict=True):
             if isinstance(old.type, mem.BufferType):
                 self._check(old.type, self.tensors[old], _argument_label(self.arg_attrs[k], k))
@@ -178,14 +185,10 @@ class _Lowering:
         self.memory[old] = _argument_memory(made, old.type)
         self.tensors[old] = made
 
-    def _bind_number(self, value: SSAValue, symbol: Attribute | None, k: int) -> None:
-        if not isinstance(symbol, ExprAttr):
-            return
-        expr = symbol.data
-        if isinstance(expr, Sym) and expr not in self.bound:
-            self._bind(expr, "value", value)
-            return
+    def _check_number(self, value: SSAValue, expr: Expr, k: int) -> None:
+        """Argument `k` is an expression of symbols that other arguments bind."""
         own = sym(f"arg{k}")
+        self._require(expr, f"argument {k}")
         self._bind(own, "value", value)
         self.add(host.AssertOp.make(own, "eq", expr, f"argument {k} must be {expr}"))
 
@@ -202,11 +205,15 @@ class _Lowering:
 
     def _check(self, type: mem.BufferType, tensor: SSAValue, label: str) -> None:
         for expr in (*type.dims, *type.stride_exprs):
-            missing = free_syms(expr) - self.bound
-            if missing:
-                names = ", ".join(sorted(map(str, missing)))
-                self.fail(self.function, f"{label}: no argument binds {names} of {expr}")
+            self._require(expr, label)
         self.add(host.layout(host.CheckOp, tensor, type.dims, type.stride_exprs, type.element_type, label=label))
+
+    def _require(self, expr: Expr, label: str) -> None:
+        """Fail unless all symbols of `expr` are bound."""
+        missing = free_syms(expr) - self.bound
+        if missing:
+            names = ", ".join(sorted(map(str, missing)))
+            self.fail(self.function, f"{label}: no argument binds {names} of {expr}")
 
     # -- memory --------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ComplexType, IndexType, IntegerType, f32, i1, i32, i64
+from xdsl.dialects.builtin import ComplexType, IndexType, IntegerType, f16, f32, f64, i1, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import cpu
@@ -56,11 +56,14 @@ class Lane:
         self.mask = mask
 
 
+_COMPLEX_BITS: dict[Attribute, Attribute] = {f16: i32, f32: i64, f64: IntegerType(128)}
+
+
 def scalar_type(t: Attribute) -> Attribute:
-    """The type that the kernel has for a scalar of the body: an index is an i64, and so is a complex number of two
-    f32 (which is only moved)."""
-    if isinstance(t, ComplexType) and t.element_type == f32:
-        return i64
+    """The type that the kernel has for a scalar of the body: an index is an i64; a complex number, which is only moved,
+    is an integer as wide as it."""
+    if isinstance(t, ComplexType) and t.element_type in _COMPLEX_BITS:
+        return _COMPLEX_BITS[t.element_type]
     return i64 if isinstance(t, IndexType) else t
 
 

@@ -43,8 +43,9 @@ def from_memory(f: FunctionText, type: Type, value: str) -> str:
 
 
 def _alignment(op: Operation, type: Type) -> int:
+    """In bytes; complex numbers of 16 bytes are at multiples of 8 only."""
     attr = op.properties.get("alignment")
-    return attr.value.data if attr is not None else type.bytes  # pyright: ignore
+    return attr.value.data if attr is not None else min(type.bytes, 8)  # pyright: ignore
 
 
 def _streaming(f: FunctionText, op: Operation, type: Type, align: int, masked: bool) -> str:

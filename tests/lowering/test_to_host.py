@@ -114,6 +114,24 @@ def test_symbols_are_bound_from_numbers_then_from_sizes_and_strides():
         run(text, 4, x, 8)
 
 
+def test_a_number_may_be_an_expression_of_symbols_that_later_arguments_bind():
+    text = """func.func @forward(%m: index {nd.symbol = #nd.expr<s0 + s2>}, %x: !mem.buffer<(s0 + 1) x s1 x f32, [s2, 1]>,
+        %k: index {nd.symbol = #nd.expr<s1 * 2>}, %n: index {nd.symbol = #nd.expr<s0>}) -> (!mem.buffer<s1 x f32>, index) {
+      %y = mem.alloc {kind = "output"} : !mem.buffer<s1 x f32>
+      host.launch @double(%x : !mem.buffer<(s0 + 1) x s1 x f32, [s2, 1]>, %y : !mem.buffer<s1 x f32>) [s1]
+      func.return %y, %m : !mem.buffer<s1 x f32>, index
+    }"""
+    x = torch.rand(3, 8)[:, :5]
+    y, m = run(text, 10, x, 10, 2)
+    assert torch.equal(y, 2 * x[0]) and m == 10
+    with pytest.raises(AssertionError, match="argument 0 must be"):
+        run(text, 9, x, 10, 2)
+    with pytest.raises(AssertionError, match="argument 2 must be s1 \\* 2"):
+        run(text, 10, x, 11, 2)
+    with pytest.raises(PassError, match="argument 0: no argument binds s3 of s3 \\* 2"):
+        lowered("func.func @forward(%m: index {nd.symbol = #nd.expr<s3 * 2>}) { func.return }")
+
+
 def test_an_unbound_symbol_is_named():
     with pytest.raises(PassError, match="no argument binds s1 of s1 \\* 2"):
         lowered("func.func @forward(%x: !mem.buffer<(s1 * 2) x f32>) { func.return }")

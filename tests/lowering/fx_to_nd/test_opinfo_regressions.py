@@ -83,3 +83,28 @@ def test_vector_norm_of_a_symbolic_order():
     x = torch.randn(5, 4)
     for order in (3, 4, 2, 0, 2.5):
         torch.testing.assert_close(compiled(x, order), program(x, order))
+
+
+def test_splits_at_symbolic_places():
+    def split(x, places, dim):
+        return torch.tensor_split(x, places, dim)
+
+    compiled = torch.compile(split, backend="stepwell", dynamic=True, fullgraph=True)
+    for size, places, dim in ((5, (2, 4), 0), (7, (3, 6), 1), (6, (1, 2), -1)):
+        x = torch.randn(size, size, size)
+        torch.testing.assert_close(compiled(x, places, dim), split(x, places, dim))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_complex_numbers_are_moved(dtype, dynamic):
+    def move(x, c):
+        moved = torch.view_as_complex(x), c.clone(), c.t().contiguous(), c[:, 0, None].expand(-1, 3).contiguous(), c[1:, ::2].clone()
+        return [torch.view_as_real(m) for m in moved]
+
+    for rows, columns in ((37, 21), (1, 5), (0, 3)):
+        x = torch.randn(rows, columns, 2).to(dtype)
+        torch._dynamo.reset()
+        got = torch.compile(move, backend="stepwell", dynamic=dynamic)(x, torch.view_as_complex(x))
+        for ours, theirs in zip(got, move(x, torch.view_as_complex(x)), strict=True):
+            assert torch.equal(ours, theirs)
