@@ -109,7 +109,8 @@ class RowWriter:
         at = 0
         for part in scalars:
             count = len(part.reduce.results)
-            index = [place[part.place[d].index] if d in part.place else ZERO for d in part.kept]
+            # a kept loop of size 1 may stand at a loop across the rows: its index is 0 either way
+            index = [place.get(part.place[d].index, ZERO) if d in part.place else ZERO for d in part.kept]
             self._after(part, list(op.results[at : at + count]), index, set())
             at += count
 

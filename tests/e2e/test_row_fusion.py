@@ -128,6 +128,14 @@ def test_cross_entropy_is_one_nest_each_way(dtype: torch.dtype, dynamic: bool):
     check(F.cross_entropy, [torch.randn(70, 50, dtype=dtype), target], 2, dynamic)
 
 
+def test_a_loss_over_columns_of_one_element():
+    def loss(x, w, t):
+        return F.binary_cross_entropy(torch.sigmoid(x @ w), t)
+
+    check(loss, (torch.randn(16, 8), torch.randn(8, 1), torch.full((16, 1), 0.25)), None)
+
+
+
 def test_the_mean_of_the_norms_of_rows():
     check(lambda x: (x * x).sum(1).sqrt().mean(), [torch.randn(300, 40)], 2)
 
