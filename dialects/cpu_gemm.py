@@ -16,7 +16,8 @@ class GemmOp(IRDLOperation):
         cpu.gemm @gemm_f32_nt {dtype = "f32", out = "f32", trans_b}
 
     `dtype` is the element type of both operands, `out` that of the result. `trans_a`: the left one is stored [K, M]; `trans_b`: the right
-    one is stored [N, K]. The arguments are three pointers A, B, C and then i64: M, N, K, the strides of rows lda, ldb, ldc, the batch, and
+    one is stored [N, K]. The arguments are three pointers A, B, C (with `bias` a fourth one: N elements of `dtype`
+    that are added to every row) and then i64: M, N, K, the strides of rows lda, ldb, ldc, the batch, and
     the strides of the batch for A, B, C.
     """
 
@@ -26,13 +27,14 @@ class GemmOp(IRDLOperation):
     out = prop_def(StringAttr)
     trans_a = opt_prop_def(UnitAttr)
     trans_b = opt_prop_def(UnitAttr)
+    bias = opt_prop_def(UnitAttr)
     traits = traits_def(SymbolOpInterface())
     irdl_options = (ParsePropInAttrDict(),)
     assembly_format = "$sym_name attr-dict"
 
     @staticmethod
-    def make(name: str, dtype: str, out: str, trans_a: bool, trans_b: bool) -> GemmOp:
+    def make(name: str, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool = False) -> GemmOp:
         """The declaration of one kind of multiplication."""
         properties = {"sym_name": StringAttr(name), "dtype": StringAttr(dtype), "out": StringAttr(out)}
-        flags = {key: UnitAttr() for key, on in (("trans_a", trans_a), ("trans_b", trans_b)) if on}
+        flags = {key: UnitAttr() for key, on in (("trans_a", trans_a), ("trans_b", trans_b), ("bias", bias)) if on}
         return GemmOp.create(properties={**properties, **flags})

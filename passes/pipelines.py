@@ -20,7 +20,7 @@ from .pipeline_text import Element, Option, Value, build_pass, parse_text
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": ("nd-canonicalize", "nd-attention", "nd-sink-cat"),
-        "loop": ("loop-batch", "nd-to-loop", "contract-expand", "loop-fuse", "loop-fuse-rows", "loop-layout"),
+        "loop": ("loop-batch", "nd-to-loop", "contract-expand", "loop-fuse", "loop-fuse-rows", "contract-bias", "loop-layout"),
         "mem": ("loop-to-mem", "mem-plan", "loop-schedule", "contract-select"),
         "cpu": ("mem-to-cpu",),
         "host": ("to-host",),

@@ -24,6 +24,7 @@ OURS: dict[str, str] = {
     "nd-canonicalize": "passes.nd.nd_canonicalize:NdCanonicalize",
     "nd-attention": "passes.nd.nd_attention:NdAttention",
     "nd-sink-cat": "passes.nd.nd_sink_cat:NdSinkCat",
+    "contract-bias": "passes.loop.contract_bias:ContractBias",
     "contract-expand": "passes.loop.contract_expand:ContractExpand",
     "loop-batch": "passes.loop.loop_batch:LoopBatch",
     "loop-fuse": "passes.loop.loop_fuse:LoopFuse",

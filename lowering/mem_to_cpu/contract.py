@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import StringAttr, bf16, f16, f32, f64, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
@@ -59,7 +60,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], as strides."""
+    """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n] (+ bias[n]), as strides."""
 
     batch: tuple[Expr, ...]
     m: Expr
@@ -68,6 +69,7 @@ class Product:
     a: Matrix
     b: Matrix
     c: Matrix
+    bias: Matrix | None = None
 
 
 def strides_of(buffer: SSAValue, m: IndexMap, rank: int) -> list[Expr] | None:
@@ -87,14 +89,18 @@ def strides_of(buffer: SSAValue, m: IndexMap, rank: int) -> list[Expr] | None:
 
 
 def recognise(op: loop.ContractOp) -> Product | None:
-    """The matrix product that a contraction is, if it only stores its accumulator."""
+    """The matrix product that a contraction is, if it only stores its accumulator, or the sum of that and a bias."""
     rank = len(op.loop_sizes)
-    stores = [o for o in op.block.ops if isinstance(o, loop.StoreOp)]
-    if len(stores) != 1 or len(list(op.block.ops)) != 1 or op.lhs_prologue.blocks or op.rhs_prologue.blocks:
+    store = op.block.last_op
+    if not isinstance(store, loop.StoreOp) or op.lhs_prologue.blocks or op.rhs_prologue.blocks:
         return None
-    (store,) = stores
-    if store.value is not op.accumulator or store.mode is not None or store.masked is not None or len(op.outs) != 1:
+    if store.mode is not None or store.masked is not None or len(op.outs) != 1:
         return None
+    bias: Matrix | None = None
+    if store.value is not op.accumulator or len(list(op.block.ops)) != 1:
+        bias = _bias(op, store)
+        if bias is None:
+            return None
     places = [list(op.indices).index(v) for v in store.index_operands]
     target = IndexMap(rank, tuple(store.index_map.apply([dim(p) for p in places])))
     a, b = strides_of(op.lhs, op.lhs_map.data, rank + 1), strides_of(op.rhs, op.rhs_map.data, rank + 1)
@@ -107,7 +113,26 @@ def recognise(op: loop.ContractOp) -> Product | None:
         Matrix(op.lhs, tuple(a[: rank - 2]), a[rank - 2], a[rank], a[-1]),
         Matrix(op.rhs, tuple(b[: rank - 2]), b[rank], b[rank - 1], b[-1]),
         Matrix(op.outs[0], tuple(c[: rank - 2]), c[rank - 2], c[rank - 1], c[-1]),
+        bias,
     )  # fmt: skip
+
+
+def _bias(op: loop.ContractOp, store: loop.StoreOp) -> Matrix | None:
+    """What an epilogue adds to the columns of a product without a batch, if it does only that."""
+    ops = list(op.block.ops)
+    if len(ops) != 3 or len(op.loop_sizes) != 2:
+        return None
+    load, add, _ = ops
+    if not isinstance(load, loop.LoadOp) or load.masked is not None or not isinstance(add, arith.AddfOp):
+        return None
+    if {*add.operands} != {load.result, op.accumulator} or store.value is not add.result:
+        return None
+    places = [list(op.indices).index(v) for v in load.index_operands]
+    access = IndexMap(2, tuple(load.index_map.apply([dim(p) for p in places])))
+    strides = strides_of(load.source, access, 2)
+    if strides is None or strides[0] is not ZERO:
+        return None
+    return Matrix(load.source, (), ZERO, strides[1], strides[2])
 
 
 def merge_batch(p: Product) -> Product:
@@ -125,7 +150,7 @@ def merge_batch(p: Product) -> Product:
         merged.append((size, steps))
     a, b, c = (tuple(steps[i] for _, steps in merged) for i in range(3))
     matrices = (replace(x, batch=steps) for x, steps in ((p.a, a), (p.b, b), (p.c, c)))
-    return Product(tuple(s for s, _ in merged), p.m, p.n, p.k, *matrices)
+    return Product(tuple(s for s, _ in merged), p.m, p.n, p.k, *matrices, bias=p.bias)
 
 
 def _transposed(x: Matrix, rows: Expr, columns: Expr) -> bool | None:
@@ -146,7 +171,8 @@ def row_major(p: Product) -> Product:
     """The product with the columns of C next to each other: C itself, or its transpose (B^T A^T)."""
     if _transposed(p.c, p.m, p.n):
         a, b, c = (replace(x, row=x.column, column=x.row) for x in (p.b, p.a, p.c))
-        return Product(p.batch, p.n, p.m, p.k, a, b, c)
+        bias = None if p.bias is None else replace(p.bias, row=p.bias.column, column=p.bias.row)
+        return Product(p.batch, p.n, p.m, p.k, a, b, c, bias)
     return p
 
 
@@ -158,6 +184,8 @@ def transposed(p: Product) -> tuple[bool, bool] | None:
     if trans_a is None or trans_b is None or _transposed(p.c, p.m, p.n) is None or dtype is None or out is None:
         return None
     if p.b.dtype != p.a.dtype or (dtype == "f64") != (out == "f64"):
+        return None
+    if p.bias is not None and (p.bias.column is not ONE or p.bias.row is not ZERO or p.bias.dtype != p.a.dtype):
         return None
     return trans_a, trans_b
 
@@ -195,24 +223,23 @@ class ContractLowering:
         if layout is None or dtype is None or out is None:
             return None
         trans_a, trans_b = layout
-        name = self._function(dtype, out, trans_a, trans_b)
-        key = (name, p.batch, p.m, p.n, p.k, *((x.batch, x.row, x.column, x.start) for x in (p.a, p.b, p.c)))
+        name = self._function(dtype, out, trans_a, trans_b, p.bias is not None)
+        matrices = (p.a, p.b, p.c) if p.bias is None else (p.a, p.b, p.c, p.bias)
+        key = (name, p.batch, p.m, p.n, p.k, *((x.batch, x.row, x.column, x.start) for x in matrices))
         kernel = self.kernels.get(key)
         symbols = sorted({s for e in _flat(key) for s in free_syms(e)}, key=lambda s: s.name)
         if kernel is None:
             kernel = self.kernels[key] = f"contract{len(self.kernels)}"
             self.add_symbol(_wrapper(kernel, name, p, trans_a, trans_b, symbols))
         traffic = sum((element_bytes(x.dtype) * n for x, n in ((p.a, p.m * p.k), (p.b, p.k * p.n), (p.c, p.m * p.n))), ZERO)
-        launch = host.LaunchOp.make(
-            kernel, [p.a.buffer, p.b.buffer, p.c.buffer], symbols, bytes=traffic * product(p.batch)
-        )
-        return [launch]
+        return [host.LaunchOp.make(kernel, [x.buffer for x in matrices], symbols, bytes=traffic * product(p.batch))]
 
-    def _function(self, dtype: str, out: str, trans_a: bool, trans_b: bool) -> str:
+    def _function(self, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool) -> str:
         name = f"gemm_{dtype}{'_' + out if out != dtype else ''}_{'t' if trans_a else 'n'}{'t' if trans_b else 'n'}"
+        name += "_bias" if bias else ""
         if name not in self.functions:
             self.functions[name] = name
-            self.add_symbol(GemmOp.make(name, dtype, out, trans_a, trans_b))
+            self.add_symbol(GemmOp.make(name, dtype, out, trans_a, trans_b, bias))
         return name
 
     # ---- library
@@ -235,6 +262,15 @@ class ContractLowering:
                 continue
             views.append(mem.ViewOp.new((x.buffer,), view))
             operands.append(views[-1].results[0])
+        if p.bias is not None:
+            t = p.bias.buffer.type
+            assert isinstance(t, mem.BufferType)
+            view = mem.BufferType.get((p.n,), t.element_type, (p.bias.column,), t.offset_expr + p.bias.start, t.device.data)
+            if view != t:
+                views.append(mem.ViewOp.new((p.bias.buffer,), view))
+            operands.insert(0, p.bias.buffer if view == t else views[-1].results[0])
+            call = CallAttr(Call("aten.addmm.default", (Arg(0), Arg(1), Arg(2))))
+            return [*views, mem.ExternOp.create(operands=operands, properties={"call": call, "out": IntsAttr.get([3])})]
         call = CallAttr(Call("aten.matmul.default" if len(p.batch) != 1 else "aten.bmm.default", (Arg(0), Arg(1))))
         if not p.batch:
             call = CallAttr(Call("aten.mm.default", (Arg(0), Arg(1))))
@@ -288,14 +324,14 @@ def _wrapper(
     kernel: str, function: str, p: Product, trans_a: bool, trans_b: bool, symbols: Sequence[Sym]
 ) -> cpu.KernelOp:
     """The kernel that calls the generated function, for every step of the outer batch loops."""
-    op = cpu.KernelOp.make(kernel, [cpu.ptr] * 3 + [i64] * len(symbols))
+    matrices = (p.a, p.b, p.c) if p.bias is None else (p.a, p.b, p.c, p.bias)
+    op = cpu.KernelOp.make(kernel, [cpu.ptr] * len(matrices) + [i64] * len(symbols))
     block: Block = op.body.block
     b = Builder(block)
-    table: dict[Sym, SSAValue] = dict(zip(symbols, block.args[3:], strict=True))
+    table: dict[Sym, SSAValue] = dict(zip(symbols, block.args[len(matrices) :], strict=True))
     value: Callable[[Expr], SSAValue] = lambda e: emit_expr(b, e, table)  # noqa: E731
-    matrices = (p.a, p.b, p.c)
     pointers: list[SSAValue] = []
-    for x, pointer in zip(matrices, block.args[:3], strict=True):
+    for x, pointer in zip(matrices, block.args[: len(matrices)], strict=True):
         moved = x.start is not ZERO
         pointers.append(b.place(cpu.PtrAddOp.make(pointer, value(x.start), x.dtype)).results[0] if moved else pointer)
     outer, inner = p.batch[:-1], p.batch[-1:]
@@ -306,6 +342,7 @@ def _wrapper(
             step = b.mul(index, value(x.batch[i]))
             pointers[k] = b.place(cpu.PtrAddOp.make(pointers[k], step, x.dtype)).results[0]
     batch = value(inner[0]) if inner else one
+    matrices = matrices[:3]
     strides = [value(x.batch[-1]) if inner else zero for x in matrices]
     leading = [
         value(_leading(p.a, trans_a, p.m, p.k)), value(_leading(p.b, trans_b, p.k, p.n)), value(_leading(p.c, False, p.m, p.n)),

@@ -40,6 +40,9 @@ COLUMN_BYTES = 64 * 1024
 has its own on the stack. On one thread one nest stays faster than two for longer (layer norm backward in f32, 48 KB and 2 MB of cache: 1.40
 times with 32 KB of columns, 1.33 with 128 KB, 1.28 with 512 KB), but there would be too few parts for the threads."""
 
+SMALL_BYTES = 65536
+"""Data up to which one thread is as fast as several."""
+
 MIN_ROWS = 8
 """Rows below which too little is left to share among threads."""
 
@@ -375,7 +378,8 @@ class RowPlanner:
         if not fusion.rows:
             return "all loops of the rows are kept"
         rows = self.count(facts.sizes[k] for k in fusion.rows)
-        if not fusion.outer and rows < MIN_ROWS:
+        largest = max((self.bytes(a.tensor) for a in (*facts.reads, *facts.writes)), default=0)
+        if not fusion.outer and rows < MIN_ROWS and largest > SMALL_BYTES:
             return f"only {rows} rows would be left to run in parallel"
         columns = [p for p in fusion.parts if self._is_columns(fusion, p)]
         if not columns:

@@ -7,19 +7,22 @@ from .emit_text import ModuleText
 from .gemm_spec import GemmSpec, isa_for
 
 _NUMBERS = ("m", "n", "k", "lda", "ldb", "ldc", "batch", "sa", "sb", "sc")
-_ARGUMENTS = ", ".join(("ptr %a, ptr %b, ptr %c", *(f"i64 %{x}" for x in _NUMBERS)))
+_SIZES = ", ".join(f"i64 %{x}" for x in _NUMBERS)
 _TYPES = ", ".join(["ptr"] * 3 + ["i64"] * len(_NUMBERS) + ["ptr"] * 3)
 
 
 def emit_gemm(unit: ModuleText, op: GemmOp) -> None:
-    """Add the function that `op` declares; it has neither bias nor epilogue."""
+    """Add the function that `op` declares; it has no epilogue."""
     name = op.sym_name.data
     isa = isa_for(unit.target).name
     spec = GemmSpec(op.dtype.data, op.out.data, trans_a=op.trans_a is not None, trans_b=op.trans_b is not None, isa=isa)
     shared = unit.declare(spec.shared_symbol, "void", _TYPES)
+    bias = "ptr %bias" if op.bias is not None else "ptr null"
+    pointers = "ptr %a, ptr %b, ptr %c"
+    taken = f"{pointers}, ptr %bias, {_SIZES}" if op.bias is not None else f"{pointers}, {_SIZES}"
     unit.functions.append(
-        f"define internal void @{name}({_ARGUMENTS}) #0 {{\n"
-        f"  call void {shared}({_ARGUMENTS}, ptr null, ptr null, ptr null)\n"
+        f"define internal void @{name}({taken}) #0 {{\n"
+        f"  call void {shared}({pointers}, {_SIZES}, {bias}, ptr null, ptr null)\n"
         "  ret void\n}"
     )
     unit.defined.add(name)

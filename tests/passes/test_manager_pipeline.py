@@ -305,8 +305,8 @@ def test_option_mistakes(arguments, message):
 
 
 def test_unknown_target():
-    with pytest.raises(PipelineError, match="there is no target 'gpu'; did you mean 'cpu'?"):
-        default_pipeline("gpu")
+    with pytest.raises(PipelineError, match="there is no target 'cpx'; did you mean 'cpu'?"):
+        default_pipeline("cpx")
 
 
 def test_fingerprint():
