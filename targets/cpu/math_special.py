@@ -7,6 +7,7 @@ both computed and selected from, and Newton steps where a double needs them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import exp, factorial
 
 from . import math_tables as tables
 from .math import Code
@@ -33,46 +34,60 @@ def _chebyshev(m: Code, t: str, coefficients: Sequence[float]) -> str:
     twice = m.add(t, t)
     current, last = m.c(coefficients[-1]), m.c(0.0)
     for c in reversed(coefficients[1:-1]):
-        current, last = m.fma(twice, current, m.sub(m.c(c), last)), current
-    return m.fma(t, current, m.sub(m.c(coefficients[0]), last))
+        current, last = m.add(m.fma(twice, current, m.neg(last)), m.c(c)), current
+    return m.add(m.fma(t, current, m.neg(last)), m.c(coefficients[0]))
 
 
-def _scaled_bessel(m: Code, y: str, near: Sequence[float], far: Sequence[float]) -> tuple[str, str, str]:
-    """(is y below 8, the near sum, the far sum over sqrt(y)) for y >= 0."""
+def _bessel_series(m: Code, y: str, order: int) -> str:
+    """I0(y) or I1(y) for 0 <= y <= 8 by the power series in z = y^2 / 4, whose terms are all positive. What z loses by
+    rounding counts up to four times in the sum, so it is put back through the derivative."""
+    terms = 15 if m.type.kind == "f32" else 26
+    half = m.mul(y, m.c(0.5))
+    z = m.mul(half, half)
+    lost = m.fma(half, half, m.neg(z))
+    value, slope = m.c(0.0), m.c(0.0)
+    for k in reversed(range(terms)):
+        slope = m.fma(slope, z, value)
+        value = m.fma(value, z, m.c(1 / (factorial(k) * factorial(k + order))))
+    value = m.fma(lost, slope, value)
+    return m.mul(half, value) if order else value
+
+
+def _bessel(m: Code, x: str, order: int, scaled: bool) -> str:
+    """I0(|x|) or I1(|x|), times e^-|x| if `scaled`: the power series up to 8, beyond a Chebyshev sum over sqrt(|x|)."""
+    y = m.abs(x)
     is_near = m.cmp("ole", y, m.c(8.0))
-    inside = m.select(is_near, y, m.c(8.0))
-    near_sum = _chebyshev(m, m.sub(m.mul(inside, m.c(0.25)), m.c(1.0)), near)
+    near = _bessel_series(m, m.select(is_near, y, m.c(8.0)), order)
     outside = m.select(is_near, m.c(8.0), y)
-    far_sum = _chebyshev(m, m.sub(m.div(m.c(16.0), outside), m.c(1.0)), far)
-    return is_near, near_sum, m.div(far_sum, m.sqrt(outside))
+    far = _chebyshev(m, m.sub(m.div(m.c(16.0), outside), m.c(1.0)), tables.I1E_FAR if order else tables.I0E_FAR)
+    far = m.div(far, m.sqrt(outside))
+    if scaled:
+        near = m.mul(near, _function(m, "exp", m.neg(m.select(is_near, y, m.c(8.0)))))
+    else:  # in two factors near the end of the range: it overflows only where the product does
+        is_large = m.cmp("ogt", outside, m.c(80.0 if m.type.kind == "f32" else 700.0))
+        power = _function(m, "exp", m.select(is_large, m.sub(outside, m.c(16.0)), outside))
+        far = m.mul(m.mul(far, power), m.select(is_large, m.c(exp(16.0)), m.c(1.0)))
+    return m.select(is_near, near, far)
 
 
 def i0e(m: Code, x: str) -> str:
     """e^-|x| I0(x)."""
-    return m.select(*_scaled_bessel(m, m.abs(x), tables.I0E_NEAR, tables.I0E_FAR))
+    return _bessel(m, x, 0, scaled=True)
 
 
 def i1e(m: Code, x: str) -> str:
     """e^-|x| I1(x)."""
-    y = m.abs(x)
-    is_near, near, far = _scaled_bessel(m, y, tables.I1E_NEAR, tables.I1E_FAR)
-    return m.copysign(m.select(is_near, m.mul(near, y), far), x)
-
-
-def _unscaled(m: Code, x: str, scaled: str) -> str:
-    """scaled e^|x|, in two factors so that it overflows only where the product does."""
-    half = _function(m, "exp", m.mul(m.abs(x), m.c(0.5)))
-    return m.mul(m.mul(scaled, half), half)
+    return m.copysign(_bessel(m, x, 1, scaled=True), x)
 
 
 def i0(m: Code, x: str) -> str:
     """The modified Bessel function I0; NaN at infinity, as torch has it."""
-    return _unscaled(m, x, i0e(m, x))
+    return _bessel(m, x, 0, scaled=False)
 
 
 def i1(m: Code, x: str) -> str:
     """The modified Bessel function I1; NaN at infinity, as torch has it."""
-    return _unscaled(m, x, i1e(m, x))
+    return m.copysign(_bessel(m, x, 1, scaled=False), x)
 
 
 def digamma(m: Code, x: str) -> str:

@@ -86,6 +86,37 @@ def test_accuracy(compiled) -> None:
     assert not wrong, f"on {isa}:\n" + "\n".join(wrong)
 
 
+@pytest.mark.parametrize("name", ["i0", "i1", "i0e", "i1e"])
+def test_bessel_functions_against_the_errors_of_torch(compiled, name: str) -> None:
+    """Root mean squares over ranges; both are about half a unit in the last place."""
+    _, library = compiled
+    for dtype, tag in ((torch.float32, "f"), (torch.float64, "d")):
+        for low, high in ((0.0, 1.0), (1.0, 4.0), (4.0, 8.0), (8.0, 80.0)):
+            x = torch.linspace(low + 0.003, high, 160, dtype=dtype)
+            with mpmath.workdps(40):
+                values = [EXACT[name](mpmath.mpf(v)) for v in x.tolist()]
+                exact = torch.tensor([float(v) for v in values], dtype=torch.float64)
+                rest = torch.tensor([float(v - mpmath.mpf(float(v))) for v in values], dtype=torch.float64)
+
+            def error(got: torch.Tensor, exact=exact, rest=rest) -> float:
+                return float((((got.double() - exact) - rest) / exact).square().mean().sqrt())
+
+            ours, theirs = error(run(library, f"{name}_{tag}16", [x], dtype, 16)), error(TORCH[name](x))
+            assert ours <= (1.1 if dtype == torch.float32 else 1.3) * theirs, (name, dtype, low, ours, theirs)
+
+
+def test_bessel_functions_overflow_where_their_values_do(compiled) -> None:
+    _, library = compiled
+    for name in ("i0", "i1"):
+        for dtype, tag, x in ((torch.float32, "f", 91.0), (torch.float64, "d", 712.0)):
+            exact = float(EXACT[name](mpmath.mpf(x)))
+            for lanes in (0, 16):
+                got = run(library, f"{name}_{tag}{lanes}", [torch.tensor([x, -x, x + 3], dtype=dtype)], dtype, lanes)
+                sign = -1 if name == "i1" else 1
+                assert got[0].item() == pytest.approx(exact, rel=5e-6 if tag == "f" else 3e-14)
+                assert got[1] == sign * got[0] and got[2] == float("inf")
+
+
 def test_special_values_are_those_of_torch(compiled) -> None:
     isa, library = compiled
     inf, nan = float("inf"), float("nan")
