@@ -3,14 +3,14 @@ whether a nest can and should be computed where it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Expr, dims_subs, evaluate, free_dims, free_syms, product
+from ...dialects.expr import Expr, dim, dims_subs, evaluate, free_dims, free_syms, product
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd_types import TensorType, element_bytes
 from .fusion_types import Read
@@ -18,6 +18,9 @@ from .nest_info import NestInfo, nest_info, uses_opaque
 
 if TYPE_CHECKING:
     from .fusion_wishes import Wishes
+
+FAR = 8
+"""How many nests down the meeting of the readers of a value is looked for."""
 
 MAX_BODY = 192
 """Ops that a body may grow to by inlining; beyond it a value is stored (very deep expressions stay compilable)."""
@@ -202,6 +205,8 @@ class NestFacts:
             if times <= 1.5 * numel or numel * 8 <= self.iterations(consumers[0]):
                 return ""
             return f"its reader needs each element {times / max(numel, 1):.3g} times, and it costs {heavy} heavy operations"
+        if ops <= MAX_BODY // 4 and self._meet(info, consumers):
+            return ""
         uses = len(consumers)
         if heavy:
             return f"{uses} nests read it, and each would repeat {heavy} heavy operations"
@@ -212,6 +217,23 @@ class NestFacts:
             return f"{uses} nests read it, and each would read its {large} operands instead"
         return ""
 
+    def _meet(self, info: NestInfo, consumers: Sequence[NestInfo]) -> bool:
+        """Whether the readers of a nest all end up in one nest, element by element: there it is computed once."""
+        last = {self._end(info, c).op for c in consumers}
+        return len(last) == 1
+
+    def _end(self, producer: NestInfo, reader: NestInfo) -> NestInfo:
+        """Follow a reader down its only readers as long as each reads the one before at its own element."""
+        for _ in range(FAR):
+            if not _reads_its_own(reader, producer) or not reader.is_pointwise or reader.has_loops or len(reader.op.results) != 1:
+                return reader
+            tensor = reader.op.results[0]
+            following = self.consumers.get(tensor, [])
+            if len(following) != 1 or self.whole_users(tensor) or "no_fuse" in reader.op.attributes:
+                return reader
+            producer, reader = reader, following[0]
+        return reader
+
     def _times_read(self, info: NestInfo, tensor: SSAValue) -> int:
         """How often elements of `tensor` are read by a nest, all accesses together."""
         sizes = [*info.sizes, *info.inner_sizes]
@@ -221,6 +243,14 @@ class NestFacts:
                 loops = {d.index for e in access.index for d in free_dims(e)}
                 total += self.count([sizes[k] for k in loops if k < len(sizes)]) if loops else 1
         return total
+
+
+def _reads_its_own(reader: NestInfo, producer: NestInfo) -> bool:
+    """Whether a nest reads what another one makes only at the element that it computes itself."""
+    if reader.sizes != producer.sizes:
+        return False
+    own = tuple(dim(k) for k in range(len(reader.sizes)))
+    return all(tuple(a.index) == own for a in reader.reads if a.tensor is producer.op.results[0])
 
 
 def _captured_scalars(ops: Iterable[Operation]) -> dict[Operation, list[SSAValue]]:

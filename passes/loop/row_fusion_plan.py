@@ -379,7 +379,8 @@ class RowPlanner:
             return "all loops of the rows are kept"
         rows = self.count(facts.sizes[k] for k in fusion.rows)
         largest = max((self.bytes(a.tensor) for a in (*facts.reads, *facts.writes)), default=0)
-        if not fusion.outer and rows < MIN_ROWS and largest > SMALL_BYTES:
+        across = any(self._contiguous_along(a, fusion.rows, 0) for a in (*facts.reads, *facts.writes))
+        if not fusion.outer and rows < MIN_ROWS and (largest > SMALL_BYTES or across):
             return f"only {rows} rows would be left to run in parallel"
         columns = [p for p in fusion.parts if self._is_columns(fusion, p)]
         if not columns:
@@ -401,10 +402,10 @@ class RowPlanner:
         """Whether a part keeps loops that are not loops of the merged nest."""
         return any(part.size(d) is not ONE and (d not in part.place or part.place[d].index not in fusion.outer) for d in part.kept)
 
-    def _contiguous_along(self, access: Access, loops: Sequence[int]) -> bool:
-        """Whether one of `loops` walks through the elements of a large tensor side by side."""
+    def _contiguous_along(self, access: Access, loops: Sequence[int], least: int = COLUMN_BYTES) -> bool:
+        """Whether one of `loops` walks through the elements of a tensor of more than `least` bytes side by side."""
         t = access.tensor.type
-        if not isinstance(t, TensorType) or self.bytes(access.tensor) <= COLUMN_BYTES:
+        if not isinstance(t, TensorType) or self.bytes(access.tensor) <= least:
             return False
         strides = self.layouts.get(access.tensor) or strides_contiguous(t.dims)
         inner = {d.index for e in access.index for d in free_dims(e)}.difference(loops)

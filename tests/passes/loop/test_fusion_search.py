@@ -160,3 +160,20 @@ def test_work_that_runs_in_parallel_is_worth_its_bytes():
     narrow = GroupWork(1 << 22, 1 << 22, 1e6, 1 << 20, 1)
     wide = GroupWork(1 << 22, 1 << 22, 1e6, 1 << 20, 1024)
     assert group_ns(narrow) > 4 * group_ns(wide)
+
+
+def test_a_value_whose_readers_meet_is_computed_there():
+    """x gathered once, read by a difference and by the sum that takes it in: nothing is stored in between."""
+    import torch
+
+    import stepwell
+
+    def f(x):
+        return torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear")
+
+    x = torch.randn(2, 3, 32, 32)
+    stepwell.reset_counters()
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(f, backend="stepwell")(x), f(x))
+    assert stepwell.counters["launches"] == 1
+    assert stepwell.counters["bytes_written"] == 4 * 4 * x.numel()
