@@ -146,7 +146,8 @@ _STRIDES: dict[Attribute, tuple[Expr, ...]] = {}
 @irdl_op_definition
 class AllocOp(NdOp):
     """Memory for a buffer: `mem.alloc {kind = "arena", at = 4096} : !mem.buffer<8 x f32>`. Kind "arena": a piece of the graph's one
-    block, `at` bytes from its start (absent until mem-plan ran); kind "output": a fresh tensor that the caller gets. With the operand
+    block, `at` bytes from its start (absent until mem-plan ran); kind "output": a fresh tensor that the caller gets; kind "pooled": memory
+    of its own that goes back to the pool after the last use. With the operand
     `home` (an output that is written when this buffer is dead) `at` counts from the start of the home's memory."""
 
     name = "mem.alloc"
@@ -157,8 +158,8 @@ class AllocOp(NdOp):
     result = result_def(BufferType)
 
     def verify_(self) -> None:
-        if self.kind.data not in ("arena", "output"):
-            raise VerifyException(f"mem.alloc: unknown kind '{self.kind.data}', known: arena, output")
+        if self.kind.data not in ("arena", "pooled", "output"):
+            raise VerifyException(f"mem.alloc: unknown kind '{self.kind.data}', known: arena, pooled, output")
         if self.home is not None and (self.at is None or self.kind.data != "arena"):
             raise VerifyException('mem.alloc: a buffer in the memory of another one has kind "arena" and a place `at`')
 

@@ -227,7 +227,7 @@ class _Lowering:
             self.memory[op.result] = _Memory(home.value, type, home.start + at, in_arena=True)
             return
         needed = free_syms(bytes) | (free_syms(at) if at is not None else frozenset())
-        if op.kind.data == "output" or needed - self._bound_at_entry():
+        if op.kind.data != "arena" or needed - self._bound_at_entry():
             if type.offset_expr is not as_expr(0):
                 self.fail(op, f"an output begins at the start of its storage, the offset is {type.offset_expr}")
             made = self._layout(host.EmptyOutputOp, None, type, op)

@@ -11,7 +11,7 @@ from .explain_model import Graph, Step
 from .explain_report import duration, number, size
 
 INK, GRID, BLUE, ORANGE, GREEN, GREY = "#1b1f24", "#d5dae0", "#1f5fa8", "#c9651b", "#3a8a4d", "#8a929b"
-COLOURS = {"nest": BLUE, "contraction": ORANGE, "call": GREY, "arena": BLUE, "output": GREEN, "extern": GREY}
+COLOURS = {"nest": BLUE, "contraction": ORANGE, "call": GREY, "arena": BLUE, "pooled": ORANGE, "output": GREEN, "extern": GREY}
 MOST_STEPS = 60
 """Steps that the graph of nests shows; the first ones of a larger graph."""
 
@@ -109,8 +109,8 @@ def memory(graph: Graph, machine: Machine) -> str:
     parts.append(_text(left + wide / 2, top + high + 34, "step", "middle", GREY))
     held = ", ".join(b.name for b in graph.alive(peak))
     parts.append(_text(left, top + high + 52, _cut(f"peak {size(most)} at step {peak}: {held}", 130)))
-    for k, kind in enumerate(("arena", "output", "extern")):
-        x = left + 620 + k * 80
+    for k, kind in enumerate(("arena", "pooled", "output", "extern")):
+        x = left + 540 + k * 80
         parts.append(f'<rect x="{x}" y="9" width="10" height="10" fill="{COLOURS[kind]}"/>' + _text(x + 14, 18, kind, colour=GREY))
     return _svg(left + wide + 20, top + high + 62, "memory over time", parts)
 

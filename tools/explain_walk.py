@@ -142,10 +142,13 @@ def _fusion(graph: Graph) -> list[str]:
 def _memory(graph: Graph) -> list[str]:
     if not graph.steps:
         return ["Nothing runs, nothing is allocated."]
-    kinds = {kind: [b for b in graph.buffers if b.kind == kind] for kind in ("arena", "output", "extern")}
+    kinds = {kind: [b for b in graph.buffers if b.kind == kind] for kind in ("arena", "pooled", "output", "extern")}
     found = []
-    for kind, text in (("output", "returned"), ("extern", "made by library calls"), ("arena", "temporaries in the arena")):
+    titles = {"output": "returned", "extern": "made by library calls", "pooled": "from the pool", "arena": "temporaries in the arena"}
+    for kind, text in titles.items():
         some = kinds[kind]
+        if kind == "pooled" and not some:
+            continue
         found.append(f"{text.capitalize()}: {_list([f'{b.name} ({b.bytes} bytes)' for b in some])}.")
     total = sum(b.bytes for b in kinds["arena"])
     if total:

@@ -6,6 +6,7 @@ The counterpart of MLIR's one-shot-bufferize. What the pass decides, and where:
 - which memory a nest stores to (lowering.py, inplace.py): that of the tensor that it builds on, of the argument whose
   new value it computes, of a tensor that dies in it, or memory of its own;
 - which values a nest stores in several places (second_homes.py);
+- which long sums are added up in parts (partial_sums.py);
 - which reads move in front of a store (ordering.py);
 - what the entries of a batch write to (batches.py);
 - library calls (externs.py), results and updates of arguments (results.py).
@@ -34,6 +35,7 @@ from .batches import finish_batches, lower_batch
 from .externs import lower_extern
 from .lowering import PASS, Lowering
 from .ordering import order_reads
+from .partial_sums import split_sums
 from .results import lower_return, lower_update
 from .second_homes import second_homes
 
@@ -59,6 +61,7 @@ class LoopToMem(Pass):
         """Rewrites the functions of the module."""
         symbols = symbol_ranges(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
+            split_sums(func, symbols)
             order_reads(func)
             Lowering(func, symbols, second_homes).run(RULES)
         finish_batches(op)

@@ -3,6 +3,7 @@
 An output is memory that the call needs anyway. When it is allocated earlier, buffers of the arena may live in it until
 it is written: the arena gets smaller, and with it what is alive at the end. The price is that the output exists
 earlier, when donated arguments may not be released yet; so a set of guests moves in only if the estimated peak falls.
+Buffers from the pool (pooled.py) are another way to the same end: both are tried together, and the pool alone.
 
 A guest's `mem.alloc` gets the output as its operand `home`, and its place in it.
 """
@@ -20,27 +21,34 @@ from ...dialects.expr_syntax import ExprAttr
 from ..instrumentation import remark
 from .lifetimes import Lifetime, lifetimes
 from .peak import argument_spans, highest_sum
+from .pooled import choose_pooled, take_from_pool
 
 ALIGNMENT = 64
 MOST_BUFFERS, MOST_OUTPUTS, SMALLEST = 1000, 12, 4096
 """Limits on the time that the search takes, and the bytes of an output for which it is worth it."""
 
 
-def host_in_outputs(func: FuncOp) -> int:
-    """Move buffers of `func` (of constant size) into outputs; how many."""
+def leave_arena(func: FuncOp, use_outputs: bool, use_pool: bool) -> tuple[int, int]:
+    """Move buffers of `func` (of constant size) into outputs and into the pool; how many of each."""
     found = [one for one in lifetimes(func) if one.bytes.is_const and one.last >= one.first]
     arena = [one for one in found if one.kind == "arena"]
     outputs = sorted((one for one in found if one.kind == "output" and int(one.bytes) >= SMALLEST), key=lambda o: -int(o.bytes))
-    if not arena or not outputs or len(found) > MOST_BUFFERS:
-        return 0
+    if not arena or len(found) > MOST_BUFFERS:
+        return 0, 0
     ops = list(func.body.block.ops)
     others = [one for one in found if one.kind in ("output", "extern")]
     search = _Search(len(ops), arena, others, argument_spans(func))
-    for output in outputs[:MOST_OUTPUTS]:
-        search.try_output(output)
-    for output, guests in search.guests.items():
-        _move_in(func, ops, output, guests)
-    return sum(len(guests) for guests in search.guests.values())
+    alone = search.pooled() if use_pool else ([], search.best[0])
+    if use_outputs:
+        for output in outputs[:MOST_OUTPUTS]:
+            search.try_output(output)
+    both = search.pooled() if use_pool and search.guests else alone
+    guests = search.guests if both[1] <= alone[1] else {}
+    pooled = (both if guests else alone)[0]
+    take_from_pool(func, ops, pooled)
+    for output, inside in guests.items():
+        _move_in(func, ops, output, inside)
+    return sum(len(inside) for inside in guests.values()), len(pooled)
 
 
 class _Search:
@@ -56,13 +64,16 @@ class _Search:
             self.floor[min(last + 1, count)] -= size
         self.best = self.peak(arena, self.starts)
 
-    def peak(self, arena: Sequence[Lifetime], starts: dict[Lifetime, int]) -> tuple[int, int]:
+    def peak(self, arena: Sequence[Lifetime], starts: dict[Lifetime, int], pooled: Sequence[Lifetime] = ()) -> tuple[int, int]:
         """The estimated peak, and the size of the arena (decides between equal peaks)."""
         steps = list(self.floor)
         for one in self.others:
             steps[starts[one]] += int(one.bytes)
             if one.kind != "output" and not one.returned:
                 steps[one.last + 1] -= int(one.bytes)
+        for one in pooled:
+            steps[one.first] += int(one.bytes)
+            steps[one.last + 1] -= int(one.bytes)
         block = highest_sum(arena, self.count)
         steps[min((one.first for one in arena), default=0)] += block
         now = most = 0
@@ -70,6 +81,14 @@ class _Search:
             now += step
             most = max(most, now)
         return most, block
+
+    def pooled(self) -> tuple[list[Lifetime], int]:
+        """The buffers of the arena, as it is now, that are better taken from the pool, and the peak then."""
+
+        def peak(arena: Sequence[Lifetime], pooled: Sequence[Lifetime]) -> int:
+            return self.peak(arena, self.starts, pooled)[0]
+
+        return choose_pooled(self.arena, peak)
 
     def try_output(self, output: Lifetime) -> None:
         """Let the best set of guests move into `output`, if any is better than none."""

@@ -25,7 +25,7 @@ from ...dialects.nd_types import element_bytes
 class Lifetime:
     """A piece of memory: the buffer that it begins as, its size in bytes, the first and the last op that touch it.
 
-    `kind` is "arena" or "output" for an allocation ("guest" for one in the memory of an output), "extern" for the result
+    `kind` is "arena", "pooled" or "output" for an allocation ("guest" for one in the memory of an output), "extern" for the result
     of a library call."""
 
     buffer: SSAValue

@@ -4,7 +4,7 @@ Buffers whose lifetimes do not meet share memory. Those of constant size are pac
 (largest first, earliest first, longest first, ...) of which the smallest result is kept. Behind them lie the buffers whose size depends on
 symbols: they share slots, each as large as the largest buffer in it, which has to be provable. What the memory plan
 of TFLite and the arena planner of TVM do. Before that, buffers that are dead when an output is written move into the
-memory of that output (guests.py).
+memory of that output (guests.py), and large ones that are needed for a short time are taken from the pool (pooled.py).
 
 The size of the block is the function's attribute `mem.arena_bytes`. A buffer whose size is known only in the middle
 of the function (it depends on a number that a library call returned) gets no place: it is allocated when its turn
@@ -28,7 +28,7 @@ from ...dialects.expr_syntax import ExprAttr
 from ...dialects.nd import symbol_ranges
 from ...dialects.nd_types import RangeAttr
 from ..manager import Pass
-from .guests import host_in_outputs
+from .guests import leave_arena
 from .lifetimes import Lifetime, entry_symbols, lifetimes
 from .peak import ARENA_BYTES, highest_sum
 
@@ -48,12 +48,17 @@ class MemPlan(Pass):
     use_outputs: bool = True
     """Put buffers that are dead before an output is written into the memory of that output, where this lowers the peak."""
 
+    use_pool: bool = True
+    """Take large buffers from the pool for the time of their use only, where this lowers the peak."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Plans the functions of the module."""
         env, hints = symbol_ranges(op), symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
-            if self.use_outputs:
-                self.statistic("num-in-outputs", host_in_outputs(func))
+            if self.use_outputs or self.use_pool:
+                guests, pooled = leave_arena(func, self.use_outputs, self.use_pool)
+                self.statistic("num-in-outputs", guests)
+                self.statistic("num-pooled", pooled)
             plan = plan_function(func, env, hints)
             if plan is None:
                 continue

@@ -1,9 +1,9 @@
 """How much memory a function at the memory level takes while it runs: the estimate under the order of ops, the guests of
 outputs, and what tools show.
 
-What is alive at an op: the arena (from its first use to the end), outputs from their allocation on, results of library
-calls from the call to their last use, and arguments: those marked `nd.donated` until their last use, the others all
-the time, since the caller holds them.
+What is alive at an op: the arena (from its first use to the end), buffers from the pool while they are in use, outputs
+from their allocation on, results of library calls from the call to their last use, and arguments: those marked
+`nd.donated` until their last use, the others all the time, since the caller holds them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Moment:
 
     position: int
     arena: int
+    """With the buffers from the pool."""
     outputs: int
     externs: int
     arguments: int
@@ -49,7 +50,7 @@ def memory_over_time(func: FuncOp, values: Mapping[str, int] | None = None) -> l
     """One for each op of a planned function; `values` are those of size symbols (64 for those that it lacks)."""
     ops = list(func.body.block.ops)
     count = len(ops)
-    steps = {kind: [0] * (count + 1) for kind in ("arena", "output", "extern", "argument")}
+    steps = {kind: [0] * (count + 1) for kind in ("arena", "pooled", "output", "extern", "argument")}
 
     def alive(kind: str, size: int, first: int, last: int) -> None:
         steps[kind][first] += size
@@ -62,6 +63,8 @@ def memory_over_time(func: FuncOp, values: Mapping[str, int] | None = None) -> l
             arena_from = min(arena_from, one.first)
         elif one.kind == "output":
             alive("output", value_of(one.bytes, values), starts[one.buffer], count)
+        elif one.kind == "pooled":
+            alive("pooled", value_of(one.bytes, values), starts[one.buffer], one.last)
         elif one.kind == "extern":
             alive("extern", value_of(one.bytes, values), one.first, count if one.returned else one.last)
     total = func.attributes.get(ARENA_BYTES)
@@ -74,7 +77,7 @@ def memory_over_time(func: FuncOp, values: Mapping[str, int] | None = None) -> l
     for k in range(count):
         for kind, step in steps.items():
             now[kind] += step[k]
-        moments.append(Moment(k, now["arena"], now["output"], now["extern"], now["argument"]))
+        moments.append(Moment(k, now["arena"] + now["pooled"], now["output"], now["extern"], now["argument"]))
     return moments
 
 
@@ -113,7 +116,7 @@ def peak_bytes(func: FuncOp) -> int | Expr:
     whether they meet or not."""
     total = func.attributes.get(ARENA_BYTES)
     arena = total.data if isinstance(total, ExprAttr) else as_expr(0)
-    others = [one for one in lifetimes(func) if one.kind in ("output", "extern")]
+    others = [one for one in lifetimes(func) if one.kind in ("pooled", "output", "extern")]
     if arena.is_const and all(one.bytes.is_const for one in others):
         return max((m.total - m.arguments for m in memory_over_time(func)), default=0)
     arena = sum((one.bytes for one in others), arena)
