@@ -13,7 +13,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import ONE, Expr, dim, dims_subs, free_dims, simplify
+from ...dialects.expr import ONE, ZERO, Expr, dim, dims_subs, free_dims, simplify
 from ...dialects.expr_ranges import RangeEnv
 from .fusion_align import Alignment, LoopEnvs, align, extractors
 from .fusion_cost import MIN_PARALLEL, SMALL
@@ -126,12 +126,15 @@ class Grouping(NestFacts):
                     self._near.setdefault(tensor, []).append(k)
 
     def alone(self, k: int) -> Group:
-        """A new group of the one nest at place `k`."""
+        """A new group of the one nest at place `k`. Loops of size 1 are no loops of the group, so that they match nothing and bar nothing;
+        the first stays where there is no other."""
         op = self.ops[k]
         assert isinstance(op, loop.NestOp)
         info = self.infos[op]
-        member = Member(info, tuple([dim(d) for d in range(len(info.sizes))]))
-        return Group(k, info.sizes, [member], {r: (member, i) for i, r in enumerate(op.results)}, [k], set(self.needs(k)))
+        loops = [d for d, size in enumerate(info.sizes) if size is not ONE] or list(range(len(info.sizes)))[:1]
+        number = {d: n for n, d in enumerate(loops)}
+        member = Member(info, tuple([dim(number[d]) if d in number else ZERO for d in range(len(info.sizes))]))
+        return Group(k, tuple([info.sizes[d] for d in loops]), [member], {r: (member, i) for i, r in enumerate(op.results)}, [k], set(self.needs(k)))
 
     def _join(self, k: int, group: Group) -> None:
         """Merge a new group (the nest at `k`) into those before it, as far as it is legal and pays."""

@@ -493,14 +493,19 @@ def _shared_accesses(rows: Facts, facts: Facts) -> Iterator[tuple[tuple[Expr, ..
 
 
 def _alike(e: Expr, f: Expr, loops: int, mine: Sequence[Dim]) -> Iterator[tuple[Dim, Dim]]:
-    """Loops that play the same part in two index expressions: those with the same factor."""
+    """Loops that play the same part in two index expressions: those with the same factor, or of which both are the same function."""
     for a in free_dims(e):
         if a.index >= loops:
             continue
         factor = linear_coeff(e, a)
         for b in free_dims(f):
-            if b in mine and factor is not None and linear_coeff(f, b) is factor:
+            if b in mine and (linear_coeff(f, b) is factor if factor is not None else _renamed(e, a, b) is f):
                 yield a, b
+
+
+def _renamed(e: Expr, a: Dim, b: Dim) -> Expr | None:
+    """An expression of the one loop `a` as one of `b`; None where it has other loops."""
+    return dims_subs(e, [b] * (a.index + 1)) if len(free_dims(e)) == 1 else None
 
 
 def _argument_strides(func: FuncOp) -> dict[SSAValue, tuple[Expr, ...]]:

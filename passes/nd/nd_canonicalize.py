@@ -21,6 +21,7 @@ from ...dialects.nd_pointwise import OPS, CastOp, SelectOp
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, TensorType, element_bytes, is_float, tensor_type
 from ..manager import Pass
 from .pad_rules import scatter_into_constant, sum_of_pads
+from .reduce_rules import reduce_before_cat, reduce_before_permute, reduce_before_reshape
 from .rewriter import Rewriter, Rule
 
 ZERO, ONE = as_expr(0), as_expr(1)
@@ -342,7 +343,7 @@ RULES: dict[type[Operation], list[Rule]] = {
     nd.CatOp: [_fold_cat],
     nd.PadOp: [_fold_pad],
     nd.SliceScatterOp: [scatter_into_constant],
-    nd.ReduceOp: [_fold_reduce],
+    nd.ReduceOp: [_fold_reduce, reduce_before_reshape, reduce_before_permute, reduce_before_cat],
     nd.MatmulOp: [_split_batch],
 }  # pyright: ignore[reportAssignmentType]
 
