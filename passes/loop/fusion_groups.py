@@ -466,8 +466,8 @@ class Grouping(NestFacts):
 
 
 def _in_same_order(alignment: Alignment) -> bool:
-    """Whether the second group's loops, one after the other, are the shared ones in their order."""
-    numbers = [d.index for e in alignment.outer for d in sorted(free_dims(e), key=lambda d: d.index) if d.index < alignment.shared]
+    """Whether the second group's loops, one after the other, are the shared ones in their order and then the inner ones."""
+    numbers = [d.index for e in alignment.outer for d in sorted(free_dims(e), key=lambda d: d.index)]
     return numbers == sorted(numbers)
 
 
