@@ -258,10 +258,11 @@ class Lowering:
         found = self._materialised.get(key)
         if found is not None and found.type == old.type:
             return found
-        if isinstance(value.root, SSAValue):
-            view = nd.IndexViewOp.create(
-                operands=[value.root], result_types=[old.type], properties={"map": IndexMapAttr.get(value.map)}
-            )
+        root = value.root
+        if isinstance(root, nd.PadOp) and root.result is not old and tensor_type(root.result).numel is tensor_type(old).numel:
+            root = self.tensor(root.result)  # stored once for all that view it, in whatever order
+        if isinstance(root, SSAValue):
+            view = nd.IndexViewOp.create(operands=[root], result_types=[old.type], properties={"map": IndexMapAttr.get(value.map)})
             self.block.add_op(view)
             found = view.results[0]
         else:

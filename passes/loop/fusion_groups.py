@@ -134,7 +134,8 @@ class Grouping(NestFacts):
         loops = [d for d, size in enumerate(info.sizes) if size is not ONE] or list(range(len(info.sizes)))[:1]
         number = {d: n for n, d in enumerate(loops)}
         member = Member(info, tuple([dim(number[d]) if d in number else ZERO for d in range(len(info.sizes))]))
-        return Group(k, tuple([info.sizes[d] for d in loops]), [member], {r: (member, i) for i, r in enumerate(op.results)}, [k], set(self.needs(k)))
+        outer = tuple([info.sizes[d] for d in loops])
+        return Group(k, outer, [member], {r: (member, i) for i, r in enumerate(op.results)}, [k], set(self.needs(k)))
 
     def _join(self, k: int, group: Group) -> None:
         """Merge a new group (the nest at `k`) into those before it, as far as it is legal and pays."""
@@ -324,9 +325,7 @@ class Grouping(NestFacts):
             depth = bad
         return "the second reads elements that other iterations of the first produce"
 
-    def _first_mismatch(
-        self, alignment: Alignment, outer: Sequence[Expr], found: Sequence[tuple[list[Expr], tuple[Expr, ...]]]
-    ) -> int:
+    def _first_mismatch(self, alignment: Alignment, outer: Sequence[Expr], found: Sequence[tuple[list[Expr], tuple[Expr, ...]]]) -> int:
         """The first shared loop at which some read does not stay in its own iteration (alignment.shared if none)."""
         shared = alignment.shared
         base = shared + len(alignment.inner)

@@ -75,3 +75,43 @@ func.func @heads(%q : !nd.tensor<2 x 4 x 16 x 8 x f32>, %k : !nd.tensor<8 x 8 x 
   %y = nd.matmul %a, %k : (!nd.tensor<8 x 16 x 8 x f32>, !nd.tensor<8 x 8 x 16 x f32>) -> !nd.tensor<8 x 16 x 16 x f32>
   func.return %y : !nd.tensor<8 x 16 x 16 x f32>
 }
+
+// A bias gradient is reduced over the dimensions in which its operand is computed; rows of the result keep their shape.
+// CHECK-LABEL: func.func @reduce_joined
+// CHECK: nd.reduce %y {kind = "sum", dims = [0, 1]} : (!nd.tensor<2 x 32 x 64 x f32>) -> !nd.tensor<64 x f32>
+// CHECK: %r = nd.reduce %b {kind = "sum", dims = [1]}
+func.func @reduce_joined(%x : !nd.tensor<2 x 32 x 64 x f32>) -> (!nd.tensor<64 x f32>, !nd.tensor<64 x f32>) {
+  %y = nd.exp %x : !nd.tensor<2 x 32 x 64 x f32>
+  %t = nd.permute %y {dims = [1, 0, 2]} : (!nd.tensor<2 x 32 x 64 x f32>) -> !nd.tensor<32 x 2 x 64 x f32>
+  %a = nd.reshape %t : (!nd.tensor<32 x 2 x 64 x f32>) -> !nd.tensor<64 x 64 x f32>
+  %s = nd.reduce %a {kind = "sum", dims = [0]} : (!nd.tensor<64 x 64 x f32>) -> !nd.tensor<64 x f32>
+  %b = nd.reshape %y : (!nd.tensor<2 x 32 x 64 x f32>) -> !nd.tensor<64 x 64 x f32>
+  %r = nd.reduce %b {kind = "sum", dims = [1]} : (!nd.tensor<64 x 64 x f32>) -> !nd.tensor<64 x f32>
+  func.return %s, %r : !nd.tensor<64 x f32>, !nd.tensor<64 x f32>
+}
+
+// The sum over a concatenation is that of the sums, along a dimension that is kept; not one that is reduced.
+// CHECK-LABEL: func.func @reduce_cat
+// CHECK: %[[P:.*]] = nd.reduce %a {kind = "sum", dims = [0]} : (!nd.tensor<4 x 3 x f32>) -> !nd.tensor<3 x f32>
+// CHECK: %[[Q:.*]] = nd.reduce %b {kind = "sum", dims = [0]} : (!nd.tensor<4 x 5 x f32>) -> !nd.tensor<5 x f32>
+// CHECK: nd.cat %[[P]], %[[Q]] {dim = [0]}
+// CHECK: nd.reduce %c {kind = "sum", dims = [1]}
+func.func @reduce_cat(%x : !nd.tensor<4 x 3 x f32>, %y : !nd.tensor<4 x 5 x f32>) -> (!nd.tensor<8 x f32>, !nd.tensor<4 x f32>) {
+  %a = nd.exp %x : !nd.tensor<4 x 3 x f32>
+  %b = nd.exp %y : !nd.tensor<4 x 5 x f32>
+  %c = nd.cat %a, %b {dim = [1]} : (!nd.tensor<4 x 3 x f32>, !nd.tensor<4 x 5 x f32>) -> !nd.tensor<4 x 8 x f32>
+  %s = nd.reduce %c {kind = "sum", dims = [0]} : (!nd.tensor<4 x 8 x f32>) -> !nd.tensor<8 x f32>
+  %r = nd.reduce %c {kind = "sum", dims = [1]} : (!nd.tensor<4 x 8 x f32>) -> !nd.tensor<4 x f32>
+  func.return %s, %r : !nd.tensor<8 x f32>, !nd.tensor<4 x f32>
+}
+
+// What is computed from the view goes through its rows, and so does the reduction.
+// CHECK-LABEL: func.func @reduce_with_view
+// CHECK: nd.reduce %a {kind = "sum", dims = [0]}
+func.func @reduce_with_view(%x : !nd.tensor<2 x 32 x 64 x f32>) -> (!nd.tensor<64 x f32>, !nd.tensor<64 x 64 x f32>) {
+  %y = nd.exp %x : !nd.tensor<2 x 32 x 64 x f32>
+  %a = nd.reshape %y : (!nd.tensor<2 x 32 x 64 x f32>) -> !nd.tensor<64 x 64 x f32>
+  %s = nd.reduce %a {kind = "sum", dims = [0]} : (!nd.tensor<64 x 64 x f32>) -> !nd.tensor<64 x f32>
+  %z = nd.exp %a : !nd.tensor<64 x 64 x f32>
+  func.return %s, %z : !nd.tensor<64 x f32>, !nd.tensor<64 x 64 x f32>
+}
