@@ -86,16 +86,24 @@ def emit_object(module: ModuleOp, ctx: Context) -> bytes:
 
 
 def emit_ttir(module: ModuleOp, ctx: Context) -> str:
-    """Triton's IR, as the Triton that is installed reads it (3.6 if there is none)."""
-    from ..targets.triton.emit import ttir_text
+    """Triton's IR of each kernel, as the Triton that is installed reads it (3.6 if there is none)."""
+    from ..targets.triton.emit import kernel_modules, ttir_text
     from ..targets.triton.toolchain import installed_spelling
 
-    return ttir_text(module, installed_spelling())
+    return "// -----\n".join(ttir_text(one, installed_spelling()) for one in kernel_modules(module))
 
 
 def emit_gpu(stage: str, device: str, module: ModuleOp, ctx: Context) -> str | bytes:
-    """What Triton makes of the kernel of `module` for the GPU `device`, up to `stage`; needs no GPU."""
-    from ..targets.triton.compile import compile_kernel
+    """What Triton makes of the kernels of `module` for the GPU `device`, up to `stage`; needs no GPU. Binaries are of one kernel."""
+    from ..targets.triton.compile import compile_kernels
+    from ..targets.triton.emit import kernel_modules
     from ..targets.triton.gpu import gpu_target
 
-    return compile_kernel(module, gpu_target(device), stage=stage).code
+    built = compile_kernels(kernel_modules(module), gpu_target(device), stage=stage)
+    if len(built) == 1:
+        return built[0].code
+    texts = [one.code for one in built if isinstance(one.code, str)]
+    if len(texts) < len(built):
+        names = ", ".join(f"@{one.name}" for one in built)
+        raise TargetError(f"a {stage} file holds one kernel, the module has {names}; take the others out of its text first")
+    return "".join(f"// ----- @{one.name}\n{text}" for one, text in zip(built, texts, strict=True))

@@ -46,6 +46,16 @@ def kernel_of(module: ModuleOp) -> FuncOp:
     raise PassError(f"Triton compiles one kernel a module, this one has {names}", op=kernels[1])
 
 
+def kernel_modules(module: ModuleOp) -> list[ModuleOp]:
+    """A module for each kernel, with the functions that kernels call; what launches them (`func.func`) stays behind. A module
+    without such a program is taken as it is."""
+    if not any(op.name == "func.func" for op in module.ops):
+        return [module]
+    functions = [op for op in module.ops if isinstance(op, FuncOp)]
+    kernels = [f for f in functions if f.is_kernel]
+    return [ModuleOp([f.clone() for f in functions if f is k or not f.is_kernel]) for k in kernels] or [module]
+
+
 def check_dialects(module: ModuleOp) -> None:
     """PassError at the first operation that Triton does not know."""
     for op in module.walk():

@@ -1,0 +1,26 @@
+"""The GPU's pipeline in opt-tool: from a graph to the text of its kernels."""
+
+from __future__ import annotations
+
+TWO = """
+func.func @forward(%x: !nd.tensor<40 x 7 x f32>) -> (!nd.tensor<40 x f32>, !nd.tensor<7 x f32>) {
+  %rows = nd.reduce %x {kind = "sum", dims = [1]} : (!nd.tensor<40 x 7 x f32>) -> !nd.tensor<40 x f32>
+  %columns = nd.reduce %x {kind = "max", dims = [0]} : (!nd.tensor<40 x 7 x f32>) -> !nd.tensor<7 x f32>
+  func.return %rows, %columns : !nd.tensor<40 x f32>, !nd.tensor<7 x f32>
+}
+"""
+
+
+def test_each_kernel_is_written(opt_tool):
+    result = opt_tool("-p", "stepwell-gpu", "-t", "ttir", stdin=TWO)
+    assert result.code == 0, result.err
+    first, second = result.out.split("// -----\n")
+    assert "tt.func public @k0" in first and "tt.func public @k1" in second
+    assert "func.func" not in first and "host.launch" not in result.out
+
+
+def test_the_program_runs_in_the_interpreter(opt_tool):
+    gpu = opt_tool("-p", "stepwell-gpu", "--run", "--seed", "1", stdin=TWO)
+    cpu = opt_tool("-p", "stepwell-cpu{to=nd}", "--run", "--seed", "1", stdin=TWO)
+    assert gpu.code == cpu.code == 0, gpu.err + cpu.err
+    assert gpu.out == cpu.out
