@@ -11,9 +11,10 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu_types import ptr
-from ...dialects.expr import Expr, Range, Sym, as_expr, exact_quotient, free_syms, product
+from ...dialects.expr import Expr, Range, as_expr, exact_quotient, product
 from ...passes.loop.loop_schedule import NS_PER_UNIT, SERIAL_NS, Cost, Schedule
 from ...passes.loop.nest_access import Loop, NestAccess
+from ..outline import Arguments
 from .body import lower_block
 from .builder import Builder, drop_unused
 from .loops import LoopLowering, Span, run_segments, segments, sequential
@@ -33,52 +34,10 @@ ENOUGH_UNITS = 64
 """Iterations of the outermost loops that are enough to share among threads."""
 
 
-class Arguments:
-    """What a kernel takes: the buffers of the nest (outs first), the size symbols it computes with, other captured
-    values."""
-
-    def __init__(self, nest: loop.NestOp, info: NestAccess):
-        self.buffers: dict[SSAValue, None] = dict.fromkeys(nest.outs)
-        self.scalars: dict[SSAValue, None] = {}
-        symbols: set[Sym] = set()
-        inside: set[SSAValue] = set()
-        self._capture(nest, info, inside)
-        for node in info.root.walk():
-            for one in node.loops:
-                symbols |= free_syms(one.size)
-        for access in info.access.values():
-            symbols |= free_syms(access.offset)
-        for e in info.exprs.values():
-            symbols |= free_syms(e)
-        for op in loop.walk_bodies(nest):
-            if isinstance(op, loop.BoundOp):
-                symbols |= free_syms(op.size.data)
-        self.symbols = sorted(symbols, key=lambda s: s.name)
-
-    def _capture(self, op: Operation, info: NestAccess, inside: set[SSAValue]) -> None:
-        for region in op.regions:
-            for block in region.blocks:
-                inside.update(block.args)
-                for inner in block.ops:
-                    for value in inner.operands:
-                        if value in inside:
-                            continue
-                        if loop.is_shaped(value.type):
-                            self.buffers[info.buffer(value)] = None
-                        else:
-                            self.scalars[value] = None
-                    inside.update(inner.results)
-                    if inner.regions:
-                        self._capture(inner, info, inside)
-
-    def types(self) -> list[Attribute]:
-        """The kernel's argument types."""
-        scalars = [scalar_type(v.type) for v in self.scalars]
-        return [ptr] * len(self.buffers) + [i64] * len(self.symbols) + scalars
-
-    def operands(self) -> list[SSAValue]:
-        """The values that a launch passes (the sizes apart)."""
-        return [*self.buffers, *self.scalars]
+def argument_types(arguments: Arguments) -> list[Attribute]:
+    """The types of a kernel's arguments."""
+    scalars = [scalar_type(v.type) for v in arguments.scalars]
+    return [ptr] * len(arguments.buffers) + [i64] * len(arguments.symbols) + scalars
 
 
 class NestLowering:
@@ -401,7 +360,7 @@ def lower_nest(
 ) -> tuple[cpu.KernelOp, Arguments]:
     """A kernel for a nest, and what it takes."""
     arguments = Arguments(nest, info)
-    kernel = cpu.KernelOp.make(name, arguments.types(), _effects(nest, info, arguments))
+    kernel = cpu.KernelOp.make(name, argument_types(arguments), _effects(nest, info, arguments))
     lowering = NestLowering(nest, info, schedule, cost, arguments, kernel.body.block)
     lowering.lower()
     return kernel, arguments

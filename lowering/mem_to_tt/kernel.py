@@ -21,7 +21,7 @@ from ...dialects.tt_arith import SIToFPOp
 from ...dialects.tt_structure import FuncOp, GetProgramIdOp, ReturnOp
 from ...dialects.tt_types import int32, ptr
 from ...passes.loop.nest_access import Loop, NestAccess, Node
-from ..mem_to_cpu.kernel import Arguments
+from ..outline import Arguments
 from .body import lower_block
 from .builder import Builder
 from .config import UNROLL, Tile, fits_i32

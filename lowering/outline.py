@@ -1,0 +1,116 @@
+"""Nests on buffers as kernels and launches of them, whatever the target: what a kernel takes, and equal nests once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
+
+from ..dialects import loop
+from ..dialects.expr import Expr, Sym, free_syms
+from ..dialects.expr_ranges import RangeEnv
+from ..dialects.host import LaunchOp
+from ..dialects.mem import BufferType
+from ..dialects.nd_types import element_bytes
+from ..passes.loop.nest_access import NestAccess
+from ..passes.loop.nest_key import nest_key
+
+
+class Arguments:
+    """What a kernel takes: the buffers of the nest (outs first), the size symbols it computes with, other captured
+    values."""
+
+    def __init__(self, nest: loop.NestOp, info: NestAccess):
+        self.buffers: dict[SSAValue, None] = dict.fromkeys(nest.outs)
+        self.scalars: dict[SSAValue, None] = {}
+        symbols: set[Sym] = set()
+        inside: set[SSAValue] = set()
+        self._capture(nest, info, inside)
+        for node in info.root.walk():
+            for one in node.loops:
+                symbols |= free_syms(one.size)
+        for access in info.access.values():
+            symbols |= free_syms(access.offset)
+        for e in info.exprs.values():
+            symbols |= free_syms(e)
+        for op in loop.walk_bodies(nest):
+            if isinstance(op, loop.BoundOp):
+                symbols |= free_syms(op.size.data)
+        self.symbols = sorted(symbols, key=lambda s: s.name)
+
+    def _capture(self, op: Operation, info: NestAccess, inside: set[SSAValue]) -> None:
+        for region in op.regions:
+            for block in region.blocks:
+                inside.update(block.args)
+                for inner in block.ops:
+                    for value in inner.operands:
+                        if value in inside:
+                            continue
+                        if loop.is_shaped(value.type):
+                            self.buffers[info.buffer(value)] = None
+                        else:
+                            self.scalars[value] = None
+                    inside.update(inner.results)
+                    if inner.regions:
+                        self._capture(inner, info, inside)
+
+    def operands(self) -> list[SSAValue]:
+        """The values that a launch passes (the sizes apart)."""
+        return [*self.buffers, *self.scalars]
+
+
+class Outliner:
+    """Replaces nests by launches; kernels are appended to the module as they are needed. A target says how one is made."""
+
+    def __init__(self, module: ModuleOp, symbols: RangeEnv, hints: dict[Expr, int]):
+        self.module = module
+        self.symbols = symbols
+        self.hints = hints
+        self._kernels: dict[tuple[object, ...], tuple[str, list[int], list[Sym], dict[str, Any]]] = {}
+        taken = {name.data for op in module.ops if (name := op.properties.get("sym_name")) is not None}  # pyright: ignore[reportAttributeAccessIssue]
+        self._names = (name for k in range(1 << 30) if (name := f"k{k}") not in taken)
+
+    def kernel(self, name: str, nest: loop.NestOp, info: NestAccess) -> tuple[Operation, Arguments, dict[str, Any]]:
+        """The kernel of a nest, what it takes, and what a launch says beside (arguments of LaunchOp.make)."""
+        raise NotImplementedError
+
+    def facts(self, buffers: Sequence[SSAValue]) -> tuple[object, ...]:
+        """What kernels depend on beside the structure of their nest."""
+        return ()
+
+    def outline(self, nest: Operation) -> bool:
+        """Replace one nest; whether its kernel was there already."""
+        assert isinstance(nest, loop.NestOp)
+        key, numbers = nest_key(nest)
+        key = (*key, *self.facts([v for v in numbers if isinstance(v.type, BufferType)]))
+        shared = self._kernels.get(key)
+        if shared is None:
+            name = next(self._names)
+            kernel, arguments, launch = self.kernel(name, nest, NestAccess(nest, self.symbols))
+            kernel.location = nest.location
+            self.module.body.block.add_op(kernel)
+            operands, symbols = arguments.operands(), arguments.symbols
+            self._kernels[key] = name, [numbers[v] for v in operands], symbols, launch
+        else:
+            name, places, symbols, launch = shared
+            values = {number: value for value, number in numbers.items()}
+            operands = [values[k] for k in places]
+        op = LaunchOp.make(name, operands, symbols, bytes=_traffic(operands), **launch)
+        op.location = nest.location
+        block = nest.parent
+        assert block is not None
+        block.insert_op_before(op, nest)
+        nest.detach()
+        nest.erase(safe_erase=False)
+        return shared is not None
+
+
+def _traffic(operands: Sequence[SSAValue]) -> Expr | int:
+    """Bytes of all buffers that a kernel touches: what its launch moves at most, once."""
+    total: Expr | int = 0
+    for value in operands:
+        if isinstance(value.type, BufferType):
+            total = total + value.type.numel * element_bytes(value.type.element_type)
+    return total
