@@ -128,7 +128,7 @@ def _split_one(func: FuncOp, sums: list[_Sum], symbols: RangeEnv) -> bool:
     if best is None:
         return False
     _, ready, one = best
-    _divide(one, (ready + 1) // 2, position, symbols)
+    sums.append(_divide(one, (ready + 1) // 2, position, symbols))
     return True
 
 
@@ -156,8 +156,8 @@ def _alive(func: FuncOp, live: Liveness) -> list[int]:
     return list(accumulate(steps[:-1]))
 
 
-def _divide(one: _Sum, count: int, position: dict[Operation, int], symbols: RangeEnv) -> None:
-    """Add up the first `count` terms in a nest of their own, behind the last of them."""
+def _divide(one: _Sum, count: int, position: dict[Operation, int], symbols: RangeEnv) -> _Sum:
+    """Add up the first `count` terms in a nest of their own, behind the last of them; gives that sum."""
     old, terms, adds = one.nest, one.terms[:count], one.adds[: count - 1]
     sizes = list(old.loop_sizes)
     like = tensor_type(terms[0].shaped)
@@ -166,8 +166,8 @@ def _divide(one: _Sum, count: int, position: dict[Operation, int], symbols: Rang
     new = loop.NestOp.build_nest(sizes, [empty.result], adds[-1].location)
     new.properties["label"] = StringAttr("add")
     values: dict[SSAValue, SSAValue] = dict(zip(old.indices, new.indices, strict=True))
-    for op in (*terms, *adds):
-        new.block.add_op(op.clone(values))
+    made = _Sum(new, [t.clone(values) for t in terms], [a.clone(values) for a in adds])
+    new.block.add_ops([*made.terms, *made.adds])
     body = Body(new.block, sizes, symbols, adds[-1].location)
     body.store(values[adds[-1].result], new.out_args[0], [dim(k) for k in range(len(sizes))])
     last = max((_owner(t) for t in terms), key=lambda op: position[op])
@@ -185,3 +185,4 @@ def _divide(one: _Sum, count: int, position: dict[Operation, int], symbols: Rang
     one.terms[:count] = [load]
     one.adds[: count - 1] = []
     remark(new, lambda: f"adds up {count} terms before the others are there: all of them would set the peak of memory", "applied")
+    return made
