@@ -5,8 +5,8 @@ unloaded.
 - arguments: taking them out of the caller's list, comparing tensors with what the program was compiled for;
 - errors: calling a Python function that raises, and freeing what a program still holds.
 
-A block of the pool has 64 bytes in front: the next free block and the size class. Classes are four to a power of two,
-so at most a quarter of a block is unused, and a request takes a free block of its class or of one of the next three.
+A block of the pool has 64 bytes in front: the next free block and the size class. Classes are sixteen to a power of two,
+so at most a sixteenth of a new block is unused, and a request takes a free block of its class or of one of the next fifteen.
 """
 
 from __future__ import annotations
@@ -50,36 +50,36 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
 _POOL = """
 @pool_lock = internal global [64 x i8] zeroinitializer, align 16
-@pool_heads = internal global [288 x ptr] zeroinitializer
+@pool_heads = internal global [1152 x ptr] zeroinitializer
 @stepwell_pool_held = global i64 0
 @stepwell_pool_limit = global i64 4294967296
 
-; the class of a size; a class stands for (class mod 4 + 5) << (class / 4) bytes
+; the class of a size; a class stands for (class mod 16 + 17) << (class / 16) bytes
 define internal i64 @pool_class(i64 %bytes) {
   %b = call i64 @llvm.smax.i64(i64 %bytes, i64 4096)
   %b1 = sub i64 %b, 1
   %lz = call i64 @llvm.ctlz.i64(i64 %b1, i1 true)
-  %shift = sub i64 61, %lz
+  %shift = sub i64 59, %lz
   %units = lshr i64 %b1, %shift
-  %base = shl i64 %shift, 2
-  %u4 = sub i64 %units, 4
-  %class = add i64 %base, %u4
+  %base = shl i64 %shift, 4
+  %unit = sub i64 %units, 16
+  %class = add i64 %base, %unit
   ret i64 %class
 }
 
 define internal i64 @pool_class_bytes(i64 %class) {
-  %unit = and i64 %class, 3
-  %units = add i64 %unit, 5
-  %shift = lshr i64 %class, 2
+  %unit = and i64 %class, 15
+  %units = add i64 %unit, 17
+  %shift = lshr i64 %class, 4
   %bytes = shl i64 %units, %shift
   ret i64 %bytes
 }
 
-; Takes the block %wanted out of the free lists if it is there, of a class from %class on (one of 24): whether it was.
+; Takes the block %wanted out of the free lists if it is there, of a class from %class on (one of 96): whether it was.
 define internal i1 @pool_take_this(ptr %wanted, i64 %class) {
 entry:
   %wblock = getelementptr i8, ptr %wanted, i64 -64
-  %last = add i64 %class, 24
+  %last = add i64 %class, 96
   %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
   br label %list
 list:
@@ -147,7 +147,7 @@ none:
 
 define ptr @stepwell_pool_alloc(i64 %bytes) {
   %class = call i64 @pool_class(i64 %bytes)
-  %found = call ptr @pool_take(i64 %class, i64 4)
+  %found = call ptr @pool_take(i64 %class, i64 16)
   %there = icmp ne ptr %found, null
   br i1 %there, label %reuse, label %fresh
 reuse:
@@ -234,7 +234,7 @@ out:
 }
 
 define void @stepwell_pool_trim() {
-  call void @pool_drop(i64 0, i64 256)
+  call void @pool_drop(i64 0, i64 1024)
   ret void
 }
 
@@ -248,7 +248,7 @@ define internal ptr @pool_alloc_large(i64 %bytes, ptr %before) {
 kept:
   ret ptr %before
 other:
-  %found = call ptr @pool_take(i64 %class, i64 24)
+  %found = call ptr @pool_take(i64 %class, i64 96)
   %there = icmp ne ptr %found, null
   br i1 %there, label %reuse, label %fresh
 reuse:
