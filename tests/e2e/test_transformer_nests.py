@@ -103,14 +103,15 @@ def test_an_encoder(layers: int):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_decoder(layers: int):
-    """Residual and norm are one nest across layers: the first norm and the last sum stand alone, as does the last bias gradient."""
-    assert nests(decoder, layers) == [4 * layers + 1, 4 * layers + 1]
+    """Residual and norm are one nest across layers: the first norm and the last sum stand alone, as does the last bias gradient. The bias
+    of q, k and v is its product's epilogue."""
+    assert nests(decoder, layers) == [3 * layers + 1, 4 * layers + 1]
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_separate_projections(layers: int):
-    """The biases of q, k and v are added before, and summed after, attention, which is a library's: nests of their own."""
-    assert nests(split, layers) == [6 * layers, 6 * layers]
+    """The gradients of the biases of q, k and v are sums of what attention, which is a library's, returns: nests of their own."""
+    assert nests(split, layers) == [3 * layers, 6 * layers]
 
 
 @pytest.mark.parametrize("make", [encoder, decoder, split])
