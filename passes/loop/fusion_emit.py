@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import StringAttr, UnitAttr
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Block, BlockArgument, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Expr, IndexMap, RangeEnv, dim, dims_subs, prove_lt, simplify
+from ...dialects.expr import Expr, RangeEnv, dim, dims_subs, prove_lt
 from .body import Body
 from .fusion_align import LoopEnvs
 from .fusion_types import Group, Member
+from .nest_copy import NestCopy
 from .nest_info import NestInfo, uses_opaque
 
 
@@ -387,19 +388,15 @@ def _apart(a: Sequence[Expr], b: Sequence[Expr], other_iteration: Sequence[Expr]
     return False
 
 
-class _Copy:
+class _Copy(NestCopy):
     """Clones the body of one nest into the fused one. Without a member it only computes the value that the nest would store."""
 
     def __init__(
         self, writer: GroupWriter, member: Member | None, number: int, place: dict[SSAValue, Expr], mask: SSAValue | None = None
     ):
-        self.writer, self.member, self.number, self.place, self.mask = writer, member, number, place, mask
-        self.values: dict[SSAValue, SSAValue] = {}
+        super().__init__(writer.body, place)
+        self.writer, self.member, self.number, self.mask = writer, member, number, mask
         self.result: SSAValue | None = None
-
-    def block(self, block: Block) -> None:
-        for op in block.ops:
-            self.op(op)
 
     def until_loop(self, block: Block) -> None:
         for op in block.ops:
@@ -414,58 +411,20 @@ class _Copy:
                 self.op(op)
             past = past or bool(op.regions)
 
-    def yielded(self, block: Block) -> list[SSAValue]:
-        """Clone a reduction's body and return what it yields."""
-        for op in block.ops:
-            if isinstance(op, loop.YieldOp):
-                return [self.value(v) for v in op.operands]
-            self.op(op)
-        raise AssertionError("a reduction without loop.yield")
-
     def stored(self, block: Block) -> SSAValue:
         self.block(block)
         assert self.result is not None
         return self.result
 
-    def value(self, v: SSAValue) -> SSAValue:
-        return self.values.get(v, v)
-
-    def index(self, op: loop.AccessOp | loop.IndexOp) -> tuple[Expr, ...]:
-        m: IndexMap = op.properties["map"].data  # pyright: ignore[reportAttributeAccessIssue]
-        start = _INDEX_START[type(op)]
-        place, env = self.place, self.writer.body.env
-        found = m.apply([place[v] for v in op._operands[start : start + m.num_dims]])
-        return tuple([simplify(e, env) if e.has_div else e for e in found])
-
-    def op(self, op: Operation) -> None:
-        body = self.writer.body
-        body.location = op.location
-        rule = _RULES.get(type(op))
-        if rule is not None:
-            rule(self, op)
-            return
-        values = self.values
-        (result,) = op.results
-        values[result] = body.pure(type(op), [values.get(o, o) for o in op._operands], result.type, op.properties)
-
-    def load(self, op: loop.LoadOp) -> None:
-        mask = other = None
-        operands = op._operands
-        if "masked" in op.properties:
-            mask, other = self.value(operands[-2]), self.value(operands[-1])
-        outer = self.mask
-        body = self.writer.body
-        if outer is not None:
-            both = body.logical_and(outer, mask)
+    def read(self, op: loop.LoadOp, index: tuple[Expr, ...], mask: SSAValue | None, other: SSAValue | None) -> SSAValue:
+        body, source = self.body, op.operands[0]
+        if self.mask is not None:
+            mask = body.logical_and(self.mask, mask)
             other = other if other is not None else body.constant(0, op.results[0].type)
-            mask = both
-        source = operands[0]
         target = self._own_out(source) if isinstance(source, BlockArgument) else None
-        index, result = self.index(op), op.results[0]
         if target is not None:
-            self.values[result] = body.load(target, index, mask, other, mutable=True)
-        else:
-            self.values[result] = self.writer.read(source, index, self.number, mask, other)
+            return body.load(target, index, mask, other, mutable=True)
+        return self.writer.read(source, index, self.number, mask, other)
 
     def _own_out(self, tensor: SSAValue) -> SSAValue | None:
         """The new argument for an out of the nest being cloned (a nest may load what it stores)."""
@@ -476,67 +435,11 @@ class _Copy:
                 return self.writer.locals[self.member.info.op.results[k]].out
         return None
 
-    def store(self, op: loop.StoreOp) -> None:
-        operands = op._operands
-        value = self.value(operands[0])
+    def write(self, op: loop.StoreOp, value: SSAValue, index: tuple[Expr, ...], mask: SSAValue | None) -> None:
         if self.member is None:
             self.result = value
             return
-        k = self.member.info.out_args.index(operands[1])
+        k = self.member.info.out_args.index(op.operands[1])
         out = self.writer.keep(self.member, k, value)
         if out is not None:
-            mask = self.value(operands[-1]) if "masked" in op.properties else None
-            self.writer.body.store(value, out, self.index(op), op.store_mode, mask)
-
-    def index_op(self, op: loop.IndexOp) -> None:
-        (e,) = self.index(op)
-        if op.result.type == loop.INDEX:
-            self.place[op.result] = e
-        self.values[op.result] = self.writer.body.index_value(e, op.result.type)
-
-    def bound(self, op: loop.BoundOp) -> None:
-        body = self.writer.body
-        d = body.bound(self.value(op.input), op.size.data, op.what, op.wrap is not None)
-        self.place[op.result] = d
-
-    def for_loop(self, op: loop.ForOp) -> None:
-        new = loop.ForOp.build_for(op.loop_sizes)
-        if op.sequential is not None:
-            new.properties["sequential"] = UnitAttr()
-        with self.writer.body.inner(new, new.body, op.loop_sizes) as dims:
-            self.place.update(zip(op.indices, dims, strict=True))
-            self.block(op.block)
-
-    def reduce(self, op: loop.ReduceOp) -> None:
-        new = loop.ReduceOp.build_reduce(op.loop_sizes, op.kind_names, op.result_types)
-        with self.writer.body.inner(new, new.body, op.loop_sizes) as dims:
-            self.place.update(zip(op.indices, dims, strict=True))
-            self.writer.body.append(loop.YieldOp.create(operands=self.yielded(op.block)))
-        self.values.update(zip(op.results, new.results, strict=True))
-
-    def scan(self, op: loop.ScanOp) -> None:
-        body = self.writer.body
-        new = loop.ScanOp.build_scan(op.loop_sizes[0], op.kind, [a.type for a in op.do_block.args[1:]])
-        with body.inner(new, new.body, op.loop_sizes) as dims:
-            self.place[op.block.args[0]] = dims[0]
-            body.append(loop.YieldOp.create(operands=self.yielded(op.block)))
-        with body.inner(new, new.do, op.loop_sizes) as dims:
-            self.place[op.do_block.args[0]] = dims[0]
-            self.values.update(zip(op.do_block.args[1:], new.do_block.args[1:], strict=True))
-            self.block(op.do_block)
-
-
-_INDEX_START: dict[type[Operation], int] = {loop.LoadOp: 1, loop.StoreOp: 2, loop.IndexOp: 0}
-"""Where the index operands of an op begin."""
-
-_RULES: dict[type[Operation], Callable[[_Copy, Operation], None]] = {
-    loop.LoadOp: _Copy.load,
-    loop.StoreOp: _Copy.store,
-    loop.IndexOp: _Copy.index_op,
-    loop.BoundOp: _Copy.bound,
-    loop.ForOp: _Copy.for_loop,
-    loop.ReduceOp: _Copy.reduce,
-    loop.ScanOp: _Copy.scan,
-}  # pyright: ignore[reportAssignmentType]
-
-
+            self.body.store(value, out, index, op.store_mode, mask)

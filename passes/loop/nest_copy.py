@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Expr
+from ...dialects.expr import Expr, IndexMap
 from .body import Body
 
 
@@ -47,8 +47,8 @@ class NestCopy:
         if rule is not None:
             rule(self, op)
             return
-        operands = [self.value(o) for o in op.operands]
-        self.values[op.results[0]] = self.body.pure(type(op), operands, op.results[0].type, op.properties)
+        values, (result,) = self.values, op.results
+        values[result] = self.body.pure(type(op), [values.get(o, o) for o in op._operands], result.type, op.properties)
 
     def yielded(self, block: Block) -> list[SSAValue]:
         """Clone a body that ends with loop.yield; gives what it yields."""
@@ -62,21 +62,25 @@ class NestCopy:
         return self.values.get(v, v)
 
     def index(self, op: loop.AccessOp | loop.IndexOp) -> tuple[Expr, ...]:
-        operands = op.index_operands if isinstance(op, loop.AccessOp) else op.operands
-        return tuple(self.body.simplify(e) for e in op.map.data.apply([self.place[v] for v in operands]))
+        m: IndexMap = op.properties["map"].data  # pyright: ignore[reportAttributeAccessIssue]
+        start, place, body = _INDEX_START[type(op)], self.place, self.body
+        found = m.apply([place[v] for v in op._operands[start : start + m.num_dims]])
+        return tuple([body.simplify(e) if e.has_div else e for e in found])
 
     def enter(self, indices: Sequence[SSAValue], dims: Sequence[Expr]) -> None:
         """The old loop indices `indices` are at `dims` from here on."""
         self.place.update(zip(indices, dims, strict=True))
 
     def _load(self, op: loop.LoadOp) -> None:
-        mask = None if op.mask is None else self.value(op.mask)
-        other = None if op.other is None else self.value(op.other)
-        self.values[op.result] = self.read(op, self.index(op), mask, other)
+        mask = other = None
+        if "masked" in op.properties:
+            mask, other = [self.value(v) for v in op._operands[-2:]]
+        self.values[op.results[0]] = self.read(op, self.index(op), mask, other)
 
     def _store(self, op: loop.StoreOp) -> None:
-        mask = None if op.mask is None else self.value(op.mask)
-        self.write(op, self.value(op.value), self.index(op), mask)
+        operands = op._operands
+        mask = self.value(operands[-1]) if "masked" in op.properties else None
+        self.write(op, self.value(operands[0]), self.index(op), mask)
 
     def _index(self, op: loop.IndexOp) -> None:
         (e,) = self.index(op)
@@ -112,6 +116,9 @@ class NestCopy:
             self.values.update(zip(op.do_block.args[1:], new.do_block.args[1:], strict=True))
             self.block(op.do_block)
 
+
+_INDEX_START: dict[type[Operation], int] = {loop.LoadOp: 1, loop.StoreOp: 2, loop.IndexOp: 0}
+"""Where the index operands of an op begin."""
 
 _RULES: dict[type[Operation], Callable[[NestCopy, Any], None]] = {
     loop.LoadOp: NestCopy._load,
