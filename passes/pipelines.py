@@ -27,7 +27,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "gpu": {
         "nd": ("nd-canonicalize", "nd-sink-cat"),
-        "loop": ("nd-to-loop", "contract-expand", "loop-fuse", "gpu-split-reduction"),
+        "loop": ("nd-to-loop", "contract-expand", "loop-fuse{keep-parallel=264}", "gpu-split-reduction"),
         "mem": ("loop-to-mem", "mem-plan"),
         "tt": ("mem-to-tt",),
     },

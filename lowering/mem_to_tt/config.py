@@ -33,9 +33,6 @@ CHUNK = 16384
 THREAD = 16
 """Elements of a tile with reductions that a thread should have."""
 MAX_WARPS = 32
-SHORT_WINDOW = 24
-"""The same where each element has a window of its own (pooling): index arithmetic along two axes is then made once for rows and
-columns."""
 UNROLL = 32
 """Iterations of an inner loop that become straight code where a tile axis is not worth it."""
 I32_MAX = 2**31 - 1
@@ -89,7 +86,7 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Tile:
     fastest = max(weights, key=lambda d: weights[d], default=None)
     long = [n for n in inside if not _is_short(n)]
     if not long:
-        return _plain(loops, weights, sizes, SHORT_WINDOW if inside else SHORT)
+        return _plain(loops, weights, sizes)
     outer_fastest = next((one for one in loops if one.dim is fastest), None)
     if outer_fastest is not None and sizes(outer_fastest.size) > 1:
         return _columns(loops, outer_fastest, long, sizes)
@@ -120,7 +117,7 @@ def _unit_strides(info: NestAccess, sizes: Sizes) -> dict[Expr, float]:
     return weights
 
 
-def _plain(loops: Sequence[Loop], weights: Mapping[Expr, float], sizes: Sizes, short: int) -> Tile:
+def _plain(loops: Sequence[Loop], weights: Mapping[Expr, float], sizes: Sizes) -> Tile:
     if not loops:
         return Tile(warps=1)
     total = sizes.trips(loops)
@@ -133,7 +130,7 @@ def _plain(loops: Sequence[Loop], weights: Mapping[Expr, float], sizes: Sizes, s
     if y is not None and width >= SQUARE and sizes(y.size) >= SQUARE:
         rest = [one for one in loops if one is not x and one is not y]
         return Tile([([y], SQUARE), ([x], SQUARE)], rest, warps=4)
-    if width < short:
+    if width < SHORT:
         return Tile([(list(loops), min(TILE, power_of_two(total)))], warps=_warps(min(TILE, total), 8))
     block = min(TILE, power_of_two(width))
     rest = [one for one in loops if one is not x]

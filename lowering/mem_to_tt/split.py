@@ -19,7 +19,7 @@ from ...passes.loop.loop_split_reduction import LoopSplitReduction
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_transform import Refused
 from ...passes.manager import Pass
-from .config import Sizes, choose
+from .config import UNROLL, Sizes, choose
 
 PROGRAMS = 2112
 """Programs that keep a large GPU busy: 16 for each of 132 multiprocessors."""
@@ -69,7 +69,7 @@ class GpuSplitReduction(Pass):
         programs *= sizes.trips(tile.rest)
         trips = sizes(product(reduce.loop_sizes))
         alone = all(isinstance(o, (loop.ReduceOp, loop.StoreOp)) for o in nest.block.ops if isinstance(o, (loop.LoopLike, loop.StoreOp)))
-        if programs >= (FEW if alone else IDLE) or trips * elements < 2 * LONG:
+        if programs >= (FEW if alone else IDLE) or trips <= UNROLL or trips * elements < 2 * LONG:
             return 1
         return min(-(-self.programs // programs), trips * elements // LONG, sizes(max(reduce.loop_sizes, key=sizes)))
 

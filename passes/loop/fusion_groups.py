@@ -24,6 +24,9 @@ from .nest_info import NestInfo, uses_opaque
 if TYPE_CHECKING:
     from .fusion_wishes import Wishes
 
+LAUNCH = 1 << 22
+"""Elements that a GPU works through in the time of a few launches: with fewer, one kernel of few programs is faster than two."""
+
 MAX_MEMBERS = 24
 """Nests that one group may have: beyond it planning would be quadratic, and the loop's code outgrow the first-level cache."""
 
@@ -53,6 +56,8 @@ class Grouping(NestFacts):
         self.maker: dict[SSAValue, int] = {r: k for k, op in enumerate(self.ops) for r in op.results}
         self.refusals: list[Attempt] = []
         self.merges: list[Attempt] = []
+        self.keep_parallel = 0
+        """Iterations that must be left to run in parallel where one of two nests has as many; see LoopFuse."""
         self._near: dict[SSAValue, list[int]] = {}
         self._needs: list[tuple[int, ...] | None] = [None] * len(self.ops)
 
@@ -406,6 +411,9 @@ class Grouping(NestFacts):
         work = max([self.iterations(m.info) for m in (*first.members, *second.members)])
         if iterations < MIN_PARALLEL and iterations < before and work > SMALL:
             return f"only {iterations} iterations would be left to run in parallel"
+        most = max(self.count(first.outer), self.count(second.outer))
+        if iterations < self.keep_parallel <= most and work > LAUNCH:
+            return f"only {iterations} of {most} iterations would be left to run in parallel, fewer than {self.keep_parallel}"
         return None
 
     # ---- merging

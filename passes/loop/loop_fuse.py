@@ -6,6 +6,7 @@ rewritten (fusion_plan.py), with legality apart from profit, and every refused p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -54,6 +55,9 @@ class LoopFuse(Pass):
     marked: tuple[str, ...] = ()
     """As no-fuse, for names that the program marks; those that are no nests are passed over."""
 
+    keep_parallel: int = 0
+    """Nests with as many parallel iterations are not merged into one with fewer: a GPU needs them to be busy."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_ranges(op), symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
@@ -93,18 +97,24 @@ def plan_with_wishes(
     func: FuncOp, symbols: RangeEnv, hints: dict[str, int], options: LoopFuse
 ) -> tuple[Planner, Plan, list[Outcome]]:
     """The plan of a function under the user's wishes, and what became of each."""
+
+    def planner(wishes: Wishes | None = None, inline: Iterable[Operation] = ()) -> Planner:
+        made = Planner(func, symbols, hints, wishes, inline)
+        made.keep_parallel = options.keep_parallel
+        return made
+
     if not options.no_fuse and not options.fuse and not options.marked:
-        planner = Planner(func, symbols, hints)
-        return planner, planner.plan(), []
+        free = planner()
+        return free, free.plan(), []
     fuse = [wish.split("+") for wish in options.fuse]
     wishes = Wishes(func.body.block.ops, options.no_fuse, fuse, options.marked)
-    planner = Planner(func, symbols, hints, wishes)
-    plan = planner.plan()
-    inline = wishes.to_inline(planner)
+    found = planner(wishes)
+    plan = found.plan()
+    inline = wishes.to_inline(found)
     if inline:
-        planner = Planner(func, symbols, hints, wishes, inline)
-        plan = planner.plan()
-    return planner, plan, wishes.outcomes(planner)
+        found = planner(wishes, inline)
+        plan = found.plan()
+    return found, plan, wishes.outcomes(found)
 
 
 def rewrite(func: FuncOp, plan: Plan, planner: Planner) -> None:
