@@ -52,7 +52,8 @@ def choose_pooled(arena: Sequence[Lifetime], peak: Peak) -> tuple[list[Lifetime]
     limit = least + (before - least) // 20
     for size in sorted({int(one.bytes) for one in best})[:MOST_SIZES]:
         fewer = [one for one in best if int(one.bytes) != size]
-        if apart(fewer) <= limit:
+        # what a library call takes inside is not in the estimate, so that large idle memory may matter elsewhere
+        if size * LEAST_GAIN <= least and apart(fewer) <= limit:
             best = fewer
     return best, apart(best)
 
