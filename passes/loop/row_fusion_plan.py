@@ -417,7 +417,12 @@ class RowPlanner:
     # ---- dependences between operations
 
     def _apart(self, group: Sequence[loop.NestOp]) -> str:
-        """Why the nests of `group` cannot become one operation; "" if they can."""
+        """Why the nests of `group`, the one of the rows first, cannot become one operation; "" if they can."""
+        members = set(group)
+        if any(out.owner in members for op in group for out in op.outs):
+            return "one goes on with a tensor that another one begins"
+        if any(o in members and o is not op for op in group[1:] for o in used_ops(op) if o is not group[0]):
+            return "one needs what another one reduces over all rows"
         reached: set[Operation] = set(group)
         last = max(self.position[op] for op in group)
         between = self.ops[min(self.position[op] for op in group) : last]

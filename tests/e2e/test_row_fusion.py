@@ -136,6 +136,23 @@ def test_a_loss_over_columns_of_one_element():
 
 
 
+def test_sums_that_make_one_tensor_or_need_each_other():
+    """Two halves of a tensor of column sums; sums of what was reduced before."""
+
+    def halves(x):
+        return torch.cat([x * 2, x.exp()], 1), torch.cat([(x * 2).sum(0), x.exp().sum(0)])
+
+    def chained(x):
+        a = x.sum(0)
+        return x * 2, a, (x * a).sum(0), x.sum(1).sum()
+
+    for f in (halves, chained):
+        x = torch.randn(40, 16)
+        torch._dynamo.reset()
+        for ours, eager in zip(torch.compile(f, backend="stepwell")(x), f(x), strict=True):
+            torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+
+
 def test_the_mean_of_the_norms_of_rows():
     check(lambda x: (x * x).sum(1).sqrt().mean(), [torch.randn(300, 40)], 2)
 
