@@ -154,7 +154,7 @@ class LoopInterpreter(NdInterpreter):
 
     def _bytes_of(self, buffer: SSAValue) -> torch.Tensor:
         whole = self.values[buffer].untyped_storage()
-        return torch.empty(0, dtype=torch.uint8).set_(whole, 0, (whole.nbytes(),))
+        return torch.empty(0, dtype=torch.uint8).set_(whole, 0, (whole.nbytes(),))  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def view(self, op: mem.ViewOp) -> None:
         t, source = op.result.type, self.values[op.input]

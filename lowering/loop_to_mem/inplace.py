@@ -69,7 +69,7 @@ class NestAccesses:
         stores = [a for a in accesses if a.is_store]
         if not stores or any(not e.value == 0 and not isinstance(e, Dim) for e in stores[0].index):
             return False
-        walked = {e for e in stores[0].index if isinstance(e, Dim)}
+        walked: set[Expr] = {e for e in stores[0].index if isinstance(e, Dim)}
         if not _in_loops(self.root, pair, walked) or _read_after_store(self.root, pair, [False]):
             return False
         ranges = RangeEnv({**env, **{d: Range.of_size(size) for d, size in self._sizes.items()}})

@@ -56,7 +56,7 @@ def memory_over_time(func: FuncOp, values: Mapping[str, int] | None = None) -> l
         steps[kind][first] += size
         steps[kind][min(last + 1, count)] -= size
 
-    starts = {op.result: k for k, op in enumerate(ops) if isinstance(op, mem.AllocOp)}
+    starts: dict[SSAValue, int] = {op.result: k for k, op in enumerate(ops) if isinstance(op, mem.AllocOp)}
     arena_from = count
     for one in lifetimes(func):
         if one.kind == "arena":
@@ -83,7 +83,7 @@ def memory_over_time(func: FuncOp, values: Mapping[str, int] | None = None) -> l
 
 def argument_spans(func: FuncOp, values: Mapping[str, int] | None = None) -> list[tuple[int, int]]:
     """For each tensor argument its bytes and the last position at which it is alive."""
-    arguments = {a for a in func.body.block.args if isinstance(a.type, mem.BufferType)}
+    arguments: set[SSAValue] = {a for a in func.body.block.args if isinstance(a.type, mem.BufferType)}
     root: dict[SSAValue, SSAValue] = {a: a for a in arguments}
     last = dict.fromkeys(arguments, 0)
     count = 0
