@@ -269,7 +269,7 @@ class ReturnOp(IRDLOperation):
 
 @irdl_op_definition
 class AssertOp(TTOp):
-    """Stop with a message if the condition is not true everywhere; only kept if the kernel is compiled for debugging.
+    """Stop with a message if the condition is not true everywhere.
 
     tt.assert %ok, "index out of bounds" : tensor<64xi1>
     """

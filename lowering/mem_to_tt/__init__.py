@@ -58,6 +58,3 @@ class TtOutliner(Outliner):
     def facts(self, buffers: Sequence[SSAValue]) -> tuple[object, ...]:
         """Kernels say which addresses are aligned."""
         return tuple(is_aligned(b) for b in buffers)
-
-
-__all__ = ["MemToTt", "TtOutliner"]

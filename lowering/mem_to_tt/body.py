@@ -8,7 +8,7 @@ from typing import Any
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, StringAttr, f32, i1, i64
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop, tt_arith
 from ...dialects.nd_types import is_float
@@ -313,6 +313,3 @@ def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[
             by_library(s, op)
         else:
             raise UnsupportedNest(f"'{op.name}' cannot stand in the body of a nest for the Triton target")
-
-
-__all__ = ["RULES", "Attribute", "lower_block"]

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, IntegerType, TensorType, i1, i32
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, IntegerType, i1, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import tt_arith, tt_shape
 from ...dialects.nd_types import is_float
-from ...dialects.tt_types import PointerType, element_of, like, shape_of, tensor
+from ...dialects.tt_types import element_of, like, shape_of, tensor
 
 NO_FLAGS: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
 NO_OVERFLOW_FLAGS: dict[str, Attribute] = {"overflowFlags": arith.IntegerOverflowAttr("none")}
@@ -210,11 +210,3 @@ def joined(*shapes: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """The smallest shape that values of all these shapes can be repeated to."""
     known = [s for s in shapes if s is not None]
     return tuple(map(max, *known)) if len(known) > 1 else known[0] if known else None
-
-
-def is_pointer(type: Attribute) -> bool:
-    """Whether elements of `type` are pointers."""
-    return isinstance(element_of(type), PointerType)
-
-
-__all__ = ["NO_FLAGS", "NO_OVERFLOW_FLAGS", "PLAIN", "Builder", "TensorType", "is_pointer", "joined"]

@@ -72,6 +72,3 @@ class GpuSplitReduction(Pass):
         if programs >= (FEW if alone else IDLE) or trips <= UNROLL or trips * elements < 2 * LONG:
             return 1
         return min(-(-self.programs // programs), trips * elements // LONG, sizes(max(reduce.loop_sizes, key=sizes)))
-
-
-__all__ = ["GpuSplitReduction"]

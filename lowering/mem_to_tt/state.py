@@ -15,9 +15,9 @@ from xdsl.ir import Attribute, SSAValue
 from ...dialects import tt_memory
 from ...dialects.expr import Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, Sym, free_dims, linear_coeff, prove_ge0
 from ...dialects.nd_types import LOW_PRECISION, is_float
-from ...dialects.tt_arith import CmpIOp, ExtUIOp, TruncIOp
+from ...dialects.tt_arith import ExtUIOp
 from ...dialects.tt_shape import ExpandDimsOp, MakeRangeOp
-from ...dialects.tt_types import element_of, int32, shape_of, tensor
+from ...dialects.tt_types import int32, shape_of, tensor
 from ...passes.loop.nest_access import Access, Loop, NestAccess
 from .builder import Builder, joined
 
@@ -289,11 +289,3 @@ def _elements(shape: tuple[int, ...] | None) -> int:
         for size in shape:
             total *= size
     return total
-
-
-def integer(value: SSAValue) -> bool:
-    """Whether a value is made of integers."""
-    return isinstance(element_of(value.type), IntegerType)
-
-
-__all__ = ["Axis", "CmpIOp", "State", "TruncIOp", "UnsupportedNest", "i32", "integer", "memory_type", "scalar_type"]

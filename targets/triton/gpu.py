@@ -66,7 +66,7 @@ class KernelOptions:
     fp_fusion: bool = True
     """Whether a product and a sum may be one rounded operation."""
     debug: bool = False
-    """Whether `tt.assert` is kept."""
+    """Triton's option of this name; `tt.assert` is kept either way."""
 
     def __post_init__(self) -> None:
         if self.num_warps < 1 or self.num_warps & (self.num_warps - 1) or self.num_warps > 32:

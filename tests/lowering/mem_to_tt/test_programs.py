@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from stepwell.dialects import tt_structure
+from stepwell.errors import StepwellError
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager import run
@@ -150,3 +151,23 @@ def test_triton_compiles_it(name):
     modules = [ModuleOp([k.clone()]) for k in kernels]
     for built in compile_kernels(modules, gpu_target("sm_90")):
         assert isinstance(built.code, bytes) and built.code.startswith(b"\x7fELF")
+
+
+def test_an_index_out_of_range_stops_the_program():
+    imported = lowered("gather")
+    x, i = randn(10, 50), whole(0, 50, 10, 20)
+    i[3, 4] = 50
+    with pytest.raises(StepwellError, match="gather: index out of range for a dimension of size 50"):
+        run_loop(imported.module, [x, i], imported.constants, imported.objects)
+
+
+def test_triton_keeps_the_check_of_an_index():
+    pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
+    from xdsl.dialects.builtin import ModuleOp
+
+    from stepwell.targets.triton.compile import compile_kernel
+    from stepwell.targets.triton.gpu import gpu_target
+
+    (kernel,) = [k for k in lowered("gather").module.ops if isinstance(k, tt_structure.FuncOp)]
+    text = compile_kernel(ModuleOp([kernel.clone()]), gpu_target("sm_90"), stage="ptx").code
+    assert isinstance(text, str) and "__assertfail" in text.split(".visible .entry")[1]
