@@ -378,7 +378,7 @@ def _reduce(run: NdInterpreter, op: Any, x: torch.Tensor) -> torch.Tensor:
 def _flattened(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """The reduced dimensions as one last dimension."""
     rest = [d for d in range(x.dim()) if d not in dims]
-    return x.permute(rest + list(dims)).reshape([x.shape[d] for d in rest] + [-1])
+    return x.permute(rest + list(dims)).reshape([x.shape[d] for d in rest] + [math.prod(x.shape[d] for d in dims)])
 
 
 @_on(nd.ArgReduceOp)

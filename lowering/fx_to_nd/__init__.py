@@ -40,6 +40,8 @@ _FAMILIES = (
     "pointwise",
     "activations",
     "pooling",
+    "pooling_adaptive",
+    "pooling_backward",
     "prims",
     "random",
     "reductions",

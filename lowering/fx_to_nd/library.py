@@ -28,12 +28,6 @@ _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_fused_attention
 _scaled_dot_product_fused_attention_overrideable_backward _scaled_dot_product_attention_math_for_mps
 _flash_attention_forward _flash_attention_backward _efficient_attention_forward _efficient_attention_backward
 """
-_POOLING = """
-_adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward adaptive_max_pool2d
-adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward avg_pool2d_backward avg_pool3d_backward
-fractional_max_pool2d fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward
-max_pool2d_with_indices_backward max_pool3d_with_indices_backward
-"""
 _RESAMPLING = """
 grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward upsample_bicubic2d_backward
 upsample_bilinear2d_backward upsample_linear1d_backward upsample_nearest1d_backward upsample_nearest2d_backward
@@ -93,7 +87,6 @@ LIBRARY_PACKETS: frozenset[str] = frozenset(
             _FOURIER,
             _CONTRACTIONS,
             _ATTENTION,
-            _POOLING,
             _RESAMPLING,
             _ORDERING,
             _EMBEDDING_BAGS,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from xdsl.dialects.builtin import i64
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.expr import ZERO, Expr, as_expr, dim, product
 from ...dialects.nd_types import FLOATS
@@ -30,7 +30,7 @@ class Window:
     dilation: int
 
 
-def _windows(count: int, size: Any, stride: Any, padding: Any, dilation: Any = 1) -> list[Window] | None:
+def windows_of(count: int, size: Any, stride: Any, padding: Any, dilation: Any = 1) -> list[Window] | None:
     """The windows of the spatial dimensions; None when a number is symbolic."""
 
     def spread(values: Any) -> list[Any]:
@@ -44,7 +44,7 @@ def _windows(count: int, size: Any, stride: Any, padding: Any, dilation: Any = 1
     return [Window(*numbers) for numbers in zip(*lists, strict=True)]
 
 
-def _windowed(b: Importer, x: SSAValue, windows: Sequence[Window], outputs: Sequence[Expr], fill: Any) -> SSAValue:
+def windowed(b: Importer, x: SSAValue, windows: Sequence[Window], outputs: Sequence[Expr], fill: Any) -> SSAValue:
     """[..., out sizes..., window sizes...]: every window of the padded input."""
     rank, count = b.rank(x), len(windows)
     lead = rank - count
@@ -64,12 +64,12 @@ def _windowed(b: Importer, x: SSAValue, windows: Sequence[Window], outputs: Sequ
 
 
 def _max_pool(b: Importer, count: int, x: SSAValue, size: Any, stride: Any, padding: Any, dilation: Any) -> Any:
-    windows = _windows(count, size, stride, padding, dilation)
+    windows = windows_of(count, size, stride, padding, dilation)
     if windows is None:
         return NotImplemented
     rank = b.rank(x)
     outputs = b.sizes(b.val[0].shape)[-count:]
-    view = _windowed(b, x, windows, outputs, lowest(b.dtype(x)))
+    view = windowed(b, x, windows, outputs, lowest(b.dtype(x)))
     over = list(range(rank, rank + count))
     if not b.used(1):
         value = b.reduce("max", view, over)
@@ -82,15 +82,33 @@ def _flat_position(b: Importer, inside: SSAValue, windows: Sequence[Window], siz
     """The position in the input's spatial dimensions (row-major) of a row-major position within a window."""
     dims = b.dims(inside)
     lead = len(dims) - len(windows)
+    starts = [
+        b.add(b.mul(b.iota(dims, lead + k, i64), w.stride), -w.padding) if w.padding else b.mul(b.iota(dims, lead + k, i64), w.stride)
+        for k, w in enumerate(windows)
+    ]
+    return flat_position(b, inside, [as_expr(w.size) for w in windows], starts, sizes, [w.dilation for w in windows])
+
+
+def flat_position(
+    b: Importer,
+    inside: SSAValue,
+    extents: Sequence[Expr],
+    starts: Sequence[SSAValue],
+    sizes: Sequence[Expr],
+    dilations: Sequence[int] | None = None,
+) -> SSAValue:
+    """The row-major position in spatial dimensions of `sizes` of a row-major position `inside` a window of `extents`
+    that begins at `starts` (a tensor a dimension, broadcastable to `inside`)."""
     total: SSAValue | None = None
     left = inside
-    for k, w in enumerate(windows):
-        rest = product(as_expr(v.size) for v in windows[k + 1 :])
+    for k, start in enumerate(starts):
+        rest = product(extents[k + 1 :])
         step = left if rest == 1 else b.op("floor_div", left, rest)
         if rest != 1:
             left = b.op("remainder", left, rest)
-        start = b.add(b.mul(b.iota(dims, lead + k, i64), w.stride), -w.padding)
-        place = b.add(start, b.mul(step, w.dilation) if w.dilation != 1 else step)
+        if dilations is not None and dilations[k] != 1:
+            step = b.mul(step, dilations[k])
+        place = b.add(start, step)
         total = place if total is None else b.add(b.mul(total, b.scalar(sizes[k], i64)), place)
     assert total is not None
     return total
@@ -116,30 +134,48 @@ def _max_pool3d(
 def _avg_pool(
     b: Importer, count: int, x: SSAValue, size: Any, stride: Any, padding: Any, include_pad: bool, divisor: Any
 ) -> SSAValue:
-    windows = _windows(count, size, stride, padding)
+    windows = windows_of(count, size, stride, padding)
     if windows is None or (divisor is not None and not isinstance(divisor, int)):
         return NotImplemented
     rank = b.rank(x)
     outputs = b.out_dims[-count:]
     wide = b.widen(x)
-    total = b.reduce("sum", _windowed(b, wide, windows, outputs, 0), list(range(rank, rank + count)))
+    total = b.reduce("sum", windowed(b, wide, windows, outputs, 0), list(range(rank, rank + count)))
     quotient = "div" if b.dtype(total) in FLOATS else "trunc_div"
     if divisor is not None:
         return b.op(quotient, total, divisor)
     sizes = b.dims(x)[rank - count :]
-    exact = all(
-        include_pad_or_none and s.is_const and o.is_const and _inside(w, int(s), int(o))
-        for w, s, o in zip(windows, sizes, outputs, strict=True)
-        for include_pad_or_none in (include_pad or w.padding == 0,)
-    )
-    if exact:
+    if all_windows_full(windows, sizes, outputs, include_pad):
         return b.op(quotient, total, product(as_expr(w.size) for w in windows))
+    return b.op(quotient, total, window_counts(b, windows, sizes, outputs, include_pad, b.dtype(total)))
+
+
+def window_counts(
+    b: Importer,
+    windows: Sequence[Window],
+    sizes: Sequence[Expr],
+    outputs: Sequence[Expr],
+    include_pad: bool,
+    dtype: Attribute,
+) -> SSAValue:
+    """[outputs...]: how many elements an average divides each window's sum by."""
     counts: SSAValue | None = None
     for k, (w, s, o) in enumerate(zip(windows, sizes, outputs, strict=True)):
         counted = _window_count(b, w, s, o, include_pad)
-        counted = b.reshape(b.cast(counted, b.dtype(total)), (o, *((1,) * (count - 1 - k))))
+        counted = b.reshape(b.cast(counted, dtype), (o, *((1,) * (len(windows) - 1 - k))))
         counts = counted if counts is None else b.mul(counts, counted)
-    return b.op(quotient, total, counts)
+    assert counts is not None
+    return counts
+
+
+def all_windows_full(
+    windows: Sequence[Window], sizes: Sequence[Expr], outputs: Sequence[Expr], include_pad: bool
+) -> bool:
+    """Whether it is known that every window has all of its elements to count."""
+    return all(
+        (include_pad or w.padding == 0) and s.is_const and o.is_const and _inside(w, int(s), int(o))
+        for w, s, o in zip(windows, sizes, outputs, strict=True)
+    )
 
 
 def _inside(w: Window, size: int, out: int) -> bool:
@@ -196,50 +232,3 @@ def _avg_pool1d(
     count_include_pad: bool = True,
 ) -> SSAValue:
     return _avg_pool(b, 1, x, size, stride, padding, count_include_pad, None)
-
-
-@rule(packet(aten, "_adaptive_avg_pool2d"))
-def _adaptive_avg_pool2d(b: Importer, x: SSAValue, size: Any) -> SSAValue:
-    sizes, outputs = b.dims(x)[-2:], b.out_dims[-2:]
-    if b.dtype(x) not in FLOATS or any(not s.is_const or not o.is_const for s, o in zip(sizes, outputs, strict=True)):
-        return NotImplemented
-    steps = [(int(s), int(o)) for s, o in zip(sizes, outputs, strict=True)]
-    if any(o == 0 or s % o for s, o in steps):
-        return _uneven_avg_pool(b, x, steps)
-    windows = [Window(s // o, s // o, 0, 1) for s, o in steps]
-    rank = b.rank(x)
-    view = _windowed(b, b.widen(x), windows, outputs, 0)
-    return b.mean(view, [rank, rank + 1])
-
-
-def _uneven_avg_pool(b: Importer, x: SSAValue, steps: Sequence[tuple[int, int]]) -> SSAValue:
-    """Windows of floor(i * s / o) to ceil((i + 1) * s / o): a view of the longest window and a mask for the shorter
-    ones."""
-    if any(o == 0 or s == 0 for s, o in steps):
-        return NotImplemented
-    rank, lead = b.rank(x), b.rank(x) - 2
-    longest = [max(-(-(i + 1) * s // o) - i * s // o for i in range(o)) for s, o in steps]
-    dims = (*b.dims(x)[:lead], *(as_expr(o) for _, o in steps), *(as_expr(n) for n in longest))
-    index: list[Expr] = [dim(k) for k in range(lead)]
-    wide = b.widen(x)
-    dtype = b.dtype(wide)
-    kept: SSAValue | None = None
-    count: SSAValue | None = None
-    from ...dialects.expr import minimum
-
-    for k, (s, o) in enumerate(steps):
-        index.append(minimum((dim(lead + k) * s) // o + dim(rank + k), s - 1))
-        place = (as_expr(o), as_expr(longest[k]))
-        i = b.iota((as_expr(o),), 0, i64)
-        start = b.op("floor_div", b.mul(i, s), o)
-        end = b.op("floor_div", b.add(b.mul(i, s), s + o - 1), o)
-        length = b.sub(end, start)
-        inside = b.cmp("lt", b.iota(place, 1, i64), b.reshape(length, (o, 1)))
-        shape = (o, 1, longest[k], 1) if k == 0 else (1, o, 1, longest[k])
-        inside = b.reshape(inside, shape)
-        length = b.reshape(b.cast(length, dtype), (o, 1) if k == 0 else (1, o))
-        kept = inside if kept is None else b.op("and", kept, inside)
-        count = length if count is None else b.mul(count, length)
-    assert kept is not None and count is not None
-    values = b.select(kept, b.view(wide, dims, index), 0.0)
-    return b.div(b.reduce("sum", values, [rank, rank + 1]), count)
