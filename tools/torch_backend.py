@@ -20,23 +20,27 @@ _lock = threading.RLock()
 
 
 def stepwell(
-    gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+    gm: torch.nn.Module, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The backend: `gm` is Dynamo's graph, or one traced by hand (consumed), the result computes it.
+    """The backend: `gm` is Dynamo's graph, or one traced by hand (consumed), or any module; the result computes it.
 
     `mode` and `options` are those of torch.compile (see tools/options.py). Raises OptionError for wrong ones, and StepwellError with the
     node and the user's line when a graph cannot be compiled."""
     return compile_with(GraphCompilers(make_options(mode, options)), gm, example_inputs)
 
 
-def compile_with(compilers: GraphCompilers, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile Dynamo's graph by `compilers`, which AOTAutograd calls for its parts."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config as functorch_config
 
     from ..lowering.decompositions import decomposition_table
 
-    rebuild = flatten_outputs(gm)
+    if isinstance(gm, GraphModule):
+        graph, rebuild = gm, flatten_outputs(gm)
+    else:
+        graph: Any = Flat(gm)
+        rebuild = graph.rebuild
     backend = aot_autograd(
         fw_compiler=compilers.forward,
         bw_compiler=compilers.backward,
@@ -46,8 +50,25 @@ def compile_with(compilers: GraphCompilers, gm: GraphModule, example_inputs: Seq
         keep_inference_input_mutations=True,
     )
     with functorch_config.patch(unlift_effect_tokens=True):  # graphs make their own tokens: no argument, no result
-        run = backend(gm, list(example_inputs))
+        run = backend(graph, list(example_inputs))
     return run if rebuild is None else lambda *args: rebuild(run(*args))
+
+
+class Flat(torch.nn.Module):
+    """A module that nobody traced, with its results as a flat tuple; `rebuild` makes of that what the module returned."""
+
+    def __init__(self, inner: torch.nn.Module):
+        super().__init__()
+        self.inner = inner
+        self._spec: pytree.TreeSpec | None = None
+
+    def forward(self, *args: Any) -> tuple[Any, ...]:
+        leaves, self._spec = pytree.tree_flatten(self.inner(*args))
+        return tuple(leaves)
+
+    def rebuild(self, flat: Sequence[Any]) -> Any:
+        assert self._spec is not None, "AOTAutograd ran the module"
+        return pytree.tree_unflatten(flat, self._spec)
 
 
 def flatten_outputs(gm: GraphModule) -> Callable[[Sequence[Any]], Any] | None:
@@ -99,6 +120,8 @@ class GraphCompilers:
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
         if is_empty(gm):
             return passthrough(gm)
+        if on_meta(gm):
+            return boxed(gm)
         try:
             with _lock, _disable_current_modes():
                 program = compile_graph(
@@ -110,6 +133,19 @@ class GraphCompilers:
             raise CompileError(f"the {kind} graph could not be compiled: {type(error).__name__}: {error}") from error
         report_strides(gm)
         return program
+
+
+def on_meta(gm: GraphModule) -> bool:
+    """Whether every tensor of the graph is without memory, so that there is nothing to compute."""
+    tensors = [v for n in gm.graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor)]
+    return bool(tensors) and all(t.device.type == "meta" for t in tensors)
+
+
+def boxed(gm: GraphModule) -> Callable[[list[Any]], Any]:
+    """The graph run by torch, called with one list, which it empties."""
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+
+    return make_boxed_func(gm)
 
 
 def border(gm: GraphModule, kind: str) -> Border | None:

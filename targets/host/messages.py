@@ -8,7 +8,14 @@ from typing import Any
 
 def layout_error(tensor: Any, label: str, sizes: Sequence[int], strides: Sequence[int], dtype: str) -> str | None:
     """What is wrong with a tensor that should have these sizes, strides and dtype ("" for any); None when nothing
-    is."""
+    is. `label` names an argument, or the operator whose result the tensor is."""
+    message = _difference(tensor, label, sizes, strides, dtype)
+    if message is None or label.startswith("argument "):
+        return message
+    return f"{message}; most often the operator's fake (meta) kernel, which said what to expect, is wrong"
+
+
+def _difference(tensor: Any, label: str, sizes: Sequence[int], strides: Sequence[int], dtype: str) -> str | None:
     if tensor.device.type != "cpu":
         return f"expected a tensor of device cpu, got {tensor.device} for {label}"
     if dtype and str(tensor.dtype) != f"torch.{dtype}":
