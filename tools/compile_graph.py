@@ -96,7 +96,8 @@ def compile_graph(
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """Compile `gm` (ATen, functional but for updates of inputs) to a boxed function: one list in, which it empties, a sequence out.
 
-    kind is "forward", "backward" or "inference" and names the graph in logs and dumps. `border`: see import_graph. `watch` is told
+    kind is "forward", "backward" or "inference", followed by "-body" for a subgraph of a higher-order operator, and names the graph in logs
+    and dumps. `border`: see import_graph. `watch` is told
     what happens; `matched` is shared by the graphs of one compilation (see fusion_control.apply_wishes)."""
     number = next(_serial)
     debug = DebugFolder.make(options.debug, kind, number)
@@ -112,6 +113,7 @@ def compile_graph(
                 border=border,
                 numerics=options.numerics,
                 fallback_random=options.fallback_random,
+                compile_body=lambda body: compile_graph(body, (), options, kind=f"{kind}-body", watch=watch, matched=matched),
             )
         _count_ops(imported)
         symbols = _symbol_positions(imported)
@@ -120,13 +122,13 @@ def compile_graph(
         pipeline = default_pipeline("cpu", {"passes": options.passes, "pipeline": options.pipeline})
         if options.autotune:
             tune(pipeline)
-        known, last = set() if matched is None else matched, kind != "forward"
+        known, last = set() if matched is None else matched, kind in ("backward", "inference")
         apply_wishes(pipeline, imported.module, options, marked(gm), known, last)
         # gradients get loops of their own, to which what was asked for does not apply
-        apply_loop_wishes(pipeline, imported.module, options, () if kind == "backward" else loop_marks(gm), known, last)
+        apply_loop_wishes(pipeline, imported.module, options, () if kind.startswith("backward") else loop_marks(gm), known, last)
         program = build(imported, options, debug, pipeline, watch)
     log.info("compiled %s graph %d", kind, number)
-    count("graphs")
+    count("bodies" if kind.endswith("-body") else "graphs")
     return Runner(program, imported, symbols)
 
 

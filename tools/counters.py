@@ -3,6 +3,7 @@
 | key | what it counts |
 |---|---|
 | graphs | graphs compiled (forward, backward and inference are one each) |
+| bodies | subgraphs of higher-order operators compiled (a branch, the body of a loop, a repeated block) |
 | ops | operator nodes in those graphs |
 | kernels | distinct kernels generated |
 | launches | kernel launches a call makes, over all graphs |
@@ -28,8 +29,8 @@ def reset_counters() -> None:
     with _lock:
         counters.clear()
         counters.update(
-            graphs=0, ops=0, kernels=0, launches=0, extern=0, fallback=0, fallback_ops={}, bytes_read=0, bytes_written=0, cache_hits=0,
-            cache_misses=0, compile_seconds={},
+            graphs=0, bodies=0, ops=0, kernels=0, launches=0, extern=0, fallback=0, fallback_ops={}, bytes_read=0, bytes_written=0,
+            cache_hits=0, cache_misses=0, compile_seconds={},
         )  # fmt: skip
 
 

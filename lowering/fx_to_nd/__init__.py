@@ -6,7 +6,7 @@ is the door.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from .importer import Counts, Importer, ImportFailure
 from .input_views import Border, input_views
 from .metadata import shape_env
 from .signature import Output, Results, constant_attributes, placeholder, symbol_ranges
+from .subgraphs import Program
 
 __all__ = ["Border", "Counts", "ImportFailure", "Imported", "Output", "import_graph"]
 
@@ -89,6 +90,7 @@ def import_graph(
     border: Border | None = None,
     numerics: str = "default",
     fallback_random: bool = False,
+    compile_body: Callable[[GraphModule], Program] | None = None,
 ) -> Imported:
     """Write `gm` as a module of `nd` ops.
 
@@ -97,11 +99,12 @@ def import_graph(
     output_strides: for each output the strides that the caller must see, None for torch's own. border: which outputs
     the caller makes views or new values of inputs. numerics "eager" rounds
     f16 and bf16 after every op. fallback_random: random numbers
-    from the library's generator, as eager draws them. Raises ImportFailure with the node and the user's line."""
+    from the library's generator, as eager draws them. compile_body: compiles a subgraph of a higher-order operator; without it such a
+    subgraph runs operator by operator. Raises ImportFailure with the node and the user's line."""
     load_rules()
     _ensure_metadata(gm, example_inputs)
     block = Block()
-    b = Importer(gm, block, fallback_random)
+    b = Importer(gm, block, fallback_random, compile_body)
     nodes = list(gm.graph.nodes)
     inputs, attributes, places = _arguments(b, nodes, frozenset(static_inputs), (border or Border()).donated)
     output = nodes[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from xdsl.ir import SSAValue
 
@@ -19,12 +20,15 @@ prims = torch.ops.prims
 
 def _moves(b: Importer) -> bool:
     """Whether the result is on another device than the first operand."""
-    source = b.node.args[0].meta["val"]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
-    return isinstance(source, torch.Tensor) and source.device != b.val.device
+    source = b.node.args[0]
+    given = source.meta["val"] if isinstance(source, Node) else None
+    return isinstance(given, torch.Tensor) and given.device != b.val.device
 
 
 @rule(aten._to_copy, packet(prims, "convert_element_type"), packet(aten, "to"))
-def _convert(b: Importer, x: SSAValue, *args: Any, **options: Any) -> SSAValue:
+def _convert(b: Importer, x: Any, *args: Any, **options: Any) -> SSAValue:
+    if not isinstance(x, SSAValue):  # a number that stands for a 0-d tensor
+        return b.scalar(x, b.out_dtype)
     return NotImplemented if _moves(b) else b.cast(x, b.out_dtype)
 
 

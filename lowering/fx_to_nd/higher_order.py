@@ -1,7 +1,7 @@
 """Higher-order operators: control flow, functionalised mutation, effects, user kernels.
 
-Functionalised calls of mutating operators become the call itself with `mutates`. Every other one is a call of a Python
-object that runs the operator eagerly with its subgraphs.
+Functionalised calls of mutating operators become the call itself with `mutates`; control_flow.py has those with subgraphs. Every other one
+is a call of a Python object that runs the operator eagerly.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
-from xdsl.ir import SSAValue
+from torch.fx import Node
 
-from ...dialects.call_args import Call, Obj
-from .externs import flat, operand_layout, overload_call, regroup, result_types, write
+from .control_flow import INLINED, RULES
+from .externs import flat, overload_call, regroup
+from .object_calls import object_call
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -25,104 +24,19 @@ if TYPE_CHECKING:
 def call(b: Importer, node: Node) -> Any:
     """The value of a node whose target is a higher-order operator."""
     target: Any = node.target
+    inlined = INLINED.get(target.name())
+    if inlined is not None:
+        return inlined(b, node)
     b.counts.extern += 1
     b.counts.names["extern"][target.name()] += 1
     return _RULES.get(target.name(), _run_eagerly)(b, node)
-
-
-@dataclass
-class EagerCall:
-    """Runs a higher-order operator (or any callable) at run time; `args` and `kwargs` hold `Slot`s where run-time
-    values go."""
-
-    target: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def __call__(self, *values: Any) -> Any:
-        def fill(item: Any) -> Any:
-            return values[item.index] if isinstance(item, Slot) else item
-
-        args, kwargs = pytree.tree_map(
-            fill, (self.args, self.kwargs), is_leaf=lambda x: isinstance(x, (Slot, GraphModule))
-        )
-        return self.target(*args, **kwargs)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The place of a run-time value."""
-
-    index: int
-
-
-def _split_arguments(b: Importer, args: Any, kwargs: Any) -> tuple[list[Any], list[Any], Any, Any]:
-    """FX arguments as (run-time values, their FX sources, args with slots, kwargs with slots)."""
-    values: list[Any] = []
-    sources: list[Any] = []
-
-    def place(item: Any) -> Any:
-        if not isinstance(item, (Node, torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return item
-        value = b.argument(item)
-        if isinstance(value, (GraphModule, str, bool, int, float, type(None))) or callable(value):
-            return value
-        values.append(value)
-        sources.append(item)
-        return Slot(len(values) - 1)
-
-    def walk(item: Any) -> Any:
-        if isinstance(item, (list, tuple)):
-            return type(item)(map(walk, item)) if type(item) in (list, tuple) else tuple(map(walk, item))
-        if isinstance(item, dict):
-            return {k: walk(v) for k, v in item.items()}
-        return place(item)
-
-    return values, sources, walk(tuple(args)), walk(dict(kwargs))
-
-
-def _python(
-    b: Importer,
-    fn: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    val: Any,
-    mutates: tuple[Node, ...] = (),
-    effect: bool = False,
-) -> Any:
-    """Write a call of `fn(*args, **kwargs)` at run time; returns (value of the results, new values of mutated
-    nodes)."""
-    values, sources, args, kwargs = _split_arguments(b, args, kwargs)
-    operands: list[SSAValue] = []
-    template = []
-    layouts = []
-    written = []
-    for value, source in zip(values, sources, strict=True):
-        before = len(operands)
-        template.append(b.call_leaf(value, operands))
-        if len(operands) > before:
-            layouts.append(operand_layout(b, source))
-            if source in mutates:
-                written.append(before)
-    types, result_layouts = result_types(b, val)
-    results = write(
-        b,
-        operands,
-        Call("py", (Obj(b.add_object(EagerCall(fn, args, kwargs))), *template)),
-        types,
-        operand_layouts=layouts,
-        result_layouts=result_layouts,
-        mutates=written,
-        effect=effect,
-    )
-    return results[: len(types)], results[len(types) :]
 
 
 def _run_eagerly(b: Importer, node: Node) -> Any:
     """Any higher-order operator: run as it is, in eager."""
     target: Any = node.target
     mutates = tuple(n for n in node.all_input_nodes if n.name in _mutated_names(node))
-    results, changed = _python(
+    results, changed = object_call(
         b, target, node.args, node.kwargs, b.val, mutates, effect=not flat(b.val) or b.val is None
     )
     for source, value in zip(mutates, changed, strict=True):
@@ -270,7 +184,7 @@ def _auto_functionalized_v2(b: Importer, node: Node) -> Any:
         first = result[: len(result) - len(simple)]
         return (*first, *(by_base.get(k, b.env[base]) for k, base in enumerate(bases)))
     fn = ViewedCall(target, len(bases), metadata)
-    results, changed = _python(b, fn, bases, kwargs, own, tuple(bases))
+    results, changed = object_call(b, fn, bases, kwargs, own, tuple(bases))
     first = regroup(b, own, results) if own else (None,)
     return (*first, *changed)
 
@@ -294,12 +208,13 @@ def _with_effects(b: Importer, node: Node) -> Any:
     val = node.meta["val"]
     own = val[1:]
     result_val = own[0] if len(own) == 1 else own if own else None
-    results, _ = _python(b, target, args, node.kwargs, result_val, effect=True)  # pyright: ignore[reportArgumentType]
+    results, _ = object_call(b, target, args, node.kwargs, result_val, effect=True)  # pyright: ignore[reportArgumentType]
     value = regroup(b, own, results)
     return (b.argument(token), *value)
 
 
 _RULES: dict[str, Callable[[Importer, Node], Any]] = {
+    **RULES,
     "auto_functionalized": _auto_functionalized,
     "auto_functionalized_v2": _auto_functionalized_v2,
     "with_effects": _with_effects,

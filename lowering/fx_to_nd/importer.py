@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from .builder import Builder, Dims
 from .metadata import COMPUTED, device_name, element_type, shape_env
 from .registry import find_rule
 from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
+from .subgraphs import Body, Program
 from .unbacked_views import data_dependent_view
 
 aten = torch.ops.aten
@@ -59,9 +60,13 @@ class Importer(Builder):
     """One function being written. Rules get it as their first argument: the Builder's methods plus what is known of the
     node."""
 
-    def __init__(self, gm: GraphModule, block: Block, fallback_random: bool = False):
+    def __init__(
+        self, gm: GraphModule, block: Block, fallback_random: bool = False, compile_body: Callable[[GraphModule], Program] | None = None
+    ):
         super().__init__(block)
         self.gm = gm
+        self.compile_body = compile_body
+        self.bodies: dict[GraphModule, Body] = {}
         self.env: dict[Node, Any] = {}
         self.node: Node = next(iter(gm.graph.nodes))
         self.val: Any = None

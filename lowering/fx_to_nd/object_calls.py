@@ -1,0 +1,106 @@
+"""Calls of Python objects at launch: operators that only Python can run, and compiled subgraphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+from xdsl.ir import SSAValue
+
+from ...dialects.call_args import Call, Obj
+from .externs import operand_layout, result_types, write
+
+if TYPE_CHECKING:
+    from .importer import Importer
+
+
+@dataclass
+class EagerCall:
+    """Runs a higher-order operator (or any callable) at run time; `args` and `kwargs` hold `Slot`s where run-time
+    values go."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self, *values: Any) -> Any:
+        def fill(item: Any) -> Any:
+            return values[item.index] if isinstance(item, Slot) else item
+
+        args, kwargs = pytree.tree_map(
+            fill, (self.args, self.kwargs), is_leaf=lambda x: isinstance(x, (Slot, GraphModule))
+        )
+        return self.target(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a run-time value."""
+
+    index: int
+
+
+def _split_arguments(b: Importer, args: Any, kwargs: Any) -> tuple[list[Any], list[Any], Any, Any]:
+    """FX arguments as (run-time values, their FX sources, args with slots, kwargs with slots)."""
+    values: list[Any] = []
+    sources: list[Any] = []
+
+    def place(item: Any) -> Any:
+        if not isinstance(item, (Node, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return item
+        value = b.argument(item)
+        if isinstance(value, (GraphModule, str, bool, int, float, type(None))) or callable(value):
+            return value
+        values.append(value)
+        sources.append(item)
+        return Slot(len(values) - 1)
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, (list, tuple)):
+            return type(item)(map(walk, item)) if type(item) in (list, tuple) else tuple(map(walk, item))
+        if isinstance(item, dict):
+            return {k: walk(v) for k, v in item.items()}
+        return place(item)
+
+    return values, sources, walk(tuple(args)), walk(dict(kwargs))
+
+
+def object_call(
+    b: Importer,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    val: Any,
+    mutates: tuple[Node, ...] = (),
+    effect: bool = False,
+) -> Any:
+    """Write a call of `fn(*args, **kwargs)` at run time; returns (value of the results, new values of mutated
+    nodes)."""
+    values, sources, args, kwargs = _split_arguments(b, args, kwargs)
+    operands: list[SSAValue] = []
+    template = []
+    layouts = []
+    written = []
+    for value, source in zip(values, sources, strict=True):
+        before = len(operands)
+        template.append(b.call_leaf(value, operands))
+        if len(operands) > before:
+            layouts.append(operand_layout(b, source))
+            if source in mutates:
+                written.append(before)
+    types, result_layouts = result_types(b, val)
+    results = write(
+        b,
+        operands,
+        Call("py", (Obj(b.add_object(EagerCall(fn, args, kwargs))), *template)),
+        types,
+        operand_layouts=layouts,
+        result_layouts=result_layouts,
+        mutates=written,
+        effect=effect,
+    )
+    return results[: len(types)], results[len(types) :]

@@ -1,0 +1,64 @@
+"""Run by test_collectives.py as `python two_processes.py RANK FILE`: functional collectives between two processes, compiled and eager."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+
+GROUP = [0, 1]
+
+
+def reduced(x: torch.Tensor) -> torch.Tensor:
+    return collectives.all_reduce(x.sin(), "sum", GROUP) * 2
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    return collectives.all_gather_tensor(x + 1, 0, GROUP).relu()
+
+
+def scattered(x: torch.Tensor) -> torch.Tensor:
+    return collectives.reduce_scatter_tensor(x * 3, "sum", 0, GROUP).exp()
+
+
+def chained(x: torch.Tensor) -> torch.Tensor:
+    """Collectives that must keep their order: the processes would wait for different ones otherwise."""
+    first = collectives.all_reduce(x, "sum", GROUP)
+    second = collectives.all_reduce(x * 2, "max", GROUP)
+    third = collectives.all_gather_tensor(first - second, 0, GROUP)
+    return third.cos() + collectives.broadcast(x, 0, GROUP).repeat(2, 1)
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    dist.all_reduce(y)
+    return y + 1
+
+
+def overlapped(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Work between the start of a collective and the wait for it."""
+    sent = collectives.all_reduce(x, "sum", GROUP)
+    return (x @ w).tanh() + sent
+
+
+def main(rank: int, file: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=120))
+    torch.manual_seed(rank)
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    for fn, args in [(f, (x,)) for f in (reduced, gathered, scattered, chained, in_place)] + [(overlapped, (x, w))]:
+        for dynamic in (False, True):
+            torch._dynamo.reset()
+            compiled = torch.compile(fn, backend="stepwell", dynamic=dynamic, fullgraph=True)
+            print(fn.__name__, "on rank", rank, "dynamic" if dynamic else "static", file=sys.stderr)
+            for _ in range(2):
+                torch.testing.assert_close(compiled(*args), fn(*args))
+    grown = torch.randn(6, 8)
+    torch.testing.assert_close(compiled(grown, w), overlapped(grown, w))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
