@@ -7,6 +7,7 @@ planner   processor time of the passes, and of the fusion plan alone, per node f
 model-check  predicted against measured times, and their rank correlation (bench_model_check.py); `--kernels-file FILE` for other cases.
 bytes     bytes moved against Inductor, by kernel and over the training graphs of models (bench_bytes.py).
 memory    peak memory of steps against eager, over the models of --models-file (bench_memory.py).
+report    the kernels of --kernels-file on --device: table, figures and picture (bench_report.py).
 
 Figures are ratios within one run: machines are shared and noisy.
 """
@@ -32,6 +33,8 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from .counters import counters, reset_counters
+
+WHAT = ("kernels", "compile", "planner", "model-check", "bytes", "memory", "report")
 
 CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
 
@@ -308,10 +311,30 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"Geometric mean of the speed-up over {means}.", ""])
 
 
+def report(args: argparse.Namespace, command: str) -> dict[str, Any]:
+    """Measure the kernels of a file, or take the figures of an earlier run; write the report."""
+    from . import bench_report
+
+    if args.given:
+        with open(args.given) as f:
+            results = json.load(f)
+    elif args.kernels_file:
+        only = [o for o in args.only.split(",") if o]
+        results = bench_report.measure(args.kernels_file, args.device, args.backends.split(","), only, args.rounds, sample)
+    else:
+        raise SystemExit("bench report: name the kernels with --kernels-file FILE, or a result with --from FILE")
+    bench_report.write(results, args.out, command)
+    return results
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="kernels", choices=("kernels", "compile", "planner", "model-check", "bytes", "memory"))
-    parser.add_argument("--kernels-file", help="model-check, bytes: a Python file with a table CASES, instead of the cases here")
+    parser.add_argument("what", nargs="?", default="kernels", choices=WHAT)
+    parser.add_argument("--kernels-file", help="model-check, bytes, report: a Python file with a table CASES, instead of the cases here")
+    parser.add_argument("--device", default="cpu", help="report: cpu or cuda")
+    parser.add_argument("--backends", default="inductor,stepwell", help="report: names with commas; NAME:MODE gives torch.compile a mode")
+    parser.add_argument("--out", default="docs/benchmarks/report", help="report: path without suffix of what is written")
+    parser.add_argument("--from", dest="given", help="report: figures of an earlier run (JSON), instead of a run")
     parser.add_argument("--models-file", help="bytes, memory: a Python file with a table MODELS")
     parser.add_argument("--only", default="", help="names of cases, with commas")
     parser.add_argument("--rounds", type=int, default=5)
@@ -333,6 +356,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .bench_memory import memory
 
             results = memory([o for o in args.only.split(",") if o], args.models_file)
+        elif args.what == "report":
+            results = report(args, " ".join(["python -m stepwell.tools.bench", *(argv if argv is not None else sys.argv[1:])]))
         elif args.what == "model-check":
             from .bench_model_check import cases_of_file, model_check
 

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from html import escape
 
 from ..passes.loop.machine import Machine
+from . import svg
 from .explain_model import Graph, Step
 from .explain_report import duration, number, size
+from .svg import BLUE, GREEN, GREY, ORANGE
 
-INK, GRID, BLUE, ORANGE, GREEN, GREY = "#1b1f24", "#d5dae0", "#1f5fa8", "#c9651b", "#3a8a4d", "#8a929b"
 COLOURS = {"nest": BLUE, "contraction": ORANGE, "call": GREY, "arena": BLUE, "pooled": ORANGE, "output": GREEN, "extern": GREY}
 MOST_STEPS = 60
 """Steps that the graph of nests shows; the first ones of a larger graph."""
-
-
-def _svg(width: float, height: float, title: str, parts: Iterable[str]) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" role="img" '
-        f'font-family="system-ui, sans-serif" font-size="12"><title>{escape(title)}</title>{"".join(parts)}</svg>'
-    )
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = INK, extra: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" {extra}>{escape(text)}</text>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str = GRID, extra: str = "") -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" {extra}/>'
 
 
 def _cut(text: str, length: int) -> str:
@@ -49,7 +35,7 @@ def nests(graph: Graph, machine: Machine) -> str:
         place[step.number] = (10 + column * (wide + 24), 30 + row[step.number] * (high + gap))
     parts = ['<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="3" orient="auto">']
     parts.append(f'<path d="M0,0 L7,3 L0,6 z" fill="{GREY}"/></marker></defs>')
-    parts.append(_text(10, 18, "What runs: nests, contractions, library calls", extra='font-weight="bold"'))
+    parts.append(svg.text(10, 18, "What runs: nests, contractions, library calls", extra='font-weight="bold"'))
     for step in steps:
         x, y = place[step.number]
         for k in step.after:
@@ -60,7 +46,7 @@ def nests(graph: Graph, machine: Machine) -> str:
         parts.append(_box(step, *place[step.number], wide, high))
     width = 60 + max(columns.values(), default=1) * (wide + 24)
     height = 40 + (1 + max(row.values(), default=0)) * (high + gap)
-    return _svg(max(width, 320), height, "graph of nests", parts)
+    return svg.picture(max(width, 320), height, "graph of nests", parts)
 
 
 def _edge(x1: float, y1: float, x2: float, y2: float, wide: float) -> str:
@@ -77,9 +63,9 @@ def _box(step: Step, x: float, y: float, wide: float, high: float) -> str:
     return (
         f'<g><title>{escape(tip)}</title><rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="5" fill="#fff" '
         f'stroke="{COLOURS[step.kind]}" stroke-width="2"/>'
-        + _text(x + 8, y + 18, _cut(f"{step.number}: {step.label}", 34), extra='font-weight="bold"')
-        + _text(x + 8, y + 34, _cut(", ".join(step.operators), 38), colour=GREY)
-        + _text(x + 8, y + 50, _cut(cost, 38))
+        + svg.text(x + 8, y + 18, _cut(f"{step.number}: {step.label}", 34), extra='font-weight="bold"')
+        + svg.text(x + 8, y + 34, _cut(", ".join(step.operators), 38), colour=GREY)
+        + svg.text(x + 8, y + 50, _cut(cost, 38))
         + "</g>"
     )
 
@@ -89,10 +75,10 @@ def memory(graph: Graph, machine: Machine) -> str:
     left, top, wide, high = 80, 30, 860, 200
     count = max(1, len(graph.steps))
     peak, most = graph.peak
-    parts = [_text(left, 18, "Memory over time (arguments not counted)", extra='font-weight="bold"')]
+    parts = [svg.text(left, 18, "Memory over time (arguments not counted)", extra='font-weight="bold"')]
     for k in range(5):
         y = top + high - k * high / 4
-        parts += [_line(left, y, left + wide, y), _text(left - 6, y + 4, size(most * k / 4), "end", GREY)]
+        parts += [svg.line(left, y, left + wide, y), svg.text(left - 6, y + 4, size(most * k / 4), "end", GREY)]
     bar = wide / count
     for step in graph.steps:
         y = float(top + high)
@@ -105,14 +91,14 @@ def memory(graph: Graph, machine: Machine) -> str:
                 f'fill="{COLOURS[buffer.kind]}" fill-opacity="0.75" stroke="#fff" stroke-width="0.5"><title>{escape(tip)}</title></rect>'
             )
     every = max(1, count // 20)
-    parts += [_text(left + (k + 0.5) * bar, top + high + 16, str(k), "middle", GREY) for k in range(0, count, every)]
-    parts.append(_text(left + wide / 2, top + high + 34, "step", "middle", GREY))
+    parts += [svg.text(left + (k + 0.5) * bar, top + high + 16, str(k), "middle", GREY) for k in range(0, count, every)]
+    parts.append(svg.text(left + wide / 2, top + high + 34, "step", "middle", GREY))
     held = ", ".join(b.name for b in graph.alive(peak))
-    parts.append(_text(left, top + high + 52, _cut(f"peak {size(most)} at step {peak}: {held}", 130)))
+    parts.append(svg.text(left, top + high + 52, _cut(f"peak {size(most)} at step {peak}: {held}", 130)))
     for k, kind in enumerate(("arena", "pooled", "output", "extern")):
         x = left + 540 + k * 80
-        parts.append(f'<rect x="{x}" y="9" width="10" height="10" fill="{COLOURS[kind]}"/>' + _text(x + 14, 18, kind, colour=GREY))
-    return _svg(left + wide + 20, top + high + 62, "memory over time", parts)
+        parts.append(f'<rect x="{x}" y="9" width="10" height="10" fill="{COLOURS[kind]}"/>' + svg.text(x + 14, 18, kind, colour=GREY))
+    return svg.picture(left + wide + 20, top + high + 62, "memory over time", parts)
 
 
 def roofline(graph: Graph, machine: Machine) -> str:
@@ -128,30 +114,30 @@ def roofline(graph: Graph, machine: Machine) -> str:
         b = (math.log10(max(speed, 10**y_low)) - y_low) / (y_high - y_low)
         return left + wide * min(a, 1.0), top + high * (1 - min(b, 1.0))
 
-    parts = [_text(left, 18, "Roofline (one thread)", extra='font-weight="bold"')]
+    parts = [svg.text(left, 18, "Roofline (one thread)", extra='font-weight="bold"')]
     for k in range(int(x_low), int(x_high) + 1):
         x, _ = at(10.0**k, 1.0)
-        parts += [_line(x, top, x, top + high), _text(x, top + high + 16, f"{10.0**k:g}", "middle", GREY)]
+        parts += [svg.line(x, top, x, top + high), svg.text(x, top + high + 16, f"{10.0**k:g}", "middle", GREY)]
     for k in range(int(y_low), int(y_high) + 1):
         _, y = at(1.0, 10.0**k)
-        parts += [_line(left, y, left + wide, y), _text(left - 6, y + 4, f"{10.0**k:g}", "end", GREY)]
+        parts += [svg.line(left, y, left + wide, y), svg.text(left - 6, y + 4, f"{10.0**k:g}", "end", GREY)]
     for level, colour in zip(reversed(machine.levels[1:]), (ORANGE, BLUE, GREEN), strict=False):
         name, speed = level.name, level.gbs
         points = [(10**x_low, 10**x_low * speed), (machine.gflops / speed, machine.gflops), (10**x_high, machine.gflops)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(i, min(s, machine.gflops)) for i, s in points))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         x, y = at(0.02, 0.02 * speed)
-        parts.append(_text(x, y - 6, f"{name} {speed:.3g} GB/s", colour=colour))
+        parts.append(svg.text(x, y - 6, f"{name} {speed:.3g} GB/s", colour=colour))
     for step in kernels:
         time = step.alone_us
         x, y = at(step.intensity, step.flops / time / 1e3 if time else machine.gflops)
         tip = f"step {step.number} {step.label}: {step.intensity:.2f} flop/B, {number(step.flops)} flops, {duration(time)} on one thread"
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[step.kind]}"><title>{escape(tip)}</title></circle>')
         if len(kernels) <= 25:
-            parts.append(_text(x + 7, y + 4, str(step.number)))
-    parts.append(_text(left + wide / 2, top + high + 34, "flops for each byte", "middle", GREY))
-    parts.append(_text(left + wide, 18, "Gflop/s upwards, predicted", "end", GREY))
-    return _svg(left + wide + 20, top + high + 44, "roofline", parts)
+            parts.append(svg.text(x + 7, y + 4, str(step.number)))
+    parts.append(svg.text(left + wide / 2, top + high + 34, "flops for each byte", "middle", GREY))
+    parts.append(svg.text(left + wide, 18, "Gflop/s upwards, predicted", "end", GREY))
+    return svg.picture(left + wide + 20, top + high + 44, "roofline", parts)
 
 
 PICTURES: dict[str, Callable[[Graph, Machine], str]] = {"nests": nests, "memory": memory, "roofline": roofline}
