@@ -27,8 +27,8 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "gpu": {
         "nd": ("nd-canonicalize", "nd-sink-cat"),
-        "loop": ("nd-to-loop", "contract-expand", "loop-fuse{keep-parallel=264}", "gpu-split-reduction"),
-        "mem": ("loop-to-mem", "mem-plan"),
+        "loop": ("nd-to-loop", "contract-expand", "loop-fuse{keep-parallel=264}"),
+        "mem": ("loop-to-mem", "gpu-split-reduction", "mem-plan"),
         "tt": ("mem-to-tt",),
     },
 }

@@ -7,14 +7,13 @@ from typing import Any
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, StringAttr, f32, i1, i64
+from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, f32, i1, i64
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop, tt_arith
 from ...dialects.nd_types import is_float
 from ...dialects.tt_compute import ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
-from ...dialects.tt_structure import AssertOp
-from ...dialects.tt_types import element_of, like
+from ...dialects.tt_types import element_of, like, shape_of
 from .builder import NO_FLAGS
 from .memory import lower_load, lower_store
 from .random_numbers import lower_random
@@ -238,7 +237,7 @@ def index(s: State, op: Operation) -> None:
 
 
 def bound(s: State, op: Operation) -> None:
-    """loop.bound: stop the program at an index out of range."""
+    """loop.bound: stop the program at an index out of range; until then it counts as 0."""
     assert isinstance(op, loop.BoundOp)
     b = s.b
     value = b.resize(s.get(op.input), i64)
@@ -247,11 +246,9 @@ def bound(s: State, op: Operation) -> None:
     if op.wrap is not None:
         value = b.select(b.cmpi("slt", value, zero), b.add(value, size), value)
     fine = b.cmpi("ult", value, size)
-    shape = getattr(fine.type, "get_shape", lambda: None)()
-    mask = s.mask(shape)
+    mask = s.mask(shape_of(fine.type))
     checked = fine if mask is None else b.elementwise(arith.OrIOp, (fine, b.invert(mask)))
-    text = f"{op.what.data}: index out of range for a dimension of size {op.size.data}"
-    b.place(AssertOp.create(operands=(checked,), properties={"message": StringAttr(text)}))
+    s.check(f"{op.what.data}: index out of range for a dimension of size {op.size.data}", checked)
     define(s, op.result, b.select(fine, value, zero))
 
 

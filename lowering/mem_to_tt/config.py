@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...dialects import loop
-from ...dialects.expr import Add, Expr, FloorDiv, Max, Min, Mod, Mul, evaluate, free_syms, linear_coeff, product
+from ...dialects.expr import ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, evaluate, free_syms, linear_coeff, product
 from ...dialects.expr_ranges import range_of
 from ...dialects.nd_types import element_bytes
 from ...passes.loop.nest_access import Loop, NestAccess, Node
@@ -25,14 +25,34 @@ TILE = 1024
 SQUARE = 32
 """Side of a tile whose accesses disagree about the fastest dimension."""
 SHORT = 128
-"""A fastest loop shorter than this does not fill an axis of its own."""
-ON_CHIP = 16384
-"""Elements of a row that is kept on chip: 32 a thread with 16 warps."""
+"""A fastest loop shorter than this may take in its neighbours."""
+FILLED = 0.7
+"""Share of a block along an axis that should be used."""
+ON_CHIP = 49152
+"""Elements, of all tensors that vary along a row, that are kept on chip: 96 a thread with 16 warps."""
+BLOCK = 16384
+"""Elements of a row that are one tensor at most."""
+PIECE = 4096
+"""Elements of a tensor where several make a row."""
+PIECES = 12
+"""Tensors that make a row at most."""
 CHUNK = 16384
-"""Elements of a longer row that are read at once."""
+"""Elements that are read at once of a row that does not fit."""
 THREAD = 16
 """Elements of a tile with reductions that a thread should have."""
+MANY = 32
+"""The same for rows of which a program has one: fewer warps have less to exchange."""
+LANES = 64
+"""Columns of a tile whose reductions go across the fastest dimension."""
+FEWEST_LANES = 8
+"""The same where there are few columns: 32 bytes of f32 are what memory gives at once."""
+FEW_PROGRAMS = 132
+"""Programs below which such a tile becomes narrower."""
+DEPTH = 4096
+"""Elements of such a tile."""
 MAX_WARPS = 32
+MOST_ELEMENTS = 96
+"""Elements a thread can hold; with more than 16 warps half as many."""
 UNROLL = 32
 """Iterations of an inner loop that become straight code where a tile axis is not worth it."""
 I32_MAX = 2**31 - 1
@@ -41,12 +61,14 @@ I32_MAX = 2**31 - 1
 @dataclass
 class Tile:
     """`axes` are the parallel axes, slowest first, each the loops that it runs along (flattened) and its block; `rest` are
-    loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none)."""
+    loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none), `pieces` how many
+    such blocks may be on chip at once."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
     inner: int = 0
     warps: int = 4
+    pieces: int = 1
 
     @property
     def elements(self) -> int:
@@ -54,6 +76,13 @@ class Tile:
         total = max(1, self.inner)
         for _, block in self.axes:
             total *= block
+        return total
+
+    def programs(self, sizes: Sizes) -> int:
+        """How many programs the grid has."""
+        total = sizes.trips(self.rest)
+        for loops, block in self.axes:
+            total *= -(-sizes.trips(loops) // block)
         return total
 
 
@@ -82,15 +111,26 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Tile:
     sizes = Sizes(hints)
     weights = _unit_strides(info, sizes)
     loops = info.root.loops
-    inside = [n for n in info.root.walk() if n is not info.root]
-    fastest = max(weights, key=lambda d: weights[d], default=None)
-    long = [n for n in inside if not _is_short(n)]
+    long = long_loops(info)
     if not long:
         return _plain(loops, weights, sizes)
-    outer_fastest = next((one for one in loops if one.dim is fastest), None)
-    if outer_fastest is not None and sizes(outer_fastest.size) > 1:
-        return _columns(loops, outer_fastest, long, sizes)
-    return _rows(loops, long, sizes)
+    x = column_loop(info, sizes, weights)
+    if x is not None:
+        return _columns(loops, x, long, sizes)
+    return _rows(info, loops, long, sizes)
+
+
+def long_loops(info: NestAccess) -> list[Node]:
+    """The loops inside of a nest that do not become straight code."""
+    return [n for n in info.root.walk() if n is not info.root and not _is_short(n)]
+
+
+def column_loop(info: NestAccess, sizes: Sizes, weights: Mapping[Expr, float] | None = None) -> Loop | None:
+    """The parallel loop along which most of what a nest reads is contiguous; None where that is a loop inside."""
+    weights = _unit_strides(info, sizes) if weights is None else weights
+    fastest = max(weights, key=lambda d: weights[d], default=None)
+    found = next((one for one in info.root.loops if one.dim is fastest), None)
+    return found if found is not None and sizes(found.size) > 1 else None
 
 
 def _is_short(node: Node) -> bool:
@@ -130,33 +170,68 @@ def _plain(loops: Sequence[Loop], weights: Mapping[Expr, float], sizes: Sizes) -
     if y is not None and width >= SQUARE and sizes(y.size) >= SQUARE:
         rest = [one for one in loops if one is not x and one is not y]
         return Tile([([y], SQUARE), ([x], SQUARE)], rest, warps=4)
-    if width < SHORT:
-        return Tile([(list(loops), min(TILE, power_of_two(total)))], warps=_warps(min(TILE, total), 8))
+    fast, others = [x], [one for one in loops if one is not x]
+    while width < SHORT and others and width < FILLED * power_of_two(width):
+        fast.insert(0, others.pop())
+        width = sizes.trips(fast)
     block = min(TILE, power_of_two(width))
-    rest = [one for one in loops if one is not x]
-    rows = TILE // block
-    if rows > 1:
-        y = rest[-1]
-        side = min(rows, power_of_two(sizes(y.size)))
-        if side > 1:
-            return Tile([([y], side), ([x], block)], [one for one in rest if one is not y], warps=_warps(side * block, 8))
-    return Tile([([x], block)], rest, warps=_warps(block, 8))
+    rows = min(TILE // block, power_of_two(sizes.trips(others))) if others else 1
+    if rows == 1:
+        return Tile([(fast, block)], others, warps=_warps(block, 8))
+    y = others[-1]
+    if y.size.value is not None and y.size.value % rows == 0:
+        return Tile([([y], rows), (fast, block)], others[:-1], warps=_warps(rows * block, 8))
+    return Tile([(others, rows), (fast, block)], warps=_warps(rows * block, 8))
 
 
-def _rows(loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
+def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
     longest = max(sizes.trips(n.loops) for n in inside)
     fixed = all(one.size.value is not None for n in inside for one in n.loops)
-    block = power_of_two(longest) if fixed and longest <= ON_CHIP else min(CHUNK, power_of_two(longest))
-    rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops else 1
-    axes = [(list(loops), rows)] if loops else []
-    return Tile(axes, inner=block, warps=_warps(rows * block, THREAD))
+    block, pieces = min(CHUNK, power_of_two(longest)), 1
+    if fixed and longest * _kept(inside) <= ON_CHIP:
+        block, pieces = _cut(longest)
+    if block * pieces < longest:
+        return Tile([(list(loops), 1)] if loops else [], inner=block, warps=_warps(block, THREAD))
+    rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
+    held = block * pieces * _kept(inside)
+    warps = _warps(rows * block * pieces, THREAD if rows > 1 else MANY)
+    while warps < 16 and held > 32 * warps * MOST_ELEMENTS:
+        warps *= 2
+    return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
+
+
+def _kept(inside: Sequence[Node]) -> int:
+    """How many tensors that vary along the loops inside of a nest stay on chip, because two of these read them."""
+    seen: dict[object, set[Node]] = {}
+    for node in inside:
+        dims = [one.dim for one in node.loops]
+        for access in node.accesses:
+            if any(linear_coeff(access.offset, d) is not ZERO for d in dims):
+                seen.setdefault(access.buffer, set()).add(node)
+    return max(1, sum(len(nodes) > 1 for nodes in seen.values()))
+
+
+def _cut(longest: int) -> tuple[int, int]:
+    """The block of a row that is kept on chip, and how many make the row: one, unless that would be half empty."""
+    block = power_of_two(longest)
+    if block <= BLOCK and longest >= FILLED * block:
+        return block, 1
+    for block in (PIECE, PIECE // 2, PIECE // 4, PIECE // 8, PIECE // 16):
+        pieces = -(-longest // block)
+        if pieces <= PIECES and longest >= FILLED * block * pieces:
+            return block, pieces
+    return (power_of_two(longest), 1) if power_of_two(longest) <= BLOCK else (PIECE, -(-longest // PIECE))
 
 
 def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Sizes) -> Tile:
-    block = min(64, power_of_two(sizes(x.size)))
+    rest = [one for one in loops if one is not x]
+    around = sizes.trips(rest)
+    block = min(LANES, power_of_two(sizes(x.size)))
+    while block > FEWEST_LANES and around * -(-sizes(x.size) // block) < FEW_PROGRAMS:
+        block //= 2
     longest = max(sizes.trips(n.loops) for n in inside)
-    depth = max(1, min(4096 // block, power_of_two(longest)))
-    return Tile([([x], block)], [one for one in loops if one is not x], inner=depth, warps=_warps(block * depth, THREAD))
+    depth = max(1, min(DEPTH // block, power_of_two(longest)))
+    return Tile([([x], block)], rest, inner=depth, warps=_warps(block * depth, THREAD))
 
 
 def _warps(elements: int, each: int) -> int:

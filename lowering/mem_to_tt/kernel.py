@@ -105,6 +105,7 @@ class NestLowering:
         programs = self._grid()
         s.spread = list(s.info.root.loops)
         self.lower_body(self.nest.block)
+        s.place_checks()
         s.b.place(ReturnOp.create())
         return programs
 
@@ -249,21 +250,22 @@ class NestLowering:
         return b.cast(SIToFPOp, b.add(block, b.int(1, self.s.index)), element)
 
     def _reduce_whole(self, op: loop.ReduceOp, node: Node, parts: list[tuple[Accumulator, slice]]) -> None:
-        """All values of the reduced loops at hand."""
+        """All values of the reduced loops at hand, in one piece or several."""
         s = self.s
         assert s.inner_axis is not None
         total = product(one.size for one in node.loops)
-        found: list[SSAValue] = []
+        pieces: list[tuple[list[SSAValue], SSAValue | None]] = []
 
         def body(state: Sequence[SSAValue], mask: SSAValue | None) -> list[SSAValue]:
             self.lower_body(op.block)
-            yielded = self.yielded(op.block)
-            for acc, place in parts:
-                values = [s.b.to_shape(v, s.full) for v in yielded[place]]
-                found.extend(acc.whole(s, values, mask, s.number(total), s.inner_axis or 0))
+            pieces.append(([s.b.to_shape(v, s.full) for v in self.yielded(op.block)], mask))
             return []
 
         self.tiled(node, [], body)
+        count = s.number(total)
+        found: list[SSAValue] = []
+        for acc, place in parts:
+            found += acc.whole(s, [(values[place], mask) for values, mask in pieces], count, s.inner_axis)
         self._define(op, found)
 
     def _parts(self, op: loop.ReduceOp) -> list[tuple[Accumulator, slice]]:
@@ -295,9 +297,9 @@ class NestLowering:
     # ---- ways to run loops
 
     def whole(self, node: Node) -> int | None:
-        """How many iterations the loops of a node have, if they all fit the last axis at once."""
+        """How many iterations the loops of a node have, if all of them are on chip at once."""
         trips = product(one.size for one in node.loops).value
-        return trips if trips is not None and trips <= self.tile.inner else None
+        return trips if trips is not None and trips <= self.tile.inner * self.tile.pieces else None
 
     def iterations(self, node: Node):
         """Go through the loops of a node, each index a constant for a while (`s.fixed`)."""
@@ -332,9 +334,12 @@ class NestLowering:
         outside, s.inner = s.spread, True
         s.spread = [*outside, *node.loops]
         if trips is not None:
-            s.axes[axis].mask = None if trips == block else b.cmpi("slt", s.lane(axis), b.int(trips, s.index))
-            self.decode(s.lane(axis), node.loops)
-            state = body(start, s.axes[axis].mask)
+            state = start
+            for first in range(0, max(trips, 1), block):
+                lane = b.add(s.lane(axis), b.int(first, s.index))
+                s.axes[axis].mask = None if trips - first >= block else b.cmpi("slt", s.lane(axis), b.int(trips - first, s.index))
+                self.decode(lane, node.loops)
+                state = body(state, s.axes[axis].mask)
         else:
             limit = s.number(total)
             ragged = total.value is None or total.value % block != 0
@@ -371,6 +376,7 @@ class NestLowering:
         block = Block(arg_types=[s.index, *(v.type for v in start)])
         b.open(block)
         state = body(block.args[0], block.args[1:])
+        s.place_checks()
         b.place(scf.YieldOp.create(operands=state))
         b.close()
         for buffer in stored:

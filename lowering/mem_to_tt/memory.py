@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerType
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType
 from xdsl.ir import SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ZERO
-from ...dialects.nd_types import UNSIGNED, compute_type
+from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type
 from ...dialects.tt_memory import AtomicRMWOp, LoadOp, StoreOp
 from ...dialects.tt_types import element_of, shape_of
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, joined
-from .state import State, UnsupportedNest
+from .state import State, UnsupportedNest, memory_type
 
 
 def lower_load(s: State, op: loop.LoadOp) -> None:
@@ -34,19 +35,32 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
         return
     shape = None if condition is None else shape_of(condition.type)
     pointer = s.address(access.buffer, s.fix(access.offset), shape)
-    key = ("load", access.buffer, s.versions.get(access.buffer, 0), pointer, condition)
+    other = None if condition is None or op.other is None else _in_memory(s, s.get(op.other), access.dtype)
+    key = ("load", access.buffer, s.versions.get(access.buffer, 0), pointer, condition, other)
     value = b.find(key)
     if value is None:
         at = shape_of(pointer.type)
         mask = b.both(s.mask(at), condition)
         if mask is not None:
             mask = b.to_shape(mask, at)
-        value = s.widen(b.place(LoadOp.make(pointer, mask)).results[0], access.dtype)
+        fill = None if other is None or mask is None else b.to_shape(other, at)
+        value = s.widen(b.place(LoadOp.make(pointer, mask, fill)).results[0], access.dtype)
         b.remember(key, value)
-    if condition is not None:
+    if condition is not None and other is None:
         assert op.other is not None
         value = b.select(condition, value, s.get(op.other))
     s.values[op.result] = value
+
+
+def _in_memory(s: State, value: SSAValue, dtype: Any) -> SSAValue | None:
+    """A constant as it lies in memory, so that a masked load can give it; None for what is no constant, or would be rounded."""
+    owner = value.owner
+    if not isinstance(owner, arith.ConstantOp) or not isinstance(owner.value, (FloatAttr, IntegerAttr)):
+        return None
+    number = owner.value.value.data
+    if number and not math.isinf(number) and dtype in LOW_PRECISION:
+        return None
+    return s.b.constant(number, memory_type(dtype))
 
 
 _COMBINE: dict[str, tuple[type[Any], type[Any], type[Any]]] = {
@@ -82,7 +96,7 @@ def lower_store(s: State, op: loop.StoreOp) -> None:
         b.place(StoreOp.make(pointer, value, mask))
         s.written(access.buffer)
         if condition is None:
-            key = ("load", access.buffer, s.versions[access.buffer], pointer, None)
+            key = ("load", access.buffer, s.versions[access.buffer], pointer, None, None)
             b.remember(key, s.widen(value, access.dtype))
         return
     s.written(access.buffer)

@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import IntegerType, f32, i1, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from ...dialects.nd_types import is_float
-from ...dialects.tt_arith import ExtUIOp
+from ...dialects.tt_arith import ExtUIOp, SIToFPOp
 from ...dialects.tt_compute import ReduceOp, ReduceReturnOp
 from ...dialects.tt_shape import ExpandDimsOp
 from ...dialects.tt_types import element_of, int32, shape_of, tensor
@@ -25,6 +25,8 @@ from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder
 from .state import State
 
 Values = list[SSAValue]
+Piece = tuple[Values, SSAValue | None]
+"""Values of a part of a row, and where they count (None: everywhere)."""
 Combine = Callable[[State, Values, Values], Values]
 
 _BITWISE = {"any": arith.OrIOp, "all": arith.AndIOp, "xor": arith.XOrIOp}
@@ -119,9 +121,18 @@ class Accumulator:
         (found,) = reduce_axis(s, [wide], axis, lambda s, a, b: [s.b.elementwise(op, (a[0], b[0]))])
         return [s.b.cmpi("ne", found, s.b.int(0))]
 
-    def whole(self, s: State, values: Values, mask: SSAValue | None, count: SSAValue, axis: int) -> Values:
-        """The result over all of an axis whose values are at hand; `count` of them count, those in the mask."""
-        return self.across(s, self.mask(s, self.single(s, values), mask), axis)
+    def whole(self, s: State, pieces: Sequence[Piece], count: SSAValue, axis: int) -> Values:
+        """The result over all of an axis whose values are at hand; `count` of them count, those in the masks."""
+        return self.across(s, self.over_pieces(s, pieces), axis)
+
+    def over_pieces(self, s: State, pieces: Sequence[Piece]) -> Values:
+        """The states of the pieces of a row as one."""
+        state: Values | None = None
+        for values, mask in pieces:
+            here = self.mask(s, self.single(s, values), mask)
+            state = here if state is None else self.combine(s, state, here)
+        assert state is not None
+        return state
 
 
 class ArgAccumulator(Accumulator):
@@ -196,19 +207,18 @@ class Welford(Accumulator):
     def across(self, s: State, state: Values, axis: int) -> Values:
         return reduce_axis(s, state, axis, self.combine)
 
-    def whole(self, s: State, values: Values, mask: SSAValue | None, count: SSAValue, axis: int) -> Values:
+    def whole(self, s: State, pieces: Sequence[Piece], count: SSAValue, axis: int) -> Values:
         """All values are at hand: the mean first, then the differences from it."""
-        from ...dialects.tt_arith import SIToFPOp
-
         element = self.types[0]
         add = Accumulator("sum", [element])
-        (total,) = add.across(s, add.mask(s, values, mask), axis)
+        (total,) = add.whole(s, pieces, count, axis)
         n = s.b.cast(SIToFPOp, count, element)
         mean = s.b.elementwise(arith.DivfOp, (total, n), NO_FLAGS)
-        difference = s.b.elementwise(arith.SubfOp, (values[0], mean), NO_FLAGS)
-        squares = s.b.elementwise(arith.MulfOp, (difference, difference), NO_FLAGS)
-        (spread,) = add.across(s, add.mask(s, [squares], mask), axis)
-        return [mean, spread, n]
+        squares: list[Piece] = []
+        for values, mask in pieces:
+            difference = s.b.elementwise(arith.SubfOp, (values[0], mean), NO_FLAGS)
+            squares.append(([s.b.elementwise(arith.MulfOp, (difference, difference), NO_FLAGS)], mask))
+        return [mean, *add.whole(s, squares, count, axis), n]
 
 
 class Softmax(Accumulator):

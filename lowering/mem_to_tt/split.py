@@ -1,6 +1,7 @@
 """gpu-split-reduction: parts for reductions in nests that would keep only a few programs busy.
 
-Whether a nest has enough programs follows from the tile that mem-to-tt would choose for it (config.py).
+It runs where the nests are on buffers: strides say which loop is contiguous. Parts are of equal length where the size has a divisor
+near the number that is wanted; in columns they lie side by side.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation
 
 from ...dialects import loop
-from ...dialects.expr import product
+from ...dialects.expr import Expr, dim, product
+from ...dialects.expr_ranges import RangeEnv
+from ...passes.loop.loop_rewrite import replace_loops
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.loop_split_reduction import LoopSplitReduction
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_transform import Refused
 from ...passes.manager import Pass
-from .config import UNROLL, Sizes, choose
+from .config import LANES, UNROLL, Sizes, column_loop
 
 PROGRAMS = 2112
 """Programs that keep a large GPU busy: 16 for each of 132 multiprocessors."""
@@ -46,29 +48,55 @@ class GpuSplitReduction(Pass):
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp)]:
                 for reduce in [r for r in nest.block.ops if isinstance(r, loop.ReduceOp)]:
-                    parts = self._parts(nest, reduce, sizes, NestAccess(nest, symbols))
-                    if parts < 2:
-                        continue
-                    axis = max(range(len(reduce.loop_sizes)), key=lambda k, r=reduce: sizes(r.loop_sizes[k]))
-                    try:
-                        said = LoopSplitReduction(parts=parts, axis=str(axis)).transform(nest, reduce, symbols)
-                    except Refused as refused:
-                        self.remark(nest, f"reduction not split: {refused}", kind="missed")
-                        continue
-                    self.remark(nest, f"reduction split: {said}", kind="applied")
-                    self.statistic("num-split")
+                    info = NestAccess(nest, symbols)
+                    wanted = self._wanted(nest, reduce, sizes, info)
+                    if wanted >= 2:
+                        self._split(nest, reduce, wanted, info, sizes, symbols)
 
-    def _parts(self, nest: loop.NestOp, reduce: Operation, sizes: Sizes, info: NestAccess) -> int:
+    def _split(self, nest: loop.NestOp, reduce: loop.ReduceOp, wanted: int, info: NestAccess, sizes: Sizes, symbols: RangeEnv) -> None:
+        columns = column_loop(info, sizes) is not None
+        loops = reduce.loop_sizes
+        leading = next((k for k in range(1, len(loops)) if sizes(product(loops[:k])) >= wanted), len(loops))
+        row, together = sizes(loops[leading - 1]), sizes(product(loops[:leading]))
+        collapse(reduce, leading, symbols)
+        parts = even_parts(together, min(wanted, together), row)
+        try:
+            said = LoopSplitReduction(parts=parts, parts_first=columns).transform(nest, reduce, symbols)
+        except Refused as refused:
+            self.remark(nest, f"reduction not split: {refused}", kind="missed")
+            return
+        self.remark(nest, f"reduction split: {said}", kind="applied")
+        self.statistic("num-split")
+
+    def _wanted(self, nest: loop.NestOp, reduce: loop.ReduceOp, sizes: Sizes, info: NestAccess) -> int:
         """How many parts a reduction should have; below 2: it stays whole."""
-        assert isinstance(reduce, loop.ReduceOp)
-        tile = choose(info, sizes.hints)
-        programs, elements = 1, 1
-        for loops, block in tile.axes:
-            programs *= -(-sizes.trips(loops) // block)
-            elements *= block
-        programs *= sizes.trips(tile.rest)
+        loops = info.root.loops
+        x = column_loop(info, sizes)
+        block = 1 if x is None else min(LANES, sizes(x.size))
+        programs = sizes.trips(loops) if x is None else sizes.trips([one for one in loops if one is not x]) * -(-sizes(x.size) // block)
         trips = sizes(product(reduce.loop_sizes))
         alone = all(isinstance(o, (loop.ReduceOp, loop.StoreOp)) for o in nest.block.ops if isinstance(o, (loop.LoopLike, loop.StoreOp)))
-        if programs >= (FEW if alone else IDLE) or trips <= UNROLL or trips * elements < 2 * LONG:
+        if programs >= (FEW if alone else IDLE) or trips <= UNROLL or trips * block < 2 * LONG:
             return 1
-        return min(-(-self.programs // programs), trips * elements // LONG, sizes(max(reduce.loop_sizes, key=sizes)))
+        return min(-(-self.programs // programs), trips * block // LONG)
+
+
+def collapse(reduce: loop.ReduceOp, count: int, symbols: RangeEnv) -> None:
+    """One loop instead of the first `count` loops of a reduction."""
+    if count < 2:
+        return
+    sizes = reduce.loop_sizes
+    places: list[Expr] = []
+    for k in range(count):
+        index = dim(0) // product(sizes[k + 1 : count])
+        places.append(index if k == 0 else index % sizes[k])
+    places += [dim(k - count + 1) for k in range(count, len(sizes))]
+    replace_loops(reduce, [product(sizes[:count]), *sizes[count:]], places, symbols)
+
+
+def even_parts(size: int, wanted: int, row: int) -> int:
+    """A number of equal parts near what is wanted, so that none is left over, if there is one; best those of which each is a number of
+    whole rows of `row` iterations, or a row a number of parts."""
+    near = [n for n in range(max(2, -(-wanted // 2)), min(size, wanted * 3 // 2) + 1) if size % n == 0]
+    whole = [n for n in near if row % (size // n) == 0 or size // n % row == 0]
+    return min(whole or near, key=lambda n: abs(n - wanted), default=wanted)

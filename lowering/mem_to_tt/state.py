@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IndexType, IntegerType, f32, i1, i8, i32, i64
-from xdsl.ir import Attribute, SSAValue
+from xdsl.dialects.builtin import IndexType, IntegerType, StringAttr, f32, i1, i8, i32, i64
+from xdsl.ir import Attribute, Block, SSAValue
 
 from ...dialects import tt_memory
 from ...dialects.expr import Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, Sym, free_dims, linear_coeff, prove_ge0
 from ...dialects.nd_types import LOW_PRECISION, is_float
 from ...dialects.tt_arith import ExtUIOp
 from ...dialects.tt_shape import ExpandDimsOp, MakeRangeOp
+from ...dialects.tt_structure import AssertOp
 from ...dialects.tt_types import int32, shape_of, tensor
 from ...passes.loop.nest_access import Access, Loop, NestAccess
 from .builder import Builder, joined
@@ -69,6 +70,8 @@ class State:
         self.inner = False
         """Whether the last axis of the tile runs along a loop inside of the nest now."""
         self.inner_axis: int | None = None
+        self.checks: dict[Block, dict[tuple[str, tuple[int, ...] | None], SSAValue]] = {}
+        """Conditions that must hold, by the block that they are computed in, their message and their shape."""
         self.versions: dict[SSAValue, int] = {}
         """How often a buffer has been written so far: what was loaded before is not taken for what is there now."""
 
@@ -276,6 +279,20 @@ class State:
         if dtype == i1:
             return self.b.cast(ExtUIOp, value, i8)
         return value
+
+    # ---- checks
+
+    def check(self, message: str, condition: SSAValue) -> None:
+        """Stop the program where a condition fails, at the end of the block that is open: a check is a barrier, so those
+        with one message are made together."""
+        key = (message, shape_of(condition.type))
+        checks = self.checks.setdefault(self.b.blocks[-1][0], {})
+        checks[key] = self.b.both(checks.get(key), condition)  # pyright: ignore[reportArgumentType]
+
+    def place_checks(self) -> None:
+        """The checks of the block that is open."""
+        for (message, _), condition in self.checks.pop(self.b.blocks[-1][0], {}).items():
+            self.b.place(AssertOp.create(operands=(condition,), properties={"message": StringAttr(message)}))
 
     def written(self, buffer: SSAValue) -> None:
         """From here on loads of the buffer may give something else."""

@@ -39,6 +39,10 @@ class LoopSplitReduction(NestTransform):
     axis: str = "0"
     """The loop of the reduction that is split, by number or by the name of its index."""
 
+    parts_first: bool = False
+    """Partial results lie in memory part by part, for nests whose neighbouring iterations write side by side; without, all parts of
+    a result lie together."""
+
     def transform(self, nest: loop.NestOp, target: loop.LoopLike, symbols: RangeEnv) -> str:
         """See the class."""
         if not isinstance(target, loop.ReduceOp):
@@ -49,7 +53,7 @@ class LoopSplitReduction(NestTransform):
             raise Refused(f"parts: takes a number from 2, got {self.parts}")
         axis = loop_number(target, self.axis)
         name = loop_name(target, axis)
-        split = _Split(nest, target, axis, self.parts, symbols)
+        split = _Split(nest, target, axis, self.parts, symbols, self.parts_first)
         split.check()
         split.rewrite()
         rest = "" if split.rest is ZERO else f" and one of {split.rest}"
@@ -57,11 +61,12 @@ class LoopSplitReduction(NestTransform):
 
 
 class _Split:
-    def __init__(self, nest: loop.NestOp, reduce: loop.ReduceOp, axis: int, parts: int, symbols: RangeEnv):
+    def __init__(self, nest: loop.NestOp, reduce: loop.ReduceOp, axis: int, parts: int, symbols: RangeEnv, parts_first: bool):
         self.nest = nest
         self.reduce = reduce
         self.axis = axis
         self.symbols = symbols
+        self.parts_first = parts_first
         size = reduce.loop_sizes[axis]
         self.length = simplify(maximum(ONE, (size + (parts - 1)) // parts), symbols)
         """Iterations of a part; as many parts as are full follow, and the rest."""
@@ -123,7 +128,7 @@ class _Split:
         """Make the nest of parts (and that of the rest) and merge in place of the reduction."""
         outer = self.nest.loop_sizes
         parts = self.count if self.rest is ZERO else self.count + 1
-        memory = [self._memory_for((*outer, parts), r.type) for r in self.reduce.results]
+        memory = [self._memory_for((parts, *outer) if self.parts_first else (*outer, parts), r.type) for r in self.reduce.results]
         memory = self._nest([*outer, self.count], self.length, memory, "parts")
         if self.rest is not ZERO:
             memory = self._nest(list(outer), self.rest, memory, "rest")
@@ -132,7 +137,7 @@ class _Split:
 
         def loader(first: int):
             def load(inner: Cursor, k: int, index: SSAValue) -> SSAValue:
-                m = IndexMap.identity(len(indices) + 1)
+                m = IndexMap(len(indices) + 1, self._place([dim(k) for k in range(len(indices) + 1)]))
                 op = loop.LoadOp.new(memory[first + k], m, [*indices, index])
                 op.location = self.reduce.location
                 return inner.place(op).results[0]
@@ -150,6 +155,10 @@ class _Split:
         self.reduce.detach()
         self.reduce.erase()
         self._drop_unused()
+
+    def _place(self, place: Sequence[Expr]) -> tuple[Expr, ...]:
+        """Where in memory the partial result of these indices lies, that of the part last."""
+        return (place[-1], *place[:-1]) if self.parts_first else tuple(place)
 
     def _drop_unused(self) -> None:
         for op in reversed(self.slice):
@@ -197,7 +206,7 @@ class _Split:
             place.append(self.count)
         for k, (value, out) in enumerate(zip(reduced.results, made.out_args, strict=True)):
             value.name_hint = self.reduce.results[k].name_hint
-            store = loop.StoreOp.new(value, out, IndexMap(len(sizes), tuple(place)), list(made.indices))
+            store = loop.StoreOp.new(value, out, IndexMap(len(sizes), self._place(place)), list(made.indices))
             store.location = self.reduce.location
             at.place(store)
         assert self.nest.parent is not None
