@@ -54,7 +54,11 @@ MAX_WARPS = 32
 MOST_ELEMENTS = 96
 """Elements a thread can hold; with more than 16 warps half as many."""
 UNROLL = 32
-"""Iterations of an inner loop that become straight code where a tile axis is not worth it."""
+"""Iterations of a window (a reduction over several loops) that become straight code."""
+SHORT_LOOP = 8
+"""The same for a single loop."""
+IN_FLIGHT = 64
+"""Values that a thread may have loaded at once in straight code."""
 I32_MAX = 2**31 - 1
 
 
@@ -113,7 +117,7 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Tile:
     loops = info.root.loops
     long = long_loops(info)
     if not long:
-        return _plain(loops, weights, sizes)
+        return _plain(info, weights, sizes)
     x = column_loop(info, sizes, weights)
     if x is not None:
         return _columns(loops, x, long, sizes)
@@ -136,7 +140,8 @@ def column_loop(info: NestAccess, sizes: Sizes, weights: Mapping[Expr, float] | 
 def _is_short(node: Node) -> bool:
     """Whether the loops of a node become straight code."""
     trips = product(one.size for one in node.loops)
-    return trips.value is not None and trips.value <= UNROLL and not isinstance(node.op, loop.ScanOp)
+    limit = UNROLL if len(node.loops) > 1 else SHORT_LOOP
+    return trips.value is not None and trips.value <= limit and not isinstance(node.op, loop.ScanOp)
 
 
 def _unit_strides(info: NestAccess, sizes: Sizes) -> dict[Expr, float]:
@@ -157,12 +162,19 @@ def _unit_strides(info: NestAccess, sizes: Sizes) -> dict[Expr, float]:
     return weights
 
 
-def _plain(loops: Sequence[Loop], weights: Mapping[Expr, float], sizes: Sizes) -> Tile:
+def _plain(info: NestAccess, weights: Mapping[Expr, float], sizes: Sizes) -> Tile:
+    loops = info.root.loops
     if not loops:
         return Tile(warps=1)
+    loads = sum(sizes(product(one.size for one in n.loops)) * len(n.accesses) for n in info.root.walk() if n is not info.root)
+    each = 8
+    while each > 1 and each * loads > IN_FLIGHT:
+        each //= 2
+    most = each * TILE // 8
     total = sizes.trips(loops)
     if len(loops) == 1:
-        return Tile([([loops[0]], min(TILE, power_of_two(total)))], warps=_warps(min(TILE, total), 8))
+        block = min(most, power_of_two(total))
+        return Tile([([loops[0]], block)], warps=_warps(block, each))
     ranked = sorted(loops, key=lambda one: weights.get(one.dim, 0), reverse=True)
     x = ranked[0]
     width = sizes(x.size)
@@ -174,14 +186,14 @@ def _plain(loops: Sequence[Loop], weights: Mapping[Expr, float], sizes: Sizes) -
     while width < SHORT and others and width < FILLED * power_of_two(width):
         fast.insert(0, others.pop())
         width = sizes.trips(fast)
-    block = min(TILE, power_of_two(width))
-    rows = min(TILE // block, power_of_two(sizes.trips(others))) if others else 1
+    block = min(most, power_of_two(width))
+    rows = min(most // block, power_of_two(sizes.trips(others))) if others else 1
     if rows == 1:
-        return Tile([(fast, block)], others, warps=_warps(block, 8))
+        return Tile([(fast, block)], others, warps=_warps(block, each))
     y = others[-1]
     if y.size.value is not None and y.size.value % rows == 0:
-        return Tile([([y], rows), (fast, block)], others[:-1], warps=_warps(rows * block, 8))
-    return Tile([(others, rows), (fast, block)], warps=_warps(rows * block, 8))
+        return Tile([([y], rows), (fast, block)], others[:-1], warps=_warps(rows * block, each))
+    return Tile([(others, rows), (fast, block)], warps=_warps(rows * block, each))
 
 
 def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
@@ -204,11 +216,19 @@ def _kept(inside: Sequence[Node]) -> int:
     """How many tensors that vary along the loops inside of a nest stay on chip, because two of these read them."""
     seen: dict[object, set[Node]] = {}
     for node in inside:
-        dims = [one.dim for one in node.loops]
+        if not has_effect(node) or not node.loops:
+            continue
         for access in node.accesses:
-            if any(linear_coeff(access.offset, d) is not ZERO for d in dims):
+            if linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
                 seen.setdefault(access.buffer, set()).add(node)
     return max(1, sum(len(nodes) > 1 for nodes in seen.values()))
+
+
+def has_effect(node: Node) -> bool:
+    """Whether anything comes of the loops of a node."""
+    if not isinstance(node.op, loop.ForOp):
+        return True
+    return any(a.is_store for a in node.all_accesses()) or any(isinstance(op, loop.BoundOp) for op in loop.walk_bodies(node.op))
 
 
 def _cut(longest: int) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from xdsl.traits import is_side_effect_free
 
 from ...dialects import loop
 from ...dialects.expr import Expr, as_expr, ceildiv, exact_quotient, product
+from ...dialects.expr_ranges import Range, simplify
 from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
 from ...dialects.nd_types import element_bytes
@@ -24,7 +25,7 @@ from ...passes.loop.nest_access import Loop, NestAccess, Node
 from ..outline import Arguments
 from .body import lower_block
 from .builder import Builder
-from .config import UNROLL, Tile, fits_i32
+from .config import UNROLL, Tile, fits_i32, has_effect
 from .reductions import Accumulator, accumulator
 from .scans import lower_scan
 from .state import Axis, State, memory_type, scalar_type
@@ -86,6 +87,8 @@ class NestLowering:
         if tile.inner:
             s.inner_axis = len(axes)
             axes.append(Axis(tile.inner))
+            s.lane_dim = info.new_dim(Range.of_size(as_expr(tile.inner)))
+            s.dims[s.lane_dim] = s.lane(s.inner_axis)
         values = list(entry.args)
         for buffer in arguments.buffers:
             s.pointers[buffer] = values.pop(0)
@@ -158,6 +161,14 @@ class NestLowering:
             s.dims[one.dim] = _remainder(s, flat, size)
             flat = _quotient(s, flat, size)
 
+    def places(self, flat: Expr, loops: Sequence[Loop]) -> dict[Expr, Expr]:
+        """The same, as expressions: quotients by the length of a piece of a row are numbers."""
+        found: dict[Expr, Expr] = {}
+        for k, one in enumerate(reversed(loops)):
+            found[one.dim] = simplify(flat if k == len(loops) - 1 else flat % one.size, self.s.info.ranges)
+            flat = simplify(flat // one.size, self.s.info.ranges)
+        return found
+
     # ---- loops inside
 
     def how(self, node: Node) -> str:
@@ -178,6 +189,8 @@ class NestLowering:
     def lower_for(self, op: loop.ForOp) -> None:
         """loop.for."""
         node = self.s.info.nodes[op]
+        if not has_effect(node):
+            return
         how = self.how(node)
         if how == "unroll":
             self.unroll(node, lambda: self.lower_body(op.block))
@@ -229,7 +242,6 @@ class NestLowering:
             state = start
             for _ in self.iterations(node):
                 state = join(state, None)
-            s.fixed.clear()
         elif how == "loop":
 
             def step(at: SSAValue, now: Sequence[SSAValue]) -> list[SSAValue]:
@@ -335,11 +347,12 @@ class NestLowering:
         s.spread = [*outside, *node.loops]
         if trips is not None:
             state = start
+            around = s.fixed
             for first in range(0, max(trips, 1), block):
-                lane = b.add(s.lane(axis), b.int(first, s.index))
                 s.axes[axis].mask = None if trips - first >= block else b.cmpi("slt", s.lane(axis), b.int(trips - first, s.index))
-                self.decode(lane, node.loops)
+                s.fixed = {**around, **self.places(s.lane_dim + first, node.loops)}
                 state = body(state, s.axes[axis].mask)
+            s.fixed = around
         else:
             limit = s.number(total)
             ragged = total.value is None or total.value % block != 0

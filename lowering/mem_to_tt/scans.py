@@ -66,7 +66,7 @@ def lower_scan(kernel: NestLowering, op: loop.ScanOp) -> None:
 
     def body(now: Sequence[SSAValue], mask: SSAValue | None) -> list[SSAValue]:
         kernel.lower_body(op.block)
-        here = running.single(s, kernel.yielded(op.block), s.number(one.dim))
+        here = running.single(s, kernel.yielded(op.block), s.number(s.fix(one.dim)))
         here = running.mask(s, [s.b.to_shape(v, s.full) for v in here], mask)
         found = running.along(s, here, axis)
         carried: Values = []

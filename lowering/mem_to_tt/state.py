@@ -13,7 +13,8 @@ from xdsl.dialects.builtin import IndexType, IntegerType, StringAttr, f32, i1, i
 from xdsl.ir import Attribute, Block, SSAValue
 
 from ...dialects import tt_memory
-from ...dialects.expr import Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, Sym, free_dims, linear_coeff, prove_ge0
+from ...dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, Sym, free_dims, linear_coeff, prove_ge0
+from ...dialects.expr_ranges import simplify
 from ...dialects.nd_types import LOW_PRECISION, is_float
 from ...dialects.tt_arith import ExtUIOp
 from ...dialects.tt_shape import ExpandDimsOp, MakeRangeOp
@@ -70,6 +71,8 @@ class State:
         self.inner = False
         """Whether the last axis of the tile runs along a loop inside of the nest now."""
         self.inner_axis: int | None = None
+        self.lane_dim: Expr = ZERO
+        """The number along that axis, in expressions."""
         self.checks: dict[Block, dict[tuple[str, tuple[int, ...] | None], SSAValue]] = {}
         """Conditions that must hold, by the block that they are computed in, their message and their shape."""
         self.versions: dict[SSAValue, int] = {}
@@ -116,7 +119,8 @@ class State:
         """Whether different iterations surely access different elements."""
         extent = 1
         strides: list[tuple[int, int]] = []
-        offset = self.fix(access.offset)
+        own = {one.dim for one in self.spread}
+        offset = access.offset.subs({d: e for d, e in self.fixed.items() if d not in own})
         if any(d in self.info.opaque for d in free_dims(offset)):
             return False
         for one in self.spread:
@@ -161,7 +165,10 @@ class State:
 
     def fix(self, e: Expr) -> Expr:
         """An expression with the dimensions of unrolled loops replaced."""
-        return e.subs(self.fixed) if self.fixed else e
+        if not self.fixed or free_dims(e).isdisjoint(self.fixed):
+            return e
+        e = e.subs(self.fixed)
+        return simplify(e, self.info.ranges) if e.has_div else e
 
     def is_index(self, value: SSAValue) -> bool:
         """Whether a value is still an index expression."""
