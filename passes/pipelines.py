@@ -28,7 +28,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "gpu": {
         "nd": ("nd-canonicalize", "nd-sink-cat"),
         "loop": ("nd-to-loop", "contract-expand", "loop-fuse{keep-parallel=264}"),
-        "mem": ("loop-to-mem", "gpu-split-reduction", "mem-plan"),
+        "mem": ("loop-to-mem", "gpu-parallel-scatter", "gpu-split-reduction", "mem-plan"),
         "tt": ("mem-to-tt",),
     },
 }

@@ -18,6 +18,7 @@ OURS: dict[str, str] = {
     "loop-to-mem": "lowering.loop_to_mem:LoopToMem",
     "contract-select": "targets.cpu.contract_select:ContractSelect",
     "mem-to-cpu": "lowering.mem_to_cpu:MemToCpu",
+    "gpu-parallel-scatter": "lowering.mem_to_tt.scatter:GpuParallelScatter",
     "gpu-split-reduction": "lowering.mem_to_tt.split:GpuSplitReduction",
     "mem-to-tt": "lowering.mem_to_tt:MemToTt",
     "to-host": "lowering.to_host:ToHost",

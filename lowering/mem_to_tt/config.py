@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...dialects import loop
-from ...dialects.expr import ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, evaluate, free_syms, linear_coeff, product
+from ...dialects.expr import ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, evaluate, free_dims, free_syms, linear_coeff, product
 from ...dialects.expr_ranges import range_of
 from ...dialects.nd_types import element_bytes
 from ...passes.loop.nest_access import Loop, NestAccess, Node
@@ -22,7 +22,7 @@ DEFAULT_HINT = 64
 """What a size counts for about which nothing is known."""
 TILE = 1024
 """Elements of a tile that only moves data: 8 a thread with 4 warps, 16 bytes of bf16."""
-SQUARE = 32
+SQUARE = 64
 """Side of a tile whose accesses disagree about the fastest dimension."""
 SHORT = 128
 """A fastest loop shorter than this may take in its neighbours."""
@@ -42,7 +42,7 @@ THREAD = 16
 """Elements of a tile with reductions that a thread should have."""
 MANY = 32
 """The same for rows of which a program has one: fewer warps have less to exchange."""
-LANES = 64
+LANES = 32
 """Columns of a tile whose reductions go across the fastest dimension."""
 FEWEST_LANES = 8
 """The same where there are few columns: 32 bytes of f32 are what memory gives at once."""
@@ -64,9 +64,9 @@ I32_MAX = 2**31 - 1
 
 @dataclass
 class Tile:
-    """`axes` are the parallel axes, slowest first, each the loops that it runs along (flattened) and its block; `rest` are
-    loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none), `pieces` how many
-    such blocks may be on chip at once."""
+    """`axes` are the parallel axes, the last of them innermost in the grid, each the loops that it runs along (flattened) and its
+    block; `rest` are loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none), `pieces`
+    how many such blocks may be on chip at once."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
@@ -153,8 +153,10 @@ def _unit_strides(info: NestAccess, sizes: Sizes) -> dict[Expr, float]:
         while up is not None:
             around += up.loops
             up = up.parent
-        times = sizes.trips(around)
         for access in node.accesses:
+            known = free_dims(access.offset)
+            gathers = not known.isdisjoint(info.opaque)
+            times = sizes.trips([one for one in around if gathers or one.dim in known])
             for one in around:
                 stride = linear_coeff(access.offset, one.dim)
                 if stride is not None and stride.value in (1, -1):
@@ -179,9 +181,10 @@ def _plain(info: NestAccess, weights: Mapping[Expr, float], sizes: Sizes) -> Til
     x = ranked[0]
     width = sizes(x.size)
     y = next((one for one in ranked[1:] if weights.get(one.dim, 0) > 0.2 * weights.get(x.dim, 0)), None)
-    if y is not None and width >= SQUARE and sizes(y.size) >= SQUARE:
+    side = min(SQUARE, power_of_two(width), power_of_two(sizes(y.size))) if y is not None else 0
+    if y is not None and side >= SQUARE // 2:
         rest = [one for one in loops if one is not x and one is not y]
-        return Tile([([y], SQUARE), ([x], SQUARE)], rest, warps=4)
+        return Tile([([y], side), ([x], side)], rest, warps=_warps(side * side, 16))
     fast, others = [x], [one for one in loops if one is not x]
     while width < SHORT and others and width < FILLED * power_of_two(width):
         fast.insert(0, others.pop())
@@ -192,8 +195,8 @@ def _plain(info: NestAccess, weights: Mapping[Expr, float], sizes: Sizes) -> Til
         return Tile([(fast, block)], others, warps=_warps(block, each))
     y = others[-1]
     if y.size.value is not None and y.size.value % rows == 0:
-        return Tile([([y], rows), (fast, block)], others[:-1], warps=_warps(rows * block, each))
-    return Tile([(others, rows), (fast, block)], warps=_warps(rows * block, each))
+        return Tile([(fast, block), ([y], rows)], others[:-1], warps=_warps(rows * block, each))
+    return Tile([(fast, block), (others, rows)], warps=_warps(rows * block, each))
 
 
 def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
@@ -206,7 +209,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         return Tile([(list(loops), 1)] if loops else [], inner=block, warps=_warps(block, THREAD))
     rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
     held = block * pieces * _kept(inside)
-    warps = _warps(rows * block * pieces, THREAD if rows > 1 else MANY)
+    warps = min(16, _warps(rows * block * pieces, THREAD if rows > 1 else MANY))
     while warps < 16 and held > 32 * warps * MOST_ELEMENTS:
         warps *= 2
     return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)

@@ -110,10 +110,10 @@ def lower_store(s: State, op: loop.StoreOp) -> None:
         properties = NO_OVERFLOW_FLAGS if cls in (arith.AddiOp, arith.MuliOp) else {} if is_int else NO_FLAGS
         b.place(StoreOp.make(pointer, s.narrow(b.elementwise(cls, (wide, more), properties), access.dtype), mask))
         return
-    b.place(AtomicRMWOp.make(_atomic(access.mode, access.dtype), pointer, value, mask))
+    b.place(AtomicRMWOp.make(atomic(access.mode, access.dtype), pointer, value, mask))
 
 
-def _atomic(mode: str, dtype: Any) -> str:
+def atomic(mode: str, dtype: Any) -> str:
     """Triton's word for a combining store.  UnsupportedNest where the hardware has none."""
     ints = isinstance(dtype, IntegerType)
     wide = ints and dtype.width.data >= 32
