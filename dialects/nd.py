@@ -2,7 +2,8 @@
 
 A function holds one graph: `func.func` with tensors (and `index`, `f64`, `i1` scalars for Python numbers that vary) as arguments.
 Argument attributes: `nd.layout` (#nd.layout, the strides that come in), `nd.symbol` (the size symbol that an index argument binds),
-`nd.constant` (entry of the table of constant tensors that is passed), `nd.name`. Result attributes: `nd.layout` (the strides that
+`nd.constant` (entry of the table of constant tensors that is passed), `nd.name`, `nd.donated` (nobody needs its memory after its last
+use), `nd.base` (a name: arguments with the same one share memory). Result attributes: `nd.layout` (the strides that
 the caller gets), `nd.alias` ("arg 2" or "result 0": a view of it, not a copy), `nd.base` (a name: results with the same one
 are views of one value, which may share memory).
 The module attribute `nd.symbols` holds what is known of the symbols: `{s0 = #nd.range<2, -1, 64>}`.

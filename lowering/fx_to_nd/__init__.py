@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.multiprocessing.reductions import StorageWeakRef
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FunctionType, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Region
@@ -122,7 +123,9 @@ def _arguments(
     inputs: list[int] = []
     attributes: list[DictionaryAttr] = []
     places: dict[Node, int] = {}
-    for k, node in enumerate(n for n in nodes if n.op == "placeholder"):
+    placeholders = [n for n in nodes if n.op == "placeholder"]
+    bases = _shared_bases(placeholders) if donated else {}
+    for k, node in enumerate(placeholders):
         b.node = node
         attrs = placeholder(b, node, k in static)
         if attrs is not None:
@@ -130,9 +133,21 @@ def _arguments(
                 places[node] = len(inputs)
                 if k in donated:
                     attrs["nd.donated"] = UNIT
+                if node in bases:
+                    attrs["nd.base"] = StringAttr(bases[node])
             inputs.append(k)
             attributes.append(DictionaryAttr(attrs))
     return inputs, attributes, places
+
+
+def _shared_bases(placeholders: Sequence[Node]) -> dict[Node, str]:
+    """For inputs that share memory with another one: the name of the first that has it."""
+    holders: dict[Any, list[Node]] = {}
+    for node in placeholders:
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor) and val.layout == torch.strided:
+            holders.setdefault(StorageWeakRef(val.untyped_storage()), []).append(node)
+    return {node: group[0].name for group in holders.values() if len(group) > 1 for node in group}
 
 
 def _results(

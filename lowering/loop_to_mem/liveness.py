@@ -6,6 +6,7 @@ position of the return. A tensor is used as long as one of its views is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import DictionaryAttr, StringAttr
@@ -15,6 +16,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from ...dialects import loop, nd
 from ...dialects.nd_base import prop
 from ...dialects.nd_types import TensorType
+from ...passes.mem.peak import DONATED
 
 
 class Liveness:
@@ -26,6 +28,10 @@ class Liveness:
         """For every nest and contraction the tensors that its bodies (and a contraction's operands) read, each once."""
         self.last: dict[SSAValue, int] = {}
         """Last position at which a tensor or a view of it is read; absent for tensors that nothing reads."""
+        self.returned: set[SSAValue] = set()
+        """Tensors whose memory a result of the function is, or would be where everything is stored in place."""
+        self.donated = _donated(func)
+        """Arguments whose memory nobody else needs, and no other argument shares."""
         results = func.res_attrs.data if func.res_attrs is not None else ()
         self.result_attrs: list[dict[str, Attribute]] = [
             dict(a.data) if isinstance(a, DictionaryAttr) else {} for a in results
@@ -52,20 +58,43 @@ class Liveness:
             used, position = (op.value,), len(self.ops) - 1  # arguments are overwritten at the end
         elif isinstance(op, ReturnOp):
             used = [v for k, v in enumerate(op.operands) if self.alias(k) is None]
+            self.returned.update(used)
         last = self.last
         for value in used:
             if last.get(value, -1) < position:
                 last[value] = position
         if isinstance(op, nd.IndexViewOp):
-            self._extend(op.input, self.last_use(op.result))
+            self._shares(op.input, op.result)
         elif isinstance(op, nd.ExternOp):
             for result, operand in zip(op.results, prop(op, "aliases") or (), strict=False):
                 if operand >= 0:
-                    self._extend(op.operands[operand], self.last_use(result))
+                    self._shares(op.operands[operand], result)
+            written: Sequence[int] = prop(op, "mutates") or ()
+            for result, operand in zip(op.results[len(op.results) - len(written) :], written, strict=True):
+                if result in self.returned:
+                    self.returned.add(op.operands[operand])
+        elif isinstance(op, (loop.NestOp, loop.ContractOp)):
+            self.returned.update(out for out, result in zip(op.outs, op.results, strict=True) if result in self.returned)
+
+    def _shares(self, base: SSAValue, view: SSAValue) -> None:
+        self._extend(base, self.last_use(view))
+        if view in self.returned:
+            self.returned.add(base)
 
     def _extend(self, value: SSAValue, position: int) -> None:
         if self.last_use(value) < position:
             self.last[value] = position
+
+
+def _donated(func: FuncOp) -> set[SSAValue]:
+    """Arguments marked nd.donated that no other one shares memory with (by the names under nd.base)."""
+    attrs = func.arg_attrs.data if func.arg_attrs is not None else ()
+    bases: Counter[Attribute | None] = Counter(a.data["nd.base"] for a in attrs if isinstance(a, DictionaryAttr) and "nd.base" in a.data)
+    return {
+        argument
+        for argument, a in zip(func.body.block.args, attrs, strict=False)
+        if isinstance(a, DictionaryAttr) and DONATED in a.data and bases.get(a.data.get("nd.base"), 1) == 1
+    }
 
 
 def captured_tensors(op: loop.NestOp | loop.ContractOp) -> list[SSAValue]:

@@ -37,7 +37,8 @@ PASS = "loop-to-mem"
 
 
 class Storage:
-    """One piece of memory: `kind` is "argument", "fresh" (ours) or "extern" (a library call's result)."""
+    """One piece of memory: `kind` is "argument", "donated" (an argument's that is ours to overwrite), "fresh" (ours) or "extern" (a
+    library call's result)."""
 
     __slots__ = ("kind", "root", "until", "exclusive", "claimed")
 
@@ -106,7 +107,8 @@ class Lowering:
             buffer = Rewriter.replace_value_with_new_type(argument, kind)
             self.arguments.append(buffer)
             self.buffers[argument] = buffer
-            storage = self.storage[buffer] = Storage("argument", buffer, exclusive=False)
+            donated = argument in self.live.donated and not overlaps(kind.dims, kind.stride_exprs)
+            storage = self.storage[buffer] = Storage("donated" if donated else "argument", buffer, exclusive=donated)
             storage.until = until
 
     # ---- building
@@ -401,10 +403,11 @@ class _OutChoice:
         if isinstance(self.op, loop.ContractOp):
             return None
         wanted = low.layouts.buffer_type(self.result)
+        returned = self.result in low.live.returned
         for buffer in self.captured:
-            if buffer.type != wanted and not self._holds(low.storage[buffer], wanted):
-                continue
             storage = low.storage[buffer]
+            if buffer.type != wanted and not self._holds(storage, wanted) or (returned and storage.kind == "donated"):
+                continue
             fits = storage.exclusive and storage not in self.taken and low.is_dead(storage)
             fits = fits and storage.root.type.numel is wanted.numel  # pyright: ignore[reportAttributeAccessIssue]
             if (
@@ -418,11 +421,11 @@ class _OutChoice:
 
     @staticmethod
     def _holds(storage: Storage, t: BufferType) -> bool:
-        """Whether a storage of ours has just the memory that a buffer of type `t` takes."""
+        """Whether a storage of ours, or one donated to us, has just the memory that a buffer of type `t` takes."""
         root = storage.root.type
         assert isinstance(root, BufferType)
         dense = root.extent() is root.numel and t.extent() is t.numel
-        return storage.kind == "fresh" and root.element_type == t.element_type and dense and root.numel is t.numel
+        return storage.kind in ("fresh", "donated") and root.element_type == t.element_type and dense and root.numel is t.numel
 
 
 def _is_out(op: Operation, index: int) -> bool:

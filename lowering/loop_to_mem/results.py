@@ -51,7 +51,7 @@ def _own_result(low: Lowering, k: int, value: SSAValue) -> SSAValue:
     wanted = BufferType.get(t.dims, t.element_type, strides, t.offset_expr, t.device.data)
     base = _base(low, k)
     reason = None
-    if storage.kind == "argument":
+    if storage.kind in ("argument", "donated"):
         reason = "the caller gets it, and it is the memory of an argument"
     elif storage.claimed is not None and not (storage.claimed and storage.claimed == base):
         reason = "the caller gets it twice"

@@ -82,7 +82,7 @@ def memory_over_time(func: FuncOp, values: Mapping[str, int] | None = None) -> l
 
 
 def argument_spans(func: FuncOp, values: Mapping[str, int] | None = None) -> list[tuple[int, int]]:
-    """For each tensor argument its bytes and the last position at which it is alive."""
+    """For each tensor argument (those that share memory count once) its bytes and the last position at which it is alive."""
     arguments: set[SSAValue] = {a for a in func.body.block.args if isinstance(a.type, mem.BufferType)}
     root: dict[SSAValue, SSAValue] = {a: a for a in arguments}
     last = dict.fromkeys(arguments, 0)
@@ -94,13 +94,15 @@ def argument_spans(func: FuncOp, values: Mapping[str, int] | None = None) -> lis
         if isinstance(op, mem.ViewOp) and op.input in root:
             root[op.result] = root[op.input]
     attrs = func.arg_attrs.data if func.arg_attrs is not None else ()
-    found: list[tuple[int, int]] = []
+    found: dict[object, tuple[int, int]] = {}
     for k, argument in enumerate(func.body.block.args):
         if isinstance(argument.type, mem.BufferType):
-            attr = attrs[k] if k < len(attrs) else None
-            donated = isinstance(attr, DictionaryAttr) and DONATED in attr.data
-            found.append((value_of(buffer_bytes(argument.type), values), last[argument] if donated else count))
-    return found
+            attr = attrs[k].data if k < len(attrs) and isinstance(attrs[k], DictionaryAttr) else {}
+            size, until = value_of(buffer_bytes(argument.type), values), last[argument] if DONATED in attr else count
+            key = attr.get("nd.base", argument)
+            before = found.get(key, (0, 0))
+            found[key] = max(size, before[0]), max(until, before[1])
+    return list(found.values())
 
 
 def value_of(size: Expr, values: Mapping[str, int] | None = None) -> int:

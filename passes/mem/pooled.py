@@ -20,7 +20,7 @@ from .lifetimes import Lifetime
 
 SMALLEST = 16384
 """Bytes of a buffer that is worth an allocation of its own (some 0.3 us)."""
-LEAST_GAIN = 100
+LEAST_GAIN = 1000
 """The peak has to fall by one part in so many."""
 MOST_SIZES = 12
 """How many sizes are tried as the limit between arena and pool."""

@@ -5,8 +5,8 @@ unloaded.
 - arguments: taking them out of the caller's list, comparing tensors with what the program was compiled for;
 - errors: calling a Python function that raises, and freeing what a program still holds.
 
-A block of the pool has 64 bytes in front: the next free block and the size class. Classes are sixteen to a power of two,
-so at most a sixteenth of a new block is unused, and a request takes a free block of its class or of one of the next fifteen.
+A block of the pool has 64 bytes in front: the next free block and the size class. Classes are 64 to a power of two, so
+at most a 64th of a new block is unused, and a request takes a free block of its class or of one of the next 63.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ itself."""
 
 BORROWED_BYTES = 1 << 15
 """Arenas of at least this many bytes are borrowed from the pool for each call, so that graphs that run one after the
-other share one; a smaller one stays with its program, which saves the search."""
+other share one; smaller ones are one block of the process, which saves the search."""
 
 _DECLARATIONS = """
 @PyExc_TypeError = external global ptr
@@ -50,36 +50,36 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
 _POOL = """
 @pool_lock = internal global [64 x i8] zeroinitializer, align 16
-@pool_heads = internal global [1152 x ptr] zeroinitializer
+@pool_heads = internal global [4608 x ptr] zeroinitializer
 @stepwell_pool_held = global i64 0
 @stepwell_pool_limit = global i64 4294967296
 
-; the class of a size; a class stands for (class mod 16 + 17) << (class / 16) bytes
+; the class of a size; a class stands for (class mod 64 + 65) << (class / 64) bytes
 define internal i64 @pool_class(i64 %bytes) {
   %b = call i64 @llvm.smax.i64(i64 %bytes, i64 4096)
   %b1 = sub i64 %b, 1
   %lz = call i64 @llvm.ctlz.i64(i64 %b1, i1 true)
-  %shift = sub i64 59, %lz
+  %shift = sub i64 57, %lz
   %units = lshr i64 %b1, %shift
-  %base = shl i64 %shift, 4
-  %unit = sub i64 %units, 16
+  %base = shl i64 %shift, 6
+  %unit = sub i64 %units, 64
   %class = add i64 %base, %unit
   ret i64 %class
 }
 
 define internal i64 @pool_class_bytes(i64 %class) {
-  %unit = and i64 %class, 15
-  %units = add i64 %unit, 17
-  %shift = lshr i64 %class, 4
+  %unit = and i64 %class, 63
+  %units = add i64 %unit, 65
+  %shift = lshr i64 %class, 6
   %bytes = shl i64 %units, %shift
   ret i64 %bytes
 }
 
-; Takes the block %wanted out of the free lists if it is there, of a class from %class on (one of 96): whether it was.
+; Takes the block %wanted out of the free lists if it is there, of a class from %class on (one of 384): whether it was.
 define internal i1 @pool_take_this(ptr %wanted, i64 %class) {
 entry:
   %wblock = getelementptr i8, ptr %wanted, i64 -64
-  %last = add i64 %class, 96
+  %last = add i64 %class, 384
   %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
   br label %list
 list:
@@ -147,7 +147,7 @@ none:
 
 define ptr @stepwell_pool_alloc(i64 %bytes) {
   %class = call i64 @pool_class(i64 %bytes)
-  %found = call ptr @pool_take(i64 %class, i64 16)
+  %found = call ptr @pool_take(i64 %class, i64 64)
   %there = icmp ne ptr %found, null
   br i1 %there, label %reuse, label %fresh
 reuse:
@@ -234,7 +234,7 @@ out:
 }
 
 define void @stepwell_pool_trim() {
-  call void @pool_drop(i64 0, i64 1024)
+  call void @pool_drop(i64 0, i64 4608)
   ret void
 }
 
@@ -248,7 +248,7 @@ define internal ptr @pool_alloc_large(i64 %bytes, ptr %before) {
 kept:
   ret ptr %before
 other:
-  %found = call ptr @pool_take(i64 %class, i64 96)
+  %found = call ptr @pool_take(i64 %class, i64 384)
   %there = icmp ne ptr %found, null
   br i1 %there, label %reuse, label %fresh
 reuse:
@@ -263,10 +263,14 @@ fresh:
 
 _ARENA = """
 ; An arena is { i64 busy, ptr block, i64 capacity, i64 n, [n x ptr] views }. The views are tensors over the block that
-; are the same in every call: made at their first use, they live until the block changes. A small block stays with the
-; program (capacity is its size); a large one is borrowed from the pool for each call (capacity is 0), which mostly
+; are the same in every call: made at their first use, they live until the block changes. All small arenas are one block
+; of the process (capacity is -1), which one call at a time has; a program that finds it taken gets a block that stays
+; with it (capacity is its size). A large one is borrowed from the pool for each call (capacity is 0), which mostly
 ; gives the same one again. A call that runs while another one has the program's arena gets an arena of its own. Null
 ; when there is no memory.
+@small_block = internal global [BORROWED_BYTES x i8] zeroinitializer, align 64
+@small_taken = internal global i64 0
+
 define ptr @stepwell_arena_acquire(ptr %kept, i64 %bytes) {
 entry:
   %busy = atomicrmw xchg ptr %kept, i64 1 acquire
@@ -312,7 +316,7 @@ entry:
   %fits = icmp sge i64 %cap, %bytes
   br i1 %fits, label %done, label %grow
 grow:
-  %kept = icmp ne i64 %cap, 0
+  %kept = icmp sgt i64 %cap, 0
   br i1 %kept, label %clear, label %choose
 clear:
   call void @stepwell_arena_clear(ptr %arena)
@@ -321,6 +325,21 @@ choose:
   %large = icmp sge i64 %bytes, BORROWED_BYTES
   br i1 %large, label %borrow, label %keep
 keep:
+  %held = atomicrmw xchg ptr @small_taken, i64 1 acquire
+  %taken = icmp ne i64 %held, 0
+  br i1 %taken, label %alone, label %shared
+shared:
+  %last = load ptr, ptr %blockp
+  %again = icmp eq ptr %last, @small_block
+  br i1 %again, label %mark, label %change
+change:
+  call void @stepwell_arena_clear(ptr %arena)
+  store ptr @small_block, ptr %blockp
+  br label %mark
+mark:
+  store i64 -1, ptr %capp
+  br label %done
+alone:
   call void @stepwell_arena_clear(ptr %arena)
   %own = call ptr @stepwell_pool_alloc(i64 %bytes)
   %nomemory = icmp eq ptr %own, null
@@ -330,6 +349,7 @@ some:
   store i64 %bytes, ptr %capp
   br label %done
 borrow:
+  store i64 0, ptr %capp
   %old = load ptr, ptr %blockp
   %new = call ptr @pool_alloc_large(i64 %bytes, ptr %old)
   %nolarge = icmp eq ptr %new, null
@@ -347,7 +367,7 @@ none:
   ret i32 0
 }
 
-; Drops the views and, unless it is the pool's, the block.
+; Drops the views and, where it is the program's own, the block.
 define void @stepwell_arena_clear(ptr %arena) {
 entry:
   %np = getelementptr i8, ptr %arena, i64 24
@@ -377,7 +397,7 @@ block:
   %cap = load i64, ptr %capp
   store ptr null, ptr %blockp
   store i64 0, ptr %capp
-  %nob = icmp eq i64 %cap, 0
+  %nob = icmp sle i64 %cap, 0
   br i1 %nob, label %done, label %give
 give:
   call void @stepwell_pool_free(ptr %b)
@@ -392,8 +412,10 @@ define void @stepwell_arena_release(ptr %kept, ptr %arena) {
 some:
   %capp = getelementptr i8, ptr %arena, i64 16
   %cap = load i64, ptr %capp
-  %borrowed = icmp eq i64 %cap, 0
-  br i1 %borrowed, label %give, label %whose
+  switch i64 %cap, label %whose [ i64 0, label %give i64 -1, label %share ]
+share:
+  store atomic i64 0, ptr @small_taken release, align 8
+  br label %whose
 give:
   %blockp = getelementptr i8, ptr %arena, i64 8
   %block = load ptr, ptr %blockp

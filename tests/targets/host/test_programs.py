@@ -78,6 +78,31 @@ def test_large_arenas_are_shared_by_programs(native):
     empty_pool()
 
 
+def test_small_arenas_are_one_block(native):
+    """Programs take no memory of their own for a small arena; one that runs while the block is taken gets another."""
+    inner = native.program(chain(arena="4096"))
+    x = torch.rand(4)
+    within = []
+
+    def nested(t: torch.Tensor) -> torch.Tensor:
+        within.append(inner([t])[0])
+        return t + 1
+
+    outer = native.program(
+        f"""host.program @forward({X}) arena 2048 {{
+      %p = host.arena_ptr 0
+      host.launch @double(%x : !host.tensor<f32>, %p : !host.ptr) [4]
+      %t = host.extern #nd.call<"py", [object(0), arg(0)]>(%x) : (!host.tensor<f32>) -> (!host.tensor<f32>)
+      %y = host.empty_output [4] strides [1] : !host.tensor<f32>
+      host.launch @double(%p : !host.ptr, %y : !host.tensor<f32>) [4]
+      host.return(%y : !host.tensor<f32>) [arg(0)]
+    }}""",
+        objects=[nested],
+    )
+    for _ in range(3):
+        assert torch.equal(outer([x])[0], 4 * x) and torch.equal(within[-1], 4 * x)
+
+
 def test_kept_tensors_over_a_borrowed_arena_follow_the_block(build):
     run = build.program(
         f"""host.program @forward({X}) arena 2097152 {{
