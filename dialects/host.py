@@ -60,25 +60,28 @@ from .nd_base import ExprsAttr, IntsAttr
 
 @irdl_attr_definition
 class TensorType(ParametrizedAttribute, TypeAttribute):
-    """A tensor of torch with a known element type: `!host.tensor<f32>`; `!host.tensor<none>` when the element type is
-    not ours."""
+    """A tensor of torch with a known element type: `!host.tensor<f32>`, `!host.tensor<f32, "cuda:0">` when it is not on
+    the CPU; `!host.tensor<none>` when the element type is not ours."""
 
     name = "host.tensor"
     element_type: Attribute
+    device: StringAttr
 
     @staticmethod
-    def get(element_type: Attribute | None = None) -> TensorType:
+    def get(element_type: Attribute | None = None, device: str = "cpu") -> TensorType:
         """The interned type."""
-        key = element_type or NoneAttr()
+        key = element_type or NoneAttr(), device
         found = _TENSORS.get(key)
         if found is None:
-            found = _TENSORS[key] = TensorType(key)
+            found = _TENSORS[key] = TensorType(key[0], StringAttr(device))
         return found
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> list[Attribute]:
         with parser.in_angle_brackets():
-            return [NoneAttr() if parser.parse_optional_keyword("none") else parser.parse_type()]
+            element = NoneAttr() if parser.parse_optional_keyword("none") else parser.parse_type()
+            device = parser.parse_str_literal() if parser.parse_optional_punctuation(",") else "cpu"
+        return [element, StringAttr(device)]
 
     def print_parameters(self, printer: Printer) -> None:
         with printer.in_angle_brackets():
@@ -86,9 +89,11 @@ class TensorType(ParametrizedAttribute, TypeAttribute):
                 printer.print_string("none")
             else:
                 printer.print_attribute(self.element_type)
+            if self.device.data != "cpu":
+                printer.print_string(f', "{self.device.data}"')
 
 
-_TENSORS: dict[Attribute, TensorType] = {}
+_TENSORS: dict[tuple[Attribute, str], TensorType] = {}
 
 
 @irdl_attr_definition
@@ -501,8 +506,8 @@ class ConstantOp(HostOp):
     result = result_def(TensorType)
 
     @classmethod
-    def make(cls, index: int, element_type: Attribute) -> ConstantOp:
-        return cls.create(result_types=(TensorType.get(element_type),), properties={"index": IntAttr(index)})
+    def make(cls, index: int, element_type: Attribute, device: str = "cpu") -> ConstantOp:
+        return cls.create(result_types=(TensorType.get(element_type, device),), properties={"index": IntAttr(index)})
 
     def print(self, printer: Printer) -> None:
         printer.print_string(f" {self.index.data} : ")
@@ -752,6 +757,7 @@ def layout(
     element_type: Attribute,
     offset: Expr | int | None = None,
     label: str | None = None,
+    device: str = "cpu",
 ) -> Any:
     """Builds one of the ops with sizes and strides (check, ensure, empty_output, view, from_arena) the fast way."""
     props: dict[str, Attribute] = {"sizes": ExprsAttr.get(sizes), "strides": ExprsAttr.get(strides)}
@@ -761,7 +767,7 @@ def layout(
         props["label"] = StringAttr(label)
     return op.create(
         operands=() if source is None else (source,),
-        result_types=(TensorType.get(element_type),) if op.HAS_RESULT else (),
+        result_types=(TensorType.get(element_type, device),) if op.HAS_RESULT else (),
         properties=props,
     )
 

@@ -142,7 +142,7 @@ class _Lowering:
     def _host_type(self, value: SSAValue) -> Attribute:
         type = value.type
         if isinstance(type, mem.BufferType):
-            return host.TensorType.get(type.element_type)
+            return host.TensorType.get(type.element_type, type.device.data)
         if not host.is_number(type):
             self.fail(self.function, f"argument of type {type}: a host program takes buffers and numbers")
         return i64 if not _is_float_or_bool(type) else type
@@ -181,7 +181,7 @@ class _Lowering:
 
     def _constant(self, old: SSAValue, index: Attribute) -> None:
         assert isinstance(old.type, mem.BufferType) and isinstance(index, IntegerAttr)
-        made = self.add(host.ConstantOp.make(index.value.data, old.type.element_type)).results[0]
+        made = self.add(host.ConstantOp.make(index.value.data, old.type.element_type, old.type.device.data)).results[0]
         self.memory[old] = _argument_memory(made, old.type)
         self.tensors[old] = made
 
@@ -256,7 +256,8 @@ class _Lowering:
     def _layout(
         self, kind: type[host.LayoutOp], source: SSAValue | None, type: mem.BufferType, origin: Operation, **rest
     ) -> SSAValue:
-        op = host.layout(kind, source, type.dims, type.stride_exprs, type.element_type, **rest)
+        device = type.device.data
+        op = host.layout(kind, source, type.dims, type.stride_exprs, type.element_type, device=device, **rest)
         return self.add(op, origin).results[0]
 
     def tensor(self, value: SSAValue, origin: Operation) -> SSAValue:
@@ -287,7 +288,8 @@ class _Lowering:
             offsets.append(buffer.byte_offset())
         kernel = op.kernel.string_value()
         entries = None if op.entries is None else op.entries.data
-        self.add(host.LaunchOp.make(kernel, values, op.sizes.data, offsets, self._typical_traffic(op), entries), op)
+        grid = () if op.grid is None else op.grid.data
+        self.add(host.LaunchOp.make(kernel, values, op.sizes.data, offsets, self._typical_traffic(op), entries, grid), op)
         self.pending_poll |= kernel in self.checked
 
     def _typical_traffic(self, op: host.LaunchOp) -> int | None:
@@ -314,10 +316,7 @@ class _Lowering:
         if outs:
             self._extern_into(op, call, values, outs)
             return
-        types = [
-            host.TensorType.get(r.type.element_type) if isinstance(r.type, mem.BufferType) else self._host_type(r)
-            for r in op.outputs
-        ]
+        types = [self._host_type(r) for r in op.outputs]
         made = host.ExternOp.make(call, values, types, prop(op, "mutates") or ())
         if op.fallback is not None:
             made.properties["fallback"] = op.fallback

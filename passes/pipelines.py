@@ -26,10 +26,11 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "host": ("to-host",),
     },
     "gpu": {
-        "nd": ("nd-canonicalize", "nd-sink-cat"),
-        "loop": ("nd-to-loop", "contract-expand", "loop-fuse{keep-parallel=264}"),
+        "nd": ("nd-canonicalize", "nd-sink-cat", "nd-library-products"),
+        "loop": ("nd-to-loop", "loop-fuse{keep-parallel=264}"),
         "mem": ("loop-to-mem", "gpu-parallel-scatter", "gpu-split-reduction", "mem-plan"),
         "tt": ("mem-to-tt",),
+        "host": ("to-host",),
     },
 }
 """Target -> stage -> the passes of the stage, as pipeline text.  A stage begins with the lowering to its level."""

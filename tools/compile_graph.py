@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, MutableSet, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.fx import GraphModule
@@ -28,6 +28,9 @@ from .fusion_control import apply_wishes, marked
 from .loop_control import apply_loop_wishes, loop_marks
 from .options import Options
 from .traffic import count_traffic
+
+if TYPE_CHECKING:
+    from ..targets.triton.kernels import GpuKernel
 
 log = logging.getLogger("stepwell")
 _serial = itertools.count()
@@ -119,7 +122,8 @@ def compile_graph(
         symbols = _symbol_positions(imported)
         if watch:
             watch.graph(kind, gm, imported.module)
-        pipeline = default_pipeline("cpu", {"passes": options.passes, "pipeline": options.pipeline})
+        target = "cpu" if imported.device == "cpu" else "gpu"
+        pipeline = default_pipeline(target, {"passes": options.passes, "pipeline": options.pipeline})
         if options.autotune:
             tune(pipeline)
         known, last = set() if matched is None else matched, kind in ("backward", "inference")
@@ -178,7 +182,7 @@ def build(
     run(pipeline, module, ctx, instrument)
     if options.timing:
         print(instrument.timing_report(), file=sys.stderr)
-    return load(module, imported.constants, imported.objects, options, debug)
+    return load(module, imported.constants, imported.objects, options, debug, imported.device)
 
 
 def _remarks(debug: DebugFolder | None, watch: Watch | None) -> Callable[[Remark], None] | None:
@@ -193,9 +197,14 @@ def _remarks(debug: DebugFolder | None, watch: Watch | None) -> Callable[[Remark
 
 
 def load(
-    module: ModuleOp, constants: Sequence[Any], objects: Sequence[Any], options: Options, debug: DebugFolder | None = None
+    module: ModuleOp,
+    constants: Sequence[Any],
+    objects: Sequence[Any],
+    options: Options,
+    debug: DebugFolder | None = None,
+    device: str = "cpu",
 ) -> Callable[[list[Any]], list[Any]]:
-    """Emit, compile and load a module that went through the whole pipeline."""
+    """Emit, compile and load a module that went through the whole pipeline; `device` is where its kernels run."""
     from ..dialects import cpu, host
     from ..targets.cpu.cache import cached_object
     from ..targets.cpu.emit import emit_kernels
@@ -208,7 +217,8 @@ def load(
         count("kernels", sum(isinstance(op, cpu.KernelOp) for op in module.body.block.ops))
         count("launches", sum(isinstance(op, host.LaunchOp) for op in program.body.block.ops))
         text = emit_kernels(module)
-        description = emit_host(text, program)
+        kernels = [] if device == "cpu" else gpu_kernels(module, device)
+        description = emit_host(text, program, kernels=kernels)
         llvm = text.text()
     if debug:
         debug.target(llvm)
@@ -221,6 +231,17 @@ def load(
     with phase("load"):
         library = load_object_code(data, description.native)
         return load_program(description, library, constants, objects)
+
+
+def gpu_kernels(module: ModuleOp, device: str) -> Sequence[GpuKernel]:
+    """The compiled kernels of a module for the GPU that `device` is."""
+    from ..targets.triton.kernels import device_target, program_kernels
+
+    start = perf_counter()
+    kernels = program_kernels(module, device_target(device))
+    count("kernels", len(kernels))
+    count("compile_seconds.triton", perf_counter() - start)
+    return kernels
 
 
 class Runner:

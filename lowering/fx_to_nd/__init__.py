@@ -60,7 +60,7 @@ class Imported:
 
     module: the `nd` module with func.func @name. constants: the tensors that its last arguments take. objects: what
     object(k) in a call names. inputs: for each leading argument the position of the FX placeholder that it takes.
-    outputs: how each output of the FX graph is made (see `Output`). counts: operator nodes by treatment."""
+    outputs: how each output of the FX graph is made (see `Output`). counts: operator nodes by treatment. device: where its kernels run."""
 
     module: ModuleOp
     constants: list[torch.Tensor]
@@ -68,6 +68,7 @@ class Imported:
     inputs: list[int]
     outputs: list[Output]
     counts: Counts
+    device: str = "cpu"
 
 
 def load_rules() -> None:
@@ -188,7 +189,7 @@ def _assemble(
         module.attributes["nd.symbols"] = DictionaryAttr(table)
     if numerics != "default":
         module.attributes["nd.numerics"] = StringAttr(numerics)
-    return Imported(module, b.constants, b.objects, inputs, results.outputs, b.counts)
+    return Imported(module, b.constants, b.objects, inputs, results.outputs, b.counts, b.device)
 
 
 def _expressions(b: Importer) -> set[Expr]:

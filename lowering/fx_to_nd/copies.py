@@ -11,45 +11,31 @@ from xdsl.ir import SSAValue
 
 from .externs import operator_call
 from .importer import Importer
-from .metadata import device_name, element_type
+from .metadata import element_type
 from .registry import packet, rule
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 
-def _moves(b: Importer) -> bool:
-    """Whether the result is on another device than the first operand."""
-    source = b.node.args[0]
-    given = source.meta["val"] if isinstance(source, Node) else None
-    return isinstance(given, torch.Tensor) and given.device != b.val.device
-
-
 @rule(aten._to_copy, packet(prims, "convert_element_type"), packet(aten, "to"))
 def _convert(b: Importer, x: Any, *args: Any, **options: Any) -> SSAValue:
-    if not isinstance(x, SSAValue):  # a number that stands for a 0-d tensor
-        return b.scalar(x, b.out_dtype)
-    return NotImplemented if _moves(b) else b.cast(x, b.out_dtype)
+    return b.cast(x, b.out_dtype) if isinstance(x, SSAValue) else b.scalar(x, b.out_dtype)  # a number that stands for a 0-d tensor
 
 
 @rule(packet(prims, "device_put"))
 def _device_put(b: Importer, x: SSAValue, *args: Any) -> SSAValue:
-    return NotImplemented if _moves(b) else x
+    return x
 
 
 @rule(aten.copy)
 def _copy(b: Importer, target: SSAValue, source: SSAValue, non_blocking: bool = False) -> SSAValue:
-    given = b.node.args[1].meta["val"]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
-    if device_name(given.device) != device_name(b.val.device):
-        return NotImplemented
     return b.expand(b.cast(source, b.out_dtype), b.out_dims)
 
 
 @rule(aten.copy_)
 def _copy_into(b: Importer, target: SSAValue, source: SSAValue, non_blocking: bool = False) -> SSAValue:
-    into, given = (n.meta["val"] for n in b.node.args[:2])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
-    if into.device != given.device:
-        return NotImplemented
+    into = b.node.args[0].meta["val"]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     value = b.cast(source, element_type(into.dtype))
     b.rebind(b.node.args[0], b.expand(value, b.sizes(into.shape)))
     return b.env[b.node.args[0]]  # pyright: ignore[reportArgumentType]

@@ -55,22 +55,9 @@ TYPE_NEUTRAL: frozenset[Any] = frozenset(
 
 def constant(b: Importer, value: torch.Tensor) -> SSAValue:
     """A constant tensor: literal when tiny, else an argument at the end of the function."""
+    if value.device.type == b.torch_device.type and (literal := tiny_constant(b, value)) is not None:
+        return literal
     dtype = element_type(value.dtype)
-    plain = value.device.type == "cpu" and value.layout == torch.strided and not _is_fake(value)
-    if (
-        plain
-        and dtype in COMPUTED
-        and value.numel() <= _INLINE_LIMIT
-        and type(value) in (torch.Tensor, torch.nn.Parameter)
-    ):
-        with _disable_current_modes():  # the caller's fake mode refuses real tensors
-            values = value.detach().reshape(-1).tolist()
-        dims = b.sizes(value.shape)
-        if not dims:
-            return b.full(values[0], dtype)
-        if not values:
-            return b.full(0, dtype, dims)
-        return b.emit(nd.LiteralOp, (), dims, dtype, values=ArrayAttr([number_attr(v, dtype) for v in values]))
     key = _constant_key(value)
     found = b.constant_arguments.get(key)
     if found is None:
@@ -78,6 +65,23 @@ def constant(b: Importer, value: torch.Tensor) -> SSAValue:
         kind = TensorType.get(b.sizes(value.shape), dtype, device_name(value.device))
         found = b.constant_arguments[key] = b.block.insert_arg(kind, len(b.block.args))
     return found
+
+
+def tiny_constant(b: Importer, value: torch.Tensor) -> SSAValue | None:
+    """A tiny constant tensor of the CPU as a literal on the graph's device; None for any other."""
+    dtype = element_type(value.dtype)
+    plain = value.device.type == "cpu" and value.layout == torch.strided and not _is_fake(value)
+    known = type(value) in (torch.Tensor, torch.nn.Parameter)
+    if not (plain and known and dtype in COMPUTED and value.numel() <= _INLINE_LIMIT):
+        return None
+    with _disable_current_modes():  # the caller's fake mode refuses real tensors
+        values = value.detach().reshape(-1).tolist()
+    dims = b.sizes(value.shape)
+    if not dims:
+        return b.full(values[0], dtype)
+    if not values:
+        return b.full(0, dtype, dims)
+    return b.emit(nd.LiteralOp, (), dims, dtype, values=ArrayAttr([number_attr(v, dtype) for v in values]))
 
 
 def _is_fake(value: torch.Tensor) -> bool:

@@ -23,10 +23,10 @@ from xdsl.ir import Attribute, Block, SSAValue
 from ...dialects.expr import Expr, Range, as_expr, const, evaluate, free_syms, range_of
 from ...errors import StepwellError
 from ..sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
-from . import externs, higher_order
+from . import devices, externs, higher_order
 from .aliases import write_through
 from .builder import Builder, Dims
-from .metadata import COMPUTED, device_name, element_type, shape_env
+from .metadata import COMPUTED, element_type, shape_env
 from .registry import find_rule
 from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
 from .subgraphs import Body, Program
@@ -63,7 +63,10 @@ class Importer(Builder):
     def __init__(
         self, gm: GraphModule, block: Block, fallback_random: bool = False, compile_body: Callable[[GraphModule], Program] | None = None
     ):
-        super().__init__(block)
+        self.torch_device, self.mixed_devices = devices.graph_device(list(gm.graph.nodes))
+        super().__init__(block, devices.device_text(self.torch_device))
+        self.host_constants: dict[Node, torch.Tensor] = {}
+        self.fetched: dict[Node, SSAValue] = {}
         self.gm = gm
         self.compile_body = compile_body
         self.bodies: dict[GraphModule, Body] = {}
@@ -168,8 +171,8 @@ class Importer(Builder):
         self.node = node
         self.val = val = node.meta.get("val")
         self.location = self.locate(node)
-        if isinstance(val, torch.Tensor):
-            self.device = device_name(val.device)
+        if self.mixed_devices:
+            devices.note_constant(self, node)
         try:
             value = self.env[node] = self._value_of(node, val)
             if isinstance(value, SSAValue) and value.name_hint is None:
@@ -220,8 +223,9 @@ class Importer(Builder):
         rule = find_rule(target)
         if rule is None or (defines and isinstance(val, torch.Tensor)) or self._needs_library(node, val):
             return externs.operator_call(self, node, chosen=defines)
-        args = [self.argument(a) for a in node.args]
-        kwargs = {key: self.argument(a) for key, a in node.kwargs.items()} if node.kwargs else {}
+        argument = self.reachable_argument if self.mixed_devices else self.argument
+        args = [argument(a) for a in node.args]
+        kwargs = {key: argument(a) for key, a in node.kwargs.items()} if node.kwargs else {}
         result = rule(self, *args, **kwargs)
         if result is NotImplemented:
             return externs.operator_call(self, node)
@@ -229,7 +233,9 @@ class Importer(Builder):
         return self._conform(result, val)
 
     def _needs_library(self, node: Node, val: Any) -> bool:
-        """Whether an operand or result has an element type or storage that kernels do not handle."""
+        """Whether an operand or result has an element type or storage that kernels do not handle, or lies elsewhere."""
+        if self.mixed_devices and devices.is_elsewhere(self, node, val):
+            return True
         for value in (val, *(n.meta.get("val") for n in node.all_input_nodes)):
             if isinstance(value, torch.Tensor):
                 if element_type(value.dtype) not in COMPUTED or value.layout is not torch.strided:
@@ -275,6 +281,14 @@ class Importer(Builder):
         if isinstance(arg, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return sym_value(self, arg)
         return arg
+
+    def reachable_argument(self, arg: Any) -> Any:
+        """An FX argument as `argument` gives it, with what lies elsewhere as kernels of the graph's device read it."""
+        if isinstance(arg, Node):
+            return devices.reachable(self, arg, self.env[arg])
+        if isinstance(arg, (list, tuple)):
+            return tuple([self.reachable_argument(a) for a in arg])
+        return self.argument(arg)
 
     def attribute(self, node: Node) -> Any:
         """The value of a get_attr node: a constant tensor or a Python object."""

@@ -27,7 +27,7 @@ _SEED_LOW, _SEED_HIGH = -(1 << 63), (1 << 63) - 1
 def draw(b: Importer, kind: str, dims: Dims) -> SSAValue:
     """Fresh random numbers of the graph's own streams: f32 for rand and randn, raw 32 bits in i64 for randint."""
     if b.seeds is None:
-        op = nd.ExternOp.create(result_types=(TensorType.get((2,), i64),), location=b.location)
+        op = nd.ExternOp.create(result_types=(TensorType.get((2,), i64, b.device),), location=b.location)
         b.insert(op)
         b.seeds = op.results[0]
     site = b.random_sites
@@ -42,15 +42,17 @@ def write_seeds(b: Importer) -> None:
         return
     count = 2 * b.random_sites
     op: Any = b.seeds.owner
-    call = Call("aten.randint.low", (_SEED_LOW, _SEED_HIGH, (count,)), (("dtype", Enum("dtype", "int64")),))
+    options = [("dtype", Enum("dtype", "int64"))]
+    if b.device != "cpu":
+        options.append(("device", Enum("device", b.device)))
+    call = Call("aten.randint.low", (_SEED_LOW, _SEED_HIGH, (count,)), tuple(options))
     op.properties.update({"call": CallAttr(call), "effect": UNIT})
-    b.seeds._type = TensorType.get((as_expr(count),), i64)  # pyright: ignore[reportAttributeAccessIssue]
+    b.seeds._type = TensorType.get((as_expr(count),), i64, b.device)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _ours(b: Importer, options: dict[str, Any]) -> bool:
-    """Whether a random op is drawn from the graph's streams (not with a generator of the user's, not on another
-    device)."""
-    return not b.fallback_random and options.get("generator") is None and b.device == "cpu"
+    """Whether a random op is drawn from the graph's streams (not with a generator of the user's)."""
+    return not b.fallback_random and options.get("generator") is None
 
 
 def _drawn(b: Importer, kind: str, options: dict[str, Any]) -> SSAValue:

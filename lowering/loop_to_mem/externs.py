@@ -11,7 +11,7 @@ from ...dialects import mem, nd
 from ...dialects.expr import strides_contiguous
 from ...dialects.mem import BufferType
 from ...dialects.nd_base import IntsAttr, prop
-from ...dialects.nd_types import TensorType
+from ...dialects.nd_types import TensorType, tensor_type
 from .layouts import Strides, layout_of, overlaps
 from .liveness import is_tensor
 from .lowering import Lowering, Storage
@@ -144,8 +144,8 @@ class _Call:
         if not is_tensor(result):
             return None
         goal = low.layouts.goals.get(result)
-        if goal is not None and goal.argument is None:
-            return None  # the caller gets the tensor that the operator makes
+        if goal is not None and goal.argument is None and tensor_type(result).device.data == "cpu":
+            return None  # the caller gets the tensor that the operator makes; torch's C functions for GPUs only have the out variants
         t = low.goal_buffer(result)
         if t is not None and goal is not None and goal.argument is not None:
             storage = low.argument_storage(goal.argument)

@@ -126,13 +126,13 @@ def _torch_library_folder() -> Path | None:
 
 @cache
 def load_process_libraries() -> tuple[str, ...]:
-    """Make torch's libgomp and libtorch_cpu visible to the linker, for good; gives the files that were found (none
+    """Make torch's libgomp, libtorch_cpu and libtorch_cuda visible to the linker, for good; gives the files that were found (none
     without torch)."""
     folder = _torch_library_folder()
     if folder is None:
         return ()
     found: list[str] = []
-    for pattern in ("libgomp*.so*", "libomp*.dylib", "libiomp5*", "libtorch_cpu.*"):
+    for pattern in ("libgomp*.so*", "libomp*.dylib", "libiomp5*", "libtorch_cpu.*", "libtorch_cuda.so"):
         for path in sorted((*folder.glob(pattern), *(folder.parent.parent / "torch.libs").glob(pattern))):
             if path.suffix in (".dll", ".lib", ".a"):
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import (
     BFloat16Type,
@@ -27,9 +27,13 @@ from xdsl.ir import Attribute
 
 from ...dialects.call_args import Enum
 
+if TYPE_CHECKING:
+    from ..triton.kernels import GpuKernel
+
 SYMBOL = "stepwell_entry"
 OBJECTS = "stepwell_objects"
 ARENA = "stepwell_arena"
+GPU_TABLE = "stepwell_gpu_table"
 
 _DTYPE_NAMES = {
     Float16Type: "float16",
@@ -69,6 +73,12 @@ def dtype_code(element_type: Attribute) -> int:
     return -1 if name is None else DTYPE_CODES[name]
 
 
+def kind_code(element_type: Attribute, device: str) -> int:
+    """Element type and device in one number, as `stepwell_compare` takes them."""
+    place, _, index = device.partition(":")
+    return (dtype_code(element_type) & 1023) | ((0 if place == "cpu" else 1 + int(index or 0)) << 10)
+
+
 @dataclass(frozen=True)
 class Item:
     """One entry of the object table. `kind` says what `value` is: the name of a callback, the target of an operator,
@@ -83,7 +93,7 @@ class Item:
 @dataclass(frozen=True)
 class Check:
     """A comparison of a tensor that can fail: what messages call it, the dtype that it must have ("" for any), how
-    many dimensions.
+    many dimensions, where it must be.
 
     For a comparison of an argument also its number, and the sizes and strides (or their places among the sizes that
     the entry computes)."""
@@ -91,6 +101,7 @@ class Check:
     label: str
     dtype: str
     rank: int
+    device: str = "cpu"
     argument: int | None = None
     words: tuple[int, ...] = ()
 
@@ -115,6 +126,10 @@ class ProgramDescription:
     messages: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
     arena_views: int = 0
+    device: str = "cpu"
+    """The device of the program: kernels of a GPU are launched there, and memory is taken there."""
+    kernels: list[GpuKernel] = field(default_factory=list)
+    """The kernels for a GPU."""
 
 
 class ItemTable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import Float64Type, IntegerType, StringAttr
 from xdsl.ir import Attribute, BlockArgument, SSAValue
@@ -26,29 +27,39 @@ from .description import (
     ProgramDescription,
     dtype_code,
     dtype_name,
+    kind_code,
 )
 from .entry import Entry
 from .extern import emit_extern
+from .gpu_emit import GpuEntry, program_device
 from .python_path import python_source
+from .runtime import native_launches
 from .selftest import native_wanted
 from .symbols import handle_offset
 from .values import Value, Values
+
+if TYPE_CHECKING:
+    from ..triton.kernels import GpuKernel
 
 CHEAP_BYTES = 1 << 15
 """A kernel that moves less than this keeps Python's global lock: dropping and taking it costs as much as 1 KB of
 traffic."""
 
 
-def emit_host(text: ModuleText, program: host.ProgramOp, native: bool | None = None) -> ProgramDescription:
+def emit_host(
+    text: ModuleText, program: host.ProgramOp, native: bool | None = None, kernels: Sequence[GpuKernel] = ()
+) -> ProgramDescription:
     """Adds the entry of `program` to the module's text and describes the rest. The kernels that it launches are in
-    the same text. `native` tells whether there shall be an entry; by default it is there when it can run
+    the same text, those of a GPU in `kernels`. `native` tells whether there shall be an entry; by default it is there when it can run
     (selftest.py)."""
-    native = native_wanted() if native is None else native
+    device = program_device(program)
+    if native is None:
+        native = native_wanted() and (device == "cpu" or native_launches())
     items = ItemTable()
-    emitter = _Emitter(text, program, items)
+    emitter = _Emitter(text, program, items, device, kernels)
     if native:
         emitter.run()
-    source, python_items = python_source(program)
+    source, python_items = python_source(program, device, {kernel.name: k for k, kernel in enumerate(kernels)})
     return ProgramDescription(
         name=program.sym_name.data,
         arguments=len(program.body.block.args),
@@ -61,6 +72,8 @@ def emit_host(text: ModuleText, program: host.ProgramOp, native: bool | None = N
         messages=text.messages,
         targets=emitter.targets,
         arena_views=emitter.entry.views,
+        device=device,
+        kernels=list(kernels),
     )
 
 
@@ -82,7 +95,9 @@ def element_size(element_type: Attribute) -> int:
 class _Emitter:
     """Walks the ops of one program once."""
 
-    def __init__(self, text: ModuleText, program: host.ProgramOp, items: ItemTable):
+    def __init__(
+        self, text: ModuleText, program: host.ProgramOp, items: ItemTable, device: str = "cpu", kernels: Sequence[GpuKernel] = ()
+    ):
         self.program = program
         self.block = program.body.block
         self.items = items
@@ -93,6 +108,8 @@ class _Emitter:
         self.targets: list[str] = []
         self.done: set[host.HostOp] = set()
         self.arena = self.arena_block = ""
+        self.on_gpu = device != "cpu"
+        self.gpu = GpuEntry(self, device, kernels) if self.on_gpu or kernels else None
 
     def run(self) -> None:
         entry = self.entry
@@ -102,6 +119,8 @@ class _Emitter:
             entry.call("aoti_torch_grad_mode_set_enabled", "0")
         self._take_arguments()
         self._check_constants()
+        if self.gpu is not None:
+            self.gpu.enter()
         for op in self.block.ops:
             if op not in self.done:
                 _RULES[type(op)](self, op)  # pyright: ignore[reportArgumentType]
@@ -138,7 +157,7 @@ class _Emitter:
             words = [places[e] for e in exprs] if values else [int(e) for e in exprs]
             assert isinstance(op.source, BlockArgument)
             self._new_check(op, op.source.index, words)
-            table += [op.source.index, dtype_code(_element_type(op)), len(op.sizes.data), *words]
+            table += [op.source.index, _kind(op), len(op.sizes.data), *words]
             self.done.add(op)
         numbers = entry.words(values) if values else "null"
         address = entry.constant_words(table)
@@ -156,7 +175,8 @@ class _Emitter:
         label = op.properties.get("label")
         text = label.data if isinstance(label, StringAttr) else f"argument {argument}"
         dtype = dtype_name(_element_type(op)) or ""
-        self.checks.append(Check(text, dtype, len(op.sizes.data), argument, tuple(words)))
+        device = op.layout_type().device.data  # pyright: ignore[reportAttributeAccessIssue]
+        self.checks.append(Check(text, dtype, len(op.sizes.data), device, argument, tuple(words)))
         return len(self.checks) - 1
 
     def number(self, value: SSAValue) -> str:
@@ -233,8 +253,7 @@ class _Emitter:
         """Compares a tensor with the op's layout; gives the result and the addresses of sizes and strides."""
         entry = self.entry
         sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
-        code = dtype_code(_element_type(op))
-        found = entry.call("stepwell_compare", handle, str(code), str(len(op.sizes.data)), sizes, strides)
+        found = entry.call("stepwell_compare", handle, str(_kind(op)), str(len(op.sizes.data)), sizes, strides)
         return found, sizes, strides
 
     def _address(self, pointer: str) -> str:
@@ -348,6 +367,9 @@ class _Emitter:
         entry = self.entry
         type = op.result.type.element_type
         sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
+        if self.gpu is not None and op.result.type.device.data != "cpu":
+            self.gpu.empty(op, sizes, strides)
+            return
         room = entry.size(extent_bytes(op.sizes.data, op.strides.data, element_size(type)))
         code = str(dtype_code(type))
         entry.require_ok(entry.call("stepwell_empty", str(len(op.sizes.data)), sizes, strides, code, room, "%out"))
@@ -384,7 +406,7 @@ class _Emitter:
 
     def arena_ptr(self, op: host.ArenaPtrOp) -> None:
         entry = self.entry
-        if not entry.uses_arena:
+        if not self.arena_block:
             self._acquire_arena()
         offset = op.offset.data
         block = self.arena_block
@@ -393,8 +415,11 @@ class _Emitter:
 
     def _acquire_arena(self) -> None:
         entry, size = self.entry, self.program.arena
-        entry.uses_arena = True
         bytes = "64" if size is None else entry.call("llvm.smax.i64", entry.size(size.data), "64")
+        if self.gpu is not None and self.on_gpu:
+            self.arena_block = self.gpu.acquire_arena(bytes)
+            return
+        entry.uses_arena = True
         arena = self.arena = entry.call("stepwell_arena_acquire", entry.load(f"@{ARENA}"), bytes)
         entry.do(f"store ptr {arena}, ptr %arena")
         entry.fail_if(entry.let(f"icmp eq ptr {arena}, null"), "memory")
@@ -410,6 +435,9 @@ class _Emitter:
             data = entry.let(f"getelementptr i8, ptr {data}, i64 {entry.size(offset)}")
             exprs.append(offset)
         sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
+        if self.gpu is not None and self.on_gpu:
+            self.gpu.from_blob(op, data, sizes, strides)
+            return
         rank, code = str(len(op.sizes.data)), str(dtype_code(type))
         place = op.source.owner
         if isinstance(place, host.ArenaPtrOp) and all(e.is_const for e in (place.offset.data, *exprs)):
@@ -426,6 +454,10 @@ class _Emitter:
         self.values.define(op.result).object = self.entry.item("constant", op.index.data)
 
     def launch(self, op: host.LaunchOp) -> None:
+        if op.grid is not None:
+            assert self.gpu is not None, "a launch with a grid needs the kernels of a GPU"
+            self.gpu.launch(op)
+            return
         entry = self.entry
         offsets = op.offsets.data if op.offsets is not None else [as_expr(0)] * len(op.inputs)
         memory: list[str] = []
@@ -526,6 +558,10 @@ def _element_type(op: host.LayoutOp) -> Attribute:
     type = op.layout_type()
     assert isinstance(type, host.TensorType)
     return type.element_type
+
+
+def _kind(op: host.LayoutOp) -> int:
+    return kind_code(_element_type(op), op.layout_type().device.data)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _integer_text(type: Attribute) -> str:

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 
 from ...dialects.expr import Add, Const, Expr, FloorDiv, Max, Min, Mod, Mul, Sym
 from ..cpu.emit_text import ERROR_SLOT, FunctionText, ModuleText
-from .description import ARENA, OBJECTS, SYMBOL, ItemTable
+from .description import ARENA, GPU_TABLE, OBJECTS, SYMBOL, ItemTable
+from .gpu_runtime_ir import GPU_FUNCTIONS, STATE_BYTES
 from .runtime_ir import FUNCTIONS
+from .symbols import error_text_available
 
 _SIGNATURES: dict[str, str] = {
     **FUNCTIONS,
+    **GPU_FUNCTIONS,
     "PyBool_FromLong": "ptr (i64)",
     "PyErr_NoMemory": "ptr ()",
     "PyErr_Occurred": "ptr ()",
@@ -33,6 +36,7 @@ _SIGNATURES: dict[str, str] = {
     "Py_IncRef": "void (ptr)",
     "aoti_torch__reinterpret_tensor": "i32 (ptr, i64, ptr, ptr, i64, ptr)",
     "aoti_torch_delete_tensor_object": "i32 (ptr)",
+    "aoti_torch_empty_strided": "i32 (i64, ptr, ptr, i32, i32, i32, ptr)",
     "aoti_torch_get_data_ptr": "i32 (ptr, ptr)",
     "aoti_torch_get_size": "i32 (ptr, i64, ptr)",
     "aoti_torch_get_stride": "i32 (ptr, i64, ptr)",
@@ -47,7 +51,9 @@ _SIGNATURES: dict[str, str] = {
     "llvm.smin.i64": "i64 (i64, i64)",
 }
 
-CALLBACKS = ("raise_check", "raise_assert", "raise_operator", "raise_kernel", "copy_strided", "view_dtype")
+CALLBACKS = (
+    "raise_check", "raise_assert", "raise_operator", "raise_kernel", "raise_device", "copy_strided", "view_dtype", "gpu_table", "gpu_launch",
+)  # fmt: skip
 """Python functions that the entry calls as f(object, a, b, c), see load.py."""
 
 
@@ -65,6 +71,8 @@ class Entry(FunctionText):
         self.views = 0
         """How many tensors over the arena are kept between calls."""
         self.guards_grad_mode = False
+        self.guards_device = False
+        self.uses_gpu = False
         self.sizes: dict[Expr, str] = {}
         self.exits: set[str] = set()
         self.constants: dict[tuple[int, ...], str] = {}
@@ -273,6 +281,8 @@ class Entry(FunctionText):
         self.call("stepwell_drop", "%objects", str(self.objects), "%handles", str(self.handles))
         if self.uses_arena:
             self.call("stepwell_arena_release", self.load(f"@{ARENA}"), self.load("%arena"))
+        if self.guards_device:
+            self.call("stepwell_gpu_leave", "%gpu")
         if self.guards_grad_mode:
             # the flag is 0 or 1, and off is what it is now
             self.call("aoti_torch_grad_mode_set_enabled", self.load("%grad", "i8"))
@@ -303,7 +313,7 @@ class Entry(FunctionText):
             self.call("PyErr_NoMemory")
             return
         text = "0"
-        if label == "torch":
+        if label == "torch" and error_text_available():
             text = self.let(f"ptrtoint ptr {self.call('torch_exception_get_what_without_backtrace')} to i64")
         callback = "raise_operator" if label == "torch" else label.replace(".", "_")
         function = self.item("callback", callback)
@@ -327,6 +337,10 @@ class Entry(FunctionText):
             "  store i8 0, ptr %grad",
             "  store i64 0, ptr %where",
         ]
+        if self.uses_gpu:
+            head.insert(0, f"  %gpu = alloca [{STATE_BYTES} x i8], align 8")
+            head.append(f"  call void @llvm.memset.p0.i64(ptr %gpu, i8 0, i64 {STATE_BYTES}, i1 false)")
+            self.module.globals.append(f"@{GPU_TABLE} = global ptr null")
         self.module.declare("llvm.memset.p0.i64", "void", "ptr, i8, i64, i1")
         self.module.defined.add(SYMBOL)
         # a straight line of calls gains nothing from optimisation, which takes 2.5 times as long

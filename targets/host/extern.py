@@ -19,15 +19,15 @@ from ...dialects.call_args import Arg, Call, Enum, Obj
 from ...dialects.expr import Expr, as_expr
 from ...dialects.nd_types import is_float
 from .description import DTYPE_CODES, is_constant_leaf
+from .gpu_emit import DEVICE_TYPES, device_codes
 from .shims import Parameter, shim_name, signature
-from .symbols import error_text_available, shim_address
+from .symbols import cuda_shim_address, error_text_available, shim_address
 
 if TYPE_CHECKING:
     from .emit import _Emitter
 
 _LAYOUTS = {"strided": 0}
 _MEMORY_FORMATS = {"contiguous_format": 0, "preserve_format": 1, "channels_last": 2, "channels_last_3d": 3}
-_DEVICES = {"cpu": (0, -1)}
 
 
 class _NoShim(Exception):
@@ -103,6 +103,13 @@ def _named_arguments(call: Call, schema: Any) -> dict[str, tuple[Any, Any]]:
     return found
 
 
+def _device(op: host.ExternOp, call: Call) -> str:
+    """Where an operator runs: `cpu`, `cuda`, or "" where its tensors are not all in one place."""
+    places = {v.type.device.data.partition(":")[0] for v in (*op.inputs, *op.results) if isinstance(v.type, host.TensorType)}
+    places |= {leaf.value.partition(":")[0] for leaf in call.leaves() if isinstance(leaf, Enum) and leaf.kind == "device"}
+    return next(iter(places), "cpu") if len(places) <= 1 else ""
+
+
 def _default(argument: Any) -> Any:
     value = argument.default_value
     if isinstance(value, list):
@@ -111,11 +118,13 @@ def _default(argument: Any) -> Any:
 
 
 def _plan_shim(op: host.ExternOp, call: Call) -> _Plan:
-    if not error_text_available() or call.target.count(".") != 2:
+    device = _device(op, call)
+    # without the text of an exception an operator of the CPU goes through Python; on a GPU that would be felt in every call
+    if call.target.count(".") != 2 or not (device == "cuda" or (device == "cpu" and error_text_available())):
         raise _NoShim("the shim cannot be used")
-    symbol = shim_name(call.target)
+    symbol = shim_name(call.target, device)
     parameters = signature(symbol)
-    if parameters is None or shim_address(symbol) is None:
+    if parameters is None or (cuda_shim_address if device == "cuda" else shim_address)(symbol) is None:
         raise _NoShim("the shim lacks it")
     schema = _schema(call.target)
     named = _named_arguments(call, schema)
@@ -236,9 +245,9 @@ def _plan_device(plan: _Plan, type: str, value: Any) -> None:
         plan.arguments += [("null", None), ("i32", 0)]
         plan.types += ["ptr", "i32"]
         return
-    if not isinstance(value, Enum) or value.value not in _DEVICES:
+    if not isinstance(value, Enum) or value.value.partition(":")[0] not in DEVICE_TYPES:
         raise _NoShim(f"device {value!r}")
-    kind, index = _DEVICES[value.value]
+    kind, index = device_codes(value.value)
     plan.arguments += [("&i32" if type.endswith("*") else "i32", kind), ("i32", index)]
     plan.types += ["ptr" if type.endswith("*") else "i32", "i32"]
 

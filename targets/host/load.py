@@ -18,11 +18,13 @@ from typing import Any
 from ...errors import CompileError
 from ..cpu.emit_text import ERROR_SLOT
 from ..cpu.features import is_runnable, target
-from ..cpu.jit import Library, load_object
-from .description import ARENA, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
+from ..cpu.jit import Library, load_object, object_symbols
+from .description import ARENA, GPU_TABLE, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
+from .gpu_driver import cuda_driver
+from .gpu_launches import GpuLaunches
 from .messages import kernel_error, layout_error
 from .python_runtime import PythonRuntime, copy_strided, flatten_results, reinterpret
-from .runtime import HostUnavailable, entry_symbols
+from .runtime import HostUnavailable, entry_symbols, gpu_runtime
 from .selftest import native_wanted
 from .symbols import missing
 
@@ -41,10 +43,16 @@ class _MethodDef(ctypes.Structure):
 
 
 def load_object_code(data: bytes, native: bool) -> Library:
-    """Link the object of a graph: kernels and, when `native`, the host entry. CompileError when it is for another machine."""
+    """Link the object of a graph: kernels and, when `native`, the host entry. CompileError when it is for another machine, LaunchError
+    when it launches on a GPU and there is no driver."""
     if not is_runnable(target()):
         raise CompileError(f"code for {target().triple} ({target().name}) cannot run on this machine; opt-tool -t asm or obj writes it")
-    return load_object(data, entry_symbols() if native else None)
+    if not native:
+        return load_object(data)
+    symbols = entry_symbols()
+    if GPU_TABLE in object_symbols(data)[0]:
+        symbols = {**symbols, **gpu_runtime(cuda_driver())}
+    return load_object(data, symbols)
 
 
 def load_program(
@@ -80,8 +88,9 @@ def _why_not_native() -> str:
 class _Callbacks:
     """The functions that an entry calls when something is wrong or rare; all are f(object or None, a, b, c)."""
 
-    def __init__(self, description: ProgramDescription):
+    def __init__(self, description: ProgramDescription, gpu: GpuLaunches | None = None):
         self.description = description
+        self.gpu = gpu
 
     def raise_check(self, tensor: Any, number: int, sizes: int, strides: int) -> None:
         check = self.description.checks[number]
@@ -97,7 +106,7 @@ class _Callbacks:
             want, steps = words[: check.rank], words[check.rank :]
         else:
             want, steps = _words(sizes, check.rank), _words(strides, check.rank)
-        message = layout_error(tensor, check.label, want, steps, check.dtype)
+        message = layout_error(tensor, check.label, want, steps, check.dtype, check.device)
         raise AssertionError(message or f"{check.label} does not have the layout that the program was compiled for")
 
     def raise_assert(self, _: Any, number: int, b: int, c: int) -> None:
@@ -112,6 +121,19 @@ class _Callbacks:
 
     def raise_kernel(self, _: Any, number: int, b: int, c: int) -> None:
         raise kernel_error(self.description.messages[number - 1])
+
+    def raise_device(self, _: Any, code: int, b: int, c: int) -> None:
+        assert self.gpu is not None
+        raise self.gpu.refused_device(code)
+
+    def gpu_table(self, _: Any, context: int, b: int, c: int) -> None:
+        assert self.gpu is not None
+        self.gpu.table(context)
+
+    def gpu_launch(self, _: Any, words: int, state: int, c: int) -> None:
+        assert self.gpu is not None
+        launch = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+        self.gpu.rescue(_words(words, 4), _words(state, 3), launch(gpu_runtime(self.gpu.driver)["stepwell_gpu_launch"]))
 
     def copy_strided(self, tensor: Any, number: int, sizes: int, strides: int) -> Any:
         rank = tensor.dim()
@@ -131,8 +153,14 @@ def _words(address: int, count: int) -> tuple[int, ...]:
 class _Items:
     """Makes the objects of an item table."""
 
-    def __init__(self, description: ProgramDescription, constants: Sequence[Any], objects: Sequence[Any]):
-        self._callbacks = _Callbacks(description)
+    def __init__(
+        self,
+        description: ProgramDescription,
+        constants: Sequence[Any],
+        objects: Sequence[Any],
+        gpu: GpuLaunches | None = None,
+    ):
+        self._callbacks = _Callbacks(description, gpu)
         self._name = description.name
         self._constants = constants
         self._objects = objects
@@ -175,7 +203,11 @@ class _Keep:
 def native_callable(
     description: ProgramDescription, library: Library, constants: Sequence[Any], objects: Sequence[Any]
 ) -> Any:
-    items = _Items(description, constants, objects)
+    gpu = None
+    if GPU_TABLE in library:
+        slot = library.address(GPU_TABLE)
+        gpu = GpuLaunches(description.name, description.device, description.kernels, cuda_driver(), slot)
+    items = _Items(description, constants, objects, gpu)
     table = [items.make(item) for item in description.items]
     keep = _Keep(library, table, description.arena_views)
     if table:
@@ -196,7 +228,10 @@ def python_callable(
     description: ProgramDescription, library: Library | None, constants: Sequence[Any], objects: Sequence[Any]
 ) -> Any:
     items = _Items(description, constants, objects)
-    scope: dict[str, Any] = {"rt": PythonRuntime(_error_reader(library), description.messages)}
+    gpu = None
+    if description.kernels:
+        gpu = GpuLaunches(description.name, description.device, description.kernels, cuda_driver())
+    scope: dict[str, Any] = {"rt": PythonRuntime(_error_reader(library), description.messages, gpu)}
     for k, item in enumerate(description.python_items):
         if item.kind != "kernel":
             scope[f"i{k}"] = items.make(item)
@@ -211,7 +246,10 @@ def python_callable(
     def run(args: list[Any]) -> list[Any]:
         import torch
 
-        with torch.no_grad():
+        if description.device == "cpu":
+            with torch.no_grad():
+                return program(args)
+        with torch.no_grad(), torch.cuda.device(description.device):
             return program(args)
 
     run.library = library  # pyright: ignore[reportFunctionMemberAccess]

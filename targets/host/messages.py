@@ -6,18 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def layout_error(tensor: Any, label: str, sizes: Sequence[int], strides: Sequence[int], dtype: str) -> str | None:
-    """What is wrong with a tensor that should have these sizes, strides and dtype ("" for any); None when nothing
-    is. `label` names an argument, or the operator whose result the tensor is."""
-    message = _difference(tensor, label, sizes, strides, dtype)
+def layout_error(
+    tensor: Any, label: str, sizes: Sequence[int], strides: Sequence[int], dtype: str, device: str = "cpu"
+) -> str | None:
+    """What is wrong with a tensor that should have these sizes, strides and dtype ("" for any) on this device; None
+    when nothing is. `label` names an argument, or the operator whose result the tensor is."""
+    message = _difference(tensor, label, sizes, strides, dtype, device)
     if message is None or label.startswith("argument "):
         return message
     return f"{message}; most often the operator's fake (meta) kernel, which said what to expect, is wrong"
 
 
-def _difference(tensor: Any, label: str, sizes: Sequence[int], strides: Sequence[int], dtype: str) -> str | None:
-    if tensor.device.type != "cpu":
-        return f"expected a tensor of device cpu, got {tensor.device} for {label}"
+def _difference(
+    tensor: Any, label: str, sizes: Sequence[int], strides: Sequence[int], dtype: str, device: str
+) -> str | None:
+    if str(tensor.device) != device:
+        return f"expected a tensor of device {device}, got {tensor.device} for {label}"
     if dtype and str(tensor.dtype) != f"torch.{dtype}":
         return f"expected dtype torch.{dtype}, got {tensor.dtype} for {label}"
     if tensor.dim() != len(sizes):

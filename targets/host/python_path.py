@@ -6,7 +6,8 @@ table), `rt` for the helpers of python_runtime.py. It is also the shortest way t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from xdsl.dialects.builtin import Float64Type, IntegerType
@@ -19,15 +20,19 @@ from .description import Item, ItemTable, dtype_name, is_constant_leaf
 from .extern import PYTHON_CALL, result_form
 
 
-def python_source(program: host.ProgramOp) -> tuple[str, list[Item]]:
-    """The source of `def program(args)` and its item table."""
-    writer = _Writer(program)
+def python_source(
+    program: host.ProgramOp, device: str = "cpu", kernels: Mapping[str, int] = MappingProxyType({})
+) -> tuple[str, list[Item]]:
+    """The source of `def program(args)` and its item table; `kernels` numbers those of a GPU."""
+    writer = _Writer(program, device, kernels)
     return writer.run(), writer.items.items
 
 
 class _Writer:
-    def __init__(self, program: host.ProgramOp):
+    def __init__(self, program: host.ProgramOp, device: str, kernels: Mapping[str, int]):
         self.program = program
+        self.device = device
+        self.kernels = kernels
         self.items = ItemTable()
         self.names: dict[SSAValue, str] = {}
         self.lines: list[str] = []
@@ -66,7 +71,8 @@ class _Writer:
     def layout(self, op: host.LayoutOp) -> str:
         type = op.layout_type()
         dtype = dtype_name(type.element_type) or ""  # pyright: ignore[reportAttributeAccessIssue]
-        return f"{self.sizes(op.sizes.data)}, {self.sizes(op.strides.data)}, {dtype!r}"
+        device = type.device.data  # pyright: ignore[reportAttributeAccessIssue]
+        return f"{self.sizes(op.sizes.data)}, {self.sizes(op.strides.data)}, {dtype!r}, {device!r}"
 
     def label(self, op: host.LayoutOp) -> str:
         found = op.properties.get("label")
@@ -108,7 +114,7 @@ class _Writer:
     def arena_ptr(self, op: host.ArenaPtrOp) -> None:
         if not any(line.startswith("    arena = ") for line in self.lines):
             size = self.program.arena.data if self.program.arena is not None else as_expr(0)
-            self.do(f"arena = rt.arena({to_python(size)})")
+            self.do(f"arena = rt.arena({to_python(size)}, {self.device!r})")
         self.do(f"{self.define(op.result)} = arena.data_ptr() + {to_python(op.offset.data)}")
 
     def from_arena(self, op: host.FromArenaOp) -> None:
@@ -132,6 +138,10 @@ class _Writer:
             address = f"{name}.data_ptr()" if isinstance(value.type, host.TensorType) else name
             memory.append(address if offset is as_expr(0) else f"{address} + {to_python(offset)}")
         sizes = [to_python(size) for size in op.sizes.data]
+        if op.grid is not None:
+            number = self.kernels[op.kernel.string_value()]
+            self.do(f"rt.gpu.launch({number}, {self.sizes(op.grid.data)}, ({''.join(w + ', ' for w in (*memory, *sizes, *numbers))}))")
+            return
         if op.entries is not None:
             table = f"rt.table({op.entries.data}, ({''.join(m + ', ' for m in memory)}), ({''.join(n + ', ' for n in numbers)}))"
             words = f"rt.table({op.entries.data}, ({''.join(n + ', ' for n in sizes)}), ())"

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from ctypes import create_string_buffer
 from struct import pack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .messages import kernel_error, layout_error, same_sizes
+
+if TYPE_CHECKING:
+    from .gpu_launches import GpuLaunches
 
 
 class PythonRuntime:
     """Helpers of one program; `take_error` gives the number of the error that a kernel reported (0: none), `messages`
-    its text."""
+    its text. `gpu` launches kernels of a GPU."""
 
-    def __init__(self, take_error: Callable[[], int], messages: list[str]):
+    def __init__(self, take_error: Callable[[], int], messages: list[str], gpu: GpuLaunches | None = None):
         import torch
+
+        self.gpu = gpu
 
         self._torch = torch
         self._take_error = take_error
@@ -29,35 +34,48 @@ class PythonRuntime:
         if not isinstance(value, self._torch.Tensor):
             raise TypeError(f"argument {number} must be a torch.Tensor, got {type(value).__name__}")
 
-    def check(self, value: Any, label: str, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> None:
-        message = layout_error(value, label, sizes, strides, dtype)
+    def check(
+        self, value: Any, label: str, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str, device: str
+    ) -> None:
+        message = layout_error(value, label, sizes, strides, dtype, device)
         if message is not None:
             raise AssertionError(message)
 
-    def ensure(self, value: Any, label: str, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
-        message = layout_error(value, label, sizes, strides, dtype)
+    def ensure(
+        self, value: Any, label: str, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str, device: str
+    ) -> Any:
+        message = layout_error(value, label, sizes, strides, dtype, device)
         if message is None:
             return value
-        if not same_sizes(value, sizes) or (dtype and value.dtype != getattr(self._torch, dtype)):
+        if not same_sizes(value, sizes) or str(value.device) != device or (dtype and value.dtype != getattr(self._torch, dtype)):
             raise AssertionError(message)
         return copy_strided(value, sizes, strides)
 
-    def empty(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
-        return self._torch.empty_strided(sizes, strides, dtype=getattr(self._torch, dtype))
+    def empty(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str, device: str) -> Any:
+        return self._torch.empty_strided(sizes, strides, dtype=getattr(self._torch, dtype), device=device)
 
-    def view(self, value: Any, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str, offset: int) -> Any:
+    def view(
+        self, value: Any, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str, device: str, offset: int
+    ) -> Any:
         return reinterpret(value, sizes, strides, dtype, offset)
 
-    def arena(self, size: int) -> Any:
-        return self._torch.empty(max(size, 64), dtype=self._torch.uint8)
+    def arena(self, size: int, device: str) -> Any:
+        return self._torch.empty(max(size, 64), dtype=self._torch.uint8, device=device)
 
     def from_arena(
-        self, arena: Any, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str, offset: int
+        self,
+        arena: Any,
+        address: int,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: str,
+        device: str,
+        offset: int,
     ) -> Any:
         start = address - arena.data_ptr()
         wanted = getattr(self._torch, dtype)
         first = start // wanted.itemsize + offset
-        flat = self._torch.empty(0, dtype=wanted)
+        flat = self._torch.empty(0, dtype=wanted, device=device)
         return flat.set_(arena.untyped_storage(), first, sizes, strides)
 
     def table(self, entries: int, memory: tuple[int, ...], numbers: tuple[int | float | bool, ...]) -> Any:

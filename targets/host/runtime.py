@@ -6,14 +6,19 @@ Tensors that outlive a program are freed by code of this module, so it is never 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 from functools import cache
 
 from ..cpu.cache import cached_object
 from ..cpu.jit import Library, load_object
+from .gpu_driver import Driver, LaunchError, cuda_driver
+from .gpu_runtime_ir import DRIVER_SYMBOLS, GPU_FUNCTIONS, GPU_RUNTIME
 from .runtime_ir import FUNCTIONS, runtime_text
 from .symbols import handle_offset, missing, symbols
+
+log = logging.getLogger("stepwell")
 
 _lock = threading.Lock()
 _library: Library | None = None
@@ -54,6 +59,36 @@ def entry_symbols() -> dict[str, int]:
     runtime = library()
     found.update((name, runtime.address(name)) for name in FUNCTIONS)
     return found
+
+
+_gpu_libraries: dict[int, tuple[Driver, Library]] = {}
+
+
+def gpu_runtime(driver: Driver) -> dict[str, int]:
+    """What launches on a GPU need of the runtime, for one driver. HostUnavailable where torch or the driver lacks something."""
+    with _lock:
+        found = _gpu_libraries.get(id(driver))
+        if found is None:
+            addresses = driver.symbols()
+            absent = sorted(DRIVER_SYMBOLS - addresses.keys())
+            if absent:
+                raise HostUnavailable(f"native launches need {', '.join(absent)}")
+            found = _gpu_libraries[id(driver)] = driver, load_object(cached_object(GPU_RUNTIME)[0], addresses)
+    return {name: found[1].address(name) for name in GPU_FUNCTIONS}
+
+
+@cache
+def native_launches() -> bool:
+    """Whether native entries can launch on a GPU here (found out once, loudly when they cannot). Where there is no driver the program
+    says so when it is loaded."""
+    try:
+        gpu_runtime(cuda_driver())
+    except HostUnavailable as reason:
+        log.warning("programs of a GPU run through Python: %s", reason)
+        return False
+    except LaunchError:
+        pass
+    return True
 
 
 def pool_held_bytes() -> int:

@@ -32,6 +32,7 @@ declare void @Py_DecRef(ptr)
 @_Py_NoneStruct = external global [0 x i8]
 declare i32 @aoti_torch_get_dtype(ptr, ptr)
 declare i32 @aoti_torch_get_device_type(ptr, ptr)
+declare i32 @aoti_torch_get_device_index(ptr, ptr)
 declare i32 @aoti_torch_get_dim(ptr, ptr)
 declare i32 @aoti_torch_get_sizes(ptr, ptr)
 declare i32 @aoti_torch_get_strides(ptr, ptr)
@@ -574,8 +575,9 @@ notensor:
 }
 
 ; Compares a tensor with an element type, sizes and strides: 0 equal, 1 only strides differ, 2 anything else differs.
-; Strides of dimensions of size 1, and of tensors without elements, do not matter.
-define i64 @stepwell_compare(ptr %tensor, i64 %dtype, i64 %rank, ptr %sizes, ptr %strides) {
+; Strides of dimensions of size 1, and of tensors without elements, do not matter. %kind holds the element type in its low
+; 10 bits (1023: any), above them 0 for the CPU, else 1 + the number of the GPU.
+define i64 @stepwell_compare(ptr %tensor, i64 %kind, i64 %rank, ptr %sizes, ptr %strides) {
 entry:
   %i32 = alloca i32
   %i64 = alloca i64
@@ -584,13 +586,30 @@ entry:
   %dt = load i32, ptr %i32
   %r2 = call i32 @aoti_torch_get_device_type(ptr %tensor, ptr %i32)
   %dev = load i32, ptr %i32
+  %place = lshr i64 %kind, 10
+  %oncpu = icmp eq i64 %place, 0
+  br i1 %oncpu, label %cpu, label %gpu
+cpu:
+  %iscpu = icmp eq i32 %dev, 0
+  br label %rest
+gpu:
+  %ri = call i32 @aoti_torch_get_device_index(ptr %tensor, ptr %i32)
+  %index = load i32, ptr %i32
+  %number = trunc i64 %place to i32
+  %want = sub i32 %number, 1
+  %eqindex = icmp eq i32 %index, %want
+  %isgpu = icmp eq i32 %dev, 1
+  %isthis = and i1 %isgpu, %eqindex
+  br label %rest
+rest:
+  %okdev = phi i1 [ %iscpu, %cpu ], [ %isthis, %gpu ]
   %r3 = call i32 @aoti_torch_get_dim(ptr %tensor, ptr %i64)
   %dim = load i64, ptr %i64
+  %dtype = and i64 %kind, 1023
   %wantdt = trunc i64 %dtype to i32
-  %anydt = icmp slt i64 %dtype, 0
+  %anydt = icmp eq i64 %dtype, 1023
   %eqdt = icmp eq i32 %dt, %wantdt
   %okdt = or i1 %anydt, %eqdt
-  %okdev = icmp eq i32 %dev, 0
   %okdim = icmp eq i64 %dim, %rank
   %ok1 = and i1 %okdt, %okdev
   %ok2 = and i1 %ok1, %okdim

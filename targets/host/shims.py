@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_HEADERS = ("generated/c_shim_cpu.h", "generated/c_shim_aten.h", "c/shim_cpu.h")
+_HEADERS = ("generated/c_shim_cpu.h", "generated/c_shim_aten.h", "c/shim_cpu.h", "generated/c_shim_cuda.h")
 _DECLARATION = re.compile(r"AOTITorchError\s+(aoti_torch_\w+)\s*\(([^)]*)\)\s*;")
 
 
@@ -43,11 +43,11 @@ def _declarations() -> dict[str, str]:
     return found
 
 
-def shim_name(target: str) -> str:
-    """The shim's name for an operator overload: `aten.mm.out` -> `aoti_torch_cpu_mm_out`."""
+def shim_name(target: str, device: str = "cpu") -> str:
+    """The shim's name for an operator overload on the CPU or on `cuda`: `aten.mm.out` -> `aoti_torch_cpu_mm_out`."""
     namespace, name, overload = target.split(".")
     prefix = "" if namespace == "aten" else f"{namespace}_"
-    return f"aoti_torch_cpu_{prefix}{name}" + ("" if overload == "default" else f"_{overload}")
+    return f"aoti_torch_{device}_{prefix}{name}" + ("" if overload == "default" else f"_{overload}")
 
 
 @cache

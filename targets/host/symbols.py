@@ -22,7 +22,7 @@ PYTHON = (
 PYTHON_DATA = ("PyExc_TypeError", "PyList_Type", "_Py_NoneStruct")
 TORCH = (
     "aoti_torch__reinterpret_tensor", "aoti_torch_delete_tensor_object", "aoti_torch_empty_strided",
-    "aoti_torch_get_data_ptr", "aoti_torch_get_device_type", "aoti_torch_get_dim", "aoti_torch_get_dtype",
+    "aoti_torch_get_data_ptr", "aoti_torch_get_device_index", "aoti_torch_get_device_type", "aoti_torch_get_dim", "aoti_torch_get_dtype",
     "aoti_torch_get_size", "aoti_torch_get_sizes", "aoti_torch_get_stride", "aoti_torch_get_strides",
     "aoti_torch_grad_mode_is_enabled", "aoti_torch_grad_mode_set_enabled", "aoti_torch_item_int64",
     "aoti_torch_new_tensor_handle",
@@ -80,6 +80,12 @@ def _wrap_address() -> int | None:
 def shim_address(name: str) -> int | None:
     """The address of a C function of libtorch_cpu, or None."""
     library = _library("libtorch_cpu.so")
+    return None if library is None else _address(library, name)
+
+
+def cuda_shim_address(name: str) -> int | None:
+    """The address of a C function of libtorch_cuda, or None."""
+    library = _library("libtorch_cuda.so")
     return None if library is None else _address(library, name)
 
 

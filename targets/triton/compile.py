@@ -94,6 +94,17 @@ def compile_kernels(
     return compiled
 
 
+def compile_text(text: str, target: GpuTarget, options: KernelOptions) -> CompiledKernel:
+    """Compile the text of one kernel to a binary. TargetError, with what Triton says, for one that it refuses."""
+    stage = target.binary
+    key = kernel_key(text, target, options, stage, fingerprint(target))
+    try:
+        built = _submit(key, text, target, options, stage).result()
+    except StageError as failure:
+        raise TargetError(str(failure)) from failure
+    return CompiledKernel(str(built.details.get("name", "")), target, options, stage, built.code, built.details, key)
+
+
 def kernel_key(text: str, target: GpuTarget, options: KernelOptions, stage: str, versions: str) -> str:
     """The hexadecimal name of a kernel in the cache."""
     head = json.dumps([target.name, asdict(options), stage, versions], sort_keys=True)

@@ -47,9 +47,9 @@ def kernel_of(module: ModuleOp) -> FuncOp:
 
 
 def kernel_modules(module: ModuleOp) -> list[ModuleOp]:
-    """A module for each kernel, with the functions that kernels call; what launches them (`func.func`) stays behind. A module
+    """A module for each kernel, with the functions that kernels call; what launches them stays behind. A module
     without such a program is taken as it is."""
-    if not any(op.name == "func.func" for op in module.ops):
+    if not any(op.name in ("func.func", "host.program") for op in module.ops):
         return [module]
     functions = [op for op in module.ops if isinstance(op, FuncOp)]
     kernels = [f for f in functions if f.is_kernel]

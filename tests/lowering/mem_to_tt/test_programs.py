@@ -121,7 +121,7 @@ def lowered(name: str):
     table = decomposition_table()
     gm = make_fx(functionalize(flat), decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
     imported = import_graph(gm, args)
-    run(default_pipeline("gpu"), imported.module, context())
+    run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
     verify_ir(imported.module)
     return imported
 

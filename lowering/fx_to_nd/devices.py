@@ -1,0 +1,102 @@
+"""Graphs of several devices. Kernels are made for one, the graph's own; what happens elsewhere goes through the library.
+
+A tensor of one element on the CPU that a kernel of a GPU reads is read by the host program and becomes a number that the kernel is
+given; a small constant of the CPU stands in the kernel's text. Everything else moves between devices only where the graph says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+from xdsl.ir import SSAValue
+
+from ...dialects.nd_types import TensorType
+from .metadata import device_name, element_type
+
+if TYPE_CHECKING:
+    from .importer import Importer
+
+aten = torch.ops.aten
+
+CPU = torch.device("cpu")
+
+_SAME_TENSOR = frozenset((aten.lift_fresh_copy.default, aten.alias.default, aten.detach.default))
+"""Operators through which a constant stays known."""
+
+
+def graph_device(nodes: Sequence[Node]) -> tuple[torch.device, bool]:
+    """The device that kernels are made for, and whether the graph has tensors on others too: the GPU of most nodes, the CPU where there
+    is none."""
+    found: Counter[torch.device] = Counter()
+    for node in nodes:
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            found[val.device] += 1
+        elif isinstance(val, (list, tuple)) and val and isinstance(val[0], torch.Tensor):
+            found[val[0].device] += 1
+    gpus = [device for device, _ in found.most_common() if device.type == "cuda"]
+    own = gpus[0] if gpus else CPU
+    return own, len(found) > 1 or (bool(found) and own not in found)
+
+
+def is_elsewhere(b: Importer, node: Node, val: Any) -> bool:
+    """Whether a node makes, or reads, tensors that kernels of the graph's device cannot reach."""
+    if isinstance(val, torch.Tensor):
+        if val.device != b.torch_device:
+            return True
+    elif isinstance(val, (list, tuple)) and any(isinstance(v, torch.Tensor) and v.device != b.torch_device for v in val):
+        return True
+    return any(_is_out_of_reach(b, source) for source in node.all_input_nodes)
+
+
+def _is_out_of_reach(b: Importer, source: Node) -> bool:
+    val = source.meta.get("val")
+    if isinstance(val, (list, tuple)):
+        return any(isinstance(v, torch.Tensor) and v.device != b.torch_device for v in val)
+    if not isinstance(val, torch.Tensor) or val.device == b.torch_device or source in b.host_constants:
+        return False
+    return val.device != CPU or val.dim() > 0 or val.is_complex()
+
+
+def note_constant(b: Importer, node: Node) -> None:
+    """Remember a constant of the CPU in a graph of another device (and what is the same tensor): kernels need not fetch it."""
+    if node.op == "get_attr":
+        owner: Any = b.gm
+        for part in str(node.target).split("."):
+            owner = getattr(owner, part, None)
+        if isinstance(owner, torch.Tensor) and owner.device == CPU != b.torch_device:
+            b.host_constants[node] = owner
+    elif node.target in _SAME_TENSOR and node.args[0] in b.host_constants:
+        b.host_constants[node] = b.host_constants[node.args[0]]  # pyright: ignore[reportArgumentType]
+
+
+def reachable(b: Importer, source: Node, value: Any) -> Any:
+    """The value of a node as kernels of the graph's device read it."""
+    if not isinstance(value, SSAValue) or not isinstance(value.type, TensorType) or value.type.device.data == b.device:
+        return value
+    found = b.fetched.get(source)
+    if found is None:
+        found = b.fetched[source] = _fetch(b, source, value)
+    return found
+
+
+def _fetch(b: Importer, source: Node, value: SSAValue) -> SSAValue:
+    from .externs import tiny_constant
+    from .scalars import ScalarValue, python_call, scalar_tensor
+
+    val = source.meta["val"]
+    constant = b.host_constants.get(source)
+    if constant is not None and (literal := tiny_constant(b, constant)) is not None:
+        return literal
+    kind = "float" if val.dtype.is_floating_point else "bool" if val.dtype == torch.bool else "int"
+    (number,) = python_call(b, torch.Tensor.item, [value], [kind])
+    return b.cast(scalar_tensor(b, ScalarValue(kind, number)), element_type(val.dtype))
+
+
+def device_text(device: torch.device) -> str:
+    """The device's text in tensor types; a GPU without a number is the first."""
+    return device_name(torch.device(device.type, 0) if device.type == "cuda" and device.index is None else device)

@@ -1,0 +1,109 @@
+"""nd-library-products: matrix products and convolutions of a GPU as calls of the library.
+
+    %p = nd.matmul %a, %b ; %y = nd.add %p, %bias     ->   aten.addmm(%bias, %a, %b), where nothing else needs the product
+    %p = nd.matmul %a, %b   (rank over 2)             ->   aten.bmm of the operands with one batch dimension
+    %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
+
+The library's kernels take transposed operands as they lie; a batch of several dimensions that do not follow each other in memory is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from ...dialects import nd
+from ...dialects.call_args import Arg, Call, CallAttr
+from ...dialects.expr import as_expr, product, strides_contiguous
+from ...dialects.nd_pointwise import OPS
+from ...dialects.nd_types import LayoutAttr, TensorType, tensor_type
+from ..manager import Pass
+from .rewriter import Rewriter
+
+ONE = as_expr(1)
+
+
+def biased_product(rw: Rewriter, op: Operation) -> SSAValue | None:
+    """product + bias as one call: the bias is a vector over the columns."""
+    for k, value in enumerate(op.operands):
+        found, bias = value.owner, op.operands[1 - k]
+        if not isinstance(found, nd.MatmulOp) or len(list(value.uses)) != 1:
+            continue
+        t, b = tensor_type(value), tensor_type(bias)
+        if t.rank == 2 and b.rank == 1 and b.dims[0] is t.dims[1] and b.element_type == t.element_type:
+            return _call(rw, "aten.addmm.default", (bias, found.lhs, found.rhs), t)
+    return None
+
+
+def library_product(rw: Rewriter, op: Operation) -> SSAValue | None:
+    """A product as aten.mm or aten.bmm."""
+    assert isinstance(op, nd.MatmulOp)
+    t = tensor_type(op.result)
+    if t.rank == 2:
+        return None if _awaits_bias(op) else _call(rw, "aten.mm.default", op.operands, t)
+    flat = [_flat(rw, x) for x in (op.lhs, op.rhs)]
+    batch, rows, depth = tensor_type(flat[0]).dims
+    columns = t.dims[-1]
+    made = _call(rw, "aten.bmm.default", flat, t.with_dims((batch, rows, columns)))
+    return made if t.rank == 3 else rw.new(nd.ReshapeOp.new((made,), t))
+
+
+def _awaits_bias(op: nd.MatmulOp) -> bool:
+    """Whether the addition that comes next takes the product over."""
+    uses = list(op.result.uses)
+    if len(uses) != 1 or not isinstance(uses[0].operation, OPS["add"]):
+        return False
+    add, t = uses[0].operation, tensor_type(op.result)
+    b = tensor_type(add.operands[1 - uses[0].index])
+    return b.rank == 1 and b.dims[0] is t.dims[1] and b.element_type == t.element_type and b.device == t.device
+
+
+def _flat(rw: Rewriter, x: SSAValue) -> SSAValue:
+    """An operand with one batch dimension."""
+    t = tensor_type(x)
+    if t.rank == 3:
+        return x
+    return rw.new(nd.ReshapeOp.new((x,), t.with_dims((product(t.dims[:-2]), *t.dims[-2:]))))
+
+
+def _call(rw: Rewriter, target: str, operands: Sequence[SSAValue], t: TensorType) -> SSAValue:
+    call = CallAttr(Call(target, tuple(Arg(k) for k in range(len(operands)))))
+    layouts = ArrayAttr([LayoutAttr.get(strides_contiguous(t.dims))])
+    return rw.new(nd.ExternOp.create(operands=operands, result_types=[t], properties={"call": call, "result_layouts": layouts}))
+
+
+def convolution_bias(rw: Rewriter, op: Operation) -> SSAValue | None:
+    """The bias of a convolution as an addition after it."""
+    assert isinstance(op, nd.ConvOp)
+    if len(op.operands) != 3:
+        return None
+    t, bias = tensor_type(op.result), op.operands[2]
+    attributes = dict(op.attributes)
+    if isinstance(layouts := attributes.get("operand_layouts"), ArrayAttr):
+        attributes["operand_layouts"] = ArrayAttr(layouts.data[:2])
+    bare = nd.ConvOp.create(operands=op.operands[:2], result_types=[t], properties=op.properties, attributes=attributes)
+    column = tensor_type(bias).with_dims((*tensor_type(bias).dims, *(ONE for _ in range(t.rank - 2))))
+    return rw.new(OPS["add"].create(operands=[rw.new(bare), rw.new(nd.ReshapeOp.new((bias,), column))], result_types=[t]))
+
+
+@dataclass(frozen=True)
+class NdLibraryProducts(Pass):
+    """Makes library calls of matrix products, with their bias, and takes the bias out of convolutions."""
+
+    name = "nd-library-products"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols = nd.symbol_ranges(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            if not any(isinstance(o, (nd.MatmulOp, nd.ConvOp)) for o in func.body.block.ops):
+                continue
+            rules = {OPS["add"]: [biased_product], nd.MatmulOp: [library_product], nd.ConvOp: [convolution_bias]}
+            rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]
+            rewriter.run()
+            for rule in (biased_product, library_product, convolution_bias):
+                self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))

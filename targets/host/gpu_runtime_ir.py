@@ -1,0 +1,177 @@
+"""LLVM text of what native entries call around launches on a GPU, linked once a process.
+
+- the state of a call `{ ptr guard, ptr stream, ptr context }`: torch's device guard and current stream, and the driver's context;
+- the table of a program `{ ptr context, [n x 2 variants x { ptr function, i64 threads, i64 shared }] }`: one for each context that it ran
+  in. The second variant of a kernel does not rely on aligned addresses. Entries are filled when they are first needed;
+- the record of a launch `{ i64 x, i64 y, i64 z, i64 count, i64 addresses, [count x i64] values }`: the grid, the addresses that the kernel
+  believes to be multiples of 16, or'ed, and its arguments, each in 8 bytes.
+"""
+
+from __future__ import annotations
+
+STATE_BYTES = 24
+VARIANT_BYTES = 24
+TABLE_HEAD = 8
+RECORD_HEAD = 5
+"""Words of a record in front of the values."""
+EXTRA_ARGUMENTS = 4
+"""Null pointers after a kernel's own arguments: scratch memory that Triton's kernels may take (two in 3.6), which ours do not use."""
+
+MISSING = -1
+"""What stepwell_gpu_launch gives where the table has no function yet."""
+TOO_LARGE = -2
+"""What it gives for a grid that no GPU takes."""
+
+GPU_RUNTIME = f"""
+declare i32 @aoti_torch_create_cuda_guard(i32, ptr)
+declare i32 @aoti_torch_delete_cuda_guard(ptr)
+declare i32 @aoti_torch_get_current_cuda_stream(i32, ptr)
+declare i32 @cuCtxGetCurrent(ptr)
+declare i32 @cuCtxSetCurrent(ptr)
+declare i32 @cuDevicePrimaryCtxRetain(ptr, i32)
+declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)
+declare i32 @torch_from_blob(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr, i32, ptr, i64, ptr, ptr)
+
+; Makes the device current and notes its stream and context: 0, or the code of torch or of the driver.
+define i32 @stepwell_gpu_enter(i32 %device, ptr %state) {{
+entry:
+  %g = call i32 @aoti_torch_create_cuda_guard(i32 %device, ptr %state)
+  %gbad = icmp ne i32 %g, 0
+  br i1 %gbad, label %failed, label %guarded
+guarded:
+  %sp = getelementptr i8, ptr %state, i64 8
+  %s = call i32 @aoti_torch_get_current_cuda_stream(i32 %device, ptr %sp)
+  %sbad = icmp ne i32 %s, 0
+  br i1 %sbad, label %failed, label %streamed
+streamed:
+  %cp = getelementptr i8, ptr %state, i64 16
+  %c = call i32 @cuCtxGetCurrent(ptr %cp)
+  %cbad = icmp ne i32 %c, 0
+  br i1 %cbad, label %failed, label %current
+current:
+  %context = load ptr, ptr %cp
+  %none = icmp eq ptr %context, null
+  br i1 %none, label %attach, label %done
+attach:
+  %r = call i32 @cuDevicePrimaryCtxRetain(ptr %cp, i32 %device)
+  %rbad = icmp ne i32 %r, 0
+  br i1 %rbad, label %failed, label %retained
+retained:
+  %primary = load ptr, ptr %cp
+  %a = call i32 @cuCtxSetCurrent(ptr %primary)
+  ret i32 %a
+done:
+  ret i32 0
+failed:
+  %code = phi i32 [ %g, %entry ], [ %s, %guarded ], [ %c, %streamed ], [ %r, %attach ]
+  ret i32 %code
+}}
+
+define void @stepwell_gpu_leave(ptr %state) {{
+  %guard = load ptr, ptr %state
+  %none = icmp eq ptr %guard, null
+  br i1 %none, label %done, label %drop
+drop:
+  %r = call i32 @aoti_torch_delete_cuda_guard(ptr %guard)
+  store ptr null, ptr %state
+  br label %done
+done:
+  ret void
+}}
+
+; Launches a kernel, given its two variants: 0, the driver's code, {MISSING} where the variant has no function yet, {TOO_LARGE} for a grid that is
+; too large. An empty grid launches nothing.
+define i32 @stepwell_gpu_launch(ptr %variants, ptr %record, ptr %stream) {{
+entry:
+  %x = load i64, ptr %record
+  %yp = getelementptr i64, ptr %record, i64 1
+  %y = load i64, ptr %yp
+  %zp = getelementptr i64, ptr %record, i64 2
+  %z = load i64, ptr %zp
+  %xy = mul i64 %x, %y
+  %xyz = mul i64 %xy, %z
+  %empty = icmp eq i64 %xyz, 0
+  br i1 %empty, label %nothing, label %bounds
+bounds:
+  %xbig = icmp ugt i64 %x, 2147483647
+  %ybig = icmp ugt i64 %y, 65535
+  %zbig = icmp ugt i64 %z, 65535
+  %xybig = or i1 %xbig, %ybig
+  %big = or i1 %xybig, %zbig
+  br i1 %big, label %toolarge, label %choose
+choose:
+  %ap = getelementptr i64, ptr %record, i64 4
+  %addresses = load i64, ptr %ap
+  %low = and i64 %addresses, 15
+  %unaligned = icmp ne i64 %low, 0
+  %variant = zext i1 %unaligned to i64
+  %place = mul i64 %variant, {VARIANT_BYTES}
+  %vp = getelementptr i8, ptr %variants, i64 %place
+  %function = load atomic ptr, ptr %vp acquire, align 8
+  %absent = icmp eq ptr %function, null
+  br i1 %absent, label %missing, label %pack
+pack:
+  %tp = getelementptr i64, ptr %vp, i64 1
+  %threads = load i64, ptr %tp
+  %mp = getelementptr i64, ptr %vp, i64 2
+  %shared = load i64, ptr %mp
+  %np = getelementptr i64, ptr %record, i64 3
+  %n = load i64, ptr %np
+  %all = add i64 %n, {EXTRA_ARGUMENTS}
+  %params = alloca ptr, i64 %all
+  %null = alloca ptr
+  store ptr null, ptr %null
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %pack ], [ %in, %store ]
+  %end = icmp eq i64 %i, %all
+  br i1 %end, label %launch, label %one
+one:
+  %own = icmp ult i64 %i, %n
+  %word = add i64 %i, {RECORD_HEAD}
+  %wp = getelementptr i64, ptr %record, i64 %word
+  %p = select i1 %own, ptr %wp, ptr %null
+  br label %store
+store:
+  %pp = getelementptr ptr, ptr %params, i64 %i
+  store ptr %p, ptr %pp
+  %in = add i64 %i, 1
+  br label %loop
+launch:
+  %gx = trunc i64 %x to i32
+  %gy = trunc i64 %y to i32
+  %gz = trunc i64 %z to i32
+  %t = trunc i64 %threads to i32
+  %m = trunc i64 %shared to i32
+  %code = call i32 @cuLaunchKernel(ptr %function, i32 %gx, i32 %gy, i32 %gz, i32 %t, i32 1, i32 1, i32 %m, ptr %stream, ptr %params, ptr null)
+  ret i32 %code
+nothing:
+  ret i32 0
+missing:
+  ret i32 {MISSING}
+toolarge:
+  ret i32 {TOO_LARGE}
+}}
+
+; A tensor over memory of a device that somebody else owns.
+define i32 @stepwell_gpu_from_blob(ptr %data, i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i32 %device, ptr %out) {{
+  %r = call i32 @torch_from_blob(ptr %data, i64 %rank, ptr %sizes, ptr %strides, i64 0, i32 %dtype, i32 1, i32 %device, ptr %out, i32 0, ptr null, i64 0, ptr null, ptr null)
+  ret i32 %r
+}}
+"""
+
+DRIVER_SYMBOLS = frozenset(
+    (
+        "aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard", "aoti_torch_get_current_cuda_stream", "cuCtxGetCurrent",
+        "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuLaunchKernel", "torch_from_blob",
+    )
+)  # fmt: skip
+"""What the functions call."""
+
+GPU_FUNCTIONS: dict[str, str] = {
+    "stepwell_gpu_enter": "i32 (i32, ptr)",
+    "stepwell_gpu_leave": "void (ptr)",
+    "stepwell_gpu_launch": "i32 (ptr, ptr, ptr)",
+    "stepwell_gpu_from_blob": "i32 (ptr, i64, ptr, ptr, i32, i32, ptr)",
+}
+"""The functions that entries call, with their LLVM types."""

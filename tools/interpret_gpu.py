@@ -1,0 +1,145 @@
+"""Programs of a GPU on the CPU: a driver that runs each launch through the interpreter of `tt` (interpret_tt.py), on memory of the CPU.
+
+    kernels = interpreted_kernels(module)
+    with use_driver(InterpretedDriver(module)) as driver:
+        run = load_program(emit_host(text, program, kernels=kernels), library)
+
+Native entries call it as they call libcuda, so that what they pass (arguments, grids, streams) can be looked at: `driver.launches`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from xdsl.dialects.builtin import Float32Type, Float64Type, IntegerType, ModuleOp
+
+from ..dialects.tt_types import PointerType
+from ..targets.host.gpu_runtime_ir import EXTRA_ARGUMENTS
+from ..targets.host.symbols import shim_address
+from ..targets.triton.emit import kernel_modules, kernel_of, ttir_for_compiling
+from ..targets.triton.gpu import gpu_target, options_of
+from ..targets.triton.kernels import Binary, GpuKernel, aligned_arguments, kernel_place
+from ..targets.triton.toolchain import installed_spelling
+from .interpret_tt import run_kernel
+from .interpret_tt_types import dtype_of
+
+REACH = 1 << 26
+"""Bytes behind an address that a kernel may touch: how much belongs to it, a driver does not know."""
+FAILED = 999
+"""The driver's code for a kernel that the interpreter could not run."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One call of cuLaunchKernel."""
+
+    kernel: str
+    aligned: bool
+    grid: tuple[int, ...]
+    threads: int
+    shared: int
+    stream: int
+    values: tuple[int, ...]
+    """The arguments, 64 bits each."""
+
+
+class InterpretedDriver:
+    """Launches of the kernels of a module run at once, in the interpreter. `context` is what it says the calling thread has."""
+
+    def __init__(self, module: ModuleOp, context: int = 0, stream: int = 0) -> None:
+        self._modules = {kernel_of(one).sym_name.data: one for one in kernel_modules(module)}
+        self.launches: list[Launch] = []
+        self.loads: list[tuple[int, str, bool]] = []
+        self.current, self.stream = context, stream
+        self._functions: list[tuple[GpuKernel, bool, ModuleOp]] = []
+        self._error = ""
+        self._calls: dict[str, Any] = {name: kind(function) for name, (kind, function) in self._callbacks().items()}
+
+    def _callbacks(self) -> dict[str, tuple[Any, Callable[..., int]]]:
+        i32, i64 = ctypes.c_int32, ctypes.c_int64
+
+        def give(place: int, value: int) -> int:
+            ctypes.c_int64.from_address(place).value = value
+            return 0
+
+        one, two = ctypes.CFUNCTYPE(i32, i64), ctypes.CFUNCTYPE(i32, i32, i64)
+        return {
+            "aoti_torch_create_cuda_guard": (two, lambda device, place: give(place, 1)),
+            "aoti_torch_delete_cuda_guard": (one, lambda guard: 0),
+            "aoti_torch_get_current_cuda_stream": (two, lambda device, place: give(place, self.stream)),
+            "cuCtxGetCurrent": (one, lambda place: give(place, self.current)),
+            "cuCtxSetCurrent": (one, lambda context: 0),
+            "cuDevicePrimaryCtxRetain": (ctypes.CFUNCTYPE(i32, i64, i32), lambda place, device: give(place, 1)),
+            "cuLaunchKernel": (ctypes.CFUNCTYPE(i32, i64, i32, i32, i32, i32, i32, i32, i32, i64, i64, i64), self._launched),
+        }
+
+    def symbols(self) -> dict[str, int]:
+        """See Driver."""
+        found = {name: ctypes.cast(call, ctypes.c_void_p).value for name, call in self._calls.items()}
+        found["torch_from_blob"] = shim_address("torch_from_blob")
+        return {name: address for name, address in found.items() if address}
+
+    def context(self) -> int:
+        """See Driver."""
+        return self.current
+
+    def load(self, context: int, kernel: GpuKernel, aligned: bool) -> tuple[int, int, int]:
+        """See Driver: functions are numbers from 1."""
+        self._functions.append((kernel, aligned, self._modules[kernel.name]))
+        self.loads.append((context, kernel.name, aligned))
+        return len(self._functions), kernel.binary.threads, kernel.binary.shared
+
+    def launch(
+        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int]
+    ) -> int:
+        """See Driver."""
+        kernel, aligned, module = self._functions[function - 1]
+        self.launches.append(Launch(kernel.name, aligned, tuple(grid), threads, shared, stream, tuple(values)))
+        try:
+            types = kernel_of(module).body.block.arg_types
+            run_kernel(module, [_argument(t, v) for t, v in zip(types, values, strict=True)], list(grid))
+        except Exception as error:
+            self._error = f"{type(error).__name__}: {error}"
+            return FAILED
+        return 0
+
+    def _launched(self, function: int, x: int, y: int, z: int, threads: int, *rest: int) -> int:
+        _, _, shared, stream, params, _ = rest
+        count = len(kernel_of(self._functions[function - 1][2]).body.block.args)
+        places = (ctypes.c_int64 * (count + EXTRA_ARGUMENTS)).from_address(params)
+        values = [ctypes.c_int64.from_address(place).value for place in places[:count]]
+        return self.launch(function, (x, y, z), threads, shared, stream, values)
+
+    def message(self, code: int) -> str:
+        """See Driver."""
+        return self._error if code == FAILED else f"error {code}"
+
+
+def _argument(type: Any, bits: int) -> Any:
+    """What the interpreter takes for 64 bits of a type."""
+    if isinstance(type, PointerType):
+        dtype = dtype_of(type.pointee)
+        if not bits:
+            return torch.empty(0, dtype=dtype)
+        memory = (ctypes.c_char * REACH).from_address(bits)
+        return torch.frombuffer(memory, dtype=dtype)
+    if isinstance(type, Float64Type):
+        return ctypes.c_double.from_buffer(ctypes.c_int64(bits)).value
+    assert not isinstance(type, Float32Type)
+    return bool(bits & 1) if isinstance(type, IntegerType) and type.width.data == 1 else bits
+
+
+def interpreted_kernels(module: ModuleOp, target: str = "sm_90") -> list[GpuKernel]:
+    """The kernels of a program as the driver above takes them: nothing is compiled."""
+    found: list[GpuKernel] = []
+    for one in kernel_modules(module):
+        function = kernel_of(one)
+        name, options = function.sym_name.data, options_of(dict(function.attributes))
+        binary = Binary(name, b"", 32 * options.num_warps, 0, name)
+        text = ttir_for_compiling(one, installed_spelling())
+        aligned = aligned_arguments(function)
+        found.append(GpuKernel(name, binary, aligned, text, gpu_target(target), options, kernel_place(function)))
+    return found
