@@ -115,7 +115,7 @@ class GpuEntry:
 
     def launch(self, op: host.LaunchOp) -> None:
         """Launch a kernel on the stream of the call."""
-        emitter, entry = self.emitter, self.emitter.entry
+        entry = self.emitter.entry
         number, aligned = self.kernels[op.kernel.string_value()]
         words, pointers = self._arguments(op)
         grid = [entry.size(e) for e in op.grid.data] if op.grid is not None else []

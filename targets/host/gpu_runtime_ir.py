@@ -79,8 +79,8 @@ done:
   ret void
 }}
 
-; Launches a kernel, given its two variants: 0, the driver's code, {MISSING} where the variant has no function yet, {TOO_LARGE} for a grid that is
-; too large. An empty grid launches nothing.
+; Launches a kernel, given its two variants: 0, the driver's code, {MISSING} where the variant has no function yet, {TOO_LARGE} for a
+; grid that is too large. An empty grid launches nothing.
 define i32 @stepwell_gpu_launch(ptr %variants, ptr %record, ptr %stream) {{
 entry:
   %x = load i64, ptr %record
@@ -143,7 +143,8 @@ launch:
   %gz = trunc i64 %z to i32
   %t = trunc i64 %threads to i32
   %m = trunc i64 %shared to i32
-  %code = call i32 @cuLaunchKernel(ptr %function, i32 %gx, i32 %gy, i32 %gz, i32 %t, i32 1, i32 1, i32 %m, ptr %stream, ptr %params, ptr null)
+  %code = call i32 @cuLaunchKernel(ptr %function, i32 %gx, i32 %gy, i32 %gz, i32 %t, i32 1, i32 1, i32 %m,
+                                   ptr %stream, ptr %params, ptr null)
   ret i32 %code
 nothing:
   ret i32 0
@@ -155,7 +156,8 @@ toolarge:
 
 ; A tensor over memory of a device that somebody else owns.
 define i32 @stepwell_gpu_from_blob(ptr %data, i64 %rank, ptr %sizes, ptr %strides, i32 %dtype, i32 %device, ptr %out) {{
-  %r = call i32 @torch_from_blob(ptr %data, i64 %rank, ptr %sizes, ptr %strides, i64 0, i32 %dtype, i32 1, i32 %device, ptr %out, i32 0, ptr null, i64 0, ptr null, ptr null)
+  %r = call i32 @torch_from_blob(ptr %data, i64 %rank, ptr %sizes, ptr %strides, i64 0, i32 %dtype, i32 1, i32 %device, ptr %out,
+                                 i32 0, ptr null, i64 0, ptr null, ptr null)
   ret i32 %r
 }}
 """

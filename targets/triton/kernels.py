@@ -1,7 +1,7 @@
 """The kernels of a program as a launch needs them: binaries, what to ask of the GPU, and the user's line for messages.
 
-`program_kernels(module, target)` compiles every `tt.func` that the host program of a module launches, in parallel. What it gives is plain data
-that can be pickled; the variant of a kernel that does without aligned addresses is compiled when a call first needs it."""
+`program_kernels(module, target)` compiles every `tt.func` that the host program of a module launches, in parallel. What it gives is plain
+data that can be pickled; the variant of a kernel that does without aligned addresses is compiled when a call first needs it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,157 @@
+"""Programs of a GPU without a GPU: native entries and Python launch through a driver that runs kernels in the interpreter."""
+
+import struct
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from stepwell.dialects import host
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.targets.cpu.emit import emit_kernels
+from stepwell.targets.cpu.jit import compile_text
+from stepwell.targets.host.emit import emit_host
+from stepwell.targets.host.gpu_driver import LaunchError, use_driver
+from stepwell.targets.host.load import load_object_code, load_program
+from stepwell.tools.compile_graph import context
+from stepwell.tools.interpret_gpu import InterpretedDriver, interpreted_kernels
+
+
+@pytest.fixture(params=["native", "python"])
+def build(request):
+    """A function that makes (callable, driver) of a function and example arguments."""
+
+    def make(function, *args, dynamic=False, module=None, **driver):
+        mode = "symbolic" if dynamic else "fake"
+        table = decomposition_table()
+        if module is None:
+            gm = make_fx(functionalize(function), decomposition_table=table, tracing_mode=mode)(*args)
+            module = import_graph(gm, args).module
+            run(default_pipeline("gpu"), module, context())
+        program = next(op for op in module.ops if isinstance(op, host.ProgramOp))
+        native = request.param == "native"
+        with use_driver(InterpretedDriver(module, **driver)) as launcher:
+            text = emit_kernels(module)
+            description = emit_host(text, program, native=native, kernels=interpreted_kernels(module))
+            library = load_object_code(compile_text(text.text()), native)
+            return load_program(description, library), launcher
+
+    return make
+
+
+def check(run, function, *args):
+    expected = function(*args)
+    got = run([a.clone() if a.storage_offset() == 0 else a for a in args])
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_kernels_and_library_calls_in_one_program(build):
+    def layer(x, w, b):
+        return (torch.softmax(F.gelu(F.linear(x, w, b)), -1),)
+
+    args = torch.randn(6, 16), torch.randn(24, 16), torch.randn(24)
+    run, driver = build(layer, *args)
+    for _ in range(3):
+        check(run, layer, *args)
+    assert len(driver.launches) == 3 * len(driver.loads)  # each kernel is loaded once
+    assert all(aligned for _, _, aligned in driver.loads)
+
+
+def test_what_a_launch_passes(build):
+    def scaled(x, n):
+        return (x * n,)
+
+    x = torch.randn(3000)
+    run, driver = build(scaled, x, torch.tensor(2.5), stream=77)
+    check(run, scaled, x, torch.tensor(2.5))
+    (launch,) = driver.launches
+    assert launch.grid == (3, 1, 1) and launch.threads % 32 == 0 and launch.shared == 0
+    assert launch.stream == 0  # entering a device is what finds its stream: this program has none
+    assert all(value % 16 == 0 for value in launch.values)
+
+
+def test_sizes_and_numbers_are_passed_by_their_bits(build):
+    text = """builtin.module {
+      host.program @forward(%x: !host.tensor<f32>, %f: f64, %b: i1) {
+        host.bind s0 = size %x 0 : !host.tensor<f32>
+        %y = host.empty_output [s0] strides [1] : !host.tensor<f32>
+        host.launch @k(%y : !host.tensor<f32>, %x : !host.tensor<f32>, %f : f64, %b : i1) [s0] grid [(s0 + 3) floordiv 4, 2]
+        host.return(%y : !host.tensor<f32>) [arg(0)]
+      }
+      tt.func public @k(%y: !tt.ptr<f32> {tt.divisibility = 16 : i32}, %x: !tt.ptr<f32>, %n: i64, %f: f64, %b: i1) {
+        tt.return
+      }
+    }"""
+    from xdsl.parser import Parser
+
+    module = Parser(context(), text).parse_module()
+    run, driver = build(None, module=module)
+    x = torch.randn(10)
+    (y,) = run([x, 1.5, True])
+    assert y.shape == x.shape
+    (launch,) = driver.launches
+    assert launch.grid == (3, 2, 1)
+    assert launch.values[1:3] == (x.data_ptr(), 10)
+    assert struct.pack("<q", launch.values[3]) == struct.pack("<d", 1.5) and launch.values[4] == 1
+    run([x[:0], 0.0, False])  # an empty grid: nothing is launched
+    assert len(driver.launches) == 1
+
+
+def test_addresses_that_are_not_aligned_take_the_other_variant(build):
+    def function(x, y):
+        return x * 2 + y.sum(), x[1:] + 1
+
+    x, y = torch.randn(40, 16), torch.randn(40, 16)
+    run, driver = build(function, x, y)
+    check(run, function, x, y)
+    shifted = torch.randn(40 * 16 + 1)[1:].view(40, 16)
+    check(run, function, shifted, y)
+    check(run, function, x, y)
+    assert {aligned for _, _, aligned in driver.loads} == {True, False}
+    assert len(set(driver.loads)) == len(driver.loads)
+
+
+def test_dynamic_sizes(build):
+    def function(x):
+        return (torch.softmax(x * 2, -1), x.sum(0))
+
+    run, _ = build(function, torch.randn(5, 7), dynamic=True)
+    for shape in ((5, 7), (2, 300), (33, 2)):
+        check(run, function, torch.randn(shape))
+
+
+def test_a_kernel_that_fails_is_named(build):
+    def function(x, i):
+        return (x[i],)
+
+    x = torch.randn(8)
+    run, driver = build(function, x, torch.tensor([1, 2]))
+    with pytest.raises(LaunchError, match=r"kernel @k0.* could not be launched on a grid of 1 x 1 x 1: .*out of range"):
+        run([x, torch.tensor([1, 20])])
+    check(run, function, x, torch.tensor([3, 2]))
+    assert driver.launches
+
+
+def test_a_grid_that_is_too_large_is_refused(build):
+    text = """builtin.module {
+      host.program @forward(%x: !host.tensor<f32>, %n: i64) {
+        host.bind s0 = value %n : i64
+        host.launch @k(%x : !host.tensor<f32>) [] grid [1, s0]
+        host.return() []
+      }
+      tt.func public @k(%x: !tt.ptr<f32>) {
+        tt.return
+      }
+    }"""
+    from xdsl.parser import Parser
+
+    run, driver = build(None, module=Parser(context(), text).parse_module())
+    with pytest.raises(LaunchError, match="kernel @k has a grid of 1 x 65536 x 1 programs; a GPU takes at most"):
+        run([torch.randn(4), 65536])
+    assert not driver.launches
