@@ -8,7 +8,8 @@ reference interpreters instead, as they stand.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from .opt_inputs import entry_function, random_inputs
 
 if TYPE_CHECKING:
     from xdsl.context import Context
+
+    from ..targets.triton.kernels import GpuKernel
 
 LEVELS = ("nd", "loop", "mem", "cpu", "host")
 """From the level of the graph to that of the program; a level's name is that of the dialect that its functions are
@@ -128,9 +131,23 @@ def _compiled(
     lowered = lower_rest(module, ctx, level, entry)
     program = next(op for op in lowered.ops if isinstance(op, host.ProgramOp))
     text = emit_kernels(lowered)
-    description = emit_host(text, program)
-    library = load_object_code(compile_text(text.text()), description.native)
-    return load_program(description, library, constants, objects), inputs
+    with _launching(lowered) as kernels:
+        description = emit_host(text, program, kernels=kernels)
+        library = load_object_code(compile_text(text.text()), description.native)
+        return load_program(description, library, constants, objects), inputs
+
+
+@contextmanager
+def _launching(module: ModuleOp) -> Iterator[Sequence[GpuKernel]]:
+    """The kernels of a GPU among those of a program; where its tensors are on the CPU their launches run in the interpreter."""
+    if not any(op.name == "tt.func" for op in module.ops):
+        yield ()
+        return
+    from ..targets.host.gpu_driver import use_driver
+    from .interpret_gpu import InterpretedDriver, interpreted_kernels
+
+    with use_driver(InterpretedDriver(module)):
+        yield interpreted_kernels(module)
 
 
 def _split_constants(entry: Operation, given: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from xdsl.ir import SSAValue
 
