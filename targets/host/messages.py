@@ -12,7 +12,7 @@ def layout_error(
     """What is wrong with a tensor that should have these sizes, strides and dtype ("" for any) on this device; None
     when nothing is. `label` names an argument, or the operator whose result the tensor is."""
     message = _difference(tensor, label, sizes, strides, dtype, device)
-    if message is None or label.startswith("argument "):
+    if message is None or "." not in label:  # operators have a namespace
         return message
     return f"{message}; most often the operator's fake (meta) kernel, which said what to expect, is wrong"
 

@@ -20,7 +20,7 @@ def test_each_kernel_is_written(opt_tool):
 
 
 def test_the_program_runs_in_the_interpreter(opt_tool):
-    gpu = opt_tool("-p", "stepwell-gpu", "--run", "--seed", "1", stdin=TWO)
+    gpu = opt_tool("-p", "stepwell-gpu{to=tt}", "--run", "--seed", "1", stdin=TWO)
     cpu = opt_tool("-p", "stepwell-cpu{to=nd}", "--run", "--seed", "1", stdin=TWO)
     assert gpu.code == cpu.code == 0, gpu.err + cpu.err
     assert gpu.out == cpu.out

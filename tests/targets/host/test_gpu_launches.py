@@ -155,3 +155,17 @@ def test_a_grid_that_is_too_large_is_refused(build):
     with pytest.raises(LaunchError, match="kernel @k has a grid of 1 x 65536 x 1 programs; a GPU takes at most"):
         run([torch.randn(4), 65536])
     assert not driver.launches
+
+
+def test_a_program_runs_at_the_level_of_the_host():
+    from stepwell.tools.run_ir import run_module
+
+    def function(x, y):
+        return torch.softmax(x @ y, -1), x.sum(0)
+
+    args = torch.randn(5, 8), torch.randn(8, 6)
+    gm = make_fx(functionalize(function), decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
+    module = import_graph(gm, args).module
+    run(default_pipeline("gpu"), module, context())
+    for got, expected in zip(run_module(module, context(), args), function(*args), strict=True):
+        torch.testing.assert_close(got, expected)
