@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CompileError, StepwellError
 from ..lowering.fx_to_nd import Border
-from .compile_graph import Watch, compile_graph, is_empty, passthrough
+from .compile_graph import Watch, compile_graph, is_empty, no_garbage_collection, passthrough
 from .options import Options, make_options
 
 _lock = threading.RLock()
@@ -49,7 +49,8 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    with functorch_config.patch(unlift_effect_tokens=True):  # graphs make their own tokens: no argument, no result
+    # graphs make their own tokens: no argument, no result
+    with functorch_config.patch(unlift_effect_tokens=True), no_garbage_collection():
         run = backend(graph, list(example_inputs))
     return run if rebuild is None else lambda *args: rebuild(run(*args))
 

@@ -35,7 +35,7 @@ from .gpu_emit import GpuEntry, program_device
 from .python_path import python_source
 from .runtime import native_launches
 from .selftest import native_wanted
-from .symbols import handle_offset
+from .steps import Kind, Step, reference
 from .values import Value, Values
 
 if TYPE_CHECKING:
@@ -107,7 +107,6 @@ class _Emitter:
         self.asserts: list[str] = []
         self.targets: list[str] = []
         self.done: set[host.HostOp] = set()
-        self.arena = self.arena_block = ""
         self.on_gpu = device != "cpu"
         self.gpu = GpuEntry(self, device, kernels) if self.on_gpu or kernels else None
 
@@ -291,167 +290,99 @@ class _Emitter:
     def ensure(self, op: host.EnsureOp) -> None:
         entry, values = self.entry, self.values
         source = values[op.source]
-        if not all(use.operation is op or isinstance(use.operation, host.ReleaseOp) for use in op.source.uses):
-            source = self._duplicate(source)
-        handle = values.handle(source)
-        found, sizes, strides = self._compare(op, handle)
+        shared = not all(use.operation is op or isinstance(use.operation, host.ReleaseOp) for use in op.source.uses)
+        if shared or not source.is_owned:
+            source = self.duplicate(source)
         number = self._new_check(op)
-        self._refuse(entry.let(f"icmp eq i64 {found}, 2"), number, handle, sizes, strides)
+        items = [self.items.place("callback", name) for name in ("raise_check", "copy_strided")]
+        layout = entry.step_layout(op.sizes.data, op.strides.data)
+        entry.step(Step.ENSURE, source.reference(), _kind(op), number, *items, *layout)
         result = values.define(op.result)
-        for name in Value.__slots__:
-            setattr(result, name, getattr(source, name))
+        result.object_slot, result.handle_slot = source.object_slot, source.handle_slot
         values.clear(source)
-        result.data = None
-        self._restride(result, found, sizes, strides)
 
-    def _duplicate(self, source: Value) -> Value:
+    def duplicate(self, source: Value) -> Value:
         """A handle of our own to the same tensor."""
-        entry = self.entry
-        entry.require_ok(entry.call("aoti_torch_new_tensor_handle", self.values.handle(source), "%out"))
         made = Value()
-        made.handle = entry.load("%out")
-        made.handle_slot = entry.keep_handle(made.handle)
+        made.handle_slot = self.entry.handle_slot()
+        self.entry.step(Step.DUPLICATE, made.handle_slot, source.reference())
         return made
-
-    def _restride(self, value: Value, found: str, sizes: str, strides: str) -> None:
-        """Replace the tensor of a value by a copy with other strides when `found` is not 0; its form stays what it
-        is."""
-        entry = self.entry
-        by_handle = value.handle_slot is not None
-        old = self.values.handle(value) if by_handle else self.values.object(value)
-        place = ("%handles", value.handle_slot) if by_handle else ("%objects", value.object_slot)
-        assert place[1] is not None
-        before = entry.block
-        copy, onward = entry.label(), entry.label()
-        entry.do(f"br i1 {entry.let(f'icmp ne i64 {found}, 0')}, label %{copy}, label %{onward}")
-        entry.start(copy)
-        if not entry.has_lock:
-            entry.call("PyEval_RestoreThread", entry.load("%thread"))
-        tensor = entry.call("stepwell_wrap", old) if by_handle else old
-        callback = entry.item("callback", "copy_strided")
-        rank = str(len(self.checks) - 1)
-        made = entry.call("stepwell_call", callback, tensor, rank, self._address(sizes), self._address(strides))
-        if by_handle:
-            entry.call("Py_DecRef", tensor)
-        failed, copied = entry.let(f"icmp eq ptr {made}, null"), entry.label()
-        entry.do(f"br i1 {failed}, label %fail.python, label %{copied}")
-        entry.start(copied)
-        new = self._handle_of(made) if by_handle else made
-        entry.do(f"store ptr {new}, ptr {entry.at(place[0], place[1])}")
-        if by_handle:
-            entry.call("Py_DecRef", made)
-            entry.call("aoti_torch_delete_tensor_object", old)
-        else:
-            entry.call("Py_DecRef", old)
-        if not entry.has_lock:
-            entry.do(f"store ptr {entry.call('PyEval_SaveThread')}, ptr %thread")
-        last = entry.block
-        entry.do(f"br label %{onward}")
-        entry.start(onward)
-        now = entry.let(f"phi ptr [ {old}, %{before} ], [ {new}, %{last} ]")
-        value.argument = value.object = value.handle = value.data = None
-        if by_handle:
-            value.handle = now
-        else:
-            value.object = now
-
-    def _handle_of(self, tensor: str) -> str:
-        """A new handle to the tensor of a Python object."""
-        entry = self.entry
-        inner = entry.let(f"getelementptr i8, ptr {tensor}, i64 {handle_offset()}")
-        entry.call("aoti_torch_new_tensor_handle", inner, "%out")
-        return entry.load("%out")
 
     def empty_output(self, op: host.EmptyOutputOp) -> None:
         op.verify_()  # as in from_arena
         entry = self.entry
         type = op.result.type.element_type
-        sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
         if self.gpu is not None and op.result.type.device.data != "cpu":
-            self.gpu.empty(op, sizes, strides)
+            self.gpu.empty(op, entry.words(op.sizes.data), entry.words(op.strides.data))
             return
-        room = entry.size(extent_bytes(op.sizes.data, op.strides.data, element_size(type)))
-        code = str(dtype_code(type))
-        entry.require_ok(entry.call("stepwell_empty", str(len(op.sizes.data)), sizes, strides, code, room, "%out"))
-        self.values.own_handle(op.result, entry.load("%out"))
+        room = entry.step_size(extent_bytes(op.sizes.data, op.strides.data, element_size(type)))
+        layout = entry.step_layout(op.sizes.data, op.strides.data)
+        entry.step(Step.EMPTY, self.values.new_handle(op.result), dtype_code(type), room, *layout)
 
     def view(self, op: host.ViewOp) -> None:
         entry, source = self.entry, self.values[op.source]
-        sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
-        offset = "0" if op.offset is None else entry.size(op.offset.data)
+        offset = as_expr(0) if op.offset is None else op.offset.data
         if op.result.type != op.source.type:
-            self._view_dtype(op, source, sizes, strides, offset)
+            self._view_dtype(op, source, offset)
             return
-        handle = self.values.handle(source)
-        rank = str(len(op.sizes.data))
-        entry.require_ok(entry.call("aoti_torch__reinterpret_tensor", handle, rank, sizes, strides, offset, "%out"))
-        self.values.own_handle(op.result, entry.load("%out"))
+        place, layout = entry.step_size(offset), entry.step_layout(op.sizes.data, op.strides.data)
+        entry.step(Step.VIEW, self.values.new_handle(op.result), source.reference(), place, *layout)
 
-    def _view_dtype(self, op: host.ViewOp, source: Value, sizes: str, strides: str, offset: str) -> None:
+    def _view_dtype(self, op: host.ViewOp, source: Value, offset: Expr) -> None:
         """A view with another element type: through Python, which knows what torch allows."""
         entry = self.entry
+        sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
+        tensor = self.values.object(source)
         entry.take_lock()
         number = self._new_check(op)
         rank = len(op.sizes.data)
-        spec = entry.scratch("i64", [str(number), str(rank), offset])
+        spec = entry.scratch("i64", [str(number), str(rank), entry.size(offset)])
+        callback = entry.item("callback", "view_dtype")
         made = entry.call(
-            "stepwell_call",
-            entry.item("callback", "view_dtype"),
-            self.values.object(source),
-            self._address(spec),
-            self._address(sizes),
-            self._address(strides),
+            "stepwell_call", callback, tensor, self._address(spec), self._address(sizes), self._address(strides)
         )
         self.values.own_object(op.result, entry.require_object(made))
 
     def arena_ptr(self, op: host.ArenaPtrOp) -> None:
-        entry = self.entry
-        if not self.arena_block:
+        if not self.entry.arena_block:
             self._acquire_arena()
-        offset = op.offset.data
-        block = self.arena_block
-        place = block if offset is as_expr(0) else entry.let(f"getelementptr i8, ptr {block}, i64 {entry.size(offset)}")
-        self.values.define(op.result).data = place
+        self.values.define(op.result).offset = op.offset.data
 
     def _acquire_arena(self) -> None:
         entry, size = self.entry, self.program.arena
         bytes = "64" if size is None else entry.call("llvm.smax.i64", entry.size(size.data), "64")
         if self.gpu is not None and self.on_gpu:
-            self.arena_block = self.gpu.acquire_arena(bytes)
+            entry.arena_block = self.gpu.acquire_arena(bytes)
             return
         entry.uses_arena = True
-        arena = self.arena = entry.call("stepwell_arena_acquire", entry.load(f"@{ARENA}"), bytes)
+        arena = entry.call("stepwell_arena_acquire", entry.load(f"@{ARENA}"), bytes)
         entry.do(f"store ptr {arena}, ptr %arena")
+        entry.do(f"store ptr {arena}, ptr %frame5")
         entry.fail_if(entry.let(f"icmp eq ptr {arena}, null"), "memory")
-        self.arena_block = entry.load(entry.let(f"getelementptr i8, ptr {arena}, i64 8"))
+        entry.arena_block = entry.load(entry.let(f"getelementptr i8, ptr {arena}, i64 8"))
 
     def from_arena(self, op: host.FromArenaOp) -> None:
         op.verify_()  # torch ends the process where a stride is negative
         entry, type = self.entry, op.result.type.element_type
-        data = self.values.data(self.values[op.source])
-        exprs = [*op.sizes.data, *op.strides.data]
+        offset = self.values[op.source].offset
+        assert offset is not None, "host.from_arena takes memory of the arena"
         if op.offset is not None:
-            offset = op.offset.data * element_size(type)
-            data = entry.let(f"getelementptr i8, ptr {data}, i64 {entry.size(offset)}")
-            exprs.append(offset)
-        sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
+            offset = offset + op.offset.data * element_size(type)
         if self.gpu is not None and self.on_gpu:
-            self.gpu.from_blob(op, data, sizes, strides)
+            data = entry.let(f"getelementptr i8, ptr {entry.arena_block}, i64 {entry.size(offset)}")
+            self.gpu.from_blob(op, data, entry.words(op.sizes.data), entry.words(op.strides.data))
             return
-        rank, code = str(len(op.sizes.data)), str(dtype_code(type))
-        place = op.source.owner
-        if isinstance(place, host.ArenaPtrOp) and all(e.is_const for e in (place.offset.data, *exprs)):
+        place, layout = entry.step_size(offset), entry.step_layout(op.sizes.data, op.strides.data)
+        if all(e.is_const for e in (offset, *op.sizes.data, *op.strides.data)):
             # the same in every call: the arena keeps it
-            made = entry.call("stepwell_arena_view", self.arena, str(entry.views), data, rank, sizes, strides, code)
+            entry.step(Step.KEPT, entry.views, dtype_code(type), place, *layout)
+            self.values.define(op.result).view = entry.views
             entry.views += 1
-            entry.fail_if(entry.let(f"icmp eq ptr {made}, null"), "torch")
-            self.values.define(op.result).handle = made
             return
-        entry.require_ok(entry.call("stepwell_from_blob", data, rank, sizes, strides, code, "%out"))
-        self.values.own_handle(op.result, entry.load("%out"))
+        entry.step(Step.BLOB, self.values.new_handle(op.result), dtype_code(type), place, *layout)
 
     def constant(self, op: host.ConstantOp) -> None:
-        self.values.define(op.result).object = self.entry.item("constant", op.index.data)
+        self.values.define(op.result).item = self.items.place("constant", op.index.data)
 
     def launch(self, op: host.LaunchOp) -> None:
         if op.grid is not None:
@@ -460,45 +391,40 @@ class _Emitter:
             return
         entry = self.entry
         offsets = op.offsets.data if op.offsets is not None else [as_expr(0)] * len(op.inputs)
-        memory: list[str] = []
-        numbers: list[str] = []
+        memory: list[tuple[int, int]] = []
+        numbers: list[tuple[int, int]] = []
+        types: list[str] = []
         for value, offset in zip(op.inputs, offsets, strict=True):
-            if not host.is_number(value.type):
-                address = self.values.data(self.values[value])
-                if offset is not as_expr(0):
-                    address = entry.let(f"getelementptr i8, ptr {address}, i64 {entry.size(offset)}")
-                memory.append(f"ptr {address}")
-            else:
-                type = "double" if isinstance(value.type, Float64Type) else _integer_text(value.type)
-                numbers.append(f"{type} {self.number(value)}")
-        if op.entries is not None:
-            numbers = [self._table(op, memory, numbers), f"ptr {entry.words(op.sizes.data)}", f"i64 {op.entries.data}"]
-            memory = []
-        sizes = [f"i64 {entry.size(size)}" for size in op.sizes.data] if op.entries is None else []
-        traffic = None if op.bytes is None else op.bytes.data
+            if host.is_number(value.type):
+                numbers.append((reference(Kind.NUMBER), self._number_word(value)))
+                types.append("double" if isinstance(value.type, Float64Type) else _integer_text(value.type))
+                continue
+            source = self.values[value]
+            if source.offset is not None:
+                offset = source.offset + offset
+            memory.append((source.reference(), entry.step_size(offset)))
+        sizes = [entry.step_size(size) for size in op.sizes.data]
+        kernel, traffic = op.kernel.string_value(), None if op.bytes is None else op.bytes.data
         if traffic is None or not traffic.is_const or int(traffic) >= CHEAP_BYTES:
-            entry.drop_lock()
-        arguments = [*memory, *sizes, *numbers]
-        kernel = op.kernel.string_value()
-        entry.module.declare(kernel, "void", ", ".join(a.rpartition(" ")[0] for a in arguments))
-        entry.do(f"call void @{kernel}({', '.join(arguments)})")
+            entry.step_unlock()
+        if op.entries is not None:
+            words = _rows(memory, numbers, op.entries.data)
+            entry.module.declare(kernel, "void", "ptr, ptr, i64")
+            function, counts = entry.function_place(kernel), (len(words), len(sizes), op.entries.data)
+            entry.need_scratch(len(words) + len(sizes))
+            entry.step(Step.LIST, function, *counts, *(w for pair in words for w in pair), *sizes)
+            return
+        words = [*memory, *((reference(Kind.NUMBER), size) for size in sizes), *numbers]
+        function = entry.launcher(kernel, [*["ptr"] * len(memory), *["i64"] * len(sizes), *types])
+        entry.need_scratch(len(words))
+        entry.step(Step.LAUNCH, function, len(words), *(w for pair in words for w in pair))
 
-    def _table(self, op: host.LaunchOp, memory: list[str], numbers: list[str]) -> str:
-        """The table of a launch over a list: a row of addresses and numbers for each entry, 8 bytes each."""
-        assert op.entries is not None
-        entry, count = self.entry, op.entries.data
-        rows = len(memory) // count, len(numbers) // count
-        words = [
-            word
-            for k in range(count)
-            for word in (*memory[k * rows[0] : (k + 1) * rows[0]], *numbers[k * rows[1] : (k + 1) * rows[1]])
-        ]
-        base = entry.alloca(f"[{max(1, len(words))} x i64]", 8)
-        for k, word in enumerate(words):
-            if word.startswith("i1 "):
-                word = f"i64 {entry.let(f'zext {word} to i64')}"
-            entry.do(f"store {word}, ptr {entry.at(base, k, 'i64')}")
-        return f"ptr {base}"
+    def _number_word(self, value: SSAValue) -> int:
+        """The word of a scalar operand of a launch."""
+        entry, register = self.entry, self.number(value)
+        if isinstance(value.type, IntegerType) and value.type.width.data == 1:
+            register = entry.let(f"zext i1 {register} to i64")
+        return entry.step_number(value, register, "double" if isinstance(value.type, Float64Type) else "i64")
 
     def poll(self, op: host.PollOp) -> None:
         self.entry.poll()
@@ -508,50 +434,50 @@ class _Emitter:
         emit_extern(self, op, len(self.targets) - 1)
 
     def release(self, op: host.ReleaseOp) -> None:
-        values = [self.values[value] for value in op.values]
-        arguments = [v for v in values if v.argument is not None and v.object_slot is not None]
-        if len(arguments) > 2:
-            self.values.release_arguments(arguments)
-            values = [v for v in values if v not in arguments]
-        for value in values:
-            self.values.release(value)
+        self.values.release([self.values[value] for value in op.values])
 
     def finish(self, op: host.ReturnOp) -> None:
         entry, leaves = self.entry, op.template.data.args
-        entry.take_lock()
+        entry.step_lock()
         left = Counter(op.values[leaf.index] for leaf in leaves if isinstance(leaf, Arg))
-        result = entry.require_object(entry.call("PyList_New", str(len(leaves))))
-        entry.keep_object(result)
-        slot = entry.objects - 1
-        for k, leaf in enumerate(leaves):
-            entry.call("PyList_SetItem", result, str(k), self._output(op, leaf, left))
+        outputs = [self._output(op, leaf, left) for leaf in leaves]
+        slot = entry.object_slot()
+        entry.step(Step.COLLECT, slot, len(outputs), *outputs)
+        result = entry.load(entry.at("%objects", slot))
         entry.forget_object(slot)
         entry.leave(result)
 
-    def _output(self, op: host.ReturnOp, leaf: object, left: Counter[SSAValue]) -> str:
-        """One output as a new reference; the last use of a value hands over the entry's own."""
-        entry = self.entry
+    def _output(self, op: host.ReturnOp, leaf: object, left: Counter[SSAValue]) -> int:
+        """The word of one output; with the last use of a value the entry's own is given away."""
         if isinstance(leaf, Arg):
             source = op.values[leaf.index]
             if host.is_number(source.type):
-                return self.box(source)
+                return self._boxed_output(self.box(source))
             left[source] -= 1
-            if left[source] == 0:
-                return self.values.take(self.values[source])
-            found = self.values.object(self.values[source])
-            entry.call("Py_IncRef", found)
-            return found
+            value = self.values[source]
+            return value.reference() << 1 | (value.is_owned and left[source] == 0)
         if isinstance(leaf, Expr) and not leaf.is_const:
-            return entry.require_object(entry.call("PyLong_FromLongLong", entry.size(leaf)))
-        found = self.leaf_item(leaf)
-        entry.call("Py_IncRef", found)
-        return found
+            entry = self.entry
+            return self._boxed_output(entry.require_object(entry.call("PyLong_FromLongLong", entry.size(leaf))))
+        return reference(Kind.ITEM, self._leaf_place(leaf)) << 1
+
+    def _boxed_output(self, register: str) -> int:
+        return reference(Kind.OBJECT, self.entry.keep_object(register)) << 1 | 1
 
     def leaf_item(self, leaf: object) -> str:
         """The object of a template value that is the same in every call (borrowed)."""
+        return self.entry.item_at(self._leaf_place(leaf))
+
+    def _leaf_place(self, leaf: object) -> int:
         if isinstance(leaf, Obj):
-            return self.entry.item("given", leaf.index)
-        return self.entry.item("value", int(leaf) if isinstance(leaf, Expr) else leaf)
+            return self.items.place("given", leaf.index)
+        return self.items.place("value", int(leaf) if isinstance(leaf, Expr) else leaf)
+
+
+def _rows(memory: list[tuple[int, int]], numbers: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    """The operands of a launch over a list by rows: an entry's addresses, then its numbers, 8 bytes each."""
+    m, n = len(memory) // count, len(numbers) // count
+    return [w for k in range(count) for w in (*memory[k * m : (k + 1) * m], *numbers[k * n : (k + 1) * n])]
 
 
 def _element_type(op: host.LayoutOp) -> Attribute:

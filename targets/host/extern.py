@@ -301,7 +301,7 @@ def _emit_shim(emitter: _Emitter, op: host.ExternOp, plan: _Plan, number: int) -
 
 def _shared(emitter: _Emitter, source: Any) -> Any:
     """A value of its own for a result that is one of the operands (each is released for itself)."""
-    return emitter._duplicate(emitter.values[source])
+    return emitter.duplicate(emitter.values[source])
 
 
 def _shim_argument(emitter: _Emitter, op: host.ExternOp, kind: str, value: Any) -> str:

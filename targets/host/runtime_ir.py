@@ -3,13 +3,16 @@ unloaded.
 
 - memory: a pool of blocks behind a lock (free lists by size class) and, on top of it, the arena of a program;
 - arguments: taking them out of the caller's list, comparing tensors with what the program was compiled for;
-- errors: calling a Python function that raises, and freeing what a program still holds.
+- errors: calling a Python function that raises, and freeing what a program still holds;
+- steps: going through the table of a program (steps_ir.py).
 
 A block of the pool has 64 bytes in front: the next free block and the size class. Classes are 64 to a power of two, so
 at most a 64th of a new block is unused, and a request takes a free block of its class or of one of the next 63.
 """
 
 from __future__ import annotations
+
+from .steps_ir import steps_text
 
 POOLED_BYTES = 1 << 20
 """Tensors of at least this many bytes come from the pool: below it torch's allocator (malloc) reuses memory well by
@@ -733,27 +736,6 @@ define ptr @stepwell_call(ptr %function, ptr %object, i64 %a, i64 %b, i64 %c) {
   ret ptr %r
 }
 
-; Drops n of the arguments, those that the table names.
-define void @stepwell_drop_arguments(ptr %frame, ptr %table, i64 %n) {
-entry:
-  br label %loop
-loop:
-  %i = phi i64 [ 0, %entry ], [ %in, %one ]
-  %end = icmp eq i64 %i, %n
-  br i1 %end, label %done, label %one
-one:
-  %ip = getelementptr i64, ptr %table, i64 %i
-  %k = load i64, ptr %ip
-  %slot = getelementptr ptr, ptr %frame, i64 %k
-  %object = load ptr, ptr %slot
-  store ptr null, ptr %slot
-  call void @Py_DecRef(ptr %object)
-  %in = add i64 %i, 1
-  br label %loop
-done:
-  ret void
-}
-
 ; Drops what a program still holds: n Python objects and m tensor handles (null where there is none any more).
 define void @stepwell_drop(ptr %objects, i64 %n, ptr %handles, i64 %m) {
 entry:
@@ -799,21 +781,18 @@ FUNCTIONS: dict[str, str] = {
     "stepwell_arena_acquire": "ptr (ptr, i64)",
     "stepwell_arena_release": "void (ptr, ptr)",
     "stepwell_arena_clear": "void (ptr)",
-    "stepwell_arena_view": "ptr (ptr, i64, ptr, i64, ptr, ptr, i32)",
-    "stepwell_empty": "i32 (i64, ptr, ptr, i32, i64, ptr)",
-    "stepwell_from_blob": "i32 (ptr, i64, ptr, ptr, i32, ptr)",
     "stepwell_take": "i32 (ptr, i64, ptr, i64, ptr)",
     "stepwell_compare": "i64 (ptr, i64, i64, ptr, ptr)",
     "stepwell_compare_table": "i64 (ptr, ptr, i64, ptr)",
     "stepwell_call": "ptr (ptr, ptr, i64, i64, i64)",
     "stepwell_drop": "void (ptr, i64, ptr, i64)",
-    "stepwell_drop_arguments": "void (ptr, ptr, i64)",
+    "stepwell_steps": "i32 (ptr, ptr, i64, i1)",
 }
 """The functions that entries call, with their LLVM types."""
 
 
 def runtime_text(handle_offset: int) -> str:
     """The module's text; `handle_offset` is where a tensor's Python object holds its `at::Tensor`."""
-    text = "".join((_DECLARATIONS, _POOL, _ARENA, _ARGUMENTS, _ERRORS))
+    text = "".join((_DECLARATIONS, _POOL, _ARENA, _ARGUMENTS, _ERRORS, steps_text()))
     text = text.replace("POOLED_BYTES", str(POOLED_BYTES)).replace("BORROWED_BYTES", str(BORROWED_BYTES))
     return text.replace("HANDLE_OFFSET", str(handle_offset))

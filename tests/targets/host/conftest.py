@@ -80,6 +80,14 @@ class Builder:
         module.verify()
         return build_module(ctx, module, self.path, constants, objects)
 
+    def entry_lines(self, text):
+        """How many lines of LLVM text the native entry of `host.program` text has, tables not counted."""
+        _, module = parse(f"builtin.module {{\n{KERNELS}\n{text}\n}}")
+        unit = emit_kernels(module)
+        emit_host(unit, host.program_of(module), native=True)
+        (entry,) = (f for f in unit.functions if "@stepwell_entry" in f)
+        return len(entry.splitlines())
+
 
 @pytest.fixture(params=["native", "python"])
 def build(request):

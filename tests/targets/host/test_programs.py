@@ -387,3 +387,53 @@ def test_the_arena_grows(build):
     for n in (0, 1, 1000, 100_000, 10, 1_000_000):
         x = torch.rand(n)
         assert torch.equal(run([x])[0], 4 * x)
+
+
+def outputs(n, dynamic=False):
+    """n outputs, each by a kernel, each a view of new memory."""
+    size = "s0" if dynamic else "4"
+    body = "\n".join(
+        f"""%y{k} = host.empty_output [{size} + {k}] strides [1] : !host.tensor<f32>
+        host.launch @double(%x : !host.tensor<f32>, %y{k} : !host.tensor<f32>) [{size}]
+        %v{k} = host.view %y{k} [{size}] strides [1] : !host.tensor<f32> -> !host.tensor<f32>
+        host.release(%y{k} : !host.tensor<f32>)"""
+        for k in range(n)
+    )
+    values = ", ".join(f"%v{k} : !host.tensor<f32>" for k in range(n))
+    bind = "host.bind s0 = size %x 0 : !host.tensor<f32>" if dynamic else ""
+    return f"""host.program @forward({X}) {{
+      {bind}
+      host.check %x [{size}] strides [1] "x" : !host.tensor<f32>
+      {body}
+      host.return({values}) [{", ".join(f"arg({k})" for k in range(n))}]
+    }}"""
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_many_outputs(build, dynamic):
+    run = build.program(outputs(30, dynamic))
+    x = torch.arange(4.0)
+    found = run([x])
+    assert len(found) == 30 and all(torch.equal(y, 2 * x) for y in found)
+
+
+def test_outputs_and_launches_add_no_code_to_an_entry(native):
+    assert native.entry_lines(outputs(40)) == native.entry_lines(outputs(4))
+
+
+def test_a_step_that_fails_leaves_nothing_behind(native):
+    n = 1 << 60  # more memory than there is
+    run = native.program(f"""host.program @forward({X}) {{
+      %y = host.empty_output [4] strides [1] : !host.tensor<f32>
+      host.launch @double(%x : !host.tensor<f32>, %y : !host.tensor<f32>) [4]
+      %z = host.empty_output [{n}] strides [1] : !host.tensor<f32>
+      host.return(%y : !host.tensor<f32>, %z : !host.tensor<f32>) [arg(0), arg(1)]
+    }}""")
+    x = torch.arange(4.0)
+    alive = weakref.ref(x)
+    with pytest.raises(RuntimeError):
+        run([x])
+    assert torch.is_grad_enabled()
+    del x
+    gc.collect()
+    assert alive() is None
