@@ -19,8 +19,7 @@ _upsample_bicubic2d_aa _upsample_bilinear2d_aa
 """Packets (all overloads) beyond torch's core table."""
 
 _KEPT = """
-_scaled_dot_product_flash_attention_for_cpu upsample_bicubic2d_backward masked_scatter_backward
-
+_scaled_dot_product_flash_attention_for_cpu upsample_bicubic2d_backward
 """
 """Packets of torch's core table that are not decomposed: library calls that are faster or more exact as a whole."""
 
@@ -63,9 +62,9 @@ def _build() -> dict[Any, Callable[..., Any]]:
 # ---- foreach: one call per tensor, arguments that are lists taken element by element
 
 _FOREACH = """
-abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min cos cosh div erf erfc exp expm1 floor frac lerp lgamma
+abs acos add addcdiv addcmul asin atan ceil clone clamp_max clamp_min cos cosh div erf erfc exp expm1 floor frac lerp lgamma
 log log10 log1p log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc
-zeros_like
+zero zeros_like
 """
 
 

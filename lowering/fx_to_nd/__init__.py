@@ -39,6 +39,7 @@ _FAMILIES = (
     "joining",
     "losses",
     "normalization",
+    "ordering",
     "pointwise",
     "activations",
     "pooling",

@@ -140,7 +140,10 @@ class Importer(Builder):
 
     def used(self, position: int) -> bool:
         """Whether result `position` of the node is read by anything."""
-        return any(user.target is not operator.getitem or user.args[1] == position for user in self.node.users)
+        return any(
+            user.target is not operator.getitem or (user.args[1] == position and user.users)
+            for user in self.node.users
+        )
 
     # ---- numbers as tensors
 

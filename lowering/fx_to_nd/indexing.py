@@ -237,6 +237,52 @@ def _scatter_mean(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSA
     return b.op("div" if b.dtype(x) in FLOATS else "floor_div", total, b.op("maximum", counts, 1))
 
 
+@rule(aten.index_reduce)
+def _index_reduce(
+    b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, reduce: str, *, include_self: bool = True
+) -> SSAValue:
+    """As scatter_reduce with one index for each slice along `d`."""
+    rank = max(b.rank(x), 1)
+    shape: list[Expr] = [ONE] * rank
+    shape[d % rank] = product(b.dims(index))
+    places = b.expand(b.reshape(index, shape), b.dims(source) or (ONE,))
+    return _scatter_reduce(b, x, d, places, source, reduce, include_self=include_self)
+
+
+# ---- elements under a mask
+
+
+def _places(b: Importer, mask: SSAValue) -> SSAValue:
+    """[n]: how many elements of the flat mask before each one are set."""
+    flat = b.reshape(b.cast(mask, i64), (product(b.dims(mask)),))
+    return b.sub(b.scan("sum", flat, 0)[0], flat)
+
+
+@rule(aten.masked_scatter)
+def _masked_scatter(b: Importer, x: SSAValue, mask: SSAValue, source: SSAValue) -> SSAValue:
+    """x with the elements under the mask taken from the source, in order."""
+    dims = b.out_dims
+    if any(s is ZERO for s in (*dims, *b.dims(source))):
+        return b.expand(x, dims)
+    mask = b.expand(b.cast(mask, i1), dims)
+    # behind the last element that is set the place may be one too far
+    flat = b.reshape(mask, (product(dims),))
+    place = b.select(flat, _places(b, mask), 0)
+    taken = b.index(b.reshape(source, (product(b.dims(source)),)), [0], [place], wrap=False)
+    return b.select(mask, b.reshape(b.cast(taken, b.dtype(x)), dims), x)
+
+
+@rule(packet(aten, "masked_scatter_backward"))
+def _masked_scatter_backward(b: Importer, grad: SSAValue, mask: SSAValue, sizes: Any) -> SSAValue:
+    """The elements of the gradient under the mask, in order, with zeros behind them."""
+    dims, count = b.out_dims, product(b.out_dims)
+    flat = b.reshape(b.expand(b.cast(mask, i1), b.dims(grad)), (product(b.dims(grad)),))
+    place = b.select(flat, _places(b, flat), b.scalar(count, i64))  # the others go behind the end
+    buffer = b.full(0, b.dtype(grad), (count + 1,))
+    filled = b.scatter(buffer, 0, place, b.reshape(grad, b.dims(flat)), "set")
+    return b.reshape(b.slice(filled, [0], [1], (count,)), dims)
+
+
 rule(packet(aten, "_unsafe_masked_index"))(lambda b, x, mask, indices, fill: _masked_index(b, x, mask, indices, fill))
 
 

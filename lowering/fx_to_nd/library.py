@@ -40,7 +40,6 @@ _ORDERING = """
 sort topk kthvalue median nanmedian mode _unique2 unique_consecutive unique_dim unique_dim_consecutive nonzero
 nonzero_static masked_select searchsorted bucketize histc histogram bincount _histogramdd_bin_edges
 _histogramdd_from_bin_cts _histogramdd_from_bin_tensors segment_reduce _segment_reduce_backward repeat_interleave isin
-masked_scatter masked_scatter_backward
 """
 _EMBEDDING_BAGS = """
 _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_forward_only
@@ -78,7 +77,7 @@ _ASSERTIONS = """
 _assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async sym_constrain_range
 sym_constrain_range_for_size _local_scalar_dense _print _make_dep_token _nested_view_from_buffer
 """
-_STORAGE = "set_ resize_ resize resize_as_ _resize_output _resize_output_ index_reduce"
+_STORAGE = "set_ resize_ resize resize_as_ _resize_output _resize_output_"
 
 LIBRARY_PACKETS: frozenset[str] = frozenset(
     " ".join(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
-from xdsl.dialects.builtin import i1
+from xdsl.dialects.builtin import f32, f64, i1, i32, i64
 from xdsl.ir import SSAValue
 
 from ...dialects.nd_types import FLOATS, ui8
@@ -375,3 +375,32 @@ def _polygamma(b: Importer, n: int, x: SSAValue) -> SSAValue:
 def _ldexp(b: Importer, x: SSAValue, exponent: SSAValue) -> SSAValue:
     (x, exponent), _ = promote(b, (x, exponent), Kind.INT_TO_FLOAT)
     return b.mul(x, b.op("exp2", exponent))
+
+
+# ---- bits of floats
+
+
+_FIELDS = {f32: (i32, 23, 126), f64: (i64, 52, 1022)}
+"""Of an element type: the integers that hold its bits, the bits of the mantissa, the exponent field of [0.5, 1)."""
+
+
+@rule(aten.frexp.Tensor)
+def _frexp(b: Importer, x: SSAValue) -> tuple[SSAValue, SSAValue]:
+    """The mantissa in [0.5, 1) and the power of two; zeros, infinities and NaN are given back with 0."""
+    wide = b.widen(x)
+    bits, width, half = _FIELDS[b.dtype(wide)]
+    largest = 2 * half + 3
+    small = b.cmp("lt", b.op("abs", wide), 2.0 ** -(half - 1))  # zeros and denormals
+    scaled = b.bitcast(b.select(small, b.mul(wide, 2.0 ** (width + 2)), wide), bits)
+    field = b.op("and", b.op("shr", scaled, width), largest)
+    whole = b.op("or", b.op("and", scaled, ~(largest << width)), half << width)
+    exponent = b.sub(b.sub(field, half), b.select(small, b.full(width + 2, bits), 0))
+    same = b.op("or", b.cmp("eq", wide, 0.0), b.op("not", b.predicate("isfinite", wide)))
+    return b.select(same, wide, b.bitcast(whole, b.dtype(wide))), b.select(same, 0, exponent)
+
+
+@rule(aten.angle.default)
+def _angle(b: Importer, x: SSAValue) -> SSAValue:
+    (x,), dtype = promote(b, (x,), Kind.INT_TO_FLOAT)
+    turned = b.select(b.cmp("lt", x, 0), b.scalar(math.pi, dtype), b.full(0, dtype))
+    return b.select(b.predicate("isnan", x), x, turned)

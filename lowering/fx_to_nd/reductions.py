@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import i1, i32, i64
+from xdsl.dialects.builtin import f64, i1, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.nd_types import FLOATS, LOW_PRECISION
@@ -69,6 +69,15 @@ def _prims_prod(b: Importer, x: SSAValue, dims: Any, *, output_dtype: Any = None
 @rule(packet(prims, "xor_sum"))
 def _xor_sum(b: Importer, x: SSAValue, dims: Any, *, output_dtype: Any = None) -> SSAValue:
     return b.reduce("xor", x, reduced_dims(b, x, dims))
+
+
+@rule(packet(aten, "hash_tensor"))
+def _hash_tensor(b: Importer, x: SSAValue, dims: Any = (), keepdim: bool = False, mode: int = 0) -> SSAValue:
+    """The exclusive or of all elements as 64 bits: of doubles or of integers."""
+    if mode:
+        return NotImplemented
+    bits = b.bitcast(b.cast(x, f64), i64) if b.dtype(x) in FLOATS else b.cast(x, i64)
+    return b.bitcast(b.reduce("xor", bits, reduced_dims(b, x, dims), keepdim), b.out_dtype)
 
 
 @rule(packet(prims, "amax"))

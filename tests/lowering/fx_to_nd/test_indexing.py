@@ -91,3 +91,32 @@ def test_out_of_range_is_an_error(imported, compare):
     found = imported(lambda x, i: x[i], torch.randn(3), torch.tensor([1, 2]))
     with pytest.raises(IndexError):
         compare(lambda x, i: x, found, (torch.randn(3), torch.tensor([1, 3])))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.int64, torch.bfloat16))
+@pytest.mark.parametrize("include_self", (True, False))
+def test_index_reduce(check, dtype, include_self):
+    index = torch.tensor([2, 0, 2, 2])
+    x, source = (torch.randn(3, 5, 2) * 3).to(dtype), (torch.randn(3, 4, 2) * 5).to(dtype)
+    kinds = ("prod", "mean", "amax", "amin")
+    found = check(
+        lambda x, s: [x.index_reduce(1, index, s, k, include_self=include_self) for k in kinds], x, source,
+        rtol=0.02, atol=0.05,
+    )  # fmt: skip
+    assert not found.counts.extern
+
+
+def test_masked_scatter(check):
+    def program(x, mask, source):
+        result, pull = torch.func.vjp(lambda x, s: x.masked_scatter(mask, s), x, source)
+        return result, *pull(result.sin())
+
+    mask = torch.rand(3, 4) > 0.5
+    check(program, torch.randn(3, 4), mask, torch.randn(20))
+    check(program, torch.randn(3, 4), mask[0], torch.randn(12))
+    check(lambda x, m, s: x.masked_scatter(m, s), torch.randn(3, 4), mask, torch.randn(4, 5), dynamic=True, grow=False)
+    every, none = torch.ones(3, 4, dtype=torch.bool), torch.zeros(3, 4, dtype=torch.bool)
+    check(program, torch.randn(3, 4), every, torch.randn(12))
+    check(lambda x, m: x.masked_scatter(m, x.new_zeros(0)), torch.randn(3, 4), none)
+    found = check(program, torch.randn(0, 4), mask[:0], torch.randn(2))
+    assert not found.counts.extern

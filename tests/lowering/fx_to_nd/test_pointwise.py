@@ -164,3 +164,12 @@ def test_complex_goes_to_the_library(check):
     )
     assert found.counts.fallback
     assert not check(lambda x: torch.abs(x * x), torch.randn(3)).counts.fallback  # the operator itself keeps its rule
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.float16, torch.bfloat16))
+def test_fields_of_floats(check, dtype):
+    limits = torch.finfo(dtype)
+    edges = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -0.5, 3.0, limits.tiny, limits.max, limits.tiny / 8]
+    x = torch.cat([torch.tensor(edges, dtype=dtype), torch.randn(9).to(dtype)])
+    found = check(lambda x: (*torch.frexp(x), torch.angle(x), torch.hash_tensor(x), torch.hash_tensor(x, 0)), x)
+    assert not found.counts.extern

@@ -1,0 +1,78 @@
+"""Sorted rows and searches in them."""
+
+import math
+
+import pytest
+import torch
+
+
+def row_values(dtype, shape=(3, 7)):
+    """Few distinct values, so that there are ties; NaN, infinities and zeros of both signs among floats."""
+    x = torch.randint(-3, 4, shape).to(dtype)
+    if dtype.is_floating_point:
+        flat = x.view(-1)
+        flat[1], flat[2], flat[5], flat[8] = math.nan, -math.inf, -0.0, math.inf
+        flat[9] = math.nan
+    return x
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool))
+@pytest.mark.parametrize("descending", (False, True))
+def test_sort(check, dtype, descending):
+    def program(x):
+        return x.sort(dim=1, stable=True, descending=descending), x.argsort(dim=0, stable=True, descending=descending)
+
+    found = check(program, row_values(dtype))
+    assert not found.counts.extern
+
+
+def test_sort_of_small_and_long_rows(check):
+    found = check(lambda x: (x.sort(-1), x[:, :1].sort(-1), x[0, 0].sort()), torch.randn(4, 3))
+    assert not found.counts.extern
+    assert check(lambda x: x.sort(0), torch.randn(300)).counts.extern == 1
+    check(lambda x: x.sort(-1), torch.randn(0, 3))
+    check(lambda x: x.sort(0), torch.randn(0, 3))
+    check(lambda x: x.sort(dim=1, stable=True), torch.randn(4, 3), dynamic=True)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.int64))
+def test_medians(check, dtype):
+    def program(x):
+        return x.median(1).values, x.nanmedian(0).values, x.median(), x[2:].median(), x.nanmedian(), x[2:].nanmedian()
+
+    found = check(program, row_values(dtype, (4, 6)))
+    assert not found.counts.extern
+    found = check(lambda x: [x.kthvalue(k, 0, keepdim=True).values for k in (1, 3, 4)], row_values(dtype, (4, 6)))
+    assert not found.counts.extern
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.int64, torch.int32))
+@pytest.mark.parametrize("right", (False, True))
+def test_bucketize(check, dtype, right):
+    edges = torch.tensor([-2, -1, -1, 0, 2]).to(dtype)
+
+    def program(x, edges):
+        return torch.bucketize(x, edges, right=right), torch.bucketize(x, edges[:1], right=right, out_int32=True)
+
+    found = check(program, row_values(dtype), edges)
+    assert not found.counts.extern
+    check(lambda x, e: torch.bucketize(x, e[:0], right=right), row_values(dtype), edges)
+    check(lambda e: torch.bucketize(0.5, e), edges.double())
+
+
+def test_buckets_of_mixed_types(check):
+    edges = torch.tensor([-1.5, 0.0, 0.5])
+    found = check(lambda x, e: torch.bucketize(x, e), torch.arange(-3, 4), edges)
+    assert not found.counts.extern
+
+
+@pytest.mark.parametrize("side", ("left", "right"))
+def test_searchsorted(check, side):
+    rows, order = torch.randn(4, 3, 9).sort(-1)
+    values = torch.randn(4, 3, 5)
+    found = check(lambda r, v: torch.searchsorted(r, v, side=side), rows, values)
+    assert not found.counts.extern
+    back = order.argsort(-1)
+    shuffled = rows.gather(-1, back)
+    check(lambda r, v, o: torch.searchsorted(r, v, side=side, sorter=o), shuffled, values, order)
+    check(lambda r, v: torch.searchsorted(r[0, 0], v, side=side), rows, values)
