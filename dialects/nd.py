@@ -37,7 +37,7 @@ from .expr_syntax import ExprAttr, IndexMapAttr
 from .nd_base import ExprsAttr, IntsAttr, NdOp, prop
 from .nd_pointwise import ALL as POINTWISE
 from .nd_pointwise import PointwiseOp, broadcast_dims
-from .nd_types import FLOATS, LayoutAttr, RangeAttr, TensorType, tensor_type
+from .nd_types import LayoutAttr, RangeAttr, TensorType, is_float, tensor_type
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "xor")
 ARG_REDUCTIONS = ("argmax", "argmin")
@@ -75,7 +75,7 @@ class FullOp(NdOp):
     traits = traits_def(Pure())
 
     def verify_(self) -> None:
-        wants_float = tensor_type(self.result).element_type in FLOATS
+        wants_float = is_float(tensor_type(self.result).element_type)
         if wants_float != isinstance(self.value, FloatAttr):
             raise VerifyException(f"nd.full: value {self.value} does not fit element type {tensor_type(self.result).element_type}")
 

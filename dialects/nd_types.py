@@ -37,6 +37,7 @@ from xdsl.printer import Printer
 
 from .expr import Expr, as_expr, product, strides_contiguous, sym
 from .expr_syntax import ExprAttr, parse_expr
+from .float8 import FLOAT8, f8e8m0fnu
 
 ui8 = IntegerType(8, Signedness.UNSIGNED)
 ui16 = IntegerType(16, Signedness.UNSIGNED)
@@ -46,7 +47,8 @@ c64 = ComplexType(f32)
 c128 = ComplexType(f64)
 
 FLOATS: frozenset[Attribute] = frozenset((f16, bf16, f32, f64))
-LOW_PRECISION: frozenset[Attribute] = frozenset((f16, bf16))
+"""The floating types that arithmetic has; the 8-bit ones are only moved, compared and converted."""
+LOW_PRECISION: frozenset[Attribute] = frozenset((f16, bf16)) | FLOAT8
 UNSIGNED: frozenset[Attribute] = frozenset((ui8, ui16, ui32, ui64, i1))
 INTEGERS: frozenset[Attribute] = frozenset((i8, i16, i32, i64, ui8, ui16, ui32, ui64))
 
@@ -54,8 +56,13 @@ _SIGNLESS: dict[Attribute, Attribute] = {ui8: i8, ui16: i16, ui32: i32, ui64: i6
 
 
 def is_float(dtype: Attribute) -> bool:
-    """Whether `dtype` is a real floating type that kernels compute with."""
-    return isinstance(dtype, (Float32Type, Float64Type, Float16Type, BFloat16Type))
+    """Whether `dtype` is a real floating type that kernels compute with, or that they hold in f32."""
+    return isinstance(dtype, (Float32Type, Float64Type, Float16Type, BFloat16Type)) or dtype in FLOAT8
+
+
+def float_widens(a: Attribute, b: Attribute) -> bool:
+    """Whether each value of the float type `a` is one of the larger type `b`."""
+    return element_bytes(a) < element_bytes(b) and not (a == f8e8m0fnu and b == f16)
 
 
 def compute_type(dtype: Attribute) -> Attribute:

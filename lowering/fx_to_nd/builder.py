@@ -17,6 +17,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from ...dialects import nd
 from ...dialects.expr import Expr, IndexMap, as_expr, const, product
 from ...dialects.expr_syntax import ExprAttr, IndexMapAttr
+from ...dialects.float8 import FLOAT8, rounded
 from ...dialects.nd_base import ExprsAttr, IntsAttr
 from ...dialects.nd_pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, SelectOp, broadcast_dims
 from ...dialects.nd_types import FLOATS, LOW_PRECISION, LayoutAttr, TensorType, ui8, ui16, ui32, ui64
@@ -61,6 +62,8 @@ def highest(dtype: Attribute) -> float | int:
 
 def number_attr(value: bool | int | float, dtype: Attribute) -> Attribute:
     """A Python number as an attribute of an element type, converted as torch converts a scalar (integers wrap)."""
+    if dtype in FLOAT8:
+        return FloatAttr(rounded(float(value), dtype), dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
     if dtype in FLOATS:
         try:
             return FloatAttr(float(value), dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -19,6 +19,7 @@ from xdsl.ir import Attribute, SSAValue
 from ...dialects import nd
 from ...dialects.call_args import Arg, Call, CallAttr, Enum, Obj
 from ...dialects.expr import Expr
+from ...dialects.float8 import FLOAT8
 from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_types import TensorType
 from .builder import UNIT, number_attr, text
@@ -48,6 +49,27 @@ TYPE_NEUTRAL: frozenset[Any] = frozenset(
     }
 )
 """Operators whose rule only moves elements, so that it serves element types that kernels do not compute with."""
+
+FLOAT8_OPERATORS: frozenset[str] = frozenset(
+    """
+    _reshape_alias _reshape_copy _to_copy _unsafe_index _unsafe_index_put _unsafe_view abs alias alias_copy as_strided
+    as_strided_copy as_strided_scatter broadcast_in_dim cat clone constant_pad_nd contiguous convert_element_type copy
+    copy_ detach diagonal diagonal_copy diagonal_scatter embedding empty empty_like eq expand expand_copy fill flip full
+    full_like index index_put index_select isnan lift_fresh_copy movedim narrow ne new_empty new_full new_ones
+    new_zeros ones ones_like permute permute_copy pixel_shuffle repeat reshape roll scalar_tensor select select_copy
+    select_scatter slice slice_copy slice_scatter split split_with_sizes split_with_sizes_copy squeeze squeeze_copy
+    stack t t_copy to transpose transpose_copy unbind unbind_copy unfold unfold_copy unsqueeze unsqueeze_copy view
+    view_copy view_of where zeros zeros_like
+    """.split()
+)
+"""Operators whose rules serve 8-bit floats too: moves, conversions and what else eager has for them."""
+
+
+def handles(target: Any, dtype: Attribute) -> bool:
+    """Whether the rule of an operator serves operands or results of that element type."""
+    if dtype in COMPUTED or target in TYPE_NEUTRAL:
+        return True
+    return dtype in FLOAT8 and target._schema.name.partition("::")[2] in FLOAT8_OPERATORS
 
 
 # ---- constants

@@ -26,7 +26,7 @@ from ..sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
 from . import devices, externs, higher_order
 from .aliases import write_through
 from .builder import Builder, Dims
-from .metadata import COMPUTED, element_type, shape_env
+from .metadata import element_type, shape_env
 from .registry import find_rule
 from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
 from .subgraphs import Body, Program
@@ -241,11 +241,13 @@ class Importer(Builder):
             return True
         for value in (val, *(n.meta.get("val") for n in node.all_input_nodes)):
             if isinstance(value, torch.Tensor):
-                if element_type(value.dtype) not in COMPUTED or value.layout is not torch.strided:
+                if value.layout is not torch.strided:
                     return node.target not in externs.TYPE_NEUTRAL
+                if not externs.handles(node.target, element_type(value.dtype)):
+                    return True
             elif isinstance(value, (list, tuple)) and value:
                 first = value[0]
-                if isinstance(first, torch.Tensor) and element_type(first.dtype) not in COMPUTED:
+                if isinstance(first, torch.Tensor) and not externs.handles(node.target, element_type(first.dtype)):
                     return True
         return False
 

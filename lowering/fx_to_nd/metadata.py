@@ -9,10 +9,6 @@ import torch
 from torch.fx import GraphModule
 from xdsl.dialects.builtin import (
     ComplexType,
-    Float8E4M3FNType,
-    Float8E4M3FNUZType,
-    Float8E5M2FNUZType,
-    Float8E5M2Type,
     IntegerType,
     bf16,
     f16,
@@ -27,6 +23,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute
 
 from ...dialects.expr import Expr, const
+from ...dialects.float8 import f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0fnu
 from ...dialects.nd_types import FLOATS, INTEGERS, c64, c128, ui8, ui16, ui32, ui64
 from ..sympy_bridge import symint_expr
 
@@ -47,10 +44,11 @@ DTYPES: dict[torch.dtype, Attribute] = {
     torch.complex32: ComplexType(f16),
     torch.complex64: c64,
     torch.complex128: c128,
-    torch.float8_e4m3fn: Float8E4M3FNType(),
-    torch.float8_e5m2: Float8E5M2Type(),
-    torch.float8_e4m3fnuz: Float8E4M3FNUZType(),
-    torch.float8_e5m2fnuz: Float8E5M2FNUZType(),
+    torch.float8_e4m3fn: f8e4m3fn,
+    torch.float8_e5m2: f8e5m2,
+    torch.float8_e4m3fnuz: f8e4m3fnuz,
+    torch.float8_e5m2fnuz: f8e5m2fnuz,
+    torch.float8_e8m0fnu: f8e8m0fnu,
 }
 """Element types of torch. A dtype that is not listed (quantised ones) is carried as an integer of its width, see
 `element_type`."""
@@ -58,7 +56,7 @@ DTYPES: dict[torch.dtype, Attribute] = {
 TORCH_DTYPES: dict[Attribute, torch.dtype] = {attr: dtype for dtype, attr in DTYPES.items()}
 
 COMPUTED: frozenset[Attribute] = FLOATS | INTEGERS | {i1}
-"""The element types that rules handle; a node with any other goes to the library."""
+"""The element types that all rules handle."""
 
 MAGIC_DTYPES = frozenset(DTYPES)
 

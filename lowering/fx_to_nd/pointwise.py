@@ -12,7 +12,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from xdsl.dialects.builtin import f32, f64, i1, i32, i64
 from xdsl.ir import SSAValue
 
-from ...dialects.nd_types import FLOATS, ui8
+from ...dialects.nd_types import FLOATS, is_float, ui8
 from .importer import Importer
 from .promotion import common_dtype, promote
 from .registry import packet, rule
@@ -137,7 +137,7 @@ def _frac(b: Importer, x: SSAValue) -> SSAValue:
 
 def _float_predicate(name: str, otherwise: bool) -> Callable[..., SSAValue]:
     def apply(b: Importer, x: SSAValue) -> SSAValue:
-        return b.predicate(name, x) if b.dtype(x) in FLOATS else b.full(otherwise, i1, b.dims(x))
+        return b.predicate(name, x) if is_float(b.dtype(x)) else b.full(otherwise, i1, b.dims(x))
 
     return apply
 

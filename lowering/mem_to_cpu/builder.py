@@ -151,6 +151,11 @@ class Builder:
         return a if a is b else self.pure(cpu.SelectOp, (condition, a, b), a.type)
 
     def cast(self, kind: str, value: SSAValue, element: Attribute) -> SSAValue:
+        """A cast; of a value that was only widened, the value before, with all bits of a NaN."""
+        source = value.owner
+        if kind == "truncf" and isinstance(source, cpu.CastOp) and source.kind.data == "extf":
+            if cpu.element_of(source.value.type) == element:
+                return source.value
         return self.pure(cpu.CastOp, (value,), cpu.like(value.type, element), {"kind": cpu_kind(kind)}, kind)
 
     def splat(self, value: SSAValue, lanes: int) -> SSAValue:

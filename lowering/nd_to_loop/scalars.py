@@ -9,11 +9,11 @@ import math as pymath
 from collections.abc import Callable
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import IntegerType, StringAttr, bf16, f16, f32, f64, i1, i64
+from xdsl.dialects.builtin import IntegerType, StringAttr, f32, f64, i1, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, element_bytes, is_float
+from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, float_widens, is_float
 from ...passes.loop.body import Body
 
 Emit = Callable[[Body, Attribute, list[SSAValue]], SSAValue]
@@ -225,7 +225,7 @@ def compare(b: Body, how: str, t: Attribute, x: SSAValue, y: SSAValue) -> SSAVal
 
 
 def round_to(b: Body, x: SSAValue, dtype: Attribute) -> SSAValue:
-    """An f32 value rounded to f16 or bf16, held in f32 again."""
+    """An f32 value rounded to a type of low precision, held in f32 again."""
     return b.emit(arith.ExtFOp, (b.emit(arith.TruncFOp, (x,), dtype),), f32)
 
 
@@ -251,7 +251,8 @@ def _int_to_int(b: Body, x: SSAValue, source: Attribute, target: Attribute) -> S
 
 
 def cast(b: Body, x: SSAValue, source: Attribute, target: Attribute, exact: bool = True) -> SSAValue:
-    """An element of `source` as one of `target`, both in compute types. `exact` keeps the rounding to f16 and bf16."""
+    """An element of `source` as one of `target`, both in compute types. `exact` keeps the rounding to types of low
+    precision."""
     if source == target:
         return x
     kind = compute_type(target)
@@ -263,7 +264,7 @@ def cast(b: Body, x: SSAValue, source: Attribute, target: Attribute, exact: bool
             x = b.emit(arith.UIToFPOp if source in UNSIGNED else arith.SIToFPOp, (x,), kind)
         elif compute_type(source) != kind:
             x = b.emit(arith.ExtFOp if kind == f64 else arith.TruncFOp, (x,), kind)
-        widens = is_float(source) and (source == target or element_bytes(source) < element_bytes(target))
+        widens = is_float(source) and float_widens(source, target)
         return round_to(b, x, target) if target in LOW_PRECISION and exact and not widens else x
     if is_float(source):
         return _float_to_int(b, x, target)
@@ -277,7 +278,7 @@ def bitcast(b: Body, x: SSAValue, source: Attribute, target: Attribute) -> SSAVa
     want = target if target in LOW_PRECISION else compute_type(target)
     if x.type != want:
         x = b.emit(arith.BitcastOp, (x,), want)
-    return b.emit(arith.ExtFOp, (x,), f32) if want in (f16, bf16) else x
+    return b.emit(arith.ExtFOp, (x,), f32) if want in LOW_PRECISION else x
 
 
 def index_to(b: Body, x: SSAValue, dtype: Attribute) -> SSAValue:

@@ -16,9 +16,18 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import nd
 from ...dialects.expr import Expr, as_expr
+from ...dialects.float8 import FLOAT8
 from ...dialects.nd_base import ExprsAttr, IntsAttr
 from ...dialects.nd_pointwise import OPS, CastOp, SelectOp
-from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, TensorType, element_bytes, is_float, tensor_type
+from ...dialects.nd_types import (
+    LOW_PRECISION,
+    UNSIGNED,
+    TensorType,
+    element_bytes,
+    float_widens,
+    is_float,
+    tensor_type,
+)
 from ..manager import Pass
 from .pad_rules import scatter_into_constant, sum_of_pads
 from .reduce_rules import reduce_before_cat, reduce_before_permute, reduce_before_reshape
@@ -122,13 +131,15 @@ def _fold_cast(rw: Rewriter, op: CastOp) -> SSAValue | None:
 def _widens(a: Attribute, b: Attribute) -> bool:
     """Every value of `a` is exactly a value of `b` of the same kind."""
     if is_float(a) and is_float(b):
-        return element_bytes(a) < element_bytes(b)
+        return float_widens(a, b)
     return a != i1 and not is_float(a) and not is_float(b) and element_bytes(a) < element_bytes(b) and (a in UNSIGNED) == (b in UNSIGNED)
 
 
 def _cast_value(value: float | int, target: Attribute) -> float | int | None:
     if target == i1:
         return int(value != 0)
+    if target in FLOAT8:
+        return None
     if is_float(target):
         return None if target in LOW_PRECISION and not _is_small_int(value) else float(value)
     if isinstance(value, float) and not (math.isfinite(value) and abs(value) < 2**31):

@@ -14,6 +14,7 @@ from xdsl.dialects.utils import FastMathFlag
 from xdsl.ir import Attribute, Operation
 
 from ...dialects import cpu
+from ...dialects.float8 import encode
 from .emit_casts import CASTS, from_f32, to_f32
 from .emit_text import FunctionText, Type, float_literal, splat, type_of
 
@@ -36,6 +37,8 @@ def constant_integer(name: str) -> int | None:
 
 def literal(type: Type, value: float | int) -> str:
     """LLVM's spelling of a scalar constant of the element type."""
+    if type.packed and type.bits == 8:
+        return str(encode(float(value), type.scalar))
     if type.kind in ("f32", "f64", "f16", "bf16"):
         return float_literal(float(value), type.kind)
     if type.kind == "i1":
@@ -89,7 +92,7 @@ def _float_binary(instruction: str) -> Handler:
         result = op.results[0]
         type = type_of(result.type)
         flags = f.fma_flag if not op.properties else flags_of(f, op)
-        if type.element == "i16":
+        if type.packed:
             wide = type.of("float")
             f.names[result] = from_f32(
                 f, type, f.let(f"{instruction}{flags} {wide} {to_f32(f, type, names[a])}, {to_f32(f, type, names[b])}")
@@ -108,7 +111,10 @@ def emit_negf(f: FunctionText, op: Operation) -> None:
     result = op.results[0]
     type = type_of(result.type)
     value = f.names[op._operands[0]]
-    if type.element == "i16":
+    if type.packed and type.bits == 8:  # formats without a sign or without a negative zero
+        negated = f.let(f"fneg {type.of('float')} {to_f32(f, type, value)}")
+        f.names[result] = from_f32(f, type, negated)
+    elif type.packed:
         f.set(result, f"xor {type.text} {value}, {splat(type, '-32768')}")
     else:
         f.set(result, f"fneg {type.text} {value}")
@@ -128,7 +134,7 @@ def _float_intrinsic(base: str, flags: str = "") -> Handler:
 
 def float_pair(f: FunctionText, base: str, type: Type, a: str, b: str, flags: str = "") -> str:
     """Call `llvm.<base>` on two floats of `type`; gives the result's name."""
-    if type.element != "i16":
+    if not type.packed:
         return f.let(f.intrinsic(base, type, (type.text, a), (type.text, b), flags=flags))
     wide = f32_like(type)
     x, y = to_f32(f, type, a), to_f32(f, type, b)
@@ -190,7 +196,7 @@ def _cmp(f: FunctionText, op: Operation, instruction: str, predicate: str) -> No
     a, b = op._operands
     type = type_of(a.type)
     x, y = f.names[a], f.names[b]
-    if type.element == "i16" and instruction == "fcmp":
+    if type.packed and instruction == "fcmp":
         x, y, text = to_f32(f, type, x), to_f32(f, type, y), type.of("float")
     else:
         text = type.text
@@ -254,7 +260,7 @@ def emit_fma(f: FunctionText, op: Operation) -> None:
     result = op.results[0]
     type = type_of(result.type)
     a, b, c = (f.names[v] for v in op._operands)
-    if type.element == "i16":
+    if type.packed:
         wide = f32_like(type)
         parts = [(wide.text, to_f32(f, type, v)) for v in (a, b, c)]
         f.names[result] = from_f32(f, type, f.let(f.intrinsic("fma", wide, *parts)))

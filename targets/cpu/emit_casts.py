@@ -1,14 +1,15 @@
 """Casts between element types, on scalars and vectors, for every instruction set.
 
-f16 and bf16 live as i16. bf16 to f32 is a shift; f32 to bf16 is vcvtneps2bf16 where there is one and no lane holds a
-denormal (it flushes them, torch keeps them), else the integer sequence of round-to-nearest-even. f16 converts
-natively where there is F16C and by integer arithmetic where not.
+f16 and bf16 live as i16, 8-bit floats as i8 (their casts are in emit_float8.py). bf16 to f32 is a shift; f32 to bf16 is
+vcvtneps2bf16 where there is one and no lane holds a denormal (it flushes them, torch keeps them), else the integer
+sequence of round-to-nearest-even. f16 converts natively where there is F16C and by integer arithmetic where not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from . import emit_float8
 from .emit_text import FunctionText, Type, splat
 
 Cast = Callable[[FunctionText, Type, Type, str], str]
@@ -23,7 +24,9 @@ def _c(type: Type, element: str, value: int | str) -> str:
 
 
 def to_f32(f: FunctionText, type: Type, value: str) -> str:
-    """A value of a 16-bit float type as f32."""
+    """A value of an 8-bit or 16-bit float type as f32."""
+    if type.bits == 8:
+        return emit_float8.decode(f, type, value)
     i32, f32, i1 = type.of("i32"), type.of("float"), type.of("i1")
     if type.kind == "bf16":
         wide = f.let(f"zext {type.text} {value} to {i32}")
@@ -46,7 +49,9 @@ def to_f32(f: FunctionText, type: Type, value: str) -> str:
 
 
 def from_f32(f: FunctionText, type: Type, value: str) -> str:
-    """An f32 rounded to the 16-bit float type `type` (nearest, ties to even; denormals kept; NaN stays NaN)."""
+    """An f32 rounded to the 8-bit or 16-bit float type `type` (nearest, ties to even; denormals kept; NaN stays NaN)."""
+    if type.bits == 8:
+        return emit_float8.encode(f, type, value)
     i32, f32, i1 = type.of("i32"), type.of("float"), type.of("i1")
     if type.kind == "bf16":
         if type.lanes in _MASKS and f.target.has("avx512bf16") and f.target.has("avx512dq"):
@@ -123,7 +128,7 @@ def _bf16_native(f: FunctionText, type: Type, value: str) -> str:
 
 
 def _extf(f: FunctionText, source: Type, target: Type, value: str) -> str:
-    if source.element == "i16":
+    if source.packed:
         value = to_f32(f, source, value)
         if target.kind == "f32":
             return value
@@ -140,7 +145,7 @@ def _truncf(f: FunctionText, source: Type, target: Type, value: str) -> str:
 
 def _int_to_float(instruction: str) -> Cast:
     def emit(f: FunctionText, source: Type, target: Type, value: str) -> str:
-        if target.element == "i16":
+        if target.packed:
             return from_f32(f, target, f.let(f"{instruction} {source.text} {value} to {target.of('float')}"))
         return f.let(f"{instruction} {source.text} {value} to {target.text}")
 
@@ -152,7 +157,7 @@ def _float_to_int(through: Callable[[FunctionText, int], int]) -> Cast:
     low bits."""
 
     def emit(f: FunctionText, source: Type, target: Type, value: str) -> str:
-        if source.element == "i16":
+        if source.packed:
             value, text = to_f32(f, source, value), source.of("float")
         else:
             text = source.text

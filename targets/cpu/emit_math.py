@@ -82,7 +82,7 @@ FUNCTIONS: dict[str, Function] = {
 
 def emit_function(f: FunctionText, name: str, type: Type, arguments: list[str]) -> str:
     """The name of function `name` of `arguments`, all of the float type `type`."""
-    if type.element == "i16":
+    if type.packed:
         wide = f32_like(type)
         return from_f32(f, type, emit_function(f, name, wide, [to_f32(f, type, a) for a in arguments]))
     function = FUNCTIONS[name]
@@ -175,7 +175,7 @@ def _intrinsic(base: str) -> Handler:
         result = op.results[0]
         type = type_of(result.type)
         values = [f.names[v] for v in op._operands]
-        if type.element == "i16":
+        if type.packed:
             wide = f32_like(type)
             values = [to_f32(f, type, v) for v in values]
             f.names[result] = from_f32(f, type, f.let(f.intrinsic(base, wide, *((wide.text, v) for v in values))))
@@ -206,7 +206,7 @@ def emit_fpowi(f: FunctionText, op: Operation) -> None:
     type = type_of(result.type)
     value, power = f.names[base], f.names[exponent]
     known = constant_integer(power) if is_constant(power) else None
-    wide = f32_like(type) if type.element == "i16" else type
+    wide = f32_like(type) if type.packed else type
     if wide is not type:
         value = to_f32(f, type, value)
     if known is not None and abs(known) <= 64:

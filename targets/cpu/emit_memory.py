@@ -177,26 +177,29 @@ def emit_scatter(f: FunctionText, op: Operation) -> None:
 
 
 def emit_atomic_add(f: FunctionText, op: Operation) -> None:
-    """cpu.atomic_add; 16-bit floats by a compare-and-swap loop."""
+    """cpu.atomic_add; floats of 8 and 16 bits by a compare-and-swap loop."""
     names = f.names
     value, base, offset = op._operands
     type = type_of(value.type)
     place = address(f, names[base], names[offset], type.memory)
-    if type.element != "i16" or type.kind == "i16":
+    if not type.packed:
         kind = "fadd" if type.kind in ("f32", "f64") else "add"
         f.let(f"atomicrmw {kind} ptr {place}, {type.text} {names[value]} monotonic, align {type.bytes}")
         return
     addend = to_f32(f, type, names[value])
-    first = f.let(f"load atomic i16, ptr {place} monotonic, align 2")
+    element, align = type.element, type.bytes
+    first = f.let(f"load atomic {element}, ptr {place} monotonic, align {align}")
     before, loop, after = f.block, f.label(), f.label()
     f.do(f"br label %{loop}")
     f.start(loop)
     seen, found = f.fresh(), f.fresh()
-    f.do(f"{seen} = phi i16 [ {first}, %{before} ], [ {found}, %{loop} ]")
+    f.do(f"{seen} = phi {element} [ {first}, %{before} ], [ {found}, %{loop} ]")
     total = from_f32(f, type, f.let(f"fadd float {to_f32(f, type, seen)}, {addend}"))
-    pair = f.let(f"cmpxchg weak ptr {place}, i16 {seen}, i16 {total} monotonic monotonic, align 2")
-    f.do(f"{found} = extractvalue {{ i16, i1 }} {pair}, 0")
-    done = f.let(f"extractvalue {{ i16, i1 }} {pair}, 1")
+    pair = f.let(
+        f"cmpxchg weak ptr {place}, {element} {seen}, {element} {total} monotonic monotonic, align {align}"
+    )
+    f.do(f"{found} = extractvalue {{ {element}, i1 }} {pair}, 0")
+    done = f.let(f"extractvalue {{ {element}, i1 }} {pair}, 1")
     f.do(f"br i1 {done}, label %{after}, label %{loop}")
     f.start(after)
 

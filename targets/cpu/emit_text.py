@@ -2,8 +2,8 @@
 blocks).
 
 Strings, not objects: an instruction is one f-string. The type spellings of xDSL types live here too. f16 and bf16 are
-kept as `i16` in the text, so that loads, stores, selections and shuffles of them need no support of the instruction
-set; the casts in emit_arith.py know what the bits mean."""
+kept as `i16` in the text, 8-bit floats as `i8`, so that loads, stores, selections and shuffles of them need no support
+of the instruction set; the casts in emit_casts.py know what the bits mean."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.cpu_types import PointerType
+from ...dialects.float8 import FLOAT8
 from ...passes.locations import source_location
 from .features import Target
 
@@ -42,6 +43,7 @@ _SCALARS: dict[type, str] = {
     BFloat16Type: "i16",
     IndexType: "i64",
     PointerType: "ptr",
+    **dict.fromkeys(map(type, FLOAT8), "i8"),
 }
 
 
@@ -52,11 +54,11 @@ class EmitError(Exception):
 class Type:
     """How one xDSL type is spelled, and what generators ask about it. `lanes` is 0 for a scalar."""
 
-    __slots__ = ("text", "element", "lanes", "bits", "suffix", "kind", "memory", "bytes", "attr")
+    __slots__ = ("text", "element", "lanes", "bits", "suffix", "kind", "packed", "memory", "bytes", "scalar", "attr")
 
     def __init__(self, attr: Attribute):
         self.attr = attr
-        scalar = attr.element_type if isinstance(attr, VectorType) else attr
+        self.scalar = scalar = attr.element_type if isinstance(attr, VectorType) else attr
         self.lanes = attr.shape.data[0].data if isinstance(attr, VectorType) else 0
         if isinstance(scalar, IntegerType):
             self.element = f"i{scalar.width.data}"
@@ -65,8 +67,10 @@ class Type:
         else:
             raise EmitError(f"the CPU target has no type {attr}")
         kinds = {Float16Type: "f16", BFloat16Type: "bf16", Float32Type: "f32", Float64Type: "f64"}
-        self.kind = kinds.get(type(scalar), self.element)
-        """f16, bf16, f32, f64, i1, i8, i16, i32, i64 or ptr."""
+        self.kind = kinds.get(type(scalar), scalar.name if scalar in FLOAT8 else self.element)
+        """f16, bf16, f32, f64, f8E4M3FN (and so on), i1, i8, i16, i32, i64 or ptr."""
+        self.packed = self.kind[0] in "bf" and self.element[0] == "i"
+        """Whether it is a float that is held as an integer of its bits."""
         self.bits = {"float": 32, "double": 64, "ptr": 64}.get(self.element) or int(self.element[1:])
         self.bytes = max(1, self.bits // 8)
         self.memory = "i8" if self.element == "i1" else self.element

@@ -57,7 +57,7 @@ _INTEGER = {
 
 def reduce(f: FunctionText, type: Type, kind: str, value: str) -> str:
     """The name of the scalar that all lanes of `value` give together."""
-    if type.kind in ("bf16", "f16"):
+    if type.packed:
         wide = f32_like(type)
         total = reduce(f, wide, kind, to_f32(f, type, value))
         return from_f32(f, type_of(cpu.element_of(type.attr)), total)

@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import (
     Float8E4M3FNUZType,
     Float8E5M2FNUZType,
     Float8E5M2Type,
+    Float8E8M0FNUType,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -44,11 +45,13 @@ _DTYPE_NAMES = {
     Float8E4M3FNUZType: "float8_e4m3fnuz",
     Float8E5M2Type: "float8_e5m2",
     Float8E5M2FNUZType: "float8_e5m2fnuz",
+    Float8E8M0FNUType: "float8_e8m0fnu",
 }
 DTYPE_CODES = {
     "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7, "complex32": 8,
     "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15, "float8_e5m2": 23, "float8_e4m3fn": 24,
     "float8_e5m2fnuz": 25, "float8_e4m3fnuz": 26, "uint16": 27, "uint32": 28, "uint64": 29,
+    "float8_e8m0fnu": 44,
 }  # fmt: skip
 """c10::ScalarType of torch's dtypes, by name."""
 
