@@ -17,7 +17,9 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import Float64Type, IndexType, IntegerType, bf16, f16
 from xdsl.ir import Attribute, Operation
 
+from ..dialects.float8 import FLOAT8, rounded
 from ..errors import StepwellError
+from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
 
 TEMPLATES: dict[str, str] = {
     "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.divf": "{0} / {1}",
@@ -134,6 +136,8 @@ def _float_cast(value: str, result: Attribute) -> str:
         return f"np.float32(np.float16({value}))"
     if result == bf16:
         return f"round_bf16({value})"
+    if result in FLOAT8:
+        return f"round_float8({value}, {str(result)!r})"
     return f"{float_type(result)}({value})"
 
 
@@ -194,7 +198,14 @@ def round_bf16(value: Any) -> np.float32:
     return np.float32(torch.tensor(float(value), dtype=torch.float32).to(torch.bfloat16).float().item())
 
 
+def round_float8(value: Any, dtype: str) -> np.float32:
+    """A float rounded to an 8-bit format, held in f32."""
+    return np.float32(rounded(float(value), _FLOAT8[dtype]))
+
+
+_FLOAT8 = {str(dtype): dtype for dtype in FLOAT8}
 _TORCH_TYPES = {
+    **{name: TORCH_DTYPES[dtype] for name, dtype in _FLOAT8.items()},
     "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64,
     "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
 }  # fmt: skip

@@ -54,7 +54,7 @@ FLOAT8_OPERATORS: frozenset[str] = frozenset(
     """
     _reshape_alias _reshape_copy _to_copy _unsafe_index _unsafe_index_put _unsafe_view abs alias alias_copy as_strided
     as_strided_copy as_strided_scatter broadcast_in_dim cat clone constant_pad_nd contiguous convert_element_type copy
-    copy_ detach diagonal diagonal_copy diagonal_scatter embedding empty empty_like eq expand expand_copy fill flip full
+    copy_ detach diagonal diagonal_copy diagonal_scatter embedding empty empty_like eq expand expand_copy fill full
     full_like index index_put index_select isnan lift_fresh_copy movedim narrow ne new_empty new_full new_ones
     new_zeros ones ones_like permute permute_copy pixel_shuffle repeat reshape roll scalar_tensor select select_copy
     select_scatter slice slice_copy slice_scatter split split_with_sizes split_with_sizes_copy squeeze squeeze_copy

@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, f32, i1, i6
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop, tt_arith
+from ...dialects.float8 import FLOAT8
 from ...dialects.nd_types import is_float
 from ...dialects.tt_compute import ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
 from ...dialects.tt_types import element_of, like, shape_of
@@ -217,6 +218,24 @@ def cast(cls: type[Any]) -> Rule:
     return rule
 
 
+def extend(s: State, op: Operation) -> None:
+    """arith.extf."""
+    source, result = op.operands[0], op.results[0]
+    if source.type in FLOAT8:
+        s.values[result] = s.widen(s.get(source), source.type)
+    else:
+        cast(arith.ExtFOp)(s, op)
+
+
+def round_to(s: State, op: Operation) -> None:
+    """arith.truncf."""
+    source, result = op.operands[0], op.results[0]
+    if result.type in FLOAT8:
+        s.values[result] = s.narrow(s.get(source), result.type)
+    else:
+        cast(arith.TruncFOp)(s, op)
+
+
 def index_cast(s: State, op: Operation) -> None:
     """arith.index_cast: an index is an i64."""
     source, result = op.operands[0], op.results[0]
@@ -264,8 +283,8 @@ RULES: dict[type[Operation], Rule] = {
     arith.DivfOp: divide,
     arith.NegfOp: negate,
     arith.FloorDivSIOp: floor_divide,
-    arith.ExtFOp: cast(arith.ExtFOp),
-    arith.TruncFOp: cast(arith.TruncFOp),
+    arith.ExtFOp: extend,
+    arith.TruncFOp: round_to,
     arith.SIToFPOp: cast(tt_arith.SIToFPOp),
     arith.UIToFPOp: cast(tt_arith.UIToFPOp),
     arith.FPToSIOp: cast(tt_arith.FPToSIOp),

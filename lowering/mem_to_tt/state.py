@@ -15,12 +15,14 @@ from xdsl.ir import Attribute, Block, SSAValue
 from ...dialects import tt_memory
 from ...dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, Sym, free_dims, linear_coeff, prove_ge0
 from ...dialects.expr_ranges import simplify
+from ...dialects.float8 import FLOAT8
 from ...dialects.nd_types import LOW_PRECISION, is_float
 from ...dialects.tt_arith import ExtUIOp
 from ...dialects.tt_shape import ExpandDimsOp, MakeRangeOp
 from ...dialects.tt_structure import AssertOp
 from ...dialects.tt_types import int32, shape_of, tensor
 from ...passes.loop.nest_access import Access, Loop, NestAccess
+from . import float8
 from .builder import Builder, joined
 
 
@@ -29,13 +31,16 @@ class UnsupportedNest(Exception):
 
 
 def scalar_type(t: Attribute) -> Attribute:
-    """The type that the kernel has for a scalar of a body: an index is an i64."""
+    """The type that the kernel has for a scalar of a body: an index is an i64, an 8-bit float its code."""
+    if t in FLOAT8:
+        return i8
     return i64 if isinstance(t, IndexType) else t
 
 
 def memory_type(dtype: Attribute) -> Attribute:
-    """The type of an element in memory: a bool is an i8, integers are signless.  UnsupportedNest for others."""
-    if dtype == i1:
+    """The type of an element in memory: a bool or an 8-bit float is an i8, integers are signless.  UnsupportedNest for
+    others."""
+    if dtype == i1 or dtype in FLOAT8:
         return i8
     if isinstance(dtype, IntegerType):
         return IntegerType(dtype.width.data)
@@ -273,6 +278,8 @@ class State:
 
     def widen(self, value: SSAValue, dtype: Attribute) -> SSAValue:
         """An element as it lies in memory, in its compute type."""
+        if dtype in FLOAT8:
+            return float8.widen(self.b, value, dtype)
         if dtype in LOW_PRECISION:
             return self.b.cast(arith.ExtFOp, value, f32)
         if dtype == i1:
@@ -281,6 +288,8 @@ class State:
 
     def narrow(self, value: SSAValue, dtype: Attribute) -> SSAValue:
         """A value of the compute type as it lies in memory."""
+        if dtype in FLOAT8:
+            return float8.narrow(self.b, value, dtype)
         if dtype in LOW_PRECISION:
             return self.b.cast(arith.TruncFOp, value, dtype)
         if dtype == i1:

@@ -83,6 +83,11 @@ def lists(*xs):
     return torch.stack(norms), *torch._foreach_exp(xs)
 
 
+def rounded(x):
+    q = (x / x.abs().amax(-1, keepdim=True) * 448).to(torch.float8_e4m3fn)
+    return q.t().contiguous().view(torch.uint8), q == 0, q.to(torch.float8_e5m2).float()
+
+
 def pick(x):
     return x.argmax(1), x.amin(0), x.var(1), x.std(), (x > 0).any(1), x.sort(1)[0]
 
@@ -102,6 +107,7 @@ CASES = {
     "lists-any-size": (lambda: lists, [(4, 5), (7, 5), (9, 5), (11, 5)], False, {"dynamic": True}),
     "pick": (lambda: pick, [(6, 33)], False, {}),
     "softmax": (lambda: lambda x: x.softmax(-1), [(4, 100)], False, {"dynamic": True}),
+    "float8": (lambda: rounded, [(4, 33)], False, {}),
     "pool": (lambda: lambda x: F.avg_pool2d(x, 3, 2, 1), [(2, 3, 9, 9)], False, {}),
 }  # fmt: skip
 

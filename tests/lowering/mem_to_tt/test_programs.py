@@ -59,6 +59,14 @@ def integers(x, y):
     )  # fmt: skip
 
 
+def eight_bits(dtype, x):
+    special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 61440.0, 1e-40])
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype)
+    made = torch.cat([x.reshape(-1), x.reshape(-1) * 1e-4, special]).to(dtype)
+    return made.view(torch.uint8), codes.float(), codes.roll(1).clone().view(torch.uint8)
+
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
 PROGRAMS = {
     "gelu": (lambda x, y, z: F.gelu(x) * y + z, randn(20, 60), randn(20, 60), randn(60)),
     "functions": (functions, randn(7, 45)),
@@ -107,6 +115,7 @@ PROGRAMS = {
     "pad": (lambda x: F.pad(x, (1, 2, 3, 0)), randn(10, 30)),
     "roll": (lambda x: torch.roll(x, 3, 1), randn(10, 30)),
     "triangle": (torch.tril, randn(20, 20)),
+    **{f"{dtype} and back".removeprefix("torch."): (functools.partial(eight_bits, dtype), randn(40, 30) * 50) for dtype in FLOAT8},
     "where": (lambda x, y: torch.where(x > y, x, y.exp()), randn(20, 30), randn(30)),
 }
 
@@ -136,7 +145,7 @@ def test_values(name):
     assert len(got) == len(expected)
     for a, b in zip(got, expected, strict=True):
         close = {torch.bfloat16: 2e-2, torch.float16: 2e-3}.get(b.dtype, 2e-4)
-        torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close)
+        torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
