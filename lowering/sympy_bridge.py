@@ -353,15 +353,18 @@ def _bound(value: sympy.Basic) -> int | None:
     return int(value)  # pyright: ignore[reportArgumentType]
 
 
+def example_values(shape_env: ShapeEnv) -> dict[Any, Any]:
+    """The example values of all backed symbols, as sympy has them."""
+    # named var_to_val before torch 2.13
+    values = getattr(shape_env, "backed_var_to_val", None)
+    return dict(shape_env.var_to_val if values is None else values)
+
+
 def hints_of(shape_env: ShapeEnv, syms: Iterable[Expr | sympy.Symbol] | None = None) -> dict[Expr, int]:
     """The example values of the backed symbols among `syms` (of all integer symbols when None)."""
     names = None if syms is None else {getattr(s, "name", None) for s in syms}
-    # named var_to_val before torch 2.13
-    values = getattr(shape_env, "backed_var_to_val", None)
-    if values is None:
-        values = shape_env.var_to_val
     return {
         from_sympy(symbol): int(value)
-        for symbol, value in values.items()
+        for symbol, value in example_values(shape_env).items()
         if (names is None or symbol.name in names) and isinstance(value, sympy.Integer)
     }

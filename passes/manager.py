@@ -271,14 +271,20 @@ class Pipeline:
     def fingerprint(self) -> str | None:
         """Equal for equal work, for cache keys: from the passes, their options and the source of foreign ones.
 
-        None if the source of a foreign pass cannot be found (one typed into an interpreter): then nothing that the
-        pipeline makes may be cached.
+        None if the source of a foreign pass cannot be found (one typed into an interpreter) or does not say everything (a class made in
+        a function, a pattern that holds objects): then nothing that the pipeline makes may be cached.
         """
         import hashlib
         import sys
 
         digest = hashlib.sha256(str(self).encode())
-        for module in sorted({type(p).__module__ for p in self.passes() if is_foreign(type(p))}):
+        foreign = [p for p in self.passes() if is_foreign(type(p))]
+        for subject in (getattr(p, "pattern", p) for p in foreign):
+            state = [] if isinstance(subject, ModulePass) else sorted(getattr(subject, "__dict__", {}).items())
+            if "<locals>" in type(subject).__qualname__ or not all(isinstance(v, (bool, int, float, str)) for _, v in state):
+                return None
+            digest.update(repr((type(subject).__qualname__, state)).encode())
+        for module in sorted({type(p).__module__ for p in foreign}):
             source = getattr(sys.modules.get(module), "__file__", None)
             try:
                 digest.update(Path(source).read_bytes() if source else b"")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import sys
@@ -17,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+# tests take parts of the compiler apart: each runs all of it, but for those of the cache
+os.environ.setdefault("STEPWELL_CACHE", "objects")
 
 
 @dataclass

@@ -263,7 +263,8 @@ def planner() -> dict[str, Any]:
     from ..passes.loop import loop_fuse
     from ..passes.manager import run
     from ..passes.pipelines import default_pipeline
-    from .compile_graph import context, no_garbage_collection
+    from .compile_graph import context
+    from .compiled import no_garbage_collection
 
     plan_seconds: list[float] = []
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import sys
 from collections.abc import Callable, MutableSet, Sequence
-from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch.fx import GraphModule
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from ..dialects import load_dialects
-from ..dialects.expr import Expr, evaluate, free_syms
+from ..dialects.expr import free_syms
 from ..lowering.fx_to_nd import Border, Imported, import_graph
 from ..passes.instrumentation import Instrumentation, Remark
 from ..passes.manager import Pipeline, run
 from ..passes.pipelines import default_pipeline
-from .counters import count
+from ..targets.host.description import ProgramDescription
+from .compiled import CompiledGraph, Runner, no_garbage_collection
+from .counters import count, phase, recorded
 from .debug import DebugFolder
 from .fusion_control import apply_wishes, marked
 from .loop_control import apply_loop_wishes, loop_marks
@@ -47,28 +46,6 @@ def context() -> Context:
     return _context
 
 
-@contextmanager
-def phase(name: str):
-    """Count the seconds of a phase."""
-    start = perf_counter()
-    try:
-        yield
-    finally:
-        count(f"compile_seconds.{name}", perf_counter() - start)
-
-
-@contextmanager
-def no_garbage_collection():
-    """IR makes many small objects and no garbage worth a collection: without collections it is built a third faster."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class Watch(Protocol):
     """What `compile_graph` shows to a tool that watches it."""
 
@@ -85,7 +62,12 @@ class Watch(Protocol):
         """A pass left a remark."""
 
 
-def compile_graph(
+def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Options, **given: Any) -> Runner:
+    """Compile and link a graph, see `lower_graph`: a boxed function, one list in, which it empties, a sequence out."""
+    return lower_graph(gm, example_inputs, options, **given).runner()
+
+
+def lower_graph(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     options: Options,
@@ -96,8 +78,8 @@ def compile_graph(
     border: Border | None = None,
     watch: Watch | None = None,
     matched: MutableSet[str] | None = None,
-) -> Callable[[list[Any]], Sequence[Any]]:
-    """Compile `gm` (ATen, functional but for updates of inputs) to a boxed function: one list in, which it empties, a sequence out.
+) -> CompiledGraph:
+    """Take `gm` (ATen, functional but for updates of inputs) through the whole compiler.
 
     kind is "forward", "backward" or "inference", followed by "-body" for a subgraph of a higher-order operator, and names the graph in logs
     and dumps. `border`: see import_graph. `watch` is told
@@ -106,7 +88,7 @@ def compile_graph(
     debug = DebugFolder.make(options.debug, kind, number)
     if debug:
         debug.graph(gm)
-    with no_garbage_collection():
+    with no_garbage_collection(), recorded() as counts:
         with phase("import"):
             imported = import_graph(
                 gm,
@@ -130,10 +112,13 @@ def compile_graph(
         apply_wishes(pipeline, imported.module, options, marked(gm), known, last)
         # gradients get loops of their own, to which what was asked for does not apply
         apply_loop_wishes(pipeline, imported.module, options, () if kind.startswith("backward") else loop_marks(gm), known, last)
-        program = build(imported, options, debug, pipeline, watch)
+        description, code, code_key = build(imported, options, debug, pipeline, watch)
+        count("bodies" if kind.endswith("-body") else "graphs")
     log.info("compiled %s graph %d", kind, number)
-    count("bodies" if kind.endswith("-body") else "graphs")
-    return Runner(program, imported, symbols)
+    kept = {name: n for name, n in counts.items() if not name.startswith(("compile_seconds.", "cache_"))}
+    return CompiledGraph(
+        description, code, code_key, imported.constants, imported.objects, imported.inputs, imported.outputs, symbols, counts=kept
+    )
 
 
 def tune(pipeline: Pipeline) -> None:
@@ -157,8 +142,8 @@ def _count_ops(imported: Imported) -> None:
 
 def build(
     imported: Imported, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
-) -> Callable[[list[Any]], list[Any]]:
-    """The program of an imported graph."""
+) -> tuple[ProgramDescription, bytes, str]:
+    """The description and the object of an imported graph, and the object's name in the cache ("" where it is not kept)."""
     module, ctx = imported.module, context()
     if debug:
         debug.level("import", module, pipeline)
@@ -182,7 +167,7 @@ def build(
     run(pipeline, module, ctx, instrument)
     if options.timing:
         print(instrument.timing_report(), file=sys.stderr)
-    return load(module, imported.constants, imported.objects, options, debug, imported.device)
+    return emit(module, options, debug, imported.device)
 
 
 def _remarks(debug: DebugFolder | None, watch: Watch | None) -> Callable[[Remark], None] | None:
@@ -196,24 +181,18 @@ def _remarks(debug: DebugFolder | None, watch: Watch | None) -> Callable[[Remark
     return both
 
 
-def load(
-    module: ModuleOp,
-    constants: Sequence[Any],
-    objects: Sequence[Any],
-    options: Options,
-    debug: DebugFolder | None = None,
-    device: str = "cpu",
-) -> Callable[[list[Any]], list[Any]]:
-    """Emit, compile and load a module that went through the whole pipeline; `device` is where its kernels run."""
+def emit(
+    module: ModuleOp, options: Options, debug: DebugFolder | None = None, device: str = "cpu"
+) -> tuple[ProgramDescription, bytes, str]:
+    """Machine code for a module that went through the whole pipeline, see `build`; `device` is where its kernels run."""
     from ..dialects import cpu, host
-    from ..targets.cpu.cache import cached_object
+    from ..targets.cpu.cache import cached_object, object_key
     from ..targets.cpu.emit import emit_kernels
     from ..targets.cpu.jit import compile_text
     from ..targets.host.emit import emit_host
-    from ..targets.host.load import load_object_code, load_program
 
     with phase("emit"):
-        program = next(op for op in module.body.block.ops if isinstance(op, host.ProgramOp))
+        program = host.program_of(module)
         count("kernels", sum(isinstance(op, cpu.KernelOp) for op in module.body.block.ops))
         count("launches", sum(isinstance(op, host.LaunchOp) for op in program.body.block.ops))
         text = emit_kernels(module)
@@ -223,14 +202,11 @@ def load(
     if debug:
         debug.target(llvm)
     with phase("object"):
-        if options.cache:
-            data, hit = cached_object(llvm)
-            count("cache_hits" if hit else "cache_misses")
-        else:
-            data = compile_text(llvm)
-    with phase("load"):
-        library = load_object_code(data, description.native)
-        return load_program(description, library, constants, objects)
+        if options.cache == "off":
+            return description, compile_text(llvm), ""
+        code, hit = cached_object(llvm)
+        count("cache_hits" if hit else "cache_misses")
+        return description, code, object_key(llvm)
 
 
 def gpu_kernels(module: ModuleOp, device: str) -> Sequence[GpuKernel]:
@@ -242,43 +218,6 @@ def gpu_kernels(module: ModuleOp, device: str) -> Sequence[GpuKernel]:
     count("kernels", len(kernels))
     count("compile_seconds.triton", perf_counter() - start)
     return kernels
-
-
-class Runner:
-    """Calls a program with the FX graph's inputs and makes the FX graph's outputs from what it returns."""
-
-    def __init__(
-        self, program: Callable[[list[Any]], list[Any]], imported: Imported, symbols: dict[str, int] | None = None
-    ):
-        self._boxed_call = True  # on the instance: torch's wrappers copy its dictionary, not the class's
-        self.program = program
-        self.inputs = imported.inputs
-        self.outputs = imported.outputs
-        self.constants = imported.constants
-        plain = [o.kind == "result" and o.value == k for k, o in enumerate(self.outputs)]
-        self._plain = all(plain)
-        # where the inputs hold the size symbols, which only sizes among the outputs need
-        self._symbols = (symbols or {}) if any(o.kind == "expr" for o in self.outputs) else {}
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        values: dict[str, int] = {name: int(args[k]) for name, k in self._symbols.items()}
-        if len(self.inputs) != len(args):
-            chosen = [args[k] for k in self.inputs]
-            args.clear()
-            args = chosen
-        results = self.program(args)
-        if self._plain:
-            return results
-        return [_output(o, results, values) for o in self.outputs]
-
-
-def _output(output: Any, results: Sequence[Any], symbols: dict[str, int]) -> Any:
-    if output.kind == "result":
-        return results[output.value]
-    if output.kind == "constant":
-        return output.value
-    assert isinstance(output.value, Expr)
-    return evaluate(output.value, {s: symbols[s.name] for s in free_syms(output.value)})
 
 
 def _symbol_positions(imported: Imported) -> dict[str, int]:
@@ -296,23 +235,3 @@ def _symbol_positions(imported: Imported) -> dict[str, int]:
             if symbol.data is s:
                 places[s.name] = imported.inputs[k]
     return places
-
-
-def is_empty(gm: GraphModule) -> bool:
-    """Whether a graph computes nothing."""
-    return all(n.op in ("placeholder", "output") for n in gm.graph.nodes)
-
-
-def passthrough(gm: GraphModule) -> Callable[[list[Any]], list[Any]]:
-    """The boxed function of a graph that only hands inputs (and constants) on."""
-    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    place = {n: k for k, n in enumerate(nodes)}
-    outputs: Any = gm.graph.output_node().args[0]
-
-    def call(args: list[Any]) -> list[Any]:
-        result = [args[place[o]] if isinstance(o, torch.fx.Node) else o for o in outputs]
-        args.clear()
-        return result
-
-    call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
-    return call

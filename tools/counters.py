@@ -12,16 +12,22 @@
 | fallback_ops | the same by operator |
 | bytes_read, bytes_written | bytes that the launches of one call of each graph touch, sizes at their hints |
 | cache_hits, cache_misses | objects taken from the disk, and compiled |
-| compile_seconds | seconds by phase: import, nd, loop, mem, cpu, host, emit, object, load |
+| graph_cache_hits, graph_cache_misses | whole graphs taken from the disk, and looked for in vain, see docs/cache.md |
+| graph_cache_bypasses | graphs that have no lasting key |
+| compile_seconds | seconds by phase: cache, import, nd, loop, mem, cpu, host, emit, object, load |
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 counters: dict[str, Any] = {}
 _lock = threading.Lock()
+_records = threading.local()
 
 
 def reset_counters() -> None:
@@ -30,18 +36,41 @@ def reset_counters() -> None:
         counters.clear()
         counters.update(
             graphs=0, bodies=0, ops=0, kernels=0, launches=0, extern=0, fallback=0, fallback_ops={}, bytes_read=0, bytes_written=0,
-            cache_hits=0, cache_misses=0, compile_seconds={},
+            cache_hits=0, cache_misses=0, graph_cache_hits=0, graph_cache_misses=0, graph_cache_bypasses=0, compile_seconds={},
         )  # fmt: skip
 
 
 def count(name: str, n: int | float = 1) -> None:
     """Add `n` to a counter; `name` may be a path such as "compile_seconds.import"."""
+    for record in getattr(_records, "open", ()):
+        record[name] = record.get(name, 0) + n
     with _lock:
         table = counters
         *path, last = name.split(".", 1) if name.startswith(("compile_seconds.", "fallback_ops.")) else [name]
         for part in path:
             table = table.setdefault(part, {})
         table[last] = table.get(last, 0) + n
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Count the seconds of a phase of a compilation."""
+    start = perf_counter()
+    try:
+        yield
+    finally:
+        count(f"compile_seconds.{name}", perf_counter() - start)
+
+
+@contextmanager
+def recorded() -> Iterator[dict[str, int | float]]:
+    """What this thread counts inside of the block, by the names that `count` is given."""
+    record: dict[str, int | float] = {}
+    _records.open = [*getattr(_records, "open", ()), record]
+    try:
+        yield record
+    finally:
+        _records.open = [r for r in _records.open if r is not record]
 
 
 reset_counters()

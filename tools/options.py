@@ -62,8 +62,9 @@ class Options:
     debug: str | None = None
     """Folder for the IR of every level (as STEPWELL_DEBUG)."""
 
-    cache: bool = True
-    """Keep objects on disk (STEPWELL_CACHE_DIR)."""
+    cache: str = field(default="on", metadata={"choices": ("on", "objects", "off")})
+    """What is kept on disk (STEPWELL_CACHE_DIR): "on" compiled graphs and machine code, "objects" machine code alone (every graph goes
+    through the whole compiler), "off" nothing. Without this option, the variable STEPWELL_CACHE says it."""
 
     print_ir: bool = False
     """Print the IR after every pass to stderr."""
@@ -72,10 +73,13 @@ class Options:
     """Print the time of every pass to stderr."""
 
 
+QUIET = frozenset(("verify", "debug", "cache", "print_ir", "timing"))
+"""Options that do not change what is made."""
+
 _TYPES: dict[str, tuple[type, ...]] = {
     "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
     "no_fuse": (list, tuple), "fuse": (list, tuple), "tile": (Mapping,), "loop_order": (Mapping,), "verify": (bool,),
-    "debug": (str, os.PathLike, type(None)), "cache": (bool,), "print_ir": (bool,), "timing": (bool,),
+    "debug": (str, os.PathLike, type(None)), "cache": (str,), "print_ir": (bool,), "timing": (bool,),
 }  # fmt: skip
 
 
@@ -95,6 +99,12 @@ def _check_loop_wishes(key: str, value: Any) -> None:
         check_loop_wishes(key, value)
     except StepwellError as error:
         raise OptionError(f"option {key!r}: {error}") from error
+
+
+def _check_choice(key: str, value: Any, what: str) -> None:
+    choices = next(f for f in fields(Options) if f.name == key).metadata.get("choices")
+    if choices and value not in choices:
+        raise OptionError(f"{what} is one of {', '.join(map(repr, choices))}, got {value!r}{_near(value, choices)}")
 
 
 def _near(name: str, known: Any) -> str:
@@ -129,14 +139,14 @@ def make_options(mode: str | None = None, options: Mapping[str, Any] | None = No
         if not isinstance(value, _TYPES[key]):
             want = " or ".join(t.__name__ for t in _TYPES[key])
             raise OptionError(f"option {key!r} takes a {want.replace('NoneType', 'None')}, got {value!r} ({type(value).__name__})")
-        choices = next(f for f in fields(Options) if f.name == key).metadata.get("choices")
-        if choices and value not in choices:
-            raise OptionError(f"option {key!r} is one of {', '.join(map(repr, choices))}, got {value!r}{_near(value, choices)}")
+        _check_choice(key, value, f"option {key!r}")
         if key in ("no_fuse", "fuse"):
             _check_wishes(key, value)
         if key in ("tile", "loop_order"):
             _check_loop_wishes(key, value)
         given[key] = value
-    if "debug" not in given and os.environ.get("STEPWELL_DEBUG"):
-        given["debug"] = os.environ["STEPWELL_DEBUG"]
+    for key, variable in (("debug", "STEPWELL_DEBUG"), ("cache", "STEPWELL_CACHE")):
+        if key not in given and os.environ.get(variable):
+            given[key] = os.environ[variable]
+            _check_choice(key, given[key], f"the variable {variable}")
     return Options(**given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule
@@ -13,8 +13,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CompileError, StepwellError
 from ..lowering.fx_to_nd import Border
-from .compile_graph import Watch, compile_graph, is_empty, no_garbage_collection, passthrough
+from .compiled import Runner, is_empty, no_garbage_collection, passthrough
+from .counters import phase
+from .graph_cache import find_slot
 from .options import Options, make_options
+
+if TYPE_CHECKING:
+    from .compile_graph import Watch
 
 _lock = threading.RLock()
 
@@ -125,15 +130,27 @@ class GraphCompilers:
             return boxed(gm)
         try:
             with _lock, _disable_current_modes():
-                program = compile_graph(
-                    gm, example_inputs, self.options, kind=kind, border=border(gm, kind), watch=self.watch, matched=self.matched
-                )
+                program = self._compiled(gm, example_inputs, kind)
         except (StepwellError, torch._dynamo.exc.TorchDynamoException):  # pyright: ignore[reportAttributeAccessIssue]
             raise
         except Exception as error:
             raise CompileError(f"the {kind} graph could not be compiled: {type(error).__name__}: {error}") from error
         report_strides(gm)
         return program
+
+    def _compiled(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Runner:
+        """The graph from the disk, or compiled and kept there."""
+        edge = border(gm, kind)
+        with phase("cache"):
+            slot = None if self.watch else find_slot(gm, kind, edge, self.options)
+            graph = slot.load() if slot else None
+        if graph is None:
+            from .compile_graph import lower_graph
+
+            graph = lower_graph(gm, example_inputs, self.options, kind=kind, border=edge, watch=self.watch, matched=self.matched)
+            if slot:
+                graph = slot.store(graph)
+        return graph.runner()
 
 
 def on_meta(gm: GraphModule) -> bool:

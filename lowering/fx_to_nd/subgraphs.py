@@ -79,7 +79,12 @@ def _make_body(b: Importer, gm: GraphModule) -> Body:
 
 def _nothing(graph: GraphModule) -> Program:
     """A subgraph that computes nothing."""
-    return lambda args: args.clear() or []
+    return _no_results
+
+
+def _no_results(args: list[Any]) -> Sequence[Any]:
+    args.clear()
+    return ()
 
 
 def _interpreter(graph: GraphModule) -> Program:

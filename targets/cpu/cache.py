@@ -1,21 +1,38 @@
-"""Compiled objects on disk, found again by what went into them.
+"""Files of the cache on disk: whole or not at all, each with a checksum, found again by what went into them.
 
-The key is a hash of the LLVM text, the CPU and its features, the versions of LLVM and llvmlite and the level of the
-code generator. Objects are relocatable and hold no address of this process. A file carries its own checksum: one that
-was cut short or is not ours is compiled again without a word, and a folder that cannot be written to costs nothing
-but the time."""
+| folder | files | key |
+|---|---|---|
+| `objects` | machine code of a graph or of a library body | LLVM text, CPU and features, versions, level of the code generator |
+| `graphs` | compiled graphs (tools/graph_cache.py) | the graph and all that decides what becomes of it |
+| `constants` | large constants of graphs | their bytes |
+| `kernels` | GPU kernels (targets/triton/compile.py) | text, target, options, versions |
+
+Nothing in a file is an address or a path of this process, so that folders can be shared and copied. A file that was cut short or is not
+ours is made again, with one line in the log; a folder that cannot be written to (or a full disk) costs nothing but the time, and is
+mentioned once."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from .features import Target, target
 
+log = logging.getLogger("stepwell")
+
 _MAGIC = b"stepwell object 1\n"
+_HEAD = len(_MAGIC) + 32
+_LEFT = ".new-"
+_LEFT_SECONDS = 3600.0
+"""A file that is being written is renamed within this time, or its process is gone."""
+
+_swept: set[Path] = set()
+_mentioned: set[Path] = set()
 
 
 def cache_folder() -> Path:
@@ -40,11 +57,16 @@ def object_key(text: str, wanted: Target | None = None, opt: int = 2) -> str:
     return hashlib.sha256(head.encode() + b"\0" + text.encode()).hexdigest()
 
 
+def object_path(key: str) -> Path:
+    """Where the object of that key lies."""
+    return cache_folder() / "objects" / f"{key}.o"
+
+
 def cached_object(text: str, opt: int = 2, wanted: Target | None = None) -> tuple[bytes, bool]:
     """(the object for `text`, whether it came from the disk); compiled and kept if it is not there."""
     from .jit import compile_text
 
-    path = cache_folder() / "objects" / f"{object_key(text, wanted, opt)}.o"
+    path = object_path(object_key(text, wanted, opt))
     found = read(path)
     if found is not None:
         return found, True
@@ -57,31 +79,55 @@ def read(path: Path) -> bytes | None:
     """What `write` put there; None if the file is missing, cut short or somebody else's."""
     try:
         content = path.read_bytes()
-    except OSError:
+    except FileNotFoundError:
         return None
-    head = len(_MAGIC) + 32
-    if not content.startswith(_MAGIC) or len(content) <= head:
+    except OSError as error:
+        log.warning("cache: %s cannot be read and is made again: %s", path, error)
         return None
-    data = content[head:]
-    return data if hashlib.sha256(data).digest() == content[len(_MAGIC) : head] else None
+    data = content[_HEAD:]
+    if data and content.startswith(_MAGIC) and hashlib.sha256(data).digest() == content[len(_MAGIC) : _HEAD]:
+        return data
+    log.warning("cache: %s is damaged or of another program and is made again", path)
+    return None
 
 
 def write(path: Path, data: bytes) -> bool:
-    """Keep `data` under `path`, whole or not at all (written beside it, then renamed); False if that is not
-    possible."""
+    """Keep `data` under `path` with a checksum, for `read`; False if that is not possible."""
+    return write_atomically(path, _MAGIC + hashlib.sha256(data).digest() + data)
+
+
+def write_atomically(path: Path, content: bytes) -> bool:
+    """Make `path` a file of that content, whole or not at all (written beside it, then renamed), whoever else writes it at the same time;
+    False if that is not possible."""
+    name = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    except OSError:
-        return False
-    try:
+        _sweep(path.parent)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=_LEFT)
         with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + hashlib.sha256(data).digest() + data)
+            file.write(content)
         os.replace(name, path)
-    except OSError:
+        return True
+    except OSError as error:
+        if path.parent not in _mentioned:
+            _mentioned.add(path.parent)
+            log.warning("cache: nothing is kept in %s: %s", path.parent, error)
+    if name is not None:
         try:
             os.unlink(name)
         except OSError:
             return False
-        return False
-    return True
+    return False
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote left behind; once a process."""
+    if folder in _swept:
+        return
+    _swept.add(folder)
+    for path in folder.glob(f"{_LEFT}*"):
+        try:
+            if time.time() - path.stat().st_mtime > _LEFT_SECONDS:
+                path.unlink()
+        except OSError:  # another process was quicker
+            continue

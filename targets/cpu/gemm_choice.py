@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from .attention_spec import DEPTH_MAX
-from .cache import cache_folder
+from .cache import cache_folder, write_atomically
 from .features import target
 from .gemm_spec import ELEMENT_BYTES, Isa, isa_for
 
@@ -153,10 +153,4 @@ class MeasuredChoices:
             return {}
 
     def _write(self, table: dict[str, dict[str, dict[str, float]]]) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            new = self.path.with_suffix(".new")
-            new.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
-            new.replace(self.path)
-        except OSError:
-            return
+        write_atomically(self.path, (json.dumps(table, indent=1, sort_keys=True) + "\n").encode())

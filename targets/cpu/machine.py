@@ -11,7 +11,7 @@ from time import perf_counter
 
 from ...passes.loop.loop_schedule import NS_PER_UNIT
 from ...passes.loop.machine import SERVER, Level, Machine
-from .cache import cache_folder
+from .cache import cache_folder, write_atomically
 from .features import target
 
 SHARED_MOST = 64 << 20
@@ -91,13 +91,7 @@ def _speeds() -> dict[str, float]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     found = _measure()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps({key: found}) + "\n")
-        new.replace(path)
-    except OSError:
-        pass
+    write_atomically(path, (json.dumps({key: found}) + "\n").encode())
     return found
 
 

@@ -41,7 +41,7 @@ def _run(sizes: tuple[int, ...], dynamic: bool, channels: int = 32) -> dict[str,
     x = torch.randn(*sizes)
     weights = [torch.randn(channels, sizes[1] if k == 0 else 1, 3, 3) for k in range(3)]
     stepwell.reset_counters()
-    compiled = torch.compile(_net, backend="stepwell", dynamic=dynamic, options={"verify": True, "cache": False})
+    compiled = torch.compile(_net, backend="stepwell", dynamic=dynamic, options={"verify": True, "cache": "off"})
     with torch.no_grad():
         torch.testing.assert_close(compiled(x, *weights), _net(x, *weights), rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(compiled(x * 2, *weights), _net(x * 2, *weights), rtol=1e-3, atol=1e-3)

@@ -1,0 +1,131 @@
+"""A compiled graph: plain data that can be kept on disk, and the function that it becomes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ..dialects.expr import Expr, evaluate, free_syms
+from ..lowering.fx_to_nd import Output
+from ..targets.cpu.cache import object_path, read
+from ..targets.host.description import ProgramDescription
+from ..targets.host.load import load_object_code, load_program
+from .counters import phase
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """A graph as far as it can be kept on disk.
+
+    code: the object, `code_key` its name in the cache ("" for code that is not kept). constants and objects: what the description's items
+    number; places: for each constant the attribute of the FX graph that it is, "" for others. inputs, outputs: as in `Imported`; symbols:
+    where in the FX inputs the value of each size symbol is passed. counts: what the compilation counted; guards: sympy conditions that it
+    added to the ShapeEnv. key: the graph's name in the cache ("" if it is not kept)."""
+
+    description: ProgramDescription
+    code: bytes
+    code_key: str
+    constants: list[torch.Tensor]
+    objects: list[Any]
+    inputs: list[int]
+    outputs: list[Output]
+    symbols: dict[str, int]
+    places: list[str] = field(default_factory=list)
+    counts: dict[str, int | float] = field(default_factory=dict)
+    guards: tuple[Any, ...] = ()
+    key: str = ""
+
+    def runner(self) -> Runner:
+        """Link the code; the boxed function of the FX graph."""
+        with phase("load"):
+            library = load_object_code(self.code, self.description.native)
+            return Runner(load_program(self.description, library, self.constants, self.objects), self)
+
+
+class Runner:
+    """Calls a program with the FX graph's inputs and makes the FX graph's outputs from what it returns."""
+
+    def __init__(self, program: Callable[[list[Any]], list[Any]], graph: CompiledGraph):
+        self._boxed_call = True  # on the instance: torch's wrappers copy its dictionary, not the class's
+        self.program = program
+        self.graph = replace(graph, code=b"")
+        self.inputs = graph.inputs
+        self.outputs = graph.outputs
+        self.constants = graph.constants
+        plain = [o.kind == "result" and o.value == k for k, o in enumerate(self.outputs)]
+        self._plain = all(plain)
+        # where the inputs hold the size symbols, which only sizes among the outputs need
+        self._symbols = graph.symbols if any(o.kind == "expr" for o in self.outputs) else {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _runner_of, (self.graph,)
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        values: dict[str, int] = {name: int(args[k]) for name, k in self._symbols.items()}
+        if len(self.inputs) != len(args):
+            chosen = [args[k] for k in self.inputs]
+            args.clear()
+            args = chosen
+        results = self.program(args)
+        if self._plain:
+            return results
+        return [_output(o, results, values) for o in self.outputs]
+
+
+class MissingPart(Exception):
+    """A part of a graph that is in a file of its own, or in the FX graph, is not there."""
+
+
+def _runner_of(graph: CompiledGraph) -> Runner:
+    """The function of a graph that is part of another one's file."""
+    code = read(object_path(graph.code_key))
+    if code is None:
+        raise MissingPart
+    return replace(graph, code=code).runner()
+
+
+def _output(output: Output, results: Sequence[Any], symbols: Mapping[str, int]) -> Any:
+    if output.kind == "result":
+        return results[output.value]
+    if output.kind == "constant":
+        return output.value
+    assert isinstance(output.value, Expr)
+    return evaluate(output.value, {s: symbols[s.name] for s in free_syms(output.value)})
+
+
+def is_empty(gm: GraphModule) -> bool:
+    """Whether a graph computes nothing."""
+    return all(n.op in ("placeholder", "output") for n in gm.graph.nodes)
+
+
+def passthrough(gm: GraphModule) -> Callable[[list[Any]], list[Any]]:
+    """The boxed function of a graph that only hands inputs (and constants) on."""
+    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    place = {n: k for k, n in enumerate(nodes)}
+    outputs: Any = gm.graph.output_node().args[0]
+
+    def call(args: list[Any]) -> list[Any]:
+        result = [args[place[o]] if isinstance(o, torch.fx.Node) else o for o in outputs]
+        args.clear()
+        return result
+
+    call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return call
+
+
+@contextmanager
+def no_garbage_collection():
+    """IR makes many small objects and no garbage worth a collection: without collections it is built a third faster."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,242 @@
+"""What a compiled graph depends on, as one hash: the key of the graph cache.
+
+The content of the graph (operators, arguments, sizes, strides and types of every value, constants, subgraphs), the symbols of its sizes
+with their ranges and examples, what the caller does with its results, the options, passes of users, and the environment: versions, the
+source of stepwell, the target. Names of nodes and lines of the user's program do not count."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..lowering.fx_to_nd.input_views import Border
+from ..lowering.sympy_bridge import hints_of, ranges_of
+from ..targets.cpu.features import target
+from .options import QUIET, Options
+
+_FUNCTION_MODULES = ("_operator", "operator", "math", "torch", "builtins")
+
+
+class Uncacheable(Exception):
+    """What is compiled depends on something that has no lasting name; the message says on what."""
+
+
+def graph_key(gm: GraphModule, kind: str, border: Border | None, settings: str, extra: Sequence[Any] = ()) -> str:
+    """The hexadecimal key of an ATen graph. `settings`: see settings_key; `extra`: further values that count. Raises Uncacheable."""
+    writer = _Writer()
+    writer.value((settings, kind, *extra))
+    if border is not None:
+        writer.value((sorted(border.views.items()), sorted(border.updates.items()), sorted(border.donated)))
+    writer.graph(gm)
+    writer.symbols_of(gm)
+    writer.gpus()
+    return writer.digest()
+
+
+def settings_key(options: Options) -> str:
+    """Everything but the graph: options, passes of users, environment. Raises Uncacheable."""
+    from ..passes.user import registered
+
+    if options.no_fuse or options.fuse or options.tile or options.loop_order:
+        raise Uncacheable("wishes for single nests are given")
+    writer = _Writer()
+    writer.value([(f.name, getattr(options, f.name)) for f in fields(options) if f.name not in {*QUIET, "passes"}])
+    if options.passes or registered():
+        writer.value(_pipeline_fingerprint(options))
+    if options.autotune:
+        writer.value(torch.get_num_threads())
+    writer.value(environment())
+    writer.value([os.environ.get("STEPWELL_HOST"), *(getattr(target(), f.name) for f in fields(target()))])
+    return writer.digest()
+
+
+def _pipeline_fingerprint(options: Options) -> str:
+    from ..passes.pipelines import default_pipeline
+
+    found = default_pipeline("cpu", {"passes": options.passes, "pipeline": options.pipeline}).fingerprint()
+    if found is None:
+        raise Uncacheable("a user's pass has no source that says all that it does")
+    return found
+
+
+@cache
+def environment() -> str:
+    """Versions of what takes part, and the source of this package, as one hash."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    digest = hashlib.sha256(repr((sys.implementation.cache_tag, sys.version_info[:3], torch.__version__)).encode())
+    for name in ("llvmlite", "xdsl", "triton"):
+        try:
+            digest.update(f"{name} {version(name)}\n".encode())
+        except PackageNotFoundError:
+            continue
+    root = Path(__file__).resolve().parents[1]
+    for folder in ("dialects", "passes", "lowering", "targets", "tools"):
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    digest.update(str(torch.backends.mkldnn.is_available()).encode())
+    return digest.hexdigest()
+
+
+def tensor_digest(value: torch.Tensor) -> str:
+    """The hash of a dense tensor's elements, type and layout. Raises Uncacheable for another one."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.device.type != "cpu":
+        raise Uncacheable(f"a constant is a {type(value).__name__} on {value.device}, {value.layout}")
+    head = repr((value.dtype, tuple(value.shape), value.stride(), value.is_conj(), value.is_neg()))
+    return hashlib.sha256(head.encode() + tensor_bytes(value)).hexdigest()
+
+
+def tensor_bytes(value: torch.Tensor) -> bytes:
+    """The elements of a tensor in row-major order."""
+    flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+class _Writer:
+    """Appends values to a text from which they could be told apart, and hashes it."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.places: dict[Node, str] = {}
+        self.symbols: set[Any] = set()
+        self.devices: set[str] = set()
+        self.modules: dict[GraphModule, int] = {}
+
+    def digest(self) -> str:
+        return hashlib.sha256("\0".join(self.parts).encode()).hexdigest()
+
+    def graph(self, gm: GraphModule) -> None:
+        """The nodes of a graph, those of its subgraphs where they are mentioned."""
+        if gm in self.modules:
+            self.parts.append(f"module {self.modules[gm]}")
+            return
+        self.modules[gm] = len(self.modules)
+        for k, node in enumerate(gm.graph.nodes):
+            self.places[node] = f"%{self.modules[gm]}.{k}"
+            self.parts.append(node.op)
+            if node.op == "get_attr":
+                self.value(_attribute(gm, str(node.target)))
+            elif node.op == "call_function":
+                self.function(node.target)
+                self.value(node.args)
+                self.value(node.kwargs)
+            elif node.op == "placeholder":
+                self.parts.append(str(node.target))  # named in messages
+            elif node.op == "output":
+                self.value(node.args)
+            else:
+                raise Uncacheable(f"node {node.name} is a {node.op}")
+            self.meta(node)
+
+    def meta(self, node: Node) -> None:
+        """What torch knows of a node's value."""
+        if "val" in node.meta:
+            self.value(node.meta["val"])
+        elif node.op == "placeholder" or (node.op == "call_function" and node.users):
+            raise Uncacheable(f"node {node.name} has no metadata")
+        if found := node.meta.get("unbacked_bindings"):
+            self.parts.append(repr(sorted((str(s), str(path)) for s, path in found.items())))
+        if any(str(key).startswith("stepwell.") for key in node.meta.get("custom") or ()):
+            raise Uncacheable("wishes for single nests are given")
+
+    def function(self, called: Any) -> None:
+        """The target of a call: an operator, or a function of Python that has a lasting name."""
+        if isinstance(called, torch._ops.OpOverload):
+            self.parts.append(f"{called} {called._schema}")
+        elif isinstance(called, torch._ops.HigherOrderOperator):
+            if called.name().startswith("triton_kernel"):
+                raise Uncacheable("a user's Triton kernel is known by a number of this process")
+            self.parts.append(f"higher order {called.name()}")
+        elif getattr(called, "__module__", "").partition(".")[0] in _FUNCTION_MODULES:
+            self.parts.append(f"{called.__module__}.{called.__qualname__}")
+        else:
+            raise Uncacheable(f"{called!r} is called")
+
+    def value(self, v: Any) -> None:
+        """A leaf of an argument or of a result's metadata, or a structure of such."""
+        if v is None or isinstance(v, (bool, int, str, complex, float)) and not isinstance(v, Enum):
+            self.parts.append(f"{type(v).__name__} {v!r}")
+        elif isinstance(v, Node):
+            self.parts.append(self.places[v])
+        elif isinstance(v, (tuple, list)):
+            self.sequence("(", v)
+        elif isinstance(v, (set, frozenset)):
+            self.sequence("{}", sorted(v, key=repr))
+        elif isinstance(v, Mapping):
+            self.sequence("{", [x for item in v.items() for x in item])
+        elif isinstance(v, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            self.number(v)
+        elif isinstance(v, torch.Tensor):
+            self.tensor(v)
+        elif isinstance(v, (torch.dtype, torch.device, torch.layout, torch.memory_format, Enum)):
+            self.parts.append(f"{type(v).__name__} {v}")
+        elif isinstance(v, GraphModule):
+            self.graph(v)
+        elif isinstance(v, slice):
+            self.sequence("slice", (v.start, v.stop, v.step))
+        elif isinstance(v, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+            self.function(v)
+        elif is_dataclass(v) and not isinstance(v, type) and type(v).__module__.startswith("torch."):
+            self.sequence(type(v).__qualname__, [getattr(v, f.name) for f in fields(v)])
+        else:
+            raise Uncacheable(f"an argument is a {type(v).__module__}.{type(v).__qualname__}")
+
+    def sequence(self, opening: str, values: Iterable[Any]) -> None:
+        self.parts.append(opening)
+        for v in values:
+            self.value(v)
+        self.parts.append(")")
+
+    def number(self, v: Any) -> None:
+        self.parts.append(f"symbol {v.node.expr}")
+        self.symbols.update(getattr(v.node.expr, "free_symbols", ()))
+
+    def tensor(self, v: torch.Tensor) -> None:
+        self.devices.add(str(v.device))
+        fake = getattr(v, "fake_mode", None) is not None
+        if not fake:
+            self.parts.append(tensor_digest(v))
+            return
+        self.parts.append(f"{type(v).__name__} {v.dtype} {v.device} {v.layout} {v.requires_grad} {v.is_conj()} {v.is_neg()}")
+        self.value(tuple(v.shape))
+        if v.layout == torch.strided:
+            self.value(v.stride())
+            self.value(v.storage_offset())
+
+    def symbols_of(self, gm: GraphModule) -> None:
+        """Ranges and examples of the symbols that were met."""
+        from ..lowering.fx_to_nd.metadata import shape_env
+
+        env = shape_env(gm) if self.symbols else None
+        if env is None:
+            return
+        ranges, hints = ranges_of(env, self.symbols), hints_of(env, self.symbols)
+        self.parts.append(repr(sorted((str(s), r.lo, r.hi) for s, r in ranges.items())))
+        self.parts.append(repr(sorted((str(s), n) for s, n in hints.items())))
+
+    def gpus(self) -> None:
+        """The kinds of the GPUs that were met."""
+        devices = sorted(d for d in self.devices if d.startswith("cuda"))
+        if devices:
+            from ..targets.triton.kernels import device_target
+
+            self.parts += [device_target(device).name for device in devices]
+
+
+def _attribute(gm: GraphModule, path: str) -> Any:
+    owner: Any = gm
+    for part in path.split("."):
+        if not hasattr(owner, part):
+            raise Uncacheable(f"there is no {path}")
+        owner = getattr(owner, part)
+    return owner
