@@ -73,6 +73,11 @@ def _arange_start(b: Importer, start: Any, end: Any, **options: Any) -> SSAValue
     return progression(b, start, 1)
 
 
+@rule(packet(aten, "range"))
+def _range(b: Importer, start: Any, end: Any, step: Any = 1, **options: Any) -> SSAValue:
+    return progression(b, start, step)
+
+
 def progression(b: Importer, start: Any, step: Any) -> SSAValue:
     """start + i * step over the node's only dimension, in f64 for float results and i64 else (as torch computes it)."""
     dtype, dims = b.out_dtype, b.out_dims

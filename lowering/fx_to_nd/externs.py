@@ -23,7 +23,7 @@ from ...dialects.float8 import FLOAT8
 from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_types import TensorType
 from .builder import UNIT, number_attr, text
-from .library import LIBRARY_PACKETS
+from .library import library_reason
 from .metadata import COMPUTED, device_name, element_type, is_nonoverlapping_dense
 from .scalars import ScalarValue, SymScalar, scalar_number
 
@@ -291,7 +291,7 @@ def _physical_value(val: Any) -> Any:
 
 def is_fallback(target: Any) -> bool:
     """Whether an operator should have a rule: torch's own ones that are not in the list of library operators."""
-    return target.namespace in ("aten", "prims") and target._schema.name.split("::")[1] not in LIBRARY_PACKETS
+    return target.namespace in ("aten", "prims") and library_reason(target._schema.name.split("::")[1]) is None
 
 
 def overload_call(

@@ -79,25 +79,39 @@ sym_constrain_range_for_size _local_scalar_dense _print _make_dep_token _nested_
 """
 _STORAGE = "set_ resize_ resize resize_as_ _resize_output _resize_output_"
 
-LIBRARY_PACKETS: frozenset[str] = frozenset(
-    " ".join(
-        (
-            _LINEAR_ALGEBRA,
-            _FOURIER,
-            _CONTRACTIONS,
-            _ATTENTION,
-            _RESAMPLING,
-            _ORDERING,
-            _EMBEDDING_BAGS,
-            _RANDOM,
-            _SPECIAL,
-            _DISTANCES,
-            _SPARSE,
-            _QUANTISATION,
-            _OPTIMISERS,
-            _ASSERTIONS,
-            _STORAGE,
-        )
-    ).split()
-)
-"""Names of operator packets without their namespace."""
+LIBRARY: dict[str, frozenset[str]] = {
+    "linear algebra": frozenset(_LINEAR_ALGEBRA.split()),
+    "Fourier transforms and complex numbers": frozenset(_FOURIER.split()),
+    "products and convolutions": frozenset(_CONTRACTIONS.split()),
+    "attention": frozenset(_ATTENTION.split()),
+    "resampling": frozenset(_RESAMPLING.split()),
+    "long rows, and results of a size that depends on values": frozenset(_ORDERING.split()),
+    "embedding bags": frozenset(_EMBEDDING_BAGS.split()),
+    "random numbers of the library": frozenset(_RANDOM.split()),
+    "series and loops whose length depends on the element": frozenset(_SPECIAL.split()),
+    "distances": frozenset(_DISTANCES.split()),
+    "sparse tensors": frozenset(_SPARSE.split()),
+    "quantisation": frozenset(_QUANTISATION.split()),
+    "fused optimisers": frozenset(_OPTIMISERS.split()),
+    "assertions and numbers": frozenset(_ASSERTIONS.split()),
+    "storage": frozenset(_STORAGE.split()),
+}
+"""What they have in common -> names of operator packets without their namespace."""
+
+_ELSEWHERE = (
+    "_nested", "_sparse", "sparse_", "_to_sparse", "to_sparse", "_mkldnn", "mkldnn", "to_mkldnn", "_cudnn", "cudnn",
+    "miopen", "_mps", "mps_", "_lstm_mps", "lstm_mps", "quantized_", "q_", "quantize_", "_cslt", "_triton",
+    "_nnpack", "_fake_quantize", "crow_", "col_", "ccol_", "row_", "_weight_int", "batch_norm_stats",
+    "batch_norm_gather", "batch_norm_elemt", "batch_norm_update", "batch_norm_backward_",
+)  # fmt: skip
+"""How operators begin that other layouts, devices and number formats have for themselves."""
+
+_REASONS: dict[str, str] = {name: reason for reason, names in LIBRARY.items() for name in names}
+
+
+def library_reason(name: str) -> str | None:
+    """Why an operator (a packet without its namespace) is a library call by choice; None when it should have a rule."""
+    found = _REASONS.get(name)
+    if found is None and name.startswith(_ELSEWHERE):
+        return "of other layouts, devices and number formats"
+    return found

@@ -61,8 +61,14 @@ BOOL_FORMS = {"maximum": "or", "minimum": "and", "fmax": "or", "fmin": "and"}
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
+CPU_ONLY = frozenset(("digamma", "i0e", "i1e", "log_ndtr"))
+"""Functions of the table that device libraries lack: calls of the library on other devices than the CPU."""
+
+
 def _unary(name: str, kind: Kind) -> Callable[..., SSAValue]:
     def apply(b: Importer, x: SSAValue) -> SSAValue:
+        if name in CPU_ONLY and b.device != "cpu":
+            return NotImplemented
         (x,), dtype = promote(b, (x,), kind)
         if name == "reciprocal" and dtype not in FLOATS:
             return NotImplemented
@@ -365,10 +371,7 @@ def _nan_to_num(b: Importer, x: SSAValue, nan: Any = None, posinf: Any = None, n
 
 @rule(aten.polygamma)
 def _polygamma(b: Importer, n: int, x: SSAValue) -> SSAValue:
-    if n:
-        return NotImplemented
-    (x,), _ = promote(b, (x,), Kind.INT_TO_FLOAT)
-    return b.op("digamma", x)
+    return NotImplemented if n else _unary("digamma", Kind.INT_TO_FLOAT)(b, x)
 
 
 @rule(aten.ldexp)
