@@ -20,7 +20,9 @@ from .pipeline_text import Element, Option, Value, build_pass, parse_text
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": ("nd-canonicalize", "nd-attention", "nd-sink-cat"),
-        "loop": ("loop-batch", "nd-to-loop", "contract-expand", "loop-fuse", "loop-fuse-rows", "contract-bias", "loop-layout"),
+        "loop": (
+            "loop-batch", "nd-to-loop", "contract-expand", "loop-fuse", "loop-fuse-rows", "contract-bias", "loop-layout", "loop-order",
+        ),
         "mem": ("loop-to-mem", "mem-plan", "loop-schedule", "contract-select"),
         "cpu": ("mem-to-cpu",),
         "host": ("to-host",),
@@ -32,7 +34,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "tt": ("mem-to-tt",),
         "host": ("to-host",),
     },
-}
+}  # fmt: skip
 """Target -> stage -> the passes of the stage, as pipeline text.  A stage begins with the lowering to its level."""
 
 NAMED_PIPELINES: dict[str, str] = {f"stepwell-{target}": target for target in TARGETS}

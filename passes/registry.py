@@ -41,6 +41,7 @@ OURS: dict[str, str] = {
     "loop-split-reduction": "passes.loop.loop_split_reduction:LoopSplitReduction",
     "loop-fuse-rows": "passes.loop.loop_fuse_rows:LoopFuseRows",
     "loop-layout": "passes.loop.loop_layout:LoopLayout",
+    "loop-order": "passes.loop.loop_order:LoopOrder",
     "loop-schedule": "passes.loop.loop_schedule:LoopSchedule",
     "mem-plan": "passes.mem.mem_plan:MemPlan",
 }

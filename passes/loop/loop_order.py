@@ -1,0 +1,356 @@
+"""loop-order: nests, contractions and calls in an order in which less memory is alive at the peak.
+
+Any order that keeps the dependences computes the same; the graph's own is eager's. Where most memory is alive, a step that frees more
+than it makes comes before it, or one that makes more than it frees comes behind it: the gradient of a weight before that of the
+activation, since the saved activation goes with it. List scheduling by bytes would begin anew and lose what neighbours share in the
+cache; moves from the given order leave it where it does no harm. XLA's memory scheduler chooses among whole
+schedules instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation, SSAValue
+
+from ...dialects import loop, nd
+from ...dialects.expr import product
+from ...dialects.nd_base import prop
+from ...dialects.nd_types import TensorType, element_bytes
+from ..manager import Pass
+from ..mem.peak import DONATED, value_of
+from .loop_fuse import symbol_hints
+
+LEAST_GAIN = 1000
+"""The peak has to fall by one part in so many, else the order stays."""
+MOST_MOVES, WINDOW = 48, 48
+"""Limits on the time: moves of a function, and how far from the peak steps are looked at."""
+NEAR = 0.9
+"""Bytes above this part of the first peak count when two orders with the same peak are compared."""
+
+
+@dataclass(eq=False)
+class Tensor:
+    """Memory: a tensor with its views and what is built on it."""
+
+    bytes: int
+    kept: bool = False
+    """Alive to the end: a result, or the new value of an argument."""
+    first: int = -1
+    """The step that makes it, -1 for donated arguments."""
+    users: set[int] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Step:
+    """What is moved as one: an operation on tensors."""
+
+    op: Operation
+    makes: list[Tensor] = field(default_factory=list)
+    uses: list[Tensor] = field(default_factory=list)
+    before: set[int] = field(default_factory=set)
+    """Steps that have to come first."""
+    fixed: bool = False
+    """It stays where it is, and nothing goes past it."""
+
+
+@dataclass(frozen=True)
+class LoopOrder(Pass):
+    """Puts nests, contractions and calls into an order with a lower peak of memory."""
+
+    name = "loop-order"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        hints = symbol_hints(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
+            graph = Graph(func, hints)
+            order, before, after = lower_peak(graph)
+            if before - after < max(before // LEAST_GAIN, 1):
+                continue
+            moved = [k for k, (a, b) in enumerate(zip(order, sorted(order), strict=True)) if a != b]
+            write(func, graph, order)
+            self.statistic("num-moved", len(moved))
+            self.statistic("bytes-saved", before - after)
+            self.remark(func, f"other order of {len(order)} steps: {after} bytes at the peak, not {before}", "applied")
+
+
+class Graph:
+    """The steps of a function, what they make and need, and which have to come before which."""
+
+    def __init__(self, func: FuncOp, hints: Mapping[str, int]):
+        self.hints = hints
+        self.steps: list[Step] = []
+        self.position: dict[Operation, int] = {}
+        self.tensors: list[Tensor] = []
+        self.memory: dict[SSAValue, Tensor | None] = {}
+        """For every tensor; None for arguments that the caller keeps."""
+        self.needs = _needs(func)
+        self._readers: dict[SSAValue, set[int]] = {}
+        """Steps that read a value, or a view of it."""
+        self._base: dict[SSAValue, SSAValue] = {}
+        self._arguments(func)
+        updates: list[nd.UpdateOp] = []
+        for op in func.body.block.ops:
+            if isinstance(op, nd.UpdateOp):
+                updates.append(op)
+            elif isinstance(op, nd.IndexViewOp):
+                self.memory[op.result] = self.memory[op.input]
+                self._base[op.result] = self._base.get(op.input, op.input)
+            elif isinstance(op, ReturnOp):
+                self._keep(op.operands)
+            elif not isinstance(op, loop.EmptyOp):
+                self._step(op)
+        self._keep([u.value for u in updates])
+        for update in updates:
+            self._write_after_reads(update)
+
+    def _arguments(self, func: FuncOp) -> None:
+        attrs = func.arg_attrs.data if func.arg_attrs is not None else ()
+        bases: dict[object, Tensor] = {}
+        for k, argument in enumerate(func.body.block.args):
+            if not isinstance(argument.type, TensorType):
+                continue
+            attr = attrs[k].data if k < len(attrs) and isinstance(attrs[k], DictionaryAttr) else {}
+            self.memory[argument] = None
+            if DONATED in attr:
+                made = bases.get(attr.get("nd.base")) or self._tensor(argument, -1)
+                self.memory[argument] = made
+                if "nd.base" in attr:
+                    bases[attr["nd.base"]] = made
+
+    def _tensor(self, value: SSAValue, first: int) -> Tensor:
+        t = value.type
+        assert isinstance(t, TensorType)
+        made = Tensor(value_of(product(t.dims), self.hints) * element_bytes(t.element_type), first=first)
+        self.tensors.append(made)
+        return made
+
+    def _keep(self, values: Iterable[SSAValue]) -> None:
+        for value in values:
+            found = self.memory.get(value)
+            if found is not None:
+                found.kept = True
+
+    def _step(self, op: Operation) -> None:
+        at = len(self.steps)
+        step = Step(op, fixed=_stays(op))
+        self.steps.append(step)
+        self.position[op] = at
+        for value in self.needs.get(op, ()):
+            base = self._base.get(value, value)
+            if isinstance(base.owner, Operation) and base.owner in self.position:
+                step.before.add(self.position[base.owner])
+            self._readers.setdefault(base, set()).add(at)
+            found = self.memory.get(value)
+            if found is not None and at not in found.users:
+                found.users.add(at)
+                step.uses.append(found)
+        for result, built_on in _results(op):
+            base = None if built_on is None else self._base.get(built_on, built_on)
+            if base is None or base not in self.memory:
+                made = self.memory[result] = self._tensor(result, at)
+                step.makes.append(made)
+                continue
+            # stored in place only when nobody reads the old value afterwards
+            step.before.update(self._readers.get(base, set()) - {at})
+            self.memory[result] = self.memory[base]
+
+    def _write_after_reads(self, update: nd.UpdateOp) -> None:
+        """The nests that build up an argument's new value may store in place after what reads the old one: that stays before them."""
+        value: SSAValue | None = update.value
+        readers = self._readers.get(update.target, set())
+        while value is not None:
+            value = self._base.get(value, value)
+            at = self.position.get(value.owner) if isinstance(value.owner, Operation) else None
+            if at is None:
+                return
+            self.steps[at].before.update(r for r in readers if r < at)
+            value = next((base for result, base in _results(self.steps[at].op) if result is value), None)
+
+
+def _stays(op: Operation) -> bool:
+    """Whether a step has effects, or defines numbers that later types speak of."""
+    if isinstance(op, nd.ExternOp):
+        return any(key in op.properties for key in ("effect", "binds")) or not all(isinstance(r.type, TensorType) for r in op.results)
+    return not isinstance(op, (loop.NestOp, loop.ContractOp, loop.BatchOp))
+
+
+def _needs(func: FuncOp) -> dict[Operation, list[SSAValue]]:
+    """For every operation of the function's block the values of that block that it, or something inside of it, uses; each once."""
+    block = func.body.block
+    found: dict[Operation, dict[SSAValue, None]] = {}
+    for value in (*block.args, *(r for op in block.ops for r in op.results)):
+        for use in value.uses:
+            user = use.operation
+            while user.parent is not block:
+                outer = user.parent_op()
+                assert outer is not None
+                user = outer
+            found.setdefault(user, {})[value] = None
+    return {user: list(values) for user, values in found.items()}
+
+
+def _results(op: Operation) -> Iterator[tuple[SSAValue, SSAValue | None]]:
+    """The tensors that a step makes, each with the one in whose memory it may be."""
+    built: dict[SSAValue, SSAValue] = {}
+    if isinstance(op, (loop.NestOp, loop.ContractOp)):
+        built = dict(zip(op.results, op.outs, strict=True))
+    elif isinstance(op, nd.ExternOp):
+        mutates, aliases = prop(op, "mutates") or (), prop(op, "aliases") or ()
+        built = {r: op.operands[k] for r, k in zip(op.results, aliases, strict=False) if k >= 0}
+        written = op.results[len(op.results) - len(mutates) :]
+        built |= {r: op.operands[k] for r, k in zip(written, mutates, strict=True)}
+    for result in op.results:
+        if isinstance(result.type, TensorType):
+            base = built.get(result)
+            yield result, None if base is None or isinstance(base.owner, loop.EmptyOp) else base
+
+
+# ---- what is alive, and moves
+
+
+class Profile:
+    """An order of the steps and the bytes alive at each place in it."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.order = list(range(len(graph.steps)))
+        self.place = list(self.order)
+        self.alive: list[int] = []
+        self.measure()
+
+    def measure(self) -> None:
+        """Count anew."""
+        place, steps = self.place, self.graph.steps
+        count = len(steps)
+        change = [0] * (count + 1)
+        for tensor in self.graph.tensors:
+            start = place[tensor.first] if tensor.first >= 0 else 0
+            change[start] += tensor.bytes
+            if not tensor.kept:
+                change[max((place[u] for u in tensor.users), default=start) + 1] -= tensor.bytes
+        now = 0
+        alive = self.alive = []
+        for at, k in enumerate(self.order):
+            now += change[at]
+            alive.append(now - self._in_place(steps[k], at))
+
+    def _in_place(self, step: Step, at: int) -> int:
+        """Bytes that a nest's results have in common with what dies in it."""
+        if not isinstance(step.op, loop.NestOp) or not step.makes:
+            return 0
+        dying = sorted(t.bytes for t in step.uses if not t.kept and self._last(t) == at and t not in step.makes)
+        shared = 0
+        for tensor in step.makes:
+            if tensor.bytes in dying:
+                dying.remove(tensor.bytes)
+                shared += tensor.bytes
+        return shared
+
+    def _last(self, tensor: Tensor) -> int:
+        return max((self.place[u] for u in tensor.users), default=-1)
+
+    def move(self, source: int, target: int) -> None:
+        """The step at place `source` comes to stand at place `target`."""
+        order = self.order
+        order.insert(target, order.pop(source))
+        for at in range(min(source, target), max(source, target) + 1):
+            self.place[order[at]] = at
+        self.measure()
+
+    def moves(self, peak: int) -> list[tuple[int, int, int]]:
+        """Legal moves past the place `peak` that promise less memory there: bytes, from, to; the best first."""
+        found = [*self._earlier(peak), *self._later(peak)]
+        return sorted(found, key=lambda m: (-m[0], abs(m[1] - m[2]), m[1]))
+
+    def _earlier(self, peak: int) -> Iterator[tuple[int, int, int]]:
+        steps, place = self.graph.steps, self.place
+        for at in range(peak + 1, min(peak + WINDOW, len(self.order))):
+            step = steps[self.order[at]]
+            if step.fixed:
+                return
+            if all(place[b] < peak for b in step.before):
+                freed = sum(t.bytes for t in step.uses if not t.kept and all(place[u] < peak or u == self.order[at] for u in t.users))
+                gain = freed - sum(t.bytes for t in step.makes)
+                if gain > 0:
+                    yield gain, at, peak
+
+    def _later(self, peak: int) -> Iterator[tuple[int, int, int]]:
+        steps, place, order = self.graph.steps, self.place, self.order
+        needed = {b: at for at in range(min(peak + WINDOW, len(order)) - 1, peak, -1) for b in steps[order[at]].before}
+        barrier = next((at for at in range(peak, len(order)) if steps[order[at]].fixed), len(order))
+        for at in range(peak - 1, max(peak - WINDOW, -1), -1):
+            k = order[at]
+            step = steps[k]
+            if step.fixed:
+                return
+            if any(k in steps[order[j]].before for j in range(at + 1, peak + 1)):
+                continue
+            until = min(needed.get(k, peak + WINDOW), barrier, len(order)) - 1
+            longer = sum(t.bytes for t in step.uses if not t.kept and all(place[u] <= peak for u in t.users))
+            gain = sum(t.bytes for t in step.makes) - longer
+            if gain > 0 and until > peak - 1:
+                yield gain, at, until
+
+
+def lower_peak(graph: Graph) -> tuple[list[int], int, int]:
+    """An order of the steps with a lower peak, the peak before and with it."""
+    now = Profile(graph)
+    if not now.alive:
+        return now.order, 0, 0
+    first = max(now.alive)
+    floor = int(first * NEAR)
+
+    def weight() -> tuple[int, int]:
+        return max(now.alive), sum(a - floor for a in now.alive if a > floor)
+
+    best = weight()
+    tries = MOST_MOVES
+    refused: set[tuple[int, int]] = set()
+    while tries > 0:
+        peak = max(range(len(now.alive)), key=lambda at: now.alive[at])
+        for _, source, target in now.moves(peak):
+            if tries == 0 or (now.order[source], now.order[peak]) in refused:
+                continue
+            tries -= 1
+            step = now.order[source], now.order[peak]
+            now.move(source, target)
+            found = weight()
+            if found < best:
+                best = found
+                break
+            refused.add(step)
+            now.move(target, source)
+        else:
+            break
+    return now.order, first, best[0]
+
+
+def write(func: FuncOp, graph: Graph, order: list[int]) -> None:
+    """Put the operations of `func` into the order of the steps; views and empty tensors go before what needs them first."""
+    block = func.body.block
+    rest = [op for op in block.ops if op not in graph.position]
+    waiting = set(rest)
+    placed: list[Operation] = []
+
+    def put(op: Operation) -> None:
+        for value in graph.needs.get(op, ()):
+            owner = value.owner
+            if isinstance(owner, Operation) and owner in waiting:
+                waiting.discard(owner)
+                put(owner)
+        placed.append(op)
+
+    for k in order:
+        put(graph.steps[k].op)
+    for op in rest:
+        if op in waiting:
+            waiting.discard(op)
+            put(op)
+    for op in placed:
+        op.detach()
+    block.add_ops(placed)
