@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from xdsl.dialects.builtin import StringAttr, SymbolNameConstraint, UnitAttr
-from xdsl.irdl import IRDLOperation, ParsePropInAttrDict, irdl_op_definition, opt_prop_def, prop_def, traits_def
+from xdsl.irdl import ParsePropInAttrDict, irdl_op_definition, opt_prop_def, prop_def, traits_def
 from xdsl.traits import SymbolOpInterface
+
+from .create import QuickOp
 
 DTYPES = ("f32", "bf16", "f16", "f64")
 
 
 @irdl_op_definition
-class GemmOp(IRDLOperation):
+class GemmOp(QuickOp):
     """Declares the function `@name` that multiplies matrices of one kind, for all sizes; `cpu.call` runs it.
 
         cpu.gemm @gemm_f32_nt {dtype = "f32", out = "f32", trans_b}

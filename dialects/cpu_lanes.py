@@ -14,7 +14,6 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
-    IRDLOperation,
     ParsePropInAttrDict,
     irdl_op_definition,
     operand_def,
@@ -37,6 +36,7 @@ from .cpu_types import (
     lanes_of,
     vec,
 )
+from .create import QuickOp
 
 
 @cache
@@ -45,7 +45,7 @@ def _index_property(value: int) -> dict[str, Attribute]:
 
 
 @irdl_op_definition
-class ShuffleOp(IRDLOperation):
+class ShuffleOp(QuickOp):
     """Lanes chosen by constant indices from one vector or from two laid end to end; -1 is any value.
 
     %v = cpu.shuffle %a, %b [0, 16, 1, 17] : vector<16xf32>
@@ -104,7 +104,7 @@ class ShuffleOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ExtractOp(IRDLOperation):
+class ExtractOp(QuickOp):
     """One lane as a scalar; the lane is a constant.
 
     %s = cpu.extract %v[3] : vector<16xf32>
@@ -150,7 +150,7 @@ class ExtractOp(IRDLOperation):
 
 
 @irdl_op_definition
-class InsertOp(IRDLOperation):
+class InsertOp(QuickOp):
     """The vector with one lane replaced; the lane is a constant.
 
     %w = cpu.insert %s, %v[3] : vector<16xf32>
@@ -204,7 +204,7 @@ def _check_lane(lane: int, type: Attribute) -> None:
 
 
 @irdl_op_definition
-class SliceOp(IRDLOperation):
+class SliceOp(QuickOp):
     """Consecutive lanes of a vector, from a constant lane on.
 
     %v = cpu.slice %w {start = 16 : i64} : vector<64xf32> to vector<16xf32>
@@ -233,7 +233,7 @@ class SliceOp(IRDLOperation):
             raise VerifyException(f"lanes {start} to {start + count - 1} are out of range: there are {lanes} lanes")
 
 
-class _VectorsOp(IRDLOperation):
+class _VectorsOp(QuickOp):
     """Base of the ops on a power of two of vectors of one type: `cpu.x %a, %b : type`."""
 
     @classmethod

@@ -39,6 +39,7 @@ from .cpu_types import (
     ptr,
     vec,
 )
+from .create import QuickOp
 
 _SEGMENTS: dict[tuple[int, ...], dict[str, Attribute]] = {}
 UNIT = UnitAttr()
@@ -97,7 +98,7 @@ def _split_flags(
     return {k: v for k, v in attributes.items() if k in names}, {k: v for k, v in attributes.items() if k not in names}
 
 
-class _MemoryOp(IRDLOperation):
+class _MemoryOp(QuickOp):
     """Shared checks of the operations that touch memory."""
 
     def check_access(self, value: Attribute, mask: SSAValue | None, alignment: IntegerAttr[Any] | None) -> None:
@@ -432,7 +433,7 @@ def _check_offsets(offsets: Attribute, value: Attribute) -> None:
 
 
 @irdl_op_definition
-class LocalOp(IRDLOperation):
+class LocalOp(QuickOp):
     """Scratch memory on the stack of the thread that runs it, uninitialised; it lives as long as the kernel (or the
     chunk of the `cpu.parallel`) around it, and inside a loop every iteration gets the same memory.
 
@@ -461,7 +462,7 @@ class LocalOp(IRDLOperation):
 
 
 @irdl_op_definition
-class PtrAddOp(IRDLOperation):
+class PtrAddOp(QuickOp):
     """The address `offset` elements of the given type after `base`.
 
     %q = cpu.ptr_add %p[%off] : f32
@@ -504,7 +505,7 @@ class PtrAddOp(IRDLOperation):
 
 
 @irdl_op_definition
-class CopyOp(IRDLOperation):
+class CopyOp(QuickOp):
     """Copy bytes between places that do not overlap.
 
     cpu.copy %dst, %src, %bytes : i64
@@ -527,7 +528,7 @@ class CopyOp(IRDLOperation):
 
 
 @irdl_op_definition
-class PrefetchOp(IRDLOperation):
+class PrefetchOp(QuickOp):
     """Ask for the cache line that holds an element; any address is allowed.
 
     cpu.prefetch %p[%off] {locality = 3 : i64} : f32

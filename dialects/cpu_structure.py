@@ -16,7 +16,6 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.irdl import (
-    IRDLOperation,
     irdl_op_definition,
     operand_def,
     opt_prop_def,
@@ -42,10 +41,11 @@ from xdsl.traits import (
 from xdsl.utils.exceptions import VerifyException
 
 from .cpu_types import check_index, check_same, check_value, check_vector, element_of, vec
+from .create import QuickOp
 
 
 @irdl_op_definition
-class KernelOp(IRDLOperation):
+class KernelOp(QuickOp):
     """A function without results over pointers and scalars: what the host program launches. Attributes are free-form.
     With `sym_visibility = "private"` it can only be called from the same module.
 
@@ -119,7 +119,7 @@ class KernelOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ReturnOp(IRDLOperation):
+class ReturnOp(QuickOp):
     """Ends a kernel: `cpu.return`."""
 
     name = "cpu.return"
@@ -133,7 +133,7 @@ class ReturnOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ParallelOp(IRDLOperation):
+class ParallelOp(QuickOp):
     """Run the body over [0, n) in contiguous chunks on the threads that torch uses (as many as torch.set_num_threads
     says). The body gets the bounds of its chunk, and, when it asks for it, the number of the chunk (below
     `cpu.num_threads`). Chunks hold at least `grain` units, so with n < 2 * grain, with one thread, or inside another
@@ -210,7 +210,7 @@ class ParallelOp(IRDLOperation):
 
 
 @irdl_op_definition
-class YieldOp(IRDLOperation):
+class YieldOp(QuickOp):
     """Ends the body of `cpu.parallel`: `cpu.yield` (may be left out in text)."""
 
     name = "cpu.yield"
@@ -224,7 +224,7 @@ class YieldOp(IRDLOperation):
 
 
 @irdl_op_definition
-class NumThreadsOp(IRDLOperation):
+class NumThreadsOp(QuickOp):
     """The most chunks that a `cpu.parallel` begun here can be cut into: for the size of per-thread partial results.
 
     %t = cpu.num_threads : i64
@@ -245,7 +245,7 @@ class NumThreadsOp(IRDLOperation):
 
 
 @irdl_op_definition
-class CallOp(IRDLOperation):
+class CallOp(QuickOp):
     """Call a kernel of the module, or an external C function when the module has none of that name.
 
     cpu.call @gemm(%a, %b, %n) : (!cpu.ptr, !cpu.ptr, i64) -> ()
@@ -276,7 +276,7 @@ class CallOp(IRDLOperation):
 
 
 @irdl_op_definition
-class AssertOp(IRDLOperation):
+class AssertOp(QuickOp):
     """Note an error when the condition (or any lane of it) is off, and go on: the first message of a run is kept in
     the module's error slot, which the host program reads after the launches. What follows must be safe all the same
     (clamp the index).
@@ -301,7 +301,7 @@ class AssertOp(IRDLOperation):
 
 
 @irdl_op_definition
-class PhiloxOp(IRDLOperation):
+class PhiloxOp(QuickOp):
     """Philox4x32-10 random bits (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): one block of
     four 32-bit words for each 64-bit counter. `seed` is the key; a lane's counter is (low word of `offset`, high
     word, low word of `subsequence`, high word).

@@ -20,7 +20,6 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
-    IRDLOperation,
     irdl_op_definition,
     operand_def,
     opt_operand_def,
@@ -45,6 +44,7 @@ from .cpu_types import (
     mask_of,
     vec,
 )
+from .create import QuickOp
 
 CMPI_PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
 CMPF_PREDICATES = (
@@ -110,7 +110,7 @@ _KIND_PROPERTIES: dict[str, dict[str, Attribute]] = {kind: {"kind": attr} for ki
 
 
 @irdl_op_definition
-class IotaOp(IRDLOperation):
+class IotaOp(QuickOp):
     """`start + lane`, or `lane` alone. The element type is an integer.
 
     %i = cpu.iota %start : vector<16xi64>
@@ -154,7 +154,7 @@ class IotaOp(IRDLOperation):
 
 
 @irdl_op_definition
-class SplatOp(IRDLOperation):
+class SplatOp(QuickOp):
     """A vector with the same scalar in every lane.
 
     %v = cpu.splat %s : vector<16xf32>
@@ -193,7 +193,7 @@ class SplatOp(IRDLOperation):
 
 
 @irdl_op_definition
-class LanesOp(IRDLOperation):
+class LanesOp(QuickOp):
     """The mask whose lane `i` is on where `i < n` (signed): none for n <= 0.
 
     %m = cpu.lanes %n : i64 to vector<16xi1>
@@ -216,7 +216,7 @@ class LanesOp(IRDLOperation):
         check_same(element_of(self.res.type), i1, "the lanes")
 
 
-class _KindOp(IRDLOperation):
+class _KindOp(QuickOp):
     """An operation named by a keyword: `cpu.x kind %a, %b : type of the operands`. Subclasses say what the result
     is."""
 
@@ -384,7 +384,7 @@ class MathOp(_KindOp):
 
 
 @irdl_op_definition
-class SelectOp(IRDLOperation):
+class SelectOp(QuickOp):
     """`lhs` where the condition is on, else `rhs`; the condition is an i1 or a vector of them.
 
     %v = cpu.select %m, %a, %b : vector<16xf32>
@@ -441,7 +441,7 @@ class SelectOp(IRDLOperation):
 
 
 @irdl_op_definition
-class CastOp(IRDLOperation):
+class CastOp(QuickOp):
     """Change the element type: the casts of `arith`, on scalars and vectors. `fptosi` and `fptoui` never are
     undefined: a NaN or a value out of range gives what torch gives on this CPU. `truncf` rounds to nearest even and
     keeps denormals; `extf` is exact.

@@ -35,7 +35,6 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Block, Dialect, Operation, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
-    IRDLOperation,
     irdl_attr_definition,
     irdl_op_definition,
     operand_def,
@@ -53,6 +52,7 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
 from .call_args import Arg, Call, CallAttr, format_leaf, parse_leaf
+from .create import QuickOp
 from .expr import Expr, as_expr, free_dims, free_syms
 from .expr_syntax import ExprAttr, parse_expr
 from .nd_base import ExprsAttr, IntsAttr
@@ -155,7 +155,7 @@ def _parse_value_type(parser: Parser, name: Any) -> SSAValue:
     return parser.resolve_operand(name, parser.parse_type())
 
 
-class HostOp(IRDLOperation):
+class HostOp(QuickOp):
     """Base of the ops of `host`: which expressions an op names (for the check that every symbol is bound)."""
 
     def exprs(self) -> list[Expr]:

@@ -43,6 +43,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsTerminator, NoTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
+from .create import QuickOp
 from .expr import Expr, IndexMap, as_expr
 from .expr_syntax import ExprAttr, IndexMapAttr, format_expr, parse_expr, parse_expr_with_names
 from .loop_base import LoopLike, element_type, is_shaped, shaped_dims, walk_bodies
@@ -81,7 +82,7 @@ STORE_MODES = ("set", "add", "prod", "max", "min")
 
 
 @irdl_op_definition
-class EmptyOp(IRDLOperation):
+class EmptyOp(QuickOp):
     """A tensor without contents, for a nest to fill: `loop.empty : !nd.tensor<4 x f32>`."""
 
     name = "loop.empty"
@@ -352,7 +353,7 @@ class ScanOp(LoopLike):
 
 
 @irdl_op_definition
-class YieldOp(IRDLOperation):
+class YieldOp(QuickOp):
     """The values of one step of a reduction or scan, or of a prologue."""
 
     name = "loop.yield"
@@ -364,7 +365,7 @@ class YieldOp(IRDLOperation):
 # ---- accesses
 
 
-class AccessOp(IRDLOperation):
+class AccessOp(QuickOp):
     """Base of loads and stores: `map` takes the index operands (its dimensions) to an index of the tensor."""
 
     map = prop_def(IndexMapAttr)
@@ -588,7 +589,7 @@ class StoreOp(AccessOp):
 
 
 @irdl_op_definition
-class IndexOp(IRDLOperation):
+class IndexOp(QuickOp):
     """An index expression as a value: `loop.index %i * 4 + %j : i64` (or `: index`, to index another access)."""
 
     name = "loop.index"
@@ -625,7 +626,7 @@ class IndexOp(IRDLOperation):
 
 
 @irdl_op_definition
-class BoundOp(IRDLOperation):
+class BoundOp(QuickOp):
     """A loaded integer as an index below `size`: `loop.bound %v, s0 "embedding" wrap : i64`. Outside of [0, size) (with wrap: [-size,
     size)) the kernel reports an error that names the operator, and goes on with an index inside."""
 
@@ -664,7 +665,7 @@ class BoundOp(IRDLOperation):
 
 
 @irdl_op_definition
-class MathOp(IRDLOperation):
+class MathOp(QuickOp):
     """A scalar function that `math` lacks, by name: `loop.math "lgamma"(%x) : (f32) -> f32`."""
 
     name = "loop.math"
@@ -676,7 +677,7 @@ class MathOp(IRDLOperation):
 
 
 @irdl_op_definition
-class RandomOp(IRDLOperation):
+class RandomOp(QuickOp):
     """Number `offset` of the Philox4x32-10 stream `seed`: kinds rand (f32 in [0, 1)), randn (f32 normal), randint (32 bits as i64)."""
 
     name = "loop.random"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from xdsl.ir import Attribute, Block, Operation, SSAValue
-from xdsl.irdl import IRDLOperation, prop_def
+from xdsl.irdl import prop_def
 from xdsl.utils.exceptions import VerifyException
 
+from .create import QuickOp
 from .expr import Expr
 from .loop_syntax import INDEX
 from .nd_base import ExprsAttr
@@ -26,7 +27,7 @@ def element_type(t: Attribute) -> Attribute:
     return t.element_type  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class LoopLike(IRDLOperation):
+class LoopLike(QuickOp):
     """Base of the ops that run a body over loops: `sizes` holds one size per loop, the body's first arguments are the loop indices."""
 
     sizes = prop_def(ExprsAttr)

@@ -20,11 +20,12 @@ from typing import TypeVar
 from xdsl.dialects.builtin import FlatSymbolRefAttrConstr, IntAttr, ModuleOp, SymbolRefAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.irdl import IRDLOperation, irdl_op_definition, prop_def, var_operand_def, var_result_def
+from xdsl.irdl import irdl_op_definition, prop_def, var_operand_def, var_result_def
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
+from .create import QuickOp
 from .expr import Expr, Sym, product
 from .expr_syntax import parse_expr
 from .loop_base import element_type, is_shaped, shaped_dims
@@ -44,7 +45,7 @@ def batch_symbols(func: Operation) -> tuple[Sym, ...] | None:
 
 
 @irdl_op_definition
-class BatchOp(IRDLOperation):
+class BatchOp(QuickOp):
     """Runs the function `callee` once for each entry of a list, see the module's docstring. On tensors the results are those of the
     body, entry after entry; on buffers there are none, the body writes to buffers that are passed to it."""
 

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, Self
 
 from xdsl.dialects.builtin import StringAttr, UnitAttr
 from xdsl.ir import Attribute, Data, Operation, SSAValue
-from xdsl.irdl import IRDLOperation, irdl_attr_definition
+from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser, Parser
 from xdsl.printer import Printer
 
+from .create import QuickOp
 from .expr import Expr, as_expr
 from .expr_syntax import ExprAttr, parse_expr
 
@@ -103,7 +104,7 @@ _PARSE_VALUE: dict[str, Callable[[Parser], Attribute]] = {
 }
 
 
-class NdOp(IRDLOperation):
+class NdOp(QuickOp):
     """Base of the ops of `nd`: the shared assembly format.
 
     `SYNTAX` says how each property is written: "ints", "exprs", "expr", "str", "attr", or "unit" for a bare name."""

@@ -18,10 +18,11 @@ from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
+from .create import QuickOp
 from .tt_types import bits_of, check_float, check_int, check_same, check_shape, like
 
 
-class _TensorOp(IRDLOperation):
+class _TensorOp(QuickOp):
     """An operation on tensors that stands beside one of xDSL on scalars."""
 
     SCALAR: ClassVar[type[IRDLOperation]]

@@ -11,10 +11,11 @@ from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 
+from .create import QuickOp
 from .tt_types import check_sizes
 
 
-class TTOp(IRDLOperation):
+class TTOp(QuickOp):
     """An operation on tensors whose sizes Triton limits; `check` verifies what is its own."""
 
     def verify_(self) -> None:

@@ -19,7 +19,6 @@ from xdsl.dialects.builtin import (
 from xdsl.dialects.utils import parse_func_op_like, print_func_op_like
 from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import (
-    IRDLOperation,
     irdl_op_definition,
     operand_def,
     opt_prop_def,
@@ -43,6 +42,7 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
+from .create import QuickOp
 from .tt_base import TTOp, attributes, function_type, integers, print_attributes, print_functional, print_types, resolve
 from .tt_types import AXIS, check_int, check_same, shape_of
 
@@ -99,7 +99,7 @@ class GetNumProgramsOp(_GridOp):
 
 
 @irdl_op_definition
-class FuncOp(IRDLOperation):
+class FuncOp(QuickOp):
     """A function; the public one is the kernel. `tt.divisibility` of an argument says what divides it (or its address).
 
     tt.func public @k(%x: !tt.ptr<f32> {tt.divisibility = 16 : i32}, %n: i32) attributes {noinline = false} {
@@ -191,7 +191,7 @@ def _types(types: Sequence[Attribute]) -> str:
 
 
 @irdl_op_definition
-class CallOp(IRDLOperation):
+class CallOp(QuickOp):
     """A call of a function of the module: `%r = tt.call @f(%a) : (f32) -> f32`."""
 
     name = "tt.call"
@@ -230,7 +230,7 @@ class CallOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ReturnOp(IRDLOperation):
+class ReturnOp(QuickOp):
     """The end of a function: `tt.return %r : f32`."""
 
     name = "tt.return"

@@ -18,6 +18,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import cpu
 from ...dialects.cpu_types import vec
+from ...dialects.create import create
 
 _NO_PROPERTIES: dict[str, Attribute] = {}
 _INTS: dict[tuple[int, Attribute], dict[str, Attribute]] = {}
@@ -86,7 +87,7 @@ class Builder:
         found = level.memo.get(memo_key)
         if found is not None:
             return found
-        op = cls.create(operands=operands, result_types=(result,), properties=properties)
+        op = create(cls, operands, (result,), properties)
         level.block.add_op(op)
         value = op.results[0]
         known[value] = depth

@@ -10,6 +10,7 @@ from xdsl.ir import Attribute, SSAValue
 from ...dialects import cpu, loop
 from ...dialects.cpu_memory import _segments
 from ...dialects.cpu_types import lanes_of, ptr, vec
+from ...dialects.create import create
 from ...dialects.expr import ZERO, Add, Expr, free_dims
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type
 from .builder import float_attr, int_property
@@ -61,7 +62,7 @@ def read(
     cls = cpu.GatherOp if gather else cpu.LoadOp
     properties = _segments(1, 1, mask is not None, False)
     if buffer in s.written:
-        op = cls.create(operands=operands, result_types=(result,), properties=properties)
+        op = create(cls, operands, (result,), properties)
         return b.place(op).results[0]
     floor, b.floor = b.floor, b.load_floor()
     value = b.pure(cls, operands, result, properties)

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from functools import cache
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, LocationAttr, StringAttr, UnitAttr, i1, i64
+from xdsl.dialects.builtin import UNKNOWN_LOC, FloatAttr, IntegerAttr, IntegerType, LocationAttr, StringAttr, UnitAttr, i1, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import loop
+from ...dialects.create import create
 from ...dialects.expr import Expr, IndexMap, as_expr, dim, dims_subs, free_dims
 from ...dialects.expr_ranges import Range, RangeEnv, prove_ge0, prove_lt, simplify
 from ...dialects.expr_syntax import ExprAttr, IndexMapAttr
@@ -86,9 +87,7 @@ class Body:
         if found is not None:
             return found
         level = max((self._level.get(o, 0) for o in operands), default=0)
-        op = cls.create(operands=operands, result_types=(result,), properties=properties)
-        if self.location is not None:
-            op.location = self.location
+        op = create(cls, operands, (result,), properties, (), self.location or UNKNOWN_LOC)
         self.blocks[level].add_op(op)
         value = op.results[0]
         self._level[value] = level
