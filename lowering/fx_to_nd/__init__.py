@@ -107,7 +107,7 @@ def import_graph(
     load_rules()
     _ensure_metadata(gm, example_inputs)
     block = Block()
-    b = Importer(gm, block, fallback_random, compile_body)
+    b = Importer(gm, block, fallback_random, compile_body, numerics == "eager")
     nodes = list(gm.graph.nodes)
     inputs, attributes, places = _arguments(b, nodes, frozenset(static_inputs), (border or Border()).donated)
     output = nodes[-1]

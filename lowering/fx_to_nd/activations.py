@@ -162,6 +162,15 @@ def _softplus(b: Importer, x: SSAValue, beta: Any = 1, threshold: Any = 20) -> S
     return b.select(b.cmp("gt", scaled, threshold), x, b.div(b.op("log1p", b.op("exp", scaled)), beta))
 
 
+@rule(aten.logit)
+def _logit(b: Importer, x: SSAValue, eps: float | None = None) -> SSAValue:
+    if not b.eager_numerics:  # torch's own kernel rounds every step
+        x = b.widen(x)
+    if eps is not None:
+        x = b.op("minimum", b.op("maximum", x, eps), 1.0 - eps)
+    return b.op("log", b.div(x, b.sub(b.full(1.0, b.dtype(x)), x)))
+
+
 @rule(aten.mish)
 def _mish(b: Importer, x: SSAValue) -> SSAValue:
     x = b.widen(x)

@@ -61,7 +61,12 @@ class Importer(Builder):
     node."""
 
     def __init__(
-        self, gm: GraphModule, block: Block, fallback_random: bool = False, compile_body: Callable[[GraphModule], Program] | None = None
+        self,
+        gm: GraphModule,
+        block: Block,
+        fallback_random: bool = False,
+        compile_body: Callable[[GraphModule], Program] | None = None,
+        eager_numerics: bool = False,
     ):
         self.torch_device, self.mixed_devices = devices.graph_device(list(gm.graph.nodes))
         super().__init__(block, devices.device_text(self.torch_device))
@@ -70,6 +75,7 @@ class Importer(Builder):
         self.gm = gm
         self.compile_body = compile_body
         self.bodies: dict[GraphModule, Body] = {}
+        self.eager_numerics = eager_numerics
         self.env: dict[Node, Any] = {}
         self.node: Node = next(iter(gm.graph.nodes))
         self.val: Any = None

@@ -12,8 +12,9 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from xdsl.dialects.builtin import f32, f64, i1, i32, i64
 from xdsl.ir import SSAValue
 
-from ...dialects.nd_types import FLOATS, is_float, ui8
+from ...dialects.nd_types import FLOATS, LOW_PRECISION, is_float, ui8
 from .importer import Importer
+from .metadata import TORCH_DTYPES
 from .promotion import common_dtype, promote
 from .registry import packet, rule
 
@@ -191,16 +192,30 @@ def _scaled(b: Importer, y: Any, alpha: Any, dtype: Any) -> Any:
     return b.mul(b.factor(y, dtype), b.factor(alpha, dtype))
 
 
+def _rounded(b: Importer, number: Any, dtype: Any) -> Any:
+    """A number of a sum under eager numerics: torch's kernels of f16 and bf16 round it (those of products and quotients do not)."""
+    if b.eager_numerics and dtype in LOW_PRECISION and isinstance(number, (int, float)):
+        return float(torch.tensor(number, dtype=TORCH_DTYPES[dtype]))
+    return number
+
+
+def _sum(b: Importer, x: Any, y: Any, alpha: Any, sign: int) -> SSAValue:
+    """x + sign * alpha * y."""
+    dtype = common_dtype(b, (x, y))
+    x, y, alpha = (_rounded(b, v, dtype) for v in (x, y, alpha))
+    if b.eager_numerics and dtype in FLOATS and isinstance(y, SSAValue) and isinstance(alpha, (int, float)) and alpha != 1:
+        return b.fma(b.widen(b.scalar(y, dtype)), sign * alpha, b.widen(b.factor(x, dtype)))  # as torch's kernel: rounded once
+    return b.op("add" if sign > 0 else "sub", b.factor(x, dtype), b.factor(_scaled(b, y, alpha, dtype), dtype))
+
+
 @rule(aten.add)
 def _add(b: Importer, x: Any, y: Any, *, alpha: Any = 1) -> SSAValue:
-    dtype = common_dtype(b, (x, y))
-    return b.add(b.factor(x, dtype), b.factor(_scaled(b, y, alpha, dtype), dtype))
+    return _sum(b, x, y, alpha, 1)
 
 
 @rule(aten.sub)
 def _sub(b: Importer, x: Any, y: Any, *, alpha: Any = 1) -> SSAValue:
-    dtype = common_dtype(b, (x, y))
-    return b.sub(b.factor(x, dtype), b.factor(_scaled(b, y, alpha, dtype), dtype))
+    return _sum(b, x, y, alpha, -1)
 
 
 @rule(aten.add.Scalar)
@@ -223,8 +238,8 @@ def _div(b: Importer, x: Any, y: Any, *, rounding_mode: str | None = None) -> SS
     if rounding_mode is None:
         dtype = common_dtype(b, (x, y), Kind.INT_TO_FLOAT)
         return b.div(b.factor(x, dtype), b.factor(y, dtype))
-    (x, y), _ = promote(b, (x, y))
-    return b.op("floor_div" if rounding_mode == "floor" else "trunc_div", x, y)
+    dtype = common_dtype(b, (x, y))
+    return b.op("floor_div" if rounding_mode == "floor" else "trunc_div", b.factor(x, dtype), b.factor(y, dtype))
 
 
 @rule(aten.floor_divide)
@@ -304,19 +319,26 @@ def _masked_fill(b: Importer, x: SSAValue, mask: SSAValue, value: Any) -> SSAVal
     return b.select(b.cast(mask, i1), b.scalar(value, b.dtype(x)), x)
 
 
-# aten's own kernels compute alpha * a first, then the product (or quotient) with b
+# aten's own kernels compute alpha * a first, then the product (or quotient) with b; on floats one fused operation is the last
+
+
+def _multiply_add(b: Importer, a: SSAValue, c: Any, x: SSAValue) -> SSAValue:
+    """a * c + x, rounded once under eager numerics (else the target decides)."""
+    return b.fma(a, c, x) if b.eager_numerics and b.dtype(x) in FLOATS else b.add(b.mul(a, c), x)
 
 
 @rule(aten.addcmul)
 def _addcmul(b: Importer, x: SSAValue, a: SSAValue, c: SSAValue, *, value: Any = 1) -> SSAValue:
-    (x, a, c), dtype = promote(b, (x, a, c))
-    return b.add(x, b.mul(_scaled(b, a, value, dtype), c))
+    (x, a, c), _ = promote(b, (x, a, c))
+    x, a, c = b.widen(x), b.widen(a), b.widen(c)
+    return _multiply_add(b, _scaled(b, a, value, b.dtype(x)), c, x)
 
 
 @rule(aten.addcdiv)
 def _addcdiv(b: Importer, x: SSAValue, a: SSAValue, c: SSAValue, *, value: Any = 1) -> SSAValue:
-    (x, a, c), dtype = promote(b, (x, a, c))
-    return b.add(x, b.div(_scaled(b, a, value, dtype), c))
+    (x, a, c), _ = promote(b, (x, a, c))
+    x, a, c = b.widen(x), b.widen(a), b.widen(c)
+    return b.add(x, b.div(_scaled(b, a, value, b.dtype(x)), c))
 
 
 @rule(aten.lerp)
@@ -327,11 +349,12 @@ def _lerp(b: Importer, start: SSAValue, end: SSAValue, weight: Any) -> SSAValue:
     difference = b.sub(end, start)
     if isinstance(weight, (int, float)):
         if abs(weight) < 0.5:
-            return b.add(start, b.mul(difference, weight))
-        return b.sub(end, b.mul(difference, 1.0 - weight))
+            return _multiply_add(b, difference, weight, start)
+        held = float(torch.tensor(weight, dtype=TORCH_DTYPES[b.dtype(start)]))  # 1 - weight is exact for it
+        return _multiply_add(b, difference, held - 1.0, end)
     weight = b.widen(b.scalar(weight, dtype))
-    near = b.add(start, b.mul(difference, weight))
-    far = b.sub(end, b.mul(difference, b.sub(b.full(1, b.dtype(weight)), weight)))
+    near = _multiply_add(b, difference, weight, start)
+    far = _multiply_add(b, difference, b.sub(weight, 1.0), end)
     return b.select(b.cmp("lt", b.op("abs", weight), 0.5), near, far)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, bf16, f32, i1, i32, i64
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, bf16, f32, f64, i1, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu, loop
@@ -62,8 +62,9 @@ def elementwise(s: State, op: Operation) -> None:
 def divide(s: State, op: Operation) -> None:
     """arith.divf. By a divisor that the innermost loop does not change, or that all lanes share: a product with the
     reciprocal, corrected to the rounding of the quotient (P. Markstein, "Computation of elementary functions on the
-    IBM RISC System/6000 processor", 1990); where the correction is not a number (zero, infinity), the product is
-    right as it is."""
+    IBM RISC System/6000 processor", 1990). Where that gives a zero, whose sign is lost, or no number (zero, infinity), the
+    product is right as it is. A divisor so small or large that its
+    reciprocal is no normal number is first made moderate by a power of two, by which the numerator is multiplied."""
     b = s.b
     x, y = s.get(op.operands[0]), s.get(op.operands[1])
     here = len(b.levels) - 1
@@ -73,15 +74,36 @@ def divide(s: State, op: Operation) -> None:
     if lanes == 0 or not (outside or shared) or _tiny_constant(op.operands[1]):
         elementwise(s, op)
         return
+    x = b.splat(x, lanes)
+    if not isinstance(op.operands[1].owner, arith.ConstantOp):
+        scale = _moderating(s, y)
+        x = b.pure(arith.MulfOp, (x, b.splat(scale, lanes)), x.type, _FAST)
+        y = b.pure(arith.MulfOp, (y, scale), y.type, _FAST)
     one = b.splat(b.constant(float_attr(1.0, cpu.element_of(y.type))), lanes_of(y.type))
     reciprocal = b.splat(b.pure(arith.DivfOp, (one, y), y.type, _FAST), lanes)
     negated = b.splat(b.pure(arith.NegfOp, (y,), y.type, _FAST), lanes)
-    x = b.splat(x, lanes)
     product = b.pure(arith.MulfOp, (x, reciprocal), x.type, _FAST)
     rest = b.pure(mlir_math.FmaOp, (product, negated, x), x.type, _FAST)
     corrected = b.pure(mlir_math.FmaOp, (rest, reciprocal, product), x.type, _FAST)
-    fine = b.pure(cpu.CmpFOp, (rest, rest), like(x.type, i1), {"kind": cpu_kind("ord")}, "ord")
+    zero = b.splat(b.constant(float_attr(0.0, cpu.element_of(y.type))), lanes)
+    fine = b.pure(cpu.CmpFOp, (corrected, zero), like(x.type, i1), {"kind": cpu_kind("one")}, "one")
     s.values[op.results[0]] = b.select(fine, corrected, product)
+
+
+def _moderating(s: State, y: SSAValue) -> SSAValue:
+    """A power of two by which y becomes a number with a normal reciprocal; 1 where it is one."""
+    b, element, lanes = s.b, cpu.element_of(y.type), lanes_of(y.type)
+    step, limit = (512, 1000) if element == f64 else (64, 120)
+
+    def known(value: float) -> SSAValue:
+        return b.splat(b.constant(float_attr(value, element)), lanes)
+
+    def compare(kind: str, bound: float) -> SSAValue:
+        return b.pure(cpu.CmpFOp, (size, known(bound)), like(y.type, i1), {"kind": cpu_kind(kind)}, kind)
+
+    size = b.pure(mlir_math.AbsFOp, (y,), y.type, _FAST)
+    large = b.select(compare("ogt", 2.0**limit), known(2.0**-step), known(1.0))
+    return b.select(compare("olt", 2.0**-limit), known(2.0**step), large)
 
 
 def _tiny_constant(value: SSAValue) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 
 from ...dialects import cpu
 from . import emit_arith, emit_control, emit_division, emit_math, emit_memory, emit_quotient, emit_vector
@@ -40,14 +40,13 @@ def emit_kernel(unit: ModuleText, kernel: cpu.KernelOp, internal: bool = False) 
     f.finish(", ".join(arguments))
 
 
-def emit_kernels(
-    module: ModuleOp, wanted: Target | None = None, *, internal: bool = False, contract: bool = True
-) -> ModuleText:
-    """Every `cpu.kernel` of the module as LLVM functions.
+def emit_kernels(module: ModuleOp, wanted: Target | None = None, *, internal: bool = False) -> ModuleText:
+    """Every `cpu.kernel` of the module as LLVM functions, with eager numerics where the module's `nd.numerics` says so.
 
-    `internal` gives them internal linkage (for a host program in the same unit); `contract` allows a product and a
-    sum to become one fused operation. EmitError names an operation that has no translation."""
-    unit = ModuleText(wanted or target(), contract)
+    `internal` gives them internal linkage (for a host program in the same unit). EmitError names an operation that has
+    no translation."""
+    numerics = module.attributes.get("nd.numerics")
+    unit = ModuleText(wanted or target(), isinstance(numerics, StringAttr) and numerics.data == "eager")
     for op in module.body.block.ops:
         if isinstance(op, cpu.KernelOp):
             emit_kernel(unit, op, internal)
@@ -58,11 +57,9 @@ def emit_kernels(
     return unit
 
 
-def emit_module(
-    module: ModuleOp, wanted: Target | None = None, *, internal: bool = False, contract: bool = True
-) -> str:
+def emit_module(module: ModuleOp, wanted: Target | None = None, *, internal: bool = False) -> str:
     """The LLVM IR text of every kernel of the module."""
-    return emit_kernels(module, wanted, internal=internal, contract=contract).text()
+    return emit_kernels(module, wanted, internal=internal).text()
 
 
 def emit_llvm(module: ModuleOp, ctx: Any = None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log
 
 from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import f32, f64
@@ -51,7 +52,7 @@ FUNCTIONS: dict[str, Function] = {
     "expm1": _sleef("expm1", "u10", inline32=math.expm1),
     "tanh": _sleef("tanh", "u10", inline32=math.tanh),
     "erf": _sleef("erf", "u10", inline32=math.erf),
-    "sigmoid": Function(math.sigmoid, math_special.sigmoid_f64),
+    "sigmoid": Function(math.sigmoid, math_special.sigmoid_plain),
     "rsqrt": Function(math.rsqrt, math.rsqrt),
     "log": _sleef("log", "u35", inline32=math.log),
     "log2": _sleef("log2", "u35"),
@@ -79,23 +80,45 @@ FUNCTIONS: dict[str, Function] = {
     **{name: Function(form, form) for name, form in math_special.FORMS.items()},
 }
 
+# What torch's own kernels call for f32 (and for f16 and bf16, which go through it) where that differs from the table.
+EAGER: dict[str, Function] = {
+    **{name: _sleef(name, "u10") for name in ("exp", "exp2", "expm1", "tanh", "log", "log2", "log1p", "tan", "asin", "acos", "atan")},
+    "hypot": _sleef("hypot", "u05", "u05"),
+    "asinh": Function(libm="asinh"),
+    "acosh": Function(libm="acosh"),
+    "sigmoid": Function(math_special.sigmoid_plain),
+    "erf": Function(math_special.erf_of_torch),
+}
+
+_OVERFLOWING = {"asinh", "acosh"}  # Sleef squares the argument
+
 
 def emit_function(f: FunctionText, name: str, type: Type, arguments: list[str]) -> str:
     """The name of function `name` of `arguments`, all of the float type `type`."""
     if type.packed:
         wide = f32_like(type)
         return from_f32(f, type, emit_function(f, name, wide, [to_f32(f, type, a) for a in arguments]))
-    function = FUNCTIONS[name]
+    function = EAGER.get(name) if f.module.eager and type.kind == "f32" else None
+    function = function or FUNCTIONS[name]
     inline = function.inline32 if type.kind == "f32" else function.inline64
     if inline is not None:
         return inline(Code(f, type), *arguments)
     sleef = function.sleef32 if type.kind == "f32" else function.sleef64
     if type.lanes and sleef is not None and f.target.sleef:
-        return _call_sleef(f, sleef, type, arguments)
+        result = _call_sleef(f, sleef, type, arguments)
+        return _where_square_overflows(f, name, type, arguments[0], result) if name in _OVERFLOWING else result
     assert function.libm is not None
     if not type.lanes:
         return _call_libm(f, function.libm, type, arguments)
     return _by_lane(f, function.libm, type, arguments)
+
+
+def _where_square_overflows(f: FunctionText, name: str, type: Type, x: str, result: str) -> str:
+    """asinh or acosh of x, of which `result` is right where x^2 is a number: log 2|x| with the sign of x."""
+    m = Code(f, type)
+    size = m.abs(x) if name == "asinh" else x
+    large = m.copysign(m.add(emit_function(f, "log", type, [size]), m.c(log(2.0))), result)
+    return m.select(m.cmp("ogt", size, m.c(2.0**60)), large, result)
 
 
 def _call_libm(f: FunctionText, name: str, type: Type, arguments: list[str]) -> str:

@@ -148,10 +148,11 @@ def splat(type: Type, literal: str) -> str:
 class ModuleText:
     """The parts of one LLVM module; `text()` puts them together. Kernels and the host program add to the same one."""
 
-    def __init__(self, target: Target, contract: bool = True):
+    def __init__(self, target: Target, eager: bool = False):
         self.target = target
-        self.contract = contract
-        """Whether a product and a sum may become one fused operation (they round once then)."""
+        self.eager = eager
+        """Whether numbers have the bits of torch's own kernels: functions are those that these call, and a product and a sum stay two
+        operations (else they may become one, which rounds once)."""
         self.declarations: dict[str, str] = {}
         self.globals: list[str] = []
         self.functions: list[str] = []
@@ -232,7 +233,7 @@ class FunctionText:
         self.reciprocals: dict[SSAValue, tuple[str, str, str]] = {}
         """What emit_quotient.py has prepared for vectors that divide."""
         self.block = "entry"
-        self.fma_flag = " contract" if module.contract else ""
+        self.fma_flag = "" if module.eager else " contract"
         self._count = 0
 
     def body(self, block: Block) -> None:
