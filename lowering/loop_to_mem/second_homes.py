@@ -95,7 +95,8 @@ def _returned(low: Lowering, result: SSAValue, buffer: SSAValue) -> Iterator[Cal
     """Results that are `result` and cannot all be `buffer`."""
     t, kind = tensor_type(result), buffer.type
     assert isinstance(kind, BufferType)
-    own_is_free = low.storage[buffer].kind == "fresh"
+    own = low.storage[buffer]
+    own_is_free = own.exclusive and own.kind in ("fresh", "extern")
     for use in sorted((u for u in result.uses if isinstance(u.operation, ReturnOp)), key=lambda u: u.index):
         k = use.index
         if low.live.alias(k) is not None:

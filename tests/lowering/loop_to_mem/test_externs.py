@@ -176,3 +176,18 @@ func.func @forward(%x: !nd.tensor<4 x i64>) -> !nd.tensor<(u0 * 2) x f32> {
 """
     module = level.check(text, [torch.tensor([1, 0, 2, 0])], want=[torch.tensor([1.0, 1, 2, 2, 3, 3])])
     assert level.allocs(module, "arena") == 1
+
+
+def test_what_overwrites_the_result_of_a_call_is_returned_without_a_second_store(level, seeded):
+    text = function(f"""%r = nd.extern %x {{call = #nd.call<"aten.cumsum.default", [arg(0), 0]>}} : {T}
+  %e = loop.empty : {T}
+  %z = loop.nest (%i = 4, %j = 6) outs(%o = %e : {T}) {{
+    %v = loop.load %r[%i, %j] : {T} -> f32
+    %w = math.exp %v : f32
+    loop.store %w, %o[%i, %j] : f32, {T}
+  }}
+  func.return %z : {T}""")
+    x = seeded(4, 6)
+    module = level.check(text, [x], want=[x.cumsum(0).exp()])
+    assert level.returned(module)[0] is level.externs(module)[0].results[0]
+    assert level.allocs(module, "output") == level.allocs(module, "arena") == 0
