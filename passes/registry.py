@@ -19,6 +19,8 @@ OURS: dict[str, str] = {
     "contract-select": "targets.cpu.contract_select:ContractSelect",
     "mem-to-cpu": "lowering.mem_to_cpu:MemToCpu",
     "gpu-parallel-scatter": "lowering.mem_to_tt.scatter:GpuParallelScatter",
+    "gpu-recompute": "lowering.mem_to_tt.recompute:GpuRecompute",
+    "gpu-split-rows": "lowering.mem_to_tt.rows:GpuSplitRows",
     "gpu-split-reduction": "lowering.mem_to_tt.split:GpuSplitReduction",
     "mem-to-tt": "lowering.mem_to_tt:MemToTt",
     "to-host": "lowering.to_host:ToHost",

@@ -66,13 +66,14 @@ I32_MAX = 2**31 - 1
 class Tile:
     """`axes` are the parallel axes, the last of them innermost in the grid, each the loops that it runs along (flattened) and its
     block; `rest` are loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none), `pieces`
-    how many such blocks may be on chip at once."""
+    how many such blocks may be on chip at once, `stages` how many iterations of its loops are under way (0: as Triton has it)."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
     inner: int = 0
     warps: int = 4
     pieces: int = 1
+    stages: int = 0
 
     @property
     def elements(self) -> int:
@@ -125,8 +126,9 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Tile:
 
 
 def long_loops(info: NestAccess) -> list[Node]:
-    """The loops inside of a nest that do not become straight code."""
-    return [n for n in info.root.walk() if n is not info.root and not _is_short(n)]
+    """The innermost loops of a nest, those apart that become straight code."""
+    long = [n for n in info.root.walk() if n is not info.root and not _is_short(n)]
+    return [n for n in long if not any(inner in long for inner in n.walk() if inner is not n)]
 
 
 def column_loop(info: NestAccess, sizes: Sizes, weights: Mapping[Expr, float] | None = None) -> Loop | None:
@@ -216,15 +218,17 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
 
 
 def _kept(inside: Sequence[Node]) -> int:
-    """How many tensors that vary along the loops inside of a nest stay on chip, because two of these read them."""
+    """How many tensors that vary along the loops inside of a nest stay on chip: two of these read them, or a loop around sums them up."""
     seen: dict[object, set[Node]] = {}
+    loaded = {access.buffer for node in inside for access in node.accesses if not access.is_store}
     for node in inside:
         if not has_effect(node) or not node.loops:
             continue
         for access in node.accesses:
             if linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
                 seen.setdefault(access.buffer, set()).add(node)
-    return max(1, sum(len(nodes) > 1 for nodes in seen.values()))
+    sums = sum(a.mode != "set" and n.parent is not None and n.parent.parent is not None for n in inside for a in n.accesses)
+    return max(1, sum(len(nodes) > 1 for buffer, nodes in seen.items() if buffer in loaded) + sums)
 
 
 def has_effect(node: Node) -> bool:

@@ -23,10 +23,11 @@ from ...dialects.tt_structure import FuncOp, GetProgramIdOp, ReturnOp
 from ...dialects.tt_types import int32, ptr
 from ...passes.loop.nest_access import Loop, NestAccess, Node
 from ..outline import Arguments
+from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
 from .config import UNROLL, Tile, fits_i32, has_effect
-from .reductions import Accumulator, accumulator
+from .reductions import Accumulator, accumulator, reduce_axis
 from .scans import lower_scan
 from .state import Axis, State, memory_type, scalar_type
 
@@ -191,6 +192,10 @@ class NestLowering:
         node = self.s.info.nodes[op]
         if not has_effect(node):
             return
+        columns = accumulated(self, node)
+        if columns:
+            accumulate(self, node, op, columns)
+            return
         how = self.how(node)
         if how == "unroll":
             self.unroll(node, lambda: self.lower_body(op.block))
@@ -276,6 +281,11 @@ class NestLowering:
         self.tiled(node, [], body)
         count = s.number(total)
         found: list[SSAValue] = []
+        if all(acc.is_plain for acc, _ in parts):
+            for acc, place in parts:
+                found += acc.over_pieces(s, [(values[place], mask) for values, mask in pieces])
+            self._define(op, _across(s, parts, found))
+            return
         for acc, place in parts:
             found += acc.whole(s, [(values[place], mask) for values, mask in pieces], count, s.inner_axis)
         self._define(op, found)
@@ -348,7 +358,7 @@ class NestLowering:
         if trips is not None:
             state = start
             around = s.fixed
-            for first in range(0, max(trips, 1), block):
+            for s.piece, first in enumerate(range(0, max(trips, 1), block)):
                 s.axes[axis].mask = None if trips - first >= block else b.cmpi("slt", s.lane(axis), b.int(trips - first, s.index))
                 s.fixed = {**around, **self.places(s.lane_dim + first, node.loops)}
                 state = body(state, s.axes[axis].mask)
@@ -383,7 +393,7 @@ class NestLowering:
             # another thread may have stored what this loop loads
             b.place(gpu.BarrierOp.create())
         first, stride = b.int(0, s.index), b.int(step, s.index)
-        stored = {a.buffer for a in node.all_accesses() if a.is_store}
+        stored = {a.buffer for a in node.all_accesses() if a.is_store and a.op not in s.carried}
         for buffer in stored:
             s.written(buffer)
         block = Block(arg_types=[s.index, *(v.type for v in start)])
@@ -397,12 +407,18 @@ class NestLowering:
         op = scf.ForOp.create(
             operands=[first, end, stride, *start], result_types=[v.type for v in start], regions=[Region(block)]
         )
+        if self.tile.stages:
+            op.attributes["tt.num_stages"] = int32(self.tile.stages)
         return list(b.place(op).results)
 
 
 def _across(s: State, parts: list[tuple[Accumulator, slice]], state: list[SSAValue]) -> list[SSAValue]:
-    """The states of all accumulators joined along the last axis."""
+    """The states of all accumulators joined along the last axis; plain ones together, which is one exchange between warps."""
     assert s.inner_axis is not None
+    if len(parts) > 1 and all(acc.is_plain for acc, _ in parts):
+        return reduce_axis(
+            s, state, s.inner_axis, lambda s, a, b: [v for k, (acc, _) in enumerate(parts) for v in acc.combine(s, [a[k]], [b[k]])]
+        )
     found: list[SSAValue] = []
     at = 0
     for acc, _ in parts:

@@ -14,6 +14,7 @@ from ...dialects.expr import ZERO
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type
 from ...dialects.tt_memory import AtomicRMWOp, LoadOp, StoreOp
 from ...dialects.tt_types import element_of, shape_of
+from ...passes.loop.nest_access import Access
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, joined
 from .state import State, UnsupportedNest, memory_type
 
@@ -73,7 +74,6 @@ _COMBINE: dict[str, tuple[type[Any], type[Any], type[Any]]] = {
 
 def lower_store(s: State, op: loop.StoreOp) -> None:
     """loop.store; what combines with elements that other iterations may write too does so atomically."""
-    b = s.b
     access = s.info.access[op]
     condition: SSAValue | None = None
     if op.mask is not None:
@@ -81,36 +81,49 @@ def lower_store(s: State, op: loop.StoreOp) -> None:
         if known is False:
             return
         condition = s.get(op.mask) if known is None else None
-    value = s.narrow(s.get(op.value), access.dtype)
-    offset = s.fix(access.offset)
+    carried = s.carried.get(op)
+    if carried is not None:
+        carried[s.piece] = combine(s, access, carried[s.piece], s.b.to_shape(s.get(op.value), s.full))
+        return
+    put(s, access, s.get(op.value), condition)
+
+
+def combine(s: State, access: Access, a: SSAValue, b: SSAValue) -> SSAValue:
+    """Two values, in the compute type, as the mode of a store has it."""
+    floats, ints, unsigned = _COMBINE[access.mode]
+    is_int = isinstance(element_of(a.type), IntegerType)
+    cls = floats if not is_int else unsigned if access.dtype in UNSIGNED else ints
+    properties = NO_OVERFLOW_FLAGS if cls in (arith.AddiOp, arith.MuliOp) else {} if is_int else NO_FLAGS
+    return s.b.elementwise(cls, (a, b), properties)
+
+
+def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) -> None:
+    """Store a value of the compute type, or combine it with what is there."""
+    b = s.b
+    value = s.narrow(wide, access.dtype)
     shapes = [shape_of(value.type), None if condition is None else shape_of(condition.type)]
     if access.mode != "set":
         shapes.append(s.active)
-    pointer = s.address(access.buffer, offset, joined(*shapes))
+    pointer = s.address(access.buffer, s.fix(access.offset), joined(*shapes))
     at = shape_of(pointer.type)
     mask = b.both(s.mask(at), condition)
     if mask is not None:
         mask = b.to_shape(mask, at)
     value = b.to_shape(value, at)
-    if access.mode == "set":
-        b.place(StoreOp.make(pointer, value, mask))
-        s.written(access.buffer)
-        if condition is None:
-            key = ("load", access.buffer, s.versions[access.buffer], pointer, None, None)
-            b.remember(key, s.widen(value, access.dtype))
-        return
+    known = b.find(("load", access.buffer, s.versions.get(access.buffer, 0), pointer, None, None))
     s.written(access.buffer)
-    if s.alone(access):
-        old = LoadOp.make(pointer, mask)
-        b.place(old)
-        floats, ints, unsigned = _COMBINE[access.mode]
-        wide, more = s.widen(old.results[0], access.dtype), s.widen(value, access.dtype)
-        is_int = isinstance(element_of(wide.type), IntegerType)
-        cls = floats if not is_int else unsigned if access.dtype in UNSIGNED else ints
-        properties = NO_OVERFLOW_FLAGS if cls in (arith.AddiOp, arith.MuliOp) else {} if is_int else NO_FLAGS
-        b.place(StoreOp.make(pointer, s.narrow(b.elementwise(cls, (wide, more), properties), access.dtype), mask))
-        return
-    b.place(AtomicRMWOp.make(atomic(access.mode, access.dtype), pointer, value, mask))
+    if access.mode != "set":
+        if not s.alone(access):
+            b.place(AtomicRMWOp.make(atomic(access.mode, access.dtype), pointer, value, mask))
+            return
+        if known is None:
+            old = LoadOp.make(pointer, mask)
+            b.place(old)
+            known = s.widen(old.results[0], access.dtype)
+        value = b.to_shape(s.narrow(combine(s, access, known, s.widen(value, access.dtype)), access.dtype), at)
+    b.place(StoreOp.make(pointer, value, mask))
+    if condition is None and access.mode == "set":
+        b.remember(("load", access.buffer, s.versions[access.buffer], pointer, None, None), s.widen(value, access.dtype))
 
 
 def atomic(mode: str, dtype: Any) -> str:

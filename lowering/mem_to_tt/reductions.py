@@ -81,6 +81,11 @@ class Accumulator:
         self.kind = kind
         self.types = list(types)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the state is one number."""
+        return type(self) is Accumulator and self.types[0] != i1
+
     def start(self, s: State, shape: tuple[int, ...] | None) -> Values:
         """The state before the first value."""
         return [s.b.constant(identity(self.kind, self.types[0]), self.types[0], shape)]

@@ -29,6 +29,8 @@ FEW = 528
 """Programs below which a reduction is split, if its nest does nothing else."""
 IDLE = 132
 """The same where the nest reads again what it reduces: split, it would no longer find it in the nearest cache."""
+FEWEST_PARTS = 4
+"""Fewer parts than these are not worth a kernel that puts them together."""
 LONG = 4096
 """Elements that a program reads at least; a reduction that is shorter stays whole."""
 
@@ -50,7 +52,7 @@ class GpuSplitReduction(Pass):
                 for reduce in [r for r in nest.block.ops if isinstance(r, loop.ReduceOp)]:
                     info = NestAccess(nest, symbols)
                     wanted = self._wanted(nest, reduce, sizes, info)
-                    if wanted >= 2:
+                    if wanted >= FEWEST_PARTS:
                         self._split(nest, reduce, wanted, info, sizes, symbols)
 
     def _split(self, nest: loop.NestOp, reduce: loop.ReduceOp, wanted: int, info: NestAccess, sizes: Sizes, symbols: RangeEnv) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IndexType, IntegerType, StringAttr, f32, i1, i8, i32, i64
-from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import tt_memory
 from ...dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, Sym, free_dims, linear_coeff, prove_ge0
@@ -80,6 +80,10 @@ class State:
         """The number along that axis, in expressions."""
         self.checks: dict[Block, dict[tuple[str, tuple[int, ...] | None], SSAValue]] = {}
         """Conditions that must hold, by the block that they are computed in, their message and their shape."""
+        self.carried: dict[Operation, list[SSAValue]] = {}
+        """Stores that combine, in a loop that keeps what they have combined so far: that, for each piece of the row."""
+        self.piece = 0
+        """The piece of the row that is at hand."""
         self.versions: dict[SSAValue, int] = {}
         """How often a buffer has been written so far: what was loaded before is not taken for what is there now."""
 

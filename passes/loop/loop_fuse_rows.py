@@ -31,10 +31,14 @@ class LoopFuseRows(Pass):
 
     name = "loop-fuse-rows"
 
+    columns_only: bool = False
+    """Only reductions that leave a result for each element of a row, and only over many rows: where rows are shared out among many
+    programs, a sum of one number for each row is cheap by itself."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_ranges(op), symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            planner = RowPlanner(func, symbols, hints)
+            planner = RowPlanner(func, symbols, hints, self.columns_only)
             fusions = planner.plan()
             if self.remarks_wanted:
                 for refusal in planner.refusals:

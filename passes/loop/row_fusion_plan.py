@@ -46,6 +46,9 @@ SMALL_BYTES = 65536
 MIN_ROWS = 8
 """Rows below which too little is left to share among threads."""
 
+MANY_ROWS = 1024
+"""Rows from which on programs that take several of them each are enough for a GPU."""
+
 MANY_KEPT = 64
 """Iterations of loops that both nests keep from which on they stay loops of the nest, so that nothing has to be accumulated for each."""
 
@@ -179,8 +182,9 @@ class _Candidate:
 class RowPlanner:
     """Plans one function."""
 
-    def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[str, int]):
+    def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[str, int], columns_only: bool = False):
         self.symbols = symbols
+        self.columns_only = columns_only
         self._envs = LoopEnvs(symbols)
         self.hints = hints
         self.ops = list(func.body.block.ops)
@@ -383,6 +387,11 @@ class RowPlanner:
         if not fusion.outer and rows < MIN_ROWS and (largest > SMALL_BYTES or across):
             return f"only {rows} rows would be left to run in parallel"
         columns = [p for p in fusion.parts if self._is_columns(fusion, p)]
+        if self.columns_only:
+            if fusion.outer or len(fusion.rows) != 1 or len(columns) != len(fusion.parts):
+                return "it does not leave a column for each element of a row"
+            if rows < MANY_ROWS:
+                return f"{rows} rows are too few to share out among programs"
         if not columns:
             return ""
         if not all(k in COLUMN_MODES and t in (f32, f64, i32, i64) for p in columns for k, t in _results(p)):

@@ -43,6 +43,18 @@ def rope(q, cos, sin):
     return q * cos + torch.cat((-second, first), -1) * sin
 
 
+def norm_backward(g, x, mean, rstd, w):
+    return torch.ops.aten.native_layer_norm_backward(g, x, [x.shape[-1]], mean, rstd, w, w, [True, True, True])
+
+
+def batch_norm(x, w, b):
+    return F.relu(F.batch_norm(x, None, None, w, b, training=True))
+
+
+def channels_last(*shape: int) -> torch.Tensor:
+    return randn(*shape).to(memory_format=torch.channels_last)
+
+
 def functions(x):
     p = x.abs() + 0.1
     return (
@@ -87,7 +99,7 @@ PROGRAMS = {
     "layer norm, block after block": (layer_norm, randn(2, 20000), randn(20000), randn(20000)),
     "residual and norm": (lambda x, y, w: (x + y, F.rms_norm(x + y, (96,), w)), randn(9, 96), randn(9, 96), randn(96)),
     "group norm": (lambda x, w, b: F.silu(F.group_norm(x, 4, w, b)), randn(2, 16, 6, 7), randn(16), randn(16)),
-    "batch norm": (lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, training=True)), randn(4, 8, 5, 5), randn(8), randn(8)),
+    "batch norm": (batch_norm, randn(4, 8, 5, 5), randn(8), randn(8)),
     "cross-entropy": (F.cross_entropy, randn(20, 50), whole(0, 50, 20)),
     "sums": (lambda x: (x.sum(), x.sum(0), x.sum(1), x.sum((0, 2)), x.mean(-1)), randn(9, 30, 17)),
     "sum of many": (lambda x: x.sum(), randn(300, 100)),
@@ -116,6 +128,24 @@ PROGRAMS = {
     "roll": (lambda x: torch.roll(x, 3, 1), randn(10, 30)),
     "triangle": (torch.tril, randn(20, 20)),
     **{f"{dtype} and back".removeprefix("torch."): (functools.partial(eight_bits, dtype), randn(40, 30) * 50) for dtype in FLOAT8},
+    "norm backward": (norm_backward, randn(1030, 20), randn(1030, 20), randn(1030, 1), randn(1030, 1), randn(20)),
+    "norm backward, rows in parts": (norm_backward, randn(1320, 12), randn(1320, 12), randn(1320, 1), randn(1320, 1), randn(12)),
+    "columns and values": (lambda x, y: (x * y, (x * y).sum(0), x.amax(0)), randn(1100, 18), randn(1100, 18)),
+    "row of several pieces": (lambda x: torch.softmax(x, -1), randn(2, 4500)),
+    "statistics of several pieces": (layer_norm, randn(2, 4097), randn(4097), randn(4097)),
+    "cumsum of several pieces": (lambda x: x.cumsum(-1), randn(2, 4200)),
+    "group norm of several pieces": (lambda x: F.group_norm(x, 2), randn(1, 10, 30, 31)),
+    "argmax of several pieces": (lambda x: (x.argmax(-1), x.sum(-1)), randn(2, 5000)),
+    "batch norm, channels last": (batch_norm, channels_last(8, 40, 9, 11), randn(40), randn(40)),
+    "variance of many rows": (lambda x: torch.var_mean(x, 0), randn(2048, 10)),
+    "sums over odd rows": (lambda x: (x.sum(0), x.sum((0, 1))), randn(50, 41, 7)),
+    "max-pool, channels last": (lambda x: F.max_pool2d(x, 3, 2, 1), channels_last(1, 12, 11, 13)),
+    "pool of narrow rows": (lambda x: F.avg_pool2d(x, 2), randn(3, 5, 6, 10)),
+    "scatter": (lambda x, i, v: x.scatter(1, i, v), randn(6, 9), torch.argsort(randn(6, 9), 1)[:, :4].contiguous(), randn(6, 4)),
+    "scatter add": (lambda x, i, v: x.scatter_add(0, i, v), randn(6, 9), whole(0, 6, 20, 9), randn(20, 9)),
+    "index add of many": (lambda x, i, v: x.index_add(0, i, v), randn(6, 9), whole(0, 6, 30), randn(30, 9)),
+    "transposed sum": (lambda x: (x.t().sum(0), x.t().amax(1)), randn(40, 33)),
+    "layer norm of bf16": (layer_norm, randn(5, 300, dtype=BF16), randn(300, dtype=BF16), randn(300, dtype=BF16)),
     "where": (lambda x, y: torch.where(x > y, x, y.exp()), randn(20, 30), randn(30)),
 }
 

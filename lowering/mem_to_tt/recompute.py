@@ -1,0 +1,134 @@
+"""gpu-recompute: what a nest leaves in memory for itself alone is computed where it is needed.
+
+    loop.reduce (%j) { ...; store %v, %t[%i, %j]; ... }  loop.for (%k) { load %t[%i, %k] ... }    ->    loop.for (%k) { ... %v at %k ... }
+
+A row that is on chip has everything at hand that the value comes from; memory for it would have to be written, and kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from ...dialects import loop, mem
+from ...passes.loop.nest_key import is_nest_in_memory
+from ...passes.manager import Pass
+
+MOST = 24
+"""Operations that a value may take to be computed again."""
+
+
+@dataclass(frozen=True)
+class GpuRecompute(Pass):
+    """Computes again what a nest would keep in memory for itself."""
+
+    name = "gpu-recompute"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
+            assert isinstance(nest, loop.NestOp)
+            for argument, buffer in list(zip(nest.out_args, nest.outs, strict=True)):
+                if is_private(buffer) and _forward(nest, argument, buffer):
+                    _drop_out(nest, argument)
+                    allocation = buffer.owner
+                    assert isinstance(allocation, Operation)
+                    allocation.detach()
+                    allocation.erase()
+                    self.statistic("num-recomputed")
+                    self.remark(nest, "a value that it kept in memory is computed again", kind="applied")
+
+
+def is_private(buffer: SSAValue) -> bool:
+    """Whether one nest alone uses the memory of a buffer, so that nobody sees what it leaves there."""
+    if not isinstance(buffer.owner, mem.AllocOp) or buffer.owner.kind.data == "output":
+        return False
+    users: set[Operation | None] = set()
+    for use in buffer.uses:
+        op: Operation | None = use.operation
+        while op is not None and not isinstance(op, loop.NestOp):
+            op = op.parent_op()
+        users.add(op)
+    return len(users) == 1 and None not in users
+
+
+def _forward(nest: loop.NestOp, argument: SSAValue, buffer: SSAValue) -> bool:
+    """Replace the loads of a buffer by what was stored; whether that was possible, and the stores are gone."""
+    accesses = [u.operation for u in argument.uses]
+    stores = [o for o in accesses if isinstance(o, loop.StoreOp)]
+    loads = [o for o in accesses if isinstance(o, loop.LoadOp)]
+    if len(stores) != 1 or len(loads) + 1 != len(accesses) or any(u.operation is not nest for u in buffer.uses):
+        return False
+    (store,) = stores
+    source = _slice(store)
+    if store.store_mode != "set" or store.mask is not None or source is None or any(o.mask is not None for o in loads):
+        return False
+    found = [_indices(store, load) for load in loads]
+    if any(f is None for f in found):
+        return False
+    for load, values in zip(loads, found, strict=True):
+        assert values is not None
+        block = load.parent
+        assert block is not None
+        for op in source:
+            block.insert_op_before(op.clone(values), load)
+        load.result.replace_all_uses_with(values.get(store.value, store.value))
+        load.detach()
+        load.erase()
+    store.detach()
+    store.erase()
+    return True
+
+
+def _indices(store: loop.StoreOp, load: loop.LoadOp) -> dict[SSAValue, SSAValue] | None:
+    """The indices of the store's loop as values at the load, which reads the very element; None where that cannot be told."""
+    inside = store.parent
+    if inside is None or store.index_map != load.index_map or len(store.index_operands) != len(load.index_operands):
+        return None
+    values: dict[SSAValue, SSAValue] = {}
+    for mine, theirs in zip(store.index_operands, load.index_operands, strict=True):
+        if isinstance(mine, BlockArgument) and mine.block is inside:
+            if values.setdefault(mine, theirs) is not theirs:
+                return None
+        elif mine is not theirs:
+            return None
+    own = [a for a in inside.args if a not in values]
+    store_loop, load_loop = inside.parent_op(), load.parent_op()
+    if own or not isinstance(store_loop, loop.LoopLike) or not isinstance(load_loop, loop.LoopLike):
+        return None
+    if store_loop is load_loop or isinstance(store_loop, loop.NestOp) or store_loop.parent is not load_loop.parent:
+        return None
+    order = [op for op in load_loop.parent.ops if op in (store_loop, load_loop)] if load_loop.parent is not None else []
+    return values if order[:1] == [store_loop] and list(store_loop.loop_sizes) == list(load_loop.loop_sizes) else None
+
+
+def _slice(store: loop.StoreOp) -> list[Operation] | None:
+    """The operations of the loop that the stored value comes from, in order; None if they are not pure, or many."""
+    inside = store.parent
+    assert inside is not None
+    wanted: set[Operation] = set()
+    todo = [store.value]
+    nest = store.parent_op()
+    while nest is not None and not isinstance(nest, loop.NestOp):
+        nest = nest.parent_op()
+    assert nest is not None
+    while todo:
+        owner = todo.pop().owner
+        if not isinstance(owner, Operation) or owner.parent is not inside or owner in wanted:
+            continue
+        if owner.regions or isinstance(owner, (loop.StoreOp, loop.BoundOp)) or len(wanted) == MOST:
+            return None
+        if isinstance(owner, loop.LoadOp) and owner.source in (*nest.out_args, *nest.outs):
+            return None
+        wanted.add(owner)
+        todo += owner.operands
+    return [op for op in inside.ops if op in wanted]
+
+
+def _drop_out(nest: loop.NestOp, argument: SSAValue) -> None:
+    assert isinstance(argument, BlockArgument)
+    place = argument.index - len(nest.loop_sizes)
+    nest.operands = [o for k, o in enumerate(nest.operands) if k != place]
+    nest.block.erase_arg(argument)

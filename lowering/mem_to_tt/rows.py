@@ -1,0 +1,211 @@
+"""gpu-split-rows: the rows of a nest that accumulates columns over all of them, shared out among programs.
+
+    loop.nest () { for (%j) { %dw[%j] = 0 }; for (%i = N) { ...; for (%j) { store ..., %dx[%i, %j]; store ..., %dw[%j] add } } }
+
+as loop-fuse-rows leaves it, becomes a nest over P parts of N / P rows each, with a row of partial sums for each part, and a nest that adds
+these up. What is left over when the parts do not divide the rows is done by programs of one row each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.ir import Block, Operation, SSAValue
+
+from ...dialects import loop, mem
+from ...dialects.expr import ONE, ZERO, Expr, IndexMap, dim
+from ...dialects.expr_ranges import RangeEnv, simplify
+from ...passes.loop.loop_rewrite import Place, clone_into, index_op, index_operands
+from ...passes.loop.loop_schedule import symbol_facts
+from ...passes.loop.nest_key import is_nest_in_memory
+from ...passes.loop.nest_transform import label_of
+from ...passes.loop.reduction_kinds import Cursor
+from ...passes.manager import Pass
+from .config import Sizes
+from .split import even_parts
+
+KINDS = {"add": "sum", "prod": "prod", "max": "max", "min": "min"}
+"""The reduction that adds up what stores of a mode have accumulated."""
+
+
+@dataclass(frozen=True)
+class GpuSplitRows(Pass):
+    """Shares out the rows of nests that accumulate columns."""
+
+    name = "gpu-split-rows"
+
+    programs: int = 264
+    """How many parts there should be: two for each multiprocessor, whose registers hold the columns."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, hints = symbol_facts(op)
+        sizes = Sizes(hints)
+        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
+            assert isinstance(nest, loop.NestOp)
+            rows = row_loop(nest)
+            if rows is None:
+                continue
+            count = even_parts(sizes(rows.loop_sizes[0]), self.programs, 1)
+            split = _Split(nest, rows, count, symbols)
+            split.rewrite()
+            self.statistic("num-split")
+            self.remark(nest, f"{rows.loop_sizes[0]} rows in {split.parts} parts of {split.length}", kind="applied")
+
+
+def row_loop(nest: loop.NestOp) -> loop.ForOp | None:
+    """The loop over rows of a nest without loops of its own that accumulates columns; None for another nest."""
+    if nest.loop_sizes:
+        return None
+    for op in nest.block.ops:
+        if isinstance(op, loop.ForOp) and op.sequential is None and len(op.loop_sizes) == 1 and accumulated(op):
+            return op
+    return None
+
+
+def accumulated(rows: loop.ForOp) -> dict[SSAValue, str]:
+    """The outs (inside of the nest) that the rows combine with, and the mode, where no index depends on the row."""
+    found: dict[SSAValue, str] = {}
+    for op in loop.walk_bodies(rows):
+        if isinstance(op, loop.StoreOp) and op.store_mode != "set":
+            if rows.indices[0] in op.index_operands or found.get(op.target, op.store_mode) != op.store_mode:
+                return {}
+            found[op.target] = op.store_mode
+    return found
+
+
+class _Split:
+    def __init__(self, nest: loop.NestOp, rows: loop.ForOp, count: int, symbols: RangeEnv):
+        self.nest = nest
+        self.rows = rows
+        self.symbols = symbols
+        size = rows.loop_sizes[0]
+        self.length = simplify(size // count, symbols) if size.value is None or size.value >= count else ONE
+        self.parts = simplify(size // self.length, symbols)
+        self.rest = simplify(size - self.parts * self.length, symbols)
+        self.modes = accumulated(rows)
+
+    def rewrite(self) -> None:
+        """Write the nests of parts, those that add up, and those of what follows; the old one goes."""
+        outer = dict(zip(self.nest.out_args, self.nest.outs, strict=True))
+        memory = {arg: self._memory(arg) for arg in self.modes}
+        self._rows(memory, self.parts, self.length, ZERO)
+        if self.rest is not ZERO:
+            self._rows(memory, self.rest, ONE, self.parts)
+        alike: dict[tuple[Expr, ...], list[SSAValue]] = {}
+        for arg in self.modes:
+            alike.setdefault(tuple(loop.shaped_dims(arg.type)), []).append(arg)
+        for dims, args in alike.items():
+            self._add_up(dims, [memory[a] for a in args], [outer[a] for a in args], [KINDS[self.modes[a]] for a in args])
+        after = list(self.nest.block.ops)
+        after = after[after.index(self.rows) + 1 :]
+        for op in after:
+            if isinstance(op, loop.ForOp):
+                self._follow(op, outer)
+        self.nest.detach()
+        self.nest.erase(safe_erase=False)
+
+    def _before(self, op: Operation) -> None:
+        op.location = self.nest.location
+        assert self.nest.parent is not None
+        self.nest.parent.insert_op_before(op, self.nest)
+
+    def _memory(self, arg: SSAValue) -> SSAValue:
+        t = arg.type
+        assert isinstance(t, mem.BufferType)
+        parts = self.parts if self.rest is ZERO else self.parts + self.rest
+        kind = mem.BufferType.get((parts, *loop.shaped_dims(t)), t.element_type, None, 0, t.device.data)
+        made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")})
+        self._before(made)
+        return made.result
+
+    def _rows(self, memory: dict[SSAValue, SSAValue], count: Expr, length: Expr, first: Expr) -> None:
+        """The nest of `count` parts of `length` rows, which begin at row `first` times the length of a whole part; the same of parts."""
+        plain = [(a, o) for a, o in zip(self.nest.out_args, self.nest.outs, strict=True) if a not in memory]
+        outs = [*(o for _, o in plain), *memory.values()]
+        made = loop.NestOp.build_nest([count], outs)
+        if self.nest.label is not None:
+            made.properties["label"] = self.nest.label
+        values = dict(zip([*(a for a, _ in plain), *memory], made.out_args, strict=True))
+        columns = set(made.out_args[len(plain) :])
+        part = made.indices[0]
+        at = Cursor(made.block)
+        for op in self.nest.block.ops:
+            if op is self.rows:
+                self._row_loop(at, values, length, (dim(0) + dim(1) * length + first * self.length, part))
+                break
+            at.place(clone_into(op, values, {}, self.symbols))
+        for op in list(loop.walk_bodies(made)):
+            if isinstance(op, (loop.LoadOp, loop.StoreOp)) and op.shaped in columns:
+                _in_part(op, part, first)
+        self._before(made)
+
+    def _row_loop(self, at: Cursor, values: dict[SSAValue, SSAValue], length: Expr, row: tuple[Expr, SSAValue]) -> None:
+        rows = loop.ForOp.build_for([length])
+        rows.location = self.rows.location
+        index, part = row
+        place: Place = (index, [rows.indices[0], part])
+        inside = Cursor(rows.block)
+        number = inside.place(index_op(*place)).results[0]
+        values[self.rows.indices[0]] = number
+        for op in self.rows.block.ops:
+            inside.place(clone_into(op, values, {number: place}, self.symbols))
+        if not any(True for _ in number.uses):
+            owner = number.owner
+            assert isinstance(owner, Operation)
+            owner.detach()
+            owner.erase()
+        at.place(rows)
+
+    def _add_up(self, dims: Sequence[Expr], memory: Sequence[SSAValue], targets: Sequence[SSAValue], kinds: Sequence[str]) -> None:
+        """A nest that reduces the parts of outs of one shape."""
+        made = loop.NestOp.build_nest(list(dims), targets)
+        made.properties["label"] = StringAttr(f"{label_of(self.nest)} columns")
+        parts = loop.shaped_dims(memory[0].type)[0]
+        at = Cursor(made.block)
+        reduce = loop.ReduceOp.build_reduce([parts], kinds, [loop.element_type(t.type) for t in targets])
+        inside = Cursor(reduce.block)
+        rank = len(dims)
+        place = IndexMap(rank + 1, (dim(rank), *map(dim, range(rank))))
+        loads = [inside.place(loop.LoadOp.new(m, place, [*made.indices, reduce.block.args[0]])).results[0] for m in memory]
+        inside.place(loop.YieldOp.create(operands=loads))
+        at.place(reduce)
+        for value, out in zip(reduce.results, made.out_args, strict=True):
+            at.place(loop.StoreOp.new(value, out, IndexMap.identity(rank), list(made.indices)))
+        self._before(made)
+
+    def _follow(self, op: loop.ForOp, outer: dict[SSAValue, SSAValue]) -> None:
+        """A loop that stood after the rows, as a nest."""
+        stored = dict.fromkeys(o.target for o in loop.walk_bodies(op) if isinstance(o, loop.StoreOp))
+        made = loop.NestOp.build_nest(list(op.loop_sizes), [outer.get(t, t) for t in stored])
+        values = {**outer, **dict(zip(stored, made.out_args, strict=True)), **dict(zip(op.indices, made.indices, strict=True))}
+        at = Cursor(made.block)
+        for before in self.nest.block.ops:
+            if before is self.rows:
+                break
+            if not isinstance(before, loop.LoopLike):
+                at.place(clone_into(before, values, {}, self.symbols))
+        for inner in op.block.ops:
+            at.place(clone_into(inner, values, {}, self.symbols))
+        self._before(made)
+
+
+def _in_part(op: loop.LoadOp | loop.StoreOp, part: SSAValue, first: Expr) -> None:
+    """Turn an access to columns into one to the columns of a part."""
+    old = op.index_map
+    indices = [*index_operands(op), part]
+    m = IndexMap(len(indices), (dim(len(indices) - 1) + first, *old.results))
+    if isinstance(op, loop.LoadOp):
+        new: Operation = loop.LoadOp.new(op.source, m, indices, op.mask, op.other)
+        op.result.replace_all_uses_with(new.results[0])
+    else:
+        new = loop.StoreOp.new(op.value, op.target, m, indices, op.store_mode, op.mask)
+    new.location = op.location
+    block: Block | None = op.parent
+    assert block is not None
+    block.insert_op_before(new, op)
+    op.detach()
+    op.erase()
+
