@@ -30,7 +30,10 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "gpu": {
         "nd": ("nd-canonicalize", "nd-sink-cat", "nd-library-products"),
         "loop": ("nd-to-loop", "loop-fuse{keep-parallel=264}", "loop-fuse-rows{columns-only}"),
-        "mem": ("loop-to-mem", "gpu-parallel-scatter", "gpu-split-rows", "gpu-recompute", "gpu-split-reduction", "mem-plan"),
+        "mem": (
+            "loop-to-mem", "gpu-parallel-scatter", "gpu-split-rows", "gpu-recompute", "gpu-online-softmax", "gpu-split-reduction",
+            "mem-plan",
+        ),
         "tt": ("mem-to-tt",),
         "host": ("to-host",),
     },

@@ -240,6 +240,19 @@ class Softmax(Accumulator):
         parts = [s.b.elementwise(arith.MulfOp, (x[1], exp_below(s, x[0], top)), NO_FLAGS) for x in (a, b)]
         return [top, s.b.elementwise(arith.AddfOp, parts, NO_FLAGS)]
 
+    def advance(self, s: State, state: Values, values: Values, number: Callable[[], SSAValue]) -> Values:
+        """One exponential: either the sum so far is scaled and the value counts as 1, or the other way round."""
+        b = s.b
+        top, total = state
+        x = values[0]
+        element = element_of(x.type)
+        one = b.constant(1.0, element)
+        beyond = b.cmpf("ogt", x, top)
+        highest = b.elementwise(arith.MaximumfOp, (top, x), NO_FLAGS)
+        power = exp_below(s, b.elementwise(arith.MinimumfOp, (top, x), NO_FLAGS), highest)
+        kept = b.elementwise(arith.MulfOp, (total, b.select(beyond, power, one)), NO_FLAGS)
+        return [highest, b.elementwise(arith.AddfOp, (kept, b.select(beyond, one, power)), NO_FLAGS)]
+
     def across(self, s: State, state: Values, axis: int) -> Values:
         """The maximum first: then each sum is scaled once."""
         (top,) = Accumulator("max", self.types[:1]).across(s, state[:1], axis)

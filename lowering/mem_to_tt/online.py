@@ -1,0 +1,106 @@
+"""gpu-online-softmax: the maximum of a long row and the sum of the exponentials below it in one pass over the row.
+
+    %m = loop.reduce (%j) max { %x }  %s = loop.reduce (%k) sum { exp(%x - %m) }    ->    %m, %s = loop.reduce (%j) softmax { %x }
+
+Rows that fit on chip are read once either way (Milakov and Gimelshein, 2018, have the rule of the pairs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects import math as mlir_math
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import product
+from ...dialects.nd_types import is_float
+from ...passes.loop.nest_key import is_nest_in_memory
+from ...passes.manager import Pass
+from .config import ON_CHIP
+
+
+@dataclass(frozen=True)
+class GpuOnlineSoftmax(Pass):
+    """Reads long rows once for their maximum and the sum of their exponentials."""
+
+    name = "gpu-online-softmax"
+
+    longest: int = ON_CHIP
+    """Elements of a row that is kept on chip, and left as it is."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
+            assert isinstance(nest, loop.NestOp)
+            highest: loop.ReduceOp | None = None
+            for inner in list(nest.block.ops):
+                if not isinstance(inner, loop.ReduceOp):
+                    continue
+                if highest is not None and self._is_long(inner) and _are_pair(highest, inner):
+                    _merge(highest, inner)
+                    highest = None
+                    self.statistic("num-merged")
+                    self.remark(nest, "maximum and sum of exponentials in one pass", kind="applied")
+                elif inner.kind_names == ["max"] and is_float(inner.results[0].type):
+                    highest = inner
+
+    def _is_long(self, reduce: loop.ReduceOp) -> bool:
+        trips = product(reduce.loop_sizes).value
+        return trips is None or trips > self.longest
+
+
+def _are_pair(highest: loop.ReduceOp, total: loop.ReduceOp) -> bool:
+    """Whether one is the maximum of values and the other the sum of their exponentials below it."""
+    if list(total.kind_names) != ["sum"] or list(highest.loop_sizes) != list(total.loop_sizes):
+        return False
+    power = _yielded(total).owner
+    if not isinstance(power, mlir_math.ExpOp):
+        return False
+    difference = power.operands[0].owner
+    if not isinstance(difference, arith.SubfOp) or difference.rhs is not highest.results[0]:
+        return False
+    return _same(_yielded(highest), difference.lhs, dict(zip(highest.indices, total.indices, strict=True)))
+
+
+def _yielded(reduce: loop.ReduceOp) -> SSAValue:
+    last = reduce.block.last_op
+    assert last is not None
+    return last.operands[0]
+
+
+def _same(a: SSAValue, b: SSAValue, known: dict[SSAValue, SSAValue]) -> bool:
+    """Whether two values are computed alike, by operations that only load and compute; `known` pairs values that are."""
+    if known.get(a, a) is b:
+        return True
+    x, y = a.owner, b.owner
+    if not isinstance(x, Operation) or not isinstance(y, Operation) or type(x) is not type(y) or x.regions:
+        return False
+    if len(x.results) != 1 or len(x.operands) != len(y.operands) or x.properties != y.properties:
+        return False
+    if not all(_same(p, q, known) for p, q in zip(x.operands, y.operands, strict=True)):
+        return False
+    known[a] = b
+    return True
+
+
+def _merge(highest: loop.ReduceOp, total: loop.ReduceOp) -> None:
+    t = highest.results[0].type
+    new = loop.ReduceOp.build_reduce(list(highest.loop_sizes), ["softmax"], [t, t])
+    new.location = total.location
+    for old, index in zip(highest.indices, new.indices, strict=True):
+        old.replace_all_uses_with(index)
+    for op in list(highest.block.ops):
+        op.detach()
+        new.block.add_op(op)
+    block = highest.parent
+    assert block is not None
+    block.insert_op_before(new, highest)
+    total.results[0].replace_all_uses_with(new.results[1])
+    total.detach()
+    total.erase()
+    highest.results[0].replace_all_uses_with(new.results[0])
+    highest.detach()
+    highest.erase()
