@@ -225,7 +225,7 @@ def _literal(run: NdInterpreter, op: Any) -> torch.Tensor:
 def _random(run: NdInterpreter, op: Any, seeds: torch.Tensor) -> torch.Tensor:
     (site,) = prop(op, "index")
     shape = run.shape(op.result)
-    numbers = random_numbers(prop(op, "kind"), int(seeds[2 * site]), int(seeds[2 * site + 1]), math.prod(shape))
+    numbers = random_numbers(prop(op, "kind"), int(seeds[2 * site]), int(seeds[2 * site + 1]) & -16, math.prod(shape))
     return numbers.to(_torch_dtype(op.result)).reshape(shape)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import f32, i32, i64
+from xdsl.dialects.builtin import IntegerAttr, f32, i32, i64
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, tt_arith
@@ -25,9 +25,9 @@ def lower_random(s: State, op: Operation) -> None:
     """loop.random: kinds rand, randn, randint."""
     assert isinstance(op, loop.RandomOp)
     b = s.b
-    seed, k = b.resize(s.get(op.seed), i64), b.resize(s.get(op.offset), i64)
-    words = _philox(s, seed, b.elementwise(arith.ShRUIOp, (k, b.int(2, i64))))
-    low = b.resize(k, i32)
+    seed = b.resize(s.get(op.seed), i64)
+    block, low = _position(s, op.offset)
+    words = _philox(s, seed, block)
     odd, upper = _bit(s, low, 0), _bit(s, low, 1)
     kind = op.kind.data
     if kind == "randn":
@@ -36,6 +36,32 @@ def lower_random(s: State, op: Operation) -> None:
         return
     word = b.select(upper, b.select(odd, words[3], words[2]), b.select(odd, words[1], words[0]))
     s.values[op.result] = b.cast(tt_arith.ExtUIOp, word, i64) if kind == "randint" else _uniform(s, word)
+
+
+def _position(s: State, offset: SSAValue) -> tuple[SSAValue, SSAValue]:
+    """The block of four that number `offset` of a stream is in, and a number with the same last two bits.
+
+    Of start + i, where start is a multiple of four, the block is start / 4 + i / 4: neighbouring elements of a thread, whose i differ
+    in the last bits only, then visibly have one block, and the compiler computes it once."""
+    b = s.b
+
+    def quarter(x: SSAValue) -> SSAValue:
+        return b.elementwise(arith.ShRUIOp, (x, b.int(2, i64)))
+
+    total = offset.owner
+    if isinstance(total, arith.AddiOp) and _is_multiple_of_four(total.lhs):
+        start, i = (b.resize(s.get(v), i64) for v in (total.lhs, total.rhs))
+        return b.add(quarter(start), quarter(i)), b.resize(i, i32)
+    k = b.resize(s.get(offset), i64)
+    return quarter(k), b.resize(k, i32)
+
+
+def _is_multiple_of_four(value: SSAValue) -> bool:
+    masked = value.owner
+    if not isinstance(masked, arith.AndIOp) or not isinstance(masked.rhs.owner, arith.ConstantOp):
+        return False
+    mask = masked.rhs.owner.value
+    return isinstance(mask, IntegerAttr) and mask.value.data % 4 == 0
 
 
 def _bit(s: State, value: SSAValue, n: int) -> SSAValue:

@@ -101,7 +101,9 @@ def _random(low: Lowering, op: nd.RandomOp) -> None:
 
     def build(b: Body, index: tuple[Expr, ...]) -> SSAValue:
         seed = low.element(b, op.seeds, [as_expr(2 * site)])
-        start = low.element(b, op.seeds, [as_expr(2 * site + 1)])
+        # a multiple of 16: neighbours then share blocks of four numbers, and a compiler that computes several of them sees it
+        drawn = low.element(b, op.seeds, [as_expr(2 * site + 1)])
+        start = b.emit(arith.AndIOp, (drawn, b.constant(-16, i64)), i64)
         flat = sum((e * s for e, s in zip(index, strides_contiguous(t.dims), strict=True)), ZERO)
         offset = b.emit(arith.AddiOp, (start, b.index_value(flat, i64)), i64)
         x = b.emit(loop.RandomOp, (seed, offset), kind, kind=StringAttr(op.kind.data))
