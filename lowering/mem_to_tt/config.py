@@ -38,6 +38,10 @@ PIECES = 12
 """Tensors that make a row at most."""
 CHUNK = 16384
 """Elements that are read at once of a row that does not fit."""
+STREAM = 4096
+"""Elements that are read at once of a row that is read once."""
+SCANNED = 8192
+"""Elements of a row that are scanned at once."""
 THREAD = 16
 """Elements of a tile with reductions that a thread should have."""
 MANY = 32
@@ -204,13 +208,18 @@ def _plain(info: NestAccess, weights: Mapping[Expr, float], sizes: Sizes) -> Til
 def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
     longest = max(sizes.trips(n.loops) for n in inside)
     fixed = all(one.size.value is not None for n in inside for one in n.loops)
-    block, pieces = min(CHUNK, power_of_two(longest)), 1
-    if fixed and longest * _kept(inside) <= ON_CHIP:
+    kept = _kept(inside)
+    scans = any(isinstance(n.op, loop.ScanOp) for n in inside)
+    block, pieces = min(SCANNED if scans else CHUNK, power_of_two(longest)), 1
+    if fixed and not kept and not scans and longest > STREAM:
+        block = _evenly(longest)
+    elif fixed and longest * max(1, kept) <= ON_CHIP:
         block, pieces = _cut(longest)
     if block * pieces < longest:
-        return Tile([(list(loops), 1)] if loops else [], inner=block, warps=_warps(block, THREAD))
+        most = 8 if scans else MAX_WARPS
+        return Tile([(list(loops), 1)] if loops else [], inner=block, warps=min(most, _warps(block, THREAD)))
     rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
-    held = block * pieces * _kept(inside)
+    held = block * pieces * max(1, kept)
     warps = min(16, _warps(rows * block * pieces, THREAD if rows > 1 else MANY))
     while warps < 16 and held > 32 * warps * MOST_ELEMENTS:
         warps *= 2
@@ -228,7 +237,7 @@ def _kept(inside: Sequence[Node]) -> int:
             if linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
                 seen.setdefault(access.buffer, set()).add(node)
     sums = sum(a.mode != "set" and n.parent is not None and n.parent.parent is not None for n in inside for a in n.accesses)
-    return max(1, sum(len(nodes) > 1 for buffer, nodes in seen.items() if buffer in loaded) + sums)
+    return sum(len(nodes) > 1 for buffer, nodes in seen.items() if buffer in loaded) + sums
 
 
 def has_effect(node: Node) -> bool:
@@ -248,6 +257,12 @@ def _cut(longest: int) -> tuple[int, int]:
         if pieces <= PIECES and longest >= FILLED * block * pieces:
             return block, pieces
     return (power_of_two(longest), 1) if power_of_two(longest) <= BLOCK else (PIECE, -(-longest // PIECE))
+
+
+def _evenly(longest: int) -> int:
+    """The block in which a row is read that is read once: the one that leaves least of the last block empty."""
+    blocks = [STREAM >> k for k in range(3)]
+    return max(blocks, key=lambda b: longest / (b * -(-longest // b)))
 
 
 def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Sizes) -> Tile:

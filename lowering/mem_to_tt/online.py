@@ -56,6 +56,8 @@ def _are_pair(highest: loop.ReduceOp, total: loop.ReduceOp) -> bool:
     """Whether one is the maximum of values and the other the sum of their exponentials below it."""
     if list(total.kind_names) != ["sum"] or list(highest.loop_sizes) != list(total.loop_sizes):
         return False
+    if any(isinstance(op, (loop.StoreOp, loop.LoopLike)) for reduce in (highest, total) for op in reduce.block.ops):
+        return False
     power = _yielded(total).owner
     if not isinstance(power, mlir_math.ExpOp):
         return False

@@ -31,14 +31,16 @@ class GpuRecompute(Pass):
         for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
             assert isinstance(nest, loop.NestOp)
             for argument, buffer in list(zip(nest.out_args, nest.outs, strict=True)):
-                if is_private(buffer) and _forward(nest, argument, buffer):
+                if not _forward(nest, argument, buffer):
+                    continue
+                self.statistic("num-recomputed")
+                self.remark(nest, "a value that it kept in memory is computed again", kind="applied")
+                if not any(True for _ in argument.uses):
                     _drop_out(nest, argument)
                     allocation = buffer.owner
                     assert isinstance(allocation, Operation)
                     allocation.detach()
                     allocation.erase()
-                    self.statistic("num-recomputed")
-                    self.remark(nest, "a value that it kept in memory is computed again", kind="applied")
 
 
 def is_private(buffer: SSAValue) -> bool:
@@ -55,15 +57,25 @@ def is_private(buffer: SSAValue) -> bool:
 
 
 def _forward(nest: loop.NestOp, argument: SSAValue, buffer: SSAValue) -> bool:
-    """Replace the loads of a buffer by what was stored; whether that was possible, and the stores are gone."""
-    accesses = [u.operation for u in argument.uses]
+    """Replace the loads of a buffer by what was stored, and drop that store; whether that was possible.
+
+    Nobody else may see what is stored: the buffer is the nest's own, or another store overwrites it after the loads."""
+    accesses = [op for op in loop.walk_bodies(nest) if argument in op.operands]
     stores = [o for o in accesses if isinstance(o, loop.StoreOp)]
     loads = [o for o in accesses if isinstance(o, loop.LoadOp)]
-    if len(stores) != 1 or len(loads) + 1 != len(accesses) or any(u.operation is not nest for u in buffer.uses):
+    if not loads or not stores or len(loads) + len(stores) != len(accesses) or any(buffer in op.operands for op in loop.walk_bodies(nest)):
         return False
-    (store,) = stores
+    if any(o.mask is not None for o in accesses) or any(o.store_mode != "set" for o in stores):
+        return False
+    store, *later = stores
+    if later:
+        (last, *more) = later
+        if more or _indices(store, last) is None or accesses[-1] is not last:
+            return False
+    elif not is_private(buffer):
+        return False
     source = _slice(store)
-    if store.store_mode != "set" or store.mask is not None or source is None or any(o.mask is not None for o in loads):
+    if source is None:
         return False
     found = [_indices(store, load) for load in loads]
     if any(f is None for f in found):
@@ -82,8 +94,8 @@ def _forward(nest: loop.NestOp, argument: SSAValue, buffer: SSAValue) -> bool:
     return True
 
 
-def _indices(store: loop.StoreOp, load: loop.LoadOp) -> dict[SSAValue, SSAValue] | None:
-    """The indices of the store's loop as values at the load, which reads the very element; None where that cannot be told."""
+def _indices(store: loop.StoreOp, load: loop.LoadOp | loop.StoreOp) -> dict[SSAValue, SSAValue] | None:
+    """The indices of the store's loop as values at a later access to the very element; None where that cannot be told."""
     inside = store.parent
     if inside is None or store.index_map != load.index_map or len(store.index_operands) != len(load.index_operands):
         return None
