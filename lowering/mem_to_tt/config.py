@@ -40,6 +40,8 @@ CHUNK = 16384
 """Elements that are read at once of a row that does not fit."""
 STREAM = 4096
 """Elements that are read at once of a row that is read once."""
+ONLINE = 8192
+"""Elements that are read at once of a row whose maximum and sum of exponentials are found together."""
 SCANNED = 8192
 """Elements of a row that are scanned at once."""
 THREAD = 16
@@ -61,8 +63,10 @@ UNROLL = 32
 """Iterations of a window (a reduction over several loops) that become straight code."""
 SHORT_LOOP = 8
 """The same for a single loop."""
-IN_FLIGHT = 64
-"""Values that a thread may have loaded at once in straight code."""
+IN_WINDOW = 2
+"""Elements of a thread where each comes from a window: more would lie too far apart for the warp to load side by side."""
+STAGES = 3
+"""Iterations under way of a loop that streams through memory."""
 I32_MAX = 2**31 - 1
 
 
@@ -174,10 +178,7 @@ def _plain(info: NestAccess, weights: Mapping[Expr, float], sizes: Sizes) -> Til
     loops = info.root.loops
     if not loops:
         return Tile(warps=1)
-    loads = sum(sizes(product(one.size for one in n.loops)) * len(n.accesses) for n in info.root.walk() if n is not info.root)
-    each = 8
-    while each > 1 and each * loads > IN_FLIGHT:
-        each //= 2
+    each = IN_WINDOW if info.root.children else 8
     most = each * TILE // 8
     total = sizes.trips(loops)
     if len(loops) == 1:
@@ -211,16 +212,22 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     kept = _kept(inside)
     scans = any(isinstance(n.op, loop.ScanOp) for n in inside)
     block, pieces = min(SCANNED if scans else CHUNK, power_of_two(longest)), 1
-    if fixed and not kept and not scans and longest > STREAM:
-        block = _evenly(longest)
-    elif fixed and longest * max(1, kept) <= ON_CHIP:
+    if fixed and longest * max(1, kept) <= ON_CHIP:
         block, pieces = _cut(longest)
     if block * pieces < longest:
-        most = 8 if scans else MAX_WARPS
-        return Tile([(list(loops), 1)] if loops else [], inner=block, warps=min(most, _warps(block, THREAD)))
+        axes = [(list(loops), 1)] if loops else []
+        if scans:
+            return Tile(axes, inner=block, warps=min(8, _warps(block, THREAD)))
+        if not kept:
+            return Tile(axes, inner=min(block, STREAM), warps=_warps(min(block, STREAM), THREAD), stages=STAGES)
+        if any("softmax" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp)):
+            return Tile(axes, inner=min(block, ONLINE), warps=_warps(min(block, ONLINE), THREAD), stages=STAGES)
+        return Tile(axes, inner=block, warps=_warps(block, THREAD))
     rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
-    held = block * pieces * max(1, kept)
-    warps = min(16, _warps(rows * block * pieces, THREAD if rows > 1 else MANY))
+    held = block * pieces * kept
+    if not any(isinstance(n.op, (loop.ReduceOp, loop.ScanOp)) for n in inside):
+        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=min(8, _warps(rows * block, 8)), pieces=pieces)
+    warps = min(16 if kept or pieces == 1 else 8, _warps(rows * block * pieces, THREAD if rows > 1 else MANY))
     while warps < 16 and held > 32 * warps * MOST_ELEMENTS:
         warps *= 2
     return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
@@ -259,12 +266,6 @@ def _cut(longest: int) -> tuple[int, int]:
     return (power_of_two(longest), 1) if power_of_two(longest) <= BLOCK else (PIECE, -(-longest // PIECE))
 
 
-def _evenly(longest: int) -> int:
-    """The block in which a row is read that is read once: the one that leaves least of the last block empty."""
-    blocks = [STREAM >> k for k in range(3)]
-    return max(blocks, key=lambda b: longest / (b * -(-longest // b)))
-
-
 def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Sizes) -> Tile:
     rest = [one for one in loops if one is not x]
     around = sizes.trips(rest)
@@ -273,7 +274,11 @@ def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Size
         block //= 2
     longest = max(sizes.trips(n.loops) for n in inside)
     depth = max(1, min(DEPTH // block, power_of_two(longest)))
-    return Tile([([x], block)], rest, inner=depth, warps=_warps(block * depth, THREAD))
+    even = depth
+    while even > depth // 4 and longest % even:
+        even //= 2
+    depth = depth if longest % even else even
+    return Tile([([x], block)], rest, inner=depth, warps=_warps(block * depth, THREAD), stages=STAGES)
 
 
 def _warps(elements: int, each: int) -> int:
