@@ -13,7 +13,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from ...dialects import loop, tt_arith
 from ...dialects.float8 import FLOAT8
 from ...dialects.nd_types import is_float
-from ...dialects.tt_compute import ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
+from ...dialects.tt_compute import BitcastOp, ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
 from ...dialects.tt_types import element_of, like, shape_of
 from .builder import NO_FLAGS
 from .memory import lower_load, lower_store
@@ -292,7 +292,7 @@ RULES: dict[type[Operation], Rule] = {
     arith.ExtSIOp: cast(tt_arith.ExtSIOp),
     arith.ExtUIOp: cast(tt_arith.ExtUIOp),
     arith.TruncIOp: cast(tt_arith.TruncIOp),
-    arith.BitcastOp: cast(arith.BitcastOp),
+    arith.BitcastOp: cast(BitcastOp),
     arith.IndexCastOp: index_cast,
     mlir_math.SqrtOp: square_root,
     mlir_math.AbsIOp: absolute,

@@ -14,6 +14,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import tt_arith
 from ...dialects.float8 import FORMATS, f8e8m0fnu
+from ...dialects.tt_compute import BitcastOp
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder
 
 
@@ -41,10 +42,10 @@ class _Words:
 
     def number(self, a: SSAValue) -> SSAValue:
         """The f32 with these bits."""
-        return self.b.cast(arith.BitcastOp, a, f32)
+        return self.b.cast(BitcastOp, a, f32)
 
     def bits(self, x: SSAValue) -> SSAValue:
-        return self.b.cast(arith.BitcastOp, x, i32)
+        return self.b.cast(BitcastOp, x, i32)
 
 
 def widen(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
