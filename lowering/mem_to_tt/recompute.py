@@ -65,7 +65,7 @@ def _forward(nest: loop.NestOp, argument: SSAValue, buffer: SSAValue) -> bool:
     loads = [o for o in accesses if isinstance(o, loop.LoadOp)]
     if not loads or not stores or len(loads) + len(stores) != len(accesses) or any(buffer in op.operands for op in loop.walk_bodies(nest)):
         return False
-    if any(o.mask is not None for o in accesses) or any(o.store_mode != "set" for o in stores):
+    if any(o.mask is not None for o in (*loads, *stores)) or any(o.store_mode != "set" for o in stores):
         return False
     store, *later = stores
     if later:
