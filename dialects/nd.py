@@ -134,7 +134,7 @@ class LiteralOp(NdOp):
 @irdl_op_definition
 class RandomOp(NdOp):
     """Random numbers by Philox4x32-10: element i of the result uses (seed, offset + i) of `seeds` (i64, two a call site:
-    seed and offset, whose last four bits count as 0). `kind` is rand (uniform in [0, 1)), randn (normal) or randint (raw 32 bits as i64)."""
+    seed and offset, its last four bits cleared). `kind` is rand (uniform in [0, 1)), randn (normal) or randint (raw 32 bits as i64)."""
 
     name = "nd.random"
     SYNTAX: ClassVar = {"kind": "str", "index": "ints"}
