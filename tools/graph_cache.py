@@ -26,7 +26,7 @@ from torch.fx import GraphModule
 from ..lowering.fx_to_nd import Border
 from ..lowering.fx_to_nd.metadata import shape_env
 from ..lowering.sympy_bridge import example_values
-from ..targets.cpu.cache import cache_folder, object_path, read, write
+from ..targets.cpu.cache import cache_folder, discard, object_path, read, write
 from .compiled import CompiledGraph, MissingPart
 from .counters import count
 from .graph_key import Uncacheable, graph_key, settings_key, tensor_bytes
@@ -86,9 +86,7 @@ class Slot:
         if found is None or not _guards_hold(found.guards, self._env):
             count("graph_cache_misses")
             return None
-        count("graph_cache_hits")
-        for name, n in found.counts.items():
-            count(name, n)
+        count_hit(found)
         return found
 
     def store(self, graph: CompiledGraph) -> CompiledGraph:
@@ -96,12 +94,20 @@ class Slot:
         guards = tuple(g.expr for g in self._env.guards[self._guards :]) if self._env is not None else ()
         whole = replace(graph, guards=guards, places=_places(self.gm, graph.constants), key=self.key)
         buffer = io.BytesIO()
+        pickler = _Pickler(buffer, self.gm)
         try:
-            _Pickler(buffer, self.gm).dump(replace(whole, code=b""))
+            pickler.dump(replace(whole, code=b""))
         except (Uncacheable, pickle.PicklingError, TypeError, AttributeError) as error:
             bypass(str(error))
             return graph
-        return whole if write(graph_path(self.key), buffer.getvalue()) else graph
+        return replace(whole, standalone=not pickler.named) if write(graph_path(self.key), buffer.getvalue()) else graph
+
+
+def count_hit(graph: CompiledGraph) -> None:
+    """Count a graph that was found, as if it had been compiled."""
+    count("graph_cache_hits")
+    for name, n in graph.counts.items():
+        count(name, n)
 
 
 def read_graph(key: str, gm: GraphModule | None) -> CompiledGraph | None:
@@ -109,20 +115,21 @@ def read_graph(key: str, gm: GraphModule | None) -> CompiledGraph | None:
     data = read(graph_path(key))
     if data is None:
         return None
+    unpickler = _Unpickler(io.BytesIO(data), gm)
     try:
-        found = _Unpickler(io.BytesIO(data), gm).load()
+        found = unpickler.load()
         code = read(object_path(found.code_key))
     except MissingPart:
         return None
     except Exception as error:  # pickle raises whatever the content makes it raise
-        log.warning("cache: %s cannot be used and is made again: %s: %s", graph_path(key), type(error).__name__, error)
+        discard(graph_path(key), f"cannot be used ({type(error).__name__}: {error})")
         return None
     if code is None:
         return None
     constants = found.constants
     if gm is not None:
         constants = [_attribute(gm, place) if place else c for place, c in zip(found.places, constants, strict=True)]
-    return replace(found, code=code, constants=constants)
+    return replace(found, code=code, constants=constants, standalone=not unpickler.named)
 
 
 def _places(gm: GraphModule, constants: Sequence[torch.Tensor]) -> list[str]:
@@ -159,6 +166,8 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, gm: GraphModule):
         super().__init__(file, protocol=5)
         self._modules = {id(m): name for name, m in gm.named_modules() if isinstance(m, GraphModule)}
+        self.named = False
+        """Whether parts of the FX graph were mentioned."""
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
@@ -169,6 +178,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, torch.nn.Module):
             if id(obj) not in self._modules:
                 raise Uncacheable(f"a {type(obj).__name__} that is not part of the graph is called")
+            self.named = True
             return "module", self._modules[id(obj)]
         return None
 
@@ -177,6 +187,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, gm: GraphModule | None):
         super().__init__(file)
         self._gm = gm
+        self.named = False
 
     def persistent_load(self, pid: Any) -> Any:
         kind, *what = pid
@@ -188,6 +199,7 @@ class _Unpickler(pickle.Unpickler):
         if kind == "module":
             if self._gm is None:
                 raise MissingPart
+            self.named = True
             return self._gm.get_submodule(what[0])
         return _kept_tensor(*what)
 

@@ -87,8 +87,17 @@ def read(path: Path) -> bytes | None:
     data = content[_HEAD:]
     if data and content.startswith(_MAGIC) and hashlib.sha256(data).digest() == content[len(_MAGIC) : _HEAD]:
         return data
-    log.warning("cache: %s is damaged or of another program and is made again", path)
+    discard(path, "is damaged or of another program")
     return None
+
+
+def discard(path: Path, problem: str) -> None:
+    """Say what is wrong with a file, and remove it, so that it is said once."""
+    log.warning("cache: %s %s and is made again", path, problem)
+    try:
+        path.unlink()
+    except OSError:  # what cannot be removed is written over, or mentioned again
+        return
 
 
 def write(path: Path, data: bytes) -> bool:
