@@ -73,6 +73,11 @@ def from_sympy(e: sympy.Basic | int) -> Expr:
         raise UnsupportedExpr(e, f"in `{error.expr}`, {error.reason}") from None
 
 
+def has_form(e: sympy.Basic) -> bool:
+    """Whether an operation on integers has a counterpart, whatever its operands are."""
+    return type(e) in _INTEGER_RULES and bool(e.args) and all(a.is_integer for a in e.args)
+
+
 def _convert(e: sympy.Basic) -> Expr:
     found = _CACHE.get(e)
     if found is None:

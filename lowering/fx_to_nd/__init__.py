@@ -50,6 +50,7 @@ _FAMILIES = (
     "reductions",
     "resampling",
     "scans",
+    "special",
     "views",
 )
 _loaded = False

@@ -94,6 +94,7 @@ class Importer(Builder):
         self.bound_symbols: dict[str, SSAValue] = {}
         self.float_symbols: dict[str, SSAValue] = {}
         self.opaque_sizes: dict[Any, Expr] = {}
+        self.early_ops = 0
         self.scalar_numbers: dict[Any, ScalarValue] = {}
         self.scalar_tensors: dict[Any, SSAValue] = {}
         self.fallback_random = fallback_random

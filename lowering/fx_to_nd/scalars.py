@@ -19,12 +19,12 @@ from sympy.logic.boolalg import BooleanAtom
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy import functions as tsf
 from xdsl.dialects.builtin import IndexType, f64, i1, i64
-from xdsl.ir import SSAValue
+from xdsl.ir import BlockArgument, SSAValue
 
 from ...dialects.call_args import Call, Obj
 from ...dialects.expr import Expr, sym
 from ...errors import StepwellError
-from ..sympy_bridge import UnsupportedExpr, from_sympy
+from ..sympy_bridge import UnsupportedExpr, from_sympy, has_form
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -60,18 +60,39 @@ def sym_value(b: Importer, val: Any) -> Any:
 
 
 def size_expr(b: Importer, expr: Any) -> Expr:
-    """An integer sympy expression; one that our algebra cannot write becomes a new symbol that a call defines."""
+    """An integer sympy expression. The parts that our algebra cannot write become symbols that calls define."""
     try:
         return from_sympy(expr)
     except UnsupportedExpr:
         pass
+    return _opaque_size(b, expr) if not has_form(expr) else from_sympy(expr.func(*(_writable(b, a) for a in expr.args)))
+
+
+def _writable(b: Importer, expr: Any) -> Any:
+    """An integer sympy expression with the parts that our algebra cannot write replaced by symbols."""
+    try:
+        from_sympy(expr)
+    except UnsupportedExpr:
+        if has_form(expr):
+            return expr.func(*(_writable(b, a) for a in expr.args))
+        return sympy.Symbol(str(_opaque_size(b, expr)), integer=True)
+    return expr
+
+
+def _opaque_size(b: Importer, expr: Any) -> Expr:
+    """The symbol of a number that a call computes: at the start of the function where its operands are known there, so
+    that whatever comes to need it finds it bound."""
     found = b.opaque_sizes.get(expr)
     if found is None:
         name = f"p{len(b.opaque_sizes)}"
         found = b.opaque_sizes[expr] = sym(name)
-        (result,) = python_call(
-            b, Evaluator(expr, "int"), [_leaf_value(b, s) for s in _symbols(expr)], ["int"], binds=name
-        )
+        symbols = _symbols(expr)
+        (result,) = python_call(b, Evaluator(expr, "int"), [_leaf_value(b, s) for s in symbols], ["int"], binds=name)
+        if all(s.name in b.argument_symbols for s in symbols if s.is_integer) and all(
+            isinstance(operand, BlockArgument) for operand in result.owner.operands  # pyright: ignore[reportAttributeAccessIssue]
+        ):
+            b.ops.insert(b.early_ops, b.ops.pop())
+            b.early_ops += 1
         b.bind_symbol(name, result)
     return found
 

@@ -1,5 +1,7 @@
 """Operators that PyTorch's own samples or random programs found wrong once: they compile and agree with eager."""
 
+import math
+
 import pytest
 import torch
 
@@ -108,3 +110,42 @@ def test_complex_numbers_are_moved(dtype, dynamic):
         got = torch.compile(move, backend="stepwell", dynamic=dynamic)(x, torch.view_as_complex(x))
         for ours, theirs in zip(got, move(x, torch.view_as_complex(x)), strict=True):
             assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("mode", ("nearest", "linear"))
+def test_sizes_by_a_factor(mode):
+    """int(2.3 * size) is no expression of the index algebra; sizes and strides of the result are products of it."""
+
+    def program(x):
+        y = torch.nn.functional.interpolate(x, scale_factor=2.3, mode=mode)
+        return y, y.sum(1) + 1
+
+    check_against_eager(program, torch.randn(3, 4, 5), dynamic=True)
+
+
+BESSEL = """bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0
+modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0 airy_ai""".split()
+
+
+def test_bessel_functions():
+    edges = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-30, 8.0, 2.0, -2.0, -5.0, 5.0, 30.0, -30.0]
+    x = torch.cat([torch.tensor(edges), torch.linspace(-20, 20, 301)])
+    for names in (BESSEL[:6], BESSEL[6:]):
+
+        def program(x, names=names):
+            return [getattr(torch.special, name)(x) for name in names]
+
+        stepwell.reset_counters()
+        torch._dynamo.reset()
+        got = torch.compile(program, backend="stepwell")(x)
+        assert not stepwell.counters["extern"] + stepwell.counters["fallback"]
+        exact, eager = program(x.double()), program(x)
+        for name, ours, theirs, truth in zip(names, got, eager, exact, strict=True):
+            torch.testing.assert_close(ours, truth.float(), rtol=2e-5, atol=2e-6, equal_nan=True, msg=name)
+            assert torch.equal(ours.isnan(), theirs.isnan()), name
+
+
+def test_bessel_functions_of_doubles():
+    x = torch.linspace(0.01, 30, 200, dtype=torch.float64)
+    program = lambda x: [getattr(torch.special, name)(x) for name in BESSEL]  # noqa: E731
+    check_against_eager(program, x, rtol=1e-9, atol=1e-12)
