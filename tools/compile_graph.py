@@ -19,6 +19,8 @@ from ..lowering.fx_to_nd import Border, Imported, import_graph
 from ..passes.instrumentation import Instrumentation, Remark
 from ..passes.manager import Pipeline, run
 from ..passes.pipelines import default_pipeline
+from ..targets.cpu.forecast import expected_products
+from ..targets.cpu.library import prepare
 from ..targets.host.description import ProgramDescription
 from .compiled import CompiledGraph, Runner, no_garbage_collection
 from .counters import count, phase, recorded
@@ -105,6 +107,8 @@ def lower_graph(
         if watch:
             watch.graph(kind, gm, imported.module)
         target = "cpu" if imported.device == "cpu" else "gpu"
+        if target == "cpu":
+            prepare(expected_products(imported.module))
         pipeline = default_pipeline(target, {"passes": options.passes, "pipeline": options.pipeline})
         if options.autotune:
             tune(pipeline)

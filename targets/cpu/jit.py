@@ -233,9 +233,9 @@ def load_object(data: bytes, symbols: dict[str, int] | None = None, exports: lis
 
     `symbols` are absolute addresses that it may refer to beside those of the process; `exports` the symbols to be
     looked up (by default every defined one). CompileError names symbols that are nowhere."""
+    defined, undefined = object_symbols(data)
+    symbols = {**(symbols or {}), **library_symbols(undefined)}  # may wait for a thread that needs the lock
     with _lock:
-        defined, undefined = object_symbols(data)
-        symbols = {**(symbols or {}), **library_symbols(undefined)}
         missing = [name for name in undefined if name not in symbols and not _in_process(name)]
         if missing:
             load_process_libraries()

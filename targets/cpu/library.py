@@ -3,12 +3,18 @@
 A graph's object calls them by name (`GemmSpec.shared_symbol`, `AttentionSpec.shared_symbol`); the name says
 everything that their code depends on, so that it is the whole request. They bring their own scratch memory
 (`scratch.py`).
+
+Compiling one takes as long as the rest of a small graph, and needs to know nothing of the graph: `prepare` has it done in a thread while
+the graph is lowered (LLVM does not hold Python's lock).
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, wait
 
 from .attention_spec import AttentionSpec
 from .cache import cached_object
@@ -55,6 +61,41 @@ def module_of(spec: GemmSpec | AttentionSpec) -> str:
     return shared_gemm_module(spec)
 
 
+_lock = threading.RLock()
+_ordered: dict[str, Future[bytes]] = {}
+"""The objects that threads are making, by symbol."""
+
+
+def prepare(symbols: Iterable[str]) -> None:
+    """Begin to make the objects of those functions of the library that are not there yet, and return at once. Whoever needs one waits
+    for it; what nobody needs is kept on disk."""
+    with _lock:
+        wanted = [s for s in dict.fromkeys(symbols) if s not in _loaded and s not in _ordered and spec_of(s) is not None]
+        _ordered.update((s, Future()) for s in wanted)
+        orders = [(s, _ordered[s]) for s in wanted]
+    if orders:
+        threading.Thread(target=_make, args=(orders,), name="stepwell-library").start()
+
+
+def _make(orders: Sequence[tuple[str, Future[bytes]]]) -> None:
+    for symbol, future in orders:
+        try:
+            spec = spec_of(symbol)
+            assert spec is not None
+            future.set_result(cached_object(module_of(spec))[0])
+        except BaseException as error:  # for the one who waits
+            future.set_exception(error)
+
+
+def settle() -> None:
+    """Wait until no thread makes anything."""
+    wait(list(_ordered.values()))
+
+
+# a child has no such threads, and would wait for locks that they hold
+os.register_at_fork(before=settle)
+
+
 def library_symbols(names: Iterable[str]) -> dict[str, int]:
     """The addresses of those of `names` that belong to the library."""
     return {name: _address(name, spec) for name in names if (spec := spec_of(name)) is not None}
@@ -63,9 +104,11 @@ def library_symbols(names: Iterable[str]) -> dict[str, int]:
 def _address(symbol: str, spec: GemmSpec | AttentionSpec) -> int:
     from .jit import Library, load_object
 
-    library = _loaded.get(symbol)
-    if library is None:
-        data, _ = cached_object(module_of(spec))
-        library = _loaded[symbol] = load_object(data, exports=[symbol])
+    with _lock:
+        library = _loaded.get(symbol)
+        if library is None:
+            order = _ordered.pop(symbol, None)
+            data = cached_object(module_of(spec))[0] if order is None else order.result()
+            library = _loaded[symbol] = load_object(data, exports=[symbol])
     assert isinstance(library, Library)
     return library.address(symbol)

@@ -1,0 +1,60 @@
+"""Which functions of the library a graph will call, guessed before it is lowered.
+
+The guess starts work early (`library.prepare`); what is really called is decided by the pass "contract-select" on buffers, whose strides
+nobody knows yet. Here an operand counts as transposed when the permutations that it comes from move the last dimension.
+"""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
+from ...dialects import nd
+from ...dialects.nd_types import tensor_type
+from ...lowering.mem_to_cpu.contract import DTYPES
+from .features import target
+from .gemm_choice import prefer_own_gemm
+from .gemm_spec import GemmSpec, isa_for
+
+TYPICAL = 64
+"""Stands for sizes that are not known."""
+
+
+def expected_products(module: ModuleOp) -> list[str]:
+    """The symbols of the generated products that the `nd.matmul` of a module are likely to become, each once."""
+    found: dict[str, None] = {}
+    isa = isa_for(target()).name
+    for func in module.body.block.ops:
+        if not isinstance(func, FuncOp):
+            continue
+        for op in func.body.block.ops:
+            if type(op) is not nd.MatmulOp:
+                continue
+            lhs, rhs = op.operands
+            type_a, type_b = tensor_type(lhs), tensor_type(rhs)
+            dtype = DTYPES.get(type_a.element_type)
+            if dtype is None:
+                continue
+            (m, k), n = type_a.dims[-2:], type_b.dims[-1]
+            sizes = [int(e) if e.is_const else TYPICAL for e in (m, n, k)]
+            layout = _is_transposed(lhs), _is_transposed(rhs)
+            if prefer_own_gemm(sizes[0], sizes[1], sizes[2], dtype, *layout):
+                found[GemmSpec(dtype, trans_a=layout[0], trans_b=layout[1], isa=isa).shared_symbol] = None
+    return list(found)
+
+
+def _is_transposed(value: SSAValue) -> bool:
+    """Whether the last dimension is not the last one where the permutations that a value comes from begin."""
+    last = tensor_type(value).rank - 1
+    at = last
+    while isinstance(op := value.owner, nd.ViewOp) and op.operands:
+        if type(op) is nd.PermuteOp:
+            at = op.dims.data[at]
+        elif at != last:
+            break
+        else:
+            at = tensor_type(op.operands[0]).rank - 1
+        value = op.operands[0]
+        last = tensor_type(value).rank - 1
+    return at != last

@@ -1,0 +1,77 @@
+"""Products are guessed before a graph is lowered, and made in a thread meanwhile."""
+
+import os
+import re
+
+import pytest
+from xdsl.context import Context
+from xdsl.parser import Parser
+
+from stepwell.dialects import load_dialects
+from stepwell.targets.cpu import library
+from stepwell.targets.cpu.forecast import expected_products
+
+SYMBOL = "stepwell_gemm_f32_nt_generic_shared"
+
+
+def kinds(body, *arguments):
+    """The layouts of the products that are expected, as nn, nt, tn or tt."""
+    names = ", ".join(f"%a{k} : !nd.tensor<{a}>" for k, a in enumerate(arguments))
+    text = f"func.func @forward({names}) {{\n{body}\nfunc.return }}"
+    ctx = Context()
+    load_dialects(ctx)
+    return [re.findall("_f32_([nt]{2})_", s)[0] for s in expected_products(Parser(ctx, text).parse_module())]
+
+
+T = "!nd.tensor<16 x 16 x f32>"
+
+
+def test_layouts_follow_from_permutations():
+    plain = f"%c = nd.matmul %a0, %a1 : ({T}, {T}) -> {T}"
+    assert kinds(plain, "16 x 16 x f32", "16 x 16 x f32") == ["nn"]
+    turned = f"%t = nd.permute %a1 {{dims = [1, 0]}} : ({T}) -> {T}\n"
+    assert kinds(turned + plain.replace("%a1", "%t"), "16 x 16 x f32", "16 x 16 x f32") == ["nt"]
+    back = turned + f"%u = nd.permute %t {{dims = [1, 0]}} : ({T}) -> {T}\n"
+    assert kinds(back + plain.replace("%a1", "%u"), "16 x 16 x f32", "16 x 16 x f32") == ["nn"]
+
+
+def test_integers_are_not_expected():
+    t = "!nd.tensor<16 x 16 x i64>"
+    assert kinds(f"%c = nd.matmul %a0, %a1 : ({t}, {t}) -> {t}", "16 x 16 x i64", "16 x 16 x i64") == []
+
+
+@pytest.fixture
+def nothing_loaded(monkeypatch):
+    monkeypatch.setattr(library, "_loaded", {})
+    monkeypatch.setattr(library, "_ordered", {})
+
+
+def test_what_was_prepared_is_used(nothing_loaded, monkeypatch):
+    made = []
+    original = library.module_of
+    monkeypatch.setattr(library, "module_of", lambda spec: made.append(spec) or original(spec))
+    library.prepare([SYMBOL, "puts", SYMBOL])
+    library.settle()
+    assert len(made) == 1
+    assert library.library_symbols([SYMBOL, "puts"])[SYMBOL] and len(made) == 1
+    library.prepare([SYMBOL])
+    assert len(made) == 1 and not library._ordered
+
+
+def test_a_failure_reaches_the_one_who_needs_it(nothing_loaded, monkeypatch):
+    def fail(spec):
+        raise ValueError("no such body")
+
+    monkeypatch.setattr(library, "module_of", fail)
+    library.prepare([SYMBOL])
+    with pytest.raises(ValueError, match="no such body"):
+        library.library_symbols([SYMBOL])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_waits_for_the_thread(nothing_loaded):
+    library.prepare([SYMBOL])
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if all(f.done() for f in library._ordered.values()) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
