@@ -221,6 +221,7 @@ def regroup(rng, factors):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("factors", [(2, 3, 4, 8, 16), (2, 3, 8, s0, s1, sym("s2"))], ids=["static", "dynamic"])
 def test_reshapes_there_and_back_are_the_identity(seed, factors):
+    """Catalogue G10, G07."""
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(40):
@@ -238,7 +239,7 @@ def test_reshapes_there_and_back_are_the_identity(seed, factors):
 
 @pytest.mark.parametrize("n", [1, 5, 12, 64])
 def test_every_numeric_decision_agrees_with_enumeration(n):
-    """One dimension in [0, n): the simplified forms of all small quotients and remainders, point by point."""
+    """Catalogue G09: one dimension in [0, n): the simplified forms of all small quotients and remainders, point by point."""
     env = RangeEnv({d0: Range.of_size(n)})
     for scale in (1, 2, 3, 4, 6, -1, -4):
         for shift in (0, 1, 5, -3):

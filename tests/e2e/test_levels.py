@@ -150,6 +150,7 @@ class Recorder:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_level_gives_the_same(name, tmp_path, monkeypatch):
+    """Catalogue G01."""
     build, inputs, trained, options = CASES[name]
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -60,6 +60,7 @@ def _seed():
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_layer_norm_is_one_nest_each_way(dtype: torch.dtype):
+    """Catalogue I23."""
     check(layer_norm, [torch.randn(70, 40, dtype=dtype), *parameters(40, dtype)], 2)
 
 

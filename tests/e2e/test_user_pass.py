@@ -53,6 +53,7 @@ def test_registered_pass():
 
 
 def test_pass_in_the_options():
+    """Catalogue H14."""
     with user.isolated():
         approximate = example()
     x = torch.linspace(-4, 4, 101)

@@ -34,6 +34,7 @@ FIRST = add_sum.__code__.co_firstlineno
 
 
 def test_add_then_sum_is_walked_through():
+    """Catalogue H01, X01."""
     found = told(add_sum, torch.randn(32, 64), torch.randn(32, 64))
     text = str(found)
     walk = text[text.index("Step by step") : text.index("What runs")]
@@ -90,6 +91,7 @@ def two_readers(x):
 
 
 def test_what_is_not_fused_has_a_reason_and_its_bytes():
+    """Catalogue I22, A04."""
     (graph,) = told(two_readers, torch.randn(48, 80)).graphs
     missed = [p for p in graph.pairs if not p.fused]
     assert missed

@@ -37,6 +37,7 @@ def test_a_dying_operand_is_overwritten(level, seeded):
 
 @pytest.mark.parametrize("access", ["%i, -%j + 5", "%i, 0", "-%i + 3, %j"])
 def test_another_index_forbids_reuse(level, seeded, access):
+    """Catalogue H07, J02."""
     text = POINTWISE.replace("ACCESS", access)
     module = level.check(text, [seeded(4, 6)])
     assert level.allocs(module, "output") == 1 and level.allocs(module, "arena") == 1

@@ -34,6 +34,7 @@ func.func @forward(%x: !nd.tensor<4 x 6 x f32> {{nd.layout = #nd.layout<{strides
     ids=["contiguous", "transposed", "sliced columns", "sliced rows"],
 )
 def test_pointwise_updates_are_in_place(level, seeded, strides, make):
+    """Catalogue B16."""
     text = negated(strides=strides)
     x = make(seeded(4, 6))
     module = level.check(text, [x])

@@ -270,6 +270,7 @@ func.func @forward(%w : {w}, %idx : {i}, %o : {o}) {{
 
 @pytest.mark.parametrize("n,c", [(10, 64), (33, 20), (100, 1)])
 def test_rows_by_index(nests, n, c):
+    """Catalogue G11."""
     v = 12
     run = nests(GATHER.format(w=buffer(v, c), i=buffer(n, dtype="i64"), o=buffer(n, c), n=n, c=c, v=v))
     w, idx, o = torch.randn(v, c), torch.randint(-v, v, (n,)), torch.zeros(n, c)

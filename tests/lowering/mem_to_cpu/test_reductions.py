@@ -46,6 +46,7 @@ SHAPES = [
 @pytest.mark.parametrize("shape,axes", SHAPES)
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_kinds(nests, shape, axes, kind):
+    """Catalogue A09."""
     x = torch.randn(shape)
     if kind == "prod":
         x = 1 + x / 100
@@ -215,6 +216,7 @@ func.func @forward(%x : {b}, %o : {v}, %p : {v}) {{
 @pytest.mark.parametrize("rows,cols", [(5, 100), (300, 20), (3, 20001)])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_online_softmax(nests, rows, cols, axis):
+    """Catalogue A19."""
     outer, inner, at = (f"%i = {rows}", f"%j = {cols}", "%i") if axis == 1 else (f"%j = {cols}", f"%i = {rows}", "%j")
     x = torch.randn(rows, cols) * 5
     x[0, 0] = -math.inf
@@ -253,6 +255,7 @@ func.func @forward(%x : {b}, %o : {v}, %p : {v}, %q : {v}) {{
     ],
 )
 def test_welford(nests, shape, axes):
+    """Catalogue A18."""
     x = torch.randn(shape) + 1000
     kept = [k for k in range(len(shape)) if k not in axes]
     (n,) = [shape[k] for k in kept]
@@ -281,6 +284,7 @@ def test_dynamic_welford(nests):
 
 
 def test_several_kinds_at_once(nests):
+    """Catalogue A20."""
     b, v = buffer(9, 333), buffer(9)
     text = f"""
     func.func @forward(%x : {b}, %o : {v}, %p : {v}, %q : {v}) {{
@@ -339,6 +343,7 @@ def test_windows(nests, w, stride):
 
 
 def test_long_sums_keep_their_precision(nests):
+    """Catalogue A14."""
     x = torch.full((1 << 22,), 0.1)
     o = torch.zeros(())
     nests(reduce_text((1 << 22,), (0,), "sum"))(x, o)
@@ -374,6 +379,7 @@ def test_reduction_over_one_element(nests, kind):
     "shape,axes", [((1 << 21,), (0,)), ((1024, 1500), (0, 1)), ((100003, 16), (0,)), ((3, 700000), (0, 1))]
 )
 def test_threads_share_a_reduction(nests, shape, axes, threads):
+    """Catalogue A13."""
     x = torch.randn(shape)
     kept = [shape[k] for k in range(len(shape)) if k not in axes]
     run = nests(reduce_text(shape, axes, "sum"))

@@ -63,6 +63,7 @@ def test_integer_scan(nests, axis):
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("kind", ["max", "min"])
 def test_running_extreme_with_index(nests, kind, axis):
+    """Catalogue A21."""
     b, n = buffer(9, 40), buffer(9, 40, dtype="i64")
     outer, inner, at = ("%i = 9", "%j = 40", "%i, %k") if axis == 1 else ("%j = 40", "%i = 9", "%k, %j")
     text = f"""
@@ -110,6 +111,7 @@ def test_combining_rows(nests, c, mode, reference):
 
 
 def test_scatter_of_single_elements_meets(nests):
+    """Catalogue A08."""
     n, e = 7, 1000
     x, o, i = buffer(e), buffer(n), buffer(e, dtype="i64")
     text = f"""

@@ -69,7 +69,7 @@ def test_a_small_value_of_a_large_one_is_stored():
 
 
 def test_a_costly_value_is_computed_again_where_that_moves_less():
-    """exp(x) is needed on both sides of a product: to read x twice moves less than to keep it."""
+    """Catalogue C08: exp(x) is needed on both sides of a product: to read x twice moves less than to keep it."""
 
     def program(x, y, w):
         e = x.exp()
@@ -93,7 +93,7 @@ def scaled(x):
 
 
 def test_members_move_to_the_group_where_they_save_more():
-    """The running sums of x meet its row sums first, but belong to what comes after a product with them."""
+    """Catalogue I03: the running sums of x meet its row sums first, but belong to what comes after a product with them."""
 
     def program(x, w):
         a = x.sum(-1)
@@ -131,6 +131,7 @@ def random_program(rng: random.Random):
 
 
 def test_the_search_never_makes_a_plan_worse_and_always_makes_the_same():
+    """Catalogue I02."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)

@@ -131,3 +131,92 @@ def test_a_fused_value_is_not_stored_i21():
 
 def test_the_program_can_keep_nests_apart_i09():
     assert compiled(lambda x: (x + 1, x * 2), X, options={"no_fuse": ["add"]})[0] == 2
+
+
+def test_the_larger_saving_wins_i02_i03():
+    """Rows of x with their sums; the column sums of y, which the first reads too, go through it in the other order."""
+    assert compiled(lambda x, y: ((x - x.sum(-1, keepdim=True)) * y, y.sum(0)), X, Y)[0] <= 2
+
+
+def test_two_additions_into_one_tensor_i08():
+    def program(x, a, b):
+        index = torch.arange(0, 48, 2)
+        return x.index_add(0, index, a).index_add(0, index, b)
+
+    assert compiled(program, X, torch.randn(24, 64), torch.randn(24, 64))[0] <= 3
+
+
+def test_fusion_does_not_raise_the_peak_i10():
+    """Many sums beside each other: fused, no temporary is left at all."""
+    from stepwell.tools.bench_memory import peak_of
+
+    def program(*xs):
+        return sum((x.exp() * 2).sum() for x in xs)
+
+    xs = [torch.randn(256, 256) for _ in range(8)]
+    call = torch.compile(program, backend="stepwell")
+    for _ in range(2):
+        call(*xs)
+    assert peak_of(lambda: call(*xs)) < peak_of(lambda: program(*xs))
+
+
+def test_loops_of_a_fused_nest_are_merged_i12_g02():
+    """One flat loop over four dimensions, in the schedule that the kernel is made from."""
+    from stepwell.dialects import cpu
+    from stepwell.passes.manager import Pass
+
+    seen: list[int] = []
+
+    class Look(Pass):
+        name = "look-at-loops"
+
+        def apply(self, ctx, op):
+            for kernel in op.walk():
+                if isinstance(kernel, cpu.KernelOp):
+                    seen.append(sum(o.name == "scf.for" for o in kernel.walk()))
+
+    x = torch.randn(2, 3, 4, 20)
+    compiled(lambda t: (t + 1).relu() * t, x, options={"passes": {"cpu": [Look()]}})
+    assert seen and max(seen) <= 3  # whole vectors, unrolled and not, and the rest: one loop each
+
+
+def test_lists_run_as_one_nest_i19():
+    xs = [torch.randn(5, 4) for _ in range(100)]
+    assert compiled(lambda *v: torch._foreach_mul(torch._foreach_add(v, 1.0), 2.0), *xs)[0] == 1
+
+
+def test_reads_through_divided_indices_are_fused_i25():
+    def program(x):
+        return torch.nn.functional.pixel_shuffle(x.relu(), 2) + 1
+
+    assert compiled(program, torch.randn(2, 8, 6, 5))[0] == 1
+
+
+def test_parts_of_one_tensor_i26():
+    """Parts that meet again are read in one nest; parts that do not share no element: a joint nest would save no bytes."""
+    assert compiled(lambda x: (lambda a, b, c, d: torch.sigmoid(a) * torch.tanh(b) + c * d)(*x.chunk(4, -1)), X)[0] == 1
+    assert compiled(lambda x: tuple(p * k for k, p in enumerate(x.chunk(4, -1), 1)), X) == (4, size(X))
+
+
+def test_many_operands_stay_within_reason_i27():
+    xs = [torch.randint(-9, 9, (48, 64)).float() for _ in range(80)]
+    compiled(lambda *v: torch.stack([a * k for k, a in enumerate(v)]).sum(0), *xs)
+
+
+def test_a_norm_and_the_scale_of_its_rows_i24():
+    def program(x):
+        y = torch.nn.functional.layer_norm(x, (64,))
+        return y, y.abs().amax(-1)
+
+    assert compiled(program, X)[0] == 1
+
+
+def test_a_bias_is_added_in_the_product_i14():
+    """The rest of an epilogue is one nest: a library's product stores before anything else can run."""
+    w, b = torch.randn(64, 32), torch.randn(32)
+    assert compiled(lambda x, w, b: torch.relu(x @ w + b), X, w, b)[0] <= 2
+
+
+def test_a_cast_of_a_weight_runs_before_its_product_i15():
+    weight = torch.randint(-8, 8, (64, 32), dtype=torch.int8)
+    assert compiled(lambda x, w: x @ w.float(), X, weight)[0] <= 2

@@ -64,6 +64,7 @@ def chosen(text):
 
 
 def test_contiguous_loops_are_merged():
+    """Catalogue G02."""
     _, module = parse(pointwise())
     info = NestAccess(nest_of(module), RangeEnv())
     (one,) = info.root.loops
@@ -77,6 +78,7 @@ def test_loops_that_differ_stay_apart():
 
 
 def test_divided_index_is_split():
+    """Catalogue G13."""
     b = "!mem.buffer<8 x 32 x f32>"
     text = POINTWISE.format(
         x=b, y=b, o="!mem.buffer<256 x f32>", loops="%i = 256", xi="%i floordiv 32, %i mod 32",
@@ -101,6 +103,7 @@ def test_divided_index_is_split():
     ids=["rows of two strides", "transposed operand", "row sums", "column sums"],
 )  # fmt: skip
 def test_choice(text, style, loop):
+    """Catalogue A12, G03."""
     schedule = chosen(text)
     assert schedule.style == style
     assert (schedule.vector.positions[-1] if schedule.vector else None) == loop
@@ -108,6 +111,7 @@ def test_choice(text, style, loop):
 
 @pytest.mark.parametrize(("source", "target", "vector"), [("f32", "bf16", 1), ("bf16", "f32", 0), ("f32", "f32", 1), ("f64", "f64", None)])
 def test_the_narrow_side_of_a_transposition_is_the_one_that_is_shuffled(source, target, vector):
+    """Catalogue G14."""
     kind = "f64" if source == "f64" else "f32"
     x, o = f"!mem.buffer<64 x 256 x {source}>", f"!mem.buffer<256 x 64 x {target}>"
     schedule = chosen(f"""

@@ -45,6 +45,7 @@ def chain(size: str, count: int) -> str:
 
 
 def test_a_chain_takes_two_places():
+    """Catalogue J03, J08."""
     _, func, allocs = plan(chain("100", 8))
     assert [op.at.data.value for op in allocs[:-1]] == [0, 448] * 3 + [0]
     assert allocs[-1].at is None
