@@ -85,8 +85,8 @@ def _protocol() -> tuple[Any, ...] | None:
     None for a torch without them."""
     try:
         from torch._functorch import config
-        from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, FXGraphCacheMiss, OutputCode
-        from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler
+        from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, FXGraphCacheMiss, OutputCode  # pyright: ignore[reportPrivateImportUsage]
+        from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler  # pyright: ignore[reportPrivateImportUsage]
 
         wanted = (config.bundled_autograd_cache, config.force_non_lazy_backward_lowering)
     except (ImportError, AttributeError) as error:
@@ -97,8 +97,11 @@ def _protocol() -> tuple[Any, ...] | None:
     class Kept(Runner, OutputCode):
         """A compiled graph that is in our cache; pickled as its key."""
 
-        __eq__, __hash__ = object.__eq__, object.__hash__
         __call__ = Runner.__call__
+        __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
 
         def __init__(self, run: Runner | None, key: str = ""):
             self._boxed_call = True
@@ -132,7 +135,10 @@ def _protocol() -> tuple[Any, ...] | None:
     class Unkept(OutputCode):
         """A result that is not in our cache."""
 
-        __eq__, __hash__ = object.__eq__, object.__hash__
+        __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
 
         def __init__(self, run: Callable[..., Any]):
             self._boxed_call = True
