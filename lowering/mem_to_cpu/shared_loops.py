@@ -16,7 +16,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu_types import ptr, vec
-from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, free_dims, linear_coeff, maximum, product
+from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, free_dims, linear_coeff, maximum, minimum, product, strides_contiguous
 from ...dialects.expr_ranges import Range
 from ...dialects.nd_types import element_bytes
 from ...passes.loop.nest_access import Access, Loop, Node, buffer_strides
@@ -35,7 +35,8 @@ COLUMN_SHARE = 16
 """Such a part is so many iterations that these touch this many times as many elements as there are columns, so that filling and merging
 them costs little."""
 COLUMN_BYTES = 512 * 1024
-"""Stack that the columns of all parts may take."""
+"""Stack that the columns of all parts may take. Where their number is known only when the kernel runs, and one copy does not fit, one
+thread combines values in the columns themselves."""
 CHAIN = 512
 """Rows that are added to a column of floats one after the other, where it may be more than..."""
 LONG_CHAIN = 2048
@@ -49,14 +50,16 @@ Merge = Callable[[Sequence[red.Accumulator], list[SSAValue], list[SSAValue]], li
 class Column:
     """A buffer that all iterations of a loop combine values into."""
 
-    def __init__(self, buffer: SSAValue, access: Access, elements: int):
+    def __init__(self, buffer: SSAValue, access: Access, elements: Expr):
         self.buffer = buffer
         self.dtype = access.dtype
         self.memory = memory_type(access.dtype)
         self.mode = access.mode
-        self.elements = -(-elements * element_bytes(access.dtype) // 64) * 64 // element_bytes(access.dtype)
-        """Elements of a private copy, a multiple of 64 bytes."""
         self.used = elements
+        line = 64 // element_bytes(access.dtype)
+        self.elements = ceildiv(elements, line) * line
+        """Elements of a private copy, a multiple of 64 bytes."""
+        self.bytes = self.elements * element_bytes(access.dtype)
 
     @property
     def kind(self) -> str:
@@ -80,9 +83,10 @@ def columns_of(node: Node) -> list[Column] | None:
     return list(found.values())
 
 
-def row_elements(node: Node) -> int:
-    """Elements that one iteration of `node` touches, about: the trips of its longest inner loop, 1 where that is not known."""
-    return max((product([one.size for one in inner.loops]).value or 1 for inner in node.walk() if inner is not node), default=1)
+def row_elements(node: Node) -> Expr:
+    """Elements that one iteration of `node` touches, about: the trips of its longest inner loop, at least 1."""
+    trips = [product([one.size for one in inner.loops]) for inner in node.walk() if inner is not node]
+    return maximum(*(e for e in trips if not free_dims(e)), 1)
 
 
 def _own_element(access: Access, node: Node) -> bool:
@@ -92,30 +96,38 @@ def _own_element(access: Access, node: Node) -> bool:
     return linear_coeff(access.offset, node.loops[0].dim) not in (None, ZERO)
 
 
-def _dense_elements(buffer: SSAValue) -> int | None:
-    """The number of elements of a buffer that lie one after the other; None where it is not known or they do not."""
-    count = product(loop.shaped_dims(buffer.type))
+def _dense_elements(buffer: SSAValue) -> Expr | None:
+    """The number of elements of a buffer that lie one after the other; None where they do not, or it cannot be told."""
+    dims = loop.shaped_dims(buffer.type)
+    count = product(dims)
+    if count.value is None:
+        dense = zip(dims, buffer_strides(buffer.type), strides_contiguous(dims), strict=True)
+        return count if all(n is ONE or have is want for n, have, want in dense) else None
     pairs = [(st, n) for st, n in zip(buffer_strides(buffer.type), loop.shaped_dims(buffer.type), strict=True) if n is not ONE]
-    if count.value is None or any(st.value is None for st, _ in pairs):
+    if any(st.value is None for st, _ in pairs):
         return None
     expected = 1
     for stride, size in sorted(pairs, key=lambda p: p[0].value or 0):
         if stride.value != expected:
             return None
         expected *= size.value or 0
-    return count.value
+    return count
 
 
 class SharedLoop:
     """One loop that is run in parts. `share` runs a function on threads; without it the parts run one after the other."""
 
-    def __init__(self, s: State, share: Share | None, columns: Sequence[Column], merge: Merge, row: int = 1):
+    def __init__(self, s: State, share: Share | None, columns: Sequence[Column], merge: Merge, row: Expr = ONE):
         """`row`: elements that an iteration touches, about."""
         self.s = s
         self.share = share
         self.columns = columns
         self.merge = merge
         self.row = row
+        self.shared: dict[SSAValue, SSAValue] = {}
+        """The columns themselves, by buffer."""
+        self.fits: SSAValue | None = None
+        """Whether the copies have room, where that is known only when the kernel runs."""
 
     def run(self, one: Loop, slots: Sequence[red.Accumulator], run: Run) -> list[SSAValue]:
         """`run` over all of the loop `one`, in parts; gives the merged results."""
@@ -126,7 +138,10 @@ class SharedLoop:
         types = [t for slot in slots for t in slot.types]
         wide = [vec(lanes, t) if lanes else t for t in types]
         places = [b.place(cpu.LocalOp.make(limit * max(1, lanes) * element_bytes(t), 64)).results[0] for t in types]
-        private = [b.place(cpu.LocalOp.make(limit * c.elements * element_bytes(c.dtype), 64)).results[0] for c in self.columns]
+        if any(c.used.value is None for c in self.columns):
+            self.fits = b.cmpi("sle", s.scalar(self._largest()), b.int(COLUMN_BYTES // len(self.columns)))
+        private = [b.place(cpu.LocalOp.make(self._room(c, limit), 64)).results[0] for c in self.columns]
+        self.shared = {c.buffer: s.pointers[c.buffer] for c in self.columns}
         around = s.lane
 
         def at(unit: SSAValue) -> SSAValue:
@@ -148,7 +163,7 @@ class SharedLoop:
         unit, *carried = b.begin_for(b.int(0), s.scalar(units), b.int(1), state)
         part = [b.place(cpu.LoadOp.make(t, place, at(unit))).results[0] for t, place in zip(wide, places, strict=True)]
         for column, source in zip(self.columns, self._copies(private, unit), strict=True):
-            self._merge_column(column, source, s.pointers[column.buffer])
+            self._merge_column(column, source, self.shared[column.buffer])
         return list(b.end_for(self.merge(slots, list(carried), list[SSAValue](part))))
 
     def _length(self, size: Expr) -> tuple[int, Expr]:
@@ -158,10 +173,24 @@ class SharedLoop:
             if length.value is not None and length.value > UNIT:
                 length = as_expr(-(-length.value // UNIT) * UNIT)
             return SHARES, maximum(length, 1)
-        taken = sum(c.elements * element_bytes(c.dtype) for c in self.columns)
-        parts = max(1, min(COLUMN_PARTS, COLUMN_BYTES // max(1, taken)))
-        most = max(c.used for c in self.columns)
-        return parts, maximum(ceildiv(size, parts), max(1, COLUMN_SHARE * most // max(1, self.row)))
+        largest = self._largest()
+        most = minimum(COLUMN_PARTS, (COLUMN_BYTES // len(self.columns)) // maximum(largest, 64))
+        parts = maximum(most, 1)
+        used = product([])
+        used = maximum(*(c.used for c in self.columns), 0)
+        length = maximum(ceildiv(size, parts), (used * COLUMN_SHARE) // self.row, 1)
+        return parts.value or COLUMN_PARTS, length
+
+    def _largest(self) -> Expr:
+        """Bytes of a copy of the largest column."""
+        return maximum(*(c.bytes for c in self.columns), 0)
+
+    def _room(self, column: Column, copies: int) -> int:
+        """Bytes of stack for so many copies of a column."""
+        known = column.bytes.value
+        if known is not None and self.fits is None:
+            return copies * known
+        return COLUMN_BYTES // len(self.columns)
 
     def _span(self, one: Loop, length: Expr, unit: SSAValue) -> Span:
         """The iterations of part `unit`."""
@@ -176,11 +205,26 @@ class SharedLoop:
 
     def _copies(self, private: Sequence[SSAValue], unit: SSAValue) -> list[SSAValue]:
         """The addresses of the columns of part `unit`."""
+        s, b = self.s, self.s.b
+        found = []
+        for c, place in zip(self.columns, private, strict=True):
+            own = b.pure(cpu.PtrAddOp, (place, b.mul(unit, s.scalar(c.elements))), ptr, {"element": c.memory}, c.memory)
+            found.append(self._or_shared(own, c))
+        return found
+
+    def _or_shared(self, own: SSAValue, column: Column) -> SSAValue:
+        """A private copy where it has room, else the column itself (then there is one part)."""
+        return own if self.fits is None else self.s.b.select(self.fits, own, self.shared[column.buffer])
+
+    def _if_private(self, build: Callable[[], None]) -> None:
+        """What is to do only for private copies."""
+        if self.fits is None:
+            build()
+            return
         b = self.s.b
-        return [
-            b.pure(cpu.PtrAddOp, (place, b.mul(unit, b.int(c.elements))), ptr, {"element": c.memory}, c.memory)
-            for c, place in zip(self.columns, private, strict=True)
-        ]
+        b.begin_if()
+        build()
+        b.end_if(self.fits, b.end_branch())
 
     def _part(
         self, span: Span, length: Expr, slots: Sequence[red.Accumulator], run: Run, copies: Sequence[SSAValue]
@@ -189,13 +233,14 @@ class SharedLoop:
         if not self.columns:
             return run(span)
         s, b = self.s, self.s.b
-        shared = [s.pointers[c.buffer] for c in self.columns]
         for column, place in zip(self.columns, copies, strict=True):
             self._fill(column, place)
         if length.value is not None and length.value <= LONG_CHAIN:
             values = self._with(copies, run, span)
         else:
-            blocks = [b.place(cpu.LocalOp.make(c.elements * element_bytes(c.dtype), 64), b.floor).results[0] for c in self.columns]
+            blocks = [
+                self._or_shared(b.place(cpu.LocalOp.make(self._room(c, 1), 64), b.floor).results[0], c) for c in self.columns
+            ]
             state = [v for slot in slots for v in slot.start(s, s.width)]
             assert span.first is not None and span.last is not None
             index, *carried = b.begin_for(span.first, span.last, b.int(CHAIN), state)
@@ -206,7 +251,7 @@ class SharedLoop:
             for column, block, place in zip(self.columns, blocks, copies, strict=True):
                 self._merge_column(column, block, place)
             values = list(b.end_for(self.merge(slots, list(carried), found)))
-        s.pointers.update(zip((c.buffer for c in self.columns), shared, strict=True))
+        s.pointers.update(self.shared)
         return values
 
     def _with(self, places: Sequence[SSAValue], run: Run, span: Span) -> list[SSAValue]:
@@ -218,8 +263,8 @@ class SharedLoop:
     def _each(self, column: Column, step: Callable[[SSAValue, Attribute, SSAValue | None], None]) -> None:
         """`step(offset, vector type, mask)` for all elements of a column."""
         s = self.s
-        d: Dim = s.info.new_dim(Range.of_size(as_expr(column.used)))
-        span = Span.whole(as_expr(column.used))
+        d: Dim = s.info.new_dim(Range.of_size(column.used))
+        span = Span.whole(column.used)
         parts = segments(span, 64 if element_bytes(column.dtype) <= 4 else 32)
         lane = s.lane
 
@@ -228,7 +273,7 @@ class SharedLoop:
             step(s.dims[d], vec(s.lane.width, column.memory), s.lane.mask)
             return []
 
-        run_segments(s, d, as_expr(column.used), span, parts, [[] for _ in parts], run)
+        run_segments(s, d, column.used, span, parts, [[] for _ in parts], run)
         s.lane = lane
 
     def _fill(self, column: Column, place: SSAValue) -> None:
@@ -238,7 +283,7 @@ class SharedLoop:
         def step(at: SSAValue, t: Attribute, mask: SSAValue | None) -> None:
             b.place(cpu.StoreOp.make(b.splat(start, cpu.lanes_of(t)), place, at, mask))
 
-        self._each(column, step)
+        self._if_private(lambda: self._each(column, step))
 
     def _merge_column(self, column: Column, source: SSAValue, target: SSAValue) -> None:
         """Combine the elements of one copy of a column into another."""
@@ -251,7 +296,7 @@ class SharedLoop:
             both = combine(s, column.mode, load(target, at, t, mask), load(source, at, t, mask), column.dtype)
             b.place(cpu.StoreOp.make(both, target, at, mask))
 
-        self._each(column, step)
+        self._if_private(lambda: self._each(column, step))
 
 
 class FlatRows:

@@ -396,10 +396,7 @@ class RowPlanner:
             return ""
         if not all(k in COLUMN_MODES and t in (f32, f64, i32, i64) for p in columns for k, t in _results(p)):
             return "its kind of reduction cannot be accumulated by stores"
-        sizes = [(product(p.size(d) for d in p.kept), len(p.reduce.results), p) for p in columns]
-        if not all(n.is_const for n, _, _ in sizes):
-            return "the number of columns is not known when compiling"
-        total = sum(int(n) * element_bytes(t) for n, _, p in sizes for _, t in _results(p))
+        total = sum(self.count(p.size(d) for d in p.kept) * element_bytes(t) for p in columns for _, t in _results(p))
         if total > COLUMN_BYTES:
             return f"the columns take {total} bytes, which would not stay in the cache from row to row (limit {COLUMN_BYTES})"
         if any(self._contiguous_along(a, fusion.rows) for a in (*facts.reads, *facts.writes)):

@@ -105,6 +105,27 @@ def test_a_dynamic_number_of_rows(rows: int):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * max(1.0, b.abs().max().item()) if n else 0.0)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["softmax", "layer norm", "rms norm", "bias", "batch norm"],
+)
+def test_dynamic_sizes_are_fused_as_static_ones(name: str):
+    programs = {
+        "softmax": (lambda x: F.softmax(x, -1), lambda n, c: [torch.randn(n, c)]),
+        "layer norm": (layer_norm, lambda n, c: [torch.randn(n, c), *parameters(c)]),
+        "rms norm": (rms_norm, lambda n, c: [torch.randn(n, c), parameters(c)[0]]),
+        "bias": (lambda x, b: F.gelu(x + b), lambda n, c: [torch.randn(n, c), torch.randn(c)]),
+        "batch norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), lambda n, c: [torch.randn(n, c, 5), *parameters(c)]),
+    }
+    f, inputs = programs[name]
+    check(f, inputs(40, 33), 2, dynamic=True)
+    compiled = torch.compile(f, backend="stepwell", dynamic=True)
+    for n, c in ((7, 400), (900, 3), (3, 70000)):
+        xs = inputs(n, c)
+        for a, b in zip(gradients(compiled, xs), gradients(f, [x.double() for x in xs]), strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * max(1.0, b.abs().max().item()))
+
+
 def test_no_weight_or_no_bias():
     check(lambda x, b: F.layer_norm(x, (40,), None, b), [torch.randn(70, 40), parameters(40)[0]], 2)
     check(lambda x, w: F.layer_norm(x, (40,), w, None), [torch.randn(70, 40), parameters(40)[0]], 2)

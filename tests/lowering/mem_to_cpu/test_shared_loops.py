@@ -11,7 +11,7 @@ IDENTITY = {"add": "0.0", "prod": "1.0", "max": "0xFF800000", "min": "0x7F800000
 EXPECTED = {"add": torch.sum, "prod": torch.prod, "max": torch.amax, "min": torch.amin}
 
 
-def rows_text(rows: object, columns: int, mode: str = "add", scalar: bool = False) -> str:
+def rows_text(rows: object, columns: object, mode: str = "add", scalar: bool = False) -> str:
     """Rows with a sum of their own each, and columns; with `scalar` the total of the sums too."""
     x, c, r, s = (f"!mem.buffer<{d}f32>" for d in (f"{rows} x {columns} x ", f"{columns} x ", f"{rows} x ", ""))
     head = f"loop.reduce (%i = {rows}) sum" if scalar else f"loop.for (%i = {rows})"
@@ -39,9 +39,9 @@ def rows_text(rows: object, columns: int, mode: str = "add", scalar: bool = Fals
     }}"""
 
 
-def run(nests, text: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def run(nests, text: str, x: torch.Tensor, **sizes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     c, r, s = torch.full((x.shape[1],), math.nan), torch.full((x.shape[0],), math.nan), torch.full((), math.nan)
-    nests(text)(x, c, r, s)
+    nests(text)(x, c, r, s, **sizes)
     return c, r, s
 
 
@@ -53,6 +53,23 @@ def test_columns(nests, mode: str, shape: tuple[int, int]):
     c, r, _ = run(nests, rows_text(*shape, mode), x)
     torch.testing.assert_close(c.double(), EXPECTED[mode](x.double(), dim=0), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(r, x.sum(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("mode", ["add", "max"])
+@pytest.mark.parametrize("shape", [(0, 5), (1, 3), (5, 200), (3000, 33), (40, 140_000)])
+def test_columns_whose_number_the_kernel_is_given(nests, mode: str, shape: tuple[int, int], threads: int):
+    """140,000 columns have no room on the stack."""
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    torch.set_num_threads(threads)
+    try:
+        c, r, _ = run(nests, rows_text("s0", "s1", mode), x, s0=shape[0], s1=shape[1])
+    finally:
+        torch.set_num_threads(1)
+    want = EXPECTED[mode](x.double(), dim=0) if shape[0] else torch.full((shape[1],), float(0 if mode == "add" else "-inf")).double()
+    torch.testing.assert_close(c.double(), want, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(r.double(), x.double().sum(1), rtol=1e-5, atol=1e-3)
 
 
 def test_a_scalar_beside_the_columns(nests):
