@@ -32,7 +32,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "loop": ("nd-to-loop", "loop-fuse{keep-parallel=264}", "loop-fuse-rows{columns-only}"),
         "mem": (
             "loop-to-mem", "gpu-parallel-scatter", "gpu-split-rows", "gpu-recompute", "gpu-online-softmax", "gpu-split-reduction",
-            "mem-plan",
+            "mem-plan", "gpu-schedule",
         ),
         "tt": ("mem-to-tt",),
         "host": ("to-host",),

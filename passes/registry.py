@@ -20,6 +20,7 @@ OURS: dict[str, str] = {
     "mem-to-cpu": "lowering.mem_to_cpu:MemToCpu",
     "gpu-parallel-scatter": "lowering.mem_to_tt.scatter:GpuParallelScatter",
     "gpu-recompute": "lowering.mem_to_tt.recompute:GpuRecompute",
+    "gpu-schedule": "lowering.mem_to_tt:GpuSchedule",
     "gpu-online-softmax": "lowering.mem_to_tt.online:GpuOnlineSoftmax",
     "gpu-split-rows": "lowering.mem_to_tt.rows:GpuSplitRows",
     "gpu-split-reduction": "lowering.mem_to_tt.split:GpuSplitReduction",

@@ -1,10 +1,14 @@
 """mem -> tt: every loop nest on buffers becomes a Triton kernel (`tt.func`) and a launch of it; equal nests share one.
 
     kernel.py      arguments, the grid, loops inside of the nest     reductions.py  what each reduction kind does
-    config.py      tiles and warps                                   scans.py       running reductions
+    config.py      the choice of tiles                                   scans.py       running reductions
     state.py       values, axes, masks, index expressions            memory.py      loads, stores, atomics
     body.py        body ops by table                                 builder.py     blocks, constants, broadcasts
-    random_numbers.py
+    random_numbers.py                                                accumulate.py  columns kept while rows go by
+    tiles.py       tiles in the IR, candidates
+
+Before it: gpu-parallel-scatter (scatter.py), gpu-split-rows (rows.py), gpu-recompute (recompute.py), gpu-online-softmax (online.py),
+gpu-split-reduction (split.py).
 """
 
 from __future__ import annotations
@@ -24,9 +28,40 @@ from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.manager import Pass
 from ..outline import Arguments, Outliner
-from .config import choose
+from .config import choose, machine
 from .kernel import is_aligned, lower_nest
 from .state import UnsupportedNest
+from .tiles import read_tile, write_tile
+
+
+@dataclass(frozen=True)
+class GpuSchedule(Pass):
+    """Chooses how nests are cut into programs of a GPU, and notes it on them (docs/triton.md); what is noted already stays."""
+
+    name = "gpu-schedule"
+
+    target: str = "sm_90"
+    """The GPU: sm_80, sm_90, gfx942 or another of their makers."""
+
+    multiprocessors: int = 0
+    """How many multiprocessors it has; 0: as many as the usual model."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, hints = symbol_facts(op)
+        gpu = machine(self.target, self.multiprocessors)
+        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
+            assert isinstance(nest, loop.NestOp)
+            info = NestAccess(nest, symbols)
+            try:
+                if read_tile(nest, info) is not None:
+                    continue
+            except UnsupportedNest as error:
+                self.fail(nest, str(error))
+            tile = choose(info, hints, gpu)
+            write_tile(nest, info, tile)
+            self.statistic("num-nests")
+            if self.remarks_wanted:
+                self.remark(nest, f"{tile}; loops {', '.join(map(str, info.root.loops)) or 'none'}", kind="analysis")
 
 
 @dataclass(frozen=True)
@@ -52,7 +87,7 @@ class TtOutliner(Outliner):
 
     def kernel(self, name: str, nest: loop.NestOp, info: NestAccess) -> tuple[Operation, Arguments, dict[str, Any]]:
         """See Outliner."""
-        kernel, arguments, programs = lower_nest(name, nest, info, choose(info, self.hints))
+        kernel, arguments, programs = lower_nest(name, nest, info, read_tile(nest, info) or choose(info, self.hints))
         return kernel, arguments, {"grid": [programs]}
 
     def facts(self, buffers: Sequence[SSAValue]) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ The figures follow from measurements: 8 to 64 elements a thread, a row within as
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...dialects import loop
 from ...dialects.expr import ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, evaluate, free_dims, free_syms, linear_coeff, product
@@ -51,9 +51,7 @@ MANY = 32
 LANES = 32
 """Columns of a tile whose reductions go across the fastest dimension."""
 FEWEST_LANES = 8
-"""The same where there are few columns: 32 bytes of f32 are what memory gives at once."""
-FEW_PROGRAMS = 132
-"""Programs below which such a tile becomes narrower."""
+"""The same where these would not keep every multiprocessor busy: 32 bytes of f32 are what memory gives at once."""
 DEPTH = 4096
 """Elements of such a tile."""
 MAX_WARPS = 32
@@ -68,6 +66,31 @@ IN_WINDOW = 2
 STAGES = 3
 """Iterations under way of a loop that streams through memory."""
 I32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the choice of tiles needs to know of a GPU."""
+
+    name: str
+    multiprocessors: int
+    """Units that programs run on, those of the usual model."""
+    lanes: int = 32
+    """Threads of a warp."""
+    max_warps: int = 32
+    """Warps of a program at most."""
+
+
+MACHINES = {
+    m.name: m for m in (Machine("sm_80", 108), Machine("sm_90", 132), Machine("gfx942", 304, lanes=64, max_warps=16))
+}  # fmt: skip
+"""GPUs by the name of their target."""
+
+
+def machine(name: str, multiprocessors: int = 0) -> Machine:
+    """The GPU of a target, for one that is not in the table the nearest of its maker; with another number of multiprocessors, if given."""
+    found = MACHINES.get(name) or MACHINES["gfx942" if name.startswith("gfx") else "sm_90"]
+    return replace(found, name=name, multiprocessors=multiprocessors or found.multiprocessors)
 
 
 @dataclass
@@ -119,9 +142,14 @@ class Sizes:
         return self(product(one.size for one in loops))
 
 
-def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Tile:
+def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Machine = MACHINES["sm_90"]) -> Tile:
     """The tile of a nest."""
-    sizes = Sizes(hints)
+    tile = _choose(info, Sizes(hints), gpu)
+    warps = max(1, tile.warps * 32 // gpu.lanes)
+    return replace(tile, warps=min(warps, gpu.max_warps))
+
+
+def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
     weights = _unit_strides(info, sizes)
     loops = info.root.loops
     long = long_loops(info)
@@ -129,7 +157,7 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Tile:
         return _plain(info, weights, sizes)
     x = column_loop(info, sizes, weights)
     if x is not None:
-        return _columns(loops, x, long, sizes)
+        return _columns(loops, x, long, sizes, gpu)
     return _rows(info, loops, long, sizes)
 
 
@@ -266,11 +294,11 @@ def _cut(longest: int) -> tuple[int, int]:
     return (power_of_two(longest), 1) if power_of_two(longest) <= BLOCK else (PIECE, -(-longest // PIECE))
 
 
-def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Sizes) -> Tile:
+def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Sizes, gpu: Machine) -> Tile:
     rest = [one for one in loops if one is not x]
     around = sizes.trips(rest)
     block = min(LANES, power_of_two(sizes(x.size)))
-    while block > FEWEST_LANES and around * -(-sizes(x.size) // block) < FEW_PROGRAMS:
+    while block > FEWEST_LANES and around * -(-sizes(x.size) // block) < gpu.multiprocessors:
         block //= 2
     longest = max(sizes.trips(n.loops) for n in inside)
     depth = max(1, min(DEPTH // block, power_of_two(longest)))

@@ -1,0 +1,119 @@
+"""The tile of a nest as data: the entry `gpu` of its schedule, and other tiles that it could have.
+
+    schedule = {gpu = {axes = [[1], [0]], blocks = [32, 4096], rest = [], inner = 0, pieces = 1, stages = 0, warps = 4}}
+
+Loops are those of the nest as the analysis has merged and split them (the remark of gpu-schedule says which), by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, i64
+from xdsl.ir import Attribute
+
+from ...dialects import loop
+from ...dialects.expr import Expr
+from ...passes.loop.nest_access import Loop, NestAccess
+from ...passes.loop.schedule_attrs import schedule_table, update_schedule
+from .config import BLOCK, FEWEST_LANES, Machine, Tile, choose, power_of_two
+from .state import UnsupportedNest
+
+GPU = "gpu"
+"""Key in the schedule of a nest."""
+NUMBERS = ("inner", "pieces", "stages", "warps")
+
+
+def write_tile(nest: loop.NestOp, info: NestAccess, tile: Tile) -> None:
+    """Note a tile on its nest."""
+    update_schedule(nest, {GPU: tile_attr(info, tile)})
+
+
+def tile_attr(info: NestAccess, tile: Tile) -> DictionaryAttr:
+    """A tile as an attribute."""
+    number = {id(one): k for k, one in enumerate(info.root.loops)}
+    entries: dict[str, Attribute] = {
+        "axes": ArrayAttr([_ints([number[id(one)] for one in loops]) for loops, _ in tile.axes]),
+        "blocks": _ints([block for _, block in tile.axes]),
+        "rest": _ints([number[id(one)] for one in tile.rest]),
+        **{key: IntegerAttr(getattr(tile, key), i64) for key in NUMBERS},
+    }
+    return DictionaryAttr(entries)
+
+
+def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
+    """The tile that is noted on a nest, if there is one.  UnsupportedNest for one that does not fit the nest."""
+    given = schedule_table(nest).get(GPU)
+    if given is None:
+        return None
+    if not isinstance(given, DictionaryAttr):
+        raise UnsupportedNest(f"schedule: '{GPU}' is a dictionary, not {given}")
+    table = given.data
+    loops = info.root.loops
+    axes = [_numbers(a, "axes") for a in _array(table, "axes")]
+    blocks, rest = _numbers(table.get("blocks"), "blocks"), _numbers(table.get("rest"), "rest")
+    used = [k for axis in (*axes, rest) for k in axis]
+    if sorted(used) != list(range(len(loops))) or not all(axes):
+        raise UnsupportedNest(f"schedule: axes and rest name each of the nest's {len(loops)} loops once, not {used}")
+    values = {key: _number(table, key) for key in NUMBERS}
+    powers = [*blocks, values["warps"], *([values["inner"]] if values["inner"] else [])]
+    if len(blocks) != len(axes) or any(p < 1 or p != power_of_two(p) for p in powers):
+        raise UnsupportedNest("schedule: blocks (one for each axis), inner and warps are powers of two")
+    if values["pieces"] < 1 or values["stages"] < 0:
+        raise UnsupportedNest("schedule: pieces is at least 1, stages at least 0")
+    pick = [[loops[k] for k in axis] for axis in axes]
+    return Tile(list(zip(pick, blocks, strict=True)), [loops[k] for k in rest], **values)
+
+
+def candidates(info: NestAccess, hints: Mapping[Expr, int], machine: Machine) -> list[Tile]:
+    """Tiles that a nest could have, the one that the model chooses first; to be measured."""
+    first = choose(info, hints, machine)
+    found = [first]
+
+    def add(tile: Tile) -> None:
+        fits = 1 <= tile.warps <= machine.max_warps and tile.elements >= tile.warps
+        if fits and tile.elements * tile.pieces <= 8 * BLOCK and tile not in found:
+            found.append(tile)
+
+    for warps in (first.warps * 2, first.warps // 2, first.warps * 4):
+        add(replace(first, warps=warps))
+    if first.inner:
+        add(replace(first, stages=0 if first.stages else 3))
+        if first.pieces > 1:
+            add(replace(first, inner=first.inner // 2, pieces=first.pieces * 2))
+            add(replace(first, pieces=1, inner=min(BLOCK, first.inner * 4)))
+        else:
+            add(replace(first, inner=first.inner // 2, warps=max(1, first.warps // 2)))
+            add(replace(first, inner=first.inner * 2))
+    else:
+        for times in (2, 0.5):
+            axes: list[tuple[list[Loop], int]] = [*first.axes[:-1], *((loops, int(block * times)) for loops, block in first.axes[-1:])]
+            if axes and axes[-1][1] >= (1 if len(axes) > 1 else FEWEST_LANES):
+                add(replace(first, axes=axes))
+                add(replace(first, axes=axes, warps=max(1, int(first.warps * times))))
+    return found
+
+
+def _ints(values: Sequence[int]) -> ArrayAttr[Attribute]:
+    return ArrayAttr([IntegerAttr(v, i64) for v in values])
+
+
+def _array(table: Mapping[str, Attribute], key: str) -> Sequence[Attribute]:
+    given = table.get(key)
+    if not isinstance(given, ArrayAttr):
+        raise UnsupportedNest(f"schedule: '{key}' of a tile is a list")
+    return given.data
+
+
+def _numbers(given: Attribute | None, key: str) -> list[int]:
+    if not isinstance(given, ArrayAttr) or not all(isinstance(v, IntegerAttr) for v in given.data):
+        raise UnsupportedNest(f"schedule: '{key}' of a tile is a list of numbers")
+    return [v.value.data for v in given.data if isinstance(v, IntegerAttr)]
+
+
+def _number(table: Mapping[str, Attribute], key: str) -> int:
+    given = table.get(key)
+    if not isinstance(given, IntegerAttr):
+        raise UnsupportedNest(f"schedule: '{key}' of a tile is a number")
+    return given.value.data

@@ -1,0 +1,147 @@
+"""Tiles in the IR: the model writes them, users edit them, measurements replace them; whatever the tile, the values are the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from stepwell.errors import StepwellError
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.lowering.mem_to_tt.config import choose, machine
+from stepwell.lowering.mem_to_tt.tiles import GPU, candidates, read_tile, tile_attr
+from stepwell.passes.loop.loop_schedule import symbol_facts
+from stepwell.passes.loop.nest_access import NestAccess
+from stepwell.passes.loop.nest_key import is_nest_in_memory
+from stepwell.passes.loop.schedule_attrs import schedule_table, update_schedule
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.targets.triton import tune as tuning
+from stepwell.targets.triton.gpu import gpu_target
+from stepwell.tools.compile_graph import context
+from stepwell.tools.interpret_loop import run_loop
+
+STAGES = ["nd", "loop", "mem"]
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+PROGRAMS = {
+    "softmax": (lambda x: (torch.softmax(x, -1),), randn(11, 100)),
+    "columns": (lambda x: (x.sum(0), x.amax(0)), randn(70, 45)),
+    "transpose": (lambda x, y: (x + y.t(),), randn(70, 90), randn(90, 70)),
+    "values": (lambda x: (x.exp() * 2,), randn(9, 30)),
+    "pieces": (lambda x: (torch.softmax(x, -1),), randn(2, 1300)),
+    "pool": (lambda x: (torch.nn.functional.max_pool2d(x, 3, 2, 1),), randn(1, 2, 12, 14)),
+}
+
+
+def in_memory(name):
+    function, *args = PROGRAMS[name]
+    gm = make_fx(function, decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    imported = import_graph(gm, args)
+    run(default_pipeline("gpu", stages=STAGES), imported.module, context())
+    return imported
+
+
+def nests(module):
+    return [n for n in module.walk() if is_nest_in_memory(n)]
+
+
+def check(imported, name):
+    """Lower the module and compare what it computes with eager."""
+    function, *args = PROGRAMS[name]
+    run(default_pipeline("gpu", stages=["tt"]), imported.module, context())
+    for got, expected in zip(run_loop(imported.module, args, imported.constants, imported.objects), function(*args), strict=True):
+        torch.testing.assert_close(got.reshape(expected.shape), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_candidate_computes_the_same(name):
+    first = in_memory(name)
+    symbols, hints = symbol_facts(first.module)
+    count = max(len(candidates(NestAccess(n, symbols), hints, machine("sm_90"))) for n in nests(first.module))
+    assert count >= 3
+    for k in range(0, count, 2):
+        imported = in_memory(name)
+        for nest in nests(imported.module):
+            info = NestAccess(nest, symbols)
+            found = candidates(info, hints, machine("sm_90"))
+            update_schedule(nest, {GPU: tile_attr(info, found[min(k, len(found) - 1)])})
+        check(imported, name)
+
+
+def test_a_tile_reads_back():
+    imported = in_memory("columns")
+    symbols, hints = symbol_facts(imported.module)
+    (nest,) = nests(imported.module)[:1]
+    info = NestAccess(nest, symbols)
+    assert str(read_tile(nest, info)) == str(choose(info, hints))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ('"axes" : [[0 : i64], [0 : i64]]', "name each of the nest's 1 loops once"),
+        ('"blocks" : [12 : i64]', "blocks .* are powers of two"),
+        ('"warps" : 3 : i64', "warps are powers of two"),
+        ('"stages" : -1 : i64', "stages at least 0"),
+        ('"inner" : "all"', "'inner' of a tile is a number"),
+    ],
+)
+def test_a_tile_that_does_not_fit_is_named(change, message):
+    from xdsl.dialects.builtin import DictionaryAttr
+    from xdsl.parser import Parser
+
+    imported = in_memory("softmax")
+    (nest,) = nests(imported.module)
+    given = schedule_table(nest)[GPU]
+    new = Parser(context(), "{" + change.replace('"axes" :', "axes =").replace('" :', " =").replace('"', "", 1) + "}").parse_attribute()
+    assert isinstance(given, DictionaryAttr) and isinstance(new, DictionaryAttr)
+    update_schedule(nest, {GPU: DictionaryAttr({**given.data, **new.data})})
+    with pytest.raises(StepwellError, match=message):
+        run(default_pipeline("gpu", stages=["tt"]), imported.module, context())
+
+
+def test_warps_of_a_machine_with_wide_ones():
+    imported = in_memory("transpose")
+    symbols, hints = symbol_facts(imported.module)
+    info = NestAccess(nests(imported.module)[0], symbols)
+    narrow, wide = (choose(info, hints, machine(name)) for name in ("sm_90", "gfx942"))
+    assert narrow.warps == 2 * wide.warps
+    assert machine("sm_100", 148).multiprocessors == 148 and machine("gfx90a").lanes == 64
+
+
+def test_measured_tiles_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "compile_kernels", lambda modules, target: list(modules))
+    path = tmp_path / "tiles.json"
+    seen = []
+
+    def measure(candidate, built):
+        seen.append(candidate)
+        return 1.0 / candidate.tile.data["warps"].value.data
+
+    def tuned():
+        imported = in_memory("softmax")
+        tiles = tuning.Tiles(path)
+        return imported, tuning.tune(context(), imported.module, gpu_target("sm_90"), machine("sm_90"), measure, tiles)
+
+    imported, count = tuned()
+    assert count == 1 and len(seen) >= 3
+    (entry,) = json.loads(path.read_text()).values()
+    most = max(c.tile.data["warps"].value.data for c in seen)
+    assert f"warps = {most} : i64" in entry["tile"] and len(entry["seconds"]) == len(seen)
+    check(imported, "softmax")
+    seen.clear()
+    imported, count = tuned()
+    assert count == 0 and not seen
+    assert str(schedule_table(nests(imported.module)[0])[GPU]) == entry["tile"]
+    # a file that somebody broke does no harm
+    path.write_text(path.read_text().replace("axes", "axis"))
+    imported, count = tuned()
+    assert count == 1 and seen
