@@ -1,7 +1,7 @@
 """mem -> tt: every loop nest on buffers becomes a Triton kernel (`tt.func`) and a launch of it; equal nests share one.
 
     kernel.py      arguments, the grid, loops inside of the nest     reductions.py  what each reduction kind does
-    config.py      the choice of tiles                                   scans.py       running reductions
+    config.py      the choice of tiles                               scans.py       running reductions
     state.py       values, axes, masks, index expressions            memory.py      loads, stores, atomics
     body.py        body ops by table                                 builder.py     blocks, constants, broadcasts
     random_numbers.py                                                accumulate.py  columns kept while rows go by

@@ -36,8 +36,8 @@ PIECE = 4096
 """Elements of a tensor where several make a row."""
 PIECES = 12
 """Tensors that make a row at most."""
-CHUNK = 16384
-"""Elements that are read at once of a row that does not fit."""
+CHUNK = 8192
+"""Elements that are read at once of a row that does not fit, by all the warps that there are."""
 STREAM = 4096
 """Elements that are read at once of a row that is read once."""
 ONLINE = 8192
@@ -63,6 +63,8 @@ SHORT_LOOP = 8
 """The same for a single loop."""
 IN_WINDOW = 2
 """Elements of a thread where each comes from a window: more would lie too far apart for the warp to load side by side."""
+GATHERED = 16
+"""The same where indices are loaded, each of which then serves more rows."""
 STAGES = 3
 """Iterations under way of a loop that streams through memory."""
 I32_MAX = 2**31 - 1
@@ -206,7 +208,7 @@ def _plain(info: NestAccess, weights: Mapping[Expr, float], sizes: Sizes) -> Til
     loops = info.root.loops
     if not loops:
         return Tile(warps=1)
-    each = IN_WINDOW if info.root.children else 8
+    each = IN_WINDOW if info.root.children else GATHERED if info.opaque and len(loops) > 1 else 8
     most = each * TILE // 8
     total = sizes.trips(loops)
     if len(loops) == 1:

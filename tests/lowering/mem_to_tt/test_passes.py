@@ -1,0 +1,107 @@
+"""What the passes before mem-to-tt make of nests; that the values stay the same is checked in test_programs.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from stepwell.dialects import loop, mem
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.loop.nest_key import is_nest_in_memory
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.tools.compile_graph import context
+
+
+def nests(function, *args):
+    """The nests of a program at the end of the stage `mem`, and the module."""
+
+    def flat(*inputs):
+        return tuple(pytree.tree_leaves(function(*inputs)))
+
+    gm = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    module = import_graph(gm, args).module
+    run(default_pipeline("gpu", stages=["nd", "loop", "mem"]), module, context())
+    module.verify()
+    return [n for n in module.walk() if is_nest_in_memory(n)], module
+
+
+def inside(nest, kind):
+    return [op for op in loop.walk_bodies(nest) if isinstance(op, kind)]
+
+
+def norm_backward(g, x, mean, rstd, w):
+    return torch.ops.aten.native_layer_norm_backward(g, x, [x.shape[-1]], mean, rstd, w, w, [True, True, True])
+
+
+def empty(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype)
+
+
+def test_rows_and_the_columns_summed_over_them_are_one_nest():
+    found, module = nests(norm_backward, empty(4096, 96), empty(4096, 96), empty(4096, 1), empty(4096, 1), empty(96))
+    rows, columns = found
+    assert [s.value for s in rows.loop_sizes] == [256]
+    assert sum(op.store_mode == "add" for op in inside(rows, loop.StoreOp)) == 2
+    # the normalised rows are not kept in memory: nothing of their size is allocated but the gradient
+    sizes = [a.result.type.dims for a in module.walk() if isinstance(a, mem.AllocOp)]
+    assert sum([d.value for d in dims] == [4096, 96] for dims in sizes) == 1
+    assert [s.value for s in columns.loop_sizes] == [96] and columns.block.first_op.kind_names == ["sum", "sum"]
+
+
+def test_rows_that_no_number_of_parts_divides_leave_programs_of_one_row():
+    found, _ = nests(norm_backward, empty(1031, 8), empty(1031, 8), empty(1031, 1), empty(1031, 1), empty(8))
+    whole, rest, _ = found
+    parts, length = whole.loop_sizes[0].value, next(o for o in inside(whole, loop.ForOp) if inside(o, loop.ForOp)).loop_sizes[0].value
+    assert parts * length + rest.loop_sizes[0].value == 1031
+
+
+def test_few_rows_stay_apart():
+    found, _ = nests(norm_backward, empty(64, 96), empty(64, 96), empty(64, 1), empty(64, 1), empty(96))
+    assert not any(op.store_mode == "add" for n in found for op in inside(n, loop.StoreOp))
+
+
+@pytest.mark.parametrize(("columns", "kinds"), [(60000, [["softmax"]]), (1000, [["max"], ["sum"]])])
+def test_long_rows_are_read_once_for_maximum_and_sum(columns, kinds):
+    found, _ = nests(lambda x: torch.softmax(x, -1), empty(200, columns))
+    (nest,) = found
+    assert [r.kind_names for r in inside(nest, loop.ReduceOp)] == kinds
+    # what is stored is stored once
+    assert len(inside(nest, loop.StoreOp)) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "loops"),
+    [
+        (lambda x, i, v: x.index_add(0, i, v), (empty(9, 8), torch.zeros(30, dtype=torch.int64), empty(30, 8)), [30, 8]),
+        (lambda x, i, v: x.scatter_add(1, i, v), (empty(4, 9), torch.zeros(4, 30, dtype=torch.int64), empty(4, 30)), [4, 30]),
+    ],
+)
+def test_scatters_run_in_parallel(function, args, loops):
+    found, _ = nests(function, *args)
+    assert [s.value for s in found[-1].loop_sizes] == loops
+
+
+def test_a_scatter_without_an_atomic_operation_stays_in_order():
+    found, _ = nests(
+        lambda x, i, v: x.scatter_reduce(0, i, v, "prod"), empty(9), torch.zeros(30, dtype=torch.int64), empty(30)
+    )
+    assert any(o.sequential is not None for n in found for o in inside(n, loop.ForOp))
+
+
+def test_parts_of_a_reduction_are_even_and_lie_side_by_side():
+    found, module = nests(lambda x: x.sum((0, 2, 3)), empty(64, 32, 28, 28).to(memory_format=torch.channels_last))
+    parts, merge = found
+    columns, count = (s.value for s in parts.loop_sizes)
+    (reduce,) = inside(parts, loop.ReduceOp)
+    each = 1
+    for size in reduce.loop_sizes:
+        each *= size.value
+    assert columns == 32 and count * each == 64 * 28 * 28
+    stored = next(a.result.type for a in module.walk() if isinstance(a, mem.AllocOp) and a.kind.data == "arena")
+    assert [d.value for d in stored.dims] == [count, 32]
+    assert [s.value for s in merge.loop_sizes][:1] == [32]
