@@ -60,8 +60,8 @@ from .nd_base import ExprsAttr, IntsAttr
 
 @irdl_attr_definition
 class TensorType(ParametrizedAttribute, TypeAttribute):
-    """A tensor of torch with a known element type: `!host.tensor<f32>`, `!host.tensor<f32, "cuda:0">` when it is not on
-    the CPU; `!host.tensor<none>` when the element type is not ours."""
+    """A tensor of torch with a known element type: `!host.tensor<f32>`, `!host.tensor<f32, "cuda:0">` when it is not on the CPU,
+    `!host.tensor<f32, "any">` where that does not matter; `!host.tensor<none>` when the element type is not ours."""
 
     name = "host.tensor"
     element_type: Attribute
@@ -632,13 +632,14 @@ class ExternOp(HostOp):
     !host.tensor<f32>`.
 
     The template (call_args.py) says where the operands go. A result that the program never uses may be None.
-    `mutates` lists operands whose contents change, `fallback` marks a call that stands for an operator without a
-    lowering."""
+    `mutates` lists operands whose contents change, `kept` is that of nd.extern, `fallback` marks a call that stands for an
+    operator without a lowering."""
 
     name = "host.extern"
     call = prop_def(CallAttr)
     mutates = opt_prop_def(IntsAttr)
     fallback = opt_prop_def(UnitAttr)
+    kept = opt_prop_def(IntsAttr)
     inputs = var_operand_def()
     outputs = var_result_def()
 

@@ -177,12 +177,14 @@ class ViewOp(NdOp):
 @irdl_op_definition
 class ExternOp(NdOp):
     """A call of a library operator on buffers; see nd.extern for the template. Results are buffers that the operator allocates (their
-    types say with which strides), or Python numbers. `mutates` lists operands that it writes; `aliases` as in nd.extern. With `out`,
-    the operand of that number is the destination and there is no result: the operator's out variant is called where it has one, else
-    the result is copied there."""
+    types say with which strides), or Python numbers. `mutates` lists operands that it writes; `aliases` and `kept` as in nd.extern.
+    With `out`, the operand of that number is the destination and there is no result: the operator's out variant is called where it has
+    one, else the result is copied there."""
 
     name = "mem.extern"
-    SYNTAX: ClassVar = {"call": "attr", "mutates": "ints", "aliases": "ints", "out": "ints", "binds": "str", "fallback": "unit"}
+    SYNTAX: ClassVar = {
+        "call": "attr", "mutates": "ints", "aliases": "ints", "out": "ints", "binds": "str", "fallback": "unit", "kept": "ints",
+    }  # fmt: skip
     inputs = var_operand_def()
     call = prop_def(CallAttr)
     mutates = opt_prop_def(IntsAttr)
@@ -190,6 +192,7 @@ class ExternOp(NdOp):
     out = opt_prop_def(IntsAttr)
     binds = opt_prop_def(StringAttr)
     fallback = opt_prop_def(UnitAttr)
+    kept = opt_prop_def(IntsAttr)
     outputs = var_result_def()
 
     def verify_(self) -> None:

@@ -571,12 +571,13 @@ class ExternOp(NdOp):
     produces. `mutates` lists operands that the operator writes: they are copied first unless nothing else needs them, and their new
     values are extra results at the end. `aliases` gives for each result the operand that it is a view of (-1: none). A result of type
     index, f64 or i1 is a Python number; `binds` names the size symbol that an index result defines. `effect`: keep it and its order.
+    `kept` says which of what the operator returns (lists flattened) the results are, where it also returns None.
     """
 
     name = "nd.extern"
     SYNTAX: ClassVar = {
         "call": "attr", "operand_layouts": "attr", "result_layouts": "attr", "mutates": "ints", "aliases": "ints",
-        "binds": "str", "effect": "unit", "fallback": "unit",
+        "binds": "str", "effect": "unit", "fallback": "unit", "kept": "ints",
     }  # fmt: skip
     inputs = var_operand_def()
     call = prop_def(CallAttr)
@@ -587,6 +588,7 @@ class ExternOp(NdOp):
     binds = opt_prop_def(StringAttr)
     effect = opt_prop_def(UnitAttr)
     fallback = opt_prop_def(UnitAttr)
+    kept = opt_prop_def(IntsAttr)
     outputs = var_result_def()
 
     def verify_(self) -> None:

@@ -142,7 +142,7 @@ class _Lowering:
     def _host_type(self, value: SSAValue) -> Attribute:
         type = value.type
         if isinstance(type, mem.BufferType):
-            return host.TensorType.get(type.element_type, type.device.data)
+            return host.TensorType.get(type.element_type, _device(value))
         if not host.is_number(type):
             self.fail(self.function, f"argument of type {type}: a host program takes buffers and numbers")
         return i64 if not _is_float_or_bool(type) else type
@@ -318,8 +318,9 @@ class _Lowering:
             return
         types = [self._host_type(r) for r in op.outputs]
         made = host.ExternOp.make(call, values, types, prop(op, "mutates") or ())
-        if op.fallback is not None:
-            made.properties["fallback"] = op.fallback
+        for name in ("fallback", "kept"):
+            if name in op.properties:
+                made.properties[name] = op.properties[name]
         self.add(made, op)
         aliases = prop(op, "aliases") or [-1] * len(op.outputs)
         for k, (old, new) in enumerate(zip(op.outputs, made.results, strict=True)):
@@ -344,7 +345,8 @@ class _Lowering:
             self._check(type, new, label)
             tensor = new
         else:
-            tensor = self._layout(host.EnsureOp, new, type, op, label=label)
+            layout = (type.dims, type.stride_exprs, type.element_type)
+            tensor = self.add(host.layout(host.EnsureOp, new, *layout, label=label, device=_device(old)), op).results[0]
         self.memory[old] = _argument_memory(tensor, type)
         self.memory[old].in_arena = viewed is not None and self.memory[viewed].in_arena
         self.tensors[old] = tensor
@@ -383,6 +385,22 @@ def _argument_memory(value: SSAValue, type: mem.BufferType) -> _Memory:
     """A tensor that exists already: its address is that of the first element, so the storage begins `offset` elements
     before."""
     return _Memory(value, type, -type.offset_expr * element_bytes(type.element_type))
+
+
+def _device(value: SSAValue) -> str:
+    """Where a buffer must be: its device; "any" for one element that library operators alone read, which some take and give on the CPU
+    whatever their fake kernels say (the seeds of attention)."""
+    type = value.type
+    assert isinstance(type, mem.BufferType)
+    if type.device.data != "cpu" and not type.dims and not _is_launched(value):
+        return "any"
+    return type.device.data
+
+
+def _is_launched(value: SSAValue) -> bool:
+    """Whether a kernel reads or writes a buffer or a view of it."""
+    users = [use.operation for use in value.uses]
+    return any(isinstance(u, host.LaunchOp) or (isinstance(u, mem.ViewOp) and _is_launched(u.result)) for u in users)
 
 
 def _argument_label(attrs: dict[str, Attribute], k: int) -> str:

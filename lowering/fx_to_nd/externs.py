@@ -175,6 +175,7 @@ def write(
     binds: str | None = None,
     effect: bool = False,
     fallback: bool = False,
+    kept: Sequence[int] = (),
 ) -> tuple[SSAValue, ...]:
     """Append an nd.extern and return its results (the new values of mutated operands at the end)."""
     properties: dict[str, Attribute] = {"call": CallAttr(call)}
@@ -193,6 +194,8 @@ def write(
         properties["effect"] = UNIT
     if fallback:
         properties["fallback"] = UNIT
+    if kept:
+        properties["kept"] = IntsAttr.get(kept)
     return b.emit_many(nd.ExternOp, operands, types, **properties)
 
 
@@ -208,6 +211,12 @@ def result_types(b: Importer, val: Any) -> tuple[list[Attribute], list[Attribute
             types.append(_number_type(item))
             layouts.append(UNIT)
     return types, layouts
+
+
+def _kept(val: Any) -> list[int]:
+    """The places of the results among what an operator returns, if None is among that."""
+    items = flat(val)
+    return [k for k, item in enumerate(items) if item is not None] if any(item is None for item in items) else []
 
 
 def flat(val: Any) -> list[Any]:
@@ -343,6 +352,7 @@ def overload_call(
         binds=bound_symbol(node),
         effect=has_effect(target),
         fallback=fallback,
+        kept=() if _returns_only_mutated(target) else _kept(val),
     )
     for k, value in zip(mutates, results[own:], strict=True):
         b.rebind(sources[k], value)

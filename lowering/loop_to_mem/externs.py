@@ -21,7 +21,7 @@ WITH_OUT = frozenset(
 )
 """Operators whose out variant computes in the destination (for most others it computes elsewhere and copies)."""
 
-_KEPT = ("call", "aliases", "binds", "fallback", "mutates")
+_KEPT = ("call", "aliases", "binds", "fallback", "kept", "mutates")
 
 
 def lower_extern(low: Lowering, op: nd.ExternOp) -> None:

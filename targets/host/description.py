@@ -36,6 +36,9 @@ OBJECTS = "stepwell_objects"
 ARENA = "stepwell_arena"
 GPU_TABLE = "stepwell_gpu_table"
 
+ANY_DEVICE = 255
+"""In place of a device where it does not matter."""
+
 _DTYPE_NAMES = {
     Float16Type: "float16",
     Float32Type: "float32",
@@ -79,14 +82,17 @@ def dtype_code(element_type: Attribute) -> int:
 def kind_code(element_type: Attribute, device: str) -> int:
     """Element type and device in one number, as `stepwell_compare` takes them."""
     place, _, index = device.partition(":")
-    return (dtype_code(element_type) & 1023) | ((0 if place == "cpu" else 1 + int(index or 0)) << 10)
+    number = {"cpu": 0, "any": ANY_DEVICE}.get(place) if place != "cuda" else 1 + int(index or 0)
+    if number is None:
+        raise ValueError(f"host programs know no device '{device}' (cpu, cuda:N, any)")
+    return (dtype_code(element_type) & 1023) | (number << 10)
 
 
 @dataclass(frozen=True)
 class Item:
     """One entry of the object table. `kind` says what `value` is: the name of a callback, the target of an operator,
     the number of a constant or of a given object, a template value, the names of keyword arguments,
-    how many leaves to take out of a result (flatten), or a kernel with
+    how many leaves to take out of a result (flatten) or which (kept), or a kernel with
     its signature."""
 
     kind: str

@@ -105,7 +105,7 @@ def _named_arguments(call: Call, schema: Any) -> dict[str, tuple[Any, Any]]:
 
 def _device(op: host.ExternOp, call: Call) -> str:
     """Where an operator runs: `cpu`, `cuda`, or "" where its tensors are not all in one place."""
-    places = {v.type.device.data.partition(":")[0] for v in (*op.inputs, *op.results) if isinstance(v.type, host.TensorType)}
+    places = {v.type.device.data.partition(":")[0] for v in (*op.inputs, *op.results) if isinstance(v.type, host.TensorType)} - {"any"}
     places |= {leaf.value.partition(":")[0] for leaf in call.leaves() if isinstance(leaf, Enum) and leaf.kind == "device"}
     return next(iter(places), "cpu") if len(places) <= 1 else ""
 
@@ -139,6 +139,8 @@ def _plan_shim(op: host.ExternOp, call: Call) -> _Plan:
         # the operator returns what it wrote into: the first mutated argument
         written = next(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
         plan.aliased = named[written][1]
+    elif op.kept is not None:
+        plan.kept = list(op.kept.data)
     elif op.results and len(op.results) != len(plan.results):
         plan.kept = _results_by_mask(named.values(), len(plan.results))
         if len(plan.kept) != len(op.results):
@@ -366,6 +368,11 @@ def result_form(target: str, results: int) -> str:
     return "sequence" if plain or (len(types) == 1 and types[0] == "List[Tensor]") else "tree"
 
 
+def leaves_item(op: host.ExternOp) -> tuple[str, Any]:
+    """The item that takes the results of a "tree" out of it."""
+    return ("flatten", len(op.results)) if op.kept is None else ("kept", tuple(op.kept.data))
+
+
 def _emit_python(emitter: _Emitter, op: host.ExternOp, call: Call) -> None:
     entry = emitter.entry
     entry.take_lock()
@@ -398,7 +405,7 @@ def _python_results(emitter: _Emitter, op: host.ExternOp, made: str) -> None:
         _define(emitter, op.results[0], made)
         return
     if form == "tree":
-        flatten = entry.item("flatten", len(op.results))
+        flatten = entry.item(*leaves_item(op))
         flat = entry.call("PyObject_Vectorcall", flatten, entry.scratch("ptr", [made]), "1", "null")
         entry.call("Py_DecRef", made)
         made = entry.require_object(flat)

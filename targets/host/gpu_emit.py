@@ -34,7 +34,7 @@ def program_device(program: host.ProgramOp) -> str:
     """The device of a program: that of the GPU among its tensors, else the CPU."""
     block = program.body.block
     values = (*block.args, *(r for op in block.ops for r in op.results))
-    devices = {v.type.device.data for v in values if isinstance(v.type, host.TensorType)} - {"cpu"}
+    devices = {v.type.device.data for v in values if isinstance(v.type, host.TensorType)} - {"cpu", "any"}
     with_kernels = {
         v.type.device.data
         for op in block.ops

@@ -23,7 +23,7 @@ from .description import ARENA, GPU_TABLE, OBJECTS, SYMBOL, Item, ProgramDescrip
 from .gpu_driver import cuda_driver
 from .gpu_launches import GpuLaunches
 from .messages import kernel_error, layout_error
-from .python_runtime import PythonRuntime, copy_strided, flatten_results, reinterpret
+from .python_runtime import PythonRuntime, copy_strided, flatten_results, keep_results, reinterpret
 from .runtime import HostUnavailable, entry_symbols, gpu_runtime
 from .selftest import native_wanted
 from .symbols import missing
@@ -172,6 +172,8 @@ class _Items:
             return resolve_operator(item.value)
         if item.kind == "names":
             return item.value
+        if item.kind == "kept":
+            return functools.partial(keep_results, item.value)
         if item.kind == "flatten":
             return functools.partial(flatten_results, item.value)
         if item.kind == "value":

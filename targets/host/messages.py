@@ -20,7 +20,7 @@ def layout_error(
 def _difference(
     tensor: Any, label: str, sizes: Sequence[int], strides: Sequence[int], dtype: str, device: str
 ) -> str | None:
-    if str(tensor.device) != device:
+    if not is_there(tensor, device):
         return f"expected a tensor of device {device}, got {tensor.device} for {label}"
     if dtype and str(tensor.dtype) != f"torch.{dtype}":
         return f"expected dtype torch.{dtype}, got {tensor.dtype} for {label}"
@@ -31,6 +31,11 @@ def _difference(
         if have[k] != size or (steps[k] != stride and size > 1 and tensor.numel() > 0):
             return f"expected size {have[k]}=={size}, stride {steps[k]}=={stride} at dim={k} for {label}"
     return None
+
+
+def is_there(tensor: Any, device: str) -> bool:
+    """Whether a tensor is on a device as types name it ("any": everything is)."""
+    return device == "any" or str(tensor.device) == device
 
 
 def same_sizes(tensor: Any, sizes: Sequence[int]) -> bool:

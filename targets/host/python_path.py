@@ -17,7 +17,7 @@ from ...dialects import host
 from ...dialects.call_args import Arg, Obj
 from ...dialects.expr import Expr, as_expr, to_python
 from .description import Item, ItemTable, dtype_name, is_constant_leaf
-from .extern import PYTHON_CALL, result_form
+from .extern import PYTHON_CALL, leaves_item, result_form
 
 
 def python_source(
@@ -171,7 +171,7 @@ class _Writer:
         else:
             names = "".join(self.define(result) + ", " for result in op.results)
             if form == "tree":
-                text = f"{self.item('flatten', len(op.results))}({text})"
+                text = f"{self.item(*leaves_item(op))}({text})"
             self.do(f"{names}= {text}")
 
     def leaf(self, operands: Any, leaf: Any) -> str:

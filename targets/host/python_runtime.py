@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import create_string_buffer
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
-from .messages import kernel_error, layout_error, same_sizes
+from .messages import is_there, kernel_error, layout_error, same_sizes
 
 if TYPE_CHECKING:
     from .gpu_launches import GpuLaunches
@@ -47,7 +47,7 @@ class PythonRuntime:
         message = layout_error(value, label, sizes, strides, dtype, device)
         if message is None:
             return value
-        if not same_sizes(value, sizes) or str(value.device) != device or (dtype and value.dtype != getattr(self._torch, dtype)):
+        if not same_sizes(value, sizes) or not is_there(value, device) or (dtype and value.dtype != getattr(self._torch, dtype)):
             raise AssertionError(message)
         return copy_strided(value, sizes, strides)
 
@@ -109,6 +109,21 @@ def reinterpret(value: Any, sizes: tuple[int, ...], strides: tuple[int, ...], dt
     wanted = getattr(torch, dtype) if dtype else value.dtype
     first = value.storage_offset() * value.dtype.itemsize // wanted.itemsize + offset
     return torch.empty(0, dtype=wanted, device=value.device).set_(value.untyped_storage(), first, sizes, strides)
+
+
+def keep_results(places: Sequence[int], value: Any) -> tuple[Any, ...]:
+    """Those of the leaves of what an operator returned that are at `places`."""
+    leaves: list[Any] = []
+
+    def walk(item: Any) -> None:
+        if isinstance(item, (tuple, list)):
+            for part in item:
+                walk(part)
+        else:
+            leaves.append(item)
+
+    walk(value)
+    return tuple(leaves[k] for k in places)
 
 
 def flatten_results(count: int, value: Any) -> tuple[Any, ...]:

@@ -579,7 +579,7 @@ notensor:
 
 ; Compares a tensor with an element type, sizes and strides: 0 equal, 1 only strides differ, 2 anything else differs.
 ; Strides of dimensions of size 1, and of tensors without elements, do not matter. %kind holds the element type in its low
-; 10 bits (1023: any), above them 0 for the CPU, else 1 + the number of the GPU.
+; 10 bits (1023: any), above them 0 for the CPU, 1 + the number of a GPU, or 255 for any device.
 define i64 @stepwell_compare(ptr %tensor, i64 %kind, i64 %rank, ptr %sizes, ptr %strides) {
 entry:
   %i32 = alloca i32
@@ -605,7 +605,9 @@ gpu:
   %isthis = and i1 %isgpu, %eqindex
   br label %rest
 rest:
-  %okdev = phi i1 [ %iscpu, %cpu ], [ %isthis, %gpu ]
+  %there = phi i1 [ %iscpu, %cpu ], [ %isthis, %gpu ]
+  %anydev = icmp eq i64 %place, 255
+  %okdev = or i1 %there, %anydev
   %r3 = call i32 @aoti_torch_get_dim(ptr %tensor, ptr %i64)
   %dim = load i64, ptr %i64
   %dtype = and i64 %kind, 1023
