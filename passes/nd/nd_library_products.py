@@ -2,7 +2,6 @@
 
     %p = nd.matmul %a, %b ; %y = nd.add %p, %bias     ->   aten.addmm(%bias, %a, %b), where nothing else needs the product
     %p = nd.matmul %a, %b   (rank over 2)             ->   aten.bmm of the operands with one batch dimension
-    a product of up to 2^19 multiplications           ->   a sum over nd.mul
     %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
 
 The library's kernels take transposed operands as they lie; a batch of several dimensions that do not follow each other in memory is copied.
@@ -14,23 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import nd
 from ...dialects.call_args import Arg, Call, CallAttr
 from ...dialects.expr import as_expr, product, strides_contiguous
-from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_pointwise import OPS
 from ...dialects.nd_types import LayoutAttr, TensorType, tensor_type
 from ..manager import Pass
 from .rewriter import Rewriter
 
 ONE = as_expr(1)
-
-SMALL = 1 << 19
-"""Multiplications up to which a product is computed by a nest: the library's call costs as much as two launches."""
 
 
 def biased_product(rw: Rewriter, op: Operation) -> SSAValue | None:
@@ -43,20 +38,6 @@ def biased_product(rw: Rewriter, op: Operation) -> SSAValue | None:
         if t.rank == 2 and b.rank == 1 and b.dims[0] is t.dims[1] and b.element_type == t.element_type:
             return _call(rw, "aten.addmm.default", (bias, found.lhs, found.rhs), t)
     return None
-
-
-def small_product(rw: Rewriter, op: Operation) -> SSAValue | None:
-    """A product so small that starting the library costs more than computing it: a sum of products, which fuses with what is around it."""
-    assert isinstance(op, nd.MatmulOp)
-    t, lhs, rhs = tensor_type(op.result), tensor_type(op.lhs), tensor_type(op.rhs)
-    work = (t.numel * lhs.dims[-1]).value
-    if work is None or work > SMALL or t.rank != 2:
-        return None
-    rows, depth, columns = *lhs.dims, t.dims[1]
-    left = rw.new(nd.ReshapeOp.new((op.lhs,), lhs.with_dims((rows, depth, ONE))))
-    right = rw.new(nd.ReshapeOp.new((op.rhs,), rhs.with_dims((ONE, depth, columns))))
-    terms = rw.new(OPS["mul"].create(operands=[left, right], result_types=[t.with_dims((rows, depth, columns))]))
-    return rw.new(nd.ReduceOp.new((terms,), t, kind=StringAttr("sum"), dims=IntsAttr.get((1,))))
 
 
 def library_product(rw: Rewriter, op: Operation) -> SSAValue | None:
@@ -121,8 +102,8 @@ class NdLibraryProducts(Pass):
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             if not any(isinstance(o, (nd.MatmulOp, nd.ConvOp)) for o in func.body.block.ops):
                 continue
-            rules = {OPS["add"]: [biased_product], nd.MatmulOp: [small_product, library_product], nd.ConvOp: [convolution_bias]}
+            rules = {OPS["add"]: [biased_product], nd.MatmulOp: [library_product], nd.ConvOp: [convolution_bias]}
             rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]
             rewriter.run()
-            for rule in (biased_product, small_product, library_product, convolution_bias):
+            for rule in (biased_product, library_product, convolution_bias):
                 self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))
