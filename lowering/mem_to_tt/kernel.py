@@ -7,7 +7,7 @@ from itertools import product as tuples
 from math import gcd
 from typing import Any
 
-from xdsl.dialects import arith, gpu, scf
+from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import IntegerType, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
@@ -389,19 +389,24 @@ class NestLowering:
         body: Callable[[SSAValue, Sequence[SSAValue]], list[SSAValue]],
     ) -> list[SSAValue]:
         s, b = self.s, self.s.b
-        if any(not a.is_store and s.versions.get(a.buffer) for a in node.all_accesses()):
-            # another thread may have stored what this loop loads
-            b.place(gpu.BarrierOp.create())
+        accesses = list(node.all_accesses())
+        if any(a.buffer in (s.loaded if a.is_store else s.stored) for a in accesses):
+            s.barrier()  # once, not in every iteration
         first, stride = b.int(0, s.index), b.int(step, s.index)
-        stored = {a.buffer for a in node.all_accesses() if a.is_store and a.op not in s.carried}
+        stored = {a.buffer for a in accesses if a.is_store and a.op not in s.carried}
         for buffer in stored:
             s.written(buffer)
+            if len({a.offset for a in accesses if a.buffer is buffer}) > 1:  # an iteration may meet what another one stored
+                s.stored[buffer] = {None}
+                s.loaded[buffer] = {None}
         block = Block(arg_types=[s.index, *(v.type for v in start)])
         b.open(block)
         state = body(block.args[0], block.args[1:])
         s.place_checks()
         b.place(scf.YieldOp.create(operands=state))
         b.close()
+        for a in accesses:
+            (s.stored if a.is_store else s.loaded).setdefault(a.buffer, set()).add(None)
         for buffer in stored:
             s.written(buffer)
         op = scf.ForOp.create(

@@ -37,7 +37,8 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
     shape = None if condition is None else shape_of(condition.type)
     pointer = s.address(access.buffer, s.fix(access.offset), shape)
     other = None if condition is None or op.other is None else _in_memory(s, s.get(op.other), access.dtype)
-    key = ("load", access.buffer, s.versions.get(access.buffer, 0), pointer, condition, other)
+    # another mask of the axes: another loop runs along them, over other elements
+    key = ("load", access.buffer, s.versions.get(access.buffer, 0), pointer, s.mask(shape_of(pointer.type)), condition, other)
     value = b.find(key)
     if value is None:
         at = shape_of(pointer.type)
@@ -45,6 +46,7 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
         if mask is not None:
             mask = b.to_shape(mask, at)
         fill = None if other is None or mask is None else b.to_shape(other, at)
+        s.before_load(access.buffer, pointer)
         value = s.widen(b.place(LoadOp.make(pointer, mask, fill)).results[0], access.dtype)
         b.remember(key, value)
     if condition is not None and other is None:
@@ -110,20 +112,23 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
     if mask is not None:
         mask = b.to_shape(mask, at)
     value = b.to_shape(value, at)
-    known = b.find(("load", access.buffer, s.versions.get(access.buffer, 0), pointer, None, None))
+    own = s.mask(at)
+    known = b.find(("load", access.buffer, s.versions.get(access.buffer, 0), pointer, own, None, None))
+    s.before_store(access.buffer, pointer)
     s.written(access.buffer)
     if access.mode != "set":
         if not s.alone(access):
             b.place(AtomicRMWOp.make(atomic(access.mode, access.dtype), pointer, value, mask))
             return
         if known is None:
+            s.before_load(access.buffer, pointer)
             old = LoadOp.make(pointer, mask)
             b.place(old)
             known = s.widen(old.results[0], access.dtype)
         value = b.to_shape(s.narrow(combine(s, access, known, s.widen(value, access.dtype)), access.dtype), at)
     b.place(StoreOp.make(pointer, value, mask))
     if condition is None and access.mode == "set":
-        b.remember(("load", access.buffer, s.versions[access.buffer], pointer, None, None), s.widen(value, access.dtype))
+        b.remember(("load", access.buffer, s.versions[access.buffer], pointer, own, None, None), s.widen(value, access.dtype))
 
 
 def atomic(mode: str, dtype: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.dialects import arith
+from xdsl.dialects import arith, gpu
 from xdsl.dialects.builtin import IndexType, IntegerType, StringAttr, f32, i1, i8, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
@@ -86,6 +86,10 @@ class State:
         """The piece of the row that is at hand."""
         self.versions: dict[SSAValue, int] = {}
         """How often a buffer has been written so far: what was loaded before is not taken for what is there now."""
+        self.stored: dict[SSAValue, set[SSAValue | None]] = {}
+        """Where buffers were stored to since the last barrier (None: at other places in each iteration of a loop)."""
+        self.loaded: dict[SSAValue, set[SSAValue | None]] = {}
+        """Where they were loaded from."""
 
     # ---- axes
 
@@ -317,6 +321,27 @@ class State:
     def written(self, buffer: SSAValue) -> None:
         """From here on loads of the buffer may give something else."""
         self.versions[buffer] = self.versions.get(buffer, 0) + 1
+
+    # ---- the order of threads
+
+    def before_load(self, buffer: SSAValue, pointer: SSAValue) -> None:
+        """Wait for the other threads of the program where one of them may have stored what is loaded now: only elements at the same
+        places are a thread's own."""
+        if self.stored.get(buffer, set()) - {pointer}:
+            self.barrier()
+        self.loaded.setdefault(buffer, set()).add(pointer)
+
+    def before_store(self, buffer: SSAValue, pointer: SSAValue) -> None:
+        """The same where one may still have to load what is overwritten now."""
+        if self.loaded.get(buffer, set()) - {pointer}:
+            self.barrier()
+        self.stored.setdefault(buffer, set()).add(pointer)
+
+    def barrier(self) -> None:
+        """All threads of the program see what they stored so far."""
+        self.b.place(gpu.BarrierOp.create())
+        self.stored.clear()
+        self.loaded.clear()
 
 
 def _elements(shape: tuple[int, ...] | None) -> int:
