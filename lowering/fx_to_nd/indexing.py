@@ -192,6 +192,8 @@ _REDUCE = {"add": "add", "multiply": "prod"}
 def _scatter_source(
     b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, *, reduce: str | None = None
 ) -> SSAValue:
+    if reduce and not _can_combine(b, _REDUCE[reduce], b.dtype(x)):
+        return NotImplemented
     return _scatter(b, x, d, index, source, _REDUCE[reduce] if reduce else "set")
 
 
@@ -199,12 +201,28 @@ def _scatter_source(
 def _scatter_value(
     b: Importer, x: SSAValue, d: int, index: SSAValue, value: Any, *, reduce: str | None = None
 ) -> SSAValue:
+    if reduce and not _can_combine(b, _REDUCE[reduce], b.dtype(x)):
+        return NotImplemented
     return _scatter(b, x, d, index, _spread(b, x, index, value), _REDUCE[reduce] if reduce else "set")
 
 
 @rule(aten.scatter_add)
 def _scatter_add(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue) -> SSAValue:
-    return _scatter(b, x, d, index, source, "add")
+    return _scatter(b, x, d, index, source, "add") if _can_combine(b, "add", b.dtype(x)) else NotImplemented
+
+
+def _can_combine(b: Importer, mode: str, dtype: Attribute) -> bool:
+    """Whether elements that are scattered to one place can be combined as they come: a GPU needs an atomic operation for that."""
+    if b.device == "cpu":
+        return True
+    from ..mem_to_tt.memory import atomic
+    from ..mem_to_tt.state import UnsupportedNest
+
+    try:
+        atomic(mode, dtype)
+    except UnsupportedNest:
+        return False
+    return True
 
 
 _SCATTER_REDUCE = {"sum": "add", "prod": "prod", "amax": "max", "amin": "min"}
@@ -220,6 +238,8 @@ def _scatter_reduce(
     if reduce == "mean":
         return _scatter_mean(b, x, d, index, source, include_self)
     mode = _SCATTER_REDUCE[reduce]
+    if not _can_combine(b, mode, b.dtype(x)):
+        return NotImplemented
     if not include_self:  # start the places that are written from the neutral value
         wide = b.dtype(x)
         neutral = {"add": 0, "prod": 1, "max": lowest(wide), "min": highest(wide)}[mode]
