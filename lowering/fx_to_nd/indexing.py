@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from xdsl.dialects.builtin import i1, i32, i64
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.expr import Expr, product
 from ...dialects.nd_types import FLOATS, ui8

@@ -169,3 +169,26 @@ def test_a_program_runs_at_the_level_of_the_host():
     run(default_pipeline("gpu"), module, context())
     for got, expected in zip(run_module(module, context(), args), function(*args), strict=True):
         torch.testing.assert_close(got, expected)
+
+
+def test_threads_wait_where_one_loads_what_another_stored(build):
+    def function(x, w, b):
+        h = F.silu(F.group_norm(x, 4, w, b))
+        return h, F.max_pool2d(h, 2)
+
+    args = torch.randn(2, 8, 64, 64), torch.rand(8), torch.rand(8)
+    run, _ = build(function, *args)
+    check(run, function, *args)
+    assert any("gpu.barrier" in kernel.text for kernel in run.description.kernels)
+
+
+def test_a_load_under_the_mask_of_another_loop_is_a_load_of_its_own(build):
+    def function(g, x, mean, rstd, w):
+        h = torch.ops.aten.silu_backward(g, x)
+        return torch.ops.aten.native_group_norm_backward(h, x, mean, rstd, w, 4, 8, 36, 4, [True, True, True])
+
+    x, g, w = torch.randn(4, 8, 6, 6), torch.randn(4, 8, 6, 6), torch.rand(8)
+    _, mean, rstd = torch.ops.aten.native_group_norm(x, w, w, 4, 8, 36, 4, 1e-5)
+    args = g, x, mean, rstd, w
+    run, _ = build(function, *args)
+    check(run, function, *args)

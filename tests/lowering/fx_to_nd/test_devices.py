@@ -1,0 +1,96 @@
+"""Graphs of a GPU and of several devices, traced without a GPU."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from stepwell.dialects import host, nd, tt_structure
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.tools.compile_graph import context
+
+
+def traced(function, *inputs):
+    """The import of a function of fake tensors: each input is (sizes, device) or a tensor."""
+
+    def flat(*args):
+        return tuple(pytree.tree_leaves(function(*args)))
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        args = [torch.empty(i[0], device=i[1]) if isinstance(i, tuple) else i for i in inputs]
+        gm = make_fx(flat, decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
+    return import_graph(gm, args)
+
+
+def lowered(function, *inputs):
+    """(kernels, operators that the library runs) of a function down to its host program."""
+    imported = traced(function, *inputs)
+    run(default_pipeline("gpu"), imported.module, context())
+    program = host.program_of(imported.module)
+    calls = [op.call.data.target for op in program.body.block.ops if isinstance(op, host.ExternOp)]
+    return [op for op in imported.module.ops if isinstance(op, tt_structure.FuncOp)], calls
+
+
+def test_a_graph_of_a_gpu_names_its_device():
+    imported = traced(lambda x, y: x * 2 + y, ((4, 5), "cuda"), ((5,), "cuda"))
+    assert imported.device == "cuda:0"
+    assert '!nd.tensor<4 x 5 x f32, "cuda:0">' in str(imported.module)
+    assert traced(lambda x: x * 2, ((4,), "cpu")).device == "cpu"
+
+
+def test_one_element_of_the_cpu_is_a_number_of_the_kernel():
+    kernels, calls = lowered(lambda x, s: x * s, ((4, 5), "cuda"), ((), "cpu"))
+    assert len(kernels) == 1 and calls == ["py"]
+    assert [str(t) for t in kernels[0].body.block.arg_types][-1] == "f64"
+
+
+def test_a_small_constant_of_the_cpu_stands_in_the_kernel():
+    kernels, calls = lowered(lambda x: x * torch.tensor(3.0) + torch.tensor([1.0, 2.0]).to(x.device), ((4, 2), "cuda"))
+    assert len(kernels) == 1 and calls == []
+
+
+def test_what_happens_on_the_cpu_goes_through_the_library():
+    kernels, calls = lowered(lambda x, y: (x * 2, (y + 1).sum(0)), ((4, 5), "cuda"), ((4, 5), "cpu"))
+    assert len(kernels) == 1
+    assert calls == ["aten.add.Tensor", "aten.sum.dim_IntList"]
+
+
+def test_random_numbers_take_their_seeds_on_the_gpu():
+    module = traced(lambda x: torch.nn.functional.dropout(x, 0.5, True), ((8,), "cuda")).module
+    (seeds,) = [op for op in module.walk() if isinstance(op, nd.ExternOp)]
+    assert 'device("cuda:0")' in str(seeds) and '"cuda:0"' in str(seeds.results[0].type)
+
+
+@pytest.mark.parametrize("mode", ["amax", "prod"])
+def test_scatters_without_an_atomic_operation_are_library_calls(mode):
+    def function(x, y):
+        index = torch.zeros(6, dtype=torch.int64, device=x.device)
+        return x.scatter_reduce(0, index, y, mode)
+
+    _, calls = lowered(function, ((4,), "cuda"), ((6,), "cuda"))
+    assert calls == ["aten.scatter_reduce.two"]
+
+
+def test_results_that_are_none_keep_the_places_of_the_others():
+    def function(x, w, g):
+        return torch.ops.aten.convolution_backward(g, x, w, [3], [1], [0], [1], False, [0], 1, [False, True, True])[1:]
+
+    imported = traced(function, ((2, 4, 9), "cuda"), ((3, 4, 2), "cuda"), ((2, 3, 8), "cuda"))
+    run(default_pipeline("gpu"), imported.module, context())
+    (call,) = [op for op in host.program_of(imported.module).body.block.ops if isinstance(op, host.ExternOp)]
+    assert tuple(call.kept.data) == (1, 2)
+
+
+def test_one_element_that_only_the_library_reads_may_be_anywhere():
+    def function(q):
+        attention = torch.ops.aten._scaled_dot_product_efficient_attention
+        return attention(q, q, q, None, True)
+
+    imported = traced(function, ((1, 2, 8, 16), "cuda"))
+    run(default_pipeline("gpu"), imported.module, context())
+    text = str(host.program_of(imported.module))
+    assert '!host.tensor<i64, "any">' in text
