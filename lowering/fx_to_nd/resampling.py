@@ -3,14 +3,16 @@ else."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import f32, i64
+from xdsl.dialects.builtin import f32, f64, i64
 from xdsl.ir import SSAValue
 
-from ...dialects.expr import Expr, dim
+from ...dialects.expr import Expr, as_expr, dim
+from .builder import ONE, ZERO
 from .importer import Importer
 from .registry import packet, rule
 
@@ -71,23 +73,50 @@ for _spatial in (1, 2, 3):
     rule(packet(aten, f"_upsample_nearest_exact{_spatial}d"))(_nearest(_spatial, 0.5))
 
 
-def _nearest_backward(spatial: int) -> Any:
+def _nearest_backward(spatial: int, shift: float) -> Any:
     def apply(b: Importer, grad: SSAValue, size: Any, input_size: Any, *scales: Any) -> SSAValue:
-        """The sum over the places that show the same source, when the factors are powers of two."""
+        """The sum over the places that show the same source."""
         out, lead = b.out_dims, b.rank(grad) - spatial
-        split: list[Any] = list(out[:lead])
-        over: list[int] = []
-        for d, scale in zip(range(lead, len(out)), _scales(spatial, scales), strict=True):
-            factor = _power_of_two(out[d], b.dims(grad)[d])
-            if factor is None or not (scale is None or scale == factor):
+        given = _scales(spatial, scales)
+        factors = [_power_of_two(out[d], b.dims(grad)[d]) for d in range(lead, len(out))]
+        if all(f is not None and s in (None, f) for f, s in zip(factors, given, strict=True)):
+            split: list[Any] = list(out[:lead])
+            over: list[int] = []
+            for d, factor in zip(range(lead, len(out)), factors, strict=True):
+                split += [out[d], factor]
+                over.append(len(split) - 1)
+            return b.reduce("sum", b.reshape(b.widen(grad), split), over)
+        total = b.widen(grad)
+        if any(s is ZERO for s in (*out, *b.dims(grad))):
+            return b.full(0, b.dtype(grad), out)
+        for d, scale in reversed(list(zip(range(lead, len(out)), given, strict=True))):
+            total = _summed_by_source(b, total, d, out[d], scale, shift)
+            if total is NotImplemented:
                 return NotImplemented
-            split += [out[d], factor]
-            over.append(len(split) - 1)
-        return b.reduce("sum", b.reshape(b.widen(grad), split), over)
+        return total
 
     return apply
 
 
+def _summed_by_source(b: Importer, grad: SSAValue, d: int, inner: Expr, scale: Any, shift: float) -> SSAValue:
+    """[..., inner, ...]: for each source along `d` the sum over the places that show it. They stand side by side, from
+    about source * scale on, so a few candidates are looked at."""
+    outer = b.dims(grad)[d]
+    if not (inner.is_const and outer.is_const) or not (scale is None or isinstance(scale, (int, float))):
+        return NotImplemented
+    ratio = int(outer) / int(inner) if scale is None else float(scale)
+    candidates = as_expr(min(int(outer), math.ceil(ratio) + 4))
+    source = _source_index(b, inner, outer, scale, shift)
+    first = b.cast(b.op("floor", b.mul(b.cast(b.iota((inner,), 0, i64), f64), ratio)), i64)
+    first = b.op("minimum", b.op("maximum", b.sub(first, 2), 0), int(outer - candidates))
+    place = b.add(b.reshape(first, (inner, ONE)), b.iota((candidates,), 0, i64))
+    shown = b.cmp("eq", b.index(source, [0], [place], wrap=False), b.reshape(b.iota((inner,), 0, i64), (inner, ONE)))
+    behind = b.rank(grad) - 1 - d
+    shown = b.reshape(shown, (inner, candidates, *((ONE,) * behind)))
+    value = b.index(grad, [d], [place], wrap=False)
+    return b.reduce("sum", b.select(shown, value, 0.0), [d + 1])
+
+
 for _spatial in (1, 2, 3):
-    rule(packet(aten, f"upsample_nearest{_spatial}d_backward"))(_nearest_backward(_spatial))
-    rule(packet(aten, f"_upsample_nearest_exact{_spatial}d_backward"))(_nearest_backward(_spatial))
+    rule(packet(aten, f"upsample_nearest{_spatial}d_backward"))(_nearest_backward(_spatial, 0.0))
+    rule(packet(aten, f"_upsample_nearest_exact{_spatial}d_backward"))(_nearest_backward(_spatial, 0.5))
