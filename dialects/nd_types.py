@@ -73,15 +73,19 @@ def compute_type(dtype: Attribute) -> Attribute:
     return _SIGNLESS.get(dtype, dtype)
 
 
+_BYTES = {Float64Type: 8, Float32Type: 4, Float16Type: 2, BFloat16Type: 2, IndexType: 8}
+
+
 def element_bytes(dtype: Attribute) -> int:
     """Bytes that one element takes in memory (a bool takes one)."""
+    known = _BYTES.get(type(dtype))
+    if known is not None:
+        return known
     if isinstance(dtype, IntegerType):
         return max(1, dtype.width.data // 8)
     if isinstance(dtype, ComplexType):
         return 2 * element_bytes(dtype.element_type)
-    if isinstance(dtype, IndexType):
-        return 8
-    return {f64: 8, f32: 4}.get(dtype) or dtype.bitwidth // 8  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    return dtype.bitwidth // 8  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def print_shape(printer: Printer, dims: Sequence[Expr], dtype: Attribute) -> None:

@@ -89,7 +89,7 @@ def _result_type(low: Lowering, tensor: SSAValue, operands: Sequence[SSAValue]) 
 
 def finish_batches(module: ModuleOp) -> None:
     """Give the memory that lowered bodies allocate to them as arguments: that of their results, and what every entry needs for itself."""
-    for op in [op for op in module.walk() if isinstance(op, loop.BatchOp)]:
+    for op in [op for op in module.walk() if type(op) is loop.BatchOp]:
         body = op.body()
         block = body.body.block
         last = block.last_op

@@ -41,7 +41,7 @@ class BatchLowering:
         """Lower all batches; the functions that were their bodies are gone afterwards."""
         bodies = [f for f in self.module.ops if isinstance(f, FuncOp) and loop.batch_symbols(f) is not None]
         kernels = {f.sym_name.data: self._kernel(f) for f in bodies}
-        for op in [op for op in self.module.walk() if isinstance(op, loop.BatchOp)]:
+        for op in [op for op in self.module.walk() if type(op) is loop.BatchOp]:
             self._launch(op, kernels[op.callee.string_value()])
         for f in bodies:
             f.detach()

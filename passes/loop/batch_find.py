@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from xdsl.dialects.builtin import DictionaryAttr, StringAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
@@ -63,14 +64,14 @@ def is_scalar(value: SSAValue) -> bool:
 
 def is_free(op: Operation) -> bool:
     """Whether `op` is written again in each part that uses it: a constant, or a number that is passed."""
-    return isinstance(op, nd.FullOp | nd.ScalarOp)
+    return type(op) in (nd.FullOp, nd.ScalarOp)
 
 
 def is_member(op: Operation) -> bool:
     """Whether `op` may be in a part."""
     if isinstance(op, PointwiseOp):
         return "no_fuse" not in op.attributes
-    return isinstance(op, nd.ReduceOp) and len(op.dims.data) == tensor_type(op.input).rank
+    return type(op) is nd.ReduceOp and len(op.dims.data) == tensor_type(op.input).rank
 
 
 class Parts:
@@ -123,7 +124,8 @@ class Parts:
         """Ops that are no members part the graph into levels; parts do not reach over them."""
         level = self.level
         for op in self.ops:
-            before = [level[v.owner] for v in op.operands if isinstance(v.owner, Operation)]
+            owners: list[Any] = [v.owner for v in op._operands]
+            before = [level[owner] for owner in owners if type(owner) is not Block]
             own = max(before, default=0)
             if is_member(op):
                 level[op] = own

@@ -165,7 +165,7 @@ class NestFacts:
 
     def whole_users(self, tensor: SSAValue) -> list[Operation]:
         """Uses of a tensor other than loads in nests: they need it in memory."""
-        return [u.operation for u in tensor.uses if not isinstance(u.operation, loop.LoadOp)]
+        return [u.operation for u in tensor.uses if type(u.operation) is not loop.LoadOp]
 
     def cannot_inline(self, info: NestInfo) -> str:
         """Why a nest cannot be computed where it is read; "" if it can."""

@@ -501,7 +501,7 @@ class LoopSchedule(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
         known: dict[object, loop.NestOp] = {}
-        for nest in [n for n in op.walk() if isinstance(n, loop.NestOp)]:
+        for nest in [n for n in op.walk() if type(n) is loop.NestOp]:
             if "vector" in schedule_table(nest):
                 continue
             same = known.setdefault(nest_key(nest)[0], nest)

@@ -23,7 +23,7 @@ def nest_key(nest: Operation) -> tuple[tuple[object, ...], dict[SSAValue, int]]:
 
 
 def _type_key(t: Attribute) -> object:
-    if isinstance(t, BufferType):
+    if type(t) is BufferType:
         return (t.shape, t.element_type, t.strides)
     return t
 
@@ -38,7 +38,7 @@ def _number(value: SSAValue, numbers: dict[SSAValue, int], parts: list[object]) 
 
 def _add(op: Operation, numbers: dict[SSAValue, int], parts: list[object]) -> None:
     parts.append(op.name)
-    for value in op.operands:
+    for value in op._operands:
         parts.append(_number(value, numbers, parts))
     for key, attr in op.properties.items():
         if key not in _IGNORED:
@@ -58,4 +58,4 @@ def _add(op: Operation, numbers: dict[SSAValue, int], parts: list[object]) -> No
 
 def is_nest_in_memory(op: Operation) -> bool:
     """Whether `op` is a nest on buffers (with tensors it is still at the loop level)."""
-    return isinstance(op, loop.NestOp) and not op.results and all(isinstance(o.type, BufferType) for o in op.outs)
+    return type(op) is loop.NestOp and not op.results and all(isinstance(o.type, BufferType) for o in op.outs)

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from xdsl.dialects.builtin import f32, f64, i32, i64
 from xdsl.dialects.func import FuncOp
@@ -456,13 +457,15 @@ class RowPlanner:
 
 def used_ops(op: Operation) -> Iterator[Operation]:
     """The operations whose results `op`, or something inside of it, uses."""
-    for operand in op.operands:
-        if isinstance(operand.owner, Operation):
-            yield operand.owner
+    for operand in op._operands:
+        owner: Any = operand.owner
+        if type(owner) is not Block:
+            yield owner
     for inner in loop.walk_bodies(op) if op.regions else ():
-        for operand in inner.operands:
-            if isinstance(operand.owner, Operation):
-                yield operand.owner
+        for operand in inner._operands:
+            owner = operand.owner
+            if type(owner) is not Block:
+                yield owner
 
 
 def _row_reduction(op: loop.NestOp) -> loop.ReduceOp | None:

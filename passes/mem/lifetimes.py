@@ -101,8 +101,8 @@ def buffers_used(op: Operation) -> set[SSAValue]:
 
 def _used_inside(block: Block, found: set[SSAValue]) -> None:
     for op in block.ops:
-        for value in op.operands:
-            if isinstance(value.type, mem.BufferType):
+        for value in op._operands:
+            if type(value.type) is mem.BufferType:
                 found.add(value)
         for region in op.regions:
             for inner in region.blocks:

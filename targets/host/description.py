@@ -61,6 +61,9 @@ DTYPE_CODES = {
 
 def dtype_name(element_type: Attribute) -> str | None:
     """torch's name for an element type (`f32` -> "float32", `ui8` -> "uint8"); None when it has none."""
+    known = _DTYPE_NAMES.get(type(element_type))
+    if known is not None:
+        return known
     if isinstance(element_type, IntegerType):
         width = element_type.width.data
         if width == 1:
@@ -70,7 +73,7 @@ def dtype_name(element_type: Attribute) -> str | None:
     if isinstance(element_type, ComplexType):
         part = dtype_name(element_type.element_type)
         return None if part is None else f"complex{2 * int(part.removeprefix('float'))}"
-    return _DTYPE_NAMES.get(type(element_type))
+    return None
 
 
 def dtype_code(element_type: Attribute) -> int:
