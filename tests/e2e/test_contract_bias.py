@@ -71,3 +71,46 @@ def test_empty_and_single(shape: tuple[int, int, int]):
     m, k, n = shape
     x, w, b = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
     torch.testing.assert_close(compiled(linear)(x, w, b), linear(x, w, b))
+
+
+@pytest.mark.parametrize(("force", "dynamic"), ((None, True), ("gemm", False), ("library", False)))
+def test_rows_in_several_dimensions(force: str | None, dynamic: bool):
+    """The product's rows are two dimensions where the bias is added: still one step, and the result has the strides of eager's."""
+
+    def f(x, w, b):
+        return (x.reshape(-1, 50) @ w.t()).view(x.shape[0], x.shape[1], 29) + b
+
+    w, b = torch.randn(29, 50), torch.randn(29)
+    for sizes in ((3, 4, 50), (1, 7, 50), (0, 4, 50)):
+        x = torch.randn(sizes)
+        got, want = compiled(f, force, dynamic)(x, w, b), f(x, w, b)
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+        assert stepwell.counters["launches"] + stepwell.counters["extern"] <= 1
+
+
+def test_rows_in_another_order_stay_a_nest():
+    def f(x, w, b):
+        return (x @ w).view(3, 4, 29).transpose(0, 1) + b
+
+    x, w, b = torch.randn(12, 50), torch.randn(50, 29), torch.randn(29)
+    torch.testing.assert_close(compiled(f)(x, w, b), f(x, w, b))
+
+
+@pytest.mark.parametrize("batch_first", (False, True))
+def test_attention_with_one_projection(batch_first: bool):
+    """`nn.MultiheadAttention` adds the bias of q, k and v to the joint product seen in three dimensions."""
+    torch.manual_seed(0)
+    net = torch.nn.MultiheadAttention(32, 4, batch_first=batch_first)
+    torch.nn.init.normal_(net.in_proj_bias)
+    x = torch.randn(3, 10, 32, requires_grad=True)
+
+    def f(x):
+        return net(x, x, x, need_weights=False)[0]
+
+    want = f(x)
+    got = compiled(f)(x)
+    torch.testing.assert_close(got, want)
+    leaves = [x, *net.parameters()]
+    g = torch.randn_like(want)
+    torch.testing.assert_close(torch.autograd.grad(got, leaves, g), torch.autograd.grad(want, leaves, g), rtol=1e-4, atol=1e-5)
