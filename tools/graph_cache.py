@@ -18,19 +18,19 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule
 
-from ..lowering.fx_to_nd import Border
-from ..lowering.fx_to_nd.metadata import shape_env
-from ..lowering.sympy_bridge import example_values
 from ..targets.cpu.cache import cache_folder, discard, object_path, read, write
 from .compiled import CompiledGraph, MissingPart
 from .counters import count
 from .graph_key import Uncacheable, graph_key, settings_key, tensor_bytes
 from .options import QUIET, Options
+
+if TYPE_CHECKING:
+    from ..lowering.fx_to_nd import Border
 
 log = logging.getLogger("stepwell")
 _said: set[str] = set()
@@ -75,6 +75,8 @@ class Slot:
     """The place in the cache of the graph that is being compiled."""
 
     def __init__(self, key: str, gm: GraphModule):
+        from ..lowering.fx_to_nd.metadata import shape_env
+
         self.key = key
         self.gm = gm
         self._env = shape_env(gm)
@@ -151,6 +153,8 @@ def _guards_hold(guards: Sequence[Any], env: Any) -> bool:
         return True
     if env is None:
         return False
+    from ..lowering.sympy_bridge import example_values
+
     values = example_values(env)
     if not all(g.free_symbols <= values.keys() and bool(g.xreplace(values)) for g in guards):
         return False

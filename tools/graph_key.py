@@ -12,17 +12,17 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from ..lowering.fx_to_nd.input_views import Border
-from ..lowering.sympy_bridge import hints_of, ranges_of
+from ..targets.cpu.cache import environment
 from ..targets.cpu.features import target
 from .options import QUIET, Options
+
+if TYPE_CHECKING:
+    from ..lowering.fx_to_nd import Border
 
 _FUNCTION_MODULES = ("_operator", "operator", "math", "torch", "builtins")
 
@@ -45,17 +45,16 @@ def graph_key(gm: GraphModule, kind: str, border: Border | None, settings: str, 
 
 def settings_key(options: Options) -> str:
     """Everything but the graph: options, passes of users, environment. Raises Uncacheable."""
-    from ..passes.user import registered
-
     if options.no_fuse or options.fuse or options.tile or options.loop_order:
         raise Uncacheable("wishes for single nests are given")
     writer = _Writer()
     writer.value([(f.name, getattr(options, f.name)) for f in fields(options) if f.name not in {*QUIET, "passes"}])
-    if options.passes or registered():
+    user = sys.modules.get(f"{__name__.partition('.')[0]}.passes.user")  # where nobody has imported it, nothing is registered
+    if options.passes or (user is not None and user.registered()):
         writer.value(_pipeline_fingerprint(options))
     if options.autotune:
         writer.value(torch.get_num_threads())
-    writer.value(environment())
+    writer.value((environment(), torch.backends.mkldnn.is_available()))
     writer.value([os.environ.get("STEPWELL_HOST"), *(getattr(target(), f.name) for f in fields(target()))])
     return writer.digest()
 
@@ -67,25 +66,6 @@ def _pipeline_fingerprint(options: Options) -> str:
     if found is None:
         raise Uncacheable("a user's pass has no source that says all that it does")
     return found
-
-
-@cache
-def environment() -> str:
-    """Versions of what takes part, and the source of this package, as one hash."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    digest = hashlib.sha256(repr((sys.implementation.cache_tag, sys.version_info[:3], torch.__version__)).encode())
-    for name in ("llvmlite", "xdsl", "triton"):
-        try:
-            digest.update(f"{name} {version(name)}\n".encode())
-        except PackageNotFoundError:
-            continue
-    root = Path(__file__).resolve().parents[1]
-    for folder in ("dialects", "passes", "lowering", "targets", "tools"):
-        for path in sorted((root / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
-    digest.update(str(torch.backends.mkldnn.is_available()).encode())
-    return digest.hexdigest()
 
 
 def tensor_digest(value: torch.Tensor) -> str:
@@ -216,6 +196,7 @@ class _Writer:
     def symbols_of(self, gm: GraphModule) -> None:
         """Ranges and examples of the symbols that were met."""
         from ..lowering.fx_to_nd.metadata import shape_env
+        from ..lowering.sympy_bridge import hints_of, ranges_of
 
         env = shape_env(gm) if self.symbols else None
         if env is None:

@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CompileError, StepwellError
-from ..lowering.fx_to_nd import Border
 from .aot_cache import caching, keeps, kept_compiler
 from .compiled import Runner, is_empty, no_garbage_collection, passthrough
 from .counters import phase
@@ -20,6 +19,7 @@ from .graph_cache import find_slot
 from .options import Options, make_options
 
 if TYPE_CHECKING:
+    from ..lowering.fx_to_nd import Border
     from .compile_graph import Watch
 
 _lock = threading.RLock()
@@ -174,6 +174,8 @@ def border(gm: GraphModule, kind: str) -> Border | None:
     backward graph are saved tensors that nobody else holds."""
     from torch._functorch._aot_autograd.schemas import OutputType
     from torch._guards import TracingContext
+
+    from ..lowering.fx_to_nd import Border
 
     tracing = TracingContext.try_get()
     metadata = tracing.fw_metadata if tracing is not None else None

@@ -20,11 +20,12 @@ from xdsl.ir import Block, Region
 from ...dialects import nd
 from ...dialects.expr import Expr
 from ...dialects.nd_types import TensorType
+from ..outputs import Output
 from .builder import UNIT
 from .importer import Counts, Importer, ImportFailure
 from .input_views import Border, input_views
 from .metadata import shape_env
-from .signature import Output, Results, constant_attributes, placeholder, symbol_ranges
+from .signature import Results, constant_attributes, placeholder, symbol_ranges
 from .subgraphs import Program
 
 __all__ = ["Border", "Counts", "ImportFailure", "Imported", "Output", "import_graph"]

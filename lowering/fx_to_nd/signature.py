@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from xdsl.ir import Attribute, SSAValue
 from ...dialects.expr import Expr, free_syms, strides_contiguous
 from ...dialects.expr_syntax import ExprAttr
 from ...dialects.nd_types import LayoutAttr, RangeAttr, TensorType
+from ..outputs import Output
 from ..sympy_bridge import hints_of, ranges_of
 from .aliases import root
 from .builder import UNIT
@@ -25,17 +25,6 @@ from .scalars import ScalarValue, SymScalar, python_call, scalar_number
 
 _INDEX = IndexType()
 _LOWEST = -(2**62)  # of a Python number that no guard bounds
-
-
-@dataclass(frozen=True)
-class Output:
-    """How one output of the FX graph is made from what the function returns.
-
-    kind "result": result `value` of the function; "constant": the Python value itself (None too); "expr": the size
-    expression `value`, whose symbols the arguments bind."""
-
-    kind: str
-    value: Any
 
 
 # ---- arguments

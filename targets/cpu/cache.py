@@ -5,6 +5,7 @@
 | `objects` | machine code of a graph or of a library body | LLVM text, CPU and features, versions, level of the code generator |
 | `graphs` | compiled graphs (tools/graph_cache.py) | the graph and all that decides what becomes of it |
 | `constants` | large constants of graphs | their bytes |
+| `selftest` | the program that tries native entries, as a graph | versions, source, target |
 | `kernels` | GPU kernels (targets/triton/compile.py) | text, target, options, versions |
 
 Nothing in a file is an address or a path of this process, so that folders can be shared and copied. A file that was cut short or is not
@@ -19,6 +20,7 @@ import os
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 from .features import Target, target
@@ -44,6 +46,24 @@ def cache_folder() -> Path:
         return Path.home() / "Library" / "Caches" / "stepwell"
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "stepwell"
+
+
+@cache
+def environment() -> str:
+    """Versions of what takes part (torch and Triton if they are installed), and the source of this package, as one hash."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    digest = hashlib.sha256(repr((sys.implementation.cache_tag, sys.version_info[:3])).encode())
+    for name in ("torch", "llvmlite", "xdsl", "triton"):
+        try:
+            digest.update(f"{name} {version(name)}\n".encode())
+        except PackageNotFoundError:
+            continue
+    root = Path(__file__).resolve().parents[2]
+    for folder in ("dialects", "passes", "lowering", "targets", "tools"):
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def object_key(text: str, wanted: Target | None = None, opt: int = 2) -> str:

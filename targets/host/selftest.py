@@ -8,8 +8,12 @@ from __future__ import annotations
 import logging
 import os
 from functools import cache
+from typing import TYPE_CHECKING
 
 from .symbols import missing
+
+if TYPE_CHECKING:
+    from .description import ProgramDescription
 
 log = logging.getLogger("stepwell")
 
@@ -65,17 +69,10 @@ def _run() -> str | None:
     """Compiles and runs the test program; what is wrong, or None."""
     import torch
 
-    from ..cpu.cache import cached_object
-    from ..cpu.emit_text import ModuleText
-    from ..cpu.features import target
-    from .emit import emit_host
     from .load import load_object_code, native_callable
 
-    text = ModuleText(target())
-    text.functions.append(_KERNEL)
-    text.defined.add("stepwell_selftest")
-    description = emit_host(text, _program(), native=True)
-    library = load_object_code(cached_object(text.text())[0], native=True)
+    description, code = _compiled()
+    library = load_object_code(code, native=True)
     run = native_callable(description, library, (), ())
     x = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     args = [x, 2]
@@ -87,6 +84,31 @@ def _run() -> str | None:
     except AssertionError as error:
         return None if "expected dtype torch.float32" in str(error) else f"another message: {error}"
     return "a wrong dtype was taken"
+
+
+def _compiled() -> tuple[ProgramDescription, bytes]:
+    """The description and the object of the test program, from the disk if they are there."""
+    import pickle
+    from hashlib import sha256
+
+    from ..cpu.cache import cache_folder, environment, read, write
+    from ..cpu.features import target
+
+    path = cache_folder() / "selftest" / sha256(f"{environment()} {target()}".encode()).hexdigest()
+    found = read(path)
+    if found is not None:
+        return pickle.loads(found)
+    from ..cpu.emit_text import ModuleText
+    from ..cpu.jit import compile_text
+    from .emit import emit_host
+
+    text = ModuleText(target())
+    text.functions.append(_KERNEL)
+    text.defined.add("stepwell_selftest")
+    description = emit_host(text, _program(), native=True)
+    code = compile_text(text.text())
+    write(path, pickle.dumps((description, code)))
+    return description, code
 
 
 def _program():
