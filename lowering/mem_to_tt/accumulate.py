@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .kernel import NestLowering
 
 KINDS = {"add": "sum", "prod": "prod", "max": "max", "min": "min"}
+"""The reduction that does what stores of a mode do."""
 
 
 def accumulated(kernel: NestLowering, node: Node) -> list[Access]:

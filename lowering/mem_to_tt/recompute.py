@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from ...dialects import loop, mem
+from ...dialects.nd_types import is_float
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.manager import Pass
 
@@ -75,7 +77,7 @@ def _forward(nest: loop.NestOp, argument: SSAValue, buffer: SSAValue) -> bool:
     elif not is_private(buffer):
         return False
     source = _slice(store)
-    if source is None:
+    if source is None or not _survives(store):
         return False
     found = [_indices(store, load) for load in loads]
     if any(f is None for f in found):
@@ -92,6 +94,15 @@ def _forward(nest: loop.NestOp, argument: SSAValue, buffer: SSAValue) -> bool:
     store.detach()
     store.erase()
     return True
+
+
+def _survives(store: loop.StoreOp) -> bool:
+    """Whether memory gives back the very value that is stored: 16-bit floats do where it has been rounded to them before."""
+    dtype = loop.element_type(store.target.type)
+    if not is_float(dtype) or dtype == store.value.type:
+        return True
+    wide = store.value.owner
+    return isinstance(wide, arith.ExtFOp) and wide.operands[0].type == dtype
 
 
 def _indices(store: loop.StoreOp, load: loop.LoadOp | loop.StoreOp) -> dict[SSAValue, SSAValue] | None:

@@ -24,11 +24,9 @@ from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.loop.nest_transform import label_of
 from ...passes.loop.reduction_kinds import Cursor
 from ...passes.manager import Pass
+from .accumulate import KINDS
 from .config import Sizes
 from .split import even_parts
-
-KINDS = {"add": "sum", "prod": "prod", "max": "max", "min": "min"}
-"""The reduction that adds up what stores of a mode have accumulated."""
 
 
 @dataclass(frozen=True)
