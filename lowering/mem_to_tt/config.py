@@ -252,7 +252,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             return Tile(axes, inner=min(block, STREAM), warps=_warps(min(block, STREAM), THREAD), stages=STAGES)
         if any("softmax" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp)):
             return Tile(axes, inner=min(block, ONLINE), warps=_warps(min(block, ONLINE), THREAD), stages=STAGES)
-        return Tile(axes, inner=block, warps=_warps(block, THREAD))
+        return Tile(axes, inner=block, warps=_warps(block, 8))
     rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
     held = block * pieces * kept
     if not any(isinstance(n.op, (loop.ReduceOp, loop.ScanOp)) for n in inside):
