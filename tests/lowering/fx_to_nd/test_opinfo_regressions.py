@@ -149,3 +149,34 @@ def test_bessel_functions_of_doubles():
     x = torch.linspace(0.01, 30, 200, dtype=torch.float64)
     program = lambda x: [getattr(torch.special, name)(x) for name in BESSEL]  # noqa: E731
     check_against_eager(program, x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_orders_and_searches_in_machine_code(dynamic):
+    def program(x, edges, mask):
+        ordered, places = x.sort(dim=1, stable=True)
+        buckets = torch.bucketize(x, edges, right=True)
+        return ordered, places, x.median(1).values, buckets, x.masked_scatter(mask, ordered), *torch.frexp(x)
+
+    x = torch.randn(6, 9)
+    x[0, 3], x[1, 1], x[1, 2] = math.nan, math.inf, -0.0
+    fallbacks = check_against_eager(program, x, torch.linspace(-1, 1, 5), x > 0, dynamic=dynamic)
+    assert not fallbacks
+
+
+def test_gradients_of_pooling_in_machine_code():
+    F = torch.nn.functional
+
+    def pools(x):
+        y = F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), F.adaptive_avg_pool2d(x, 5)
+        return sum((p * p).sum() for p in (*y, F.adaptive_max_pool2d(x, (3, 4)), F.interpolate(y[0], size=(11, 7))))
+
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(2, 4, 12, 13).to(memory_format=layout)
+        gradients = []
+        stepwell.reset_counters()
+        for fn in (torch.compile(pools, backend="stepwell"), pools):
+            own = x.clone().requires_grad_()
+            gradients.append(torch.autograd.grad(fn(own), own)[0])
+        torch.testing.assert_close(*gradients)
+        assert not stepwell.counters["fallback"] + stepwell.counters["extern"]
