@@ -29,6 +29,7 @@ PROGRAMS = {
     "functions": (lambda x: torch.erf(x) + torch.log1p(x.abs()) + torch.sin(x) + torch.lgamma(x.abs() + 1), X),
     "power": (lambda x, y: x.abs() ** y + torch.atan2(x, y) + torch.hypot(x, y), X, Y),
     "f64": (lambda x: torch.sigmoid(x) * x.sqrt(), WIDE.abs()),
+    "float8": (lambda x: (x.to(torch.float8_e4m3fn).float() + x.to(torch.float8_e5m2fnuz).float()).to(torch.float8_e8m0fnu), X),
     "bf16": (lambda x: F.gelu(x) * 3, LOW),
     "f16": (lambda x: F.silu(x) + 1, HALF),
     "integers": (lambda x: x // 7 + x % 5 - (x >> 2), WHOLE),
