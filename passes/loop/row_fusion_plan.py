@@ -197,6 +197,8 @@ class RowPlanner:
         calls = [op for op in self.ops if isinstance(op, nd.ExternOp)]
         self._call_before: dict[Operation, Operation] = dict(zip(calls[1:], calls, strict=False))
         self._merged: dict[Operation, list[loop.NestOp]] = {}
+        self._spans: list[tuple[int, int]] = []
+        """The places of the first and the last operation of each fusion so far."""
         """The operations that will be one, by each of them."""
 
     def plan(self) -> list[RowFusion]:
@@ -357,6 +359,8 @@ class RowPlanner:
         if not reason:
             found[rows.nest] = fusion
             self._merged.update((op, fusion.ops()) for op in fusion.ops())
+            places = [self.position[op] for op in fusion.ops()]
+            self._spans.append((min(places), max(places)))
             for p in parts:
                 p.scalar = not self._is_columns(fusion, p)
         return reason
@@ -431,8 +435,7 @@ class RowPlanner:
         if any(o in members and o is not op for op in group[1:] for o in used_ops(op) if o is not group[0]):
             return "one needs what another one reduces over all rows"
         reached: set[Operation] = set(group)
-        last = max(self.position[op] for op in group)
-        between = self.ops[min(self.position[op] for op in group) : last]
+        between = self._between(group)
         size = 0
         while size != len(reached):
             size = len(reached)
@@ -443,6 +446,19 @@ class RowPlanner:
         if any(not reached.isdisjoint(self.inputs(op)) for op in group):
             return "another operation between them needs one and is needed by the other"
         return ""
+
+    def _between(self, group: Sequence[loop.NestOp]) -> Sequence[Operation]:
+        """The operations through which one of `group` may need another: those from its first to its last, and to the ends of every
+        fusion that reaches over that, since its nests will stand at one place."""
+        places = [self.position[op] for op in group]
+        first, last = min(places), max(places)
+        grown = True
+        while grown:
+            grown = False
+            for low, high in self._spans:
+                if low <= last and high >= first and (low < first or high > last):
+                    first, last, grown = min(low, first), max(high, last), True
+        return self.ops[first : last + 1]
 
     def inputs(self, op: Operation) -> set[Operation]:
         """The operations of the function that come before `op`: those whose results it uses, and for library calls the one before."""
