@@ -43,7 +43,7 @@ class RowWriter:
         self.rows = fusion.facts
         self.dropped = {r for r in self.rows.nest.results if not needed(r)}
         """Results of the rows that are passed on as values only."""
-        self.apart: set[int] = set()
+        self.apart = {k for k, p in enumerate(fusion.parts) if self._reads_what_several_store(p)}
         """Parts (by number) with loops of their own."""
         self.empties: list[loop.EmptyOp] = []
         """New outs: to be put before the nest."""
@@ -91,6 +91,11 @@ class RowWriter:
         for columns in self.columns.values():
             self._finish(columns)
         return new
+
+    def _reads_what_several_store(self, part: Part) -> bool:
+        """Whether a part needs the rows' stores to a tensor all done, since a later one may overwrite what an earlier one stored."""
+        results = list(self.rows.nest.results)
+        return any(len(self.rows.stored(results.index(r.tensor))) > 1 for r in part.facts.reads if r.tensor in results)  # pyright: ignore[reportArgumentType]
 
     # ---- the rows
 
