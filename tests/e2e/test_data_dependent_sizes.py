@@ -79,6 +79,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_programs(program):
+    """DY-09, A28, D19, N06"""
     torch._dynamo.reset()
     x = torch.arange(48.0).reshape(6, 8)
     with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):

@@ -68,6 +68,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_results_lie_where_eager_has_them(program, dynamic, layout):
+    """MUT-06, MUT-07, OUT-03"""
     torch._dynamo.reset()
     base = torch.randn(6, 5, 6, generator=torch.Generator().manual_seed(0))
     ours, theirs = (LAYOUTS[layout](base.clone()) for _ in range(2))

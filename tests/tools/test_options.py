@@ -19,6 +19,7 @@ def test_modes_differ_in_what_they_measure():
 
 
 def test_listed_options_are_the_defaults():
+    """OPT-05"""
     assert make_options(None, stepwell.list_options()) == Options()
 
 
@@ -43,6 +44,7 @@ def test_unknown_modes(mode, text):
 
 
 def test_wrong_options():
+    """OPT-03"""
     with pytest.raises(OptionError, match="there is no option 'autotun'; did you mean 'autotune'?"):
         make_options(None, {"autotun": True})
     with pytest.raises(OptionError, match="option 'autotune' takes a bool, got 1 "):

@@ -14,6 +14,7 @@ def func_of(found):
 
 
 def test_updates_of_arguments(compiled):
+    """B16, MUT-01, N24"""
     def step(x, y):
         x.add_(1)
         y[1:].mul_(2)
@@ -66,6 +67,7 @@ def test_writes_through_views_reach_the_argument():
 
 
 def test_outputs_of_every_kind(compiled):
+    """OUT-01"""
     fn = compiled(lambda x, n: (x + 1, None, 7, x.shape[0] * 2, x.shape[1], "text"), dynamic=True)
     x = torch.randn(4, 6)
     result = fn(x, 3)
@@ -133,6 +135,7 @@ def test_symbols_have_ranges_and_hints(imported):
 
 
 def test_locations_carry_node_and_line(compiled):
+    """A04, PASS-09"""
     fn = compiled(lambda x: torch.sin(x).exp())
     fn(torch.randn(3))
     ops = [op for op in func_of(fn.graphs[0]).body.block.ops if op.name in ("nd.sin", "nd.exp")]
@@ -142,6 +145,7 @@ def test_locations_carry_node_and_line(compiled):
 
 
 def test_metadata_is_made_when_missing():
+    """FTP-02"""
     graph = Graph()
     x = graph.placeholder("x")
     graph.output((graph.call_function(torch.ops.aten.sin.default, (x,)),))
@@ -150,6 +154,7 @@ def test_metadata_is_made_when_missing():
 
 
 def test_missing_attribute_is_named():
+    """CN-11, ERR-05"""
     graph = Graph()
     x = graph.placeholder("x")
     graph.output((graph.get_attr("nowhere"), x))
@@ -161,6 +166,7 @@ def test_missing_attribute_is_named():
 
 
 def test_single_output_is_refused():
+    """CE-12"""
     graph = Graph()
     x = graph.placeholder("x")
     graph.output(x)
@@ -170,6 +176,7 @@ def test_single_output_is_refused():
 
 
 def test_failing_rule_is_wrapped(monkeypatch):
+    """ERR-01, OP-13"""
     from stepwell.lowering.fx_to_nd import registry
 
     graph = Graph()

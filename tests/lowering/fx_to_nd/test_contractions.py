@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_products(check, dtype):
+    """N27, OP-15"""
     a, b = torch.randn(2, 3, 4).to(dtype), torch.randn(2, 4, 5).to(dtype)
 
     def products(a, b):
@@ -34,6 +35,7 @@ def test_empty_products(check):
 
 @pytest.mark.parametrize("form", (torch.contiguous_format, torch.channels_last))
 def test_convolutions(check, form):
+    """N28"""
     x, w = torch.randn(2, 4, 8, 8).to(memory_format=form), torch.randn(6, 2, 3, 3).to(memory_format=form)
 
     def convolutions(x, w, b):
@@ -54,6 +56,7 @@ def test_convolution_backward(check):
 
 
 def test_pooling(check):
+    """N18"""
     def pools(x):
         return (
             F.max_pool2d(x, 2), F.max_pool2d(x, 3, 2, 1, 2), F.max_pool2d(x, 3, 2, ceil_mode=True), *F.max_pool2d(x, 3,
@@ -87,6 +90,7 @@ def test_pooled_nan_wins(check):
 
 
 def test_resampling(check):
+    """N19"""
     def resample(x):
         return (
             F.interpolate(x, scale_factor=2), F.interpolate(x, size=(7, 5)), F.interpolate(x, size=(7, 5),

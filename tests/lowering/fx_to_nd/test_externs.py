@@ -43,12 +43,14 @@ def both(compiled, fn, *inputs, **options):
 
 
 def test_custom_operator_sees_eager_s_strides(compiled):
+    """M11, OP-05"""
     run = both(compiled, lambda x: strides_of((x + 1).t(), [1, 2], 'a "quote"'), torch.randn(3, 4))
     assert run.graphs[0].counts.names["extern"] == {"stepwell_test.strides_of.default": 1}
     assert "operand_layouts = [#nd.layout<[1, 4], 0>]" in run.text
 
 
 def test_functionalised_mutation(compiled):
+    """D06, OP-08"""
     def whole(x, y):
         z = y + 1
         add_into(z, 2.0)
@@ -60,6 +62,7 @@ def test_functionalised_mutation(compiled):
 
 
 def test_functionalised_mutation_of_views_and_lists(compiled):
+    """MUT-05, SUBTLE-03"""
     def views(x, y):
         add_into(x[1:], 2.0)
         add_into(x.t()[0], 1.0)
@@ -70,6 +73,7 @@ def test_functionalised_mutation_of_views_and_lists(compiled):
 
 
 def test_control_flow(compiled):
+    """SG-01, SG-02, E03"""
     def choose(x, y):
         return torch.cond(x.sum() > 0, lambda a, b: (a + b, a.sin()), lambda a, b: (a - b, b.cos()), (x, y))
 
@@ -78,6 +82,7 @@ def test_control_flow(compiled):
 
 
 def test_results_of_several_kinds(compiled):
+    """B15, D09"""
     def several(x):
         return torch.sort(x, 1), torch.topk(x, 2), torch.fft.rfft(x).abs(), torch.linalg.qr(x)
 
@@ -90,6 +95,7 @@ def test_views_by_the_library_are_marked(imported):
 
 
 def test_random_calls_are_kept_in_order(imported):
+    """OP-17"""
     found = imported(lambda x: torch.multinomial(x, 2), torch.rand(4))
     assert "effect" in str(found.module)
 
@@ -101,6 +107,7 @@ def captured():
 
 
 def test_numbers_read_at_run_time(compiled, captured):
+    """D14, DY-09"""
     run = both(
         compiled, lambda x, i: (torch.zeros(i.sum().item()) + 1, x * i[0].item()), torch.randn(3), torch.tensor([2, 3])
     )
@@ -119,6 +126,7 @@ def test_parts_with_bounds_known_at_run_time(compiled, captured):
 
 
 def test_assertions_of_run_time_numbers(compiled, captured):
+    """D15, DY-10"""
     def asserted(x, i):
         n = i.item()
         torch._check(n < 5)
@@ -131,6 +139,7 @@ def test_assertions_of_run_time_numbers(compiled, captured):
 
 
 def test_float_and_bool_arithmetic_on_sizes(compiled):
+    """DY-05, N31"""
     def scaled(x):
         return x * x.shape[1] ** 0.5, x / (x.shape[0] * 0.5), torch.where(x > 0, x.shape[0] > 3, False)
 
@@ -149,6 +158,7 @@ def test_sizes_that_are_no_integer_expression(compiled):
 
 
 def test_random_numbers_repeat_with_the_seed(compiled):
+    """D13, N11"""
     def draw(x):
         return torch.rand_like(x), torch.randn(1000), torch.randint(3, 9, (1000,)), torch.nn.functional.dropout(x, 0.25)
 
@@ -188,6 +198,7 @@ def test_backward_of_dropout_uses_the_same_mask(compiled):
 
 @pytest.mark.parametrize("make", (torch.optim.AdamW, torch.optim.SGD))
 def test_optimiser_step(compiled, make):
+    """MUT-11, N26"""
     def run(compile_it):
         torch.manual_seed(0)
         net = torch.nn.Linear(3, 2)

@@ -25,6 +25,7 @@ INDEXED = {
 
 @pytest.mark.parametrize("name", INDEXED)
 def test_index(check, name):
+    """N13"""
     check(INDEXED[name], torch.randn(3, 4, 5))
 
 
@@ -33,6 +34,7 @@ def test_index_of_symbolic_sizes(check):
 
 
 def test_gather_and_scatter(check):
+    """N13, N14"""
     index = torch.tensor([[0, 1, 2], [2, 2, 0]])
     x, source = torch.randn(3, 4), torch.randn(3, 4)
 
@@ -54,6 +56,7 @@ def test_gather_and_scatter(check):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.int64, torch.bool))
 @pytest.mark.parametrize("include_self", (True, False))
 def test_scatter_reduce(check, dtype, include_self):
+    """N14"""
     index = torch.tensor([[0, 1, 2], [2, 2, 0]])
     x, source = (torch.randn(3, 4) * 3).to(dtype), (torch.randn(3, 4) * 5).to(dtype)
     kinds = ("prod", "amax", "amin") if dtype == torch.bool else ("sum", "prod", "mean", "amax", "amin")
@@ -61,6 +64,7 @@ def test_scatter_reduce(check, dtype, include_self):
 
 
 def test_index_put(check):
+    """A08, N14"""
     def put(x, v):
         a, b, c, d, e = x.clone(), x.clone(), x.clone(), x.clone(), x.clone()
         a[ROWS] = v[:3]
@@ -88,6 +92,7 @@ def test_masks_with_unknown_sizes_are_library_calls(check):
 
 
 def test_out_of_range_is_an_error(imported, compare):
+    """G11, NR-05"""
     found = imported(lambda x, i: x[i], torch.randn(3), torch.tensor([1, 2]))
     with pytest.raises(IndexError):
         compare(lambda x, i: x, found, (torch.randn(3), torch.tensor([1, 3])))

@@ -23,6 +23,7 @@ BINARY = (
 
 @pytest.mark.parametrize("name", UNARY)
 def test_unary_on_floats(check, name):
+    """N01, OP-01"""
     special = torch.tensor([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.5, -2.5, 3.5, math.inf, -math.inf, math.nan])
     for dtype in FLOATS if name in ("exp", "round", "sigmoid") else (torch.float32,):
         check(getattr(torch, name), special.to(dtype))
@@ -30,6 +31,7 @@ def test_unary_on_floats(check, name):
 
 @pytest.mark.parametrize("name", ON_INTEGERS)
 def test_unary_on_integers(check, name):
+    """M09"""
     for dtype in (torch.int64, torch.int8, torch.uint8):
         check(getattr(torch, name), torch.tensor([0, 1, 2, 100], dtype=dtype))
 
@@ -64,6 +66,7 @@ def _runs(fn, *args):
 
 
 def test_python_numbers(check):
+    """M06"""
     def numbers(x, i, m):
         return (
             x + 2,
@@ -88,6 +91,7 @@ def test_python_numbers(check):
 
 
 def test_integer_division(check):
+    """N23, NR-04"""
     def quotients(a, b):
         return a // b, a % b, torch.div(a, b, rounding_mode="trunc"), torch.fmod(a, b), a / b
 
@@ -105,6 +109,7 @@ def test_bits_and_shifts(check):
 
 
 def test_alpha_and_ternary(check):
+    """M07, N03"""
     def ternary(x, y, z):
         return (
             torch.add(x, y, alpha=2),
@@ -140,6 +145,7 @@ def test_activations(check, dtype):
 
 
 def test_broadcast_with_symbolic_sizes(check):
+    """M04"""
     check(lambda x, y, z: x + y * z, torch.randn(5, 1, 7), torch.randn(6, 7), torch.randn(5, 6, 1), dynamic=True)
 
 
@@ -149,6 +155,7 @@ def test_empty_and_scalar_tensors(check):
 
 
 def test_bool_arithmetic(check):
+    """M08"""
     def logic(a, b):
         return a + b, a * b, a & b, a | b, a ^ b, ~a, torch.maximum(a, b), torch.minimum(a, b), a == b, a < b
 
@@ -156,6 +163,7 @@ def test_bool_arithmetic(check):
 
 
 def test_complex_goes_to_the_library(check):
+    """M14, NR-08, OP-06"""
     found = check(
         lambda x, y: torch.abs(x * y),
         torch.randn(3, dtype=torch.complex64),

@@ -11,6 +11,7 @@ LOW = {"rtol": 2e-2, "atol": 2e-2}
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.bool))
 def test_sums_and_extremes(check, dtype):
+    """A09, A24, N20"""
     x = (torch.randn(3, 4, 5) * 3).to(dtype)
 
     def reduce(x):
@@ -33,6 +34,7 @@ def test_sums_and_extremes(check, dtype):
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_moments_and_norms(check, dtype):
+    """A18, N20"""
     def reduce(x):
         return (
             x.mean(), x.mean(1), x.mean((0, 2), keepdim=True), x.var(), x.var(1, correction=0), x.std((0, 1)),
@@ -44,6 +46,7 @@ def test_moments_and_norms(check, dtype):
 
 
 def test_nan_and_infinities(check):
+    """A17, NR-04"""
     x = torch.tensor([[1.0, math.nan, 2.0], [math.inf, 1.0, math.inf], [-math.inf, -math.inf, -math.inf]])
 
     def reduce(x):
@@ -63,11 +66,13 @@ def test_nan_and_infinities(check):
 
 
 def test_ties_give_the_first_index(check):
+    """A17, TWELVE-05"""
     check(lambda x: (x.argmax(1), x.argmin(0), *x.max(0)), torch.ones(3, 4))
     check(lambda x: x.t().argmax(), torch.tensor([[0, 3, 1], [3, 3, 0]]))
 
 
 def test_empty_and_scalar(check):
+    """A10, DEFECT-06"""
     check(lambda x: (x.sum(), x.sum(0), x.prod(1), x.any(0), x.sum(1)), torch.zeros(0, 3))
     check(
         lambda x: (x.sum(), x.mean(), x.amax(), x.argmax(), x.var(correction=0), *x.max(0), x.cumsum(0)),
@@ -82,6 +87,7 @@ def test_symbolic_sizes(check):
 
 
 def test_scans(check):
+    """A21, N21"""
     def scans(x):
         return (
             x.cumsum(1),

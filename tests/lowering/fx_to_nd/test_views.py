@@ -36,6 +36,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_view(check, name):
+    """B05"""
     check(VIEWS[name], torch.randn(2, 3, 4))
     if name not in ("view", "as_strided", "t"):
         check(VIEWS[name], torch.randn(4, 3, 2).permute(2, 1, 0))
@@ -48,6 +49,7 @@ def test_view_of_symbolic_sizes(check, name):
 
 
 def test_as_strided_reads_memory_order(check):
+    """N05, LY-04"""
     check(lambda x: torch.as_strided(x.t() + 1, (6,), (1,)), torch.randn(2, 3))
     check(lambda x: torch.as_strided_scatter(x, torch.zeros(2, 2), (2, 2), (3, 1), 1), torch.randn(3, 4))
     check(lambda x: torch.as_strided_scatter(x, torch.zeros(6, 2), (6, 2), (2, 1), 0), torch.randn(3, 4))
@@ -59,6 +61,7 @@ def aliases(found):
 
 
 def test_returned_views_are_aliases(imported):
+    """B01, MUT-06"""
     assert aliases(imported(lambda x: (x.t(), x[1:], x + 1), torch.randn(3, 3))) == ["arg 0", "arg 0", None]
 
     def of_an_intermediate(x):
@@ -91,11 +94,13 @@ def test_alias_offset_is_relative_to_the_argument(imported, compare):
 
 
 def test_result_strides_are_eager_s(check):
+    """LY-01, B19"""
     check(lambda x: (x.t() + 1, x.to(memory_format=torch.contiguous_format)), torch.randn(3, 4))
     check(lambda x: torch.relu(x), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
 
 
 def test_join(check):
+    """N07"""
     def joins(x, y):
         return (
             torch.cat([x, y], 1),
@@ -109,6 +114,7 @@ def test_join(check):
 
 
 def test_pad(check):
+    """N17"""
     def pads(x):
         return (
             F.pad(x, (1, 2, 0, 1), value=3.0),
@@ -127,6 +133,7 @@ def test_pad(check):
 
 
 def test_writes_to_parts(check):
+    """N15"""
     def parts(x, y):
         a, b, c, d = x.clone(), x.clone(), x.clone(), x.clone()
         a[:, 1:3] = y
@@ -142,6 +149,7 @@ def test_writes_to_parts(check):
 
 
 def test_creation(check):
+    """N16"""
     def create(x):
         n = x.shape[0]
         return (

@@ -121,6 +121,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_operators(build, name):
+    """D08, OP-15"""
     call, inputs, expected = CASES[name]
     torch.manual_seed(0)
     args = inputs()
@@ -202,6 +203,7 @@ def test_mutation_in_place_reaches_the_argument_and_the_arena(build):
 
 
 def test_other_strides_than_expected_are_repaired(build):
+    """D05"""
     run = build.program(
         f"""host.program @forward(%x: {F}) {{
       %r = host.extern #nd.call<"aten.t.default", [arg(0)]>(%x) : ({F}) -> ({F})
@@ -279,6 +281,7 @@ def test_custom_operators(build):
 
 
 def test_errors_keep_their_message(build):
+    """ERR-01"""
     run = caller(build, '"aten.mm.out", [arg(0), arg(1)], {out = arg(2)}', [F] * 3, [])
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as error:
         run([torch.rand(2, 3), torch.rand(4, 5), torch.rand(2, 5)])

@@ -274,6 +274,7 @@ def test_parameters_and_subclasses_are_tensors(build):
 
 
 def test_errors_of_kernels(build):
+    """KG-14"""
     run = build.program(
         """host.program @forward(%x: !host.tensor<i64>, %n: i64) {
       host.bind s0 = value %n : i64
@@ -289,6 +290,7 @@ def test_errors_of_kernels(build):
 
 
 def test_dead_inputs_are_released_before_the_end(build):
+    """CE-04, J06"""
     seen = []
     run = build.program(
         f"""host.program @forward({X}, %k: !host.object) {{
@@ -308,6 +310,7 @@ def test_dead_inputs_are_released_before_the_end(build):
 
 
 def test_nothing_leaks(native):
+    """J01"""
     import sys
 
     run = native.program(
@@ -337,6 +340,7 @@ def test_nothing_leaks(native):
 
 
 def test_grad_mode_is_off_inside_and_restored(build):
+    """IN-09"""
     run = build.program(
         f"""host.program @forward({X}) {{
       %y = host.extern #nd.call<"aten.sin.default", [arg(0)]>(%x) : (!host.tensor<f32>) -> (!host.tensor<f32>)
@@ -352,6 +356,7 @@ def test_grad_mode_is_off_inside_and_restored(build):
 
 
 def test_threads_at_once(native):
+    """CE-15"""
     import threading
 
     n = 1 << 18
