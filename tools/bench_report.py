@@ -16,6 +16,8 @@ import runpy
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +78,8 @@ def versions(device: str) -> dict[str, str]:
     found = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
     if device == "cuda":
         found["device"] = torch.cuda.get_device_name()
-        try:
-            import triton
-
-            found["triton"] = triton.__version__
-        except ImportError:
-            pass
+        if find_spec("triton"):
+            found["triton"] = import_module("triton").__version__
     else:
         found["threads"] = str(torch.get_num_threads())
     return found
@@ -112,8 +110,7 @@ def _wait(device: str) -> None:
 
 def _device_clock() -> Callable[[Callable[[], Any]], float]:
     """Milliseconds of what a call runs on the GPU, caches flushed between calls."""
-    from triton.testing import do_bench
-
+    do_bench = import_module("triton.testing").do_bench
     return lambda fn: do_bench(fn, warmup=10, rep=60, return_mode="median")
 
 
