@@ -83,7 +83,8 @@ class RowWriter:
         new = loop.NestOp.build_nest(sizes, inits, fusion.parts[-1].facts.nest.location)
         new.properties["label"] = StringAttr("_".join(dict.fromkeys(o.label.data if o.label else "nest" for o in fusion.ops())))
         self.args = dict(zip([*(o[1] for o in outs), *(e.result for e in self.empties)], new.out_args, strict=True))
-        self.stored: dict[SSAValue, tuple[tuple[Expr, ...], SSAValue]] = {}
+        self.stored: dict[SSAValue, tuple[tuple[Expr, ...], SSAValue, Block]] = {}
+        """Where the rows stored to a result last: index, value, and the block in which that is known."""
         self.body = Body(new.block, sizes, self.symbols, nest.location)
         for columns in self.columns.values():
             self._start(columns)
@@ -350,7 +351,7 @@ class _Copy(NestCopy):
         if tensor not in nest.results:
             return body.load(tensor, index, mask, other)
         known = writer.stored.get(tensor)
-        if known is not None and known[0] == index and _in_scope(known[1], body):
+        if known is not None and known[0] == index and known[2] in body.blocks:
             return known[1] if mask is None or other is None else body.select(mask, known[1], other)
         if writer.in_host and not writer.fusion.across:
             writer.apart.update(k for k, p in enumerate(writer.fusion.parts) if p.facts is self.facts)
@@ -373,7 +374,7 @@ class _Copy(NestCopy):
         if self.facts is self.writer.rows:
             result = nest.results[list(nest.out_args).index(op.target)]  # pyright: ignore[reportArgumentType]
             if mask is None:
-                self.writer.stored[result] = index, value
+                self.writer.stored[result] = index, value, self.body.block
             else:
                 self.writer.stored.pop(result, None)
         out = self.writer.args.get(op.target)
@@ -397,11 +398,6 @@ def _inner(part: Part, dims: Sequence[Dim]) -> list[Dim]:
 def _stands_in(part: Part, fusion: RowFusion) -> bool:
     """Whether a loop that the part keeps is one inside of a row (and not only a row)."""
     return any(part.size(d) is not ONE and (d not in part.place or part.place[d].index in fusion.across) for d in part.kept)
-
-
-def _in_scope(value: SSAValue, body: Body) -> bool:
-    owner = value.owner
-    return (owner if isinstance(owner, Block) else owner.parent) in body.blocks
 
 
 def _is_plain(facts: Facts, store: loop.StoreOp, dtype: Attribute) -> bool:

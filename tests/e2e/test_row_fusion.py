@@ -212,3 +212,16 @@ def test_batch_norm_reads_its_data_twice_at_most(memory_format: torch.memory_for
     stepwell.reset_counters()
     y.backward(torch.ones_like(y))
     assert stepwell.counters["bytes_read"] <= 2.1 * data and stepwell.counters["bytes_written"] < 1.1 * data
+
+
+def test_a_part_reads_what_a_shorter_loop_did_not_overwrite():
+    """Zeros for the first five of six columns are no value of the sixth, although both loops have the same depth."""
+
+    def fn(x):
+        turned = x.flip(0)
+        turned[:, :5] = 0
+        return torch.stack([turned.sum(), turned[:, :5].sum()]), turned
+
+    torch._dynamo.reset()
+    x = torch.randn(4, 6, 2)
+    torch.testing.assert_close(torch.compile(fn, backend="stepwell")(x), fn(x))

@@ -300,7 +300,7 @@ def test_a_guard_that_does_not_hold_is_a_miss(folder):
 
 PROGRAM = textwrap.dedent(
     """
-    import torch, stepwell
+    import torch, stepwell, torch._functorch.config
     torch.set_num_threads(1)
     torch._functorch.config.enable_autograd_cache = False
     w = torch.linspace(-1, 1, 256).reshape(16, 16).requires_grad_()
