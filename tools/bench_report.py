@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch._dynamo.config
 from torch.utils import _pytree as pytree
 
 from . import svg
@@ -35,6 +36,8 @@ def measure(
 ) -> dict[str, Any]:
     """The figures of every case: milliseconds (a list, one for each round), seconds of the first call, relative error against eager."""
     clock = _device_clock() if device == "cuda" else sample
+    if hasattr(torch._dynamo.config, "trace_autograd_ops"):
+        torch._dynamo.config.trace_autograd_ops = True  # cases that take gradients inside
     results: dict[str, Any] = {"versions": versions(device), "ceilings": _ceilings(device, clock), "backends": list(backends), "cases": {}}
     for name, (build, tags, flops, *_) in runpy.run_path(kernels_file)["CASES"].items():
         if only and not any(o in name for o in only):
