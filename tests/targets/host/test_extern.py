@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepwell.targets.host.shims import shim_name, signature
 from stepwell.targets.host.symbols import error_text_available
@@ -290,6 +291,20 @@ def test_errors_keep_their_message(build):
     run = caller(build, '"aten.index_select.default", [arg(0), 5, arg(1)]', [F, "!host.tensor<i64>"], [F])
     with pytest.raises(IndexError, match="Dimension out of range"):
         run([torch.rand(2, 3), torch.tensor([0])])
+
+
+class Refuses(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise MemoryError(f"no memory for {func}")
+
+
+def test_the_exception_of_a_mode_of_python_is_the_one_raised(build):
+    call = '"aten.convolution_backward.default", [arg(0), arg(1), arg(2), [4], [1], [0], [1], false, [0], 1, [true, true, true]]'
+    run = caller(build, call, [F] * 3, [F] * 3)
+    args = [torch.rand(2, 4, 6), torch.rand(2, 3, 8), torch.rand(4, 3, 3)]
+    with pytest.raises(MemoryError, match="no memory for aten"), Refuses():
+        run([*args])
+    assert [tuple(result.shape) for result in run([*args])] == [(2, 3, 8), (4, 3, 3), (4,)]
 
 
 def test_an_unknown_operator_is_named(build):
