@@ -26,8 +26,7 @@ class CompiledGraph:
     code: the object, `code_key` its name in the cache ("" for code that is not kept). constants and objects: what the description's items
     number; places: for each constant the attribute of the FX graph that it is, "" for others. inputs, outputs: as in `Imported`; symbols:
     where in the FX inputs the value of each size symbol is passed. counts: what the compilation counted; guards: sympy conditions that it
-    added to the ShapeEnv. key: the graph's name in the cache ("" if it is not kept); standalone: what is kept needs no part of the FX
-    graph."""
+    added to the ShapeEnv."""
 
     description: ProgramDescription
     code: bytes
@@ -40,8 +39,6 @@ class CompiledGraph:
     places: list[str] = field(default_factory=list)
     counts: dict[str, int | float] = field(default_factory=dict)
     guards: tuple[Any, ...] = ()
-    key: str = ""
-    standalone: bool = False
 
     def runner(self) -> Runner:
         """Link the code; the boxed function of the FX graph."""

@@ -39,18 +39,13 @@ INLINE_BYTES = 1 << 12
 """Constants up to this size are in the graph's file, larger ones in files of their own."""
 
 
-def uses_cache(options: Options) -> bool:
-    """Whether compiled graphs are looked for on disk: not when somebody wants to see how they are made."""
-    return options.cache == "on" and not any(getattr(options, name) for name in QUIET if name != "cache")
-
-
-def find_slot(gm: GraphModule, kind: str, border: Border | None, options: Options, extra: Sequence[Any] = ()) -> Slot | None:
+def find_slot(gm: GraphModule, kind: str, border: Border | None, options: Options) -> Slot | None:
     """The place of a graph in the cache; None when the options do not want one or the graph has no lasting key (which is logged once for
     each reason)."""
-    if not uses_cache(options):
-        return None
+    if options.cache != "on" or any(getattr(options, name) for name in QUIET if name != "cache"):
+        return None  # somebody wants to see how graphs are made
     try:
-        return Slot(graph_key(gm, kind, border, settings_key(options), extra), gm)
+        return Slot(graph_key(gm, kind, border, settings_key(options)), gm)
     except Uncacheable as reason:
         bypass(str(reason))
     except Exception as error:  # what a graph may hold has no bounds; that it cannot be named must not keep it from being compiled
@@ -88,13 +83,15 @@ class Slot:
         if found is None or not _guards_hold(found.guards, self._env):
             count("graph_cache_misses")
             return None
-        count_hit(found)
+        count("graph_cache_hits")
+        for name, n in found.counts.items():  # as if it had been compiled
+            count(name, n)
         return found
 
     def store(self, graph: CompiledGraph) -> CompiledGraph:
-        """Keep a graph that was compiled since this slot was made; gives it with its key, or without one if it cannot be kept."""
+        """Keep a graph that was compiled since this slot was made, if it can be kept; gives what is to be run."""
         guards = tuple(g.expr for g in self._env.guards[self._guards :]) if self._env is not None else ()
-        whole = replace(graph, guards=guards, places=_places(self.gm, graph.constants), key=self.key)
+        whole = replace(graph, guards=guards, places=_places(self.gm, graph.constants))
         buffer = io.BytesIO()
         pickler = _Pickler(buffer, self.gm)
         try:
@@ -102,14 +99,8 @@ class Slot:
         except (Uncacheable, pickle.PicklingError, TypeError, AttributeError) as error:
             bypass(str(error))
             return graph
-        return replace(whole, standalone=not pickler.named) if write(graph_path(self.key), buffer.getvalue()) else graph
-
-
-def count_hit(graph: CompiledGraph) -> None:
-    """Count a graph that was found, as if it had been compiled."""
-    count("graph_cache_hits")
-    for name, n in graph.counts.items():
-        count(name, n)
+        write(graph_path(self.key), buffer.getvalue())
+        return whole
 
 
 def read_graph(key: str, gm: GraphModule | None) -> CompiledGraph | None:
@@ -131,7 +122,7 @@ def read_graph(key: str, gm: GraphModule | None) -> CompiledGraph | None:
     constants = found.constants
     if gm is not None:
         constants = [_attribute(gm, place) if place else c for place, c in zip(found.places, constants, strict=True)]
-    return replace(found, code=code, constants=constants, standalone=not unpickler.named)
+    return replace(found, code=code, constants=constants)
 
 
 def _places(gm: GraphModule, constants: Sequence[torch.Tensor]) -> list[str]:
@@ -170,8 +161,6 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, gm: GraphModule):
         super().__init__(file, protocol=5)
         self._modules = {id(m): name for name, m in gm.named_modules() if isinstance(m, GraphModule)}
-        self.named = False
-        """Whether parts of the FX graph were mentioned."""
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
@@ -182,7 +171,6 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, torch.nn.Module):
             if id(obj) not in self._modules:
                 raise Uncacheable(f"a {type(obj).__name__} that is not part of the graph is called")
-            self.named = True
             return "module", self._modules[id(obj)]
         return None
 
@@ -191,7 +179,6 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, gm: GraphModule | None):
         super().__init__(file)
         self._gm = gm
-        self.named = False
 
     def persistent_load(self, pid: Any) -> Any:
         kind, *what = pid
@@ -203,7 +190,6 @@ class _Unpickler(pickle.Unpickler):
         if kind == "module":
             if self._gm is None:
                 raise MissingPart
-            self.named = True
             return self._gm.get_submodule(what[0])
         return _kept_tensor(*what)
 

@@ -31,10 +31,10 @@ class Uncacheable(Exception):
     """What is compiled depends on something that has no lasting name; the message says on what."""
 
 
-def graph_key(gm: GraphModule, kind: str, border: Border | None, settings: str, extra: Sequence[Any] = ()) -> str:
-    """The hexadecimal key of an ATen graph. `settings`: see settings_key; `extra`: further values that count. Raises Uncacheable."""
+def graph_key(gm: GraphModule, kind: str, border: Border | None, settings: str) -> str:
+    """The hexadecimal key of an ATen graph. `settings`: see settings_key. Raises Uncacheable."""
     writer = _Writer()
-    writer.value((settings, kind, *extra))
+    writer.value((settings, kind))
     if border is not None:
         writer.value((sorted(border.views.items()), sorted(border.updates.items()), sorted(border.donated)))
     writer.graph(gm)

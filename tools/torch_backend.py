@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CompileError, StepwellError
-from .aot_cache import caching, keeps, kept_compiler
 from .compiled import Runner, is_empty, no_garbage_collection, passthrough
 from .counters import phase
 from .graph_cache import find_slot
@@ -47,18 +46,16 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     else:
         graph: Any = Flat(gm)
         rebuild = graph.rebuild
-    keep = compilers.watch is None and keeps(graph, compilers.options)
-    form = kept_compiler if keep else lambda compiler: compiler
     backend = aot_autograd(
-        fw_compiler=form(compilers.forward),
-        bw_compiler=form(compilers.backward),
-        inference_compiler=form(compilers.inference),
+        fw_compiler=compilers.forward,
+        bw_compiler=compilers.backward,
+        inference_compiler=compilers.inference,
         decompositions=decomposition_table(),
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
     # graphs make their own tokens: no argument, no result
-    with functorch_config.patch(unlift_effect_tokens=True), caching(keep), no_garbage_collection():
+    with functorch_config.patch(unlift_effect_tokens=True), no_garbage_collection():
         run = backend(graph, list(example_inputs))
     return run if rebuild is None else lambda *args: rebuild(run(*args))
 

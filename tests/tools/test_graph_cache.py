@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPWELL_CACHE", "on")
     graph_cache._said.clear()
     torch._dynamo.reset()
-    with user.isolated(), torch._functorch.config.patch(enable_autograd_cache=False):  # that is for test_aot_cache.py
+    with user.isolated():
         yield tmp_path
     torch._dynamo.reset()
 
@@ -300,9 +300,8 @@ def test_a_guard_that_does_not_hold_is_a_miss(folder):
 
 PROGRAM = textwrap.dedent(
     """
-    import torch, stepwell, torch._functorch.config
+    import torch, stepwell
     torch.set_num_threads(1)
-    torch._functorch.config.enable_autograd_cache = False
     w = torch.linspace(-1, 1, 256).reshape(16, 16).requires_grad_()
     x = torch.linspace(0, 3, 64).reshape(4, 16)
     f = torch.compile(lambda x, w: torch.softmax(x @ w, -1) + torch.arange(16.0), backend="stepwell")
