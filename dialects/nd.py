@@ -31,7 +31,7 @@ from xdsl.traits import MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from .call_args import Arg, CallAttr
-from .expr import Expr, as_expr, ceildiv, product, sym
+from .expr import Expr, as_expr, product, sym
 from .expr_ranges import Range, RangeEnv
 from .expr_syntax import ExprAttr, IndexMapAttr
 from .nd_base import ExprsAttr, IntsAttr, NdOp, prop
@@ -622,11 +622,6 @@ class BarrierOp(NdOp):
     name = "nd.barrier"
     input = operand_def(TensorType)
     result = result_def(TensorType)
-
-
-def slice_length(size: Expr, start: Expr | int, stop: Expr | int, step: Expr | int) -> Expr:
-    """How many elements start, start + step, ... below stop there are."""
-    return ceildiv(as_expr(stop) - as_expr(start), as_expr(step))
 
 
 def symbol_ranges(module: ModuleOp) -> RangeEnv:

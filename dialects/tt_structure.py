@@ -44,7 +44,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from .create import QuickOp
 from .tt_base import TTOp, attributes, function_type, integers, print_attributes, print_functional, print_types, resolve
-from .tt_types import AXIS, check_int, check_same, shape_of
+from .tt_types import AXIS, check_int, check_same
 
 # The grid.
 
@@ -330,11 +330,6 @@ def kernel_arguments(func: FuncOp) -> list[tuple[SSAValue, dict[str, Attribute]]
     if func.arg_attrs is None:
         return [(a, {}) for a in args]
     return [(a, dict(hints.data)) for a, hints in zip(args, func.arg_attrs, strict=True)]
-
-
-def is_tensor_value(value: SSAValue) -> bool:
-    """Whether a value is a tensor (of numbers or pointers)."""
-    return shape_of(value.type) is not None
 
 
 STRUCTURE_OPS = [

@@ -3,8 +3,8 @@
     python -m stepwell.tools.coverage_page            write the page of this checkout
     python -m stepwell.tools.coverage_page --missing  print what has neither a test nor a reason, P0 first
 
-A test cites a behaviour by its id: in its name (`test_mut_08_...` is MUT-08), in its docstring or that of its
-class, or, for .mlir tests, in a comment."""
+A test cites a behaviour by its id: in its name (`test_mut_08_...` is MUT-08; the ids of one letter stand at either end, as in
+`test_k02_n33_...` and `test_..._a09_a24`), in its docstring or that of its class, or, for .mlir tests, in a comment."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _LIST, _PAGE = Path("tests/behaviours.txt"), Path("docs/coverage.md")
 _LINE = re.compile(r"([A-Z]+-?\d\d) (P[012]) ([^|]*[^|\s])(?: \| (.*))?")
 _CITED = re.compile(r"\b(?:[A-Z]{2,6}-\d\d|[A-Z]\d\d)\b")
 _NAMED = re.compile(r"test_([a-z]{2,6})_(\d\d)_")
+_LETTERS = re.compile(r"^test((?:_[a-z]\d\d)+)_|((?:_[a-z]\d\d)+)$")
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,17 @@ def citations(folder: Path) -> dict[str, list[str]]:
                 found[name].add(place)
         elif path.suffix == ".py" and path.name.startswith("test_"):
             for test, text in _tests(ast.parse(path.read_text())):
-                named = _NAMED.match(test)
-                own = [f"{named[1].upper()}-{named[2]}"] if named else []
-                for name in [*own, *_CITED.findall(text)]:
+                for name in [*_named(test), *_CITED.findall(text)]:
                     found[name].add(f"{place}::{test}")
     return {name: sorted(tests) for name, tests in found.items()}
+
+
+def _named(test: str) -> Iterator[str]:
+    """The ids in the name of a test."""
+    if named := _NAMED.match(test):
+        yield f"{named[1].upper()}-{named[2]}"
+    for found in _LETTERS.finditer(test):
+        yield from found[0].removeprefix("test").strip("_").upper().split("_")
 
 
 def _tests(tree: ast.Module) -> Iterator[tuple[str, str]]:

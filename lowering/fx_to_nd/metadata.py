@@ -22,10 +22,8 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
-from ...dialects.expr import Expr, const
 from ...dialects.float8 import f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0fnu
 from ...dialects.nd_types import FLOATS, INTEGERS, c64, c128, ui8, ui16, ui32, ui64
-from ..sympy_bridge import symint_expr
 
 DTYPES: dict[torch.dtype, Attribute] = {
     torch.float64: f64,
@@ -69,20 +67,9 @@ def element_type(dtype: torch.dtype) -> Attribute:
     return found
 
 
-def size_exprs(sizes: Sequence[Any]) -> tuple[Expr, ...]:
-    """Sizes or strides (ints and SymInts) as expressions. Raises UnsupportedExpr for a size that is no integer
-    expression."""
-    return tuple(const(s) if type(s) is int else symint_expr(s) for s in sizes)
-
-
 def device_name(device: torch.device) -> str:
     """The text of a device in a tensor type; the CPU is "cpu"."""
     return device.type if device.index is None else f"{device.type}:{device.index}"
-
-
-def has_strides(val: torch.Tensor) -> bool:
-    """Whether a tensor has strides at all (sparse, nested and mkldnn ones do not)."""
-    return val.layout == torch.strided
 
 
 def is_nonoverlapping_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:

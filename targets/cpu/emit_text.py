@@ -82,11 +82,6 @@ class Type:
         """The text of a value of as many lanes with another element type."""
         return f"<{self.lanes} x {element}>" if self.lanes else element
 
-    def suffix_of(self, element: str) -> str:
-        """The intrinsic suffix of a value of as many lanes with another element type."""
-        short = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}.get(element, element)
-        return f"v{self.lanes}{short}" if self.lanes else short
-
 
 _TYPES: dict[int, Type] = {}
 _KEEP: list[Attribute] = []

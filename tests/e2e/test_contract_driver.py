@@ -13,14 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import stepwell
 from stepwell.tools.torch_backend import stepwell as backend
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    stepwell.reset_counters()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def compiled(fn, **kwargs):

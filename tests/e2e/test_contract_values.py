@@ -10,16 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import stepwell
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    stepwell.reset_counters()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def compiled(fn, **kwargs):

@@ -13,13 +13,7 @@ import stepwell
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    stepwell.reset_counters()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def check(fn, *args, rtol=1e-5, atol=1e-5, **kwargs):
@@ -121,6 +115,7 @@ def test_gradients_of_scan():
 
 
 def test_associative_scan_is_written_in_line():
+    """E05"""
     check(lambda x: associative_scan(lambda a, b: a * b + 0, x, dim=0, combine_mode="generic"), torch.rand(7, 3))
     assert stepwell.counters["extern"] == 0
 
@@ -146,6 +141,7 @@ def blocks(x, *weights):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_sg_03_a_repeated_block_compiles_once(dynamic):
+    """E01"""
     check(blocks, torch.randn(4, 6), *[torch.randn(6, 6) for _ in range(5)], dynamic=dynamic)
     assert stepwell.counters["bodies"] == 1 and stepwell.counters["fallback"] == 0
 
@@ -187,6 +183,7 @@ def attention(fn, *args, **kwargs):
 
 
 def test_flex_attention_with_a_score_function():
+    """N29"""
     slopes = torch.tensor([0.1, 0.2, 0.3, 0.4])
     attention(lambda q, k, v, t: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + (i - j) * t[h]), *heads(), slopes)
 
@@ -200,6 +197,7 @@ def test_flex_attention_with_capped_scores_and_dynamic_sizes():
 
 @pytest.mark.parametrize("seen", ["causal", "documents", "window"])
 def test_flex_attention_with_a_mask(seen):
+    """N29"""
     document = torch.arange(128) // 30
     rules = {
         "causal": lambda b, h, i, j: i >= j,

@@ -10,11 +10,7 @@ from stepwell import counters
 SHAPES = [(64, 32), (64,), (8, 4, 3, 3), (), (0, 5), (1,), (300, 40), (17,), (4, 1, 6)]
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    counters.clear()
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def parameters(shapes=SHAPES, dtype=torch.float32):

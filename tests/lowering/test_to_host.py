@@ -138,6 +138,7 @@ def test_an_unbound_symbol_is_named():
 
 
 def test_library_calls_write_into_buffers_by_their_out_overload():
+    """D04"""
     text = f"""func.func @forward(%x: !mem.buffer<2 x 2 x f32>) -> {V} {{
       %a = mem.alloc {{kind = "arena"}} : !mem.buffer<2 x 2 x f32, [1, 2]>
       mem.extern %x, %x, %a {{call = #nd.call<"aten.mm.default", [arg(0), arg(1)]>, out = [2]}} : (!mem.buffer<2 x 2 x f32>, !mem.buffer<2 x 2 x f32>, !mem.buffer<2 x 2 x f32, [1, 2]>) -> ()

@@ -12,7 +12,8 @@ def test_ids_are_found_in_names_docstrings_and_comments(tmp_path):
     folder.mkdir()
     (folder / "test_a.py").write_text(
         'def test_mut_08_fresh():\n    """LY-01 too."""\n\ndef helper():\n    """OP-01"""\n\n'
-        'class TestB:\n    """A17"""\n\n    def test_it(self):\n        """I07: cited."""\n'
+        'class TestB:\n    """A17"""\n\n    def test_it(self):\n        """I07: cited."""\n\n'
+        "def test_k02_n33_two(): ...\n\ndef test_sums_of_i64_rows_a09_a24(): ...\n"
     )
     (folder / "b.mlir").write_text("// J02\nop J03\n")
     assert cp.citations(folder) == {
@@ -20,6 +21,10 @@ def test_ids_are_found_in_names_docstrings_and_comments(tmp_path):
         "LY-01": ["tests/test_a.py::test_mut_08_fresh"],
         "A17": ["tests/test_a.py::test_it"],
         "I07": ["tests/test_a.py::test_it"],
+        "K02": ["tests/test_a.py::test_k02_n33_two"],
+        "N33": ["tests/test_a.py::test_k02_n33_two"],
+        "A09": ["tests/test_a.py::test_sums_of_i64_rows_a09_a24"],
+        "A24": ["tests/test_a.py::test_sums_of_i64_rows_a09_a24"],
         "J02": ["tests/b.mlir"],
     }
 

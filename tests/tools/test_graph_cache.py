@@ -58,6 +58,7 @@ X, Y = torch.randn(8, 16), torch.randn(16)
 
 
 def test_nothing_is_compiled_on_a_hit():
+    """FXC-01, FXC-07"""
     run(scaled, X, Y)
     cold = {k: v for k, v in counters.items() if not k.startswith(("cache_", "graph_cache_", "compile_seconds"))}
     result, counts = run(scaled, X, Y)
@@ -69,6 +70,7 @@ def test_nothing_is_compiled_on_a_hit():
 
 
 def test_names_and_lines_do_not_count():
+    """FXC-02"""
     run(scaled, X, Y)
     assert run(lambda a, b: torch.softmax(a * 2 + b, -1), X, Y)[1] == (1, 0, 0)
 
@@ -79,6 +81,7 @@ def test_names_and_lines_do_not_count():
     ids=["dtype", "sizes", "strides", "rank"],
 )
 def test_other_inputs_are_other_graphs(args):
+    """FXC-02"""
     run(scaled, X, Y)
     result, counts = run(scaled, *args)
     assert counts == (0, 1, 0)
@@ -86,6 +89,7 @@ def test_other_inputs_are_other_graphs(args):
 
 
 def test_numbers_options_and_versions_count(monkeypatch):
+    """FXC-02"""
     run(scaled, X, Y)
     assert run(lambda x, y: torch.softmax(x * 3 + y, -1), X, Y)[1] == (0, 1, 0)
     assert run(scaled, X, Y, options={"numerics": "eager"})[1] == (0, 1, 0)
@@ -97,6 +101,7 @@ def test_numbers_options_and_versions_count(monkeypatch):
 
 
 def test_what_says_that_it_wants_to_see_the_compiler(tmp_path):
+    """FXC-03, FXC-04"""
     run(scaled, X, Y)
     for options in ({"debug": str(tmp_path / "debug")}, {"verify": True}, {"cache": "objects"}, {"cache": "off"}):
         assert run(scaled, X, Y, options=options)[1] == (0, 0, 0)
@@ -112,6 +117,7 @@ def test_explain_compiles(capsys):
 
 
 def test_training():
+    """FXC-07"""
     def step():
         w = torch.linspace(-1, 1, 48, requires_grad=True)
         weights = w.reshape(16, 3)
@@ -159,6 +165,7 @@ def test_inputs_that_are_updated_and_views():
 
 @pytest.mark.parametrize("size", [40, 1100])
 def test_constants(size, folder):
+    """FXC-06"""
     table = [float(k) for k in range(size)]
 
     def fn(x):
@@ -202,6 +209,7 @@ def spoil(path, how: str) -> None:
     [*(("graphs", how) for how in ("cut", "empty", "missing", "foreign pickle", "no pickle")), ("objects", "cut"), ("objects", "missing")],
 )
 def test_spoiled_files(what, how, folder, caplog):
+    """FXC-11"""
     run(scaled, X, Y)
     key = next((folder / "graphs").iterdir())
     found = graph_cache.read_graph(key.name, None)
@@ -217,6 +225,7 @@ def test_spoiled_files(what, how, folder, caplog):
 
 
 def test_folder_that_cannot_be_written(folder, monkeypatch):
+    """FXC-11"""
     (folder / "file").write_text("in the way")
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(folder / "file"))
     for _ in range(2):
@@ -256,6 +265,7 @@ def test_passes_of_users(tmp_path):
 
 
 def test_a_pass_whose_source_does_not_say_everything(caplog):
+    """FXC-03, FXC-04"""
     seen = []
 
     class Local(ModulePass):
@@ -273,6 +283,7 @@ def test_a_pass_whose_source_does_not_say_everything(caplog):
 
 
 def test_guards_are_checked_again():
+    """FXC-05"""
     from torch._dynamo.source import ConstantSource
 
     env = ShapeEnv()
@@ -288,6 +299,7 @@ def test_guards_are_checked_again():
 
 
 def test_a_guard_that_does_not_hold_is_a_miss(folder):
+    """FXC-05"""
     run(scaled, X, Y)
     key = next((folder / "graphs").iterdir()).name
     found = graph_cache.read_graph(key, None)
@@ -314,7 +326,7 @@ PROGRAM = textwrap.dedent(
 
 
 def test_processes():
-    """Two at once that both find nothing, then one that finds what they wrote."""
+    """FXC-11: Two at once that both find nothing, then one that finds what they wrote."""
     both = [subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     first, second = (p.communicate()[0].split() for p in both)
     third = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout.split()

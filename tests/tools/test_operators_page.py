@@ -15,6 +15,7 @@ def all_lines():
 
 
 def test_treatments(lines):
+    """M01"""
     assert (lines["aten.add"].treatment, lines["aten.add"].by) == ("rule", "pointwise")
     assert lines["aten.add"].dtypes == "b i h f \\| c"
     assert lines["aten.linalg_qr"].by == "linear algebra"
@@ -37,7 +38,7 @@ def test_what_the_page_counts_as_library_is_no_fallback(lines):
 
 
 def test_the_page_is_current():
-    """In a process of its own: other tests define operators."""
+    """X02: In a process of its own: other tests define operators."""
     version = torch.__version__.partition("+")[0]
     if f"with torch {version};" not in operators.PAGE.read_text():
         pytest.skip(f"the page was not written with torch {version}")

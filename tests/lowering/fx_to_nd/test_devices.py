@@ -43,6 +43,7 @@ def test_a_graph_of_a_gpu_names_its_device():
 
 
 def test_one_element_of_the_cpu_is_a_number_of_the_kernel():
+    """M05"""
     kernels, calls = lowered(lambda x, s: x * s, ((4, 5), "cuda"), ((), "cpu"))
     assert len(kernels) == 1 and calls == ["py"]
     assert [str(t) for t in kernels[0].body.block.arg_types][-1] == "f64"
@@ -67,6 +68,7 @@ def test_random_numbers_take_their_seeds_on_the_gpu():
 
 @pytest.mark.parametrize("mode", ["amax", "prod"])
 def test_scatters_without_an_atomic_operation_are_library_calls(mode):
+    """OP-18, L01"""
     def function(x, y):
         index = torch.zeros(6, dtype=torch.int64, device=x.device)
         return x.scatter_reduce(0, index, y, mode)

@@ -19,6 +19,7 @@ def row_values(dtype, shape=(3, 7)):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool))
 @pytest.mark.parametrize("descending", (False, True))
 def test_sort(check, dtype, descending):
+    """N22"""
     def program(x):
         return x.sort(dim=1, stable=True, descending=descending), x.argsort(dim=0, stable=True, descending=descending)
 
@@ -37,6 +38,7 @@ def test_sort_of_small_and_long_rows(check):
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.int64))
 def test_medians(check, dtype):
+    """N22"""
     def program(x):
         return x.median(1).values, x.nanmedian(0).values, x.median(), x[2:].median(), x.nanmedian(), x[2:].nanmedian()
 
@@ -49,6 +51,7 @@ def test_medians(check, dtype):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.int64, torch.int32))
 @pytest.mark.parametrize("right", (False, True))
 def test_bucketize(check, dtype, right):
+    """N12"""
     edges = torch.tensor([-2, -1, -1, 0, 2]).to(dtype)
 
     def program(x, edges):
@@ -68,6 +71,7 @@ def test_buckets_of_mixed_types(check):
 
 @pytest.mark.parametrize("side", ("left", "right"))
 def test_searchsorted(check, side):
+    """N12"""
     rows, order = torch.randn(4, 3, 9).sort(-1)
     values = torch.randn(4, 3, 5)
     found = check(lambda r, v: torch.searchsorted(r, v, side=side), rows, values)

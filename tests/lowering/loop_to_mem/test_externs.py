@@ -78,6 +78,7 @@ def test_views_reach_calls_as_views(level, seeded):
 
 
 def test_products_are_computed_in_the_arena(level, seeded):
+    """D04"""
     s = "!nd.tensor<4 x 4 x f32>"
     call = 'call = #nd.call<"aten.mm.default", [arg(0), arg(1)]>, result_layouts = [#nd.layout<[4, 1], 0>]'
     text = function(

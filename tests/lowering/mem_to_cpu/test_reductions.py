@@ -216,7 +216,7 @@ func.func @forward(%x : {b}, %o : {v}, %p : {v}) {{
 @pytest.mark.parametrize("rows,cols", [(5, 100), (300, 20), (3, 20001)])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_online_softmax(nests, rows, cols, axis):
-    """Catalogue A19."""
+    """N30, M22: Catalogue A19."""
     outer, inner, at = (f"%i = {rows}", f"%j = {cols}", "%i") if axis == 1 else (f"%j = {cols}", f"%i = {rows}", "%j")
     x = torch.randn(rows, cols) * 5
     x[0, 0] = -math.inf

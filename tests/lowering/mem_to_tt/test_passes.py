@@ -67,6 +67,7 @@ def test_few_rows_stay_apart():
 
 @pytest.mark.parametrize(("columns", "kinds"), [(60000, [["softmax"]]), (1000, [["max"], ["sum"]])])
 def test_long_rows_are_read_once_for_maximum_and_sum(columns, kinds):
+    """N30"""
     found, _ = nests(lambda x: torch.softmax(x, -1), empty(300, columns))
     (nest,) = found
     assert [r.kind_names for r in inside(nest, loop.ReduceOp)] == kinds
@@ -94,6 +95,7 @@ def test_a_scatter_without_an_atomic_operation_stays_in_order():
 
 
 def test_parts_of_a_reduction_are_even_and_lie_side_by_side():
+    """KG-12"""
     found, module = nests(lambda x: x.sum((0, 2, 3)), empty(64, 32, 28, 28).to(memory_format=torch.channels_last))
     parts, merge = found
     columns, count = (s.value for s in parts.loop_sizes)

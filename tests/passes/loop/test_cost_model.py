@@ -37,6 +37,7 @@ def add(rows: str, columns: str, first: str, second: str) -> loop.NestOp:
 
 
 def test_bytes_are_those_of_the_distinct_elements():
+    """K01"""
     cost = nest_cost(add("512", "256", "%i, %j", "%i, %j"), machine=SMALL)
     assert (cost.work.read, cost.work.written) == (2 * 512 * 256 * 4, 512 * 256 * 4)
     assert cost.bytes == 3 * 512 * 256 * 4
@@ -47,6 +48,7 @@ def test_bytes_are_those_of_the_distinct_elements():
 
 
 def test_reading_a_tensor_twice_counts_once():
+    """DEFECT-04"""
     cost = nest_cost(add("64", "32", "%i, %j", "%i, 0"), machine=SMALL)
     assert cost.work.read == 64 * 32 * 4 + 64 * 4
 

@@ -17,6 +17,7 @@ def extern(text: str, arguments: str) -> nd.ExternOp:
 
 
 def test_a_large_product_is_bound_by_arithmetic_and_a_small_one_by_the_call():
+    """K01"""
     large, small = matmul_cost(1024, 1024, 1024), matmul_cost(4, 4, 4)
     assert large.flops == 2 * 1024**3 and large.bound == "compute"
     assert large.seconds == pytest.approx(2 * 1024**3 / SERVER.gflops * 1e-9, rel=0.3)

@@ -13,6 +13,7 @@ from stepwell.passes.loop.loop_layout import Cut
 
 
 def test_the_cut_is_the_cheapest_side_for_each():
+    """LY-06"""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)
@@ -55,7 +56,7 @@ def test_chains_of_convolutions_compute_the_same():
 
 
 def test_the_choice_is_in_the_ir_and_obeyed(opt_tool, tmp_path):
-    """Catalogue B09: the nest between two calls stores in the order that both want, without a copy."""
+    """LY-06, LY-07: Catalogue B09: the nest between two calls stores in the order that both want, without a copy."""
     t, last = "!nd.tensor<2 x 8 x 16 x 16 x f32>", "#nd.layout<[2048, 1, 128, 8], 0>"
     weight = "!nd.tensor<8 x 8 x 3 x 3 x f32>"
     call = '#nd.call<"aten.convolution.default", [arg(0), arg(1), none, [1, 1], [1, 1], [1, 1], false, [0, 0], 1]>'

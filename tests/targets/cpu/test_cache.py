@@ -109,6 +109,7 @@ def whole(data: bytes | None) -> bool:
 
 
 def test_killed_while_writing(path, caplog):
+    """FXC-11"""
     for k in range(4):
         with subprocess.Popen([sys.executable, "-c", WRITER, str(path), "0"], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
@@ -120,6 +121,7 @@ def test_killed_while_writing(path, caplog):
 
 
 def test_two_processes_write_one_file(path, caplog):
+    """FXC-11"""
     processes = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), "40"], stdout=subprocess.PIPE) for _ in range(2)]
     while any(p.poll() is None for p in processes):
         assert whole(cache.read(path))

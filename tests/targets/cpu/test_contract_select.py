@@ -23,6 +23,7 @@ def notes(tmp_path, monkeypatch):
 
 
 def test_times_are_measured_once_and_kept(notes):
+    """F02, CM-08"""
     first = measure(SIZES)
     assert first is not None and min(first.values()) > 0
     key = SIZES.key(torch.get_num_threads())
@@ -47,6 +48,7 @@ def test_every_type_and_layout_can_be_measured(notes, dtype, layout):
 
 @pytest.mark.parametrize(("own", "library", "choice"), [(1.0, 2.0, "gemm"), (2.0, 1.0, "library")])
 def test_measured_times_decide_and_stand_in_the_ir(notes, own, library, choice, monkeypatch):
+    """F02, CM-08"""
     monkeypatch.setattr(gemm_choice, "cpu_vendor", lambda: "intel")
     chosen = []
 
