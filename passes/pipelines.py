@@ -29,7 +29,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "gpu": {
         "nd": ("nd-canonicalize", "nd-sink-cat", "nd-library-products"),
-        "loop": ("nd-to-loop", "loop-fuse{keep-parallel=264}", "loop-fuse-rows{columns-only}"),
+        "loop": ("nd-to-loop", "loop-fuse{keep-parallel=264}", "loop-fuse-rows{columns-only}", "loop-order"),
         "mem": (
             "loop-to-mem", "gpu-parallel-scatter", "gpu-split-rows", "gpu-recompute", "gpu-online-softmax", "gpu-split-reduction",
             "mem-plan", "gpu-schedule",

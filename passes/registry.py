@@ -21,6 +21,7 @@ OURS: dict[str, str] = {
     "gpu-parallel-scatter": "lowering.mem_to_tt.scatter:GpuParallelScatter",
     "gpu-recompute": "lowering.mem_to_tt.recompute:GpuRecompute",
     "gpu-schedule": "lowering.mem_to_tt:GpuSchedule",
+    "gpu-tune": "targets.triton.tune:GpuTune",
     "gpu-online-softmax": "lowering.mem_to_tt.online:GpuOnlineSoftmax",
     "gpu-split-rows": "lowering.mem_to_tt.rows:GpuSplitRows",
     "gpu-split-reduction": "lowering.mem_to_tt.split:GpuSplitReduction",

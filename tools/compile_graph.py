@@ -110,8 +110,10 @@ def lower_graph(
         if target == "cpu":
             prepare(expected_products(imported.module))
         pipeline = default_pipeline(target, {"passes": options.passes, "pipeline": options.pipeline})
+        if target == "gpu":
+            fit_device(pipeline, imported.device)
         if options.autotune:
-            tune(pipeline)
+            tune(pipeline, imported.device)
         known, last = set() if matched is None else matched, kind in ("backward", "inference")
         apply_wishes(pipeline, imported.module, options, marked(gm), known, last)
         # gradients get loops of their own, to which what was asked for does not apply
@@ -125,11 +127,28 @@ def lower_graph(
     )
 
 
-def tune(pipeline: Pipeline) -> None:
+def fit_device(pipeline: Pipeline, device: str) -> None:
+    """Let tiles be chosen for the GPU that there is; a pass that has options of its own stays as it is, as does all of it without a GPU."""
+    if (options := _gpu_options(device)) and any(str(p) == "gpu-schedule" for p in pipeline.passes()):
+        pipeline.replace("gpu-schedule", f"gpu-schedule{{{options}}}")
+
+
+def tune(pipeline: Pipeline, device: str = "cpu") -> None:
     """Let the passes measure that can; a pass that the user's pipeline does not have, or has with options of its own, stays as it is."""
-    found = [p for p in pipeline.passes() if p.name == "contract-select"]
-    if any(str(p) == "contract-select" for p in found):
+    names = {p.name for p in pipeline.passes()}
+    if any(str(p) == "contract-select" for p in pipeline.passes()):
         pipeline.replace("contract-select", "contract-select{measure=true}")
+    if device != "cpu" and "gpu-schedule" in names and "gpu-tune" not in names:
+        options = f"{_gpu_options(device)} device={device.partition(':')[2] or 0}".strip()
+        pipeline.add("mem", f"gpu-tune{{{options}}}", "before:gpu-schedule")
+
+
+def _gpu_options(device: str) -> str:
+    """What a pass needs to know of a GPU, as options; "" where there is none."""
+    from ..targets.triton.kernels import device_multiprocessors, device_target
+
+    count = device_multiprocessors(device)
+    return f"target={device_target(device).name} multiprocessors={count}" if count else ""
 
 
 def _count_ops(imported: Imported) -> None:

@@ -54,6 +54,7 @@ def settings_key(options: Options) -> str:
         writer.value(_pipeline_fingerprint(options))
     if options.autotune:
         writer.value(torch.get_num_threads())
+        writer.value([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())])
     writer.value((environment(), torch.backends.mkldnn.is_available()))
     writer.value([os.environ.get("STEPWELL_HOST"), *(getattr(target(), f.name) for f in fields(target()))])
     return writer.digest()
@@ -209,9 +210,9 @@ class _Writer:
         """The kinds of the GPUs that were met."""
         devices = sorted(d for d in self.devices if d.startswith("cuda"))
         if devices:
-            from ..targets.triton.kernels import device_target
+            from ..targets.triton.kernels import device_multiprocessors, device_target
 
-            self.parts += [device_target(device).name for device in devices]
+            self.parts += [f"{device_target(device).name} {device_multiprocessors(device)}" for device in devices]
 
 
 def _attribute(gm: GraphModule, path: str) -> Any:

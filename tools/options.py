@@ -35,8 +35,8 @@ class Options:
     """Random numbers from torch's own generator, the same as eager draws."""
 
     autotune: bool = False
-    """Measure while compiling what the rules are not sure of: matrix products by generated code or by the library. Times are kept on disk
-    (STEPWELL_CACHE_DIR), so that each product is measured once on a machine."""
+    """Measure while compiling what the rules are not sure of: matrix products by generated code or by the library, tiles of GPU kernels.
+    Times are kept on disk (STEPWELL_CACHE_DIR), so that each is measured once on a machine."""
 
     passes: Mapping[str, Any] | None = None
     """Stage -> passes (or patterns) to add at its end."""

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from xdsl.dialects.builtin import ModuleOp
 
+from ...errors import StepwellError
 from ..cpu.cache import cache_folder, read, write
 from .emit import kernel_of, ttir_for_compiling
 from .gpu import GpuTarget, KernelOptions, TargetError, options_of
@@ -65,10 +66,34 @@ def compile_kernel(
     return compile_kernels([module], target, options, stage)[0]
 
 
+@overload
 def compile_kernels(
     modules: Sequence[ModuleOp], target: GpuTarget, options: KernelOptions | None = None, stage: str | None = None
-) -> list[CompiledKernel]:
-    """Compile the kernels of several modules in parallel; see `compile_kernel`.  In the order of `modules`."""
+) -> list[CompiledKernel]: ...
+
+
+@overload
+def compile_kernels(
+    modules: Sequence[ModuleOp],
+    target: GpuTarget,
+    options: KernelOptions | None = None,
+    stage: str | None = None,
+    *,
+    tolerant: Literal[True],
+) -> list[CompiledKernel | StepwellError]: ...
+
+
+def compile_kernels(
+    modules: Sequence[ModuleOp],
+    target: GpuTarget,
+    options: KernelOptions | None = None,
+    stage: str | None = None,
+    *,
+    tolerant: bool = False,
+) -> list[CompiledKernel] | list[CompiledKernel | StepwellError]:
+    """Compile the kernels of several modules in parallel; see `compile_kernel`.  In the order of `modules`.
+
+    tolerant: a kernel that Triton refuses is an error in the list in place of one that is raised, without the search for its place."""
     wanted = stage or target.binary
     if wanted not in target.stages:
         raise TargetError(f"{target.name} has no '{wanted}' (choose from {', '.join(target.stages)})")
@@ -78,14 +103,17 @@ def compile_kernels(
     for module in modules:
         chosen = options_of(dict(kernel_of(module).attributes), options)
         chosen.check(target)
-        text = ttir_for_compiling(module, spelling)
+        text = ttir_for_compiling(module, spelling, target.backend)
         key = kernel_key(text, target, chosen, wanted, versions)
         jobs.append((key, module, chosen, _submit(key, text, target, chosen, wanted)))
-    compiled: list[CompiledKernel] = []
+    compiled: list[Any] = []
     for key, module, chosen, job in jobs:
         try:
             built = job.result()
         except StageError as failure:
+            if tolerant:
+                compiled.append(TargetError(str(failure)))
+                continue
             from .diagnose import explain
 
             raise explain(module, target, chosen, wanted, failure) from failure

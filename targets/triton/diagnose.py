@@ -18,6 +18,7 @@ from xdsl.ir import Operation
 from xdsl.parser import Parser
 
 from ...passes.errors import PassError
+from .device_library import library_of
 from .emit import kernel_of, ttir_text
 from .gpu import GpuTarget, KernelOptions
 from .toolchain import StageError, build, installed_spelling, version
@@ -33,7 +34,8 @@ def explain(
 ) -> PassError:
     """The error to raise for a kernel that failed: what Triton said, at the operation that it said it of."""
     kernel = kernel_of(module)
-    text = ttir_text(module, installed_spelling())
+    with library_of(module, target.backend):
+        text = ttir_text(module, installed_spelling())
     said = _again(text, target, options, stage)
     head = f"kernel @{kernel.sym_name.data} for {target.name} (Triton {version()}, stage '{failure.stage}')"
     for line, _, message in _PLACE.findall(said):

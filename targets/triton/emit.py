@@ -14,6 +14,7 @@ from xdsl.printer import Printer
 from ...dialects.tt_structure import FuncOp
 from ...dialects.tt_types import SPELLINGS, Spelling, spelled
 from ...passes.errors import PassError
+from .device_library import library_of
 from .gpu import OPTION_NAMES
 
 DIALECTS = frozenset({"tt", "arith", "math", "scf", "cf", "ub", "gpu", "builtin"})
@@ -70,11 +71,12 @@ def ttir_text(module: ModuleOp, spelling: Spelling | None = None) -> str:
     return _text(module, spelling, Printer)
 
 
-def ttir_for_compiling(module: ModuleOp, spelling: Spelling) -> str:
-    """The text of a module without any place in a file: equal kernels have equal texts, and equal binaries.
+def ttir_for_compiling(module: ModuleOp, spelling: Spelling, backend: str = "cuda") -> str:
+    """The text of a module without any place in a file: equal kernels have equal texts, and equal binaries. It calls the device library of
+    `backend` (Triton's name: `cuda` or `hip`).
 
     Raises PassError if the module holds no kernel or something that Triton does not know."""
-    with _without_options(module):
+    with _without_options(module), library_of(module, backend):
         return _text(module, spelling, _Nowhere)
 
 

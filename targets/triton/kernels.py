@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from ...dialects.tt_structure import FuncOp
 from ...passes.locations import source_location
 from .compile import CompiledKernel, compile_kernels, compile_text
-from .emit import kernel_modules, ttir_for_compiling
+from .emit import kernel_modules, kernel_of, ttir_for_compiling
 from .gpu import GpuTarget, KernelOptions
 from .toolchain import installed_spelling
 
@@ -68,16 +68,15 @@ def program_kernels(module: ModuleOp, target: GpuTarget) -> list[GpuKernel]:
         return []
     modules = kernel_modules(module)
     compiled = compile_kernels(modules, target)
-    spelling = installed_spelling()
-    found: list[GpuKernel] = []
-    for one, binary in zip(modules, compiled, strict=True):
-        function = next(op for op in one.ops if isinstance(op, FuncOp) and op.is_kernel)
-        text = ttir_for_compiling(one, spelling)
-        place = kernel_place(function)
-        found.append(
-            GpuKernel(function.sym_name.data, Binary.of(binary), aligned_arguments(function), text, target, binary.options, place)
-        )
-    return found
+    return [program_kernel(one, binary) for one, binary in zip(modules, compiled, strict=True)]
+
+
+def program_kernel(module: ModuleOp, compiled: CompiledKernel) -> GpuKernel:
+    """The only kernel of a module, as it was compiled, as a launch needs it."""
+    function = kernel_of(module)
+    text = ttir_for_compiling(module, installed_spelling(), compiled.target.backend)
+    name, place, aligned = function.sym_name.data, kernel_place(function), aligned_arguments(function)
+    return GpuKernel(name, Binary.of(compiled), aligned, text, compiled.target, compiled.options, place)
 
 
 def kernel_place(function: FuncOp) -> str:
@@ -108,3 +107,10 @@ def device_target(device: str) -> GpuTarget:
         return gpu_target("sm_90")
     major, minor = torch.cuda.get_device_capability(device)
     return gpu_target(f"sm_{major}{minor}")
+
+
+def device_multiprocessors(device: str) -> int:
+    """How many multiprocessors a device of torch has; 0 where torch finds no GPU."""
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count if torch.cuda.is_available() else 0

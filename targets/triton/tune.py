@@ -1,9 +1,14 @@
 """Tiles of nests by measurement: a few candidates for each nest, compiled in parallel, run, the fastest noted on it.
 
-Works on a module at the level of memory, between the stages `mem` and `tt`. Who can launch kernels says how long one takes (`Measure`);
-what was found is kept in a file that people can read and edit:
+Works on a module at the level of memory, before `gpu-schedule`: a nest that has a tile already keeps it. The times, in microseconds, stand
+beside the tile that was chosen:
 
-    {"sm_90 4f2a...": {"nest": "softmax", "tile": "{axes = [[0 : i64]], ...}", "seconds": {"{axes = ...}": 2.5e-4, ...}}}
+    loop.nest ... schedule = {gpu = {axes = [[0]], ...}, measured = {model = 261.1 : f64, chosen = 254.0 : f64}}
+
+and all of them in a file that people can read and edit (`Tiles`):
+
+    {"NVIDIA H200 sm_90 4f2a...": {"nest": "softmax", "tile": "{axes = ...}", "model": "{axes = ...}",
+                                   "microseconds": {"{axes = ...}": 254.0, ...}}}
 """
 
 from __future__ import annotations
@@ -11,35 +16,77 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
+from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, ModuleOp, f64
+from xdsl.ir import SSAValue
 from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError
 
 from ...dialects import loop
-from ...dialects.expr import Expr
+from ...dialects.expr import Expr, evaluate, free_syms
 from ...dialects.expr_ranges import RangeEnv
+from ...dialects.mem import BufferType
+from ...dialects.nd_types import element_bytes
 from ...dialects.tt_structure import FuncOp
 from ...errors import StepwellError
-from ...lowering.mem_to_tt.config import Machine
+from ...lowering.mem_to_tt.config import DEFAULT_HINT, Machine
 from ...lowering.mem_to_tt.kernel import lower_nest
-from ...lowering.mem_to_tt.state import UnsupportedNest
+from ...lowering.mem_to_tt.state import UnsupportedNest, memory_type
 from ...lowering.mem_to_tt.tiles import GPU, candidates, read_tile, tile_attr
 from ...lowering.outline import Arguments
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_key import is_nest_in_memory, nest_key
 from ...passes.loop.schedule_attrs import schedule_table, update_schedule
-from ..cpu.cache import write_atomically
-from .compile import CompiledKernel, compile_kernels
-from .gpu import GpuTarget
+from ...passes.manager import Pass
+from ..cpu.cache import cache_folder, write_atomically
+from .compile import compile_kernels
+from .gpu import GpuTarget, gpu_target
+from .kernels import GpuKernel, program_kernel
+from .timer import Memory, Timer, device_timer
 
 log = logging.getLogger("stepwell")
+
+MEASURED = "measured"
+"""Key in the schedule of a nest: microseconds of the tile that the model would have chosen, and of the one that was chosen."""
+GAIN = 0.97
+"""The share of the time of the model's choice that another tile must stay below: less is noise."""
+MAX_BYTES = 8 << 30
+"""Nests that touch more are not measured: they would take the memory of the program that is compiled."""
+_FLOATS = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
+
+
+@dataclass(frozen=True)
+class GpuTune(Pass):
+    """Measures candidates for the tile of each nest on the GPU and notes the fastest (docs/triton.md). Without a GPU it does nothing."""
+
+    name = "gpu-tune"
+
+    target: str = "sm_90"
+    """The GPU: sm_80, sm_90 or another of that maker."""
+
+    multiprocessors: int = 0
+    """How many multiprocessors it has; 0: as many as the usual model."""
+
+    device: int = 0
+    """Its number among those of the machine."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        from ...lowering.mem_to_tt.config import machine
+
+        timer = device_timer(self.device)
+        if timer is None:
+            self.remark(op, "there is no GPU to measure on", kind="missed")
+            return
+        tiles = Tiles(cache_folder() / "tiles.json")
+        gpu = machine(self.target, self.multiprocessors)
+        self.statistic("num-measured", tune(ctx, op, gpu_target(self.target), gpu, timer, tiles))
 
 
 @dataclass
@@ -53,88 +100,113 @@ class Candidate:
     programs: Expr
 
 
-Measure = Callable[[Candidate, CompiledKernel], float]
-"""Seconds that a candidate takes; infinity for one that does not run."""
-
-
 @dataclass
 class Tiles:
-    """Tiles that were measured, by machine and nest; read from `path` and written to it."""
+    """Tiles that were measured, by device and nest; read from `path` and written to it."""
 
     path: Path | None = None
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.path is not None and self.path.exists():
-            try:
-                self.found = json.loads(self.path.read_text())
-            except ValueError:
-                log.warning("%s is no JSON: tiles are measured again", self.path)
+        self.found = {**self._kept(), **self.found}
 
     def save(self) -> None:
-        """Write the file, in one step."""
-        if self.path is None:
-            return
-        write_atomically(self.path, json.dumps(self.found, indent=1, sort_keys=True).encode())
+        """Write the file, in one step; what another process has added meanwhile stays."""
+        if self.path is not None:
+            write_atomically(self.path, json.dumps({**self._kept(), **self.found}, indent=1, sort_keys=True).encode())
+
+    def _kept(self) -> dict[str, dict[str, Any]]:
+        if self.path is None or not self.path.exists():
+            return {}
+        try:
+            found = json.loads(self.path.read_text())
+        except (ValueError, OSError):
+            found = None
+        if not isinstance(found, dict):
+            log.warning("%s holds no JSON of tiles: they are measured again", self.path)
+            return {}
+        return found
 
 
-def tune(ctx: Context, module: ModuleOp, target: GpuTarget, machine: Machine, measure: Measure, tiles: Tiles) -> int:
-    """Give the nests of a module the tiles that are fastest; how many nests were measured. What is in `tiles` is not measured again."""
+def tune(ctx: Context, module: ModuleOp, target: GpuTarget, machine: Machine, timer: Timer, tiles: Tiles) -> int:
+    """Give the nests of a module that have no tile the fastest one; how many were measured. What is in `tiles` is not measured again.
+
+    Alike nests are measured once; the candidates of all nests are compiled together."""
     symbols, hints = symbol_facts(module)
     alike: dict[str, list[loop.NestOp]] = {}
     for nest in module.walk():
-        if is_nest_in_memory(nest):
+        if is_nest_in_memory(nest) and GPU not in schedule_table(nest):
             assert isinstance(nest, loop.NestOp)
-            alike.setdefault(f"{machine.name} {fingerprint(nest)}", []).append(nest)
-    measured = 0
+            alike.setdefault(f"{timer.device} {machine.name} {fingerprint(nest, hints)}", []).append(nest)
+    open_choices: dict[str, list[Candidate]] = {}
     for key, nests in alike.items():
         tile = _known(ctx, tiles, key, nests[0], symbols)
-        if tile is None:
-            entry = _measure(nests[0], target, machine, measure, symbols, hints)
-            if entry is None:
-                continue
-            tile, seconds = entry
-            label = nests[0].label
-            tiles.found[key] = {"nest": label.data if label is not None else "", "tile": str(tile), "seconds": seconds}
-            measured += 1
-        for nest in nests:
-            update_schedule(nest, {GPU: tile})
-    if measured:
-        tiles.save()
-    return measured
+        if tile is not None:
+            _note(nests, tile, tiles.found[key])
+            continue
+        found = _candidates(nests[0], machine, symbols, hints)
+        if len(found) > 1 and _bytes(found[0], hints) <= MAX_BYTES:
+            open_choices[key] = found
+    if not open_choices:
+        return 0
+    everything = [c for found in open_choices.values() for c in found]
+    kernels = dict(zip(map(id, everything), _compiled(everything, target), strict=True))
+    for key, found in open_choices.items():
+        times: dict[str, float] = {}
+        for candidate in found:
+            kernel = kernels[id(candidate)]
+            if kernel is not None:
+                times[str(candidate.tile)] = 1e6 * timer.seconds(kernel, _grid(candidate, hints), _arguments(candidate, hints))
+        label = found[0].nest.label
+        tile = _fastest(found, times)
+        finite = {one: t for one, t in times.items() if t < inf}
+        tiles.found[key] = {
+            "nest": label.data if label is not None else "", "tile": str(tile), "model": str(found[0].tile), "microseconds": finite,
+        }  # fmt: skip
+        _note(alike[key], tile, tiles.found[key])
+        timer.release()
+    tiles.save()
+    return len(open_choices)
 
 
-def fingerprint(nest: loop.NestOp) -> str:
-    """What a nest computes, on which shapes and strides, in a few letters; its schedule does not count."""
+def fingerprint(nest: loop.NestOp, hints: Mapping[Expr, int]) -> str:
+    """What a nest computes, on which shapes (typical ones for symbols) and strides, in a few letters; its schedule does not count."""
     bare = nest.clone()
-    rest = {k: v for k, v in schedule_table(bare).items() if k != GPU}
+    rest = {k: v for k, v in schedule_table(bare).items() if k not in (GPU, MEASURED)}
     bare.properties.pop("schedule", None)
     if rest:
         update_schedule(bare, rest)
-    return hashlib.sha256(" ".join(map(str, nest_key(bare)[0])).encode()).hexdigest()[:24]
+    key, values = nest_key(bare)
+    sizes = [_typical(v.type.numel, hints) for v in values if isinstance(v.type, BufferType)]
+    return hashlib.sha256(" ".join(map(str, (*key, *sizes))).encode()).hexdigest()[:24]
 
 
 def _known(ctx: Context, tiles: Tiles, key: str, nest: loop.NestOp, symbols: RangeEnv) -> DictionaryAttr | None:
     entry = tiles.found.get(key)
     if entry is None:
         return None
-    before = schedule_table(nest).get(GPU)
+    before = dict(schedule_table(nest))
     try:
         tile = Parser(ctx, entry["tile"]).parse_attribute()
         update_schedule(nest, {GPU: tile})
         read_tile(nest, NestAccess(nest, symbols))
     except (ParseError, UnsupportedNest, KeyError, TypeError) as why:
         log.warning("%s: the tile of %s is not used: %s", tiles.path, key, str(why).splitlines()[0])
-        if before is not None:
-            update_schedule(nest, {GPU: before})
-        return None
+        tile = None
+    _restore(nest, before)
     return tile if isinstance(tile, DictionaryAttr) else None
 
 
-def _measure(
-    nest: loop.NestOp, target: GpuTarget, machine: Machine, measure: Measure, symbols: RangeEnv, hints: Mapping[Expr, int]
-) -> tuple[DictionaryAttr, dict[str, float]] | None:
-    """The fastest tile of a nest, and what each took; None where there is nothing to choose."""
+def _restore(nest: loop.NestOp, schedule: Mapping[str, Any]) -> None:
+    if schedule:
+        nest.properties["schedule"] = DictionaryAttr(schedule)
+    else:
+        nest.properties.pop("schedule", None)
+
+
+def _candidates(nest: loop.NestOp, machine: Machine, symbols: RangeEnv, hints: Mapping[Expr, int]) -> list[Candidate]:
+    """The tiles that a nest could have, lowered; the model's choice first."""
+    before = dict(schedule_table(nest))
     found: list[Candidate] = []
     info = NestAccess(nest, symbols)
     for tile in candidates(info, hints, machine):
@@ -143,29 +215,71 @@ def _measure(
         own = NestAccess(nest, symbols)
         chosen = read_tile(nest, own)
         assert chosen is not None
-        kernel, arguments, programs = lower_nest("candidate", nest, own, chosen)
+        try:
+            kernel, arguments, programs = lower_nest("candidate", nest, own, chosen)
+        except UnsupportedNest as why:
+            log.info("a tile that does not serve the nest: %s", str(why).splitlines()[0])
+            continue
         found.append(Candidate(nest, attr, kernel, arguments, programs))
-    if len(found) < 2:
-        return None
-    seconds: dict[str, float] = {}
-    for candidate, built in zip(found, _compiled(found, target), strict=True):
-        if built is not None:
-            seconds[str(candidate.tile)] = measure(candidate, built)
-    best = min(found, key=lambda c: seconds.get(str(c.tile), float("inf")))
-    return best.tile, seconds
+    _restore(nest, before)
+    return found
 
 
-def _compiled(found: list[Candidate], target: GpuTarget) -> list[CompiledKernel | None]:
+def _compiled(found: Sequence[Candidate], target: GpuTarget) -> list[GpuKernel | None]:
     """The kernels of candidates; None for those that the toolchain refuses (too many registers, too much shared memory)."""
     modules = [ModuleOp([c.kernel.clone()]) for c in found]
-    try:
-        return list(compile_kernels(modules, target))
-    except StepwellError:
-        built: list[CompiledKernel | None] = []
-        for module in modules:
-            try:
-                built += compile_kernels([module], target)
-            except StepwellError as why:
-                log.info("a candidate does not compile: %s", str(why).splitlines()[0])
-                built.append(None)
-        return built
+    built: list[GpuKernel | None] = []
+    for module, kernel in zip(modules, compile_kernels(modules, target, tolerant=True), strict=True):
+        if isinstance(kernel, StepwellError):
+            log.info("a candidate does not compile: %s", str(kernel).splitlines()[0])
+            built.append(None)
+        else:
+            built.append(program_kernel(module, kernel))
+    return built
+
+
+def _fastest(found: Sequence[Candidate], times: Mapping[str, float]) -> DictionaryAttr:
+    """The tile to take: the model's where none is clearly faster."""
+    best = min(found, key=lambda c: times.get(str(c.tile), inf))
+    model = times.get(str(found[0].tile), inf)
+    return best.tile if times.get(str(best.tile), inf) < GAIN * model else found[0].tile
+
+
+def _note(nests: Sequence[loop.NestOp], tile: DictionaryAttr, entry: Mapping[str, Any]) -> None:
+    """Write the tile on alike nests, with the times that an entry of the file has of it and of the model's."""
+    times = entry.get("microseconds", {})
+    model, chosen = times.get(entry.get("model")), times.get(str(tile))
+    shown: dict[str, Any] = {GPU: tile}
+    if model is not None and chosen is not None:
+        shown[MEASURED] = DictionaryAttr({"model": FloatAttr(round(model, 2), f64), "chosen": FloatAttr(round(chosen, 2), f64)})
+    for nest in nests:
+        update_schedule(nest, shown)
+
+
+# ---- what a launch of a candidate takes
+
+
+def _typical(e: Expr, hints: Mapping[Expr, int]) -> int:
+    return evaluate(e, {s: hints.get(s, DEFAULT_HINT) for s in free_syms(e)})
+
+
+def _grid(candidate: Candidate, hints: Mapping[Expr, int]) -> tuple[int, ...]:
+    return (_typical(candidate.programs, hints),)
+
+
+def _arguments(candidate: Candidate, hints: Mapping[Expr, int]) -> list[Memory | int | float | bool]:
+    given = candidate.arguments
+    memory: list[Memory | int | float | bool] = [_memory(b, hints) for b in given.buffers]
+    numbers: list[Memory | int | float | bool] = [1.0 if str(v.type) == "f64" else 1 for v in given.scalars]
+    return [*memory, *(_typical(s, hints) for s in given.symbols), *numbers]
+
+
+def _memory(buffer: SSAValue, hints: Mapping[Expr, int]) -> Memory:
+    type = buffer.type
+    assert isinstance(type, BufferType)
+    size = max(0, _typical(type.extent(), hints)) * element_bytes(type.element_type)
+    return Memory(size, _FLOATS.get(str(memory_type(type.element_type)), ""))
+
+
+def _bytes(candidate: Candidate, hints: Mapping[Expr, int]) -> int:
+    return sum(_memory(b, hints).bytes for b in candidate.arguments.buffers)

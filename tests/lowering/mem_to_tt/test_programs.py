@@ -152,7 +152,7 @@ PROGRAMS = {
 
 
 @functools.cache
-def lowered(name: str):
+def lowered(name: str, target: str = "sm_90"):
     function, *args = PROGRAMS[name]
 
     def flat(*inputs):
@@ -161,7 +161,9 @@ def lowered(name: str):
     table = decomposition_table()
     gm = make_fx(functionalize(flat), decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
     imported = import_graph(gm, args)
-    run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
+    pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
+    pipeline.replace("gpu-schedule", f"gpu-schedule{{target={target}}}")
+    run(pipeline, imported.module, context())
     verify_ir(imported.module)
     return imported
 
@@ -179,17 +181,18 @@ def test_values(name):
         torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close, equal_nan=True)
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_triton_compiles_it(name):
+def test_triton_compiles_it(name, target):
     pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
     from xdsl.dialects.builtin import ModuleOp
 
     from stepwell.targets.triton.compile import compile_kernels
     from stepwell.targets.triton.gpu import gpu_target
 
-    kernels = [k for k in lowered(name).module.ops if isinstance(k, tt_structure.FuncOp)]
+    kernels = [k for k in lowered(name, target).module.ops if isinstance(k, tt_structure.FuncOp)]
     modules = [ModuleOp([k.clone()]) for k in kernels]
-    for built in compile_kernels(modules, gpu_target("sm_90")):
+    for built in compile_kernels(modules, gpu_target(target)):
         assert isinstance(built.code, bytes) and built.code.startswith(b"\x7fELF")
 
 

@@ -41,11 +41,14 @@ PROGRAMS = {
 }
 
 
-def in_memory(name):
+def in_memory(name, schedule=True):
     function, *args = PROGRAMS[name]
     gm = make_fx(function, decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
     imported = import_graph(gm, args)
-    run(default_pipeline("gpu", stages=STAGES), imported.module, context())
+    pipeline = default_pipeline("gpu", stages=STAGES)
+    if not schedule:
+        pipeline.remove("gpu-schedule")
+    run(pipeline, imported.module, context())
     return imported
 
 
@@ -117,31 +120,98 @@ def test_warps_of_a_machine_with_wide_ones():
     assert machine("sm_100", 148).multiprocessors == 148 and machine("gfx90a").lanes == 64
 
 
-def test_measured_tiles_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "compile_kernels", lambda modules, target: list(modules))
-    path = tmp_path / "tiles.json"
-    seen = []
+class Warps:
+    """A timer that likes many warps, and counts what it is asked."""
 
-    def measure(candidate, built):
-        seen.append(candidate)
-        return 1.0 / candidate.tile.data["warps"].value.data
+    device = "a GPU"
+
+    def __init__(self):
+        self.asked = []
+
+    def seconds(self, kernel, grid, arguments):
+        self.asked.append((kernel, grid, arguments))
+        return 1e-3 / kernel.options.num_warps
+
+    def release(self):
+        pass
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Candidates are not compiled."""
+    from stepwell.targets.triton.compile import CompiledKernel
+    from stepwell.targets.triton.emit import kernel_of
+    from stepwell.targets.triton.gpu import options_of
+
+    def compile(modules, target, tolerant=False):
+        options = [options_of(dict(kernel_of(m).attributes)) for m in modules]
+        return [CompiledKernel("k", target, o, "cubin", b"", {}, "") for o in options]
+
+    monkeypatch.setattr(tuning, "compile_kernels", compile)
+
+
+def test_measured_tiles_are_kept(tmp_path, uncompiled):
+    path = tmp_path / "tiles.json"
+    timer = Warps()
 
     def tuned():
-        imported = in_memory("softmax")
+        imported = in_memory("softmax", schedule=False)
         tiles = tuning.Tiles(path)
-        return imported, tuning.tune(context(), imported.module, gpu_target("sm_90"), machine("sm_90"), measure, tiles)
+        return imported, tuning.tune(context(), imported.module, gpu_target("sm_90"), machine("sm_90"), timer, tiles)
 
     imported, count = tuned()
-    assert count == 1 and len(seen) >= 3
+    assert count == 1 and len(timer.asked) >= 3
     (entry,) = json.loads(path.read_text()).values()
-    most = max(c.tile.data["warps"].value.data for c in seen)
-    assert f"warps = {most} : i64" in entry["tile"] and len(entry["seconds"]) == len(seen)
+    most = max(kernel.options.num_warps for kernel, _, _ in timer.asked)
+    assert f"warps = {most} : i64" in entry["tile"] and len(entry["microseconds"]) == len(timer.asked)
+    _, grid, arguments = timer.asked[0]
+    assert len(grid) == 1 and grid[0] >= 1
+    assert all(memory.bytes == 11 * 100 * 4 and memory.kind == "float32" for memory in arguments)
+    schedule = schedule_table(nests(imported.module)[0])
+    assert schedule["measured"].data["chosen"].value.data < schedule["measured"].data["model"].value.data
     check(imported, "softmax")
-    seen.clear()
+    timer.asked.clear()
     imported, count = tuned()
-    assert count == 0 and not seen
+    assert count == 0 and not timer.asked
     assert str(schedule_table(nests(imported.module)[0])[GPU]) == entry["tile"]
     # a file that somebody broke does no harm
     path.write_text(path.read_text().replace("axes", "axis"))
     imported, count = tuned()
-    assert count == 1 and seen
+    assert count == 1 and timer.asked
+    path.write_text("[")
+    assert tuned()[1] == 1
+
+
+def test_a_tile_that_was_given_is_not_measured(uncompiled):
+    imported, timer = in_memory("softmax"), Warps()
+    assert tuning.tune(context(), imported.module, gpu_target("sm_90"), machine("sm_90"), timer, tuning.Tiles()) == 0
+    assert not timer.asked
+
+
+def test_a_tile_that_is_hardly_faster_is_not_taken(uncompiled):
+    class Noise(Warps):
+        def seconds(self, kernel, grid, arguments):
+            super().seconds(kernel, grid, arguments)
+            return 1e-3 * (1 - 0.001 * len(self.asked))
+
+    imported, plain = in_memory("columns", schedule=False), in_memory("columns")
+    tuning.tune(context(), imported.module, gpu_target("sm_90"), machine("sm_90"), Noise(), tuning.Tiles())
+    for nest, other in zip(nests(imported.module), nests(plain.module), strict=True):
+        assert schedule_table(nest)[GPU] == schedule_table(other)[GPU]
+
+
+def test_the_pass_measures_where_there_is_a_gpu(uncompiled, tmp_path, monkeypatch):
+    from stepwell.targets.triton.timer import use_timer
+    from stepwell.tools.compile_graph import tune as let_measure
+
+    monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
+    for timer in (None, Warps()):
+        imported = in_memory("columns", schedule=False)
+        pipeline = default_pipeline("gpu", stages=STAGES)
+        let_measure(pipeline, "cuda:1")
+        found = [p for p in pipeline.passes() if p.name == "gpu-tune"]
+        assert len(found) == 1 and found[0].device == 1
+        with use_timer(timer):
+            found[0].apply(context(), imported.module)
+        assert all((GPU in schedule_table(n)) is (timer is not None) for n in nests(imported.module))
+    assert (tmp_path / "tiles.json").exists()

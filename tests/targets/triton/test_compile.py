@@ -111,6 +111,20 @@ def test_binaries_depend_on_no_path(triton, read, cache):
     assert len(codes) == 1 and b"/tmp" not in codes.pop()
 
 
+def test_functions_are_those_of_the_library_of_the_target(read):
+    how = '{libname = "", libpath = "", pure = true, symbol = "__nv_NAME"}'
+    call = f"%w = tt.extern_elementwise %v {how} : (tensor<64xTYPE>) -> tensor<64xTYPE>"
+    names = {"tanhf": "f32", "erf": "f64", "erff": "f32", "normcdfinv": "f64", "cyl_bessel_i0f": "f32"}
+    calls = [call.replace("NAME", n).replace("TYPE", t).replace("%w", f"%{n}").replace("%v", f"%{t}") for n, t in names.items()]
+    constants = [f"%{t} = arith.constant dense<1.0> : tensor<64x{t}>" for t in ("f32", "f64")]
+    module = read("\n".join(["tt.func public @k() {", *constants, *calls, "tt.return", "}"]))
+    text = ttir_for_compiling(module, installed_spelling(), "hip")
+    assert "__nv_" not in text
+    for name in ("tanh_f32", "erf_f64", "erf_f32", "ncdfinv_f64", "i0_f32"):
+        assert f'"__ocml_{name}"' in text
+    assert "__nv_tanhf" in ttir_for_compiling(module, installed_spelling())  # the module is as it was
+
+
 # Errors.
 
 
