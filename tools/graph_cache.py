@@ -42,6 +42,9 @@ INLINE_BYTES = 1 << 12
 def find_slot(gm: GraphModule, kind: str, border: Border | None, options: Options) -> Slot | None:
     """The place of a graph in the cache; None when the options do not want one or the graph has no lasting key (which is logged once for
     each reason)."""
+    if options.freezing:
+        bypass("weights are constants of the graph")
+        return None
     if options.cache != "on" or any(getattr(options, name) for name in QUIET if name != "cache"):
         return None  # somebody wants to see how graphs are made
     try:

@@ -38,6 +38,10 @@ class Options:
     """Measure while compiling what the rules are not sure of: matrix products by generated code or by the library, tiles of GPU kernels.
     Times are kept on disk (STEPWELL_CACHE_DIR), so that each is measured once on a machine."""
 
+    freezing: bool = False
+    """In inference without gradients, parameters and buffers are constants: what is computed from them alone is computed once,
+    normalisation and scales go into the weights of convolutions and products. Later updates of the weights have no effect."""
+
     passes: Mapping[str, Any] | None = None
     """Stage -> passes (or patterns) to add at its end."""
 
@@ -77,7 +81,8 @@ QUIET = frozenset(("verify", "debug", "cache", "print_ir", "timing"))
 """Options that do not change what is made."""
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
+    "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "freezing": (bool,),
+    "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
     "no_fuse": (list, tuple), "fuse": (list, tuple), "tile": (Mapping,), "loop_order": (Mapping,), "verify": (bool,),
     "debug": (str, os.PathLike, type(None)), "cache": (str,), "print_ir": (bool,), "timing": (bool,),
 }  # fmt: skip

@@ -20,6 +20,7 @@ from .options import Options, make_options
 if TYPE_CHECKING:
     from ..lowering.fx_to_nd import Border
     from .compile_graph import Watch
+    from .frozen import Weights
 
 _lock = threading.RLock()
 
@@ -54,9 +55,14 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
+    if compilers.options.freezing and not torch.is_grad_enabled():
+        from .frozen import Weights
+
+        compilers.weights = Weights(graph, example_inputs)
     # graphs make their own tokens: no argument, no result
     with functorch_config.patch(unlift_effect_tokens=True), no_garbage_collection():
         run = backend(graph, list(example_inputs))
+    compilers.weights = None
     return run if rebuild is None else lambda *args: rebuild(run(*args))
 
 
@@ -113,6 +119,8 @@ class GraphCompilers:
         self.options = options
         self.watch = watch
         self.matched: set[str] = set()
+        self.weights: Weights | None = None
+        """What may become constants of an inference graph, while one is compiled."""
 
     def forward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._compile(gm, example_inputs, "forward")
@@ -129,8 +137,8 @@ class GraphCompilers:
         if on_meta(gm):
             return boxed(gm)
         try:
-            with _lock, _disable_current_modes():
-                program = self._compiled(gm, example_inputs, kind)
+            edge = border(gm, kind)
+            program = self._frozen(gm, edge) if kind == "inference" and self.weights else self._guarded(gm, example_inputs, kind, edge)
         except (StepwellError, torch._dynamo.exc.TorchDynamoException):  # pyright: ignore[reportAttributeAccessIssue]
             raise
         except Exception as error:
@@ -138,9 +146,21 @@ class GraphCompilers:
         report_strides(gm)
         return program
 
-    def _compiled(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Runner:
+    def _frozen(self, gm: GraphModule, edge: Border | None) -> Callable[..., Any]:
+        """The graph with its weights as constants."""
+        from .frozen import Frozen, weights_of
+
+        assert self.weights is not None
+        found = dict(weights_of(gm, self.weights))
+        return Frozen(gm, found, edge, lambda folded: self._guarded(folded, (), "inference", edge))
+
+    def _guarded(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None) -> Runner:
+        """Compile a graph, one at a time, unseen by the modes of the caller."""
+        with _lock, _disable_current_modes():
+            return self._compiled(gm, example_inputs, kind, edge)
+
+    def _compiled(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None) -> Runner:
         """The graph from the disk, or compiled and kept there."""
-        edge = border(gm, kind)
         with phase("cache"):
             slot = None if self.watch else find_slot(gm, kind, edge, self.options)
             graph = slot.load() if slot else None

@@ -23,6 +23,9 @@ from .input_views import InputView
 from .metadata import device_name, element_type
 from .scalars import ScalarValue, SymScalar, python_call, scalar_number
 
+FOLDED = "stepwell.folded"
+"""Key in `node.meta` of placeholders that nothing reads because they were made constants: the function is not given them."""
+
 _INDEX = IndexType()
 _LOWEST = -(2**62)  # of a Python number that no guard bounds
 
@@ -33,6 +36,8 @@ _LOWEST = -(2**62)  # of a Python number that no guard bounds
 def placeholder(b: Importer, node: Node, static: bool) -> dict[str, Attribute] | None:
     """Give the placeholder its value and return the attributes of its argument; None when it is not passed to the
     function."""
+    if node.meta.get(FOLDED):
+        return None
     val = node.meta.get("val")
     attrs: dict[str, Attribute] = {"nd.name": StringAttr(str(node.target))}
     if isinstance(val, torch.Tensor):
