@@ -128,9 +128,13 @@ def lower_graph(
 
 
 def fit_device(pipeline: Pipeline, device: str) -> None:
-    """Let tiles be chosen for the GPU that there is; a pass that has options of its own stays as it is, as does all of it without a GPU."""
-    if (options := _gpu_options(device)) and any(str(p) == "gpu-schedule" for p in pipeline.passes()):
-        pipeline.replace("gpu-schedule", f"gpu-schedule{{{options}}}")
+    """Let tiles and instructions be chosen for the GPU that there is; a pass that has options of its own stays as it is, as does all
+    of it without a GPU."""
+    if options := _gpu_options(device):
+        names = {str(p) for p in pipeline.passes()}
+        for name, given in (("gpu-schedule", options), ("mem-to-tt", options.split()[0])):
+            if name in names:
+                pipeline.replace(name, f"{name}{{{given}}}")
 
 
 def tune(pipeline: Pipeline, device: str = "cpu") -> None:

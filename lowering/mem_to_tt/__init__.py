@@ -23,12 +23,14 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
+from ...dialects.expr import Expr
+from ...dialects.expr_ranges import RangeEnv
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.manager import Pass
 from ..outline import Arguments, Outliner
-from .config import choose, machine
+from .config import Machine, choose, machine
 from .kernel import is_aligned, lower_nest
 from .state import UnsupportedNest
 from .tiles import read_tile, write_tile
@@ -70,9 +72,12 @@ class MemToTt(Pass):
 
     name = "mem-to-tt"
 
+    target: str = "sm_90"
+    """The GPU whose instructions may be used: sm_80, sm_90, gfx942 or another of their makers."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
-        outliner = TtOutliner(op, symbols, hints)
+        outliner = TtOutliner(op, symbols, hints, machine(self.target))
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for nest in [n for n in func.walk() if is_nest_in_memory(n)]:
                 try:
@@ -85,9 +90,13 @@ class MemToTt(Pass):
 class TtOutliner(Outliner):
     """Makes `tt.func`s of nests."""
 
+    def __init__(self, module: ModuleOp, symbols: RangeEnv, hints: dict[Expr, int], gpu: Machine):
+        super().__init__(module, symbols, hints)
+        self.gpu = gpu
+
     def kernel(self, name: str, nest: loop.NestOp, info: NestAccess) -> tuple[Operation, Arguments, dict[str, Any]]:
         """See Outliner."""
-        kernel, arguments, programs = lower_nest(name, nest, info, read_tile(nest, info) or choose(info, self.hints))
+        kernel, arguments, programs = lower_nest(name, nest, info, read_tile(nest, info) or choose(info, self.hints, self.gpu), self.gpu)
         return kernel, arguments, {"grid": [programs]}
 
     def facts(self, buffers: Sequence[SSAValue]) -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from xdsl.dialects import arith
@@ -33,6 +34,8 @@ LIBRARY = {
 }  # fmt: skip
 """Functions that the device library has, by the name of the op (or of the loop.math function)."""
 
+SHARED_DIVISOR = 16
+"""Elements that share a divisor, for which its reciprocal is worth while."""
 NATIVE_F32 = frozenset(("math.exp", "math.log", "math.exp2", "math.log2", "math.sin", "math.cos", "math.erf"))
 """Operations that Triton lowers itself for f32 (to the hardware's functions); for f64 the library has them."""
 
@@ -93,11 +96,40 @@ def _sigmoid(s: State, x: SSAValue) -> SSAValue:
 
 
 def _quotient(s: State, x: SSAValue, y: SSAValue) -> SSAValue:
-    """A correctly rounded quotient."""
+    """A correctly rounded quotient (see `_by_reciprocal` for where it is not quite)."""
+    if element_of(x.type) == f32 and prod(shape_of(y.type) or ()) * SHARED_DIVISOR <= prod(shape_of(x.type) or ()):
+        return _by_reciprocal(s, x, y)
     x, y = s.b.together(x, y)
     if element_of(x.type) == f32:
         return s.b.pure(PreciseDivFOp, (x, y), x.type)
     return s.b.pure(arith.DivfOp, (x, y), x.type, NO_FLAGS)
+
+
+def _by_reciprocal(s: State, x: SSAValue, y: SSAValue) -> SSAValue:
+    """x / y where one divisor serves many elements: a product with its reciprocal, corrected by what that leaves of x (Markstein,
+    "Computation of elementary functions on the IBM RISC System/6000 processor", 1990), in 6 instructions instead of about 20.
+
+    It differs from the correctly rounded quotient, by one unit in the last place, where this is subnormal, and once in millions of
+    numbers elsewhere. Very small and very large divisors are scaled, so that their reciprocals are normal numbers."""
+    b = s.b
+
+    def op(cls: type[Any], *values: SSAValue) -> SSAValue:
+        return b.elementwise(cls, values, NO_FLAGS)
+
+    def number(value: float) -> SSAValue:
+        return b.constant(value, f32)
+
+    size = op(mlir_math.AbsFOp, y)
+    scale = b.select(b.cmpf("olt", size, number(2.0**-64)), number(2.0**64), number(1.0))
+    scale = b.select(b.cmpf("ogt", size, number(2.0**64)), number(2.0**-64), scale)
+    x, y = op(arith.MulfOp, x, scale), op(arith.MulfOp, y, scale)
+    one, negative = b.together(number(1.0), y)[0], op(arith.MulfOp, y, number(-1.0))
+    reciprocal = b.pure(PreciseDivFOp, (one, y), y.type)
+    first = op(arith.MulfOp, x, reciprocal)
+    rest = op(mlir_math.FmaOp, first, negative, x)
+    second = op(mlir_math.FmaOp, rest, reciprocal, first)
+    # of infinite quotients nothing is left but NaN
+    return b.select(b.cmpf("uno", second, second), first, second)
 
 
 def divide(s: State, op: Operation) -> None:

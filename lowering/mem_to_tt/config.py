@@ -82,6 +82,11 @@ class Machine:
     max_warps: int = 32
     """Warps of a program at most."""
 
+    @property
+    def casts_float8(self) -> bool:
+        """Whether it has instructions for casts to and from E4M3FN and E5M2: NVIDIA's from Ada on."""
+        return self.name.startswith("sm_") and int(self.name[3:].rstrip("af")) >= 89
+
 
 MACHINES = {
     m.name: m for m in (Machine("sm_80", 108), Machine("sm_90", 132), Machine("gfx942", 304, lanes=64, max_warps=16))

@@ -1,21 +1,30 @@
-"""Casts between f32 and 8-bit floats, whose elements are i8 in a kernel, by integer arithmetic (see
-targets/cpu/emit_float8.py for why each step is exact).
+"""Casts between f32 and 8-bit floats, whose elements are i8 in a kernel: by integer arithmetic (see
+targets/cpu/emit_float8.py for why each step is exact), or by the instructions of a GPU that has them.
 
-Triton's own fp_to_fp lacks three of the five formats, needs a GPU that has the others, and makes the largest finite
-number of what torch rounds to an infinite E5M2."""
+Those (Triton's fp_to_fp) know two of the five formats, make the largest finite number of what is beyond it, where torch
+has an infinite E5M2 and a NaN of E4M3FN, and drop the sign of NaN: what they get wrong is put right."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import f32, i8, i32
+from xdsl.dialects import math as mlir_math
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, f32, i8, i32
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import tt_arith
-from ...dialects.float8 import FORMATS, f8e8m0fnu
-from ...dialects.tt_compute import BitcastOp
+from ...dialects.float8 import FORMATS, f8e4m3fn, f8e5m2, f8e8m0fnu
+from ...dialects.tt_compute import BitcastOp, FpToFpOp
+from ...dialects.tt_types import ROUNDING, like
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder
+
+HARDWARE = {f8e4m3fn: 464.0, f8e5m2: 61440.0}
+"""Formats that a GPU may have instructions for; the magnitude halfway between the largest finite number and the next one, which is too
+large from there on: the tie goes to the even of the two, the finite one of E4M3FN, the infinite one of E5M2."""
+LARGEST = {f8e4m3fn: 448.0, f8e5m2: 57344.0}
+"""Their largest finite numbers."""
 
 
 class _Words:
@@ -48,8 +57,14 @@ class _Words:
         return self.b.cast(BitcastOp, x, i32)
 
 
-def widen(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
-    """The code of a number in the format `dtype` (an i8) as f32."""
+def widen(b: Builder, value: SSAValue, dtype: Attribute, hardware: bool) -> SSAValue:
+    """The code of a number in the format `dtype` (an i8) as f32; `hardware`: the GPU has instructions for HARDWARE."""
+    result = b.cast(FpToFpOp, b.cast(BitcastOp, value, dtype), f32) if hardware and dtype in HARDWARE else _widen(b, value, dtype)
+    b.remember((narrow, dtype, result), value)
+    return result
+
+
+def _widen(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
     w = _Words(b)
     code = b.cast(tt_arith.ExtUIOp, value, i32)
     if dtype == f8e8m0fnu:
@@ -69,16 +84,67 @@ def widen(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
         bits = b.elementwise(arith.OrIOp, (bits, sign))
         if form.unsigned_zero:
             bits = w.select("eq", code, form.nan, 0x7FC00000, bits)
-    result = w.number(bits)
-    b.remember((narrow, dtype, result), value)
-    return result
+    return w.number(bits)
 
 
-def narrow(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
+def narrow(b: Builder, value: SSAValue, dtype: Attribute, hardware: bool) -> SSAValue:
     """An f32 rounded to the format `dtype`: its code. Of a number that was only widened, the code that it had."""
     before = b.find((narrow, dtype, value))
     if before is not None:
         return before
+    return _convert(b, value, dtype) if hardware and dtype in HARDWARE else _round(b, value, dtype)
+
+
+def _convert(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
+    """By the GPU's instruction, which saturates: what was clamped to the finite numbers before needs no more."""
+    w = _Words(b)
+    form = FORMATS[dtype]
+    inside, bound = _clamped(value)
+    if bound == LARGEST[dtype]:
+        value = inside
+    nearest = {"rounding": ROUNDING.attr("rtne")}
+    code = b.cast(BitcastOp, b.pure(FpToFpOp, (value,), like(value.type, dtype), nearest), i8)
+    if bound <= LARGEST[dtype]:
+        return code
+    bits = w.bits(value)
+    sign = w.op(arith.AndIOp, w.op(arith.ShRUIOp, bits, 24), 0x80)
+    size = b.elementwise(mlir_math.AbsFOp, (value,), NO_FLAGS)
+
+    def special(predicate: str, code: int) -> tuple[SSAValue, SSAValue]:
+        found = b.cast(tt_arith.TruncIOp, w.op(arith.OrIOp, sign, code), i8)
+        return b.cmpf(predicate, size, b.constant(HARDWARE[dtype], f32)), found
+
+    if form.infinity is None:
+        beyond, nan = special("ugt", form.nan)
+        return b.select(beyond, nan, code)
+    beyond, infinite = special("oge", form.infinity)
+    unordered, nan = special("uno", form.nan)
+    return b.select(unordered, nan, b.select(beyond, infinite, code))
+
+
+def _clamped(value: SSAValue) -> tuple[SSAValue, float]:
+    """`x, c` where a value is x between -c and c (or NaN); the value itself and infinity where it is none."""
+    inner, limits = value, {}
+    for _ in range(2):
+        owner = inner.owner
+        if isinstance(owner, (arith.MinimumfOp, arith.MaximumfOp)) and (limit := _number(owner.rhs)) is not None:
+            limits[type(owner)] = limit
+            inner = owner.lhs
+    high, low = limits.get(arith.MinimumfOp), limits.get(arith.MaximumfOp)
+    return (inner, high) if high is not None and low == -high and high >= 0 else (value, math.inf)
+
+
+def _number(value: SSAValue) -> float | None:
+    """The constant that a value is, in each of its elements."""
+    owner = value.owner
+    if not isinstance(owner, arith.ConstantOp):
+        return None
+    attr = owner.value
+    return attr.value.data if isinstance(attr, FloatAttr) else attr.get_values()[0] if isinstance(attr, DenseIntOrFPElementsAttr) else None
+
+
+def _round(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
+    """By integer arithmetic."""
     w = _Words(b)
     bits = w.bits(value)
     magnitude = w.op(arith.AndIOp, bits, 0x7FFFFFFF)

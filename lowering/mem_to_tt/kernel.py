@@ -26,7 +26,7 @@ from ..outline import Arguments
 from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
-from .config import UNROLL, Tile, fits_i32, has_effect
+from .config import UNROLL, Machine, Tile, fits_i32, has_effect
 from .reductions import Accumulator, accumulator, reduce_axis
 from .scans import lower_scan
 from .state import Axis, State, memory_type, scalar_type
@@ -35,14 +35,14 @@ FEW = 16
 """Iterations of a loop inside of a tile that become straight code."""
 
 
-def lower_nest(name: str, nest: loop.NestOp, info: NestAccess, tile: Tile) -> tuple[FuncOp, Arguments, Expr]:
-    """The kernel of a nest, what it takes, and how many programs its grid has."""
+def lower_nest(name: str, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Machine) -> tuple[FuncOp, Arguments, Expr]:
+    """The kernel of a nest for a GPU, what it takes, and how many programs its grid has."""
     arguments = Arguments(nest, info)
     types: list[Attribute] = [ptr(memory_type(loop.element_type(b.type))) for b in arguments.buffers]
     types += [i64] * len(arguments.symbols)
     types += [scalar_type(v.type) for v in arguments.scalars]
     entry = Block(arg_types=types)
-    lowering = NestLowering(nest, info, tile, arguments, entry)
+    lowering = NestLowering(nest, info, tile, gpu, arguments, entry)
     programs = lowering.run()
     hints: list[dict[str, Attribute]] = [{"tt.divisibility": int32(16)} if is_aligned(b) else {} for b in arguments.buffers]
     hints += [{}] * (len(types) - len(hints))
@@ -77,14 +77,14 @@ def drop_unused(block: Block) -> None:
 class NestLowering:
     """Lowers one nest into the body of a kernel."""
 
-    def __init__(self, nest: loop.NestOp, info: NestAccess, tile: Tile, arguments: Arguments, entry: Block):
+    def __init__(self, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Machine, arguments: Arguments, entry: Block):
         self.nest = nest
         self.tile = tile
         self.block_start: SSAValue | None = None
         """Where the block begins that the last axis runs through now, in loops that run block after block."""
         index = i32 if fits_i32(info) else i64
         axes = [Axis(block) for _, block in tile.axes]
-        self.s = s = State(Builder(entry), info, axes, index)
+        self.s = s = State(Builder(entry), info, axes, index, gpu)
         if tile.inner:
             s.inner_axis = len(axes)
             axes.append(Axis(tile.inner))

@@ -24,6 +24,7 @@ from ...dialects.tt_types import int32, shape_of, tensor
 from ...passes.loop.nest_access import Access, Loop, NestAccess
 from . import float8
 from .builder import Builder, joined
+from .config import Machine
 
 
 class UnsupportedNest(Exception):
@@ -60,8 +61,9 @@ class Axis:
 class State:
     """See the module's docstring. `index` is the type of index arithmetic, i32 where everything surely fits."""
 
-    def __init__(self, builder: Builder, info: NestAccess, axes: list[Axis], index: IntegerType):
+    def __init__(self, builder: Builder, info: NestAccess, axes: list[Axis], index: IntegerType, gpu: Machine):
         self.b = builder
+        self.gpu = gpu
         self.info = info
         self.axes = axes
         self.index = index
@@ -287,7 +289,7 @@ class State:
     def widen(self, value: SSAValue, dtype: Attribute) -> SSAValue:
         """An element as it lies in memory, in its compute type."""
         if dtype in FLOAT8:
-            return float8.widen(self.b, value, dtype)
+            return float8.widen(self.b, value, dtype, self.gpu.casts_float8)
         if dtype in LOW_PRECISION:
             return self.b.cast(arith.ExtFOp, value, f32)
         if dtype == i1:
@@ -297,7 +299,7 @@ class State:
     def narrow(self, value: SSAValue, dtype: Attribute) -> SSAValue:
         """A value of the compute type as it lies in memory."""
         if dtype in FLOAT8:
-            return float8.narrow(self.b, value, dtype)
+            return float8.narrow(self.b, value, dtype, self.gpu.casts_float8)
         if dtype in LOW_PRECISION:
             return self.b.cast(arith.TruncFOp, value, dtype)
         if dtype == i1:

@@ -216,7 +216,7 @@ def _candidates(nest: loop.NestOp, machine: Machine, symbols: RangeEnv, hints: M
         chosen = read_tile(nest, own)
         assert chosen is not None
         try:
-            kernel, arguments, programs = lower_nest("candidate", nest, own, chosen)
+            kernel, arguments, programs = lower_nest("candidate", nest, own, chosen, machine)
         except UnsupportedNest as why:
             log.info("a tile that does not serve the nest: %s", str(why).splitlines()[0])
             continue
