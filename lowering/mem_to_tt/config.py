@@ -9,6 +9,7 @@ The figures follow from measurements: 8 to 64 elements a thread, a row within as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +17,7 @@ from ...dialects import loop
 from ...dialects.expr import ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, evaluate, free_dims, free_syms, linear_coeff, product
 from ...dialects.expr_ranges import range_of
 from ...dialects.nd_types import element_bytes
-from ...passes.loop.nest_access import Loop, NestAccess, Node
+from ...passes.loop.nest_access import Access, Loop, NestAccess, Node
 
 DEFAULT_HINT = 64
 """What a size counts for about which nothing is known."""
@@ -158,14 +159,36 @@ def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Machine = MACHINES[
 
 def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
     weights = _unit_strides(info, sizes)
-    loops = info.root.loops
+    loops = _in_memory_order(info, sizes)
     long = long_loops(info)
     if not long:
-        return _plain(info, weights, sizes)
+        return _plain(info, loops, weights, sizes)
     x = column_loop(info, sizes, weights)
     if x is not None:
         return _columns(loops, x, long, sizes, gpu)
     return _rows(info, loops, long, sizes)
+
+
+def _in_memory_order(info: NestAccess, sizes: Sizes) -> list[Loop]:
+    """The parallel loops, those first along which what moves most bytes takes the longest steps: programs side by side, and the rows of
+    one, then read neighbouring memory. Loops that it does not vary along come first; where a step is no number the order stays."""
+    loops = info.root.loops
+
+    def moved(access: Access) -> int:
+        known = free_dims(access.offset)
+        return element_bytes(access.dtype) * sizes.trips([one for one in loops if one.dim in known])
+
+    plain = [a for a in info.root.all_accesses() if free_dims(a.offset).isdisjoint(info.opaque)]
+    if len(loops) < 2 or not plain:
+        return list(loops)
+    heaviest = max(plain, key=moved)
+    steps: dict[Expr, int] = {}
+    for one in loops:
+        stride = linear_coeff(heaviest.offset, one.dim)
+        if stride is None or stride.value is None:
+            return list(loops)
+        steps[one.dim] = abs(stride.value)
+    return sorted(loops, key=lambda one: -steps[one.dim] if steps[one.dim] else -math.inf)
 
 
 def long_loops(info: NestAccess) -> list[Node]:
@@ -209,8 +232,7 @@ def _unit_strides(info: NestAccess, sizes: Sizes) -> dict[Expr, float]:
     return weights
 
 
-def _plain(info: NestAccess, weights: Mapping[Expr, float], sizes: Sizes) -> Tile:
-    loops = info.root.loops
+def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float], sizes: Sizes) -> Tile:
     if not loops:
         return Tile(warps=1)
     each = IN_WINDOW if info.root.children else GATHERED if info.opaque and len(loops) > 1 else 8
@@ -219,7 +241,7 @@ def _plain(info: NestAccess, weights: Mapping[Expr, float], sizes: Sizes) -> Til
     if len(loops) == 1:
         block = min(most, power_of_two(total))
         return Tile([([loops[0]], block)], warps=_warps(block, each))
-    ranked = sorted(loops, key=lambda one: weights.get(one.dim, 0), reverse=True)
+    ranked = sorted(info.root.loops, key=lambda one: weights.get(one.dim, 0), reverse=True)
     x = ranked[0]
     width = sizes(x.size)
     y = next((one for one in ranked[1:] if weights.get(one.dim, 0) > 0.2 * weights.get(x.dim, 0)), None)

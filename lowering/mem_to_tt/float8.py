@@ -1,8 +1,8 @@
 """Casts between f32 and 8-bit floats, whose elements are i8 in a kernel: by integer arithmetic (see
 targets/cpu/emit_float8.py for why each step is exact), or by the instructions of a GPU that has them.
 
-Those (Triton's fp_to_fp) know two of the five formats, make the largest finite number of what is beyond it, where torch
-has an infinite E5M2 and a NaN of E4M3FN, and drop the sign of NaN: what they get wrong is put right."""
+Those (Triton's fp_to_fp) know two of the five formats, make the largest finite number of what torch rounds to an infinite E5M2, and
+drop the sign of NaN: what they get wrong is put right."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from ...dialects.tt_compute import BitcastOp, FpToFpOp
 from ...dialects.tt_types import ROUNDING, like
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder
 
-HARDWARE = {f8e4m3fn: 464.0, f8e5m2: 61440.0}
-"""Formats that a GPU may have instructions for; the magnitude halfway between the largest finite number and the next one, which is too
-large from there on: the tie goes to the even of the two, the finite one of E4M3FN, the infinite one of E5M2."""
 LARGEST = {f8e4m3fn: 448.0, f8e5m2: 57344.0}
-"""Their largest finite numbers."""
+"""Formats that a GPU may have instructions for, with their largest finite numbers."""
+INFINITE = 61440.0
+"""Where an E5M2 begins to be infinite: halfway from the largest finite number to the next power of two."""
 
 
 class _Words:
@@ -58,8 +57,8 @@ class _Words:
 
 
 def widen(b: Builder, value: SSAValue, dtype: Attribute, hardware: bool) -> SSAValue:
-    """The code of a number in the format `dtype` (an i8) as f32; `hardware`: the GPU has instructions for HARDWARE."""
-    result = b.cast(FpToFpOp, b.cast(BitcastOp, value, dtype), f32) if hardware and dtype in HARDWARE else _widen(b, value, dtype)
+    """The code of a number in the format `dtype` (an i8) as f32; `hardware`: the GPU has instructions for those in LARGEST."""
+    result = b.cast(FpToFpOp, b.cast(BitcastOp, value, dtype), f32) if hardware and dtype in LARGEST else _widen(b, value, dtype)
     b.remember((narrow, dtype, result), value)
     return result
 
@@ -92,7 +91,7 @@ def narrow(b: Builder, value: SSAValue, dtype: Attribute, hardware: bool) -> SSA
     before = b.find((narrow, dtype, value))
     if before is not None:
         return before
-    return _convert(b, value, dtype) if hardware and dtype in HARDWARE else _round(b, value, dtype)
+    return _convert(b, value, dtype) if hardware and dtype in LARGEST else _round(b, value, dtype)
 
 
 def _convert(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
@@ -108,18 +107,13 @@ def _convert(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
         return code
     bits = w.bits(value)
     sign = w.op(arith.AndIOp, w.op(arith.ShRUIOp, bits, 24), 0x80)
-    size = b.elementwise(mlir_math.AbsFOp, (value,), NO_FLAGS)
+    def special(code: int) -> SSAValue:
+        return b.cast(tt_arith.TruncIOp, w.op(arith.OrIOp, sign, code), i8)
 
-    def special(predicate: str, code: int) -> tuple[SSAValue, SSAValue]:
-        found = b.cast(tt_arith.TruncIOp, w.op(arith.OrIOp, sign, code), i8)
-        return b.cmpf(predicate, size, b.constant(HARDWARE[dtype], f32)), found
-
-    if form.infinity is None:
-        beyond, nan = special("ugt", form.nan)
-        return b.select(beyond, nan, code)
-    beyond, infinite = special("oge", form.infinity)
-    unordered, nan = special("uno", form.nan)
-    return b.select(unordered, nan, b.select(beyond, infinite, code))
+    if form.infinity is not None:
+        size = b.elementwise(mlir_math.AbsFOp, (value,), NO_FLAGS)
+        code = b.select(b.cmpf("oge", size, b.constant(INFINITE, f32)), special(form.infinity), code)
+    return b.select(b.cmpf("uno", value, value), special(form.nan), code)
 
 
 def _clamped(value: SSAValue) -> tuple[SSAValue, float]:
@@ -140,7 +134,8 @@ def _number(value: SSAValue) -> float | None:
     if not isinstance(owner, arith.ConstantOp):
         return None
     attr = owner.value
-    return attr.value.data if isinstance(attr, FloatAttr) else attr.get_values()[0] if isinstance(attr, DenseIntOrFPElementsAttr) else None
+    first = attr.get_values()[0] if isinstance(attr, DenseIntOrFPElementsAttr) else attr.value.data if isinstance(attr, FloatAttr) else None
+    return first if isinstance(first, float) else None
 
 
 def _round(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:

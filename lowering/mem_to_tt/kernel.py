@@ -27,6 +27,7 @@ from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
 from .config import UNROLL, Machine, Tile, fits_i32, has_effect
+from .early_loads import load_early
 from .reductions import Accumulator, accumulator, reduce_axis
 from .scans import lower_scan
 from .state import Axis, State, memory_type, scalar_type
@@ -47,6 +48,9 @@ def lower_nest(name: str, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: 
     hints: list[dict[str, Attribute]] = [{"tt.divisibility": int32(16)} if is_aligned(b) else {} for b in arguments.buffers]
     hints += [{}] * (len(types) - len(hints))
     drop_unused(entry)
+    outs = set(nest.outs)
+    read = {entry.args[k] for k, b in enumerate(arguments.buffers) if b not in outs}
+    load_early(entry, read, tile.warps * gpu.lanes)
     func = FuncOp.make(name, Region(entry), hints=hints)
     func.attributes["num_warps"] = int32(tile.warps)
     func.location = nest.location

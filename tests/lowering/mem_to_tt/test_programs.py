@@ -22,6 +22,7 @@ from stepwell.tools.compile_graph import context
 from stepwell.tools.interpret_loop import run_loop
 
 BF16 = torch.bfloat16
+F8 = torch.float8_e4m3fn
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -148,6 +149,7 @@ PROGRAMS = {
     "transposed sum": (lambda x: (x.t().sum(0), x.t().amax(1)), randn(40, 33)),
     "layer norm of bf16": (layer_norm, randn(5, 300, dtype=BF16), randn(300, dtype=BF16), randn(300, dtype=BF16)),
     "where": (lambda x, y: torch.where(x > y, x, y.exp()), randn(20, 30), randn(30)),
+    "rows over their largest": (lambda x: ((x / x.abs().amax(-1, keepdim=True) * 448).clamp(-448, 448).to(F8).float(),), randn(9, 70)),
 }
 
 
@@ -162,7 +164,8 @@ def lowered(name: str, target: str = "sm_90"):
     gm = make_fx(functionalize(flat), decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
     imported = import_graph(gm, args)
     pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
-    pipeline.replace("gpu-schedule", f"gpu-schedule{{target={target}}}")
+    for one in ("gpu-schedule", "mem-to-tt"):
+        pipeline.replace(one, f"{one}{{target={target}}}")
     run(pipeline, imported.module, context())
     verify_ir(imported.module)
     return imported
@@ -179,6 +182,28 @@ def test_values(name):
     for a, b in zip(got, expected, strict=True):
         close = {torch.bfloat16: 2e-2, torch.float16: 2e-3}.get(b.dtype, 2e-4)
         torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close, equal_nan=True)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_casts_to_8_bits_are_exact_with_and_without_instructions_for_them(target):
+    name = "float8_e4m3fn and back"
+    function, *args = PROGRAMS[name]
+    imported = lowered(name, target)
+    assert ("tt.fp_to_fp" in str(imported.module)) == (target == "sm_90")
+    for got, expected in zip(run_loop(imported.module, args, imported.constants, imported.objects), function(*args), strict=True):
+        torch.testing.assert_close(got.reshape(expected.shape), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_quotients_by_a_divisor_of_a_whole_row():
+    special = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-44, 3e-39, 1.5, 1e30, 3e38, -7e-20]
+    x = torch.cat([torch.tensor(special), randn(53)]).repeat(len(special), 1)
+    y = torch.tensor(special)[:, None]
+    gm = make_fx(lambda x, y: ((x / y).exp() + x / y, x / y), tracing_mode="fake", _allow_non_fake_inputs=True)(x, y)
+    imported = import_graph(gm, [x, y])
+    run(default_pipeline("gpu", stages=["nd", "loop", "mem", "tt"]), imported.module, context())
+    _, got = run_loop(imported.module, [x, y], imported.constants, imported.objects)
+    assert "math.fma" in str(imported.module)
+    torch.testing.assert_close(got.reshape(x.shape), x / y, rtol=1.2e-7, atol=1e-44, equal_nan=True)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])

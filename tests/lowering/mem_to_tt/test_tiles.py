@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, i64
 
 from stepwell.errors import StepwellError
 from stepwell.lowering.decompositions import decomposition_table
@@ -215,3 +216,42 @@ def test_the_pass_measures_where_there_is_a_gpu(uncompiled, tmp_path, monkeypatc
             found[0].apply(context(), imported.module)
         assert all((GPU in schedule_table(n)) is (timer is not None) for n in nests(imported.module))
     assert (tmp_path / "tiles.json").exists()
+
+
+def kernels_of(function, *args):
+    gm = make_fx(function, decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    imported = import_graph(gm, args)
+    run(default_pipeline("gpu", stages=[*STAGES, "tt"]), imported.module, context())
+    for got, expected in zip(run_loop(imported.module, args, imported.constants, imported.objects), function(*args), strict=True):
+        torch.testing.assert_close(got.reshape(expected.shape), expected, rtol=1e-5, atol=1e-5)
+    return str(imported.module)
+
+
+def test_rows_go_through_memory_in_its_order():
+    x = randn(2, 5, 3, 64).transpose(1, 2)  # heads apart by 64, positions by 192
+    gm = make_fx(lambda x: (torch.softmax(x, -1),), decomposition_table=decomposition_table())(x)
+    imported = import_graph(gm, [x])
+    run(default_pipeline("gpu", stages=STAGES), imported.module, context())
+    (nest,) = nests(imported.module)
+    info = NestAccess(nest, symbol_facts(imported.module)[0])
+    (axis, _), *_ = read_tile(nest, info).axes
+    assert [one.size.value for one in axis] == [2, 5, 3]
+    kernels_of(lambda x: (torch.softmax(x, -1),), x)
+
+
+def test_weights_are_read_before_the_row_is_reduced():
+    text = kernels_of(lambda x, w: (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w,), randn(7, 512), randn(512))
+    assert text.count("tt.load") == 2 and text.rindex("tt.load") < text.index('"tt.reduce"')
+
+
+def test_weights_that_take_too_many_registers_are_read_when_needed():
+    function, args = lambda x, w: (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)) * w,), (randn(3, 512), randn(512))
+    gm = make_fx(function, decomposition_table=decomposition_table())(*args)
+    imported = import_graph(gm, args)
+    run(default_pipeline("gpu", stages=STAGES), imported.module, context())
+    (nest,) = nests(imported.module)
+    tile = {**schedule_table(nest)[GPU].data, "warps": IntegerAttr(1, i64), "inner": IntegerAttr(1024, i64)}
+    update_schedule(nest, {GPU: DictionaryAttr(tile)})
+    run(default_pipeline("gpu", stages=["tt"]), imported.module, context())
+    text = str(imported.module)
+    assert text.index('"tt.reduce"') < text.rindex("tt.load")

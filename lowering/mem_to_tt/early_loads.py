@@ -1,0 +1,64 @@
+"""Loads that need nothing of what a program reduces (a norm's weights) begin before it: they are under way while the row comes in.
+
+    %m = "tt.reduce"(...); ...; %w = tt.load %p          ->          %w = tt.load %p; %m = "tt.reduce"(...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from math import prod
+
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.traits import is_side_effect_free
+
+from ...dialects.tt_compute import ReduceOp
+from ...dialects.tt_memory import LoadOp
+from ...dialects.tt_types import bits_of, element_of, shape_of
+
+REGISTERS = 16
+"""Registers of a thread that what was loaded early may take: with more, fewer programs run side by side."""
+
+
+def load_early(entry: Block, constant: Container[SSAValue], threads: int) -> None:
+    """Move loads from buffers that nobody writes (`constant`, arguments of the kernel), at places that are the same in every
+    program, in front of the first reduction of `entry`, as long as registers last."""
+    ops = list(entry.ops)
+    first = next((op for op in ops if isinstance(op, ReduceOp)), None)
+    if first is None:
+        return
+    order = {op: k for k, op in enumerate(ops)}
+    left = REGISTERS * 32 * threads
+    for op in ops[order[first] + 1 :]:
+        if not isinstance(op, LoadOp):
+            continue
+        needed = _before(op, order)
+        size = prod(shape_of(op.result.type) or ()) * bits_of(element_of(op.result.type))
+        if needed is None or size > left or not _is_constant(op, constant):
+            continue
+        left -= size
+        for one in sorted((n for n in needed if order[n] > order[first]), key=lambda n: order[n]):
+            one.detach()
+            entry.insert_op_before(one, first)
+            order[one] = 0  # in front of the reduction now
+
+
+def _before(load: LoadOp, order: dict[Operation, int]) -> set[Operation] | None:
+    """What a load is computed from, itself included; None where that is more than arithmetic, or depends on the program."""
+    found: set[Operation] = set()
+    todo: list[Operation] = [load]
+    while todo:
+        op = todo.pop()
+        if op in found:
+            continue
+        if op not in order or op.regions or op.name == "tt.get_program_id" or (op is not load and not is_side_effect_free(op)):
+            return None
+        found.add(op)
+        todo += [v.owner for v in op.operands if isinstance(v.owner, Operation)]
+    return found
+
+
+def _is_constant(load: LoadOp, constant: Container[SSAValue]) -> bool:
+    pointer: SSAValue = load.ptr
+    while isinstance(pointer.owner, Operation):
+        pointer = pointer.owner.operands[0]
+    return pointer in constant
