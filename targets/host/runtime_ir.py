@@ -1,26 +1,16 @@
 """LLVM text of the host runtime: the functions that every native entry calls, compiled once a process and never
 unloaded.
 
-- memory: a pool of blocks behind a lock (free lists by size class) and, on top of it, the arena of a program;
+- memory: the pool (pool_ir.py) and, on top of it, the arena of a program;
 - arguments: taking them out of the caller's list, comparing tensors with what the program was compiled for;
 - errors: calling a Python function that raises, and freeing what a program still holds;
 - steps: going through the table of a program (steps_ir.py).
-
-A block of the pool has 64 bytes in front: the next free block and the size class. Classes are 64 to a power of two, so
-at most a 64th of a new block is unused, and a request takes a free block of its class or of one of the next 63.
 """
 
 from __future__ import annotations
 
+from .pool_ir import BORROWED_BYTES, POOL, POOLED_BYTES
 from .steps_ir import steps_text
-
-POOLED_BYTES = 1 << 20
-"""Tensors of at least this many bytes come from the pool: below it torch's allocator (malloc) reuses memory well by
-itself."""
-
-BORROWED_BYTES = 1 << 15
-"""Arenas of at least this many bytes are borrowed from the pool for each call, so that graphs that run one after the
-other share one; smaller ones are one block of the process, which saves the search."""
 
 _DECLARATIONS = """
 @PyExc_TypeError = external global ptr
@@ -50,219 +40,6 @@ declare i32 @pthread_mutex_unlock(ptr)
 declare i64 @llvm.ctlz.i64(i64, i1)
 declare i64 @llvm.smax.i64(i64, i64)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-"""
-
-_POOL = """
-@pool_lock = internal global [64 x i8] zeroinitializer, align 16
-@pool_heads = internal global [4608 x ptr] zeroinitializer
-@stepwell_pool_held = global i64 0
-@stepwell_pool_limit = global i64 4294967296
-
-; the class of a size; a class stands for (class mod 64 + 65) << (class / 64) bytes
-define internal i64 @pool_class(i64 %bytes) {
-  %b = call i64 @llvm.smax.i64(i64 %bytes, i64 4096)
-  %b1 = sub i64 %b, 1
-  %lz = call i64 @llvm.ctlz.i64(i64 %b1, i1 true)
-  %shift = sub i64 57, %lz
-  %units = lshr i64 %b1, %shift
-  %base = shl i64 %shift, 6
-  %unit = sub i64 %units, 64
-  %class = add i64 %base, %unit
-  ret i64 %class
-}
-
-define internal i64 @pool_class_bytes(i64 %class) {
-  %unit = and i64 %class, 63
-  %units = add i64 %unit, 65
-  %shift = lshr i64 %class, 6
-  %bytes = shl i64 %units, %shift
-  ret i64 %bytes
-}
-
-; Takes the block %wanted out of the free lists if it is there, of a class from %class on (one of 384): whether it was.
-define internal i1 @pool_take_this(ptr %wanted, i64 %class) {
-entry:
-  %wblock = getelementptr i8, ptr %wanted, i64 -64
-  %last = add i64 %class, 384
-  %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
-  br label %list
-list:
-  %c = phi i64 [ %class, %entry ], [ %cn, %next ]
-  %head = getelementptr ptr, ptr @pool_heads, i64 %c
-  br label %look
-look:
-  %link = phi ptr [ %head, %list ], [ %block, %further ]
-  %block = load ptr, ptr %link
-  %end = icmp eq ptr %block, null
-  br i1 %end, label %next, label %compare
-compare:
-  %same = icmp eq ptr %block, %wblock
-  br i1 %same, label %take, label %further
-further:
-  br label %look
-next:
-  %cn = add i64 %c, 1
-  %more = icmp ult i64 %cn, %last
-  br i1 %more, label %list, label %none
-take:
-  %after = load ptr, ptr %block
-  store ptr %after, ptr %link
-  %held = load i64, ptr @stepwell_pool_held
-  %cb = call i64 @pool_class_bytes(i64 %c)
-  %held1 = sub i64 %held, %cb
-  store i64 %held1, ptr @stepwell_pool_held
-  %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
-  ret i1 true
-none:
-  %u2 = call i32 @pthread_mutex_unlock(ptr @pool_lock)
-  ret i1 false
-}
-
-; A free block of a class from %class on (one of %count), or null.
-define internal ptr @pool_take(i64 %class, i64 %count) {
-entry:
-  %last = add i64 %class, %count
-  %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
-  br label %search
-search:
-  %c = phi i64 [ %class, %entry ], [ %cn, %next ]
-  %slot = getelementptr ptr, ptr @pool_heads, i64 %c
-  %head = load ptr, ptr %slot
-  %empty = icmp eq ptr %head, null
-  br i1 %empty, label %next, label %take
-next:
-  %cn = add i64 %c, 1
-  %more = icmp ult i64 %cn, %last
-  br i1 %more, label %search, label %none
-take:
-  %after = load ptr, ptr %head
-  store ptr %after, ptr %slot
-  %held = load i64, ptr @stepwell_pool_held
-  %cb = call i64 @pool_class_bytes(i64 %c)
-  %held1 = sub i64 %held, %cb
-  store i64 %held1, ptr @stepwell_pool_held
-  %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
-  %data = getelementptr i8, ptr %head, i64 64
-  ret ptr %data
-none:
-  %u2 = call i32 @pthread_mutex_unlock(ptr @pool_lock)
-  ret ptr null
-}
-
-define ptr @stepwell_pool_alloc(i64 %bytes) {
-  %class = call i64 @pool_class(i64 %bytes)
-  %found = call ptr @pool_take(i64 %class, i64 64)
-  %there = icmp ne ptr %found, null
-  br i1 %there, label %reuse, label %fresh
-reuse:
-  ret ptr %found
-fresh:
-  %size = call i64 @pool_class_bytes(i64 %class)
-  %total = add i64 %size, 64
-  %rounded = add i64 %total, 63
-  %whole = and i64 %rounded, -64
-  %new = call ptr @aligned_alloc(i64 64, i64 %whole)
-  %failed = icmp eq ptr %new, null
-  br i1 %failed, label %none, label %made
-made:
-  %kind = getelementptr i8, ptr %new, i64 8
-  store i64 %class, ptr %kind
-  %fdata = getelementptr i8, ptr %new, i64 64
-  ret ptr %fdata
-none:
-  ret ptr null
-}
-
-define void @stepwell_pool_free(ptr %data) {
-  %block = getelementptr i8, ptr %data, i64 -64
-  %kind = getelementptr i8, ptr %block, i64 8
-  %class = load i64, ptr %kind
-  %bytes = call i64 @pool_class_bytes(i64 %class)
-  %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
-  %held = load i64, ptr @stepwell_pool_held
-  %after = add i64 %held, %bytes
-  %limit = load i64, ptr @stepwell_pool_limit
-  %keep = icmp sle i64 %after, %limit
-  br i1 %keep, label %push, label %drop
-push:
-  %slot = getelementptr ptr, ptr @pool_heads, i64 %class
-  %head = load ptr, ptr %slot
-  store ptr %head, ptr %block
-  store ptr %block, ptr %slot
-  store i64 %after, ptr @stepwell_pool_held
-  %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
-  ret void
-drop:
-  %u2 = call i32 @pthread_mutex_unlock(ptr @pool_lock)
-  call void @free(ptr %block)
-  ret void
-}
-
-; the deleter of a tensor that torch_from_blob made
-define internal void @pool_deleter(ptr %data, ptr %context) {
-  call void @stepwell_pool_free(ptr %data)
-  ret void
-}
-
-; Gives the free blocks of the classes from %c0 up to %c1 back to the system.
-define internal void @pool_drop(i64 %c0, i64 %c1) {
-entry:
-  %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
-  br label %class
-class:
-  %c = phi i64 [ %c0, %entry ], [ %cn, %done ]
-  %end = icmp uge i64 %c, %c1
-  br i1 %end, label %out, label %look
-look:
-  %slot = getelementptr ptr, ptr @pool_heads, i64 %c
-  %bytes = call i64 @pool_class_bytes(i64 %c)
-  br label %block
-block:
-  %head = load ptr, ptr %slot
-  %empty = icmp eq ptr %head, null
-  br i1 %empty, label %done, label %drop
-drop:
-  %after = load ptr, ptr %head
-  store ptr %after, ptr %slot
-  %held = load i64, ptr @stepwell_pool_held
-  %less = sub i64 %held, %bytes
-  store i64 %less, ptr @stepwell_pool_held
-  call void @free(ptr %head)
-  br label %block
-done:
-  %cn = add i64 %c, 1
-  br label %class
-out:
-  %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
-  ret void
-}
-
-define void @stepwell_pool_trim() {
-  call void @pool_drop(i64 0, i64 4608)
-  ret void
-}
-
-; A block for a large arena: the one that it had last time, or another, up to 64 times as large as it needs: it comes back
-; at the end of the call. When there is none, smaller free blocks go first: they are what other arenas used, and arenas of
-; graphs that run one after the other should not add up.
-define internal ptr @pool_alloc_large(i64 %bytes, ptr %before) {
-  %class = call i64 @pool_class(i64 %bytes)
-  %again = call i1 @pool_take_this(ptr %before, i64 %class)
-  br i1 %again, label %kept, label %other
-kept:
-  ret ptr %before
-other:
-  %found = call ptr @pool_take(i64 %class, i64 384)
-  %there = icmp ne ptr %found, null
-  br i1 %there, label %reuse, label %fresh
-reuse:
-  ret ptr %found
-fresh:
-  %smallest = call i64 @pool_class(i64 BORROWED_BYTES)
-  call void @pool_drop(i64 %smallest, i64 %class)
-  %new = call ptr @stepwell_pool_alloc(i64 %bytes)
-  ret ptr %new
-}
 """
 
 _ARENA = """
@@ -795,6 +572,6 @@ FUNCTIONS: dict[str, str] = {
 
 def runtime_text(handle_offset: int) -> str:
     """The module's text; `handle_offset` is where a tensor's Python object holds its `at::Tensor`."""
-    text = "".join((_DECLARATIONS, _POOL, _ARENA, _ARGUMENTS, _ERRORS, steps_text()))
+    text = "".join((_DECLARATIONS, POOL, _ARENA, _ARGUMENTS, _ERRORS, steps_text()))
     text = text.replace("POOLED_BYTES", str(POOLED_BYTES)).replace("BORROWED_BYTES", str(BORROWED_BYTES))
     return text.replace("HANDLE_OFFSET", str(handle_offset))

@@ -39,6 +39,32 @@ def test_kernels_through_the_arena(build):
     assert run.boxed and run._boxed_call and run.native == (build.path == "native")
 
 
+def test_sizes_that_change_do_not_add_up_in_the_pool():
+    from stepwell.targets.host.runtime import empty_pool, pool_held_bytes
+
+    take = runtime_function("stepwell_pool_alloc", ctypes.c_void_p, ctypes.c_int64)
+    give = runtime_function("stepwell_pool_free", None, ctypes.c_void_p)
+    empty_pool()
+    anchor = take(1 << 26)  # at least this much is in use at once
+    give(anchor)
+    anchor = take(1 << 26)
+    for k in range(200):
+        blocks = [take((1 << 20) + (k << 16)) for _ in range(8)]
+        for block in blocks:
+            give(block)
+    most_in_use = (1 << 26) + 8 * ((1 << 20) + (200 << 16))
+    assert pool_held_bytes() + (1 << 26) <= 2.1 * most_in_use
+    # a pattern that comes again finds its blocks
+    first = [take(3 << 20) for _ in range(4)]
+    for block in first[::-1]:
+        give(block)
+    assert [take(3 << 20) for _ in range(4)] == first
+    for block in (*first, anchor):
+        give(block)
+    empty_pool()
+    assert pool_held_bytes() == 0
+
+
 def test_large_outputs_come_from_the_pool_and_outlive_the_program(native):
     from stepwell.targets.host.runtime import empty_pool, pool_held_bytes
 
