@@ -12,15 +12,12 @@ from typing import Any
 
 _EXTRA = """
 _batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward alpha_dropout dropout dist cauchy
-log_normal grid_sampler_2d upsample_bicubic2d upsample_bilinear2d upsample_trilinear3d tril_indices triu_indices lcm
-rrelu_with_noise_backward native_batch_norm _native_batch_norm_legit lstm gru rnn_tanh rnn_relu special_ndtr
-_upsample_bicubic2d_aa _upsample_bilinear2d_aa
+log_normal grid_sampler_2d tril_indices triu_indices lcm rrelu_with_noise_backward native_batch_norm
+_native_batch_norm_legit lstm gru rnn_tanh rnn_relu special_ndtr
 """
 """Packets (all overloads) beyond torch's core table."""
 
-_KEPT = """
-_scaled_dot_product_flash_attention_for_cpu upsample_bicubic2d_backward
-"""
+_KEPT = "_scaled_dot_product_flash_attention_for_cpu"
 """Packets of torch's core table that are not decomposed: library calls that are faster or more exact as a whole."""
 
 _table: dict[Any, Callable[..., Any]] | None = None

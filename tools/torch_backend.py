@@ -41,8 +41,10 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     from torch._functorch import config as functorch_config
 
     from ..lowering.decompositions import decomposition_table
+    from ..lowering.whole_operators import keep_whole
 
     if isinstance(gm, GraphModule):
+        keep_whole(gm)
         graph, rebuild = gm, flatten_outputs(gm)
     else:
         graph: Any = Flat(gm)

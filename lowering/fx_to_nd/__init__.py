@@ -37,6 +37,7 @@ _FAMILIES = (
     "creation",
     "embedding_bags",
     "indexing",
+    "interpolation",
     "joining",
     "losses",
     "normalization",

@@ -116,6 +116,11 @@ PROGRAMS = {
     "max-pool": (lambda x: F.max_pool2d(x, 3, 2, 1), randn(1, 3, 12, 30)),
     "average pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), randn(1, 3, 12, 13)),
     "upsample": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), randn(1, 2, 5, 6)),
+    "cubic interpolation": (lambda x: torch.ops.aten.upsample_bicubic2d(x, [7, 9], False), randn(1, 2, 5, 6)),
+    "antialias": (lambda x: torch.ops.aten._upsample_bilinear2d_aa(x, [3, 9], False), randn(1, 2, 8, 6)),
+    "gradient of interpolation": (
+        lambda g: torch.ops.aten.upsample_bilinear2d_backward(g, [7, 9], [1, 2, 5, 6], False), randn(1, 2, 7, 9)
+    ),
     "cumsum": (lambda x: x.cumsum(-1), randn(4, 100)),
     "cumsum, block after block": (lambda x: x.cumsum(-1), randn(2, 50000)),
     "cumprod": (lambda x: x.cumprod(0), randn(10, 30)),
