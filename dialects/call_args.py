@@ -20,6 +20,10 @@ from xdsl.printer import Printer
 from .expr import Expr
 from .expr_syntax import parse_expr
 
+KERNEL_CALL = "tt.launch"
+"""The target of a call that launches a kernel of the module (a user's `tt.func`): `["name", [grid...], arguments...]`, the arguments in the
+order of a host.launch: memory, sizes, numbers."""
+
 
 @dataclass(frozen=True)
 class Arg:

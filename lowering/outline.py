@@ -97,7 +97,7 @@ class Outliner:
             name, places, symbols, launch = shared
             values = {number: value for value, number in numbers.items()}
             operands = [values[k] for k in places]
-        op = LaunchOp.make(name, operands, symbols, bytes=_traffic(operands), **launch)
+        op = LaunchOp.make(name, operands, symbols, bytes=traffic(operands), **launch)
         op.location = nest.location
         block = nest.parent
         assert block is not None
@@ -107,7 +107,7 @@ class Outliner:
         return shared is not None
 
 
-def _traffic(operands: Sequence[SSAValue]) -> Expr | int:
+def traffic(operands: Sequence[SSAValue]) -> Expr | int:
     """Bytes of all buffers that a kernel touches: what its launch moves at most, once."""
     total: Expr | int = 0
     for value in operands:

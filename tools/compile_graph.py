@@ -101,6 +101,7 @@ def lower_graph(
                 numerics=options.numerics,
                 fallback_random=options.fallback_random,
                 compile_body=lambda body: compile_graph(body, (), options, kind=f"{kind}-body", watch=watch, matched=matched),
+                make_kernel=_make_kernel,
             )
         _count_ops(imported)
         symbols = _symbol_positions(imported)
@@ -125,6 +126,12 @@ def lower_graph(
     return CompiledGraph(
         description, code, code_key, imported.constants, imported.objects, imported.inputs, imported.outputs, symbols, counts=kept
     )
+
+
+def _make_kernel(*given: Any) -> tuple[int, ModuleOp]:
+    from .user_kernels import make_kernel
+
+    return make_kernel(*given)
 
 
 def fit_device(pipeline: Pipeline, device: str) -> None:

@@ -15,7 +15,8 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
-from ..dialects import host, loop, mem, tt_structure
+from ..dialects import host, loop, mem
+from ..dialects.call_args import KERNEL_CALL
 from ..dialects.expr import evaluate
 from ..dialects.expr_syntax import ExprAttr
 from ..dialects.nd_base import prop
@@ -23,6 +24,7 @@ from ..dialects.nd_types import LayoutAttr, TensorType
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
 from .interpret_batch import run_batch
+from .interpret_kernels import kernel_module, run_user_kernel
 from .interpret_nd import NdInterpreter, call_arguments, find_operator
 from .interpret_nest import AccessCounter, Memory, NestRunner, Order
 from .interpret_tt import run_kernel
@@ -108,17 +110,12 @@ class LoopInterpreter(NdInterpreter):
     def launch(self, op: host.LaunchOp) -> None:
         """Every program of the grid of a GPU's kernel, one after the other."""
         name = op.kernel.root_reference.data
-        module = op.get_toplevel_object()
-        assert isinstance(module, ModuleOp)
-        kernel = next((k for k in module.ops if isinstance(k, tt_structure.FuncOp) and k.sym_name.data == name), None)
-        if kernel is None or op.grid is None:
-            raise StepwellError(f"host.launch @{name}: there is no kernel of a GPU of this name, or no grid")
+        if op.grid is None:
+            raise StepwellError(f"host.launch @{name}: a kernel of a GPU has a grid")
         values = [self.values[o] for o in op.inputs]
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
-        sizes = self.sizes(op.sizes.data)
-        grid = self.sizes(op.grid.data)
         scalars = [v for v in values if not isinstance(v, torch.Tensor)]
-        run_kernel(ModuleOp([kernel.clone()]), [*tensors, *sizes, *scalars], grid)
+        run_kernel(kernel_module(op, name), [*tensors, *self.sizes(op.sizes.data), *scalars], self.sizes(op.grid.data))
 
     # ---- memory
 
@@ -170,6 +167,8 @@ class LoopInterpreter(NdInterpreter):
         args, kwargs = call_arguments(self, call, values)
         if call.target == "py":
             result = args[0](*args[1:])
+        elif call.target == KERNEL_CALL:
+            result = run_user_kernel(op, args)
         else:
             result = find_operator(call.target)(*args, **kwargs)
         leaves = [leaf for leaf in _flat(result) if leaf is not None]

@@ -16,7 +16,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from ..dialects import nd
-from ..dialects.call_args import Arg, Enum, Obj
+from ..dialects.call_args import KERNEL_CALL, Arg, Enum, Obj
 from ..dialects.expr import Expr, evaluate, free_syms, to_python
 from ..dialects.loop_batch import BatchOp
 from ..dialects.nd_base import prop
@@ -25,6 +25,7 @@ from ..dialects.nd_types import LayoutAttr, TensorType
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
 from .interpret_batch import run_batch
+from .interpret_kernels import run_user_kernel
 from .philox import random_numbers
 
 State = dict[SSAValue, Any]
@@ -505,6 +506,8 @@ def _extern(run: NdInterpreter, op: Any, *operands: Any) -> Any:
     if call.target == "py":
         fn, args = args[0], args[1:]
         result = fn(*args)
+    elif call.target == KERNEL_CALL:
+        result = run_user_kernel(op, args)
     else:
         result = find_operator(call.target)(*args, **kwargs)
     own = [leaf for leaf in _flat(result) if leaf is not None][: len(op.results) - len(mutated)]

@@ -27,6 +27,7 @@ from .input_views import Border, input_views
 from .metadata import shape_env
 from .signature import Results, constant_attributes, placeholder, symbol_ranges
 from .subgraphs import Program
+from .user_kernels import MakeKernel
 
 __all__ = ["Border", "Counts", "ImportFailure", "Imported", "Output", "import_graph"]
 
@@ -97,6 +98,7 @@ def import_graph(
     numerics: str = "default",
     fallback_random: bool = False,
     compile_body: Callable[[GraphModule], Program] | None = None,
+    make_kernel: MakeKernel | None = None,
 ) -> Imported:
     """Write `gm` as a module of `nd` ops.
 
@@ -106,11 +108,12 @@ def import_graph(
     the caller makes views or new values of inputs. numerics "eager" rounds
     f16 and bf16 after every op. fallback_random: random numbers
     from the library's generator, as eager draws them. compile_body: compiles a subgraph of a higher-order operator; without it such a
-    subgraph runs operator by operator. Raises ImportFailure with the node and the user's line."""
+    subgraph runs operator by operator. make_kernel: makes the user's Triton kernels (user_kernels.py); without it Triton launches them.
+    Raises ImportFailure with the node and the user's line."""
     load_rules()
     _ensure_metadata(gm, example_inputs)
     block = Block()
-    b = Importer(gm, block, fallback_random, compile_body, numerics == "eager")
+    b = Importer(gm, block, fallback_random, compile_body, numerics == "eager", make_kernel)
     nodes = list(gm.graph.nodes)
     inputs, attributes, places = _arguments(b, nodes, frozenset(static_inputs), (border or Border()).donated)
     output = nodes[-1]
@@ -187,7 +190,7 @@ def _assemble(
         arg_attrs=ArrayAttr([*attributes, *constant_attributes(b.constants)]),
         res_attrs=ArrayAttr(results.attributes),
     )
-    module = ModuleOp([func])
+    module = ModuleOp([func, *(f for functions in b.kernels.values() for f in functions)])
     table = symbol_ranges(_expressions(b), shape_env(b.gm))
     if table:
         module.attributes["nd.symbols"] = DictionaryAttr(table)

@@ -6,6 +6,7 @@ is a call of a Python object that runs the operator eagerly.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
+from . import user_kernels
 from .control_flow import INLINED, RULES
 from .externs import flat, overload_call, regroup
 from .object_calls import object_call
 
 if TYPE_CHECKING:
     from .importer import Importer
+
+log = logging.getLogger("stepwell")
 
 
 def call(b: Importer, node: Node) -> Any:
@@ -27,6 +31,8 @@ def call(b: Importer, node: Node) -> Any:
     inlined = INLINED.get(target.name())
     if inlined is not None:
         return inlined(b, node)
+    if target.name() in USER_KERNELS:
+        return _user_kernel(b, node)
     b.counts.extern += 1
     b.counts.names["extern"][target.name()] += 1
     return _RULES.get(target.name(), _run_eagerly)(b, node)
@@ -42,6 +48,39 @@ def _run_eagerly(b: Importer, node: Node) -> Any:
     for source, value in zip(mutates, changed, strict=True):
         b.rebind(source, value)
     return regroup(b, b.val, results)
+
+
+# ---- users' Triton kernels
+
+
+USER_KERNELS = frozenset(("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"))
+
+
+def _user_kernel(b: Importer, node: Node) -> Any:
+    """A launch of a user's Triton kernel: by the graph's own program, or where that cannot be by Triton."""
+    try:
+        value = user_kernels.launch(b, node)
+        b.counts.rule += 1
+        return value
+    except user_kernels.NotLaunchable as reason:
+        log.info("node %s: the kernel is launched by Triton: %s", node.name, reason)
+    target: Any = node.target
+    b.counts.extern += 1
+    b.counts.names["extern"][target.name()] += 1
+    if target.name() == "triton_kernel_wrapper_mutation":
+        return _run_eagerly(b, node)
+    results, _ = object_call(b, NewValues(target), node.args, node.kwargs, tuple(b.val.values()))
+    return dict(zip(b.val, results, strict=True))
+
+
+@dataclass(frozen=True)
+class NewValues:
+    """Calls an operator that gives a dictionary; its values as a tuple."""
+
+    target: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return tuple(self.target(*args, **kwargs).values())
 
 
 def _mutated_names(node: Node) -> frozenset[str]:

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from xdsl.dialects.builtin import FileLineColLoc, IntAttr, NameLoc, StringAttr, UnknownLoc
-from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, NameLoc, StringAttr, UnknownLoc
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects.expr import Expr, Range, as_expr, const, evaluate, free_syms, range_of
 from ...errors import StepwellError
 from ..sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
+from ..tt_functions import kernel_functions
 from . import devices, externs, higher_order
 from .aliases import write_through
 from .builder import Builder, Dims
@@ -31,6 +32,7 @@ from .registry import find_rule
 from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
 from .subgraphs import Body, Program
 from .unbacked_views import data_dependent_view
+from .user_kernels import MakeKernel
 
 aten = torch.ops.aten
 
@@ -67,6 +69,7 @@ class Importer(Builder):
         fallback_random: bool = False,
         compile_body: Callable[[GraphModule], Program] | None = None,
         eager_numerics: bool = False,
+        make_kernel: MakeKernel | None = None,
     ):
         self.torch_device, self.mixed_devices = devices.graph_device(list(gm.graph.nodes))
         super().__init__(block, devices.device_text(self.torch_device))
@@ -74,6 +77,9 @@ class Importer(Builder):
         self.fetched: dict[Node, SSAValue] = {}
         self.gm = gm
         self.compile_body = compile_body
+        self.make_kernel = make_kernel
+        self.kernels: dict[str, list[Operation]] = {}
+        """The user's Triton kernels, by name, each with the functions that it calls."""
         self.bodies: dict[GraphModule, Body] = {}
         self.eager_numerics = eager_numerics
         self.env: dict[Node, Any] = {}
@@ -169,6 +175,10 @@ class Importer(Builder):
                 return k
         self.objects.append(value)
         return len(self.objects) - 1
+
+    def add_kernel(self, module: ModuleOp) -> str:
+        """Take a kernel of the user's, and what it calls, into the module; its name there."""
+        return kernel_functions(self.kernels, module)
 
     def bind_symbol(self, name: str, value: SSAValue) -> None:
         """Note that an index value defines a size symbol."""

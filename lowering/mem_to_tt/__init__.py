@@ -5,7 +5,7 @@
     state.py       values, axes, masks, index expressions            memory.py      loads, stores, atomics
     body.py        body ops by table                                 builder.py     blocks, constants, broadcasts
     random_numbers.py                                                accumulate.py  columns kept while rows go by
-    tiles.py       tiles in the IR, candidates
+    tiles.py       tiles in the IR, candidates                       user_kernels.py  launches of users' kernels
 
 Before it: gpu-parallel-scatter (scatter.py), gpu-split-rows (rows.py), gpu-recompute (recompute.py), gpu-online-softmax (online.py),
 gpu-split-reduction (split.py).
@@ -34,6 +34,7 @@ from .config import Machine, choose, machine
 from .kernel import is_aligned, lower_nest
 from .state import UnsupportedNest
 from .tiles import read_tile, write_tile
+from .user_kernels import lower_user_kernels
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class MemToTt(Pass):
                 except UnsupportedNest as error:
                     self.fail(nest, str(error))
                 self.statistic("num-shared" if shared else "num-kernels")
+        if calls := lower_user_kernels(op):
+            self.statistic("num-user-kernels", calls)
 
 
 class TtOutliner(Outliner):

@@ -77,7 +77,8 @@ _loading = threading.Lock()
 
 
 @cache
-def _backend(target: GpuTarget) -> Any:
+def backend_of(target: GpuTarget) -> Any:
+    """Triton's back end for a target.  TargetError if it has none, or is not installed."""
     version()
     with _loading:
         from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
@@ -93,7 +94,7 @@ def _backend(target: GpuTarget) -> Any:
 def fingerprint(target: GpuTarget) -> str:
     """The versions that decide what a kernel becomes: Triton's, and that of the assembler."""
     try:
-        return f"triton {version()}; {_backend(target).hash()}"
+        return f"triton {version()}; {backend_of(target).hash()}"
     except (OSError, subprocess.SubprocessError) as error:
         raise TargetError(f"the assembler that comes with Triton cannot be run: {error}") from error
 
@@ -105,13 +106,13 @@ def build(text: str, target: GpuTarget, options: KernelOptions, stage: str) -> B
     from triton._C.libtriton import ir  # pyright: ignore[reportMissingImports]
     from triton.backends.compiler import Language  # pyright: ignore[reportMissingImports]
 
-    backend = _backend(target)
+    backend = backend_of(target)
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
     module, path = _parse(ir, text, context)
     try:
-        chosen = backend.parse_options(_triton_options(options, target))
+        chosen = backend.parse_options(triton_options(options, target))
     except ValueError as error:
         raise StageError("options", str(error)) from error
     steps: dict[str, Any] = {}
@@ -169,7 +170,8 @@ def _parse(ir: Any, text: str, context: Any) -> tuple[Any, str]:
     return module, path
 
 
-def _triton_options(options: KernelOptions, target: GpuTarget) -> dict[str, Any]:
+def triton_options(options: KernelOptions, target: GpuTarget) -> dict[str, Any]:
+    """Options as Triton's back ends take them."""
     wanted: dict[str, Any] = {
         "num_warps": options.num_warps,
         "num_stages": options.num_stages,
