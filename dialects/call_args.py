@@ -24,6 +24,9 @@ KERNEL_CALL = "tt.launch"
 """The target of a call that launches a kernel of the module (a user's `tt.func`): `["name", [grid...], arguments...]`, the arguments in the
 order of a host.launch: memory, sizes, numbers."""
 
+UNDEFINED = "undefined"
+"""Attribute of such a call: the operands that it overwrites and whose elements have no meaning before (they come from `torch.empty`)."""
+
 
 @dataclass(frozen=True)
 class Arg:

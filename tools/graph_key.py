@@ -83,6 +83,11 @@ def tensor_bytes(value: torch.Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
+def is_user_kernel(target: Any) -> bool:
+    """Whether a node launches a Triton kernel of the user's."""
+    return isinstance(target, torch._ops.HigherOrderOperator) and target.name().startswith("triton_kernel_wrapper")
+
+
 class _Writer:
     """Appends values to a text from which they could be told apart, and hashes it."""
 
@@ -110,7 +115,7 @@ class _Writer:
             elif node.op == "call_function":
                 self.function(node.target)
                 self.value(node.args)
-                self.value(node.kwargs)
+                self.value(self.kernel_arguments(node) if is_user_kernel(node.target) else node.kwargs)
             elif node.op == "placeholder":
                 self.parts.append(str(node.target))  # named in messages
             elif node.op == "output":
@@ -135,13 +140,25 @@ class _Writer:
         if isinstance(called, torch._ops.OpOverload):
             self.parts.append(f"{called} {called._schema}")
         elif isinstance(called, torch._ops.HigherOrderOperator):
-            if called.name().startswith("triton_kernel"):
-                raise Uncacheable("a user's Triton kernel is known by a number of this process")
             self.parts.append(f"higher order {called.name()}")
         elif getattr(called, "__module__", "").partition(".")[0] in _FUNCTION_MODULES:
             self.parts.append(f"{called.__module__}.{called.__qualname__}")
         else:
             raise Uncacheable(f"{called!r} is called")
+
+    def kernel_arguments(self, node: Node) -> dict[str, Any]:
+        """The arguments of a node that launches a user's Triton kernel, with its source, and that of all that it uses, in place of the
+        numbers that kernel and constants have in this process."""
+        from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+        given: dict[str, Any] = dict(node.kwargs)
+        kernel = kernel_side_table.get_kernel(given.pop("kernel_idx"))
+        function = getattr(kernel, "fn", kernel) if hasattr(kernel, "configs") else kernel
+        source = getattr(function, "cache_key", None)
+        if not isinstance(source, str):
+            raise Uncacheable("a user's Triton kernel has no source that says all that it does")
+        configs = [repr(config.all_kwargs()) for config in getattr(kernel, "configs", ())]
+        return {**given, "constant_args_idx": kernel_side_table.get_constant_args(given["constant_args_idx"]), "kernel": (source, configs)}
 
     def value(self, v: Any) -> None:
         """A leaf of an argument or of a result's metadata, or a structure of such."""

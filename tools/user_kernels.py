@@ -36,6 +36,8 @@ def make_kernel(
     requests: Sequence[KernelRequest], samples: Sequence[Sample], grids: Sequence[tuple[int, ...]], device: str
 ) -> tuple[int, ModuleOp]:
     """See lowering/fx_to_nd/user_kernels.py: MakeKernel."""
+    if device == "cpu":
+        raise TargetError("the graph is one of the CPU")
     target = device_target(device)
     timer = device_timer(int(device.partition(":")[2] or 0)) if len(requests) > 1 else None
     if timer is None:

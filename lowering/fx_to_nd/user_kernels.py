@@ -17,8 +17,10 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statica
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, SSAValue
 
-from ...dialects.call_args import KERNEL_CALL, Arg, Call
+from ...dialects import nd
+from ...dialects.call_args import KERNEL_CALL, UNDEFINED, Arg, Call
 from ...dialects.expr import Expr, as_expr, evaluate, exact_quotient, free_syms
+from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_types import TensorType
 from ...dialects.tt_structure import FuncOp
 from ...errors import StepwellError
@@ -45,6 +47,11 @@ _TYPES = {
     torch.float8_e5m2fnuz: "fp8e5b16",
 }  # fmt: skip
 """Triton's names of element types."""
+
+
+_EMPTY = frozenset(
+    getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
+)
 
 
 class NotLaunchable(Exception):
@@ -92,8 +99,8 @@ StepwellError where there is no such kernel."""
 def launch(b: Importer, node: Node) -> Any:
     """The value of a node that launches a user's kernel: new values by parameter (functional), or None (in place). NotLaunchable where it
     has to be left to Triton."""
-    if b.make_kernel is None or b.torch_device.type != "cuda":
-        raise NotLaunchable("kernels are compiled for graphs of a GPU")
+    if b.make_kernel is None:
+        raise NotLaunchable("nobody makes kernels")
     kwargs: Any = node.kwargs
     if kwargs["tma_descriptor_metadata"]:
         raise NotLaunchable("a tensor descriptor is made by the host")
@@ -143,6 +150,9 @@ def _write(b: Importer, given: _Given, request: KernelRequest, module: ModuleOp,
     grid = tuple([int(e) if e.is_const else e for e in request.grid])
     call = Call(KERNEL_CALL, (b.add_kernel(module), grid, *template))
     results = write(b, operands, call, [], operand_layouts=layouts, mutates=list(mutates.values()))
+    fresh = [place for parameter, place in mutates.items() if parameter in given.undefined]
+    if fresh and results and isinstance(results[0].owner, nd.ExternOp):
+        results[0].owner.attributes[UNDEFINED] = IntsAttr.get(fresh)
     return dict(zip(mutates, results, strict=True))
 
 
@@ -156,6 +166,8 @@ class _Given:
         self.tensors: dict[str, torch.Tensor] = {}
         self.integers: dict[str, Any] = {}
         """torch's sizes, by parameter."""
+        self.undefined: set[str] = set()
+        """Parameters whose tensors come from torch.empty and the like."""
         env = shape_env(b.gm)
         self.hints = {} if env is None else hints_of(env)
         for name, source in sources.items():
@@ -170,6 +182,8 @@ class _Given:
             if value.type.device.data != self.b.device or val.dtype not in _TYPES or val.layout != torch.strided:  # pyright: ignore[reportAttributeAccessIssue]
                 raise NotLaunchable(f"'{name}' is a tensor of {val.dtype} on {val.device}")
             self.tensors[name] = val
+            if isinstance(source, Node) and source.op == "call_function" and getattr(source.target, "overloadpacket", None) in _EMPTY:
+                self.undefined.add(name)
         elif isinstance(val, torch.SymInt):
             self.integers[name] = val
         if isinstance(value, Expr) and value.is_const:

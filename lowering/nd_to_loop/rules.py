@@ -11,7 +11,7 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop, nd
-from ...dialects.call_args import Arg, Call, CallAttr
+from ...dialects.call_args import UNDEFINED, Arg, Call, CallAttr
 from ...dialects.expr import Expr, IndexMap, as_expr, dim, product, strides_contiguous
 from ...dialects.nd_pointwise import OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, is_float, tensor_type
@@ -442,11 +442,13 @@ def _conv(low: Lowering, op: nd.ConvOp) -> None:
 
 
 def _extern(low: Lowering, op: nd.ExternOp) -> None:
+    undefined: Any = op.attributes.get(UNDEFINED)
+    fresh = undefined.data if undefined is not None else ()
     new = nd.ExternOp.create(
-        operands=[low.tensor(x) for x in op.operands],
+        operands=[low.empty(tensor_type(x)) if k in fresh else low.tensor(x) for k, x in enumerate(op.operands)],
         result_types=[r.type for r in op.results],
         properties=op.properties,
-        attributes=op.attributes,
+        attributes={k: v for k, v in op.attributes.items() if k != UNDEFINED},
     )
     low.add(new, op)
     for old, result in zip(op.results, new.results, strict=True):
