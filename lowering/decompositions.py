@@ -7,7 +7,7 @@ leaves out of that table; `KEPT` are library calls by choice. Foreach operators 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _EXTRA = """
@@ -23,12 +23,15 @@ _KEPT = "_scaled_dot_product_flash_attention_for_cpu"
 _table: dict[Any, Callable[..., Any]] | None = None
 
 
-def decomposition_table() -> dict[Any, Callable[..., Any]]:
-    """Overload -> decomposition, for AOTAutograd; a new dict each time, built once."""
+def decomposition_table(whole: Sequence[str] = ()) -> dict[Any, Callable[..., Any]]:
+    """Overload -> decomposition, for AOTAutograd; a new dict each time, built once. `whole`: operators that are not to be decomposed, by
+    name ("aten.gelu_backward" or "aten.gelu_backward.default")."""
     global _table
     if _table is None:
         _table = _build()
-    return dict(_table)
+    if not whole:
+        return dict(_table)
+    return {op: fn for op, fn in _table.items() if str(op) not in whole and str(op.overloadpacket) not in whole}
 
 
 def _build() -> dict[Any, Callable[..., Any]]:

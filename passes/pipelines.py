@@ -40,6 +40,9 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Target -> stage -> the passes of the stage, as pipeline text.  A stage begins with the lowering to its level."""
 
+LOWERINGS = frozenset(("nd-to-loop", "loop-to-mem", "mem-to-cpu", "mem-to-tt", "to-host"))
+"""Passes that take a module from one level to the next; all others may be left out."""
+
 NAMED_PIPELINES: dict[str, str] = {f"stepwell-{target}": target for target in TARGETS}
 """Name in pipeline text -> target whose pipeline it stands for."""
 

@@ -16,9 +16,10 @@ from xdsl.dialects.builtin import ModuleOp
 from ..dialects import load_dialects
 from ..dialects.expr import free_syms
 from ..lowering.fx_to_nd import Border, Imported, import_graph
+from ..passes.errors import PipelineError, did_you_mean
 from ..passes.instrumentation import Instrumentation, Remark
 from ..passes.manager import Pipeline, run
-from ..passes.pipelines import default_pipeline
+from ..passes.pipelines import TARGETS, default_pipeline
 from ..targets.cpu.forecast import expected_products
 from ..targets.cpu.library import prepare
 from ..targets.host.description import ProgramDescription
@@ -100,6 +101,8 @@ def lower_graph(
                 border=border,
                 numerics=options.numerics,
                 fallback_random=options.fallback_random,
+                forced=frozenset(options.fallback),
+                implicit_fallbacks=options.implicit_fallbacks,
                 compile_body=lambda body: compile_graph(body, (), options, kind=f"{kind}-body", watch=watch, matched=matched),
                 make_kernel=_make_kernel,
             )
@@ -115,6 +118,7 @@ def lower_graph(
             fit_device(pipeline, imported.device)
         if options.autotune:
             tune(pipeline, imported.device)
+        leave_out(pipeline, options)
         known, last = set() if matched is None else matched, kind in ("backward", "inference")
         apply_wishes(pipeline, imported.module, options, marked(gm), known, last)
         # gradients get loops of their own, to which what was asked for does not apply
@@ -160,6 +164,18 @@ def _gpu_options(device: str) -> str:
 
     count = device_multiprocessors(device)
     return f"target={device_target(device).name} multiprocessors={count}" if count else ""
+
+
+def leave_out(pipeline: Pipeline, options: Options) -> None:
+    """Take the passes that the options name out of the pipeline. Raises PipelineError for a name that no target's pipeline has."""
+    if not options.disable_passes:
+        return
+    here, everywhere = {p.name for p in pipeline.passes()}, {p.name for t in TARGETS for p in default_pipeline(t).passes()}
+    for name in options.disable_passes:
+        if name in here:
+            pipeline.remove(name)
+        elif name not in everywhere:
+            raise PipelineError(f"option 'disable_passes': there is no pass '{name}'{did_you_mean(name, here | everywhere)}")
 
 
 def _count_ops(imported: Imported) -> None:

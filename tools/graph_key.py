@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from ..targets.cpu.cache import environment
 from ..targets.cpu.features import target
-from .options import QUIET, Options
+from .options import OUTSIDE, QUIET, Options
 
 if TYPE_CHECKING:
     from ..lowering.fx_to_nd import Border
@@ -48,7 +48,7 @@ def settings_key(options: Options) -> str:
     if options.no_fuse or options.fuse or options.tile or options.loop_order:
         raise Uncacheable("wishes for single nests are given")
     writer = _Writer()
-    writer.value([(f.name, getattr(options, f.name)) for f in fields(options) if f.name not in {*QUIET, "passes"}])
+    writer.value([(f.name, getattr(options, f.name)) for f in fields(options) if f.name not in {*QUIET, *OUTSIDE, "passes"}])
     user = sys.modules.get(f"{__name__.partition('.')[0]}.passes.user")  # where nobody has imported it, nothing is registered
     if options.passes or (user is not None and user.registered()):
         writer.value(_pipeline_fingerprint(options))

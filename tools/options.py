@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import StepwellError
+
+log = logging.getLogger("stepwell")
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -48,6 +51,25 @@ class Options:
     pipeline: str | None = None
     """Pipeline text in place of the default one."""
 
+    disable_passes: Sequence[str] = ()
+    """Passes to be left out, by name; those that take a graph from one level to the next cannot be."""
+
+    fx_passes: Mapping[str, Sequence[Callable[[Any], Any]]] = field(default_factory=dict)
+    """Functions on FX graphs: "pre_grad" (Dynamo's graph), "joint" (forward and backward together, or the inference graph), "post_grad"
+    (each graph that is compiled). Each changes the GraphModule that it is given or returns another."""
+
+    decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    """Operator overload -> function that computes it by other operators, beside (or in place of) the entries of our table."""
+
+    fallback: Sequence[str] = ()
+    """Operators that the library runs whatever rule there is, by name: "aten.gelu", or one overload of it, "aten.gelu.default"."""
+
+    implicit_fallbacks: bool = True
+    """Whether an operator without a rule may run through the library; without, it is an error."""
+
+    check_nan: bool = False
+    """Look for NaN in the results of each graph, in each call; an error names the result and its line."""
+
     no_fuse: Sequence[str] = ()
     """Values (FX node names) and source lines (`file.py:12`) to be kept in nests of their own."""
 
@@ -80,7 +102,12 @@ class Options:
 QUIET = frozenset(("verify", "debug", "cache", "print_ir", "timing"))
 """Options that do not change what is made."""
 
+OUTSIDE = frozenset(("fx_passes", "decompositions", "check_nan"))
+"""Options that act before a graph has its key in the cache, or when it is called."""
+
 _TYPES: dict[str, tuple[type, ...]] = {
+    "disable_passes": (list, tuple), "fx_passes": (Mapping,), "decompositions": (Mapping,), "fallback": (list, tuple),
+    "implicit_fallbacks": (bool,), "check_nan": (bool,),
     "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "freezing": (bool,),
     "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
     "no_fuse": (list, tuple), "fuse": (list, tuple), "tile": (Mapping,), "loop_order": (Mapping,), "verify": (bool,),
@@ -104,6 +131,26 @@ def _check_loop_wishes(key: str, value: Any) -> None:
         check_loop_wishes(key, value)
     except StepwellError as error:
         raise OptionError(f"option {key!r}: {error}") from error
+
+
+STAGES = ("pre_grad", "joint", "post_grad")
+"""When functions of the option fx_passes run, in order."""
+
+
+def _check_names(key: str, value: Any) -> None:
+    if key == "fx_passes":
+        for stage, functions in value.items():
+            if stage not in STAGES:
+                raise OptionError(f"option 'fx_passes': there is no stage {stage!r}{_near(stage, STAGES)}")
+            if not isinstance(functions, (list, tuple)) or not all(map(callable, functions)):
+                raise OptionError(f"option 'fx_passes': stage {stage!r} takes a list of functions, got {functions!r}")
+    elif not all(isinstance(v, str) for v in value):
+        raise OptionError(f"option {key!r} takes a list of names, got {value!r}")
+    elif key == "disable_passes":
+        from ..passes.pipelines import LOWERINGS
+
+        if needed := LOWERINGS & set(value):
+            raise OptionError(f"option 'disable_passes': {', '.join(sorted(needed))} takes graphs to the next level and cannot be left out")
 
 
 def _check_choice(key: str, value: Any, what: str) -> None:
@@ -149,9 +196,29 @@ def make_options(mode: str | None = None, options: Mapping[str, Any] | None = No
             _check_wishes(key, value)
         if key in ("tile", "loop_order"):
             _check_loop_wishes(key, value)
+        if key in ("disable_passes", "fallback", "fx_passes"):
+            _check_names(key, value)
         given[key] = value
-    for key, variable in (("debug", "STEPWELL_DEBUG"), ("cache", "STEPWELL_CACHE")):
-        if key not in given and os.environ.get(variable):
-            given[key] = os.environ[variable]
-            _check_choice(key, given[key], f"the variable {variable}")
-    return Options(**given)
+    return Options(**{**_from_environment(), **given})
+
+
+_WORDS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
+
+
+def _from_environment() -> dict[str, Any]:
+    """The options that variables of the environment set: STEPWELL_<OPTION> for those that are a word or yes or no. One with another value
+    is said once and taken out of the environment, so that processes made later do not say it again."""
+    found: dict[str, Any] = {}
+    for f in fields(Options):
+        variable, types = f"STEPWELL_{f.name.upper()}", _TYPES[f.name]
+        text = os.environ.get(variable)
+        if not text or not {str, bool} & set(types) or f.name == "pipeline":
+            continue
+        choices = f.metadata.get("choices")
+        known = tuple(_WORDS) if bool in types else choices
+        if known and text.lower() not in known:
+            log.error("the variable %s is %r; it takes %s; the default is used", variable, text, ", ".join(known))
+            del os.environ[variable]
+            continue
+        found[f.name] = _WORDS[text.lower()] if bool in types else text.lower() if choices else text
+    return found

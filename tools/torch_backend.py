@@ -43,7 +43,9 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     from ..lowering.decompositions import decomposition_table
     from ..lowering.whole_operators import keep_whole
 
+    options = compilers.options
     if isinstance(gm, GraphModule):
+        gm = compilers.passed("pre_grad", gm)
         keep_whole(gm)
         graph, rebuild = gm, flatten_outputs(gm)
     else:
@@ -53,11 +55,11 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
         fw_compiler=compilers.forward,
         bw_compiler=compilers.backward,
         inference_compiler=compilers.inference,
-        decompositions=decomposition_table(),
-        partition_fn=partition,
+        decompositions={**decomposition_table(options.fallback), **options.decompositions},
+        partition_fn=compilers.partition,
         keep_inference_input_mutations=True,
     )
-    if compilers.options.freezing and not torch.is_grad_enabled():
+    if options.freezing and not torch.is_grad_enabled():
         from .frozen import Weights
 
         compilers.weights = Weights(graph, example_inputs)
@@ -124,6 +126,17 @@ class GraphCompilers:
         self.weights: Weights | None = None
         """What may become constants of an inference graph, while one is compiled."""
 
+    def passed(self, stage: str, gm: GraphModule, inputs: Sequence[Any] = ()) -> GraphModule:
+        """The graph after the functions that the user gave for a stage."""
+        if not self.options.fx_passes:
+            return gm
+        from .fx_passes import run_fx_passes
+
+        return run_fx_passes(self.options.fx_passes, stage, gm, inputs)
+
+    def partition(self, gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        return partition(self.passed("joint", gm, joint_inputs), joint_inputs, **kwargs)
+
     def forward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._compile(gm, example_inputs, "forward")
 
@@ -134,6 +147,9 @@ class GraphCompilers:
         return self._compile(gm, example_inputs, "inference")
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
+        if kind == "inference":
+            gm = self.passed("joint", gm, example_inputs)
+        gm = self.passed("post_grad", gm, example_inputs)
         if is_empty(gm):
             return passthrough(gm)
         if on_meta(gm):
@@ -146,6 +162,10 @@ class GraphCompilers:
         except Exception as error:
             raise CompileError(f"the {kind} graph could not be compiled: {type(error).__name__}: {error}") from error
         report_strides(gm)
+        if self.options.check_nan:
+            from .nan_check import checked
+
+            return checked(gm, kind, program)
         return program
 
     def _frozen(self, gm: GraphModule, edge: Border | None) -> Callable[..., Any]:

@@ -99,6 +99,8 @@ def import_graph(
     fallback_random: bool = False,
     compile_body: Callable[[GraphModule], Program] | None = None,
     make_kernel: MakeKernel | None = None,
+    forced: frozenset[str] = frozenset(),
+    implicit_fallbacks: bool = True,
 ) -> Imported:
     """Write `gm` as a module of `nd` ops.
 
@@ -109,11 +111,14 @@ def import_graph(
     f16 and bf16 after every op. fallback_random: random numbers
     from the library's generator, as eager draws them. compile_body: compiles a subgraph of a higher-order operator; without it such a
     subgraph runs operator by operator. make_kernel: makes the user's Triton kernels (user_kernels.py); without it Triton launches them.
+    forced: operators that are library calls whatever rule there is, by name
+    ("aten.gelu" or "aten.gelu.default"); implicit_fallbacks: whether operators without a rule may be.
     Raises ImportFailure with the node and the user's line."""
     load_rules()
-    _ensure_metadata(gm, example_inputs)
+    ensure_metadata(gm, example_inputs)
     block = Block()
     b = Importer(gm, block, fallback_random, compile_body, numerics == "eager", make_kernel)
+    b.forced, b.implicit_fallbacks = forced, implicit_fallbacks
     nodes = list(gm.graph.nodes)
     inputs, attributes, places = _arguments(b, nodes, frozenset(static_inputs), (border or Border()).donated)
     output = nodes[-1]
@@ -216,7 +221,7 @@ def _expressions(b: Importer) -> set[Expr]:
     return {e for e in found if not e.is_const}
 
 
-def _ensure_metadata(gm: GraphModule, example_inputs: Sequence[Any]) -> None:
+def ensure_metadata(gm: GraphModule, example_inputs: Sequence[Any]) -> None:
     """Propagate fake tensors when a node has no metadata (a graph made or edited by hand)."""
     computed = (n for n in gm.graph.nodes if n.op in ("placeholder", "call_function"))
     if all("val" in n.meta for n in computed if n.op == "placeholder" or n.users):

@@ -22,6 +22,7 @@ from ...dialects.expr import Expr
 from ...dialects.float8 import FLOAT8
 from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_types import TensorType
+from ...errors import StepwellError
 from .builder import UNIT, number_attr, text
 from .library import library_reason
 from .metadata import COMPUTED, device_name, element_type, is_nonoverlapping_dense
@@ -296,6 +297,21 @@ def _physical_value(val: Any) -> Any:
         return val
     with mode, torch.no_grad():
         return torch.empty_like(val)
+
+
+def refuse_fallback(node: Node) -> None:
+    """Raise for an operator that has no rule and is no library call by choice; says what could be added."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload) or (target.namespace in ("aten", "prims") and not is_fallback(target)):
+        return
+    from torch._decomp import decomposition_table
+
+    if target in decomposition_table:
+        raise StepwellError(
+            f"missing decomposition: {target} at node {node.name} has no rule; torch has a decomposition of it: "
+            "give it by options={'decompositions': ...} or allow implicit_fallbacks"
+        )
+    raise StepwellError(f"missing rule: {target} at node {node.name} has neither a rule nor a decomposition; implicit_fallbacks are off")
 
 
 def is_fallback(target: Any) -> bool:

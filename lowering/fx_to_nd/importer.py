@@ -107,6 +107,8 @@ class Importer(Builder):
         self.random_sites = 0
         self.seeds: SSAValue | None = None
         self._places: dict[str | None, Any] = {}
+        self.forced: frozenset[str] = frozenset()
+        self.implicit_fallbacks = True
 
     # ---- what torch says of the result of the current node
 
@@ -241,6 +243,10 @@ class Importer(Builder):
         if isinstance(target, torch._ops.HigherOrderOperator):
             return higher_order.call(self, node)
         rule = find_rule(target)
+        if self.forced and _is_named(target, self.forced):
+            return externs.operator_call(self, node, chosen=True)
+        if rule is None and not self.implicit_fallbacks:
+            externs.refuse_fallback(node)
         if rule is None or (defines and isinstance(val, torch.Tensor)) or self._needs_library(node, val):
             return externs.operator_call(self, node, chosen=defines)
         argument = self.reachable_argument if self.mixed_devices else self.argument
@@ -356,6 +362,11 @@ class Importer(Builder):
         line = f"\n  at {place.filename.data}:{place.line.data}" if isinstance(place, FileLineColLoc) else ""
         args = ", ".join(_describe(a) for a in node.args)
         return f"importing node {node.name}, {node.target}({args}): {type(error).__name__}: {error}{line}"
+
+
+def _is_named(target: Any, names: frozenset[str]) -> bool:
+    """Whether an operator, or its packet, is among these names."""
+    return str(target) in names or str(getattr(target, "overloadpacket", None)) in names
 
 
 def user_place(trace: str | None) -> Any:

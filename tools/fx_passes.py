@@ -1,0 +1,60 @@
+"""options={"fx_passes": {...}}: functions of users on FX graphs, before autograd, on the joint graph, and on each compiled graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from ..errors import StepwellError
+from ..lowering.fx_to_nd import ensure_metadata
+
+
+class FxPassError(StepwellError):
+    """A user's function on an FX graph failed, or left something that is no graph of the same results."""
+
+
+def run_fx_passes(given: Mapping[str, Sequence[Any]], stage: str, gm: GraphModule, inputs: Sequence[Any] = ()) -> GraphModule:
+    """The graph after the functions of a stage. After autograd its nodes have metadata again (`inputs` are its examples), and its results
+    the strides that they had."""
+    for function in given.get(stage, ()):
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        before = [_value(o) for o in _outputs(gm)]
+        try:
+            made = function(gm)
+            gm = made if isinstance(made, GraphModule) else gm
+            gm.graph.lint()
+            gm.recompile()
+        except Exception as error:
+            raise FxPassError(f"the {stage} pass '{name}' failed: {type(error).__name__}: {error}") from error
+        if len(_outputs(gm)) != len(before):
+            raise FxPassError(f"the {stage} pass '{name}' left {len(_outputs(gm))} results of {len(before)}")
+        if stage != "pre_grad":
+            ensure_metadata(gm, pytree.tree_leaves(inputs))
+            _keep_strides(gm, before)
+    return gm
+
+
+def _outputs(gm: GraphModule) -> list[Any]:
+    return pytree.tree_leaves(gm.graph.output_node().args[0], is_leaf=lambda v: v is None)
+
+
+def _value(output: Any) -> Any:
+    return output.meta.get("val") if isinstance(output, Node) else None
+
+
+def _keep_strides(gm: GraphModule, before: Sequence[Any]) -> None:
+    """Results that lie otherwise than before are copied: the caller sees the strides of eager, whatever a pass does."""
+    end = gm.graph.output_node()
+    for node, old in zip(_outputs(gm), before, strict=True):
+        new = _value(node)
+        both = isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor)
+        if not both or new.layout != torch.strided or new.stride() == old.stride() or new.shape != old.shape:
+            continue
+        with gm.graph.inserting_before(end):
+            copy = gm.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta = {**node.meta, "val": old}
+        end.replace_input_with(node, copy)
