@@ -18,6 +18,13 @@ from ..targets.host.description import ProgramDescription
 from ..targets.host.load import load_object_code, load_program
 from .counters import phase
 
+INDEXING = frozenset(
+    "index _unsafe_index index_select gather embedding take index_put _index_put_impl _unsafe_index_put index_add index_copy index_fill "
+    "index_reduce scatter scatter_add scatter_reduce nll_loss_forward nll_loss_backward embedding_dense_backward".split()
+)
+"""Operators that read or write at places which values say. Kernels check these; equal kernels are shared, so that a kernel does not know
+the line that it was made from."""
+
 
 @dataclass(frozen=True)
 class CompiledGraph:
@@ -61,6 +68,7 @@ class Runner:
         self._plain = all(plain)
         # where the inputs hold the size symbols, which only sizes among the outputs need
         self._symbols = graph.symbols if any(o.kind == "expr" for o in self.outputs) else {}
+        self._kind, self._traces = "", []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _runner_of, (self.graph,)
@@ -71,10 +79,30 @@ class Runner:
             chosen = [args[k] for k in self.inputs]
             args.clear()
             args = chosen
-        results = self.program(args)
+        try:
+            results = self.program(args)
+        except IndexError as error:
+            self._note_lines(error)
+            raise
         if self._plain:
             return results
         return [_output(o, results, values) for o in self.outputs]
+
+
+    def know_lines(self, gm: GraphModule, kind: str) -> None:
+        """Remember which lines of the user's program index by values, for messages."""
+        self._kind = kind
+        nodes = (n for n in gm.graph.nodes if n.op == "call_function" and str(n.target).split(".")[1:2] and n.meta.get("stack_trace"))
+        self._traces = [(n.name, n.meta["stack_trace"]) for n in nodes if str(n.target).split(".")[1] in INDEXING]
+
+    def _note_lines(self, error: IndexError) -> None:
+        if not self._traces:
+            return
+        from ..lowering.fx_to_nd.importer import user_place
+
+        places = ((name, user_place(trace)) for name, trace in self._traces)
+        lines = ", ".join(f"{name} at {place.filename.data}:{place.line.data}" for name, place in places if hasattr(place, "filename"))
+        error.add_note(f"in the {self._kind} graph: {lines}")
 
 
 class MissingPart(Exception):

@@ -192,7 +192,9 @@ class GraphCompilers:
             graph = lower_graph(gm, example_inputs, self.options, kind=kind, border=edge, watch=self.watch, matched=self.matched)
             if slot:
                 graph = slot.store(graph)
-        return graph.runner()
+        runner = graph.runner()
+        runner.know_lines(gm, kind)
+        return runner
 
 
 def on_meta(gm: GraphModule) -> bool:

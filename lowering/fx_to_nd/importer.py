@@ -242,6 +242,8 @@ class Importer(Builder):
         result must be made: rules only know sizes that are given."""
         if isinstance(target, torch._ops.HigherOrderOperator):
             return higher_order.call(self, node)
+        if node.kwargs:
+            _refuse_out(node)
         rule = find_rule(target)
         if self.forced and _is_named(target, self.forced):
             return externs.operator_call(self, node, chosen=True)
@@ -362,6 +364,14 @@ class Importer(Builder):
         line = f"\n  at {place.filename.data}:{place.line.data}" if isinstance(place, FileLineColLoc) else ""
         args = ", ".join(_describe(a) for a in node.args)
         return f"importing node {node.name}, {node.target}({args}): {type(error).__name__}: {error}{line}"
+
+
+def _refuse_out(node: Node) -> None:
+    """Raise for an operator that writes to `out=` arguments."""
+    schema = getattr(node.target, "_schema", None)
+    for argument in schema.arguments if schema is not None else ():
+        if argument.is_out and argument.name in node.kwargs:
+            raise ImportFailure(f"node {node.name}: {node.target} writes to its argument '{argument.name}'; graphs are functional")
 
 
 def _is_named(target: Any, names: frozenset[str]) -> bool:
