@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
 from xdsl.ir import SSAValue
 
 from ...dialects.nd_types import TensorType
-from .metadata import device_name, element_type
+from .metadata import INLINE_LIMIT, device_name, element_type
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 CPU = torch.device("cpu")
+
+_COPIES = frozenset((aten._to_copy.default, torch.ops.prims.device_put.default))
+"""Operators that bring a tensor to another device."""
 
 _SAME_TENSOR = frozenset((aten.lift_fresh_copy.default, aten.alias.default, aten.detach.default))
 """Operators through which a constant stays known."""
@@ -45,6 +49,8 @@ def graph_device(nodes: Sequence[Node]) -> tuple[torch.device, bool]:
 
 def is_elsewhere(b: Importer, node: Node, val: Any) -> bool:
     """Whether a node makes, or reads, tensors that kernels of the graph's device cannot reach."""
+    if is_made_here(b, node):
+        return False
     if isinstance(val, torch.Tensor):
         if val.device != b.torch_device:
             return True
@@ -57,9 +63,21 @@ def _is_out_of_reach(b: Importer, source: Node) -> bool:
     val = source.meta.get("val")
     if isinstance(val, (list, tuple)):
         return any(isinstance(v, torch.Tensor) and v.device != b.torch_device for v in val)
-    if not isinstance(val, torch.Tensor) or val.device == b.torch_device or source in b.host_constants:
+    if not isinstance(val, torch.Tensor) or val.device == b.torch_device or is_made_here(b, source):
         return False
+    if source in b.host_constants:
+        return b.host_constants[source].numel() > INLINE_LIMIT and not torch.cuda.is_available()
     return val.device != CPU or val.dim() > 0 or val.is_complex()
+
+
+def is_made_here(b: Importer, node: Node) -> bool:
+    """Whether a node makes a tensor of numbers (ones, a range) that is only ever copied to the graph's device: it is made there."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    if any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes):
+        return False
+    return bool(node.users) and all(u.target in _COPIES and u.meta["val"].device == b.torch_device for u in node.users)
 
 
 def note_constant(b: Importer, node: Node) -> None:
@@ -85,6 +103,7 @@ def reachable(b: Importer, source: Node, value: Any) -> Any:
 
 
 def _fetch(b: Importer, source: Node, value: SSAValue) -> SSAValue:
+    from .externs import constant as held_constant
     from .externs import tiny_constant
     from .scalars import ScalarValue, python_call, scalar_tensor
 
@@ -92,6 +111,9 @@ def _fetch(b: Importer, source: Node, value: SSAValue) -> SSAValue:
     constant = b.host_constants.get(source)
     if constant is not None and (literal := tiny_constant(b, constant)) is not None:
         return literal
+    if constant is not None and constant.numel() != 1:  # copied once, while compiling
+        with _disable_current_modes():
+            return held_constant(b, constant.to(b.torch_device))
     kind = "float" if val.dtype.is_floating_point else "bool" if val.dtype == torch.bool else "int"
     (number,) = python_call(b, torch.Tensor.item, [value], [kind])
     return b.cast(scalar_tensor(b, ScalarValue(kind, number)), element_type(val.dtype))

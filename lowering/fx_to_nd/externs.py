@@ -25,7 +25,7 @@ from ...dialects.nd_types import TensorType
 from ...errors import StepwellError
 from .builder import UNIT, number_attr, text
 from .library import library_reason
-from .metadata import COMPUTED, device_name, element_type, is_nonoverlapping_dense
+from .metadata import COMPUTED, INLINE_LIMIT, device_name, element_type, is_nonoverlapping_dense
 from .scalars import ScalarValue, SymScalar, scalar_number
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 _INDEX = IndexType()
-_INLINE_LIMIT = 8
-"""Constant tensors of up to this many elements stand in the function's text."""
-
 TYPE_NEUTRAL: frozenset[Any] = frozenset(
     {
         aten.alias.default,
@@ -95,7 +92,7 @@ def tiny_constant(b: Importer, value: torch.Tensor) -> SSAValue | None:
     dtype = element_type(value.dtype)
     plain = value.device.type == "cpu" and value.layout == torch.strided and not _is_fake(value)
     known = type(value) in (torch.Tensor, torch.nn.Parameter)
-    if not (plain and known and dtype in COMPUTED and value.numel() <= _INLINE_LIMIT):
+    if not (plain and known and dtype in COMPUTED and value.numel() <= INLINE_LIMIT):
         return None
     with _disable_current_modes():  # the caller's fake mode refuses real tensors
         values = value.detach().reshape(-1).tolist()

@@ -53,6 +53,9 @@ DTYPES: dict[torch.dtype, Attribute] = {
 
 TORCH_DTYPES: dict[Attribute, torch.dtype] = {attr: dtype for dtype, attr in DTYPES.items()}
 
+INLINE_LIMIT = 8
+"""Constant tensors of up to this many elements stand in the function's text."""
+
 COMPUTED: frozenset[Attribute] = FLOATS | INTEGERS | {i1}
 """The element types that all rules handle."""
 

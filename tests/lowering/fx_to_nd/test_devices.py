@@ -96,3 +96,56 @@ def test_one_element_that_only_the_library_reads_may_be_anywhere():
     run(default_pipeline("gpu"), imported.module, context())
     text = str(host.program_of(imported.module))
     assert '!host.tensor<i64, "any">' in text
+
+
+def test_copies_between_devices_happen_once_where_the_program_says():
+    """DV-08, D12, L03: to the CPU and back; kernels of the GPU before and after."""
+
+    def function(x):
+        total = (x * 2).sum(0).cpu()
+        return x + (total.sort()[0] + 1).to(x.device), total
+
+    kernels, calls = lowered(function, ((4, 5), "cuda"))
+    assert len(kernels) == 2
+    assert [c for c in calls if "_to_copy" in c or "device_put" in c] == ["aten._to_copy.default"] * 2
+
+
+def test_constants_are_made_where_they_are_needed():
+    """A25, D12: numbers that a program makes on one device and moves to another are no copies."""
+    kernels, calls = lowered(lambda x: x + torch.ones(5).to(x.device), ((4, 5), "cuda"))
+    assert len(kernels) == 1 and calls == []
+
+
+def test_a_library_call_runs_where_its_operands_are():
+    """D07: the type of its result says the device."""
+    module = traced(lambda x: torch.linalg.inv(x) + 1, ((4, 4), "cuda")).module
+    calls = [op for op in module.walk() if isinstance(op, nd.ExternOp)]
+    assert calls and all('"cuda:0"' in str(result.type) for op in calls for result in op.results if "f32" in str(result.type))
+
+
+def test_a_large_constant_of_the_cpu_is_copied_as_the_program_says():
+    """CN-06: where there is a GPU while compiling it is copied then, once."""
+    table = torch.arange(100.0)
+    kernels, calls = lowered(lambda x: x + table.to(x.device), ((4, 100), "cuda"))
+    assert len(kernels) == 1 and calls == ["aten._to_copy.default"]
+
+
+@pytest.mark.parametrize("device", ["xpu", "mps"])
+def test_a_device_without_kernels_is_left_to_the_library(device):
+    """DV-02, DV-03: where there is no code generator for a device, each operator on it runs through ATen, beside a GPU's kernels too."""
+    imported = traced(lambda x: (x * 2).sum(0), ((4, 5), device))
+    calls = [op for op in imported.module.walk() if isinstance(op, nd.ExternOp)]
+    assert imported.device == "cpu" and len(calls) == 2
+    kernels, targets = lowered(lambda x, y: (x * 2, y + 1), ((4, 5), "cuda"), ((4, 5), device))
+    assert len(kernels) == 1 and targets == ["aten.add.Tensor"]
+
+
+def test_unknown_gpus_and_targets_are_named():
+    """L02, ERR-05"""
+    from stepwell.passes.errors import PipelineError
+    from stepwell.targets.triton.gpu import TargetError, gpu_target
+
+    with pytest.raises(TargetError, match="sm_19x"):
+        gpu_target("sm_19x")
+    with pytest.raises(PipelineError, match="there is no target 'tpu'"):
+        default_pipeline("tpu")
