@@ -23,6 +23,7 @@ from ...dialects.nd_base import prop
 from ...dialects.nd_types import TensorType, element_bytes
 from ..manager import Pass
 from ..mem.peak import DONATED, value_of
+from ..mem.scratch import scratch_bytes
 from .loop_fuse import symbol_hints
 
 LEAST_GAIN = 1000
@@ -54,6 +55,8 @@ class Step:
     uses: list[Tensor] = field(default_factory=list)
     before: set[int] = field(default_factory=set)
     """Steps that have to come first."""
+    scratch: int = 0
+    """Bytes that it takes while it runs."""
     fixed: bool = False
     """It stays where it is, and nothing goes past it."""
 
@@ -137,7 +140,7 @@ class Graph:
 
     def _step(self, op: Operation) -> None:
         at = len(self.steps)
-        step = Step(op, fixed=_stays(op))
+        step = Step(op, scratch=scratch_bytes(op, self.hints) if isinstance(op, nd.ExternOp) else 0, fixed=_stays(op))
         self.steps.append(step)
         self.position[op] = at
         for value in self.needs.get(op, ()):
@@ -237,7 +240,7 @@ class Profile:
         alive = self.alive = []
         for at, k in enumerate(self.order):
             now += change[at]
-            alive.append(now - self._in_place(steps[k], at))
+            alive.append(now + steps[k].scratch - self._in_place(steps[k], at))
 
     def _in_place(self, step: Step, at: int) -> int:
         """Bytes that a nest's results have in common with what dies in it."""

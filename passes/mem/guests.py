@@ -22,6 +22,7 @@ from ..instrumentation import remark
 from .lifetimes import Lifetime, lifetimes
 from .peak import argument_spans, highest_sum
 from .pooled import choose_pooled, take_from_pool
+from .scratch import scratch_bytes
 
 ALIGNMENT = 64
 MOST_BUFFERS, MOST_OUTPUTS, SMALLEST = 1000, 12, 4096
@@ -37,7 +38,8 @@ def leave_arena(func: FuncOp, use_outputs: bool, use_pool: bool) -> tuple[int, i
         return 0, 0
     ops = list(func.body.block.ops)
     others = [one for one in found if one.kind in ("output", "extern")]
-    search = _Search(len(ops), arena, others, argument_spans(func))
+    scratch = {k: scratch_bytes(op) for k, op in enumerate(ops) if isinstance(op, mem.ExternOp)}
+    search = _Search(len(ops), arena, others, argument_spans(func), scratch)
     alone = search.pooled() if use_pool else ([], search.best[0])
     if use_outputs:
         for output in outputs[:MOST_OUTPUTS]:
@@ -52,7 +54,9 @@ def leave_arena(func: FuncOp, use_outputs: bool, use_pool: bool) -> tuple[int, i
 
 
 class _Search:
-    def __init__(self, count: int, arena: list[Lifetime], others: list[Lifetime], arguments: list[tuple[int, int]]):
+    def __init__(
+        self, count: int, arena: list[Lifetime], others: list[Lifetime], arguments: list[tuple[int, int]], scratch: dict[int, int]
+    ):
         self.count = count
         self.arena = arena
         self.guests: dict[Lifetime, list[tuple[Lifetime, int]]] = {}
@@ -62,6 +66,9 @@ class _Search:
         for size, last in arguments:
             self.floor[0] += size
             self.floor[min(last + 1, count)] -= size
+        for position, size in scratch.items():
+            self.floor[position] += size
+            self.floor[position + 1] -= size
         self.best = self.peak(arena, self.starts)
 
     def peak(self, arena: Sequence[Lifetime], starts: dict[Lifetime, int], pooled: Sequence[Lifetime] = ()) -> tuple[int, int]:

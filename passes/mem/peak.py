@@ -2,8 +2,8 @@
 outputs, and what tools show.
 
 What is alive at an op: the arena (from its first use to the end), buffers from the pool while they are in use, outputs
-from their allocation on, results of library calls from the call to their last use, and arguments: those marked
-`nd.donated` until their last use, the others all the time, since the caller holds them.
+from their allocation on, results of library calls from the call to their last use, what a call takes while it runs
+(scratch.py), and arguments: those marked `nd.donated` until their last use, the others all the time, since the caller holds them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ...dialects import mem
 from ...dialects.expr import Expr, as_expr, evaluate, free_syms
 from ...dialects.expr_syntax import ExprAttr
 from .lifetimes import Lifetime, buffer_bytes, buffers_used, lifetimes
+from .scratch import scratch_bytes
 
 ARENA_BYTES = "mem.arena_bytes"
 """Attribute of a planned function: the size of its arena."""
@@ -39,11 +40,13 @@ class Moment:
     outputs: int
     externs: int
     arguments: int
+    scratch: int
+    """What a call of the library takes while it runs."""
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.arena + self.outputs + self.externs + self.arguments
+        return self.arena + self.outputs + self.externs + self.arguments + self.scratch
 
 
 def memory_over_time(func: FuncOp, values: Mapping[str, int] | None = None) -> list[Moment]:
@@ -77,7 +80,9 @@ def memory_over_time(func: FuncOp, values: Mapping[str, int] | None = None) -> l
     for k in range(count):
         for kind, step in steps.items():
             now[kind] += step[k]
-        moments.append(Moment(k, now["arena"] + now["pooled"], now["output"], now["extern"], now["argument"]))
+        op = ops[k]
+        inside = scratch_bytes(op, values) if isinstance(op, mem.ExternOp) else 0
+        moments.append(Moment(k, now["arena"] + now["pooled"], now["output"], now["extern"], now["argument"], inside))
     return moments
 
 
@@ -113,7 +118,7 @@ def value_of(size: Expr, values: Mapping[str, int] | None = None) -> int:
 
 
 def peak_bytes(func: FuncOp) -> int | Expr:
-    """Bytes of the arena plus the largest sum of outputs and results of library calls that are alive at the same
+    """Bytes of the arena plus the largest sum of outputs, results and scratch memory of library calls that are alive at the same
     time; arguments are not counted. An expression when a size depends on symbols: then all outputs and results count,
     whether they meet or not."""
     total = func.attributes.get(ARENA_BYTES)
