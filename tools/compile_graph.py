@@ -17,7 +17,7 @@ from ..dialects import load_dialects
 from ..dialects.expr import free_syms
 from ..lowering.fx_to_nd import Border, Imported, import_graph
 from ..passes.errors import PipelineError, did_you_mean
-from ..passes.instrumentation import Instrumentation, Remark
+from ..passes.instrumentation import Instrumentation, Remark, print_ir
 from ..passes.manager import Pipeline, run
 from ..passes.pipelines import TARGETS, default_pipeline
 from ..targets.cpu.forecast import expected_products
@@ -29,6 +29,7 @@ from .debug import DebugFolder
 from .fusion_control import apply_wishes, marked
 from .loop_control import apply_loop_wishes, loop_marks
 from .options import Options
+from .trace import trace
 from .traffic import count_traffic
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def lower_graph(
     debug = DebugFolder.make(options.debug, kind, number)
     if debug:
         debug.graph(gm)
+    trace(f"{kind}_graph", lambda: gm.print_readable(print_output=False))
     with no_garbage_collection(), recorded() as counts:
         with phase("import"):
             imported = import_graph(
@@ -204,6 +206,7 @@ def build(
         count(f"compile_seconds.{stage or 'passes'}", now - clock[0])
         if debug:
             debug.level(stage, op, pipeline)
+        trace(f"{stage or 'passes'}_ir", lambda: print_ir(op, debuginfo=False))
         if stage == "mem":
             count_traffic(op)
         if watch:
@@ -249,6 +252,7 @@ def emit(
         kernels = [] if device == "cpu" else gpu_kernels(module, device)
         description = emit_host(text, program, kernels=kernels)
         llvm = text.text()
+    trace("llvm", lambda: llvm)
     if debug:
         debug.target(llvm)
     with phase("object"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch._C._autograd import _profiler_enabled
 from torch.fx import GraphModule
 
 from ..dialects.expr import Expr, evaluate, free_syms
@@ -80,7 +81,11 @@ class Runner:
             args.clear()
             args = chosen
         try:
-            results = self.program(args)
+            if _profiler_enabled():
+                with torch.profiler.record_function(f"## Call stepwell {self._kind} graph ##"):
+                    results = self.program(args)
+            else:
+                results = self.program(args)
         except IndexError as error:
             self._note_lines(error)
             raise

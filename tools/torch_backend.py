@@ -16,6 +16,7 @@ from .compiled import Runner, is_empty, no_garbage_collection, passthrough
 from .counters import phase
 from .graph_cache import find_slot
 from .options import Options, make_options
+from .trace import trace
 
 if TYPE_CHECKING:
     from ..lowering.fx_to_nd import Border
@@ -186,6 +187,8 @@ class GraphCompilers:
         with phase("cache"):
             slot = None if self.watch else find_slot(gm, kind, edge, self.options)
             graph = slot.load() if slot else None
+        if slot:
+            trace(f"graph_cache_{'hit' if graph else 'miss'}", lambda: slot.key)
         if graph is None:
             from .compile_graph import lower_graph
 

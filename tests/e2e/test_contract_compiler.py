@@ -206,6 +206,47 @@ def test_dbg_02_what_happens_is_logged(caplog, compiled):
     assert [re.sub(r"\d+", "N", s) for s in said if s.startswith("compiled")] == ["compiled forward graph N", "compiled backward graph N"]
 
 
+def test_kg_10_calls_stand_in_the_profile(compiled):
+    x = torch.randn(4, requires_grad=True)
+    fn = compiled(lambda x: x.sin().sum())
+    fn(x).backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        fn(x).backward()
+    names = {event.key for event in profile.key_averages()}
+    assert {"## Call stepwell forward graph ##", "## Call stepwell backward graph ##"} <= names
+
+
+def test_dbg_03_the_structured_trace_has_every_level(compiled):
+    """FXC-13: and what the cache did."""
+    found = {}
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            if "artifact" in getattr(record, "metadata", {}):
+                found[record.metadata["artifact"]["name"]] = record.payload
+
+    log, keep = logging.getLogger("torch.__trace"), Keep()
+    log.addHandler(keep)
+    try:
+        compiled(lambda x: x.sin() + 1)(torch.randn(4))
+    finally:
+        log.removeHandler(keep)
+    assert {f"stepwell_{s}_ir" for s in ("nd", "loop", "mem", "cpu", "host")} | {"stepwell_llvm"} <= set(found)
+    assert "torch.ops.aten.sin" in found["stepwell_inference_graph"] and "loop.nest" in found["stepwell_loop_ir"]
+
+
+def test_nr_09_the_same_bits_in_every_call(compiled):
+    """NR-09: sums into rows that several indices name are added in one order, whatever the threads do."""
+    torch.set_num_threads(2)
+    try:
+        index, values = torch.randint(0, 7, (20_000,)), torch.randn(20_000, 8)
+        fn = compiled(lambda x, i, v: x.index_add(0, i, v) + v.sum())
+        first = fn(torch.zeros(7, 8), index, values)
+        assert all(torch.equal(first, fn(torch.zeros(7, 8), index, values)) for _ in range(5))
+    finally:
+        torch.set_num_threads(1)
+
+
 # ---- tables
 
 

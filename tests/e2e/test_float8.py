@@ -50,6 +50,7 @@ def edges(dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_casts_to_float8_round_as_eager(dtype):
+    """NR-07"""
     generator = torch.Generator().manual_seed(0)
     random = torch.randint(-(2**31), 2**31 - 1, (1 << 16,), dtype=torch.int32, generator=generator).view(torch.float32)
     inputs = [WORDS.view(torch.float16), WORDS.view(torch.bfloat16), random, edges(dtype), torch.tensor(SPECIAL)]

@@ -50,7 +50,7 @@ def check_optimiser(kind, shapes=SHAPES, dtype=torch.float32, steps=3, tolerance
     ],
 )
 def test_an_optimiser_is_one_nest(kind, options, lists):
-    """Catalogue I19."""
+    """RG-03: Catalogue I19."""
     assert check_optimiser(kind, **options) == lists
 
 

@@ -183,6 +183,7 @@ def test_nothing_to_compile():
 
 
 def test_the_page_is_self_contained_and_its_pictures_are_xml(tmp_path):
+    """DBG-09"""
     def function(x, w):
         return torch.softmax(x @ w, -1).sum(0), torch.sort(x)[0]
 

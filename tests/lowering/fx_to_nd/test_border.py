@@ -84,6 +84,7 @@ def test_output_of_sizes_that_a_call_defines(imported):
 
 
 def test_argument_attributes(imported):
+    """IN-10"""
     found = import_graph(
         torch.fx.experimental.proxy_tensor.make_fx(lambda x, y: (x + y,), tracing_mode="fake")(
             torch.randn(2, 3).t(), torch.randn(2)

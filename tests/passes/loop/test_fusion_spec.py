@@ -130,6 +130,7 @@ def test_a_fused_value_is_not_stored_i21():
 
 
 def test_the_program_can_keep_nests_apart_i09():
+    """KG-13"""
     assert compiled(lambda x: (x + 1, x * 2), X, options={"no_fuse": ["add"]})[0] == 2
 
 

@@ -23,7 +23,7 @@ def notes(tmp_path, monkeypatch):
 
 
 def test_times_are_measured_once_and_kept(notes):
-    """F02, CM-08"""
+    """FXC-12: F02, CM-08"""
     first = measure(SIZES)
     assert first is not None and min(first.values()) > 0
     key = SIZES.key(torch.get_num_threads())
