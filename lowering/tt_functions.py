@@ -95,10 +95,10 @@ def kernel_functions(known: dict[str, list[Operation]], module: ModuleOp) -> str
 
 
 def _rename(functions: Sequence[FuncOp], name: str) -> None:
-    """Call the kernel `name`, and what it calls `name.0`, `name.1`, ..."""
+    """Call the kernel `name`, and what it calls `name__0`, `name__1`, ... (PTX has no dots in names)."""
     names: dict[str, str] = {}
     for k, function in enumerate(f for f in functions if not f.is_kernel):
-        names[function.sym_name.data] = f"{name}.{k}"
+        names[function.sym_name.data] = f"{name}__{k}"
     for function in functions:
         function.properties["sym_name"] = StringAttr(names.get(function.sym_name.data, name))
         for op in function.walk():

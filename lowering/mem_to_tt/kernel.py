@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product as tuples
 from math import gcd
+from pathlib import PurePath
 from typing import Any
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import IntegerType, i32, i64
+from xdsl.dialects.builtin import IntegerType, StringAttr, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
@@ -19,8 +20,9 @@ from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
 from ...dialects.nd_types import element_bytes
 from ...dialects.tt_arith import SIToFPOp
-from ...dialects.tt_structure import FuncOp, GetProgramIdOp, ReturnOp
+from ...dialects.tt_structure import AssertOp, FuncOp, GetProgramIdOp, ReturnOp
 from ...dialects.tt_types import int32, ptr
+from ...passes.locations import source_location
 from ...passes.loop.nest_access import Loop, NestAccess, Node
 from ..outline import Arguments
 from .accumulate import accumulate, accumulated
@@ -54,7 +56,17 @@ def lower_nest(name: str, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: 
     func = FuncOp.make(name, Region(entry), hints=hints)
     func.attributes["num_warps"] = int32(tile.warps)
     func.location = nest.location
+    _name_checks(func)
     return func, arguments, programs
+
+
+def _name_checks(func: FuncOp) -> None:
+    """Have each check say in which kernel it stands, and which line of the user's that is: a GPU says no more than the message."""
+    where = source_location(func.location)
+    place = f", {PurePath(where.file).name}:{where.line}" if where is not None and where.file else ""
+    for op in func.walk():
+        if isinstance(op, AssertOp):
+            op.properties["message"] = StringAttr(f"{op.message.data} (kernel @{func.sym_name.data}{place})")
 
 
 def is_aligned(buffer: SSAValue) -> bool:

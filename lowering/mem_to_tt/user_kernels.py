@@ -44,7 +44,7 @@ def _variant(module: ModuleOp, kernels: dict[str, FuncOp], name: str, operands: 
     broken = [k for k, b in enumerate(buffers) if k < len(hints) and ALIGNED in hints[k].data and not is_aligned(b)]
     if not broken:
         return name
-    name = f"{name}.any{'_'.join(map(str, broken))}"
+    name = f"{name}_any{'_'.join(map(str, broken))}"
     if name not in kernels:
         copy = kernels[name] = kernel.clone()
         kept = [DictionaryAttr({n: a for n, a in h.data.items() if n != ALIGNED or k not in broken}) for k, h in enumerate(hints)]

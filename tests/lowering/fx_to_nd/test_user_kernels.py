@@ -224,7 +224,7 @@ def test_memory_that_is_not_aligned_takes_a_kernel_without_the_hint():
     found = imported(function, (20,))
     module = lowered(found, "nd", "loop", "mem", "tt")
     kernels = {f.sym_name.data: f for f in module.ops if isinstance(f, tt_structure.FuncOp)}
-    assert not kernels["axpy.any0"].arg_attrs.data[0].data and kernels["axpy.any0"].arg_attrs.data[1].data
+    assert not kernels["axpy_any0"].arg_attrs.data[0].data and kernels["axpy_any0"].arg_attrs.data[1].data
     x = torch.randn(20)
     check(run_loop(module, [x]), lambda x: (x[1:] * 2,), x)
 

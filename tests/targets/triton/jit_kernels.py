@@ -9,11 +9,16 @@ def twice(x):
     return x + x
 
 
+@triton.jit(noinline=True)
+def half(x):
+    return x * 0.5
+
+
 @triton.jit
 def add_scaled(x, y, out, n, scale, flag, BLOCK: tl.constexpr, ROUND: tl.constexpr = None):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = i < n
-    v = tl.load(x + i, mask=m) + scale * tl.load(y + i, mask=m)
+    v = tl.load(x + i, mask=m) + half(twice(scale)) * tl.load(y + i, mask=m)
     if flag:
         v = twice(v)
     tl.store(out + i, v, mask=m)

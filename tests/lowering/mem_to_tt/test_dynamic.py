@@ -1,0 +1,87 @@
+"""Kernels for sizes that are symbols, over other sizes, strides and types: traced once, run by the interpreter of `tt` against eager."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.tools.compile_graph import context
+from stepwell.tools.interpret_loop import run_loop
+
+PROGRAMS = {
+    "values": lambda x: (F.gelu(x) * 2 + x, x.exp() > 1),
+    "softmax": lambda x: torch.softmax(x, -1),
+    "log-softmax of columns": lambda x: torch.log_softmax(x, 0),
+    "layer norm": lambda x: F.layer_norm(x, (x.shape[1],)),
+    "sums": lambda x: (x.sum(), x.sum(0), x.sum(1), x.mean(1)),
+    "extremes": lambda x: (x.amax(1), x.amin(0), x.argmax(1), x.argmin(0)),
+    "variance": lambda x: torch.var_mean(x, 1, correction=0),
+    "cumsum": lambda x: (x.cumsum(1), x.cumsum(0)),
+    "transposed": lambda x: (x.t().contiguous(), x.t() * 2),
+    "joined": lambda x: torch.cat([x, x * 2, x[:, :1]], 1),
+    "padded": lambda x: F.pad(x, (1, 2, 0, 3), value=1.5),
+    "flipped": lambda x: (x.flip(0), x.roll(1, 1)),
+    "parts": lambda x: (x[1:, :] + x[:-1, :], x[:, ::2] * 3),
+    "broadcast": lambda x: (x + x[:, :1], x * x[:1], x - x.mean(1, keepdim=True)),
+    "gathered": lambda x: x[torch.arange(x.shape[0] - 1, -1, -1)],
+    "added up": lambda x: torch.zeros(x.shape[1]).index_add(0, torch.arange(x.shape[1]) // 2, x.sum(0)),
+    "cast": lambda x: (x.to(torch.bfloat16), x.to(torch.int32), x.double()),
+    "triangle": lambda x: (torch.tril(x), torch.triu(x, 1)),
+    "cross-entropy": lambda x: F.cross_entropy(x, torch.arange(x.shape[0]) % x.shape[1]),
+    "reshaped": lambda x: (x.reshape(-1) * 2, x.view(x.shape[1], x.shape[0]).sum(0)),
+}
+
+
+def example(shape, strided, dtype):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return torch.empty_strided(shape, (shape[1] + 3, 1) if strided else (shape[1], 1), dtype=dtype).copy_(values)
+
+
+@functools.cache
+def lowered(name: str, strided: bool, dtype: torch.dtype):
+    def flat(x):
+        return tuple(pytree.tree_leaves(PROGRAMS[name](x)))
+
+    x = example((6, 40), strided, dtype)
+    table = decomposition_table()
+    gm = make_fx(functionalize(flat), decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+    imported = import_graph(gm, [x])
+    run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
+    return imported
+
+
+def check(name, shape, strided=False, dtype=torch.float32):
+    imported = lowered(name, strided, dtype)
+    x = example(shape, strided, dtype)
+    got = run_loop(imported.module, [x], imported.constants, imported.objects)
+    expected = pytree.tree_leaves(PROGRAMS[name](x))
+    close = {torch.bfloat16: 3e-2, torch.float16: 4e-3}.get(dtype, 2e-4)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(6, 40), (2, 3), (5, 129), (17, 2)])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_other_sizes_than_the_graph_was_traced_with(name, shape):
+    check(name, shape)
+
+
+@pytest.mark.parametrize("name", ["values", "softmax", "layer norm", "sums", "extremes", "cumsum", "transposed", "parts", "joined"])
+def test_rows_with_gaps(name):
+    check(name, (5, 37), strided=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["values", "softmax", "layer norm", "sums", "extremes", "broadcast", "padded"])
+def test_types(name, dtype):
+    check(name, (7, 33), dtype=dtype)
