@@ -21,18 +21,25 @@ def lower_user_kernels(module: ModuleOp) -> int:
     """Replace the calls of users' kernels in a module by launches; how many there were."""
     kernels = {f.sym_name.data: f for f in module.ops if isinstance(f, FuncOp)}
     calls = [op for op in module.walk() if isinstance(op, mem.ExternOp) and op.call.data.target == KERNEL_CALL]
+    asked: set[str] = set()
+    launched: set[str] = set()
     for op in calls:
         name, grid, *rest = op.call.data.args
         operands: list[SSAValue] = [op.inputs[leaf.index] for leaf in rest if isinstance(leaf, Arg)]
         sizes: list[Expr] = [as_expr(leaf) for leaf in rest if not isinstance(leaf, Arg)]
-        name = _variant(module, kernels, name, operands)
-        launch = LaunchOp.make(name, operands, sizes, bytes=traffic(operands), grid=grid)
+        used = _variant(module, kernels, name, operands)
+        launched.add(used)
+        launch = LaunchOp.make(used, operands, sizes, bytes=traffic(operands), grid=grid)
         launch.location = op.location
         block = op.parent
         assert block is not None
         block.insert_op_before(launch, op)
         op.detach()
         op.erase()
+        asked.add(name)
+    for name in asked - launched:
+        kernels[name].detach()
+        kernels[name].erase()
     return len(calls)
 
 

@@ -54,7 +54,9 @@ def kernel_modules(module: ModuleOp) -> list[ModuleOp]:
         return [module]
     functions = [op for op in module.ops if isinstance(op, FuncOp)]
     kernels = [f for f in functions if f.is_kernel]
-    return [ModuleOp([f.clone() for f in functions if f is k or not f.is_kernel]) for k in kernels] or [module]
+    others = [f for f in functions if not f.is_kernel]
+    # the kernel first: what comes first is the kernel for AMD's back end
+    return [ModuleOp([f.clone() for f in (k, *others)]) for k in kernels] or [module]
 
 
 def check_dialects(module: ModuleOp) -> None:
