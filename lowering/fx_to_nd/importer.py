@@ -249,6 +249,8 @@ class Importer(Builder):
             return externs.operator_call(self, node, chosen=True)
         if rule is None and not self.implicit_fallbacks:
             externs.refuse_fallback(node)
+        if rule is not None and self.mixed_devices and devices.is_elsewhere(self, node, val):
+            return externs.operator_call(self, node, chosen=True)
         if rule is None or (defines and isinstance(val, torch.Tensor)) or self._needs_library(node, val):
             return externs.operator_call(self, node, chosen=defines)
         argument = self.reachable_argument if self.mixed_devices else self.argument
@@ -261,9 +263,7 @@ class Importer(Builder):
         return self._conform(result, val)
 
     def _needs_library(self, node: Node, val: Any) -> bool:
-        """Whether an operand or result has an element type or storage that kernels do not handle, or lies elsewhere."""
-        if self.mixed_devices and devices.is_elsewhere(self, node, val):
-            return True
+        """Whether an operand or result has an element type or storage that kernels do not handle."""
         for value in (val, *(n.meta.get("val") for n in node.all_input_nodes)):
             if isinstance(value, torch.Tensor):
                 if value.layout is not torch.strided:

@@ -54,6 +54,12 @@ def test_a_small_constant_of_the_cpu_stands_in_the_kernel():
     assert len(kernels) == 1 and calls == []
 
 
+def test_what_happens_on_another_gpu_is_no_fallback():
+    imported = traced(lambda x, y: (x * 2 + 1, (y + 1).sum(0)), ((4, 5), "cuda:0"), ((4, 5), "cuda:1"))
+    assert imported.device == "cuda:0"
+    assert imported.counts.fallback == 0 and set(imported.counts.names["extern"]) == {"aten.add.Tensor", "aten.sum.dim_IntList"}
+
+
 def test_what_happens_on_the_cpu_goes_through_the_library():
     kernels, calls = lowered(lambda x, y: (x * 2, (y + 1).sum(0)), ((4, 5), "cuda"), ((4, 5), "cpu"))
     assert len(kernels) == 1
