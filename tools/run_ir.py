@@ -1,5 +1,5 @@
 """Runs a module at whatever level it is: what is left of the CPU pipeline is applied to a copy of it, and the program
-is executed.
+is executed. A module with kernels of a GPU takes that one's pipeline, and its launches run in the interpreter.
 
 With `interpret` (or the environment variable STEPWELL_INTERPRET=1) the levels nd, loop and mem run through their
 reference interpreters instead, as they stand.
@@ -173,7 +173,7 @@ def lower_rest(module: ModuleOp, ctx: Context, level: str, entry: Operation | No
     """A copy of `module`, of whose functions only `entry` is kept when it is given, after the stages below `level`."""
     from ..passes.instrumentation import Instrumentation
     from ..passes.manager import run
-    from ..passes.pipelines import default_pipeline
+    from ..passes.pipelines import default_pipeline, stage_names
 
     copied = module.clone()
     if entry is not None:
@@ -181,7 +181,9 @@ def lower_rest(module: ModuleOp, ctx: Context, level: str, entry: Operation | No
             if op.name in ("func.func", "host.program") and _name(op) != _name(entry) and BATCH not in op.attributes:
                 op.detach()
                 op.erase(safe_erase=False)
-    stages = LEVELS if level == "nd" else LEVELS[LEVELS.index(level) + 1 :]
+    target = "gpu" if any(op.name == "tt.func" for op in copied.ops) else "cpu"  # a user's kernel
+    levels = stage_names(target)
+    stages = levels if level == "nd" else levels[levels.index(level) + 1 :]
     if stages:
-        run(default_pipeline("cpu", stages=stages), copied, ctx, Instrumentation())
+        run(default_pipeline(target, stages=stages), copied, ctx, Instrumentation())
     return copied

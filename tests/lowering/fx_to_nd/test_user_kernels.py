@@ -130,6 +130,15 @@ def test_a_launch_runs_at_every_level(size):
         check(run_loop(again, [x]), meaning, x)
 
 
+def test_opt_tool_runs_a_file_with_a_kernel():
+    from stepwell.tools.run_ir import run_module
+
+    found, x = imported(scaled, (40,)), torch.randn(40)
+    for stages in (("nd",), ("loop",), ("mem",), ("tt",), ("host",)):
+        lowered(found, *stages)
+        check(run_module(found.module, context(), [x]), meaning, x)
+
+
 def test_what_torch_empty_gave_is_not_filled():
     found = imported(scaled, (100,))
     module = lowered(found, "nd", "loop", "mem", "tt")
