@@ -21,7 +21,8 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": ("nd-canonicalize", "nd-attention", "nd-sink-cat"),
         "loop": (
-            "loop-batch", "nd-to-loop", "contract-expand", "loop-fuse", "loop-fuse-rows", "contract-bias", "loop-layout", "loop-order",
+            "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "loop-fuse", "loop-fuse-rows", "contract-bias", "loop-inline",
+            "loop-layout", "loop-order",
         ),
         "mem": ("loop-to-mem", "mem-plan", "loop-schedule", "contract-select"),
         "cpu": ("mem-to-cpu",),

@@ -35,6 +35,7 @@ OURS: dict[str, str] = {
     "contract-expand": "passes.loop.contract_expand:ContractExpand",
     "loop-batch": "passes.loop.loop_batch:LoopBatch",
     "loop-fuse": "passes.loop.loop_fuse:LoopFuse",
+    "loop-inline": "passes.loop.loop_inline:LoopInline",
     "loop-interchange": "passes.loop.loop_interchange:LoopInterchange",
     "loop-tile": "passes.loop.loop_tile:LoopTile",
     "loop-collapse": "passes.loop.loop_collapse:LoopCollapse",
@@ -47,6 +48,7 @@ OURS: dict[str, str] = {
     "loop-fuse-rows": "passes.loop.loop_fuse_rows:LoopFuseRows",
     "loop-layout": "passes.loop.loop_layout:LoopLayout",
     "loop-order": "passes.loop.loop_order:LoopOrder",
+    "loop-outline": "passes.loop.loop_outline:LoopOutline",
     "loop-schedule": "passes.loop.loop_schedule:LoopSchedule",
     "mem-plan": "passes.mem.mem_plan:MemPlan",
 }

@@ -26,7 +26,7 @@ from ..targets.host.description import ProgramDescription
 from .compiled import CompiledGraph, Runner, no_garbage_collection
 from .counters import count, phase, recorded
 from .debug import DebugFolder
-from .fusion_control import apply_wishes, marked
+from .fusion_control import apply_wishes, marked, plan_each_layer
 from .loop_control import apply_loop_wishes, loop_marks
 from .options import Options
 from .trace import trace
@@ -120,6 +120,8 @@ def lower_graph(
             fit_device(pipeline, imported.device)
         if options.autotune:
             tune(pipeline, imported.device)
+        if watch:
+            plan_each_layer(pipeline)
         leave_out(pipeline, options)
         known, last = set() if matched is None else matched, kind in ("backward", "inference")
         apply_wishes(pipeline, imported.module, options, marked(gm), known, last)
@@ -178,6 +180,8 @@ def leave_out(pipeline: Pipeline, options: Options) -> None:
             pipeline.remove(name)
         elif name not in everywhere:
             raise PipelineError(f"option 'disable_passes': there is no pass '{name}'{did_you_mean(name, here | everywhere)}")
+    if "loop-inline" in options.disable_passes:
+        plan_each_layer(pipeline)  # nobody would take the functions of layers back
 
 
 def _count_ops(imported: Imported) -> None:

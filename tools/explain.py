@@ -159,7 +159,7 @@ def explain_module(
     from ..passes.manager import Stage, run
     from ..passes.pipelines import default_pipeline
     from .compile_graph import context
-    from .fusion_control import apply_wishes
+    from .fusion_control import apply_wishes, plan_each_layer
     from .loop_control import apply_loop_wishes
     from .options import make_options
     from .run_ir import LEVELS, level_of
@@ -173,6 +173,7 @@ def explain_module(
     if level == "loop":  # nests may be fused further, and wishes obeyed
         pipeline.stages.insert(0, Stage("loop", [LoopFuse()]))
     matched: set[str] = set()
+    plan_each_layer(pipeline)
     apply_wishes(pipeline, module, chosen, (), matched, True)
     apply_loop_wishes(pipeline, module, chosen, (), matched, True)
     machine = machine or _measured()

@@ -16,6 +16,7 @@ from ..passes.errors import PipelineError
 from ..passes.loop.fusion_wishes import is_named
 from ..passes.loop.loop_batch import LoopBatch
 from ..passes.loop.loop_fuse import LoopFuse
+from ..passes.loop.loop_outline import LoopOutline
 from ..passes.manager import Pipeline
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def apply_wishes(
     those that none does."""
     if not options.no_fuse and not options.fuse and not marks:
         return
+    plan_each_layer(pipeline)
     ops = list(computed(module))
     entries = {e for e in (*options.no_fuse, *(e for wish in options.fuse for e in wish))}
     here = {e for e in entries if any(is_named(op, e) for op in ops)}
@@ -73,6 +75,12 @@ def apply_wishes(
     if last:
         for entry in sorted(entries - matched):
             log.warning("'%s' (in the options no_fuse or fuse) names no operator of the compiled graph", entry)
+
+
+def plan_each_layer(pipeline: Pipeline) -> None:
+    """Plan equal layers one by one, so that a wish can be for one of them, and a report speaks of each."""
+    if any(p.name == LoopOutline.name for p in pipeline.passes()):
+        pipeline.remove(LoopOutline.name)
 
 
 def computed(module: ModuleOp) -> Iterator[Operation]:

@@ -1,11 +1,12 @@
-"""`loop.batch` in the reference interpreters: its body runs on one entry after the other."""
+"""Functions that others run, in the reference interpreters: the body of `loop.batch`, on one entry after the other, and of `func.call`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
-from xdsl.dialects.func import ReturnOp
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, SSAValue
 
 from ..dialects.loop import batch_symbols, is_shaped, shaped_dims
@@ -14,6 +15,21 @@ from ..dialects.mem import BufferType
 
 if TYPE_CHECKING:
     from .interpret_nd import NdInterpreter
+
+
+def run_call(run: NdInterpreter, op: CallOp) -> tuple[Any, ...]:
+    """The results of a call of another function of the module."""
+    module = op.get_toplevel_object()
+    assert isinstance(module, ModuleOp)
+    body = next(f for f in module.ops if isinstance(f, FuncOp) and f.sym_name.data == op.callee.string_value())
+    inner = run.nested(body)
+    inner.symbols.update(run.symbols)
+    inner.values.update({formal: run.values[v] for formal, v in zip(body.body.block.args, op.operands, strict=True)})
+    for inside in body.body.block.ops:
+        if isinstance(inside, ReturnOp):
+            return tuple(inner.values[v] for v in inside.operands)
+        inner.run(inside)
+    raise AssertionError("a function ends with func.return")
 
 
 def run_batch(run: NdInterpreter, op: BatchOp) -> tuple[Any, ...]:

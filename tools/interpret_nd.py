@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from ..dialects import nd
@@ -24,7 +24,7 @@ from ..dialects.nd_pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, MapOp,
 from ..dialects.nd_types import LayoutAttr, TensorType
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
-from .interpret_batch import run_batch
+from .interpret_batch import run_batch, run_call
 from .interpret_kernels import run_user_kernel
 from .philox import random_numbers
 
@@ -492,6 +492,11 @@ def _conv(
 @_on(BatchOp)
 def _batch(run: NdInterpreter, op: BatchOp, *values: Any) -> Any:
     return run_batch(run, op)
+
+
+@_on(CallOp)
+def _call(run: NdInterpreter, op: CallOp, *values: Any) -> Any:
+    return run_call(run, op)
 
 
 @_on(nd.ExternOp)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
-from xdsl.dialects.func import FuncOp
+from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
@@ -61,7 +61,7 @@ def _needed(func: FuncOp) -> set[Operation]:
     """Ops whose results reach the return, an update or an effect."""
     live: set[Operation] = set()
     for op in reversed(list(func.body.block.ops)):
-        root = not op.results or isinstance(op, UpdateOp | BatchOp) or (isinstance(op, ExternOp) and _has_effect(op))
+        root = not op.results or isinstance(op, UpdateOp | BatchOp | CallOp) or (isinstance(op, ExternOp) and _has_effect(op))
         if root or any(use.operation in live for r in op.results for use in r.uses):
             live.add(op)
     return live

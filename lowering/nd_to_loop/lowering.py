@@ -28,7 +28,7 @@ ZERO, ONE = as_expr(0), as_expr(1)
 @dataclass(frozen=True)
 class Value:
     """Where the elements of an `nd` value come from: element `index` is element map(index) of `root`, which is a tensor of the new
-    function or an inline op (see INLINE) of the old one."""
+    function or an inline op (see INLINE in passes/loop/repeat_find.py) of the old one."""
 
     root: SSAValue | Operation
     map: IndexMap
@@ -36,10 +36,6 @@ class Value:
     def through(self, view: IndexMap) -> Value:
         """This value seen through a view's index map."""
         return Value(self.root, self.map.compose(view))
-
-
-INLINE = (nd.FullOp, nd.SizeOp, nd.ScalarOp, nd.IotaOp, nd.LiteralOp, nd.PadOp)
-"""Ops that are computed where they are read."""
 
 
 def view_map(op: nd.ViewOp, env: RangeEnv) -> IndexMap:

@@ -7,17 +7,19 @@ from typing import Any
 
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import ArrayAttr, IntegerType, StringAttr, UnitAttr, f32, i1, i64
-from xdsl.dialects.func import ReturnOp
+from xdsl.dialects.func import CallOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop, nd
 from ...dialects.call_args import UNDEFINED, Arg, Call, CallAttr
+from ...dialects.create import create
 from ...dialects.expr import Expr, IndexMap, as_expr, dim, product, strides_contiguous
 from ...dialects.nd_pointwise import OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, is_float, tensor_type
 from ...passes.loop.body import Body
+from ...passes.loop.repeat_find import INLINE
 from . import scalars
-from .lowering import INLINE, Lowering, broadcast_map
+from .lowering import Lowering, broadcast_map
 
 Rule = Callable[[Lowering, Any], None]
 ZERO = as_expr(0)
@@ -455,10 +457,10 @@ def _extern(low: Lowering, op: nd.ExternOp) -> None:
         low.bind(old, result)
 
 
-def _batch(low: Lowering, op: loop.BatchOp) -> None:
-    operands = [low.tensor(x) for x in op.operands]
-    types = [r.type for r in op.results]
-    new = loop.BatchOp.create(operands=operands, result_types=types, properties=op.properties, attributes=op.attributes)
+def _called(low: Lowering, op: Operation) -> None:
+    """A call of another function of the module, or a batch of calls."""
+    new = create(type(op), [low.tensor(x) for x in op.operands], [r.type for r in op.results], op.properties)
+    new.attributes.update(op.attributes)
     low.add(new, op)
     for old, result in zip(op.results, new.results, strict=True):
         low.bind(old, result)
@@ -500,7 +502,8 @@ RULES: dict[type[Operation], Rule] = {
     nd.MatmulOp: _matmul,
     nd.ConvOp: _conv,
     nd.ExternOp: _extern,
-    loop.BatchOp: _batch,
+    loop.BatchOp: _called,
+    CallOp: _called,
     nd.UpdateOp: _update,
     ReturnOp: _return,
 }
