@@ -21,6 +21,7 @@ import torch
 
 from ..lowering.decompositions import decomposition_table
 from ..lowering.fx_to_nd import higher_order, load_rules
+from ..lowering.fx_to_nd.complex_numbers import has_rule
 from ..lowering.fx_to_nd.externs import TYPE_NEUTRAL
 from ..lowering.fx_to_nd.library import library_reason
 from ..lowering.fx_to_nd.metadata import COMPUTED, element_type
@@ -54,9 +55,9 @@ torch itself takes apart before any backend sees them.
 A rule that does not cover the arguments of a call (a symbolic number where it wants a known one, a row that is too long to be sorted by it)
 makes that call a library call. `some overloads` stands where overloads of one operator are treated differently.
 
-Dtypes: `b` bool, `i` integers, `h` f16 and bf16, `f` f32 and f64, `c` complex; those after a bar are computed by a library call (rules
-handle no complex numbers; casts and moves take every dtype). Empty: torch's list does not say.
-GPU: `=` is as on the CPU. What a kernel cannot hold there is a library call.
+Dtypes: `b` bool, `i` integers, `h` f16 and bf16, `f` f32 and f64, `c` complex; those after a bar are computed by a library call (complex
+numbers are computed as pairs of real ones, where a rule of `fx_to_nd/complex_numbers.py` says how; casts and moves take every dtype).
+Empty: torch's list does not say. GPU: `=` is as on the CPU. What a kernel cannot hold there is a library call.
 """
 
 
@@ -116,13 +117,20 @@ def _supported() -> dict[str, set[torch.dtype]]:
     return found
 
 
+def _handles(name: str, letter: str) -> bool:
+    """Whether kernels compute an operator of ATen in the dtypes of a letter."""
+    if letter == "c":
+        return name.startswith("aten.") and has_rule(name.partition(".")[2])
+    return element_type(_LETTERS[letter][0]) in COMPUTED
+
+
 def _dtypes(name: str, treatment: str, neutral: bool, supported: dict[str, set[torch.dtype]]) -> str:
     """The letters of the dtypes computed by kernels, a bar, those computed by a call."""
     known = supported.get(name.partition(".")[2], set())
     here = [letter for letter, dtypes in _LETTERS.items() if known.intersection(dtypes)]
     if treatment in (_CALL, _FALLBACK):
         return f"| {' '.join(here)}".replace("|", "\\|") if here else ""
-    own = [c for c in here if neutral or element_type(_LETTERS[c][0]) in COMPUTED]
+    own = [c for c in here if neutral or _handles(name, c)]
     rest = [c for c in here if c not in own]
     return " ".join(own) + (f" \\| {' '.join(rest)}" if rest else "")
 

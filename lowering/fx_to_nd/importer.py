@@ -24,7 +24,7 @@ from ...dialects.expr import Expr, Range, as_expr, const, evaluate, free_syms, r
 from ...errors import StepwellError
 from ..sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
 from ..tt_functions import kernel_functions
-from . import devices, externs, higher_order
+from . import complex_numbers, devices, externs, higher_order
 from .aliases import write_through
 from .builder import Builder, Dims
 from .metadata import element_type, shape_env
@@ -89,6 +89,8 @@ class Importer(Builder):
         self.constant_arguments: dict[Any, SSAValue] = {}
         self.objects: list[Any] = []
         self.updates: dict[Node, SSAValue] = {}
+        self.pairs: dict[SSAValue, complex_numbers.Pair] = {}
+        self.computed_pairs: set[SSAValue] = set()
         self.counts = Counts()
         self.argument_symbols: set[str] = set()
         self.known_unbacked: set[str] = set()
@@ -252,7 +254,8 @@ class Importer(Builder):
         if rule is not None and self.mixed_devices and devices.is_elsewhere(self, node, val):
             return externs.operator_call(self, node, chosen=True)
         if rule is None or (defines and isinstance(val, torch.Tensor)) or self._needs_library(node, val):
-            return externs.operator_call(self, node, chosen=defines)
+            value = NotImplemented if defines else complex_numbers.complex_call(self, node, val)
+            return externs.operator_call(self, node, chosen=defines) if value is NotImplemented else value
         argument = self.reachable_argument if self.mixed_devices else self.argument
         args = [argument(a) for a in node.args]
         kwargs = {key: argument(a) for key, a in node.kwargs.items()} if node.kwargs else {}

@@ -1,0 +1,157 @@
+"""Complex numbers as pairs of real tensors: values, gradients, and that no call of the library computes."""
+
+import copy
+
+import pytest
+import torch
+
+import stepwell
+
+C64, C128 = torch.complex64, torch.complex128
+
+
+def _z(*shape, dtype=C64):
+    return torch.randn(*shape, dtype=dtype)
+
+
+def _end(fn, args, grad):
+    """fn's results and, where wanted, the gradients of its first result."""
+    own = [copy.deepcopy(a).requires_grad_() if grad and (a.is_complex() or a.is_floating_point()) else a.clone() for a in args]
+    found = fn(*own)
+    found = list(found) if isinstance(found, tuple) else [found]
+    if grad:
+        first = found[0]
+        (first.abs() if first.is_complex() else first).sum().backward()
+        found += [a.grad for a in own]
+    return found
+
+
+def _check(fn, *args, calls=0, grad=False, **options):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    before = {k: stepwell.counters.get(k, 0) for k in ("extern", "fallback")}
+    got = _end(torch.compile(fn, backend="stepwell", **options), args, grad)
+    for a, b in zip(got, _end(fn, args, grad), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert sum(stepwell.counters.get(k, 0) - n for k, n in before.items()) == calls
+
+
+ARITHMETIC = {
+    "tensors": lambda z, w: (z * w, z + w, z - w, z / w, torch.add(z, w, alpha=2), torch.sub(z, w, alpha=1j)),
+    "numbers": lambda z, w: (z * 2, z * 2j, z + 1.5, 2j - z, 1 / z, 3 - w, z / 2, w / (1 + 2j), 1j / w),
+    "powers": lambda z, w: (z**2, w**3, z**-1, z.square(), z.reciprocal()),
+    "signs": lambda z, w: (-z, z.conj() * w, z.conj().resolve_conj(), z.sgn(), (z * 0).sgn()),
+    "comparisons": lambda z, w: (z == w, z != w, z == z, torch.isnan(z / 0), torch.isinf(z * 1e38 * 10), torch.isfinite(w)),
+    "choices": lambda z, w: (torch.where(z.abs() > 1, z, w), torch.where(w.abs() > 1, z, 1.5), z.masked_fill(w.abs() > 1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+@pytest.mark.parametrize("dtype", [C64, C128])
+def test_arithmetic(name, dtype):
+    _check(ARITHMETIC[name], _z(4, 5, dtype=dtype), _z(5, dtype=dtype), calls=2 * (name == "comparisons"))
+
+
+def test_functions():
+    z = torch.cat([_z(40) * 3, torch.tensor([0j, 1 + 0j, -1 + 0j, 1j, -1j, -4 - 0j])])
+    _check(lambda z: (z.exp(), z.sin(), z.cos(), z.sqrt(), z.abs(), z.angle(), (z + 0.1).log()), z)
+
+
+def test_mixed_with_real_numbers():
+    x = torch.randn(4, 5)
+    _check(lambda z, x, i: (z * x, x + z, x * 1j, z / x, i * z, z + i), _z(4, 5), x, torch.arange(5))
+    _check(lambda x: (torch.complex(x, x * 2) * 2, torch.polar(x.abs(), x) + 1, torch.exp(1j * x)), x)
+    _check(lambda z, w: (z * w, z.to(C128) + 1, w.to(C64) * 2), _z(3), _z(3, dtype=C128))
+
+
+def test_sums():
+    _check(lambda z: (z.sum(), (z * z).sum(0), (z + 1).mean((0, 2), keepdim=True), z.mean(), z.sum(-1)), _z(3, 4, 5))
+    _check(lambda z: ((z * z).sum(0), z.mean(1)), torch.zeros(0, 5, dtype=C64))
+
+
+MOVES = {
+    "views": lambda z: ((z * 2).t(), (z + 1)[1:, ::2], (z * 2).reshape(-1), (z * 2).unsqueeze(1).expand(4, 3, 6), z[1:] * 2),
+    "joined": lambda z: (torch.cat([z * 2, z]), torch.stack([z, z * 2], 1), torch.nn.functional.pad(z * 2, (1, 2))),
+    "chosen": lambda z: ((z * 2)[torch.tensor([0, 2])], (z + 1).flip(0), (z * 2).roll(1, 1), (z * 1j).tril()),
+    "split": lambda z: tuple(p * 2 for p in (z * 2).split(2, 1)) + (z * 2).unbind(0),
+    "scan": lambda z: (z * 2).cumsum(1),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_moves(name):
+    for z in (_z(4, 6), _z(6, 4).t(), _z(6).expand(4, 6)):
+        _check(MOVES[name], z)
+
+
+def test_parts():
+    def parts(z, x):
+        made = torch.view_as_complex(x) * z
+        return made, torch.view_as_real(made * 2), (z * 2).real + 1, (z * z).imag, made.imag * 2
+
+    _check(parts, _z(4), torch.randn(4, 2))
+
+
+def test_rotation_of_pairs():
+    """Rotary embeddings as written with complex numbers: one kernel, nothing complex in it."""
+
+    def rotated(x, turns):
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turns).flatten(3).type_as(x)
+
+    turns = torch.polar(torch.ones(8, 1, 8), torch.randn(8, 1, 8))
+    _check(rotated, torch.randn(2, 8, 4, 16), turns)
+    _check(lambda x: rotated(x, turns), torch.randn(2, 8, 4, 16), grad=True)
+
+
+def test_gradients():
+    z = _z(4, 5)
+    _check(lambda z: (z * z.conj() + 2j * z.exp()).real, z, grad=True)
+    _check(lambda z: (z / (z + 1)).abs() + z.angle(), z, grad=True)
+    _check(lambda z: z.sin() * z.mean(0), z, grad=True)
+
+
+def test_between_transforms():
+    """Products in the frequency domain; the transforms stay calls."""
+
+    def convolved(x, w):
+        spectrum = torch.fft.rfft2(x)
+        low = torch.zeros_like(spectrum)
+        low[..., :3, :3] = spectrum[..., :3, :3] * w
+        return torch.fft.irfft2(low)
+
+    _check(convolved, torch.randn(2, 3, 8, 8), _z(3, 3, 3), calls=2)
+
+
+def test_arguments_that_are_conjugates():
+    z = _z(4, 5)
+    for fn in (lambda z: z * 2 + 1, lambda z: (z.view(-1) * 2).sum()):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(fn, backend="stepwell")(z.conj()), fn(z.conj()))
+
+
+def test_updates_and_scalars():
+    torch._dynamo.reset()
+    z = _z(3, 4)
+    wanted = z * 2j
+
+    def update(z):
+        z.mul_(2j)
+        return z + 1
+
+    torch.testing.assert_close(torch.compile(update, backend="stepwell")(z), wanted + 1)
+    torch.testing.assert_close(z, wanted)
+    _check(lambda z: z * z + 1, torch.tensor(1 + 2j))
+
+
+def test_symbolic_sizes():
+    torch._dynamo.reset()
+    compiled = torch.compile(fn := lambda z: (z * z).sum(0) + z.mean(0).exp(), backend="stepwell", dynamic=True)
+    for n in (3, 5, 8):
+        z = _z(n, n + 1)
+        torch.testing.assert_close(compiled(z), fn(z))
+
+
+def test_half_precision_is_a_call():
+    z = _z(4).to(torch.complex32)
+    _check(lambda z: z * z, z, calls=1)
