@@ -6,9 +6,11 @@ import math
 from typing import Any
 
 import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from xdsl.ir import SSAValue
 
 from .importer import Importer
+from .promotion import promote
 from .registry import rule
 
 aten = torch.ops.aten
@@ -164,6 +166,7 @@ def _softplus(b: Importer, x: SSAValue, beta: Any = 1, threshold: Any = 20) -> S
 
 @rule(aten.logit)
 def _logit(b: Importer, x: SSAValue, eps: float | None = None) -> SSAValue:
+    (x,), _ = promote(b, (x,), Kind.INT_TO_FLOAT)
     if not b.eager_numerics:  # torch's own kernel rounds every step
         x = b.widen(x)
     if eps is not None:

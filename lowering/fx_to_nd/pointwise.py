@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
-from xdsl.dialects.builtin import f32, f64, i1, i32, i64
+from xdsl.dialects.builtin import f32, f64, i1, i16, i32, i64
 from xdsl.ir import SSAValue
 
 from ...dialects.nd_types import FLOATS, LOW_PRECISION, is_float, ui8
@@ -41,7 +41,7 @@ UNARY: dict[str, tuple[str, Kind]] = {
 BINARY: dict[str, tuple[str, Kind]] = {
     **{
         name: (name, Kind.DEFAULT)
-        for name in "mul maximum minimum fmax fmin fmod remainder hypot nextafter".split()
+        for name in "mul maximum minimum fmax fmin fmod remainder hypot".split()
     },
     **{name: (name, Kind.INT_TO_FLOAT) for name in ("atan2", "copysign")},
     "true_divide": ("div", Kind.INT_TO_FLOAT),
@@ -136,7 +136,7 @@ def _round(b: Importer, x: SSAValue, *, decimals: int = 0) -> SSAValue:
 
 @rule(aten.frac)
 def _frac(b: Importer, x: SSAValue) -> SSAValue:
-    return b.sub(x, b.op("trunc", x))
+    return b.sub(x, b.op("trunc", x)) if b.dtype(x) in FLOATS else NotImplemented
 
 
 # ---- predicates
@@ -390,6 +390,20 @@ def _nan_to_num(b: Importer, x: SSAValue, nan: Any = None, posinf: Any = None, n
     x_ = b.select(b.predicate("isnan", x), b.scalar(0.0 if nan is None else nan, dtype), x)
     x_ = b.select(b.cmp("eq", x, math.inf), b.scalar(largest if posinf is None else posinf, dtype), x_)
     return b.select(b.cmp("eq", x, -math.inf), b.scalar(-largest if neginf is None else neginf, dtype), x_)
+
+
+@rule(aten.nextafter)
+def _nextafter(b: Importer, x: SSAValue, y: SSAValue) -> SSAValue:
+    (x, y), dtype = promote(b, (x, y))
+    if dtype not in LOW_PRECISION:
+        return b.op("nextafter", x, y)
+    # bodies hold these types in f32, whose neighbours are others: their bits count up away from zero
+    zero = b.cmp("eq", x, 0.0)
+    outwards = b.op("not", b.op("xor", b.cmp("lt", x, y), b.cmp("gt", x, 0.0)))
+    step = b.bitcast(b.add(b.bitcast(x, i16), b.select(outwards, b.full(1, i16), -1)), dtype)
+    smallest = b.op("copysign", b.bitcast(b.full(1, i16), dtype), y)
+    moved = b.select(b.cmp("eq", x, y), y, b.select(zero, smallest, step))
+    return b.select(b.op("or", b.predicate("isnan", x), b.predicate("isnan", y)), math.nan, moved)
 
 
 @rule(aten.polygamma)

@@ -153,6 +153,19 @@ def _pow_int(b: Body, t: Attribute, x: list[SSAValue]) -> SSAValue:
     return b.emit(math.IPowIOp, x, x[0].type)
 
 
+def _pow_unsigned(b: Body, t: Attribute, x: list[SSAValue]) -> SSAValue:
+    """math.ipowi takes signed exponents. The powers of an odd number modulo 2^w repeat after 2^(w-2), those of an even one
+    are 0 from the w-th on: so a large exponent may stand for another that is at least 2^(w-2) and equal modulo that."""
+    base, exponent = x
+    kind = base.type
+    assert isinstance(kind, IntegerType)
+    period = b.constant(1 << (kind.width.data - 2), kind)
+    low = b.emit(arith.AndIOp, (exponent, b.constant((1 << (kind.width.data - 2)) - 1, kind)), kind)
+    same = b.emit(arith.OrIOp, (low, period), kind)
+    large = b.cmpi("slt", exponent, b.constant(0, kind))
+    return b.emit(math.IPowIOp, (base, b.select(large, same, exponent)), kind)
+
+
 POINTWISE: dict[str, Emit] = {
     "add": _by_kind(_op(arith.AddfOp), _op(arith.AddiOp), _or),
     "sub": _by_kind(_op(arith.SubfOp), _op(arith.SubiOp), _xor),
@@ -162,7 +175,7 @@ POINTWISE: dict[str, Emit] = {
     "trunc_div": _by_kind(_trunc_div_float, _op(arith.DivSIOp), None, _op(arith.DivUIOp)),
     "fmod": _by_kind(_math("fmod"), _op(arith.RemSIOp), None, _op(arith.RemUIOp)),
     "remainder": _by_kind(_remainder_float, _remainder_int, None, _op(arith.RemUIOp)),
-    "pow": _by_kind(_op(math.PowFOp), _pow_int),
+    "pow": _by_kind(_op(math.PowFOp), _pow_int, None, _pow_unsigned),
     "maximum": _by_kind(_op(arith.MaximumfOp), _op(arith.MaxSIOp), _or, _op(arith.MaxUIOp)),
     "minimum": _by_kind(_op(arith.MinimumfOp), _op(arith.MinSIOp), _and, _op(arith.MinUIOp)),
     "fmax": _by_kind(_op(arith.MaxnumfOp), _op(arith.MaxSIOp), _or, _op(arith.MaxUIOp)),
