@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,15 +13,28 @@ from ...dialects.expr import Expr, product
 from ...dialects.nd_types import FLOATS, ui8
 from .builder import ONE, ZERO, highest, lowest
 from .importer import Importer
-from .registry import packet, rule
+from .registry import Rule, packet, rule
 
 aten = torch.ops.aten
+
+
+def indexed_rule(*targets: Any) -> Callable[[Rule], Rule]:
+    """A rule of operators that read or write their first tensor at places given by others. In an empty tensor there is
+    no place at all, not even one to go on with after an error: the library says what eager says."""
+
+    def register(fn: Rule) -> Rule:
+        def apply(b: Importer, x: SSAValue, *args: Any, **kwargs: Any) -> Any:
+            return NotImplemented if any(s is ZERO for s in b.dims(x)) else fn(b, x, *args, **kwargs)
+
+        return rule(*targets)(apply)
+
+    return register
 
 
 # ---- embedding
 
 
-@rule(aten.embedding)
+@indexed_rule(aten.embedding)
 def _embedding(b: Importer, weight: SSAValue, indices: SSAValue, *options: Any, **named: Any) -> SSAValue:
     return b.index(weight, [0], [indices], wrap=False)
 
@@ -53,13 +66,13 @@ def _index_tensors(b: Importer, indices: Sequence[SSAValue | None]) -> tuple[lis
     return dims, tensors
 
 
-@rule(aten.index, aten._unsafe_index)
+@indexed_rule(aten.index, aten._unsafe_index)
 def _index(b: Importer, x: SSAValue, indices: Sequence[SSAValue | None]) -> SSAValue:
     found = _index_tensors(b, indices)
     return NotImplemented if found is None else b.index(x, *found, wrap=True)
 
 
-@rule(aten.index_select)
+@indexed_rule(aten.index_select)
 def _index_select(b: Importer, x: SSAValue, d: int, index: SSAValue) -> SSAValue:
     if not b.rank(x):
         return b.reshape(x, b.out_dims)
@@ -67,19 +80,19 @@ def _index_select(b: Importer, x: SSAValue, d: int, index: SSAValue) -> SSAValue
     return b.index(x, [d % b.rank(x)], [index], wrap=False)
 
 
-@rule(aten.take)
+@indexed_rule(aten.take)
 def _take(b: Importer, x: SSAValue, index: SSAValue) -> SSAValue:
     return b.index(b.reshape(x, (product(b.dims(x)),)), [0], [index], wrap=True)
 
 
-@rule(aten.put)
+@indexed_rule(aten.put)
 def _put(b: Importer, x: SSAValue, index: SSAValue, source: SSAValue, accumulate: bool = False) -> SSAValue:
     flat, place, values = (b.reshape(t, (product(b.dims(t)),)) for t in (x, index, source))
     mode = "add" if accumulate else "set"
     return b.reshape(b.index_put(flat, [0], [place], values, mode, wrap=True), b.dims(x))
 
 
-@rule(aten.gather)
+@indexed_rule(aten.gather)
 def _gather(b: Importer, x: SSAValue, d: int, index: SSAValue, *, sparse_grad: bool = False) -> SSAValue:
     if not b.rank(index):
         return b.reshape(b.index(b.reshape(x, (ONE,)) if not b.rank(x) else x, [0], [index], wrap=False), ())
@@ -97,7 +110,7 @@ def _indexed_dims(b: Importer, x: SSAValue, dims: Sequence[int], tensors: Sequen
     return index_result_dims(b.dims(x), tuple(dims), [b.dims(t) for t in tensors])
 
 
-@rule(aten.index_put, aten._unsafe_index_put)
+@indexed_rule(aten.index_put, aten._unsafe_index_put)
 def _index_put(
     b: Importer,
     x: SSAValue,
@@ -129,19 +142,19 @@ def _masked_put(b: Importer, x: SSAValue, mask: SSAValue, values: SSAValue) -> S
     return b.select(mask, value, x)
 
 
-@rule(aten.index_add)
+@indexed_rule(aten.index_add)
 def _index_add(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, *, alpha: Any = 1) -> SSAValue:
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         source = b.mul(source, b.scalar(alpha, b.dtype(source)))
     return _along(b, x, d, index, source, "add")
 
 
-@rule(aten.index_copy)
+@indexed_rule(aten.index_copy)
 def _index_copy(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue) -> SSAValue:
     return _along(b, x, d, index, source, "set")
 
 
-@rule(aten.index_fill)
+@indexed_rule(aten.index_fill)
 def _index_fill(b: Importer, x: SSAValue, d: int, index: SSAValue, value: Any) -> SSAValue:
     if not b.rank(x):
         return b.cast(b.scalar(value, b.dtype(x)), b.dtype(x))
@@ -188,7 +201,7 @@ def _spread(b: Importer, x: SSAValue, index: SSAValue, value: Any) -> SSAValue:
 _REDUCE = {"add": "add", "multiply": "prod"}
 
 
-@rule(aten.scatter.src, aten.scatter.reduce)
+@indexed_rule(aten.scatter.src, aten.scatter.reduce)
 def _scatter_source(
     b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, *, reduce: str | None = None
 ) -> SSAValue:
@@ -197,7 +210,7 @@ def _scatter_source(
     return _scatter(b, x, d, index, source, _REDUCE[reduce] if reduce else "set")
 
 
-@rule(aten.scatter.value, aten.scatter.value_reduce)
+@indexed_rule(aten.scatter.value, aten.scatter.value_reduce)
 def _scatter_value(
     b: Importer, x: SSAValue, d: int, index: SSAValue, value: Any, *, reduce: str | None = None
 ) -> SSAValue:
@@ -206,7 +219,7 @@ def _scatter_value(
     return _scatter(b, x, d, index, _spread(b, x, index, value), _REDUCE[reduce] if reduce else "set")
 
 
-@rule(aten.scatter_add)
+@indexed_rule(aten.scatter_add)
 def _scatter_add(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue) -> SSAValue:
     return _scatter(b, x, d, index, source, "add") if _can_combine(b, "add", b.dtype(x)) else NotImplemented
 
@@ -228,7 +241,7 @@ def _can_combine(b: Importer, mode: str, dtype: Attribute) -> bool:
 _SCATTER_REDUCE = {"sum": "add", "prod": "prod", "amax": "max", "amin": "min"}
 
 
-@rule(aten.scatter_reduce)
+@indexed_rule(aten.scatter_reduce)
 def _scatter_reduce(
     b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, reduce: str, *, include_self: bool = True
 ) -> SSAValue:
@@ -257,7 +270,7 @@ def _scatter_mean(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSA
     return b.op("div" if b.dtype(x) in FLOATS else "floor_div", total, b.op("maximum", counts, 1))
 
 
-@rule(aten.index_reduce)
+@indexed_rule(aten.index_reduce)
 def _index_reduce(
     b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, reduce: str, *, include_self: bool = True
 ) -> SSAValue:

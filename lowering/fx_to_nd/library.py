@@ -46,7 +46,7 @@ _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward _embedding_
 _embedding_bag_per_sample_weights_backward embedding_renorm
 """
 _RANDOM = """
-multinomial randperm poisson binomial _sample_dirichlet _standard_gamma rrelu_with_noise_functional rrelu_with_noise
+multinomial randperm poisson binomial _sample_dirichlet _standard_gamma rrelu_with_noise
 """
 # doubles that torch computes to 1e-7 (special.py); series and loops whose length depends on the element: nothing there
 # for vectors to gain

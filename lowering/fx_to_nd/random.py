@@ -121,6 +121,22 @@ def _dropout_backward(b: Importer, grad: SSAValue, mask: SSAValue, scale: Any) -
     return b.mul(b.mul(wide, b.cast(mask, b.dtype(wide))), b.scalar(scale, b.dtype(wide)))
 
 
+@rule(packet(aten, "rrelu_with_noise_functional"))
+def _rrelu(
+    b: Importer, x: SSAValue, noise: SSAValue, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False, **options: Any
+) -> Any:
+    """Negative elements times a slope of their own, which is also what the noise becomes (1 where there is none)."""
+    wide, dtype = b.widen(x), b.dtype(x)
+    negative = b.cmp("le", wide, 0.0)
+    if not training:
+        return b.cast(b.select(negative, b.mul(wide, (lower + upper) / 2), wide), dtype), noise
+    if not _ours(b, options):
+        return NotImplemented
+    slope = b.add(b.mul(b.cast(draw(b, "rand", b.dims(x)), b.dtype(wide)), upper - lower), lower)
+    slope = b.select(negative, slope, 1.0)
+    return b.cast(b.mul(wide, slope), dtype), b.cast(slope, b.dtype(noise))
+
+
 @rule(aten.bernoulli.default)
 def _bernoulli(b: Importer, x: SSAValue, **options: Any) -> SSAValue:
     if not _ours(b, options) or b.dtype(x) not in FLOATS:

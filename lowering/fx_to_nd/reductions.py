@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import f64, i1, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.nd_types import FLOATS, LOW_PRECISION
+from .builder import ZERO
 from .importer import Importer
 from .metadata import element_type
 from .registry import packet, rule
@@ -226,6 +227,8 @@ def moments(
         var, mean = b.var_mean(wide, dims, correction, False)
     else:
         var, mean = b.var_mean(wide, dims, correction, keepdim)
+    if any(b.dims(wide)[d] is ZERO for d in dims):
+        mean = b.full(math.nan, b.dtype(wide), b.dims(mean))
     return b.cast(var, dtype), b.cast(mean, dtype)
 
 
