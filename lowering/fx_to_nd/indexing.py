@@ -18,23 +18,35 @@ from .registry import Rule, packet, rule
 aten = torch.ops.aten
 
 
-def indexed_rule(*targets: Any) -> Callable[[Rule], Rule]:
-    """A rule of operators that read or write their first tensor at places given by others. In an empty tensor there is
-    no place at all, not even one to go on with after an error: the library says what eager says."""
+def indexed_rule(*targets: Any, reads: bool = False) -> Callable[[Rule], Rule]:
+    """A rule of operators that read (or write) their first tensor at places given by others. An empty tensor has no place,
+    not even one to go on with after an error: where one is asked for, the library says what eager says."""
 
     def register(fn: Rule) -> Rule:
         def apply(b: Importer, x: SSAValue, *args: Any, **kwargs: Any) -> Any:
-            return NotImplemented if any(s is ZERO for s in b.dims(x)) else fn(b, x, *args, **kwargs)
+            if not _is_empty(b, x) or _asks_nothing(b, args) or (reads and any(s is ZERO for s in b.out_dims)):
+                return fn(b, x, *args, **kwargs)
+            return NotImplemented
 
         return rule(*targets)(apply)
 
     return register
 
 
+def _is_empty(b: Importer, x: SSAValue) -> bool:
+    return any(s is ZERO for s in b.dims(x))
+
+
+def _asks_nothing(b: Importer, args: Sequence[Any]) -> bool:
+    """Whether a tensor among the arguments is empty: no index, or nothing to be written."""
+    tensors = [t for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, SSAValue)]
+    return any(_is_empty(b, t) for t in tensors)
+
+
 # ---- embedding
 
 
-@indexed_rule(aten.embedding)
+@indexed_rule(aten.embedding, reads=True)
 def _embedding(b: Importer, weight: SSAValue, indices: SSAValue, *options: Any, **named: Any) -> SSAValue:
     return b.index(weight, [0], [indices], wrap=False)
 
@@ -66,13 +78,13 @@ def _index_tensors(b: Importer, indices: Sequence[SSAValue | None]) -> tuple[lis
     return dims, tensors
 
 
-@indexed_rule(aten.index, aten._unsafe_index)
+@indexed_rule(aten.index, aten._unsafe_index, reads=True)
 def _index(b: Importer, x: SSAValue, indices: Sequence[SSAValue | None]) -> SSAValue:
     found = _index_tensors(b, indices)
     return NotImplemented if found is None else b.index(x, *found, wrap=True)
 
 
-@indexed_rule(aten.index_select)
+@indexed_rule(aten.index_select, reads=True)
 def _index_select(b: Importer, x: SSAValue, d: int, index: SSAValue) -> SSAValue:
     if not b.rank(x):
         return b.reshape(x, b.out_dims)
@@ -80,7 +92,7 @@ def _index_select(b: Importer, x: SSAValue, d: int, index: SSAValue) -> SSAValue
     return b.index(x, [d % b.rank(x)], [index], wrap=False)
 
 
-@indexed_rule(aten.take)
+@indexed_rule(aten.take, reads=True)
 def _take(b: Importer, x: SSAValue, index: SSAValue) -> SSAValue:
     return b.index(b.reshape(x, (product(b.dims(x)),)), [0], [index], wrap=True)
 
@@ -92,7 +104,7 @@ def _put(b: Importer, x: SSAValue, index: SSAValue, source: SSAValue, accumulate
     return b.reshape(b.index_put(flat, [0], [place], values, mode, wrap=True), b.dims(x))
 
 
-@indexed_rule(aten.gather)
+@indexed_rule(aten.gather, reads=True)
 def _gather(b: Importer, x: SSAValue, d: int, index: SSAValue, *, sparse_grad: bool = False) -> SSAValue:
     if not b.rank(index):
         return b.reshape(b.index(b.reshape(x, (ONE,)) if not b.rank(x) else x, [0], [index], wrap=False), ())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import e, log
+from math import log
 
 from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import f32, f64
@@ -91,8 +91,6 @@ EAGER: dict[str, Function] = {
 }
 
 _OVERFLOWING = {"asinh", "acosh"}  # Sleef squares the argument
-_EARLY_INFINITE = {"sinh": {"f32": 88.0, "f64": 709.0}, "cosh": {"f32": 88.0, "f64": 709.0}}
-"""Beyond that Sleef gives infinity, although the largest numbers are not reached."""
 
 
 def emit_function(f: FunctionText, name: str, type: Type, arguments: list[str]) -> str:
@@ -107,8 +105,6 @@ def emit_function(f: FunctionText, name: str, type: Type, arguments: list[str]) 
         return inline(Code(f, type), *arguments)
     sleef = function.sleef32 if type.kind == "f32" else function.sleef64
     if type.lanes and sleef is not None and f.target.sleef:
-        if name in _EARLY_INFINITE:
-            return _up_to_largest(f, sleef, type, arguments[0], _EARLY_INFINITE[name][type.kind])
         result = _call_sleef(f, sleef, type, arguments)
         return _where_square_overflows(f, name, type, arguments[0], result) if name in _OVERFLOWING else result
     assert function.libm is not None
@@ -123,15 +119,6 @@ def _where_square_overflows(f: FunctionText, name: str, type: Type, x: str, resu
     size = m.abs(x) if name == "asinh" else x
     large = m.copysign(m.add(emit_function(f, "log", type, [size]), m.c(log(2.0))), result)
     return m.select(m.cmp("ogt", size, m.c(2.0**60)), large, result)
-
-
-def _up_to_largest(f: FunctionText, sleef: tuple[str, str], type: Type, x: str, limit: float) -> str:
-    """sinh or cosh of x, which is e times that of |x| - 1 beyond `limit`, where e^-|x| counts for nothing."""
-    m = Code(f, type)
-    large = m.cmp("ogt", m.abs(x), m.c(limit))
-    nearer = m.sub(x, m.copysign(m.c(1.0), x))
-    result = _call_sleef(f, sleef, type, [m.select(large, nearer, x)])
-    return m.mul(result, m.select(large, m.c(e), m.c(1.0)))
 
 
 def _call_libm(f: FunctionText, name: str, type: Type, arguments: list[str]) -> str:

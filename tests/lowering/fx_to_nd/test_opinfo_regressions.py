@@ -180,3 +180,77 @@ def test_gradients_of_pooling_in_machine_code():
             gradients.append(torch.autograd.grad(fn(own), own)[0])
         torch.testing.assert_close(*gradients)
         assert not stepwell.counters["fallback"] + stepwell.counters["extern"]
+
+
+_INDEXED = {
+    "index": lambda x, i: x[i],
+    "index_select": lambda x, i: x.index_select(0, i),
+    "gather": lambda x, i: x.gather(0, i[:, None]),
+    "take": lambda x, i: torch.take(x, i),
+    "embedding": lambda x, i: torch.nn.functional.embedding(i, x),
+    "index_put": lambda x, i: x.index_put((i,), torch.tensor(1.0)),
+    "put": lambda x, i: x.put(i, torch.tensor([1.0])),
+    "scatter": lambda x, i: x.scatter(0, i[:, None], 1.0),
+    "scatter_add": lambda x, i: x.scatter_add(0, i[:, None], torch.ones(1, 6)),
+    "scatter_reduce": lambda x, i: x.scatter_reduce(0, i[:, None], torch.ones(1, 6), "amax"),
+}
+
+
+@pytest.mark.parametrize("name", _INDEXED)
+def test_an_index_into_an_empty_tensor_is_an_error(name):
+    """It ended the process where the kernel went on at a place that an empty tensor does not have."""
+    with pytest.raises(Exception, match="out of|empty|positive"):
+        torch.compile(_INDEXED[name], backend="stepwell")(torch.zeros(0, 6), torch.tensor([0]))
+
+
+def test_indices_of_an_empty_batch_take_no_library_call():
+    def program(x, i):
+        return x[:, i], x.index_select(1, i), x.gather(1, i[None, :0]), x.index_put((i[:0],), x[:0])
+
+    assert check_against_eager(program, torch.zeros(0, 6), torch.tensor([1, 5])) == 0
+
+
+def test_adding_at_an_index_of_an_empty_tensor_is_nothing():
+    assert check_against_eager(lambda x, i: x.index_add(0, i, torch.ones(1, 6)), torch.zeros(0, 6), torch.tensor([7])) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_nextafter_of_low_precision_is_the_next_number_of_that_type(dtype):
+    """A body holds these types in f32, whose next number is another."""
+    values = torch.tensor([0.0, -0.0, 1.0, -1.0, 65504.0, math.inf, -math.inf, math.nan, 6e-8, -6e-8, 0.3, 2.0]).to(dtype)
+    x, y = (t.flatten() for t in torch.meshgrid(values, values, indexing="ij"))
+    assert check_against_eager(torch.nextafter, x, y, rtol=0, atol=0) == 0
+
+
+def test_powers_of_unsigned_integers_have_no_negative_exponents():
+    x = torch.arange(256).to(torch.uint8)
+    exponents = torch.tensor([0, 1, 7, 63, 64, 127, 128, 129, 192, 254, 255], dtype=torch.uint8)[:, None]
+    assert check_against_eager(torch.pow, x, exponents) == 0
+
+
+def test_logit_of_integers():
+    for dtype in (torch.int64, torch.uint8, torch.bool):
+        assert check_against_eager(torch.logit, torch.tensor([0, 1, 1, 0]).to(dtype)) == 0
+
+
+def test_frac_of_integers_is_an_error():
+    """LLVM ended the process."""
+    with pytest.raises(Exception, match="not implemented"):
+        torch.compile(torch.frac, backend="stepwell")(torch.tensor([1, 2]))
+
+
+def test_moments_of_nothing_are_nan():
+    assert check_against_eager(lambda x: (torch.var_mean(x, 0), torch.std_mean(x)), torch.ones(0, 3)) == 0
+
+
+def test_rrelu_draws_a_slope_for_each_negative_element():
+    x = torch.cat([-torch.ones(500), torch.ones(3), torch.tensor([math.nan])]).requires_grad_()
+    stepwell.reset_counters()
+    torch._dynamo.reset()
+    y = torch.compile(lambda x: torch.nn.functional.rrelu(x, 0.2, 0.4, training=True), backend="stepwell")(x)
+    slopes = -y[:500].detach()
+    assert bool((slopes >= 0.2).all() and (slopes <= 0.4).all()) and slopes.unique().numel() > 400
+    assert y[500:503].tolist() == [1.0, 1.0, 1.0] and bool(y[503].isnan())
+    y[:503].sum().backward()
+    torch.testing.assert_close(x.grad[:503], torch.cat([slopes, torch.ones(3)]))
+    assert stepwell.counters.get("fallback", 0) == 0
