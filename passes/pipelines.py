@@ -30,12 +30,12 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "gpu": {
         "nd": ("nd-canonicalize", "nd-sink-cat", "nd-library-products"),
-        "loop": ("nd-to-loop", "loop-fuse{keep-parallel=264}", "loop-fuse-rows{columns-only}", "loop-order"),
+        "loop": ("nd-to-loop", "loop-fuse{keep-parallel=264}", "loop-fuse-rows{columns-only}", "loop-recompute", "loop-order"),
         "mem": (
             "loop-to-mem", "gpu-parallel-scatter", "gpu-split-rows", "gpu-recompute", "gpu-online-softmax", "gpu-split-reduction",
             "mem-plan", "gpu-schedule",
         ),
-        "tt": ("mem-to-tt",),
+        "tt": ("mem-to-tt", "tt-join-launches"),
         "host": ("to-host",),
     },
 }  # fmt: skip

@@ -55,9 +55,15 @@ FEWEST_LANES = 8
 """The same where these would not keep every multiprocessor busy: 32 bytes of f32 are what memory gives at once."""
 DEPTH = 4096
 """Elements of such a tile."""
+DEPTH_OF_STATES = 512
+"""The same where each column has several numbers (Welford's): more of them would be registers."""
 MAX_WARPS = 32
 MOST_ELEMENTS = 96
 """Elements a thread can hold; with more than 16 warps half as many."""
+MOST_IN_ROWS = 144
+"""The same where a program goes through rows and sums up columns: two programs then fit a multiprocessor."""
+AHEAD = 100 << 10
+"""Bytes that such a program may have under way: twice that is on chip."""
 UNROLL = 32
 """Iterations of a window (a reduction over several loops) that become straight code."""
 SHORT_LOOP = 8
@@ -271,10 +277,14 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     block, pieces = min(SCANNED if scans else CHUNK, power_of_two(longest)), 1
     if fixed and longest * max(1, kept) <= ON_CHIP:
         block, pieces = _cut(longest)
+    if pieces > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
+        block, pieces = CHUNK, 1  # what is written and not read again need not be on chip
     if block * pieces < longest:
         axes = [(list(loops), 1)] if loops else []
         if scans:
             return Tile(axes, inner=block, warps=min(8, _warps(block, THREAD)))
+        if not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
+            return Tile(axes, inner=block, warps=_warps(block, THREAD))
         if not kept:
             return Tile(axes, inner=min(block, STREAM), warps=_warps(min(block, STREAM), THREAD), stages=STAGES)
         if any("softmax" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp)):
@@ -284,6 +294,14 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     held = block * pieces * kept
     if not any(isinstance(n.op, (loop.ReduceOp, loop.ScanOp)) for n in inside):
         return Tile([(list(loops), rows)] if loops else [], inner=block, warps=min(8, _warps(rows * block, 8)), pieces=pieces)
+    if _sums(inside):
+        loads = {a.buffer: block * pieces * element_bytes(a.dtype) for n in inside for a in n.accesses if not a.is_store}
+        stages = STAGES if sum(loads.values()) * (STAGES - 1) <= AHEAD else 0
+        warps = min(16, max(4, _warps(held, MOST_IN_ROWS)))
+        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces, stages=stages)
+    if block == CHUNK and kept:
+        block, pieces = CHUNK // 4, 4
+        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=_warps(CHUNK, THREAD), pieces=pieces)
     warps = min(16 if kept or pieces == 1 else 8, _warps(rows * block * pieces, THREAD if rows > 1 else MANY))
     while warps < 16 and held > 32 * warps * MOST_ELEMENTS:
         warps *= 2
@@ -300,8 +318,12 @@ def _kept(inside: Sequence[Node]) -> int:
         for access in node.accesses:
             if linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
                 seen.setdefault(access.buffer, set()).add(node)
-    sums = sum(a.mode != "set" and n.parent is not None and n.parent.parent is not None for n in inside for a in n.accesses)
-    return sum(len(nodes) > 1 for buffer, nodes in seen.items() if buffer in loaded) + sums
+    return sum(len(nodes) > 1 for buffer, nodes in seen.items() if buffer in loaded) + _sums(inside)
+
+
+def _sums(inside: Sequence[Node]) -> int:
+    """How many tensors a loop around those loops sums up."""
+    return sum(a.mode != "set" and n.parent is not None and n.parent.parent is not None for n in inside for a in n.accesses)
 
 
 def has_effect(node: Node) -> bool:
@@ -330,12 +352,13 @@ def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Size
     while block > FEWEST_LANES and around * -(-sizes(x.size) // block) < gpu.multiprocessors:
         block //= 2
     longest = max(sizes.trips(n.loops) for n in inside)
-    depth = max(1, min(DEPTH // block, power_of_two(longest)))
+    states = any("welford" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
+    depth = max(1, min((DEPTH_OF_STATES if states else DEPTH) // block, power_of_two(longest)))
     even = depth
     while even > depth // 4 and longest % even:
         even //= 2
     depth = depth if longest % even else even
-    return Tile([([x], block)], rest, inner=depth, warps=_warps(block * depth, THREAD), stages=STAGES)
+    return Tile([([x], block)], rest, inner=depth, warps=_warps(block * depth, THREAD // 2 if states else THREAD), stages=STAGES)
 
 
 def _warps(elements: int, each: int) -> int:

@@ -1,0 +1,296 @@
+"""tt-join-launches: small kernels that need nothing of each other are one launch.
+
+    host.launch @k0(%a, %b) grid [4]; host.launch @k0(%c, %d) grid [4]; host.launch @k1(%e) grid [2]
+->  host.launch @joined0(%a, %b, %c, %d, %e) grid [10]     which of them a program belongs to follows from its number
+
+A launch takes about 3 us of a GPU whatever it does; an optimiser's step over a list of tensors is hundreds of them. Launches of one
+kernel share its code: their addresses are picked from the arguments by a tree of comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from xdsl.context import Context
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import ModuleOp, i32
+from xdsl.dialects.func import FuncOp as Function
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
+
+from ...dialects import mem
+from ...dialects.expr import Expr, as_expr
+from ...dialects.host import LaunchOp
+from ...dialects.nd_types import element_bytes
+from ...dialects.tt_structure import FuncOp, GetProgramIdOp, ReturnOp
+from ...passes.manager import Pass
+from .builder import Builder
+
+MOST_ARGUMENTS = 400
+"""Arguments of a joined kernel; a launch may have 4 KB of them."""
+MOST_KERNELS = 8
+"""Different kernels that are joined."""
+
+
+@dataclass(frozen=True)
+class TtJoinLaunches(Pass):
+    """Makes one launch of small kernels that follow each other and need nothing of each other."""
+
+    name = "tt-join-launches"
+
+    bytes: int = 4 << 20
+    """What a kernel moves at most to be joined with others: what takes a GPU as long as a launch."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        kernels = {f.sym_name.data: f for f in op.ops if isinstance(f, FuncOp)}
+        joiner = _Joiner(op, kernels, self.bytes)
+        for function in [f for f in op.ops if isinstance(f, Function) and f.body.blocks]:
+            for group in joiner.groups(function.body.block):
+                joiner.join(group)
+                self.statistic("num-joined", len(group))
+                self.remark(group[-1], f"one launch of {len(group)}", kind="applied")
+                for launch in group:
+                    launch.detach()
+                    launch.erase()
+        joiner.drop_unused()
+
+
+@dataclass
+class _Joiner:
+    module: ModuleOp
+    kernels: dict[str, FuncOp]
+    bytes: int
+    made: dict[tuple[tuple[str, tuple[tuple[int, ...], ...]], ...], str] = field(default_factory=dict)
+    """Joined kernels by what they join, and by which of their arguments are the same."""
+
+    # ---- which
+
+    def groups(self, block: Block) -> list[list[LaunchOp]]:
+        """Launches to be joined, in the order of the program."""
+        found: list[list[LaunchOp]] = []
+        group: list[LaunchOp] = []
+        for op in block.ops:
+            if isinstance(op, (mem.AllocOp, mem.ViewOp)):
+                continue
+            if isinstance(op, LaunchOp) and self._is_small(op):
+                if not self._fits(group, op):
+                    found.append(group)
+                    group = []
+                group.append(op)
+            else:
+                found.append(group)
+                group = []
+        return [g for g in (*found, group) if len(g) > 1]
+
+    def _is_small(self, launch: LaunchOp) -> bool:
+        programs = launch.grid.data if launch.grid is not None else ()
+        moved = launch.bytes.data.value if launch.bytes is not None else None
+        fixed = len(programs) == 1 and programs[0].value is not None and not launch.sizes.data and launch.offsets is None
+        return fixed and moved is not None and moved <= self.bytes and all(isinstance(v.type, mem.BufferType) for v in launch.operands)
+
+    def _fits(self, group: Sequence[LaunchOp], launch: LaunchOp) -> bool:
+        """Whether a launch can join a group: same number of warps, room for it, and no memory that one writes and the other touches."""
+        if not group:
+            return True
+        joined = [*group, launch]
+        arguments = {v for one in joined for v in one.operands}
+        names = {_name(one) for one in joined}
+        if len(arguments) > MOST_ARGUMENTS or len(names) > MOST_KERNELS:
+            return False
+        if self._kernel(launch).attributes != self._kernel(group[0]).attributes:
+            return False
+        return not any(self._meet(one, launch) for one in group)
+
+    def _kernel(self, launch: LaunchOp) -> FuncOp:
+        return self.kernels[_name(launch)]
+
+    def _meet(self, a: LaunchOp, b: LaunchOp) -> bool:
+        written_a, written_b = (_written(self._kernel(one)) for one in (a, b))
+        return any(
+            (i in written_a or j in written_b) and may_overlap(x, y) for i, x in enumerate(a.operands) for j, y in enumerate(b.operands)
+        )
+
+    # ---- how
+
+    def join(self, group: Sequence[LaunchOp]) -> None:
+        """Put one launch behind the last of a group."""
+        operands = list(dict.fromkeys(v for one in group for v in one.operands))
+        number = {v: k for k, v in enumerate(operands)}
+        members: dict[str, list[tuple[int, ...]]] = {}
+        programs: dict[str, int] = {}
+        for one in group:
+            assert one.grid is not None
+            members.setdefault(_name(one), []).append(tuple(number[v] for v in one.operands))
+            programs[_name(one)] = one.grid.data[0].value or 0
+        key = tuple((name, tuple(places)) for name, places in members.items())
+        name = self.made.get(key)
+        if name is None:
+            name = self.made[key] = next(n for k in range(1 << 30) if (n := f"joined{k}") not in self.kernels)
+            kernel = _joined(name, [(self.kernels[k], places, programs[k]) for k, places in members.items()], len(operands))
+            kernel.location = group[0].location
+            self.kernels[name] = kernel
+            self.module.body.block.add_op(kernel)
+        total = sum(len(places) * programs[k] for k, places in members.items())
+        moved: Expr = as_expr(0)
+        for one in group:
+            assert one.bytes is not None
+            moved = moved + one.bytes.data
+        launch = LaunchOp.make(name, operands, bytes=moved, grid=[total])
+        launch.location = group[-1].location
+        block = group[-1].parent
+        assert block is not None
+        block.insert_op_after(launch, group[-1])
+
+    def drop_unused(self) -> None:
+        """Take away the kernels that nobody launches any more."""
+        used = {_name(op) for op in self.module.walk() if isinstance(op, LaunchOp)}
+        joined = {name for key in self.made for name, _ in key}
+        for name in joined - used:
+            kernel = self.kernels.pop(name)
+            kernel.detach()
+            kernel.erase()
+
+
+def _name(launch: LaunchOp) -> str:
+    return launch.kernel.root_reference.data
+
+
+def _written(kernel: FuncOp) -> set[int]:
+    """The arguments that a kernel stores through, by number."""
+    found: set[int] = set()
+    for op in kernel.walk():
+        if op.name.startswith(("tt.store", "tt.atomic")):
+            value: SSAValue = op.operands[0]
+            while isinstance(value.owner, Operation):
+                value = value.owner.operands[0]
+            assert isinstance(value, BlockArgument) and value.block is kernel.body.blocks[0]
+            found.add(value.index)
+    return found
+
+
+def may_overlap(a: SSAValue, b: SSAValue) -> bool:
+    """Whether two buffers may share memory."""
+    x, y = _memory(a), _memory(b)
+    if x is y:
+        return True
+    first, second = x.owner, y.owner
+    if isinstance(first, mem.AllocOp) and isinstance(second, mem.AllocOp):
+        return first.kind.data == second.kind.data == "arena" and not _apart(first, second)
+    if isinstance(x, BlockArgument) and isinstance(y, BlockArgument):
+        return _has_base(x) and _has_base(y)
+    # what an operator of a library returns may be a view of something else
+    return not all(isinstance(v, BlockArgument) or isinstance(v.owner, mem.AllocOp) for v in (x, y))
+
+
+def _memory(buffer: SSAValue) -> SSAValue:
+    """What a buffer is a part of: an argument, a result, or the buffer of the arena itself."""
+    while isinstance(owner := buffer.owner, (mem.ViewOp, mem.AllocOp)) and owner.operands:
+        buffer = owner.operands[0]
+    return buffer
+
+
+def _apart(a: mem.AllocOp, b: mem.AllocOp) -> bool:
+    places: list[tuple[int, int]] = []
+    for one in (a, b):
+        buffer = one.result.type
+        assert isinstance(buffer, mem.BufferType)
+        at = one.at.data.value if one.at is not None else None
+        size = buffer.extent().value
+        if at is None or size is None:
+            return False
+        places.append((at, at + size * element_bytes(buffer.element_type)))
+    (start, end), (other, last) = places
+    return end <= other or last <= start
+
+
+def _has_base(argument: BlockArgument) -> bool:
+    function = argument.block.parent_op()
+    assert isinstance(function, Function)
+    attrs = function.arg_attrs.data[argument.index].data if function.arg_attrs is not None else {}
+    return "nd.base" in attrs
+
+
+# ---- the kernel
+
+
+def _joined(name: str, parts: Sequence[tuple[FuncOp, list[tuple[int, ...]], int]], count: int) -> FuncOp:
+    """A kernel of `count` arguments that does what `parts` do: each a kernel, the arguments of its launches, and the programs of one."""
+    types: list[Attribute] = [i32] * count
+    hints: list[dict[str, Attribute]] = [{} for _ in range(count)]
+    seen: set[int] = set()
+    for kernel, launches, _ in parts:
+        own = kernel.arg_attrs.data if kernel.arg_attrs is not None else None
+        for k, argument in enumerate(kernel.body.blocks[0].args):
+            hint = dict(own[k].data) if own is not None else {}
+            for places in launches:
+                at = places[k]
+                types[at] = argument.type
+                hints[at] = {key: v for key, v in hint.items() if hints[at].get(key) == v} if at in seen else hint
+                seen.add(at)
+    entry = Block(arg_types=types)
+    b = Builder(entry)
+    program = b.place(GetProgramIdOp.make(0)).results[0]
+    _parts(b, list(parts), list(entry.args), program, 0)
+    b.place(ReturnOp.create())
+    made = FuncOp.make(name, Region(entry), hints=hints)
+    made.attributes.update(parts[0][0].attributes)
+    return made
+
+
+def _parts(
+    b: Builder, parts: list[tuple[FuncOp, list[tuple[int, ...]], int]], arguments: Sequence[SSAValue], program: SSAValue, first: int
+) -> None:
+    """The parts whose programs begin with number `first`."""
+    kernel, launches, programs = parts[0]
+    end = first + len(launches) * programs
+    if len(parts) == 1:
+        _part(b, kernel, launches, programs, arguments, program, first)
+        return
+    blocks = [Block(), Block()]
+    condition = b.cmpi("slt", program, b.int(end))
+    for block, one in zip(blocks, (parts[:1], parts[1:]), strict=True):
+        b.open(block)
+        _parts(b, one, arguments, program, first if one[0] is parts[0] else end)
+        b.place(scf.YieldOp.create())
+        b.close()
+    b.place(scf.IfOp.create(operands=[condition], regions=[Region(block) for block in blocks]))
+
+
+def _part(
+    b: Builder, kernel: FuncOp, launches: list[tuple[int, ...]], programs: int, arguments: Sequence[SSAValue], program: SSAValue, first: int
+) -> None:
+    """The body of one kernel, for the launch that a program belongs to."""
+    at = b.sub(program, b.int(first))
+    old = kernel.body.blocks[0]
+    if len(launches) == 1:
+        given = [arguments[k] for k in launches[0]]
+    else:
+        which = b.elementwise(arith.DivSIOp, (at, b.int(programs)))
+        at = b.elementwise(arith.RemSIOp, (at, b.int(programs)))
+        given = _pick(b, [[arguments[k] for k in places] for places in launches], which, 0)
+    values: dict[SSAValue, SSAValue] = dict(zip(old.args, given, strict=True))
+    for op in old.ops:
+        if isinstance(op, GetProgramIdOp):
+            values[op.results[0]] = at
+        elif not isinstance(op, ReturnOp):
+            b.place(op.clone(values))
+
+
+def _pick(b: Builder, rows: list[list[SSAValue]], which: SSAValue, first: int) -> list[SSAValue]:
+    """Row number `which` of `rows`, which are numbered from `first`; what is the same in all of them stays as it is."""
+    if len(rows) == 1:
+        return rows[0]
+    half = len(rows) // 2
+    different = [k for k in range(len(rows[0])) if any(row[k] is not rows[0][k] for row in rows)]
+    blocks = [Block(), Block()]
+    condition = b.cmpi("slt", which, b.int(first + half))
+    for block, some, start in ((blocks[0], rows[:half], first), (blocks[1], rows[half:], first + half)):
+        b.open(block)
+        picked = _pick(b, some, which, start)
+        b.place(scf.YieldOp.create(operands=[picked[k] for k in different]))
+        b.close()
+    types = [rows[0][k].type for k in different]
+    chosen = b.place(scf.IfOp.create(operands=[condition], result_types=types, regions=[Region(block) for block in blocks])).results
+    found = list(rows[0])
+    for k, value in zip(different, chosen, strict=True):
+        found[k] = value
+    return found

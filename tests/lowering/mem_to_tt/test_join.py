@@ -1,0 +1,102 @@
+"""Small kernels that need nothing of each other are one launch; what they compute stays the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from xdsl.dialects.builtin import ModuleOp, StringAttr, f32
+
+from stepwell.dialects import host, mem, tt_structure
+from stepwell.dialects.expr import as_expr
+from stepwell.dialects.nd_base import ExprAttr
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.lowering.mem_to_tt.join import may_overlap
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.passes.verify import verify_ir
+from stepwell.tools.compile_graph import context
+from stepwell.tools.interpret_loop import run_loop
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def launches(function, *args: torch.Tensor) -> tuple[ModuleOp, list[host.LaunchOp]]:
+    """The launches of a program, which is checked against eager."""
+    gm = make_fx(function, decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    imported = import_graph(gm, args)
+    run(default_pipeline("gpu", stages=["nd", "loop", "mem", "tt"]), imported.module, context())
+    verify_ir(imported.module)
+    got = run_loop(imported.module, [a.clone() for a in args], imported.constants, imported.objects)
+    for a, b in zip(got, function(*[a.clone() for a in args]), strict=True):
+        torch.testing.assert_close(a.reshape(b.shape), b, rtol=1e-5, atol=1e-5)
+    return imported.module, [op for op in imported.module.walk() if isinstance(op, host.LaunchOp)]
+
+
+def step(*tensors):
+    half = len(tensors) // 2
+    return tuple(p - 0.1 * g for p, g in zip(tensors[:half], tensors[half:], strict=True))
+
+
+SIZES = {
+    "alike": [(100,)] * 7,
+    "several blocks": [(3000,)] * 5,
+    "unlike": [(100,), (70,), (100,), (1,), (9, 7), (70,)],
+    "more than a launch takes": [(40,)] * 260,
+    "of no elements": [(0,), (30,), (30,)],
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_step_over_a_list(name):
+    shapes = SIZES[name]
+    _, found = launches(step, *(randn(*s) for s in shapes), *(randn(*s) + 1 for s in shapes))
+    warps = 2 if name == "unlike" else 1  # kernels of another number of warps are apart
+    assert len(found) <= (2 if name.startswith("more") else warps) < len(shapes)
+
+
+def test_what_needs_another_result_is_a_launch_of_its_own():
+    def chain(x, y):
+        order = x.cumsum(0)
+        return order, order.flip(0).cumsum(1), y.cumsum(0)
+
+    module, found = launches(chain, randn(30, 20), randn(25, 20))
+    assert len(found) >= 2, str(module)  # the second reads what the first leaves
+
+
+def test_memory_that_is_used_again_keeps_launches_apart():
+    def alloc(at: int | None, size: int, kind: str = "arena"):
+        properties = {"kind": StringAttr(kind), **({} if at is None else {"at": ExprAttr.get(as_expr(at))})}
+        return mem.AllocOp.create(result_types=[mem.BufferType.get((size,), f32)], properties=properties).result
+
+    first = alloc(0, 16)
+    assert may_overlap(first, first) and may_overlap(first, alloc(60, 4)) and may_overlap(first, alloc(None, 4))
+    apart = (alloc(64, 4), alloc(None, 4, "output"), alloc(None, 4, "pooled"))
+    assert not any(may_overlap(first, other) for other in apart)
+
+
+def test_large_kernels_stay_alone():
+    x, y = randn(1200, 1000), randn(1200, 1000)
+    _, found = launches(lambda x, y: (x + 1, y * 2), x, y)
+    assert len(found) == 2
+
+
+def test_reductions_and_values_in_one_launch():
+    _, found = launches(lambda x, y: (x.softmax(-1), y.sum(-1), y.amax()), randn(8, 128), randn(6, 100))
+    assert len(found) < 3
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_triton_compiles_them(target):
+    pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
+    from stepwell.targets.triton.compile import compile_kernels
+    from stepwell.targets.triton.emit import kernel_modules
+    from stepwell.targets.triton.gpu import gpu_target
+
+    module, _ = launches(step, *(randn(s) for s in (100, 100, 70, 300)), *(randn(s) for s in (100, 100, 70, 300)))
+    assert any(isinstance(op, tt_structure.FuncOp) and op.sym_name.data.startswith("joined") for op in module.ops)
+    for built in compile_kernels(kernel_modules(module), gpu_target(target)):
+        assert isinstance(built.code, bytes)

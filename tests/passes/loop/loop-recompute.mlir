@@ -1,0 +1,65 @@
+// RUN: opt-tool %s -p loop-recompute --split-input-file | filecheck %s
+
+// what the readers need of a row is stored instead, whatever indices they read at
+
+// CHECK-LABEL: @rows
+// CHECK: [[S:%.*]], [[M:%.*]] = loop.nest
+// CHECK-NOT: loop.store {{.*}} 16 x 256
+// CHECK: loop.store [[MAX:%.*]], {{.*}} : f32, !nd.tensor<16 x f32>
+// CHECK: loop.nest ([[I:%.*]] = 256, [[J:%.*]] = 16)
+// CHECK: [[ROW:%.*]] = loop.load {{%.*}}[[[J]]] : !nd.tensor<16 x f32>
+// CHECK: [[X:%.*]] = loop.load %x[[[J]], [[I]]]
+// CHECK: arith.subf [[X]], [[ROW]]
+func.func @rows(%x: !nd.tensor<16 x 256 x f32>) -> (!nd.tensor<16 x f32>, !nd.tensor<256 x 16 x f32>) {
+  %0 = loop.empty : !nd.tensor<16 x 256 x f32>
+  %1 = loop.empty : !nd.tensor<16 x f32>
+  %t, %s = loop.nest (%i = 16) outs(%a = %0 : !nd.tensor<16 x 256 x f32>, %b = %1 : !nd.tensor<16 x f32>) {
+    %m = loop.reduce (%j = 256) max {
+      %v = loop.load %x[%i, %j] : !nd.tensor<16 x 256 x f32> -> f32
+      loop.yield %v : f32
+    } -> f32
+    %sum = loop.reduce (%j = 256) sum {
+      %v = loop.load %x[%i, %j] : !nd.tensor<16 x 256 x f32> -> f32
+      %d = arith.subf %v, %m : f32
+      loop.store %d, %a[%i, %j] : f32, !nd.tensor<16 x 256 x f32>
+      loop.yield %d : f32
+    } -> f32
+    loop.store %sum, %b[%i] : f32, !nd.tensor<16 x f32>
+  }
+  %2 = loop.empty : !nd.tensor<256 x 16 x f32>
+  %r = loop.nest (%i = 256, %j = 16) outs(%o = %2 : !nd.tensor<256 x 16 x f32>) {
+    %v = loop.load %t[%j, %i] : !nd.tensor<16 x 256 x f32> -> f32
+    %e = math.exp %v : f32
+    loop.store %e, %o[%i, %j] : f32, !nd.tensor<256 x 16 x f32>
+  }
+  func.return %s, %r : !nd.tensor<16 x f32>, !nd.tensor<256 x 16 x f32>
+}
+
+// -----
+
+// exponentials, two tensors, results of the function and short rows stay as they are
+
+// CHECK-LABEL: @stay
+// CHECK-COUNT-4: loop.store {{.*}} : f32, !nd.tensor<16 x
+func.func @stay(%x: !nd.tensor<16 x 256 x f32>, %y: !nd.tensor<16 x 256 x f32>) -> (!nd.tensor<16 x 256 x f32>, !nd.tensor<16 x 256 x f32>) {
+  %0 = loop.empty : !nd.tensor<16 x 256 x f32>
+  %t, %u, %w = loop.nest (%i = 16) outs(%a = %0 : !nd.tensor<16 x 256 x f32>, %b = %0 : !nd.tensor<16 x 256 x f32>, %c = %0 : !nd.tensor<16 x 256 x f32>) {
+    loop.for (%j = 256) {
+      %v = loop.load %x[%i, %j] : !nd.tensor<16 x 256 x f32> -> f32
+      %e = math.exp %v : f32
+      loop.store %e, %a[%i, %j] : f32, !nd.tensor<16 x 256 x f32>
+      %z = loop.load %y[%i, %j] : !nd.tensor<16 x 256 x f32> -> f32
+      %d = arith.subf %v, %z : f32
+      loop.store %d, %b[%i, %j] : f32, !nd.tensor<16 x 256 x f32>
+      %q = arith.addf %v, %v : f32
+      loop.store %q, %c[%i, %j] : f32, !nd.tensor<16 x 256 x f32>
+    }
+  }
+  %r = loop.nest (%i = 16, %j = 256) outs(%o = %0 : !nd.tensor<16 x 256 x f32>) {
+    %v = loop.load %t[%i, %j] : !nd.tensor<16 x 256 x f32> -> f32
+    %z = loop.load %u[%i, %j] : !nd.tensor<16 x 256 x f32> -> f32
+    %d = arith.addf %v, %z : f32
+    loop.store %d, %o[%i, %j] : f32, !nd.tensor<16 x 256 x f32>
+  }
+  func.return %r, %w : !nd.tensor<16 x 256 x f32>, !nd.tensor<16 x 256 x f32>
+}
