@@ -12,7 +12,7 @@ func.func @forward(%x: !nd.tensor<40 x 7 x f32>) -> (!nd.tensor<40 x f32>, !nd.t
 
 
 def test_each_kernel_is_written(opt_tool):
-    result = opt_tool("-p", "stepwell-gpu", "-t", "ttir", stdin=TWO)
+    result = opt_tool("-p", "stepwell-gpu{to=mem},mem-to-tt", "-t", "ttir", stdin=TWO)
     assert result.code == 0, result.err
     first, second = result.out.split("// -----\n")
     assert "tt.func public @k0" in first and "tt.func public @k1" in second
