@@ -8,7 +8,7 @@
     tiles.py       tiles in the IR, candidates                       user_kernels.py  launches of users' kernels
 
 Before it: gpu-parallel-scatter (scatter.py), gpu-split-rows (rows.py), gpu-recompute (recompute.py), gpu-online-softmax (online.py),
-gpu-split-reduction (split.py).
+gpu-split-reduction (split.py). After it: tt-join-launches (join.py).
 """
 
 from __future__ import annotations

@@ -62,6 +62,8 @@ class _Joiner:
     made: dict[tuple[tuple[str, tuple[tuple[int, ...], ...]], ...], str] = field(default_factory=dict)
     """Joined kernels by what they join, and by which of their arguments are the same."""
 
+    _stores: dict[str, frozenset[int] | None] = field(default_factory=dict)
+
     # ---- which
 
     def groups(self, block: Block) -> list[list[LaunchOp]]:
@@ -84,6 +86,9 @@ class _Joiner:
     def _is_small(self, launch: LaunchOp) -> bool:
         programs = launch.grid.data if launch.grid is not None else ()
         moved = launch.bytes.data.value if launch.bytes is not None else None
+        kernel = self.kernels.get(_name(launch))
+        if kernel is None or len(kernel.body.blocks) != 1 or self._written(launch) is None:
+            return False
         fixed = len(programs) == 1 and programs[0].value is not None and not launch.sizes.data and launch.offsets is None
         return fixed and moved is not None and moved <= self.bytes and all(isinstance(v.type, mem.BufferType) for v in launch.operands)
 
@@ -104,10 +109,17 @@ class _Joiner:
         return self.kernels[_name(launch)]
 
     def _meet(self, a: LaunchOp, b: LaunchOp) -> bool:
-        written_a, written_b = (_written(self._kernel(one)) for one in (a, b))
+        written_a, written_b = self._written(a), self._written(b)
+        assert written_a is not None and written_b is not None
         return any(
             (i in written_a or j in written_b) and may_overlap(x, y) for i, x in enumerate(a.operands) for j, y in enumerate(b.operands)
         )
+
+    def _written(self, launch: LaunchOp) -> frozenset[int] | None:
+        name = _name(launch)
+        if name not in self._stores:
+            self._stores[name] = _written(self.kernels[name])
+        return self._stores[name]
 
     # ---- how
 
@@ -154,17 +166,23 @@ def _name(launch: LaunchOp) -> str:
     return launch.kernel.root_reference.data
 
 
-def _written(kernel: FuncOp) -> set[int]:
-    """The arguments that a kernel stores through, by number."""
+def _written(kernel: FuncOp) -> frozenset[int] | None:
+    """The arguments that a kernel stores through, by number; None for one that is not made of nests: it may use the grid, or addresses,
+    in ways that are not followed here."""
     found: set[int] = set()
     for op in kernel.walk():
-        if op.name.startswith(("tt.store", "tt.atomic")):
+        if isinstance(op, GetProgramIdOp) and op.axis.value.data:
+            return None
+        if op.name in ("tt.get_num_programs", "tt.call"):
+            return None
+        if op.name.startswith(("tt.store", "tt.atomic", "tt.descriptor")):
             value: SSAValue = op.operands[0]
-            while isinstance(value.owner, Operation):
+            while isinstance(value.owner, Operation) and value.owner.operands and not value.owner.regions:
                 value = value.owner.operands[0]
-            assert isinstance(value, BlockArgument) and value.block is kernel.body.blocks[0]
+            if not isinstance(value, BlockArgument) or value.block is not kernel.body.blocks[0]:
+                return None
             found.add(value.index)
-    return found
+    return frozenset(found)
 
 
 def may_overlap(a: SSAValue, b: SSAValue) -> bool:
