@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from xdsl.ir import Operation, SSAValue
 
-from .fusion_cost import GroupWork, group_ns
+from .cost_model import OVERLAP
+from .fusion_cost import BANDWIDTH, GroupWork, group_ns
 from .fusion_groups import NEAR, PATH, Grouping
 from .fusion_types import Attempt, Group, Move
 from .nest_info import NestInfo
@@ -245,12 +246,14 @@ class Search:
         """Store a value that several groups compute, by itself or with one of them."""
         plan, k = self.plan, self.plan.position[info.op]
         before = sum(map(self.cost, homes))
+        # what is written is certain, that it hides behind arithmetic is not
+        exposed = plan.bytes(tensor) / BANDWIDTH * (1 - OVERLAP)
         self._toggle(info, tensor)
         apart = [g.places for g in homes]
         for n in range(len(homes) + 1):
             joined = [sorted([*places, k]) if i == n else places for i, places in enumerate(apart)]
             sets = joined if n < len(homes) else [[k], *apart]
-            if self.change(homes, before, sets):
+            if self.change(homes, before - exposed, sets):
                 self.stored[info.op] = f"{len(homes)} nests read it, and storing it is cheaper than what they would read and compute"
                 after = sum([group_ns(self.work(places)) for places in sets])
                 self.moves.append(Move("store", info.op, plan.readers(tensor)[0].op, before - after))
