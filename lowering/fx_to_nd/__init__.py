@@ -44,6 +44,7 @@ _FAMILIES = (
     "normalization",
     "ordering",
     "pointwise",
+    "polynomials",
     "activations",
     "pooling",
     "pooling_adaptive",
