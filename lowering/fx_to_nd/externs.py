@@ -73,9 +73,10 @@ def handles(target: Any, dtype: Attribute) -> bool:
 # ---- constants
 
 
-def constant(b: Importer, value: torch.Tensor) -> SSAValue:
-    """A constant tensor: literal when tiny, else an argument at the end of the function."""
-    if value.device.type == b.torch_device.type and (literal := tiny_constant(b, value)) is not None:
+def constant(b: Importer, value: torch.Tensor, in_memory: bool = False) -> SSAValue:
+    """A constant tensor: literal when tiny, else an argument at the end of the function; with `in_memory` (the library reads it) always an
+    argument, since a literal would be stored in each call."""
+    if not in_memory and value.device.type == b.torch_device.type and (literal := tiny_constant(b, value)) is not None:
         return literal
     dtype = element_type(value.dtype)
     key = _constant_key(value)

@@ -330,7 +330,10 @@ class Importer(Builder):
             if not hasattr(owner, part):
                 raise ImportFailure(f"node {node.name} references nonexistent target {node.target}")
             owner = getattr(owner, part)
-        return self.constant(owner) if isinstance(owner, torch.Tensor) else owner
+        if not isinstance(owner, torch.Tensor):
+            return owner
+        in_memory = any(user.target is aten.convolution.default for user in node.users)
+        return externs.constant(self, owner, in_memory)
 
     def constant(self, value: torch.Tensor) -> SSAValue:
         """A constant tensor: in the text of the function when it is tiny, else an extra argument."""

@@ -242,3 +242,10 @@ def test_weights_that_are_tensor_subclasses():
         torch.testing.assert_close((got.a, got.b), (want.a, want.b))
         net.weight.a.zero_()
         torch.testing.assert_close(run(x).a, want.a)
+
+
+def test_small_biases_of_library_calls_lie_in_memory():
+    """A literal would be stored in each call."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 3))
+    calls(net, torch.randn(2, 3, 24, 24))
+    assert stepwell.counters["launches"] == 0
