@@ -72,16 +72,16 @@ class BufferType(ParametrizedAttribute, TypeAttribute):
     @property
     def dims(self) -> tuple[Expr, ...]:
         """The sizes as expressions."""
-        found = _SIZES.get(self)
+        found = self.__dict__.get("_dims")  # a table by type would hash all of it
         if found is None:
-            found = _SIZES[self] = tuple(a.data for a in self.shape.data)
+            found = vars(self)["_dims"] = tuple([a.data for a in self.shape.data])
         return found
 
     @property
     def stride_exprs(self) -> tuple[Expr, ...]:
-        found = _STRIDES.get(self)
+        found = self.__dict__.get("_strides")
         if found is None:
-            found = _STRIDES[self] = tuple(a.data for a in self.strides.data)
+            found = vars(self)["_strides"] = tuple([a.data for a in self.strides.data])
         return found
 
     @property
@@ -103,10 +103,13 @@ class BufferType(ParametrizedAttribute, TypeAttribute):
 
     def extent(self) -> Expr:
         """Elements from the start of the buffer's view to one after its last element (0 sizes: an upper bound)."""
-        total = as_expr(1)
-        for size, stride in zip(self.dims, self.stride_exprs, strict=True):
-            total = total + (size - 1) * stride
-        return total
+        found = self.__dict__.get("_extent")
+        if found is None:
+            found = as_expr(1)
+            for size, stride in zip(self.dims, self.stride_exprs, strict=True):
+                found = found + (size - 1) * stride
+            vars(self)["_extent"] = found
+        return found
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> list[Attribute]:
@@ -139,8 +142,6 @@ class BufferType(ParametrizedAttribute, TypeAttribute):
 
 
 _BUFFERS: dict[tuple[object, ...], BufferType] = {}
-_SIZES: dict[Attribute, tuple[Expr, ...]] = {}
-_STRIDES: dict[Attribute, tuple[Expr, ...]] = {}
 
 
 @irdl_op_definition

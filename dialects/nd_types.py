@@ -135,15 +135,14 @@ class TensorType(ParametrizedAttribute, TypeAttribute):
         if found is None:
             attrs = ArrayAttr([ExprAttr.get(d) for d in key[0]])
             found = _TENSORS[key] = TensorType(attrs, element_type, StringAttr(device))
-            _DIMS[found] = key[0]
         return found
 
     @property
     def dims(self) -> tuple[Expr, ...]:
         """The sizes as expressions."""
-        found = _DIMS.get(self)
+        found = self.__dict__.get("_dims")  # a table by type would hash all of it
         if found is None:
-            found = _DIMS[self] = tuple(a.data for a in self.shape.data)
+            found = vars(self)["_dims"] = tuple([a.data for a in self.shape.data])
         return found
 
     @property
@@ -178,7 +177,6 @@ class TensorType(ParametrizedAttribute, TypeAttribute):
 
 
 _TENSORS: dict[tuple[tuple[Expr, ...], Attribute, str], TensorType] = {}
-_DIMS: dict[Attribute, tuple[Expr, ...]] = {}
 
 
 @irdl_attr_definition
