@@ -253,7 +253,7 @@ def emit(
         count("kernels", sum(isinstance(op, cpu.KernelOp) for op in module.body.block.ops))
         count("launches", sum(isinstance(op, host.LaunchOp) for op in program.body.block.ops))
         text = emit_kernels(module)
-        kernels = [] if device == "cpu" else gpu_kernels(module, device)
+        kernels, finish = ([], None) if device == "cpu" else gpu_kernels(module, device)
         description = emit_host(text, program, kernels=kernels)
         llvm = text.text()
     trace("llvm", lambda: llvm)
@@ -261,21 +261,25 @@ def emit(
         debug.target(llvm)
     with phase("object"):
         if options.cache == "off":
-            return description, compile_text(llvm), ""
-        code, hit = cached_object(llvm)
-        count("cache_hits" if hit else "cache_misses")
-        return description, code, object_key(llvm)
+            code, key = compile_text(llvm), ""
+        else:
+            code, hit = cached_object(llvm)
+            key = object_key(llvm)
+            count("cache_hits" if hit else "cache_misses")
+    if finish is not None:
+        with phase("triton"):
+            finish()
+    return description, code, key
 
 
-def gpu_kernels(module: ModuleOp, device: str) -> Sequence[GpuKernel]:
-    """The compiled kernels of a module for the GPU that `device` is."""
-    from ..targets.triton.kernels import device_target, program_kernels
+def gpu_kernels(module: ModuleOp, device: str) -> tuple[Sequence[GpuKernel], Callable[[], None]]:
+    """The kernels of a module, which begin to be compiled for the GPU that `device` is, and what waits for them: the entry is compiled
+    meanwhile."""
+    from ..targets.triton.kernels import device_target, start_program_kernels
 
-    start = perf_counter()
-    kernels = program_kernels(module, device_target(device))
+    kernels, finish = start_program_kernels(module, device_target(device))
     count("kernels", len(kernels))
-    count("compile_seconds.triton", perf_counter() - start)
-    return kernels
+    return kernels, finish
 
 
 def _symbol_positions(imported: Imported) -> dict[str, int]:

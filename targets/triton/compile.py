@@ -94,32 +94,52 @@ def compile_kernels(
     """Compile the kernels of several modules in parallel; see `compile_kernel`.  In the order of `modules`.
 
     tolerant: a kernel that Triton refuses is an error in the list in place of one that is raised, without the search for its place."""
+    return [job.result(tolerant) for job in start_kernels(modules, target, options, stage)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel that is being compiled."""
+
+    module: ModuleOp
+    text: str
+    target: GpuTarget
+    options: KernelOptions
+    stage: str
+    key: str
+    future: Future[Built]
+
+    def result(self, tolerant: bool = False) -> Any:
+        """The kernel, when it is done; see `compile_kernels`."""
+        try:
+            built = self.future.result()
+        except StageError as failure:
+            if tolerant:
+                return TargetError(str(failure))
+            from .diagnose import explain
+
+            raise explain(self.module, self.target, self.options, self.stage, failure) from failure
+        name = str(built.details.get("name") or kernel_of(self.module).sym_name.data)
+        return CompiledKernel(name, self.target, self.options, self.stage, built.code, built.details, self.key)
+
+
+def start_kernels(
+    modules: Sequence[ModuleOp], target: GpuTarget, options: KernelOptions | None = None, stage: str | None = None
+) -> list[Job]:
+    """Begin to compile the kernels of several modules, which must not change until they are done; see `compile_kernels`."""
     wanted = stage or target.binary
     if wanted not in target.stages:
         raise TargetError(f"{target.name} has no '{wanted}' (choose from {', '.join(target.stages)})")
     spelling = installed_spelling()
     versions = fingerprint(target)
-    jobs: list[tuple[str, ModuleOp, KernelOptions, Future[Built]]] = []
+    jobs: list[Job] = []
     for module in modules:
         chosen = options_of(dict(kernel_of(module).attributes), options)
         chosen.check(target)
         text = ttir_for_compiling(module, spelling, target.backend)
         key = kernel_key(text, target, chosen, wanted, versions)
-        jobs.append((key, module, chosen, _submit(key, text, target, chosen, wanted)))
-    compiled: list[Any] = []
-    for key, module, chosen, job in jobs:
-        try:
-            built = job.result()
-        except StageError as failure:
-            if tolerant:
-                compiled.append(TargetError(str(failure)))
-                continue
-            from .diagnose import explain
-
-            raise explain(module, target, chosen, wanted, failure) from failure
-        name = str(built.details.get("name") or kernel_of(module).sym_name.data)
-        compiled.append(CompiledKernel(name, target, chosen, wanted, built.code, built.details, key))
-    return compiled
+        jobs.append(Job(module, text, target, chosen, wanted, key, _submit(key, text, target, chosen, wanted)))
+    return jobs
 
 
 def compile_text(text: str, target: GpuTarget, options: KernelOptions) -> CompiledKernel:

@@ -1,11 +1,13 @@
 """The kernels of a program as a launch needs them: binaries, what to ask of the GPU, and the user's line for messages.
 
-`program_kernels(module, target)` compiles every `tt.func` that the host program of a module launches, in parallel. What it gives is plain
-data that can be pickled; the variant of a kernel that does without aligned addresses is compiled when a call first needs it."""
+`start_program_kernels(module, target)` has every `tt.func` that the host program of a module launches compiled, in parallel, while the
+entry of the program is compiled. What it gives is plain data that can be pickled; the variant of a kernel that does without aligned
+addresses is compiled when a call first needs it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +15,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 
 from ...dialects.tt_structure import FuncOp
 from ...passes.locations import source_location
-from .compile import CompiledKernel, compile_kernels, compile_text
+from .compile import CompiledKernel, compile_text, start_kernels
 from .emit import kernel_modules, kernel_of, ttir_for_compiling
 from .gpu import GpuTarget, KernelOptions
 from .toolchain import installed_spelling
@@ -62,21 +64,36 @@ class GpuKernel:
         return self._unaligned[0]
 
 
-def program_kernels(module: ModuleOp, target: GpuTarget) -> list[GpuKernel]:
-    """The kernels of a module, compiled for `target`, in the order of the module; raises what `compile_kernels` raises."""
+UNBUILT = Binary("", b"", 0, 0, "")
+"""In the place of the binary of a kernel that is being compiled."""
+
+
+def start_program_kernels(module: ModuleOp, target: GpuTarget) -> tuple[list[GpuKernel], Callable[[], None]]:
+    """The kernels of a module, in its order, which begin to be compiled for `target`, and a function that waits for their binaries; raises
+    what `compile_kernels` raises."""
     if not any(isinstance(op, FuncOp) and op.is_kernel for op in module.ops):
-        return []
-    modules = kernel_modules(module)
-    compiled = compile_kernels(modules, target)
-    return [program_kernel(one, binary) for one, binary in zip(modules, compiled, strict=True)]
+        return [], lambda: None
+    jobs = start_kernels(kernel_modules(module), target)
+    kernels = [_launchable(job.module, job.text, target, job.options) for job in jobs]
+
+    def finish() -> None:
+        for kernel, job in zip(kernels, jobs, strict=True):
+            kernel.binary = Binary.of(job.result())
+
+    return kernels, finish
 
 
 def program_kernel(module: ModuleOp, compiled: CompiledKernel) -> GpuKernel:
     """The only kernel of a module, as it was compiled, as a launch needs it."""
-    function = kernel_of(module)
     text = ttir_for_compiling(module, installed_spelling(), compiled.target.backend)
-    name, place, aligned = function.sym_name.data, kernel_place(function), aligned_arguments(function)
-    return GpuKernel(name, Binary.of(compiled), aligned, text, compiled.target, compiled.options, place)
+    kernel = _launchable(module, text, compiled.target, compiled.options)
+    kernel.binary = Binary.of(compiled)
+    return kernel
+
+
+def _launchable(module: ModuleOp, text: str, target: GpuTarget, options: KernelOptions) -> GpuKernel:
+    function = kernel_of(module)
+    return GpuKernel(function.sym_name.data, UNBUILT, aligned_arguments(function), text, target, options, kernel_place(function))
 
 
 def kernel_place(function: FuncOp) -> str:
