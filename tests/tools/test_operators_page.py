@@ -17,7 +17,7 @@ def all_lines():
 def test_treatments(lines):
     """M01"""
     assert (lines["aten.add"].treatment, lines["aten.add"].by) == ("rule", "pointwise")
-    assert lines["aten.add"].dtypes == "b i h f \\| c"
+    assert lines["aten.add"].dtypes == "b i h f c"
     assert lines["aten.linalg_qr"].by == "linear algebra"
     assert lines["aten.linalg_qr"].dtypes == "\\| f c"
     assert lines["aten._foreach_add"].treatment == "ours"
