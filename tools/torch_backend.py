@@ -41,6 +41,7 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config as functorch_config
 
+    from ..lowering.attention_masks import simplify_masks
     from ..lowering.decompositions import decomposition_table
     from ..lowering.whole_operators import keep_whole
 
@@ -49,6 +50,8 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
         gm = compilers.passed("pre_grad", gm)
         keep_whole(gm)
         graph, rebuild = gm, flatten_outputs(gm)
+        if compilers.options.numerics == "default" and not compilers.options.fallback_random:
+            simplify_masks(gm)
     else:
         graph: Any = Flat(gm)
         rebuild = graph.rebuild
