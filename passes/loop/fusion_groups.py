@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 LAUNCH = 1 << 22
 """Elements that a GPU works through in the time of a few launches: with fewer, one kernel of few programs is faster than two."""
 
+FEW = 4
+"""Reductions that a program of a GPU may as well do one after the other."""
+
+STRAIGHT = 32
+"""Iterations of a reduction that a program of a GPU has as straight code."""
+
 MAX_MEMBERS = 24
 """Nests that one group may have: beyond it planning would be quadratic, and the loop's code outgrow the first-level cache."""
 
@@ -414,6 +420,16 @@ class Grouping(NestFacts):
         most = max(self.count(first.outer), self.count(second.outer))
         if iterations < self.keep_parallel <= most and work > LAUNCH:
             return f"only {iterations} of {most} iterations would be left to run in parallel, fewer than {self.keep_parallel}"
+        if self.keep_parallel:
+            return self._serial_reductions(first, alignment) or self._serial_reductions(second, alignment)
+        return None
+
+    def _serial_reductions(self, group: Group, alignment: Alignment) -> str | None:
+        """Why reductions of a group would run one after the other on a GPU, whose programs have one axis for the loops inside of a nest."""
+        dropped = self.count(group.outer[alignment.shared :])
+        each = self.count(group.outer)
+        if dropped > FEW and any([self.iterations(m.info) > STRAIGHT * each * self.count(m.inner) for m in group.members]):
+            return f"{dropped} reductions of each row would run one after the other"
         return None
 
     # ---- merging

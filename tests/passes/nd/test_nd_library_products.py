@@ -38,7 +38,7 @@ def test_calls_and_values(name):
 
     gm = make_fx(flat, decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
     module = import_graph(gm, args).module
-    run(parse_pipeline("nd-canonicalize,nd-library-products"), module, context())
+    run(parse_pipeline("nd-canonicalize,nd-library-products{tiny=0}"), module, context())
     module.verify()
     found = [op.call.data.target for op in module.walk() if op.name == "nd.extern"]
     assert found == calls and not any(op.name == "nd.matmul" for op in module.walk())
@@ -47,3 +47,69 @@ def test_calls_and_values(name):
     expected = [expected] if isinstance(expected, torch.Tensor) else expected
     for got, wanted in zip(run_nd(module, list(args), (), (), "forward"), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def lowered(function, args, passes):
+    gm = make_fx(lambda *inputs: (function(*inputs),), decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
+    module = import_graph(gm, args).module
+    run(parse_pipeline(passes), module, context())
+    module.verify()
+    return module
+
+
+def calls(module):
+    return [op.call.data.target for op in module.walk() if op.name == "nd.extern"]
+
+
+FEW = {
+    "product": (lambda x, y: x @ y, (r(3, 4), r(4, 5))),
+    "bias": (lambda x, w, b: F.linear(x, w, b), (r(3, 4), r(5, 4), r(5))),
+    "16 bits": (lambda x, y: x @ y, (r(3, 70).bfloat16(), r(70, 5).bfloat16())),
+    "batches": (lambda x, y: x @ y, (r(2, 6, 3, 4), r(2, 6, 4, 5))),
+    "batch, transposed": (lambda x, y: x.mT @ y.mT, (r(6, 3, 4), r(6, 5, 3))),
+    "no rows": (lambda x, y: x @ y, (r(0, 4), r(4, 5))),
+    "no depth": (lambda x, y: x @ y, (r(3, 0), r(0, 5))),
+    "one": (lambda x, y: x @ y, (r(1, 1), r(1, 1))),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_products_of_few_numbers_are_sums(name):
+    function, args = FEW[name]
+    module = lowered(function, args, "nd-canonicalize,nd-library-products")
+    assert calls(module) == [] and not any(op.name == "nd.matmul" for op in module.walk())
+    (got,) = run_nd(module, list(args), (), (), "forward")
+    torch.testing.assert_close(got, function(*args), rtol=1e-5 if got.dtype == torch.float32 else 1e-2, atol=1e-5)
+    assert calls(lowered(lambda x, y: x @ y, (r(64, 64), r(64, 33)), "nd-canonicalize,nd-library-products")) == ["aten.mm.default"]
+
+
+def b(*sizes):
+    return torch.randn(sizes, dtype=torch.bfloat16)
+
+
+PADDED = {
+    # operands, sizes of the operands of the call
+    "columns": (lambda x, w: x @ w, (b(2048, 512), b(512, 4097)), [(2048, 512), (512, 4104)]),
+    "columns of a layer": (lambda x, w, c: F.linear(x, w, c), (b(2048, 512), b(4097, 512), b(4097)), [(4104,), (2048, 512), (512, 4104)]),
+    "depth": (lambda x, w: x @ w, (b(2048, 1537), b(1537, 2048)), [(2048, 1544), (1544, 2048)]),
+    "rows that lie as columns": (lambda x, w: x.t() @ w, (b(512, 4097), b(512, 2048)), [(4104, 512), (512, 2048)]),
+    "depth between the rows": (lambda x, w: x.t() @ w, (b(1537, 2048), b(1537, 2048)), [(2048, 1537), (1537, 2048)]),
+    "aligned": (lambda x, w: x @ w, (b(2048, 512), b(512, 4096)), [(2048, 512), (512, 4096)]),
+    "few rows": (lambda x, w: x @ w, (b(8, 512), b(512, 4097)), [(8, 512), (512, 4097)]),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_misaligned_rows_are_padded(name):
+    function, args, want = PADDED[name]
+    module = lowered(function, args, "nd-canonicalize,nd-library-products")
+    (call,) = [op for op in module.walk() if op.name == "nd.extern"]
+    assert [tuple(d.value for d in o.type.dims) for o in call.operands] == want
+    (got,) = run_nd(module, list(args), (), (), "forward")
+    torch.testing.assert_close(got, function(*args), rtol=2e-2, atol=2e-1)
+
+
+def test_padding_is_for_16_bits_and_known_sizes():
+    args = (r(2048, 512), r(512, 4097))
+    module = lowered(lambda x, w: x @ w, args, "nd-canonicalize,nd-library-products")
+    assert not any(op.name == "nd.pad" for op in module.walk())
