@@ -29,7 +29,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "host": ("to-host",),
     },
     "gpu": {
-        "nd": ("nd-canonicalize", "nd-sink-cat", "nd-library-products"),
+        "nd": ("nd-canonicalize", "nd-attention{target=gpu}", "nd-sink-cat", "nd-library-products"),
         "loop": ("nd-to-loop", "loop-fuse{keep-parallel=264}", "loop-fuse-rows{columns-only}", "loop-recompute", "loop-order"),
         "mem": (
             "loop-to-mem", "gpu-parallel-scatter", "gpu-split-rows", "gpu-recompute", "gpu-online-softmax", "gpu-split-reduction",

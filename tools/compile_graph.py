@@ -118,6 +118,8 @@ def lower_graph(
         pipeline = default_pipeline(target, {"passes": options.passes, "pipeline": options.pipeline})
         if target == "gpu":
             fit_device(pipeline, imported.device)
+        if target == "gpu" and not has_fast_attention(imported.device) and any(p.name == "nd-attention" for p in pipeline.passes()):
+            pipeline.remove("nd-attention")
         if options.autotune:
             tune(pipeline, imported.device)
         if watch:
@@ -182,6 +184,16 @@ def leave_out(pipeline: Pipeline, options: Options) -> None:
             raise PipelineError(f"option 'disable_passes': there is no pass '{name}'{did_you_mean(name, here | everywhere)}")
     if "loop-inline" in options.disable_passes:
         plan_each_layer(pipeline)  # nobody would take the functions of layers back
+
+
+def has_fast_attention(device: str) -> bool:
+    """Whether torch has cuDNN's attention for a GPU (one that is not there counts as one that has it)."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.version.hip is None
+    cudnn = torch.backends.cudnn
+    return torch.version.hip is None and cudnn.is_available() and cudnn.enabled and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _count_ops(imported: Imported) -> None:

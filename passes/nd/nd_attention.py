@@ -6,23 +6,30 @@ where nothing else needs the scores or the weights, so not in training, where th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, f32
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, bf16, f16, f32
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, SSAValue
 
 from ...dialects import nd
 from ...dialects.call_args import Arg, Call, CallAttr
 from ...dialects.expr import Expr, as_expr, strides_contiguous
+from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_pointwise import OPS, CastOp
 from ...dialects.nd_types import FLOATS, LOW_PRECISION, LayoutAttr, TensorType, tensor_type
 from ..manager import Pass
 from .rewriter import Rewriter
 
 TARGET = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+GPU_TARGET = "aten._scaled_dot_product_cudnn_attention.default"
+"""The only one of torch's that is faster than the spelled out form on an H200: 0.42 ms, where flash attention takes 0.79."""
+
+GPU_HEAD = 128
+"""The longest rows that it takes, in multiples of 8."""
 
 SCORES = 256 * 256
 """Scores of one head from which on the call is faster; sizes that are symbols count as large."""
@@ -164,13 +171,43 @@ def attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
     found = recognise(op)
     if found is None or not _fits(found) or not _pays(found):
         return None
+    return _replaced(rw, op, found, _flash_call)
+
+
+def gpu_attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
+    """The same for a GPU, which has a fast kernel for 16-bit numbers and known sizes alone."""
+    found = recognise(op)
+    if found is None or not _fits(found) or not _pays(found):
+        return None
+    t = tensor_type(found.query)
+    sizes = [n.value for n in (*t.dims, *tensor_type(found.key).dims)]
+    if t.element_type not in (bf16, f16) or not all(sizes) or (t.dims[-1].value or 0) % 8 or (t.dims[-1].value or 0) > GPU_HEAD:
+        return None
+    return _replaced(rw, op, found, _cudnn_call)
+
+
+def _replaced(rw: Rewriter, op: nd.MatmulOp, found: Attention, build: Callable[..., nd.ExternOp]) -> SSAValue:
+    """The value that a call on operands with a batch gives for a product."""
     operands = [_with_batch(rw, x) for x in (found.query, found.key, found.value)]
     t = tensor_type(operands[0])
     layouts = [LayoutAttr.get(_layout(rw.func, x)) for x in operands]
+    result = rw.new(build(operands, layouts, t, found.scale))
+    return result if tensor_type(op.result).rank == 4 else rw.new(nd.ReshapeOp.new((result,), op.result.type))
+
+
+def _cudnn_call(operands: Sequence[SSAValue], layouts: Sequence[LayoutAttr], t: TensorType, scale: float) -> nd.ExternOp:
+    call = CallAttr(Call(GPU_TARGET, (Arg(0), Arg(1), Arg(2), None, False, 0.0, False, False), (("scale", scale),)))
+    properties = {
+        "call": call, "operand_layouts": ArrayAttr(layouts), "result_layouts": ArrayAttr(layouts[:1]), "kept": IntsAttr.get([0]),
+    }  # fmt: skip
+    return nd.ExternOp.create(operands=operands, result_types=[t], properties=properties)
+
+
+def _flash_call(operands: Sequence[SSAValue], layouts: Sequence[LayoutAttr], t: TensorType, scale: float) -> nd.ExternOp:
     batch, heads, rows, _ = t.dims
     sums = TensorType.get((batch, heads, rows), f32 if t.element_type in LOW_PRECISION else t.element_type)
-    call = CallAttr(Call(TARGET, (Arg(0), Arg(1), Arg(2), 0.0, False), (("scale", found.scale),)))
-    made = nd.ExternOp.create(
+    call = CallAttr(Call(TARGET, (Arg(0), Arg(1), Arg(2), 0.0, False), (("scale", scale),)))
+    return nd.ExternOp.create(
         operands=operands,
         result_types=[t, sums],
         properties={
@@ -179,8 +216,6 @@ def attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
             "result_layouts": ArrayAttr([layouts[0], LayoutAttr.get((rows * heads, as_expr(1), heads))]),
         },
     )
-    result = rw.new(made)
-    return result if tensor_type(op.result).rank == 4 else rw.new(nd.ReshapeOp.new((result,), op.result.type))
 
 
 def _with_batch(rw: Rewriter, x: SSAValue) -> SSAValue:
@@ -195,6 +230,9 @@ class NdAttention(Pass):
 
     name = "nd-attention"
 
+    target: Literal["cpu", "gpu"] = "cpu"
+    """Whose call it is."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         numerics = op.attributes.get("nd.numerics")
         if isinstance(numerics, StringAttr) and numerics.data == "eager":
@@ -202,6 +240,7 @@ class NdAttention(Pass):
         symbols = nd.symbol_ranges(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             if any(isinstance(o, nd.MatmulOp) and recognise(o) for o in func.body.block.ops):
-                rewriter = Rewriter(func, {nd.MatmulOp: [attention]}, symbols)  # pyright: ignore[reportArgumentType]
+                rule = attention if self.target == "cpu" else gpu_attention
+                rewriter = Rewriter(func, {nd.MatmulOp: [rule]}, symbols)  # pyright: ignore[reportArgumentType]
                 rewriter.run()
-                self.statistic("recognised", rewriter.changed.get("attention", 0))
+                self.statistic("recognised", rewriter.changed.get(rule.__name__, 0))

@@ -39,6 +39,7 @@ _SIGNATURES: dict[str, str] = {
     "PySequence_GetItem": "ptr (ptr, i64)",
     "Py_DecRef": "void (ptr)",
     "Py_IncRef": "void (ptr)",
+    "aoti_torch_clone_preserve_strides": "i32 (ptr, ptr)",
     "aoti_torch_delete_tensor_object": "i32 (ptr)",
     "aoti_torch_empty_strided": "i32 (i64, ptr, ptr, i32, i32, i32, ptr)",
     "aoti_torch_get_data_ptr": "i32 (ptr, ptr)",

@@ -30,6 +30,10 @@ _LAYOUTS = {"strided": 0}
 _MEMORY_FORMATS = {"contiguous_format": 0, "preserve_format": 1, "channels_last": 2, "channels_last_3d": 3}
 
 
+ALIGNED = frozenset(f"aten._scaled_dot_product_cudnn_attention{end}.default" for end in ("", "_backward"))
+"""Operators whose kernels take their tensors' addresses for multiples of 16 and do not look: others give wrong numbers."""
+
+
 class _NoShim(Exception):
     """The call does not fit the shim's function; the reason is for the log."""
 
@@ -279,6 +283,8 @@ def _plan_list(op: host.ExternOp, plan: _Plan, type: str, value: Any) -> None:
 def _emit_shim(emitter: _Emitter, op: host.ExternOp, plan: _Plan, number: int) -> None:
     entry = emitter.entry
     slots = [entry.alloca("ptr" if type == "AtenTensorHandle*" else "i64", 8) for type in plan.results]
+    if op.call.data.target in ALIGNED:
+        plan.arguments = [("handle", _aligned(emitter, op, v)) if kind == "tensor" else (kind, v) for kind, v in plan.arguments]
     texts: list[str] = []
     for type, (kind, value) in zip(plan.types, plan.arguments, strict=True):
         register = slots[value] if kind == "result" else _shim_argument(emitter, op, kind, value)
@@ -301,6 +307,24 @@ def _emit_shim(emitter: _Emitter, op: host.ExternOp, plan: _Plan, number: int) -
             entry.call("aoti_torch_delete_tensor_object", entry.load(slot))
 
 
+def _aligned(emitter: _Emitter, op: host.ExternOp, value: Arg) -> str:
+    """The handle of a tensor, or of a copy with its strides where its address is no multiple of 16."""
+    entry, source = emitter.entry, op.inputs[value.index]
+    handle = emitter.values.handle(emitter.values[source])
+    address = entry.let(f"ptrtoint ptr {emitter.values.data(emitter.values[source])} to i64")
+    odd = entry.let(f"icmp ne i64 {entry.let(f'and i64 {address}, 15')}, 0")
+    copy, onward, before = entry.label(), entry.label(), entry.block
+    entry.do(f"br i1 {odd}, label %{copy}, label %{onward}")
+    entry.start(copy)
+    entry.require_ok(entry.call("aoti_torch_clone_preserve_strides", handle, "%out"))
+    made = entry.load("%out")
+    entry.keep_handle(made)
+    last = entry.block
+    entry.do(f"br label %{onward}")
+    entry.start(onward)
+    return entry.let(f"phi ptr [ {handle}, %{before} ], [ {made}, %{last} ]")
+
+
 def _shared(emitter: _Emitter, source: Any) -> Any:
     """A value of its own for a result that is one of the operands (each is released for itself)."""
     return emitter.duplicate(emitter.values[source])
@@ -314,6 +338,8 @@ def _shim_argument(emitter: _Emitter, op: host.ExternOp, kind: str, value: Any) 
         return entry.scratch(type, [_shim_argument(emitter, op, kind[1:], value)])
     if kind == "null":
         return "null"
+    if kind == "handle":
+        return value
     if kind == "tensor":
         return values.handle(values[op.inputs[value.index]])
     if kind == "size":

@@ -51,6 +51,12 @@ class PythonRuntime:
             raise AssertionError(message)
         return copy_strided(value, sizes, strides)
 
+    def aligned(self, value: Any) -> Any:
+        """A tensor, or a copy with its strides where its address is no multiple of 16."""
+        if not isinstance(value, self._torch.Tensor) or value.data_ptr() % 16 == 0:
+            return value
+        return self._torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
     def empty(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str, device: str) -> Any:
         return self._torch.empty_strided(sizes, strides, dtype=getattr(self._torch, dtype), device=device)
 

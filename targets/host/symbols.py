@@ -21,7 +21,7 @@ PYTHON = (
 )  # fmt: skip
 PYTHON_DATA = ("PyExc_TypeError", "PyList_Type", "_Py_NoneStruct")
 TORCH = (
-    "aoti_torch__reinterpret_tensor", "aoti_torch_delete_tensor_object", "aoti_torch_empty_strided",
+    "aoti_torch__reinterpret_tensor", "aoti_torch_clone_preserve_strides", "aoti_torch_delete_tensor_object", "aoti_torch_empty_strided",
     "aoti_torch_get_data_ptr", "aoti_torch_get_device_index", "aoti_torch_get_device_type", "aoti_torch_get_dim", "aoti_torch_get_dtype",
     "aoti_torch_get_size", "aoti_torch_get_sizes", "aoti_torch_get_stride", "aoti_torch_get_strides",
     "aoti_torch_grad_mode_is_enabled", "aoti_torch_grad_mode_set_enabled", "aoti_torch_item_int64",

@@ -6,8 +6,14 @@ import math
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import stepwell
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import parse_pipeline
+from stepwell.tools.compile_graph import context
 
 
 def plain(q, k, v):
@@ -110,3 +116,24 @@ def test_the_user_can_ask_for_the_rounding_of_eager():
     args = operands(torch.bfloat16)
     _, launches = calls(plain, *args, options={"numerics": "eager"})
     assert launches > 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "want"),
+    [
+        ((2, 3, 300, 64), torch.bfloat16, True),
+        ((6, 300, 64), torch.float16, True),
+        ((2, 3, 300, 64), torch.float32, False),  # no fast kernel
+        ((2, 3, 300, 60), torch.bfloat16, False),  # rows of no multiple of 16 bytes
+        ((2, 3, 300, 256), torch.bfloat16, False),  # too long
+        ((2, 3, 100, 64), torch.bfloat16, False),  # too few scores
+    ],
+)
+def test_what_a_gpu_calls(sizes, dtype, want):
+    args = [torch.randn(sizes, dtype=dtype) for _ in range(3)]
+    gm = make_fx(lambda *a: (plain(*a),), decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
+    module = import_graph(gm, args).module
+    run(parse_pipeline("nd-canonicalize,nd-attention{target=gpu}"), module, context())
+    module.verify()
+    calls = [op.call.data.target for op in module.walk() if op.name == "nd.extern"]
+    assert calls == (["aten._scaled_dot_product_cudnn_attention.default"] if want else [])
