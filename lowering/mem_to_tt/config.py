@@ -293,7 +293,8 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
     held = block * pieces * kept
     if not any(isinstance(n.op, (loop.ReduceOp, loop.ScanOp)) for n in inside):
-        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=min(8, _warps(rows * block, 8)), pieces=pieces)
+        warps = _warps(rows * block, THREAD if rows > 1 else 8)
+        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
     if _sums(inside):
         loads = {a.buffer: block * pieces * element_bytes(a.dtype) for n in inside for a in n.accesses if not a.is_store}
         stages = STAGES if sum(loads.values()) * (STAGES - 1) <= AHEAD else 0
