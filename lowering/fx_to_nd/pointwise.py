@@ -392,7 +392,7 @@ def _nan_to_num(b: Importer, x: SSAValue, nan: Any = None, posinf: Any = None, n
     return b.select(b.cmp("eq", x, -math.inf), b.scalar(-largest if neginf is None else neginf, dtype), x_)
 
 
-@rule(aten.nextafter)
+@rule(aten.nextafter, packet(prims, "nextafter"))
 def _nextafter(b: Importer, x: SSAValue, y: SSAValue) -> SSAValue:
     (x, y), dtype = promote(b, (x, y))
     if dtype not in LOW_PRECISION:
