@@ -118,6 +118,12 @@ PROGRAMS = {
     "upsample": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), randn(1, 2, 5, 6)),
     "cubic interpolation": (lambda x: torch.ops.aten.upsample_bicubic2d(x, [7, 9], False), randn(1, 2, 5, 6)),
     "antialias": (lambda x: torch.ops.aten._upsample_bilinear2d_aa(x, [3, 9], False), randn(1, 2, 8, 6)),
+    "complex rotation": (
+        lambda x, turns: torch.view_as_real(torch.view_as_complex(x) * torch.view_as_complex(turns)), randn(3, 8, 4, 2), randn(8, 4, 2)
+    ),
+    "polynomials": (
+        lambda x: (torch.special.chebyshev_polynomial_t(x, 8), torch.special.legendre_polynomial_p(x, 4)), randn(6, 9)
+    ),
     "gradient of interpolation": (
         lambda g: torch.ops.aten.upsample_bilinear2d_backward(g, [7, 9], [1, 2, 5, 6], False), randn(1, 2, 7, 9)
     ),
