@@ -19,6 +19,7 @@ from .promotion import common_dtype, promote
 from .registry import packet, rule
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 # torch's name -> (our op, promotion)
 UNARY: dict[str, tuple[str, Kind]] = {
