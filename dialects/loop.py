@@ -22,9 +22,11 @@ a store rounds. Index expressions are `loop.load %x[%i * 2 + 1, %k floordiv s0]`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Self
 
-from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr, UnitAttr, i1
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, UnitAttr, i1
 from xdsl.ir import Attribute, Block, Dialect, Region, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
@@ -625,6 +627,18 @@ class IndexOp(QuickOp):
         return cls.create(operands=operands.values(parser), result_types=[result], properties={"map": IndexMapAttr.get(m)})
 
 
+def _clamped(value: SSAValue) -> tuple[float, float]:
+    """The least and the greatest that an integer can be, as far as clamps by numbers tell."""
+    clamp = value.owner
+    if isinstance(clamp, (arith.MinSIOp, arith.MaxSIOp)) and isinstance(clamp.operands[1].owner, arith.ConstantOp):
+        limit = clamp.operands[1].owner.value
+        if isinstance(limit, IntegerAttr):
+            n = limit.value.data
+            low, high = _clamped(clamp.operands[0])
+            return (min(low, n), min(high, n)) if isinstance(clamp, arith.MinSIOp) else (max(low, n), max(high, n))
+    return -inf, inf
+
+
 @irdl_op_definition
 class BoundOp(QuickOp):
     """A loaded integer as an index below `size`: `loop.bound %v, s0 "embedding" wrap : i64`. Outside of [0, size) (with wrap: [-size,
@@ -643,6 +657,13 @@ class BoundOp(QuickOp):
         if wrap:
             properties["wrap"] = UnitAttr()
         return BoundOp.create(operands=[value], result_types=[INDEX], properties=properties)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the integer was clamped to [0, size) by numbers, so that there is nothing to check."""
+        low, high = _clamped(self.input)
+        size = self.size.data.value
+        return size is not None and 0 <= low and high < size
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")

@@ -289,6 +289,9 @@ def bound(s: State, op: Operation) -> None:
     b = s.b
     value = s.get(op.input)
     value = s._to(value, i64)
+    if op.is_certain:
+        s.values[op.result] = value
+        return _define_dim(s, op.result)
     lanes = lanes_of(value.type)
     size = b.splat(s.scalar(s.unroll(op.size.data)), lanes)
     zero = b.splat(b.int(0), lanes)

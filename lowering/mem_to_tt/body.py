@@ -293,6 +293,8 @@ def bound(s: State, op: Operation) -> None:
     assert isinstance(op, loop.BoundOp)
     b = s.b
     value = b.resize(s.get(op.input), i64)
+    if op.is_certain:
+        return define(s, op.result, value)
     size = b.resize(s.number(s.fix(op.size.data)), i64)
     zero = b.int(0, i64)
     if op.wrap is not None:

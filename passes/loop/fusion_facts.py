@@ -207,6 +207,8 @@ class NestFacts:
             return f"its reader needs each element {times / max(numel, 1):.3g} times, and it costs {heavy} heavy operations"
         if ops <= MAX_BODY // 4 and self._meet(info, consumers):
             return ""
+        if self.is_free_table(info):
+            return ""
         uses = len(consumers)
         if heavy:
             return f"{uses} nests read it, and each would repeat {heavy} heavy operations"
@@ -216,6 +218,11 @@ class NestFacts:
         if uses * large > large + 1 + uses:
             return f"{uses} nests read it, and each would read its {large} operands instead"
         return ""
+
+    def is_free_table(self, info: NestInfo) -> bool:
+        """Whether a nest computes a table from its indices alone (places and weights of an interpolation, a ramp) and its readers run on
+        a GPU: they compute it once a row or column of a tile, for less than a launch and the loads would cost."""
+        return bool(self.keep_parallel) and not self.reads(info) and not self.weight(info)[1]
 
     def _meet(self, info: NestInfo, consumers: Sequence[NestInfo]) -> bool:
         """Whether the readers of a nest all end up in one nest, element by element: there it is computed once."""

@@ -220,7 +220,7 @@ class Search:
             if len(homes) > MAX_READERS:
                 continue
             if tensor in plan.inlined:
-                if len(homes) > 1 and info.op not in self.wanted:
+                if len(homes) > 1 and info.op not in self.wanted and not plan.is_free_table(info):
                     self._store(info, tensor, homes)
             elif info.op not in self.wanted and not plan.cannot_inline(info):
                 self._recompute(info, tensor, homes)

@@ -155,3 +155,10 @@ def test_unknown_gpus_and_targets_are_named():
         gpu_target("sm_19x")
     with pytest.raises(PipelineError, match="there is no target 'tpu'"):
         default_pipeline("tpu")
+
+
+def test_tables_that_come_from_indices_alone_are_computed_in_place():
+    """Places and weights of an interpolation: no launch of their own, and what was clamped is not checked."""
+    kernels, calls = lowered(lambda x: torch.nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear") + 1, ((2, 3, 16, 16), "cuda"))
+    assert len(kernels) == 1 and not calls
+    assert "tt.assert" not in str(kernels[0])
