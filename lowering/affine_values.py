@@ -346,7 +346,7 @@ def _transposed(values: AffineValues, node: Node, made: torch.Tensor) -> Value |
 def _reshaped(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
     """Dimensions of size 1 come and go; any other change keeps constants only."""
     value, source = values(node.args[0]), tensor_of(node.args[0]) if isinstance(node.args[0], Node) else None
-    if value is None or source is None:
+    if value is None or source is None or source.dtype != made.dtype:
         return None
     if value.is_constant:
         return Value(value.constant, (0,) * made.dim())
@@ -413,7 +413,7 @@ def _gathered(values: AffineValues, value: Value, index: Sequence[Any], made: to
     """Elements taken by a tensor of indices for every dimension."""
     if value.is_constant:
         return Value(value.constant, (0,) * made.dim())
-    if len(index) != len(value.steps):
+    if len(index) != len(value.steps) or not all(isinstance(i, Node) for i in index):
         return None
     total = Value(value.constant, (0,) * made.dim())
     for i, step in zip(index, value.steps, strict=True):

@@ -84,6 +84,8 @@ def test_known_masks_go(mask: Mask, is_causal: bool, dynamic: bool) -> None:
         (lambda q, p: p[:, None] >= p, (True, False)),
         (lambda q, p: (rows(q)[:, None] >= rows(q)) & (p >= 0), (True, False)),
         (lambda q, p: torch.ones(12, 12).tril().log(), (True, False)),
+        (lambda q, p: rows(q)[:, None].expand(12, 12)[rows(q), :] >= rows(q), (True, False)),
+        (lambda q, p: torch.ones(12, 6, dtype=torch.int64).view(torch.int32) >= 1, (True, False)),
     ],
 )  # fmt: skip
 def test_which_masks(mask: Mask, want: tuple[bool, bool]) -> None:
