@@ -43,6 +43,8 @@ class NestFacts:
                 self.consumers.setdefault(tensor, []).append(info)
         self.scalars = _captured_scalars(self.ops)
         self.inlined: dict[SSAValue, NestInfo] = {}
+        self.keep_parallel = 0
+        """Iterations that must be left to run in parallel where one of two nests has as many, for a GPU; see LoopFuse."""
         self._reads: dict[Operation, list[Read]] = {}
         self._weight: dict[Operation, tuple[int, int]] = {}
         self._units: dict[Operation, float] = {}

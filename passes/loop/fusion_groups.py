@@ -62,8 +62,6 @@ class Grouping(NestFacts):
         self.maker: dict[SSAValue, int] = {r: k for k, op in enumerate(self.ops) for r in op.results}
         self.refusals: list[Attempt] = []
         self.merges: list[Attempt] = []
-        self.keep_parallel = 0
-        """Iterations that must be left to run in parallel where one of two nests has as many; see LoopFuse."""
         self._near: dict[SSAValue, list[int]] = {}
         self._needs: list[tuple[int, ...] | None] = [None] * len(self.ops)
 
