@@ -31,6 +31,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 
+from ..targets.host.pool_ir import HEADER_BYTES
+
 REPORT = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"
 """`c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, Device)`: puts an allocation among the profiler's events."""
 _CPU = ctypes.c_int16(-256)  # Device{type = 0, index = -1}
@@ -51,14 +53,19 @@ class OwnMemory:
         libc = ctypes.CDLL(None)
         libc.aligned_alloc.restype = ctypes.c_void_p
         libc.aligned_alloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+        libc.posix_memalign.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
         libc.free.argtypes = [ctypes.c_void_p]
         libc.free.restype = None
         self._libc = libc
         self._sizes: dict[int, int] = {}
-        kinds = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t), ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        self._hooks = kinds[0](self._allocate), kinds[1](self._free)
+        size, pointer = ctypes.c_size_t, ctypes.c_void_p
+        self._hooks = {
+            "aligned_alloc": ctypes.CFUNCTYPE(pointer, size, size)(self._allocate),
+            "posix_memalign": ctypes.CFUNCTYPE(ctypes.c_int, pointer, size, size)(self._allocate_block),
+            "free": ctypes.CFUNCTYPE(None, pointer)(self._free),
+        }
         table = symbols.symbols()
-        for name, hook in zip(("aligned_alloc", "free"), self._hooks, strict=True):
+        for name, hook in self._hooks.items():
             table[name] = ctypes.cast(hook, ctypes.c_void_p).value or 0
 
     @property
@@ -69,9 +76,19 @@ class OwnMemory:
     def _allocate(self, alignment: int, size: int) -> int:
         found = self._libc.aligned_alloc(alignment, size)
         if found:
-            self._sizes[found] = size
-            self._report(found, size, 0, 0, _CPU)
+            self._count(found, size)
         return found
+
+    def _allocate_block(self, place: int, alignment: int, size: int) -> int:
+        """A block of the pool; what is in front of it counts no more than what the C library has in front of its blocks."""
+        code = self._libc.posix_memalign(place, alignment, size)
+        if code == 0:
+            self._count(ctypes.c_void_p.from_address(place).value or 0, size - HEADER_BYTES)
+        return code
+
+    def _count(self, address: int, size: int) -> None:
+        self._sizes[address] = size
+        self._report(address, size, 0, 0, _CPU)
 
     def _free(self, address: int) -> None:
         size = self._sizes.pop(address, None)

@@ -1,9 +1,9 @@
 """LLVM text of the pool: blocks of memory behind a lock, in free lists by size class, for large tensors and arenas.
 
-A block of the pool has 64 bytes in front: the next free block and the size class. Classes are 64 to a power of two, so
-at most a 64th of a new block is unused, and a request takes a free block of its class or of one of the next 63. Before a new
-block is made, the free ones go back to the system if the pool had more than twice what was ever in use at once: sizes
-that change from call to call do not add up.
+A block of the pool is as large as what was asked for when it was made, with 64 bytes in front: the next free block, the size class and
+the size. Classes are 64 to a power of two. A request takes a free block of its own class that is large enough, or one of the next 63
+classes, where all are. Before a new block is made, the free ones go back to the system if the pool had more than twice what was ever in
+use at once: sizes that change from call to call do not add up.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ BORROWED_BYTES = 1 << 15
 """Arenas of at least this many bytes are borrowed from the pool for each call, so that graphs that run one after the
 other share one; smaller ones are one block of the process, which saves the search."""
 
+HEADER_BYTES = 64
+"""What stands in front of a block: the pool's own, as the C library has some in front of its blocks."""
+
 POOL = """
 @pool_lock = internal global [64 x i8] zeroinitializer, align 16
 @pool_heads = internal global [4608 x ptr] zeroinitializer
@@ -24,7 +27,7 @@ POOL = """
 @pool_most = internal global i64 0
 @stepwell_pool_limit = global i64 4294967296
 
-; the class of a size; a class stands for (class mod 64 + 65) << (class / 64) bytes
+; the class of a size: the smallest of those whose bound, (class mod 64 + 65) << (class / 64) bytes, is not below it
 define internal i64 @pool_class(i64 %bytes) {
   %b = call i64 @llvm.smax.i64(i64 %bytes, i64 4096)
   %b1 = sub i64 %b, 1
@@ -37,11 +40,10 @@ define internal i64 @pool_class(i64 %bytes) {
   ret i64 %class
 }
 
-define internal i64 @pool_class_bytes(i64 %class) {
-  %unit = and i64 %class, 63
-  %units = add i64 %unit, 65
-  %shift = lshr i64 %class, 6
-  %bytes = shl i64 %units, %shift
+; the size of a block
+define internal i64 @pool_bytes(ptr %block) {
+  %p = getelementptr i8, ptr %block, i64 16
+  %bytes = load i64, ptr %p
   ret i64 %bytes
 }
 
@@ -70,8 +72,20 @@ define internal i1 @pool_use_new(i64 %bytes) {
   ret i1 %over
 }
 
-; Takes the block %wanted out of the free lists if it is there, of a class from %class on (one of 384): whether it was.
-define internal i1 @pool_take_this(ptr %wanted, i64 %class) {
+; Takes the block %block, which %link points to, out of its free list; the caller has the lock.
+define internal void @pool_unlink(ptr %link, ptr %block) {
+  %after = load ptr, ptr %block
+  store ptr %after, ptr %link
+  %bytes = call i64 @pool_bytes(ptr %block)
+  %held = load i64, ptr @stepwell_pool_held
+  %held1 = sub i64 %held, %bytes
+  store i64 %held1, ptr @stepwell_pool_held
+  call void @pool_use(i64 %bytes)
+  ret void
+}
+
+; Takes the block %wanted out of the free lists if it is there and large enough, of a class from %class on (one of 384): whether it was.
+define internal i1 @pool_take_this(ptr %wanted, i64 %bytes, i64 %class) {
 entry:
   %wblock = getelementptr i8, ptr %wanted, i64 -64
   %last = add i64 %class, 384
@@ -88,7 +102,11 @@ look:
   br i1 %end, label %next, label %compare
 compare:
   %same = icmp eq ptr %block, %wblock
-  br i1 %same, label %take, label %further
+  br i1 %same, label %measure, label %further
+measure:
+  %size = call i64 @pool_bytes(ptr %block)
+  %fits = icmp sge i64 %size, %bytes
+  br i1 %fits, label %take, label %none
 further:
   br label %look
 next:
@@ -96,13 +114,7 @@ next:
   %more = icmp ult i64 %cn, %last
   br i1 %more, label %list, label %none
 take:
-  %after = load ptr, ptr %block
-  store ptr %after, ptr %link
-  %held = load i64, ptr @stepwell_pool_held
-  %cb = call i64 @pool_class_bytes(i64 %c)
-  %held1 = sub i64 %held, %cb
-  store i64 %held1, ptr @stepwell_pool_held
-  call void @pool_use(i64 %cb)
+  call void @pool_unlink(ptr %link, ptr %block)
   %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
   ret i1 true
 none:
@@ -110,32 +122,33 @@ none:
   ret i1 false
 }
 
-; A free block of a class from %class on (one of %count), or null.
-define internal ptr @pool_take(i64 %class, i64 %count) {
+; A free block of at least %bytes, whose class is %class, of one of %count classes from there on, or null.
+define internal ptr @pool_take(i64 %bytes, i64 %class, i64 %count) {
 entry:
   %last = add i64 %class, %count
   %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
-  br label %search
-search:
+  br label %list
+list:
   %c = phi i64 [ %class, %entry ], [ %cn, %next ]
-  %slot = getelementptr ptr, ptr @pool_heads, i64 %c
-  %head = load ptr, ptr %slot
-  %empty = icmp eq ptr %head, null
-  br i1 %empty, label %next, label %take
+  %head = getelementptr ptr, ptr @pool_heads, i64 %c
+  br label %look
+look:
+  %link = phi ptr [ %head, %list ], [ %block, %measure ]
+  %block = load ptr, ptr %link
+  %end = icmp eq ptr %block, null
+  br i1 %end, label %next, label %measure
+measure:
+  %size = call i64 @pool_bytes(ptr %block)
+  %fits = icmp sge i64 %size, %bytes
+  br i1 %fits, label %take, label %look
 next:
   %cn = add i64 %c, 1
   %more = icmp ult i64 %cn, %last
-  br i1 %more, label %search, label %none
+  br i1 %more, label %list, label %none
 take:
-  %after = load ptr, ptr %head
-  store ptr %after, ptr %slot
-  %held = load i64, ptr @stepwell_pool_held
-  %cb = call i64 @pool_class_bytes(i64 %c)
-  %held1 = sub i64 %held, %cb
-  store i64 %held1, ptr @stepwell_pool_held
-  call void @pool_use(i64 %cb)
+  call void @pool_unlink(ptr %link, ptr %block)
   %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
-  %data = getelementptr i8, ptr %head, i64 64
+  %data = getelementptr i8, ptr %block, i64 64
   ret ptr %data
 none:
   %u2 = call i32 @pthread_mutex_unlock(ptr @pool_lock)
@@ -143,33 +156,35 @@ none:
 }
 
 define ptr @stepwell_pool_alloc(i64 %bytes) {
+entry:
+  %place = alloca ptr
   %class = call i64 @pool_class(i64 %bytes)
-  %found = call ptr @pool_take(i64 %class, i64 64)
+  %found = call ptr @pool_take(i64 %bytes, i64 %class, i64 64)
   %there = icmp ne ptr %found, null
   br i1 %there, label %reuse, label %fresh
 reuse:
   ret ptr %found
 fresh:
-  %size = call i64 @pool_class_bytes(i64 %class)
-  %over = call i1 @pool_use_new(i64 %size)
+  %over = call i1 @pool_use_new(i64 %bytes)
   br i1 %over, label %shrink, label %make
 shrink:
   call void @stepwell_pool_trim()
   br label %make
 make:
-  %total = add i64 %size, 64
-  %rounded = add i64 %total, 63
-  %whole = and i64 %rounded, -64
-  %new = call ptr @aligned_alloc(i64 64, i64 %whole)
-  %failed = icmp eq ptr %new, null
+  %total = add i64 %bytes, 64
+  %code = call i32 @posix_memalign(ptr %place, i64 64, i64 %total)
+  %failed = icmp ne i32 %code, 0
   br i1 %failed, label %none, label %made
 made:
-  %kind = getelementptr i8, ptr %new, i64 8
-  store i64 %class, ptr %kind
-  %fdata = getelementptr i8, ptr %new, i64 64
-  ret ptr %fdata
+  %new = load ptr, ptr %place
+  %classp = getelementptr i8, ptr %new, i64 8
+  store i64 %class, ptr %classp
+  %sizep = getelementptr i8, ptr %new, i64 16
+  store i64 %bytes, ptr %sizep
+  %data = getelementptr i8, ptr %new, i64 64
+  ret ptr %data
 none:
-  call void @pool_unuse(i64 %size)
+  call void @pool_unuse(i64 %bytes)
   ret ptr null
 }
 
@@ -187,7 +202,7 @@ define void @stepwell_pool_free(ptr %data) {
   %block = getelementptr i8, ptr %data, i64 -64
   %kind = getelementptr i8, ptr %block, i64 8
   %class = load i64, ptr %kind
-  %bytes = call i64 @pool_class_bytes(i64 %class)
+  %bytes = call i64 @pool_bytes(ptr %block)
   %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
   %used = load i64, ptr @pool_used
   %used1 = sub i64 %used, %bytes
@@ -228,7 +243,6 @@ class:
   br i1 %end, label %out, label %look
 look:
   %slot = getelementptr ptr, ptr @pool_heads, i64 %c
-  %bytes = call i64 @pool_class_bytes(i64 %c)
   br label %block
 block:
   %head = load ptr, ptr %slot
@@ -237,6 +251,7 @@ block:
 drop:
   %after = load ptr, ptr %head
   store ptr %after, ptr %slot
+  %bytes = call i64 @pool_bytes(ptr %head)
   %held = load i64, ptr @stepwell_pool_held
   %less = sub i64 %held, %bytes
   store i64 %less, ptr @stepwell_pool_held
@@ -260,12 +275,12 @@ define void @stepwell_pool_trim() {
 ; graphs that run one after the other should not add up.
 define internal ptr @pool_alloc_large(i64 %bytes, ptr %before) {
   %class = call i64 @pool_class(i64 %bytes)
-  %again = call i1 @pool_take_this(ptr %before, i64 %class)
+  %again = call i1 @pool_take_this(ptr %before, i64 %bytes, i64 %class)
   br i1 %again, label %kept, label %other
 kept:
   ret ptr %before
 other:
-  %found = call ptr @pool_take(i64 %class, i64 384)
+  %found = call ptr @pool_take(i64 %bytes, i64 %class, i64 384)
   %there = icmp ne ptr %found, null
   br i1 %there, label %reuse, label %fresh
 reuse:

@@ -16,6 +16,7 @@ from ..cpu.jit import Library, load_object
 from .gpu_driver import Driver, LaunchError, cuda_driver
 from .gpu_runtime_ir import DRIVER_SYMBOLS, GPU_FUNCTIONS, GPU_RUNTIME
 from .runtime_ir import FUNCTIONS, runtime_text
+from .storages import resizable_fields
 from .symbols import handle_offset, missing, symbols
 
 log = logging.getLogger("stepwell")
@@ -40,6 +41,11 @@ def library() -> Library:
             assert offset is not None
             _library = load_object(cached_object(runtime_text(offset))[0], symbols())
             ctypes.c_int64.from_address(_library.address("stepwell_pool_limit")).value = default_pool_limit()
+            fields = resizable_fields()
+            if fields is None:
+                log.warning("large outputs cannot be resized: this torch's storages are not as expected")
+            else:
+                (ctypes.c_int64 * 4).from_address(_library.address("stepwell_resizable"))[:] = fields
         return _library
 
 

@@ -29,7 +29,7 @@ TORCH = (
     "torch_from_blob",
 )  # fmt: skip
 TORCH_ERROR = "torch_exception_get_what_without_backtrace"
-LIBC = ("aligned_alloc", "calloc", "free", "pthread_mutex_lock", "pthread_mutex_unlock")
+LIBC = ("aligned_alloc", "calloc", "free", "posix_memalign", "pthread_mutex_lock", "pthread_mutex_unlock")
 WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
 """`PyObject* THPVariable_Wrap(const at::TensorBase&)` of libtorch_python: a new reference to the Python object of a
 tensor."""

@@ -65,6 +65,24 @@ def test_sizes_that_change_do_not_add_up_in_the_pool():
     assert pool_held_bytes() == 0
 
 
+def test_blocks_of_the_pool_are_as_large_as_asked_for():
+    from stepwell.targets.host.runtime import empty_pool, pool_held_bytes
+
+    take = runtime_function("stepwell_pool_alloc", ctypes.c_void_p, ctypes.c_int64)
+    give = runtime_function("stepwell_pool_free", None, ctypes.c_void_p)
+    empty_pool()
+    small, large = take((1 << 20) + 4), take((1 << 20) + 1000)  # one class
+    give(large)
+    give(small)
+    assert pool_held_bytes() == (2 << 20) + 1004
+    assert take((1 << 20) + 5) == large, "the first of the class is too small"
+    assert take(1 << 20) == small
+    give(small)
+    give(large)
+    empty_pool()
+    assert pool_held_bytes() == 0
+
+
 def test_large_outputs_come_from_the_pool_and_outlive_the_program(native):
     from stepwell.targets.host.runtime import empty_pool, pool_held_bytes
 
@@ -81,11 +99,46 @@ def test_large_outputs_come_from_the_pool_and_outlive_the_program(native):
     del run
     gc.collect()
     assert torch.equal(again, 4 * x)
-    with pytest.raises(RuntimeError, match="not resizable"):
-        again.resize_(2 * n)
     del again
     empty_pool()
     assert pool_held_bytes() == 0
+
+
+def test_large_outputs_are_resized_as_those_of_eager(build):
+    n = 1 << 19
+    run = build.program(chain(arena=str(4 * n), size=str(n)))
+    x = torch.rand(n)
+    (y,) = run([x])
+    y.resize_(2 * n)
+    assert torch.equal(y[:n], 4 * x)
+    (y,) = run([x])
+    storage = y.untyped_storage()
+    storage.resize_(0)
+    assert storage.nbytes() == 0 and y.shape == (n,)
+    storage.resize_(4 * n)
+    assert torch.equal(y.copy_(x), x)
+    (y,) = run([x])
+    y.set_(torch.ones(3))
+    assert torch.equal(y, torch.ones(3))
+    (y,) = run([x])
+    z = torch.empty(0).set_(y.untyped_storage(), 5, (7,))
+    del y
+    assert torch.equal(z, 4 * x[5:12])
+
+
+def test_a_torch_whose_storages_are_unknown_keeps_large_outputs(native):
+    from stepwell.targets.host import runtime
+
+    fields = (ctypes.c_int64 * 4).from_address(runtime.library().address("stepwell_resizable"))
+    kept = tuple(fields)
+    fields[:] = (0, 0, 0, 0)
+    try:
+        n = 1 << 19
+        (y,) = native.program(chain(arena=str(4 * n), size=str(n)))([torch.ones(n)])
+        with pytest.raises(RuntimeError, match="not resizable"):
+            y.resize_(2 * n)
+    finally:
+        fields[:] = kept
 
 
 def test_large_arenas_are_shared_by_programs(native):
