@@ -31,6 +31,7 @@ OURS: dict[str, str] = {
     "nd-canonicalize": "passes.nd.nd_canonicalize:NdCanonicalize",
     "nd-attention": "passes.nd.nd_attention:NdAttention",
     "nd-library-products": "passes.nd.nd_library_products:NdLibraryProducts",
+    "nd-stack-products": "passes.nd.nd_stack_products:NdStackProducts",
     "nd-sink-cat": "passes.nd.nd_sink_cat:NdSinkCat",
     "contract-bias": "passes.loop.contract_bias:ContractBias",
     "contract-expand": "passes.loop.contract_expand:ContractExpand",
