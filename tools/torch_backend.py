@@ -42,6 +42,7 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     from torch._functorch import config as functorch_config
 
     from ..lowering.attention_masks import simplify_masks
+    from ..lowering.bool_powers import keep_bool_powers
     from ..lowering.decompositions import decomposition_table
     from ..lowering.whole_operators import keep_whole
 
@@ -49,6 +50,7 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     if isinstance(gm, GraphModule):
         gm = compilers.passed("pre_grad", gm)
         keep_whole(gm)
+        keep_bool_powers(gm)
         graph, rebuild = gm, flatten_outputs(gm)
         if compilers.options.numerics == "default" and not compilers.options.fallback_random:
             simplify_masks(gm)

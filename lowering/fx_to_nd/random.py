@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 from ...dialects import nd
 from ...dialects.call_args import Call, CallAttr, Enum
 from ...dialects.expr import as_expr
-from ...dialects.nd_base import IntsAttr
+from ...dialects.nd_base import ExprsAttr, IntsAttr
 from ...dialects.nd_types import FLOATS, TensorType
 from .builder import UNIT, Dims, text
 from .importer import Importer
@@ -25,15 +25,17 @@ _SEED_LOW, _SEED_HIGH = -(1 << 63), (1 << 63) - 1
 
 
 def draw(b: Importer, kind: str, dims: Dims) -> SSAValue:
-    """Fresh random numbers of the graph's own streams: f32 for rand and randn, raw 32 bits in i64 for randint."""
+    """Fresh random numbers of the graph's own streams: f32 for rand and randn, raw 32 bits in i64 for randint. Each call site reads a
+    slice of its own of the seeds, so that equal layers differ in an operand only."""
     if b.seeds is None:
         op = nd.ExternOp.create(result_types=(TensorType.get((2,), i64, b.device),), location=b.location)
-        b.insert(op)
+        b.ops.insert(0, op)  # before the first layer, which is then as the others
         b.seeds = op.results[0]
-    site = b.random_sites
+    starts = ExprsAttr.get((2 * b.random_sites,))
     b.random_sites += 1
+    seed = b.emit(nd.SliceOp, (b.seeds,), (as_expr(2),), i64, starts=starts, steps=ExprsAttr.get((1,)))
     dtype = i64 if kind == "randint" else f32
-    return b.emit(nd.RandomOp, (b.seeds,), dims, dtype, kind=text(kind), index=IntsAttr.get((site,)))
+    return b.emit(nd.RandomOp, (seed,), dims, dtype, kind=text(kind), index=IntsAttr.get((0,)))
 
 
 def write_seeds(b: Importer) -> None:

@@ -149,7 +149,10 @@ class Lowering:
         value = self.values[old]
         at = [b.simplify(e) for e in value.map.apply(index)]
         if isinstance(value.root, SSAValue):
-            return b.load(value.root, at)
+            mask = b.holds_elements(at)
+            if mask is None:
+                return b.load(value.root, at)
+            return b.load(value.root, at, mask, b.constant(0, compute_type(tensor_type(old).element_type)))
         return self._inline_element(b, value.root, at)
 
     def _inline_element(self, b: Body, op: Operation, at: list[Expr]) -> SSAValue:

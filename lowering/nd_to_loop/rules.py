@@ -363,7 +363,8 @@ def _scatter(low: Lowering, op: nd.ScatterOp) -> None:
             full = _merge(kept, [axis], index, inner_index)
             loaded = _loaded_index(low, b, op.index, full, size, _user_name(op), False)
             value = low.element(b, op.source, full)
-            b.store(value, outs[0], [loaded if k == axis else e for k, e in enumerate(full)], op.mode.data)
+            target = [loaded if k == axis else e for k, e in enumerate(full)]
+            b.store(value, outs[0], target, op.mode.data, b.holds_elements(target))
 
     nest = low.nest(op, [dims[k] for k in kept], [low.tensor_or_copy(op.base)], body)
     low.bind(op.result, nest.results[0])
@@ -385,7 +386,7 @@ def _index_put(low: Lowering, op: nd.IndexPutOp) -> None:
                 free = iter(rest_index)
                 target = [e if k in op.dims.data else next(free) for k, e in enumerate(full)]
                 value = low.element(b, op.values, broadcast_map(values, tuple(shape)).apply(source))
-                b.store(value, outs[0], target, op.mode.data)
+                b.store(value, outs[0], target, op.mode.data, b.holds_elements(target))
 
     nest = low.nest(op, [], [low.tensor_or_copy(op.base)], body)
     low.bind(op.result, nest.results[0])

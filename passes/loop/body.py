@@ -68,6 +68,7 @@ class Body:
         self._known: dict[tuple[object, ...], SSAValue] = {}
         self._keys: list[list[tuple[object, ...]]] = [[]]
         self._computed: dict[SSAValue, Expr] = {}
+        self._bounded: dict[Expr, Expr] = {}
 
     @property
     def block(self) -> Block:
@@ -203,7 +204,22 @@ class Body:
         for k, known in enumerate(self.indices):
             if known is index:
                 return dim(k)
-        return self.new_dim(index, size)
+        some = prove_lt(ZERO, size, self.env)
+        found = self.new_dim(index, size)
+        if not some:
+            self._bounded[found] = size
+        return found
+
+    def holds_elements(self, index: Sequence[Expr]) -> SSAValue | None:
+        """The condition that no dimension into which a checked index goes is empty, so that there is something to go on with after an
+        error; None where it always holds."""
+        condition = None
+        if self._bounded:
+            for size in dict.fromkeys(self._bounded[d] for e in index for d in free_dims(e) if d in self._bounded):
+                # unsigned: the index in [0, size) lets the signed comparison be taken for certain
+                some = self.cmpi("ugt", self.index_value(size, INDEX), self.constant(0, INDEX))
+                condition = self.logical_and(condition, some)
+        return condition
 
     def new_dim(self, index: SSAValue, size: Expr) -> Expr:
         """A dimension for index expressions that stands for the value `index` in [0, size)."""

@@ -19,6 +19,7 @@ from xdsl.dialects.builtin import ArrayAttr, FusedLoc, ModuleOp, NoneAttr, Symbo
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 
+from ...dialects import nd
 from ...dialects.create import create
 from ...dialects.loop import batch_symbols
 from ..manager import Pass
@@ -71,6 +72,10 @@ class Outliner:
             block = part.steps[0].parent
             assert block is not None
             block.insert_op_before(call, part.steps[0])
+            for value in call.operands:
+                if isinstance(value.owner, nd.SliceOp):  # of a site's seeds
+                    value.owner.detach()
+                    block.insert_op_before(value.owner, call)
             calls.append(call)
             for old, new in zip(part.outputs, call.results, strict=True):
                 new.name_hint = old.name_hint

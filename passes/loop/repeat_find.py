@@ -84,7 +84,7 @@ class Steps:
         if found is not None:
             return found
         owner = value.owner
-        if not isinstance(owner, FREE):
+        if not isinstance(owner, FREE) or is_seed(owner):
             found = self._number(value.type), (value,)
         else:
             below = [self._way(v) for v in owner._operands]
@@ -168,7 +168,7 @@ class Steps:
         value must wait for a call that does, and the value must be stored for others anyway."""
         waiting: set[int] = set()
         for k in range(start, end):
-            before = [r for r in self.roots[k] if isinstance(r.owner, Operation)]
+            before = [r for r in self.roots[k] if r.owner in self.position]
             places = [self.position[r.owner] for r in before]  # pyright: ignore[reportArgumentType]
             crossing = [r for r, p in zip(before, places, strict=True) if p < start]
             if any(p in waiting for p in places):
@@ -216,7 +216,7 @@ class Steps:
         for k in range(start, end):
             for root in self.roots[k]:
                 owner = root.owner
-                place = self.position[owner] if isinstance(owner, Operation) else -1
+                place = self.position.get(owner, -1)  # pyright: ignore[reportArgumentType]
                 if place >= start:
                     flow.append((place - start, root.index))  # pyright: ignore[reportAttributeAccessIssue]
                 else:
@@ -228,6 +228,15 @@ class Steps:
                     flow.append((k - start, result.index, "out"))
         flow += [_special(value, self._layouts.get(value)) for value in inputs]
         return flow, Part(tuple(self.steps[start:end]), tuple(inputs), tuple(outputs))
+
+
+def is_seed(op: Operation) -> bool:
+    """Whether an op is one call site's slice of the seeds of random numbers, which come from the function's start. Sites differ in the
+    place of their slice: it is an input of a part."""
+    if not isinstance(op, nd.SliceOp) or not all(isinstance(use.operation, nd.RandomOp) for use in op.result.uses):
+        return False
+    source = op.input.owner
+    return not isinstance(source, Operation) or isinstance(source, nd.ExternOp) and not source.operands
 
 
 def is_movable(op: Operation) -> bool:

@@ -389,8 +389,10 @@ def erf(m: Code, x: str) -> str:
 
 
 def sigmoid(m: Code, x: str) -> str:
-    """1 / (1 + e^-x) for f32; below -87.3, where it is about to become denormal, 1.2e-38."""
-    return m.quotient(m.c(1.0), m.add(m.c(1.0), exp(m, m.at_least(x, -87.3), -1.0)))
+    """1 / (1 + e^-x) for f32; below -87.3, where it is about to become denormal, 1.2e-38; 0 where the smallest denormal is too large (x
+    sigmoid(x) is NaN at -inf, as in eager)."""
+    found = m.quotient(m.c(1.0), m.add(m.c(1.0), exp(m, m.at_least(x, -87.3), -1.0)))
+    return m.select(m.cmp("olt", x, m.c(-103.98)), m.c(0.0), found)
 
 
 def rsqrt(m: Code, x: str) -> str:

@@ -87,9 +87,10 @@ def test_layers_planned_once_are_the_layers_planned_one_by_one(rows, dropout, dy
     net, x = Stack(5, dropout=dropout), torch.randn(3, rows, 16)
     CALLS.clear()
     once, work = step(net, x, dynamic, passes={"loop": [(CountCalls(), "after:loop-outline")]})
-    assert dropout or max(CALLS) >= 4  # each dropout has a stream of its own
+    assert max(CALLS) >= 4
     each, expected = step(net, x, dynamic, pipeline=without_outlining())
-    assert work == expected
+    assert (work[0], *work[2:]) == (expected[0], *expected[2:])
+    assert work[1] == expected[1] or dropout and work[1] < expected[1]  # layers share kernels: their seeds come from outside
     for a, b in zip(once, each, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
