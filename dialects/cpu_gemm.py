@@ -20,7 +20,7 @@ class GemmOp(QuickOp):
     `dtype` is the element type of both operands, `out` that of the result. `trans_a`: the left one is stored [K, M]; `trans_b`: the right
     one is stored [N, K]. The arguments are three pointers A, B, C (with `bias` a fourth one: N elements of `dtype`
     that are added to every row) and then i64: M, N, K, the strides of rows lda, ldb, ldc, the batch, and
-    the strides of the batch for A, B, C.
+    the strides of the batch for A, B, C. With `accumulate` the product is added to C, which is f32 or f64.
     """
 
     name = "cpu.gemm"
@@ -30,13 +30,15 @@ class GemmOp(QuickOp):
     trans_a = opt_prop_def(UnitAttr)
     trans_b = opt_prop_def(UnitAttr)
     bias = opt_prop_def(UnitAttr)
+    accumulate = opt_prop_def(UnitAttr)
     traits = traits_def(SymbolOpInterface())
     irdl_options = (ParsePropInAttrDict(),)
     assembly_format = "$sym_name attr-dict"
 
     @staticmethod
-    def make(name: str, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool = False) -> GemmOp:
+    def make(name: str, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool = False, accumulate: bool = False) -> GemmOp:
         """The declaration of one kind of multiplication."""
         properties = {"sym_name": StringAttr(name), "dtype": StringAttr(dtype), "out": StringAttr(out)}
-        flags = {key: UnitAttr() for key, on in (("trans_a", trans_a), ("trans_b", trans_b), ("bias", bias)) if on}
+        wanted = (("trans_a", trans_a), ("trans_b", trans_b), ("bias", bias), ("accumulate", accumulate))
+        flags = {key: UnitAttr() for key, on in wanted if on}
         return GemmOp.create(properties={**properties, **flags})

@@ -22,7 +22,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "nd": ("nd-canonicalize", "nd-attention", "nd-sink-cat", "nd-stack-products"),
         "loop": (
             "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "loop-fuse", "loop-fuse-rows", "contract-bias", "loop-inline",
-            "loop-layout", "loop-order",
+            "contract-accumulate", "loop-layout", "loop-order",
         ),
         "mem": ("loop-to-mem", "mem-plan", "loop-schedule", "contract-select"),
         "cpu": ("mem-to-cpu",),

@@ -33,6 +33,7 @@ OURS: dict[str, str] = {
     "nd-library-products": "passes.nd.nd_library_products:NdLibraryProducts",
     "nd-stack-products": "passes.nd.nd_stack_products:NdStackProducts",
     "nd-sink-cat": "passes.nd.nd_sink_cat:NdSinkCat",
+    "contract-accumulate": "passes.loop.contract_accumulate:ContractAccumulate",
     "contract-bias": "passes.loop.contract_bias:ContractBias",
     "contract-expand": "passes.loop.contract_expand:ContractExpand",
     "loop-batch": "passes.loop.loop_batch:LoopBatch",

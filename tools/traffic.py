@@ -74,7 +74,10 @@ def touched(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
         if isinstance(inner, loop.LoadOp) and inner.operands[0] not in outs:
             reads.add(inner.operands[0])
         elif isinstance(inner, loop.StoreOp):
-            writes.add(outs.get(inner.operands[1], inner.operands[1]))
+            target = outs.get(inner.operands[1], inner.operands[1])
+            writes.add(target)
+            if isinstance(op, loop.ContractOp) and inner.mode is not None:
+                reads.add(target)
     return reads, writes
 
 

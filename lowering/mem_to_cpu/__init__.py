@@ -46,6 +46,7 @@ class MemToCpu(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
         outliner = CpuOutliner(op, symbols, hints)
+        contracts = ContractLowering(op.body.block.add_op, self.library)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for nest in [n for n in func.walk() if is_nest_in_memory(n)]:
                 try:
@@ -53,7 +54,6 @@ class MemToCpu(Pass):
                 except UnsupportedBody as error:
                     self.fail(nest, str(error))
                 self.statistic("num-shared" if shared else "num-kernels")
-            contracts = ContractLowering(op.body.block.add_op, self.library)
             for contract in [c for c in func.walk() if isinstance(c, loop.ContractOp)]:
                 contracts.lower(contract)
         BatchLowering(op).run()

@@ -60,7 +60,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n] (+ bias[n]), as strides."""
+    """C[b, m, n] (+)= sum over k of A[b, m, k] * B[b, k, n] (+ bias[n]), as strides."""
 
     batch: tuple[Expr, ...]
     m: Expr
@@ -70,6 +70,8 @@ class Product:
     b: Matrix
     c: Matrix
     bias: Matrix | None = None
+    accumulate: bool = False
+    """C keeps what it holds, and the product is added to it."""
 
 
 def strides_of(buffer: SSAValue, m: IndexMap, rank: int) -> list[Expr] | None:
@@ -89,16 +91,17 @@ def strides_of(buffer: SSAValue, m: IndexMap, rank: int) -> list[Expr] | None:
 
 
 def recognise(op: loop.ContractOp) -> Product | None:
-    """The matrix product that a contraction is, if it only stores its accumulator, or the sum of that and a bias."""
+    """The matrix product that a contraction is, if it only stores its accumulator, the sum of that and a bias, or adds it to its out."""
     rank = len(op.loop_sizes)
     store = op.block.last_op
     if not isinstance(store, loop.StoreOp) or op.lhs_prologue.blocks or op.rhs_prologue.blocks:
         return None
-    if store.mode is not None or store.masked is not None or len(op.outs) != 1:
+    accumulate = store.store_mode == "add"
+    if not (accumulate or store.mode is None) or store.masked is not None or len(op.outs) != 1:
         return None
     bias: Matrix | None = None
     if store.value is not op.accumulator or len(list(op.block.ops)) != 1:
-        bias = _bias(op, store)
+        bias = None if accumulate else _bias(op, store)
         if bias is None:
             return None
     places = [list(op.indices).index(v) for v in store.index_operands]
@@ -113,7 +116,7 @@ def recognise(op: loop.ContractOp) -> Product | None:
         Matrix(op.lhs, tuple(a[: rank - 2]), a[rank - 2], a[rank], a[-1]),
         Matrix(op.rhs, tuple(b[: rank - 2]), b[rank], b[rank - 1], b[-1]),
         Matrix(op.outs[0], tuple(c[: rank - 2]), c[rank - 2], c[rank - 1], c[-1]),
-        bias,
+        bias, accumulate,
     )  # fmt: skip
 
 
@@ -150,7 +153,7 @@ def merge_batch(p: Product) -> Product:
         merged.append((size, steps))
     a, b, c = (tuple(steps[i] for _, steps in merged) for i in range(3))
     matrices = (replace(x, batch=steps) for x, steps in ((p.a, a), (p.b, b), (p.c, c)))
-    return Product(tuple(s for s, _ in merged), p.m, p.n, p.k, *matrices, bias=p.bias)
+    return Product(tuple(s for s, _ in merged), p.m, p.n, p.k, *matrices, bias=p.bias, accumulate=p.accumulate)
 
 
 def _transposed(x: Matrix, rows: Expr, columns: Expr) -> bool | None:
@@ -172,7 +175,7 @@ def row_major(p: Product) -> Product:
     if _transposed(p.c, p.m, p.n):
         a, b, c = (replace(x, row=x.column, column=x.row) for x in (p.b, p.a, p.c))
         bias = None if p.bias is None else replace(p.bias, row=p.bias.column, column=p.bias.row)
-        return Product(p.batch, p.n, p.m, p.k, a, b, c, bias)
+        return Product(p.batch, p.n, p.m, p.k, a, b, c, bias, p.accumulate)
     return p
 
 
@@ -222,8 +225,10 @@ class ContractLowering:
         layout, dtype, out = transposed(p), DTYPES.get(p.a.dtype), DTYPES.get(p.c.dtype)
         if layout is None or dtype is None or out is None:
             return None
+        if p.accumulate and out not in ("f32", "f64"):
+            return None  # the sums are not of the type of C
         trans_a, trans_b = layout
-        name = self._function(dtype, out, trans_a, trans_b, p.bias is not None)
+        name = self._function(dtype, out, trans_a, trans_b, p.bias is not None, p.accumulate)
         matrices = (p.a, p.b, p.c) if p.bias is None else (p.a, p.b, p.c, p.bias)
         key = (name, p.batch, p.m, p.n, p.k, *((x.batch, x.row, x.column, x.start) for x in matrices))
         kernel = self.kernels.get(key)
@@ -234,12 +239,12 @@ class ContractLowering:
         traffic = sum((element_bytes(x.dtype) * n for x, n in ((p.a, p.m * p.k), (p.b, p.k * p.n), (p.c, p.m * p.n))), ZERO)
         return [host.LaunchOp.make(kernel, [x.buffer for x in matrices], symbols, bytes=traffic * product(p.batch))]
 
-    def _function(self, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool) -> str:
+    def _function(self, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool, accumulate: bool) -> str:
         name = f"gemm_{dtype}{'_' + out if out != dtype else ''}_{'t' if trans_a else 'n'}{'t' if trans_b else 'n'}"
-        name += "_bias" if bias else ""
+        name += ("_bias" if bias else "") + ("_add" if accumulate else "")
         if name not in self.functions:
             self.functions[name] = name
-            self.add_symbol(GemmOp.make(name, dtype, out, trans_a, trans_b, bias))
+            self.add_symbol(GemmOp.make(name, dtype, out, trans_a, trans_b, bias, accumulate))
         return name
 
     # ---- library
@@ -271,6 +276,12 @@ class ContractLowering:
             operands.insert(0, p.bias.buffer if view == t else views[-1].results[0])
             call = CallAttr(Call("aten.addmm.default", (Arg(0), Arg(1), Arg(2))))
             return [*views, mem.ExternOp.create(operands=operands, properties={"call": call, "out": IntsAttr.get([3])})]
+        if p.accumulate:
+            if len(p.batch) > 1:
+                raise ValueError(f"mem-to-cpu: the library adds products of one batch dimension at most to their out: {op}")
+            a, b, c = operands
+            call = CallAttr(Call("aten.baddbmm.default" if p.batch else "aten.addmm.default", (Arg(0), Arg(1), Arg(2))))
+            return [*views, mem.ExternOp.create(operands=[c, a, b, c], properties={"call": call, "out": IntsAttr.get([3])})]
         call = CallAttr(Call("aten.matmul.default" if len(p.batch) != 1 else "aten.bmm.default", (Arg(0), Arg(1))))
         if not p.batch:
             call = CallAttr(Call("aten.mm.default", (Arg(0), Arg(1))))

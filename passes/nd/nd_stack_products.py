@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr, f32, f64
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -114,10 +114,13 @@ def _swap(rank: int) -> tuple[int, ...]:
 
 
 def _seconds_apart(group: Sequence[nd.MatmulOp], hints: Mapping[str, int]) -> float:
-    """Seconds of the products one by one, each but the first added to the sum of those before it."""
+    """Seconds of the products one by one, each but the first added to the sum of those before it (by the product itself where the
+    sum has the accumulator's type, see contract-accumulate)."""
     total = sum(_product_seconds(op, _depth(op, hints), hints) for op in group)
     result = _bytes(group[0].result, hints)
-    return total + (len(group) - 1) * estimate(Work(result * 2, result, launches=0), SERVER).seconds
+    by_itself = tensor_type(group[0].result).element_type in (f32, f64)
+    again = Work(result, launches=0) if by_itself else Work(result * 2, result, launches=0)
+    return total + (len(group) - 1) * estimate(again, SERVER).seconds
 
 
 def _seconds_stacked(group: Sequence[nd.MatmulOp], hints: Mapping[str, int]) -> float:

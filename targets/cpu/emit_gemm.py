@@ -15,7 +15,8 @@ def emit_gemm(unit: ModuleText, op: GemmOp) -> None:
     """Add the function that `op` declares; it has no epilogue."""
     name = op.sym_name.data
     isa = isa_for(unit.target).name
-    spec = GemmSpec(op.dtype.data, op.out.data, trans_a=op.trans_a is not None, trans_b=op.trans_b is not None, isa=isa)
+    flags = {flag: flag in op.properties for flag in ("trans_a", "trans_b", "accumulate")}
+    spec = GemmSpec(op.dtype.data, op.out.data, isa=isa, **flags)
     shared = unit.declare(spec.shared_symbol, "void", _TYPES)
     bias = "ptr %bias" if op.bias is not None else "ptr null"
     pointers = "ptr %a, ptr %b, ptr %c"
