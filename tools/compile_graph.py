@@ -24,9 +24,10 @@ from ..targets.cpu.forecast import expected_products
 from ..targets.cpu.library import prepare
 from ..targets.host.description import ProgramDescription
 from .compiled import CompiledGraph, Runner, no_garbage_collection
-from .counters import count, phase, recorded
-from .debug import DebugFolder
+from .counters import count, count_phase, phase, recorded
+from .debug import DebugFolder, readable
 from .fusion_control import apply_wishes, marked, plan_each_layer
+from .graph_reports import report
 from .loop_control import apply_loop_wishes, loop_marks
 from .options import Options
 from .trace import trace
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepwell")
 _serial = itertools.count()
 _context: Context | None = None
-_warned: set[str] = set()
 
 
 def context() -> Context:
@@ -92,7 +92,7 @@ def lower_graph(
     debug = DebugFolder.make(options.debug, kind, number)
     if debug:
         debug.graph(gm)
-    trace(f"{kind}_graph", lambda: gm.print_readable(print_output=False))
+    trace(f"{kind}_graph", lambda: readable(gm))
     with no_garbage_collection(), recorded() as counts:
         with phase("import"):
             imported = import_graph(
@@ -131,10 +131,11 @@ def lower_graph(
         apply_loop_wishes(pipeline, imported.module, options, () if kind.startswith("backward") else loop_marks(gm), known, last)
         description, code, code_key = build(imported, options, debug, pipeline, watch)
         count("bodies" if kind.endswith("-body") else "graphs")
-    log.info("compiled %s graph %d", kind, number)
+    seconds = sum(n for name, n in counts.items() if name.startswith("compile_seconds."))
     kept = {name: n for name, n in counts.items() if not name.startswith(("compile_seconds.", "cache_"))}
     return CompiledGraph(
-        description, code, code_key, imported.constants, imported.objects, imported.inputs, imported.outputs, symbols, counts=kept
+        description, code, code_key, imported.constants, imported.objects, imported.inputs, imported.outputs, symbols,
+        counts=kept, seconds=seconds,
     )
 
 
@@ -203,9 +204,7 @@ def _count_ops(imported: Imported) -> None:
     for name, n in counts.names["fallback"].items():
         count("fallback", n)
         count(f"fallback_ops.{name}", n)
-        if name not in _warned:
-            _warned.add(name)
-            log.warning("%s has no rule and runs through ATen", name)
+    report(imported)
 
 
 def build(
@@ -219,7 +218,7 @@ def build(
 
     def after_stage(stage: str, op: ModuleOp) -> None:
         now = perf_counter()
-        count(f"compile_seconds.{stage or 'passes'}", now - clock[0])
+        count_phase(stage or "passes", clock[0], now)
         if debug:
             debug.level(stage, op, pipeline)
         trace(f"{stage or 'passes'}_ir", lambda: print_ir(op, debuginfo=False))

@@ -34,7 +34,7 @@ class CompiledGraph:
     code: the object, `code_key` its name in the cache ("" for code that is not kept). constants and objects: what the description's items
     number; places: for each constant the attribute of the FX graph that it is, "" for others. inputs, outputs: as in `Imported`; symbols:
     where in the FX inputs the value of each size symbol is passed. counts: what the compilation counted; guards: sympy conditions that it
-    added to the ShapeEnv."""
+    added to the ShapeEnv; seconds: what it took."""
 
     description: ProgramDescription
     code: bytes
@@ -47,6 +47,7 @@ class CompiledGraph:
     places: list[str] = field(default_factory=list)
     counts: dict[str, int | float] = field(default_factory=dict)
     guards: tuple[Any, ...] = ()
+    seconds: float = 0.0
 
     def runner(self) -> Runner:
         """Link the code; the boxed function of the FX graph."""

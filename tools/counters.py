@@ -14,6 +14,7 @@
 | cache_hits, cache_misses | objects taken from the disk, and compiled |
 | graph_cache_hits, graph_cache_misses | whole graphs taken from the disk, and looked for in vain, see docs/cache.md |
 | graph_cache_bypasses | graphs that have no lasting key |
+| seconds_saved | what graphs taken from the disk had cost to compile |
 | compile_seconds | seconds by phase: cache, import, nd, loop, mem, cpu, host, emit, object, load |
 """
 
@@ -24,6 +25,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
+
+from .trace import trace_phase
 
 counters: dict[str, Any] = {}
 _lock = threading.Lock()
@@ -36,7 +39,8 @@ def reset_counters() -> None:
         counters.clear()
         counters.update(
             graphs=0, bodies=0, ops=0, kernels=0, launches=0, extern=0, fallback=0, fallback_ops={}, bytes_read=0, bytes_written=0,
-            cache_hits=0, cache_misses=0, graph_cache_hits=0, graph_cache_misses=0, graph_cache_bypasses=0, compile_seconds={},
+            cache_hits=0, cache_misses=0, graph_cache_hits=0, graph_cache_misses=0, graph_cache_bypasses=0, seconds_saved=0.0,
+            compile_seconds={},
         )  # fmt: skip
 
 
@@ -52,6 +56,12 @@ def count(name: str, n: int | float = 1) -> None:
         table[last] = table.get(last, 0) + n
 
 
+def count_phase(name: str, start: float, end: float) -> None:
+    """Count the seconds of a phase of a compilation (of perf_counter), and have torch's trace show it."""
+    count(f"compile_seconds.{name}", end - start)
+    trace_phase(name, start, end)
+
+
 @contextmanager
 def phase(name: str) -> Iterator[None]:
     """Count the seconds of a phase of a compilation."""
@@ -59,7 +69,7 @@ def phase(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        count(f"compile_seconds.{name}", perf_counter() - start)
+        count_phase(name, start, perf_counter())
 
 
 @contextmanager

@@ -17,6 +17,11 @@ from ..passes.instrumentation import Remark, print_ir
 from ..passes.manager import Pipeline, Stage
 
 
+def readable(gm: GraphModule) -> str:
+    """A graph as Python text, each value with its sizes, strides and device."""
+    return gm.print_readable(print_output=False, include_stride=True, include_device=True)
+
+
 @dataclass
 class DebugFolder:
     """The files of one graph."""
@@ -39,7 +44,7 @@ class DebugFolder:
         (self.path / name).write_text(text)
 
     def graph(self, gm: GraphModule) -> None:
-        self.write("graph.py", gm.print_readable(print_output=False))
+        self.write("graph.py", readable(gm))
 
     def level(self, stage: str, module: ModuleOp, pipeline: Pipeline) -> None:
         """The IR after a stage, and the command that makes it from the one before."""

@@ -28,6 +28,7 @@ from .compiled import CompiledGraph, MissingPart
 from .counters import count
 from .graph_key import Uncacheable, graph_key, settings_key, tensor_bytes
 from .options import QUIET, Options
+from .trace import trace
 
 if TYPE_CHECKING:
     from ..lowering.fx_to_nd import Border
@@ -48,7 +49,10 @@ def find_slot(gm: GraphModule, kind: str, border: Border | None, options: Option
     if options.cache != "on" or any(getattr(options, name) for name in QUIET if name != "cache"):
         return None  # somebody wants to see how graphs are made
     try:
-        return Slot(graph_key(gm, kind, border, settings_key(options)), gm)
+        parts: list[str] = []
+        key = graph_key(gm, kind, border, settings_key(options), parts)
+        trace("graph_cache_key", lambda: "\n".join(parts))
+        return Slot(key, gm)
     except Uncacheable as reason:
         bypass(str(reason))
     except Exception as error:  # what a graph may hold has no bounds; that it cannot be named must not keep it from being compiled
@@ -87,6 +91,7 @@ class Slot:
             count("graph_cache_misses")
             return None
         count("graph_cache_hits")
+        count("seconds_saved", found.seconds)
         for name, n in found.counts.items():  # as if it had been compiled
             count(name, n)
         return found

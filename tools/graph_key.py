@@ -31,8 +31,9 @@ class Uncacheable(Exception):
     """What is compiled depends on something that has no lasting name; the message says on what."""
 
 
-def graph_key(gm: GraphModule, kind: str, border: Border | None, settings: str) -> str:
-    """The hexadecimal key of an ATen graph. `settings`: see settings_key. Raises Uncacheable."""
+def graph_key(gm: GraphModule, kind: str, border: Border | None, settings: str, parts: list[str] | None = None) -> str:
+    """The hexadecimal key of an ATen graph, whose text is added to `parts` piece by piece, so that two can be compared. `settings`: see
+    settings_key. Raises Uncacheable."""
     writer = _Writer()
     writer.value((settings, kind))
     if border is not None:
@@ -40,6 +41,8 @@ def graph_key(gm: GraphModule, kind: str, border: Border | None, settings: str) 
     writer.graph(gm)
     writer.symbols_of(gm)
     writer.gpus()
+    if parts is not None:
+        parts += writer.parts
     return writer.digest()
 
 

@@ -58,6 +58,10 @@ class Options:
     """Functions on FX graphs: "pre_grad" (Dynamo's graph), "joint" (forward and backward together, or the inference graph), "post_grad"
     (each graph that is compiled). Each changes the GraphModule that it is given or returns another."""
 
+    partitioner: Callable[..., Any] | None = None
+    """What splits a joint graph into forward and backward, called as torch's partitioners are: (graph, inputs, num_fwd_outputs=..., ...)
+    -> the two graphs. None: torch's minimum cut, which saves the fewest bytes."""
+
     decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     """Operator overload -> function that computes it by other operators, beside (or in place of) the entries of our table."""
 
@@ -102,11 +106,12 @@ class Options:
 QUIET = frozenset(("verify", "debug", "cache", "print_ir", "timing"))
 """Options that do not change what is made."""
 
-OUTSIDE = frozenset(("fx_passes", "decompositions", "check_nan"))
+OUTSIDE = frozenset(("fx_passes", "partitioner", "decompositions", "check_nan"))
 """Options that act before a graph has its key in the cache, or when it is called."""
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "disable_passes": (list, tuple), "fx_passes": (Mapping,), "decompositions": (Mapping,), "fallback": (list, tuple),
+_TYPES: dict[str, tuple[Any, ...]] = {
+    "disable_passes": (list, tuple), "fx_passes": (Mapping,), "decompositions": (Mapping,), "partitioner": (Callable, type(None)),
+    "fallback": (list, tuple),
     "implicit_fallbacks": (bool,), "check_nan": (bool,),
     "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "freezing": (bool,),
     "passes": (Mapping, type(None)), "pipeline": (str, type(None)),

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CompileError, StepwellError
+from .compile_log import compilation, next_number
 from .compiled import Runner, is_empty, no_garbage_collection, passthrough
 from .counters import phase
 from .graph_cache import find_slot
@@ -128,6 +129,7 @@ class GraphCompilers:
     def __init__(self, options: Options, watch: Watch | None = None):
         self.options = options
         self.watch = watch
+        self.number = next_number()
         self.matched: set[str] = set()
         self.weights: Weights | None = None
         """What may become constants of an inference graph, while one is compiled."""
@@ -141,7 +143,8 @@ class GraphCompilers:
         return run_fx_passes(self.options.fx_passes, stage, gm, inputs)
 
     def partition(self, gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        return partition(self.passed("joint", gm, joint_inputs), joint_inputs, **kwargs)
+        split = self.options.partitioner or partition
+        return split(self.passed("joint", gm, joint_inputs), joint_inputs, **kwargs)
 
     def forward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._compile(gm, example_inputs, "forward")
@@ -184,7 +187,7 @@ class GraphCompilers:
 
     def _guarded(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None) -> Runner:
         """Compile a graph, one at a time, unseen by the modes of the caller."""
-        with _lock, _disable_current_modes():
+        with _lock, _disable_current_modes(), compilation(kind, self.number, self.options):
             return self._compiled(gm, example_inputs, kind, edge)
 
     def _compiled(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None) -> Runner:

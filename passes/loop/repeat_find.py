@@ -216,7 +216,7 @@ class Steps:
         for k in range(start, end):
             for root in self.roots[k]:
                 owner = root.owner
-                place = self.position.get(owner, -1)  # pyright: ignore[reportArgumentType]
+                place = self.position.get(owner, -1) if isinstance(owner, Operation) else -1
                 if place >= start:
                     flow.append((place - start, root.index))  # pyright: ignore[reportAttributeAccessIssue]
                 else:

@@ -72,6 +72,7 @@ def test_add_then_sum_is_walked_through():
 
 
 def test_add_then_sum_is_one_nest_with_its_costs():
+    """PASS-10: each kernel is told with its operators and lines."""
     (graph,) = told(add_sum, torch.randn(32, 64), torch.randn(32, 64)).graphs
     (step,) = graph.steps
     assert step.operators == ["add", "sum_1"]
