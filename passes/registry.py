@@ -54,6 +54,7 @@ OURS: dict[str, str] = {
     "loop-order": "passes.loop.loop_order:LoopOrder",
     "loop-outline": "passes.loop.loop_outline:LoopOutline",
     "loop-schedule": "passes.loop.loop_schedule:LoopSchedule",
+    "mem-pad-strides": "passes.mem.mem_pad_strides:MemPadStrides",
     "mem-plan": "passes.mem.mem_plan:MemPlan",
 }
 """Pass name -> ``module:Class``, the module relative to the package."""
