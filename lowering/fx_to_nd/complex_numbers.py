@@ -49,7 +49,9 @@ RULES: dict[str, Function] = {}
 pairs gives a pair, a real tensor, or NotImplemented."""
 
 
-def _rule(*names: str) -> Callable[[Function], Function]:
+def complex_rule(*names: str) -> Callable[[Function], Function]:
+    """Register what operators of these names do with pairs."""
+
     def register(fn: Function) -> Function:
         RULES.update(dict.fromkeys(names, fn))
         return fn
@@ -183,7 +185,7 @@ def _value(b: Importer, result: Any, val: Any) -> Any:
     return value
 
 
-def _as_pair(b: Importer, value: Any, like: Pair | None = None) -> Pair:
+def as_pair(b: Importer, value: Any, like: Pair | None = None) -> Pair:
     """An operand of arithmetic as a pair: a real tensor or number has no imaginary part."""
     if isinstance(value, Pair):
         return value
@@ -193,13 +195,13 @@ def _as_pair(b: Importer, value: Any, like: Pair | None = None) -> Pair:
 
 def _pairs(b: Importer, x: Any, y: Any) -> tuple[Pair, Pair]:
     like = x if isinstance(x, Pair) else y
-    return _as_pair(b, x, like), _as_pair(b, y, like)
+    return as_pair(b, x, like), as_pair(b, y, like)
 
 
 # ---- arithmetic
 
 
-@_rule("mul")
+@complex_rule("mul")
 def _mul(b: Importer, x: Any, y: Any) -> Pair:
     if not isinstance(x, Pair) and not isinstance(y, Pair):
         return NotImplemented
@@ -212,7 +214,7 @@ def _mul(b: Importer, x: Any, y: Any) -> Pair:
     return Pair(b.sub(b.mul(x.re, y.re), b.mul(x.im, y.im)), b.add(b.mul(x.re, y.im), b.mul(x.im, y.re)))
 
 
-@_rule("div", "true_divide")
+@complex_rule("div", "true_divide")
 def _div(b: Importer, x: Any, y: Any, *, rounding_mode: str | None = None) -> Pair:
     """Both parts of the divisor are scaled by the larger, so that no square overflows."""
     if rounding_mode is not None or not (isinstance(x, Pair) or isinstance(y, Pair)):
@@ -229,7 +231,7 @@ def _div(b: Importer, x: Any, y: Any, *, rounding_mode: str | None = None) -> Pa
     return Pair(b.div(re, whole), b.div(im, whole))
 
 
-@_rule("reciprocal")
+@complex_rule("reciprocal")
 def _reciprocal(b: Importer, x: Pair) -> Pair:
     return _div(b, 1.0, x)
 
@@ -246,40 +248,40 @@ def _sum(b: Importer, x: Any, y: Any, alpha: Any, sign: str) -> Pair:
     return Pair(re, x.im if y.im is None else b.op(sign, x.im, y.im))
 
 
-@_rule("add")
+@complex_rule("add")
 def _add(b: Importer, x: Any, y: Any, alpha: Any = 1) -> Pair:
     return _sum(b, x, y, alpha, "add")
 
 
-@_rule("sub")
+@complex_rule("sub")
 def _sub(b: Importer, x: Any, y: Any, alpha: Any = 1) -> Pair:
     return _sum(b, x, y, alpha, "sub")
 
 
-@_rule("rsub")
+@complex_rule("rsub")
 def _rsub(b: Importer, x: Any, y: Any, alpha: Any = 1) -> Pair:
     return _sum(b, y, x, alpha, "sub")
 
 
-@_rule("neg")
+@complex_rule("neg")
 def _neg(b: Importer, x: Pair) -> Pair:
     assert x.im is not None
     return Pair(b.op("neg", x.re), b.op("neg", x.im))
 
 
-@_rule("_conj", "conj_physical", "_conj_physical", "conj")
+@complex_rule("_conj", "conj_physical", "_conj_physical", "conj")
 def _conj(b: Importer, x: Any) -> Pair:
     if not isinstance(x, Pair) or x.im is None:
         return NotImplemented
     return Pair(x.re, b.op("neg", x.im))
 
 
-@_rule("square")
+@complex_rule("square")
 def _square(b: Importer, x: Pair) -> Pair:
     return _mul(b, x, x)
 
 
-@_rule("pow")
+@complex_rule("pow")
 def _pow(b: Importer, x: Any, exponent: Any) -> Pair:
     if not isinstance(x, Pair) or isinstance(exponent, (bool, Pair, SSAValue)):
         return NotImplemented
@@ -292,39 +294,39 @@ def _pow(b: Importer, x: Any, exponent: Any) -> Pair:
 # ---- functions
 
 
-@_rule("abs")
+@complex_rule("abs")
 def _abs(b: Importer, x: Pair) -> SSAValue:
     return b.op("hypot", x.re, x.im)
 
 
-@_rule("angle")
+@complex_rule("angle")
 def _angle(b: Importer, x: Pair) -> SSAValue:
     return b.op("atan2", x.im, x.re)
 
 
-@_rule("exp")
+@complex_rule("exp")
 def _exp(b: Importer, x: Pair) -> Pair:
     size = b.op("exp", x.re)
     return Pair(b.mul(size, b.op("cos", x.im)), b.mul(size, b.op("sin", x.im)))
 
 
-@_rule("log")
+@complex_rule("log")
 def _log(b: Importer, x: Pair) -> Pair:
     return Pair(b.op("log", _abs(b, x)), _angle(b, x))
 
 
-@_rule("sin")
+@complex_rule("sin")
 def _sin(b: Importer, x: Pair) -> Pair:
     return Pair(b.mul(b.op("sin", x.re), b.op("cosh", x.im)), b.mul(b.op("cos", x.re), b.op("sinh", x.im)))
 
 
-@_rule("cos")
+@complex_rule("cos")
 def _cos(b: Importer, x: Pair) -> Pair:
     fall = b.mul(b.op("sin", x.re), b.op("sinh", x.im))
     return Pair(b.mul(b.op("cos", x.re), b.op("cosh", x.im)), b.op("neg", fall))
 
 
-@_rule("sqrt")
+@complex_rule("sqrt")
 def _sqrt(b: Importer, x: Pair) -> Pair:
     """The root in the right half-plane, by that of the larger part so that nothing cancels."""
     assert x.im is not None
@@ -334,7 +336,7 @@ def _sqrt(b: Importer, x: Pair) -> Pair:
     return Pair(b.select(right, root, other), b.op("copysign", b.select(right, other, root), x.im))
 
 
-@_rule("sgn")
+@complex_rule("sgn")
 def _sgn(b: Importer, x: Pair) -> Pair:
     """z / |z|, 0 at 0."""
     assert x.im is not None
@@ -353,12 +355,12 @@ def _equal(b: Importer, x: Any, y: Any, predicate: str, join: str) -> SSAValue:
     return b.op(join, b.cmp(predicate, x.re, y.re), imaginary)
 
 
-@_rule("eq")
+@complex_rule("eq")
 def _eq(b: Importer, x: Any, y: Any) -> SSAValue:
     return _equal(b, x, y, "eq", "and")
 
 
-@_rule("ne")
+@complex_rule("ne")
 def _ne(b: Importer, x: Any, y: Any) -> SSAValue:
     return _equal(b, x, y, "ne", "or")
 
@@ -370,7 +372,7 @@ def _predicate(name: str, join: str) -> Function:
 RULES.update(isnan=_predicate("isnan", "or"), isinf=_predicate("isinf", "or"), isfinite=_predicate("isfinite", "and"))
 
 
-@_rule("where")
+@complex_rule("where")
 def _where(b: Importer, condition: Any, x: Any = None, y: Any = None) -> Pair:
     if x is None or isinstance(condition, Pair) or not (isinstance(x, Pair) or isinstance(y, Pair)):
         return NotImplemented
@@ -380,7 +382,7 @@ def _where(b: Importer, condition: Any, x: Any = None, y: Any = None) -> Pair:
     return Pair(b.select(condition, x.re, y.re), imaginary)
 
 
-@_rule("masked_fill")
+@complex_rule("masked_fill")
 def _masked_fill(b: Importer, x: Pair, mask: SSAValue, value: Any) -> Pair:
     return _where(b, mask, value, x)
 
@@ -388,23 +390,23 @@ def _masked_fill(b: Importer, x: Pair, mask: SSAValue, value: Any) -> Pair:
 # ---- sums
 
 
-@_rule("sum")
+@complex_rule("sum")
 def _total(b: Importer, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Pair:
     if not isinstance(x, Pair) or x.im is None:
         return NotImplemented
-    over = _over(b, x, dim)
+    over = reduced_dims(b, x, dim)
     return Pair(b.reduce("sum", x.re, over, keepdim), b.reduce("sum", x.im, over, keepdim))
 
 
-@_rule("mean")
+@complex_rule("mean")
 def _mean(b: Importer, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Pair:
     if not isinstance(x, Pair) or x.im is None:
         return NotImplemented
-    over = _over(b, x, dim)
+    over = reduced_dims(b, x, dim)
     return Pair(b.mean(x.re, over, keepdim), b.mean(x.im, over, keepdim))
 
 
-def _over(b: Importer, x: Pair, dim: Any) -> list[int]:
+def reduced_dims(b: Importer, x: Pair, dim: Any) -> list[int]:
     """The dimensions of a reduction, none given: all."""
     rank = b.rank(x.re)
     given = [dim] if isinstance(dim, int) else list(dim or range(rank))
@@ -414,7 +416,7 @@ def _over(b: Importer, x: Pair, dim: Any) -> list[int]:
 # ---- made of, and made into, real numbers
 
 
-@_rule("view_as_real", "view_as_real_copy")
+@complex_rule("view_as_real", "view_as_real_copy")
 def _view_as_real(b: Importer, x: Pair) -> SSAValue:
     assert x.im is not None
     if b.env[b.node.args[0]] not in b.computed_pairs:  # pyright: ignore[reportArgumentType]
@@ -422,56 +424,56 @@ def _view_as_real(b: Importer, x: Pair) -> SSAValue:
     return _joined(b, x.re, x.im)
 
 
-@_rule("view_as_complex", "view_as_complex_copy")
+@complex_rule("view_as_complex", "view_as_complex_copy")
 def _view_as_complex(b: Importer, x: SSAValue) -> Pair:
     return _split(b, x)
 
 
-@_rule("real")
+@complex_rule("real")
 def _real(b: Importer, x: Any) -> SSAValue:
     return x.re if isinstance(x, Pair) else NotImplemented
 
 
-@_rule("imag")
+@complex_rule("imag")
 def _imag(b: Importer, x: Any) -> SSAValue:
     return x.im if isinstance(x, Pair) else NotImplemented
 
 
-@_rule("complex")
+@complex_rule("complex")
 def _complex(b: Importer, re: SSAValue, im: SSAValue) -> Pair:
     return Pair(re, im)
 
 
-@_rule("polar")
+@complex_rule("polar")
 def _polar(b: Importer, size: SSAValue, angle: SSAValue) -> Pair:
     return Pair(b.mul(size, b.op("cos", angle)), b.mul(size, b.op("sin", angle)))
 
 
-@_rule("_to_copy")
+@complex_rule("_to_copy")
 def _to_copy(b: Importer, x: Any, **options: Any) -> Any:
     if options.get("device") is not None or not (isinstance(x, Pair) or b.dtype(x) in FLOATS):
         return NotImplemented
     return x if isinstance(x, Pair) else Pair(x, None)
 
 
-@_rule("zeros", "zeros_like", "new_zeros")
+@complex_rule("zeros", "zeros_like", "new_zeros")
 def _zeros(b: Importer, *args: Any, **kwargs: Any) -> Pair:
     return _filled(b, 0.0)
 
 
-@_rule("ones", "ones_like", "new_ones")
+@complex_rule("ones", "ones_like", "new_ones")
 def _ones(b: Importer, *args: Any, **kwargs: Any) -> Pair:
     return _filled(b, 1.0)
 
 
-@_rule("full", "full_like")
+@complex_rule("full", "full_like")
 def _full(b: Importer, shape: Any, value: Any, **kwargs: Any) -> Pair:
     if isinstance(value, Pair):
         return value
     return _filled(b, float(value)) if isinstance(value, (int, float)) else NotImplemented
 
 
-@_rule("scalar_tensor")
+@complex_rule("scalar_tensor")
 def _scalar_tensor(b: Importer, value: Any, **kwargs: Any) -> Pair:
     return _full(b, (), value)
 

@@ -49,7 +49,7 @@ _RANDOM = """
 multinomial randperm poisson binomial _sample_dirichlet _standard_gamma rrelu_with_noise
 """
 # doubles that torch computes to 1e-7 (special.py); series and loops whose length depends on the element: nothing there
-# for vectors to gain (polynomials.py has those of a known degree)
+# for vectors to gain (polynomials.py has those of a known degree, polygamma.py those of an order up to 8)
 _SPECIAL = """
 special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_airy_ai
 special_zeta igamma igammac polygamma gcd

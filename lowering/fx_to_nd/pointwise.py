@@ -407,11 +407,6 @@ def _nextafter(b: Importer, x: SSAValue, y: SSAValue) -> SSAValue:
     return b.select(b.op("or", b.predicate("isnan", x), b.predicate("isnan", y)), math.nan, moved)
 
 
-@rule(aten.polygamma)
-def _polygamma(b: Importer, n: int, x: SSAValue) -> SSAValue:
-    return NotImplemented if n else _unary("digamma", Kind.INT_TO_FLOAT)(b, x)
-
-
 @rule(aten.ldexp)
 def _ldexp(b: Importer, x: SSAValue, exponent: SSAValue) -> SSAValue:
     (x, exponent), _ = promote(b, (x, exponent), Kind.INT_TO_FLOAT)

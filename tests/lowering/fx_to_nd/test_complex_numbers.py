@@ -57,6 +57,28 @@ def test_functions():
     _check(lambda z: (z.exp(), z.sin(), z.cos(), z.sqrt(), z.abs(), z.angle(), (z + 0.1).log()), z)
 
 
+FUNCTIONS = {
+    "hyperbolic": lambda z: (z.sinh(), z.cosh(), z.tanh()),
+    "tangent": lambda z: (z.tan(),),
+    "exponentials": lambda z: (torch.exp2(z), torch.expm1(z), torch.expm1(z * 1e-3), z.sigmoid(), torch.nn.functional.silu(z)),
+    "logarithms": lambda z: ((z + 0.1).log2(), (z + 0.1).log10(), torch.log1p(z), torch.log1p(z * 1e-3), (z + 0.1).rsqrt()),
+    "products": lambda z: (torch.addcmul(z, z, z + 1, value=2), torch.addcdiv(z, z, z + 5, value=1 - 2j), torch.fill(z, 2 - 1j)),
+    "truth": lambda z: (z.logical_not(), torch.logical_and(z, z * 0), torch.logical_or(z, z.abs()), z.any(), z.all(), z.view(2, -1).any(1)),
+    "norms": lambda z: (z.norm(), torch.linalg.vector_norm(z.view(2, -1), dim=1, keepdim=True), (z * 2).view(2, -1).norm(dim=0)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [C64, C128])
+def test_more_functions(name, dtype):
+    ends = torch.tensor([0j, 1 + 0j, -1 + 0.5j, 1j, -4 - 0j, 20 - 3j, -25 + 1j, 1e-5 - 1e-5j], dtype=dtype)
+    _check(FUNCTIONS[name], torch.cat([_z(40, dtype=dtype), ends]))
+
+
+def test_large_hyperbolic_tangents():
+    _check(lambda z: z.tanh(), torch.tensor([100 + 1j, -100 - 2j, 39.9 + 1.5j, 41 - 1.5j, 0.1 + 1.57079j]))
+
+
 def test_mixed_with_real_numbers():
     x = torch.randn(4, 5)
     _check(lambda z, x, i: (z * x, x + z, x * 1j, z / x, i * z, z + i), _z(4, 5), x, torch.arange(5))
