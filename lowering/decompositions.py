@@ -110,10 +110,15 @@ def _each(single: Any, schema: Any) -> Callable[..., Any]:
 
 def _apply(single: Any, names: list[str], values: list[Any]) -> Any:
     """One call of the single form; the scale of addcdiv and addcmul and alpha are keywords there."""
-    if single._qualified_op_name.split("::")[1] in ("addcdiv", "addcmul"):
+    import torch
+
+    aten = torch.ops.aten
+    if single in (aten.addcdiv, aten.addcmul):
         return _scaled_third(single, values[0], values[1], values[2], values[3] if len(values) > 3 else 1)
     if "alpha" in names[: len(values)]:
         return single(*values[:2], alpha=values[names.index("alpha")])
+    if single in (aten.maximum, aten.minimum) and not isinstance(values[1], torch.Tensor):
+        return (aten.clamp_min if single is aten.maximum else aten.clamp_max)(*values)  # maximum has no overload for numbers
     return single(*values)
 
 

@@ -140,6 +140,14 @@ def test_entries_of_dynamic_size():
     assert counters["launches"] / counters["graphs"] == 1
 
 
+def test_larger_and_smaller_of_entries_and_numbers():
+    def f(xs):
+        return torch._foreach_maximum(xs, 0.5) + torch._foreach_minimum(xs, [0.25, -1.0, float("nan")])
+
+    xs = [torch.randn(5, 3), torch.randn(()), torch.tensor([float("nan"), 1.0])]
+    torch.testing.assert_close(torch.compile(f, backend="stepwell")(xs), f(xs), rtol=0, atol=0, equal_nan=True)
+
+
 def test_scalars_that_all_entries_share():
     def f(xs, ys, lr):
         factor = -lr * 0.5

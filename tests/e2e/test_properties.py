@@ -32,10 +32,14 @@ def examples(batch: int) -> settings:
     )  # fmt: skip
 
 
+def traced(fn, inputs):
+    """`fn` (which may update its inputs) as torch traces it, without updates of intermediate values."""
+    return make_fx(functionalize(fn), decomposition_table=decomposition_table(), tracing_mode="fake")(*inputs)
+
+
 def run(fn, inputs):
-    """What `fn` (which may update its inputs) returns when it is compiled."""
-    gm = make_fx(functionalize(fn), decomposition_table=decomposition_table(), tracing_mode="fake")(*inputs)
-    return compile_graph(gm, inputs, Options(cache="off"))(list(inputs))
+    """What `fn` returns when it is compiled."""
+    return compile_graph(traced(fn, inputs), inputs, Options(cache="off"))(list(inputs))
 
 
 number = st.integers(0, 11)
@@ -142,8 +146,8 @@ def graph(xs: list[torch.Tensor], steps: list[Any]) -> torch.Tensor:
     return values[-1] + values[len(values) // 2]
 
 
-@examples(25)
-@given(st.lists(st.lists(step, min_size=3, max_size=9), min_size=25, max_size=25), st.sampled_from(TYPES))
+@examples(50)
+@given(st.lists(st.lists(step, min_size=3, max_size=9), min_size=50, max_size=50), st.sampled_from(TYPES))
 def test_graphs_of_pointwise_operators_and_reductions(programs, dtype):
     """I04, I05, I06, I13, DEFECT-01, DEFECT-02: however they are fused. The numbers are exact in any order of summation."""
     inputs = [make("dense", dtype), make("turned", dtype), make("dense", dtype)[:1], make("window", dtype)[:, :, :1]]
@@ -185,10 +189,18 @@ def updating(x: torch.Tensor, steps: list[Any]) -> torch.Tensor:
     return torch.stack([v.sum() for v in values])
 
 
-@examples(20)
-@given(st.lists(st.tuples(st.sampled_from(LAYOUTS[:4]), st.lists(step, min_size=3, max_size=10)), min_size=20, max_size=20))
-def test_updates_through_views(programs):
-    """MUT-01, MUT-03, SUBTLE-02, TWELVE-01, TWELVE-12: results and inputs afterwards, each program on memory of its own."""
+def torch_traces(drawn: tuple[str, list[Any]]) -> bool:
+    """Whether torch itself can: it writes views of updated memory as `view` of a value that may have other strides."""
+    try:
+        traced(lambda x: updating(x, drawn[1]), [make(drawn[0], torch.float64)])
+    except ValueError as error:
+        assert "Cannot view a tensor" in str(error), drawn
+        return False
+    return True
+
+
+def check_updates(programs: list[tuple[str, list[Any]]]) -> None:
+    """Results and inputs afterwards, each program on memory of its own."""
     ours = [make(layout, torch.float64) for layout, _ in programs]
     theirs = [make(layout, torch.float64) for layout, _ in programs]
 
@@ -198,6 +210,25 @@ def test_updates_through_views(programs):
     got, want = run(program, ours), program(*theirs)
     for drawn, *pairs in zip(programs, got, want, ours, theirs, strict=True):
         assert torch.equal(pairs[0], pairs[1]) and torch.equal(pairs[2], pairs[3]), drawn
+
+
+@examples(50)
+@given(st.lists(st.tuples(st.sampled_from(LAYOUTS[:4]), st.lists(step, min_size=3, max_size=10)), min_size=50, max_size=50))
+def test_updates_through_views(programs):
+    """MUT-01, MUT-03, SUBTLE-02, TWELVE-01, TWELVE-12"""
+    try:
+        check_updates(programs)
+    except ValueError:
+        kept = [p for p in programs if torch_traces(p)]
+        if len(kept) == len(programs):
+            raise
+        check_updates(kept)
+
+
+def test_a_program_that_torch_cannot_trace_is_left_out():
+    refused = ("dense", [(7, 8, 3), (9, 8, 9), (4, 4, 8), (6, 10, 1), (1, 0, 9), (1, 9, 2), (2, 10, 2), (10, 2, 6)])
+    assert not torch_traces(refused)
+    test_updates_through_views.hypothesis.inner_test([refused, ("turned", [(1, 0, 0), (2, 1, 0), (3, 0, 1)])])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
