@@ -30,7 +30,10 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "gpu": {
         "nd": ("nd-canonicalize", "nd-attention{target=gpu}", "nd-sink-cat", "nd-library-products"),
-        "loop": ("nd-to-loop", "loop-fuse{keep-parallel=264}", "loop-fuse-rows{columns-only}", "loop-recompute", "loop-order"),
+        "loop": (
+            "nd-to-loop", "loop-fuse{keep-parallel=264}", "loop-fuse-rows{columns-only}", "loop-recompute", "loop-layout{target=gpu}",
+            "loop-order",
+        ),
         "mem": (
             "loop-to-mem", "gpu-parallel-scatter", "gpu-split-rows", "gpu-recompute", "gpu-online-softmax", "gpu-split-reduction",
             "mem-plan", "gpu-schedule",

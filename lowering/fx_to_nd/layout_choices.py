@@ -1,12 +1,14 @@
 """The second layout in which a convolution may run: channels-last, and what it saves or costs.
 
-ATen's CPU convolutions give a channels-last result for a channels-last input; with a row-major input oneDNN reorders it, and the
-result, around its blocked kernel. The weight is reordered in either case, which costs more from channels-last's kernel.
+ATen's convolutions give a channels-last result for a channels-last input. With a row-major input oneDNN reorders it, and the result,
+around its blocked kernel; the weight is reordered in either case, which costs more from channels-last's kernel. cuDNN's kernels for the
+tensor cores are channels-last too: around them it reorders, slowly, what is row-major.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -23,6 +25,18 @@ stride 1: no difference). Dense ones by themselves save as much, but in whole mo
 the nests around them), so that they follow their neighbours and do not pull.
 """
 
+GPU_CALL_NS = 3000.0
+"""What cuDNN's own reordering takes beside the bytes: the launches of its kernels. Here and below by 27 shapes of ResNet, U-Net, ConvNeXt
+and MobileNet with torch 2.11 on an H200, in float32 with and without TF32, and in bfloat16."""
+
+GPU_DENSE_NS, GPU_STRICT_NS, GPU_MISFIT_NS = {2: 9e-4, 4: 6e-4}, -1e-3, -5e-4
+"""Nanoseconds a byte of input and output that channels-last saves: by the bytes of an element where the tensor cores serve (float32: TF32),
+where they do not (cuDNN's plain float32 kernels are row-major), and for products of pixels (1x1) with numbers of channels that the tensor
+cores do not fit, which are padded then."""
+
+GPU_DEPTHWISE_NS = {2: (1.2e-3, 1.2e-4), 4: (8e-4, 2.5e-5)}
+"""The same for depthwise convolutions of 3x3, and for each further element of the window."""
+
 _LAST = torch.channels_last
 
 
@@ -35,21 +49,63 @@ def convolution_choices(
     x, weight, out = values[0], values[1], b.val
     if not all(isinstance(t, torch.Tensor) and t.layout == torch.strided for t in (x, weight, out)):
         return None
-    if transposed or x.dim() != 4 or x.device.type != "cpu" or not (_rows(x) and _rows(out)) or not torch.backends.mkldnn.is_available():
+    if x.dim() != 4 or not (_rows(x) and _rows(out)):
         return None
     sizes = [_hints(t) for t in (x, weight, out)]
     if any(s is None or 0 in s for s in sizes):
         return None
-    kernel, count = tuple(weight.shape[2:]), [_product(s) * x.element_size() for s in sizes]
-    plain = tuple(kernel) == (1, 1) and sizes[0][2:] == sizes[2][2:]  # pyright: ignore[reportOptionalSubscript]
-    saved = 0.0 if plain else (GROUPED_NS if groups > 1 else DENSE_NS) * (count[0] + count[2])
-    cost = WEIGHT_NS * count[1] - saved
+    price = {"cpu": _onednn_cost, "cuda": _cudnn_cost}.get(x.device.type)
+    cost = None if price is None else price(sizes, x, transposed, groups)
+    if cost is None:
+        return None
+    # cuDNN has the weight in the same order; a copy of ours is a nest, which can join others
+    ordered = [_last(b, weight), *layouts[2:]] if x.device.type == "cuda" else layouts[1:]
     table = {
-        "operands": ArrayAttr([_last(b, x), *layouts[1:]]),
+        "operands": ArrayAttr([_last(b, x), *ordered]),
         "results": ArrayAttr([_last(b, out)]),
         "cost": IntegerAttr(round(cost), i64),
     }
     return ArrayAttr([DictionaryAttr(table)])
+
+
+def _onednn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int) -> float | None:
+    """Nanoseconds that channels-last takes more, for `sizes` of input, weight and result; None where it is no choice."""
+    if transposed or not torch.backends.mkldnn.is_available():
+        return None
+    source, weight, result = sizes
+    plain = tuple(weight[2:]) == (1, 1) and source[2:] == result[2:]
+    saved = 0.0 if plain else (GROUPED_NS if groups > 1 else DENSE_NS) * (prod(source) + prod(result))
+    return (WEIGHT_NS * prod(weight) - saved) * x.element_size()
+
+
+def _cudnn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int) -> float | None:
+    """The same for cuDNN."""
+    cudnn = torch.backends.cudnn
+    # without a GPU's build of torch, a graph for one is compiled for any
+    if torch.version.hip is not None or not cudnn.enabled or (torch.version.cuda is not None and not cudnn.is_available()):
+        return None
+    source, weight, result = sizes
+    width, area = x.element_size(), prod(weight[2:])
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return None
+    plain = area == 1 and source[2:] == result[2:]
+    if weight[1] == 1 and groups > 1:
+        first, further = GPU_DEPTHWISE_NS[width]
+        rate = first + further * max(0, area - 9)
+    elif width == 4 and not _uses_tf32():
+        rate = GPU_STRICT_NS
+    elif plain:
+        rate = GPU_MISFIT_NS if (source[1] // groups) * width % 16 or (result[1] // groups) * width % 16 else 0.0
+    else:
+        rate = GPU_DENSE_NS[width]
+    saved = rate * (prod(source) + prod(result)) * width
+    return -(saved + (GPU_CALL_NS if rate > 0 else 0.0))
+
+
+def _uses_tf32() -> bool:
+    """Whether float32 convolutions of cuDNN may round to TF32."""
+    convolutions = getattr(torch.backends.cudnn, "conv", None)
+    return torch.backends.cudnn.allow_tf32 if convolutions is None else convolutions.fp32_precision == "tf32"
 
 
 def _rows(t: torch.Tensor) -> bool:
@@ -70,10 +126,3 @@ def _hints(t: torch.Tensor) -> list[int] | None:
             return None
         found.append(int(hint))
     return found
-
-
-def _product(sizes: Sequence[int] | None) -> int:
-    total = 1
-    for s in sizes or ():
-        total *= s
-    return total

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, ModuleOp, UnitAttr
@@ -30,9 +31,19 @@ from ..mem.mem_plan import symbol_hints
 
 CHOICES, LAYOUTS = "layout_choices", "layouts"
 
-COPY_NS, ACROSS_NS = 0.25, 0.2
-"""Nanoseconds a byte for a copy into another order (read and write), and for reading across the order of the stores
-(in 16 x 16 tiles); measured on an Intel Xeon with AVX-512, one thread."""
+
+@dataclass(frozen=True)
+class Prices:
+    """Nanoseconds a byte for a copy into another order (read and write), and for reading across the order of the stores; for a copy, too,
+    what its launch takes."""
+
+    copy: float
+    across: float
+    launch: float = 0.0
+
+
+PRICES = {"cpu": Prices(0.25, 0.2), "gpu": Prices(5e-4, 1e-4, 2500.0)}
+"""By target: an Intel Xeon with AVX-512, one thread, in tiles of 16 x 16; an H200, tiles of 64 x 64."""
 
 _ROWS, _LAST = "rows", "channels-last"
 
@@ -49,15 +60,18 @@ class LoopLayout(Pass):
 
     name = "loop-layout"
 
+    target: Literal["cpu", "gpu"] = "cpu"
+    """Whose prices count: cpu or gpu."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Writes the choices on the calls and nests of the module's functions."""
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
             calls = [e for e in func.body.block.ops if isinstance(e, nd.ExternOp) and CHOICES in e.attributes]
             if calls:
-                self._function(func, symbol_hints(op))
+                self._function(func, symbol_hints(op), PRICES[self.target])
 
-    def _function(self, func: FuncOp, hints: Mapping[str, int]) -> None:
-        problem = _Problem(func, hints)
+    def _function(self, func: FuncOp, hints: Mapping[str, int], prices: Prices) -> None:
+        problem = _Problem(func, hints, prices)
         rows = problem.cut.side_of(_ROWS)
         chosen = 0
         for op in problem.nodes:
@@ -94,8 +108,8 @@ def _layout(result: SSAValue) -> LayoutAttr | UnitAttr:
 class _Problem:
     """The graph of a function: who pays how much for being on another side than whom."""
 
-    def __init__(self, func: FuncOp, hints: Mapping[str, int]):
-        self.hints = hints
+    def __init__(self, func: FuncOp, hints: Mapping[str, int], prices: Prices):
+        self.hints, self.prices = hints, prices
         self.cut = Cut()
         self.nodes: list[Operation] = []
         self.costs: dict[Operation, int] = {}
@@ -143,10 +157,13 @@ class _Problem:
         size = t.numel * element_bytes(t.element_type)
         return int(size) if size.is_const else evaluate(size, {str(s): self.hints.get(str(s), 64) for s in free_syms(size)})
 
-    def _pay(self, value: SSAValue, reader: object, ns_a_byte: float) -> None:
+    def _pay(self, value: SSAValue, reader: object, ns_a_byte: float, fixed: float = 0.0) -> None:
         owner = self.owner.get(value)
         if owner is not None and owner != reader:
-            self.cut.edge(owner, reader, ns_a_byte * self._bytes(value))
+            self.cut.edge(owner, reader, fixed + ns_a_byte * self._bytes(value))
+
+    def _pay_copy(self, value: SSAValue, reader: object) -> None:
+        self._pay(value, reader, self.prices.copy, self.prices.launch)
 
     def _call(self, op: nd.ExternOp) -> None:
         choice = op.attributes.get(CHOICES)
@@ -155,7 +172,7 @@ class _Problem:
             layouts = op.operand_layouts
             for value, layout in zip(op.operands, layouts.data if isinstance(layouts, ArrayAttr) else (), strict=False):
                 if isinstance(layout, LayoutAttr):
-                    self._pay(value, self._side(value, layout), COPY_NS)
+                    self._pay_copy(value, self._side(value, layout))
             given = op.result_layouts.data if isinstance(op.result_layouts, ArrayAttr) else ()
             for k, result in enumerate(op.results):
                 self._own(result, self._side(result, given[k] if k < len(given) else None))
@@ -167,7 +184,7 @@ class _Problem:
         self.cut.edge(op, _ROWS if cost.value.data > 0 else _LAST, abs(cost.value.data))
         for value, layout in zip(op.operands, operands.data, strict=True):
             if self._side(value, layout) == _LAST:
-                self._pay(value, op, COPY_NS)
+                self._pay_copy(value, op)
         for result in op.results:
             self._own(result, op)
 
@@ -193,12 +210,12 @@ class _Problem:
             else:
                 side = None if last is None else _ROWS if _moves(a, last, 3, -1) else _LAST if _moves(a, last, 1, -1) else None
             if side is not None:
-                self._pay(a.shaped, side, ACROSS_NS)
+                self._pay(a.shaped, side, self.prices.across)
 
     def _returned(self, op: ReturnOp) -> None:
         for k, value in enumerate(op.operands):
             if isinstance(value.owner, nd.ExternOp) and value in self.owner:
-                self._pay(value, self._side(value, self.strides[k] if k < len(self.strides) else None), COPY_NS)
+                self._pay_copy(value, self._side(value, self.strides[k] if k < len(self.strides) else None))
 
 
 @dataclass

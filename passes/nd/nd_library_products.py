@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import nd
 from ...dialects.expr import as_expr, product
@@ -106,9 +106,17 @@ def convolution_bias(rw: Rewriter, op: Operation) -> SSAValue | None:
     attributes = dict(op.attributes)
     if isinstance(layouts := attributes.get("operand_layouts"), ArrayAttr):
         attributes["operand_layouts"] = ArrayAttr(layouts.data[:2])
+    if isinstance(choices := attributes.get("layout_choices"), ArrayAttr):
+        attributes["layout_choices"] = ArrayAttr([_without_bias(one) for one in choices])
     bare = nd.ConvOp.create(operands=op.operands[:2], result_types=[t], properties=op.properties, attributes=attributes)
     column = tensor_type(bias).with_dims((*tensor_type(bias).dims, *(ONE for _ in range(t.rank - 2))))
     return rw.new(OPS["add"].create(operands=[rw.new(bare), rw.new(nd.ReshapeOp.new((bias,), column))], result_types=[t]))
+
+
+def _without_bias(choice: Attribute) -> DictionaryAttr:
+    """One of `layout_choices` of a convolution that has lost its bias."""
+    assert isinstance(choice, DictionaryAttr) and isinstance(operands := choice.data["operands"], ArrayAttr)
+    return DictionaryAttr({**choice.data, "operands": ArrayAttr(operands.data[:2])})
 
 
 @dataclass(frozen=True)
