@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import i1, i32, i64
+from xdsl.dialects.builtin import f32, i1, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.expr import Expr, product
-from ...dialects.nd_types import FLOATS, ui8
+from ...dialects.nd_types import FLOATS, LOW_PRECISION, ui8
 from .builder import ONE, ZERO, highest, lowest
 from .importer import Importer
 from .registry import Rule, packet, rule
@@ -263,6 +263,8 @@ def _scatter_reduce(
     if reduce == "mean":
         return _scatter_mean(b, x, d, index, source, include_self)
     mode = _SCATTER_REDUCE[reduce]
+    if b.device != "cpu" and mode in ("max", "min") and dtype in FLOATS:
+        return _scatter_extreme(b, x, d, index, source, mode, include_self)
     if not _can_combine(b, mode, b.dtype(x)):
         return NotImplemented
     if not include_self:  # start the places that are written from the neutral value
@@ -270,6 +272,24 @@ def _scatter_reduce(
         neutral = {"add": 0, "prod": 1, "max": lowest(wide), "min": highest(wide)}[mode]
         x = _scatter(b, x, d, index, _spread(b, x, index, neutral), "set")
     return b.cast(_scatter(b, x, d, index, source, mode), dtype)
+
+
+def _scatter_extreme(
+    b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, mode: str, include_self: bool
+) -> SSAValue:
+    """The maximum of floating point numbers on a GPU, which has it for 32 and 64 bits and NaNs without a sign; the minimum is one of the
+    negated numbers."""
+    dtype = b.dtype(x)
+    wide = f32 if dtype in LOW_PRECISION else dtype
+    x, source = b.cast(x, wide), b.cast(source, wide)
+    if mode == "min":
+        x, source = b.op("neg", x), b.op("neg", source)
+    if include_self:
+        x = b.select(b.op("isnan", x), float("nan"), x)
+    else:
+        x = _scatter(b, x, d, index, _spread(b, x, index, lowest(wide)), "set")
+    result = _scatter(b, x, d, index, source, "max")
+    return b.cast(b.op("neg", result) if mode == "min" else result, dtype)
 
 
 def _scatter_mean(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, include_self: bool) -> SSAValue:

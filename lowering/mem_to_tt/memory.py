@@ -6,16 +6,17 @@ import math
 from typing import Any
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType
+from xdsl.dialects.builtin import Float32Type, Float64Type, FloatAttr, IntegerAttr, IntegerType, i32, i64
 from xdsl.ir import SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ZERO
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type
+from ...dialects.tt_compute import BitcastOp
 from ...dialects.tt_memory import AtomicRMWOp, LoadOp, StoreOp
-from ...dialects.tt_types import element_of, shape_of
+from ...dialects.tt_types import PointerType, element_of, shape_of
 from ...passes.loop.nest_access import Access
-from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, joined
+from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder, joined
 from .state import State, UnsupportedNest, memory_type
 
 
@@ -118,7 +119,11 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
     s.written(access.buffer)
     if access.mode != "set":
         if not s.alone(access):
-            b.place(AtomicRMWOp.make(atomic(access.mode, access.dtype), pointer, value, mask))
+            kind = atomic(access.mode, access.dtype)
+            if kind == "fmax":
+                _atomic_maximum(b, pointer, value, mask)
+            else:
+                b.place(AtomicRMWOp.make(kind, pointer, value, mask))
             return
         if known is None:
             s.before_load(access.buffer, pointer)
@@ -132,11 +137,25 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
 
 
 def atomic(mode: str, dtype: Any) -> str:
-    """Triton's word for a combining store.  UnsupportedNest where the hardware has none."""
+    """Triton's word for a combining store, "fmax" for one of two (see _atomic_maximum).  UnsupportedNest where the hardware has none."""
     ints = isinstance(dtype, IntegerType)
     wide = ints and dtype.width.data >= 32
     if mode == "add" and (wide or not ints):
         return "add" if ints else "fadd"
     if mode in ("max", "min") and wide:
         return ("u" if dtype in UNSIGNED else "") + mode
+    if mode == "max" and isinstance(dtype, Float32Type | Float64Type):
+        return "fmax"
     raise UnsupportedNest(f"a scatter with '{mode}' of {dtype} has no atomic instruction")
+
+
+def _atomic_maximum(b: Builder, pointer: SSAValue, value: SSAValue, mask: SSAValue | None) -> None:
+    """The maximum with a floating point number in memory, as integers: numbers without a sign are ordered as their bits are, those with one
+    the other way round, and below them. A NaN wins, if the one in memory (a positive one) does not have its sign bit set."""
+    wide = isinstance(element_of(value.type), Float64Type)
+    bits, nan = (i64, 0x7FF8 << 48) if wide else (i32, 0x7FC00000)
+    number = b.select(b.cmpf("uno", value, value), b.constant(nan, bits), b.cast(BitcastOp, value, bits))
+    places = b.cast(BitcastOp, pointer, PointerType(bits))
+    negative = b.cmpi("slt", number, b.constant(0, bits))
+    b.place(AtomicRMWOp.make("max", places, number, b.both(mask, b.invert(negative))))
+    b.place(AtomicRMWOp.make("umin", places, number, b.both(mask, negative)))
