@@ -18,6 +18,7 @@ from xdsl.ir import Block, SSAValue
 from ...dialects import nd
 from ...dialects.call_args import Arg, Call, CallAttr
 from ...dialects.expr import Expr, as_expr, strides_contiguous
+from ...dialects.expr_ranges import prove_le
 from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_pointwise import OPS, CastOp
 from ...dialects.nd_types import FLOATS, LOW_PRECISION, LayoutAttr, TensorType, tensor_type
@@ -175,13 +176,13 @@ def attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
 
 
 def gpu_attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
-    """The same for a GPU, which has a fast kernel for 16-bit numbers and known sizes alone."""
+    """The same for a GPU, which has a fast kernel for 16-bit numbers alone; no size may be 0."""
     found = recognise(op)
     if found is None or not _fits(found) or not _pays(found):
         return None
     t = tensor_type(found.query)
-    sizes = [n.value for n in (*t.dims, *tensor_type(found.key).dims)]
-    if t.element_type not in (bf16, f16) or not all(sizes) or (t.dims[-1].value or 0) % 8 or (t.dims[-1].value or 0) > GPU_HEAD:
+    sizes = (*t.dims, *tensor_type(found.key).dims)
+    if t.element_type not in (bf16, f16) or not all(prove_le(1, n, rw.symbols) for n in sizes) or (t.dims[-1].value or 0) % 8 or (t.dims[-1].value or 0) > GPU_HEAD:
         return None
     return _replaced(rw, op, found, _cudnn_call)
 

@@ -6,7 +6,9 @@ import math
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import stepwell
 from stepwell.lowering.decompositions import decomposition_table
@@ -137,3 +139,15 @@ def test_what_a_gpu_calls(sizes, dtype, want):
     module.verify()
     calls = [op.call.data.target for op in module.walk() if op.name == "nd.extern"]
     assert calls == (["aten._scaled_dot_product_cudnn_attention.default"] if want else [])
+
+
+def test_what_a_gpu_calls_for_sizes_that_are_symbols():
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    kind = [DimDynamic.DYNAMIC, DimDynamic.STATIC, DimDynamic.DYNAMIC, DimDynamic.STATIC]
+    args = [mode.from_tensor(torch.randn(2, 3, 300, 64).bfloat16(), symbolic_context=StatelessSymbolicContext(kind)) for _ in range(3)]
+    gm = make_fx(lambda *a: (plain(*a),), decomposition_table=decomposition_table())(*args)
+    module = import_graph(gm, args).module
+    run(parse_pipeline("nd-canonicalize,nd-attention{target=gpu}"), module, context())
+    module.verify()
+    calls = [op.call.data.target for op in module.walk() if op.name == "nd.extern"]
+    assert calls == ["aten._scaled_dot_product_cudnn_attention.default"]

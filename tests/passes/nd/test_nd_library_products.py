@@ -3,7 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
 from stepwell.lowering.decompositions import decomposition_table
@@ -42,7 +44,10 @@ def test_calls_and_values(name):
     module.verify()
     found = [op.call.data.target for op in module.walk() if op.name == "nd.extern"]
     assert found == calls and not any(op.name == "nd.matmul" for op in module.walk())
-    assert all(len(op.operands) == 2 for op in module.walk() if op.name == "nd.conv")
+    for op in module.walk():
+        if op.name == "nd.conv":
+            assert len(op.operands) == 2
+            assert all(len(one.data["operands"]) == 2 for one in op.attributes.get("layout_choices", ()))
     expected = function(*args)
     expected = [expected] if isinstance(expected, torch.Tensor) else expected
     for got, wanted in zip(run_nd(module, list(args), (), (), "forward"), expected, strict=True):
@@ -109,7 +114,34 @@ def test_misaligned_rows_are_padded(name):
     torch.testing.assert_close(got, function(*args), rtol=2e-2, atol=2e-1)
 
 
-def test_padding_is_for_16_bits_and_known_sizes():
+def symbolic(function, args, dynamic, passes):
+    """The graph with a symbol for dimension `d` of argument `k`, for each (k, d) of `dynamic`."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    kinds = [[DimDynamic.DYNAMIC if (k, d) in dynamic else DimDynamic.STATIC for d in range(a.dim())] for k, a in enumerate(args)]
+    fakes = [mode.from_tensor(a, symbolic_context=StatelessSymbolicContext(kind)) for a, kind in zip(args, kinds, strict=True)]
+    gm = make_fx(lambda *inputs: (function(*inputs),), decomposition_table=decomposition_table())(*fakes)
+    module = import_graph(gm, fakes).module
+    run(parse_pipeline(passes), module, context())
+    module.verify()
+    return module
+
+
+def test_known_sizes_are_padded_beside_symbols():
+    x, w, c = b(2048, 512), b(4097, 512), b(4097)
+    module = symbolic(F.linear, (x, w, c), {(0, 0)}, "nd-canonicalize,nd-library-products")
+    (call,) = [op for op in module.walk() if op.name == "nd.extern"]
+    assert [[d.value for d in o.type.dims] for o in call.operands] == [[4104], [None, 512], [512, 4104]]
+    for rows in (2048, 3):
+        (got,) = run_nd(module, [x[:rows], w, c], (), (), "forward")
+        torch.testing.assert_close(got, F.linear(x[:rows], w, c), rtol=2e-2, atol=2e-1)
+    # a symbol itself is not padded, and few rows do not pay
+    module = symbolic(lambda x, w: x @ w, (x, b(512, 4097)), {(1, 1)}, "nd-canonicalize,nd-library-products")
+    assert not any(op.name == "nd.pad" for op in module.walk())
+    module = symbolic(F.linear, (b(4, 512), w, c), {(0, 0)}, "nd-canonicalize,nd-library-products")
+    assert not any(op.name == "nd.pad" for op in module.walk())
+
+
+def test_padding_is_for_16_bits():
     args = (r(2048, 512), r(512, 4097))
     module = lowered(lambda x, w: x @ w, args, "nd-canonicalize,nd-library-products")
     assert not any(op.name == "nd.pad" for op in module.walk())
