@@ -37,6 +37,9 @@ from .state import Axis, State, memory_type, scalar_type
 FEW = 16
 """Iterations of a loop inside of a tile that become straight code."""
 
+STRAIGHT = 400
+"""Operations of a body, times its iterations, that become straight code: Triton takes minutes for thousands."""
+
 
 def lower_nest(name: str, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Machine) -> tuple[FuncOp, Arguments, Expr]:
     """The kernel of a nest for a GPU, what it takes, and how many programs its grid has."""
@@ -96,6 +99,7 @@ class NestLowering:
     def __init__(self, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Machine, arguments: Arguments, entry: Block):
         self.nest = nest
         self.tile = tile
+        self._lengths: dict[Node, int] = {}
         self.block_start: SSAValue | None = None
         """Where the block begins that the last axis runs through now, in loops that run block after block."""
         index = i32 if fits_i32(info) else i64
@@ -195,13 +199,26 @@ class NestLowering:
         sequential = isinstance(node.op, loop.ForOp) and node.op.sequential is not None
         if self.s.inner or self.s.inner_axis is None or sequential:
             limit = FEW if self.s.inner or sequential else UNROLL
-            return "unroll" if trips is not None and trips <= limit else "loop"
+            return "unroll" if trips is not None and self._is_few(node, limit) else "loop"
         if any(product(one.size for one in c.loops).value is None or self._trips(c) > FEW for c in node.children):
-            return "unroll" if trips is not None and trips <= FEW else "loop"
+            return "unroll" if trips is not None and self._is_few(node, FEW) else "loop"
         return "unroll" if trips is not None and trips <= 4 else "tile"
 
     def _trips(self, node: Node) -> int:
         return product(one.size for one in node.loops).value or 0
+
+    def _is_few(self, node: Node, limit: int) -> bool:
+        """Whether the iterations of a node, all in all, are straight code of a tolerable length."""
+        trips = self._trips(node)
+        return trips <= 1 or (trips <= limit and trips * self._length(node) <= STRAIGHT)
+
+    def _length(self, node: Node) -> int:
+        """The operations of one iteration of a node, with those of the loops in it that become straight code."""
+        found = self._lengths.get(node)
+        if found is None:
+            inner = sum((max(1, self._trips(c)) if self._is_few(c, UNROLL) else 1) * self._length(c) for c in node.children)
+            found = self._lengths[node] = inner + sum(len(block.ops) for region in node.op.regions for block in region.blocks)
+        return found
 
     def lower_for(self, op: loop.ForOp) -> None:
         """loop.for."""
