@@ -35,15 +35,17 @@ CHOICES, LAYOUTS = "layout_choices", "layouts"
 @dataclass(frozen=True)
 class Prices:
     """Nanoseconds a byte for a copy into another order (read and write), and for reading across the order of the stores; for a copy, too,
-    what its launch takes."""
+    what its launch takes. `plane`: for a nest over samples and channels (or groups of them) whose inner loops go over the pixels, to read
+    or store channels-last; 0 where it is a read across like any other."""
 
     copy: float
     across: float
     launch: float = 0.0
+    plane: float = 0.0
 
 
-PRICES = {"cpu": Prices(0.25, 0.2), "gpu": Prices(5e-4, 1e-4, 2500.0)}
-"""By target: an Intel Xeon with AVX-512, one thread, in tiles of 16 x 16; an H200, tiles of 64 x 64."""
+PRICES = {"cpu": Prices(0.25, 0.2), "gpu": Prices(5e-4, 1e-4, 2500.0, 2.4e-3)}
+"""By target: an Intel Xeon with AVX-512, one thread, in tiles of 16 x 16; an H200, tiles of 64 x 64, planes by a U-Net's group norms."""
 
 _ROWS, _LAST = "rows", "channels-last"
 
@@ -199,8 +201,15 @@ class _Problem:
         accesses = list(_accesses(op))
         store = next((a for a in accesses if a.stores and a.shaped in [op.out_args[k] for k in big]), None)
         last = next((a for a in accesses if a.stores and a.index), None)
+        shapes = any(a.stores and len(a.index) == 4 for a in accesses)
         for a in accesses:
-            if a.stores or a.shaped not in self.owner or len(a.index) != 4:
+            if len(a.index) != 4:
+                continue
+            if self.prices.plane and not a.around & (free_dims(a.index[2]) | free_dims(a.index[3])):
+                if a.around & free_dims(a.index[0]) and (shapes or not free_dims(a.index[1]) <= a.around):
+                    self._pay_plane(op, a, chooses)
+                continue
+            if a.stores or a.shaped not in self.owner:
                 continue
             if store is not None and len(store.index) == 4:
                 along, across = (_moves(a, store, 3, 3), _moves(a, store, 1, 1)), (_moves(a, store, 3, 1), _moves(a, store, 1, 3))
@@ -211,6 +220,12 @@ class _Problem:
                 side = None if last is None else _ROWS if _moves(a, last, 3, -1) else _LAST if _moves(a, last, 1, -1) else None
             if side is not None:
                 self._pay(a.shaped, side, self.prices.across)
+
+    def _pay_plane(self, op: loop.NestOp, a: _Access, chooses: bool) -> None:
+        if not a.stores:
+            self._pay(a.shaped, _ROWS, self.prices.plane)
+        elif chooses and a.shaped in op.out_args:
+            self.cut.edge(op, _ROWS, self.prices.plane * self._bytes(op.results[list(op.out_args).index(a.shaped)]))
 
     def _returned(self, op: ReturnOp) -> None:
         for k, value in enumerate(op.operands):
@@ -223,6 +238,8 @@ class _Access:
     shaped: SSAValue
     index: tuple[Expr, ...]
     stores: bool
+    around: frozenset[Dim]
+    """The loops of the nest itself."""
 
 
 def _moves(read: _Access, store: _Access, at: int, by: int) -> bool:
@@ -237,9 +254,12 @@ def _accesses(nest: loop.NestOp) -> Iterator[_Access]:
     def number(value: SSAValue) -> Expr:
         return numbers.setdefault(value, dim(len(numbers)))
 
+    around = frozenset(dim(k) for k in range(len(nest.loop_sizes)))
+    for v in nest.block.args[: len(around)]:
+        number(v)
     for op in loop.walk_bodies(nest):
         if isinstance(op, loop.AccessOp):
-            yield _Access(op.shaped, op.index_map.apply([number(v) for v in op.index_operands]), isinstance(op, loop.StoreOp))
+            yield _Access(op.shaped, op.index_map.apply([number(v) for v in op.index_operands]), isinstance(op, loop.StoreOp), around)
 
 
 # ---- the minimum cut

@@ -2,7 +2,10 @@
 
     A: m = max_j x[i, j]; t[i, j] = x[i, j] - m; ...    B: ... t[i, k] ...    ->    A: m; M[i] = m; ...    B: ... x[i, k] - M[i] ...
 
-A reader moves as many bytes as before, and nobody writes the tensor. Where the value needs numbers of a row (M), these are stored instead.
+    A: t[i, j] = x[i, j] + b[j]         B: ... t[i, k] ...    ->    B: ... x[i, k] + b[k] ...
+
+A reader moves as many bytes as before, and nobody writes the tensor. Where the value needs numbers of a row (M), these are stored instead;
+small tensors beside the one (b, the bias of a convolution) are read again by everyone.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ MOST = 6
 """How many of them a value may take."""
 MOST_ROW_VALUES = 2
 """Numbers of a row that a value may need."""
+MOST_SMALL = 3
+"""Small tensors that a value may need beside the one."""
+SMALL = 1 << 14
+"""Elements of a small tensor."""
 SHORTEST_ROW = 64
 """Elements of a row for which it pays to store its numbers instead."""
 
@@ -62,6 +69,8 @@ class LoopRecompute(Pass):
                 self.statistic("num-recomputed")
                 self.remark(current, "what it stores is computed by its readers, from what it is computed from here", kind="applied")
                 current = _rewrite(current, number, plan, symbols)
+                if current is None:
+                    break
 
 
 def _plan(nest: loop.NestOp, number: int) -> _Plan | None:
@@ -76,9 +85,10 @@ def _plan(nest: loop.NestOp, number: int) -> _Plan | None:
     if len(loads) != len(readers) or store.mask is not None or store.store_mode != "set" or block is None:
         return None
     around = block.parent_op()
-    if not isinstance(around, (loop.ForOp, loop.ReduceOp)) or around.parent is not nest.block or not _survives(store):
+    row = around if isinstance(around, (loop.ForOp, loop.ReduceOp)) and around.parent is nest.block else None
+    if (row is None and around is not nest) or not _survives(store):
         return None
-    if not _covers(store, [*nest.indices, *around.indices]) or not _is_long(around):
+    if not _covers(store, [*nest.indices, *(row.indices if row else ())]) or (row is not None and not _is_long(row)):
         return None
     plan = _Plan(store, store.value, [], [], loads)
     return plan if _collect(plan, nest, result.type) else None
@@ -103,11 +113,11 @@ def _survives(store: loop.StoreOp) -> bool:
 
 def _collect(plan: _Plan, nest: loop.NestOp, stored: Attribute) -> bool:
     """Find what the stored value comes from; whether that is little: cheap operations on one element of memory of at most the same size,
-    and numbers of the row."""
+    elements of small tensors, and numbers of the row."""
     inside = plan.store.parent
     assert inside is not None
     wanted: set[Operation] = set()
-    loads = 0
+    loads = small = 0
     todo: list[SSAValue] = [plan.value]
     while todo:
         value = todo.pop()
@@ -117,6 +127,9 @@ def _collect(plan: _Plan, nest: loop.NestOp, stored: Attribute) -> bool:
                 continue
             wanted.add(owner)
             if isinstance(owner, loop.LoadOp):
+                if owner.mask is None and owner.source not in nest.out_args and _is_small(owner.source.type, stored):
+                    small += 1
+                    continue
                 loads += 1
                 bytes_read = element_bytes(loop.element_type(owner.source.type))
                 if owner.mask is not None or owner.source in nest.out_args or bytes_read > element_bytes(loop.element_type(stored)):
@@ -130,10 +143,17 @@ def _collect(plan: _Plan, nest: loop.NestOp, stored: Attribute) -> bool:
                 plan.row_values.append(value)
         else:
             return False
-    if loads != 1 or len(wanted) > MOST or len(plan.row_values) > MOST_ROW_VALUES:
+    if loads != 1 or small > MOST_SMALL or len(wanted) > MOST + small or len(plan.row_values) > MOST_ROW_VALUES:
         return False
     plan.source = sorted(wanted, key=lambda op: (op.parent is inside, _position(op)))
     return True
+
+
+def _is_small(read: Attribute, stored: Attribute) -> bool:
+    """Whether a tensor is next to nothing beside the one that is stored."""
+    assert isinstance(read, TensorType) and isinstance(stored, TensorType)
+    numel, whole = read.numel.value, stored.numel.value
+    return numel is not None and numel <= SMALL and read.rank < stored.rank and (whole is None or SHORTEST_ROW * numel <= whole)
 
 
 def _position(op: Operation) -> int:
@@ -141,8 +161,9 @@ def _position(op: Operation) -> int:
     return next(k for k, other in enumerate(op.parent.ops) if other is op)
 
 
-def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> loop.NestOp:
-    """Take result `number` off a nest, give it one for each number of a row, and compute the value at its readers; the new nest."""
+def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> loop.NestOp | None:
+    """Take result `number` off a nest, give it one for each number of a row, and compute the value at its readers; the new nest, None
+    where nothing is left."""
     block = nest.block
     place = {e.index: d for d, e in enumerate(plan.store.index_map.results) if isinstance(e, Dim)}
     dims = {plan.store.index_operands[k]: d for k, d in place.items()}
@@ -163,6 +184,12 @@ def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> 
         identity = IndexMap.identity(len(nest.indices))
         block.add_op(loop.StoreOp.new(value, inner, identity, list(nest.indices)))
     block.erase_arg(argument)
+    row_results: dict[SSAValue, SSAValue] = {}
+    if not outs:
+        for load in plan.readers:
+            _compute(load, plan, dims, list(nest.indices), row_results, symbols)
+        _discard(nest, number)
+        return None
     made = loop.NestOp.create(
         operands=outs,
         result_types=[o.type for o in outs],
@@ -175,16 +202,21 @@ def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> 
     nest.parent.insert_op_before(made, nest)
     for old, new in zip(kept, made.results, strict=False):
         old.replace_all_uses_with(new)
-    row_results = dict(zip(plan.row_values, made.results[len(kept) :], strict=True))
+    row_results.update(zip(plan.row_values, made.results[len(kept) :], strict=True))
     for load in plan.readers:
         _compute(load, plan, dims, list(made.indices), row_results, symbols)
+    _discard(nest, number)
+    return made
+
+
+def _discard(nest: loop.NestOp, number: int) -> None:
+    """Remove a nest, and the empty tensor that its result `number` began as."""
     empty = nest.outs[number].owner
     nest.detach()
     nest.erase(safe_erase=False)
     if isinstance(empty, loop.EmptyOp) and not any(True for _ in empty.result.uses):
         empty.detach()
         empty.erase()
-    return made
 
 
 def _row_type(nest: loop.NestOp, stored: TensorType) -> TensorType:

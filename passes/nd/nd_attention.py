@@ -182,7 +182,9 @@ def gpu_attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
         return None
     t = tensor_type(found.query)
     sizes = (*t.dims, *tensor_type(found.key).dims)
-    if t.element_type not in (bf16, f16) or not all(prove_le(1, n, rw.symbols) for n in sizes) or (t.dims[-1].value or 0) % 8 or (t.dims[-1].value or 0) > GPU_HEAD:
+    if t.element_type not in (bf16, f16) or (head := t.dims[-1].value or 0) % 8 or head > GPU_HEAD:
+        return None
+    if not all(prove_le(1, n, rw.symbols) for n in sizes):
         return None
     return _replaced(rw, op, found, _cudnn_call)
 

@@ -63,3 +63,44 @@ func.func @stay(%x: !nd.tensor<16 x 256 x f32>, %y: !nd.tensor<16 x 256 x f32>) 
   }
   func.return %r, %w : !nd.tensor<16 x 256 x f32>, !nd.tensor<16 x 256 x f32>
 }
+
+// -----
+
+// a bias is added by everyone who reads the sum; nothing is left of the nest that did
+
+// CHECK-LABEL: @bias
+// CHECK-COUNT-1: loop.nest
+// CHECK: loop.reduce
+// CHECK: [[X:%.*]] = loop.load %x[{{.*}}] : !nd.tensor<8 x 64 x 1024 x bf16> -> f32
+// CHECK: [[B:%.*]] = loop.load %b[{{.*}}] : !nd.tensor<64 x f32> -> f32
+// CHECK: arith.addf [[X]], [[B]]
+// CHECK: loop.nest
+// CHECK: loop.load %x[{{.*}}] : !nd.tensor<8 x 64 x 1024 x bf16> -> f32
+// CHECK: loop.load %b[{{.*}}] : !nd.tensor<64 x f32> -> f32
+// CHECK: arith.addf
+// CHECK: math.exp
+// CHECK-NOT: loop.nest
+func.func @bias(%x: !nd.tensor<8 x 64 x 1024 x bf16>, %b: !nd.tensor<64 x f32>) -> (!nd.tensor<8 x 64 x f32>, !nd.tensor<8 x 64 x 1024 x f32>) {
+  %0 = loop.empty : !nd.tensor<8 x 64 x 1024 x f32>
+  %t = loop.nest (%i = 8, %j = 64, %k = 1024) outs(%a = %0 : !nd.tensor<8 x 64 x 1024 x f32>) {
+    %v = loop.load %x[%i, %j, %k] : !nd.tensor<8 x 64 x 1024 x bf16> -> f32
+    %w = loop.load %b[%j] : !nd.tensor<64 x f32> -> f32
+    %d = arith.addf %v, %w : f32
+    loop.store %d, %a[%i, %j, %k] : f32, !nd.tensor<8 x 64 x 1024 x f32>
+  }
+  %1 = loop.empty : !nd.tensor<8 x 64 x f32>
+  %s = loop.nest (%i = 8, %j = 64) outs(%o = %1 : !nd.tensor<8 x 64 x f32>) {
+    %sum = loop.reduce (%k = 1024) sum {
+      %v = loop.load %t[%i, %j, %k] : !nd.tensor<8 x 64 x 1024 x f32> -> f32
+      loop.yield %v : f32
+    } -> f32
+    loop.store %sum, %o[%i, %j] : f32, !nd.tensor<8 x 64 x f32>
+  }
+  %2 = loop.empty : !nd.tensor<8 x 64 x 1024 x f32>
+  %r = loop.nest (%i = 8, %j = 64, %k = 1024) outs(%o = %2 : !nd.tensor<8 x 64 x 1024 x f32>) {
+    %v = loop.load %t[%i, %j, %k] : !nd.tensor<8 x 64 x 1024 x f32> -> f32
+    %e = math.exp %v : f32
+    loop.store %e, %o[%i, %j, %k] : f32, !nd.tensor<8 x 64 x 1024 x f32>
+  }
+  func.return %s, %r : !nd.tensor<8 x 64 x f32>, !nd.tensor<8 x 64 x 1024 x f32>
+}

@@ -6,10 +6,18 @@ import itertools
 import random
 
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import stepwell
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph, layout_choices
+from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.loop.loop_layout import Cut
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.tools.compile_graph import context
 
 
 def test_the_cut_is_the_cheapest_side_for_each():
@@ -95,3 +103,38 @@ def test_the_choice_is_in_the_ir_and_obeyed(opt_tool, tmp_path):
     path.write_text(function(-10))
     kept = opt_tool(str(path), "-p", "loop-layout")
     assert "layouts = [" in kept.out and f"layouts = [{last}]" not in kept.out and "layout_choices" not in kept.out
+
+
+def _gpu_remarks(function, *args: torch.Tensor) -> list[str]:
+    """What loop-layout says of a function's convolutions on a GPU, in their order."""
+    with FakeTensorMode():
+        fakes = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="cuda") for a in args]
+        gm = make_fx(lambda *inputs: (function(*inputs),), decomposition_table=decomposition_table())(*fakes)
+    module, remarks = import_graph(gm, fakes).module, []
+    run(default_pipeline("gpu", stages=["nd", "loop"]), module, context(), Instrumentation(remarks=remarks.append))
+    module.verify()
+    return [r.kind for r in remarks if "runs" in str(r) and "loop-layout" in str(r)]
+
+
+def test_a_gpu_has_its_convolutions_channels_last_where_the_tensor_cores_are(monkeypatch):
+    x, w, depthwise = torch.empty(8, 64, 56, 56), torch.empty(64, 64, 3, 3), torch.empty(64, 1, 3, 3)
+
+    def two(x, v, w):
+        return F.relu(F.conv2d(F.relu(F.conv2d(x, v, padding=1)), w, padding=1))
+
+    for dtype, tf32, want in ((torch.bfloat16, False, "applied"), (torch.float32, True, "applied"), (torch.float32, False, "missed")):
+        monkeypatch.setattr(layout_choices, "_uses_tf32", lambda tf32=tf32: tf32)
+        assert _gpu_remarks(two, x.to(dtype), w.to(dtype), w.to(dtype)) == [want, want], (dtype, tf32)
+    # cuDNN's depthwise kernels are faster channels-last for any type
+    grouped = _gpu_remarks(lambda x, w: F.relu(F.conv2d(x, w, padding=1, groups=64)) + 1, torch.empty(32, 64, 112, 112), depthwise)
+    assert grouped == ["applied"]
+    # of float64: as eager has it, without a choice
+    assert _gpu_remarks(two, x.double(), w.double(), w.double()) == []
+
+
+def test_a_gpu_reads_planes_by_rows():
+    def norms(x, v, w):
+        return F.group_norm(F.conv2d(F.group_norm(F.conv2d(x, v, padding=1), 4), w, padding=1), 4)
+
+    w = torch.empty(64, 64, 3, 3).bfloat16()
+    assert _gpu_remarks(norms, torch.empty(16, 64, 128, 128).bfloat16(), w, w) == ["missed", "missed"]
