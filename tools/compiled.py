@@ -70,7 +70,11 @@ class Runner:
         self._plain = all(plain)
         # where the inputs hold the size symbols, which only sizes among the outputs need
         self._symbols = graph.symbols if any(o.kind == "expr" for o in self.outputs) else {}
-        self._kind, self._traces = "", []
+        self.kind = ""
+        self.traces: list[tuple[str, str]] = []
+        """Names of the nodes that index by values, with the lines of the user's program that made them."""
+        self.key = ""
+        """The key of the graph in the cache; "" for one that is not kept."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _runner_of, (self.graph,)
@@ -83,7 +87,7 @@ class Runner:
             args = chosen
         try:
             if _profiler_enabled():
-                with torch.profiler.record_function(f"## Call stepwell {self._kind} graph ##"):
+                with torch.profiler.record_function(f"## Call stepwell {self.kind} graph ##"):
                     results = self.program(args)
             else:
                 results = self.program(args)
@@ -94,21 +98,20 @@ class Runner:
             return results
         return [_output(o, results, values) for o in self.outputs]
 
-
     def know_lines(self, gm: GraphModule, kind: str) -> None:
         """Remember which lines of the user's program index by values, for messages."""
-        self._kind = kind
+        self.kind = kind
         nodes = (n for n in gm.graph.nodes if n.op == "call_function" and str(n.target).split(".")[1:2] and n.meta.get("stack_trace"))
-        self._traces = [(n.name, n.meta["stack_trace"]) for n in nodes if str(n.target).split(".")[1] in INDEXING]
+        self.traces = [(n.name, n.meta["stack_trace"]) for n in nodes if str(n.target).split(".")[1] in INDEXING]
 
     def _note_lines(self, error: IndexError) -> None:
-        if not self._traces:
+        if not self.traces:
             return
         from ..lowering.fx_to_nd.importer import user_place
 
-        places = ((name, user_place(trace)) for name, trace in self._traces)
+        places = ((name, user_place(trace)) for name, trace in self.traces)
         lines = ", ".join(f"{name} at {place.filename.data}:{place.line.data}" for name, place in places if hasattr(place, "filename"))
-        error.add_note(f"in the {self._kind} graph: {lines}")
+        error.add_note(f"in the {self.kind} graph: {lines}")
 
 
 class MissingPart(Exception):
@@ -137,19 +140,26 @@ def is_empty(gm: GraphModule) -> bool:
     return all(n.op in ("placeholder", "output") for n in gm.graph.nodes)
 
 
-def passthrough(gm: GraphModule) -> Callable[[list[Any]], list[Any]]:
-    """The boxed function of a graph that only hands inputs (and constants) on."""
-    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    place = {n: k for k, n in enumerate(nodes)}
-    outputs: Any = gm.graph.output_node().args[0]
+class Passthrough:
+    """The boxed function of a graph that only hands inputs and constants on.
 
-    def call(args: list[Any]) -> list[Any]:
-        result = [args[place[o]] if isinstance(o, torch.fx.Node) else o for o in outputs]
+    outputs: for each output the number of an input, or -1 and a constant."""
+
+    def __init__(self, outputs: Sequence[tuple[int, Any]]):
+        self._boxed_call = True
+        self.outputs = tuple(outputs)
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        result = [args[place] if place >= 0 else constant for place, constant in self.outputs]
         args.clear()
         return result
 
-    call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
-    return call
+
+def passthrough(gm: GraphModule) -> Passthrough:
+    """What a graph that computes nothing becomes."""
+    place = {n: k for k, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
+    outputs: Any = gm.graph.output_node().args[0]
+    return Passthrough([(place[o], None) if isinstance(o, torch.fx.Node) else (-1, o) for o in outputs])
 
 
 @contextmanager

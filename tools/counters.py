@@ -15,6 +15,8 @@
 | graph_cache_hits, graph_cache_misses | whole graphs taken from the disk, and looked for in vain, see docs/cache.md |
 | graph_cache_bypasses | graphs that have no lasting key |
 | seconds_saved | what graphs taken from the disk had cost to compile |
+| aot_cache_hits, aot_cache_misses | graphs for which AOTAutograd did not have to run, and looked for in vain, see docs/cache.md |
+| aot_cache_bypasses | graphs that AOTAutograd traces in each process |
 | compile_seconds | seconds by phase: cache, import, nd, loop, mem, cpu, host, emit, object, load |
 """
 
@@ -40,7 +42,7 @@ def reset_counters() -> None:
         counters.update(
             graphs=0, bodies=0, ops=0, kernels=0, launches=0, extern=0, fallback=0, fallback_ops={}, bytes_read=0, bytes_written=0,
             cache_hits=0, cache_misses=0, graph_cache_hits=0, graph_cache_misses=0, graph_cache_bypasses=0, seconds_saved=0.0,
-            compile_seconds={},
+            aot_cache_hits=0, aot_cache_misses=0, aot_cache_bypasses=0, compile_seconds={},
         )  # fmt: skip
 
 

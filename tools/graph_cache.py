@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..lowering.fx_to_nd import Border
 
 log = logging.getLogger("stepwell")
-_said: set[str] = set()
+_said: set[tuple[str, str]] = set()
 
 INLINE_BYTES = 1 << 12
 """Constants up to this size are in the graph's file, larger ones in files of their own."""
@@ -46,8 +46,8 @@ def find_slot(gm: GraphModule, kind: str, border: Border | None, options: Option
     if options.freezing:
         bypass("weights are constants of the graph")
         return None
-    if options.cache != "on" or any(getattr(options, name) for name in QUIET if name != "cache"):
-        return None  # somebody wants to see how graphs are made
+    if not can_cache(options):
+        return None
     try:
         parts: list[str] = []
         key = graph_key(gm, kind, border, settings_key(options), parts)
@@ -60,12 +60,25 @@ def find_slot(gm: GraphModule, kind: str, border: Border | None, options: Option
     return None
 
 
+def can_cache(options: Options) -> bool:
+    """Whether graphs are kept and looked for: not where somebody wants to see how they are made."""
+    from torch.compiler import config
+
+    forbidden = options.cache != "on" or getattr(config, "force_disable_caches", False)
+    return not forbidden and not any(getattr(options, name) for name in QUIET if name != "cache")
+
+
 def bypass(reason: str) -> None:
     """Count a graph that is not cached, and log why, once for each reason."""
     count("graph_cache_bypasses")
-    if reason not in _said:
-        _said.add(reason)
-        log.info("a graph is not kept in the cache: %s", reason)
+    log_once("a graph is not kept in the cache: %s", reason)
+
+
+def log_once(message: str, reason: str) -> None:
+    """Log a reason, once for each."""
+    if (message, reason) not in _said:
+        _said.add((message, reason))
+        log.info(message, reason)
 
 
 def graph_path(key: str) -> Path:
@@ -81,19 +94,19 @@ class Slot:
 
         self.key = key
         self.gm = gm
+        self.kept = False
+        """Whether the graph is in the cache."""
         self._env = shape_env(gm)
         self._guards = len(self._env.guards) if self._env is not None else 0
 
     def load(self) -> CompiledGraph | None:
         """The graph, if it is there whole and its guards hold; its counts are added to the counters and its guards to the ShapeEnv."""
         found = read_graph(self.key, self.gm)
-        if found is None or not _guards_hold(found.guards, self._env):
+        if found is None or not guards_hold(found.guards, self._env):
             count("graph_cache_misses")
             return None
-        count("graph_cache_hits")
-        count("seconds_saved", found.seconds)
-        for name, n in found.counts.items():  # as if it had been compiled
-            count(name, n)
+        count_hit(found)
+        self.kept = True
         return found
 
     def store(self, graph: CompiledGraph) -> CompiledGraph:
@@ -107,8 +120,16 @@ class Slot:
         except (Uncacheable, pickle.PicklingError, TypeError, AttributeError) as error:
             bypass(str(error))
             return graph
-        write(graph_path(self.key), buffer.getvalue())
+        self.kept = write(graph_path(self.key), buffer.getvalue())
         return whole
+
+
+def count_hit(found: CompiledGraph) -> None:
+    """Count a graph that was found, and what it would have counted if it had been compiled."""
+    count("graph_cache_hits")
+    count("seconds_saved", found.seconds)
+    for name, n in found.counts.items():
+        count(name, n)
 
 
 def read_graph(key: str, gm: GraphModule | None) -> CompiledGraph | None:
@@ -146,7 +167,7 @@ def _attribute(gm: GraphModule, path: str) -> Any:
     return owner
 
 
-def _guards_hold(guards: Sequence[Any], env: Any) -> bool:
+def guards_hold(guards: Sequence[Any], env: Any) -> bool:
     """Whether all conditions hold for the sizes at hand; then they are added to the ShapeEnv, else nothing is."""
     if not guards:
         return True

@@ -34,7 +34,7 @@ class Uncacheable(Exception):
 def graph_key(gm: GraphModule, kind: str, border: Border | None, settings: str, parts: list[str] | None = None) -> str:
     """The hexadecimal key of an ATen graph, whose text is added to `parts` piece by piece, so that two can be compared. `settings`: see
     settings_key. Raises Uncacheable."""
-    writer = _Writer()
+    writer = Writer()
     writer.value((settings, kind))
     if border is not None:
         writer.value((sorted(border.views.items()), sorted(border.updates.items()), sorted(border.donated)))
@@ -50,7 +50,7 @@ def settings_key(options: Options) -> str:
     """Everything but the graph: options, passes of users, environment. Raises Uncacheable."""
     if options.no_fuse or options.fuse or options.tile or options.loop_order:
         raise Uncacheable("wishes for single nests are given")
-    writer = _Writer()
+    writer = Writer()
     writer.value([(f.name, getattr(options, f.name)) for f in fields(options) if f.name not in {*QUIET, *OUTSIDE, "passes"}])
     user = sys.modules.get(f"{__name__.partition('.')[0]}.passes.user")  # where nobody has imported it, nothing is registered
     if options.passes or (user is not None and user.registered()):
@@ -91,7 +91,7 @@ def is_user_kernel(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator) and target.name().startswith("triton_kernel_wrapper")
 
 
-class _Writer:
+class Writer:
     """Appends values to a text from which they could be told apart, and hashes it."""
 
     def __init__(self) -> None:
@@ -113,19 +113,23 @@ class _Writer:
         for k, node in enumerate(gm.graph.nodes):
             self.places[node] = f"%{self.modules[gm]}.{k}"
             self.parts.append(node.op)
-            if node.op == "get_attr":
-                self.value(_attribute(gm, str(node.target)))
-            elif node.op == "call_function":
-                self.function(node.target)
-                self.value(node.args)
-                self.value(self.kernel_arguments(node) if is_user_kernel(node.target) else node.kwargs)
-            elif node.op == "placeholder":
-                self.parts.append(str(node.target))  # named in messages
-            elif node.op == "output":
-                self.value(node.args)
-            else:
-                raise Uncacheable(f"node {node.name} is a {node.op}")
+            self.node(gm, node)
             self.meta(node)
+
+    def node(self, gm: GraphModule, node: Node) -> None:
+        """What a node does."""
+        if node.op == "get_attr":
+            self.value(_attribute(gm, str(node.target)))
+        elif node.op == "call_function":
+            self.function(node.target)
+            self.value(node.args)
+            self.value(self.kernel_arguments(node) if is_user_kernel(node.target) else node.kwargs)
+        elif node.op == "placeholder":
+            self.parts.append(str(node.target))  # named in messages
+        elif node.op == "output":
+            self.value(node.args)
+        else:
+            raise Uncacheable(f"node {node.name} is a {node.op}")
 
     def meta(self, node: Node) -> None:
         """What torch knows of a node's value."""

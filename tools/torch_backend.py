@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CompileError, StepwellError
+from .aot_cache import find_record
 from .compile_log import compilation, next_number
 from .compiled import Runner, is_empty, no_garbage_collection, passthrough
 from .counters import phase
@@ -21,6 +22,7 @@ from .trace import trace
 
 if TYPE_CHECKING:
     from ..lowering.fx_to_nd import Border
+    from .aot_cache import TraceRecord
     from .compile_graph import Watch
     from .frozen import Weights
 
@@ -48,6 +50,12 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     from ..lowering.whole_operators import keep_whole
 
     options = compilers.options
+    if compilers.caches and isinstance(gm, GraphModule):
+        with phase("cache"):
+            compilers.record = find_record(gm, example_inputs, options)
+            found = compilers.record.load(_backward_graph(gm, options)) if compilers.record else None
+        if found is not None:
+            return found
     if isinstance(gm, GraphModule):
         gm = compilers.passed("pre_grad", gm)
         keep_whole(gm)
@@ -133,6 +141,9 @@ class GraphCompilers:
         self.matched: set[str] = set()
         self.weights: Weights | None = None
         """What may become constants of an inference graph, while one is compiled."""
+        self.caches = watch is None
+        self.record: TraceRecord | None = None
+        """Where what AOTAutograd makes of the graph is kept."""
 
     def passed(self, stage: str, gm: GraphModule, inputs: Sequence[Any] = ()) -> GraphModule:
         """The graph after the functions that the user gave for a stage."""
@@ -160,7 +171,9 @@ class GraphCompilers:
             gm = self.passed("joint", gm, example_inputs)
         gm = self.passed("post_grad", gm, example_inputs)
         if is_empty(gm):
-            return passthrough(gm)
+            program = passthrough(gm)
+            self._record(kind, gm, program)
+            return program
         if on_meta(gm):
             return boxed(gm)
         try:
@@ -171,11 +184,16 @@ class GraphCompilers:
         except Exception as error:
             raise CompileError(f"the {kind} graph could not be compiled: {type(error).__name__}: {error}") from error
         report_strides(gm)
+        self._record(kind, gm, program)
         if self.options.check_nan:
             from .nan_check import checked
 
             return checked(gm, kind, program)
         return program
+
+    def _record(self, kind: str, gm: GraphModule, program: Callable[..., Any]) -> None:
+        if self.record is not None:
+            self.record.add(kind, gm, program)
 
     def _frozen(self, gm: GraphModule, edge: Border | None) -> Callable[..., Any]:
         """The graph with its weights as constants."""
@@ -205,7 +223,40 @@ class GraphCompilers:
                 graph = slot.store(graph)
         runner = graph.runner()
         runner.know_lines(gm, kind)
+        runner.key = slot.key if slot and slot.kept else ""
         return runner
+
+
+class _Tracer(GraphCompilers):
+    """Compiles nothing and keeps backward's graph."""
+
+    def __init__(self, options: Options):
+        super().__init__(options)
+        self.caches = False
+        self.backward_graph: GraphModule | None = None
+
+    def partition(self, gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        forward, self.backward_graph = super().partition(gm, joint_inputs, **kwargs)
+        return forward, self.backward_graph
+
+    def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
+        return boxed(gm)
+
+
+def _backward_graph(gm: GraphModule, options: Options) -> Callable[[], GraphModule]:
+    """Traces a graph of Dynamo's again, long after, and gives backward's graph."""
+    inputs = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
+
+    def traced() -> GraphModule:
+        from torch._guards import TracingContext, detect_fake_mode, tracing
+
+        tracer = _Tracer(options)
+        with _disable_current_modes(), tracing(TracingContext(detect_fake_mode(inputs))), torch.enable_grad():
+            compile_with(tracer, gm, inputs)
+        assert tracer.backward_graph is not None, "the graph was compiled for training"
+        return tracer.backward_graph
+
+    return traced
 
 
 def on_meta(gm: GraphModule) -> bool:

@@ -289,13 +289,13 @@ def test_guards_are_checked_again():
     env = ShapeEnv()
     size = env.create_symintnode(env.create_symbol(6, ConstantSource("n")), hint=6)
     n = size.node.expr
-    assert not graph_cache._guards_hold((sympy.Eq(n, 7),), env)
-    assert not graph_cache._guards_hold((sympy.Eq(n, 6), sympy.Gt(n, 9)), env)
+    assert not graph_cache.guards_hold((sympy.Eq(n, 7),), env)
+    assert not graph_cache.guards_hold((sympy.Eq(n, 6), sympy.Gt(n, 9)), env)
     assert env.guards == []
-    assert graph_cache._guards_hold((sympy.Gt(n, 3),), env)
+    assert graph_cache.guards_hold((sympy.Gt(n, 3),), env)
     assert [str(g.expr) for g in env.guards] == [str(sympy.Gt(n, 3))]
-    assert not graph_cache._guards_hold((sympy.Gt(sympy.Symbol("unknown"), 3),), env)
-    assert not graph_cache._guards_hold((sympy.Gt(n, 3),), None)
+    assert not graph_cache.guards_hold((sympy.Gt(sympy.Symbol("unknown"), 3),), env)
+    assert not graph_cache.guards_hold((sympy.Gt(n, 3),), None)
 
 
 def test_a_guard_that_does_not_hold_is_a_miss(folder):
