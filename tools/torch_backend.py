@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CompileError, StepwellError
 from .aot_cache import find_record
-from .compile_log import compilation, next_number
+from .compile_log import changed, compilation, log, next_number
 from .compiled import Runner, is_empty, no_garbage_collection, passthrough
 from .counters import phase
 from .graph_cache import find_slot
@@ -52,9 +52,12 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     options = compilers.options
     if compilers.caches and isinstance(gm, GraphModule):
         with phase("cache"):
-            compilers.record = find_record(gm, example_inputs, options)
-            found = compilers.record.load(_backward_graph(gm, options)) if compilers.record else None
+            record = compilers.record = find_record(gm, example_inputs, options)
+            found = record.load(_backward_graph(gm, options)) if record else None
+        if record:
+            trace(f"aot_cache_{'hit' if found else 'miss'}", lambda: record.key)
         if found is not None:
+            log.info("graph %d was traced and compiled before%s", compilers.number, changed(options))
             return found
     if isinstance(gm, GraphModule):
         gm = compilers.passed("pre_grad", gm)
