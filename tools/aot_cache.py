@@ -115,7 +115,12 @@ class TraceRecord:
             if found is None or not programs or not guards_hold([*found.guards, *(c for g in graphs for c in g.guards)], self._env):
                 count("aot_cache_misses")
                 return None
-            run = restore(found, programs, backward_graph)
+            try:
+                run = restore(found, programs, backward_graph)
+            except (TypeError, AttributeError, ImportError) as error:  # torch's wrappers are its own affair and differ between versions
+                self._closed = True
+                bypass(f"torch's wrappers cannot be made ({type(error).__name__}: {error})")
+                return None
             self._tracing.fw_metadata = found.metadata
             self._closed = True
             count("aot_cache_hits")
