@@ -35,8 +35,8 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
             "loop-order",
         ),
         "mem": (
-            "loop-to-mem", "gpu-parallel-scatter", "gpu-split-rows", "gpu-recompute", "gpu-online-softmax", "gpu-split-reduction",
-            "mem-plan", "gpu-schedule",
+            "loop-to-mem", "gpu-parallel-scatter", "gpu-split-rows", "gpu-recompute", "gpu-online-softmax", "gpu-cooperative-rows",
+            "gpu-split-reduction", "mem-plan", "gpu-schedule",
         ),
         "tt": ("mem-to-tt", "tt-join-launches"),
         "host": ("to-host",),

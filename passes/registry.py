@@ -19,6 +19,7 @@ OURS: dict[str, str] = {
     "contract-select": "targets.cpu.contract_select:ContractSelect",
     "mem-to-cpu": "lowering.mem_to_cpu:MemToCpu",
     "gpu-parallel-scatter": "lowering.mem_to_tt.scatter:GpuParallelScatter",
+    "gpu-cooperative-rows": "lowering.mem_to_tt.cooperative:GpuCooperativeRows",
     "gpu-recompute": "lowering.mem_to_tt.recompute:GpuRecompute",
     "tt-join-launches": "lowering.mem_to_tt.join:TtJoinLaunches",
     "gpu-schedule": "lowering.mem_to_tt:GpuSchedule",

@@ -150,7 +150,7 @@ def fit_device(pipeline: Pipeline, device: str) -> None:
     of it without a GPU."""
     if options := _gpu_options(device):
         names = {str(p) for p in pipeline.passes()}
-        for name, given in (("gpu-schedule", options), ("mem-to-tt", options.split()[0])):
+        for name, given in (("gpu-cooperative-rows", options), ("gpu-schedule", options), ("mem-to-tt", options.split()[0])):
             if name in names:
                 pipeline.replace(name, f"{name}{{{given}}}")
 

@@ -1,4 +1,5 @@
-"""Runs a kernel of `tt` through torch on the CPU, for small inputs: every program of the grid, one after the other.
+"""Runs a kernel of `tt` through torch on the CPU, for small inputs: every program of the grid, one after the other (those that wait for
+each other by turns, interpret_tt_together.py).
 
 Pointers are the addresses of the tensors that are passed, so tables of pointers work; every access is checked against
 the tensors, and names the operation, the program and the address if it is outside. Elements that a masked load does
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ..dialects.tt_structure import FuncOp
 from ..dialects.tt_types import PointerType, element_of, shape_of
 from ..errors import StepwellError
 from ..passes.locations import source_location
+from .interpret_tt_together import RESIDENT, Turns, wait_for_each_other
 from .interpret_tt_types import dtype_of, poison
 
 RULES: dict[str, Callable[[Any, Operation], Sequence[Any] | None]] = {}
@@ -46,6 +48,8 @@ class Memory:
         self.starts = sorted(spans)
         self.sizes = [spans[s][0] for s in self.starts]
         self.storages = [spans[s][1] for s in self.starts]
+        self.stores = 0
+        """How often something was stored."""
 
     def _places(self, addresses: torch.Tensor, size: int) -> list[tuple[torch.UntypedStorage, torch.Tensor, torch.Tensor]]:
         """For each tensor that is reached: its storage, which addresses lie in it, and their elements."""
@@ -81,6 +85,7 @@ class Memory:
 
     def store(self, addresses: torch.Tensor, values: torch.Tensor) -> None:
         """Store `values` at `addresses` (1-D); the last of several at one address stays."""
+        self.stores += 1
         for storage, inside, elements in self._places(addresses, values.dtype.itemsize):
             _view(storage, values.dtype)[elements] = values[inside]
 
@@ -108,6 +113,8 @@ class Runner:
         self.program = program
         self.functions = functions
         self.printed = printed
+        self.turns: Turns | None = None
+        """Who lets the other programs run where this one waits for them; None: nobody waits."""
         self.values: dict[SSAValue, Any] = {}
         self.callees = {op.sym_name.data: op for op in module.ops if isinstance(op, FuncOp)}
 
@@ -207,13 +214,14 @@ def run_kernel(
     *,
     reachable: Sequence[torch.Tensor] = (),
     functions: dict[str, Callable[..., Any]] | None = None,
+    resident: int = RESIDENT,
 ) -> list[str]:
     """Run the kernel of `module` for every program of `grid` (one to three sizes); what it printed.
 
     arguments: a CPU tensor for each pointer, which is written in place, and a number for each scalar. reachable:
     tensors that the kernel finds by address. functions: what inline assembly and external functions that are not known
-    compute, by their text or symbol. Raises KernelError for an access outside of the tensors, an assert that does not
-    hold, and what cannot be interpreted."""
+    compute, by their text or symbol. resident: how many programs are under way at once, if they wait for each other. Raises KernelError for
+    an access outside of the tensors, an assert that does not hold, programs that wait for ever, and what cannot be interpreted."""
     from . import interpret_tt_ops  # noqa: F401  (fills RULES)
 
     kernels = [op for op in module.ops if isinstance(op, FuncOp) and op.is_kernel]
@@ -227,11 +235,26 @@ def run_kernel(
     values = [_argument(a, t, i) for i, (a, t) in enumerate(zip(arguments, types, strict=True))]
     sizes = (*grid, 1, 1)[:3]
     printed: list[str] = []
+    runners = (
+        Runner(module, memory, sizes, (x, y, z), functions or {}, printed)
+        for z, y, x in itertools.product(*(range(n) for n in reversed(sizes)))
+    )
+    if wait_for_each_other(module):
+        _by_turns(runners, memory, kernel, values, resident)
+        return printed
     with torch.no_grad():
-        for z, y, x in itertools.product(*(range(n) for n in reversed(sizes))):
-            runner = Runner(module, memory, sizes, (x, y, z), functions or {}, printed)
+        for runner in runners:
             runner.call(kernel, values)
     return printed
+
+
+def _by_turns(runners: Iterator[Runner], memory: Memory, kernel: FuncOp, values: list[Any], resident: int) -> None:
+    def program(runner: Runner) -> Callable[[], None]:
+        runner.turns = turns
+        return lambda: runner.call(kernel, values) and None
+
+    turns = Turns((program(runner) for runner in runners), resident, lambda: memory.stores)
+    turns.run()
 
 
 def _argument(value: Any, type: Attribute, index: int) -> torch.Tensor:

@@ -429,6 +429,8 @@ def _load(runner: Runner, op: Any) -> list[torch.Tensor]:
         return [pointer.load(runner, integers(op.boundaryCheck) if op.boundaryCheck else [], op.padding)]
     mask = None if op.mask is None else runner.get(op.mask)
     other = None if op.other is None else runner.get(op.other)
+    if runner.turns is not None and op.isVolatile is not None and bool(op.isVolatile.value.data):
+        runner.turns.pause()
     return [runner.load(pointer, element_of(op.result.type), mask, other)]
 
 

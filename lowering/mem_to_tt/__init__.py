@@ -6,9 +6,10 @@
     body.py        body ops by table                                 builder.py     blocks, constants, broadcasts
     random_numbers.py                                                accumulate.py  columns kept while rows go by
     tiles.py       tiles in the IR, candidates                       user_kernels.py  launches of users' kernels
+    exchange.py    programs that share a row
 
 Before it: gpu-parallel-scatter (scatter.py), gpu-split-rows (rows.py), gpu-recompute (recompute.py), gpu-online-softmax (online.py),
-gpu-split-reduction (split.py). After it: tt-join-launches (join.py).
+gpu-cooperative-rows (cooperative.py), gpu-split-reduction (split.py). After it: tt-join-launches (join.py).
 """
 
 from __future__ import annotations

@@ -90,6 +90,12 @@ class Machine:
     """Warps of a program at most."""
 
     @property
+    def together(self) -> int:
+        """How many programs may wait for each other: a quarter of those that surely run at once, so that kernels of four streams get on side
+        by side; no more than a warp's lanes, each of which looks after one."""
+        return max(1, min(self.lanes, self.multiprocessors // 4))
+
+    @property
     def casts_float8(self) -> bool:
         """Whether it has instructions for casts to and from E4M3FN and E5M2: NVIDIA's from Ada on."""
         return self.name.startswith("sm_") and int(self.name[3:].rstrip("af")) >= 89
@@ -111,7 +117,8 @@ def machine(name: str, multiprocessors: int = 0) -> Machine:
 class Tile:
     """`axes` are the parallel axes, the last of them innermost in the grid, each the loops that it runs along (flattened) and its
     block; `rest` are loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none), `pieces`
-    how many such blocks may be on chip at once, `stages` how many iterations of its loops are under way (0: as Triton has it)."""
+    how many such blocks may be on chip at once, `stages` how many iterations of its loops are under way (0: as Triton has it), `group` how
+    many programs share the loops inside of a tile (exchange.py)."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
@@ -119,6 +126,7 @@ class Tile:
     warps: int = 4
     pieces: int = 1
     stages: int = 0
+    group: int = 1
 
     @property
     def elements(self) -> int:
@@ -133,7 +141,7 @@ class Tile:
         total = sizes.trips(self.rest)
         for loops, block in self.axes:
             total *= -(-sizes.trips(loops) // block)
-        return total
+        return total * self.group
 
 
 def power_of_two(n: int) -> int:
@@ -165,7 +173,7 @@ def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Machine = MACHINES[
 
 def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
     weights = _unit_strides(info, sizes)
-    loops = _in_memory_order(info, sizes)
+    loops = in_memory_order(info, sizes)
     long = long_loops(info)
     if not long:
         return _plain(info, loops, weights, sizes)
@@ -175,7 +183,7 @@ def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
     return _rows(info, loops, long, sizes)
 
 
-def _in_memory_order(info: NestAccess, sizes: Sizes) -> list[Loop]:
+def in_memory_order(info: NestAccess, sizes: Sizes) -> list[Loop]:
     """The parallel loops, those first along which what moves most bytes takes the longest steps: programs side by side, and the rows of
     one, then read neighbouring memory. Loops that it does not vary along come first; where a step is no number the order stays."""
     loops = info.root.loops
@@ -272,11 +280,11 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
 def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
     longest = max(sizes.trips(n.loops) for n in inside)
     fixed = all(one.size.value is not None for n in inside for one in n.loops)
-    kept = _kept(inside)
+    kept = kept_tensors(inside)
     scans = any(isinstance(n.op, loop.ScanOp) for n in inside)
     block, pieces = min(SCANNED if scans else CHUNK, power_of_two(longest)), 1
     if fixed and longest * max(1, kept) <= ON_CHIP:
-        block, pieces = _cut(longest)
+        block, pieces = cut(longest)
     if pieces > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
         block, pieces = CHUNK, 1  # what is written and not read again need not be on chip
     if block * pieces < longest:
@@ -309,7 +317,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
 
 
-def _kept(inside: Sequence[Node]) -> int:
+def kept_tensors(inside: Sequence[Node]) -> int:
     """How many tensors that vary along the loops inside of a nest stay on chip: two of these read them, or a loop around sums them up."""
     seen: dict[object, set[Node]] = {}
     loaded = {access.buffer for node in inside for access in node.accesses if not access.is_store}
@@ -334,7 +342,7 @@ def has_effect(node: Node) -> bool:
     return any(a.is_store for a in node.all_accesses()) or any(isinstance(op, loop.BoundOp) for op in loop.walk_bodies(node.op))
 
 
-def _cut(longest: int) -> tuple[int, int]:
+def cut(longest: int) -> tuple[int, int]:
     """The block of a row that is kept on chip, and how many make the row: one, unless that would be half empty."""
     block = power_of_two(longest)
     if block <= BLOCK and longest >= FILLED * block:

@@ -19,9 +19,12 @@ REGISTERS = 16
 """Registers of a thread that what was loaded early may take: with more, fewer programs run side by side."""
 
 
-def load_early(entry: Block, constant: Container[SSAValue], threads: int) -> None:
+def load_early(entry: Block, constant: Container[SSAValue], threads: int, *, drawn: bool = False) -> None:
     """Move loads from buffers that nobody writes (`constant`, arguments of the kernel), at places that are the same in every
-    program, in front of the first reduction of `entry`, as long as registers last."""
+    program, in front of the first reduction of `entry`, as long as registers last.
+
+    drawn: programs have tickets, and share rows. They wait for each other after the first reduction, so that loads begin before it which depend on
+    the program too."""
     ops = list(entry.ops)
     first = next((op for op in ops if isinstance(op, ReduceOp)), None)
     if first is None:
@@ -31,7 +34,7 @@ def load_early(entry: Block, constant: Container[SSAValue], threads: int) -> Non
     for op in ops[order[first] + 1 :]:
         if not isinstance(op, LoadOp):
             continue
-        needed = _before(op, order)
+        needed = _before(op, order, order[first] if drawn else 0)
         size = prod(shape_of(op.result.type) or ()) * bits_of(element_of(op.result.type))
         if needed is None or size > left or not _is_constant(op, constant):
             continue
@@ -42,13 +45,14 @@ def load_early(entry: Block, constant: Container[SSAValue], threads: int) -> Non
             order[one] = 0  # in front of the reduction now
 
 
-def _before(load: LoadOp, order: dict[Operation, int]) -> set[Operation] | None:
-    """What a load is computed from, itself included; None where that is more than arithmetic, or depends on the program."""
+def _before(load: LoadOp, order: dict[Operation, int], known: int) -> set[Operation] | None:
+    """What a load is computed from, itself included, what comes before operation `known` aside; None where that is more than arithmetic, or
+    depends on the program."""
     found: set[Operation] = set()
     todo: list[Operation] = [load]
     while todo:
         op = todo.pop()
-        if op in found:
+        if op in found or (op in order and order[op] < known):
             continue
         if op not in order or op.regions or op.name == "tt.get_program_id" or (op is not load and not is_side_effect_free(op)):
             return None

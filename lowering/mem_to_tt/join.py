@@ -173,7 +173,7 @@ def _written(kernel: FuncOp) -> frozenset[int] | None:
     for op in kernel.walk():
         if isinstance(op, GetProgramIdOp) and op.axis.value.data:
             return None
-        if op.name in ("tt.get_num_programs", "tt.call"):
+        if op.name in ("tt.get_num_programs", "tt.call", "scf.while"):
             return None
         if op.name.startswith(("tt.store", "tt.atomic", "tt.descriptor")):
             value: SSAValue = op.operands[0]

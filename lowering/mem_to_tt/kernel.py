@@ -14,7 +14,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from ...dialects import loop
-from ...dialects.expr import Expr, as_expr, ceildiv, exact_quotient, product
+from ...dialects.expr import ZERO, Expr, as_expr, ceildiv, exact_quotient, product
 from ...dialects.expr_ranges import Range, simplify
 from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
@@ -30,6 +30,7 @@ from .body import lower_block
 from .builder import Builder
 from .config import UNROLL, Machine, Tile, fits_i32, has_effect
 from .early_loads import load_early
+from .exchange import Group, draw, part_of, words_of
 from .reductions import Accumulator, accumulator, reduce_axis
 from .scans import lower_scan
 from .state import Axis, State, memory_type, scalar_type
@@ -55,7 +56,7 @@ def lower_nest(name: str, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: 
     drop_unused(entry)
     outs = set(nest.outs)
     read = {entry.args[k] for k, b in enumerate(arguments.buffers) if b not in outs}
-    load_early(entry, read, tile.warps * gpu.lanes)
+    load_early(entry, read, tile.warps * gpu.lanes, drawn=tile.group > 1)
     func = FuncOp.make(name, Region(entry), hints=hints)
     func.attributes["num_warps"] = int32(tile.warps)
     func.location = nest.location
@@ -102,6 +103,7 @@ class NestLowering:
         self._lengths: dict[Node, int] = {}
         self.block_start: SSAValue | None = None
         """Where the block begins that the last axis runs through now, in loops that run block after block."""
+        self.group: Group | None = None
         index = i32 if fits_i32(info) else i64
         axes = [Axis(block) for _, block in tile.axes]
         self.s = s = State(Builder(entry), info, axes, index, gpu)
@@ -149,8 +151,14 @@ class NestLowering:
         for one in reversed(self.tile.rest):
             work.append((one.size, lambda at, d=one.dim: s.dims.__setitem__(d, at)))
         if not work:
-            return programs
-        at = b.resize(b.place(GetProgramIdOp.make(0)).results[0], s.index)
+            if self.tile.group > 1:
+                self._join_group()
+            return as_expr(self.tile.group)
+        if self.tile.group > 1:
+            at = self._join_group()
+            programs = as_expr(self.tile.group)
+        else:
+            at = b.resize(b.place(GetProgramIdOp.make(0)).results[0], s.index)
         for k, (count, place) in enumerate(work):
             programs = programs * count
             if k == len(work) - 1:
@@ -160,6 +168,19 @@ class NestLowering:
             place(_remainder(s, at, n))
             at = _quotient(s, at, n)
         return programs
+
+    def _join_group(self) -> SSAValue:
+        """The tile that this program shares with others."""
+        s = self.s
+        tile, member = draw(self)
+        words = sum(words_of(acc.types) for op in self._shared() for acc, _ in self._parts(op))
+        self.group = Group.of(self, tile, member, words)
+        s.owner = self.group.first
+        return tile
+
+    def _shared(self) -> list[loop.ReduceOp]:
+        """The reductions that several programs do together."""
+        return [op for op in self.nest.block.ops if isinstance(op, loop.ReduceOp) and self.how(self.s.info.nodes[op]) == "tile"]
 
     def _axis(self, axis: int, at: SSAValue, total: Expr, loops: Sequence[Loop]) -> None:
         """Axis `axis` of the tile is block `at` of `loops`."""
@@ -312,15 +333,17 @@ class NestLowering:
             return []
 
         self.tiled(node, [], body)
-        count = s.number(total)
+        count = s.number(total) if self.group is None else self.group.count(total.value or 0)
         found: list[SSAValue] = []
         if all(acc.is_plain for acc, _ in parts):
             for acc, place in parts:
                 found += acc.over_pieces(s, [(values[place], mask) for values, mask in pieces])
-            self._define(op, _across(s, parts, found))
-            return
-        for acc, place in parts:
-            found += acc.whole(s, [(values[place], mask) for values, mask in pieces], count, s.inner_axis)
+            found = _across(s, parts, found)
+        else:
+            for acc, place in parts:
+                found += acc.whole(s, [(values[place], mask) for values, mask in pieces], count, s.inner_axis)
+        if self.group is not None:
+            found = self.group.share([acc for acc, _ in parts], found)
         self._define(op, found)
 
     def _parts(self, op: loop.ReduceOp) -> list[tuple[Accumulator, slice]]:
@@ -354,7 +377,8 @@ class NestLowering:
     def whole(self, node: Node) -> int | None:
         """How many iterations the loops of a node have, if all of them are on chip at once."""
         trips = product(one.size for one in node.loops).value
-        return trips if trips is not None and trips <= self.tile.inner * self.tile.pieces else None
+        part = trips if trips is None or self.tile.group == 1 else part_of(trips, self.tile.group)
+        return trips if part is not None and part <= self.tile.inner * self.tile.pieces else None
 
     def iterations(self, node: Node):
         """Go through the loops of a node, each index a constant for a while (`s.fixed`)."""
@@ -391,9 +415,14 @@ class NestLowering:
         if trips is not None:
             state = start
             around = s.fixed
-            for s.piece, first in enumerate(range(0, max(trips, 1), block)):
-                s.axes[axis].mask = None if trips - first >= block else b.cmpi("slt", s.lane(axis), b.int(trips - first, s.index))
-                s.fixed = {**around, **self.places(s.lane_dim + first, node.loops)}
+            here, start = (trips, ZERO) if self.group is None else (self.group.part(trips), self.group.start(trips))
+            left = None if self.group is None or self.group.is_even(trips) else self.group.count(trips)
+            for s.piece, first in enumerate(range(0, max(here, 1), block)):
+                if left is not None:
+                    s.axes[axis].mask = b.cmpi("slt", s.lane(axis), b.sub(left, b.int(first, s.index)))
+                else:
+                    s.axes[axis].mask = None if here - first >= block else b.cmpi("slt", s.lane(axis), b.int(here - first, s.index))
+                s.fixed = {**around, **self.places(start + s.lane_dim + first, node.loops)}
                 state = body(state, s.axes[axis].mask)
             s.fixed = around
         else:

@@ -88,6 +88,8 @@ def lower_store(s: State, op: loop.StoreOp) -> None:
     if carried is not None:
         carried[s.piece] = combine(s, access, carried[s.piece], s.b.to_shape(s.get(op.value), s.full))
         return
+    if s.owner is not None and not s.inner:
+        condition = s.b.both(s.owner, condition)
     put(s, access, s.get(op.value), condition)
 
 

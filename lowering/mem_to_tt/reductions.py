@@ -55,6 +55,11 @@ def identity(kind: str, dtype: Attribute) -> float:
 
 def reduce_axis(s: State, values: Values, axis: int, combine: Combine) -> Values:
     """Tensors of one shape joined along an axis; the results have size 1 there (scalars, where it is the only one)."""
+    return [_keep_axis(s.b, v, axis) for v in reduce_values(s, values, axis, combine)]
+
+
+def reduce_values(s: State, values: Values, axis: int, combine: Combine) -> Values:
+    """Tensors of one shape joined along an axis, which the results do not have."""
     b = s.b
     elements = [element_of(v.type) for v in values]
     block = Block(arg_types=elements * 2)
@@ -62,8 +67,7 @@ def reduce_axis(s: State, values: Values, axis: int, combine: Combine) -> Values
     joined = combine(s, list(block.args[: len(values)]), list(block.args[len(values) :]))
     b.place(ReduceReturnOp.create(operands=joined))
     b.leave_region()
-    op = b.place(ReduceOp.make(values, axis, Region(block)))
-    return [_keep_axis(b, v, axis) for v in op.results]
+    return list(b.place(ReduceOp.make(values, axis, Region(block))).results)
 
 
 def _keep_axis(b: Builder, value: SSAValue, axis: int) -> SSAValue:
@@ -218,7 +222,8 @@ class Welford(Accumulator):
         add = Accumulator("sum", [element])
         (total,) = add.whole(s, pieces, count, axis)
         n = s.b.cast(SIToFPOp, count, element)
-        mean = s.b.elementwise(arith.DivfOp, (total, n), NO_FLAGS)
+        divisor = n if isinstance(count.owner, arith.ConstantOp) else s.b.elementwise(arith.MaximumfOp, (n, s.b.constant(1.0, element)), NO_FLAGS)
+        mean = s.b.elementwise(arith.DivfOp, (total, divisor), NO_FLAGS)
         squares: list[Piece] = []
         for values, mask in pieces:
             difference = s.b.elementwise(arith.SubfOp, (values[0], mean), NO_FLAGS)
@@ -253,6 +258,15 @@ class Softmax(Accumulator):
         kept = b.elementwise(arith.MulfOp, (total, b.select(beyond, power, one)), NO_FLAGS)
         return [highest, b.elementwise(arith.AddfOp, (kept, b.select(beyond, one, power)), NO_FLAGS)]
 
+    def whole(self, s: State, pieces: Sequence[Piece], count: SSAValue, axis: int) -> Values:
+        """All values are at hand: the maximum first, so that each exponential is computed once."""
+        (top,) = Accumulator("max", self.types[:1]).whole(s, [(v[:1], m) for v, m in pieces], count, axis)
+        element = self.types[0]
+        lowest = s.b.constant(-math.inf, element)
+        below = s.b.select(s.b.cmpf("oeq", top, lowest), s.b.constant(0.0, element), top)  # of nothing but -inf the sum is 0
+        powers: list[Piece] = [([_exp(s, s.b.elementwise(arith.SubfOp, (v[0], below), NO_FLAGS))], mask) for v, mask in pieces]
+        return [top, *Accumulator("sum", self.types[1:]).whole(s, powers, count, axis)]
+
     def across(self, s: State, state: Values, axis: int) -> Values:
         """The maximum first: then each sum is scaled once."""
         (top,) = Accumulator("max", self.types[:1]).across(s, state[:1], axis)
@@ -264,13 +278,13 @@ def exp_below(s: State, x: SSAValue, top: SSAValue) -> SSAValue:
     """exp(x - top) where x <= top; 1 where both are -inf, so that nothing seen yet does not become NaN."""
     both = s.b.cmpf("oeq", x, top)
     difference = s.b.elementwise(arith.SubfOp, (x, top), NO_FLAGS)
-    element = element_of(difference.type)
-    power = (
-        s.b.elementwise(mlir_math.ExpOp, (difference,), NO_FLAGS)
-        if element == f32
-        else library(s, "math.exp", [difference])
-    )
-    return s.b.select(both, s.b.constant(1.0, element), power)
+    return s.b.select(both, s.b.constant(1.0, element_of(difference.type)), _exp(s, difference))
+
+
+def _exp(s: State, x: SSAValue) -> SSAValue:
+    if element_of(x.type) == f32:
+        return s.b.elementwise(mlir_math.ExpOp, (x,), NO_FLAGS)
+    return library(s, "math.exp", [x])
 
 
 _CLASSES: dict[str, type[Accumulator]] = {

@@ -20,8 +20,10 @@ from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.loop_split_reduction import LoopSplitReduction
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_transform import Refused
+from ...passes.loop.schedule_attrs import schedule_table
 from ...passes.manager import Pass
 from .config import LANES, UNROLL, Sizes, column_loop
+from .tiles import GPU
 
 PROGRAMS = 2112
 """Programs that keep a large GPU busy: 16 for each of 132 multiprocessors."""
@@ -48,7 +50,7 @@ class GpuSplitReduction(Pass):
         symbols, hints = symbol_facts(op)
         sizes = Sizes(hints)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp)]:
+            for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
                 for reduce in [r for r in nest.block.ops if isinstance(r, loop.ReduceOp)]:
                     info = NestAccess(nest, symbols)
                     wanted = self._wanted(nest, reduce, sizes, info)

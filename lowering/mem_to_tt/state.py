@@ -86,6 +86,8 @@ class State:
         """Stores that combine, in a loop that keeps what they have combined so far: that, for each piece of the row."""
         self.piece = 0
         """The piece of the row that is at hand."""
+        self.owner: SSAValue | None = None
+        """Whether this program stores what there is one of for a row; None: a row has one program."""
         self.versions: dict[SSAValue, int] = {}
         """How often a buffer has been written so far: what was loaded before is not taken for what is there now."""
         self.stored: dict[SSAValue, set[SSAValue | None]] = {}
@@ -114,12 +116,13 @@ class State:
         shape = self.full if self.inner or self.inner_axis is None else (*self.full[:-1], 1)
         return shape or None
 
-    def lane(self, axis: int) -> SSAValue:
-        """0, 1, 2, ... along an axis, in the type of index arithmetic."""
+    def lane(self, axis: int, size: int | None = None) -> SSAValue:
+        """0, 1, 2, ... along an axis, up to its block or `size`, in the type of index arithmetic."""
         b = self.b
-        value = b.find(("lane", axis))
+        size = self.axes[axis].block if size is None else size
+        value = b.find(("lane", axis, size))
         if value is None:
-            value = b.place(MakeRangeOp.make(self.axes[axis].block)).results[0]
+            value = b.place(MakeRangeOp.make(size)).results[0]
             for k in range(self.rank):
                 if k != axis:
                     shape = shape_of(value.type)
@@ -127,7 +130,7 @@ class State:
                     properties = {"axis": int32(k)}
                     value = b.pure(ExpandDimsOp, (value,), tensor((*shape[:k], 1, *shape[k:]), i32), properties)
             value = b.resize(value, self.index)
-            b.remember(("lane", axis), value)
+            b.remember(("lane", axis, size), value)
         return value
 
     def alone(self, access: Access) -> bool:
@@ -277,10 +280,12 @@ class State:
 
     def address(self, buffer: SSAValue, offset: Expr, shape: tuple[int, ...] | None = None) -> SSAValue:
         """Pointers to elements of a buffer, in the shape of their offsets or in `shape`."""
+        return self.pointers_to(self.pointers[buffer], self.number(offset), shape)
+
+    def pointers_to(self, base: SSAValue, at: SSAValue, shape: tuple[int, ...] | None) -> SSAValue:
+        """Pointers to the elements `at` from a pointer on, in the shape of `at` or in `shape`."""
         b = self.b
-        at = self.number(offset)
         shape = joined(shape_of(at.type), shape)
-        base = self.pointers[buffer]
         if shape is None:
             return b.pure(tt_memory.AddPtrOp, (base, at), base.type)
         pointers = b.splat(base, shape)

@@ -2,7 +2,7 @@
 
     schedule = {gpu = {axes = [[1], [0]], blocks = [32, 4096], rest = [], inner = 0, pieces = 1, stages = 0, warps = 4}}
 
-Loops are those of the nest as the analysis has merged and split them (the remark of gpu-schedule says which), by number.
+A tile that several programs share has `group = 8` beside (exchange.py). Loops are those of the nest as the analysis has merged and split them (the remark of gpu-schedule says which), by number.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from .state import UnsupportedNest
 
 GPU = "gpu"
 """Key in the schedule of a nest."""
+LARGEST_GROUP = 64
+"""Programs that may share a tile: each lane of a warp looks after one."""
 NUMBERS = ("inner", "pieces", "stages", "warps")
 
 
@@ -39,6 +41,8 @@ def tile_attr(info: NestAccess, tile: Tile) -> DictionaryAttr:
         "rest": _ints([number[id(one)] for one in tile.rest]),
         **{key: IntegerAttr(getattr(tile, key), i64) for key in NUMBERS},
     }
+    if tile.group > 1:
+        entries["group"] = IntegerAttr(tile.group, i64)
     return DictionaryAttr(entries)
 
 
@@ -57,11 +61,15 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
     if sorted(used) != list(range(len(loops))) or not all(axes):
         raise UnsupportedNest(f"schedule: axes and rest name each of the nest's {len(loops)} loops once, not {used}")
     values = {key: _number(table, key) for key in NUMBERS}
+    if "group" in table:
+        values["group"] = _number(table, "group")
     powers = [*blocks, values["warps"], *([values["inner"]] if values["inner"] else [])]
     if len(blocks) != len(axes) or any(p < 1 or p != power_of_two(p) for p in powers):
         raise UnsupportedNest("schedule: blocks (one for each axis), inner and warps are powers of two")
     if values["pieces"] < 1 or values["stages"] < 0:
         raise UnsupportedNest("schedule: pieces is at least 1, stages at least 0")
+    if not 1 <= values.get("group", 1) <= LARGEST_GROUP:
+        raise UnsupportedNest(f"schedule: a group has 1 to {LARGEST_GROUP} programs")
     pick = [[loops[k] for k in axis] for axis in axes]
     return Tile(list(zip(pick, blocks, strict=True)), [loops[k] for k in rest], **values)
 

@@ -1,0 +1,197 @@
+"""gpu-cooperative-rows: rows that no program can keep are shared by several programs, and read once.
+
+    loop.nest (%i = 2048) outs(%y) { reduce over 131072; for 131072 }
+->  %w = mem.alloc : !mem.buffer<32784 x i64>; loop.nest (%k = 32784) outs(%w) { store 0 }
+    loop.nest (%i = 2048) outs(%y, %w) { reduce over 131072; for 131072 } attributes {schedule = {gpu = {..., group = 8}}}
+
+What a nest computes stays the same; the tile says how many programs have a row, and exchange.py how they agree. It pays where a nest reads its rows
+more than once, no program can keep one beside another program's, and all of it does not fit the cache anyway. The loops inside have as many iterations each, of which
+every program has a part; whatever there is one of for a row all of them compute, and the first stores.
+
+The nest that fills the workspace with zeros runs before every launch, so that launches need nothing of each other, on whatever stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr, i64
+from xdsl.ir import SSAValue
+
+from ...dialects import loop, mem
+from ...dialects.expr import IndexMap, ceildiv, free_dims, product
+from ...passes.loop.loop_schedule import symbol_facts
+from ...passes.loop.nest_access import NestAccess, Node
+from ...passes.loop.nest_key import is_nest_in_memory
+from ...passes.loop.nest_transform import label_of
+from ...passes.loop.reduction_kinds import Cursor
+from ...passes.loop.schedule_attrs import schedule_table
+from ...passes.manager import Pass
+from . import config
+from .config import MAX_WARPS, Machine, Sizes, Tile, has_effect, machine, power_of_two
+from .exchange import part_of, words_of, workspace_words
+from .state import UnsupportedNest, scalar_type
+from .tiles import GPU, write_tile
+
+ALONE = 32768
+"""Elements of a row that a program keeps by itself: with more, no other program fits the multiprocessor beside it."""
+PART = 16384
+"""Elements that each of several programs keeps."""
+THREAD = 64
+"""Of these a thread's, beside which it needs as many registers again."""
+LEAST = 64 << 20
+"""Bytes that a nest moves at least: what is less stays in the cache, where rows may as well be read twice."""
+
+
+@dataclass(frozen=True)
+class GpuCooperativeRows(Pass):
+    """Has several programs share rows that one of them cannot keep."""
+
+    name = "gpu-cooperative-rows"
+
+    target: str = "sm_90"
+    """The GPU: sm_80, sm_90, gfx942 or another of their makers."""
+
+    multiprocessors: int = 0
+    """How many multiprocessors it has; 0: as many as the usual model."""
+
+    alone: int = ALONE
+    """Elements of a row that a program keeps by itself."""
+
+    part: int = PART
+    """Elements that each program keeps at most of a row that several share."""
+
+    least: int = LEAST
+    """Bytes that a nest moves at least."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, hints = symbol_facts(op)
+        gpu, sizes = machine(self.target, self.multiprocessors), Sizes(hints)
+        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
+            assert isinstance(nest, loop.NestOp)
+            if GPU in schedule_table(nest):
+                continue
+            info = NestAccess(nest, symbols)
+            try:
+                tile, words = self._tile(info, sizes, gpu)
+            except UnsupportedNest as why:
+                if str(why):
+                    self.remark(nest, f"one program has a row: {why}", kind="missed")
+                continue
+            add_workspace(nest, info, tile, words)
+            self.statistic("num-cooperative")
+            self.remark(nest, f"{tile.group} programs share a row", kind="applied")
+
+    def _tile(self, info: NestAccess, sizes: Sizes, gpu: Machine) -> tuple[Tile, int]:
+        """The tile of a nest whose rows several programs share, and the words that they exchange.  UnsupportedNest for another nest, with
+        the reason, if that is of interest."""
+        inside = [n for n in info.root.children if has_effect(n) and n.loops]
+        if not any(isinstance(n.op, loop.ReduceOp) for n in inside):
+            raise UnsupportedNest("")
+        kept = config.kept_tensors(inside)
+        longest = max(sizes.trips(n.loops) for n in inside)
+        if not kept or longest * kept <= self.alone or sizes.trips(info.root.loops) * longest * kept < self.least // 4:
+            raise UnsupportedNest("")
+        if config.column_loop(info, sizes) is not None:
+            raise UnsupportedNest("neighbouring rows are read together")
+        trips = _check_loops(inside)
+        _check_memory(info, inside)
+        words = sum(words_of([scalar_type(r.type) for r in n.op.results]) for n in inside if isinstance(n.op, loop.ReduceOp))
+        group, block, pieces = self._cut(trips, kept, gpu)
+        warps = max(4, min(MAX_WARPS, power_of_two(block * pieces * kept // (32 * THREAD)))) * 32 // gpu.lanes
+        loops = config.in_memory_order(info, sizes)
+        return Tile([(loops, 1)] if loops else [], inner=block, pieces=pieces, warps=min(warps, gpu.max_warps), group=group), words
+
+    def _cut(self, trips: int, kept: int, gpu: Machine) -> tuple[int, int, int]:
+        """How many programs share a row, and the block and the number of blocks that each keeps: of the smaller groups the one whose blocks
+        are fullest."""
+        fewest = -(-trips * kept // self.part)
+        if fewest > gpu.together:
+            raise UnsupportedNest(f"{fewest} programs would have to wait for each other, of {gpu.together} at most")
+        best: tuple[float, int, int, int] | None = None
+        for group in range(max(2, fewest), min(gpu.together, 2 * max(2, fewest)) + 1):
+            block, pieces = config.cut(part_of(trips, group))
+            filled = trips / (group * block * pieces)
+            if block * pieces * kept <= 2 * self.part and (best is None or filled > best[0] + 0.05):
+                best = filled, group, block, pieces
+        if best is None:
+            raise UnsupportedNest("no group of programs keeps a row")
+        return best[1:]
+
+
+def _check_loops(inside: Sequence[Node]) -> int:
+    """The iterations of the loops inside of a nest.  UnsupportedNest unless programs can share them."""
+    trips = {product(one.size for one in n.loops) for n in inside}
+    total = next(iter(trips)).value
+    if len(trips) > 1 or total is None:
+        raise UnsupportedNest("its loops have different lengths, or lengths that are not fixed")
+    for node in inside:
+        plain = isinstance(node.op, loop.ReduceOp) or (isinstance(node.op, loop.ForOp) and node.op.sequential is None)
+        if not plain or node.children:
+            raise UnsupportedNest("there are loops in its loops, or such that run in order")
+        dims = {one.dim for one in node.loops}
+        for access in node.accesses:
+            if access.is_store and (access.mode != "set" or not dims <= free_dims(access.offset)):
+                raise UnsupportedNest("programs would store to one place")
+    return total
+
+
+def _check_memory(info: NestAccess, inside: Sequence[Node]) -> None:
+    """UnsupportedNest if one program might load what another has stored already."""
+    stored = {a.buffer for n in inside for a in n.accesses if a.is_store}
+    streamed = {a.buffer for n in inside for a in n.accesses}
+    for access in info.root.accesses:
+        if access.is_store:
+            if access.mode != "set":
+                raise UnsupportedNest("it adds to what there is one of for a row")
+            if access.buffer in streamed:
+                raise UnsupportedNest("it reads along its rows what it stores for each of them")
+        elif stored and access.buffer in streamed:
+            # what is stored may lie where this is loaded from, and only one program knows that it has been
+            raise UnsupportedNest("it reads an element of a row apart")
+    own = {a.buffer for a in info.root.accesses if a.is_store}
+    for access in info.root.accesses:
+        if not access.is_store and access.buffer in own and not _for_stores(access.op.results[0]):
+            raise UnsupportedNest("its rows depend on memory that it overwrites")
+    for node in inside:
+        offsets: dict[SSAValue, set[object]] = {}
+        for access in node.accesses:
+            offsets.setdefault(access.buffer, set()).add(access.offset)
+        if any(a.is_store and len(offsets[a.buffer]) > 1 for a in node.accesses):
+            raise UnsupportedNest("it reads elements that other programs store")
+
+
+def _for_stores(value: SSAValue) -> bool:
+    """Whether only stores of the nest itself come of a value: those of the program that stores them."""
+    for use in value.uses:
+        op = use.operation
+        if not isinstance(op.parent_op(), loop.NestOp) or op.regions:
+            return False
+        if not isinstance(op, loop.StoreOp) and not all(_for_stores(r) for r in op.results):
+            return False
+    return True
+
+
+def add_workspace(nest: loop.NestOp, info: NestAccess, tile: Tile, words: int) -> None:
+    """Note a tile with a group on a nest, which gets the memory that its programs exchange `words` words a row through."""
+    write_tile(nest, info, tile)
+    tiles = product([*(ceildiv(product(one.size for one in loops), block) for loops, block in tile.axes), *(one.size for one in tile.rest)])
+    rows = 1
+    for _, block in tile.axes:
+        rows *= block
+    size = workspace_words(tiles, rows, tile.group, words)
+    device = next(o.type.device.data for o in nest.outs if isinstance(o.type, mem.BufferType))
+    kind = mem.BufferType.get((size,), i64, None, 0, device)
+    made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")})
+    clear = loop.NestOp.build_nest([size], [made.result])
+    clear.properties["label"] = StringAttr(f"{label_of(nest)} workspace")
+    at = Cursor(clear.block)
+    at.place(loop.StoreOp.new(at.constant(0, i64), clear.out_args[0], IndexMap.identity(1), list(clear.indices)))
+    block = nest.parent
+    assert block is not None
+    for op in (made, clear):
+        op.location = nest.location
+        block.insert_op_before(op, nest)
+    nest.operands = [*nest.operands, made.result]
+    nest.block.insert_arg(kind, len(nest.block.args))

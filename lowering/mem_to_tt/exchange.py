@@ -1,0 +1,262 @@
+"""What the programs that share a row tell each other: the part of the lowering that a tile with a `group` needs.
+
+    loop.nest (%i = 2048) outs(%y, %workspace) {...} attributes {schedule = {gpu = {..., group = 8}}}
+
+Programs 8k to 8k + 7 have row k, and each keeps an eighth of it on chip. A reduction leaves each of them with the state of its part; it
+puts that into the workspace, waits for the states of the others, and joins all of them in the order of the programs, so that every program
+of the row goes on with the very same numbers. Memory is read once, whatever the length of the row.
+
+**Words.** The workspace is memory of i64, zero when the kernel begins. Its first word counts programs, those from HEADER on hold states, each
+written once: the low half has 32 bits of a number, the high half is 1. A word is written and read in one access, so that who sees the high half
+has the low one; no fences are needed, and a state costs one trip to the cache that all multiprocessors share and one back.
+
+**Why nobody waits for ever.** The number of a program is not its place in the grid, which says nothing of when it starts, but a ticket that it draws
+when it starts. Say that the device runs R >= G programs of the kernel at once, G of them for a row, and that the first rows are done up to row k.
+The programs that run hold the lowest tickets that are not done, for tickets are drawn in order. If all of row k run, each puts its state where the others wait
+for it, and the row gets done. If one of them has not begun, fewer than R programs run (R of them with the lowest tickets would include it, as
+R >= G), and the device begins another, which draws the next ticket. So row k gets done, and by induction every row. With kernels of several streams on the device at once, each
+leaves at most G - 1 places to programs that wait for one that has not begun; `config.Machine.together` keeps G at a quarter of the device.
+
+The counterpart in CUDA are cooperative groups, which need a launch of its own kind; in Triton there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import BoolAttr, Float32Type, Float64Type, i1, i32, i64
+from xdsl.ir import Attribute, Block, Region, SSAValue
+
+from ...dialects.expr import Dim, Expr, as_expr
+from ...dialects.expr_ranges import Range
+from ...dialects.mem import BufferType
+from ...dialects.tt_arith import ExtUIOp, TruncIOp
+from ...dialects.tt_compute import BitcastOp
+from ...dialects.tt_memory import AtomicRMWOp, LoadOp
+from ...dialects.tt_types import element_of, like, shape_of
+from .builder import NO_OVERFLOW_FLAGS
+from .config import power_of_two
+from .reductions import Accumulator, Values, reduce_values
+from .state import State, UnsupportedNest
+
+if TYPE_CHECKING:
+    from .kernel import NestLowering
+
+HEADER = 16
+"""Words in front of the states: the first counts programs, the others keep it in a line of the cache of its own."""
+_FULL = 1 << 32
+"""A word that is written has this bit."""
+
+
+def words_of(types: Sequence[Attribute]) -> int:
+    """How many words a state of numbers of these types takes.  UnsupportedNest for a type that has none."""
+    total = 0
+    for t in types:
+        if t in (i64,) or isinstance(t, Float64Type):
+            total += 2
+        elif t in (i1, i32) or isinstance(t, Float32Type):
+            total += 1
+        else:
+            raise UnsupportedNest(f"programs that share a row do not exchange numbers of type {t}")
+    return total
+
+
+def workspace_words(tiles: Expr, rows: int, group: int, words: int) -> Expr:
+    """Words of the workspace of a kernel of `tiles` tiles of `rows` rows, each shared by `group` programs that exchange `words` words a row."""
+    return tiles * (rows * group * words) + HEADER
+
+
+@dataclass
+class Group:
+    """The programs that share the rows of a tile, in the kernel of one of them: `member` is its number among the `size` of them."""
+
+    kernel: NestLowering
+    size: int
+    workspace: SSAValue
+    rows: int
+    words: int
+    """Words that a row takes, all exchanges together."""
+    member: SSAValue
+    member_dim: Dim
+    tile: SSAValue
+    first: SSAValue
+    """Whether this is the first of them, which stores what there is one of for a row."""
+    used: int = 0
+
+    @staticmethod
+    def of(kernel: NestLowering, tile: SSAValue, member: SSAValue, words: int) -> Group:
+        s = kernel.s
+        member_dim = s.info.new_dim(Range.of_size(as_expr(kernel.tile.group)))
+        s.dims[member_dim] = member
+        rows = 1
+        for _, block in kernel.tile.axes:
+            rows *= block
+        first = s.b.cmpi("eq", member, s.b.int(0, s.index))
+        workspace = s.pointers[kernel.nest.outs[-1]]
+        return Group(kernel, kernel.tile.group, workspace, rows, words, member, member_dim, tile, first)
+
+    # ---- parts of a row
+
+    def part(self, trips: int) -> int:
+        """Iterations that each program has of `trips`; the last ones may have fewer."""
+        return part_of(trips, self.size)
+
+    def is_even(self, trips: int) -> bool:
+        """Whether all programs have as many."""
+        return self.part(trips) * self.size == trips
+
+    def start(self, trips: int) -> Expr:
+        """The first iteration of the program."""
+        return self.member_dim * self.part(trips)
+
+    def count(self, trips: int) -> SSAValue:
+        """How many iterations the program has, at least 0."""
+        s = self.kernel.s
+        part = self.part(trips)
+        if self.is_even(trips):
+            return s.b.int(part, s.index)
+        left = s.b.sub(s.b.int(trips, s.index), s.number(self.start(trips)))
+        few = s.b.elementwise(arith.MinSIOp, (left, s.b.int(part, s.index)))
+        return s.b.elementwise(arith.MaxSIOp, (few, s.b.int(0, s.index)))
+
+    # ---- exchange
+
+    def share(self, parts: Sequence[Accumulator], state: Values) -> Values:
+        """The states of all programs of the row as one; `state` is that of this one, with size 1 along the last axis (scalars, where it is
+        the only one)."""
+        s = self.kernel.s
+        b = s.b
+        assert s.inner_axis is not None
+        width = max(s.gpu.lanes, power_of_two(self.size))
+        words = [(k, word) for k, value in enumerate(state) for word in _words(s, value)]
+        lane = s.lane(s.inner_axis, width)
+        inside = b.cmpi("slt", lane, b.int(self.size, s.index)) if self.size < width else None
+        sources: list[SSAValue] = []
+        for _, word in words:
+            own, everyone = self._places(lane)
+            pointer = s.pointers_to(self.workspace, own, shape_of(word.type))
+            b.place(AtomicRMWOp.make("exch", pointer, b.to_shape(word, shape_of(pointer.type))))
+            sources.append(s.pointers_to(self.workspace, everyone, None))
+            self.used += 1
+        found = self._wait(sources, inside)
+        joined = _numbers(s, [element_of(v.type) for v in state], found)
+        result: Values = []
+        at = 0
+        for acc in parts:
+            count = len(acc.types)
+            here = acc.mask(s, joined[at : at + count], inside)
+            result += acc.across(s, here, s.inner_axis)
+            at += count
+        return result
+
+    def _places(self, lane: SSAValue) -> tuple[SSAValue, SSAValue]:
+        """Where the next word of this program's state lies for each row of the tile, and those of all programs."""
+        s = self.kernel.s
+        b = s.b
+        number = b.add(b.mul(self.tile, b.int(self.words, s.index)), b.int(self.used, s.index))
+        base = b.add(b.mul(number, b.int(self.size * self.rows, s.index)), b.int(HEADER, s.index))
+        row: SSAValue | None = None
+        for axis, (_, block) in enumerate(self.kernel.tile.axes):
+            if block > 1:
+                assert row is None  # of the axes of rows one has a block
+                row = s.lane(axis)
+        found: list[SSAValue] = []
+        for member in (self.member, lane):
+            at = b.add(base, b.mul(member, b.int(self.rows, s.index)))
+            found.append(at if row is None else b.add(at, row))
+        return found[0], found[1]
+
+    def _wait(self, sources: Sequence[SSAValue], inside: SSAValue | None) -> Values:
+        """The words at `sources` once all of them are written.
+
+        The lanes of a warp have a word each, so that all of a warp leave the loop together, with the words that they saw. Where a tile has
+        several rows warps have different words: then one may leave on what another has seen, and the words are read once more."""
+        s = self.kernel.s
+        b = s.b
+        assert s.inner_axis is not None
+        block = Block()
+        b.open(block)
+        loaded = [self._load(p, inside) for p in sources]
+        ready: SSAValue | None = None
+        for word in loaded:
+            high = b.cast(TruncIOp, b.elementwise(arith.ShRUIOp, (word, b.int(32, i64))), i32)
+            ready = high if ready is None else b.elementwise(arith.AndIOp, (ready, high))
+        assert ready is not None
+        while (shape := shape_of(ready.type)) is not None:
+            (ready,) = reduce_values(s, [ready], len(shape) - 1, lambda s, x, y: [s.b.elementwise(arith.AndIOp, (x[0], y[0]))])
+        b.place(scf.ConditionOp.create(operands=[b.cmpi("eq", ready, b.int(0)), *loaded]))
+        b.close()
+        after = Block(arg_types=[v.type for v in loaded])
+        after.add_op(scf.YieldOp.create())
+        loop_op = scf.WhileOp.create(result_types=[v.type for v in loaded], regions=[Region(block), Region(after)])
+        seen = list(b.place(loop_op).results)
+        return seen if self.rows == 1 else [self._load(p, inside) for p in sources]
+
+    def _load(self, pointer: SSAValue, inside: SSAValue | None) -> SSAValue:
+        b = self.kernel.s.b
+        shape = shape_of(pointer.type)
+        mask = None if inside is None else b.to_shape(inside, shape)
+        other = None if inside is None else b.to_shape(b.constant(_FULL, i64), shape)
+        op = LoadOp.make(pointer, mask, other)
+        op.properties["isVolatile"] = BoolAttr.from_bool(True)
+        return b.place(op).results[0]
+
+
+def part_of(trips: int, group: int) -> int:
+    """Iterations of a program that shares `trips` of them with group - 1 others: a multiple of 16, so that parts begin where vectors do."""
+    part = -(-trips // group)
+    return part if part * group == trips else -(-part // 16) * 16
+
+
+def draw(kernel: NestLowering) -> tuple[SSAValue, SSAValue]:
+    """Draw a ticket: the tile of the program, and its number among those that share the tile."""
+    s = kernel.s
+    b = s.b
+    nest = kernel.nest
+    workspace = nest.outs[-1].type if nest.outs else None
+    if not isinstance(workspace, BufferType) or workspace.element_type != i64 or len(workspace.dims) != 1:
+        raise UnsupportedNest("schedule: a tile with a group needs a workspace, the last of the nest's outs: one dimension of i64")
+    counter = s.pointers[nest.outs[-1]]
+    one = b.constant(1, i64)
+    ticket = b.resize(b.place(AtomicRMWOp.make("add", counter, one)).results[0], s.index)
+    size = b.int(kernel.tile.group, s.index)
+    return b.elementwise(arith.DivSIOp, (ticket, size)), b.elementwise(arith.RemSIOp, (ticket, size))
+
+
+def _words(s: State, value: SSAValue) -> list[SSAValue]:
+    """A number as words."""
+    b = s.b
+    element = element_of(value.type)
+    if element == i1:
+        value = b.cast(ExtUIOp, value, i32)
+    elif isinstance(element, Float32Type):
+        value = b.pure(BitcastOp, (value,), like(value.type, i32))
+    elif isinstance(element, Float64Type):
+        value = b.pure(BitcastOp, (value,), like(value.type, i64))
+    halves = [value]
+    if element_of(value.type) == i64:
+        high = b.elementwise(arith.ShRUIOp, (value, b.int(32, i64)))
+        halves = [b.cast(TruncIOp, half, i32) for half in (value, high)]
+    return [b.elementwise(arith.OrIOp, (b.cast(ExtUIOp, half, i64), b.int(_FULL, i64))) for half in halves]
+
+
+def _numbers(s: State, elements: Sequence[Attribute], words: Sequence[SSAValue]) -> Values:
+    """The numbers that words hold."""
+    b = s.b
+    left = [b.cast(TruncIOp, w, i32) for w in words]
+    found: Values = []
+    for element in elements:
+        value = left.pop(0)
+        if element == i1:
+            found.append(b.cmpi("ne", value, b.int(0)))
+        elif element == i32:
+            found.append(value)
+        elif isinstance(element, Float32Type):
+            found.append(b.pure(BitcastOp, (value,), like(value.type, element)))
+        else:
+            low, high = (b.cast(ExtUIOp, half, i64) for half in (value, left.pop(0)))
+            whole = b.elementwise(arith.OrIOp, (low, b.elementwise(arith.ShLIOp, (high, b.int(32, i64)), NO_OVERFLOW_FLAGS)))
+            found.append(whole if element == i64 else b.pure(BitcastOp, (whole,), like(whole.type, element)))
+    return found
