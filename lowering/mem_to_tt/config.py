@@ -118,7 +118,8 @@ class Tile:
     """`axes` are the parallel axes, the last of them innermost in the grid, each the loops that it runs along (flattened) and its
     block; `rest` are loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none), `pieces`
     how many such blocks may be on chip at once, `stages` how many iterations of its loops are under way (0: as Triton has it), `group` how
-    many programs share the loops inside of a tile (exchange.py)."""
+    many programs share the loops inside of a tile (exchange.py), `run` after how many iterations a block begins whatever the one before it
+    has left (0: nowhere): the length of the last loop inside, where memory is contiguous along it only."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
@@ -127,6 +128,7 @@ class Tile:
     pieces: int = 1
     stages: int = 0
     group: int = 1
+    run: int = 0
 
     @property
     def elements(self) -> int:
@@ -135,6 +137,12 @@ class Tile:
         for _, block in self.axes:
             total *= block
         return total
+
+    def blocks(self, trips: int) -> list[tuple[int, int]]:
+        """The blocks that `trips` iterations of the loops inside lie in, one after the other: first iteration and number of them."""
+        run = self.run or max(trips, 1)
+        ends = [min(trips, first + run) for first in range(0, max(trips, 1), run)]
+        return [(at, min(self.inner, end - at)) for k, end in enumerate(ends) for at in range(k * run, max(end, 1), self.inner)]
 
     def programs(self, sizes: Sizes) -> int:
         """How many programs the grid has."""

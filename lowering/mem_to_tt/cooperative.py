@@ -12,8 +12,9 @@ The nest that fills the workspace with zeros runs before every launch, so that l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr, i64
@@ -22,24 +23,29 @@ from xdsl.ir import SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import IndexMap, ceildiv, free_dims, product
 from ...passes.loop.loop_schedule import symbol_facts
-from ...passes.loop.nest_access import NestAccess, Node
+from ...passes.loop.nest_access import Loop, NestAccess, Node
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.loop.nest_transform import label_of
 from ...passes.loop.reduction_kinds import Cursor
 from ...passes.loop.schedule_attrs import schedule_table
 from ...passes.manager import Pass
 from . import config
-from .config import MAX_WARPS, Machine, Sizes, Tile, has_effect, machine, power_of_two
+from .config import Machine, Sizes, Tile, has_effect, machine, power_of_two
 from .exchange import part_of, words_of, workspace_words
+from .follow import follower, joined_nest, replace_nests
 from .state import UnsupportedNest, scalar_type
 from .tiles import GPU, write_tile
 
 ALONE = 32768
 """Elements of a row that a program keeps by itself: with more, no other program fits the multiprocessor beside it."""
-PART = 16384
-"""Elements that each of several programs keeps."""
+PART = 8192
+"""Elements that each of several programs keeps: several of them fit a multiprocessor, and work while one waits."""
+MOST = 16384
+"""The same where more programs would be too many to wait for each other."""
 THREAD = 64
-"""Of these a thread's, beside which it needs as many registers again."""
+"""Of these a thread's, beside which it needs half as many registers again."""
+LANES = 8
+"""Columns of f32 that lie in a sector of memory."""
 LEAST = 64 << 20
 """Bytes that a nest moves at least: what is less stays in the cache, where rows may as well be read twice."""
 
@@ -60,7 +66,10 @@ class GpuCooperativeRows(Pass):
     """Elements of a row that a program keeps by itself."""
 
     part: int = PART
-    """Elements that each program keeps at most of a row that several share."""
+    """Elements that each program should keep of a row that several share."""
+
+    most: int = MOST
+    """Elements that each program keeps at most."""
 
     least: int = LEAST
     """Bytes that a nest moves at least."""
@@ -70,18 +79,30 @@ class GpuCooperativeRows(Pass):
         gpu, sizes = machine(self.target, self.multiprocessors), Sizes(hints)
         for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
             assert isinstance(nest, loop.NestOp)
-            if GPU in schedule_table(nest):
+            if nest.parent is None or GPU in schedule_table(nest) or not any(isinstance(o, loop.ReduceOp) for o in nest.block.ops):
                 continue
-            info = NestAccess(nest, symbols)
-            try:
-                tile, words = self._tile(info, sizes, gpu)
-            except UnsupportedNest as why:
-                if str(why):
+            why = ""
+            for second in (None, follower(nest)):
+                joined = nest if second is None else joined_nest(nest, second, symbols)
+                if joined is None:
+                    continue
+                info = NestAccess(joined, symbols)
+                try:
+                    tile, words = self._tile(info, sizes, gpu)
+                except UnsupportedNest as refused:
+                    why = why or str(refused)
+                    if joined is not nest:
+                        joined.erase(safe_erase=False)
+                    continue
+                if second is not None:
+                    replace_nests(joined, nest, second)
+                add_workspace(joined, info, tile, words)
+                self.statistic("num-cooperative")
+                self.remark(joined, f"{tile.group} programs share a row", kind="applied")
+                break
+            else:
+                if why:
                     self.remark(nest, f"one program has a row: {why}", kind="missed")
-                continue
-            add_workspace(nest, info, tile, words)
-            self.statistic("num-cooperative")
-            self.remark(nest, f"{tile.group} programs share a row", kind="applied")
 
     def _tile(self, info: NestAccess, sizes: Sizes, gpu: Machine) -> tuple[Tile, int]:
         """The tile of a nest whose rows several programs share, and the words that they exchange.  UnsupportedNest for another nest, with
@@ -93,31 +114,65 @@ class GpuCooperativeRows(Pass):
         longest = max(sizes.trips(n.loops) for n in inside)
         if not kept or longest * kept <= self.alone or sizes.trips(info.root.loops) * longest * kept < self.least // 4:
             raise UnsupportedNest("")
-        if config.column_loop(info, sizes) is not None:
-            raise UnsupportedNest("neighbouring rows are read together")
         trips = _check_loops(inside)
         _check_memory(info, inside)
-        words = sum(words_of([scalar_type(r.type) for r in n.op.results]) for n in inside if isinstance(n.op, loop.ReduceOp))
-        group, block, pieces = self._cut(trips, kept, gpu)
-        warps = max(4, min(MAX_WARPS, power_of_two(block * pieces * kept // (32 * THREAD)))) * 32 // gpu.lanes
-        loops = config.in_memory_order(info, sizes)
-        return Tile([(loops, 1)] if loops else [], inner=block, pieces=pieces, warps=min(warps, gpu.max_warps), group=group), words
+        words = sum(_words(n.op) for n in inside if isinstance(n.op, loop.ReduceOp))
+        x = config.column_loop(info, sizes)
+        tile = self._rows(info, trips, kept, sizes, gpu) if x is None else self._columns(info, x, trips, kept, gpu)
+        return replace(tile, warps=max(1, tile.warps * 32 // gpu.lanes)), words
 
-    def _cut(self, trips: int, kept: int, gpu: Machine) -> tuple[int, int, int]:
-        """How many programs share a row, and the block and the number of blocks that each keeps: of the smaller groups the one whose blocks
-        are fullest."""
-        fewest = -(-trips * kept // self.part)
-        if fewest > gpu.together:
-            raise UnsupportedNest(f"{fewest} programs would have to wait for each other, of {gpu.together} at most")
-        best: tuple[float, int, int, int] | None = None
-        for group in range(max(2, fewest), min(gpu.together, 2 * max(2, fewest)) + 1):
-            block, pieces = config.cut(part_of(trips, group))
-            filled = trips / (group * block * pieces)
-            if block * pieces * kept <= 2 * self.part and (best is None or filled > best[0] + 0.05):
-                best = filled, group, block, pieces
-        if best is None:
+    def _rows(self, info: NestAccess, trips: int, kept: int, sizes: Sizes, gpu: Machine) -> Tile:
+        """Of all groups of programs one that keeps about as much as it should, in blocks that are full."""
+        last = [n.loops[-1].size.value or 0 for n in info.root.children if has_effect(n) and n.loops]
+        run = min(last) if all(n % min(last) == 0 for n in last) and min(last) < trips else 0
+        most = gpu.together
+        if trips * kept > most * self.most:
+            raise UnsupportedNest(f"{-(-trips * kept // self.most)} programs would have to wait for each other, of {most} at most")
+        loops = config.in_memory_order(info, sizes)
+        axes = [(loops, 1)] if loops else []
+        found: list[tuple[float, Tile]] = []
+        for group in range(2, most + 1):
+            tile = self._part(axes, part_of(trips, group), trips, run, group)
+            held = tile.inner * tile.pieces * kept
+            if held <= self.most * 3 // 2:
+                filled = trips / (group * tile.inner * tile.pieces)
+                across = 2 if not tile.run and run % tile.inner else 0  # each element would compute which run it lies in
+                found.append((round((1 - filled) * 8) + abs(math.log2(held / self.part)) + across, replace(tile, warps=self._warps(held))))
+        if not found:
             raise UnsupportedNest("no group of programs keeps a row")
-        return best[1:]
+        return min(found, key=lambda one: one[0])[1]
+
+    def _part(self, axes: list[tuple[list[Loop], int]], part: int, trips: int, run: int, group: int) -> Tile:
+        """The blocks of a part of a row."""
+        if run and part % run == 0 and trips % part == 0 and part > run:
+            block = max((power_of_two(run) >> k for k in range(4)), key=lambda n: (-round(8 * -(-run // n) * n / run), n))
+            return Tile(axes, inner=block, pieces=-(-run // block) * (part // run), group=group, run=run)
+        block, pieces = config.cut(part)
+        return Tile(axes, inner=block, pieces=pieces, group=group)
+
+    def _columns(self, info: NestAccess, x: Loop, trips: int, kept: int, gpu: Machine) -> Tile:
+        """A few neighbouring columns, as many as a sector of memory has."""
+        group = gpu.multiprocessors // 2 * 2
+        part = part_of(trips, group)
+        held = part * LANES * kept
+        if held > 2 * self.most:
+            raise UnsupportedNest("its columns are too long")
+        block = 1024 // LANES
+        rest = [one for one in info.root.loops if one is not x]
+        return Tile([([x], LANES)], rest, inner=block, pieces=-(-part // block), warps=8, group=group)
+
+    def _warps(self, held: int) -> int:
+        return max(4, min(16, power_of_two(held // (32 * THREAD))))
+
+
+def _words(reduce: loop.ReduceOp) -> int:
+    """Words that programs exchange to do a reduction together."""
+    total = at = 0
+    for kind in reduce.kind_names:
+        gives = loop.KINDS[kind][1]
+        total += words_of(kind, [scalar_type(r.type) for r in reduce.results[at : at + gives]])
+        at += gives
+    return total
 
 
 def _check_loops(inside: Sequence[Node]) -> int:

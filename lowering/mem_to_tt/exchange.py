@@ -7,8 +7,9 @@ puts that into the workspace, waits for the states of the others, and joins all 
 of the row goes on with the very same numbers. Memory is read once, whatever the length of the row.
 
 **Words.** The workspace is memory of i64, zero when the kernel begins. Its first word counts programs, those from HEADER on hold states, each
-written once: the low half has 32 bits of a number, the high half is 1. A word is written and read in one access, so that who sees the high half
-has the low one; no fences are needed, and a state costs one trip to the cache that all multiprocessors share and one back.
+written once and never zero then: two numbers of 32 bits with all bits inverted (of NaNs there is one, which is not all ones), or half of a number of 64 bits
+under a bit that is set. A word is written and read in one access, so that who sees it has all of it; no fences are needed, and a state
+costs one trip to the cache that all multiprocessors share and one back.
 
 **Why nobody waits for ever.** The number of a program is not its place in the grid, which says nothing of when it starts, but a ticket that it draws
 when it starts. Say that the device runs R >= G programs of the kernel at once, G of them for a row, and that the first rows are done up to row k.
@@ -21,6 +22,7 @@ The counterpart in CUDA are cooperative groups, which need a launch of its own k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,7 +34,7 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 from ...dialects.expr import Dim, Expr, as_expr
 from ...dialects.expr_ranges import Range
 from ...dialects.mem import BufferType
-from ...dialects.tt_arith import ExtUIOp, TruncIOp
+from ...dialects.tt_arith import ExtUIOp, SIToFPOp, TruncIOp
 from ...dialects.tt_compute import BitcastOp
 from ...dialects.tt_memory import AtomicRMWOp, LoadOp
 from ...dialects.tt_types import element_of, like, shape_of
@@ -47,20 +49,26 @@ if TYPE_CHECKING:
 HEADER = 16
 """Words in front of the states: the first counts programs, the others keep it in a line of the cache of its own."""
 _FULL = 1 << 32
-"""A word that is written has this bit."""
+"""Half of a number is written with this bit."""
 
 
-def words_of(types: Sequence[Attribute]) -> int:
-    """How many words a state of numbers of these types takes.  UnsupportedNest for a type that has none."""
-    total = 0
-    for t in types:
-        if t in (i64,) or isinstance(t, Float64Type):
+def words_of(kind: str, types: Sequence[Attribute]) -> int:
+    """How many words the state of a reduction with results of these types takes.  UnsupportedNest for a type that has none."""
+    sent = types[: SENT.get(kind, len(types))]
+    floats = sum(isinstance(t, Float32Type) for t in sent)
+    total = -(-floats // 2)
+    for t in sent:
+        if t == i64 or isinstance(t, Float64Type):
             total += 2
-        elif t in (i1, i32) or isinstance(t, Float32Type):
+        elif t in (i1, i32):
             total += 1
-        else:
+        elif not isinstance(t, Float32Type):
             raise UnsupportedNest(f"programs that share a row do not exchange numbers of type {t}")
     return total
+
+
+SENT = {"welford": 2}
+"""How many numbers of a state are sent, where that is not all: how many values each program has the others know."""
 
 
 def workspace_words(tiles: Expr, rows: int, group: int, words: int) -> Expr:
@@ -113,43 +121,48 @@ class Group:
 
     def count(self, trips: int) -> SSAValue:
         """How many iterations the program has, at least 0."""
+        return self._count(self.member, trips)
+
+    def _count(self, member: SSAValue, trips: int) -> SSAValue:
         s = self.kernel.s
         part = self.part(trips)
         if self.is_even(trips):
             return s.b.int(part, s.index)
-        left = s.b.sub(s.b.int(trips, s.index), s.number(self.start(trips)))
+        left = s.b.sub(s.b.int(trips, s.index), s.b.mul(member, s.b.int(part, s.index)))
         few = s.b.elementwise(arith.MinSIOp, (left, s.b.int(part, s.index)))
         return s.b.elementwise(arith.MaxSIOp, (few, s.b.int(0, s.index)))
 
     # ---- exchange
 
-    def share(self, parts: Sequence[Accumulator], state: Values) -> Values:
-        """The states of all programs of the row as one; `state` is that of this one, with size 1 along the last axis (scalars, where it is
-        the only one)."""
+    def share(self, parts: Sequence[Accumulator], state: Values, trips: int) -> Values:
+        """The states of all programs of the row, after `trips` iterations, as one; `state` is that of this one, with size 1 along the last axis
+        (scalars, where it is the only one)."""
         s = self.kernel.s
         b = s.b
         assert s.inner_axis is not None
-        width = max(s.gpu.lanes, power_of_two(self.size))
-        words = [(k, word) for k, value in enumerate(state) for word in _words(s, value)]
-        lane = s.lane(s.inner_axis, width)
-        inside = b.cmpi("slt", lane, b.int(self.size, s.index)) if self.size < width else None
-        sources: list[SSAValue] = []
-        for _, word in words:
-            own, everyone = self._places(lane)
-            pointer = s.pointers_to(self.workspace, own, shape_of(word.type))
-            b.place(AtomicRMWOp.make("exch", pointer, b.to_shape(word, shape_of(pointer.type))))
-            sources.append(s.pointers_to(self.workspace, everyone, None))
-            self.used += 1
-        found = self._wait(sources, inside)
-        joined = _numbers(s, [element_of(v.type) for v in state], found)
+        lane = s.lane(s.inner_axis, max(s.gpu.lanes, power_of_two(self.size)))
+        inside = b.cmpi("slt", lane, b.int(self.size, s.index)) if self.size < (shape_of(lane.type) or (0,))[-1] else None
+        given = iter(state)
+        states = [[next(given) for _ in acc.types] for acc in parts]
+        sent = [own[: SENT.get(acc.kind, len(own))] for acc, own in zip(parts, states, strict=True)]
+        words = [_words(s, numbers) for numbers in sent]
+        read = iter(self._wait([self._put(word, lane) for group in words for word in group], inside))
         result: Values = []
-        at = 0
-        for acc in parts:
-            count = len(acc.types)
-            here = acc.mask(s, joined[at : at + count], inside)
-            result += acc.across(s, here, s.inner_axis)
-            at += count
+        for acc, own, numbers, group in zip(parts, states, sent, words, strict=True):
+            found = _numbers(s, [element_of(v.type) for v in numbers], [next(read) for _ in group])
+            if len(found) < len(own):
+                found.append(b.to_shape(b.cast(SIToFPOp, self._count(lane, trips), element_of(own[-1].type)), shape_of(found[0].type)))
+            result += acc.across(s, acc.mask(s, found, inside), s.inner_axis)
         return result
+
+    def _put(self, word: SSAValue, lane: SSAValue) -> SSAValue:
+        """Write a word for the others; where those of all programs lie."""
+        s = self.kernel.s
+        here, everyone = self._places(lane)
+        pointer = s.pointers_to(self.workspace, here, shape_of(word.type))
+        s.b.place(AtomicRMWOp.make("exch", pointer, s.b.to_shape(word, shape_of(pointer.type))))
+        self.used += 1
+        return s.pointers_to(self.workspace, everyone, None)
 
     def _places(self, lane: SSAValue) -> tuple[SSAValue, SSAValue]:
         """Where the next word of this program's state lies for each row of the tile, and those of all programs."""
@@ -181,9 +194,9 @@ class Group:
         loaded = [self._load(p, inside) for p in sources]
         ready: SSAValue | None = None
         for word in loaded:
-            high = b.cast(TruncIOp, b.elementwise(arith.ShRUIOp, (word, b.int(32, i64))), i32)
-            ready = high if ready is None else b.elementwise(arith.AndIOp, (ready, high))
+            ready = b.both(ready, b.cmpi("ne", word, b.constant(0, i64)))
         assert ready is not None
+        ready = b.cast(ExtUIOp, ready, i32)
         while (shape := shape_of(ready.type)) is not None:
             (ready,) = reduce_values(s, [ready], len(shape) - 1, lambda s, x, y: [s.b.elementwise(arith.AndIOp, (x[0], y[0]))])
         b.place(scf.ConditionOp.create(operands=[b.cmpi("eq", ready, b.int(0)), *loaded]))
@@ -225,38 +238,51 @@ def draw(kernel: NestLowering) -> tuple[SSAValue, SSAValue]:
     return b.elementwise(arith.DivSIOp, (ticket, size)), b.elementwise(arith.RemSIOp, (ticket, size))
 
 
-def _words(s: State, value: SSAValue) -> list[SSAValue]:
-    """A number as words."""
+def _words(s: State, state: Values) -> list[SSAValue]:
+    """A state as words."""
     b = s.b
-    element = element_of(value.type)
-    if element == i1:
-        value = b.cast(ExtUIOp, value, i32)
-    elif isinstance(element, Float32Type):
-        value = b.pure(BitcastOp, (value,), like(value.type, i32))
-    elif isinstance(element, Float64Type):
-        value = b.pure(BitcastOp, (value,), like(value.type, i64))
-    halves = [value]
-    if element_of(value.type) == i64:
-        high = b.elementwise(arith.ShRUIOp, (value, b.int(32, i64)))
-        halves = [b.cast(TruncIOp, half, i32) for half in (value, high)]
-    return [b.elementwise(arith.OrIOp, (b.cast(ExtUIOp, half, i64), b.int(_FULL, i64))) for half in halves]
+    floats: list[SSAValue] = []
+    rest: list[SSAValue] = []
+    for value in state:
+        element = element_of(value.type)
+        if isinstance(element, Float32Type):
+            one = b.select(b.cmpf("uno", value, value), b.constant(math.nan, element), value)
+            floats.append(b.cast(ExtUIOp, b.pure(BitcastOp, (one,), like(one.type, i32)), i64))
+        elif element == i1 or element == i32:
+            rest.append(b.cast(ExtUIOp, value, i64))
+        else:
+            bits = value if element == i64 else b.pure(BitcastOp, (value,), like(value.type, i64))
+            rest += [b.elementwise(arith.AndIOp, (bits, b.int(_FULL - 1, i64))), b.elementwise(arith.ShRUIOp, (bits, b.int(32, i64)))]
+    words: list[SSAValue] = []
+    for k in range(0, len(floats), 2):
+        pair = b.elementwise(arith.ShLIOp, (floats[k], b.int(32, i64)), NO_OVERFLOW_FLAGS)
+        if k + 1 < len(floats):
+            pair = b.elementwise(arith.OrIOp, (pair, floats[k + 1]))
+        words.append(b.elementwise(arith.XOrIOp, (pair, b.int(-1, i64))))
+    return words + [b.elementwise(arith.OrIOp, (half, b.int(_FULL, i64))) for half in rest]
 
 
 def _numbers(s: State, elements: Sequence[Attribute], words: Sequence[SSAValue]) -> Values:
-    """The numbers that words hold."""
+    """The numbers that the words of a state hold."""
     b = s.b
-    left = [b.cast(TruncIOp, w, i32) for w in words]
+    count = sum(isinstance(e, Float32Type) for e in elements)
+    floats: list[SSAValue] = []
+    for word in words[: -(-count // 2)]:
+        pair = b.elementwise(arith.XOrIOp, (word, b.int(-1, i64)))
+        floats += [b.elementwise(arith.ShRUIOp, (pair, b.int(32, i64))), pair]
+    halves = list(words[-(-count // 2) :])
     found: Values = []
     for element in elements:
-        value = left.pop(0)
-        if element == i1:
-            found.append(b.cmpi("ne", value, b.int(0)))
-        elif element == i32:
-            found.append(value)
-        elif isinstance(element, Float32Type):
+        if isinstance(element, Float32Type):
+            value = b.cast(TruncIOp, floats.pop(0), i32)
             found.append(b.pure(BitcastOp, (value,), like(value.type, element)))
+        elif element == i32:
+            found.append(b.cast(TruncIOp, halves.pop(0), i32))
+        elif element == i1:
+            found.append(b.cmpi("ne", halves.pop(0), b.int(_FULL, i64)))
         else:
-            low, high = (b.cast(ExtUIOp, half, i64) for half in (value, left.pop(0)))
-            whole = b.elementwise(arith.OrIOp, (low, b.elementwise(arith.ShLIOp, (high, b.int(32, i64)), NO_OVERFLOW_FLAGS)))
+            low = b.elementwise(arith.AndIOp, (halves.pop(0), b.int(_FULL - 1, i64)))
+            high = b.elementwise(arith.ShLIOp, (halves.pop(0), b.int(32, i64)), NO_OVERFLOW_FLAGS)
+            whole = b.elementwise(arith.OrIOp, (low, high))
             found.append(whole if element == i64 else b.pure(BitcastOp, (whole,), like(whole.type, element)))
     return found

@@ -173,7 +173,7 @@ class NestLowering:
         """The tile that this program shares with others."""
         s = self.s
         tile, member = draw(self)
-        words = sum(words_of(acc.types) for op in self._shared() for acc, _ in self._parts(op))
+        words = sum(words_of(acc.kind, acc.types) for op in self._shared() for acc, _ in self._parts(op))
         self.group = Group.of(self, tile, member, words)
         s.owner = self.group.first
         return tile
@@ -343,7 +343,7 @@ class NestLowering:
             for acc, place in parts:
                 found += acc.whole(s, [(values[place], mask) for values, mask in pieces], count, s.inner_axis)
         if self.group is not None:
-            found = self.group.share([acc for acc, _ in parts], found)
+            found = self.group.share([acc for acc, _ in parts], found, total.value or 0)
         self._define(op, found)
 
     def _parts(self, op: loop.ReduceOp) -> list[tuple[Accumulator, slice]]:
@@ -378,7 +378,7 @@ class NestLowering:
         """How many iterations the loops of a node have, if all of them are on chip at once."""
         trips = product(one.size for one in node.loops).value
         part = trips if trips is None or self.tile.group == 1 else part_of(trips, self.tile.group)
-        return trips if part is not None and part <= self.tile.inner * self.tile.pieces else None
+        return trips if part is not None and len(self.tile.blocks(part)) <= self.tile.pieces else None
 
     def iterations(self, node: Node):
         """Go through the loops of a node, each index a constant for a while (`s.fixed`)."""
@@ -399,6 +399,14 @@ class NestLowering:
         """One iteration after the other; the state after the last."""
         return self._for(node, self.s.number(product(one.size for one in node.loops)), 1, start, body)
 
+    def _in_block(self, start: Expr, first: int, loops: Sequence[Loop]) -> dict[Expr, Expr]:
+        """The indices of `loops` in the block that begins with iteration `start` + `first`."""
+        run = self.tile.run
+        if loops[-1].size.value != run:
+            return self.places(start + self.s.lane_dim + first, loops)
+        outer = self.places(simplify((start + first - first % run) // run, self.s.info.ranges), loops[:-1])
+        return {**outer, loops[-1].dim: self.s.lane_dim + first % run}
+
     def tiled(
         self, node: Node, start: list[SSAValue], body: Callable[[Sequence[SSAValue], SSAValue | None], list[SSAValue]]
     ) -> list[SSAValue]:
@@ -417,12 +425,12 @@ class NestLowering:
             around = s.fixed
             here, start = (trips, ZERO) if self.group is None else (self.group.part(trips), self.group.start(trips))
             left = None if self.group is None or self.group.is_even(trips) else self.group.count(trips)
-            for s.piece, first in enumerate(range(0, max(here, 1), block)):
+            for s.piece, (first, size) in enumerate(self.tile.blocks(here)):
                 if left is not None:
                     s.axes[axis].mask = b.cmpi("slt", s.lane(axis), b.sub(left, b.int(first, s.index)))
                 else:
-                    s.axes[axis].mask = None if here - first >= block else b.cmpi("slt", s.lane(axis), b.int(here - first, s.index))
-                s.fixed = {**around, **self.places(start + s.lane_dim + first, node.loops)}
+                    s.axes[axis].mask = None if size == block else b.cmpi("slt", s.lane(axis), b.int(size, s.index))
+                s.fixed = {**around, **self._in_block(start, first, node.loops)}
                 state = body(state, s.axes[axis].mask)
             s.fixed = around
         else:

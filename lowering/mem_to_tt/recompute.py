@@ -77,7 +77,7 @@ def _forward(nest: loop.NestOp, argument: SSAValue, buffer: SSAValue) -> bool:
     elif not is_private(buffer):
         return False
     source = _slice(store)
-    if source is None or not _survives(store):
+    if source is None or not survives(store):
         return False
     found = [_indices(store, load) for load in loads]
     if any(f is None for f in found):
@@ -96,7 +96,7 @@ def _forward(nest: loop.NestOp, argument: SSAValue, buffer: SSAValue) -> bool:
     return True
 
 
-def _survives(store: loop.StoreOp) -> bool:
+def survives(store: loop.StoreOp) -> bool:
     """Whether memory gives back the very value that is stored: 16-bit floats do where it has been rounded to them before."""
     dtype = loop.element_type(store.target.type)
     if not is_float(dtype) or dtype == store.value.type:

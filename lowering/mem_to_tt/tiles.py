@@ -2,7 +2,8 @@
 
     schedule = {gpu = {axes = [[1], [0]], blocks = [32, 4096], rest = [], inner = 0, pieces = 1, stages = 0, warps = 4}}
 
-A tile that several programs share has `group = 8` beside (exchange.py). Loops are those of the nest as the analysis has merged and split them (the remark of gpu-schedule says which), by number.
+A tile that several programs share has `group = 8` beside (exchange.py), and `run = 3136` where a block begins with every 3136 iterations of the loops
+inside. Loops are those of the nest as the analysis has merged and split them (the remark of gpu-schedule says which), by number.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from ...dialects import loop
 from ...dialects.expr import Expr
 from ...passes.loop.nest_access import Loop, NestAccess
 from ...passes.loop.schedule_attrs import schedule_table, update_schedule
-from .config import BLOCK, FEWEST_LANES, Machine, Tile, choose, power_of_two
+from .config import BLOCK, FEWEST_LANES, Machine, Tile, choose, has_effect, long_loops, power_of_two
 from .state import UnsupportedNest
 
 GPU = "gpu"
 """Key in the schedule of a nest."""
-LARGEST_GROUP = 64
-"""Programs that may share a tile: each lane of a warp looks after one."""
+LARGEST_GROUP = 1024
+"""Programs that may share a tile: each lane of a warp looks after one or more of them."""
+SHARED = {"group": 1, "run": 0}
+"""Numbers of a tile that several programs share, and what they are for one that belongs to one."""
 NUMBERS = ("inner", "pieces", "stages", "warps")
 
 
@@ -41,8 +44,7 @@ def tile_attr(info: NestAccess, tile: Tile) -> DictionaryAttr:
         "rest": _ints([number[id(one)] for one in tile.rest]),
         **{key: IntegerAttr(getattr(tile, key), i64) for key in NUMBERS},
     }
-    if tile.group > 1:
-        entries["group"] = IntegerAttr(tile.group, i64)
+    entries |= {key: IntegerAttr(n, i64) for key, default in SHARED.items() if (n := getattr(tile, key)) != default}
     return DictionaryAttr(entries)
 
 
@@ -61,8 +63,7 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
     if sorted(used) != list(range(len(loops))) or not all(axes):
         raise UnsupportedNest(f"schedule: axes and rest name each of the nest's {len(loops)} loops once, not {used}")
     values = {key: _number(table, key) for key in NUMBERS}
-    if "group" in table:
-        values["group"] = _number(table, "group")
+    values |= {key: _number(table, key) for key in SHARED if key in table}
     powers = [*blocks, values["warps"], *([values["inner"]] if values["inner"] else [])]
     if len(blocks) != len(axes) or any(p < 1 or p != power_of_two(p) for p in powers):
         raise UnsupportedNest("schedule: blocks (one for each axis), inner and warps are powers of two")
@@ -70,6 +71,9 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
         raise UnsupportedNest("schedule: pieces is at least 1, stages at least 0")
     if not 1 <= values.get("group", 1) <= LARGEST_GROUP:
         raise UnsupportedNest(f"schedule: a group has 1 to {LARGEST_GROUP} programs")
+    run = values.get("run", 0)
+    if run and any(has_effect(n) and (not n.loops or (n.loops[-1].size.value or 0) % run) for n in long_loops(info)):
+        raise UnsupportedNest("schedule: the last of the loops inside is as long as a run, or as several")
     pick = [[loops[k] for k in axis] for axis in axes]
     return Tile(list(zip(pick, blocks, strict=True)), [loops[k] for k in rest], **values)
 
