@@ -249,9 +249,9 @@ def run_kernel(
 
 
 def _by_turns(runners: Iterator[Runner], memory: Memory, kernel: FuncOp, values: list[Any], resident: int) -> None:
-    def program(runner: Runner) -> Callable[[], None]:
+    def program(runner: Runner) -> Callable[[], object]:
         runner.turns = turns
-        return lambda: runner.call(kernel, values) and None
+        return lambda: runner.call(kernel, values)
 
     turns = Turns((program(runner) for runner in runners), resident, lambda: memory.stores)
     turns.run()

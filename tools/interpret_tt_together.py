@@ -1,7 +1,7 @@
 """Programs of a kernel that wait for each other, side by side: each has a thread, of which one runs at a time.
 
-A program gives up its turn at a volatile load, which is how it asks for what another one writes. As on a GPU only so many programs are under way; the
-next begins when one is done."""
+A program gives up its turn at a volatile load, which is how it asks for what another one writes. As on a GPU only so many programs are
+under way; the next begins when one is done."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _is_volatile(op: object) -> bool:
 class Turns:
     """Runs functions (programs) by turns. A program calls `pause` where it waits; `changes` counts what others may see of what they did."""
 
-    def __init__(self, programs: Iterator[Callable[[], None]], resident: int, changes: Callable[[], int]) -> None:
+    def __init__(self, programs: Iterator[Callable[[], object]], resident: int, changes: Callable[[], int]) -> None:
         self._left = programs
         self._resident = max(1, resident)
         self._main = threading.Semaphore(0)
@@ -76,7 +76,7 @@ class _Stopped(BaseException):
 
 
 class _Program:
-    def __init__(self, function: Callable[[], None], main: threading.Semaphore) -> None:
+    def __init__(self, function: Callable[[], object], main: threading.Semaphore) -> None:
         self.error: BaseException | None = None
         self._function = function
         self._main = main

@@ -88,11 +88,13 @@ class Machine:
     """Threads of a warp."""
     max_warps: int = 32
     """Warps of a program at most."""
+    registers: int = 65536
+    """Registers of a multiprocessor, of 32 bits."""
 
     @property
     def together(self) -> int:
-        """How many programs may wait for each other: a quarter of those that surely run at once, so that kernels of four streams get on side
-        by side; no more than a warp's lanes, each of which looks after one."""
+        """How many programs may wait for each other: a quarter of those that surely run at once, so that kernels of four streams get on
+        side by side; no more than a warp has lanes, each of which looks after one."""
         return max(1, min(self.lanes, self.multiprocessors // 4))
 
     @property
@@ -117,9 +119,9 @@ def machine(name: str, multiprocessors: int = 0) -> Machine:
 class Tile:
     """`axes` are the parallel axes, the last of them innermost in the grid, each the loops that it runs along (flattened) and its
     block; `rest` are loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none), `pieces`
-    how many such blocks may be on chip at once, `stages` how many iterations of its loops are under way (0: as Triton has it), `group` how
-    many programs share the loops inside of a tile (exchange.py), `run` after how many iterations a block begins whatever the one before it
-    has left (0: nowhere): the length of the last loop inside, where memory is contiguous along it only."""
+    how many such blocks may be on chip at once, `stages` how many iterations of its loops are under way (0: as Triton has it), `group`
+    how many programs share the loops inside of a tile (exchange.py), `run` after how many iterations a block begins whatever the one
+    before it has left (0: nowhere), `registers` how many a thread may have (0: as many as it likes)."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
@@ -129,6 +131,7 @@ class Tile:
     stages: int = 0
     group: int = 1
     run: int = 0
+    registers: int = 0
 
     @property
     def elements(self) -> int:

@@ -4,9 +4,10 @@
 ->  %w = mem.alloc : !mem.buffer<32784 x i64>; loop.nest (%k = 32784) outs(%w) { store 0 }
     loop.nest (%i = 2048) outs(%y, %w) { reduce over 131072; for 131072 } attributes {schedule = {gpu = {..., group = 8}}}
 
-What a nest computes stays the same; the tile says how many programs have a row, and exchange.py how they agree. It pays where a nest reads its rows
-more than once, no program can keep one beside another program's, and all of it does not fit the cache anyway. The loops inside have as many iterations each, of which
-every program has a part; whatever there is one of for a row all of them compute, and the first stores.
+What a nest computes stays the same; the tile says how many programs have a row, and exchange.py how they agree. It pays where a nest reads
+its rows more than once, no program can keep one beside another program's, and all of it does not fit the cache anyway. The loops inside
+have as many iterations each, of which every program has a part; whatever there is one of for a row all of them compute, and the first
+stores. A nest behind it that reads the rows again becomes a part of it first (follow.py).
 
 The nest that fills the workspace with zeros runs before every launch, so that launches need nothing of each other, on whatever stream."""
 
@@ -17,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr, i64
+from xdsl.dialects.builtin import ModuleOp, StringAttr, f64, i64
 from xdsl.ir import SSAValue
 
 from ...dialects import loop, mem
-from ...dialects.expr import IndexMap, ceildiv, free_dims, product
+from ...dialects.expr import IndexMap, free_dims, product
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_access import Loop, NestAccess, Node
 from ...passes.loop.nest_key import is_nest_in_memory
@@ -42,10 +43,10 @@ PART = 8192
 """Elements that each of several programs keeps: several of them fit a multiprocessor, and work while one waits."""
 MOST = 16384
 """The same where more programs would be too many to wait for each other."""
-THREAD = 64
-"""Of these a thread's, beside which it needs half as many registers again."""
-LANES = 8
-"""Columns of f32 that lie in a sector of memory."""
+THREAD = 112
+"""Of these a thread's at most: few warps have little to wait for."""
+BESIDE = 16
+"""Registers of a thread beside them; as many again for each tensor that is read along the rows once."""
 LEAST = 64 << 20
 """Bytes that a nest moves at least: what is less stays in the cache, where rows may as well be read twice."""
 
@@ -110,16 +111,18 @@ class GpuCooperativeRows(Pass):
         inside = [n for n in info.root.children if has_effect(n) and n.loops]
         if not any(isinstance(n.op, loop.ReduceOp) for n in inside):
             raise UnsupportedNest("")
-        kept = config.kept_tensors(inside)
+        wide = any(a.dtype in (f64, i64) for n in inside for a in n.accesses)
+        kept = config.kept_tensors(inside) * (1 + wide)
         longest = max(sizes.trips(n.loops) for n in inside)
         if not kept or longest * kept <= self.alone or sizes.trips(info.root.loops) * longest * kept < self.least // 4:
             raise UnsupportedNest("")
+        if config.column_loop(info, sizes) is not None:
+            raise UnsupportedNest("a part of a row is not contiguous")
         trips = _check_loops(inside)
         _check_memory(info, inside)
         words = sum(_words(n.op) for n in inside if isinstance(n.op, loop.ReduceOp))
-        x = config.column_loop(info, sizes)
-        tile = self._rows(info, trips, kept, sizes, gpu) if x is None else self._columns(info, x, trips, kept, gpu)
-        return replace(tile, warps=max(1, tile.warps * 32 // gpu.lanes)), words
+        tile = self._rows(info, trips, kept, sizes, gpu)
+        return replace(tile, warps=max(1, tile.warps * 32 // gpu.lanes), registers=_registers(tile, inside, kept, gpu)), words
 
     def _rows(self, info: NestAccess, trips: int, kept: int, sizes: Sizes, gpu: Machine) -> Tile:
         """Of all groups of programs one that keeps about as much as it should, in blocks that are full."""
@@ -150,19 +153,18 @@ class GpuCooperativeRows(Pass):
         block, pieces = config.cut(part)
         return Tile(axes, inner=block, pieces=pieces, group=group)
 
-    def _columns(self, info: NestAccess, x: Loop, trips: int, kept: int, gpu: Machine) -> Tile:
-        """A few neighbouring columns, as many as a sector of memory has."""
-        group = gpu.multiprocessors // 2 * 2
-        part = part_of(trips, group)
-        held = part * LANES * kept
-        if held > 2 * self.most:
-            raise UnsupportedNest("its columns are too long")
-        block = 1024 // LANES
-        rest = [one for one in info.root.loops if one is not x]
-        return Tile([([x], LANES)], rest, inner=block, pieces=-(-part // block), warps=8, group=group)
-
     def _warps(self, held: int) -> int:
         return max(4, min(16, power_of_two(held // (32 * THREAD))))
+
+
+def _registers(tile: Tile, inside: Sequence[Node], kept: int, gpu: Machine) -> int:
+    """Registers of a thread with which as many programs run side by side as what they keep leaves room for."""
+    threads = tile.warps * 32
+    loads = [(n, a) for n in inside for a in n.accesses if not a.is_store]
+    streams = {a.buffer for n, a in loads if n.loops[-1].dim in free_dims(a.offset)}
+    each = tile.inner * tile.pieces * kept // threads + BESIDE * max(1, len(streams) - kept + 1)
+    programs = max(1, gpu.registers // (threads * each))
+    return min(255, gpu.registers // (threads * programs) // 8 * 8)
 
 
 def _words(reduce: loop.ReduceOp) -> int:
@@ -231,11 +233,7 @@ def _for_stores(value: SSAValue) -> bool:
 def add_workspace(nest: loop.NestOp, info: NestAccess, tile: Tile, words: int) -> None:
     """Note a tile with a group on a nest, which gets the memory that its programs exchange `words` words a row through."""
     write_tile(nest, info, tile)
-    tiles = product([*(ceildiv(product(one.size for one in loops), block) for loops, block in tile.axes), *(one.size for one in tile.rest)])
-    rows = 1
-    for _, block in tile.axes:
-        rows *= block
-    size = workspace_words(tiles, rows, tile.group, words)
+    size = workspace_words(product(one.size for one in info.root.loops), tile.group, words)
     device = next(o.type.device.data for o in nest.outs if isinstance(o.type, mem.BufferType))
     kind = mem.BufferType.get((size,), i64, None, 0, device)
     made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")})

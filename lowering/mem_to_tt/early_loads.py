@@ -23,8 +23,8 @@ def load_early(entry: Block, constant: Container[SSAValue], threads: int, *, dra
     """Move loads from buffers that nobody writes (`constant`, arguments of the kernel), at places that are the same in every
     program, in front of the first reduction of `entry`, as long as registers last.
 
-    drawn: programs have tickets, and share rows. They wait for each other after the first reduction, so that loads begin before it which depend on
-    the program too."""
+    drawn: programs have tickets, and share rows. They wait for each other after the first reduction, so that loads begin before it which
+    depend on the program too."""
     ops = list(entry.ops)
     first = next((op for op in ops if isinstance(op, ReduceOp)), None)
     if first is None:

@@ -2,21 +2,23 @@
 
     loop.nest (%i = 2048) outs(%y, %workspace) {...} attributes {schedule = {gpu = {..., group = 8}}}
 
-Programs 8k to 8k + 7 have row k, and each keeps an eighth of it on chip. A reduction leaves each of them with the state of its part; it
-puts that into the workspace, waits for the states of the others, and joins all of them in the order of the programs, so that every program
-of the row goes on with the very same numbers. Memory is read once, whatever the length of the row.
+Programs 8k to 8k + 7 have row k, and each keeps an eighth of it on chip. A reduction leaves each of them with the state of its part;
+it puts that into the workspace, waits for the states of the others, and joins all of them in the order of the programs, so that every
+program of the row goes on with the very same numbers. Memory is read once, whatever the length of the row.
 
-**Words.** The workspace is memory of i64, zero when the kernel begins. Its first word counts programs, those from HEADER on hold states, each
-written once and never zero then: two numbers of 32 bits with all bits inverted (of NaNs there is one, which is not all ones), or half of a number of 64 bits
-under a bit that is set. A word is written and read in one access, so that who sees it has all of it; no fences are needed, and a state
-costs one trip to the cache that all multiprocessors share and one back.
+**Words.** The workspace is memory of i64, zero when the kernel begins. Its first word counts programs, those from HEADER on hold states,
+each written once and never zero then: two numbers of 32 bits with all bits inverted (of NaNs there is one, which is not all ones), or half
+of a number of 64 bits under a bit that is set. A word is written and read in one access, so that who sees it has all of it; no fences are
+needed, and a state costs one trip to the cache that all multiprocessors share and one back.
 
-**Why nobody waits for ever.** The number of a program is not its place in the grid, which says nothing of when it starts, but a ticket that it draws
-when it starts. Say that the device runs R >= G programs of the kernel at once, G of them for a row, and that the first rows are done up to row k.
-The programs that run hold the lowest tickets that are not done, for tickets are drawn in order. If all of row k run, each puts its state where the others wait
-for it, and the row gets done. If one of them has not begun, fewer than R programs run (R of them with the lowest tickets would include it, as
-R >= G), and the device begins another, which draws the next ticket. So row k gets done, and by induction every row. With kernels of several streams on the device at once, each
-leaves at most G - 1 places to programs that wait for one that has not begun; `config.Machine.together` keeps G at a quarter of the device.
+**Why nobody waits for ever.** The number of a program is not its place in the grid, which says nothing of when it starts, but a ticket that
+it draws when it starts. Say that the device runs R >= G programs of the kernel at once, G of them for a row, and that the rows up to row k
+are done. Tickets are drawn in order, so that the programs which run and are not done hold the lowest tickets that are left. If all of
+row k run, each writes its state before it waits, and the row gets done. If one of them has not begun, fewer than R programs run (R of
+them would hold all tickets of row k, as R >= G), and the device begins another, which draws the next ticket. So row k gets done, and by
+induction every row. Kernels of several streams on the device at once keep at most G - 1 places each from the others while
+they wait for a program that has not begun; `Machine.together` keeps G at a quarter of the multiprocessors, each of which runs one
+program or more.
 
 The counterpart in CUDA are cooperative groups, which need a launch of its own kind; in Triton there is none."""
 
@@ -71,39 +73,35 @@ SENT = {"welford": 2}
 """How many numbers of a state are sent, where that is not all: how many values each program has the others know."""
 
 
-def workspace_words(tiles: Expr, rows: int, group: int, words: int) -> Expr:
-    """Words of the workspace of a kernel of `tiles` tiles of `rows` rows, each shared by `group` programs that exchange `words` words a row."""
-    return tiles * (rows * group * words) + HEADER
+def workspace_words(rows: Expr, group: int, words: int) -> Expr:
+    """Words of the workspace of a kernel of `rows` rows, each shared by `group` programs that exchange `words` words."""
+    return rows * (group * words) + HEADER
 
 
 @dataclass
 class Group:
-    """The programs that share the rows of a tile, in the kernel of one of them: `member` is its number among the `size` of them."""
+    """The programs that share a row, in the kernel of one of them: `member` is its number among the `size` of them."""
 
     kernel: NestLowering
     size: int
     workspace: SSAValue
-    rows: int
     words: int
-    """Words that a row takes, all exchanges together."""
+    """Words that each program writes for a row, all exchanges together."""
     member: SSAValue
     member_dim: Dim
-    tile: SSAValue
+    row: SSAValue
     first: SSAValue
     """Whether this is the first of them, which stores what there is one of for a row."""
     used: int = 0
 
     @staticmethod
-    def of(kernel: NestLowering, tile: SSAValue, member: SSAValue, words: int) -> Group:
+    def of(kernel: NestLowering, row: SSAValue, member: SSAValue, words: int) -> Group:
         s = kernel.s
         member_dim = s.info.new_dim(Range.of_size(as_expr(kernel.tile.group)))
         s.dims[member_dim] = member
-        rows = 1
-        for _, block in kernel.tile.axes:
-            rows *= block
         first = s.b.cmpi("eq", member, s.b.int(0, s.index))
         workspace = s.pointers[kernel.nest.outs[-1]]
-        return Group(kernel, kernel.tile.group, workspace, rows, words, member, member_dim, tile, first)
+        return Group(kernel, kernel.tile.group, workspace, words, member, member_dim, row, first)
 
     # ---- parts of a row
 
@@ -135,8 +133,8 @@ class Group:
     # ---- exchange
 
     def share(self, parts: Sequence[Accumulator], state: Values, trips: int) -> Values:
-        """The states of all programs of the row, after `trips` iterations, as one; `state` is that of this one, with size 1 along the last axis
-        (scalars, where it is the only one)."""
+        """The states of all programs of the row, after `trips` iterations, as one; `state` is that of this one, with size 1 along the
+        last axis (scalars, where it is the only one)."""
         s = self.kernel.s
         b = s.b
         assert s.inner_axis is not None
@@ -165,30 +163,20 @@ class Group:
         return s.pointers_to(self.workspace, everyone, None)
 
     def _places(self, lane: SSAValue) -> tuple[SSAValue, SSAValue]:
-        """Where the next word of this program's state lies for each row of the tile, and those of all programs."""
+        """Where the next word of this program lies, and those of all programs of the row."""
         s = self.kernel.s
         b = s.b
-        number = b.add(b.mul(self.tile, b.int(self.words, s.index)), b.int(self.used, s.index))
-        base = b.add(b.mul(number, b.int(self.size * self.rows, s.index)), b.int(HEADER, s.index))
-        row: SSAValue | None = None
-        for axis, (_, block) in enumerate(self.kernel.tile.axes):
-            if block > 1:
-                assert row is None  # of the axes of rows one has a block
-                row = s.lane(axis)
-        found: list[SSAValue] = []
-        for member in (self.member, lane):
-            at = b.add(base, b.mul(member, b.int(self.rows, s.index)))
-            found.append(at if row is None else b.add(at, row))
-        return found[0], found[1]
+        number = b.add(b.mul(self.row, b.int(self.words, s.index)), b.int(self.used, s.index))
+        base = b.add(b.mul(number, b.int(self.size, s.index)), b.int(HEADER, s.index))
+        return b.add(base, self.member), b.add(base, lane)
 
     def _wait(self, sources: Sequence[SSAValue], inside: SSAValue | None) -> Values:
         """The words at `sources` once all of them are written.
 
-        The lanes of a warp have a word each, so that all of a warp leave the loop together, with the words that they saw. Where a tile has
-        several rows warps have different words: then one may leave on what another has seen, and the words are read once more."""
+        Each lane of a warp has a word of its own, and every warp has all of them: the lanes leave the loop together, with the words that
+        they saw, and warps need not agree when."""
         s = self.kernel.s
         b = s.b
-        assert s.inner_axis is not None
         block = Block()
         b.open(block)
         loaded = [self._load(p, inside) for p in sources]
@@ -204,8 +192,7 @@ class Group:
         after = Block(arg_types=[v.type for v in loaded])
         after.add_op(scf.YieldOp.create())
         loop_op = scf.WhileOp.create(result_types=[v.type for v in loaded], regions=[Region(block), Region(after)])
-        seen = list(b.place(loop_op).results)
-        return seen if self.rows == 1 else [self._load(p, inside) for p in sources]
+        return list(b.place(loop_op).results)
 
     def _load(self, pointer: SSAValue, inside: SSAValue | None) -> SSAValue:
         b = self.kernel.s.b
@@ -224,10 +211,12 @@ def part_of(trips: int, group: int) -> int:
 
 
 def draw(kernel: NestLowering) -> tuple[SSAValue, SSAValue]:
-    """Draw a ticket: the tile of the program, and its number among those that share the tile."""
+    """Draw a ticket: the row of the program, and its number among those that share the row."""
     s = kernel.s
     b = s.b
     nest = kernel.nest
+    if any(block > 1 for _, block in kernel.tile.axes) or not kernel.tile.inner:
+        raise UnsupportedNest("schedule: a group of programs shares one row, along the loops inside of the nest")
     workspace = nest.outs[-1].type if nest.outs else None
     if not isinstance(workspace, BufferType) or workspace.element_type != i64 or len(workspace.dims) != 1:
         raise UnsupportedNest("schedule: a tile with a group needs a workspace, the last of the nest's outs: one dimension of i64")

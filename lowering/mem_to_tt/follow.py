@@ -1,9 +1,9 @@
 """Two nests in memory as one: what is computed from the rows of a nest, element by element, follows in it.
 
-    loop.nest (%c = 256) outs(%m) { reduce over 401408; store %m[%c] }    loop.nest (%n, %c, %p) outs(%y) { load %m[%c], %x[%n, %c, %p]; ... }
-->  loop.nest (%c = 256) outs(%m, %y) { %mean = reduce over 401408; store %m[%c]; for (%n, %p) { load %x[%n, %c, %p]; ... %mean ... } }
+    loop.nest (%c = 256) outs(%m) { reduce; store %m[%c] }    loop.nest (%n, %c, %p) outs(%y) { load %m[%c], %x[%n, %c, %p]; ... }
+->  loop.nest (%c = 256) outs(%m, %y) { %mean = reduce; store %m[%c]; for (%n, %p) { load %x[%n, %c, %p]; ... %mean ... } }
 
-loop-fuse leaves them apart on a GPU, where a nest of few rows keeps few programs busy; gpu-cooperative-rows asks for it where several share a row."""
+loop-fuse leaves them apart on a GPU, where a nest of few rows keeps few programs busy; gpu-cooperative-rows has several share a row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def follower(nest: loop.NestOp) -> loop.NestOp | None:
 def joined_nest(first: loop.NestOp, second: loop.NestOp, symbols: RangeEnv) -> loop.NestOp | None:
     """A nest that does what two nests do, one behind the other, in no block yet; None where that cannot be told.
 
-    The second has no loops inside, reads what the first stores once for each of its rows, at that row, and stores to other memory than the first touches."""
+    The second has no loops inside, reads what the first stores once for each of its rows, at that row, and stores to other memory than
+    the first touches."""
     rows = _rows(first, second)
     if rows is None:
         return None

@@ -59,6 +59,8 @@ def lower_nest(name: str, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: 
     load_early(entry, read, tile.warps * gpu.lanes, drawn=tile.group > 1)
     func = FuncOp.make(name, Region(entry), hints=hints)
     func.attributes["num_warps"] = int32(tile.warps)
+    if tile.registers and gpu.name.startswith("sm_"):
+        func.attributes["maxnreg"] = int32(tile.registers)
     func.location = nest.location
     _name_checks(func)
     return func, arguments, programs
@@ -423,14 +425,14 @@ class NestLowering:
         if trips is not None:
             state = start
             around = s.fixed
-            here, start = (trips, ZERO) if self.group is None else (self.group.part(trips), self.group.start(trips))
+            here, origin = (trips, ZERO) if self.group is None else (self.group.part(trips), self.group.start(trips))
             left = None if self.group is None or self.group.is_even(trips) else self.group.count(trips)
             for s.piece, (first, size) in enumerate(self.tile.blocks(here)):
                 if left is not None:
                     s.axes[axis].mask = b.cmpi("slt", s.lane(axis), b.sub(left, b.int(first, s.index)))
                 else:
                     s.axes[axis].mask = None if size == block else b.cmpi("slt", s.lane(axis), b.int(size, s.index))
-                s.fixed = {**around, **self._in_block(start, first, node.loops)}
+                s.fixed = {**around, **self._in_block(origin, first, node.loops)}
                 state = body(state, s.axes[axis].mask)
             s.fixed = around
         else:

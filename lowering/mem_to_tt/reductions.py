@@ -222,8 +222,9 @@ class Welford(Accumulator):
         add = Accumulator("sum", [element])
         (total,) = add.whole(s, pieces, count, axis)
         n = s.b.cast(SIToFPOp, count, element)
-        divisor = n if isinstance(count.owner, arith.ConstantOp) else s.b.elementwise(arith.MaximumfOp, (n, s.b.constant(1.0, element)), NO_FLAGS)
-        mean = s.b.elementwise(arith.DivfOp, (total, divisor), NO_FLAGS)
+        # a program that shares a row may have nothing of it
+        some = n if isinstance(count.owner, arith.ConstantOp) else s.b.elementwise(arith.MaximumfOp, (n, s.b.constant(1.0, element)), NO_FLAGS)
+        mean = s.b.elementwise(arith.DivfOp, (total, some), NO_FLAGS)
         squares: list[Piece] = []
         for values, mask in pieces:
             difference = s.b.elementwise(arith.SubfOp, (values[0], mean), NO_FLAGS)

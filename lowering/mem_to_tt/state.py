@@ -280,15 +280,18 @@ class State:
 
     def address(self, buffer: SSAValue, offset: Expr, shape: tuple[int, ...] | None = None) -> SSAValue:
         """Pointers to elements of a buffer, in the shape of their offsets or in `shape`."""
-        return self.pointers_to(self.pointers[buffer], self.number(offset), shape)
+        constant = offset.constant if isinstance(offset, Add) else 0
+        first = self.pointers_to(self.pointers[buffer], self.number(offset - constant), shape)
+        # numbers apart: instructions that access memory add them by themselves, to what all pieces of a row have in common
+        return self.pointers_to(first, self.b.int(constant, self.index), None) if constant else first
 
     def pointers_to(self, base: SSAValue, at: SSAValue, shape: tuple[int, ...] | None) -> SSAValue:
         """Pointers to the elements `at` from a pointer on, in the shape of `at` or in `shape`."""
         b = self.b
-        shape = joined(shape_of(at.type), shape)
+        shape = joined(shape_of(at.type), shape_of(base.type), shape)
         if shape is None:
             return b.pure(tt_memory.AddPtrOp, (base, at), base.type)
-        pointers = b.splat(base, shape)
+        pointers = b.to_shape(base, shape)
         return b.pure(tt_memory.AddPtrOp, (pointers, b.to_shape(at, shape)), pointers.type)
 
     def widen(self, value: SSAValue, dtype: Attribute) -> SSAValue:

@@ -2,8 +2,9 @@
 
     schedule = {gpu = {axes = [[1], [0]], blocks = [32, 4096], rest = [], inner = 0, pieces = 1, stages = 0, warps = 4}}
 
-A tile that several programs share has `group = 8` beside (exchange.py), and `run = 3136` where a block begins with every 3136 iterations of the loops
-inside. Loops are those of the nest as the analysis has merged and split them (the remark of gpu-schedule says which), by number.
+A tile that several programs share has `group = 8` beside (exchange.py), `run = 3136` where a block begins with every 3136 iterations of the
+loops inside, and `registers = 128`, which a thread has at most. Loops are those of the nest as the analysis has merged and split them (the
+remark of gpu-schedule says which), by number.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from .state import UnsupportedNest
 
 GPU = "gpu"
 """Key in the schedule of a nest."""
-LARGEST_GROUP = 1024
-"""Programs that may share a tile: each lane of a warp looks after one or more of them."""
-SHARED = {"group": 1, "run": 0}
+LARGEST_GROUP = 32
+"""Programs that may share a tile: each lane of a warp looks after one of them."""
+SHARED = {"group": 1, "run": 0, "registers": 0}
 """Numbers of a tile that several programs share, and what they are for one that belongs to one."""
 NUMBERS = ("inner", "pieces", "stages", "warps")
 

@@ -1,0 +1,282 @@
+"""Rows that several programs share: values against eager, programs by turns in the interpreter; what is refused; that nobody waits for ever."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, ModuleOp, i64
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+
+from stepwell.dialects import tt_structure
+from stepwell.errors import StepwellError
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.lowering.mem_to_tt.exchange import part_of
+from stepwell.passes.loop.nest_key import is_nest_in_memory
+from stepwell.passes.loop.schedule_attrs import schedule_table, update_schedule
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.passes.verify import verify_ir
+from stepwell.tools.compile_graph import context
+from stepwell.tools.interpret_loop import run_loop
+from stepwell.tools.interpret_tt import KernelError, run_kernel
+
+BF16 = torch.bfloat16
+SMALL = "alone=100 part=64 most=256 least=0 multiprocessors=24"
+"""Options with which rows of a few hundred elements are shared, by six programs at most."""
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def layer_norm(x, w, b):
+    return F.layer_norm(x, x.shape[-1:], w, b)
+
+
+def group_norm(x, w, b):
+    return F.silu(F.group_norm(x, 2, w, b))
+
+
+def batch_norm(x, w, b, mean, var):
+    return F.relu(F.batch_norm(x, mean, var, w, b, training=True)), mean, var
+
+
+def lowest(x):
+    """A row whose first half is -inf, so that programs have nothing but it; and one that is -inf throughout."""
+    x = x.clone()
+    x[0, : x.shape[1] // 2] = -torch.inf
+    x[1] = -torch.inf
+    return x
+
+
+PROGRAMS = {
+    "softmax": (lambda x: torch.softmax(x, -1), randn(3, 300)),
+    "softmax of bf16": (lambda x: torch.softmax(x, -1), randn(3, 320, dtype=BF16)),
+    "softmax of f16, odd": (lambda x: torch.softmax(x, -1), randn(3, 301, dtype=torch.float16)),
+    "softmax of f64": (lambda x: torch.softmax(x, -1), randn(2, 300).double()),
+    "softmax of -inf": (lambda x: torch.softmax(x, -1), lowest(randn(3, 300))),
+    "softmax, strided": (lambda x: torch.softmax(x[:, ::2], -1), randn(3, 600)),
+    "log-softmax": (lambda x: torch.log_softmax(x, -1), randn(3, 300)),
+    "softmax and dropout": (lambda x, m: torch.softmax(x, -1) * m, randn(3, 300), randn(3, 300)),
+    "softmax backward": (lambda g, y: torch.ops.aten._softmax_backward_data(g, y, -1, torch.float32), randn(3, 300), randn(3, 300)),
+    "layer norm": (layer_norm, randn(3, 300), randn(300), randn(300)),
+    "layer norm, a program without a part": (layer_norm, randn(2, 193), randn(193), randn(193)),
+    "RMS norm": (lambda x, w: F.rms_norm(x, (300,), w), randn(3, 300), randn(300)),
+    "residual and norm": (lambda x, y, w: (x + y, F.rms_norm(x + y, (300,), w)), randn(3, 300), randn(3, 300), randn(300)),
+    "group norm": (group_norm, randn(2, 10, 6, 8), randn(10), randn(10)),
+    "group norm, odd": (group_norm, randn(1, 10, 7, 9), randn(10), randn(10)),
+    "batch norm": (batch_norm, randn(6, 3, 9, 7), randn(3), randn(3), randn(3), randn(3).abs()),
+    "standard deviation": (lambda x: (x - x.mean(-1, True)) / x.std(-1, keepdim=True), randn(3, 300)),
+    "argmax": (lambda x: (x.argmax(-1), x - x.amax(-1, True)), randn(3, 300)),
+    "any": (lambda x: torch.where((x > 2.5).any(-1, True), x, -x), randn(3, 300)),
+    "integers": (lambda x: x - x.sum(-1, True), torch.arange(900).reshape(3, 300)),
+}
+
+
+def lowered(function, args, options: str = SMALL, stages=("nd", "loop", "mem", "tt"), target: str = "sm_90"):
+    def flat(*inputs):
+        return tuple(pytree.tree_leaves(function(*inputs)))
+
+    given = [a.clone() for a in args]
+    gm = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+    imported = import_graph(gm, given)
+    pipeline = default_pipeline("gpu", stages=stages)
+    pipeline.replace("gpu-online-softmax", "gpu-online-softmax{longest=100}")
+    pipeline.replace("gpu-cooperative-rows", f"gpu-cooperative-rows{{{options} target={target}}}")
+    if "tt" in stages:
+        pipeline.replace("mem-to-tt", f"mem-to-tt{{target={target}}}")
+    run(pipeline, imported.module, context())
+    verify_ir(imported.module)
+    return imported
+
+
+def shared(module: ModuleOp) -> list[tt_structure.FuncOp]:
+    """The kernels whose programs wait for each other."""
+    return [f for f in module.ops if isinstance(f, tt_structure.FuncOp) and any(op.name == "scf.while" for op in f.walk())]
+
+
+def check(imported, function, args) -> None:
+    expected = pytree.tree_leaves(function(*[a.clone() for a in args]))
+    got = run_loop(imported.module, [a.clone() for a in args], imported.constants, imported.objects)
+    for a, b in zip(got, expected, strict=True):
+        close = {BF16: 2e-2, torch.float16: 2e-3}.get(b.dtype, 2e-5)
+        torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values(name):
+    function, *args = PROGRAMS[name]
+    imported = lowered(function, args)
+    assert len(shared(imported.module)) == 1
+    check(imported, function, args)
+
+
+def test_all_programs_of_a_row_go_on_with_the_same_numbers():
+    function, *args = PROGRAMS["standard deviation"]
+    imported = lowered(function, args)
+    first, second = (run_loop(imported.module, args, imported.constants, imported.objects)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("name", ["softmax of bf16", "softmax of f64", "batch norm", "argmax", "any"])
+def test_triton_compiles_it(name, target):
+    pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
+    from stepwell.targets.triton.compile import compile_kernels
+    from stepwell.targets.triton.gpu import gpu_target
+
+    function, *args = PROGRAMS[name]
+    modules = [ModuleOp([k.clone()]) for k in shared(lowered(function, args, target=target).module)]
+    (built,) = compile_kernels(modules, gpu_target(target))
+    assert isinstance(built.code, bytes) and built.code.startswith(b"\x7fELF")
+
+
+def test_warps_wait_without_the_others():
+    """Each warp leaves the loop by itself: a barrier in it would be one that not all of them reach."""
+    pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
+    from stepwell.targets.triton.compile import compile_kernel
+    from stepwell.targets.triton.gpu import gpu_target
+
+    function, *args = PROGRAMS["layer norm"]
+    (kernel,) = shared(lowered(function, args).module)
+    text = compile_kernel(ModuleOp([kernel.clone()]), gpu_target("sm_90"), stage="ptx").code
+    assert isinstance(text, str)
+    first = text.index("ld.volatile.global")
+    label = text.rindex("$L__BB0_", 0, first)
+    body = text[label : text.index("bra", first)]
+    assert "bar.sync" not in body and "atom." not in body
+
+
+# ---- waiting
+
+
+def kernel_and_arguments(rows: int = 3):
+    x = randn(rows, 300)
+    module = lowered(lambda x: torch.softmax(x, -1), [x]).module
+    (kernel,) = shared(module)
+    grid = next(op.grid.data[0].value for op in module.walk() if op.name == "host.launch" and op.kernel.string_value() == kernel.sym_name.data)
+    words = next(op for op in module.walk() if op.name == "mem.alloc" and op.result.type.element_type == i64).result.type.dims[0].value
+    return ModuleOp([kernel.clone()]), grid, [torch.empty_like(x), torch.zeros(words, dtype=torch.int64), x], torch.softmax(x, -1)
+
+
+def test_as_many_programs_as_share_a_row_are_enough():
+    module, grid, arguments, expected = kernel_and_arguments()
+    run_kernel(module, arguments, [grid], resident=grid // 3)
+    torch.testing.assert_close(arguments[0], expected)
+
+
+def test_with_fewer_they_would_wait_for_ever():
+    module, grid, arguments, _ = kernel_and_arguments()
+    with pytest.raises(KernelError, match=r"programs wait for each other, and none of them goes on"):
+        run_kernel(module, arguments, [grid], resident=grid // 3 - 1)
+
+
+def test_memory_that_is_not_zero_is_found_out():
+    """A ticket beyond the rows leads outside of the tensors."""
+    module, grid, arguments, _ = kernel_and_arguments()
+    arguments[1][0] = grid
+    with pytest.raises(KernelError, match=r"tt.load"):
+        run_kernel(module, arguments, [grid])
+
+
+# ---- the pass
+
+
+def cooperative(function, *args, options: str = SMALL):
+    module = lowered(function, args, options, stages=("nd", "loop", "mem")).module
+    nests = [n for n in module.walk() if is_nest_in_memory(n)]
+    return nests, [n for n in nests if "group" in getattr(schedule_table(n).get("gpu"), "data", {})]
+
+
+def test_statistics_and_what_is_computed_from_them_become_one_nest():
+    function, *args = PROGRAMS["batch norm"]
+    nests, found = cooperative(function, *args)
+    assert len(nests) == 2 and found == nests[1:]  # the workspace, and all of the norm
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (lambda x: torch.softmax(x, -1), [randn(3, 90)]),  # a program keeps it
+        (lambda x: torch.softmax(x, -1), [randn(3, 3000)]),  # more programs than may wait for each other
+        (lambda x: x.sum(-1), [randn(3, 300)]),  # read once
+        (lambda x: torch.softmax(x, 0), [randn(300, 40)]),  # columns
+        (lambda x: x.cumsum(-1) / x.sum(-1, True), [randn(3, 300)]),  # in order
+    ],
+)
+def test_what_stays_as_it_is(function, args):
+    _, found = cooperative(function, *args)
+    assert not found
+
+
+def test_small_nests_stay_as_they_are():
+    _, found = cooperative(lambda x: torch.softmax(x, -1), randn(3, 300), options="alone=100 part=64 most=256 multiprocessors=24")
+    assert not found
+
+
+def test_parts_begin_where_vectors_do():
+    assert [part_of(n, 4) for n in (64, 60, 61, 0)] == [16, 15, 16, 0]
+    assert all(part_of(n, g) * g >= n for n in range(0, 900, 7) for g in range(2, 33))
+
+
+def test_tiles_are_printed_read_and_obeyed():
+    function, *args = PROGRAMS["group norm"]
+    imported = lowered(function, args, stages=("nd", "loop", "mem"))
+    text = io.StringIO()
+    Printer(stream=text).print_op(imported.module)
+    assert "group = " in text.getvalue() and "registers = " in text.getvalue()
+    imported.module = Parser(context(), text.getvalue()).parse_module()
+    run(default_pipeline("gpu", stages=["tt"]), imported.module, context())
+    assert len(shared(imported.module)) == 1
+    check(imported, function, args)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"group": 33}, "a group has 1 to 32 programs"),
+        ({"run": 7}, "the last of the loops inside is as long as a run, or as several"),
+        ({"blocks": None}, "shares one row"),
+    ],
+)
+def test_tiles_that_do_not_fit_are_refused(entry, message):
+    from xdsl.dialects.builtin import ArrayAttr
+
+    _, (nest,) = cooperative(lambda x: torch.softmax(x, -1), randn(4, 300))
+    made = {key: ArrayAttr([IntegerAttr(2, i64)]) if value is None else IntegerAttr(value, i64) for key, value in entry.items()}
+    tile = schedule_table(nest)["gpu"]
+    assert isinstance(tile, DictionaryAttr)
+    update_schedule(nest, {"gpu": DictionaryAttr({**tile.data, **made})})
+    module = nest.get_toplevel_object()
+    assert isinstance(module, ModuleOp)
+    with pytest.raises(StepwellError, match=message):
+        run(default_pipeline("gpu", stages=["tt"]), module, context())
+
+
+def test_rows_of_any_number():
+    """The number of rows is a symbol; one kernel serves all of them."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    function, x = PROGRAMS["softmax"]
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    shape = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    with mode:
+        fake = mode.from_tensor(x, symbolic_context=shape)
+        gm = make_fx(lambda x: (function(x),), decomposition_table=decomposition_table(), tracing_mode="real")(fake)
+    imported = import_graph(gm, [fake])
+    pipeline = default_pipeline("gpu", stages=["nd", "loop", "mem", "tt"])
+    pipeline.replace("gpu-online-softmax", "gpu-online-softmax{longest=100}")
+    pipeline.replace("gpu-cooperative-rows", f"gpu-cooperative-rows{{{SMALL}}}")
+    run(pipeline, imported.module, context())
+    assert len(shared(imported.module)) == 1
+    for rows in (1, 2, 5):
+        check(imported, function, [randn(rows, 300)])
