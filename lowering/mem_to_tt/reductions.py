@@ -223,7 +223,8 @@ class Welford(Accumulator):
         (total,) = add.whole(s, pieces, count, axis)
         n = s.b.cast(SIToFPOp, count, element)
         # a program that shares a row may have nothing of it
-        some = n if isinstance(count.owner, arith.ConstantOp) else s.b.elementwise(arith.MaximumfOp, (n, s.b.constant(1.0, element)), NO_FLAGS)
+        fixed = isinstance(count.owner, arith.ConstantOp)
+        some = n if fixed else s.b.elementwise(arith.MaximumfOp, (n, s.b.constant(1.0, element)), NO_FLAGS)
         mean = s.b.elementwise(arith.DivfOp, (total, some), NO_FLAGS)
         squares: list[Piece] = []
         for values, mask in pieces:

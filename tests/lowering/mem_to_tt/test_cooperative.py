@@ -1,4 +1,4 @@
-"""Rows that several programs share: values against eager, programs by turns in the interpreter; what is refused; that nobody waits for ever."""
+"""Rows that several programs share: values against eager, programs by turns in the interpreter; what is refused; nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -162,7 +162,8 @@ def kernel_and_arguments(rows: int = 3):
     x = randn(rows, 300)
     module = lowered(lambda x: torch.softmax(x, -1), [x]).module
     (kernel,) = shared(module)
-    grid = next(op.grid.data[0].value for op in module.walk() if op.name == "host.launch" and op.kernel.string_value() == kernel.sym_name.data)
+    launches = [op for op in module.walk() if op.name == "host.launch"]
+    grid = next(op.grid.data[0].value for op in launches if op.kernel.string_value() == kernel.sym_name.data)
     words = next(op for op in module.walk() if op.name == "mem.alloc" and op.result.type.element_type == i64).result.type.dims[0].value
     return ModuleOp([kernel.clone()]), grid, [torch.empty_like(x), torch.zeros(words, dtype=torch.int64), x], torch.softmax(x, -1)
 
@@ -263,8 +264,8 @@ def test_tiles_that_do_not_fit_are_refused(entry, message):
 
 def test_rows_of_any_number():
     """The number of rows is a symbol; one kernel serves all of them."""
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     function, x = PROGRAMS["softmax"]
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
