@@ -46,7 +46,7 @@ MOST = 16384
 THREAD = 112
 """Of these a thread's at most: few warps have little to wait for."""
 BESIDE = 16
-"""Registers of a thread beside them; as many again for each tensor that is read along the rows once."""
+"""Registers of a thread beside them; half as many again for each tensor that is read along the rows once."""
 LEAST = 64 << 20
 """Bytes that a nest moves at least: what is less stays in the cache, where rows may as well be read twice."""
 
@@ -162,7 +162,7 @@ def _registers(tile: Tile, inside: Sequence[Node], kept: int, gpu: Machine) -> i
     threads = tile.warps * 32
     loads = [(n, a) for n in inside for a in n.accesses if not a.is_store]
     streams = {a.buffer for n, a in loads if n.loops[-1].dim in free_dims(a.offset)}
-    each = tile.inner * tile.pieces * kept // threads + BESIDE * max(1, len(streams) - kept + 1)
+    each = tile.inner * tile.pieces * kept // threads + BESIDE + BESIDE // 2 * max(0, len(streams) - kept)
     programs = max(1, gpu.registers // (threads * each))
     return min(255, gpu.registers // (threads * programs) // 8 * 8)
 
