@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
@@ -97,10 +97,12 @@ class TtOutliner(Outliner):
     def __init__(self, module: ModuleOp, symbols: RangeEnv, hints: dict[Expr, int], gpu: Machine):
         super().__init__(module, symbols, hints)
         self.gpu = gpu
+        self.exact = module.attributes.get("nd.numerics") == StringAttr("eager")
 
     def kernel(self, name: str, nest: loop.NestOp, info: NestAccess) -> tuple[Operation, Arguments, dict[str, Any]]:
         """See Outliner."""
-        kernel, arguments, programs = lower_nest(name, nest, info, read_tile(nest, info) or choose(info, self.hints, self.gpu), self.gpu)
+        tile = read_tile(nest, info) or choose(info, self.hints, self.gpu)
+        kernel, arguments, programs = lower_nest(name, nest, info, tile, self.gpu, self.exact)
         return kernel, arguments, {"grid": [programs]}
 
     def facts(self, buffers: Sequence[SSAValue]) -> tuple[object, ...]:

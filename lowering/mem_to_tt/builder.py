@@ -136,9 +136,9 @@ class Builder:
 
     def add(self, a: SSAValue, b: SSAValue) -> SSAValue:
         """The sum of integers."""
-        if _is_zero(a):
+        if is_zero(a):
             return b
-        if _is_zero(b):
+        if is_zero(b):
             return a
         return self.elementwise(arith.AddiOp, (a, b), NO_OVERFLOW_FLAGS)
 
@@ -201,7 +201,8 @@ def _wrapped(value: int, width: int) -> int:
     return value - (1 << width) if width > 1 and value >> (width - 1) else value
 
 
-def _is_zero(value: SSAValue) -> bool:
+def is_zero(value: SSAValue) -> bool:
+    """Whether a value is the integer constant 0."""
     owner = value.owner
     return isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr) and owner.value.value.data == 0
 

@@ -18,6 +18,7 @@ from ...dialects.expr import ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, eval
 from ...dialects.expr_ranges import range_of
 from ...dialects.nd_types import element_bytes
 from ...passes.loop.nest_access import Access, Loop, NestAccess, Node
+from .gathers import index_loops
 
 DEFAULT_HINT = 64
 """What a size counts for about which nothing is known."""
@@ -60,6 +61,9 @@ DEPTH_OF_STATES = 512
 MAX_WARPS = 32
 MOST_ELEMENTS = 96
 """Elements a thread can hold; with more than 16 warps half as many."""
+FEW_WARPS, MANY_WARPS = 24576, 32768
+"""Elements of a row on chip that leave room for one program on a multiprocessor, which then has all the warps that there may be: with 16
+there is too little under way, and for more elements the registers of a thread of 32 do not last."""
 MOST_IN_ROWS = 144
 """The same where a program goes through rows and sums up columns: two programs then fit a multiprocessor."""
 AHEAD = 100 << 10
@@ -283,8 +287,11 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
     if rows == 1:
         return Tile([(fast, block)], others, warps=_warps(block, each))
     y = others[-1]
+    if info.opaque:  # rows that read at the same places share what it takes to find them
+        indexed = index_loops(info)
+        y = next((one for one in reversed(others) if one.dim not in indexed and sizes(one.size) >= rows), y)
     if y.size.value is not None and y.size.value % rows == 0:
-        return Tile([(fast, block), ([y], rows)], others[:-1], warps=_warps(rows * block, each))
+        return Tile([(fast, block), ([y], rows)], [one for one in others if one is not y], warps=_warps(rows * block, each))
     return Tile([(fast, block), (others, rows)], warps=_warps(rows * block, each))
 
 
@@ -318,13 +325,17 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         loads = {a.buffer: block * pieces * element_bytes(a.dtype) for n in inside for a in n.accesses if not a.is_store}
         stages = STAGES if sum(loads.values()) * (STAGES - 1) <= AHEAD else 0
         warps = min(16, max(4, _warps(held, MOST_IN_ROWS)))
+        if block == PIECE:
+            block, pieces = PIECE // 2, pieces * 2
         return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces, stages=stages)
     if block == CHUNK and kept:
-        block, pieces = CHUNK // 4, 4
+        block, pieces = CHUNK // 2, 2
         return Tile([(list(loops), rows)] if loops else [], inner=block, warps=_warps(CHUNK, THREAD), pieces=pieces)
     warps = min(16 if kept or pieces == 1 else 8, _warps(rows * block * pieces, THREAD if rows > 1 else MANY))
     while warps < 16 and held > 32 * warps * MOST_ELEMENTS:
         warps *= 2
+    if FEW_WARPS < held <= MANY_WARPS:
+        warps = MAX_WARPS
     return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
 
 

@@ -157,10 +157,10 @@ class Group:
         """Write a word for the others; where those of all programs lie."""
         s = self.kernel.s
         here, everyone = self._places(lane)
-        pointer = s.pointers_to(self.workspace, here, shape_of(word.type))
-        s.b.place(AtomicRMWOp.make("exch", pointer, s.b.to_shape(word, shape_of(pointer.type))))
+        pointer, word = s.b.together(s.pointers_to(self.workspace, here), word)
+        s.b.place(AtomicRMWOp.make("exch", pointer, word))
         self.used += 1
-        return s.pointers_to(self.workspace, everyone, None)
+        return s.pointers_to(self.workspace, everyone)
 
     def _places(self, lane: SSAValue) -> tuple[SSAValue, SSAValue]:
         """Where the next word of this program lies, and those of all programs of the row."""

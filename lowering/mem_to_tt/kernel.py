@@ -42,14 +42,16 @@ STRAIGHT = 400
 """Operations of a body, times its iterations, that become straight code: Triton takes minutes for thousands."""
 
 
-def lower_nest(name: str, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Machine) -> tuple[FuncOp, Arguments, Expr]:
-    """The kernel of a nest for a GPU, what it takes, and how many programs its grid has."""
+def lower_nest(
+    name: str, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Machine, exact: bool = False
+) -> tuple[FuncOp, Arguments, Expr]:
+    """The kernel of a nest for a GPU, what it takes, and how many programs its grid has. `exact`: with eager's arithmetic."""
     arguments = Arguments(nest, info)
     types: list[Attribute] = [ptr(memory_type(loop.element_type(b.type))) for b in arguments.buffers]
     types += [i64] * len(arguments.symbols)
     types += [scalar_type(v.type) for v in arguments.scalars]
     entry = Block(arg_types=types)
-    lowering = NestLowering(nest, info, tile, gpu, arguments, entry)
+    lowering = NestLowering(nest, info, tile, gpu, arguments, entry, exact)
     programs = lowering.run()
     hints: list[dict[str, Attribute]] = [{"tt.divisibility": int32(16)} if is_aligned(b) else {} for b in arguments.buffers]
     hints += [{}] * (len(types) - len(hints))
@@ -99,7 +101,9 @@ def drop_unused(block: Block) -> None:
 class NestLowering:
     """Lowers one nest into the body of a kernel."""
 
-    def __init__(self, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Machine, arguments: Arguments, entry: Block):
+    def __init__(
+        self, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Machine, arguments: Arguments, entry: Block, exact: bool = False
+    ):
         self.nest = nest
         self.tile = tile
         self._lengths: dict[Node, int] = {}
@@ -108,7 +112,7 @@ class NestLowering:
         self.group: Group | None = None
         index = i32 if fits_i32(info) else i64
         axes = [Axis(block) for _, block in tile.axes]
-        self.s = s = State(Builder(entry), info, axes, index, gpu)
+        self.s = s = State(Builder(entry), info, axes, index, gpu, exact)
         if tile.inner:
             s.inner_axis = len(axes)
             axes.append(Axis(tile.inner))
@@ -190,6 +194,8 @@ class NestLowering:
         block = self.tile.axes[axis][1]
         first = b.mul(at, b.int(block, s.index))
         flat = first if block == 1 else b.add(first, s.lane(axis))
+        if block > 1 and len(loops) == 1:
+            s.halves[loops[0].dim] = first, s.lane(axis)
         if block > 1 and (total.value is None or total.value % block):
             s.axes[axis].mask = b.cmpi("slt", flat, s.number(total))
         self.decode(flat, loops)

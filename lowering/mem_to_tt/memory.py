@@ -6,18 +6,31 @@ import math
 from typing import Any
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import Float32Type, Float64Type, FloatAttr, IntegerAttr, IntegerType, i32, i64
+from xdsl.dialects.builtin import (
+    DenseIntOrFPElementsAttr,
+    Float32Type,
+    Float64Type,
+    FloatAttr,
+    IntegerAttr,
+    IntegerType,
+    TensorType,
+    i32,
+    i64,
+)
 from xdsl.ir import SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import ZERO
+from ...dialects.expr import ONE, ZERO, linear_coeff
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type
 from ...dialects.tt_compute import BitcastOp
-from ...dialects.tt_memory import AtomicRMWOp, LoadOp, StoreOp
+from ...dialects.tt_memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
 from ...dialects.tt_types import PointerType, element_of, shape_of
 from ...passes.loop.nest_access import Access
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder, joined
 from .state import State, UnsupportedNest, memory_type
+
+CONTIGUITY = "tt.contiguity"
+"""What Triton takes for the number of neighbours that a thread should have, along each axis."""
 
 
 def lower_load(s: State, op: loop.LoadOp) -> None:
@@ -133,9 +146,17 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
             b.place(old)
             known = s.widen(old.results[0], access.dtype)
         value = b.to_shape(s.narrow(combine(s, access, known, s.widen(value, access.dtype)), access.dtype), at)
+    if at is not None and not s.inner and isinstance(pointer.owner, AddPtrOp) and _neighbours_gather(s, access):
+        pointer.owner.attributes[CONTIGUITY] = DenseIntOrFPElementsAttr.from_list(TensorType(i32, [len(at)]), [1] * len(at))
     b.place(StoreOp.make(pointer, value, mask))
     if condition is None and access.mode == "set":
         b.remember(("load", access.buffer, s.versions[access.buffer], pointer, own, None, None), s.widen(value, access.dtype))
+
+
+def _neighbours_gather(s: State, access: Access) -> bool:
+    """Whether elements that a store writes side by side come from loads at indices of their own. Those of a warp then lie side by side,
+    each a thread's: where a thread stored several, the warp's loads would lie as far apart."""
+    return any(linear_coeff(access.offset, d) is ONE for d in s.indexed)
 
 
 def atomic(mode: str, dtype: Any) -> str:

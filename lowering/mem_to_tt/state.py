@@ -23,8 +23,9 @@ from ...dialects.tt_structure import AssertOp
 from ...dialects.tt_types import int32, shape_of, tensor
 from ...passes.loop.nest_access import Access, Loop, NestAccess
 from . import float8
-from .builder import Builder, joined
+from .builder import Builder, is_zero, joined
 from .config import Machine
+from .gathers import index_loops
 
 
 class UnsupportedNest(Exception):
@@ -61,14 +62,18 @@ class Axis:
 class State:
     """See the module's docstring. `index` is the type of index arithmetic, i32 where everything surely fits."""
 
-    def __init__(self, builder: Builder, info: NestAccess, axes: list[Axis], index: IntegerType, gpu: Machine):
+    def __init__(self, builder: Builder, info: NestAccess, axes: list[Axis], index: IntegerType, gpu: Machine, exact: bool = False):
         self.b = builder
         self.gpu = gpu
         self.info = info
         self.axes = axes
         self.index = index
+        self.exact = exact
+        """Whether arithmetic is as in eager, number by number (`numerics="eager"`)."""
         self.values: dict[SSAValue, SSAValue | bool] = {}
         self.dims: dict[Expr, SSAValue] = {}
+        self.halves: dict[Expr, tuple[SSAValue, SSAValue]] = {}
+        """Of dimensions along which the tile goes by steps of 1: where it begins, and how far from there each element is."""
         self.fixed: dict[Expr, Expr] = {}
         """Dimensions that are replaced by an expression for now (unrolled loops)."""
         self.syms: dict[Sym, SSAValue] = {}
@@ -80,6 +85,8 @@ class State:
         self.inner_axis: int | None = None
         self.lane_dim: Expr = ZERO
         """The number along that axis, in expressions."""
+        self.indexed = index_loops(info) if info.opaque else set[Expr]()
+        """Loops that loaded and computed indices depend on."""
         self.checks: dict[Block, dict[tuple[str, tuple[int, ...] | None], SSAValue]] = {}
         """Conditions that must hold, by the block that they are computed in, their message and their shape."""
         self.carried: dict[Operation, list[SSAValue]] = {}
@@ -279,20 +286,33 @@ class State:
     # ---- memory
 
     def address(self, buffer: SSAValue, offset: Expr, shape: tuple[int, ...] | None = None) -> SSAValue:
-        """Pointers to elements of a buffer, in the shape of their offsets or in `shape`."""
-        constant = offset.constant if isinstance(offset, Add) else 0
-        first = self.pointers_to(self.pointers[buffer], self.number(offset - constant), shape)
-        # numbers apart: instructions that access memory add them by themselves, to what all pieces of a row have in common
-        return self.pointers_to(first, self.b.int(constant, self.index), None) if constant else first
+        """Pointers to elements of a buffer, in the shape of their offsets or in `shape`.
 
-    def pointers_to(self, base: SSAValue, at: SSAValue, shape: tuple[int, ...] | None) -> SSAValue:
-        """Pointers to the elements `at` from a pointer on, in the shape of `at` or in `shape`."""
+        What is the same for the whole tile is added to the pointer first, then what varies along fewer axes: distances that are known
+        between the elements of a thread then stand in its instructions. A number comes last: instructions that access memory add it by
+        themselves, to what all pieces of a row have in common."""
         b = self.b
-        shape = joined(shape_of(at.type), shape_of(base.type), shape)
-        if shape is None:
-            return b.pure(tt_memory.AddPtrOp, (base, at), base.type)
-        pointers = b.to_shape(base, shape)
-        return b.pure(tt_memory.AddPtrOp, (pointers, b.to_shape(at, shape)), pointers.type)
+        parts: dict[tuple[int, ...] | None, list[SSAValue]] = {}
+        for term, times in offset.terms if isinstance(offset, Add) else ((offset, 1),):
+            for value in self.halves.get(term) or (self.number(term),):
+                value = value if times == 1 else b.mul(value, b.int(times, self.index))
+                parts.setdefault(shape_of(value.type), []).append(value)
+        pointer = self.pointers[buffer]
+        for at in sorted(parts, key=_elements):
+            step = parts[at][0]
+            for value in parts[at][1:]:
+                step = b.add(step, value)
+            pointer = self.pointers_to(pointer, step)
+        if isinstance(offset, Add) and offset.constant:
+            pointer = self.pointers_to(pointer, b.int(offset.constant, self.index))
+        return b.to_shape(pointer, joined(shape_of(pointer.type), shape))
+
+    def pointers_to(self, pointer: SSAValue, step: SSAValue) -> SSAValue:
+        """A pointer, or several, `step` elements further."""
+        if is_zero(step):
+            return pointer
+        pointer, step = self.b.together(pointer, step)
+        return self.b.pure(tt_memory.AddPtrOp, (pointer, step), pointer.type)
 
     def widen(self, value: SSAValue, dtype: Attribute) -> SSAValue:
         """An element as it lies in memory, in its compute type."""

@@ -14,7 +14,7 @@ from xdsl.ir import Operation, SSAValue
 
 from .cost_model import OVERLAP
 from .fusion_cost import BANDWIDTH, GroupWork, group_ns
-from .fusion_groups import NEAR, PATH, Grouping
+from .fusion_groups import MAX_PATH, NEAR, PATH, Grouping
 from .fusion_types import Attempt, Group, Move
 from .nest_info import NestInfo
 
@@ -46,6 +46,7 @@ class Search:
     def run(self) -> list[Move]:
         """Make moves until none of those that are looked at saves anything, or the allowance is spent; returns those made."""
         self._recompute_or_store()
+        self._join_stored()
         for attempt in [*self._refused(), *self._far_siblings()]:
             if self.left <= 0:
                 break
@@ -118,23 +119,36 @@ class Search:
         return True
 
     def _built(self, places: Sequence[int]) -> Group | None:
-        """The group of the ops at `places` if they can share loops, members put together in order where they match what is there."""
+        """The group of the ops at `places` if they can share loops, members put together in order where they match what is there; else
+        without those that need something that did not match, and what is left as a group of its own before it joins."""
+        return self._joined(places, patient=False) or self._joined(places, patient=True)
+
+    def _joined(self, places: Sequence[int], patient: bool) -> Group | None:
         plan = self.plan
         group, *waiting = [plan.alone(k) for k in sorted(places)]
         while waiting:
             later: list[Group] = []
             for one in waiting:
-                first, second = plan.in_order(group, one)
-                alignment = plan.compare(first, second, dependences=False)
-                if isinstance(alignment, str):
+                needs_later = patient and any(not one.needs.isdisjoint(g.places) for g in later)
+                joined = None if needs_later else self._pair(group, one)
+                if joined is None:
                     later.append(one)
                 else:
-                    plan.join_loops(first, second, alignment)
-                    group = first
+                    group = joined
             if len(later) == len(waiting):
-                return None
+                rest = self._joined([k for g in later for k in g.places], patient) if patient and len(later) > 1 else None
+                return None if rest is None else self._pair(group, rest)
             waiting = later
         return group
+
+    def _pair(self, group: Group, other: Group) -> Group | None:
+        """Two groups as one, if they can share loops."""
+        first, second = self.plan.in_order(group, other)
+        alignment = self.plan.compare(first, second, dependences=False)
+        if isinstance(alignment, str):
+            return None
+        self.plan.join_loops(first, second, alignment)
+        return first
 
     # ---- merging and moving
 
@@ -177,6 +191,41 @@ class Search:
                 if rest and self.change(old, before, sets):
                     self._note("split" if source.places[0] in part else "move", attempt, before, sets)
                     return
+        if attempt.reason == PATH:
+            self._clear_path(attempt, *plan.in_order(first, second))
+
+    def _clear_path(self, attempt: Attempt, first: Group, second: Group) -> None:
+        """Merge two groups between which there are others: nests that need the first and are needed by the second come along, and a group
+        of which some nests need the first and others are needed by the second is cut in two (the number of a loss's terms, found together
+        with the loss, which needs the scores)."""
+        plan = self.plan
+        low, high = first.places[0], second.places[-1]
+        groups = list({u.order: u for u in plan.unit_at[low : high + 1] if isinstance(u, Group)}.values())
+        if high - low > MAX_PATH or group_ns(self.work([*first.places, *second.places])) >= self.cost(first) + self.cost(second):
+            return
+        self.left -= (high - low) // BUDGET
+        own = {*first.places, *second.places}
+        later, needed = set(first.places), set(second.places)
+        for k in range(low + 1, max(g.places[-1] for g in groups) + 1):
+            if plan.unit_at[k] is not None and not later.isdisjoint(plan.needs(k)):
+                later.add(k)
+        for k in range(high, low, -1):
+            if k in needed:
+                needed.update(plan.needs(k))
+        between = [k for k in range(low, high) if k in later and k in needed and k not in own]
+        old, sets = [first, second], [sorted([*own, *between])]
+        for group in groups:
+            rest = [k for k in group.places if k not in between]
+            untouched = len(rest) == len(group.places) and (later.isdisjoint(rest) or needed.isdisjoint(rest))
+            if group is first or group is second or untouched:
+                continue
+            old.append(group)
+            sets += [part for part in ([k for k in rest if k not in later], [k for k in rest if k in later]) if part]
+        if not all(isinstance(plan.unit_at[k], Group) for k in between):
+            return
+        before = sum(map(self.cost, old))
+        if self.change(old, before, sets):
+            self._note("merge", attempt, before, sets)
 
     def _parts(self, group: Group) -> list[list[int]]:
         """What of a group is tied together by more than reads of the same tensors; then single members. None if it is all one."""
@@ -259,6 +308,18 @@ class Search:
                 self.moves.append(Move("store", info.op, plan.readers(tensor)[0].op, before - after))
                 return
         self._toggle(info, tensor)
+
+    def _join_stored(self) -> None:
+        """Values that the search stores, in nests of their own, in the nest that makes what they read."""
+        plan = self.plan
+        for info in [plan.infos[m.first] for m in self.moves if m.kind == "store"]:  # pyright: ignore[reportArgumentType]
+            k = plan.position[info.op]
+            for place in plan.needs(k):
+                home, group = plan.unit_at[place], plan.unit_at[k]
+                if isinstance(home, Group) and isinstance(group, Group) and home is not group and group.places == [k]:
+                    before, whole = self.cost(home) + self.cost(group), sorted([*home.places, k])
+                    if not plan.path_between(home, group) and self.change((home, group), before, [whole]):
+                        self.moves.append(Move("merge", plan.ops[place], info.op, before - group_ns(self.work(whole))))
 
     def _recompute(self, info: NestInfo, tensor: SSAValue, homes: Sequence[Group]) -> None:
         """Compute a value where it is read instead of storing it."""

@@ -160,6 +160,7 @@ PROGRAMS = {
     "transposed sum": (lambda x: (x.t().sum(0), x.t().amax(1)), randn(40, 33)),
     "layer norm of bf16": (layer_norm, randn(5, 300, dtype=BF16), randn(300, dtype=BF16), randn(300, dtype=BF16)),
     "where": (lambda x, y: torch.where(x > y, x, y.exp()), randn(20, 30), randn(30)),
+    "gather along rows": (lambda x, i: x[:, :, i] * 2, randn(6, 40, 7), whole(0, 7, 130)),
     "rows over their largest": (lambda x: ((x / x.abs().amax(-1, keepdim=True) * 448).clamp(-448, 448).to(F8).float(),), randn(9, 70)),
 }
 
@@ -215,6 +216,54 @@ def test_quotients_by_a_divisor_of_a_whole_row():
     _, got = run_loop(imported.module, [x, y], imported.constants, imported.objects)
     assert "math.fma" in str(imported.module)
     torch.testing.assert_close(got.reshape(x.shape), x / y, rtol=1.2e-7, atol=1e-44, equal_nan=True)
+
+
+def computed(function, *args, numerics="default"):
+    """The text of the kernels, and what they compute."""
+    gm = make_fx(function, decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    imported = import_graph(gm, args, numerics=numerics)
+    run(default_pipeline("gpu", stages=["nd", "loop", "mem", "tt"]), imported.module, context())
+    return str(imported.module), run_loop(imported.module, args, imported.constants, imported.objects)
+
+
+def test_quotients_that_become_8_bit_floats_are_products():
+    x, y = randn(30, 200) * 100, randn(30, 1).abs() + 0.1
+    x[0, :3] = torch.tensor([float("inf"), -float("inf"), float("nan")])
+
+    def rounded(x, y):
+        return ((x / y).clamp(-448, 448).to(F8).float(),)
+
+    text, (got,) = computed(rounded, x, y)
+    assert "math.fma" not in text
+    (want,) = rounded(x, y)
+    different = (got.reshape(want.shape) != want) & ~want.isnan()
+    assert different.sum() <= 2 and torch.equal(got.reshape(want.shape).isnan(), want.isnan())
+    text, (got,) = computed(rounded, x, y, numerics="eager")
+    assert "math.fma" in text
+    torch.testing.assert_close(got.reshape(want.shape), want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_one_more_than_erf_is_a_power():
+    x = torch.cat([torch.linspace(-9, 9, 3000), torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38])])
+    text, (got,) = computed(lambda x: (x.erf() + 1,), x)
+    assert "math.erf" not in text and "math.exp2" in text
+    torch.testing.assert_close(got.double(), x.double().erf() + 1, rtol=0, atol=2.5e-7, equal_nan=True)
+    text, (got,) = computed(lambda x: (F.gelu(x),), x)
+    assert "math.erf" not in text
+    torch.testing.assert_close(got[:3000], F.gelu(x)[:3000])
+    text, _ = computed(lambda x: (F.gelu(x),), x, numerics="eager")
+    assert "math.erf" in text
+    text, _ = computed(lambda x: (x.erf() * 2,), x)
+    assert "math.erf" in text
+
+
+def test_rows_that_gather_alike_share_their_indices():
+    x = randn(6, 20, 5, 7)
+    text, (got,) = computed(lambda x, i: (x[:, :, :, i] * 2,), x, whole(0, 7, 130))
+    torch.testing.assert_close(got, x[:, :, :, whole(0, 7, 130)] * 2)
+    assert "tt.contiguity = dense<1>" in text
+    text, _ = computed(lambda x, i: (x[i] * 2,), randn(40, 130), whole(0, 40, 50))
+    assert "tt.contiguity" not in text  # what is side by side is loaded so
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])

@@ -115,6 +115,23 @@ def test_a_group_is_split_to_be_merged_better():
     assert saved("split", program, X, W) == FULL
 
 
+def test_what_lies_between_two_readers_is_cut_in_two():
+    # the number of terms (of y alone) is found with their sum, which needs the rows' maxima: apart, the rows are one nest
+    def loss(x, y):
+        top = x.amax(1)
+        kept = (y > 0).to(x.dtype)
+        count, total = kept.sum(), (kept * (x[:, 0] - top)).sum()
+        return (x - top[:, None]).exp() / count, total / count
+
+    def readers(search):
+        x, y = torch.randn(600, 4000), torch.randn(600)
+        planner, groups, _ = planned(loss, [x, y], search)
+        return sum(planner.bytes(t) > 1 << 20 for g in groups for t in {r.tensor for m in g.members for r in planner.reads(m.info)})
+
+    assert readers(False) > 1
+    assert readers(True) == 1
+
+
 def random_program(rng: random.Random):
     """A function of two matrices: pointwise ops, row reductions and products over what was computed before."""
     steps = [(rng.randrange(7), rng.random(), rng.random()) for _ in range(rng.randrange(4, 14))]
