@@ -101,9 +101,11 @@ class Grouping(NestFacts):
         seen = {id(first), id(second)}
         stack: list[Unit] = []
         for k in second.needs:
-            if k > low and id(unit := unit_at[k]) not in seen and unit is not None:
-                seen.add(id(unit))
-                stack.append(unit)
+            unit = unit_at[k]
+            if unit is None or id(unit) in seen or (unit.places[-1] if isinstance(unit, Group) else k) <= low:
+                continue
+            seen.add(id(unit))
+            stack.append(unit)
         while stack:
             unit = stack.pop()
             for k in self.unit_needs(unit):
