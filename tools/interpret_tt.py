@@ -262,7 +262,8 @@ def _argument(value: Any, type: Attribute, index: int) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             raise KernelError(f"argument {index} is a pointer, pass a tensor")
         wanted = dtype_of(type.pointee)
-        if value.dtype.itemsize != wanted.itemsize:
+        # a complex number of 128 bits is two of 64
+        if value.dtype.itemsize != wanted.itemsize and not (value.dtype == torch.complex128 and wanted == torch.int64):
             raise KernelError(f"argument {index} points to {type.pointee}, got a tensor of {value.dtype}")
         return torch.tensor(value.data_ptr(), dtype=torch.int64)
     if isinstance(value, torch.Tensor):

@@ -18,7 +18,7 @@ from ...dialects.expr import ZERO, Expr, as_expr, ceildiv, exact_quotient, produ
 from ...dialects.expr_ranges import Range, simplify
 from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
-from ...dialects.nd_types import element_bytes
+from ...dialects.nd_types import c128, element_bytes
 from ...dialects.tt_arith import SIToFPOp
 from ...dialects.tt_structure import AssertOp, FuncOp, GetProgramIdOp, ReturnOp
 from ...dialects.tt_types import int32, ptr
@@ -110,7 +110,8 @@ class NestLowering:
         self.block_start: SSAValue | None = None
         """Where the block begins that the last axis runs through now, in loops that run block after block."""
         self.group: Group | None = None
-        index = i32 if fits_i32(info) else i64
+        wide = any(a.dtype == c128 for a in info.root.all_accesses())  # two numbers each
+        index = i32 if fits_i32(info) and not wide else i64
         axes = [Axis(block) for _, block in tile.axes]
         self.s = s = State(Builder(entry), info, axes, index, gpu, exact)
         if tile.inner:

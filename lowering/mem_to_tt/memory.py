@@ -21,13 +21,13 @@ from xdsl.ir import SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ONE, ZERO, linear_coeff
-from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type
+from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, c128, compute_type
 from ...dialects.tt_compute import BitcastOp
 from ...dialects.tt_memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
 from ...dialects.tt_types import PointerType, element_of, shape_of
 from ...passes.loop.nest_access import Access
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder, joined
-from .state import State, UnsupportedNest, memory_type
+from .state import State, UnsupportedNest, memory_type, scalar_type
 
 CONTIGUITY = "tt.contiguity"
 """What Triton takes for the number of neighbours that a thread should have, along each axis."""
@@ -46,7 +46,10 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
             return
         condition = s.get(op.mask) if known is None else None
     if any(size is ZERO for size in loop.shaped_dims(access.buffer.type)):
-        s.values[op.result] = b.constant(0, compute_type(access.dtype))
+        s.values[op.result] = b.constant(0, scalar_type(compute_type(access.dtype)))
+        return
+    if access.dtype == c128:
+        s.values[op.result] = _load_halves(s, access, op)
         return
     shape = None if condition is None else shape_of(condition.type)
     pointer = s.address(access.buffer, s.fix(access.offset), shape)
@@ -118,6 +121,9 @@ def combine(s: State, access: Access, a: SSAValue, b: SSAValue) -> SSAValue:
 def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) -> None:
     """Store a value of the compute type, or combine it with what is there."""
     b = s.b
+    if access.dtype == c128:
+        _store_halves(s, access, wide, condition)
+        return
     value = s.narrow(wide, access.dtype)
     shapes = [shape_of(value.type), None if condition is None else shape_of(condition.type)]
     if access.mode != "set":
@@ -170,6 +176,42 @@ def atomic(mode: str, dtype: Any) -> str:
     if mode == "max" and isinstance(dtype, Float32Type | Float64Type):
         return "fmax"
     raise UnsupportedNest(f"a scatter with '{mode}' of {dtype} has no atomic instruction")
+
+
+def _halves(s: State, access: Access, shape: tuple[int, ...] | None) -> list[SSAValue]:
+    """Pointers to the two numbers of 64 bits that a complex number of 128 is."""
+    offset = s.fix(access.offset) * 2
+    return [s.address(access.buffer, offset + k, shape) for k in range(2)]
+
+
+def _load_halves(s: State, access: Access, op: loop.LoadOp) -> SSAValue:
+    """The first half of a complex number of 128 bits, by which `State.second` knows the other."""
+    if op.mask is not None:
+        raise UnsupportedNest(f"kernels for GPUs do not read elements of {access.dtype} under a mask")
+    first, second = (_load_bits(s, access, pointer) for pointer in _halves(s, access, None))
+    s.second[first] = second
+    return first
+
+
+def _load_bits(s: State, access: Access, pointer: SSAValue) -> SSAValue:
+    at = shape_of(pointer.type)
+    mask = s.mask(at)
+    s.before_load(access.buffer, pointer)
+    return s.b.place(LoadOp.make(pointer, None if mask is None else s.b.to_shape(mask, at))).results[0]
+
+
+def _store_halves(s: State, access: Access, first: SSAValue, condition: SSAValue | None) -> None:
+    b = s.b
+    second = s.second.get(first)
+    if second is None or access.mode != "set":
+        raise UnsupportedNest(f"kernels for GPUs move elements of {access.dtype} and nothing else")
+    shape = joined(shape_of(first.type), None if condition is None else shape_of(condition.type))
+    for pointer, half in zip(_halves(s, access, shape), (first, second), strict=True):
+        at = shape_of(pointer.type)
+        mask = b.both(s.mask(at), condition)
+        s.before_store(access.buffer, pointer)
+        s.written(access.buffer)
+        b.place(StoreOp.make(pointer, b.to_shape(half, at), None if mask is None else b.to_shape(mask, at)))
 
 
 def _atomic_maximum(b: Builder, pointer: SSAValue, value: SSAValue, mask: SSAValue | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.dialects import arith, gpu
-from xdsl.dialects.builtin import IndexType, IntegerType, StringAttr, f32, i1, i8, i32, i64
+from xdsl.dialects.builtin import ComplexType, IndexType, IntegerType, StringAttr, f16, f32, f64, i1, i8, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import tt_memory
@@ -32,16 +32,24 @@ class UnsupportedNest(Exception):
     """Something in a nest that the Triton target has no code for; the message names it."""
 
 
+_COMPLEX_BITS: dict[Attribute, Attribute] = {f16: i32, f32: i64, f64: i64}
+
+
 def scalar_type(t: Attribute) -> Attribute:
-    """The type that the kernel has for a scalar of a body: an index is an i64, an 8-bit float its code."""
+    """The type that the kernel has for a scalar of a body: an index is an i64, an 8-bit float its code, a complex number, which is only
+    moved, an integer as wide as it (one of 128 bits is two, see memory.py)."""
     if t in FLOAT8:
         return i8
+    if isinstance(t, ComplexType) and t.element_type in _COMPLEX_BITS:
+        return _COMPLEX_BITS[t.element_type]
     return i64 if isinstance(t, IndexType) else t
 
 
 def memory_type(dtype: Attribute) -> Attribute:
-    """The type of an element in memory: a bool or an 8-bit float is an i8, integers are signless.  UnsupportedNest for
-    others."""
+    """The type of an element in memory: a bool or an 8-bit float is an i8, integers are signless, complex numbers are bits.
+    UnsupportedNest for others."""
+    if isinstance(dtype, ComplexType):
+        return scalar_type(dtype)
     if dtype == i1 or dtype in FLOAT8:
         return i8
     if isinstance(dtype, IntegerType):
@@ -96,6 +104,8 @@ class State:
         self.owner: SSAValue | None = None
         """Whether this program stores what there is one of for a row; None: a row has one program."""
         self.versions: dict[SSAValue, int] = {}
+        self.second: dict[SSAValue, SSAValue] = {}
+        """The second half of a value of 128 bits, by the first."""
         """How often a buffer has been written so far: what was loaded before is not taken for what is there now."""
         self.stored: dict[SSAValue, set[SSAValue | None]] = {}
         """Where buffers were stored to since the last barrier (None: at other places in each iteration of a loop)."""

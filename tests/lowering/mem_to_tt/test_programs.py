@@ -155,6 +155,18 @@ PROGRAMS = {
     "max-pool, channels last": (lambda x: F.max_pool2d(x, 3, 2, 1), channels_last(1, 12, 11, 13)),
     "pool of narrow rows": (lambda x: F.avg_pool2d(x, 2), randn(3, 5, 6, 10)),
     "scatter": (lambda x, i, v: x.scatter(1, i, v), randn(6, 9), torch.argsort(randn(6, 9), 1)[:, :4].contiguous(), randn(6, 4)),
+    "scatter maxima": (
+        lambda x, i, v: x.scatter_reduce(0, i, v, "amax"), randn(6, 9), whole(0, 6, 20, 9),
+        torch.where(randn(20, 9) > 1.5, float("nan"), randn(20, 9)),
+    ),  # fmt: skip
+    "scatter maxima of f64": (
+        lambda x, i, v: x.scatter_reduce(0, i, v, "amax"), randn(6, 9).double() - 2, whole(0, 6, 20, 9), randn(20, 9).double() - 2,
+    ),
+    "complex numbers are moved": (lambda x: torch.fft.hfft2(x), torch.complex(randn(5, 8), randn(5, 8) * 2)),
+    "complex numbers of 128 bits are moved": (
+        lambda x: torch.fft.hfft2(x), torch.complex(randn(5, 8), randn(5, 8) * 2).to(torch.complex128),
+    ),
+    "windows in windows": (lambda x: F.adaptive_max_pool2d(x, 3) + F.adaptive_avg_pool2d(F.max_pool2d(x, 2), (3, 3)), randn(2, 3, 12, 14)),
     "scatter add": (lambda x, i, v: x.scatter_add(0, i, v), randn(6, 9), whole(0, 6, 20, 9), randn(20, 9)),
     "index add of many": (lambda x, i, v: x.index_add(0, i, v), randn(6, 9), whole(0, 6, 30), randn(30, 9)),
     "transposed sum": (lambda x: (x.t().sum(0), x.t().amax(1)), randn(40, 33)),
