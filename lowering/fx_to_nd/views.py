@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import i64
+from xdsl.dialects.builtin import i1, i64
 from xdsl.ir import SSAValue
 
 from ...dialects.expr import (
@@ -23,7 +23,7 @@ from ...dialects.expr import (
     prove_le,
     strides_contiguous,
 )
-from ...dialects.nd_types import element_bytes
+from ...dialects.nd_types import element_bytes, ui8
 from . import externs
 from .aliases import root
 from .builder import ONE
@@ -74,6 +74,8 @@ def _view_dtype(b: Importer, x: SSAValue, dtype: torch.dtype) -> SSAValue:
     target = element_type(dtype)
     if element_bytes(target) != element_bytes(b.dtype(x)):
         return NotImplemented
+    if i1 in (target, b.dtype(x)) and target != b.dtype(x):  # a boolean is a byte in memory, and one bit where it is computed with
+        return b.cast(b.bitcast(x, ui8), i1) if target == i1 else b.bitcast(b.cast(x, ui8), target)
     return b.bitcast(x, target)
 
 

@@ -56,3 +56,101 @@ def test_an_index_into_what_turned_out_empty_is_an_error(name):
         with pytest.raises((IndexError, RuntimeError), match="out of range|out of bounds"):
             compiled(-x.abs(), index)
         torch.testing.assert_close(compiled(x, index), fn(x, index))
+
+
+def _tensor(dtype, *shape):
+    """Small numbers that every type has."""
+    values = torch.arange(math.prod(shape)).remainder(7).reshape(shape)
+    return values.to(torch.float32).to(dtype) if dtype.is_floating_point or dtype.is_complex else values.to(dtype)
+
+
+LAYOUTS = {
+    "dense": lambda d: _tensor(d, 4, 6),
+    "transposed": lambda d: _tensor(d, 6, 4).t(),
+    "expanded": lambda d: _tensor(d, 1, 6).expand(4, 6),
+    "overlapping": lambda d: _tensor(d, 24).as_strided((4, 6), (3, 1)),
+    "with gaps": lambda d: _tensor(d, 4, 12)[:, ::2],
+    "empty": lambda d: _tensor(d, 0, 6),
+    "one": lambda d: _tensor(d, 1, 1),
+    "number": lambda d: _tensor(d, 1)[0],
+}
+MOVED = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.complex32)
+COMPUTED = (torch.bool, torch.uint8, torch.int8, torch.float16, torch.complex64)
+
+
+@pytest.mark.parametrize("dtype", MOVED, ids=str)
+def test_types_that_are_moved_compared_and_cast(dtype):
+    def each(x):
+        return x.clone(), torch.stack([x, x]), x.reshape(-1), x.to(torch.float32) + 1, x == x, torch.where(x == x, x, x)
+
+    agree(lambda *given: [each(x) for x in given], *(make(dtype) for make in LAYOUTS.values()))
+    agree(lambda x: (torch.full_like(x, 1), x.new_zeros(3), x.flatten(), x.unsqueeze(0), x.to(dtype)), LAYOUTS["with gaps"](dtype))
+
+
+@pytest.mark.parametrize("dtype", COMPUTED, ids=str)
+def test_types_that_are_computed(dtype):
+    def each(x):
+        return x + 1, x * 2.5, x + torch.tensor(1.5), x * True, x.sum(), x.sum(-1), x != 0, x.any(), x.square()
+
+    def more(x):
+        mixed = x * torch.tensor([2], dtype=torch.int32), True + x, torch.cat([x.reshape(-1), x.reshape(-1)]), x.all(-1), x**2
+        return *mixed, x.cumsum(-1), x.to(torch.float64).mean(), x.abs() if dtype != torch.bool else x.logical_not()
+
+    agree(lambda *given: [each(x) for x in given], *(make(dtype) for make in LAYOUTS.values()))
+    agree(more, LAYOUTS["transposed"](dtype))
+
+
+UPDATES = {
+    "a row": lambda x, y: x[0].mul_(3),
+    "part of all": lambda x, y: x.view(-1)[1:3].fill_(1),
+    "every other column": lambda x, y: x[:, ::2].zero_(),
+    "rows from another": lambda x, y: x[1:].copy_(y[:-1]),
+    "where a mask is": lambda x, y: x.masked_fill_(y > 1, 2),
+    "where indices are": lambda x, y: x.index_put_((torch.tensor([0, 2, 0]),), y[:3], accumulate=x.dtype != torch.bool),
+    "a transposed view": lambda x, y: x.t().copy_(y.t()),
+    "a diagonal": lambda x, y: x.diagonal().copy_(y[:, 0]),
+    "itself": lambda x, y: x.copy_(x.flip(0)),
+    "bytes": lambda x, y: x.view(torch.uint8).bitwise_and_(1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.float64], ids=str)
+def test_updates_through_views(dtype):
+    def program(y, *given):
+        results = []
+        for x, update in zip(given, UPDATES.values(), strict=True):
+            update(x, y)
+            results += [x, x.sum(), x.reshape(-1)[:2]]
+        return results
+
+    agree(program, _tensor(dtype, 6, 4).t().contiguous(), *(_tensor(dtype, 4, 6) for _ in UPDATES))
+
+
+def test_results_given_by_the_caller():
+    def program(x, y, wide, whole, place):
+        total = torch.sum(x, 0, out=torch.empty(6))
+        torch.add(x, y, out=wide)
+        torch.sort(x, 1, out=(whole, place))
+        return total, torch.cat([x, y], out=torch.empty(8, 6)), torch.matmul(x, y.t(), out=torch.empty(4, 4)), torch.max(x, 1)[1]
+
+    x, y = torch.randn(4, 6), torch.randn(4, 6)
+    agree(program, x, y, torch.empty(4, 6, dtype=torch.float64), torch.empty(4, 6), torch.empty(4, 6, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ends_of_the_line(dtype):
+    def program(x):
+        tests = x.isnan(), x.isinf(), x.isfinite(), x.signbit(), x != x, x.sign(), x.nan_to_num(), x.nan_to_num(nan=1, posinf=2, neginf=3)
+        bounds = x.clamp(0, 2), x.clamp_max(1.5), F.relu(x), F.hardtanh(x), torch.fmax(x, x.flip(0)), torch.maximum(x, x.flip(0))
+        folds = x.amax(), x.nansum(), x.max(0)[0], x.sort()[0], x.argmax(), x.cummax(0)[0], x.count_nonzero(), x.any(), x.prod()
+        rounds = x.floor(), x.round(), x.trunc(), x.frac(), x // 3, x % 3, x.fmod(2), x.copysign(-x), x.heaviside(x), x**2, x**0.5, x**-1
+        return *tests, *bounds, *folds, *rounds, x.tanh(), x.exp(), x.erf(), F.softplus(x), x.softmax(0), x.logsumexp(0)
+
+    agree(program, torch.tensor(ENDS * 3, dtype=dtype))
+    agree(program, torch.tensor(ENDS[3:] * 2, dtype=dtype))
+
+
+def test_bytes_of_booleans():
+    x = torch.tensor([[True, False, True], [False, False, True]])
+    agree(lambda x: ((x & True).view(torch.uint8) + 1, x.logical_not().view(torch.int8), (x.view(torch.uint8) ^ 1).view(torch.bool)), x)
+    agree(lambda x: (x.t() | False).view(torch.uint8).sum(0), x)
