@@ -292,22 +292,50 @@ class Search:
         plan.forget_needs(info)
 
     def _store(self, info: NestInfo, tensor: SSAValue, homes: Sequence[Group]) -> None:
-        """Store a value that several groups compute, by itself or with one of them."""
+        """Store a value that several groups compute: with one of them, with what makes what it reads, or by itself."""
         plan, k = self.plan, self.plan.position[info.op]
         before = sum(map(self.cost, homes))
         # what is written is certain, that it hides behind arithmetic is not
         exposed = plan.bytes(tensor) / BANDWIDTH * (1 - OVERLAP)
         self._toggle(info, tensor)
         apart = [g.places for g in homes]
-        for n in range(len(homes) + 1):
-            joined = [sorted([*places, k]) if i == n else places for i, places in enumerate(apart)]
-            sets = joined if n < len(homes) else [[k], *apart]
-            if self.change(homes, before - exposed, sets):
-                self.stored[info.op] = f"{len(homes)} nests read it, and storing it is cheaper than what they would read and compute"
-                after = sum([group_ns(self.work(places)) for places in sets])
-                self.moves.append(Move("store", info.op, plan.readers(tensor)[0].op, before - after))
+        for n in range(len(homes)):
+            if self._stores(info, tensor, homes, [], [*apart[:n], sorted([*apart[n], k]), *apart[n + 1 :]], before - exposed):
                 return
-        self._toggle(info, tensor)
+        for maker in self._makers(info, homes):
+            if self._stores(info, tensor, homes, [maker], [sorted([*maker.places, k]), *apart], before - exposed):
+                return
+        if not self._stores(info, tensor, homes, [], [[k], *apart], before - exposed):
+            self._toggle(info, tensor)
+
+    def _makers(self, info: NestInfo, homes: Sequence[Group]) -> list[Group]:
+        """The groups that make what a nest reads, other than `homes`."""
+        plan = self.plan
+        found: dict[int, Group] = {}
+        for read in plan.reads(info):
+            at = plan.position.get(read.tensor.owner)  # pyright: ignore[reportArgumentType, reportCallIssue]
+            unit = None if at is None else plan.unit_at[at]
+            if isinstance(unit, Group) and all(unit is not g for g in homes):
+                found[unit.order] = unit
+        return list(found.values())[:MAX_READERS]
+
+    def _stores(
+        self,
+        info: NestInfo,
+        tensor: SSAValue,
+        homes: Sequence[Group],
+        makers: Sequence[Group],
+        sets: Sequence[Sequence[int]],
+        before: float,
+    ) -> bool:
+        """Make the groups of `sets` of `makers` and `homes` (which cost `before`), where that is cheaper; whether it is."""
+        before += sum(map(self.cost, makers))
+        if not self.change([*makers, *homes], before, sets):
+            return False
+        self.stored[info.op] = f"{len(homes)} nests read it, and storing it is cheaper than what they would read and compute"
+        after = sum([group_ns(self.work(places)) for places in sets])
+        self.moves.append(Move("store", info.op, self.plan.readers(tensor)[0].op, before - after))
+        return True
 
     def _join_stored(self) -> None:
         """Values that the search stores, in nests of their own, in the nest that makes what they read."""

@@ -8,6 +8,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.dialects.func import FuncOp
 
+import stepwell
 from stepwell.dialects.nd import symbol_ranges
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.loop.fusion_cost import GroupWork, group_ns
@@ -66,6 +67,23 @@ def test_a_small_value_of_a_large_one_is_stored():
         return (torch.where(mask, b, 2),)
 
     assert saved("store", program, X, Y, W) == 3 * FULL - (FULL + 3 * FULL // 4)
+
+
+def test_a_stored_value_is_made_by_what_makes_its_operands():
+    """The logarithms of the rows' sums, which the loss and its gradient read: stored by the nest of the sums, which stay there."""
+    aten = torch.ops.aten
+
+    def program(x, target):
+        log_p = aten._log_softmax(x, 1, False)
+        loss, total = aten.nll_loss_forward(log_p, target, None, 1, -100)
+        gradient = aten.nll_loss_backward(torch.ones_like(loss), log_p, target, None, 1, -100, total)
+        return loss, aten._log_softmax_backward_data(gradient, log_p, 1, x.dtype)
+
+    x, target = torch.randn(32, 1000), torch.randint(0, 1000, (32,))
+    torch._dynamo.reset()
+    stepwell.reset_counters()
+    torch.testing.assert_close(torch.compile(program, backend="stepwell")(x, target), program(x, target))
+    assert stepwell.counters["launches"] == 3
 
 
 def test_a_costly_value_is_computed_again_where_that_moves_less():
