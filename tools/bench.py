@@ -7,6 +7,7 @@ planner   processor time of the passes, and of the fusion plan alone, per node f
 model-check  predicted against measured times, and their rank correlation (bench_model_check.py); `--kernels-file FILE` for other cases.
 bytes     bytes moved against Inductor, by kernel and over the training graphs of models (bench_bytes.py).
 memory    peak memory of steps against eager, over the models of --models-file (bench_memory.py).
+overhead  what a call of a tiny graph costs the host, by layer, against eager and Inductor (bench_overhead.py).
 report    the kernels of --kernels-file on --device: table, figures and picture (bench_report.py).
 
 Figures are ratios within one run: machines are shared and noisy.
@@ -34,7 +35,7 @@ from torch.utils import _pytree as pytree
 
 from .counters import counters, reset_counters
 
-WHAT = ("kernels", "compile", "planner", "model-check", "bytes", "memory", "report")
+WHAT = ("kernels", "compile", "planner", "model-check", "bytes", "memory", "overhead", "report")
 
 CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
 
@@ -357,6 +358,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .bench_memory import memory
 
             results = memory([o for o in args.only.split(",") if o], args.models_file)
+        elif args.what == "overhead":
+            from .bench_overhead import overhead
+
+            results = overhead([o for o in args.only.split(",") if o], backends(), 20 * args.rounds)
         elif args.what == "report":
             results = report(args, " ".join(["python -m stepwell.tools.bench", *(argv if argv is not None else sys.argv[1:])]))
         elif args.what == "model-check":
