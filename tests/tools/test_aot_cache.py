@@ -257,9 +257,9 @@ def test_dynamic_training():
 
 
 def forge(folder, **changes):
-    path = next((folder / "traces").iterdir())
-    entry = pickle.loads(cache.read(path) or b"")
-    cache.write(path, pickle.dumps(replace(entry, **changes)))
+    for path in (folder / "traces").iterdir():
+        entry = pickle.loads(cache.read(path) or b"")
+        cache.write(path, pickle.dumps(replace(entry, **changes)))
 
 
 def symbol_of(folder):
