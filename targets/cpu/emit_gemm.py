@@ -15,8 +15,8 @@ def emit_gemm(unit: ModuleText, op: GemmOp) -> None:
     """Add the function that `op` declares; it has no epilogue."""
     name = op.sym_name.data
     isa = isa_for(unit.target).name
-    flags = {flag: flag in op.properties for flag in ("trans_a", "trans_b", "accumulate")}
-    spec = GemmSpec(op.dtype.data, op.out.data, isa=isa, **flags)
+    trans_a, trans_b, accumulate = (flag in op.properties for flag in ("trans_a", "trans_b", "accumulate"))
+    spec = GemmSpec(op.dtype.data, op.out.data, trans_a, trans_b, accumulate=accumulate, isa=isa)
     shared = unit.declare(spec.shared_symbol, "void", _TYPES)
     bias = "ptr %bias" if op.bias is not None else "ptr null"
     pointers = "ptr %a, ptr %b, ptr %c"
