@@ -305,12 +305,12 @@ def test_op_05_unknown_operators_get_the_strides_of_eager(custom):
 
 def test_op_06_an_unsupported_dtype_falls_back_for_its_nodes_only():
     def fn(x, z):
-        return x * 2 + 1, (z * z + 1).tan()
+        return x * 2 + 1, (z * z + 1).asin()
 
     check(fn, torch.randn(4), torch.randn(4, dtype=torch.complex64))
     fallback = stepwell.counters["fallback"] + stepwell.counters["extern"]
     stepwell.reset_counters()
-    check(lambda x: (x * x + 1).tan(), torch.randn(4))
+    check(lambda x: (x * x + 1).asin(), torch.randn(4))
     assert fallback >= 1 and stepwell.counters["fallback"] == 0 and stepwell.counters["kernels"] == 1
 
 
