@@ -93,6 +93,14 @@ class EmptyOp(QuickOp):
     assembly_format = "attr-dict `:` type($result)"
 
 
+def drop_empty(tensor: SSAValue) -> None:
+    """Remove the loop.empty that makes `tensor`, if one does and nothing uses it any more."""
+    op = tensor.owner
+    if isinstance(op, EmptyOp) and tensor.first_use is None:
+        op.detach()
+        op.erase()
+
+
 @irdl_op_definition
 class NestOp(LoopLike):
     """A nest of parallel loops that fills its `outs`: `%r = loop.nest (%i = 8, %j = s0) outs(%o = %init : T) {...}`.

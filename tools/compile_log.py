@@ -17,11 +17,19 @@ from .trace import trace_phase
 
 log = logging.getLogger("stepwell")
 _numbers = itertools.count()
+_said: set[str] = set()
 
 
 def next_number() -> int:
     """The number of a call of the backend; its forward and backward graphs share it in the log."""
     return next(_numbers)
+
+
+def once(what: str) -> bool:
+    """Whether this is the first time that somebody asks for `what` in this process."""
+    new = what not in _said
+    _said.add(what)
+    return new
 
 
 @contextmanager

@@ -24,6 +24,7 @@ import torch
 from torch.fx import GraphModule
 
 from ..targets.cpu.cache import cache_folder, discard, object_path, read, write
+from .compile_log import once
 from .compiled import CompiledGraph, MissingPart
 from .counters import count
 from .graph_key import Uncacheable, graph_key, settings_key, tensor_bytes
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from ..lowering.fx_to_nd import Border
 
 log = logging.getLogger("stepwell")
-_said: set[tuple[str, str]] = set()
 
 INLINE_BYTES = 1 << 12
 """Constants up to this size are in the graph's file, larger ones in files of their own."""
@@ -76,8 +76,7 @@ def bypass(reason: str) -> None:
 
 def log_once(message: str, reason: str) -> None:
     """Log a reason, once for each."""
-    if (message, reason) not in _said:
-        _said.add((message, reason))
+    if once(message % reason):
         log.info(message, reason)
 
 

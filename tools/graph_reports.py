@@ -12,6 +12,7 @@ from xdsl.dialects.builtin import ModuleOp, f32
 
 from ..dialects import nd
 from ..dialects.nd_types import tensor_type
+from .compile_log import once
 from .trace import trace
 
 if TYPE_CHECKING:
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepwell")
 hints = getArtifactLogger(__name__, "perf_hints")
 """Shown by TORCH_LOGS=perf_hints."""
-_said: set[str] = set()
-
-
-def once(what: str) -> bool:
-    """Whether this is the first time that somebody asks for `what` in this process."""
-    new = what not in _said
-    _said.add(what)
-    return new
 
 
 def report(imported: Imported) -> None:

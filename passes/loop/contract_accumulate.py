@@ -123,18 +123,10 @@ def _accumulate(nest: loop.NestOp, chain: Sequence[Operation]) -> None:
         assert store is not None
         store.properties["mode"] = StringAttr("add")
         total = op.results[0]
-        _drop(empty)
+        loop.drop_empty(empty)
     total.name_hint = nest.results[0].name_hint
     empty = nest.outs[0]
     nest.results[0].replace_all_uses_with(total)
     nest.detach()
     nest.erase()
-    _drop(empty)
-
-
-def _drop(empty: SSAValue) -> None:
-    """Remove a tensor without contents that nothing uses any more."""
-    op = empty.owner
-    if isinstance(op, loop.EmptyOp) and not empty.first_use:
-        op.detach()
-        op.erase()
+    loop.drop_empty(empty)

@@ -154,11 +154,9 @@ def _fold(nest: loop.NestOp, product: loop.ContractOp, bias: loop.LoadOp, add: O
         result = view.result
     new.results[0].name_hint = result.name_hint = nest.results[0].name_hint
     nest.results[0].replace_all_uses_with(result)
-    empties = [nest.outs[0].owner, product.outs[0].owner]
+    empties = [nest.outs[0], product.outs[0]]
     for op in (nest, product):
         op.detach()
         op.erase()
     for empty in empties:
-        if isinstance(empty, loop.EmptyOp) and not empty.result.first_use:
-            empty.detach()
-            empty.erase()
+        loop.drop_empty(empty)

@@ -211,12 +211,10 @@ def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> 
 
 def _discard(nest: loop.NestOp, number: int) -> None:
     """Remove a nest, and the empty tensor that its result `number` began as."""
-    empty = nest.outs[number].owner
+    empty = nest.outs[number]
     nest.detach()
     nest.erase(safe_erase=False)
-    if isinstance(empty, loop.EmptyOp) and not any(True for _ in empty.result.uses):
-        empty.detach()
-        empty.erase()
+    loop.drop_empty(empty)
 
 
 def _row_type(nest: loop.NestOp, stored: TensorType) -> TensorType:

@@ -244,7 +244,7 @@ def hints():
 
 def test_op_09_hints_name_what_runs_in_the_library(hints, monkeypatch):
     """DBG-11 too."""
-    monkeypatch.setattr("stepwell.tools.graph_reports._said", set())
+    monkeypatch.setattr("stepwell.tools.compile_log._said", set())
     for _ in range(2):
         torch._dynamo.reset()
         torch.compile(lambda x: torch._aminmax(x)[0] + 1, backend="stepwell", options={"cache": "off"})(torch.randn(3))
@@ -254,7 +254,7 @@ def test_op_09_hints_name_what_runs_in_the_library(hints, monkeypatch):
 def test_pass_08_tf32_is_hinted_at_once(caplog, monkeypatch, fresh):
     module = _imported(lambda x: x @ x, torch.randn(4, 4))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("stepwell.tools.graph_reports._said", set())
+    monkeypatch.setattr("stepwell.tools.compile_log._said", set())
     for device, said in (("cpu", 0), ("cuda:0", 1), ("cuda:0", 1)):
         hint_tf32(module, device)
         assert sum("set_float32_matmul_precision" in m for m in caplog.messages) == said

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import stepwell
-from stepwell.tools import graph_cache
+from stepwell.tools import compile_log
 
 pytestmark = pytest.mark.usefixtures("fresh")
 FROZEN = {"freezing": True}
@@ -142,7 +142,7 @@ def test_one_graph_serves_few_sets_of_weights_and_then_any(monkeypatch):
 def test_fz_06_frozen_graphs_are_not_cached(monkeypatch, tmp_path):
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("STEPWELL_CACHE", "on")
-    graph_cache._said.clear()
+    compile_log._said.clear()
     calls(nn.Linear(3, 3), torch.randn(2, 3))
     assert stepwell.counters["graph_cache_bypasses"] == 1 and not (tmp_path / "graphs").exists()
 

@@ -13,7 +13,7 @@ import torch
 import torch._functorch.config as functorch_config
 
 from stepwell.targets.cpu import cache
-from stepwell.tools import aot_cache, aot_key, graph_cache
+from stepwell.tools import aot_cache, aot_key, compile_log
 from stepwell.tools.counters import counters, reset_counters
 from stepwell.tools.graph_key import Uncacheable
 
@@ -22,7 +22,7 @@ from stepwell.tools.graph_key import Uncacheable
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("STEPWELL_CACHE", "on")
-    graph_cache._said.clear()
+    compile_log._said.clear()
     torch._dynamo.reset()
     yield tmp_path
     torch._dynamo.reset()

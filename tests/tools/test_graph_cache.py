@@ -18,7 +18,7 @@ from xdsl.passes import ModulePass
 import stepwell
 from stepwell.passes import user
 from stepwell.targets.cpu import cache, features
-from stepwell.tools import graph_cache, graph_key
+from stepwell.tools import compile_log, graph_cache, graph_key
 from stepwell.tools.counters import counters, reset_counters
 
 
@@ -26,7 +26,7 @@ from stepwell.tools.counters import counters, reset_counters
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("STEPWELL_CACHE", "on")
-    graph_cache._said.clear()
+    compile_log._said.clear()
     torch._dynamo.reset()
     with user.isolated():
         yield tmp_path
