@@ -20,6 +20,7 @@ _PUBLIC: dict[str, str] = {
     "loop_order": ".tools.loop_control",
     "no_fuse": ".tools.fusion_control",
     "register_pass": ".passes.user",
+    "replace": ".tools.pair_rewrite",
     "reset_counters": ".tools.counters",
     "tile": ".tools.loop_control",
     "unregister_pass": ".passes.user",

@@ -12,6 +12,7 @@ The types are in nd_types.py, the pointwise ops in nd_pointwise.py, the shared f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, IntegerAttr, ModuleOp, StringAttr, UnitAttr
@@ -627,10 +628,13 @@ class BarrierOp(NdOp):
 def symbol_ranges(module: ModuleOp) -> RangeEnv:
     """Ranges of the size symbols of a module (attribute nd.symbols)."""
     table = module.attributes.get("nd.symbols")
-    if not isinstance(table, DictionaryAttr):
-        return RangeEnv()
+    return range_env(table.data) if isinstance(table, DictionaryAttr) else RangeEnv()
+
+
+def range_env(table: Mapping[str, Attribute]) -> RangeEnv:
+    """Ranges of size symbols, by name."""
     ranges = {}
-    for name, value in table.data.items():
+    for name, value in table.items():
         assert isinstance(value, RangeAttr)
         low, high, _ = value.bounds
         ranges[sym(name)] = Range(low, high)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar, NoReturn, TypeAlias
@@ -83,12 +84,12 @@ class PatternPass(ModulePass):
             statistic("num-runs-that-changed")
 
 
-PassLike: TypeAlias = "ModulePass | type[ModulePass] | RewritePattern | type[RewritePattern] | Nest | str"
+PassLike: TypeAlias = "ModulePass | type[ModulePass] | RewritePattern | type[RewritePattern] | Nest | str | PathLike[str]"
 
 _PATTERN_CLASSES: dict[int, tuple[object, type[PatternPass]]] = {}
 
 
-def _kebab(name: str) -> str:
+def kebab(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
 
 
@@ -105,13 +106,13 @@ def pass_class(source: Any) -> type[ModulePass]:
     pattern_class = source if isinstance(source, type) else type(source)
     if not issubclass(pattern_class, RewritePattern):
         what = f"class '{source.__name__}'" if isinstance(source, type) else f"a {type(source).__name__}"
-        raise PipelineError(f"expected an xDSL ModulePass or RewritePattern (class or instance), not {what}")
+        raise PipelineError(f"expected an xDSL ModulePass or RewritePattern (class or instance), or the path of a PDL file, not {what}")
     known = _PATTERN_CLASSES.get(id(source))
     if known is not None:
         return known[1]
     name = getattr(source, "name", None)
     namespace = {
-        "name": name if isinstance(name, str) else _kebab(pattern_class.__name__),
+        "name": name if isinstance(name, str) else kebab(pattern_class.__name__),
         "pattern": source() if isinstance(source, type) else source,
         "__doc__": pattern_class.__doc__,
         "__module__": pattern_class.__module__,
@@ -122,19 +123,26 @@ def pass_class(source: Any) -> type[ModulePass]:
 
 
 def as_pass(source: PassLike) -> ModulePass | Nest:
-    """A pass that can stand in a pipeline, of a pass (class or instance), a RewritePattern or the text of a pass.
+    """A pass that can stand in a pipeline, of a pass (class or instance), a RewritePattern, the text of a pass, or the path of a PDL file.
 
     A pass of ours that is anchored below the module comes back inside of a Nest.  Raises PipelineError.
     """
-    if isinstance(source, str):
+    if isinstance(source, (str, PathLike)):
         from .pipelines import parse_pass
 
-        return parse_pass(source)
+        return parse_pass(source if isinstance(source, str) else _pdl_text(Path(source)))
     if isinstance(source, Nest):
         return source
     made = source if isinstance(source, ModulePass) else _instance(pass_class(source))
     anchor = anchor_of(made)
     return made if anchor in (None, MODULE) else Nest(anchor, (made,))
+
+
+def _pdl_text(file: Path) -> str:
+    """The text of the pass that applies the patterns of a file. Raises PipelineError if there is no such file."""
+    if not file.is_file():
+        raise PipelineError(f"there is no file '{file}' with patterns")
+    return f'apply-pdl{{file="{file.resolve()}"}}'
 
 
 def _instance(cls: type[ModulePass]) -> ModulePass:
@@ -150,10 +158,12 @@ def anchor_of(p: ModulePass | type[ModulePass]) -> str | None:
 
 
 def is_foreign(cls: type[ModulePass]) -> bool:
-    """True for a pass from outside of stepwell and xDSL; the IR is always verified after such a pass."""
+    """True for a pass from outside of stepwell and xDSL, and for one of ours that does what a user's file or functions say (it has a method
+    `identity` that gives them as text, or None where they have no lasting text). The IR is always verified after such a pass."""
     found = _FOREIGN.get(cls)
     if found is None:
-        found = _FOREIGN[cls] = cls.__module__.partition(".")[0] not in ("xdsl", __name__.partition(".")[0])
+        outside = cls.__module__.partition(".")[0] not in ("xdsl", __name__.partition(".")[0])
+        found = _FOREIGN[cls] = outside or hasattr(cls, "identity")
     return found
 
 
@@ -279,6 +289,12 @@ class Pipeline:
 
         digest = hashlib.sha256(str(self).encode())
         foreign = [p for p in self.passes() if is_foreign(type(p))]
+        for p in [p for p in foreign if hasattr(p, "identity")]:
+            foreign.remove(p)
+            said: str | None = p.identity()  # pyright: ignore[reportAttributeAccessIssue]
+            if said is None:
+                return None
+            digest.update(said.encode())
         for subject in (getattr(p, "pattern", p) for p in foreign):
             state = [] if isinstance(subject, ModulePass) else sorted(getattr(subject, "__dict__", {}).items())
             if "<locals>" in type(subject).__qualname__ or not all(isinstance(v, (bool, int, float, str)) for _, v in state):

@@ -14,6 +14,7 @@ from xdsl.passes import ModulePass
 from .errors import PipelineError, did_you_mean
 
 OURS: dict[str, str] = {
+    "apply-pdl": "tools.apply_pdl:ApplyPdl",
     "nd-to-loop": "lowering.nd_to_loop:NdToLoop",
     "loop-to-mem": "lowering.loop_to_mem:LoopToMem",
     "contract-select": "targets.cpu.contract_select:ContractSelect",

@@ -230,19 +230,20 @@ class GraphCompilers:
         return runner
 
 
-class _Tracer(GraphCompilers):
-    """Compiles nothing and keeps backward's graph."""
+class Tracer(GraphCompilers):
+    """Compiles nothing and keeps the graphs that AOTAutograd makes, by kind: forward, backward, inference."""
 
     def __init__(self, options: Options):
         super().__init__(options)
         self.caches = False
-        self.backward_graph: GraphModule | None = None
+        self.graphs: dict[str, GraphModule] = {}
 
     def partition(self, gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        forward, self.backward_graph = super().partition(gm, joint_inputs, **kwargs)
-        return forward, self.backward_graph
+        forward, self.graphs["backward"] = super().partition(gm, joint_inputs, **kwargs)
+        return forward, self.graphs["backward"]
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
+        self.graphs[kind] = gm
         return boxed(gm)
 
 
@@ -253,11 +254,11 @@ def _backward_graph(gm: GraphModule, options: Options) -> Callable[[], GraphModu
     def traced() -> GraphModule:
         from torch._guards import TracingContext, detect_fake_mode, tracing
 
-        tracer = _Tracer(options)
+        tracer = Tracer(options)
         with _disable_current_modes(), tracing(TracingContext(detect_fake_mode(inputs))), torch.enable_grad():
             compile_with(tracer, gm, inputs)
-        assert tracer.backward_graph is not None, "the graph was compiled for training"
-        return tracer.backward_graph
+        assert "backward" in tracer.graphs, "the graph was compiled for training"
+        return tracer.graphs["backward"]
 
     return traced
 

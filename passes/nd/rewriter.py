@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects.expr_ranges import RangeEnv
 
@@ -34,7 +34,8 @@ class Rewriter:
             following = op.next_op
             self.visit(op)
             op = following
-        self._drop_dead()
+        if dropped := drop_dead(block):
+            self.changed["dce"] = self.changed.get("dce", 0) + dropped
 
     def visit(self, op: Operation) -> None:
         """Simplify one op in place."""
@@ -85,13 +86,16 @@ class Rewriter:
         op.erase()
         return value
 
-    def _drop_dead(self) -> None:
-        """Remove ops whose results nobody uses."""
-        for op in reversed(list(self.func.body.block.ops)):
-            if op.results and not any(r.uses for r in op.results) and not has_effect(op):
-                op.detach()
-                op.erase()
-                self.changed["dce"] = self.changed.get("dce", 0) + 1
+
+def drop_dead(block: Block) -> int:
+    """Remove the ops whose results nobody uses; how many they were."""
+    dropped = 0
+    for op in reversed(list(block.ops)):
+        if op.results and not any(r.uses for r in op.results) and not has_effect(op):
+            op.detach()
+            op.erase()
+            dropped += 1
+    return dropped
 
 
 def has_effect(op: Operation) -> bool:

@@ -1,6 +1,7 @@
 """Passes of users in the pipelines of the targets."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from xdsl.dialects.arith import AddiOp
@@ -83,6 +84,18 @@ def test_unregister_and_clear():
         unregister_pass("mine")
 
 
+def test_text_and_file(tmp_path):
+    file = tmp_path / "rules.pdl"
+    file.write_text("")
+    name = register_pass("loop", file)
+    assert name == f"apply-pdl{{file={file}}}"
+    assert register_pass("loop", "loop-tile{sizes=4}", "begin") == "loop-tile{sizes=4}"
+    assert str(default_pipeline("toy")) == f"builtin.module(cse,loop-tile{{sizes=4}},dce,canonicalize,{name})"
+    unregister_pass(file)
+    unregister_pass("loop-tile{sizes=4}")
+    assert user.registered() == () and registry.is_known("loop-tile")
+
+
 def test_isolated_block():
     with user.isolated():
         register_pass("nd", Mine)
@@ -108,7 +121,9 @@ class Clash(Pass):
         (("zzz", Mine), "there is no stage 'zzz'; the stages are: nd, loop, mem, cpu, host"),
         (("nd", Mine, "first"), "position must be 'begin', 'end', 'before:PASS' or 'after:PASS', not 'first'"),
         (("nd", NoName), "pass class 'NoName' has no name: set `name = \"...\"` in it"),
-        (("nd", len), "expected an xDSL ModulePass or RewritePattern (class or instance), not a builtin_function"),
+        (("nd", len), "expected an xDSL ModulePass or RewritePattern (class or instance), or the path of a PDL file, not a builtin"),
+        (("nd", Path("none.pdl")), "there is no file 'none.pdl' with patterns"),
+        (("nd", "nd-canonicalise"), "pass-pipeline:1:1: 'nd-canonicalise' does not refer to a registered pass"),
         (("nd", Clash), "there is a pass 'nd-canonicalize' in stepwell already"),
     ],
 )
