@@ -265,7 +265,7 @@ def emit(
         count("launches", sum(isinstance(op, host.LaunchOp) for op in program.body.block.ops))
         text = emit_kernels(module)
         kernels, finish = ([], None) if device == "cpu" else gpu_kernels(module, device)
-        description = emit_host(text, program, kernels=kernels)
+        description = emit_host(text, program, kernels=kernels, device=device)
         llvm = text.text()
     trace("llvm", lambda: llvm)
     if debug:

@@ -47,12 +47,14 @@ class Launch:
 
 
 class InterpretedDriver:
-    """Launches of the kernels of a module run at once, in the interpreter. `context` is what it says the calling thread has."""
+    """Launches of the kernels of a module run at once, in the interpreter. `context` is what it says the calling thread has, `entered` the
+    devices that were made current."""
 
     def __init__(self, module: ModuleOp, context: int = 0, stream: int = 0) -> None:
         self._modules = {kernel_of(one).sym_name.data: one for one in kernel_modules(module)}
         self.launches: list[Launch] = []
         self.loads: list[tuple[int, str, bool]] = []
+        self.entered: list[int] = []
         self.current, self.stream = context, stream
         self._functions: list[tuple[GpuKernel, bool, ModuleOp]] = []
         self._error = ""
@@ -65,9 +67,15 @@ class InterpretedDriver:
             ctypes.c_int64.from_address(place).value = value
             return 0
 
+        def enter(device: int, place: int) -> int:
+            self.entered.append(device)
+            return give(place, 1)
+
         one, two = ctypes.CFUNCTYPE(i32, i64), ctypes.CFUNCTYPE(i32, i32, i64)
+        blob = ctypes.CFUNCTYPE(i32, i64, i64, i64, i64, i64, i32, i32, i32, i64, i32, i64, i64, i64, i64)
         return {
-            "aoti_torch_create_cuda_guard": (two, lambda device, place: give(place, 1)),
+            "torch_from_blob": (blob, _on_cpu),
+            "aoti_torch_create_cuda_guard": (two, enter),
             "aoti_torch_delete_cuda_guard": (one, lambda guard: 0),
             "aoti_torch_get_current_cuda_stream": (two, lambda device, place: give(place, self.stream)),
             "cuCtxGetCurrent": (one, lambda place: give(place, self.current)),
@@ -79,7 +87,6 @@ class InterpretedDriver:
     def symbols(self) -> dict[str, int]:
         """See Driver."""
         found = {name: ctypes.cast(call, ctypes.c_void_p).value for name, call in self._calls.items()}
-        found["torch_from_blob"] = shim_address("torch_from_blob")
         return {name: address for name, address in found.items() if address}
 
     def context(self) -> int:
@@ -116,6 +123,14 @@ class InterpretedDriver:
     def message(self, code: int) -> str:
         """See Driver."""
         return self._error if code == FAILED else f"error {code}"
+
+
+def _on_cpu(data: int, rank: int, sizes: int, strides: int, offset: int, dtype: int, kind: int, index: int, *rest: int) -> int:
+    """torch_from_blob, but the memory is the CPU's whatever device the program has it on."""
+    address = shim_address("torch_from_blob")
+    i32, i64 = ctypes.c_int32, ctypes.c_int64
+    make = ctypes.CFUNCTYPE(i32, i64, i64, i64, i64, i64, i32, i32, i32, i64, i32, i64, i64, i64, i64)(address or 0)
+    return make(data, rank, sizes, strides, offset, dtype, 0, -1, *rest)
 
 
 def _argument(type: Any, bits: int) -> Any:

@@ -126,9 +126,7 @@ def import_graph(
     nodes = list(gm.graph.nodes)
     inputs, attributes, places = _arguments(b, nodes, frozenset(static_inputs), (border or Border()).donated)
     output = nodes[-1]
-    for node in nodes:
-        if node.op not in ("placeholder", "output"):
-            b.run(node)
+    b.run_all([n for n in nodes if n.op not in ("placeholder", "output")])
     b.node, b.location = output, b.locate(output)
     results = _results(b, nodes, places, output_strides, border or Border())
     return _assemble(b, name, numerics, inputs, attributes, results)

@@ -1,4 +1,5 @@
-"""Graphs of several devices. Kernels are made for one, the graph's own; what happens elsewhere goes through the library.
+"""Graphs of several devices. Kernels are made for one, the graph's own; what happens elsewhere has programs of its own (device_parts.py) or
+goes through the library.
 
 A tensor of one element on the CPU that a kernel of a GPU reads is read by the host program and becomes a number that the kernel is
 given; a small constant of the CPU stands in the kernel's text. Everything else moves between devices only where the graph says so.

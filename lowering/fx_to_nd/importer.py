@@ -24,7 +24,7 @@ from ...dialects.expr import Expr, Range, as_expr, const, evaluate, free_syms, r
 from ...errors import StepwellError
 from ..sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
 from ..tt_functions import kernel_functions
-from . import complex_numbers, devices, externs, higher_order
+from . import complex_numbers, device_parts, devices, externs, higher_order
 from .aliases import write_through
 from .builder import Builder, Dims
 from .metadata import element_type, shape_env
@@ -189,6 +189,16 @@ class Importer(Builder):
         self.bound_symbols[name] = value
 
     # ---- nodes
+
+    def run_all(self, nodes: Sequence[Node]) -> None:
+        """Import nodes that are neither placeholders nor output, all of a graph; those on other devices than its own in parts."""
+        if not self.mixed_devices or self.compile_body is None:
+            for node in nodes:
+                self.run(node)
+            return
+        for item in device_parts.in_order(self, nodes):
+            for node in (item,) if isinstance(item, Node) else device_parts.call(self, item):
+                self.run(node)
 
     def run(self, node: Node) -> None:
         """Import one node that is neither placeholder nor output."""

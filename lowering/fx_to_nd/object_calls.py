@@ -93,10 +93,11 @@ def object_call(
             if source in mutates:
                 written.append(before)
     types, result_layouts = result_types(b, val)
+    plain = not kwargs and args == tuple(map(Slot, range(len(values))))
     results = write(
         b,
         operands,
-        Call("py", (Obj(b.add_object(EagerCall(fn, args, kwargs))), *template)),
+        Call("py", (Obj(b.add_object(fn if plain else EagerCall(fn, args, kwargs))), *template)),
         types,
         operand_layouts=layouts,
         result_layouts=result_layouts,

@@ -47,12 +47,16 @@ traffic."""
 
 
 def emit_host(
-    text: ModuleText, program: host.ProgramOp, native: bool | None = None, kernels: Sequence[GpuKernel] = ()
+    text: ModuleText,
+    program: host.ProgramOp,
+    native: bool | None = None,
+    kernels: Sequence[GpuKernel] = (),
+    device: str | None = None,
 ) -> ProgramDescription:
     """Adds the entry of `program` to the module's text and describes the rest. The kernels that it launches are in
     the same text, those of a GPU in `kernels`. `native` tells whether there shall be an entry; by default it is there when it can run
-    (selftest.py)."""
-    device = program_device(program)
+    (selftest.py). `device` is where the kernels run, by default what the tensors of the program say."""
+    device = device or program_device(program)
     if native is None:
         native = native_wanted() and (device == "cpu" or native_launches())
     items = ItemTable()

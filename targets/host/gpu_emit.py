@@ -61,7 +61,7 @@ class GpuEntry:
         entry = self.emitter.entry
         entry.guards_device = self.device != "cpu"
         if entry.guards_device:
-            code = entry.call("stepwell_gpu_enter", str(device_codes(self.device)[1]), "%gpu")
+            code = entry.call("stepwell_gpu_enter", self.device.partition(":")[2] or "0", "%gpu")
             entry.do(f"store i64 {entry.let(f'sext i32 {code} to i64')}, ptr %where")
             entry.fail_if(entry.let(f"icmp ne i32 {code}, 0"), "raise_device")
         if not self.kernels:

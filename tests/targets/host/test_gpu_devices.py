@@ -1,0 +1,150 @@
+"""Graphs of several devices, run without a GPU: each part in its own device's program, kernels in the interpreter, memory of the CPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from stepwell.dialects import host
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.targets.cpu.emit import emit_kernels
+from stepwell.targets.cpu.jit import compile_text
+from stepwell.targets.host import emit, gpu_emit
+from stepwell.targets.host.gpu_driver import use_driver
+from stepwell.targets.host.load import load_object_code, load_program
+from stepwell.tools.compile_graph import context
+from stepwell.tools.interpret_gpu import InterpretedDriver, interpreted_kernels
+
+FIRST, SECOND, CPU = "cuda:0", "cuda:1", "cpu"
+
+
+@pytest.fixture
+def compile_devices(monkeypatch):
+    """A function that compiles a graph traced on pretended devices: (callable, [(device, driver of its program)...], the main one last)."""
+    monkeypatch.setattr(emit, "kind_code", lambda element_type, device: emit.dtype_code(element_type) & 1023 | 255 << 10)
+    monkeypatch.setattr(gpu_emit, "device_codes", lambda device: (0, -1))
+
+    def make(function, *inputs, dynamic=False, edit=None):
+        programs = []
+
+        def program(gm, args=()):
+            imported = import_graph(gm, args, compile_body=program)
+            module = imported.module
+            run(default_pipeline("cpu" if imported.device == "cpu" else "gpu"), module, context())
+            driver = InterpretedDriver(module, stream=70 + len(programs)) if imported.device != "cpu" else None
+            programs.append((imported.device, driver))
+            with use_driver(driver):
+                text = emit_kernels(module)
+                kernels = interpreted_kernels(module) if driver else []
+                description = emit.emit_host(text, host.program_of(module), native=True, kernels=kernels, device=imported.device)
+                library = load_object_code(compile_text(text.text()), True)
+                loaded = load_program(description, library, imported.constants, imported.objects)
+            return lambda values: loaded([values[k] for k in imported.inputs])
+
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+        with mode:
+            named = {n: _symbol(mode.shape_env, n) for size, _ in inputs for n in size} if dynamic else {}
+            args = [torch.empty(tuple(named.get(n, n) for n in size), device=device) for size, device in inputs]
+            gm = make_fx(lambda *a: function(*a), decomposition_table=decomposition_table())(*args)
+        for node in gm.graph.nodes:  # copies between devices that there are not
+            if "device" in node.kwargs:
+                node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
+        if edit is not None:
+            edit(gm.graph)
+        return program(gm, args), programs
+
+    return make
+
+
+def _symbol(env, n) -> Any:
+    """A size that is not fixed; n in the example."""
+    symbol = env.create_symbol(n, ConstantSource(f"n{n}"), DimDynamic.DYNAMIC)
+    return env.create_symintnode(symbol, hint=n, source=ConstantSource(f"n{n}"))
+
+
+def plain(function, *args):
+    """What a function gives where all devices are the CPU."""
+    move = torch.Tensor.to
+    return function(*args, to=lambda t, device: move(t, CPU, copy=True))
+
+
+def check(call, function, *args):
+    expected = plain(function, *args)
+    for got, want in zip(call([a.clone() for a in args]), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        assert got.stride() == want.stride()
+
+
+def two_gpus(x, y, w, to=torch.Tensor.to):
+    hidden = torch.softmax(x @ w, -1) * 2
+    there = torch.relu(to(hidden, SECOND) + y).sum(-1, keepdim=True) * y
+    back = torch.softmax(to(there.t(), FIRST) + 1, -1)
+    return back, there.t(), (to(back, SECOND) + there).exp() * 2
+
+
+def test_each_device_has_programs_of_its_own(compile_devices):
+    call, programs = compile_devices(two_gpus, ((8, 8), FIRST), ((8, 8), SECOND), ((8, 8), FIRST))
+    check(call, two_gpus, *(torch.randn(8, 8) for _ in range(3)))
+    assert len(programs) == 3 and len({device for device, _ in programs}) == 2
+    for device, driver in programs:
+        assert set(driver.entered) == {int(device[-1])}
+        assert {launch.stream for launch in driver.launches} == {driver.stream}  # the current one of its device
+    kernels = sum(len(driver.loads) for _, driver in programs)
+    assert kernels == sum(len(driver.launches) for _, driver in programs) <= 6
+
+
+def cpu_and_gpu(x, y, to=torch.Tensor.to):
+    running = (y * 2 + 1).cumsum(0)
+    return x * 2 + to(running, FIRST), running.view(-1, 1), (running.exp() + running[1:2]).sum(0)
+
+
+def test_what_is_computed_on_the_cpu_runs_in_its_kernels(compile_devices):
+    call, programs = compile_devices(cpu_and_gpu, ((6, 8), FIRST), ((8,), CPU))
+    check(call, cpu_and_gpu, torch.randn(6, 8), torch.randn(8))
+    assert [device for device, _ in programs] == ["cpu", FIRST]
+
+
+def test_sizes_of_parts_are_symbols(compile_devices):
+    call, programs = compile_devices(two_gpus, ((8, 8), FIRST), ((8, 8), SECOND), ((8, 8), FIRST), dynamic=True)
+    for n in (8, 5, 33):
+        check(call, two_gpus, *(torch.randn(n, n) for _ in range(3)))
+    assert len(programs) == 3
+
+
+def test_a_part_of_one_operator_is_the_librarys(compile_devices):
+    def function(x, y, to=torch.Tensor.to):
+        return x * 2 + 1, y.exp()
+
+    call, programs = compile_devices(function, ((4, 5), FIRST), ((4, 5), SECOND))
+    check(call, function, torch.randn(4, 5), torch.randn(4, 5))
+    assert [device for device, _ in programs] == [FIRST]
+
+
+def test_writes_come_after_what_reads_their_argument(compile_devices):
+    def function(x, y, to=torch.Tensor.to):
+        doubled = (y * 2).exp() + 1
+        moved = ((to(doubled, FIRST) + x).sin() * 2).cos() * x + 1
+        return moved, (to(moved, SECOND) * 3 + y).exp()
+
+    def write(graph):
+        y = [n for n in graph.nodes if n.op == "placeholder"][1]
+        value = next(n for n in graph.nodes if n.target is torch.ops.aten.add.Tensor)
+        last = list(graph.nodes)[-1]
+        with graph.inserting_before(last):
+            graph.call_function(torch.ops.aten.copy_.default, (y, value)).meta = dict(value.meta)
+
+    call, programs = compile_devices(function, ((4, 5), FIRST), ((4, 5), SECOND), edit=write)
+    x, y = torch.randn(4, 5), torch.randn(4, 5)
+    ours = y.clone()
+    got = call([x, ours])
+    for a, b in zip(got, plain(function, x, y), strict=True):
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(ours, (y * 2).exp() + 1)
+    assert len(programs) > 1
