@@ -80,8 +80,8 @@ class Outliner:
         """What kernels depend on beside the structure of their nest."""
         return ()
 
-    def outline(self, nest: Operation) -> bool:
-        """Replace one nest; whether its kernel was there already."""
+    def outline(self, nest: Operation) -> tuple[LaunchOp, bool]:
+        """Replace one nest; its launch, and whether the kernel was there already."""
         assert isinstance(nest, loop.NestOp)
         key, numbers = nest_key(nest)
         key = (*key, *self.facts([v for v in numbers if isinstance(v.type, BufferType)]))
@@ -104,7 +104,7 @@ class Outliner:
         block.insert_op_before(op, nest)
         nest.detach()
         nest.erase(safe_erase=False)
-        return shared is not None
+        return op, shared is not None
 
 
 def traffic(operands: Sequence[SSAValue]) -> Expr | int:

@@ -56,6 +56,7 @@ OURS: dict[str, str] = {
     "loop-order": "passes.loop.loop_order:LoopOrder",
     "loop-outline": "passes.loop.loop_outline:LoopOutline",
     "loop-schedule": "passes.loop.loop_schedule:LoopSchedule",
+    "mem-join-nests": "passes.mem.mem_join_nests:MemJoinNests",
     "mem-pad-strides": "passes.mem.mem_pad_strides:MemPadStrides",
     "mem-plan": "passes.mem.mem_plan:MemPlan",
 }

@@ -9,6 +9,7 @@ from collections.abc import Callable, MutableSet, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch.fx import GraphModule
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
@@ -118,6 +119,8 @@ def lower_graph(
         pipeline = default_pipeline(target, {"passes": options.passes, "pipeline": options.pipeline})
         if target == "gpu":
             fit_device(pipeline, imported.device)
+        else:
+            fit_threads(pipeline)
         if target == "gpu" and not has_fast_attention(imported.device) and any(p.name == "nd-attention" for p in pipeline.passes()):
             pipeline.remove("nd-attention")
         if options.autotune:
@@ -155,6 +158,12 @@ def fit_device(pipeline: Pipeline, device: str) -> None:
                 pipeline.replace(name, f"{name}{{{given}}}")
 
 
+def fit_threads(pipeline: Pipeline) -> None:
+    """Let nests be joined for the threads that torch uses; a pass that has options of its own stays as it is."""
+    if any(str(p) == "mem-join-nests" for p in pipeline.passes()):
+        pipeline.replace("mem-join-nests", f"mem-join-nests{{threads={torch.get_num_threads()}}}")
+
+
 def tune(pipeline: Pipeline, device: str = "cpu") -> None:
     """Let the passes measure that can; a pass that the user's pipeline does not have, or has with options of its own, stays as it is."""
     names = {p.name for p in pipeline.passes()}
@@ -189,8 +198,6 @@ def leave_out(pipeline: Pipeline, options: Options) -> None:
 
 def has_fast_attention(device: str) -> bool:
     """Whether torch has cuDNN's attention for a GPU (one that is not there counts as one that has it)."""
-    import torch
-
     if not torch.cuda.is_available():
         return torch.version.hip is None
     cudnn = torch.backends.cudnn

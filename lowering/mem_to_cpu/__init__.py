@@ -7,31 +7,37 @@ share one.
     memory.py      loads, stores, gathers                          tiles.py       transposes in registers
     builder.py     blocks, hoisting, constants                     row_cache.py   values kept for later passes
     shared_loops.py  long loops and rows in parts, on threads; columns that all rows share
-    batches.py     kernels that walk over lists
+    batches.py     kernels that walk over lists                   joined.py      several nests in one parallel region
 
 What runs along the lanes is decided in passes/loop/loop_schedule.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
-from ...passes.loop.loop_schedule import Cost, choose, symbol_facts
+from ...dialects.expr import Expr
+from ...dialects.expr_ranges import RangeEnv
+from ...dialects.host import LaunchOp
+from ...passes.loop.loop_schedule import NS_PER_UNIT, Cost, choose, symbol_facts
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.manager import Pass
+from ...passes.mem.mem_join_nests import joined_nests
 from ..outline import Arguments, Outliner
 from .batches import BatchLowering
 from .body import UnsupportedBody
 from .contract import ContractLowering
-from .kernel import lower_nest
+from .joined import JoinLowering, Part
+from .kernel import lower_nest, lower_part
 
 
 @dataclass(frozen=True)
@@ -48,21 +54,48 @@ class MemToCpu(Pass):
         outliner = CpuOutliner(op, symbols, hints)
         contracts = ContractLowering(op.body.block.add_op, self.library)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            for nests in joined_nests(func):
+                outliner.join([self._outline(outliner, nest, part=True) for nest in nests])
+                self.statistic("num-joined", len(nests))
             for nest in [n for n in func.walk() if is_nest_in_memory(n)]:
-                try:
-                    shared = outliner.outline(nest)
-                except UnsupportedBody as error:
-                    self.fail(nest, str(error))
-                self.statistic("num-shared" if shared else "num-kernels")
+                self._outline(outliner, nest)
             for contract in [c for c in func.walk() if isinstance(c, loop.ContractOp)]:
                 contracts.lower(contract)
         BatchLowering(op).run()
+
+    def _outline(self, outliner: CpuOutliner, nest: Operation, part: bool = False) -> LaunchOp:
+        outliner.part = part
+        try:
+            launch, shared = outliner.outline(nest)
+        except UnsupportedBody as error:
+            self.fail(nest, str(error))
+        self.statistic("num-shared" if shared else "num-kernels")
+        return launch
 
 
 class CpuOutliner(Outliner):
     """Makes `cpu.kernel`s of nests."""
 
+    part = False
+    """Whether kernels are made for nests that run beside others in one parallel region."""
+
+    def __init__(self, module: ModuleOp, symbols: RangeEnv, hints: dict[Expr, int]):
+        super().__init__(module, symbols, hints)
+        self._joins = JoinLowering(module)
+
+    def facts(self, buffers: Sequence[SSAValue]) -> tuple[object, ...]:
+        """See Outliner."""
+        return (self.part,)
+
     def kernel(self, name: str, nest: loop.NestOp, info: NestAccess) -> tuple[Operation, Arguments, dict[str, Any]]:
         """See Outliner."""
-        kernel, arguments = lower_nest(name, nest, info, choose(info, self.hints), Cost(info, self.hints))
+        schedule, cost = choose(info, self.hints), Cost(info, self.hints)
+        if not self.part:
+            return *lower_nest(name, nest, info, schedule, cost), {}
+        kernel, arguments, units = lower_part(name, nest, info, schedule, cost)
+        self._joins.add_part(name, Part(info, arguments.symbols, units, max(1, round(schedule.cost * NS_PER_UNIT))))
         return kernel, arguments, {}
+
+    def join(self, launches: Sequence[LaunchOp]) -> None:
+        """Make one launch of several that were made as parts."""
+        self._joins.join(next(self._names), launches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
@@ -12,7 +13,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from ...dialects import cpu, loop
 from ...dialects.cpu_types import ptr
 from ...dialects.expr import Expr, Range, as_expr, exact_quotient, product
-from ...passes.loop.loop_schedule import NS_PER_UNIT, SERIAL_NS, Cost, Schedule
+from ...passes.loop.loop_schedule import NS_PER_UNIT, SERIAL_NS, Cost, Schedule, has_few_units
 from ...passes.loop.nest_access import Loop, NestAccess
 from ..outline import Arguments
 from .body import lower_block
@@ -28,8 +29,6 @@ from .tiles import lower_tiles
 BLOCK = 4096
 """Elements of a long vector loop that make one unit of work for threads."""
 NEVER_UNROLL = 1 << 20
-FEW_UNITS = 2
-"""With fewer units of work in the loops of a nest, threads share the reductions in it."""
 ENOUGH_UNITS = 64
 """Iterations of the outermost loops that are enough to share among threads."""
 
@@ -40,8 +39,17 @@ def argument_types(arguments: Arguments) -> list[Attribute]:
     return [ptr] * len(arguments.buffers) + [i64] * len(arguments.symbols) + scalars
 
 
+@dataclass(frozen=True)
+class Units:
+    """What a nest that runs beside others in one parallel region is made of: so many units of about `ns`, which threads share."""
+
+    count: Expr
+    ns: int
+
+
 class NestLowering:
-    """Lowers one nest into the body of a kernel."""
+    """Lowers one nest into the body of a kernel. With two arguments more than the nest needs, the kernel runs the units of work from the
+    first of them to the second, where `units` says then that the nest is made of such."""
 
     def __init__(
         self, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost, arguments: Arguments, entry: Block
@@ -60,7 +68,9 @@ class NestLowering:
         s.written = {a.buffer for a in info.access.values() if a.is_store}
         if schedule.style == "inner" and info.root.children:
             s.cache = RowCache(s, self.choice)
-        self.few_units = self._few_units()
+        self.few_units = schedule.parallel and has_few_units(cost, schedule)
+        self.bounds = values
+        self.units: Units | None = None
         self.inside: list[Loop] = []
         """Loops of the nest that run inside of the vector loop."""
         self.tiles: dict[Expr, Span] = {}
@@ -73,17 +83,6 @@ class NestLowering:
             loop.ReduceOp: reductions.lower_reduce,
             loop.ScanOp: scans.lower_scan,
         }
-
-    def _few_units(self) -> bool:
-        """Whether the loops of the nest are too few for threads, so that these share the reductions inside."""
-        schedule = self.schedule
-        if not schedule.parallel or schedule.serial or not self.s.info.root.children:
-            return False
-        units = 1.0
-        for one in self.s.info.root.loops:
-            size = self.cost.size(one.size)
-            units *= -(-size // schedule.lanes) if one is schedule.vector else size
-        return units < FEW_UNITS
 
     def choice(self, node: object) -> tuple[Loop, int] | None:
         """The vector loop of an inner loop op."""
@@ -116,7 +115,10 @@ class NestLowering:
         """Fill the kernel's block."""
         s = self.s
         everywhere = s.info.ranges
-        for piece in [{}] if self.schedule.tiles else pieces(s.info, self.schedule):
+        parts = [{}] if self.schedule.tiles else pieces(s.info, self.schedule)
+        if len(parts) > 1 or self.few_units:
+            self.bounds = []
+        for piece in parts:
             s.pieces = piece
             s.info.ranges = ranges_within(s.info, piece) if piece else everywhere
             self._in_tiles()
@@ -339,6 +341,11 @@ class NestLowering:
         if units.value is not None and units.value < 2:
             chunk(b.int(0), count)
             return
+        if self.bounds:
+            assert self.units is None
+            self.units = Units(units, max(1, round(per_unit)))
+            chunk(*self.bounds)
+            return
         grain = max(1, int(SERIAL_NS / per_unit))
         op = cpu.ParallelOp.make(count, b.int(grain))
         block = op.body.block
@@ -359,11 +366,28 @@ def lower_nest(
     name: str, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost
 ) -> tuple[cpu.KernelOp, Arguments]:
     """A kernel for a nest, and what it takes."""
-    arguments = Arguments(nest, info)
-    kernel = cpu.KernelOp.make(name, argument_types(arguments), _effects(nest, info, arguments))
-    lowering = NestLowering(nest, info, schedule, cost, arguments, kernel.body.block)
+    kernel, arguments, lowering = _begin(name, nest, info, schedule, cost, part=False)
     lowering.lower()
     return kernel, arguments
+
+
+def lower_part(
+    name: str, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost
+) -> tuple[cpu.KernelOp, Arguments, Units | None]:
+    """A private kernel for a nest that runs beside others in one parallel region: it takes the first unit of work and the one behind the
+    last beside what a kernel takes; without units it runs the whole nest."""
+    kernel, arguments, lowering = _begin(name, nest, info, schedule, cost, part=True)
+    lowering.lower()
+    return kernel, arguments, lowering.units
+
+
+def _begin(
+    name: str, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost, part: bool
+) -> tuple[cpu.KernelOp, Arguments, NestLowering]:
+    arguments = Arguments(nest, info)
+    types = argument_types(arguments) + [i64, i64] * part
+    kernel = cpu.KernelOp.make(name, types, _effects(nest, info, arguments), private=part)
+    return kernel, arguments, NestLowering(nest, info, schedule, cost, arguments, kernel.body.block)
 
 
 def _effects(nest: loop.NestOp, info: NestAccess, arguments: Arguments) -> dict[str, Attribute]:

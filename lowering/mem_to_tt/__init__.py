@@ -83,7 +83,7 @@ class MemToTt(Pass):
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for nest in [n for n in func.walk() if is_nest_in_memory(n)]:
                 try:
-                    shared = outliner.outline(nest)
+                    _, shared = outliner.outline(nest)
                 except UnsupportedNest as error:
                     self.fail(nest, str(error))
                 self.statistic("num-shared" if shared else "num-kernels")

@@ -32,7 +32,8 @@ NS_PER_UNIT = 0.3
 """Time of one operation on 16 lanes of 32 bits, data in the nearest cache."""
 SERIAL_NS = 4000.0
 """Work below this is not worth a second thread."""
-
+FEW_UNITS = 2
+"""With fewer units of work in the loops of a nest, threads share the reductions in it."""
 
 COLUMN_COST = 10.0
 """Cost of what depends on the vector loop alone from which on the other loops run inside of it."""
@@ -49,6 +50,8 @@ class Schedule:
     lanes: int = 64
     inner: dict[Node, tuple[Loop, int] | None] = field(default_factory=dict)
     parallel: bool = True
+    free: bool = True
+    """Whether threads may share the nest, were it long enough."""
     cost: float = 0.0
     rows_inside: bool = False
     """Style "lanes": the other loops run inside of the vector loop, because much depends on the vector loop alone."""
@@ -322,13 +325,25 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Schedule:
     lanes = table.get("lanes")
     if isinstance(lanes, IntegerAttr):
         best.lanes = lanes.value.data
+    best.free = any(one.dim not in best.serial for one in root.loops) or bool(root.children and not best.serial)
     threads = table.get("parallel")
     if isinstance(threads, IntegerAttr):
         best.parallel = bool(threads.value.data)
     else:
-        free = any(one.dim not in best.serial for one in root.loops) or bool(root.children and not best.serial)
-        best.parallel = free and best.cost * NS_PER_UNIT >= 2 * SERIAL_NS
+        best.parallel = best.free and best.cost * NS_PER_UNIT >= 2 * SERIAL_NS
     return best
+
+
+def has_few_units(cost: Cost, schedule: Schedule) -> bool:
+    """Whether the loops of the nest are too few for threads, so that these share the reductions inside."""
+    root = cost.info.root
+    if schedule.serial or not root.children:
+        return False
+    units = 1.0
+    for one in root.loops:
+        size = cost.size(one.size)
+        units *= -(-size // schedule.lanes) if one is schedule.vector else size
+    return units < FEW_UNITS
 
 
 def _tile_dims(root: Node, sizes: Sequence[int]) -> dict[Expr, int]:

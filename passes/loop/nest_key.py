@@ -10,7 +10,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from ...dialects import loop
 from ...dialects.mem import BufferType
 
-_IGNORED = frozenset(("label", "asked"))
+_IGNORED = frozenset(("label", "asked", "join"))
 
 
 def nest_key(nest: Operation) -> tuple[tuple[object, ...], dict[SSAValue, int]]:
