@@ -6,7 +6,8 @@ Argument attributes: `nd.layout` (#nd.layout, the strides that come in), `nd.sym
 use), `nd.base` (a name: arguments with the same one share memory). Result attributes: `nd.layout` (the strides that
 the caller gets), `nd.alias` ("arg 2" or "result 0": a view of it, not a copy), `nd.base` (a name: results with the same one
 are views of one value, which may share memory).
-The module attribute `nd.symbols` holds what is known of the symbols: `{s0 = #nd.range<2, -1, 64>}`.
+The module attribute `nd.symbols` holds what is known of the symbols: `{s0 = #nd.range<2, -1, 64>}`; `nd.device`, in a module with tensors
+on several devices, the one that kernels are made for.
 The types are in nd_types.py, the pointwise ops in nd_pointwise.py, the shared format in nd_base.py.
 """
 
@@ -572,13 +573,14 @@ class ExternOp(NdOp):
     produces. `mutates` lists operands that the operator writes: they are copied first unless nothing else needs them, and their new
     values are extra results at the end. `aliases` gives for each result the operand that it is a view of (-1: none). A result of type
     index, f64 or i1 is a Python number; `binds` names the size symbol that an index result defines. `effect`: keep it and its order.
-    `kept` says which of what the operator returns (lists flattened) the results are, where it also returns None.
+    `kept` says which of what the operator returns (lists flattened) the results are, where it also returns None. `fresh`: the results share
+    memory with nothing else (of torch's own operators that is known).
     """
 
     name = "nd.extern"
     SYNTAX: ClassVar = {
         "call": "attr", "operand_layouts": "attr", "result_layouts": "attr", "mutates": "ints", "aliases": "ints",
-        "binds": "str", "effect": "unit", "fallback": "unit", "kept": "ints",
+        "binds": "str", "effect": "unit", "fallback": "unit", "kept": "ints", "fresh": "unit",
     }  # fmt: skip
     inputs = var_operand_def()
     call = prop_def(CallAttr)
@@ -590,6 +592,7 @@ class ExternOp(NdOp):
     effect = opt_prop_def(UnitAttr)
     fallback = opt_prop_def(UnitAttr)
     kept = opt_prop_def(IntsAttr)
+    fresh = opt_prop_def(UnitAttr)
     outputs = var_result_def()
 
     def verify_(self) -> None:
@@ -623,6 +626,10 @@ class BarrierOp(NdOp):
     name = "nd.barrier"
     input = operand_def(TensorType)
     result = result_def(TensorType)
+
+
+DEVICE = "nd.device"
+"""Attribute of a module: the device that kernels are made for, where there are tensors on others too."""
 
 
 def symbol_ranges(module: ModuleOp) -> RangeEnv:

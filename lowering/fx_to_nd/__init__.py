@@ -201,6 +201,8 @@ def _assemble(
     table = symbol_ranges(_expressions(b), shape_env(b.gm))
     if table:
         module.attributes["nd.symbols"] = DictionaryAttr(table)
+    if b.mixed_devices:
+        module.attributes[nd.DEVICE] = StringAttr(b.device)
     if numerics != "default":
         module.attributes["nd.numerics"] = StringAttr(numerics)
     return Imported(module, b.constants, b.objects, inputs, results.outputs, b.counts, b.device)

@@ -153,8 +153,11 @@ def _is_plain_random(b: Importer, target: torch._ops.OpOverload) -> bool:
 
 
 def _is_view(node: Node) -> bool:
+    """Whether what an operator gives may lie in the memory of what it is given."""
     target: Any = node.target
-    return target is not getitem and any(r.alias_info is not None for r in target._schema.returns)
+    if target is getitem:
+        return False
+    return target is torch.ops.aten._unsafe_view.default or any(r.alias_info is not None for r in target._schema.returns)
 
 
 def _symbols(b: Importer, part: Part) -> list[Node] | None:
@@ -185,7 +188,7 @@ def call(b: Importer, part: Part) -> list[Node]:
     inputs += [n for n in _symbols(b, part) or () if n not in inputs]
     program = body(b, _graph(b.gm, part, inputs, given))
     b.node, b.location = part.nodes[0], b.locate(part.nodes[0])
-    results, _ = object_call(b, program, tuple(inputs), {}, tuple(n.meta["val"] for n in given))
+    results, _ = object_call(b, program, tuple(inputs), {}, tuple(n.meta["val"] for n in given), fresh=True)
     for node, value in zip(given, results, strict=True):
         b.env[node] = value
         if isinstance(value, SSAValue) and value.name_hint is None:

@@ -175,6 +175,7 @@ def write(
     effect: bool = False,
     fallback: bool = False,
     kept: Sequence[int] = (),
+    fresh: bool = False,
 ) -> tuple[SSAValue, ...]:
     """Append an nd.extern and return its results (the new values of mutated operands at the end)."""
     properties: dict[str, Attribute] = {"call": CallAttr(call)}
@@ -193,6 +194,8 @@ def write(
         properties["effect"] = UNIT
     if fallback:
         properties["fallback"] = UNIT
+    if fresh:
+        properties["fresh"] = UNIT
     if kept:
         properties["kept"] = IntsAttr.get(kept)
     return b.emit_many(nd.ExternOp, operands, types, **properties)

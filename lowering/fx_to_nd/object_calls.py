@@ -77,9 +77,10 @@ def object_call(
     val: Any,
     mutates: tuple[Node, ...] = (),
     effect: bool = False,
+    fresh: bool = False,
 ) -> Any:
     """Write a call of `fn(*args, **kwargs)` at run time; returns (value of the results, new values of mutated
-    nodes)."""
+    nodes). fresh: the results share memory with nothing else."""
     values, sources, args, kwargs = _split_arguments(b, args, kwargs)
     operands: list[SSAValue] = []
     template = []
@@ -103,5 +104,6 @@ def object_call(
         result_layouts=result_layouts,
         mutates=written,
         effect=effect,
+        fresh=fresh,
     )
     return results[: len(types)], results[len(types) :]

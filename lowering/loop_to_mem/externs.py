@@ -167,7 +167,7 @@ class _Call:
     def _place_results(self, new: mem.ExternOp) -> None:
         low, op = self.low, self.op
         aliases = prop(op, "aliases") or ()
-        exclusive = self._name().startswith(("aten.", "prims."))
+        exclusive = op.fresh is not None or self._name().startswith(("aten.", "prims."))
         for k, (old, result) in enumerate(zip(op.results[: self.own], new.results, strict=True)):
             if not is_tensor(old):
                 result.name_hint = old.name_hint

@@ -18,10 +18,12 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
 from ...dialects import loop, mem, nd
+from ...dialects.call_args import Arg, Call, CallAttr
 from ...dialects.expr import ZERO, IndexMap, dim, dims_subs, free_dims
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.expr_syntax import IndexMapAttr
 from ...dialects.mem import BufferType
+from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_types import TensorType, tensor_type
 from ...passes.errors import PassError
 from ...passes.instrumentation import remark, statistic
@@ -59,6 +61,8 @@ class Lowering:
 
     def __init__(self, func: FuncOp, symbols: RangeEnv, second_homes: Callable[..., list[SSAValue]]):
         self.func = func
+        module = func.parent_op()
+        self.device = module.attributes.get(nd.DEVICE) if module is not None else None
         self._second_homes = second_homes
         self.env = symbols
         self.block = func.body.block
@@ -124,12 +128,17 @@ class Lowering:
         op.erase()
 
     def alloc(self, t: BufferType, name: str | None, kind: StringAttr = ARENA) -> SSAValue:
-        """A new buffer with a storage of its own."""
+        """A new buffer with a storage of its own; one on another device than the program's has memory of its own."""
+        kind = OUTPUT if self.is_elsewhere(t) else kind
         op = mem.AllocOp.create(result_types=[t], properties={"kind": kind})
         self.insert(op)
         op.result.name_hint = name
         self.storage[op.result] = Storage("fresh", op.result)
         return op.result
+
+    def is_elsewhere(self, t: BufferType) -> bool:
+        """Whether a buffer lies where no kernel of the program reaches it."""
+        return self.device is not None and t.device != self.device
 
     def view(self, buffer: SSAValue, t: BufferType, name: str | None = None) -> SSAValue:
         """`buffer` with another type, in the same storage."""
@@ -149,8 +158,14 @@ class Lowering:
         m: IndexMap | None = None,
         origin: Operation | None = None,
     ) -> None:
-        """A copy nest in front of the current op, with a remark that says why it is needed; `origin` is the op that
-        needs it."""
+        """A copy in front of the current op, with a remark that says why it is needed; `origin` is the op that
+        needs it. It is a nest, and on another device than the program's a call of the library."""
+        assert isinstance(target.type, BufferType)
+        if self.is_elsewhere(target.type):
+            assert m is None, "views of what lies on another device are calls of the library"
+            call = CallAttr(Call("aten.copy_.default", (Arg(0), Arg(1))))
+            self.insert(mem.ExternOp.create(operands=[target, source], properties={"call": call, "mutates": IntsAttr.get([0])}))
+            return
         nest = copy_nest(source, target, (origin or self.current).location, m)
         if nest is not None:
             self.block.insert_op_before(nest, self.current)

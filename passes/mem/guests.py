@@ -99,10 +99,10 @@ class _Search:
 
     def try_output(self, output: Lifetime) -> None:
         """Let the best set of guests move into `output`, if any is better than none."""
-        kind = _element_type(output)
+        kind = _kind(output)
         free = [
             one for one in self.arena
-            if one.last < output.first and int(one.bytes) <= int(output.bytes) and _element_type(one) == kind
+            if one.last < output.first and int(one.bytes) <= int(output.bytes) and _kind(one) == kind
         ]  # fmt: skip
         tried: set[int] = set()
         for since in (0, output.first // 2, output.first * 3 // 4):
@@ -121,10 +121,11 @@ class _Search:
                 return
 
 
-def _element_type(one: Lifetime) -> object:
+def _kind(one: Lifetime) -> object:
+    """Element type and device."""
     t = one.buffer.type
     assert isinstance(t, mem.BufferType)
-    return t.element_type
+    return t.element_type, t.device
 
 
 def _fit(buffers: Sequence[Lifetime], room: int) -> list[tuple[Lifetime, int]]:

@@ -109,6 +109,32 @@ def test_what_is_computed_on_the_cpu_runs_in_its_kernels(compile_devices):
     call, programs = compile_devices(cpu_and_gpu, ((6, 8), FIRST), ((8,), CPU))
     check(call, cpu_and_gpu, torch.randn(6, 8), torch.randn(8))
     assert [device for device, _ in programs] == ["cpu", FIRST]
+    assert len(programs[-1][1].launches) == 1  # no kernel of the GPU copies what lies on the CPU
+
+
+def test_copies_on_another_device_are_the_librarys(compile_devices):
+    """A value that is both returned and the new value of an argument."""
+
+    def function(x, y, to=torch.Tensor.to):
+        there = torch.ops.aten.mm(y, y.t())
+        return (x * 2).sin() + to(there, FIRST), there
+
+    def write(graph):
+        y = [n for n in graph.nodes if n.op == "placeholder"][1]
+        value = next(n for n in graph.nodes if n.target is torch.ops.aten.mm.default)
+        with graph.inserting_before(list(graph.nodes)[-1]):
+            graph.call_function(torch.ops.aten.copy_.default, (y, value)).meta = dict(value.meta)
+
+    call, programs = compile_devices(function, ((8, 8), FIRST), ((8, 8), SECOND), edit=write)
+    x, y = torch.randn(8, 8), torch.randn(8, 8)
+    ours = y.clone()
+    got = call([x, ours])
+    for a, b in zip(got, plain(function, x, y), strict=True):
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(ours, y @ y.t())
+    assert len({t.data_ptr() for t in (*got, ours)}) == 3
+    (device, driver), = programs
+    assert device == FIRST and len(driver.launches) == 1
 
 
 def test_sizes_of_parts_are_symbols(compile_devices):
