@@ -106,7 +106,10 @@ def pass_class(source: Any) -> type[ModulePass]:
     pattern_class = source if isinstance(source, type) else type(source)
     if not issubclass(pattern_class, RewritePattern):
         what = f"class '{source.__name__}'" if isinstance(source, type) else f"a {type(source).__name__}"
-        raise PipelineError(f"expected an xDSL ModulePass or RewritePattern (class or instance), or the path of a PDL file, not {what}")
+        functions = isinstance(source, tuple) or (callable(source) and not isinstance(source, type))
+        hint = "; stepwell.replace(pattern, replacement) makes a pass of two functions" if functions else ""
+        wanted = "an xDSL ModulePass or RewritePattern (class or instance), or the path of a PDL file"
+        raise PipelineError(f"expected {wanted}, not {what}{hint}")
     known = _PATTERN_CLASSES.get(id(source))
     if known is not None:
         return known[1]

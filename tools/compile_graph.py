@@ -30,7 +30,7 @@ from .debug import DebugFolder, readable
 from .fusion_control import apply_wishes, marked, plan_each_layer
 from .graph_reports import report
 from .loop_control import apply_loop_wishes, loop_marks
-from .options import Options
+from .options import OptionError, Options
 from .trace import trace
 from .traffic import count_traffic
 
@@ -117,6 +117,8 @@ def lower_graph(
         if target == "cpu":
             prepare(expected_products(imported.module))
         pipeline = default_pipeline(target, {"passes": options.passes, "pipeline": options.pipeline})
+        if all(p.name != "to-host" for p in pipeline.passes()):
+            raise OptionError("option 'pipeline' leads to no program: it has no 'to-host' (opt-tool --dump-pass-pipeline shows the whole)")
         if target == "gpu":
             fit_device(pipeline, imported.device)
         else:

@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from ..passes.instrumentation import Remark, print_ir
 from ..passes.manager import Pipeline, Stage
+from .options import OptionError
 
 
 def readable(gm: GraphModule) -> str:
@@ -33,11 +34,15 @@ class DebugFolder:
 
     @staticmethod
     def make(folder: Any, kind: str, number: int) -> DebugFolder | None:
-        """A new folder under `folder`, or None when there is to be none."""
+        """A new folder under `folder`, or None when there is to be none. Raises OptionError if it cannot be made."""
         if not folder:
             return None
         path = Path(folder) / f"{number:03d}_{kind}"
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            text = f"the folder '{folder}' (option 'debug' or the variable STEPWELL_DEBUG) cannot be made: {error.strerror}"
+            raise OptionError(text) from error
         return DebugFolder(path)
 
     def write(self, name: str, text: str) -> None:

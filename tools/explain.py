@@ -69,12 +69,15 @@ def explain(
 
     `fn` (a function or module) is run once. Where a result needs gradients, the backward graph is compiled too, without
     adding to anything's `.grad`. The report is printed unless `quiet`, and written to the file `html` as one page.
-    `machine` takes the place of a measurement. Raises OptionError for wrong options and what compiling or running raises."""
+    `machine` takes the place of a measurement. Raises StepwellError for what cannot be called, OptionError for wrong
+    options, and what compiling or running raises."""
     import torch
 
     from .options import make_options
     from .torch_backend import GraphCompilers, compile_with
 
+    if not callable(fn):
+        raise StepwellError(f"explain takes a function or module and its arguments, not {fn!r}")
     machine = machine or _measured()
     collector = Collector(machine)
     chosen = make_options(None, options)

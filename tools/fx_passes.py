@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ..errors import StepwellError
@@ -25,6 +25,8 @@ def run_fx_passes(given: Mapping[str, Sequence[Any]], stage: str, gm: GraphModul
         before = [_value(o) for o in _outputs(gm)]
         try:
             made = function(gm)
+            if made is not None and not isinstance(made, (GraphModule, Graph)):
+                raise TypeError(f"it returned {made!r}; it changes the graph that it is given, or returns another GraphModule")
             gm = made if isinstance(made, GraphModule) else gm
             gm.graph.lint()
             gm.recompile()

@@ -149,13 +149,41 @@ def _check_names(key: str, value: Any) -> None:
                 raise OptionError(f"option 'fx_passes': there is no stage {stage!r}{_near(stage, STAGES)}")
             if not isinstance(functions, (list, tuple)) or not all(map(callable, functions)):
                 raise OptionError(f"option 'fx_passes': stage {stage!r} takes a list of functions, got {functions!r}")
+    elif key == "decompositions":
+        _check_decompositions(value)
     elif not all(isinstance(v, str) for v in value):
         raise OptionError(f"option {key!r} takes a list of names, got {value!r}")
+    elif key == "fallback":
+        _check_operators(value)
     elif key == "disable_passes":
         from ..passes.pipelines import LOWERINGS
 
         if needed := LOWERINGS & set(value):
             raise OptionError(f"option 'disable_passes': {', '.join(sorted(needed))} takes graphs to the next level and cannot be left out")
+
+
+def _check_operators(names: Sequence[str]) -> None:
+    import torch
+
+    for name in names:
+        owner: Any = torch.ops
+        for part in name.split("."):
+            owner = getattr(owner, part, None)
+        if not isinstance(owner, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            known = {n.replace("::", ".").partition(".")[0] + "." + n.partition("::")[2] for n in torch._C._dispatch_get_all_op_names()}
+            near = difflib.get_close_matches(name, known, n=2, cutoff=0.7)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; names are like 'aten.gelu' or 'aten.gelu.default'"
+            raise OptionError(f"option 'fallback': there is no operator {name!r}{hint}")
+
+
+def _check_decompositions(given: Mapping[Any, Any]) -> None:
+    import torch
+
+    for operator, function in given.items():
+        if not isinstance(operator, torch._ops.OpOverload):
+            raise OptionError(f"option 'decompositions': keys are overloads, such as torch.ops.aten.gelu.default, got {operator!r}")
+        if not callable(function):
+            raise OptionError(f"option 'decompositions': {operator} takes a function, got {function!r}")
 
 
 def _check_choice(key: str, value: Any, what: str) -> None:
@@ -201,19 +229,29 @@ def make_options(mode: str | None = None, options: Mapping[str, Any] | None = No
             _check_wishes(key, value)
         if key in ("tile", "loop_order"):
             _check_loop_wishes(key, value)
-        if key in ("disable_passes", "fallback", "fx_passes"):
+        if key in ("disable_passes", "fallback", "fx_passes", "decompositions"):
             _check_names(key, value)
         given[key] = value
     return Options(**{**_from_environment(), **given})
 
+
+VARIABLES = (
+    *(f"STEPWELL_{f.name.upper()}" for f in fields(Options)), "STEPWELL_CACHE_DIR", "STEPWELL_CPU", "STEPWELL_HOST", "STEPWELL_INTERPRET",
+)  # fmt: skip
+"""The variables of the environment that stepwell reads."""
 
 _WORDS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
 
 def _from_environment() -> dict[str, Any]:
     """The options that variables of the environment set: STEPWELL_<OPTION> for those that are a word or yes or no. One with another value
-    is said once and taken out of the environment, so that processes made later do not say it again."""
+    is said once and taken out of the environment, so that processes made later do not say it again. So is one whose name is nearly that of
+    a variable."""
     found: dict[str, Any] = {}
+    for name in [name for name in os.environ if name.startswith("STEPWELL_") and name not in VARIABLES]:
+        if near := difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.85):
+            log.error("there is no variable %s; did you mean %s?", name, near[0])
+            del os.environ[name]
     for f in fields(Options):
         variable, types = f"STEPWELL_{f.name.upper()}", _TYPES[f.name]
         text = os.environ.get(variable)

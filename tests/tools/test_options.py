@@ -1,6 +1,9 @@
 """The options and modes of torch.compile: names, types, what a mode sets."""
 
+import re
+
 import pytest
+import torch
 
 import stepwell
 from stepwell.tools.options import MODES, OptionError, Options, make_options
@@ -41,6 +44,40 @@ def test_unknown_modes(mode, text):
         with pytest.raises(OptionError) as caught:
             ask(mode)
         assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"fallback": ["aten.gelo"]}, "option 'fallback': there is no operator 'aten.gelo'; did you mean 'aten.gelu'"),
+        ({"fallback": ["gelu"]}, "option 'fallback': there is no operator 'gelu'; names are like 'aten.gelu' or 'aten.gelu.default'"),
+        ({"decompositions": {"aten.gelu": len}},
+         "option 'decompositions': keys are overloads, such as torch.ops.aten.gelu.default, got 'aten.gelu'"),
+    ],
+)  # fmt: skip
+def test_names_of_operators(options, text):
+    with pytest.raises(OptionError) as caught:
+        make_options(None, options)
+    assert str(caught.value).startswith(text)
+
+
+def test_variable_with_a_wrong_name(monkeypatch, caplog):
+    monkeypatch.setenv("STEPWELL_NUMERIC", "eager")
+    monkeypatch.setenv("STEPWELL_OF_MINE", "1")
+    assert make_options() == make_options()
+    assert [r.message for r in caplog.records] == ["there is no variable STEPWELL_NUMERIC; did you mean STEPWELL_NUMERICS?"]
+
+
+def test_what_leads_to_no_program(tmp_path):
+    (tmp_path / "file").write_text("")
+    for options, text in (
+        ({"pipeline": "nd-to-loop"}, "option 'pipeline' leads to no program: it has no 'to-host'"),
+        ({"debug": tmp_path / "file"}, "(option 'debug' or the variable STEPWELL_DEBUG) cannot be made: Not a directory"),
+        ({"fx_passes": {"post_grad": [lambda gm: 3]}}, "failed: TypeError: it returned 3; it changes the graph that it is given"),
+    ):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=re.escape(text)):
+            torch.compile(torch.relu, backend="stepwell", options={**options, "cache": "off"})(torch.ones(3))
 
 
 def test_wrong_options():
