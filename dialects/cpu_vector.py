@@ -45,6 +45,7 @@ from .cpu_types import (
     vec,
 )
 from .create import QuickOp
+from .special import ORTHOGONAL_POLYNOMIALS
 
 CMPI_PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
 CMPF_PREDICATES = (
@@ -98,6 +99,10 @@ MATH_FUNCTIONS: dict[str, int] = {
     "hypot": 2,
     "nextafter": 2,
     "ldexp": 2,
+    "zeta": 2,
+    "igamma": 2,
+    "igammac": 2,
+    **dict.fromkeys(ORTHOGONAL_POLYNOMIALS, 2),
 }
 """The functions of `cpu.math` and how many operands each takes."""
 
@@ -353,7 +358,7 @@ class CmpFOp(_CompareOp):
 class MathOp(_KindOp):
     """A function that `math` lacks, on f32 or f64: sigmoid erfc erfinv ndtri lgamma digamma i0 i0e i1 i1e exp10
     log_ndtr erfcx of one operand; fmod (sign of the first, as C), hypot, nextafter, ldexp (the second an integer in a
-    float) of two.
+    float), zeta, igamma, igammac and the orthogonal polynomials (the second the degree) of two.
 
         %y = cpu.math lgamma %x : vector<16xf32>
     """

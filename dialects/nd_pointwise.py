@@ -16,6 +16,7 @@ from xdsl.utils.exceptions import VerifyException
 from .expr import Expr, as_expr
 from .nd_base import NdOp
 from .nd_types import FLOATS, TensorType, tensor_type
+from .special import ORTHOGONAL_POLYNOMIALS
 
 ONE = as_expr(1)
 
@@ -154,6 +155,7 @@ BINARY: dict[str, str] = {
     "zeta": "torch.special.zeta(lhs, rhs).",
     "igamma": "Regularised lower incomplete gamma function.",
     "igammac": "Regularised upper incomplete gamma function.",
+    **{name: f"torch.special.{name}(lhs, rhs), rhs the degree." for name in ORTHOGONAL_POLYNOMIALS},
 }
 
 OPS: dict[str, type[PointwiseOp]] = {

@@ -8,6 +8,7 @@ model-check  predicted against measured times, and their rank correlation (bench
 bytes     bytes moved against Inductor, by kernel and over the training graphs of models (bench_bytes.py).
 memory    peak memory of steps against eager, over the models of --models-file (bench_memory.py).
 overhead  what a call of a tiny graph costs the host, by layer, against eager and Inductor (bench_overhead.py).
+calls     what is left to the library against Inductor, over torch's table of operators (bench_calls.py).
 report    the kernels of --kernels-file on --device: table, figures and picture (bench_report.py).
 
 Figures are ratios within one run: machines are shared and noisy.
@@ -35,7 +36,7 @@ from torch.utils import _pytree as pytree
 
 from .counters import counters, reset_counters
 
-WHAT = ("kernels", "compile", "planner", "model-check", "bytes", "memory", "overhead", "report")
+WHAT = ("kernels", "compile", "planner", "model-check", "bytes", "memory", "overhead", "calls", "report")
 
 CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
 
@@ -333,7 +334,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="kernels", choices=WHAT)
     parser.add_argument("--kernels-file", help="model-check, bytes, report: a Python file with a table CASES, instead of the cases here")
-    parser.add_argument("--device", default="cpu", help="report: cpu or cuda")
+    parser.add_argument("--device", default="cpu", help="calls, report: cpu or cuda")
+    parser.add_argument("--jobs", type=int, default=1, help="calls: processes at once")
+    parser.add_argument("--samples", type=int, default=2, help="calls: samples of an operator")
     parser.add_argument("--backends", default="inductor,stepwell", help="report: names with commas; NAME:MODE gives torch.compile a mode")
     parser.add_argument("--out", default="docs/benchmarks/report", help="report: path without suffix of what is written")
     parser.add_argument("--from", dest="given", help="report: figures of an earlier run (JSON), instead of a run")
@@ -342,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="torch.set_num_threads (0: leave)")
     parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--markdown", help="write the report of `kernels` to this file")
+    parser.add_argument("--markdown", help="write the report of `kernels` to this file; calls: the table, between the marks of this page")
     args = parser.parse_args(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -362,6 +365,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .bench_overhead import overhead
 
             results = overhead([o for o in args.only.split(",") if o], backends(), 20 * args.rounds)
+        elif args.what == "calls":
+            from .bench_calls import calls, write
+
+            results = calls([o for o in args.only.split(",") if o], args.device, args.jobs, args.samples)
+            if args.markdown:
+                write(results, args.markdown)
         elif args.what == "report":
             results = report(args, " ".join(["python -m stepwell.tools.bench", *(argv if argv is not None else sys.argv[1:])]))
         elif args.what == "model-check":

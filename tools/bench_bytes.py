@@ -201,7 +201,14 @@ def _count_inductor(run: Run) -> dict[str, Any]:
     import torch
 
     found = {**dict.fromkeys(PARTS, 0), "graphs": 0}
-    with _inductor_without_compiler(found):
+
+    def look(graph: Any) -> None:
+        for node in graph.scheduler.nodes:
+            part, size = _node_bytes(graph, node)
+            found[part] += size
+        found["graphs"] += 1
+
+    with inductor_without_compiler(look):
         run(lambda fn: torch.compile(fn, backend="inductor", dynamic=False, options={"fx_graph_cache": False, "compile_threads": 1}))
     return found
 
@@ -209,26 +216,29 @@ def _count_inductor(run: Run) -> dict[str, Any]:
 _COUNTERS: dict[str, Callable[[Run], dict[str, Any]]] = {"stepwell": _count_stepwell, "inductor": _count_inductor}
 
 
+class _Nothing:
+    """A kernel that does nothing, called or launched."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    run = __call__
+
+
 @contextmanager
-def _inductor_without_compiler(found: dict[str, Any]) -> Iterator[None]:
-    """Inductor as torch.compile runs it, but for its C++ kernels, which do nothing; the bytes of each graph are added to `found`."""
+def inductor_without_compiler(look: Callable[[Any], None]) -> Iterator[None]:
+    """Inductor as torch.compile runs it, but for its kernels, which do nothing; `look` gets each graph after it was scheduled."""
     from unittest import mock
 
-    def nothing(self: Any, *args: Any, **kwargs: Any) -> Callable[..., None]:
-        return lambda *a, **k: None
-
     with ExitStack() as stack:
-        for name in ("cpp_pybinding", "cpp"):
-            stack.enter_context(mock.patch(f"torch._inductor.async_compile.AsyncCompile.{name}", nothing))
+        for name in ("cpp_pybinding", "cpp", "triton"):
+            stack.enter_context(mock.patch(f"torch._inductor.async_compile.AsyncCompile.{name}", lambda *a, **k: _Nothing()))
         patch = mock.patch("torch._inductor.graph.GraphLowering.compile_to_module", autospec=True)
         original = patch.get_original()[0]
 
         def compile_to_module(graph: Any) -> Any:
             module = original(graph)
-            for node in graph.scheduler.nodes:
-                part, size = _node_bytes(graph, node)
-                found[part] += size
-            found["graphs"] += 1
+            look(graph)
             return module
 
         stack.enter_context(patch).side_effect = compile_to_module

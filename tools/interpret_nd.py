@@ -22,6 +22,7 @@ from ..dialects.loop_batch import BatchOp
 from ..dialects.nd_base import prop
 from ..dialects.nd_pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ..dialects.nd_types import LayoutAttr, TensorType
+from ..dialects.special import ORTHOGONAL_POLYNOMIALS
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
 from .interpret_batch import run_batch, run_call
@@ -594,7 +595,7 @@ _SPECIAL = (
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     **{name: getattr(torch, name) for name in OPS if hasattr(torch, name)},
-    **{name: getattr(torch.special, name) for name in _SPECIAL},
+    **{name: getattr(torch.special, name) for name in (*_SPECIAL, *ORTHOGONAL_POLYNOMIALS)},
     "i0": torch.i0,
     "ndtri": torch.special.ndtri,
     "igamma": torch.special.gammainc,

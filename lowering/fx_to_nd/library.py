@@ -48,8 +48,7 @@ _embedding_bag_per_sample_weights_backward embedding_renorm
 _RANDOM = """
 multinomial randperm poisson binomial _sample_dirichlet _standard_gamma rrelu_with_noise
 """
-# doubles that torch computes to 1e-7 (special.py); series and loops whose length depends on the element: nothing there
-# for vectors to gain (polynomials.py has those of a known degree, polygamma.py those of an order up to 8)
+# doubles that torch computes to 1e-7 (special.py); orders above those that polygamma.py knows; on GPUs what only the CPU target has
 _SPECIAL = """
 special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_airy_ai
 special_zeta igamma igammac polygamma gcd

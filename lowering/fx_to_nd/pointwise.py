@@ -56,6 +56,8 @@ BINARY: dict[str, tuple[str, Kind]] = {
     "__xor__": ("xor", Kind.DEFAULT),
     "__lshift__": ("shl", Kind.DEFAULT),
     "__rshift__": ("shr", Kind.DEFAULT),
+    "special_zeta": ("zeta", Kind.INT_TO_FLOAT),
+    **{name: (name, Kind.DEFAULT) for name in ("igamma", "igammac")},
 }
 BOOL_FORMS = {"maximum": "or", "minimum": "and", "fmax": "or", "fmin": "and"}
 """What an op on booleans is called when its own name means something else there."""
@@ -63,7 +65,7 @@ BOOL_FORMS = {"maximum": "or", "minimum": "and", "fmax": "or", "fmin": "and"}
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-CPU_ONLY = frozenset(("digamma", "i0e", "i1e", "log_ndtr"))
+CPU_ONLY = frozenset(("digamma", "i0e", "i1e", "log_ndtr", "zeta", "igamma", "igammac"))
 """Functions of the table that device libraries lack: calls of the library on other devices than the CPU."""
 
 
@@ -81,6 +83,8 @@ def _unary(name: str, kind: Kind) -> Callable[..., SSAValue]:
 
 def _binary(name: str, kind: Kind) -> Callable[..., SSAValue]:
     def apply(b: Importer, x: Any, y: Any) -> SSAValue:
+        if name in CPU_ONLY and b.device != "cpu":
+            return NotImplemented
         dtype = common_dtype(b, (x, y), kind)
         operand = b.factor if name in ("mul", "div") else b.scalar
         return b.op(BOOL_FORMS.get(name, name) if dtype == i1 else name, operand(x, dtype), operand(y, dtype))

@@ -7,7 +7,6 @@ M. Abramowitz and I. Stegun, "Handbook of Mathematical Functions", 6.4.6, 6.4.7 
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 from functools import cache
 
 import torch
@@ -15,6 +14,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from xdsl.dialects.builtin import f64
 from xdsl.ir import SSAValue
 
+from ...dialects.special import bernoulli
 from .importer import Importer
 from .promotion import promote
 from .registry import find_rule, rule
@@ -106,13 +106,6 @@ def _cotangent_polynomial(n: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-@cache
-def _bernoulli(n: int) -> Fraction:
-    if n == 0:
-        return Fraction(1)
-    return -sum((math.comb(n + 1, k) * _bernoulli(k) for k in range(n)), Fraction(0)) / (n + 1)
-
-
 def _coefficient(n: int, k: int) -> float:
     """Of 1 / a^(2k) in the asymptotic series."""
-    return float(_bernoulli(2 * k) * math.factorial(2 * k + n - 1) / math.factorial(2 * k))
+    return float(bernoulli(2 * k) * math.factorial(2 * k + n - 1) / math.factorial(2 * k))

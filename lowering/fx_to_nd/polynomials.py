@@ -2,7 +2,8 @@
 
 Inside of (-1, 1) a Chebyshev polynomial of more than a few degrees is computed by its closed form in the angle, as torch
 does; the recurrence serves elsewhere and gives the exact values at -1 and 1. NaN gives NaN (torch returns what happened to be in
-a register). A degree that is a tensor is a call of the library.
+a register). A degree that is a tensor, or large, is an operand of a function of the CPU target; on other devices such a
+polynomial is a call of the library.
 """
 
 from __future__ import annotations
@@ -103,10 +104,13 @@ _OTHERS: dict[str, tuple[First, Step]] = {
 }
 
 
-def _polynomial(compute: Callable[[Importer, SSAValue, int], SSAValue]) -> Any:
+def _polynomial(name: str, compute: Callable[[Importer, SSAValue, int], SSAValue]) -> Any:
     def apply(b: Importer, x: Any, n: Any) -> SSAValue:
         if not isinstance(x, SSAValue) or not isinstance(n, (int, float)) or not (math.isfinite(n) and int(n) <= _MOST):
-            return NotImplemented
+            if b.device != "cpu":
+                return NotImplemented
+            (x, n), _ = promote(b, (x, n), Kind.INT_TO_FLOAT)
+            return b.op(name, x, n)
         (x,), dtype = promote(b, (x,), Kind.INT_TO_FLOAT)
         degree = int(n)
         if degree <= 0:
@@ -116,7 +120,7 @@ def _polynomial(compute: Callable[[Importer, SSAValue, int], SSAValue]) -> Any:
     return apply
 
 
-def _chebyshev(first: First, closed: Closed, shifted: bool) -> Any:
+def _chebyshev(name: str, first: First, closed: Closed, shifted: bool) -> Any:
     def compute(b: Importer, x: SSAValue, n: int) -> SSAValue:
         if shifted:
             x = b.sub(b.add(x, x), 1.0)
@@ -125,15 +129,16 @@ def _chebyshev(first: First, closed: Closed, shifted: bool) -> Any:
             return value
         return b.select(b.cmp("lt", b.op("abs", x), 1.0), closed(b, b.op("acos", x), n), value)
 
-    return _polynomial(compute)
+    return _polynomial(name, compute)
 
 
-def _other(first: First, step: Step) -> Any:
-    return _polynomial(lambda b, x, n: _by_recurrence(b, x, n, first, step))
+def _other(name: str, first: First, step: Step) -> Any:
+    return _polynomial(name, lambda b, x, n: _by_recurrence(b, x, n, first, step))
 
 
 for _letter, (_first, _closed) in _CHEBYSHEV.items():
-    rule(packet(torch.ops.aten, f"special_chebyshev_polynomial_{_letter}"))(_chebyshev(_first, _closed, False))
-    rule(packet(torch.ops.aten, f"special_shifted_chebyshev_polynomial_{_letter}"))(_chebyshev(_first, _closed, True))
+    for _shifted in ("", "shifted_"):
+        _name = f"{_shifted}chebyshev_polynomial_{_letter}"
+        rule(packet(torch.ops.aten, f"special_{_name}"))(_chebyshev(_name, _first, _closed, bool(_shifted)))
 for _name, (_first, _step) in _OTHERS.items():
-    rule(packet(torch.ops.aten, f"special_{_name}"))(_other(_first, _step))
+    rule(packet(torch.ops.aten, f"special_{_name}"))(_other(_name, _first, _step))

@@ -7,6 +7,7 @@ from xdsl.ir import Operation
 
 from ...dialects import loop
 from ...dialects.nd_types import LOW_PRECISION
+from ...dialects.special import ORTHOGONAL_POLYNOMIALS
 
 COSTS: dict[type[Operation], float] = {
     arith.DivfOp: 5.0,
@@ -31,11 +32,16 @@ COSTS: dict[type[Operation], float] = {
 }
 """What is not here costs 1, functions of `math` 12."""
 
+_LONG: dict[str, float] = {"igamma": 400.0, "igammac": 400.0, "zeta": 300.0, **dict.fromkeys(ORTHOGONAL_POLYNOMIALS, 80.0)}
+"""Functions of `loop.math` that go through loops."""
+
 
 def op_cost(op: Operation) -> float:
     """Vector operations that a body op takes, about; a load of a 16-bit float is also a conversion."""
     if isinstance(op, loop.LoadOp):
         return 2.5 if loop.element_type(op.source.type) in LOW_PRECISION else 1.0
+    if isinstance(op, loop.MathOp) and op.fn.data in _LONG:
+        return _LONG[op.fn.data]
     found = COSTS.get(type(op))
     if found is not None:
         return found

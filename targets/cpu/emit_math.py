@@ -15,11 +15,11 @@ from xdsl.dialects.builtin import f32, f64
 from xdsl.ir import Operation
 
 from ...dialects import cpu
-from . import math, math_special
+from . import math, math_gamma, math_polynomials, math_special
 from .emit_arith import constant_integer, emit_fma, f32_like, is_constant
 from .emit_casts import from_f32, to_f32
 from .emit_text import FunctionText, Type, splat, type_of
-from .emit_vector import concat, shuffle, split
+from .emit_vector import any_lane, by_pieces
 from .math import Code
 
 Handler = Callable[[FunctionText, Operation], None]
@@ -77,7 +77,10 @@ FUNCTIONS: dict[str, Function] = {
     "hypot": _sleef("hypot", "u35", "u05"),
     "fmod": _sleef("fmod", "", ""),
     "nextafter": _sleef("nextafter", "", ""),
+    "tgamma": _sleef("tgamma", "u10"),
     **{name: Function(form, form) for name, form in math_special.FORMS.items()},
+    **{name: Function(form, form) for name, form in math_gamma.FORMS.items()},
+    **{name: Function(form, form) for name, form in math_polynomials.FORMS.items()},
 }
 
 # What torch's own kernels call for f32 (and for f16 and bf16, which go through it) where that differs from the table.
@@ -138,7 +141,7 @@ def _by_lane(f: FunctionText, name: str, type: Type, arguments: list[str]) -> st
 
 
 def _call_sleef(f: FunctionText, function: tuple[str, str], type: Type, arguments: list[str]) -> str:
-    """Cut to a width that Sleef has; a vector shorter than the narrowest is filled up with its lane 0."""
+    """Cut to a width that Sleef has."""
     suffix, lanes = _sleef_width(f, type)
     element = f32 if type.kind == "f32" else f64
     piece = type_of(cpu.vec(lanes, element))
@@ -147,22 +150,10 @@ def _call_sleef(f: FunctionText, function: tuple[str, str], type: Type, argument
     symbol = f"Sleef_{base}{letter}{lanes}_{accuracy}{suffix}"
     f.module.declare(symbol, piece.text, ", ".join([piece.text] * len(arguments)))
 
-    def call(values: tuple[str, ...]) -> str:
+    def call(*values: str) -> str:
         return f.let(f"call {piece.text} @{symbol}({', '.join(f'{piece.text} {v}' for v in values)})")
 
-    count = -(-type.lanes // lanes)
-    if count * lanes == type.lanes and count & (count - 1) == 0:
-        pieces = [split(f, type, a, lanes) for a in arguments]
-        return concat(f, piece, [call(values) for values in zip(*pieces, strict=True)])
-    # An odd number of lanes: pieces are filled up with lane 0, the results put side by side lane by lane.
-    total = 1
-    while total * lanes < type.lanes:
-        total *= 2
-    indices = [i if i < type.lanes else 0 for i in range(total * lanes)]
-    wide = type_of(cpu.vec(total * lanes, element))
-    pieces = [split(f, wide, shuffle(f, type, a, None, indices), lanes) for a in arguments]
-    whole = concat(f, piece, [call(values) for values in zip(*pieces, strict=True)])
-    return shuffle(f, wide, whole, None, range(type.lanes))
+    return by_pieces(f, type, lanes, arguments, call)
 
 
 def _sleef_width(f: FunctionText, type: Type) -> tuple[str, int]:
@@ -262,11 +253,7 @@ def emit_ipowi(f: FunctionText, op: Operation) -> None:
     f.do(f"{product} = mul {text} {value}, {factor}")
     f.do(f"{squared} = mul {text} {square}, {square}")
     f.do(f"{shifted} = lshr {text} {rest}, {one}")
-    more = f.let(f"icmp ne {text} {shifted}, {zero}")
-    if type.lanes:
-        name = f"llvm.vector.reduce.or.v{type.lanes}i1"
-        f.module.declare(name, "i1", i1)
-        more = f.let(f"call i1 @{name}({i1} {more})")
+    more = any_lane(f, type.lanes, f.let(f"icmp ne {text} {shifted}, {zero}"))
     f.do(f"br i1 {more}, label %{loop}, label %{after}")
     f.start(after)
     minus = splat(type, "-1")

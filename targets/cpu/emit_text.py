@@ -290,10 +290,10 @@ class FunctionText:
         self.module.declare(name, result.text, types)
         return f"call{flags} {result.text} @{name}({', '.join(f'{t} {v}' for t, v in arguments)})"
 
-    def finish(self, arguments: str) -> None:
-        """Add the function, which returns nothing, to the module."""
+    def finish(self, arguments: str, result: str = "void") -> None:
+        """Add the function, with the type of its result, to the module."""
         linkage = f"{self.linkage} " if self.linkage else ""
-        head = f"define {linkage}void @{self.name}({arguments}) #0 {{"
+        head = f"define {linkage}{result} @{self.name}({arguments}) #0 {{"
         self.module.defined.add(self.name)
         self.module.functions.append("\n".join([head, "entry:", *self.allocas, *self.lines, "}", ""]))
 

@@ -163,6 +163,35 @@ def split(f: FunctionText, type: Type, value: str, lanes: int) -> list[str]:
     return [shuffle(f, type, value, None, range(i, i + lanes)) for i in range(0, type.lanes, lanes)]
 
 
+def by_pieces(f: FunctionText, type: Type, lanes: int, arguments: Sequence[str], call: Callable[..., str]) -> str:
+    """The name of what `call` makes of consecutive pieces of `lanes` lanes of the arguments, put together; an odd number of lanes is
+    filled up with lane 0."""
+    element = cpu.element_of(type.attr)
+    piece = type_of(cpu.vec(lanes, element))
+    count = -(-type.lanes // lanes)
+    if count * lanes == type.lanes and count & (count - 1) == 0:
+        pieces = [split(f, type, a, lanes) for a in arguments]
+        return concat(f, piece, [call(*values) for values in zip(*pieces, strict=True)])
+    # An odd number of lanes: pieces are filled up with lane 0, the results put side by side lane by lane.
+    total = 1
+    while total * lanes < type.lanes:
+        total *= 2
+    indices = [i if i < type.lanes else 0 for i in range(total * lanes)]
+    wide = type_of(cpu.vec(total * lanes, element))
+    pieces = [split(f, wide, shuffle(f, type, a, None, indices), lanes) for a in arguments]
+    whole = concat(f, piece, [call(*values) for values in zip(*pieces, strict=True)])
+    return shuffle(f, wide, whole, None, range(type.lanes))
+
+
+def any_lane(f: FunctionText, lanes: int, mask: str) -> str:
+    """Whether a lane of a mask is on, as a scalar; a mask of 0 lanes is one."""
+    if not lanes:
+        return mask
+    name, type = f"llvm.vector.reduce.or.v{lanes}i1", f"<{lanes} x i1>"
+    f.module.declare(name, "i1", type)
+    return f.let(f"call i1 @{name}({type} {mask})")
+
+
 def emit_transpose(f: FunctionText, op: Operation) -> None:
     """cpu.transpose: log2(n) stages; stage s exchanges, between rows r and r + s, the lanes whose index has the bit s
     the wrong way round."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from ...dialects import cpu
 from .emit_arith import literal
 from .emit_text import FunctionText, Type, splat, type_of
-from .emit_vector import concat, split
+from .emit_vector import any_lane, concat, split
 
 
 class Code:
@@ -129,6 +129,10 @@ class Code:
         """Masks or."""
         return self.f.let(f"or {self.bool} {a}, {b}")
 
+    def off(self, mask: str) -> str:
+        """The lanes that the mask leaves out."""
+        return self.f.let(f"xor {self.bool} {mask}, {'splat (i1 true)' if self.type.lanes else 'true'}")
+
     def select(self, mask: str, a: str, b: str) -> str:
         """a where the mask is on, else b."""
         return self.f.let(f"select {self.bool} {mask}, {self.text} {a}, {self.text} {b}")
@@ -181,6 +185,44 @@ class Code:
     def _scalef(self, a: str, n: str, lanes: int) -> str:
         """vscalefps: LLVM's own ldexp goes through integers."""
         return self.pieces("scalef", lanes, (a, n), lambda x, y: f"{x}, {y}")
+
+    # Loops
+    def any(self, mask: str) -> str:
+        """Whether a lane of the mask is on, as a scalar."""
+        return any_lane(self.f, self.type.lanes, mask)
+
+    def loop(self, active: str, values: Sequence[str], step: Callable[..., tuple[Sequence[str], str]]) -> list[str]:
+        """`values` after steps in the lanes of `active`, done as long as a lane is active: `step` gives new values and the mask of
+        the lanes that go on. The values of other lanes stay as they are."""
+        f = self.f
+        before, head, body, latch, after = f.block, *(f.label() for _ in range(4))
+        f.do(f"br label %{head}")
+        f.start(head)
+        mask, next_mask = f.fresh(), f.fresh()
+        old, new = [f.fresh() for _ in values], [f.fresh() for _ in values]
+        f.do(f"{mask} = phi {self.bool} [ {active}, %{before} ], [ {next_mask}, %{latch} ]")
+        for name, start, value in zip(old, values, new, strict=True):
+            f.do(f"{name} = phi {self.text} [ {start}, %{before} ], [ {value}, %{latch} ]")
+        f.do(f"br i1 {self.any(mask)}, label %{body}, label %{after}")
+        f.start(body)
+        made, more = step(*old)
+        f.do(f"br label %{latch}")
+        f.start(latch)
+        for name, was, value in zip(new, old, made, strict=True):
+            f.do(f"{name} = select {self.bool} {mask}, {self.text} {value}, {self.text} {was}")
+        f.do(f"{next_mask} = and {self.bool} {mask}, {more}")
+        f.do(f"br label %{head}")
+        f.start(after)
+        return old
+
+    def where(self, mask: str, otherwise: str, form: Callable[[], str]) -> str:
+        """The value of `form` in the lanes of the mask, which is computed only if there is one."""
+        (result,) = self.loop(mask, [otherwise], lambda _: ([form()], self.none()))
+        return result
+
+    def none(self) -> str:
+        """The mask without a lane."""
+        return "zeroinitializer" if self.type.lanes else "false"
 
     def pieces(self, name: str, lanes: int, values: tuple[str, ...], arguments: Callable[..., str]) -> str:
         """An AVX-512 intrinsic of zmm registers on a vector of several; `arguments` spells its own from the typed

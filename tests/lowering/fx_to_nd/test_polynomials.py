@@ -1,4 +1,4 @@
-"""Orthogonal polynomials of a known degree."""
+"""Orthogonal polynomials."""
 
 import pytest
 import torch
@@ -27,7 +27,26 @@ def test_integers_and_sizes(check):
     check(lambda x: torch.special.chebyshev_polynomial_t(x, 4), torch.randn(0, 3))
 
 
-def test_a_degree_that_is_a_tensor_is_a_call(check):
-    found = check(torch.special.laguerre_polynomial_l, torch.rand(4), torch.tensor([0, 1, 2, 5]))
-    assert found.counts.extern == 1
-    assert check(lambda x: torch.special.legendre_polynomial_p(x, 1000), torch.rand(4)).counts.extern == 1
+DEGREES = [-2.0, -0.5, 0.0, 1.0, 1.9, 2.0, 3.0, 6.0, 7.0, 12.0, 40.0, 65.0, 130.0, 600.0, float("inf"), float("nan")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_degrees_that_are_elements(check, name, dtype):
+    x = torch.tensor([-1.5, -1.0, -0.9, -0.3, 0.0, 0.2, 0.8, 1.0, 1.01, float("inf"), float("nan")], dtype=dtype)
+    close = {"rtol": 3e-4, "atol": 3e-4} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-9}
+    found = check(getattr(torch.special, name), x[:-1, None], torch.tensor(DEGREES, dtype=dtype), **close)
+    assert not found.counts.extern
+    torch._dynamo.reset()
+    got = torch.compile(getattr(torch.special, name), backend="stepwell")(x[-1:], torch.tensor([2.0, 7.0], dtype=dtype))
+    assert got.isnan().all()
+
+
+def test_other_degrees(check):
+    """Integers, numbers that are tensors, large numbers, sizes that change."""
+    p = torch.special.legendre_polynomial_p
+    assert not check(torch.special.laguerre_polynomial_l, torch.rand(4), torch.tensor([0, 1, 2, 5])).counts.extern
+    assert not check(lambda n: p(0.3, n), torch.tensor([0.0, 4.0, 9.0])).counts.extern
+    assert not check(lambda x: p(x, 1000), torch.rand(4), rtol=1e-4, atol=1e-5).counts.extern
+    check(p, torch.rand(3, 1).t(), torch.arange(3.0), dynamic=True)
+    check(p, torch.rand(0, 3), torch.arange(3))
