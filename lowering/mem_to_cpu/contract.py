@@ -171,8 +171,10 @@ def _leading(x: Matrix, transposed: bool, rows: Expr, columns: Expr) -> Expr:
 
 
 def row_major(p: Product) -> Product:
-    """The product with the columns of C next to each other: C itself, or its transpose (B^T A^T)."""
-    if _transposed(p.c, p.m, p.n):
+    """The product with the columns of C next to each other: C itself, or its transpose (B^T A^T). A single column becomes a row: the
+    generated function takes rows of sums, so that a matrix times a vector runs along the rows of the matrix."""
+    column = p.n is ONE and p.m is not ONE and p.c.row is ONE and p.bias is None
+    if column or _transposed(p.c, p.m, p.n):
         a, b, c = (replace(x, row=x.column, column=x.row) for x in (p.b, p.a, p.c))
         bias = None if p.bias is None else replace(p.bias, row=p.bias.column, column=p.bias.row)
         return Product(p.batch, p.n, p.m, p.k, a, b, c, bias, p.accumulate)

@@ -12,13 +12,14 @@ from ...dialects.cpu_memory import _segments
 from ...dialects.cpu_types import lanes_of, ptr, vec
 from ...dialects.create import create
 from ...dialects.expr import ZERO, Add, Expr, free_dims
-from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type
+from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, element_bytes
+from ...passes.loop.loop_schedule import MAX_STRIDE
 from .builder import float_attr, int_property
 from .state import State, scalar_type
 
 _PTR_ADD: dict[Attribute, dict[str, Attribute]] = {}
-MAX_STRIDE = 2
-"""Strides up to this are read as consecutive vectors and shuffled."""
+REGISTER_BYTES = 64
+"""Bytes of the largest vector registers that there are."""
 
 
 def memory_type(dtype: Attribute) -> Attribute:
@@ -149,16 +150,34 @@ def load_elements(
 
 
 def _load_strided(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, step: int) -> SSAValue:
-    """Every second element: two vectors, the second one ending with the last element that is wanted, so that nothing
-    beyond is read."""
-    assert s.lane is not None and step == 2
+    """Every `step`th element, by shuffling consecutive ones, a register of the result at a time (the shuffles that pick from two registers
+    are single instructions, those of wider vectors are not)."""
+    assert s.lane is not None
     width = s.lane.width
-    whole = vec(width, dtype)
+    part = min(width, REGISTER_BYTES // element_bytes(dtype))
     base, at = address(s, buffer, offset, dtype)
-    first = read(s, whole, buffer, base, at)
-    second = read(s, whole, buffer, base, s.b.add(at, s.b.int(width - 1)))
-    picks = [2 * k if 2 * k < width else width + 2 * k - (width - 1) for k in range(width)]
-    return shuffle(s, picks, first, second)
+    parts = [_load_part(s, buffer, base, at, k * step, vec(part, dtype), step) for k in range(0, width, part)]
+    while len(parts) > 1:
+        joined = list(range(2 * lanes_of(parts[0].type)))
+        parts = [shuffle(s, joined, a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _load_part(s: State, buffer: SSAValue, base: SSAValue, at: SSAValue, start: int, whole: Attribute, step: int) -> SSAValue:
+    """Every `step`th element from `start` on: `step` vectors, the last one ending with the last element that is wanted, so that nothing
+    beyond is read."""
+    width = lanes_of(whole)
+    begins = [k * width for k in range(step - 1)] + [(width - 1) * (step - 1)]
+    vectors = [read(s, whole, buffer, base, s.b.add(at, s.b.int(start + begin))) for begin in begins]
+    value = vectors[0]
+    for k in range(1, step):
+        # lanes that come from the vectors before, then those of this one; the rest is not yet known
+        picks = [
+            (n if k > 1 else n * step) if n * step < k * width else width + min(n * step - begins[k], width - 1)
+            for n in range(width)
+        ]
+        value = shuffle(s, picks, value, vectors[k])
+    return value
 
 
 def _reverse(s: State, value: SSAValue) -> SSAValue:

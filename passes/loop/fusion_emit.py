@@ -21,6 +21,10 @@ from .fusion_types import Group, Member
 from .nest_copy import NestCopy
 from .nest_info import NestInfo, uses_opaque
 
+MOST_PLACES = 2
+"""Later reads of a value at more places than this load it. What is computed again at each place computes what it is made of again too: a
+chain of stencils would grow by the number of places with each step."""
+
 
 @dataclass
 class Step:
@@ -233,7 +237,7 @@ class GroupWriter:
             host = self._host(tensor, late, outs)
             if host is not None:
                 self.shared_out[tensor] = host
-            elif local.member.info.is_pointwise and not self._same_tensor_chain(local.member):
+            elif local.member.info.is_pointwise and not self._same_tensor_chain(local.member) and len({i for _, i in late}) <= MOST_PLACES:
                 self.recomputed.add(tensor)
             else:
                 outs.append(tensor)

@@ -30,6 +30,8 @@ DEFAULT_HINT = 64
 LANES = (64, 32, 16, 8, 4)
 NS_PER_UNIT = 0.3
 """Time of one operation on 16 lanes of 32 bits, data in the nearest cache."""
+MAX_STRIDE = 4
+"""Loads with steps up to this from lane to lane are consecutive vectors and shuffles, others gathers."""
 SERIAL_NS = 4000.0
 """Work below this is not worth a second thread."""
 FEW_UNITS = 2
@@ -152,8 +154,8 @@ class Cost:
             return 1.5 if access.is_store else 0.9
         if stride.value == 1:
             return unit * (2 if access.is_store else 1)
-        if stride.value == 2 and not access.is_store:
-            return unit * 3
+        if stride.value is not None and 2 <= stride.value <= MAX_STRIDE and not access.is_store:
+            return unit * (2 * stride.value - 1)
         if stride.value == -1 and not access.is_store:
             return unit * 2
         if access.mode != "set":

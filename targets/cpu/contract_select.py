@@ -16,7 +16,7 @@ from xdsl.dialects.func import FuncOp
 
 from ...dialects import loop
 from ...dialects.expr import Expr, evaluate, free_syms
-from ...lowering.mem_to_cpu.contract import DTYPES, Product, recognise, transposed
+from ...lowering.mem_to_cpu.contract import DTYPES, Product, recognise, row_major, transposed
 from ...passes.loop.loop_fuse import symbol_hints
 from ...passes.manager import Pass
 from .contract_measure import ProductSizes, measure
@@ -49,6 +49,7 @@ class ContractSelect(Pass):
         p = recognise(op)
         if p is None:
             return "gemm"
+        p = row_major(p)
         layout = transposed(p)
         if layout is None:
             return "library"

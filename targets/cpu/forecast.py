@@ -39,6 +39,9 @@ def expected_products(module: ModuleOp) -> list[str]:
             (m, k), n = type_a.dims[-2:], type_b.dims[-1]
             sizes = [int(e) if e.is_const else TYPICAL for e in (m, n, k)]
             layout = _is_transposed(lhs), _is_transposed(rhs)
+            if sizes[1] == 1 and sizes[0] != 1:  # computed as a row, see `row_major`
+                sizes = [1, sizes[0], sizes[2]]
+                layout = False, not layout[0]
             if prefer_own_gemm(sizes[0], sizes[1], sizes[2], dtype, *layout):
                 found[GemmSpec(dtype, trans_a=layout[0], trans_b=layout[1], isa=isa).shared_symbol] = None
     return list(found)

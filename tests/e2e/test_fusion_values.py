@@ -34,3 +34,29 @@ def test_lanes_over_a_symbolic_stride():
         check_against_eager(
         program, torch.arange(2 * n * n, dtype=torch.int32).view(n, 2 * n)[:, ::2], torch.randn(n, n).double(), dynamic=True
     )
+
+
+def test_a_chain_of_stencils_is_stored_from_step_to_step(tmp_path):
+    """Recomputed in each reader, the eighth step would hold 3^8 times the work of the first."""
+
+    def program(x):
+        for _ in range(8):
+            left, right = torch.nn.functional.pad(x, (1, 0))[:, :-1], torch.nn.functional.pad(x, (0, 1))[:, 1:]
+            x = torch.minimum(x, torch.minimum(left + 1, right + 1))
+        return x
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    x = torch.rand(40, 60) * 20
+    got = torch.compile(program, backend="stepwell", options={"debug": str(tmp_path)})(x)
+    torch.testing.assert_close(got, program(x))
+    (text,) = (path.read_text() for path in tmp_path.glob("*/2_loop.mlir"))
+    assert text.count("arith.minimumf") < 100
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("m,k", [(1, 5), (33, 130), (7, 0)])
+def test_a_matrix_times_a_vector(m, k, transposed):
+    torch.manual_seed(0)
+    matrix = torch.randn(3, k, m).mT if transposed else torch.randn(3, m, k)
+    check_against_eager(lambda a, b: a @ b + 1, matrix, torch.randn(3, k, 3)[..., 1:2])

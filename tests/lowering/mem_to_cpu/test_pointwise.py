@@ -332,3 +332,25 @@ def test_complex_numbers_are_moved(nests):
     x, o = torch.randn(9, 20, dtype=torch.complex64), torch.zeros(20, 9, dtype=torch.complex64)
     nests(text)(x, o)
     assert torch.equal(o, x.t())
+
+
+@pytest.mark.parametrize("step", [2, 3, 4, 5])
+@pytest.mark.parametrize("dtype,torch_dtype", [("f32", torch.float32), ("f64", torch.float64), ("i16", torch.int16), ("i8", torch.int8)])
+def test_steps_between_lanes(nests, step, dtype, torch_dtype):
+    n = 150
+    x, o = buffer(n, step, dtype=dtype), buffer(n, dtype=dtype)
+    run = nests(f"""
+func.func @forward(%x : {x}, %o : {o}) {{
+  loop.nest (%i = {n}) outs(%oo = %o : {o}) {{
+    %a = loop.load %x[%i, {step - 1}] : {x} -> {dtype}
+    loop.store %a, %oo[%i] : {dtype}, {o}
+  }}
+  func.return
+}}
+""")
+    values = torch.arange(n * step).reshape(n, step).to(torch_dtype)
+    got = torch.zeros(n, dtype=torch_dtype)
+    run(values, got)
+    assert torch.equal(got, values[:, -1])
+    whole = [line for line in run.text.splitlines() if "cpu.shuffle" in line]
+    assert bool(whole) == (step <= 4)

@@ -35,6 +35,11 @@ def test_layouts_follow_from_permutations():
     assert kinds(back + plain.replace("%a1", "%u"), "16 x 16 x f32", "16 x 16 x f32") == ["nn"]
 
 
+def test_a_matrix_times_a_vector_is_computed_as_a_row():
+    text = f"%c = nd.matmul %a0, %a1 : ({T}, !nd.tensor<16 x 1 x f32>) -> !nd.tensor<16 x 1 x f32>"
+    assert kinds(text, "16 x 16 x f32", "16 x 1 x f32") == ["nt"]
+
+
 def test_integers_are_not_expected():
     t = "!nd.tensor<16 x 16 x i64>"
     assert kinds(f"%c = nd.matmul %a0, %a1 : ({t}, {t}) -> {t}", "16 x 16 x i64", "16 x 16 x i64") == []
