@@ -3,7 +3,8 @@
 A program takes what the graph takes (tensors and numbers), checks and binds sizes, allocates, launches kernels, calls
 library operators and returns. Sizes are expressions over symbols (`s0`, `u0`; see expr.py); a symbol is defined once,
 by `host.bind`, before any expression names it. A value is a tensor of torch (`!host.tensor<f32>`), raw memory of the
-arena (`!host.ptr`), a number (`i64`, `f64`, `i1`) or any other Python object (`!host.object`).
+arena (`!host.ptr`), a number (`i64`, `f64`, `i1`) or any other Python object (`!host.object`). The types are in host_base.py, the
+operations on tensors and memory in host_tensors.py.
 
     host.program @forward(%x: !host.tensor<f32>, %n: i64) arena s0 * 256 {
       host.bind s0 = value %n
@@ -20,22 +21,18 @@ arena (`!host.ptr`), a number (`i64`, `f64`, `i1`) or any other Python object (`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from xdsl.dialects.builtin import (
     Float64Type,
-    IndexType,
     IntAttr,
-    IntegerType,
-    NoneAttr,
     StringAttr,
     SymbolNameConstraint,
     SymbolRefAttr,
     UnitAttr,
 )
-from xdsl.ir import Attribute, Block, Dialect, Operation, ParametrizedAttribute, Region, SSAValue, TypeAttribute
+from xdsl.ir import Attribute, Block, Dialect, Operation, Region, SSAValue
 from xdsl.irdl import (
-    irdl_attr_definition,
     irdl_op_definition,
     operand_def,
     opt_prop_def,
@@ -46,129 +43,28 @@ from xdsl.irdl import (
     var_operand_def,
     var_result_def,
 )
-from xdsl.parser import AttrParser, Parser
+from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
 from .call_args import Arg, Call, CallAttr, format_leaf, parse_leaf
-from .create import QuickOp
 from .expr import Expr, as_expr, free_dims, free_syms
 from .expr_syntax import ExprAttr, parse_expr
+from .host_base import (
+    HostOp,
+    ObjectType,
+    PtrType,
+    TensorType,
+    exprs_text,
+    is_number,
+    parse_exprs,
+    parse_typed,
+    parse_value_type,
+    print_typed,
+)
+from .host_tensors import ArenaPtrOp, CheckOp, EmptyOutputOp, EnsureOp, FromArenaOp, LayoutOp, ReleaseOp, ViewOp, layout
 from .nd_base import ExprsAttr, IntsAttr
-
-
-@irdl_attr_definition
-class TensorType(ParametrizedAttribute, TypeAttribute):
-    """A tensor of torch with a known element type: `!host.tensor<f32>`, `!host.tensor<f32, "cuda:0">` when it is not on the CPU,
-    `!host.tensor<f32, "any">` where that does not matter; `!host.tensor<none>` when the element type is not ours."""
-
-    name = "host.tensor"
-    element_type: Attribute
-    device: StringAttr
-
-    @staticmethod
-    def get(element_type: Attribute | None = None, device: str = "cpu") -> TensorType:
-        """The interned type."""
-        key = element_type or NoneAttr(), device
-        found = _TENSORS.get(key)
-        if found is None:
-            found = _TENSORS[key] = TensorType(key[0], StringAttr(device))
-        return found
-
-    @classmethod
-    def parse_parameters(cls, parser: AttrParser) -> list[Attribute]:
-        with parser.in_angle_brackets():
-            element = NoneAttr() if parser.parse_optional_keyword("none") else parser.parse_type()
-            device = parser.parse_str_literal() if parser.parse_optional_punctuation(",") else "cpu"
-        return [element, StringAttr(device)]
-
-    def print_parameters(self, printer: Printer) -> None:
-        with printer.in_angle_brackets():
-            if isinstance(self.element_type, NoneAttr):
-                printer.print_string("none")
-            else:
-                printer.print_attribute(self.element_type)
-            if self.device.data != "cpu":
-                printer.print_string(f', "{self.device.data}"')
-
-
-_TENSORS: dict[tuple[Attribute, str], TensorType] = {}
-
-
-@irdl_attr_definition
-class PtrType(ParametrizedAttribute, TypeAttribute):
-    """Raw memory of the arena."""
-
-    name = "host.ptr"
-
-
-@irdl_attr_definition
-class ObjectType(ParametrizedAttribute, TypeAttribute):
-    """Any other Python object (a generator, a list of tensors of unknown length, an opaque result)."""
-
-    name = "host.object"
-
-
-ptr = PtrType()
-obj = ObjectType()
-
-
-def is_number(type: Attribute) -> bool:
-    """Whether a value of `type` is a Python number: i64/index (int), f64 (float) or i1 (bool)."""
-    return isinstance(type, (Float64Type, IndexType)) or (isinstance(type, IntegerType) and type.width.data in (1, 64))
-
-
-def _exprs_text(values: Sequence[Expr]) -> str:
-    return f"[{', '.join(map(str, values))}]"
-
-
-def _parse_exprs(parser: Parser) -> ExprsAttr:
-    return ExprsAttr.get(
-        parser.parse_comma_separated_list(parser.Delimiter.SQUARE, lambda: parse_expr(parser), " in a list of sizes")
-    )
-
-
-def _print_typed(printer: Printer, values: Sequence[SSAValue]) -> None:
-    def one(value: SSAValue) -> None:
-        printer.print_ssa_value(value)
-        printer.print_string(" : ")
-        printer.print_attribute(value.type)
-
-    printer.print_string("(")
-    printer.print_list(values, one)
-    printer.print_string(")")
-
-
-def _parse_typed_value(parser: Parser) -> SSAValue:
-    unresolved = parser.parse_unresolved_operand()
-    parser.parse_punctuation(":", " before the type of a value")
-    return parser.resolve_operand(unresolved, parser.parse_type())
-
-
-def _parse_typed(parser: Parser) -> list[SSAValue]:
-    return parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: _parse_typed_value(parser))
-
-
-def _parse_value_type(parser: Parser, name: Any) -> SSAValue:
-    parser.parse_punctuation(":", " before the type")
-    return parser.resolve_operand(name, parser.parse_type())
-
-
-class HostOp(QuickOp):
-    """Base of the ops of `host`: which expressions an op names (for the check that every symbol is bound)."""
-
-    def exprs(self) -> list[Expr]:
-        """Every size expression that the op evaluates."""
-        found: list[Expr] = []
-        for value in self.properties.values():
-            if isinstance(value, ExprAttr):
-                found.append(value.data)
-            elif isinstance(value, ExprsAttr):
-                found.extend(value.data)
-            elif isinstance(value, CallAttr):
-                found.extend(leaf for leaf in value.data.leaves() if isinstance(leaf, Expr))
-        return found
 
 
 @irdl_op_definition
@@ -297,7 +193,7 @@ class BindOp(HostOp):
             parser.raise_error(f"host.bind: unknown kind '{kind}'; known: {', '.join(_BIND_KINDS)}", pos)
         name = parser.parse_unresolved_operand()
         dim = parser.parse_optional_integer(allow_boolean=False, allow_negative=False)
-        return cls.make(symbol, kind, _parse_value_type(parser, name), dim)
+        return cls.make(symbol, kind, parse_value_type(parser, name), dim)
 
     def verify_(self) -> None:
         if free_syms(self.symbol.data) != {self.symbol.data}:
@@ -355,146 +251,6 @@ class AssertOp(HostOp):
     def verify_(self) -> None:
         if self.predicate.data not in self.PREDICATES.values():
             raise VerifyException(f"host.assert: unknown predicate '{self.predicate.data}'; known: eq, ne, lt, le")
-
-
-class LayoutOp(HostOp):
-    """Base of the ops that name sizes and strides: `host.x %v [sizes] strides [strides] offset e {..} : type`."""
-
-    sizes = prop_def(ExprsAttr)
-    strides = prop_def(ExprsAttr)
-    HAS_OFFSET: ClassVar[bool] = False
-    HAS_SOURCE: ClassVar[bool] = True
-    HAS_RESULT: ClassVar[bool] = True
-
-    def layout_type(self) -> Attribute:
-        """The type whose element type the sizes and strides count."""
-        return self.results[0].type if self.HAS_RESULT else self.operands[0].type
-
-    def print(self, printer: Printer) -> None:
-        if self.HAS_SOURCE:
-            printer.print_string(" ")
-            printer.print_ssa_value(self.operands[0])
-        printer.print_string(f" {_exprs_text(self.sizes.data)} strides {_exprs_text(self.strides.data)}")
-        offset = self.properties.get("offset")
-        if isinstance(offset, ExprAttr):
-            printer.print_string(f" offset {offset.data}")
-        label = self.properties.get("label")
-        if isinstance(label, StringAttr):
-            printer.print_string(" ")
-            printer.print_string_literal(label.data)
-        printer.print_string(" : ")
-        if self.HAS_SOURCE and self.HAS_RESULT:
-            printer.print_attribute(self.operands[0].type)
-            printer.print_string(" -> ")
-        printer.print_attribute(self.layout_type())
-
-    @classmethod
-    def parse(cls, parser: Parser) -> Self:
-        name = parser.parse_unresolved_operand() if cls.HAS_SOURCE else None
-        props: dict[str, Attribute] = {"sizes": _parse_exprs(parser)}
-        parser.parse_keyword("strides", " after the sizes")
-        props["strides"] = _parse_exprs(parser)
-        if cls.HAS_OFFSET and parser.parse_optional_keyword("offset"):
-            props["offset"] = ExprAttr.get(parse_expr(parser))
-        label = parser.parse_optional_str_literal()
-        if label is not None:
-            props["label"] = StringAttr(label)
-        parser.parse_punctuation(":", " before the type")
-        operands: list[SSAValue] = []
-        if name is not None:
-            operands.append(parser.resolve_operand(name, parser.parse_type()))
-            if cls.HAS_RESULT:
-                parser.parse_punctuation("->", " before the type of the result")
-        types = [parser.parse_type()] if cls.HAS_RESULT else []
-        return cls.create(operands=operands, result_types=types, properties=props)
-
-    def verify_(self) -> None:
-        if len(self.sizes.data) != len(self.strides.data):
-            raise VerifyException(f"{self.name}: {len(self.sizes.data)} sizes but {len(self.strides.data)} strides")
-        if self.HAS_RESULT and (negative := [e for e in self.strides.data if e.is_const and int(e) < 0]):
-            raise VerifyException(f"{self.name}: stride {negative[0]}: tensors of torch cannot have negative strides")
-        for value in (*self.operands, *self.results):
-            if not isinstance(value.type, (TensorType, PtrType)):
-                raise VerifyException(f"{self.name}: expected a tensor or a pointer, got {value.type}")
-        if not isinstance(self.layout_type(), TensorType):
-            raise VerifyException(f"{self.name}: needs a tensor type, got {self.layout_type()}")
-
-
-@irdl_op_definition
-class CheckOp(LayoutOp):
-    """Raises AssertionError unless a tensor has this element type, these sizes and strides (those of dimensions of
-    size 1 or 0 do not matter): `host.check %x [s0, 64] strides [64, 1] "x" : !host.tensor<f32>`. The label names it
-    in the message."""
-
-    name = "host.check"
-    HAS_RESULT: ClassVar[bool] = False
-    source = operand_def(TensorType)
-    label = opt_prop_def(StringAttr)
-
-
-@irdl_op_definition
-class EnsureOp(LayoutOp):
-    """The tensor itself when it has these strides, a copy that has them otherwise; AssertionError when the sizes
-    differ: `%b = host.ensure %a [4] strides [1] "aten.foo" : !host.tensor<f32> -> !host.tensor<f32>`."""
-
-    name = "host.ensure"
-    source = operand_def(TensorType)
-    label = opt_prop_def(StringAttr)
-    result = result_def(TensorType)
-
-
-@irdl_op_definition
-class EmptyOutputOp(LayoutOp):
-    """A new tensor of torch, not initialised: `%y = host.empty_output [4, s0] strides [s0, 1] : !host.tensor<f32>`."""
-
-    name = "host.empty_output"
-    HAS_SOURCE: ClassVar[bool] = False
-    result = result_def(TensorType)
-
-
-@irdl_op_definition
-class ViewOp(LayoutOp):
-    """A tensor over the storage of another; `offset` counts elements from the first element of the source:
-    `%v = host.view %x [4] strides [2] offset 1 : !host.tensor<f32> -> !host.tensor<f32>`."""
-
-    name = "host.view"
-    HAS_OFFSET: ClassVar[bool] = True
-    source = operand_def(TensorType)
-    offset = opt_prop_def(ExprAttr)
-    result = result_def(TensorType)
-
-
-@irdl_op_definition
-class FromArenaOp(LayoutOp):
-    """A tensor of torch over memory of the arena, valid until the program returns (for the arguments of library
-    operators): `%t = host.from_arena %p [4] strides [1] offset 2 : !host.ptr -> !host.tensor<f32>`. `offset` counts
-    elements."""
-
-    name = "host.from_arena"
-    HAS_OFFSET: ClassVar[bool] = True
-    source = operand_def(PtrType)
-    offset = opt_prop_def(ExprAttr)
-    result = result_def(TensorType)
-
-
-@irdl_op_definition
-class ArenaPtrOp(HostOp):
-    """The address of a byte of the arena: `%p = host.arena_ptr 4096`."""
-
-    name = "host.arena_ptr"
-    offset = prop_def(ExprAttr)
-    result = result_def(PtrType)
-
-    @classmethod
-    def make(cls, offset: Expr | int) -> ArenaPtrOp:
-        return cls.create(result_types=(ptr,), properties={"offset": ExprAttr.get(as_expr(offset))})
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(f" {self.offset.data}")
-
-    @classmethod
-    def parse(cls, parser: Parser) -> ArenaPtrOp:
-        return cls.make(parse_expr(parser))
 
 
 @irdl_op_definition
@@ -569,30 +325,30 @@ class LaunchOp(HostOp):
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_symbol_name(self.kernel.root_reference.data)
-        _print_typed(printer, self.operands)
-        printer.print_string(f" {_exprs_text(self.sizes.data)}")
+        print_typed(printer, self.operands)
+        printer.print_string(f" {exprs_text(self.sizes.data)}")
         if self.offsets is not None:
-            printer.print_string(f" offsets {_exprs_text(self.offsets.data)}")
+            printer.print_string(f" offsets {exprs_text(self.offsets.data)}")
         if self.bytes is not None:
             printer.print_string(f" bytes {self.bytes.data}")
         if self.entries is not None:
             printer.print_string(f" entries {self.entries.data}")
         if self.grid is not None:
-            printer.print_string(f" grid {_exprs_text(self.grid.data)}")
+            printer.print_string(f" grid {exprs_text(self.grid.data)}")
 
     @classmethod
     def parse(cls, parser: Parser) -> LaunchOp:
         kernel = parser.parse_symbol_name()
-        operands = _parse_typed(parser)
-        props: dict[str, Attribute] = {"kernel": SymbolRefAttr(kernel.data), "sizes": _parse_exprs(parser)}
+        operands = parse_typed(parser)
+        props: dict[str, Attribute] = {"kernel": SymbolRefAttr(kernel.data), "sizes": parse_exprs(parser)}
         if parser.parse_optional_keyword("offsets"):
-            props["offsets"] = _parse_exprs(parser)
+            props["offsets"] = parse_exprs(parser)
         if parser.parse_optional_keyword("bytes"):
             props["bytes"] = ExprAttr.get(parse_expr(parser))
         if parser.parse_optional_keyword("entries"):
             props["entries"] = IntAttr(parser.parse_integer(allow_boolean=False, allow_negative=False))
         if parser.parse_optional_keyword("grid"):
-            props["grid"] = _parse_exprs(parser)
+            props["grid"] = parse_exprs(parser)
         return cls.create(operands=operands, properties=props)
 
     def verify_(self) -> None:
@@ -703,21 +459,6 @@ def _verify_leaves(where: str, call: Call, operands: int) -> None:
 
 
 @irdl_op_definition
-class ReleaseOp(HostOp):
-    """Drops values as soon as they are dead, so that their memory is free for what follows: `host.release %x, %t`."""
-
-    name = "host.release"
-    values = var_operand_def()
-
-    def print(self, printer: Printer) -> None:
-        _print_typed(printer, self.operands)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> ReleaseOp:
-        return cls.create(operands=_parse_typed(parser))
-
-
-@irdl_op_definition
 class ReturnOp(HostOp):
     """Ends the program; the template lists what the caller gets: `host.return(%y : !host.tensor<f32>) [arg(0),
     size(s0), none]`."""
@@ -734,12 +475,12 @@ class ReturnOp(HostOp):
         return cls.create(operands=values, properties={"template": CallAttr(Call("return", leaves))})
 
     def print(self, printer: Printer) -> None:
-        _print_typed(printer, self.operands)
+        print_typed(printer, self.operands)
         printer.print_string(f" {format_leaf(self.template.data.args)}")
 
     @classmethod
     def parse(cls, parser: Parser) -> ReturnOp:
-        values = _parse_typed(parser)
+        values = parse_typed(parser)
         leaves = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, lambda: parse_leaf(parser))
         return cls.make(values, leaves)
 
@@ -748,29 +489,6 @@ class ReturnOp(HostOp):
         for leaf in self.template.data.args:
             if isinstance(leaf, tuple):
                 raise VerifyException("host.return: the outputs of a graph are flat, there is a list among them")
-
-
-def layout(
-    op: type[LayoutOp],
-    source: SSAValue | None,
-    sizes: Sequence[Expr | int],
-    strides: Sequence[Expr | int],
-    element_type: Attribute,
-    offset: Expr | int | None = None,
-    label: str | None = None,
-    device: str = "cpu",
-) -> Any:
-    """Builds one of the ops with sizes and strides (check, ensure, empty_output, view, from_arena) the fast way."""
-    props: dict[str, Attribute] = {"sizes": ExprsAttr.get(sizes), "strides": ExprsAttr.get(strides)}
-    if offset is not None and as_expr(offset) is not as_expr(0):
-        props["offset"] = ExprAttr.get(as_expr(offset))
-    if label is not None:
-        props["label"] = StringAttr(label)
-    return op.create(
-        operands=() if source is None else (source,),
-        result_types=(TensorType.get(element_type, device),) if op.HAS_RESULT else (),
-        properties=props,
-    )
 
 
 def program_of(module: Operation) -> ProgramOp:

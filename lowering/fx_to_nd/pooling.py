@@ -15,7 +15,7 @@ from ...dialects.nd_types import FLOATS
 from .builder import lowest
 from .importer import Importer
 from .reductions import arg_reduce
-from .registry import packet, rule
+from .registry import Rule, packet, rule
 
 aten = torch.ops.aten
 
@@ -193,42 +193,24 @@ def _window_count(b: Importer, w: Window, size: Expr, out: Expr, include_pad: bo
     return b.sub(end, start)
 
 
-@rule(aten.avg_pool2d.default)
-def _avg_pool2d(
-    b: Importer,
-    x: SSAValue,
-    size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: Any = None,
-) -> SSAValue:
-    return _avg_pool(b, 2, x, size, stride, padding, count_include_pad, divisor_override)
+def _average(n: int) -> Rule:
+    """The rule of the average over windows of `n` dimensions."""
+
+    def apply(
+        b: Importer,
+        x: SSAValue,
+        size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: Any = None,
+    ) -> SSAValue:
+        return _avg_pool(b, n, x, size, stride, padding, count_include_pad, divisor_override)
+
+    return apply
 
 
-@rule(aten.avg_pool3d.default)
-def _avg_pool3d(
-    b: Importer,
-    x: SSAValue,
-    size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: Any = None,
-) -> SSAValue:
-    return _avg_pool(b, 3, x, size, stride, padding, count_include_pad, divisor_override)
-
-
-@rule(packet(aten, "avg_pool1d"))
-def _avg_pool1d(
-    b: Importer,
-    x: SSAValue,
-    size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> SSAValue:
-    return _avg_pool(b, 1, x, size, stride, padding, count_include_pad, None)
+rule(packet(aten, "avg_pool1d"))(_average(1))
+rule(aten.avg_pool2d.default)(_average(2))
+rule(aten.avg_pool3d.default)(_average(3))

@@ -13,7 +13,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu_types import lanes_of, like, vec
-from ...dialects.cpu_vector import MATH_FUNCTIONS
+from ...dialects.cpu_vector import CMPF_PREDICATES, CMPI_PREDICATES, MATH_FUNCTIONS
 from ...dialects.expr import Dim
 from .builder import cpu_kind, float_attr
 from .memory import lower_load, lower_store
@@ -23,25 +23,6 @@ from .state import State, scalar_type
 Rule = Callable[[State, Operation], None]
 
 _FAST: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
-CMPI = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
-CMPF = (
-    "false",
-    "oeq",
-    "ogt",
-    "oge",
-    "olt",
-    "ole",
-    "one",
-    "ord",
-    "ueq",
-    "ugt",
-    "uge",
-    "ult",
-    "ule",
-    "une",
-    "uno",
-    "true",
-)
 
 
 class UnsupportedBody(Exception):
@@ -190,7 +171,7 @@ def constant(s: State, op: Operation) -> None:
 def compare_integers(s: State, op: Operation) -> None:
     """arith.cmpi; of index expressions symbolically."""
     assert isinstance(op, arith.CmpiOp)
-    predicate = CMPI[op.predicate.value.data]
+    predicate = CMPI_PREDICATES[op.predicate.value.data]
     a, b = op.lhs, op.rhs
     if s.is_index(a) and s.is_index(b) and (predicate[0] != "u"):
         x, y = s.expr(a), s.expr(b)
@@ -212,7 +193,7 @@ def compare_integers(s: State, op: Operation) -> None:
 def compare_floats(s: State, op: Operation) -> None:
     """arith.cmpf."""
     assert isinstance(op, arith.CmpfOp)
-    predicate = CMPF[op.predicate.value.data]
+    predicate = CMPF_PREDICATES[op.predicate.value.data]
     x, y = s.get(op.lhs), s.get(op.rhs)
     lanes = max(lanes_of(x.type), lanes_of(y.type))
     x, y = s.b.splat(x, lanes), s.b.splat(y, lanes)

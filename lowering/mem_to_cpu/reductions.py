@@ -18,6 +18,7 @@ from xdsl.ir import Attribute, SSAValue
 from ...dialects import cpu
 from ...dialects.cpu_types import element_of, lanes_of, vec
 from ...dialects.nd_types import is_float
+from ...passes.loop.reduction_kinds import identity
 from .builder import cpu_kind, float_attr
 from .state import State
 
@@ -66,22 +67,6 @@ COMBINE: dict[str, Combine] = {
 
 _ACROSS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "xor": "xor"}
 _ACROSS_BOOL = {"sum": "or", "prod": "and", "max": "or", "min": "and"}
-
-
-def identity(kind: str, dtype: Attribute) -> float:
-    """What a reduction of nothing gives."""
-    if kind in ("max", "argmax", "min", "argmin"):
-        highest = kind in ("max", "argmax")
-        if is_float(dtype):
-            return -math.inf if highest else math.inf
-        assert isinstance(dtype, IntegerType)
-        width = dtype.width.data
-        if width == 1:
-            return 0 if highest else 1
-        return -(1 << (width - 1)) if highest else (1 << (width - 1)) - 1
-    if kind == "all":
-        return -1 if dtype != i1 else 1
-    return 1 if kind == "prod" else 0
 
 
 class Accumulator:

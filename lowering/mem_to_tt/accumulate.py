@@ -16,8 +16,8 @@ from xdsl.ir import SSAValue
 from ...dialects import loop
 from ...dialects.expr import free_dims
 from ...passes.loop.nest_access import Access, Node
+from ...passes.loop.reduction_kinds import identity
 from .memory import put
-from .reductions import identity
 
 if TYPE_CHECKING:
     from .kernel import NestLowering

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import IntegerType, f32, i1, i32
+from xdsl.dialects.builtin import f32, i1, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from ...dialects.nd_types import is_float
@@ -20,6 +20,7 @@ from ...dialects.tt_arith import ExtUIOp, SIToFPOp
 from ...dialects.tt_compute import ReduceOp, ReduceReturnOp
 from ...dialects.tt_shape import ExpandDimsOp
 from ...dialects.tt_types import element_of, int32, shape_of, tensor
+from ...passes.loop.reduction_kinds import identity
 from .body import library
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder
 from .state import State
@@ -35,22 +36,6 @@ _OF_FLOATS = {
     "sum": arith.AddfOp, "prod": arith.MulfOp, "max": arith.MaximumfOp, "min": arith.MinimumfOp,
 }  # fmt: skip
 _OF_INTS = {"sum": arith.AddiOp, "prod": arith.MuliOp, "max": arith.MaxSIOp, "min": arith.MinSIOp}
-
-
-def identity(kind: str, dtype: Attribute) -> float:
-    """What a reduction of nothing gives."""
-    if kind in ("max", "argmax", "min", "argmin"):
-        highest = kind in ("max", "argmax")
-        if is_float(dtype):
-            return -math.inf if highest else math.inf
-        assert isinstance(dtype, IntegerType)
-        width = dtype.width.data
-        if width == 1:
-            return 0 if highest else 1
-        return -(1 << (width - 1)) if highest else (1 << (width - 1)) - 1
-    if kind == "all":
-        return -1 if dtype != i1 else 1
-    return 1 if kind == "prod" else 0
 
 
 def reduce_axis(s: State, values: Values, axis: int, combine: Combine) -> Values:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, i1, i64
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, i1, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
@@ -137,3 +137,19 @@ def _merge_softmax(at: Cursor, dtype: Attribute, parts: Expr, load: Load) -> lis
     scaled = inner.emit(arith.MulfOp, (share, scale), dtype)
     (total,) = _end(at, inner, [inner.select(inner.compare("oeq", here, top), share, scaled)])
     return [top, total]
+
+
+def identity(kind: str, dtype: Attribute) -> float:
+    """What a reduction of nothing gives."""
+    if kind in ("max", "argmax", "min", "argmin"):
+        highest = kind in ("max", "argmax")
+        if is_float(dtype):
+            return float("-inf" if highest else "inf")
+        assert isinstance(dtype, IntegerType)
+        width = dtype.width.data
+        if width == 1:
+            return 0 if highest else 1
+        return -(1 << (width - 1)) if highest else (1 << (width - 1)) - 1
+    if kind == "all":
+        return -1 if dtype != i1 else 1
+    return 1 if kind == "prod" else 0

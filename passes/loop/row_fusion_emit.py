@@ -15,18 +15,18 @@ floats are accumulated in an out of their own, in f32.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
-from xdsl.dialects.builtin import IntegerType, StringAttr
+from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ONE, ZERO, Dim, Expr, dim
 from ...dialects.expr_ranges import RangeEnv
-from ...dialects.nd_types import TensorType, is_float, tensor_type
+from ...dialects.nd_types import TensorType, tensor_type
 from .body import Body
 from .nest_copy import NestCopy
+from .reduction_kinds import identity
 from .row_fusion_plan import COLUMN_MODES, Facts, Part, RowFusion
 
 
@@ -288,7 +288,7 @@ class RowWriter:
         op = loop.ForOp.build_for(sizes)
         with self.body.inner(op, op.body, sizes) as dims:
             for target, result, kind in zip(columns.targets, part.reduce.results, part.reduce.kind_names, strict=True):
-                self.body.store(self.body.constant(_identity(kind, result.type), result.type), self.args[target], dims)
+                self.body.store(self.body.constant(identity(kind, result.type), result.type), self.args[target], dims)
 
     def _finish(self, columns: _Columns) -> None:
         """What is done with the columns after all rows."""
@@ -429,14 +429,3 @@ def _needed(block: Block, reduce: loop.ReduceOp | None, skip: set[Operation] = f
         wanted.update(op.operands)
         wanted.update(v for inner in (loop.walk_bodies(op) if op.regions else ()) for v in inner.operands)
     return found[::-1]
-
-
-def _identity(kind: str, dtype: Attribute) -> float:
-    """What a reduction of nothing gives."""
-    if kind in ("sum", "prod"):
-        return float(kind == "prod")
-    if is_float(dtype):
-        return -math.inf if kind == "max" else math.inf
-    assert isinstance(dtype, IntegerType)
-    limit = 1 << (dtype.width.data - 1)
-    return -limit if kind == "max" else limit - 1
