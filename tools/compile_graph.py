@@ -127,6 +127,8 @@ def lower_graph(
             pipeline.remove("nd-attention")
         if options.autotune:
             tune(pipeline, imported.device)
+        elif target == "gpu" and options.tune_unsure and not torch.are_deterministic_algorithms_enabled():
+            tune(pipeline, imported.device, unsure=True)
         if watch:
             plan_each_layer(pipeline)
         leave_out(pipeline, options)
@@ -166,13 +168,14 @@ def fit_threads(pipeline: Pipeline) -> None:
         pipeline.replace("mem-join-nests", f"mem-join-nests{{threads={torch.get_num_threads()}}}")
 
 
-def tune(pipeline: Pipeline, device: str = "cpu") -> None:
-    """Let the passes measure that can; a pass that the user's pipeline does not have, or has with options of its own, stays as it is."""
+def tune(pipeline: Pipeline, device: str = "cpu", unsure: bool = False) -> None:
+    """Let the passes measure that can, with `unsure` only for large kernels of a GPU whose tile the rules are not sure of; a pass that the
+    user's pipeline does not have, or has with options of its own, stays as it is."""
     names = {p.name for p in pipeline.passes()}
-    if any(str(p) == "contract-select" for p in pipeline.passes()):
+    if not unsure and any(str(p) == "contract-select" for p in pipeline.passes()):
         pipeline.replace("contract-select", "contract-select{measure=true}")
     if device != "cpu" and "gpu-schedule" in names and "gpu-tune" not in names:
-        options = f"{_gpu_options(device)} device={device.partition(':')[2] or 0}".strip()
+        options = f"{_gpu_options(device)} device={device.partition(':')[2] or 0}{' unsure' if unsure else ''}".strip()
         pipeline.add("mem", f"gpu-tune{{{options}}}", "before:gpu-schedule")
 
 
@@ -295,9 +298,9 @@ def emit(
 def gpu_kernels(module: ModuleOp, device: str) -> tuple[Sequence[GpuKernel], Callable[[], None]]:
     """The kernels of a module, which begin to be compiled for the GPU that `device` is, and what waits for them: the entry is compiled
     meanwhile."""
-    from ..targets.triton.kernels import device_target, start_program_kernels
+    from ..targets.triton.kernels import device_shared_memory, device_target, start_program_kernels
 
-    kernels, finish = start_program_kernels(module, device_target(device))
+    kernels, finish = start_program_kernels(module, device_target(device), device_shared_memory(device))
     count("kernels", len(kernels))
     return kernels, finish
 

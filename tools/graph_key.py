@@ -56,7 +56,7 @@ def settings_key(options: Options) -> str:
     if options.passes or (user is not None and user.registered()):
         writer.value(_pipeline_fingerprint(options))
     writer.value(torch.get_num_threads())
-    if options.autotune:
+    if options.autotune or (options.tune_unsure and torch.cuda.is_initialized()):
         writer.value([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())])
     writer.value((environment(), torch.backends.mkldnn.is_available()))
     writer.value([os.environ.get("STEPWELL_HOST"), *(getattr(target(), f.name) for f in fields(target()))])

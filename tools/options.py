@@ -41,6 +41,10 @@ class Options:
     """Measure while compiling what the rules are not sure of: matrix products by generated code or by the library, tiles of GPU kernels.
     Times are kept on disk (STEPWELL_CACHE_DIR), so that each is measured once on a machine."""
 
+    tune_unsure: bool = True
+    """On a GPU, measure a few tiles of kernels that move much memory and of whose tile the rules are not sure (docs/triton.md). Not under
+    torch.use_deterministic_algorithms: where measurements choose, sums may be added in another order on another machine."""
+
     freezing: bool = False
     """In inference without gradients, parameters and buffers are constants: what is computed from them alone is computed once,
     normalisation and scales go into the weights of convolutions and products. Later updates of the weights have no effect."""
@@ -113,7 +117,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "disable_passes": (list, tuple), "fx_passes": (Mapping,), "decompositions": (Mapping,), "partitioner": (Callable, type(None)),
     "fallback": (list, tuple),
     "implicit_fallbacks": (bool,), "check_nan": (bool,),
-    "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "freezing": (bool,),
+    "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "tune_unsure": (bool,), "freezing": (bool,),
     "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
     "no_fuse": (list, tuple), "fuse": (list, tuple), "tile": (Mapping,), "loop_order": (Mapping,), "verify": (bool,),
     "debug": (str, os.PathLike, type(None)), "cache": (str,), "print_ir": (bool,), "timing": (bool,),

@@ -102,6 +102,11 @@ class Machine:
         return max(1, min(self.lanes, self.multiprocessors // 4))
 
     @property
+    def shared(self) -> int:
+        """Bytes of shared memory that a program may have."""
+        return SHARED.get(self.name, 64 << 10)
+
+    @property
     def casts_float8(self) -> bool:
         """Whether it has instructions for casts to and from E4M3FN and E5M2: NVIDIA's from Ada on."""
         return self.name.startswith("sm_") and int(self.name[3:].rstrip("af")) >= 89
@@ -111,6 +116,14 @@ MACHINES = {
     m.name: m for m in (Machine("sm_80", 108), Machine("sm_90", 132), Machine("gfx942", 304, lanes=64, max_warps=16))
 }  # fmt: skip
 """GPUs by the name of their target."""
+
+
+SHARED = {
+    "sm_70": 96 << 10, "sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
+    "sm_100": 227 << 10, "sm_103": 227 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10, "gfx950": 160 << 10,
+}  # fmt: skip
+"""Bytes of shared memory of a program at most (CUDA C++ Programming Guide, technical specifications by compute capability; AMD's ISA
+guides); 64 KB for GPUs that are not listed."""
 
 
 def machine(name: str, multiprocessors: int = 0) -> Machine:
@@ -181,7 +194,7 @@ class Sizes:
 
 def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Machine = MACHINES["sm_90"]) -> Tile:
     """The tile of a nest."""
-    tile = _choose(info, Sizes(hints), gpu)
+    tile = _within(_choose(info, Sizes(hints), gpu), info, gpu)
     warps = max(1, tile.warps * 32 // gpu.lanes)
     return replace(tile, warps=min(warps, gpu.max_warps))
 
@@ -196,6 +209,19 @@ def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
     if x is not None:
         return _columns(loops, x, long, sizes, gpu)
     return _rows(info, loops, long, sizes)
+
+
+def _within(tile: Tile, info: NestAccess, gpu: Machine) -> Tile:
+    """A tile that can go through shared memory as a whole, which is how its elements get from one thread to another: smaller blocks where
+    the GPU has less of it, and as many more of them."""
+    widest = max((element_bytes(a.dtype) for a in info.root.all_accesses()), default=1)
+    while tile.elements * widest > gpu.shared:
+        if tile.inner > 1:
+            tile = replace(tile, inner=tile.inner // 2, pieces=tile.pieces * 2)
+        else:
+            loops, block = tile.axes[-1]
+            tile = replace(tile, axes=[*tile.axes[:-1], (loops, block // 2)])
+    return tile
 
 
 def in_memory_order(info: NestAccess, sizes: Sizes) -> list[Loop]:

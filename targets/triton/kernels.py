@@ -6,20 +6,25 @@ addresses is compiled when a call first needs it."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 
 from ...dialects.tt_structure import FuncOp
+from ...lowering.mem_to_tt.config import machine
 from ...passes.locations import source_location
 from .compile import CompiledKernel, compile_text, start_kernels
 from .emit import kernel_modules, kernel_of, ttir_for_compiling
-from .gpu import GpuTarget, KernelOptions
+from .gpu import GpuTarget, KernelOptions, TargetError
 from .toolchain import installed_spelling
 
+log = logging.getLogger("stepwell")
+
+_STAGES = re.compile(r"(tt\.num_stages = )\d+")
 _HINT = re.compile(r"tt\.divisibility = \d+ : i32(, )?")
 
 
@@ -68,19 +73,40 @@ UNBUILT = Binary("", b"", 0, 0, "")
 """In the place of the binary of a kernel that is being compiled."""
 
 
-def start_program_kernels(module: ModuleOp, target: GpuTarget) -> tuple[list[GpuKernel], Callable[[], None]]:
+def start_program_kernels(module: ModuleOp, target: GpuTarget, shared: int = 0) -> tuple[list[GpuKernel], Callable[[], None]]:
     """The kernels of a module, in its order, which begin to be compiled for `target`, and a function that waits for their binaries; raises
-    what `compile_kernels` raises."""
+    what `compile_kernels` raises. `shared`: bytes of shared memory that a program may have, 0: those of the target's table. A kernel of
+    ours that takes more is compiled again with fewer iterations of its loops under way; TargetError for one that takes more even so."""
     if not any(isinstance(op, FuncOp) and op.is_kernel for op in module.ops):
         return [], lambda: None
+    limit = shared or machine(target.name).shared
     jobs = start_kernels(kernel_modules(module), target)
     kernels = [_launchable(job.module, job.text, target, job.options) for job in jobs]
 
     def finish() -> None:
         for kernel, job in zip(kernels, jobs, strict=True):
             kernel.binary = Binary.of(job.result())
+            if kernel.binary.shared > limit:
+                _use_fewer_stages(kernel, limit)
 
     return kernels, finish
+
+
+def _use_fewer_stages(kernel: GpuKernel, limit: int) -> None:
+    """Compile a kernel that takes too much shared memory with fewer buffers for loads under way."""
+    first = kernel.binary.shared
+    for stages in (2, 1):
+        text = _STAGES.sub(rf"\g<1>{stages}", kernel.text)
+        options = replace(kernel.options, num_stages=min(kernel.options.num_stages, stages))
+        compiled = compile_text(text, kernel.target, options)
+        if compiled.shared <= limit:
+            kernel.text, kernel.options, kernel.binary = text, options, Binary.of(compiled)
+            log.warning("%s takes %d bytes of shared memory, a program may have %d: %d stages", kernel.place, first, limit, stages)
+            return
+    raise TargetError(
+        f"{kernel.place} takes {kernel.binary.shared} bytes of shared memory, a program of {kernel.target.name} may have {limit}: "
+        "its tile (schedule = {gpu = ...}) is too large"
+    )
 
 
 def program_kernel(module: ModuleOp, compiled: CompiledKernel) -> GpuKernel:
@@ -116,7 +142,7 @@ def device_target(device: str) -> GpuTarget:
     """The GPU of a device of torch (`cuda:1`); without one (kernels are compiled for elsewhere) an sm_90. TargetError for AMD's."""
     import torch
 
-    from .gpu import TargetError, gpu_target
+    from .gpu import gpu_target
 
     if torch.version.hip:
         raise TargetError("kernels for AMD GPUs can be compiled (opt-tool -t hsaco) but not launched")
@@ -131,3 +157,11 @@ def device_multiprocessors(device: str) -> int:
     import torch
 
     return torch.cuda.get_device_properties(device).multi_processor_count if torch.cuda.is_available() else 0
+
+
+def device_shared_memory(device: str) -> int:
+    """Bytes of shared memory that a program on a device of torch may have; 0 where torch finds no GPU or does not know."""
+    import torch
+
+    found = torch.cuda.get_device_properties(device) if torch.cuda.is_available() else None
+    return getattr(found, "shared_memory_per_block_optin", 0)

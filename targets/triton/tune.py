@@ -35,11 +35,12 @@ from ...dialects.mem import BufferType
 from ...dialects.nd_types import element_bytes
 from ...dialects.tt_structure import FuncOp
 from ...errors import StepwellError
-from ...lowering.mem_to_tt.config import DEFAULT_HINT, Machine
+from ...lowering.mem_to_tt.config import DEFAULT_HINT, Machine, choose
 from ...lowering.mem_to_tt.kernel import lower_nest
 from ...lowering.mem_to_tt.state import UnsupportedNest, memory_type
-from ...lowering.mem_to_tt.tiles import GPU, candidates, read_tile, tile_attr
+from ...lowering.mem_to_tt.tiles import GPU, candidates, doubt, read_tile, tile_attr
 from ...lowering.outline import Arguments
+from ...passes.instrumentation import remark
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_key import is_nest_in_memory, nest_key
@@ -59,6 +60,11 @@ GAIN = 0.97
 """The share of the time of the model's choice that another tile must stay below: less is noise."""
 MAX_BYTES = 8 << 30
 """Nests that touch more are not measured: they would take the memory of the program that is compiled."""
+LARGE = 128 << 20
+"""Bytes from which it pays to measure a nest of whose tile the rules are not sure: 3 to 9% of 30 us or more in every call, against the
+compilation of a few more kernels side by side, once on a machine."""
+FEW = 4
+"""Tiles of such a nest that are measured, the rules' choice among them."""
 _FLOATS = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
 
 
@@ -77,6 +83,12 @@ class GpuTune(Pass):
     device: int = 0
     """Its number among those of the machine."""
 
+    unsure: bool = False
+    """Measure nests only of whose tile the rules are not sure, few tiles of each."""
+
+    least: int = LARGE
+    """Bytes that such a nest moves at least."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         from ...lowering.mem_to_tt.config import machine
 
@@ -86,7 +98,8 @@ class GpuTune(Pass):
             return
         tiles = Tiles(cache_folder() / "tiles.json")
         gpu = machine(self.target, self.multiprocessors)
-        self.statistic("num-measured", tune(ctx, op, gpu_target(self.target), gpu, timer, tiles))
+        least = self.least if self.unsure else None
+        self.statistic("num-measured", tune(ctx, op, gpu_target(self.target), gpu, timer, tiles, least))
 
 
 @dataclass
@@ -128,15 +141,23 @@ class Tiles:
         return found
 
 
-def tune(ctx: Context, module: ModuleOp, target: GpuTarget, machine: Machine, timer: Timer, tiles: Tiles) -> int:
+def tune(
+    ctx: Context, module: ModuleOp, target: GpuTarget, machine: Machine, timer: Timer, tiles: Tiles, least: int | None = None
+) -> int:
     """Give the nests of a module that have no tile the fastest one; how many were measured. What is in `tiles` is not measured again.
+    With `least` only nests are measured that move so many bytes and of whose tile the rules are not sure, and few tiles of each.
 
     Alike nests are measured once; the candidates of all nests are compiled together."""
     symbols, hints = symbol_facts(module)
     alike: dict[str, list[loop.NestOp]] = {}
+    reasons: dict[loop.NestOp, str] = {}
+    why = "asked for"
     for nest in module.walk():
         if is_nest_in_memory(nest) and GPU not in schedule_table(nest):
             assert isinstance(nest, loop.NestOp)
+            if least is not None and not (why := _why_measured(nest, machine, symbols, hints, least)):
+                continue
+            reasons[nest] = why
             alike.setdefault(f"{timer.device} {machine.name} {fingerprint(nest, hints)}", []).append(nest)
     open_choices: dict[str, list[Candidate]] = {}
     for key, nests in alike.items():
@@ -144,7 +165,7 @@ def tune(ctx: Context, module: ModuleOp, target: GpuTarget, machine: Machine, ti
         if tile is not None:
             _note(nests, tile, tiles.found[key])
             continue
-        found = _candidates(nests[0], machine, symbols, hints)
+        found = _candidates(nests[0], machine, symbols, hints, None if least is None else FEW)
         if len(found) > 1 and _bytes(found[0], hints) <= MAX_BYTES:
             open_choices[key] = found
     if not open_choices:
@@ -159,6 +180,7 @@ def tune(ctx: Context, module: ModuleOp, target: GpuTarget, machine: Machine, ti
                 times[str(candidate.tile)] = 1e6 * timer.seconds(kernel, _grid(candidate, hints), _arguments(candidate, hints))
         label = found[0].nest.label
         tile = _fastest(found, times)
+        remark(found[0].nest, f"{len(found)} tiles measured ({reasons[found[0].nest]}): {_told(found, times, tile)}")
         finite = {one: t for one, t in times.items() if t < inf}
         tiles.found[key] = {
             "nest": label.data if label is not None else "", "tile": str(tile), "model": str(found[0].tile), "microseconds": finite,
@@ -204,12 +226,29 @@ def _restore(nest: loop.NestOp, schedule: Mapping[str, Any]) -> None:
         nest.properties.pop("schedule", None)
 
 
-def _candidates(nest: loop.NestOp, machine: Machine, symbols: RangeEnv, hints: Mapping[Expr, int]) -> list[Candidate]:
-    """The tiles that a nest could have, lowered; the model's choice first."""
+def _why_measured(nest: loop.NestOp, machine: Machine, symbols: RangeEnv, hints: Mapping[Expr, int], least: int) -> str:
+    """Why the rules are not sure of the tile of a nest that moves `least` bytes or more; "" for a smaller one or where they are sure."""
+    buffers = {v for op in nest.walk() for v in op.operands if isinstance(v.type, BufferType) and v.owner is not nest.block}
+    if sum(_memory(b, hints).bytes for b in buffers) < least:
+        return ""
+    info = NestAccess(nest, symbols)
+    return doubt(info, hints, choose(info, hints, machine))
+
+
+def _told(found: Sequence[Candidate], times: Mapping[str, float], tile: DictionaryAttr) -> str:
+    """The time of the rules' tile, and of the one that was chosen."""
+    model, chosen = (times.get(str(one), inf) for one in (found[0].tile, tile))
+    return f"{model:.1f} us by the rules, " + ("none is clearly faster" if tile == found[0].tile else f"{chosen:.1f} us by {tile}")
+
+
+def _candidates(
+    nest: loop.NestOp, machine: Machine, symbols: RangeEnv, hints: Mapping[Expr, int], most: int | None
+) -> list[Candidate]:
+    """The tiles that a nest could have, lowered, `most` of them at most; the model's choice first."""
     before = dict(schedule_table(nest))
     found: list[Candidate] = []
     info = NestAccess(nest, symbols)
-    for tile in candidates(info, hints, machine):
+    for tile in candidates(info, hints, machine)[:most]:
         attr = tile_attr(info, tile)
         update_schedule(nest, {GPU: attr})
         own = NestAccess(nest, symbols)

@@ -14,14 +14,16 @@ from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.lowering.mem_to_tt.config import choose, machine
 from stepwell.lowering.mem_to_tt.tiles import GPU, candidates, read_tile, tile_attr
+from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.loop.loop_schedule import symbol_facts
 from stepwell.passes.loop.nest_access import NestAccess
 from stepwell.passes.loop.nest_key import is_nest_in_memory
 from stepwell.passes.loop.schedule_attrs import schedule_table, update_schedule
-from stepwell.passes.manager import run
+from stepwell.passes.manager import Pipeline, Stage, run
 from stepwell.passes.pipelines import default_pipeline
 from stepwell.targets.triton import tune as tuning
 from stepwell.targets.triton.gpu import gpu_target
+from stepwell.targets.triton.timer import use_timer
 from stepwell.tools.compile_graph import context
 from stepwell.tools.interpret_loop import run_loop
 
@@ -202,7 +204,6 @@ def test_a_tile_that_is_hardly_faster_is_not_taken(uncompiled):
 
 
 def test_the_pass_measures_where_there_is_a_gpu(uncompiled, tmp_path, monkeypatch):
-    from stepwell.targets.triton.timer import use_timer
     from stepwell.tools.compile_graph import tune as let_measure
 
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
@@ -255,3 +256,58 @@ def test_weights_that_take_too_many_registers_are_read_when_needed():
     run(default_pipeline("gpu", stages=["tt"]), imported.module, context())
     text = str(imported.module)
     assert text.index('"tt.reduce"') < text.rindex("tt.load")
+
+
+def tuned_where_unsure(name, timer, least=0):
+    """Remarks of a run of gpu-tune over a program, where it measures what the rules are not sure of."""
+    remarks = []
+    imported = in_memory(name, schedule=False)
+    pipeline = default_pipeline("gpu", stages=STAGES)
+    pipeline.add("mem", f"gpu-tune{{unsure least={least}}}", "before:gpu-schedule")
+    found = next(p for p in pipeline.passes() if p.name == "gpu-tune")
+    with use_timer(timer):
+        run(Pipeline("", [Stage("mem", [found])]), imported.module, context(), Instrumentation(remarks=remarks.append))
+    return imported, [r.text for r in remarks]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("columns", "across the fastest dimension"), ("transpose", "disagree"), ("softmax", ""), ("values", ""), ("pool", "")],
+)
+def test_only_tiles_that_the_rules_are_not_sure_of_are_measured(name, reason, uncompiled, tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
+    timer = Warps()
+    imported, remarks = tuned_where_unsure(name, timer)
+    assert bool(timer.asked) is bool(reason) and len(timer.asked) <= tuning.FEW
+    assert [reason in text for text in remarks] == [True] * bool(reason)
+    assert all((GPU in schedule_table(n)) is bool(reason) for n in nests(imported.module))
+    timer.asked.clear()
+    tuned_where_unsure(name, timer)
+    assert not timer.asked  # the file of tiles remembers
+
+
+def test_small_nests_are_not_measured(uncompiled, tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
+    timer = Warps()
+    tuned_where_unsure("columns", timer, least=tuning.LARGE)
+    assert not timer.asked
+
+
+def test_blocks_fit_the_shared_memory_of_the_gpu():
+    """A block goes through it as a whole where threads exchange its elements."""
+    x = torch.zeros(4, 16384, dtype=torch.float64)
+    gm = make_fx(lambda x: (torch.softmax(x, -1),), decomposition_table=decomposition_table(), tracing_mode="fake")(x)
+    imported = import_graph(gm, (x,))
+    run(default_pipeline("gpu", stages=["nd", "loop"]), imported.module, context())
+    pipeline = default_pipeline("gpu", stages=["mem"])
+    pipeline.remove("gpu-schedule")
+    run(pipeline, imported.module, context())
+    assert machine("sm_89").shared == 99 << 10 and machine("sm_12").shared == 64 << 10
+    too_large = 0
+    for nest in nests(imported.module):
+        info = NestAccess(nest, symbol_facts(imported.module)[0])
+        large, small = (choose(info, {}, machine(name)) for name in ("sm_90", "sm_89"))
+        too_large += large.elements * 8 > machine("sm_89").shared
+        assert small.elements * 8 <= machine("sm_89").shared
+        assert large.elements * large.pieces == small.elements * small.pieces  # a row stays on chip
+    assert too_large

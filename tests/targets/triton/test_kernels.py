@@ -1,0 +1,38 @@
+"""The kernels of a program, compiled for GPUs that have little of something."""
+
+import logging
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.targets.triton.gpu import TargetError, gpu_target
+from stepwell.targets.triton.kernels import start_program_kernels
+from stepwell.tools.compile_graph import context
+
+
+def built(shared):
+    """The kernel of a sum over long rows, three blocks under way, for a GPU with so much shared memory."""
+    x = torch.empty(3000, 1 << 17)  # never touched
+    gm = make_fx(lambda x: (x.sum(-1),), decomposition_table=decomposition_table(), tracing_mode="fake")(x)
+    module = import_graph(gm, (x,)).module
+    run(default_pipeline("gpu"), module, context())
+    kernels, finish = start_program_kernels(module, gpu_target("sm_90"), shared)
+    finish()
+    return max(kernels, key=lambda kernel: kernel.binary.shared)
+
+
+def test_a_kernel_that_takes_too_much_shared_memory_has_fewer_stages(triton, cache, caplog):
+    first = built(0)
+    assert first.binary.shared > 4096 and "tt.num_stages = 3" in first.text
+    with caplog.at_level(logging.WARNING, logger="stepwell"):
+        less = built(first.binary.shared - 1)
+    assert less.binary.shared < first.binary.shared and "tt.num_stages = 3" not in less.text
+    assert f"{less.place} takes {first.binary.shared} bytes of shared memory" in caplog.text
+    assert less.unaligned().shared < first.binary.shared
+    with pytest.raises(TargetError, match=r"kernel @k0.* bytes of shared memory, a program of sm_90 may have 8"):
+        built(8)
