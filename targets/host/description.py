@@ -36,6 +36,9 @@ OBJECTS = "stepwell_objects"
 ARENA = "stepwell_arena"
 GPU_TABLE = "stepwell_gpu_table"
 
+ALIGNED = frozenset(f"aten._scaled_dot_product_cudnn_attention{end}.default" for end in ("", "_backward"))
+"""Operators whose kernels take their tensors' addresses for multiples of 16 and do not look: others give wrong numbers."""
+
 ANY_DEVICE = 255
 """In place of a device where it does not matter."""
 

@@ -18,7 +18,7 @@ from ...dialects import host
 from ...dialects.call_args import Arg, Call, Enum, Obj
 from ...dialects.expr import Expr, as_expr
 from ...dialects.nd_types import is_float
-from .description import DTYPE_CODES, is_constant_leaf
+from .description import ALIGNED, DTYPE_CODES, is_constant_leaf
 from .gpu_emit import DEVICE_TYPES, device_codes
 from .shims import Parameter, shim_name, signature
 from .symbols import cuda_shim_address, error_text_available, shim_address
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 _LAYOUTS = {"strided": 0}
 _MEMORY_FORMATS = {"contiguous_format": 0, "preserve_format": 1, "channels_last": 2, "channels_last_3d": 3}
-
-
-ALIGNED = frozenset(f"aten._scaled_dot_product_cudnn_attention{end}.default" for end in ("", "_backward"))
-"""Operators whose kernels take their tensors' addresses for multiples of 16 and do not look: others give wrong numbers."""
 
 
 class _NoShim(Exception):

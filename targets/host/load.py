@@ -19,11 +19,11 @@ from ...errors import CompileError
 from ..cpu.emit_text import ERROR_SLOT
 from ..cpu.features import is_runnable, target
 from ..cpu.jit import Library, load_object, object_symbols
-from .description import ARENA, GPU_TABLE, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
+from .description import ALIGNED, ARENA, GPU_TABLE, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
 from .gpu_driver import cuda_driver
 from .gpu_launches import GpuLaunches
 from .messages import kernel_error, layout_error
-from .python_runtime import PythonRuntime, copy_strided, flatten_results, keep_results, reinterpret
+from .python_runtime import PythonRuntime, call_aligned, copy_strided, flatten_results, keep_results, reinterpret
 from .runtime import HostUnavailable, entry_symbols, gpu_runtime
 from .selftest import native_wanted
 from .symbols import missing
@@ -169,7 +169,8 @@ class _Items:
         if item.kind == "callback":
             return getattr(self._callbacks, item.value)
         if item.kind == "operator":
-            return resolve_operator(item.value)
+            found = resolve_operator(item.value)
+            return functools.partial(call_aligned, found) if item.value in ALIGNED else found
         if item.kind == "names":
             return item.value
         if item.kind == "kept":

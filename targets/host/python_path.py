@@ -17,7 +17,7 @@ from ...dialects import host
 from ...dialects.call_args import Arg, Obj
 from ...dialects.expr import Expr, as_expr, to_python
 from .description import Item, ItemTable, dtype_name, is_constant_leaf
-from .extern import ALIGNED, PYTHON_CALL, leaves_item, result_form
+from .extern import PYTHON_CALL, leaves_item, result_form
 
 
 def python_source(
@@ -161,8 +161,6 @@ class _Writer:
         else:
             function = self.item("operator", call.target)
         parts = [self.leaf(op.inputs, leaf) for leaf in leaves]
-        if call.target in ALIGNED:
-            parts = [f"rt.aligned({part})" if isinstance(leaf, Arg) else part for part, leaf in zip(parts, leaves, strict=True)]
         parts += [f"{name}={self.leaf(op.inputs, leaf)}" for name, leaf in call.kwargs]
         text = f"{function}({', '.join(parts)})"
         form = result_form(call.target, len(op.results))

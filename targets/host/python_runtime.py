@@ -51,12 +51,6 @@ class PythonRuntime:
             raise AssertionError(message)
         return copy_strided(value, sizes, strides)
 
-    def aligned(self, value: Any) -> Any:
-        """A tensor, or a copy with its strides where its address is no multiple of 16."""
-        if not isinstance(value, self._torch.Tensor) or value.data_ptr() % 16 == 0:
-            return value
-        return self._torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
-
     def empty(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str, device: str) -> Any:
         return self._torch.empty_strided(sizes, strides, dtype=getattr(self._torch, dtype), device=device)
 
@@ -147,3 +141,16 @@ def flatten_results(count: int, value: Any) -> tuple[Any, ...]:
     if len(leaves) != count:
         raise RuntimeError(f"a library operator returned {len(leaves)} results, the program was compiled for {count}")
     return tuple(leaves)
+
+
+def call_aligned(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`function(*args, **kwargs)`, with a copy, of the same strides, of each tensor whose address is no multiple of 16."""
+    return function(*map(_aligned, args), **{name: _aligned(value) for name, value in kwargs.items()})
+
+
+def _aligned(value: Any) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.data_ptr() % 16 == 0:
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)

@@ -310,3 +310,22 @@ def test_the_exception_of_a_mode_of_python_is_the_one_raised(build):
 def test_an_unknown_operator_is_named(build):
     with pytest.raises(AttributeError, match="no_such_operator"):
         caller(build, '"aten.no_such_operator.default", [arg(0)]', [F], [F])
+
+
+def test_operators_that_need_aligned_memory_get_it_where_there_is_no_shim(build, monkeypatch):
+    from stepwell.targets.host import load
+
+    seen = []
+
+    def logit(x, eps=None):
+        seen.append((x.data_ptr() % 16, x.stride()))
+        return torch.logit(x, eps)
+
+    monkeypatch.setattr(load, "ALIGNED", frozenset({"aten.logit.default"}))
+    monkeypatch.setattr(load, "resolve_operator", lambda target: logit)
+    run = caller(build, '"aten.logit.default", [arg(0)]', [F], [F])
+    memory = torch.rand(25)
+    for x in (memory[1:].view(4, 6).t(), memory[:24].view(4, 6)):
+        (result,) = run([x])
+        torch.testing.assert_close(result, torch.logit(x))
+        assert seen.pop() == (0, x.stride())
