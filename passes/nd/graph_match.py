@@ -29,8 +29,8 @@ SHARED: tuple[type[Operation], ...] = (nd.FullOp, nd.SizeOp, nd.IotaOp, nd.Liter
 KINDS = ("kind", "predicate", "fn")
 """Properties that say what an operation computes, for all sizes and types."""
 
-LAYOUTS = frozenset(("operand_layouts", "result_layouts"))
-"""Properties of calls that hang on how operands lie in memory; a value has no layout."""
+UNSAID = frozenset(("operand_layouts", "result_layouts", "effect", "fallback"))
+"""Properties of calls that do not say what they compute: how operands lie in memory, and that they might have drawn random numbers."""
 
 Number = int | float
 
@@ -193,7 +193,7 @@ def _kind(op: Operation) -> str:
 
 def _properties(op: Operation) -> dict[str, Attribute]:
     if isinstance(op, nd.ExternOp):
-        return {key: value for key, value in op.properties.items() if key not in LAYOUTS}
+        return {key: value for key, value in op.properties.items() if key not in UNSAID}
     return op.properties
 
 
@@ -208,7 +208,8 @@ def _orders(op: Operation) -> tuple[Sequence[SSAValue], ...]:
 
 
 def put_in_place(found: Found, replacement: Pattern) -> str | None:
-    """Compute the results of `found` by the body of `replacement`, which takes its inputs, and erase what nothing needs any more.
+    """Compute the results of `found` by the body of `replacement`, which takes its inputs, and erase what nothing needs any more
+    (patterns have no effects).
 
     Gives the reason instead where that cannot be: something between the results would have to move, and has effects or is needed
     for an input."""
@@ -231,7 +232,7 @@ def put_in_place(found: Found, replacement: Pattern) -> str | None:
             value.name_hint = old.name_hint or value.name_hint
         old.replace_all_uses_with(value)
     for op in sorted(found.ops, key=at.__getitem__, reverse=True):
-        if not has_effect(op) and not any(result.uses for result in op.results):
+        if not any(result.uses for result in op.results):
             op.detach()
             op.erase()
     return None

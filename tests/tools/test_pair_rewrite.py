@@ -211,6 +211,30 @@ def test_library_call_as_replacement():
     assert "nd.extern" in ops and "nd.exp" not in ops
 
 
+def attention(q, k, v, scale=0.37):
+    return torch.softmax(q @ k.mT * scale, -1) @ v
+
+
+def library_attention(q, k, v, scale):
+    return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+
+@pytest.mark.parametrize(("wanted", "dynamic", "position"), [("extern", True, "begin"), ("extern", False, "end"), ("exp", False, "begin")])
+def test_attention_as_a_call_and_back(wanted, dynamic, position):
+    examples = [torch.empty(2, 3, 5, 8), torch.empty(2, 3, 11, 8), torch.empty(2, 3, 11, 8), 0.37]
+    if wanted == "extern":
+        pair = stepwell.replace(attention, library_attention, examples)
+        fn = attention
+    else:
+        pair = stepwell.replace(
+            lambda q, k, v: library_attention(q, k, v, 0.25), lambda q, k, v: attention(q, k, v, 0.25), examples[:3], name="back"
+        )
+        fn = library_attention
+    inputs = [torch.randn(2, 4, n, 16) for n in (6, 10, 10)]
+    (ops,) = rewritten(lambda q, k, v: fn(q * 2, k, v, 0.25) + 1, *inputs, passes=[pair], dynamic=dynamic, position=position)
+    assert ("nd.extern" in ops, "nd.exp" in ops) == (wanted == "extern", wanted == "exp")
+
+
 def test_forward_and_backward_graphs():
     """The derivative of the sine is found in the backward graph."""
     pair = stepwell.replace(lambda g, x: g * torch.cos(x), lambda g, x: g * torch.sin(x + 1.5707963267948966), name="cosine")
