@@ -41,9 +41,9 @@ class Options:
     """Measure while compiling what the rules are not sure of: matrix products by generated code or by the library, tiles of GPU kernels.
     Times are kept on disk (STEPWELL_CACHE_DIR), so that each is measured once on a machine."""
 
-    tune_unsure: bool = True
-    """On a GPU, measure a few tiles of kernels that move much memory and of whose tile the rules are not sure (docs/triton.md). Not under
-    torch.use_deterministic_algorithms: where measurements choose, sums may be added in another order on another machine."""
+    tune_unsure: bool = False
+    """On a GPU, measure a few tiles of kernels that move much memory and of whose tile the rules are least sure (docs/triton.md). Not
+    under torch.use_deterministic_algorithms: where measurements choose, sums may be added in another order on another machine."""
 
     freezing: bool = False
     """In inference without gradients, parameters and buffers are constants: what is computed from them alone is computed once,
