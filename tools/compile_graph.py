@@ -312,7 +312,7 @@ def _symbol_positions(imported: Imported) -> dict[str, int]:
     from ..dialects.expr_syntax import ExprAttr
 
     func = next(op for op in imported.module.body.block.ops if isinstance(op, FuncOp))
-    places: dict[str, int] = {}
+    places = dict(imported.handed_on)
     for k, attrs in enumerate(func.arg_attrs.data if func.arg_attrs else ()):
         symbol = attrs.data.get("nd.symbol")
         if isinstance(symbol, ExprAttr) and k < len(imported.inputs) and len(free_syms(symbol.data)) == 1:

@@ -80,7 +80,7 @@ class Runner:
         return _runner_of, (self.graph,)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        values: dict[str, int] = {name: int(args[k]) for name, k in self._symbols.items()}
+        values: dict[str, int] = {name: args[k] for name, k in self._symbols.items()}  # the ragged size of a jagged tensor is no int
         if len(self.inputs) != len(args):
             chosen = [args[k] for k in self.inputs]
             args.clear()

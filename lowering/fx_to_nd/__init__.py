@@ -7,7 +7,7 @@ is the door.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -69,7 +69,8 @@ class Imported:
 
     module: the `nd` module with func.func @name. constants: the tensors that its last arguments take. objects: what
     object(k) in a call names. inputs: for each leading argument the position of the FX placeholder that it takes.
-    outputs: how each output of the FX graph is made (see `Output`). counts: operator nodes by treatment. device: where its kernels run."""
+    outputs: how each output of the FX graph is made (see `Output`). counts: operator nodes by treatment. device: where its kernels run.
+    handed_on: the positions of placeholders with a size symbol that is no argument, since only outputs want it."""
 
     module: ModuleOp
     constants: list[torch.Tensor]
@@ -78,6 +79,7 @@ class Imported:
     outputs: list[Output]
     counts: Counts
     device: str = "cpu"
+    handed_on: dict[str, int] = field(default_factory=dict)
 
 
 def load_rules() -> None:
@@ -152,6 +154,8 @@ def _arguments(
                     attrs["nd.base"] = StringAttr(bases[node])
             inputs.append(k)
             attributes.append(DictionaryAttr(attrs))
+        elif isinstance(b.env[node], Expr):
+            b.handed_on[str(b.env[node])] = k
     return inputs, attributes, places
 
 
@@ -205,7 +209,7 @@ def _assemble(
         module.attributes[nd.DEVICE] = StringAttr(b.device)
     if numerics != "default":
         module.attributes["nd.numerics"] = StringAttr(numerics)
-    return Imported(module, b.constants, b.objects, inputs, results.outputs, b.counts, b.device)
+    return Imported(module, b.constants, b.objects, inputs, results.outputs, b.counts, b.device, b.handed_on)
 
 
 def _expressions(b: Importer) -> set[Expr]:

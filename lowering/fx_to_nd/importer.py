@@ -93,6 +93,7 @@ class Importer(Builder):
         self.computed_pairs: set[SSAValue] = set()
         self.counts = Counts()
         self.argument_symbols: set[str] = set()
+        self.handed_on: dict[str, int] = {}
         self.known_unbacked: set[str] = set()
         self.has_unbacked = any(
             "unbacked_bindings" in n.meta or n.target is aten._local_scalar_dense.default for n in gm.graph.nodes

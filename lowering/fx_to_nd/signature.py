@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_symbols
 from xdsl.dialects.builtin import DictionaryAttr, IndexType, IntegerAttr, StringAttr, f64, i1, i64
 from xdsl.ir import Attribute, SSAValue
 
@@ -39,6 +40,10 @@ def placeholder(b: Importer, node: Node, static: bool) -> dict[str, Attribute] |
     if node.meta.get(FOLDED):
         return None
     val = node.meta.get("val")
+    if isinstance(val, torch.SymInt) and handed_on(node, val):
+        b.env[node] = expr = b.size_of(val)
+        b.argument_symbols.update(str(s) for s in free_syms(expr))
+        return None
     attrs: dict[str, Attribute] = {"nd.name": StringAttr(str(node.target))}
     if isinstance(val, torch.Tensor):
         dims = b.sizes(val.shape)
@@ -75,6 +80,16 @@ def placeholder(b: Importer, node: Node, static: bool) -> dict[str, Attribute] |
         return attrs
     b.env[node] = val
     return None
+
+
+def handed_on(node: Node, val: torch.SymInt) -> bool:
+    """Whether nothing but the graph's output can want this number: no node has it, and no input has a size that it says. So is the
+    ragged size of a jagged tensor, which is no number that a program could be given."""
+    symbol = val.node.expr
+    if not symbol.is_symbol or any(user.op != "output" for user in node.users):
+        return False
+    others = (n.meta.get("val") for n in node.graph.nodes if n.op == "placeholder" and n is not node)
+    return not any(symbol in free_symbols(other) for other in others if isinstance(other, (torch.Tensor, torch.SymInt)))
 
 
 def _add_argument(b: Importer, kind: Attribute) -> SSAValue:

@@ -65,6 +65,7 @@ class GroupWriter:
         self.recomputed: set[SSAValue] = set()
         self._reads: tuple[int, dict[SSAValue, list[tuple[Member, tuple[Expr, ...] | None]]]] | None = None
         self.replaced: list[SSAValue] = []
+        self.inner: tuple[Expr, ...] = ()
 
     def write(self) -> loop.NestOp:
         """The fused nest; `results` of the group's nests that it replaces are in `self.replaced`, in the order of its own results."""
@@ -306,14 +307,16 @@ class GroupWriter:
                 for member in step.members:
                     self._member(member, list(member.place), number)
                 return
-            with self.body.inner(op, op.body, step.sizes) as dims:
+            with self.body.inner(op, op.body, step.sizes) as self.inner:
                 for member in step.members:
-                    self._member(member, self._at(member, dims), number)
+                    self._member(member, self._at(member.place), number)
+            self.inner = ()
 
-    def _at(self, member: Member, dims: Sequence[Expr]) -> list[Expr]:
-        """The member's loops over the body's dimensions, with its inner loops at `dims`."""
-        subs = [*(dim(k) for k in range(len(self.group.outer))), *dims]
-        return [self.body.simplify(dims_subs(e, subs)) for e in member.place]
+    def _at(self, index: Sequence[Expr]) -> list[Expr]:
+        """An index over the group's loops and those of a step, over the body's dimensions: there the loop that is open comes after
+        indices that were loaded before it."""
+        subs = [*(dim(k) for k in range(len(self.group.outer))), *self.inner]
+        return [self.body.simplify(dims_subs(e, subs)) for e in index]
 
     def _member(self, member: Member, place: list[Expr], number: int) -> None:
         """Clone a member's whole body with its loops at `place`."""
@@ -332,18 +335,19 @@ class GroupWriter:
         for m in reducing:
             copy = copies[id(m)] = _Copy(self, m, number, dict(zip(m.info.indices, m.place, strict=True)))
             copy.until_loop(m.info.op.block)
-        with self.body.inner(new, new.body, step.sizes) as dims:
+        with self.body.inner(new, new.body, step.sizes) as self.inner:
             yielded: list[SSAValue] = []
             for m in step.members:
                 if not m.info.has_loops:
-                    self._member(m, self._at(m, dims), number)
+                    self._member(m, self._at(m.place), number)
                     continue
                 old = m.info.reduce
                 assert old is not None
                 copy = copies[id(m)]
-                copy.place.update(zip(old.indices, dims, strict=True))
+                copy.place.update(zip(old.indices, self.inner, strict=True))
                 yielded += copy.yielded(old.block)
             self.body.append(loop.YieldOp.create(operands=yielded))
+        self.inner = ()
         at = 0
         for m in reducing:
             old = m.info.reduce
@@ -373,8 +377,7 @@ class GroupWriter:
         return value if mask is None or other is None else self.body.select(mask, value, other)
 
     def _same_place(self, local: Local, index: tuple[Expr, ...]) -> bool:
-        here = [self.body.simplify(e) for e in local.index]
-        return list(index) == here
+        return list(index) == self._at(local.index)
 
     def keep(self, member: Member, k: int, value: SSAValue) -> SSAValue | None:
         """Remember the value that a member stores in its out `k`; returns the out to store it in, if any."""

@@ -94,18 +94,19 @@ class _Callbacks:
 
     def raise_check(self, tensor: Any, number: int, sizes: int, strides: int) -> None:
         check = self.description.checks[number]
-        if tensor is None:
+        if tensor is not None:
+            want, steps = _words(sizes, check.rank), _words(strides, check.rank)
+        elif check.argument is None:
+            raise AssertionError(f"{check.label} gave no tensor where its fake kernel gives one")
+        else:
             # an argument: `sizes` is the address of the frame of arguments, `strides` that of the sizes that the
             # entry computed
-            assert check.argument is not None
             tensor = ctypes.cast(_words(sizes, check.argument + 1)[check.argument], ctypes.py_object).value
             words = check.words
             if strides:
                 values = _words(strides, max(words, default=-1) + 1)
                 words = tuple(values[k] for k in words)
             want, steps = words[: check.rank], words[check.rank :]
-        else:
-            want, steps = _words(sizes, check.rank), _words(strides, check.rank)
         message = layout_error(tensor, check.label, want, steps, check.dtype, check.device)
         raise AssertionError(message or f"{check.label} does not have the layout that the program was compiled for")
 

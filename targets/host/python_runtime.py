@@ -95,9 +95,11 @@ class PythonRuntime:
 
 
 def copy_strided(value: Any, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-    """A copy of a tensor with these strides."""
+    """A copy of a tensor with these strides; one that has none (a sparse gradient) is as good as it is."""
     import torch
 
+    if value.layout is not torch.strided:
+        return value
     made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
     return made.copy_(value)
 

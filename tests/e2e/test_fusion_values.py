@@ -60,3 +60,14 @@ def test_a_matrix_times_a_vector(m, k, transposed):
     torch.manual_seed(0)
     matrix = torch.randn(3, k, m).mT if transposed else torch.randn(3, m, k)
     check_against_eager(lambda a, b: a @ b + 1, matrix, torch.randn(3, k, 3)[..., 1:2])
+
+
+def test_a_value_shared_in_a_loop_that_follows_a_loaded_index():
+    """The loop's number is not the same in the fused nest, where the index comes first."""
+
+    def program(bias, which, x):
+        picked = bias[:, which]
+        e = (x + picked - x).exp()
+        return e * (1 / e), picked
+
+    check_against_eager(program, torch.randn(4, 1), torch.zeros(1, 1, dtype=torch.long), torch.randn(2, 4, 1, 1))

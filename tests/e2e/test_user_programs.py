@@ -1,0 +1,57 @@
+"""Whole programs as users write them, found wrong once: values, gradients and errors are eager's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import stepwell  # noqa: F401 - registers the backend
+
+
+def compiled(fn, **options):
+    torch._dynamo.reset()
+    return torch.compile(fn, backend="stepwell", **options)
+
+
+def test_sparse_gradient_of_an_embedding_bag():
+    bag = nn.EmbeddingBag(9, 4, mode="sum", sparse=True)
+    index = torch.tensor([[1, 2], [2, 8], [0, 2]])
+    bag(index).sum().backward()
+    want, bag.weight.grad = bag.weight.grad, None
+    compiled(bag)(index).sum().backward()
+    assert bag.weight.grad.is_sparse
+    torch.testing.assert_close(bag.weight.grad.to_dense(), want.to_dense())
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_jagged_tensors_of_several_lengths(train):
+    """Their ragged size is no number: no program is given it, and outputs that want it get it as it is."""
+
+    def program(n, w):
+        return nn.functional.layer_norm((n @ w).relu(), (5,)) * 2
+
+    run = compiled(program)
+    for lengths in ((2, 3), (4, 1, 2), (5, 5)):
+        rows = [torch.randn(k, 4) for k in lengths]
+        weight = torch.randn(4, 5)
+        seen = []
+        for fn in (program, run):
+            n = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=train)
+            w = weight.clone().requires_grad_(train)
+            out = fn(n, w)
+            if train:
+                (out.values() * torch.arange(5.0)).sum().backward()
+            seen.append((out.values().detach(), *((n.grad.values(), w.grad) if train else ())))
+        torch.testing.assert_close(seen[1], seen[0])
+
+
+def test_a_size_that_only_the_output_wants():
+    def program(x, k):
+        return x * 2, k, x.reshape(-1, 2).shape[0]
+
+    run = compiled(program, dynamic=True)
+    for n in (4, 6, 10):
+        doubled, k, half = run(torch.ones(n), n + 1)
+        assert (k, half) == (n + 1, n // 2)
+        assert torch.equal(doubled, torch.full((n,), 2.0))
