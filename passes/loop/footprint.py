@@ -18,11 +18,8 @@ from ...dialects import loop, mem
 from ...dialects.expr import Expr, evaluate, free_dims, free_syms
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd_types import element_bytes
-from .loop_schedule import Cost, Schedule
+from .loop_schedule import LINE, Cost, Schedule
 from .nest_access import Access, NestAccess, Node
-
-LINE = 64
-"""Bytes of a cache line."""
 
 TILE = 16
 """Side of the tiles in which a nest with style "tile" runs."""

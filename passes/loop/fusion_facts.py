@@ -19,6 +19,8 @@ from .nest_info import NestInfo, nest_info, uses_opaque
 if TYPE_CHECKING:
     from .fusion_wishes import Wishes
 
+FEW_ROWS = 8
+"""A nest whose loops could read at most 1 / FEW_ROWS of a tensor is taken to read as many elements as they run; any other one all of it."""
 FAR = 8
 """How many nests down the meeting of the readers of a value is looked for."""
 
@@ -47,6 +49,7 @@ class NestFacts:
         """Iterations that must be left to run in parallel where one of two nests has as many, for a GPU; see LoopFuse."""
         self._reads: dict[Operation, list[Read]] = {}
         self._weight: dict[Operation, tuple[int, int]] = {}
+        self._read_bytes: dict[Operation, dict[SSAValue, int]] = {}
         self._units: dict[Operation, float] = {}
         self._bytes: dict[SSAValue, int] = {}
         self._counts: dict[tuple[Expr, ...], int] = {}
@@ -98,6 +101,20 @@ class NestFacts:
                 if key not in table:
                     table[key] = Read(inner.tensor, through)
         found = self._reads[info.op] = list(table.values())
+        return found
+
+    def read_bytes(self, info: NestInfo) -> dict[SSAValue, int]:
+        """Bytes that a nest reads of each tensor: all, but where its loops run far too seldom for that (a few rows of a table)."""
+        found = self._read_bytes.get(info.op)
+        if found is None:
+            found = self._read_bytes[info.op] = {}
+            trips = self.iterations(info)
+            for read in self.reads(info):
+                t = read.tensor.type
+                whole = self.bytes(read.tensor)
+                once = trips * element_bytes(t.element_type) if isinstance(t, TensorType) else whole
+                few = once * FEW_ROWS <= whole
+                found[read.tensor] = min(found.get(read.tensor, 0) + (once if few else whole), whole)
         return found
 
     def weight(self, info: NestInfo) -> tuple[int, int]:
@@ -157,6 +174,7 @@ class NestFacts:
             reader = todo.pop()
             found.append(reader)
             self._reads.pop(reader.op, None)
+            self._read_bytes.pop(reader.op, None)
             self._weight.pop(reader.op, None)
             self._units.pop(reader.op, None)
             if reader.op.results and reader.op.results[0] in self.inlined:

@@ -172,9 +172,9 @@ class Grouping(NestFacts):
         info = group.members[0].info
         saved: dict[int, int] = {}
         groups: dict[int, Group] = {}
-        mine = dict.fromkeys([r.tensor for r in self.reads(info)] + list(info.outs))
-        for tensor in mine:
-            size = self.bytes(tensor)
+        mine = self.read_bytes(info)
+        for tensor in dict.fromkeys([*mine, *info.outs]):
+            size = mine.get(tensor) or self.bytes(tensor)
             unit = self.unit_at[self.maker[tensor]] if tensor in self.maker else None
             if isinstance(unit, Group):
                 groups[unit.order] = unit

@@ -61,15 +61,16 @@ class Search:
         infos = [plan.infos[plan.ops[k]] for k in places]  # pyright: ignore[reportArgumentType]
         made = {r for info in infos for r in info.op.results}
         inside: set[Operation] = {info.op for info in infos}
-        read: set[SSAValue] = set()
+        read: dict[SSAValue, int] = {}
         units, trips = 0.0, 0
         for info in infos:
-            read.update([r.tensor for r in plan.reads(info)])
+            for tensor, size in plan.read_bytes(info).items():
+                read[tensor] = read.get(tensor, 0) + size
             units += plan.units(info)
             trips = max(trips, plan.iterations(info))
         written = [t for t in made if self._leaves(t, inside)]
         return GroupWork(
-            sum([plan.bytes(t) for t in read - made]), sum(map(plan.bytes, written)), units, trips,
+            sum([min(size, plan.bytes(t)) for t, size in read.items() if t not in made]), sum(map(plan.bytes, written)), units, trips,
             None if group is None else plan.count(group.outer),
         )  # fmt: skip
 

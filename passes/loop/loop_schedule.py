@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, IntegerType, ModuleOp, StringAttr, f64
@@ -21,6 +22,7 @@ from ...dialects.expr import ZERO, Expr, evaluate, free_dims, free_syms, linear_
 from ...dialects.expr_ranges import Range, RangeEnv
 from ...dialects.nd_types import RangeAttr, element_bytes
 from ..manager import Pass
+from .machine import SERVER, WAYS
 from .nest_access import Access, Loop, NestAccess, Node
 from .nest_key import nest_key
 from .op_costs import op_cost
@@ -34,6 +36,10 @@ MAX_STRIDE = 4
 """Loads with steps up to this from lane to lane are consecutive vectors and shuffles, others gathers."""
 SERIAL_NS = 4000.0
 """Work below this is not worth a second thread."""
+LINE = 64
+"""Bytes of a cache line."""
+CONFLICT = 2.7
+"""Cost of a strided load whose line has left the first cache before its next element is needed."""
 FEW_UNITS = 2
 """With fewer units of work in the loops of a nest, threads share the reductions in it."""
 
@@ -151,7 +157,7 @@ class Cost:
         if any(d in self.info.opaque and lanes_dim in self.roots(d) for d in own):
             stride = None
         if stride is None:
-            return 1.5 if access.is_store else 0.9
+            return 1.5 if access.is_store else 0.6
         if stride.value == 1:
             return unit * (2 if access.is_store else 1)
         if stride.value is not None and 2 <= stride.value <= MAX_STRIDE and not access.is_store:
@@ -160,7 +166,17 @@ class Cost:
             return unit * 2
         if access.mode != "set":
             return 2.3
-        return 1.5 if access.is_store else 0.8
+        return 1.5 if access.is_store else self._strided(stride, size, width)
+
+    def _strided(self, stride: Expr, size: int, width: int) -> float:
+        """A load whose address moves by `stride` elements of `size` bytes from lane to lane: a part for the gather, one for the share of a
+        line that each lane needs, since its neighbours come later; and far more where the lines do not stay in the first cache until
+        then, because they all belong to a few of its sets. Measured with f32 (docs/cost-model.md)."""
+        step = size * (abs(stride.value) if stride.value is not None else 1 if free_dims(stride) else self.size(stride))
+        period = int(SERVER.levels[0].bytes) // WAYS
+        if step >= LINE and width > WAYS * (period // gcd(step, period)):
+            return CONFLICT
+        return 0.35 + 0.2 * min(1.0, step / LINE)
 
     def node(self, node: Node, lanes: Expr | None, width: int, size: int) -> float:
         """Cost of one run of the body of `node`, all inside included, for one lane-element (or for one run, without

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+WAYS = 12
+"""Lines that the first cache keeps for addresses a multiple of its size / WAYS apart."""
+
 
 @dataclass(frozen=True)
 class Level:

@@ -32,12 +32,9 @@ from ..loop.cost_model import nest_cost
 from ..loop.footprint import LINE, Footprint, Plan, Stream
 from ..loop.loop_fuse import symbol_hints
 from ..loop.loop_schedule import Cost, choose
-from ..loop.machine import SERVER, Machine
+from ..loop.machine import SERVER, WAYS, Machine
 from ..loop.nest_access import NestAccess
 from ..manager import Pass
-
-WAYS = 12
-"""Lines that a cache keeps for addresses a multiple of its size / WAYS apart."""
 
 LEAST_GAIN = 0.02
 """Part of the time of the nests around a buffer that padding has to save."""

@@ -228,3 +228,12 @@ def test_what_hides_behind_arithmetic_is_no_reason_to_store():
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(f, backend="stepwell")(x, target), f(x, target))
     assert stepwell.counters["bytes_written"] < 1.05 * 4 * x.numel()
+
+
+def test_a_few_rows_of_a_table_are_few_bytes():
+    def rows(tokens):
+        table, index = torch.randn(4096, 16), torch.zeros(tokens, dtype=torch.int64)
+        return moved(*planned(lambda table, index: (table[index] * 2,), (table, index), True)[:2])
+
+    assert rows(8) == 8 * (2 * 16 * 4 + 8)
+    assert rows(4096) == 2 * 4096 * 16 * 4 + 4096 * 8

@@ -177,3 +177,40 @@ def test_meeting_stores_are_neither_vector_nor_parallel():
     }}"""
     schedule = chosen(text)
     assert schedule.style == "inner" and not schedule.parallel
+
+
+@pytest.mark.parametrize("row", [512, 528])
+def test_rows_beside_a_strided_vector(row):
+    """Lanes along rows of x and every fourth element of y: lanes down the columns of x would fetch a line for each element."""
+    _, module = parse(f"""
+    func.func @forward(%x : !mem.buffer<128 x {row} x f32>, %y : !mem.buffer<{row} x f32, [4]>, %o : !mem.buffer<128 x f32>) {{
+      loop.nest (%i = 128) outs(%oo = %o : !mem.buffer<128 x f32>) {{
+        %s = loop.reduce (%j = {row}) sum {{
+          %a = loop.load %x[%i, %j] : !mem.buffer<128 x {row} x f32> -> f32
+          %b = loop.load %y[%j] : !mem.buffer<{row} x f32, [4]> -> f32
+          %c = arith.mulf %a, %b : f32
+          loop.yield %c : f32
+        }} -> f32
+        loop.store %s, %oo[%i] : f32, !mem.buffer<128 x f32>
+      }}
+      func.return
+    }}""")
+    assert choose(NestAccess(nest_of(module), RangeEnv({})), {}).style == "inner"
+
+
+def test_strided_loads_are_priced_by_their_lines():
+    """A long step costs more than a short one, and far more where the lanes' lines belong to a few sets of the first cache."""
+
+    def price(step):
+        type = f"!mem.buffer<4096 x f32, [{step}]>"
+        _, module = parse(f"""
+        func.func @forward(%x : {type}, %o : !mem.buffer<4096 x f32>) {{
+          loop.nest (%i = 4096) outs(%oo = %o : !mem.buffer<4096 x f32>) {{
+            %a = loop.load %x[%i] : {type} -> f32
+            loop.store %a, %oo[%i] : f32, !mem.buffer<4096 x f32>
+          }}
+          func.return
+        }}""")
+        return choose(NestAccess(nest_of(module), RangeEnv({})), {}).cost
+
+    assert price(1) < price(3) < price(8) < price(16) == price(250) < price(256) == price(1024)
