@@ -55,3 +55,11 @@ def test_a_size_that_only_the_output_wants():
         doubled, k, half = run(torch.ones(n), n + 1)
         assert (k, half) == (n + 1, n // 2)
         assert torch.equal(doubled, torch.full((n,), 2.0))
+
+
+def test_a_size_that_a_float_says():
+    """What `int()` makes of a float is not the float."""
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = compiled(lambda x: torch.ones(int(x.sum().item()) + 2).cumsum(0), fullgraph=True)
+        for total in (3.5, 0.25, 7.0):
+            assert torch.equal(run(torch.tensor([total, 0.0])), torch.arange(1.0, int(total) + 3))
