@@ -17,6 +17,7 @@ from ...dialects.nd_types import is_float
 from ...dialects.tt_compute import BitcastOp, ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
 from ...dialects.tt_types import element_of, like, shape_of
 from .builder import NO_FLAGS
+from .exponentials import exponential, multiple, one_more_erf, power_of_e
 from .memory import lower_load, lower_store
 from .random_numbers import lower_random
 from .state import State, UnsupportedNest, scalar_type
@@ -72,40 +73,17 @@ def by_library(s: State, op: Operation) -> None:
         s.values[op.results[0]] = library(s, op.name, [s.get(v) for v in op.operands])
 
 
-ONE_LESS_ERF = (
-    -1.6279085874557495, -0.9184163808822632, -0.1484816074371338, 0.02825368009507656, -0.0007746290066279471, -0.0014894419582560658,
-    0.0004455077287275344, -4.535860352916643e-05,
-)  # fmt: skip
-"""log2(1 - erf(z)) = z * (these, powers of z from 0), fitted for z from 0 to 4.2 by Lawson's iteration so that 1 - erf is off by at most
-7.5e-8; the last is negative, so that beyond it the power goes on falling to 0."""
+def shortened(rule: Callable[[State, Operation], SSAValue | None]) -> Rule:
+    """An op for which `rule` may know something shorter."""
 
+    def lower(s: State, op: Operation) -> None:
+        found = rule(s, op)
+        if found is None:
+            by_library(s, op) if op.name in LIBRARY else elementwise(s, op)
+        else:
+            s.values[op.results[0]] = found
 
-def add(s: State, op: Operation) -> None:
-    """arith.addf. 1 + erf(x), which GELU and its gradient need, is one power of two: its absolute error, that of a rounding near 1, is all
-    that is left of erf's, and the library's function is as exact near 0, which takes it three times as long."""
-    inside = _inside_erf(*op.operands) or _inside_erf(*reversed(op.operands))
-    if inside is None or s.exact or op.results[0].type != f32:
-        return elementwise(s, op)
-    b, x = s.b, s.get(inside)
-
-    def number(value: float) -> SSAValue:
-        return b.constant(value, f32)
-
-    z = b.elementwise(mlir_math.AbsFOp, (x,), NO_FLAGS)
-    power = number(ONE_LESS_ERF[-1])
-    for c in reversed(ONE_LESS_ERF[:-1]):
-        power = b.elementwise(mlir_math.FmaOp, (power, z, number(c)), NO_FLAGS)
-    rest = b.elementwise(mlir_math.Exp2Op, (b.elementwise(arith.MulfOp, (power, z), NO_FLAGS),), NO_FLAGS)
-    other = b.elementwise(arith.SubfOp, (number(2.0), rest), NO_FLAGS)
-    s.values[op.results[0]] = b.select(b.cmpf("olt", x, number(0.0)), rest, other)
-
-
-def _inside_erf(a: SSAValue, one: SSAValue) -> SSAValue | None:
-    """x where `a` is erf(x) and `one` is 1."""
-    if not isinstance(a.owner, mlir_math.ErfOp) or not isinstance(one.owner, arith.ConstantOp):
-        return None
-    number = one.owner.value
-    return a.owner.operand if isinstance(number, FloatAttr) and number.value.data == 1.0 else None
+    return lower
 
 
 def named_math(s: State, op: Operation) -> None:
@@ -123,10 +101,11 @@ def _sigmoid(s: State, x: SSAValue) -> SSAValue:
     b = s.b
     element = element_of(x.type)
     one = b.constant(1.0, element)
-    negative = b.elementwise(arith.SubfOp, (b.constant(0.0, element), x), NO_FLAGS)
-    power = (
-        b.elementwise(mlir_math.ExpOp, (negative,), NO_FLAGS) if element == f32 else library(s, "math.exp", [negative])
-    )
+    if element == f32 and not s.exact:
+        power = power_of_e(s, x, -1.0)
+    else:
+        negative = b.elementwise(arith.SubfOp, (b.constant(0.0, element), x), NO_FLAGS)
+        power = b.elementwise(mlir_math.ExpOp, (negative,), NO_FLAGS) if element == f32 else library(s, "math.exp", [negative])
     # within 2 ulp: the exponential is no better, and a rounded quotient costs ten times as much
     return b.elementwise(arith.DivfOp, (one, b.elementwise(arith.AddfOp, (one, power), NO_FLAGS)), NO_FLAGS)
 
@@ -372,7 +351,9 @@ RULES: dict[type[Operation], Rule] = {
     arith.CmpiOp: compare_integers,
     arith.CmpfOp: compare_floats,
     arith.SelectOp: select,
-    arith.AddfOp: add,
+    arith.AddfOp: shortened(one_more_erf),
+    arith.MulfOp: shortened(multiple),
+    mlir_math.ExpOp: shortened(exponential),
     arith.DivfOp: divide,
     arith.NegfOp: negate,
     arith.FloorDivSIOp: floor_divide,

@@ -267,6 +267,31 @@ def test_one_more_than_erf_is_a_power():
     assert "math.erf" in text
     text, _ = computed(lambda x: (x.erf() * 2,), x)
     assert "math.erf" in text
+    text, (got,) = computed(lambda x: ((1 + (x * -0.5).erf()) * 3,), x)
+    assert "math.erf" not in text
+    torch.testing.assert_close(got.double(), (1 + (x.double() * -0.5).erf()) * 3, rtol=0, atol=7.5e-7, equal_nan=True)
+
+
+def test_exponentials_that_are_added_to_something_are_powers_of_two():
+    x = torch.cat([torch.linspace(-130, 130, 3000), torch.tensor([0.0, float("inf"), -float("inf"), float("nan")])])
+
+    def gradient(x):
+        """That of GELU."""
+        return (((x * 0.7071067811865476).erf() + 1) * 0.5 + x * ((x * x * -0.5).exp() * 0.3989422804014327),)
+
+    text, (got,) = computed(gradient, x)
+    assert "math.exp " not in text and text.count("math.exp2") == 2 and "math.erf" not in text
+    torch.testing.assert_close(got[:3000].double(), gradient(x.double())[0][:3000], rtol=1e-6, atol=4e-7)
+    assert torch.equal(got[3000:].isnan(), gradient(x)[0][3000:].isnan())
+    text, _ = computed(gradient, x, numerics="eager")
+    assert "math.exp " in text
+    text, (got,) = computed(lambda x: ((x * 0.5).exp() + 1, x.sigmoid()), x)[0], computed(lambda x: (x.sigmoid(),), x)[1]
+    assert "math.exp " not in text
+    torch.testing.assert_close(got, x.sigmoid(), rtol=1e-5, atol=1e-38, equal_nan=True)
+    for tiny in (lambda x: (x.exp(),), lambda x: (x.exp() * 1e30,), lambda x: (x.exp() + x * 1e-40,), lambda x: (x.exp() + 1e-40,)):
+        text, (got,) = computed(tiny, x)
+        assert "math.exp " in text
+        torch.testing.assert_close(got, tiny(x)[0], rtol=2e-6, atol=0, equal_nan=True)
 
 
 def test_rows_that_gather_alike_share_their_indices():

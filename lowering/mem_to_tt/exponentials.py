@@ -1,0 +1,147 @@
+"""Exponentials of f32 and what is made of them, in as few instructions as their use allows (not under `numerics="eager"`).
+
+    %e = math.erf (%x * c); %f = (%e + 1) * k         ->    a power of two, k * (1 + erf) (see ONE_LESS_ERF)
+    %p = math.exp (%x * c); ... %p * k                ->    one power of two, with c and k in its exponent
+
+The hardware has powers of two. What it does for numbers below 2**-126 takes three more instructions each, so that they become 0 where
+nothing would be left of them: in a sum with a number that is not tiny (`_is_absorbed`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from xdsl.dialects import arith
+from xdsl.dialects import math as mlir_math
+from xdsl.dialects.builtin import FloatAttr, f32
+from xdsl.ir import Operation, SSAValue
+
+from .builder import NO_FLAGS
+from .state import State
+
+ONE_LESS_ERF = (
+    -1.6279085874557495, -0.9184163808822632, -0.1484816074371338, 0.02825368009507656, -0.0007746290066279471, -0.0014894419582560658,
+    0.0004455077287275344, -4.535860352916643e-05,
+)  # fmt: skip
+"""log2(1 - erf(z)) = z * (these, powers of z from 0), fitted for z from 0 to 4.2 by Lawson's iteration so that 1 - erf is off by at most
+7.5e-8; the last is negative, so that beyond it the power goes on falling to 0."""
+NOT_TINY = 2.0**-96
+"""A number to which adding another one below 2**-126 changes nothing."""
+
+
+def one_more_erf(s: State, op: Operation) -> SSAValue | None:
+    """The value of `op`, a sum 1 + erf(x) or its product with a positive number; None where it is something else.
+
+    GELU and its gradient need it. Its absolute error, that of a rounding near 1, is all that is left of erf's, and the library's function
+    is as exact near 0, which takes it three times as long. A number that x is multiplied by is part of the polynomial."""
+    inside, factor = _one_more_erf(op)
+    if inside is None or s.exact or op.results[0].type != f32:
+        return None
+    b = s.b
+    inside, scale = _factored(inside)
+    x = s.get(inside)
+
+    def number(value: float) -> SSAValue:
+        return b.constant(value, f32)
+
+    z = b.elementwise(mlir_math.AbsFOp, (x,), NO_FLAGS)
+    coefficients = [c * abs(scale) ** (k + 1) for k, c in enumerate(ONE_LESS_ERF)]
+    power = number(coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        power = b.elementwise(mlir_math.FmaOp, (power, z, number(c)), NO_FLAGS)
+    if factor == 1.0:
+        power = b.elementwise(arith.MulfOp, (power, z), NO_FLAGS)
+    else:
+        power = b.elementwise(mlir_math.FmaOp, (power, z, number(math.log2(factor))), NO_FLAGS)
+    rest = b.elementwise(mlir_math.Exp2Op, (power,), NO_FLAGS)
+    other = b.elementwise(arith.SubfOp, (number(2.0 * factor), rest), NO_FLAGS)
+    negative = b.cmpf("ogt" if scale < 0 else "olt", x, number(0.0))
+    return b.select(negative, rest, other)
+
+
+def _one_more_erf(op: Operation) -> tuple[SSAValue | None, float]:
+    """x and k where an operation computes k * (1 + erf(x)), k > 0."""
+    if isinstance(op, arith.AddfOp):
+        for a, one in (op.operands, reversed(op.operands)):
+            if isinstance(a.owner, mlir_math.ErfOp) and constant_of(one) == 1.0:
+                return a.owner.operand, 1.0
+    elif isinstance(op, arith.MulfOp):
+        for a, k in (op.operands, reversed(op.operands)):
+            number = constant_of(k)
+            if number is not None and 0 < number < math.inf and isinstance(a.owner, arith.AddfOp):
+                return _one_more_erf(a.owner)[0], number
+    return None, 1.0
+
+
+def exponential(s: State, op: Operation, factor: float = 1.0) -> SSAValue | None:
+    """factor * math.exp as one power of two; None where numbers below 2**-126 may count."""
+    if s.exact or op.results[0].type != f32 or not _is_absorbed(op.results[0]):
+        return None
+    inside, scale = _factored(op.operands[0])
+    return power_of_e(s, s.get(inside), scale, factor)
+
+
+def power_of_e(s: State, x: SSAValue, scale: float, factor: float = 1.0) -> SSAValue:
+    """factor * exp(scale * x), 0 where it is below 2**-126."""
+    b = s.b
+    scale = b.constant(scale * math.log2(math.e), f32)
+    if factor == 1.0:
+        exponent = b.elementwise(arith.MulfOp, (x, scale), NO_FLAGS)
+    else:
+        exponent = b.elementwise(mlir_math.FmaOp, (x, scale, b.constant(math.log2(factor), f32)), NO_FLAGS)
+    return b.elementwise(mlir_math.Exp2Op, (exponent,), NO_FLAGS)
+
+
+def multiple(s: State, op: Operation) -> SSAValue | None:
+    """The value of a product with an exponential or with 1 + erf(x) that nothing else needs; None for another product."""
+    for value, k in (op.operands, reversed(op.operands)):
+        number = constant_of(k)
+        if number is None or not 0 < number < math.inf or not value.has_one_use():
+            continue
+        if isinstance(value.owner, mlir_math.ExpOp):
+            return exponential(s, value.owner, number)
+        return one_more_erf(s, op)
+    return None
+
+
+def _factored(value: SSAValue) -> tuple[SSAValue, float]:
+    """x and c where a value is c * x, as long as c is a number that is neither huge nor tiny."""
+    scale = 1.0
+    while isinstance(value.owner, arith.MulfOp | arith.NegfOp):
+        op = value.owner
+        if isinstance(op, arith.NegfOp):
+            value, scale = op.operands[0], -scale
+            continue
+        found = next(((x, c) for x, k in (op.operands, reversed(op.operands)) if (c := constant_of(k)) is not None), None)
+        if found is None or not 2.0**-32 < abs(scale * found[1]) < 2.0**32:
+            break
+        value, scale = found[0], scale * found[1]
+    return value, scale
+
+
+def _is_absorbed(value: SSAValue, products: int = 3) -> bool:
+    """Whether a number is only added, as it is or times up to `products` others, to numbers beside which less than 2**-126 is nothing."""
+    uses = list(value.uses)
+    for use in uses:
+        op = use.operation
+        if isinstance(op, arith.MulfOp):
+            if not products or not _is_absorbed(op.results[0], products - 1):
+                return False
+        elif not isinstance(op, arith.AddfOp | arith.SubfOp) or not _is_large(op.operands[1 - use.index]):
+            return False
+    return bool(uses)
+
+
+def _is_large(value: SSAValue) -> bool:
+    """Whether a number is surely not tiny, or is one of those whose absolute error is larger (1 + erf)."""
+    number = constant_of(value)
+    if number is not None:
+        return abs(number) >= NOT_TINY
+    return isinstance(value.owner, arith.AddfOp | arith.MulfOp) and _one_more_erf(value.owner)[0] is not None
+
+
+def constant_of(value: SSAValue) -> float | None:
+    """The number that a value is, if it is a constant."""
+    if not isinstance(value.owner, arith.ConstantOp) or not isinstance(value.owner.value, FloatAttr):
+        return None
+    return value.owner.value.value.data
