@@ -8,7 +8,7 @@ from typing import Any
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, f32, i1, i64
+from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, f32, i1, i32, i64
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop, tt_arith
@@ -277,6 +277,54 @@ def select(s: State, op: Operation) -> None:
     s.values[op.results[0]] = s.b.select(s.get(condition), s.get(a), s.get(b))
 
 
+def clamp_integers(s: State, op: Operation) -> None:
+    """arith.maxsi, arith.minsi. The whole part of an f32, a distance further, and clamped, takes numbers of 32 bits only (the index of an
+    interpolation's neighbour): in 64 bits each step is two instructions or more."""
+    found = None if op.results[0].type != i64 else _clamped(op)
+    if found is None or element_of(s.get(found[0]).type) != f32:
+        return elementwise(s, op)
+    source, shift, low, high = found
+    b = s.b
+    # what is beyond the bounds before it is an integer is so afterwards, and NaN becomes a number below them, or 0
+    near = b.elementwise(arith.MinimumfOp, (s.get(source), b.constant(float(1 << 24), f32)), NO_FLAGS)
+    value = b.cast(tt_arith.FPToSIOp, near, i32)
+    if shift:
+        value = b.add(value, b.constant(shift, i32))
+    value = b.elementwise(arith.MaxSIOp, (value, b.constant(low, i32)))
+    s.values[op.results[0]] = b.resize(b.elementwise(arith.MinSIOp, (value, b.constant(high, i32))), i64)
+
+
+def _clamped(op: Operation) -> tuple[SSAValue, int, int, int] | None:
+    """f, c, a and b where an operation is min(max(int(f) + c, a), b) with small numbers c, a <= b, in either order."""
+    bounds: dict[type[Operation], int] = {}
+    value: SSAValue = op.results[0]
+    shift = 0
+    while isinstance(owner := value.owner, arith.MaxSIOp | arith.MinSIOp | arith.AddiOp):
+        pair = next(((x, n) for x, y in (owner.operands, reversed(owner.operands)) if (n := _small(y)) is not None), None)
+        if pair is None or (type(owner) in bounds) or (isinstance(owner, arith.AddiOp) and len(bounds) < 2):
+            return None
+        value, number = pair
+        if isinstance(owner, arith.AddiOp):
+            shift += number
+        else:
+            bounds[type(owner)] = number
+    if not isinstance(owner, arith.FPToSIOp) or len(bounds) < 2 or abs(shift) > SMALL or bounds[arith.MaxSIOp] > bounds[arith.MinSIOp]:
+        return None
+    return owner.operands[0], shift, bounds[arith.MaxSIOp], bounds[arith.MinSIOp]
+
+
+SMALL = 1 << 22
+"""Numbers up to which sums of two, and f32's whole parts that are clamped by them, are exact in 32 bits."""
+
+
+def _small(value: SSAValue) -> int | None:
+    owner = value.owner
+    if not isinstance(owner, arith.ConstantOp) or not isinstance(owner.value, IntegerAttr):
+        return None
+    number = owner.value.value.data
+    return number if abs(number) <= SMALL else None
+
+
 def cast(cls: type[Any]) -> Rule:
     """A cast of elements."""
 
@@ -357,6 +405,8 @@ RULES: dict[type[Operation], Rule] = {
     arith.DivfOp: divide,
     arith.NegfOp: negate,
     arith.FloorDivSIOp: floor_divide,
+    arith.MaxSIOp: clamp_integers,
+    arith.MinSIOp: clamp_integers,
     arith.ExtFOp: extend,
     arith.TruncFOp: round_to,
     arith.SIToFPOp: cast(tt_arith.SIToFPOp),

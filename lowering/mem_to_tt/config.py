@@ -10,7 +10,7 @@ The figures follow from measurements: 8 to 64 elements a thread, a row within as
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...dialects import loop
@@ -18,6 +18,7 @@ from ...dialects.expr import ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, eval
 from ...dialects.expr_ranges import range_of
 from ...dialects.nd_types import element_bytes
 from ...passes.loop.nest_access import Access, Loop, NestAccess, Node
+from .follow import memory_of
 from .gathers import index_loops
 
 DEFAULT_HINT = 64
@@ -48,6 +49,8 @@ SCANNED = 8192
 """Elements of a row that are scanned at once."""
 THREAD = 16
 """Elements of a tile with reductions that a thread should have."""
+IN_PHASES = 64
+"""The same where several reductions of a row wait for each other: all warps of a program wait each time."""
 MANY = 32
 """The same for rows of which a program has one: fewer warps have less to exchange."""
 LANES = 32
@@ -66,6 +69,8 @@ FEW_WARPS, MANY_WARPS = 24576, 32768
 there is too little under way, and for more elements the registers of a thread of 32 do not last."""
 MOST_IN_ROWS = 144
 """The same where a program goes through rows and sums up columns: two programs then fit a multiprocessor."""
+BESIDE_ROWS = 48
+"""Registers of a thread of such a program beside what it keeps."""
 AHEAD = 100 << 10
 """Bytes that such a program may have under way: twice that is on chip."""
 UNROLL = 32
@@ -76,6 +81,8 @@ IN_WINDOW = 2
 """Elements of a thread where each comes from a window: more would lie too far apart for the warp to load side by side."""
 GATHERED = 16
 """The same where indices are loaded, each of which then serves more rows."""
+STRIP = 8
+"""Rows that a program resamples one after the other, where it is neighbouring rows that they are made of."""
 STAGES = 3
 """Iterations under way of a loop that streams through memory."""
 I32_MAX = 2**31 - 1
@@ -138,7 +145,8 @@ class Tile:
     block; `rest` are loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none), `pieces`
     how many such blocks may be on chip at once, `stages` how many iterations of its loops are under way (0: as Triton has it), `group`
     how many programs share the loops inside of a tile (exchange.py), `run` after how many iterations a block begins whatever the one
-    before it has left (0: nowhere), `registers` how many a thread may have (0: as many as it likes)."""
+    before it has left (0: nowhere), `registers` how many a thread may have (0: as many as it likes), `strip` how many iterations of the last
+    of `rest` a program has, one after the other, `apart` whether a program has one block of one of the loops inside, which follow each other."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
@@ -149,6 +157,8 @@ class Tile:
     group: int = 1
     run: int = 0
     registers: int = 0
+    strip: int = 1
+    apart: int = 0
 
     @property
     def elements(self) -> int:
@@ -315,6 +325,9 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
     y = others[-1]
     if info.opaque:  # rows that read at the same places share what it takes to find them
         indexed = index_loops(info)
+        if x.dim in indexed and y.dim in indexed and (y.size.value or 1) % STRIP == 0:
+            # neighbouring rows read the same rows, which one warp after the other finds in the nearest cache
+            return Tile([(fast, block)], others, warps=max(1, block // 128), strip=STRIP)
         y = next((one for one in reversed(others) if one.dim not in indexed and sizes(one.size) >= rows), y)
     if y.size.value is not None and y.size.value % rows == 0:
         return Tile([(fast, block), ([y], rows)], [one for one in others if one is not y], warps=_warps(rows * block, each))
@@ -345,24 +358,83 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
     held = block * pieces * kept
     if not any(isinstance(n.op, (loop.ReduceOp, loop.ScanOp)) for n in inside):
+        if rows == 1 and not kept and _are_apart(info, inside):
+            return Tile([(list(loops), 1)] if loops else [], inner=TILE, warps=_warps(TILE, 8), apart=1)
         warps = _warps(rows * block, THREAD if rows > 1 else 8)
         return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
     if _sums(inside):
-        loads = {a.buffer: block * pieces * element_bytes(a.dtype) for n in inside for a in n.accesses if not a.is_store}
-        stages = STAGES if sum(loads.values()) * (STAGES - 1) <= AHEAD else 0
-        warps = min(16, max(4, _warps(held, MOST_IN_ROWS)))
+        rows_of = {
+            a.buffer: block * pieces * element_bytes(a.dtype)
+            for n in inside
+            for a in n.accesses
+            if not a.is_store and not free_dims(a.offset) <= {one.dim for one in n.loops}
+        }
+        under_way = sum(rows_of.values())
+        stages = STAGES + 1 if under_way * (STAGES + 1) <= AHEAD else STAGES if under_way * (STAGES - 1) <= AHEAD else 0
+        needed = held + block * pieces * _read_once(inside)
+        warps = min(16, max(4, power_of_two(-(-needed // (32 * MOST_IN_ROWS)))))
+        registers = 65536 // (64 * warps)
+        registers = registers if needed // (32 * warps) + BESIDE_ROWS <= registers < 255 else 0
         if block == PIECE:
             block, pieces = PIECE // 2, pieces * 2
-        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces, stages=stages)
+        axes = [(list(loops), rows)] if loops else []
+        return Tile(axes, inner=block, warps=warps, pieces=pieces, stages=stages, registers=registers)
     if block == CHUNK and kept:
-        block, pieces = CHUNK // 2, 2
-        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=_warps(CHUNK, THREAD), pieces=pieces)
+        warps = _warps(CHUNK, IN_PHASES if _phases(inside) > 1 else THREAD)
+        block = min(CHUNK // 2, 256 * warps)
+        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=CHUNK // block)
     warps = min(16 if kept or pieces == 1 else 8, _warps(rows * block * pieces, THREAD if rows > 1 else MANY))
     while warps < 16 and held > 32 * warps * MOST_ELEMENTS:
         warps *= 2
     if FEW_WARPS < held <= MANY_WARPS:
         warps = MAX_WARPS
+    if rows == 1 and block > max(TILE * 2, 512 * warps) and _phases(inside) > 1:
+        block = 512 * warps  # the elements of a thread in more, shorter pieces take fewer registers
+        pieces = -(-longest // block)
     return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
+
+
+def _are_apart(info: NestAccess, inside: Sequence[Node]) -> bool:
+    """Whether long loops over values have nothing in common, as those of a concatenation: programs that write one short block each keep
+    memory busier than those which have whole rows."""
+    loops = [n for n in inside if has_effect(n)]
+    if len(loops) < 2 or any(n.children or n.parent is not info.root or not _is_long(n) for n in loops):
+        return False
+    if any(a.is_store for a in info.root.accesses) or any(isinstance(op, loop.BoundOp) for op in loop.walk_bodies(info.root.op)):
+        return False
+    read = {memory_of(a.buffer) for a in info.root.all_accesses() if not a.is_store}
+    stores = [a for n in loops for a in n.accesses if a.is_store]
+    if any(memory_of(a.buffer) in read or a.mode != "set" for a in stores):
+        return False
+    rows = {one.dim for one in info.root.loops}
+    return all(_never_meet(a, b, rows, info) for k, a in enumerate(stores) for b in stores[:k] if a.node is not b.node)
+
+
+def _is_long(node: Node) -> bool:
+    trips = product(one.size for one in node.loops).value
+    return trips is not None and trips >= TILE and isinstance(node.op, loop.ForOp) and node.op.sequential is None
+
+
+def _never_meet(a: Access, b: Access, rows: Container[Expr], info: NestAccess) -> bool:
+    """Whether two loops of a row surely store to different places."""
+    if memory_of(a.buffer) is not memory_of(b.buffer):
+        return True
+    if a.buffer is not b.buffer:
+        return False
+    parts: list[Expr] = []
+    for offset in (a.offset, b.offset):
+        terms = [(t, c) for t, c in (offset.terms if isinstance(offset, Add) else ((offset, 1),)) if free_dims(t) and all(d in rows for d in free_dims(t))]
+        parts += [sum((t * c for t, c in terms), start=ZERO), offset - sum((t * c for t, c in terms), start=ZERO)]
+    x, y = range_of(parts[1], info.ranges), range_of(parts[3], info.ranges)
+    if parts[0] is not parts[2] or x.lo is None or x.hi is None or y.lo is None or y.hi is None:
+        return False
+    return x.hi < y.lo or y.hi < x.lo
+
+
+def _phases(inside: Sequence[Node]) -> int:
+    """How many times the reductions of a row wait for each other. Those of a softmax count once: its exponentials keep more warps busy."""
+    kinds = [kind for n in inside if isinstance(n.op, loop.ReduceOp) for kind in n.op.kind_names]
+    return sum(2 if kind == "welford" else 1 for kind in kinds)
 
 
 def kept_tensors(inside: Sequence[Node]) -> int:
@@ -376,6 +448,17 @@ def kept_tensors(inside: Sequence[Node]) -> int:
             if linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
                 seen.setdefault(access.buffer, set()).add(node)
     return sum(len(nodes) > 1 for buffer, nodes in seen.items() if buffer in loaded) + _sums(inside)
+
+
+def _read_once(inside: Sequence[Node]) -> int:
+    """How many tensors that are the same in each row a program which goes through rows reads in one of the loops inside (early_loads.py has
+    it read them once; those that several loops read are among the kept ones)."""
+    readers: dict[object, set[Node]] = {}
+    for n in inside:
+        for a in n.accesses:
+            if not a.is_store and n.loops and free_dims(a.offset) <= {one.dim for one in n.loops}:
+                readers.setdefault(a.buffer, set()).add(n)
+    return sum(len(nodes) == 1 for nodes in readers.values())
 
 
 def _sums(inside: Sequence[Node]) -> int:

@@ -23,6 +23,7 @@ from xdsl.ir import SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import IndexMap, free_dims, product
+from ...dialects.nd_types import element_bytes
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_access import Loop, NestAccess, Node
 from ...passes.loop.nest_key import is_nest_in_memory
@@ -37,8 +38,8 @@ from .follow import follower, joined_nest, replace_nests
 from .state import UnsupportedNest, scalar_type
 from .tiles import GPU, write_tile
 
-ALONE = 32768
-"""Elements of a row that a program keeps by itself: with more, no other program fits the multiprocessor beside it."""
+ALONE = config.ON_CHIP
+"""Elements of a row that a program keeps by itself."""
 PART = 8192
 """Elements that each of several programs keeps: several of them fit a multiprocessor, and work while one waits."""
 MOST = 16384
@@ -114,7 +115,10 @@ class GpuCooperativeRows(Pass):
         wide = any(a.dtype in (f64, i64) for n in inside for a in n.accesses)
         kept = config.kept_tensors(inside) * (1 + wide)
         longest = max(sizes.trips(n.loops) for n in inside)
-        if not kept or longest * kept <= self.alone or sizes.trips(info.root.loops) * longest * kept < self.least // 4:
+        elements = longest * kept
+        # a program of all the warps that there are has too little of 16-bit data under way
+        crowded = config.FEW_WARPS < elements <= config.MANY_WARPS and all(element_bytes(a.dtype) <= 2 for n in inside for a in n.accesses)
+        if not kept or (elements <= self.alone and not crowded) or sizes.trips(info.root.loops) * longest * kept < self.least // 4:
             raise UnsupportedNest("")
         if config.column_loop(info, sizes) is not None:
             raise UnsupportedNest("a part of a row is not contiguous")
@@ -197,7 +201,8 @@ def _check_loops(inside: Sequence[Node]) -> int:
 def _check_memory(info: NestAccess, inside: Sequence[Node]) -> None:
     """UnsupportedNest if one program might load what another has stored already."""
     stored = {a.buffer for n in inside for a in n.accesses if a.is_store}
-    streamed = {a.buffer for n in inside for a in n.accesses}
+    rows = {one.dim for one in info.root.loops}
+    streamed = {a.buffer for n in inside for a in n.accesses if a.is_store or not free_dims(a.offset) <= rows}
     for access in info.root.accesses:
         if access.is_store:
             if access.mode != "set":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Container
 from math import prod
 
+from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
@@ -17,6 +18,8 @@ from ...dialects.tt_types import bits_of, element_of, shape_of
 
 REGISTERS = 16
 """Registers of a thread that what was loaded early may take: with more, fewer programs run side by side."""
+INVARIANT = 32
+"""Registers of a thread that what a loop needs in every iteration may take."""
 
 
 def load_early(entry: Block, constant: Container[SSAValue], threads: int, *, drawn: bool = False) -> None:
@@ -43,6 +46,42 @@ def load_early(entry: Block, constant: Container[SSAValue], threads: int, *, dra
             one.detach()
             entry.insert_op_before(one, first)
             order[one] = 0  # in front of the reduction now
+
+
+def load_once(entry: Block, constant: Container[SSAValue], threads: int) -> None:
+    """Move loads that every iteration of a loop of `entry` would repeat in front of it (a norm's weights, where a program goes through rows),
+    as long as registers last. Else the iterations under way each have a copy of their own in shared memory."""
+    for loop in [op for op in entry.ops if isinstance(op, scf.ForOp)]:
+        inside = list(loop.body.block.ops)
+        order = {op: k for k, op in enumerate(inside)}
+        left = INVARIANT * 32 * threads
+        for op in inside:
+            if not isinstance(op, LoadOp) or not _is_constant(op, constant):
+                continue
+            needed = _invariant(op, order, loop.body.block)
+            size = prod(shape_of(op.result.type) or ()) * bits_of(element_of(op.result.type))
+            if needed is None or size > left:
+                continue
+            left -= size
+            for one in sorted(needed, key=lambda n: order[n]):
+                one.detach()
+                entry.insert_op_before(one, loop)
+                del order[one]
+
+
+def _invariant(load: LoadOp, order: dict[Operation, int], body: Block) -> set[Operation] | None:
+    """What a load is computed from in the body of a loop, itself included; None where that depends on the iteration."""
+    found: set[Operation] = set()
+    todo: list[Operation] = [load]
+    while todo:
+        op = todo.pop()
+        if op in found or op not in order:
+            continue
+        if op.regions or (op is not load and not is_side_effect_free(op)) or any(v.owner is body for v in op.operands):
+            return None
+        found.add(op)
+        todo += [v.owner for v in op.operands if isinstance(v.owner, Operation)]
+    return found
 
 
 def _before(load: LoadOp, order: dict[Operation, int], known: int) -> set[Operation] | None:

@@ -84,11 +84,11 @@ def exponential(s: State, op: Operation, factor: float = 1.0) -> SSAValue | None
 def power_of_e(s: State, x: SSAValue, scale: float, factor: float = 1.0) -> SSAValue:
     """factor * exp(scale * x), 0 where it is below 2**-126."""
     b = s.b
-    scale = b.constant(scale * math.log2(math.e), f32)
+    times = b.constant(scale * math.log2(math.e), f32)
     if factor == 1.0:
-        exponent = b.elementwise(arith.MulfOp, (x, scale), NO_FLAGS)
+        exponent = b.elementwise(arith.MulfOp, (x, times), NO_FLAGS)
     else:
-        exponent = b.elementwise(mlir_math.FmaOp, (x, scale, b.constant(math.log2(factor), f32)), NO_FLAGS)
+        exponent = b.elementwise(mlir_math.FmaOp, (x, times, b.constant(math.log2(factor), f32)), NO_FLAGS)
     return b.elementwise(mlir_math.Exp2Op, (exponent,), NO_FLAGS)
 
 

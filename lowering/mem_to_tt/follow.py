@@ -31,14 +31,14 @@ def joined_nest(first: loop.NestOp, second: loop.NestOp, symbols: RangeEnv) -> l
     """A nest that does what two nests do, one behind the other, in no block yet; None where that cannot be told.
 
     The second has no loops inside, reads what the first stores once for each of its rows, at that row, and stores to other memory than
-    the first touches."""
+    the first touches, or in place of the elements that it reads: by then the first has read all of them."""
     rows = _rows(first, second)
     if rows is None:
         return None
     stores, place = rows
-    touched = {_memory(op.shaped) for op in loop.walk_bodies(first) if isinstance(op, (loop.LoadOp, loop.StoreOp))}
-    touched |= {_memory(out) for out in first.outs}
-    if any(_memory(out) in touched for out in second.outs):
+    touched = {memory_of(op.shaped) for op in loop.walk_bodies(first) if isinstance(op, (loop.LoadOp, loop.StoreOp))}
+    touched |= {memory_of(out) for out in first.outs}
+    if any(memory_of(out) in touched and not _in_place(out, first, second) for out in second.outs):
         return None
     made = loop.NestOp.build_nest(first.loop_sizes, [*first.outs, *second.outs])
     made.location = first.location
@@ -71,12 +71,12 @@ def _rows(first: loop.NestOp, second: loop.NestOp) -> tuple[dict[SSAValue, loop.
     outer = dict(zip(first.out_args, first.outs, strict=True))
     every = [op for op in loop.walk_bodies(first) if isinstance(op, loop.StoreOp)]
     stores = {outer.get(op.target, op.target): op for op in first.block.ops if isinstance(op, loop.StoreOp)}
-    written = {_memory(out) for out in first.outs}
+    written = {memory_of(out) for out in first.outs}
     place: dict[int, int] = {}
     used: dict[SSAValue, loop.StoreOp] = {}
     for load in [op for op in loop.walk_bodies(second) if isinstance(op, loop.LoadOp)]:
         if load.source not in first.outs:
-            if _memory(load.source) in written:
+            if memory_of(load.source) in written:
                 return None
             continue
         store = stores.get(load.source)
@@ -96,6 +96,18 @@ def _rows(first: loop.NestOp, second: loop.NestOp) -> tuple[dict[SSAValue, loop.
     return used, place
 
 
+def _in_place(out: SSAValue, first: loop.NestOp, second: loop.NestOp) -> bool:
+    """Whether the second nest stores to a buffer that the first only reads, and accesses no element of it but the one that it stores."""
+    if memory_of(out) is not out or any(memory_of(o) is out for o in first.outs):
+        return False
+    outer = dict(zip(second.out_args, second.outs, strict=True))
+    places: set[object] = set()
+    for op in loop.walk_bodies(second):
+        if isinstance(op, loop.LoadOp | loop.StoreOp) and memory_of(outer.get(op.shaped, op.shaped)) is out:
+            places.add((outer.get(op.shaped, op.shaped), op.index_map, tuple(op.index_operands)))
+    return len(places) == 1
+
+
 def _plain_indices(op: loop.LoadOp | loop.StoreOp, nest: loop.NestOp) -> list[int] | None:
     """The loops of the nest that the indices of an access are, by number; None where one is something else."""
     number: dict[SSAValue, int] = {v: k for k, v in enumerate(nest.indices)}
@@ -108,7 +120,7 @@ def _plain_indices(op: loop.LoadOp | loop.StoreOp, nest: loop.NestOp) -> list[in
     return found
 
 
-def _memory(buffer: SSAValue) -> SSAValue:
+def memory_of(buffer: SSAValue) -> SSAValue:
     """The buffer that a buffer is a view of."""
     while isinstance(buffer.owner, mem.ViewOp):
         buffer = buffer.owner.input

@@ -14,7 +14,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from ...dialects import loop
-from ...dialects.expr import ZERO, Expr, as_expr, ceildiv, exact_quotient, product
+from ...dialects.expr import ZERO, Dim, Expr, as_expr, ceildiv, exact_quotient, product
 from ...dialects.expr_ranges import Range, simplify
 from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
@@ -29,11 +29,11 @@ from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
 from .config import UNROLL, Machine, Tile, fits_i32, has_effect
-from .early_loads import load_early
+from .early_loads import load_early, load_once
 from .exchange import Group, draw, part_of, words_of
 from .reductions import Accumulator, accumulator, reduce_axis
 from .scans import lower_scan
-from .state import Axis, State, memory_type, scalar_type
+from .state import Axis, State, UnsupportedNest, memory_type, scalar_type
 
 FEW = 16
 """Iterations of a loop inside of a tile that become straight code."""
@@ -59,6 +59,8 @@ def lower_nest(
     outs = set(nest.outs)
     read = {entry.args[k] for k, b in enumerate(arguments.buffers) if b not in outs}
     load_early(entry, read, tile.warps * gpu.lanes, drawn=tile.group > 1)
+    if lowering.sums:
+        load_once(entry, read, tile.warps * gpu.lanes)
     func = FuncOp.make(name, Region(entry), hints=hints)
     func.attributes["num_warps"] = int32(tile.warps)
     if tile.registers and gpu.name.startswith("sm_"):
@@ -110,6 +112,12 @@ class NestLowering:
         self.block_start: SSAValue | None = None
         """Where the block begins that the last axis runs through now, in loops that run block after block."""
         self.group: Group | None = None
+        self.parts: dict[Node, tuple[int, int]] = {}
+        """Where each program has a block of one of the loops inside: the first block of each loop, and how many it has."""
+        self.part: Dim | None = None
+        """The block that this program has."""
+        self.sums = False
+        """Whether a loop over rows keeps sums of columns."""
         wide = any(a.dtype == c128 for a in info.root.all_accesses())  # two numbers each
         index = i32 if fits_i32(info) and not wide else i64
         axes = [Axis(block) for _, block in tile.axes]
@@ -137,7 +145,7 @@ class NestLowering:
         s = self.s
         programs = self._grid()
         s.spread = list(s.info.root.loops)
-        self.lower_body(self.nest.block)
+        self._strip()
         s.place_checks()
         s.b.place(ReturnOp.create())
         return programs
@@ -145,36 +153,90 @@ class NestLowering:
     def lower_body(self, block: Block) -> None:
         lower_block(self.s, block, self.nested)
 
+    def _strip(self) -> None:
+        """The body, for each of the iterations that the program has of the last loop of the grid."""
+        s = self.s
+        if self.tile.strip == 1:
+            self.lower_body(self.nest.block)
+            return
+        last = self.tile.rest[-1].dim
+        first = s.info.new_dim(Range.of_size(self.tile.rest[-1].size))
+        s.dims[first] = s.b.mul(s.dims[last], s.b.int(self.tile.strip, s.index))
+        for k in range(self.tile.strip):
+            s.fixed = {last: first + k}
+            self.lower_body(self.nest.block)
+        s.fixed = {}
+
     # ---- the grid
 
     def _grid(self) -> Expr:
         s, b = self.s, self.s.b
-        programs: Expr = as_expr(1)
         work: list[tuple[Expr, Callable[[SSAValue], None]]] = []
+        if self.tile.apart:
+            work.append((as_expr(self._part_loops()), self._take_part))
         for axis in reversed(range(len(self.tile.axes))):
             loops, block = self.tile.axes[axis]
             total = product(one.size for one in loops)
             work.append((ceildiv(total, block), lambda at, a=axis, t=total, ls=loops: self._axis(a, at, t, ls)))
         for one in reversed(self.tile.rest):
-            work.append((one.size, lambda at, d=one.dim: s.dims.__setitem__(d, at)))
+            count = one.size if one is not self.tile.rest[-1] else ceildiv(one.size, self.tile.strip)
+            work.append((count, lambda at, d=one.dim: s.dims.__setitem__(d, at)))
         if not work:
             if self.tile.group > 1:
                 self._join_group()
             return as_expr(self.tile.group)
-        if self.tile.group > 1:
-            at = self._join_group()
-            programs = as_expr(self.tile.group)
-        else:
-            at = b.resize(b.place(GetProgramIdOp.make(0)).results[0], s.index)
+        programs = product(count for count, _ in work)
+        at = self._join_group() if self.tile.group > 1 else b.resize(b.place(GetProgramIdOp.make(0)).results[0], s.index)
         for k, (count, place) in enumerate(work):
-            programs = programs * count
             if k == len(work) - 1:
                 place(at)
                 break
             n = s.number(count)
             place(_remainder(s, at, n))
             at = _quotient(s, at, n)
-        return programs
+        return programs * self.tile.group
+
+    def _part_loops(self) -> int:
+        """How many blocks the loops inside have, all together."""
+        total = 0
+        for node in (n for n in self.s.info.root.children if has_effect(n)):
+            trips = product(one.size for one in node.loops).value
+            plain = isinstance(node.op, loop.ForOp) and node.op.sequential is None and not node.children
+            if trips is None or not plain or not self.tile.inner:
+                raise UnsupportedNest("schedule: loops of which programs have a block each are loop.for of fixed lengths with no others inside")
+            count = -(-trips // self.tile.inner)
+            self.parts[node] = (total, count)
+            total += count
+        return total
+
+    def _take_part(self, at: SSAValue) -> None:
+        self.part = self.s.info.new_dim(Range.of_size(as_expr(sum(count for _, count in self.parts.values()))))
+        self.s.dims[self.part] = at
+
+    def _in_part(self, node: Node, body: Callable[[Sequence[SSAValue], SSAValue | None], list[SSAValue]]) -> None:
+        """The block of a loop, where the program has one of it."""
+        s, b = self.s, self.s.b
+        first, count = self.parts[node]
+        axis, part, block = s.inner_axis, self.part, self.tile.inner
+        assert axis is not None and part is not None
+        number = s.number(part)
+        inside = b.both(b.cmpi("sge", number, b.int(first, s.index)), b.cmpi("slt", number, b.int(first + count, s.index)))
+        assert inside is not None
+        region = Block()
+        b.open(region)
+        start = (part - first) * block
+        trips = product(one.size for one in node.loops)
+        if (trips.value or 0) % block:
+            s.axes[axis].mask = b.cmpi("slt", b.add(s.number(start), s.lane(axis)), s.number(trips))
+        around = s.fixed
+        s.fixed = {**around, **self._in_block(start, 0, node.loops)}
+        body([], s.axes[axis].mask)
+        s.fixed = around
+        s.axes[axis].mask = None
+        s.place_checks()
+        b.place(scf.YieldOp.create())
+        b.close()
+        b.place(scf.IfOp.create(operands=[inside], regions=[Region(region), Region(Block([scf.YieldOp.create()]))]))
 
     def _join_group(self) -> SSAValue:
         """The tile that this program shares with others."""
@@ -257,6 +319,7 @@ class NestLowering:
             return
         columns = accumulated(self, node)
         if columns:
+            self.sums = True
             accumulate(self, node, op, columns)
             return
         how = self.how(node)
@@ -429,9 +492,14 @@ class NestLowering:
         trips = self.whole(node)
         outside, s.inner = s.spread, True
         s.spread = [*outside, *node.loops]
-        if trips is not None:
+        if self.part is not None:
+            s.lane(axis)
+            self._in_part(node, body)
+            state = start
+        elif trips is not None:
             state = start
             around = s.fixed
+            s.in_place = _written_in_place(node)
             here, origin = (trips, ZERO) if self.group is None else (self.group.part(trips), self.group.start(trips))
             left = None if self.group is None or self.group.is_even(trips) else self.group.count(trips)
             for s.piece, (first, size) in enumerate(self.tile.blocks(here)):
@@ -442,6 +510,9 @@ class NestLowering:
                 s.fixed = {**around, **self._in_block(origin, first, node.loops)}
                 state = body(state, s.axes[axis].mask)
             s.fixed = around
+            written, s.in_place = s.in_place, set()
+            for buffer in written:
+                s.written(buffer)
         else:
             limit = s.number(total)
             ragged = total.value is None or total.value % block != 0
@@ -509,6 +580,14 @@ def _across(s: State, parts: list[tuple[Accumulator, slice]], state: list[SSAVal
         found += acc.across(s, state[at : at + len(acc.types)], s.inner_axis)
         at += len(acc.types)
     return found
+
+
+def _written_in_place(node: Node) -> set[SSAValue]:
+    """The buffers that the loops of a node store to, if all that they access of them is the element that they store."""
+    offsets: dict[SSAValue, set[Expr]] = {}
+    for access in node.all_accesses():
+        offsets.setdefault(access.buffer, set()).add(access.offset)
+    return {a.buffer for a in node.all_accesses() if a.is_store and len(offsets[a.buffer]) == 1}
 
 
 def _quotient(s: State, x: SSAValue, y: SSAValue) -> SSAValue:

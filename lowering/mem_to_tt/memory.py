@@ -20,7 +20,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import ONE, ZERO, linear_coeff
+from ...dialects.expr import ONE, ZERO, free_dims, linear_coeff
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, c128, compute_type
 from ...dialects.tt_compute import BitcastOp
 from ...dialects.tt_memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
@@ -64,7 +64,9 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
             mask = b.to_shape(mask, at)
         fill = None if other is None or mask is None else b.to_shape(other, at)
         s.before_load(access.buffer, pointer)
-        value = s.widen(b.place(LoadOp.make(pointer, mask, fill)).results[0], access.dtype)
+        once = s.scatters and free_dims(access.offset).isdisjoint(s.info.opaque)
+        load = LoadOp.make(pointer, mask, fill, evict="evict_first" if once else "evict_normal")
+        value = s.widen(b.place(load).results[0], access.dtype)
         b.remember(key, value)
     if condition is not None and other is None:
         assert op.other is not None
@@ -156,7 +158,7 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
         pointer.owner.attributes[CONTIGUITY] = DenseIntOrFPElementsAttr.from_list(TensorType(i32, [len(at)]), [1] * len(at))
     b.place(StoreOp.make(pointer, value, mask))
     if condition is None and access.mode == "set":
-        b.remember(("load", access.buffer, s.versions[access.buffer], pointer, own, None, None), s.widen(value, access.dtype))
+        b.remember(("load", access.buffer, s.versions.get(access.buffer, 0), pointer, own, None, None), s.widen(value, access.dtype))
 
 
 def _neighbours_gather(s: State, access: Access) -> bool:

@@ -95,6 +95,9 @@ class State:
         """The number along that axis, in expressions."""
         self.indexed = index_loops(info) if info.opaque else set[Expr]()
         """Loops that loaded and computed indices depend on."""
+        adds = [a for a in info.root.all_accesses() if a.is_store and a.mode != "set"]
+        self.scatters = any(not free_dims(a.offset).isdisjoint(info.opaque) for a in adds)
+        """Whether the nest adds to places that it loads or computes: what it adds up should stay in the cache."""
         self.checks: dict[Block, dict[tuple[str, tuple[int, ...] | None], SSAValue]] = {}
         """Conditions that must hold, by the block that they are computed in, their message and their shape."""
         self.carried: dict[Operation, list[SSAValue]] = {}
@@ -104,9 +107,12 @@ class State:
         self.owner: SSAValue | None = None
         """Whether this program stores what there is one of for a row; None: a row has one program."""
         self.versions: dict[SSAValue, int] = {}
+        """How often a buffer has been written so far: what was loaded before is not taken for what is there now."""
+        self.in_place: set[SSAValue] = set()
+        """Buffers of which the loops that run now read the elements that they write, and no others: what was loaded for another piece of
+        the row is still there."""
         self.second: dict[SSAValue, SSAValue] = {}
         """The second half of a value of 128 bits, by the first."""
-        """How often a buffer has been written so far: what was loaded before is not taken for what is there now."""
         self.stored: dict[SSAValue, set[SSAValue | None]] = {}
         """Where buffers were stored to since the last barrier (None: at other places in each iteration of a loop)."""
         self.loaded: dict[SSAValue, set[SSAValue | None]] = {}
@@ -360,7 +366,8 @@ class State:
 
     def written(self, buffer: SSAValue) -> None:
         """From here on loads of the buffer may give something else."""
-        self.versions[buffer] = self.versions.get(buffer, 0) + 1
+        if buffer not in self.in_place:
+            self.versions[buffer] = self.versions.get(buffer, 0) + 1
 
     # ---- the order of threads
 

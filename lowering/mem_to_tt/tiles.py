@@ -3,7 +3,8 @@
     schedule = {gpu = {axes = [[1], [0]], blocks = [32, 4096], rest = [], inner = 0, pieces = 1, stages = 0, warps = 4}}
 
 A tile that several programs share has `group = 8` beside (exchange.py), `run = 3136` where a block begins with every 3136 iterations of the
-loops inside, and `registers = 128`, which a thread has at most. Loops are those of the nest as the analysis has merged and split them (the
+loops inside, and `registers = 128`, which a thread has at most. With `strip = 8` a program takes 8 iterations of the last of `rest`, with
+`apart = 1` one block of one of the loops inside. Loops are those of the nest as the analysis has merged and split them (the
 remark of gpu-schedule says which), by number.
 """
 
@@ -26,8 +27,8 @@ GPU = "gpu"
 """Key in the schedule of a nest."""
 LARGEST_GROUP = 32
 """Programs that may share a tile: each lane of a warp looks after one of them."""
-SHARED = {"group": 1, "run": 0, "registers": 0}
-"""Numbers of a tile that several programs share, and what they are for one that belongs to one."""
+SHARED = {"group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0}
+"""Numbers that few tiles have, and what they are for the others."""
 NUMBERS = ("inner", "pieces", "stages", "warps")
 
 
@@ -72,6 +73,8 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
         raise UnsupportedNest("schedule: pieces is at least 1, stages at least 0")
     if not 1 <= values.get("group", 1) <= LARGEST_GROUP:
         raise UnsupportedNest(f"schedule: a group has 1 to {LARGEST_GROUP} programs")
+    if (strip := values.get("strip", 1)) < 1 or (strip > 1 and (not rest or (loops[rest[-1]].size.value or 1) % strip)):
+        raise UnsupportedNest("schedule: strip is a number from 1 that divides the last of the loops of rest")
     run = values.get("run", 0)
     if run and any(has_effect(n) and (not n.loops or (n.loops[-1].size.value or 0) % run) for n in long_loops(info)):
         raise UnsupportedNest("schedule: the last of the loops inside is as long as a run, or as several")

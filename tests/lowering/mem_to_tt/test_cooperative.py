@@ -49,6 +49,10 @@ def batch_norm(x, w, b, mean, var):
     return F.relu(F.batch_norm(x, mean, var, w, b, training=True)), mean, var
 
 
+def batch_norm_backward(g, x, w, mean, rstd):
+    return torch.ops.aten.native_batch_norm_backward(g, x, w, None, None, mean, rstd, True, 1e-5, [True, True, True])
+
+
 def lowest(x):
     """A row whose first half is -inf, so that programs have nothing but it; and one that is -inf throughout."""
     x = x.clone()
@@ -74,6 +78,11 @@ PROGRAMS = {
     "group norm": (group_norm, randn(2, 10, 6, 8), randn(10), randn(10)),
     "group norm, odd": (group_norm, randn(1, 10, 7, 9), randn(10), randn(10)),
     "batch norm": (batch_norm, randn(6, 3, 9, 7), randn(3), randn(3), randn(3), randn(3).abs()),
+    "batch norm backward": (batch_norm_backward, randn(6, 3, 9, 7), randn(6, 3, 9, 8)[..., :7], randn(3), randn(3), randn(3).abs()),
+    "batch norm backward, in place": (
+        lambda g, x, w, mean, rstd, y: batch_norm_backward(torch.ops.aten.threshold_backward(g, y, 0), x, w, mean, rstd),
+        *(randn(6, 3, 9, 7), randn(6, 3, 7, 9).mT, randn(3), randn(3), randn(3).abs(), randn(6, 3, 9, 7)),
+    ),
     "standard deviation": (lambda x: (x - x.mean(-1, True)) / x.std(-1, keepdim=True), randn(3, 300)),
     "argmax": (lambda x: (x.argmax(-1), x - x.amax(-1, True)), randn(3, 300)),
     "any": (lambda x: torch.where((x > 2.5).any(-1, True), x, -x), randn(3, 300)),

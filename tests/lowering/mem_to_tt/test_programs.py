@@ -294,6 +294,25 @@ def test_exponentials_that_are_added_to_something_are_powers_of_two():
         torch.testing.assert_close(got, tiny(x)[0], rtol=2e-6, atol=0, equal_nan=True)
 
 
+def test_clamped_whole_parts_take_32_bits():
+    x = torch.tensor([-1e10, -5.5, -1.0, -0.5, 0.0, 0.9, 3.7, 61.5, 62.5, 63.0, 64.5, 1e7, 2e7, 3e9, 1e15])
+    for low, high in ((0, 63), (-7, 5), (0, 1 << 40)):
+
+        def clamped(x, low=low, high=high):
+            return ((x.long() + 1).clamp(low, high),)
+
+        text, (got,) = computed(lambda x: clamped(x), x)
+        assert ("to tensor<16xi32>" in text.split("arith.fptosi")[1].splitlines()[0]) == (high < 1 << 40)
+        assert torch.equal(got, clamped(x)[0])
+
+
+def test_what_a_scatter_reads_once_does_not_stay_in_the_cache():
+    text, (got,) = computed(lambda o, i, x: (o.index_add(0, i, x.relu()),), randn(9, 8), whole(0, 9, 40), randn(40, 8))
+    assert text.count("evictionPolicy = evict_first") == 2
+    text, _ = computed(lambda x, i: (x[i] * 2,), randn(40, 130), whole(0, 40, 50))
+    assert "evict_first" not in text
+
+
 def test_rows_that_gather_alike_share_their_indices():
     x = randn(6, 20, 5, 7)
     text, (got,) = computed(lambda x, i: (x[:, :, :, i] * 2,), x, whole(0, 7, 130))

@@ -34,12 +34,18 @@ def randn(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+def halves(count: int) -> torch.Tensor:
+    return (torch.arange(count) * 0.5).long()
+
+
 PROGRAMS = {
     "softmax": (lambda x: (torch.softmax(x, -1),), randn(11, 100)),
     "columns": (lambda x: (x.sum(0), x.amax(0)), randn(70, 45)),
     "transpose": (lambda x, y: (x + y.t(),), randn(70, 90), randn(90, 70)),
     "values": (lambda x: (x.exp() * 2,), randn(9, 30)),
     "pieces": (lambda x: (torch.softmax(x, -1),), randn(2, 1300)),
+    "halves": (lambda x, y: (torch.cat([x.relu(), y.sigmoid()], 1) + 1,), randn(3, 2048), randn(3, 1100)),
+    "resampled": (lambda x: (x[:, :, halves(32)[:, None], halves(128)] * 2,), randn(1, 3, 16, 64)),
     "pool": (lambda x: (torch.nn.functional.max_pool2d(x, 3, 2, 1),), randn(1, 2, 12, 14)),
 }
 
@@ -82,8 +88,9 @@ def test_every_candidate_computes_the_same(name):
         check(imported, name)
 
 
-def test_a_tile_reads_back():
-    imported = in_memory("columns")
+@pytest.mark.parametrize("name", ["columns", "halves", "resampled"])
+def test_a_tile_reads_back(name):
+    imported = in_memory(name)
     symbols, hints = symbol_facts(imported.module)
     (nest,) = nests(imported.module)[:1]
     info = NestAccess(nest, symbols)
@@ -98,6 +105,8 @@ def test_a_tile_reads_back():
         ('"warps" : 3 : i64', "warps are powers of two"),
         ('"stages" : -1 : i64', "stages at least 0"),
         ('"inner" : "all"', "'inner' of a tile is a number"),
+        ('"strip" : 4 : i64', "divides the last of the loops of rest"),
+        ('"apart" : 1 : i64', "have a block each are loop.for"),
     ],
 )
 def test_a_tile_that_does_not_fit_is_named(change, message):
@@ -311,3 +320,39 @@ def test_blocks_fit_the_shared_memory_of_the_gpu():
         assert small.elements * 8 <= machine("sm_89").shared
         assert large.elements * large.pieces == small.elements * small.pieces  # a row stays on chip
     assert too_large
+
+
+def test_long_loops_over_values_are_shared_out():
+    """Those of a concatenation; not where one of them finds on chip what another one has read."""
+    assert "apart = 1" in str(in_memory("halves").module)
+    PROGRAMS["twice"] = (lambda x: (torch.cat([x.relu(), x * 2], 1),), randn(3, 2048))
+    PROGRAMS["short"] = (lambda x, y: (torch.cat([x.relu(), y.exp()], 1),), randn(3, 2048), randn(3, 30))
+    try:
+        for name in ("twice", "short"):
+            imported = in_memory(name)
+            assert "apart" not in str(imported.module)
+            check(imported, name)
+    finally:
+        del PROGRAMS["twice"], PROGRAMS["short"]
+
+
+def test_rows_that_are_made_of_the_same_rows_follow_each_other():
+    imported = in_memory("resampled")
+    assert "strip = 8" in str(imported.module)
+    check(imported, "resampled")
+    assert str(imported.module).count("tt.store") == 8
+
+
+def test_weights_are_read_once_by_a_program_that_goes_through_rows():
+    def backward(g, x, mean, rstd, w, b):
+        return torch.ops.aten.native_layer_norm_backward(g, x, (128,), mean, rstd, w, b, [True, True, True])
+
+    args = (randn(2112, 128), randn(2112, 128) + 1, randn(2112, 1), randn(2112, 1).abs(), randn(128), randn(128))
+    gm = make_fx(backward, decomposition_table=decomposition_table())(*args)
+    imported = import_graph(gm, args)
+    run(default_pipeline("gpu", stages=[*STAGES, "tt"]), imported.module, context())
+    loops = [op for op in imported.module.walk() if op.name == "scf.for"]
+    loads = [sum(op.name == "tt.load" for op in one.body.block.ops) for one in loops if any(op.name == "tt.store" for op in one.walk())]
+    assert loads == [4]  # those of the row: not the weights
+    for got, expected in zip(run_loop(imported.module, args, imported.constants, imported.objects), backward(*args), strict=True):
+        torch.testing.assert_close(got.reshape(expected.shape), expected, rtol=1e-4, atol=1e-4)
