@@ -145,8 +145,9 @@ class Tile:
     block; `rest` are loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none), `pieces`
     how many such blocks may be on chip at once, `stages` how many iterations of its loops are under way (0: as Triton has it), `group`
     how many programs share the loops inside of a tile (exchange.py), `run` after how many iterations a block begins whatever the one
-    before it has left (0: nowhere), `registers` how many a thread may have (0: as many as it likes), `strip` how many iterations of the last
-    of `rest` a program has, one after the other, `apart` whether a program has one block of one of the loops inside, which follow each other."""
+    before it has left (0: nowhere), `registers` how many a thread may have (0: as many as it likes), `strip` how many iterations of the
+    last of `rest` a program has, one after the other, `apart` whether a program has one block of one of the loops inside, which follow
+    each other."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
@@ -423,7 +424,8 @@ def _never_meet(a: Access, b: Access, rows: Container[Expr], info: NestAccess) -
         return False
     parts: list[Expr] = []
     for offset in (a.offset, b.offset):
-        terms = [(t, c) for t, c in (offset.terms if isinstance(offset, Add) else ((offset, 1),)) if free_dims(t) and all(d in rows for d in free_dims(t))]
+        every = offset.terms if isinstance(offset, Add) else ((offset, 1),)
+        terms = [(t, c) for t, c in every if free_dims(t) and all(d in rows for d in free_dims(t))]
         parts += [sum((t * c for t, c in terms), start=ZERO), offset - sum((t * c for t, c in terms), start=ZERO)]
     x, y = range_of(parts[1], info.ranges), range_of(parts[3], info.ranges)
     if parts[0] is not parts[2] or x.lo is None or x.hi is None or y.lo is None or y.hi is None:

@@ -203,7 +203,7 @@ class NestLowering:
             trips = product(one.size for one in node.loops).value
             plain = isinstance(node.op, loop.ForOp) and node.op.sequential is None and not node.children
             if trips is None or not plain or not self.tile.inner:
-                raise UnsupportedNest("schedule: loops of which programs have a block each are loop.for of fixed lengths with no others inside")
+                raise UnsupportedNest("schedule: loops of which programs have a block each are loop.for of fixed lengths, not nested")
             count = -(-trips // self.tile.inner)
             self.parts[node] = (total, count)
             total += count
