@@ -49,8 +49,8 @@ def load_early(entry: Block, constant: Container[SSAValue], threads: int, *, dra
 
 
 def load_once(entry: Block, constant: Container[SSAValue], threads: int) -> None:
-    """Move loads that every iteration of a loop of `entry` would repeat (a norm's weights, where a program goes through rows) in front of it,
-    as long as registers last. Else the iterations under way each have a copy of their own in shared memory."""
+    """Move loads that every iteration of a loop of `entry` would repeat (a norm's weights, where a program goes through rows) in front of
+    it, as long as registers last. Else the iterations under way each have a copy of their own in shared memory."""
     for loop in [op for op in entry.ops if isinstance(op, scf.ForOp)]:
         inside = list(loop.body.block.ops)
         order = {op: k for k, op in enumerate(inside)}
