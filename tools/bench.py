@@ -7,6 +7,7 @@ planner   processor time of the passes, and of the fusion plan alone, per node f
 model-check  predicted against measured times, and their rank correlation (bench_model_check.py); `--kernels-file FILE` for other cases.
 bytes     bytes moved against Inductor, by kernel and over the training graphs of models (bench_bytes.py).
 memory    peak memory of steps against eager, over the models of --models-file (bench_memory.py).
+compiler-memory  memory that compiling takes, against Dynamo and AOTAutograd alone and Inductor (bench_compiler_memory.py).
 overhead  what a call of a tiny graph costs the host, by layer, against eager and Inductor (bench_overhead.py).
 calls     what is left to the library against Inductor, over torch's table of operators (bench_calls.py).
 report    the kernels of --kernels-file on --device: table, figures and picture (bench_report.py).
@@ -36,7 +37,7 @@ from torch.utils import _pytree as pytree
 
 from .counters import counters, reset_counters
 
-WHAT = ("kernels", "compile", "planner", "model-check", "bytes", "memory", "overhead", "calls", "report")
+WHAT = ("kernels", "compile", "planner", "model-check", "bytes", "memory", "compiler-memory", "overhead", "calls", "report")
 
 CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
 
@@ -340,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--backends", default="inductor,stepwell", help="report: names with commas; NAME:MODE gives torch.compile a mode")
     parser.add_argument("--out", default="docs/benchmarks/report", help="report: path without suffix of what is written")
     parser.add_argument("--from", dest="given", help="report: figures of an earlier run (JSON), instead of a run")
-    parser.add_argument("--models-file", help="bytes, memory: a Python file with a table MODELS")
+    parser.add_argument("--models-file", help="bytes, memory, compiler-memory: a Python file with a table MODELS")
     parser.add_argument("--only", default="", help="names of cases, with commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="torch.set_num_threads (0: leave)")
@@ -361,6 +362,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .bench_memory import memory
 
             results = memory([o for o in args.only.split(",") if o], args.models_file)
+        elif args.what == "compiler-memory":
+            from .bench_compiler_memory import compiler_memory
+
+            named = ["aot_eager", *(n for n in backends() if n != "eager")]
+            results = compiler_memory([o for o in args.only.split(",") if o], args.models_file, named)
         elif args.what == "overhead":
             from .bench_overhead import overhead
 

@@ -65,7 +65,7 @@ def can_cache(options: Options) -> bool:
     from torch.compiler import config
 
     forbidden = options.cache != "on" or getattr(config, "force_disable_caches", False)
-    return not forbidden and not any(getattr(options, name) for name in QUIET if name != "cache")
+    return not forbidden and not any(getattr(options, name) for name in QUIET if name not in ("cache", "cache_limit"))
 
 
 def bypass(reason: str) -> None:

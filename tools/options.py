@@ -100,6 +100,10 @@ class Options:
     """What is kept on disk (STEPWELL_CACHE_DIR): "on" compiled graphs and machine code, "objects" machine code alone (every graph goes
     through the whole compiler), "off" nothing. Without this option, the variable STEPWELL_CACHE says it."""
 
+    cache_limit: str | None = None
+    """How large the folder of the cache may grow, for the whole process: "500M", "2G", "none". Without this option, the variable
+    STEPWELL_CACHE_LIMIT says it, else it is 2 GB. What was not used for longest goes first."""
+
     print_ir: bool = False
     """Print the IR after every pass to stderr."""
 
@@ -107,7 +111,7 @@ class Options:
     """Print the time of every pass to stderr."""
 
 
-QUIET = frozenset(("verify", "debug", "cache", "print_ir", "timing"))
+QUIET = frozenset(("verify", "debug", "cache", "cache_limit", "print_ir", "timing"))
 """Options that do not change what is made."""
 
 OUTSIDE = frozenset(("fx_passes", "partitioner", "decompositions", "check_nan"))
@@ -120,7 +124,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "tune_unsure": (bool,), "freezing": (bool,),
     "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
     "no_fuse": (list, tuple), "fuse": (list, tuple), "tile": (Mapping,), "loop_order": (Mapping,), "verify": (bool,),
-    "debug": (str, os.PathLike, type(None)), "cache": (str,), "print_ir": (bool,), "timing": (bool,),
+    "debug": (str, os.PathLike, type(None)), "cache": (str,), "cache_limit": (str, type(None)), "print_ir": (bool,), "timing": (bool,),
 }  # fmt: skip
 
 
@@ -190,6 +194,15 @@ def _check_decompositions(given: Mapping[Any, Any]) -> None:
             raise OptionError(f"option 'decompositions': {operator} takes a function, got {function!r}")
 
 
+def _check_size(key: str, value: str) -> None:
+    from ..targets.cpu.cache_limit import parse_size
+
+    try:
+        parse_size(value)
+    except ValueError as error:
+        raise OptionError(f"option {key!r}: {error}") from error
+
+
 def _check_choice(key: str, value: Any, what: str) -> None:
     choices = next(f for f in fields(Options) if f.name == key).metadata.get("choices")
     if choices and value not in choices:
@@ -235,6 +248,8 @@ def make_options(mode: str | None = None, options: Mapping[str, Any] | None = No
             _check_loop_wishes(key, value)
         if key in ("disable_passes", "fallback", "fx_passes", "decompositions"):
             _check_names(key, value)
+        if key == "cache_limit" and value is not None:
+            _check_size(key, value)
         given[key] = value
     return Options(**{**_from_environment(), **given})
 
@@ -259,7 +274,7 @@ def _from_environment() -> dict[str, Any]:
     for f in fields(Options):
         variable, types = f"STEPWELL_{f.name.upper()}", _TYPES[f.name]
         text = os.environ.get(variable)
-        if not text or not {str, bool} & set(types) or f.name == "pipeline":
+        if not text or not {str, bool} & set(types) or f.name in ("pipeline", "cache_limit"):
             continue
         choices = f.metadata.get("choices")
         known = tuple(_WORDS) if bool in types else choices

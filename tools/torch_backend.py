@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CompileError, StepwellError
+from ..targets.cpu.cache_limit import parse_size, set_limit
 from .aot_cache import find_record
 from .compile_log import changed, compilation, log, next_number
 from .compiled import Runner, is_empty, no_garbage_collection, passthrough
@@ -50,6 +51,8 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     from ..lowering.whole_operators import keep_whole
 
     options = compilers.options
+    if options.cache_limit is not None:
+        set_limit(parse_size(options.cache_limit))
     if compilers.caches and isinstance(gm, GraphModule):
         with phase("cache"):
             record = compilers.record = find_record(gm, example_inputs, options)

@@ -7,6 +7,7 @@
 | `constants` | large constants of graphs | their bytes |
 | `selftest` | the program that tries native entries, as a graph | versions, source, target |
 | `kernels` | GPU kernels (targets/triton/compile.py) | text, target, options, versions |
+| `sources` | the hash of this package's source | names, sizes and times of its files |
 
 Nothing in a file is an address or a path of this process, so that folders can be shared and copied. A file that was cut short or is not
 ours is made again, with one line in the log; a folder that cannot be written to (or a full disk) costs nothing but the time, and is
@@ -20,18 +21,21 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from . import cache_limit
 from .features import Target, target
 
 log = logging.getLogger("stepwell")
 
 _MAGIC = b"stepwell object 1\n"
 _HEAD = len(_MAGIC) + 32
-_LEFT = ".new-"
 _LEFT_SECONDS = 3600.0
 """A file that is being written is renamed within this time, or its process is gone."""
+_SETTLED_SECONDS = 2.0
+"""File systems count time in steps of up to two seconds."""
 
 _swept: set[Path] = set()
 _mentioned: set[Path] = set()
@@ -59,11 +63,36 @@ def environment() -> str:
             digest.update(f"{name} {version(name)}\n".encode())
         except PackageNotFoundError:
             continue
-    root = Path(__file__).resolve().parents[2]
-    for folder in ("dialects", "passes", "lowering", "targets", "tools"):
-        for path in sorted((root / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
+    digest.update(source_digest(Path(__file__).resolve().parents[2]))
     return digest.hexdigest()
+
+
+def source_digest(root: Path) -> bytes:
+    """The hash of the source of the package in `root`. It is kept under the hash of what the file system knows of the files, so that they
+    need not be read; not while one has just changed: another change might have the same time."""
+    files = sorted(_python_files(root))
+    about = repr((str(root), [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in files]))
+    path = cache_folder() / "sources" / hashlib.sha256(about.encode()).hexdigest()
+    kept = read(path)
+    if kept is not None:
+        return kept
+    digest = hashlib.sha256()
+    for name, _ in files:
+        digest.update(Path(name).read_bytes())
+    if time.time() - max((s.st_ctime for _, s in files), default=0.0) > _SETTLED_SECONDS:
+        write(path, digest.digest())
+    return digest.digest()
+
+
+def _python_files(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+    folders = [str(root / name) for name in ("dialects", "passes", "lowering", "targets", "tools")]
+    while folders:
+        with os.scandir(folders.pop()) as found:
+            for one in found:
+                if one.name.endswith(".py"):
+                    yield one.path, one.stat()
+                elif one.is_dir() and one.name != "__pycache__":
+                    folders.append(one.path)
 
 
 def object_key(text: str, wanted: Target | None = None, opt: int = 2) -> str:
@@ -98,7 +127,8 @@ def cached_object(text: str, opt: int = 2, wanted: Target | None = None) -> tupl
 def read(path: Path) -> bytes | None:
     """What `write` put there; None if the file is missing, cut short or somebody else's."""
     try:
-        content = path.read_bytes()
+        with open(path, "rb") as file:
+            content, changed = file.read(), os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -106,6 +136,7 @@ def read(path: Path) -> bytes | None:
         return None
     data = content[_HEAD:]
     if data and content.startswith(_MAGIC) and hashlib.sha256(data).digest() == content[len(_MAGIC) : _HEAD]:
+        cache_limit.used(path, changed)
         return data
     discard(path, "is damaged or of another program")
     return None
@@ -122,7 +153,10 @@ def discard(path: Path, problem: str) -> None:
 
 def write(path: Path, data: bytes) -> bool:
     """Keep `data` under `path` with a checksum, for `read`; False if that is not possible."""
-    return write_atomically(path, _MAGIC + hashlib.sha256(data).digest() + data)
+    done = write_atomically(path, _MAGIC + hashlib.sha256(data).digest() + data)
+    if done:
+        cache_limit.wrote(path, _HEAD + len(data))
+    return done
 
 
 def write_atomically(path: Path, content: bytes) -> bool:
@@ -132,7 +166,7 @@ def write_atomically(path: Path, content: bytes) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=_LEFT)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=cache_limit.NEW)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         os.replace(name, path)
@@ -154,7 +188,7 @@ def _sweep(folder: Path) -> None:
     if folder in _swept:
         return
     _swept.add(folder)
-    for path in folder.glob(f"{_LEFT}*"):
+    for path in folder.glob(f"{cache_limit.NEW}*"):
         try:
             if time.time() - path.stat().st_mtime > _LEFT_SECONDS:
                 path.unlink()

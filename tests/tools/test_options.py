@@ -86,3 +86,9 @@ def test_wrong_options():
         make_options(None, {"autotun": True})
     with pytest.raises(OptionError, match="option 'autotune' takes a bool, got 1 "):
         make_options(None, {"autotune": 1})
+
+
+def test_the_limit_of_the_cache():
+    assert make_options(None, {"cache_limit": "500M"}).cache_limit == "500M"
+    with pytest.raises(OptionError, match="option 'cache_limit': a size is a number with K, M, G or T, or none; got 'much'"):
+        make_options(None, {"cache_limit": "much"})
