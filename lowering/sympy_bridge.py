@@ -175,7 +175,7 @@ _QUOTIENT_RULES: dict[type, Callable[[Any], Quotient]] = {
 
 def _symbol(e: sympy.Symbol) -> Expr:
     if not e.is_integer:  # torch says of a number that is a float nothing at all
-        raise UnsupportedExpr(e, "the symbol is not known to be an integer")
+        raise UnsupportedExpr(e, "the symbol is not an integer")
     try:
         return sym(e.name)
     except ValueError as error:
