@@ -23,6 +23,7 @@ from ..dialects.nd_base import prop
 from ..dialects.nd_types import RangeAttr, element_bytes
 from ..passes.errors import PassError
 from ..passes.manager import Pass
+from ..passes.mem.peak import ARENA_BYTES
 from .out_variants import out_variant
 
 ALIGNMENT = 64
@@ -227,7 +228,8 @@ class _Lowering:
             self.memory[op.result] = _Memory(home.value, type, home.start + at, in_arena=True)
             return
         needed = free_syms(bytes) | (free_syms(at) if at is not None else frozenset())
-        if op.kind.data != "arena" or needed - self._bound_at_entry():
+        left_out = at is None and ARENA_BYTES in self.function.attributes  # mem-plan gave places to others only
+        if op.kind.data != "arena" or left_out or needed - self._bound_at_entry():
             if type.offset_expr is not as_expr(0):
                 self.fail(op, f"an output begins at the start of its storage, the offset is {type.offset_expr}")
             made = self._layout(host.EmptyOutputOp, None, type, op)

@@ -337,6 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernels-file", help="model-check, bytes, report: a Python file with a table CASES, instead of the cases here")
     parser.add_argument("--device", default="cpu", help="calls, report: cpu or cuda")
     parser.add_argument("--jobs", type=int, default=1, help="calls: processes at once")
+    parser.add_argument("--dtypes", default="", help="calls: names with commas")
     parser.add_argument("--samples", type=int, default=2, help="calls: samples of an operator")
     parser.add_argument("--backends", default="inductor,stepwell", help="report: names with commas; NAME:MODE gives torch.compile a mode")
     parser.add_argument("--out", default="docs/benchmarks/report", help="report: path without suffix of what is written")
@@ -372,9 +373,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             results = overhead([o for o in args.only.split(",") if o], backends(), 20 * args.rounds)
         elif args.what == "calls":
-            from .bench_calls import calls, write
+            from .bench_calls import DTYPES, calls, write
 
-            results = calls([o for o in args.only.split(",") if o], args.device, args.jobs, args.samples)
+            dtypes = args.dtypes.split(",") if args.dtypes else DTYPES.split()
+            results = calls([o for o in args.only.split(",") if o], args.device, args.jobs, args.samples, dtypes)
             if args.markdown:
                 write(results, args.markdown)
         elif args.what == "report":

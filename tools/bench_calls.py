@@ -29,7 +29,7 @@ _MOVES = frozenset("view_as_real view_as_complex _to_copy clone copy_ _conj _neg
 """Calls that compute nothing."""
 
 
-def calls(only: Sequence[str], device: str, jobs: int, samples: int) -> dict[str, Any]:
+def calls(only: Sequence[str], device: str, jobs: int, samples: int, dtypes: Sequence[str]) -> dict[str, Any]:
     """Count, print and return {"cases": {"OPERATOR|DTYPE": {"stepwell": [...], "inductor": [...]}}, "device", "torch"}."""
     import torch
 
@@ -37,7 +37,7 @@ def calls(only: Sequence[str], device: str, jobs: int, samples: int) -> dict[str
     chunks = [names[k : k + _CHUNK] for k in range(0, len(names), _CHUNK)]
     cases: dict[str, dict[str, Any]] = {}
     with ThreadPoolExecutor(jobs) as pool:
-        for found in pool.map(lambda chunk: _in_process({"names": chunk, "device": device, "samples": samples}), chunks):
+        for found in pool.map(lambda chunk: _in_process({"names": chunk, "device": device, "samples": samples, "dtypes": dtypes}), chunks):
             cases.update(found)
             print(f"{len(cases)} cases", flush=True)
     results = {"cases": cases, "device": device, "torch": torch.__version__.partition("+")[0]}
@@ -138,7 +138,7 @@ def _work(task: dict[str, Any]) -> None:
     table = _table(task["device"])
     for name in task["names"]:
         op, dtypes = table[name]
-        for dtype in dtypes:
+        for dtype in [d for d in dtypes if str(d)[6:] in task["dtypes"]]:
             torch.manual_seed(0)
             print(json.dumps([f"{name}|{str(dtype)[6:]}", _case(op, dtype, task)]), file=out, flush=True)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from xdsl.dialects.builtin import f64, i1
 from xdsl.ir import SSAValue
 
 from .complex_numbers import RULES, Function, Pair, as_pair, complex_rule, reduced_dims
 from .importer import Importer
+from .registry import find_rule
 
 _LARGE = {True: 350.0, False: 40.0}
 """For f64 or not: where tanh is 1 but for rounding and e^-2x is not denormal yet."""
@@ -176,8 +178,12 @@ complex_rule("all")(_some("all"))
 def _vector_norm(b: Importer, x: Pair, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """That of the absolute values, which for order 2 is that of all parts."""
     assert x.im is not None
-    if dtype is not None or not isinstance(ord, (int, float)) or ord != 2:
+    if dtype is not None or not isinstance(ord, (int, float)):
         return NotImplemented
+    if ord != 2:  # by the same absolute values as in the gradient, which looks for those that are the largest
+        real = find_rule(torch.ops.aten.linalg_vector_norm.default)
+        assert real is not None
+        return real(b, _named(b, "abs", x), ord, dim, keepdim)
     squares = b.fma(x.re, x.re, b.mul(x.im, x.im))
     return b.op("sqrt", b.reduce("sum", squares, reduced_dims(b, x, dim), keepdim))
 

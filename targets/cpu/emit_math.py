@@ -74,7 +74,7 @@ FUNCTIONS: dict[str, Function] = {
     "lgamma": _sleef("lgamma", "u10"),
     "atan2": _sleef("atan2", "u35"),
     "pow": _sleef("pow", "u10"),
-    "hypot": _sleef("hypot", "u35", "u05"),
+    "hypot": _sleef("hypot", "u35", "u05", inline32=math.hypot),
     "fmod": _sleef("fmod", "", ""),
     "nextafter": _sleef("nextafter", "", ""),
     "tgamma": _sleef("tgamma", "u10"),

@@ -442,6 +442,20 @@ def rsqrt(m: Code, x: str) -> str:
     return m.div(m.c(1.0), m.sqrt(x))
 
 
+def hypot(m: Code, x: str, y: str) -> str:
+    """sqrt(x^2 + y^2) of f32, in f64: squares neither overflow nor round, so that a scalar and a lane of any width give the same bits;
+    infinite where an operand is."""
+    f, wide = m.f, m.type.of("double")
+    a, b = (f.let(f"fpext {m.text} {v} to {wide}") for v in (x, y))
+    total = f.let(f"fadd {wide} {f.let(f'fmul {wide} {a}, {a}')}, {f.let(f'fmul {wide} {b}, {b}')}")
+    suffix = f"v{m.type.lanes}f64" if m.type.lanes else "f64"
+    f.module.declare(f"llvm.sqrt.{suffix}", wide, wide)
+    root = f.let(f"call {wide} @llvm.sqrt.{suffix}({wide} {total})")
+    infinite = m.c(float("inf"))
+    either = m.either(m.cmp("oeq", m.abs(x), infinite), m.cmp("oeq", m.abs(y), infinite))
+    return m.select(either, infinite, f.let(f"fptrunc {wide} {root} to {m.text}"))
+
+
 def int_power(m: Code, x: str, n: int) -> str:
     """x^n for a known integer, by squaring."""
     power = abs(n)

@@ -115,3 +115,15 @@ def test_an_index_out_of_range_is_an_error():
         compiled = torch.compile(select_at_item, backend="stepwell", fullgraph=True)
         with pytest.raises((IndexError, RuntimeError)):
             compiled(torch.ones(6, 8), torch.tensor([6, 0]))
+
+
+@pytest.mark.parametrize("name", ["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"])
+@pytest.mark.parametrize("factors", [[0.8, 1.0], [1.0, 1.3]])
+def test_buffers_of_late_sizes_lie_beside_those_of_known_ones(name, factors):
+    """A size is the result of a call before the first buffer; sizes of other buffers are known at the start."""
+    op = getattr(torch.ops.aten, name)
+    x = torch.randn(6, 3, 10, 20)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: op(x, None, True, factors), backend="stepwell", dynamic=True)
+    torch.testing.assert_close(compiled(x), op(x, None, True, factors))
+    torch.testing.assert_close(compiled(x[:2, :, :7]), op(x[:2, :, :7], None, True, factors))

@@ -177,3 +177,21 @@ def test_symbolic_sizes():
 def test_half_precision_is_a_call():
     z = _z(4).to(torch.complex32)
     _check(lambda z: z * z, z, calls=1)
+
+
+@pytest.mark.parametrize("ord", [0, 0.5, 1, 3, float("inf"), -float("inf")])
+def test_norms_and_their_gradients_see_the_same_absolute_values(ord):
+    """The gradient of the largest looks for elements that equal it."""
+    torch._dynamo.reset()
+    torch.manual_seed(3)
+    x = torch.randn(40, 7, dtype=torch.complex64, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    stepwell.reset_counters()
+    got = torch.compile(lambda x: torch.linalg.vector_norm(x, ord, -1), backend="stepwell")(x)
+    want = torch.linalg.vector_norm(y, ord, -1)
+    torch.testing.assert_close(got, want)
+    if ord:
+        got.sum().backward()
+        want.sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+    assert not stepwell.counters["extern"] and not stepwell.counters["fallback"]
