@@ -14,6 +14,7 @@ from xdsl.ir import SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Dim, Expr, as_expr
+from ...passes.loop.loop_schedule import UNROLL_OPS, UNROLL_TRIPS
 from ...passes.loop.nest_access import Loop, Node
 from ...passes.loop.op_costs import has_effect
 from .state import State
@@ -23,9 +24,6 @@ Step = Callable[[list[SSAValue]], list[SSAValue]]
 
 TAIL = 16
 """Lanes of the masked loop over a remainder of unknown length."""
-
-UNROLL_TRIPS = 32
-UNROLL_OPS = 256
 
 
 @dataclass(frozen=True, slots=True)

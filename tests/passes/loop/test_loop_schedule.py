@@ -214,3 +214,37 @@ def test_strided_loads_are_priced_by_their_lines():
         return choose(NestAccess(nest_of(module), RangeEnv({})), {}).cost
 
     assert price(1) < price(3) < price(8) < price(16) == price(250) < price(256) == price(1024)
+
+
+NEAREST = """
+func.func @forward(%x : !mem.buffer<2000 x 16 x f32>, %c : !mem.buffer<32 x 16 x f32>, %o : !mem.buffer<2000 x f32>) {
+  loop.nest (%i = 2000) outs(%oo = %o : !mem.buffer<2000 x f32>) {
+    %m = loop.reduce (%k = 32) min {
+      %s = loop.reduce (%j = 16) sum {
+        %a = loop.load %x[%i, %j] : !mem.buffer<2000 x 16 x f32> -> f32
+        %b = loop.load %c[%k, %j] : !mem.buffer<32 x 16 x f32> -> f32
+        %d = arith.subf %a, %b : f32
+        %q = arith.mulf %d, %d : f32
+        loop.yield %q : f32
+      } -> f32
+      loop.yield %s : f32
+    } -> f32
+    loop.store %m, %oo[%i] : f32, !mem.buffer<2000 x f32>
+  }
+  func.return
+}
+"""
+
+
+@pytest.mark.parametrize("columns", [16, 32, 64])
+def test_short_rows_are_vectors(columns):
+    rows = f"!mem.buffer<4096 x {columns} x f32>"
+    text = ROWS.format(x=rows, o="!mem.buffer<4096 x f32>", outer="%i = 4096", inner=f"%j = {columns}", at="%i")
+    schedule = chosen(text)
+    assert schedule.style == "inner"
+    assert all(choice is not None and choice[1] == columns for choice in schedule.inner.values())
+
+
+def test_what_an_unrolled_loop_reads_again_is_kept():
+    """The rows of x are gathered once for all k."""
+    assert chosen(NEAREST).style == "lanes"
