@@ -144,6 +144,33 @@ def test_sizes_of_parts_are_symbols(compile_devices):
     assert len(programs) == 3
 
 
+def test_several_results_and_views_of_them_leave_a_part(compile_devices):
+    aten = torch.ops.aten
+
+    def function(x, w, y, u, to=torch.Tensor.to):
+        here = torch.softmax(x @ w, -1)
+        spread, mean = aten.var_mean.correction(torch.relu(to(here, SECOND) @ u), [1], keepdim=True)
+        there = spread * y
+        halves = aten.split.Tensor(there, 4, 1)
+        columns = aten.var_mean.correction(spread + mean * y, [0])[0]
+        return (to(spread, FIRST) + here.sum(-1, keepdim=True)).sum(0), mean * 2, columns, halves[1], aten.view(there, [2, 4, 8]) + 1
+
+    call, programs = compile_devices(function, ((8, 8), FIRST), ((8, 8), FIRST), ((8, 8), SECOND), ((8, 8), SECOND))
+    check(call, function, *(torch.randn(8, 8) for _ in range(4)))
+    assert {device for device, _ in programs} == {FIRST, SECOND}
+
+
+def test_an_optimiser_that_counts_its_steps_on_the_cpu(compile_devices):
+    def step(p, g, m, n, to=torch.Tensor.to):
+        (n,) = torch._foreach_add([n], 1)
+        m = torch.lerp(m, g, 0.1)
+        return p - 1e-3 * (m / (1 - 0.9**n)), m, n
+
+    call, programs = compile_devices(step, *[((5, 6), FIRST)] * 3, ((), CPU))
+    check(call, step, *(torch.rand(5, 6) for _ in range(3)), torch.tensor(3.0))
+    assert [device for device, _ in programs] == [CPU, FIRST]
+
+
 def test_a_part_of_one_operator_is_the_librarys(compile_devices):
     def function(x, y, to=torch.Tensor.to):
         return x * 2 + 1, y.exp()
