@@ -48,7 +48,7 @@ def example(shape, strided, dtype):
 
 
 @functools.cache
-def lowered(name: str, strided: bool, dtype: torch.dtype):
+def lowered(name: str, strided: bool, dtype: torch.dtype, target: str = "sm_90"):
     def flat(x):
         return tuple(pytree.tree_leaves(PROGRAMS[name](x)))
 
@@ -56,7 +56,10 @@ def lowered(name: str, strided: bool, dtype: torch.dtype):
     table = decomposition_table()
     gm = make_fx(functionalize(flat), decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
     imported = import_graph(gm, [x])
-    run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
+    pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
+    for one in ("gpu-schedule", "mem-to-tt"):
+        pipeline.replace(one, f"{one}{{target={target}}}")
+    run(pipeline, imported.module, context())
     return imported
 
 
@@ -85,3 +88,15 @@ def test_rows_with_gaps(name):
 @pytest.mark.parametrize("name", ["values", "softmax", "layer norm", "sums", "extremes", "broadcast", "padded"])
 def test_types(name, dtype):
     check(name, (7, 33), dtype=dtype)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_triton_compiles_it(name, target):
+    pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
+    from stepwell.targets.triton.compile import compile_kernels
+    from stepwell.targets.triton.emit import kernel_modules
+    from stepwell.targets.triton.gpu import gpu_target
+
+    modules = kernel_modules(lowered(name, name != "reshaped", torch.float32, target).module)
+    assert all(built.code[:4] == b"\x7fELF" for built in compile_kernels(modules, gpu_target(target)))
