@@ -157,8 +157,9 @@ class Collector:
             if one.last < one.first:
                 continue
             size = one.bytes.value if one.bytes.value is not None else evaluate(one.bytes, _known(one.bytes, hints))
-            end = last if one.kind == "output" else min(at[one.last], last)
-            graph.buffers.append(model.Buffer(names.of(one.buffer), one.kind, size, min(at[one.first], last), end))
+            returned = one.returned or one.kind == "output"
+            end = last if returned else min(at[one.last], last)
+            graph.buffers.append(model.Buffer(names.of(one.buffer), one.kind, size, min(at[one.first], last), end, returned))
         arena: Any = func.attributes.get(ARENA_BYTES)
         if arena is not None:
             graph.arena = evaluate(arena.data, _known(arena.data, hints)) if free_syms(arena.data) else int(arena.data)

@@ -30,6 +30,11 @@ class Operator:
     call: str
     place: Place
 
+    @property
+    def updates(self) -> bool:
+        """Whether it gives an argument its new value at the end of the graph."""
+        return self.call.startswith("aten.copy_.")
+
 
 @dataclass(frozen=True)
 class TensorUse:
@@ -130,13 +135,15 @@ class Step:
 
 @dataclass
 class Buffer:
-    """A piece of memory: `kind` is arena, output or extern; alive from step `first` to step `last`."""
+    """A piece of memory: `kind` is arena, output, pooled, guest or extern (made by a library call); alive from step `first` to step `last`;
+    whether the caller gets it."""
 
     name: str
     kind: str
     bytes: int
     first: int
     last: int
+    returned: bool = False
 
 
 @dataclass
@@ -190,4 +197,4 @@ class Graph:
     def views(self) -> list[str]:
         """Operators that are neither gone nor computed by a step: views, constants and what is only handed on."""
         computed = {name for s in self.steps for name in s.operators} | {one.operator for one in self.loops}
-        return [name for name in self.operators if name not in computed and name not in self.gone]
+        return [n for n, op in self.operators.items() if n not in computed and n not in self.gone and not op.updates]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..passes.loop.machine import Machine
-from .explain_model import Graph, Pair, Place, Step
+from .explain_model import Graph, Operator, Pair, Place, Step
 from .explain_walk import walk
 
 
@@ -131,12 +131,16 @@ def _operators(graph: Graph) -> Block:
             at.setdefault(name, []).append(str(step.number))
     views = set(graph.views)
 
-    def where(name: str) -> str:
-        if name in at:
-            return f"step {', '.join(at[name])}"
-        return "gone" if name in graph.gone else "view, part or constant" if name in views else "computed in a step"
+    def where(op: Operator) -> str:
+        if op.name in at:
+            return f"step {', '.join(at[op.name])}"
+        if op.name in graph.gone:
+            return "gone"
+        if op.updates:
+            return "update of an argument"
+        return "view, part or constant" if op.name in views else "computed in a step"
 
-    rows = [(op.name, op.call, where(op.name), lines_of([op.place])) for op in graph.operators.values()]
+    rows = [(op.name, op.call, where(op), lines_of([op.place])) for op in graph.operators.values()]
     return Table(("operator", "calls", "runs in", "source"), tuple(rows))
 
 
@@ -219,7 +223,7 @@ def _memory(graph: Graph) -> list[Block]:
         total = sum(b.bytes for b in alive)
         arena = sum(b.bytes for b in alive if b.kind == "arena")
         bar = "#" * round(24 * total / most) if most else ""
-        freed = ", ".join(b.name for b in graph.buffers if b.last == step.number and b.kind != "output") or "-"
+        freed = ", ".join(b.name for b in graph.buffers if b.last == step.number and not b.returned) or "-"
         rows.append((str(step.number), step.label, size(arena), size(total), bar, freed))
     held = ", ".join(f"{b.name} ({b.kind}, {size(b.bytes)})" for b in graph.alive(peak)) or "nothing"
     arguments = sum(a.bytes for a in graph.arguments)

@@ -12,7 +12,9 @@ from .explain_model import Graph, Step
 from .explain_report import duration, number, size
 from .svg import BLUE, GREEN, GREY, ORANGE
 
-COLOURS = {"nest": BLUE, "contraction": ORANGE, "call": GREY, "arena": BLUE, "pooled": ORANGE, "output": GREEN, "extern": GREY}
+COLOURS = {
+    "nest": BLUE, "contraction": ORANGE, "call": GREY, "arena": BLUE, "pooled": ORANGE, "guest": GREEN, "output": GREEN, "extern": GREY,
+}  # fmt: skip
 MOST_STEPS = 60
 """Steps that the graph of nests shows; the first ones of a larger graph."""
 

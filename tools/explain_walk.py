@@ -142,18 +142,22 @@ def _fusion(graph: Graph) -> list[str]:
 def _memory(graph: Graph) -> list[str]:
     if not graph.steps:
         return ["Nothing runs, nothing is allocated."]
-    kinds = {kind: [b for b in graph.buffers if b.kind == kind] for kind in ("arena", "pooled", "output", "extern")}
+    kinds = {kind: [b for b in graph.buffers if b.kind == kind] for kind in ("arena", "pooled", "guest", "extern")}
+    kinds["returned"] = [b for b in graph.buffers if b.returned]
     found = []
-    titles = {"output": "returned", "extern": "made by library calls", "pooled": "from the pool", "arena": "temporaries in the arena"}
+    titles = {
+        "returned": "returned", "extern": "made by library calls", "pooled": "from the pool", "guest": "in the memory of a later result",
+        "arena": "temporaries in the arena",
+    }  # fmt: skip
     for kind, text in titles.items():
         some = kinds[kind]
-        if kind == "pooled" and not some:
+        if kind in ("pooled", "guest") and not some:
             continue
         found.append(f"{text.capitalize()}: {_list([f'{b.name} ({b.bytes} bytes)' for b in some])}.")
     total = sum(b.bytes for b in kinds["arena"])
     if total:
         found.append(f"The arena is one block of {graph.arena} bytes, planned by lifetime; a place for each would take {total}.")
-    freed = [f"{b.name} after step {b.last}" for b in graph.buffers if b.kind != "output"]
+    freed = [f"{b.name} after step {b.last}" for b in graph.buffers if not b.returned]
     found.append(f"Freed: {_list(freed)}.")
     found += graph.in_place
     return found

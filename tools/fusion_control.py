@@ -12,8 +12,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
-from ..passes.errors import PipelineError
-from ..passes.loop.fusion_wishes import is_named
+from ..passes.errors import PipelineError, did_you_mean
+from ..passes.loop.fusion_wishes import is_named, names_of
 from ..passes.loop.loop_batch import LoopBatch
 from ..passes.loop.loop_fuse import LoopFuse
 from ..passes.loop.loop_outline import LoopOutline
@@ -73,8 +73,10 @@ def apply_wishes(
         except PipelineError:
             log.warning("no_fuse and fuse have no effect: the pipeline has no pass 'loop-fuse'")
     if last:
+        known = [name for op in ops for name in names_of(op)]
         for entry in sorted(entries - matched):
-            log.warning("'%s' (in the options no_fuse or fuse) names no operator of the compiled graph", entry)
+            hint = did_you_mean(entry, known)
+            log.warning("'%s' (in the options no_fuse or fuse) names no operator of the compiled graph%s", entry, hint)
 
 
 def plan_each_layer(pipeline: Pipeline) -> None:

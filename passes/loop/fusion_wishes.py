@@ -159,6 +159,8 @@ class Wishes:
                 other = self._not_a_nest(entry)
                 return Outcome(wish, False, f"'{entry}' is a '{other.name}', not a nest" if other else self._unknown(entry))
         meant = [op for entry in entries for op in self.meant(entry)]
+        if len(set(meant)) == 1:
+            return Outcome(wish, False, "they name one and the same operation")
         if _together(meant, planner):
             return Outcome(wish, True, "one nest")
         return Outcome(wish, False, self._why_apart(meant, planner))

@@ -182,7 +182,7 @@ def conflict_seconds(nest: loop.NestOp, hints: Mapping[str, int], symbols: Range
     for plan in _plans(footprint.plan):
         for k in plan.streams:
             stream = footprint.streams[k]
-            again += _refetched(stream, plan, footprint, period, machine.levels[0].bytes) * stream.lines(extents)
+            again += _refetched(stream, plan, footprint, period, machine.levels[0].bytes, schedule.style) * stream.lines(extents)
     home = machine.home(sum(s.lines(extents) for s in footprint.streams))
     return again / (home if home is not machine.levels[0] else machine.levels[1]).gbs * 1e-9
 
@@ -193,9 +193,9 @@ def _plans(plan: Plan) -> Iterator[Plan]:
         yield from _plans(child)
 
 
-def _refetched(stream: Stream, plan: Plan, footprint: Footprint, period: float, capacity: float) -> float:
+def _refetched(stream: Stream, plan: Plan, footprint: Footprint, period: float, capacity: float, style: str) -> float:
     """How often each line of a stream is fetched again because its rows share sets: the lines of a column are gone before the next
-    column, in the same lines, is read."""
+    column, in the same lines, is read. Where the rows are the lanes of one vector the price of the load says so already."""
     order = [d for d, _ in footprint.plan.loops]
     counts = dict(footprint.plan.loops)
     if plan is not footprint.plan:
@@ -203,6 +203,8 @@ def _refetched(stream: Stream, plan: Plan, footprint: Footprint, period: float, 
     for d, step in stream.steps.items():
         rows = counts.get(d, 1.0) * footprint.inner.get(d, 1.0)
         if step * stream.element % period or rows <= WAYS or rows * LINE > capacity or d not in order:
+            continue
+        if style == "lanes" and footprint.inner.get(d, 1.0) > WAYS:
             continue
         for other, near in stream.steps.items():
             wide = near * stream.element * footprint.inner.get(other, 1.0)

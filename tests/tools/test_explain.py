@@ -303,3 +303,26 @@ def test_it_is_a_public_name_that_costs_nothing_until_used():
     assert stepwell.explain is tool.explain
     code = "import sys, stepwell; print([m for m in sys.modules if m.startswith('stepwell.tools') or m == 'torch'])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_memory_that_the_caller_gets_is_not_freed():
+    text = str(stepwell.explain(lambda x: torch.linalg.svd(x)[1].cumsum(0), torch.randn(6, 6), quiet=True))
+    assert "Returned: _linalg_svd[1] (24 bytes)." in text and "_linalg_svd[1] after step" not in text
+
+
+def test_what_lives_in_the_memory_of_a_result():
+    def f(x, w):
+        return (x.exp() @ w).sum(0)[:, None] * w
+
+    found = stepwell.explain(f, torch.randn(60, 60), torch.randn(60, 60), quiet=True)
+    assert "guest" in {b.kind for b in found.graphs[0].buffers}
+    assert "In the memory of a later result: " in str(found) and "<svg" in found.html()
+
+
+def test_updates_of_arguments_are_no_views():
+    def f(x, y):
+        x.add_(1)
+        return x * y
+
+    found = stepwell.explain(f, torch.randn(5, 4), torch.randn(5, 4), quiet=True)
+    assert "update of an argument" in str(found) and not found.graphs[0].views

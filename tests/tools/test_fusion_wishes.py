@@ -120,7 +120,7 @@ def test_an_illegal_wish_is_refused_with_the_reason(caplog):
 def test_a_wish_that_names_nothing_is_refused(caplog):
     launches(chain, {"no_fuse": ["expp"], "fuse": [["exp", "mull"]]})
     assert warnings(caplog) == [
-        "'expp' (in the options no_fuse or fuse) names no operator of the compiled graph",
+        "'expp' (in the options no_fuse or fuse) names no operator of the compiled graph; did you mean 'exp'?",
         "fuse 'exp' with 'mull': refused, 'mull' names nothing that is computed here; did you mean 'mul'?",
     ]
 
@@ -148,3 +148,8 @@ def test_wishes_of_the_wrong_form(options, message):
     with pytest.raises(OptionError) as error:
         make_options(None, options)
     assert str(error.value) == message
+
+
+def test_one_operation_is_not_fused_with_itself(caplog):
+    launches(chain, {"fuse": [["exp", "exp"]]})
+    assert warnings(caplog) == ["fuse 'exp' with 'exp': refused, they name one and the same operation"]
