@@ -178,12 +178,13 @@ def conflict_seconds(nest: loop.NestOp, hints: Mapping[str, int], symbols: Range
     footprint = Footprint(info, Cost(info, facts), schedule)
     period = machine.levels[0].bytes / WAYS
     extents = footprint.extents(footprint.plan)
+    home = machine.home(sum(s.lines(extents) for s in footprint.streams))
+    priced = schedule.style == "lanes" and home in machine.levels[:2]
     again = 0.0
     for plan in _plans(footprint.plan):
         for k in plan.streams:
             stream = footprint.streams[k]
-            again += _refetched(stream, plan, footprint, period, machine.levels[0].bytes, schedule.style) * stream.lines(extents)
-    home = machine.home(sum(s.lines(extents) for s in footprint.streams))
+            again += _refetched(stream, plan, footprint, period, machine.levels[0].bytes, priced) * stream.lines(extents)
     return again / (home if home is not machine.levels[0] else machine.levels[1]).gbs * 1e-9
 
 
@@ -193,9 +194,9 @@ def _plans(plan: Plan) -> Iterator[Plan]:
         yield from _plans(child)
 
 
-def _refetched(stream: Stream, plan: Plan, footprint: Footprint, period: float, capacity: float, style: str) -> float:
+def _refetched(stream: Stream, plan: Plan, footprint: Footprint, period: float, capacity: float, priced: bool) -> float:
     """How often each line of a stream is fetched again because its rows share sets: the lines of a column are gone before the next
-    column, in the same lines, is read. Where the rows are the lanes of one vector the price of the load says so already."""
+    column, in the same lines, is read. `priced`: where the rows are the lanes of one vector, the price of the load says so already."""
     order = [d for d, _ in footprint.plan.loops]
     counts = dict(footprint.plan.loops)
     if plan is not footprint.plan:
@@ -204,7 +205,7 @@ def _refetched(stream: Stream, plan: Plan, footprint: Footprint, period: float, 
         rows = counts.get(d, 1.0) * footprint.inner.get(d, 1.0)
         if step * stream.element % period or rows <= WAYS or rows * LINE > capacity or d not in order:
             continue
-        if style == "lanes" and footprint.inner.get(d, 1.0) > WAYS:
+        if priced and footprint.inner.get(d, 1.0) > WAYS:
             continue
         for other, near in stream.steps.items():
             wide = near * stream.element * footprint.inner.get(other, 1.0)
