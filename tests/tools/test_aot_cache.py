@@ -2,9 +2,6 @@
 
 import functools
 import pickle
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 
 import pytest
@@ -448,23 +445,8 @@ def test_compiled_autograd_after_a_hit():
     torch.testing.assert_close([v.grad for v in leaves], gradients(chain, X, W)[1:], rtol=1e-4, atol=1e-4)
 
 
-PROGRAM = textwrap.dedent(
-    """
-    import torch, stepwell
-    torch.set_num_threads(1)
-    w = torch.linspace(-1, 1, 256).reshape(16, 16).requires_grad_()
-    x = torch.linspace(0, 3, 64).reshape(4, 16)
-    f = torch.compile(lambda x, w: torch.softmax(x @ w, -1) + torch.arange(16.0), backend="stepwell")
-    f(x, w).square().sum().backward()
-    print(stepwell.counters["aot_cache_hits"], stepwell.counters["aot_cache_misses"], w.grad.double().sum().item().hex())
-    """
-)
-
-
-def test_processes():
+def test_processes(three_processes):
     """Two at once that both find nothing, then one that finds what they wrote."""
-    both = [subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    first, second = (p.communicate()[0].split() for p in both)
-    third = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout.split()
+    first, second, third = three_processes("aot_cache")
     assert third[:2] == ["1", "0"]
     assert first[2] == second[2] == third[2]

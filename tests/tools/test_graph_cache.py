@@ -3,9 +3,7 @@
 import importlib.util
 import logging
 import pickle
-import subprocess
 import sys
-import textwrap
 from dataclasses import replace
 
 import pytest
@@ -311,25 +309,8 @@ def test_a_guard_that_does_not_hold_is_a_miss(folder):
     torch.testing.assert_close(result, scaled(X, Y))
 
 
-PROGRAM = textwrap.dedent(
-    """
-    import torch, stepwell
-    torch.set_num_threads(1)
-    w = torch.linspace(-1, 1, 256).reshape(16, 16).requires_grad_()
-    x = torch.linspace(0, 3, 64).reshape(4, 16)
-    f = torch.compile(lambda x, w: torch.softmax(x @ w, -1) + torch.arange(16.0), backend="stepwell")
-    y = f(x, w)
-    y.square().sum().backward()
-    torch.testing.assert_close(y, torch.softmax(x @ w, -1) + torch.arange(16.0))
-    print(stepwell.counters["graph_cache_hits"], stepwell.counters["graph_cache_misses"], w.grad.double().sum().item().hex())
-    """
-)
-
-
-def test_processes():
+def test_processes(three_processes):
     """FXC-11: Two at once that both find nothing, then one that finds what they wrote."""
-    both = [subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    first, second = (p.communicate()[0].split() for p in both)
-    third = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout.split()
+    first, second, third = three_processes("graph_cache")
     assert third[:2] == ["2", "0"]
     assert first[2] == second[2] == third[2]
