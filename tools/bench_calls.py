@@ -82,7 +82,7 @@ def markdown(results: dict[str, Any]) -> str:
             extra[call, generated(row)][dtype].append(name)
     lines = [
         f"Counted by `python -m stepwell.tools.bench calls` with torch {results['torch']}, {results['device']}.", "",
-        "| dtype | cases | without a call of the library | Inductor makes the same calls | other calls | none |",
+        "| dtype | cases | no call of the library | Inductor makes the same calls | Inductor makes other calls | Inductor makes none |",
         "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for dtype in [d for d in DTYPES.split() if d in by_dtype]:

@@ -473,6 +473,13 @@ def _full(b: Importer, shape: Any, value: Any, **kwargs: Any) -> Pair:
     return _filled(b, float(value)) if isinstance(value, (int, float)) else NotImplemented
 
 
+@complex_rule("eye")
+def _eye(b: Importer, *args: Any, **kwargs: Any) -> Pair:
+    dims = b.out_dims
+    part = PART.get(b.out_dtype)
+    return NotImplemented if part is None else Pair(b.cast(b.cmp("eq", b.iota(dims, 0), b.iota(dims, 1)), part), None)
+
+
 @complex_rule("scalar_tensor")
 def _scalar_tensor(b: Importer, value: Any, **kwargs: Any) -> Pair:
     return _full(b, (), value)
@@ -487,7 +494,8 @@ def _filled(b: Importer, value: float) -> Pair:
 
 _BY_PARTS = frozenset(
     """
-    alias as_strided_scatter cat clone constant_pad_nd copy cumsum detach diagonal diagonal_copy diagonal_scatter expand
+    alias alias_copy as_strided_scatter cat clone constant_pad_nd copy cumsum detach diagonal diagonal_backward diagonal_copy
+    diagonal_scatter expand narrow_copy split_with_sizes_copy unsafe_split unsafe_split_with_sizes
     expand_copy flip gather index index_select lift_fresh_copy movedim permute permute_copy repeat reshape roll select
     select_backward select_copy select_scatter slice slice_backward slice_copy slice_scatter split split_with_sizes
     squeeze squeeze_copy stack t t_copy transpose transpose_copy tril triu unbind unfold unsqueeze unsqueeze_copy view

@@ -195,3 +195,22 @@ def test_norms_and_their_gradients_see_the_same_absolute_values(ord):
         want.sum().backward()
         torch.testing.assert_close(x.grad, y.grad)
     assert not stepwell.counters["extern"] and not stepwell.counters["fallback"]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.eye(4, 3, dtype=C64) + x[0, 0],
+        lambda x: torch.ops.aten.alias_copy(x) * 2,
+        lambda x: torch.narrow_copy(x, 0, 1, 2),
+        lambda x: torch.split_with_sizes_copy(x, [1, 3], 0),
+        lambda x: torch.unsafe_split(x, 2, 0),
+        lambda x: torch.diagonal_copy(x),
+    ],
+)
+def test_copies_and_pieces(fn):
+    torch._dynamo.reset()
+    stepwell.reset_counters()
+    x = _z(4, 5)
+    torch.testing.assert_close(torch.compile(fn, backend="stepwell")(x), fn(x))
+    assert not stepwell.counters["extern"] and not stepwell.counters["fallback"]
