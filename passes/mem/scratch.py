@@ -29,6 +29,8 @@ BLOCK = 16
 """Channels that lie together."""
 COLOURS = 3
 """Up to so many channels of the input are read as they are where the weight's gradient is computed."""
+LARGEST_KERNEL = 14
+"""Up to so many places in a row of the kernel oneDNN has generated code for those."""
 SMALL_IMAGE = 20480
 """Elements of a single image up to which torch does not call oneDNN, where all channels are one group."""
 MANY_IMAGES = 16
@@ -86,6 +88,8 @@ class _Convolution:
         large = max(self.weight[2:]) > 3
         few = self.weight[1] <= COLOURS and self.groups == 1
         depthwise = self.groups > 1 and self.weight[:2] == (self.groups, 1)
+        if few and max(self.weight[2:]) > LARGEST_KERNEL:
+            return self._turned + 5 * out + self._columns // max(self.y[0], 1)  # the patches of one image, and the gradient in parts
         if self.last:
             each = self.groups > 1 and not (depthwise and not large)
             rows, columns = _whole(self.weight[0] // self.groups), _whole(self.weight[1])
