@@ -154,7 +154,7 @@ def _arguments(
                     attrs["nd.base"] = StringAttr(bases[node])
             inputs.append(k)
             attributes.append(DictionaryAttr(attrs))
-        elif isinstance(b.env[node], Expr):
+        elif isinstance(b.env.get(node), Expr):
             b.handed_on[str(b.env[node])] = k
     return inputs, attributes, places
 

@@ -118,7 +118,9 @@ class GpuCooperativeRows(Pass):
         elements = longest * kept
         # a program of all the warps that there are has too little of 16-bit data under way
         crowded = config.FEW_WARPS < elements <= config.MANY_WARPS and all(element_bytes(a.dtype) <= 2 for n in inside for a in n.accesses)
-        if not kept or (elements <= self.alone and not crowded) or sizes.trips(info.root.loops) * longest * kept < self.least // 4:
+        # where reductions wait for each other (a group norm's), nothing is under way meanwhile unless another program is beside it
+        alone = self.alone if config.phases(inside) < 2 else min(self.alone, config.MANY_WARPS)
+        if not kept or (elements <= alone and not crowded) or sizes.trips(info.root.loops) * longest * kept < self.least // 4:
             raise UnsupportedNest("")
         if config.column_loop(info, sizes) is not None:
             raise UnsupportedNest("a part of a row is not contiguous")

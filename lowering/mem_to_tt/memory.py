@@ -138,6 +138,8 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
     value = b.to_shape(value, at)
     own = s.mask(at)
     known = b.find(("load", access.buffer, s.versions.get(access.buffer, 0), pointer, own, None, None))
+    if access.mode != "set" and s.alone(access) and known is None:
+        s.before_load(access.buffer, pointer)
     s.before_store(access.buffer, pointer)
     s.written(access.buffer)
     if access.mode != "set":
@@ -149,7 +151,6 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
                 b.place(AtomicRMWOp.make(kind, pointer, value, mask))
             return
         if known is None:
-            s.before_load(access.buffer, pointer)
             old = LoadOp.make(pointer, mask)
             b.place(old)
             known = s.widen(old.results[0], access.dtype)
@@ -158,7 +159,9 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
         pointer.owner.attributes[CONTIGUITY] = DenseIntOrFPElementsAttr.from_list(TensorType(i32, [len(at)]), [1] * len(at))
     b.place(StoreOp.make(pointer, value, mask))
     if condition is None and access.mode == "set":
-        b.remember(("load", access.buffer, s.versions.get(access.buffer, 0), pointer, own, None, None), s.widen(value, access.dtype))
+        version = s.versions.get(access.buffer, 0)
+        for known_in in (version, version + 1) if access.buffer in s.in_place else (version,):  # + 1: after the loops that write in place
+            b.remember(("load", access.buffer, known_in, pointer, own, None, None), s.widen(value, access.dtype))
 
 
 def _neighbours_gather(s: State, access: Access) -> bool:

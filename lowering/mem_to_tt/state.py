@@ -372,14 +372,15 @@ class State:
     # ---- the order of threads
 
     def before_load(self, buffer: SSAValue, pointer: SSAValue) -> None:
-        """Wait for the other threads of the program where one of them may have stored what is loaded now: only elements at the same
-        places are a thread's own."""
-        if self.stored.get(buffer, set()) - {pointer}:
+        """Wait for the other threads of the program where one of them may have stored what is loaded now. So may those of the same
+        places: a thread can load more elements side by side than it can store, so that they are not the ones that it stored."""
+        if self.stored.get(buffer):
             self.barrier()
         self.loaded.setdefault(buffer, set()).add(pointer)
 
     def before_store(self, buffer: SSAValue, pointer: SSAValue) -> None:
-        """The same where one may still have to load what is overwritten now."""
+        """The same where one may still have to load what is overwritten now; what is stored at the places that were loaded is computed
+        from it."""
         if self.loaded.get(buffer, set()) - {pointer}:
             self.barrier()
         self.stored.setdefault(buffer, set()).add(pointer)

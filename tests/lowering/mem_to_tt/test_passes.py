@@ -7,8 +7,11 @@ import torch
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+from xdsl.dialects import gpu
 
 from stepwell.dialects import loop, mem
+from stepwell.dialects.tt_memory import LoadOp, StoreOp
+from stepwell.dialects.tt_structure import FuncOp
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.loop.nest_key import is_nest_in_memory
@@ -107,3 +110,25 @@ def test_parts_of_a_reduction_are_even_and_lie_side_by_side():
     stored = next(a.result.type for a in module.walk() if isinstance(a, mem.AllocOp) and a.kind.data == "arena")
     assert [d.value for d in stored.dims] == [count, 32]
     assert [s.value for s in merge.loop_sizes][:1] == [32]
+
+
+def windows(x):
+    y = x.sigmoid()
+    return y, torch.nn.functional.avg_pool2d(y, 2)
+
+
+def test_a_thread_loads_nothing_that_another_one_may_have_stored():
+    """Not even from where the program has stored, in the same order: Triton gives a thread as many elements side by side as it loads at
+    once, which are more than it stores at once."""
+    _, module = nests(windows, empty(2, 16, 64, 64, dtype=torch.bfloat16))
+    run(default_pipeline("gpu", stages=["tt"]), module, context())
+    stored, loads = set(), 0
+    for op in module.walk():
+        if isinstance(op, FuncOp | gpu.BarrierOp):
+            stored.clear()
+        elif isinstance(op, StoreOp):
+            stored.add(op.operands[0])
+        elif isinstance(op, LoadOp):
+            loads += 1
+            assert op.operands[0] not in stored, op
+    assert loads >= 5
