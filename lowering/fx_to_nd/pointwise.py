@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from xdsl.dialects.builtin import f32, f64, i1, i16, i32, i64
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.nd_types import FLOATS, LOW_PRECISION, is_float, ui8
 from .importer import Importer
@@ -86,6 +86,8 @@ def _binary(name: str, kind: Kind) -> Callable[..., SSAValue]:
         if name in CPU_ONLY and b.device != "cpu":
             return NotImplemented
         dtype = common_dtype(b, (x, y), kind)
+        if name in ("remainder", "fmod") and _fails(b, dtype, y):
+            return NotImplemented
         operand = b.factor if name in ("mul", "div") else b.scalar
         return b.op(BOOL_FORMS.get(name, name) if dtype == i1 else name, operand(x, dtype), operand(y, dtype))
 
@@ -238,12 +240,19 @@ def _rsub(b: Importer, x: Any, y: Any, alpha: Any = 1) -> SSAValue:
     return _sub(b, y, x, alpha=alpha)
 
 
+def _fails(b: Importer, dtype: Attribute, divisor: Any) -> bool:
+    """Whether a division is one of integers by the number 0, of which the library says what eager says: on GPUs nothing."""
+    return b.device == "cpu" and dtype not in FLOATS and isinstance(divisor, (int, float)) and divisor == 0
+
+
 @rule(aten.div)
 def _div(b: Importer, x: Any, y: Any, *, rounding_mode: str | None = None) -> SSAValue:
     if rounding_mode is None:
         dtype = common_dtype(b, (x, y), Kind.INT_TO_FLOAT)
         return b.div(b.factor(x, dtype), b.factor(y, dtype))
     dtype = common_dtype(b, (x, y))
+    if _fails(b, dtype, y):
+        return NotImplemented
     return b.op("floor_div" if rounding_mode == "floor" else "trunc_div", b.factor(x, dtype), b.factor(y, dtype))
 
 

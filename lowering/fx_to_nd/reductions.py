@@ -128,19 +128,26 @@ def _amin(b: Importer, x: SSAValue, dims: Any = (), keepdim: bool = False) -> SS
     return _extreme(b, "min", x, dims, keepdim)
 
 
+def _of_nothing(b: Importer, x: SSAValue, dims: Any) -> bool:
+    """Whether an extreme is asked of no elements: there is none, and the library says what eager says."""
+    return any(b.dims(x)[d] is ZERO for d in reduced_dims(b, x, dims))
+
+
 @rule(aten.max.default)
 def _max_all(b: Importer, x: SSAValue) -> SSAValue:
-    return _extreme(b, "max", x, None, False)
+    return NotImplemented if _of_nothing(b, x, None) else _extreme(b, "max", x, None, False)
 
 
 @rule(aten.min.default)
 def _min_all(b: Importer, x: SSAValue) -> SSAValue:
-    return _extreme(b, "min", x, None, False)
+    return NotImplemented if _of_nothing(b, x, None) else _extreme(b, "min", x, None, False)
 
 
 def _with_index(b: Importer, kind: str, x: SSAValue, dim: int, keepdim: bool) -> tuple[SSAValue, SSAValue]:
     if not b.rank(x):
         return x, b.full(0, i64)
+    if _of_nothing(b, x, dim):
+        return NotImplemented
     dims = reduced_dims(b, x, dim)
     if not b.used(1):
         value = _extreme(b, kind.removeprefix("arg"), x, dim, keepdim)

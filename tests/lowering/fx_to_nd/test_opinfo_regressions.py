@@ -203,6 +203,30 @@ def test_an_index_into_an_empty_tensor_is_an_error(name):
         torch.compile(_INDEXED[name], backend="stepwell")(torch.zeros(0, 6), torch.tensor([0]))
 
 
+_IMPOSSIBLE = {
+    "maximum of all": (lambda x: x[:0].max(), "numel\\(\\) == 0"),
+    "minimum of rows": (lambda x: x[:, :0].min(1)[0], "non-zero size"),
+    "maximum and place": (lambda x: x[:, :0].max(1), "non-zero size"),
+    "quotient": (lambda x: x // 0, "ZeroDivisionError"),
+    "truncated quotient": (lambda x: torch.div(x, 0, rounding_mode="trunc"), "ZeroDivisionError"),
+    "remainder": (lambda x: x % 0, "ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", _IMPOSSIBLE)
+def test_what_has_no_result_is_the_error_that_eager_raises(name, dynamic):
+    function, message = _IMPOSSIBLE[name]
+    x = torch.arange(12).reshape(3, 4)
+    for call in (function, torch.compile(function, backend="stepwell", dynamic=dynamic)):
+        with pytest.raises((RuntimeError, IndexError), match=message):
+            call(x)
+
+
+def test_extremes_of_an_empty_batch():
+    assert check_against_eager(lambda x: (x.max(1), x.amin(1)), torch.zeros(0, 6)) == 0
+
+
 def test_indices_of_an_empty_batch_take_no_library_call():
     def program(x, i):
         return x[:, i], x.index_select(1, i), x.gather(1, i[None, :0]), x.index_put((i[:0],), x[:0])
