@@ -7,7 +7,6 @@ simplified first and replacements are simplified when they are made (`Rewriter.n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
@@ -15,7 +14,6 @@ from xdsl.ir import Block, Operation, SSAValue
 from ...dialects.expr_ranges import RangeEnv
 
 Rule = Callable[["Rewriter", Operation], SSAValue | None]
-OpT = TypeVar("OpT", bound=Operation)
 
 
 class Rewriter:
@@ -71,7 +69,7 @@ class Rewriter:
         op.detach()
         op.erase()
 
-    def new(self, op: OpT) -> SSAValue:
+    def new(self, op: Operation) -> SSAValue:
         """Insert a new op before the one being visited and simplify it too; its (first) result."""
         assert self.at is not None and self.at.parent is not None
         op.location = self.at.location
