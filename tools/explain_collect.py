@@ -400,7 +400,7 @@ def _what(info: NestInfo) -> str:
     kinds = [k for op in loop.walk_bodies(info.op) if isinstance(op, loop.ReduceOp) for k in op.kind_names]
     scans = [op.kind for op in loop.walk_bodies(info.op) if isinstance(op, loop.ScanOp)]
     work = [
-        op.name.partition(".")[2].removesuffix("f").removesuffix("i")
+        op.name.partition(".")[2] if op.name == "math.erf" else op.name.partition(".")[2].removesuffix("f").removesuffix("i")
         for op in loop.walk_bodies(info.op)
         if op.name.startswith(("arith.", "math.")) and op.name not in ("arith.constant", "arith.index_cast")
     ]
