@@ -381,7 +381,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         axes = [(list(loops), rows)] if loops else []
         return Tile(axes, inner=block, warps=warps, pieces=pieces, stages=stages, registers=registers)
     if block == CHUNK and kept:
-        warps = _warps(CHUNK, IN_PHASES if phases(inside) > 1 else THREAD)
+        warps = _warps(CHUNK, IN_PHASES if _phases(inside) > 1 else THREAD)
         block = min(CHUNK // 2, 256 * warps)
         return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=CHUNK // block)
     warps = min(16 if kept or pieces == 1 else 8, _warps(rows * block * pieces, THREAD if rows > 1 else MANY))
@@ -389,7 +389,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         warps *= 2
     if FEW_WARPS < held <= MANY_WARPS:
         warps = MAX_WARPS
-    if rows == 1 and block > max(TILE * 2, 512 * warps) and phases(inside) > 1:
+    if rows == 1 and block > max(TILE * 2, 512 * warps) and _phases(inside) > 1:
         block = 512 * warps  # the elements of a thread in more, shorter pieces take fewer registers
         pieces = -(-longest // block)
     return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
@@ -433,8 +433,8 @@ def _never_meet(a: Access, b: Access, rows: Container[Expr], info: NestAccess) -
     return x.hi < y.lo or y.hi < x.lo
 
 
-def phases(inside: Sequence[Node]) -> int:
-    """How many times the reductions of a row wait for each other. Those of a softmax count once: its exponentials keep more warps busy."""
+def _phases(inside: Sequence[Node]) -> int:
+    """How many times the reductions of a row wait for each other. An online softmax counts once: exponentials keep more warps busy."""
     kinds = [kind for n in inside if isinstance(n.op, loop.ReduceOp) for kind in n.op.kind_names]
     return sum(2 if kind == "welford" else 1 for kind in kinds)
 

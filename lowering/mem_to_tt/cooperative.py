@@ -118,8 +118,9 @@ class GpuCooperativeRows(Pass):
         elements = longest * kept
         # a program of all the warps that there are has too little of 16-bit data under way
         crowded = config.FEW_WARPS < elements <= config.MANY_WARPS and all(element_bytes(a.dtype) <= 2 for n in inside for a in n.accesses)
-        # where reductions wait for each other (a group norm's), nothing is under way meanwhile unless another program is beside it
-        alone = self.alone if config.phases(inside) < 2 else min(self.alone, config.MANY_WARPS)
+        # where deviations wait for a mean (group norm), nothing is under way meanwhile but what another program has
+        moments = any("welford" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
+        alone = min(self.alone, config.MANY_WARPS) if moments else self.alone
         if not kept or (elements <= alone and not crowded) or sizes.trips(info.root.loops) * longest * kept < self.least // 4:
             raise UnsupportedNest("")
         if config.column_loop(info, sizes) is not None:
