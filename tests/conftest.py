@@ -225,3 +225,16 @@ def three_processes():
         return [output.split() for output in outputs]
 
     return run
+
+
+@pytest.fixture
+def own_passes():
+    """What a test registers is gone behind it, and nothing compiled before or in it is found again."""
+    import torch
+
+    from stepwell.passes import user
+
+    torch._dynamo.reset()
+    with user.isolated():
+        yield
+    torch._dynamo.reset()

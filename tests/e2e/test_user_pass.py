@@ -26,12 +26,7 @@ def example():
     return module.ApproximateErf
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    with user.isolated():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("own_passes")
 
 
 def compiled(**options):

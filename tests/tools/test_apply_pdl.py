@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import stepwell
-from stepwell.passes import user
 from stepwell.passes.pipelines import default_pipeline
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "rsqrt.pdl"
@@ -33,12 +32,7 @@ def test_root_that_is_used_elsewhere_stays(opt_tool):
     assert "nd.sqrt" in result.out and "nd.rsqrt" not in result.out
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    with user.isolated():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("own_passes")
 
 
 @pytest.mark.parametrize("where", ["registered", "options"])

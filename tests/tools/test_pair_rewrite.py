@@ -6,17 +6,10 @@ from torch.nn import functional as F
 from xdsl.passes import ModulePass
 
 import stepwell
-from stepwell.passes import user
 from stepwell.passes.errors import PipelineError
 from stepwell.passes.pipelines import default_pipeline
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    with user.isolated():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("own_passes")
 
 
 def spy(seen):
