@@ -6,6 +6,7 @@ come before profit.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,8 @@ class Grouping(NestFacts):
         self.merges: list[Attempt] = []
         self._near: dict[SSAValue, list[int]] = {}
         self._needs: list[tuple[int, ...] | None] = [None] * len(self.ops)
+        self._ends: list[int] = []
+        """How far the units reach that begin up to each place; after a group became shorter, at least that."""
 
     # ---- dependences
 
@@ -96,7 +99,10 @@ class Grouping(NestFacts):
 
     def path_between(self, first: Group, second: Group) -> bool:
         """Whether a path from `first` to `second` leaves them."""
+        # What ends up to `low` needs nothing of the first group, since all that begins before `low` ends there too.
         low = first.places[0]
+        while (begin := bisect_right(self._ends, low)) < low:
+            low = begin
         unit_at = self.unit_at
         seen = {id(first), id(second)}
         stack: list[Unit] = []
@@ -112,7 +118,6 @@ class Grouping(NestFacts):
                 other = unit_at[k]
                 if other is first:
                     return True
-                # what ends before the first group begins cannot depend on it
                 if id(other) in seen or other is None or (other.places[-1] if isinstance(other, Group) else k) <= low:
                     continue
                 seen.add(id(other))
@@ -126,6 +131,7 @@ class Grouping(NestFacts):
     def group_greedily(self) -> None:
         """Put every nest that is not computed in its readers into the group that saves most, in the order of the program."""
         for k, op in enumerate(self.ops):
+            self._ends.append(k)
             if not isinstance(op, loop.NestOp):
                 self.unit_at[k] = op
             elif not op.results or op.results[0] not in self.inlined:
@@ -437,8 +443,15 @@ class Grouping(NestFacts):
     def merge(self, first: Group, second: Group, alignment: Alignment) -> None:
         """Put the members of `second` into `first`."""
         self.join_loops(first, second, alignment)
-        for k in second.places:
-            self.unit_at[k] = first
+        self.put(first)
+
+    def put(self, group: Group) -> None:
+        """Have the ops of a group be in it."""
+        first, last = group.places[0], group.places[-1]
+        for k in group.places:
+            self.unit_at[k] = group
+        end = bisect_left(self._ends, last, first)
+        self._ends[first:end] = [last] * (end - first)
 
     def join_loops(self, first: Group, second: Group, alignment: Alignment) -> None:
         """The members of `second` as members of `first` too; which unit an op is in is left alone."""

@@ -109,8 +109,7 @@ class Search:
         for k in was:
             plan.unit_at[k] = None
         for g in groups:
-            for k in g.places:
-                plan.unit_at[k] = g
+            plan.put(g)
         if any(plan.path_between(g, g) for g in groups):
             for k in (k for places in sets for k in places):
                 plan.unit_at[k] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -158,6 +159,23 @@ def random_program(rng: random.Random):
         return tuple(values[-2:])
 
     return program
+
+
+def test_a_path_goes_back_through_a_group_that_ends_later():
+    """a and d are one nest; what reads b, which ends before c begins, needs d with it and so c: one nest with c would be a circle."""
+
+    def program(x, y):
+        a = x.cumsum(1)
+        b = a.cumsum(0)
+        c = y.cumsum(1)
+        d = c.cumsum(0)
+        return a, d, b.cumsum(1)
+
+    planner, groups, _ = planned(program, (X, Y), False)
+    a, _, c, d, e = sorted(groups, key=lambda g: g.order)
+    assert not planner.path_between(c, e)
+    planner.put(replace(a, places=[a.order, d.order], needs=a.needs | d.needs))
+    assert planner.path_between(c, e)
 
 
 def test_the_search_never_makes_a_plan_worse_and_always_makes_the_same():
