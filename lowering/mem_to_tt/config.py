@@ -85,6 +85,12 @@ STRIP = 8
 """Rows that a program resamples one after the other, where it is neighbouring rows that they are made of."""
 STAGES = 3
 """Iterations under way of a loop that streams through memory."""
+CROSSED = 64
+"""Reductions of a row, each by other numbers (a small product's), that a program does side by side."""
+CROSSED_TILE = 4096
+"""Elements of the tile of such a program, which 8 warps share."""
+CROSSED_PIECES = 2
+"""Such tiles that are on chip at once."""
 I32_MAX = 2**31 - 1
 
 
@@ -147,7 +153,7 @@ class Tile:
     how many programs share the loops inside of a tile (exchange.py), `run` after how many iterations a block begins whatever the one
     before it has left (0: nowhere), `registers` how many a thread may have (0: as many as it likes), `strip` how many iterations of the
     last of `rest` a program has, one after the other, `apart` whether a program has one block of one of the loops inside, which follow
-    each other."""
+    each other, `cross` the block of an axis for loops inside that have reductions of the whole row in them (0: there is none)."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
@@ -160,11 +166,12 @@ class Tile:
     registers: int = 0
     strip: int = 1
     apart: int = 0
+    cross: int = 0
 
     @property
     def elements(self) -> int:
         """Elements of the whole tile."""
-        total = max(1, self.inner)
+        total = max(1, self.inner) * max(1, self.cross)
         for _, block in self.axes:
             total *= block
         return total
@@ -338,6 +345,13 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
 def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
     longest = max(sizes.trips(n.loops) for n in inside)
     fixed = all(one.size.value is not None for n in inside for one in n.loops)
+    crossed = [n for n in info.root.children if is_crossed(n)]
+    if crossed and fixed:
+        cross = min(CROSSED, max(power_of_two(sizes.trips(n.loops)) for n in crossed))
+        block = min(CROSSED_TILE // cross, power_of_two(longest))
+        if longest <= PIECES * block:
+            warps = _warps(cross * block, THREAD)
+            return Tile([(list(loops), 1)] if loops else [], inner=block, warps=warps, pieces=-(-longest // block), cross=cross)
     kept = kept_tensors(inside)
     scans = any(isinstance(n.op, loop.ScanOp) for n in inside)
     block, pieces = min(SCANNED if scans else CHUNK, power_of_two(longest)), 1
@@ -393,6 +407,15 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         block = 512 * warps  # the elements of a thread in more, shorter pieces take fewer registers
         pieces = -(-longest // block)
     return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
+
+
+def is_crossed(node: Node) -> bool:
+    """Whether each element of a loop is a long reduction of a row by itself, as the elements of a product's row are."""
+    trips = product(one.size for one in node.loops).value
+    if trips is None or trips <= SHORT_LOOP or not isinstance(node.op, loop.ForOp) or node.op.sequential is not None:
+        return False
+    plain = all(isinstance(c.op, loop.ReduceOp) and not c.children and not _is_short(c) for c in node.children)
+    return bool(node.children) and plain and all(a.mode == "set" for a in node.all_accesses() if a.is_store)
 
 
 def _are_apart(info: NestAccess, inside: Sequence[Node]) -> bool:

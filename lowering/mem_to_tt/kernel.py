@@ -28,7 +28,7 @@ from ..outline import Arguments
 from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
-from .config import UNROLL, Machine, Tile, fits_i32, has_effect
+from .config import CROSSED_PIECES, UNROLL, Machine, Tile, fits_i32, has_effect, is_crossed
 from .early_loads import load_early, load_once
 from .exchange import Group, draw, part_of, words_of
 from .reductions import Accumulator, accumulator, reduce_axis
@@ -122,6 +122,9 @@ class NestLowering:
         index = i32 if fits_i32(info) and not wide else i64
         axes = [Axis(block) for _, block in tile.axes]
         self.s = s = State(Builder(entry), info, axes, index, gpu, exact)
+        if tile.cross:
+            s.cross_axis = len(axes)
+            axes.append(Axis(tile.cross))
         if tile.inner:
             s.inner_axis = len(axes)
             axes.append(Axis(tile.inner))
@@ -285,8 +288,10 @@ class NestLowering:
     # ---- loops inside
 
     def how(self, node: Node) -> str:
-        """How the loops of a node run: along the last axis of the tile ("tile"), as straight code ("unroll"), or one
-        iteration after the other ("loop")."""
+        """How the loops of a node run: along the last axis of the tile ("tile"), or the one before it ("cross"), as straight code
+        ("unroll"), or one iteration after the other ("loop")."""
+        if self.tile.cross and not self.s.crossing and is_crossed(node):
+            return "cross"
         trips = product(one.size for one in node.loops).value
         sequential = isinstance(node.op, loop.ForOp) and node.op.sequential is not None
         if self.s.inner or self.s.inner_axis is None or sequential:
@@ -327,8 +332,30 @@ class NestLowering:
             self.unroll(node, lambda: self.lower_body(op.block))
         elif how == "loop":
             self.sequential(node, [], lambda at, state: self._step(node, at, op.block))
+        elif how == "cross":
+            self._crossed(node, op.block)
         else:
             self.tiled(node, [], lambda state, mask: self._body(op.block))
+
+    def _crossed(self, node: Node, block: Block) -> None:
+        """A loop with reductions in it along an axis of its own, all at once where they fit, else block after block."""
+        s, b = self.s, self.s.b
+        axis = s.cross_axis
+        assert axis is not None
+        size, lane = s.axes[axis].block, s.lane(axis)
+        trips = product(one.size for one in node.loops)
+        outside, s.spread, s.crossing = s.spread, [*s.spread, *node.loops], True
+
+        def step(at: SSAValue, _: Sequence[SSAValue]) -> list[SSAValue]:
+            flat = b.add(at, lane)
+            s.axes[axis].mask = b.cmpi("slt", flat, s.number(trips)) if trips.value is None or trips.value % size else None
+            return self._step(node, flat, block)
+
+        if trips.value is not None and trips.value <= size:
+            step(b.int(0, s.index), [])
+        else:
+            self._for(node, s.number(trips), size, [], step)
+        s.spread, s.crossing, s.axes[axis].mask = outside, False, None
 
     def _step(self, node: Node, at: SSAValue, block: Block) -> list[SSAValue]:
         self.decode(at, node.loops)
@@ -450,7 +477,8 @@ class NestLowering:
         """How many iterations the loops of a node have, if all of them are on chip at once."""
         trips = product(one.size for one in node.loops).value
         part = trips if trips is None or self.tile.group == 1 else part_of(trips, self.tile.group)
-        return trips if part is not None and len(self.tile.blocks(part)) <= self.tile.pieces else None
+        pieces = min(self.tile.pieces, CROSSED_PIECES) if self.s.crossing else self.tile.pieces
+        return trips if part is not None and len(self.tile.blocks(part)) <= pieces else None
 
     def iterations(self, node: Node):
         """Go through the loops of a node, each index a constant for a while (`s.fixed`)."""

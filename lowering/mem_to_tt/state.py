@@ -91,6 +91,9 @@ class State:
         self.inner = False
         """Whether the last axis of the tile runs along a loop inside of the nest now."""
         self.inner_axis: int | None = None
+        self.crossing = False
+        """Whether the axis before it runs along a loop that has reductions in it."""
+        self.cross_axis: int | None = None
         self.lane_dim: Expr = ZERO
         """The number along that axis, in expressions."""
         self.indexed = index_loops(info) if info.opaque else set[Expr]()
@@ -130,8 +133,8 @@ class State:
 
     @property
     def full(self) -> tuple[int, ...]:
-        """The shape of the whole tile."""
-        return tuple(a.block for a in self.axes)
+        """The shape of the whole tile, as far as it is in use."""
+        return tuple(1 if k == self.cross_axis and not self.crossing else a.block for k, a in enumerate(self.axes))
 
     @property
     def active(self) -> tuple[int, ...] | None:

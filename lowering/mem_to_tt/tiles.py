@@ -4,8 +4,8 @@
 
 A tile that several programs share has `group = 8` beside (exchange.py), `run = 3136` where a block begins with every 3136 iterations of the
 loops inside, and `registers = 128`, which a thread has at most. With `strip = 8` a program takes 8 iterations of the last of `rest`, with
-`apart = 1` one block of one of the loops inside. Loops are those of the nest as the analysis has merged and split them (the
-remark of gpu-schedule says which), by number.
+`apart = 1` one block of one of the loops inside. `cross = 64` is the block of one more axis, for loops inside that have reductions in
+them. Loops are those of the nest as the analysis has merged and split them (the remark of gpu-schedule says which), by number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GPU = "gpu"
 """Key in the schedule of a nest."""
 LARGEST_GROUP = 32
 """Programs that may share a tile: each lane of a warp looks after one of them."""
-SHARED = {"group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0}
+SHARED = {"group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0}
 """Numbers that few tiles have, and what they are for the others."""
 NUMBERS = ("inner", "pieces", "stages", "warps")
 
@@ -66,15 +66,17 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
         raise UnsupportedNest(f"schedule: axes and rest name each of the nest's {len(loops)} loops once, not {used}")
     values = {key: _number(table, key) for key in NUMBERS}
     values |= {key: _number(table, key) for key in SHARED if key in table}
-    powers = [*blocks, values["warps"], *([values["inner"]] if values["inner"] else [])]
+    powers = [*blocks, values["warps"], *(values[key] for key in ("inner", "cross") if values.get(key))]
     if len(blocks) != len(axes) or any(p < 1 or p != power_of_two(p) for p in powers):
-        raise UnsupportedNest("schedule: blocks (one for each axis), inner and warps are powers of two")
+        raise UnsupportedNest("schedule: blocks (one for each axis), inner, cross and warps are powers of two")
     if values["pieces"] < 1 or values["stages"] < 0:
         raise UnsupportedNest("schedule: pieces is at least 1, stages at least 0")
     if not 1 <= values.get("group", 1) <= LARGEST_GROUP:
         raise UnsupportedNest(f"schedule: a group has 1 to {LARGEST_GROUP} programs")
     if (strip := values.get("strip", 1)) < 1 or (strip > 1 and (not rest or (loops[rest[-1]].size.value or 1) % strip)):
         raise UnsupportedNest("schedule: strip is a number from 1 that divides the last of the loops of rest")
+    if values.get("cross") and (not values["inner"] or values.get("group", 1) > 1 or values.get("apart")):
+        raise UnsupportedNest("schedule: a tile with cross has inner as well, and neither group nor apart")
     run = values.get("run", 0)
     if run and any(has_effect(n) and (not n.loops or (n.loops[-1].size.value or 0) % run) for n in long_loops(info)):
         raise UnsupportedNest("schedule: the last of the loops inside is as long as a run, or as several")

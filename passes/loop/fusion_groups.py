@@ -34,6 +34,12 @@ FEW = 4
 STRAIGHT = 32
 """Iterations of a reduction that a program of a GPU has as straight code."""
 
+SIDE_BY_SIDE = 1 << 13
+"""Elements of all reductions of a row that a program of a GPU works through side by side in the time of a launch."""
+
+BRIEF = 1 << 18
+"""Elements of a nest that takes no longer than its launch, however few programs do it."""
+
 MAX_MEMBERS = 24
 """Nests that one group may have: beyond it planning would be quadratic, and the loop's code outgrow the first-level cache."""
 
@@ -434,8 +440,13 @@ class Grouping(NestFacts):
         """Why reductions of a group would run one after the other on a GPU, whose programs have one axis for the loops inside of a nest."""
         dropped = self.count(group.outer[alignment.shared :])
         each = self.count(group.outer)
-        if dropped > FEW and any([self.iterations(m.info) > STRAIGHT * each * self.count(m.inner) for m in group.members]):
-            return f"{dropped} reductions of each row would run one after the other"
+        rows = self.count(group.outer[: alignment.shared])
+        for m in group.members if dropped > FEW else ():
+            work = self.iterations(m.info)
+            fixed = all([e.is_const for e in (*group.outer[alignment.shared :], *m.info.inner_sizes)])
+            brief = fixed and work <= min(BRIEF, SIDE_BY_SIDE * rows)
+            if work > STRAIGHT * each * self.count(m.inner) and not brief:
+                return f"{dropped} reductions of each row would run one after the other"
         return None
 
     # ---- merging

@@ -39,6 +39,12 @@ def layer_norm(x, w, b):
     return F.layer_norm(x, (x.shape[-1],), w, b)
 
 
+def small_layers(x, *weights):
+    for w in weights:
+        x = F.layer_norm(F.gelu(x @ w), (w.shape[1],))
+    return x
+
+
 def rope(q, cos, sin):
     first, second = q.chunk(2, -1)
     return q * cos + torch.cat((-second, first), -1) * sin
@@ -95,6 +101,10 @@ PROGRAMS = {
     "one element": (lambda x: torch.softmax(x, -1), randn(1, 1)),
     "softmax": (lambda x: torch.softmax(x, -1), randn(7, 100)),
     "softmax, block after block": (lambda x: torch.softmax(x, -1), randn(2, 50000)),
+    "small layers": (small_layers, randn(5, 33), randn(33, 70), randn(70, 33), randn(33, 64)),
+    "small products in a batch": (lambda x, w: torch.softmax(x @ w, -1).sum(-1), randn(2, 9, 40), randn(2, 40, 36)),
+    "small products of bf16": (lambda x, w: F.normalize((x @ w).float(), dim=-1), randn(9, 100, dtype=BF16), randn(100, 36, dtype=BF16)),
+    "nearest rows": (lambda x, y: ((x[:, None] - y[None]) ** 2).sum(-1).argmin(-1), randn(20, 50), randn(30, 50)),
     "log-softmax": (lambda x: torch.log_softmax(x, -1), randn(7, 100)),
     "layer norm": (layer_norm, randn(6, 768), randn(768), randn(768)),
     "layer norm, block after block": (layer_norm, randn(2, 50000), randn(50000), randn(50000)),

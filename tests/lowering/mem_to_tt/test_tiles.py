@@ -46,6 +46,7 @@ PROGRAMS = {
     "pieces": (lambda x: (torch.softmax(x, -1),), randn(2, 1300)),
     "halves": (lambda x, y: (torch.cat([x.relu(), y.sigmoid()], 1) + 1,), randn(3, 2048), randn(3, 1100)),
     "resampled": (lambda x: (x[:, :, halves(32)[:, None], halves(128)] * 2,), randn(1, 3, 16, 64)),
+    "products": (lambda x, v, w: (torch.softmax(torch.relu(x @ v) @ w, -1),), randn(9, 33), randn(33, 70), randn(70, 41)),
     "pool": (lambda x: (torch.nn.functional.max_pool2d(x, 3, 2, 1),), randn(1, 2, 12, 14)),
 }
 
@@ -88,7 +89,7 @@ def test_every_candidate_computes_the_same(name):
         check(imported, name)
 
 
-@pytest.mark.parametrize("name", ["columns", "halves", "resampled"])
+@pytest.mark.parametrize("name", ["columns", "halves", "resampled", "products"])
 def test_a_tile_reads_back(name):
     imported = in_memory(name)
     symbols, hints = symbol_facts(imported.module)
@@ -107,6 +108,8 @@ def test_a_tile_reads_back(name):
         ('"inner" : "all"', "'inner' of a tile is a number"),
         ('"strip" : 4 : i64', "divides the last of the loops of rest"),
         ('"apart" : 1 : i64', "have a block each are loop.for"),
+        ('"cross" : 12 : i64', "cross and warps are powers of two"),
+        ('"cross" : 16 : i64, apart = 1 : i64', "a tile with cross has inner as well, and neither group nor apart"),
     ],
 )
 def test_a_tile_that_does_not_fit_is_named(change, message):
@@ -121,6 +124,28 @@ def test_a_tile_that_does_not_fit_is_named(change, message):
     update_schedule(nest, {GPU: DictionaryAttr({**given.data, **new.data})})
     with pytest.raises(StepwellError, match=message):
         run(default_pipeline("gpu", stages=["tt"]), imported.module, context())
+
+
+def test_small_products_of_a_row_are_one_nest_with_an_axis_of_their_own():
+    imported = in_memory("products")
+    (nest,) = nests(imported.module)
+    tile = schedule_table(nest)[GPU]
+    assert isinstance(tile, DictionaryAttr) and tile.data["cross"] == IntegerAttr(64, i64)  # 70 in two blocks
+    check(imported, "products")
+
+
+def test_longer_reductions_side_by_side_keep_a_nest_of_their_own():
+    """What would keep one program busy for longer than a launch takes keeps its nests, each with as many programs as it has elements."""
+    x, y = randn(40, 200), randn(100, 200)
+
+    def nearest(x, y):
+        return ((x[:, None] - y).abs().sum(-1).argmin(-1),)
+
+    gm = make_fx(nearest, decomposition_table=decomposition_table(), tracing_mode="fake")(x, y)
+    imported = import_graph(gm, [x, y])
+    run(default_pipeline("gpu", stages=STAGES), imported.module, context())
+    tiles = [schedule_table(n)[GPU] for n in nests(imported.module)]
+    assert len(tiles) == 2 and not any(isinstance(tile, DictionaryAttr) and "cross" in tile.data for tile in tiles)
 
 
 def test_warps_of_a_machine_with_wide_ones():
