@@ -65,7 +65,8 @@ class Instrumentation:
     mean every such pass).  `verify_each` verifies the IR after every pass, `verify_stages` at the end of every stage.
     `remarks` is called with each Remark.  `reproducer` is the file that receives the IR before the pipeline, or with
     `local_reproducer` before the failing pass, when a pass fails.  `before_stage` and `after_stage` are called with
-    the name of the stage and the module.  With `timing`, `times` maps a path of names to (seconds, runs); with
+    the name of the stage and the module, `after_pass` with each pass and the whole module behind it (a PassError of it stops
+    the pipeline as one of the pass does).  With `timing`, `times` maps a path of names to (seconds, runs); with
     `statistics`, `counts` maps (pass, statistic) to a number.
     """
 
@@ -85,6 +86,7 @@ class Instrumentation:
     local_reproducer: bool = False
     before_stage: Callable[[str, ModuleOp], None] | None = None
     after_stage: Callable[[str, ModuleOp], None] | None = None
+    after_pass: Callable[[ModulePass, ModuleOp], None] | None = None
     records: Callable[[str, object], None] | None = None
     """Called with what a pass decided (`Pass.record`) while the IR that it is about is still there."""
     stream: TextIO | None = None
@@ -97,7 +99,8 @@ class Instrumentation:
         if (self.print_ir_after_change or self.print_ir_after_failure) and not self.print_ir_after:
             self.print_ir_after = True
         self.watches_passes = bool(
-            self.print_ir_before
+            self.after_pass is not None
+            or self.print_ir_before
             or self.print_ir_after
             or self.timing
             or self.verify_each

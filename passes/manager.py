@@ -515,6 +515,8 @@ class _Runner:
                 self._verify(op)
                 if instrument.timing:
                     instrument.add_time((*self.path, "(verify)"), perf_counter() - start)
+            if instrument.after_pass is not None:
+                instrument.after_pass(p, self.module)
         except PassError:
             if dumps:
                 instrument.dump("After", p, op, failed=True)

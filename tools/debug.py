@@ -72,5 +72,8 @@ class DebugFolder:
         self.write("kernels.s", assembly(llvm))
         self.lines.append(f"opt-tool {self.last} -t llvm -o kernels.ll")
         self.lines.append(f"opt-tool {self.last} -t asm -o kernels.s")
-        head = "The IR of one graph after each stage, and the commands that lead from file to file (run them here).\n\n"
+        head = (
+            "The IR of one graph after each stage, and the commands that lead from file to file (run them here). Each .mlir file runs as "
+            "it stands, edited or not, with --run; with --verify-results a command stops at the first pass that changes a result.\n\n"
+        )
         self.write("README.txt", head + "\n".join(self.lines) + "\n")

@@ -14,7 +14,7 @@ DESCRIPTION = """\
 Reads IR of any level of stepwell, runs passes on it, and writes IR, LLVM IR, assembly or results.
 What torch.compile(backend="stepwell") does is -p stepwell-cpu; parts of it: -p 'stepwell-cpu{from=loop to=mem}'."""
 
-_OPTIONAL_VALUE = {"--run": "", "--verify-each": "1", "--remarks": "all"}
+_OPTIONAL_VALUE = {"--run": "", "--verify-each": "1", "--remarks": "all", "--verify-results": "auto"}
 """Flags whose value may be left out (and is then this): a value must stand behind ``=``."""
 
 REMARK_CHOICES = ("all", "applied", "missed", "analysis")
@@ -35,6 +35,18 @@ def _flag(text: str) -> bool:
     if text.lower() in ("0", "false", "off"):
         return False
     raise argparse.ArgumentTypeError(f"expected 0 or 1, not '{text}'")
+
+
+def _tolerance(text: str) -> float | None:
+    if text == "auto":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a relative tolerance such as 1e-3, not '{text}'")
+    return value
 
 
 def _names(text: str) -> list[str]:
@@ -110,6 +122,15 @@ def argument_parser(targets: list[str]) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="seed of random inputs (default: 0)")
     add("--repeat", type=int, default=0, metavar="N", help="after --run, call it N times more and write the shortest and the median time")
     add("--outputs", metavar="PREFIX", help="write the results of --run to PREFIX0.npy, PREFIX1.npy, ...")
+
+    add(
+        "--verify-results",
+        type=_tolerance,
+        metavar="TOLERANCE",
+        default=False,
+        help="run the function (--run=NAME; --args, --seed) before the first pass and after each, and stop at the first pass that "
+        "changes a result by more (relative; default: by its type)",
+    )
 
     add = parser.add_argument_group("reproducers").add_argument
     add("--mlir-pass-pipeline-crash-reproducer", metavar="FILE", help="if a pass fails, write IR and pipeline here")

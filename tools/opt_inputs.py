@@ -9,7 +9,8 @@ from xdsl.dialects.builtin import DictionaryAttr, IndexType, IntegerType, Module
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation
 
-from ..dialects.expr import evaluate, free_syms
+from ..dialects import host
+from ..dialects.expr import Expr, evaluate, free_syms
 from ..dialects.expr_syntax import ExprAttr
 from ..dialects.loop_batch import BATCH
 from ..dialects.mem import BufferType
@@ -19,7 +20,7 @@ from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
 from ..passes.errors import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 DEFAULT_SIZE = 8
 """The value of a size symbol of which the module says nothing."""
@@ -51,17 +52,25 @@ def _symbol(op: Operation) -> str:
 
 
 def random_inputs(module: ModuleOp, name: str | None, seed: int) -> list[Any]:
-    """One input for each argument of a function of `nd`, `loop` or `mem` level: numbers, and tensors with the strides
-    that the function is made for.
+    """One input for each argument of a function of any level, or of a host program: numbers, and tensors with the sizes and strides
+    that it is made for.
 
     Floats are normally distributed, integers 0 or 1 (so that they are valid indices), and a size symbol has the typical
     value that ``nd.symbols`` gives for it.  Raises InputsError for other arguments.
     """
     function = entry_function(module, name)
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(function, host.ProgramOp):
+        return _program_inputs(module, function, generator)
     if not isinstance(function, FuncOp):
         raise InputsError(f"a {function.name} does not say how large its arguments are; give them with --args")
-    sizes = _symbol_values(module, function)
-    generator = torch.Generator().manual_seed(seed)
+    dims = [
+        dim
+        for argument in function.body.block.args
+        if isinstance(argument.type, (TensorType, BufferType))
+        for dim in argument.type.dims
+    ]
+    sizes = _symbol_values(module, dims)
     attributes = function.arg_attrs.data if function.arg_attrs is not None else ()
     inputs: list[Any] = []
     for index, argument in enumerate(function.body.block.args):
@@ -73,13 +82,28 @@ def random_inputs(module: ModuleOp, name: str | None, seed: int) -> list[Any]:
     return inputs
 
 
-def _symbol_values(module: ModuleOp, function: FuncOp) -> dict[Any, int]:
+def _program_inputs(module: ModuleOp, program: host.ProgramOp, generator: torch.Generator) -> list[Any]:
+    """Inputs that pass the checks of a host program and bind its symbols."""
+    checks = {op.source: op for op in program.walk() if isinstance(op, host.CheckOp)}
+    binds = {op.source: op.symbol_expr for op in program.walk() if isinstance(op, host.BindOp) and op.kind.data == "value"}
+    sizes = _symbol_values(module, [dim for check in checks.values() for dim in check.sizes.data])
+    inputs: list[Any] = []
+    for index, argument in enumerate(program.body.block.args):
+        if (check := checks.get(argument)) is not None and isinstance(argument.type, host.TensorType):
+            shape, strides = ([evaluate(e, sizes) for e in part.data] for part in (check.sizes, check.strides))
+            inputs.append(_random_tensor(shape, strides, argument.type.element_type, generator))
+        elif argument in binds:
+            inputs.append(evaluate(binds[argument], sizes))
+        else:
+            raise InputsError(f"no host.check says how large argument {index} of '{_symbol(program)}' is; give the inputs with --args")
+    return inputs
+
+
+def _symbol_values(module: ModuleOp, dims: Iterable[Expr]) -> dict[Any, int]:
+    """A value for each symbol of the module and of `dims`."""
     table = module.attributes.get("nd.symbols")
     known = table.data if isinstance(table, DictionaryAttr) else {}
-    names: set[str] = set(known)
-    for argument in function.body.block.args:
-        if isinstance(argument.type, (TensorType, BufferType)):
-            names.update(s.name for dim in argument.type.dims for s in free_syms(dim))
+    names = {*known, *(s.name for dim in dims for s in free_syms(dim))}
     values: dict[Any, int] = {}
     for name in names:
         value = known.get(name)

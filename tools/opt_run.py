@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..errors import StepwellError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import torch
     from xdsl.context import Context
@@ -65,41 +67,72 @@ def run(
     prefix: str | None,
     repeat: int = 0,
 ) -> list[float]:
-    """Run `function` of `module`; write each result to ``<prefix><i>.npy``, or print it to `out`.
+    """Run `function` of `module`; write each result to ``<prefix><i>.npy``, or print it to `out`, then each argument that it changed
+    (``<prefix>arg<i>.npy``).
 
     With `repeat`, call it so many times more and return the seconds of each of these calls.
-    Without `inputs` the function gets random ones, the same for the same `seed`.  Raises RunError and InputsError.
+    Without `inputs` the function gets random ones, the same for the same `seed`, and so do the random numbers that it draws.
+    Raises RunError and InputsError.
     """
-    import numpy as np
+    import torch
 
-    module_name, _, name = RUNNER.partition(":")
-    try:
-        runner = getattr(import_module(module_name, __package__), name)
-    except ImportError as error:
-        raise RunError(f"not available: {error}") from error
-    if inputs is not None:
-        values: list[Any] = list(load_inputs(inputs))
-    else:
-        from .opt_inputs import random_inputs
-
-        values = random_inputs(module, function, seed)
+    runner = _runner()
+    values = inputs_of(module, function, inputs, seed)
     seconds: list[float] = []
     more: dict[str, Any] = {"function": function} if function else {}
     if repeat:
         more |= {"repeat": repeat, "seconds": seconds}
-    results = runner(module, ctx, values, **more)
+    before = [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        results = runner(module, ctx, values, **more)
     for index, result in enumerate(results):
-        kind = str(result.dtype).removeprefix("torch.") if hasattr(result, "dtype") else type(result).__name__
-        array = to_numpy(result)
-        shape = "x".join(map(str, array.shape)) or "scalar"
-        if prefix is not None:
-            path = f"{prefix}{index}.npy"
-            try:
-                np.save(path, array)
-            except OSError as error:
-                raise RunError(f"cannot write '{path}': {error.strerror}") from error
-            out.write(f"result {index}: {kind} {shape} -> {path}\n")
-            continue
-        text = np.array2string(array, threshold=200, edgeitems=3, precision=6, max_line_width=120)
-        out.write(f"result {index}: {kind} {shape}\n{text}\n")
+        _write(out, result, f"result {index}", prefix and f"{prefix}{index}.npy")
+    for index, (old, new) in enumerate(zip(before, values, strict=True)):
+        if isinstance(new, torch.Tensor) and not same_bits(old, new):
+            _write(out, new, f"argument {index} after the call", prefix and f"{prefix}arg{index}.npy")
     return seconds
+
+
+def _runner() -> Callable[..., list[Any]]:
+    module_name, _, name = RUNNER.partition(":")
+    try:
+        return getattr(import_module(module_name, __package__), name)
+    except ImportError as error:
+        raise RunError(f"not available: {error}") from error
+
+
+def inputs_of(module: ModuleOp, function: str | None, paths: list[str] | None, seed: int) -> list[Any]:
+    """The inputs in the files `paths`, or random ones. Raises RunError and InputsError."""
+    if paths is not None:
+        return list(load_inputs(paths))
+    from .opt_inputs import random_inputs
+
+    return random_inputs(module, function, seed)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True if two tensors of one type and size hold the same, NaN where the other has NaN."""
+    import torch
+
+    if a.is_floating_point() or a.is_complex():
+        return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    return torch.equal(a, b)
+
+
+def _write(out: TextIO, value: Any, name: str, path: str | None) -> None:
+    """One value: to the file `path`, or as text."""
+    import numpy as np
+
+    kind = str(value.dtype).removeprefix("torch.") if hasattr(value, "dtype") else type(value).__name__
+    array = to_numpy(value)
+    shape = "x".join(map(str, array.shape)) or "scalar"
+    if path is not None:
+        try:
+            np.save(path, array)
+        except OSError as error:
+            raise RunError(f"cannot write '{path}': {error.strerror}") from error
+        out.write(f"{name}: {kind} {shape} -> {path}\n")
+        return
+    text = np.array2string(array, threshold=200, edgeitems=3, precision=6, max_line_width=120)
+    out.write(f"{name}: {kind} {shape}\n{text}\n")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..passes.instrumentation import Instrumentation, Remark
     from ..passes.manager import Pipeline
+    from .verify_results import ResultVerifier
 
 SPLIT_MARKER = "// -----"
 
@@ -312,17 +313,29 @@ class _Tool:
                 args.mlir_generate_reproducer, _generic(module), str(pipeline), verify_each=args.verify_each
             )
         try:
+            if args.verify_results is not False:
+                self.instrument.after_pass = self._verifier(module, ctx).after_pass
+                self.instrument.__post_init__()
             run(pipeline, module, ctx, self.instrument)
         except PassError as error:
             self._error(error)
             if path := args.mlir_pass_pipeline_crash_reproducer:
                 self._say(Diagnostic("note", f"reproducer: opt-tool {path} --run-reproducer", self.file))
             return None
+        except StepwellError as error:
+            self._error(error, "--verify-results: ")
+            return None
         try:
             return self._result(module, ctx)
         except Exception as error:
             self._error(error, f"-t {args.target}: " if args.run is None else "--run: ")
             return None
+
+    def _verifier(self, module: ModuleOp, ctx: Context) -> ResultVerifier:
+        from .verify_results import ResultVerifier
+
+        args = self.args
+        return ResultVerifier.of(module, ctx, args.run or None, args.args, args.seed, args.verify_results)
 
     def _result(self, module: ModuleOp, ctx: Context) -> str | bytes:
         args = self.args

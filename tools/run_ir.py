@@ -17,8 +17,10 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
+from ..dialects.call_args import CallAttr, Obj
 from ..dialects.loop_batch import BATCH
 from ..errors import StepwellError
+from ..passes.errors import PassError
 from .opt_inputs import entry_function, random_inputs
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ def run_module(
     `seed`. Tensors that the function updates are written. Raises StepwellError for a module that cannot be lowered or
     inputs that do not fit, IndexError for an index out of bounds."""
     given = list(inputs) if inputs is not None else random_inputs(module, function, seed)
+    _check_objects(module, len(objects))
     level = level_of(module, function)
     if interpret is None:
         interpret = os.environ.get("STEPWELL_INTERPRET", "") not in ("", "0")
@@ -86,6 +89,15 @@ def run_module(
         if seconds is not None:
             seconds.append(perf_counter() - start)
     return results
+
+
+def _check_objects(module: ModuleOp, count: int) -> None:
+    """PassError, at the call, where one needs a Python object (the function of a branch, a generator) beyond the `count` given."""
+    for op in module.walk():
+        for attribute in (*op.properties.values(), *op.attributes.values()):
+            if isinstance(attribute, CallAttr) and any(isinstance(leaf, Obj) and leaf.index >= count for leaf in attribute.data.leaves()):
+                what = "is given a Python object (a branch, the body of a loop, a generator), which text does not hold"
+                raise PassError(f"'{attribute.data.target}' {what}; run the function that the object stands for by itself", op=op)
 
 
 def _name(op: Operation) -> str:

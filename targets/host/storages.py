@@ -41,10 +41,11 @@ def resizable_fields() -> ResizableFields | None:
     places = [8 * k for k, word in enumerate(_words(owned[0]._cdata, 8)) if word == storages[0]._cdata]
     here = [_words(s._cdata, _WORDS) for s in storages]
     there = [_words(t.untyped_storage()._cdata, _WORDS) for t in foreign]
-    flags = [k for k in range(8 * _WORDS) if all(_byte(w, k) == 1 for w in here) and all(_byte(w, k) == 0 for w in there)]
-    allocators = [
-        k for k in range(_WORDS)
-        if k not in {flag // 8 for flag in flags} and len({w[k] for w in here}) == 1 and here[0][k] and not any(w[k] for w in there)
+    same = [k for k in range(_WORDS) if len({w[k] for w in here}) == 1 and here[0][k] and not any(w[k] for w in there)]
+    allocators = [k for k in same if any(_byte(here[0], 8 * k + place) > 1 for place in range(8))]  # an address, no group of flags
+    flags = [
+        k for k in range(8 * _WORDS)
+        if k // 8 not in allocators and all(_byte(w, k) == 1 for w in here) and all(_byte(w, k) == 0 for w in there)
     ]  # fmt: skip
     if (len(places), len(allocators), len(flags)) != (1, 1, 1):
         return None

@@ -13,6 +13,7 @@ from stepwell.errors import StepwellError
 from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.manager import run
 from stepwell.passes.pipelines import default_pipeline
+from stepwell.tools.opt_inputs import random_inputs
 from stepwell.tools.run_ir import LEVELS, level_of, run_module
 
 CTX = load_dialects(Context())
@@ -91,6 +92,31 @@ def test_random_inputs():
     module = at_level("loop")
     first, second, third = (run_module(module, CTX, None, seed=seed)[0] for seed in (1, 1, 2))
     assert torch.equal(first, second) and not torch.equal(first, third)
+
+
+def test_random_inputs_of_a_program():
+    (x,) = random_inputs(at_level("host"), None, 0)
+    assert (x.shape, x.stride()) == ((5, 16), (16, 1))
+
+
+def test_what_is_updated_is_written(opt_tool, tmp_path):
+    text = str(at_level("loop"))
+    result = opt_tool("--run", "--outputs", tmp_path / "y", stdin=text)
+    lines = [line.split(" ->")[0] for line in result.out.splitlines()]
+    assert lines == ["result 0: float32 16x5", "argument 0 after the call: float32 5x16"]
+    assert (tmp_path / "yarg0.npy").is_file()
+
+
+def test_random_numbers_hang_on_the_seed(opt_tool):
+    text = """func.func @forward() -> (!nd.tensor<4 x f32> {nd.layout = #nd.layout<[1], 0>}) {
+      %x = nd.extern {call = #nd.call<"aten.rand", [[4]]>, effect} : !nd.tensor<4 x f32>
+      func.return %x : !nd.tensor<4 x f32>
+    }"""
+    before = torch.get_rng_state()
+    first = opt_tool("--run", "--seed=1", stdin=text)
+    assert first.code == 0, first.err
+    assert first.out == opt_tool("--run", "--seed=1", stdin=text).out != opt_tool("--run", "--seed=2", stdin=text).out
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_errors():

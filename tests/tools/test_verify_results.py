@@ -1,0 +1,103 @@
+"""opt-tool --verify-results: the pass that changes a result is named, at every level; rounding and other orders of sums are let be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stepwell.tools.verify_results import difference
+
+TEXT = """builtin.module attributes {nd.symbols = {s0 = #nd.range<2, -1, 5>}} {
+  func.func @forward(%x: !nd.tensor<s0 x 16 x f32> {nd.layout = #nd.layout<[16, 1], 0>},
+      %k: !nd.tensor<16 x f32> {nd.layout = #nd.layout<[1], 0>}) -> (!nd.tensor<s0 x f32> {nd.layout = #nd.layout<[1], 0>}) {
+    %e = nd.add %x, %k : (!nd.tensor<s0 x 16 x f32>, !nd.tensor<16 x f32>) -> !nd.tensor<s0 x 16 x f32>
+    %s = nd.reduce %e {kind = "sum", dims = [1]} : (!nd.tensor<s0 x 16 x f32>) -> !nd.tensor<s0 x f32>
+    nd.update %x, %e : (!nd.tensor<s0 x 16 x f32>, !nd.tensor<s0 x 16 x f32>) -> ()
+    func.return %s : !nd.tensor<s0 x f32>
+  }
+}
+"""
+
+WRONG = """
+from stepwell.passes.manager import Pass
+from xdsl.dialects.arith import AddfOp, SubfOp
+
+class Subtract(Pass):
+    name = "subtract"
+
+    def apply(self, ctx, op):
+        add = next(nested for nested in op.walk() if isinstance(nested, AddfOp))
+        sub = SubfOp(add.lhs, add.rhs)
+        add.parent.insert_op_before(sub, add)
+        add.results[0].replace_all_uses_with(sub.results[0])
+        add.detach()
+
+class Forget(Pass):
+    name = "forget"
+
+    def apply(self, ctx, op):
+        for nested in [nested for nested in op.walk() if nested.name in ("nd.update", "loop.store", "host.launch")][:1]:
+            nested.detach()
+            nested.erase()
+"""
+
+
+@pytest.fixture
+def wrong(tmp_path):
+    path = tmp_path / "wrong.py"
+    path.write_text(WRONG)
+    return path
+
+
+def test_the_pipeline_keeps_results(opt_tool):
+    result = opt_tool("-p", "stepwell-cpu", "--verify-results", "-o", "/dev/null", stdin=TEXT)
+    assert (result.code, result.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("to", "wrong_pass", "what"),
+    [
+        ("nd", "forget", "argument 0"),
+        ("loop", "subtract", "result 0"),
+        ("mem", "subtract", "result 0"),
+        ("mem", "forget", ""),
+        ("cpu", "forget", ""),
+        ("cpu", "subtract", "result 0"),
+    ],
+)
+def test_a_wrong_pass_is_named(opt_tool, wrong, to, wrong_pass, what):
+    pipeline = f"stepwell-cpu{{to={to}}},{wrong_pass}"
+    result = opt_tool("--load-module", wrong, "-p", pipeline, "--verify-results", stdin=TEXT)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith(f"<stdin>: error: after pass '{wrong_pass}': {what}")
+    assert " is another after this pass: " in result.err and "; it was " in result.err
+    assert opt_tool("--load-module", wrong, "-p", pipeline, "-o", "/dev/null", stdin=TEXT).code == 0
+
+
+def test_the_reproducer_is_of_the_wrong_pass(opt_tool, wrong, tmp_path):
+    crash = tmp_path / "crash.mlir"
+    flags = (f"--mlir-pass-pipeline-crash-reproducer={crash}", "--mlir-pass-pipeline-local-reproducer")
+    opt_tool("--load-module", wrong, "-p", "stepwell-cpu{to=loop},subtract,loop-to-mem", "--verify-results", *flags, stdin=TEXT)
+    assert "--pass-pipeline='builtin.module(subtract)'" in crash.read_text()
+    again = opt_tool(crash, "--load-module", wrong, "--run-reproducer", "--verify-results")
+    assert "after pass 'subtract': result 0 is another" in again.err
+
+
+def test_what_cannot_be_run(opt_tool):
+    call = TEXT.replace("%e = nd.add %x, %k :", '%e = nd.extern %x, %k {call = #nd.call<"py", [object(0), arg(0), arg(1)]>} :')
+    result = opt_tool("-p", "nd-canonicalize", "--verify-results", stdin=call)
+    assert result.code == 1 and "--verify-results: " not in result.out
+    assert "<stdin>:4:10: error: 'nd.extern' op: 'py' is given a Python object" in result.err
+    assert "expected a relative tolerance such as 1e-3, not 'tight'" in opt_tool("--verify-results=tight", stdin=TEXT).err
+
+
+def test_differences():
+    x = torch.tensor([1.0, 2.0, float("nan"), float("inf")])
+    assert difference(x, x.clone()) == ""
+    assert difference(x, x + 1e-5) == "" != difference(x, x + 1e-5, tolerance=1e-6)
+    assert difference(x, x.nan_to_num(0.0)).startswith("2 of 4 elements differ; it was nan, it is 0 at [2]")
+    assert difference(x, x.double()) == "it was float32 4, it is float64 4"
+    assert difference(torch.tensor(3), torch.tensor(4)) == "1 of 1 elements differ; it was 3, it is 4"
+    assert difference(torch.ones(2).bfloat16(), torch.ones(2).bfloat16() * 1.02) == ""
+    assert difference(2, 3) == "it was 2, it is 3" and difference(True, True) == ""
+    assert difference(torch.zeros(0), torch.zeros(0)) == ""

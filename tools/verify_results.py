@@ -1,0 +1,107 @@
+"""``opt-tool --verify-results``: runs the module before the first pass and after each one, on the same inputs, and stops at the first pass
+that changes a result.
+
+The levels nd, loop, mem and tt run in their reference interpreters, which no later pass can spoil; cpu and host run as machine code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+
+from ..errors import StepwellError
+from ..passes.errors import PassError
+from ..passes.instrumentation import print_ir, remark
+from .opt_run import inputs_of
+from .run_ir import run_module
+
+TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+"""By how much a pass may change a result, relative to its largest element, where nothing else is asked for: fusion keeps in f32 what was
+rounded before, and sums are made in another order. Other types of floating point: 1e-4; integers: nothing."""
+
+
+@dataclass
+class ResultVerifier:
+    """Compares the results of a module with those that it had when it was seen last."""
+
+    ctx: Context
+    inputs: list[Any]
+    function: str | None
+    seed: int
+    tolerance: float | None
+    last: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+    """The IR that `last` is of: what a pass left alone is not run again."""
+
+    @staticmethod
+    def of(
+        module: ModuleOp, ctx: Context, function: str | None, paths: list[str] | None, seed: int, tolerance: float | None
+    ) -> ResultVerifier:
+        """One that has run `module` on the inputs in the files `paths`, or on random ones. Raises StepwellError where it cannot be run."""
+        made = ResultVerifier(ctx, inputs_of(module, function, paths, seed), function, seed, tolerance)
+        made.text = print_ir(module, generic=True)
+        try:
+            made.last = made.results(module)
+        except (IndexError, RuntimeError, ValueError) as error:  # what a program raises about its inputs
+            raise StepwellError(f"the module raises {type(error).__name__} before the first pass: {error}") from error
+        return made
+
+    def results(self, module: ModuleOp) -> dict[str, Any]:
+        """What the function returns and what it leaves in its arguments, by names for messages."""
+        inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in self.inputs]
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(self.seed)
+            returned = run_module(module, self.ctx, inputs, self.function, interpret=True)
+        out = {f"result {k}": value for k, value in enumerate(returned)}
+        return out | {f"argument {k}": value for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+
+    def after_pass(self, p: ModulePass, module: ModuleOp) -> None:
+        """Raises PassError that names the pass and the first result that it changed; leaves a remark where the module cannot be run."""
+        ir = print_ir(module, generic=True)
+        if ir == self.text:
+            return
+        try:
+            found = self.results(module)
+        except StepwellError as error:
+            text = str(error)
+            remark(module, lambda: f"not run after '{p.name}': {text}", "missed")
+            return
+        except Exception as error:
+            what = f"the module cannot be run after this pass: {type(error).__name__}: {error}"
+            raise PassError(what, pass_name=p.name, after=True) from error
+        if len(found) != len(self.last):
+            what = f"there are {len(found)} results and arguments after this pass, {len(self.last)} before"
+            raise PassError(what, pass_name=p.name, after=True)
+        for name, value in found.items():
+            if text := difference(self.last[name], value, self.tolerance):
+                raise PassError(f"{name} is another after this pass: {text}", pass_name=p.name, after=True)
+        self.last, self.text = found, ir
+
+
+def difference(old: Any, new: Any, tolerance: float | None = None) -> str:
+    """What differs between two results beyond `tolerance` (relative to the largest finite element of `old`); "" if nothing does."""
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return "" if old == new or (old != old and new != new) else f"it was {old}, it is {new}"
+    if (old.shape, old.dtype) != (new.shape, new.dtype):
+        kinds = [f"{str(t.dtype).removeprefix('torch.')} {'x'.join(map(str, t.shape)) or 'scalar'}" for t in (old, new)]
+        return f"it was {kinds[0]}, it is {kinds[1]}"
+    inexact = old.is_floating_point() or old.is_complex()
+    wide = torch.complex128 if old.is_complex() else torch.float64 if inexact else old.dtype
+    a, b = old.to(wide), new.to(wide)
+    if inexact:
+        allowed = TOLERANCE.get(old.dtype, 1e-4) if tolerance is None else tolerance
+        size = a.abs()
+        largest = float(size[size.isfinite()].max()) if size.isfinite().any() else 0.0
+        wrong = ~torch.isclose(a, b, rtol=allowed, atol=allowed * largest, equal_nan=True)
+    else:
+        wrong = a != b
+    if not bool(wrong.any()):
+        return ""
+    place = tuple(int(k) for k in wrong.nonzero()[0])
+    where = f" at [{', '.join(map(str, place))}]" if place else ""
+    return f"{int(wrong.sum())} of {wrong.numel()} elements differ; it was {old[place].item():.7g}, it is {new[place].item():.7g}{where}"
