@@ -14,16 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import nd
 from ...dialects.expr import as_expr, product
-from ...dialects.nd_base import IntsAttr
-from ...dialects.nd_pointwise import OPS, CastOp
-from ...dialects.nd_types import FLOATS, TensorType, compute_type, tensor_type
+from ...dialects.nd_pointwise import OPS
+from ...dialects.nd_types import FLOATS, tensor_type
 from ..manager import Pass
+from .nd_small_products import as_terms
 from .product_padding import padded_product, product_call
 from .rewriter import Rewriter
 
@@ -47,23 +47,10 @@ def biased_product(rw: Rewriter, op: Operation) -> SSAValue | None:
 
 
 def product_of_few(rw: Rewriter, op: nd.MatmulOp, most: int) -> SSAValue | None:
-    """A product of at most `most` multiplications as these and a sum, in f32 for 16-bit numbers."""
-    a, b, t = (tensor_type(x) for x in (op.lhs, op.rhs, op.result))
-    work = product((*t.dims, a.dims[-1])).value
-    if work is None or work > most or t.element_type not in FLOATS:
-        return None
-    *batch, rows, columns = t.dims
-    depth, wide = a.dims[-1], compute_type(t.element_type)
-    order = [*range(len(batch)), len(batch) + 1, len(batch)]
-    left = rw.new(nd.ReshapeOp.new((op.lhs,), a.with_dims((*batch, rows, ONE, depth))))
-    right = rw.new(nd.PermuteOp.new((op.rhs,), b.with_dims((*batch, columns, depth)), dims=IntsAttr.get(order)))
-    right = rw.new(nd.ReshapeOp.new((right,), b.with_dims((*batch, ONE, columns, depth))))
-    if wide != t.element_type:
-        left, right = (rw.new(CastOp.new((x,), TensorType.get(tensor_type(x).dims, wide, t.device.data))) for x in (left, right))
-    terms = rw.new(OPS["mul"].new((left, right), TensorType.get((*t.dims, depth), wide, t.device.data)))
-    total = TensorType.get(t.dims, wide, t.device.data)
-    made = rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=IntsAttr.get([t.rank])))
-    return made if wide == t.element_type else rw.new(CastOp.new((made,), t))
+    """A product of at most `most` multiplications as these and a sum."""
+    t = tensor_type(op.result)
+    work = product((*t.dims, tensor_type(op.lhs).dims[-1])).value
+    return None if work is None or work > most or t.element_type not in FLOATS else as_terms(rw, op)
 
 
 def library_product(rw: Rewriter, op: Operation) -> SSAValue | None:

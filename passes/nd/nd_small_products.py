@@ -1,0 +1,127 @@
+"""nd-small-products: products of small matrices as multiplications and sums of a nest, where the CPU is faster so.
+
+    %p = nd.matmul %a, %b   (many products of 3 x 3)   ->   nd.mul ; nd.reduce
+
+A register tile of a generated product has room for 6 x 64 sums; starting one, and what it leaves empty, costs more than a small product
+takes in vectors over its columns, or over many products at once. And the nest fuses with what stands before and behind it: rotations of
+points, Kalman filters, chains of joints. `worthwhile` has the measured limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from ...dialects import nd
+from ...dialects.expr import as_expr, product
+from ...dialects.nd_base import IntsAttr
+from ...dialects.nd_pointwise import OPS, CastOp
+from ...dialects.nd_types import FLOATS, TensorType, compute_type, element_bytes, tensor_type
+from ..loop.library_cost import size
+from ..loop.loop_fuse import symbol_hints
+from ..manager import Pass
+from .rewriter import Rewriter
+
+ONE = as_expr(1)
+
+DEEPEST, WIDEST = 32, 32
+"""Terms of a sum, and columns, up to which a nest may be faster."""
+LARGEST = {4: 512}
+LARGEST_OTHER = 256
+"""Elements of a right matrix up to which it is, by the bytes of one. Measured with AVX-512 and AMX, a nest and products, us: f32,
+512 x (16 x 16 x 16) 51 and 97, 4096 x 32 x 8 35 and 74, 4096 x 32 x 32 even; f64, 512 x (16 x 16 x 16) 136 and 174, 4096 x 32 x 32
+198 and 140; bf16, these two 60 and 123, 104 and 26."""
+SCATTERED = 128
+"""Elements of a right matrix whose columns lie apart, up to which that is so (512 products of 8 x 16 x 8 took 47 us, as products 69; of
+16 x 16 x 16 178 us, as products 111)."""
+VECTOR = 4096
+"""Elements of a left matrix up to which it is, where the right ones are vectors (256 x (16 x 64 x 1) took 16 us, as products 29; of one row
+of 256 6 us, as products 440; 16 x 256 x 1 even)."""
+TILE_ROWS = 6
+FEWEST_TILES = 32
+"""Register tiles below which the difference is not worth the code of another nest."""
+
+
+def as_terms(rw: Rewriter, op: nd.MatmulOp) -> SSAValue:
+    """A product as multiplications and a sum over them, in f32 for 16-bit numbers."""
+    a, b, t = (tensor_type(x) for x in (op.lhs, op.rhs, op.result))
+    *batch, rows, columns = t.dims
+    depth, wide = a.dims[-1], compute_type(t.element_type)
+    order = [*range(len(batch)), len(batch) + 1, len(batch)]
+    left = rw.new(nd.ReshapeOp.new((op.lhs,), a.with_dims((*batch, rows, ONE, depth))))
+    right = rw.new(nd.PermuteOp.new((op.rhs,), b.with_dims((*batch, columns, depth)), dims=IntsAttr.get(order)))
+    right = rw.new(nd.ReshapeOp.new((right,), b.with_dims((*batch, ONE, columns, depth))))
+    if wide != t.element_type:
+        left, right = (rw.new(CastOp.new((x,), TensorType.get(tensor_type(x).dims, wide, t.device.data))) for x in (left, right))
+    terms = rw.new(OPS["mul"].new((left, right), TensorType.get((*t.dims, depth), wide, t.device.data)))
+    total = TensorType.get(t.dims, wide, t.device.data)
+    made = rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=IntsAttr.get([t.rank])))
+    return made if wide == t.element_type else rw.new(CastOp.new((made,), t))
+
+
+def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = DEEPEST, widest: int = WIDEST) -> bool:
+    """Whether a product is so small, and there are so many of it, that a nest is faster; sizes that are symbols count with their hints."""
+    t = tensor_type(op.result)
+    *batch, rows, columns = t.dims
+    depth = tensor_type(op.lhs).dims[-1]
+    if t.element_type not in FLOATS:
+        return False
+    if rows is ONE and columns is ONE:
+        return True
+    count = size(product(batch), hints)
+    if count * -(-size(rows, hints) // TILE_ROWS) < FEWEST_TILES:
+        return False
+    if columns is ONE and count > 1:
+        return size(rows, hints) * size(depth, hints) <= VECTOR
+    if depth.value is None or columns.value is None:
+        return False
+    elements, most = depth.value * columns.value, LARGEST.get(element_bytes(t.element_type), LARGEST_OTHER)
+    if rows is ONE:
+        deepest, most = 2 * deepest, 2 * most
+    return 0 < depth.value <= deepest and columns.value <= widest and elements <= (SCATTERED if _scattered(op.rhs) else most)
+
+
+def _scattered(x: SSAValue) -> bool:
+    """Whether elements that follow each other in a row of `x` do not in the tensor that it is a view of."""
+    while isinstance(op := x.owner, nd.ViewOp):
+        source = op.operands[0]
+        if isinstance(op, nd.PermuteOp) and op.dims.data[-1] != len(op.dims.data) - 1:
+            return True
+        if isinstance(op, nd.SliceOp) and op.steps.data[-1] is not ONE:
+            return True
+        if tensor_type(source).dims[-1:] != tensor_type(x).dims[-1:]:
+            return False
+        x = source
+    return False
+
+
+@dataclass(frozen=True)
+class NdSmallProducts(Pass):
+    """Makes nests of products of small matrices."""
+
+    name = "nd-small-products"
+
+    deepest: int = DEEPEST
+    """Terms of a sum up to which a product is small."""
+
+    widest: int = WIDEST
+    """Columns up to which a product is small."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        hints = symbol_hints(op)
+
+        def small_product(rw: Rewriter, found: Operation) -> SSAValue | None:
+            assert isinstance(found, nd.MatmulOp)
+            return as_terms(rw, found) if worthwhile(found, hints, self.deepest, self.widest) else None
+
+        symbols = nd.symbol_ranges(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            if any(isinstance(o, nd.MatmulOp) for o in func.body.block.ops):
+                rewriter = Rewriter(func, {nd.MatmulOp: [small_product]}, symbols)
+                rewriter.run()
+                self.statistic("num-products", rewriter.changed.get("small_product", 0))
