@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import IntegerType
-from xdsl.ir import Block, SSAValue
+from xdsl.dialects.builtin import IntegerType, i1
+from xdsl.ir import Attribute, Block, SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu_types import element_of, lanes_of
+from ...dialects.expr import linear_coeff
 from ...dialects.nd_types import is_float
 from ...passes.loop.nest_access import Loop, Node
 from . import reductions as red
@@ -21,7 +22,7 @@ from .memory import shuffle
 from .state import State, scalar_type
 
 LANES = 16
-"""Lanes of a scan in registers: log2(16) steps give 16 running values."""
+"""Lanes of a scan in registers: four steps give 16 running values."""
 
 
 class ScanLowering:
@@ -42,7 +43,7 @@ class ScanLowering:
             return
         (one,) = node.loops
         chosen = self.choice(node) if s.lane is None else None
-        if chosen is not None and op.kind in ("sum", "prod"):
+        if chosen is not None and self._joins_in_registers(op, one):
             self._in_registers(op, one)
             return
         b = s.b
@@ -85,11 +86,9 @@ class ScanLowering:
         # the later of equal values, and a NaN once it is there (torch.cummax)
         element = element_of(value.type)
         if is_float(element):
-            beyond = red._cmpf(s, "uge" if kind == "max" else "ule", value, state[0])
-            number = red._cmpf(s, "ord", state[0], state[0])
+            beyond = red._cmpf(s, "oge" if kind == "max" else "ole", value, state[0])
             nan = red._cmpf(s, "uno", value, value)
-            take = s.b.pure(arith.AndIOp, (beyond, number), beyond.type)
-            take = s.b.pure(arith.OrIOp, (take, nan), take.type)
+            take = s.b.pure(arith.OrIOp, (beyond, nan), beyond.type)
         else:
             assert isinstance(element, IntegerType)
             sign = "u" if element.width.data == 1 else "s"
@@ -101,38 +100,38 @@ class ScanLowering:
         s = self.s
         top = red.float_op(s, arith.MaximumfOp, a, x)
         bottom = red.float_op(s, arith.MinimumfOp, a, x)
-        same = red._cmpf(s, "oeq", top, bottom)
-        lanes, element = lanes_of(a.type), element_of(a.type)
-        difference = s.b.select(same, red.number(s, 0, element, lanes), red.float_op(s, arith.SubfOp, bottom, top))
-        power = red.float_op(s, mlir_math.ExpOp, difference)
+        power = self._ratio(bottom, top)
         return red.float_op(s, arith.AddfOp, top, red.float_op(s, mlir_math.Log1pOp, power))
 
+    # ---- in registers
+
+    def _joins_in_registers(self, op: loop.ScanOp, one: Loop) -> bool:
+        """Whether the running values of 16 lanes can be had by shifts; for extremes their indices must grow along the loop."""
+        if op.kind not in ("max", "min"):
+            return True
+        last = op.block.last_op
+        assert last is not None
+        value, index = last.operands
+        if scalar_type(value.type) == i1 or not self.s.is_index(index):
+            return False
+        step = linear_coeff(self.s.expr(index), one.dim)
+        return step is not None and step.value is not None and step.value > 0
+
     def _in_registers(self, op: loop.ScanOp, one: Loop) -> None:
-        """Sums and products of 16 lanes by shifts, and what came before added to all of them."""
+        """Running values of 16 lanes by shifts, and what came before joined to all of them."""
         s, b = self.s, self.s.b
-        kind = op.kind
-        dtype = scalar_type(op.do_block.args[1].type)
-        start = red.number(s, red.identity(kind, dtype), dtype)
+        join = {"max": self._extremes, "min": self._extremes, "logsumexp": self._log_sums}.get(op.kind, self._totals)
         parts: list[Segment] = segments(Span.whole(one.size), LANES)
-        carried: list[SSAValue] = [start]
+        carried = self._first(op)
 
         def step(state: list[SSAValue]) -> list[SSAValue]:
             self.region(op.block)
-            (value,) = self._values(op)
+            results, last = join(op, state)
+            self._do(op, results)
             assert s.lane is not None
             width = s.lane.width
-            neutral = red.number(s, red.identity(kind, dtype), dtype, width)
-            if s.lane.mask is not None:
-                value = b.select(s.lane.mask, value, neutral)
-            shift = 1
-            while shift < width:
-                picks = [width + k if k < shift else k - shift for k in range(width)]
-                value = red.COMBINE[kind](s, value, shuffle(s, picks, value, neutral))
-                shift *= 2
-            value = red.COMBINE[kind](s, value, b.splat(state[0], width))
-            self._do(op, [value])
-            last = {"index": int_property(width - 1, b.int(0).type)["value"]}
-            return [b.pure(cpu.ExtractOp, (value,), dtype, last, width - 1)]
+            end = {"index": int_property(width - 1, b.int(0).type)["value"]}
+            return [b.pure(cpu.ExtractOp, (v,), element_of(v.type), end, width - 1) for v in last]
 
         # one segment after the other, each beginning with what the one before ended with
         span = Span.whole(one.size)
@@ -145,3 +144,96 @@ class ScanLowering:
         end = b.mul(b.udiv(size, width), width)
         carried = run_segments(s, one.dim, one.size, Span(None, end, None), parts[:1], [carried], step)[0]
         run_segments(s, one.dim, one.size, Span(end, size, None), [Segment(LANES, None, -1, -1)], [carried], step)
+
+    def _first(self, op: loop.ScanOp) -> list[SSAValue]:
+        """What is carried into the first lanes."""
+        s = self.s
+        types = [scalar_type(v.type) for v in op.do_block.args[1:]]
+        if op.kind == "logsumexp":
+            return [red.number(s, -float("inf"), types[0]), red.number(s, 0, types[0])]
+        first = red.number(s, red.identity(op.kind, types[0]), types[0])
+        return [first] if len(types) == 1 else [first, red.number(s, 0, self._index_type(op))]
+
+    def _index_type(self, op: loop.ScanOp) -> Attribute:
+        """The type in which the indices of extremes are computed."""
+        last = op.block.last_op
+        assert last is not None
+        return red.narrow_index(scalar_type(last.operands[1].type), self.s.fits_i32(self.s.expr(last.operands[1])))
+
+    def _masked(self, value: SSAValue, neutral: SSAValue) -> SSAValue:
+        """The elements, `neutral` in lanes beyond the end."""
+        lane = self.s.lane
+        assert lane is not None
+        return value if lane.mask is None else self.s.b.select(lane.mask, value, neutral)
+
+    def _prefix(self, values: list[SSAValue], neutral: list[SSAValue], join: Callable[..., list[SSAValue]]) -> list[SSAValue]:
+        """Each lane joined with all lanes before it; `join` takes the values of the earlier lanes, then those of the later ones."""
+        width = lanes_of(values[0].type)
+        shift = 1
+        while shift < width:
+            picks = [width + k if k < shift else k - shift for k in range(width)]
+            earlier = [shuffle(self.s, picks, v, n) for v, n in zip(values, neutral, strict=True)]
+            values = join(*earlier, *values)
+            shift *= 2
+        return values
+
+    def _totals(self, op: loop.ScanOp, state: list[SSAValue]) -> tuple[list[SSAValue], list[SSAValue]]:
+        """Running sums and products: (the results, what is carried on)."""
+        s, kind = self.s, op.kind
+        (value,) = self._values(op)
+        width, dtype = lanes_of(value.type), element_of(value.type)
+        neutral = red.number(s, red.identity(kind, dtype), dtype, width)
+        (value,) = self._prefix([self._masked(value, neutral)], [neutral], lambda a, b: [red.COMBINE[kind](s, a, b)])
+        value = red.COMBINE[kind](s, value, s.b.splat(state[0], width))
+        return [value], [value]
+
+    def _extremes(self, op: loop.ScanOp, state: list[SSAValue]) -> tuple[list[SSAValue], list[SSAValue]]:
+        """Running extremes with their indices: those of the last lane so far that equals the extreme up to it, or is a NaN."""
+        s, kind = self.s, op.kind
+        last = op.block.last_op
+        assert last is not None
+        value = s.get_vector(last.operands[0])
+        width, dtype, index_type = lanes_of(value.type), element_of(value.type), self._index_type(op)
+        neutral = red.number(s, red.identity(kind, dtype), dtype, width)
+        value = self._masked(value, neutral)
+        (found,) = self._prefix([value], [neutral], lambda a, b: [red.COMBINE[kind](s, a, b)])
+        found = red.COMBINE[kind](s, found, s.b.splat(state[0], width))
+        if is_float(dtype):
+            new = red._cmpf(s, "oeq", value, found)
+            new = s.b.pure(arith.OrIOp, (new, red._cmpf(s, "uno", value, value)), new.type)
+        else:
+            new = s.b.cmpi("eq", value, found)
+        before = s.b.splat(state[1], width)
+        place = s.b.select(new, s.b.splat(s.number(s.expr(last.operands[1]), index_type), width), before)
+        (place,) = self._prefix([place], [before], lambda a, b: [red.COMBINE["max"](s, a, b)])
+        wide = red.convert(s, place, scalar_type(last.operands[1].type))
+        return [found, wide], [found, place]
+
+    def _log_sums(self, op: loop.ScanOp, state: list[SSAValue]) -> tuple[list[SSAValue], list[SSAValue]]:
+        """log of running sums of exponentials, carried as (the largest exponent, the sum of the others relative to it)."""
+        s = self.s
+        (value,) = self._values(op)
+        width, dtype = lanes_of(value.type), element_of(value.type)
+        neutral = [red.number(s, -float("inf"), dtype, width), red.number(s, 0, dtype, width)]
+        one = red.number(s, 1, dtype, width)
+        pair = [self._masked(value, neutral[0]), self._masked(one, neutral[1])]
+        pair = self._prefix(pair, neutral, self._add_exponentials)
+        pair = self._add_exponentials(*(s.b.splat(v, width) for v in state), *pair)
+        return [red.float_op(s, arith.AddfOp, pair[0], red.float_op(s, mlir_math.LogOp, pair[1]))], pair
+
+    def _add_exponentials(self, top: SSAValue, total: SSAValue, other_top: SSAValue, other: SSAValue) -> list[SSAValue]:
+        """exp(top) * total + exp(other_top) * other as such a pair."""
+        s, b = self.s, self.s.b
+        highest = red.float_op(s, arith.MaximumfOp, top, other_top)
+        factor = self._ratio(red.float_op(s, arith.MinimumfOp, top, other_top), highest)
+        first = red._cmpf(s, "oge", top, other_top)
+        large, small = b.select(first, total, other), b.select(first, other, total)
+        return [highest, red.float_op(s, arith.AddfOp, large, red.float_op(s, arith.MulfOp, small, factor))]
+
+    def _ratio(self, bottom: SSAValue, top: SSAValue) -> SSAValue:
+        """exp(bottom - top), 1 where both are the same infinity."""
+        s = self.s
+        lanes, element = lanes_of(top.type), element_of(top.type)
+        same = red._cmpf(s, "oeq", top, bottom)
+        difference = s.b.select(same, red.number(s, 0, element, lanes), red.float_op(s, arith.SubfOp, bottom, top))
+        return red.float_op(s, mlir_math.ExpOp, difference)

@@ -89,6 +89,33 @@ def test_running_extreme_with_index(nests, kind, axis):
     assert torch.equal(p, places)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.int8, torch.bool, torch.bfloat16])
+def test_running_extremes_along_rows(dtype):
+    """Rows of every length around a vector, with ties, NaN and infinities, of known and unknown length."""
+    torch.manual_seed(5)
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        f = torch.compile(lambda x: (*x.cummax(1), *x.cummin(1)), backend="stepwell", dynamic=dynamic)
+        for size in (1, 16, 53) if dynamic else (37,):
+            x = torch.randint(-3, 4, (6, size)).to(dtype)
+            if dtype.is_floating_point:
+                x[1, size // 2], x[2, size // 3], x[3, 0], x[4] = float("nan"), float("inf"), -float("inf"), -float("inf")
+            want = *x.cummax(1), *x.cummin(1)
+            for got, expected in zip(f(x), want, strict=True):
+                torch.testing.assert_close(got, expected, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_running_log_sums_of_special_values(dtype):
+    torch.manual_seed(6)
+    x = torch.randn(7, 50, dtype=dtype) * 30
+    inf = float("inf")
+    x[0, 20], x[1, 3], x[2, :20], x[3], x[4, 9:12] = float("nan"), inf, -inf, -inf, inf
+    x[5], x[6] = torch.linspace(-500, 500, 50), torch.linspace(500, -500, 50)
+    got = torch.compile(lambda x: x.logcumsumexp(1), backend="stepwell")(x)
+    torch.testing.assert_close(got, x.double().logcumsumexp(1).to(dtype), equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("c", [1, 32, 70])
 @pytest.mark.parametrize("mode,reference", [("add", "sum"), ("max", "amax"), ("min", "amin"), ("prod", "prod")])
 def test_combining_rows(nests, c, mode, reference):
