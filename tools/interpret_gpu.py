@@ -21,7 +21,7 @@ from ..targets.host.gpu_runtime_ir import EXTRA_ARGUMENTS
 from ..targets.host.symbols import shim_address
 from ..targets.triton.emit import kernel_modules, kernel_of, ttir_for_compiling
 from ..targets.triton.gpu import gpu_target, options_of
-from ..targets.triton.kernels import Binary, GpuKernel, aligned_arguments, kernel_place
+from ..targets.triton.kernels import Binary, GpuKernel, kernel_place, multiples_of_16
 from ..targets.triton.toolchain import installed_spelling
 from .interpret_tt import run_kernel
 from .interpret_tt_types import dtype_of
@@ -37,7 +37,7 @@ class Launch:
     """One call of cuLaunchKernel."""
 
     kernel: str
-    aligned: bool
+    variant: int
     grid: tuple[int, ...]
     threads: int
     shared: int
@@ -53,10 +53,10 @@ class InterpretedDriver:
     def __init__(self, module: ModuleOp, context: int = 0, stream: int = 0) -> None:
         self._modules = {kernel_of(one).sym_name.data: one for one in kernel_modules(module)}
         self.launches: list[Launch] = []
-        self.loads: list[tuple[int, str, bool]] = []
+        self.loads: list[tuple[int, str, int]] = []
         self.entered: list[int] = []
         self.current, self.stream = context, stream
-        self._functions: list[tuple[GpuKernel, bool, ModuleOp]] = []
+        self._functions: list[tuple[GpuKernel, int, ModuleOp]] = []
         self._error = ""
         self._calls: dict[str, Any] = {name: kind(function) for name, (kind, function) in self._callbacks().items()}
 
@@ -93,18 +93,18 @@ class InterpretedDriver:
         """See Driver."""
         return self.current
 
-    def load(self, context: int, kernel: GpuKernel, aligned: bool) -> tuple[int, int, int]:
+    def load(self, context: int, kernel: GpuKernel, variant: int) -> tuple[int, int, int]:
         """See Driver: functions are numbers from 1."""
-        self._functions.append((kernel, aligned, self._modules[kernel.name]))
-        self.loads.append((context, kernel.name, aligned))
+        self._functions.append((kernel, variant, self._modules[kernel.name]))
+        self.loads.append((context, kernel.name, variant))
         return len(self._functions), kernel.binary.threads, kernel.binary.shared
 
     def launch(
         self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int]
     ) -> int:
         """See Driver."""
-        kernel, aligned, module = self._functions[function - 1]
-        self.launches.append(Launch(kernel.name, aligned, tuple(grid), threads, shared, stream, tuple(values)))
+        kernel, variant, module = self._functions[function - 1]
+        self.launches.append(Launch(kernel.name, variant, tuple(grid), threads, shared, stream, tuple(values)))
         try:
             types = kernel_of(module).body.block.arg_types
             run_kernel(module, [_argument(t, v) for t, v in zip(types, values, strict=True)], list(grid))
@@ -155,6 +155,5 @@ def interpreted_kernels(module: ModuleOp, target: str = "sm_90") -> list[GpuKern
         name, options = function.sym_name.data, options_of(dict(function.attributes))
         binary = Binary(name, b"", 32 * options.num_warps, 0, name)
         text = ttir_for_compiling(one, installed_spelling())
-        aligned = aligned_arguments(function)
-        found.append(GpuKernel(name, binary, aligned, text, gpu_target(target), options, kernel_place(function)))
+        found.append(GpuKernel(name, binary, *multiples_of_16(function), text, gpu_target(target), options, kernel_place(function)))
     return found

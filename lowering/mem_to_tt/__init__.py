@@ -102,7 +102,7 @@ class TtOutliner(Outliner):
     def kernel(self, name: str, nest: loop.NestOp, info: NestAccess) -> tuple[Operation, Arguments, dict[str, Any]]:
         """See Outliner."""
         tile = read_tile(nest, info) or choose(info, self.hints, self.gpu)
-        kernel, arguments, programs = lower_nest(name, nest, info, tile, self.gpu, self.exact)
+        kernel, arguments, programs = lower_nest(name, nest, info, tile, self.gpu, self.exact, self.hints)
         return kernel, arguments, {"grid": [programs]}
 
     def facts(self, buffers: Sequence[SSAValue]) -> tuple[object, ...]:

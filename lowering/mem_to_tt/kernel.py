@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product as tuples
 from math import gcd
 from pathlib import PurePath
@@ -35,6 +35,8 @@ from .reductions import Accumulator, accumulator, reduce_axis
 from .scans import lower_scan
 from .state import Axis, State, UnsupportedNest, memory_type, scalar_type
 
+NO_SIZES: Mapping[Expr, int] = {}
+
 FEW = 16
 """Iterations of a loop inside of a tile that become straight code."""
 
@@ -43,9 +45,10 @@ STRAIGHT = 400
 
 
 def lower_nest(
-    name: str, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Machine, exact: bool = False
+    name: str, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Machine, exact: bool = False, typical: Mapping[Expr, int] = NO_SIZES
 ) -> tuple[FuncOp, Arguments, Expr]:
-    """The kernel of a nest for a GPU, what it takes, and how many programs its grid has. `exact`: with eager's arithmetic."""
+    """The kernel of a nest for a GPU, what it takes, and how many programs its grid has. `exact`: with eager's arithmetic. Of sizes that
+    are multiples of 16 as a rule (`typical`) the kernel says that they are: the launch looks, and takes another variant if not."""
     arguments = Arguments(nest, info)
     types: list[Attribute] = [ptr(memory_type(loop.element_type(b.type))) for b in arguments.buffers]
     types += [i64] * len(arguments.symbols)
@@ -54,6 +57,8 @@ def lower_nest(
     lowering = NestLowering(nest, info, tile, gpu, arguments, entry, exact)
     programs = lowering.run()
     hints: list[dict[str, Attribute]] = [{"tt.divisibility": int32(16)} if is_aligned(b) else {} for b in arguments.buffers]
+    for symbol in arguments.symbols:
+        hints.append({"tt.divisibility": int32(16)} if typical.get(symbol, 1) % 16 == 0 else {})
     hints += [{}] * (len(types) - len(hints))
     drop_unused(entry)
     outs = set(nest.outs)

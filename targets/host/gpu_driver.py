@@ -1,7 +1,7 @@
 """The CUDA driver as host programs use it: `libcuda`, found at run time, through ctypes.
 
     driver = cuda_driver()
-    function, threads, shared = driver.load(context, kernel, aligned=True)
+    function, threads, shared = driver.load(context, kernel, ALL)
     driver.launch(function, (grid, 1, 1), threads, shared, stream, values)
 
 Native entries call the same functions by their addresses (`symbols`); loading modules and everything that goes wrong comes through here.
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ...errors import StepwellError
 from ..triton.kernels import GpuKernel
-from .gpu_runtime_ir import EXTRA_ARGUMENTS
+from .gpu_runtime_ir import ALL, EXTRA_ARGUMENTS, NOTHING
 
 SHARED_BYTES = 48 << 10
 """Shared memory that a kernel may have without asking."""
@@ -41,8 +41,8 @@ class Driver(Protocol):
         """The context of the calling thread (0: none)."""
         ...
 
-    def load(self, context: int, kernel: GpuKernel, aligned: bool) -> tuple[int, int, int]:
-        """The function of a kernel in a context, its threads and its bytes of shared memory."""
+    def load(self, context: int, kernel: GpuKernel, variant: int) -> tuple[int, int, int]:
+        """The function of a variant of a kernel in a context, its threads and its bytes of shared memory."""
         ...
 
     def launch(
@@ -90,9 +90,9 @@ class CudaDriver:
         self._check(self._library.cuCtxGetCurrent(ctypes.byref(found)), "cuCtxGetCurrent")
         return found.value or 0
 
-    def load(self, context: int, kernel: GpuKernel, aligned: bool) -> tuple[int, int, int]:
+    def load(self, context: int, kernel: GpuKernel, variant: int) -> tuple[int, int, int]:
         """See Driver; `context` is current."""
-        binary = kernel.binary if aligned else kernel.unaligned()
+        binary = kernel.variant(addresses=variant != NOTHING, sizes=variant == ALL)
         key = context, binary.key
         with self._lock:
             found = self._loaded.get(key)

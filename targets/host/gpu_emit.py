@@ -14,7 +14,7 @@ from xdsl.ir import SSAValue
 from ...dialects import host
 from ...dialects.expr import as_expr
 from .description import GPU_TABLE, dtype_code
-from .gpu_runtime_ir import TABLE_HEAD, VARIANT_BYTES
+from .gpu_runtime_ir import SIZES_SHIFT, TABLE_HEAD, VARIANT_BYTES, VARIANTS
 
 if TYPE_CHECKING:
     from ..triton.kernels import GpuKernel
@@ -51,8 +51,8 @@ class GpuEntry:
     def __init__(self, emitter: _Emitter, device: str, kernels: Sequence[GpuKernel]):
         self.emitter = emitter
         self.device = device
-        self.kernels = {kernel.name: (k, kernel.aligned) for k, kernel in enumerate(kernels)}
-        """Name -> number in the program's table, arguments that it takes for multiples of 16."""
+        self.kernels = {kernel.name: (k, kernel.aligned, kernel.even) for k, kernel in enumerate(kernels)}
+        """Name -> number in the program's table, addresses and sizes that it takes for multiples of 16."""
         self.table = ""
         emitter.entry.uses_gpu = True
 
@@ -116,13 +116,16 @@ class GpuEntry:
     def launch(self, op: host.LaunchOp) -> None:
         """Launch a kernel on the stream of the call."""
         entry = self.emitter.entry
-        number, aligned = self.kernels[op.kernel.string_value()]
+        number, aligned, even = self.kernels[op.kernel.string_value()]
         words, pointers = self._arguments(op)
         grid = [entry.size(e) for e in op.grid.data] if op.grid is not None else []
         grid += ["1"] * (3 - len(grid))
         addresses = self._together([pointers[k] for k in aligned if k in pointers])
+        if even:
+            low = entry.let(f"shl i64 {self._together([words[k] for k in even])}, {SIZES_SHIFT}")
+            addresses = entry.let(f"or i64 {addresses}, {low}")
         record = entry.scratch("i64", [*grid, str(len(words)), addresses, *words])
-        variants = entry.let(f"getelementptr i8, ptr {self.table}, i64 {TABLE_HEAD + 2 * VARIANT_BYTES * number}")
+        variants = entry.let(f"getelementptr i8, ptr {self.table}, i64 {TABLE_HEAD + VARIANTS * VARIANT_BYTES * number}")
         stream = entry.load(entry.let("getelementptr i8, ptr %gpu, i64 8"))
         entry.drop_lock()
         code = entry.call("stepwell_gpu_launch", variants, record, stream)

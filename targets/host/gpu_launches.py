@@ -13,7 +13,7 @@ from typing import Any
 
 from ..triton.kernels import GpuKernel
 from .gpu_driver import Driver, LaunchError
-from .gpu_runtime_ir import MISSING, RECORD_HEAD, TABLE_HEAD, TOO_LARGE, VARIANT_BYTES
+from .gpu_runtime_ir import ADDRESSES, ALL, MISSING, NOTHING, RECORD_HEAD, SIZES_SHIFT, TABLE_HEAD, TOO_LARGE, VARIANT_BYTES, VARIANTS
 
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 
@@ -28,7 +28,7 @@ class GpuLaunches:
         self.driver = driver
         self._slot = slot
         self._tables: dict[int, Any] = {}
-        self._functions: dict[tuple[int, int, bool], tuple[int, int, int]] = {}
+        self._functions: dict[tuple[int, int, int], tuple[int, int, int]] = {}
         self._lock = threading.Lock()
 
     # -- for native entries
@@ -38,7 +38,7 @@ class GpuLaunches:
         with self._lock:
             found = self._tables.get(context)
             if found is None:
-                words = (TABLE_HEAD + 2 * VARIANT_BYTES * len(self.kernels)) // 8
+                words = (TABLE_HEAD + VARIANTS * VARIANT_BYTES * len(self.kernels)) // 8
                 found = self._tables[context] = (ctypes.c_int64 * words)()
                 found[0] = context
             assert self._slot is not None
@@ -51,8 +51,8 @@ class GpuLaunches:
         kernel = self.kernels[number]
         if code == MISSING:
             head = (ctypes.c_int64 * RECORD_HEAD).from_address(record)
-            variant = 1 if head[4] & 15 else 0
-            function, threads, shared = self.driver.load(state[2], kernel, variant == 0)
+            variant = _variant(head[4] & 15, (head[4] & (1 << 64) - 1) >> SIZES_SHIFT)
+            function, threads, shared = self.driver.load(state[2], kernel, variant)
             place = (ctypes.c_int64 * 3).from_address(variants + VARIANT_BYTES * variant)
             place[1], place[2] = threads, shared
             place[0] = function  # last: from then on other threads use it
@@ -71,12 +71,12 @@ class GpuLaunches:
             return
         if any(size > limit for size, limit in zip(grid, GRID_LIMITS, strict=True)):
             raise self._refused(kernel, TOO_LARGE, grid)
-        aligned = not any(int(arguments[k]) & 15 for k in kernel.aligned)
+        variant = _variant(any(int(arguments[k]) & 15 for k in kernel.aligned), any(int(arguments[k]) & 15 for k in kernel.even))
         context, stream = self._here()
-        key = context, number, aligned
+        key = context, number, variant
         found = self._functions.get(key)
         if found is None:
-            found = self._functions[key] = self.driver.load(context, kernel, aligned)
+            found = self._functions[key] = self.driver.load(context, kernel, variant)
         function, threads, shared = found
         values = [int.from_bytes(pack("=d", v), "little", signed=True) if isinstance(v, float) else int(v) for v in arguments]
         code = self.driver.launch(function, grid, threads, shared, stream, values)
@@ -108,3 +108,8 @@ class GpuLaunches:
             limits = " x ".join(map(str, GRID_LIMITS))
             return LaunchError(f"{kernel.place} has a grid of {size} programs; a GPU takes at most {limits}")
         return LaunchError(f"{kernel.place} could not be launched on a grid of {size}: {self.driver.message(code)}")
+
+
+def _variant(addresses: int, sizes: int) -> int:
+    """The variant of a kernel for a launch, given what keeps its addresses and its sizes from being multiples of 16."""
+    return NOTHING if addresses else ADDRESSES if sizes else ALL

@@ -1,16 +1,23 @@
 """LLVM text of what native entries call around launches on a GPU, linked once a process.
 
 - the state of a call `{ ptr guard, ptr stream, ptr context }`: torch's device guard and current stream, and the driver's context;
-- the table of a program `{ ptr context, [n x 2 variants x { ptr function, i64 threads, i64 shared }] }`: one for each context that it ran
-  in. The second variant of a kernel does not rely on aligned addresses. Entries are filled when they are first needed;
+- the table of a program `{ ptr context, [n x 3 variants x { ptr function, i64 threads, i64 shared }] }`: one for each context that it ran
+  in. The second variant of a kernel does not rely on aligned addresses, nor on sizes that are multiples of 16, the third on addresses
+  only. Entries are filled when they are first needed;
 - the record of a launch `{ i64 x, i64 y, i64 z, i64 count, i64 addresses, [count x i64] values }`: the grid, the addresses that the kernel
-  believes to be multiples of 16, or'ed, and its arguments, each in 8 bytes.
+  believes to be multiples of 16, or'ed, with the lowest bits of the sizes of which it does so in the highest, and its arguments, each in
+  8 bytes.
 """
 
 from __future__ import annotations
 
 STATE_BYTES = 24
 VARIANT_BYTES = 24
+VARIANTS = 3
+ALL, NOTHING, ADDRESSES = range(VARIANTS)
+"""What a variant of a kernel relies on."""
+SIZES_SHIFT = 60
+"""Where the record has the lowest bits of sizes, above those of any address."""
 TABLE_HEAD = 8
 RECORD_HEAD = 5
 """Words of a record in front of the values."""
@@ -79,7 +86,7 @@ done:
   ret void
 }}
 
-; Launches a kernel, given its two variants: 0, the driver's code, {MISSING} where the variant has no function yet, {TOO_LARGE} for a
+; Launches a kernel, given its variants: 0, the driver's code, {MISSING} where the variant has no function yet, {TOO_LARGE} for a
 ; grid that is too large. An empty grid launches nothing.
 define i32 @stepwell_gpu_launch(ptr %variants, ptr %record, ptr %stream) {{
 entry:
@@ -104,7 +111,9 @@ choose:
   %addresses = load i64, ptr %ap
   %low = and i64 %addresses, 15
   %unaligned = icmp ne i64 %low, 0
-  %variant = zext i1 %unaligned to i64
+  %odd = icmp uge i64 %addresses, {1 << SIZES_SHIFT}
+  %some = select i1 %odd, i64 {ADDRESSES}, i64 {ALL}
+  %variant = select i1 %unaligned, i64 {NOTHING}, i64 %some
   %place = mul i64 %variant, {VARIANT_BYTES}
   %vp = getelementptr i8, ptr %variants, i64 %place
   %function = load atomic ptr, ptr %vp acquire, align 8

@@ -11,6 +11,7 @@ from ...errors import StepwellError
 from ..triton.kernels import GpuKernel
 from ..triton.timer import Memory
 from .gpu_driver import cuda_driver
+from .gpu_runtime_ir import ALL
 
 WARM_UP = 2
 """Launches that do not count: the first loads the kernel."""
@@ -73,7 +74,7 @@ class CudaTimer:
 
     def _measured(self, kernel: GpuKernel, grid: tuple[int, ...], values: list[int]) -> float:
         torch, driver = self._torch, cuda_driver()
-        function, threads, shared = driver.load(driver.context(), kernel, aligned=True)
+        function, threads, shared = driver.load(driver.context(), kernel, ALL)
         stream = torch.cuda.current_stream(self._place).cuda_stream
         other = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=self._place)
         times: list[float] = []

@@ -15,6 +15,7 @@ from typing import Any
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 
 from ...dialects.tt_structure import FuncOp
+from ...dialects.tt_types import PointerType
 from ...lowering.mem_to_tt.config import machine
 from ...passes.locations import source_location
 from .compile import CompiledKernel, compile_text, start_kernels
@@ -26,6 +27,7 @@ log = logging.getLogger("stepwell")
 
 _STAGES = re.compile(r"(tt\.num_stages = )\d+")
 _HINT = re.compile(r"tt\.divisibility = \d+ : i32(, )?")
+_SIZE_HINT = re.compile(r"(?<=: i(?:32|64) \{)tt\.divisibility = \d+ : i32(, )?")
 
 
 @dataclass(frozen=True)
@@ -49,24 +51,30 @@ class Binary:
 
 @dataclass
 class GpuKernel:
-    """A kernel of a program. `aligned` are the positions of the arguments that it takes for multiples of 16."""
+    """A kernel of a program. `aligned` are the positions of the addresses that it takes for multiples of 16, `even` those of sizes."""
 
     name: str
     binary: Binary
     aligned: tuple[int, ...]
+    even: tuple[int, ...]
     text: str
     """Its Triton IR."""
     target: GpuTarget
     options: KernelOptions
     place: str
     """The kernel in words, with the user's line."""
-    _unaligned: list[Binary] = field(default_factory=list)
+    _variants: dict[tuple[bool, bool], Binary] = field(default_factory=dict)
 
-    def unaligned(self) -> Binary:
-        """The variant for any address (compiled when it is first asked for)."""
-        if not self._unaligned:
-            self._unaligned.append(Binary.of(compile_text(_HINT.sub("", self.text), self.target, self.options)))
-        return self._unaligned[0]
+    def variant(self, addresses: bool, sizes: bool) -> Binary:
+        """The binary that takes `addresses`, and `sizes`, for multiples of 16 (but for the usual one compiled when it is first asked
+        for). One that may not rely on addresses relies on nothing."""
+        if (addresses or not self.aligned) and (sizes or not self.even):
+            return self.binary
+        found = self._variants.get((addresses, sizes))
+        if found is None:
+            text = (_SIZE_HINT if addresses else _HINT).sub("", self.text)
+            found = self._variants[addresses, sizes] = Binary.of(compile_text(text, self.target, self.options))
+        return found
 
 
 UNBUILT = Binary("", b"", 0, 0, "")
@@ -119,7 +127,7 @@ def program_kernel(module: ModuleOp, compiled: CompiledKernel) -> GpuKernel:
 
 def _launchable(module: ModuleOp, text: str, target: GpuTarget, options: KernelOptions) -> GpuKernel:
     function = kernel_of(module)
-    return GpuKernel(function.sym_name.data, UNBUILT, aligned_arguments(function), text, target, options, kernel_place(function))
+    return GpuKernel(function.sym_name.data, UNBUILT, *multiples_of_16(function), text, target, options, kernel_place(function))
 
 
 def kernel_place(function: FuncOp) -> str:
@@ -128,14 +136,16 @@ def kernel_place(function: FuncOp) -> str:
     return f"kernel @{function.sym_name.data}" + (f" ({where})" if where else "")
 
 
-def aligned_arguments(function: FuncOp) -> tuple[int, ...]:
-    """The arguments that a kernel takes for multiples of 16 (or more)."""
-    found: list[int] = []
+def multiples_of_16(function: FuncOp) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The arguments that a kernel takes for multiples of 16 (or more): addresses, and sizes."""
+    addresses: list[int] = []
+    sizes: list[int] = []
+    types = function.body.block.arg_types
     for k, attrs in enumerate(function.arg_attrs.data if function.arg_attrs is not None else ()):
         hint: Any = attrs.data.get("tt.divisibility")
         if isinstance(hint, IntegerAttr) and hint.value.data >= 16:
-            found.append(k)
-    return tuple(found)
+            (addresses if isinstance(types[k], PointerType) else sizes).append(k)
+    return tuple(addresses), tuple(sizes)
 
 
 def device_target(device: str) -> GpuTarget:

@@ -17,6 +17,7 @@ from stepwell.targets.cpu.emit import emit_kernels
 from stepwell.targets.cpu.jit import compile_text
 from stepwell.targets.host.emit import emit_host
 from stepwell.targets.host.gpu_driver import LaunchError, use_driver
+from stepwell.targets.host.gpu_runtime_ir import ADDRESSES, ALL, NOTHING
 from stepwell.targets.host.load import load_object_code, load_program
 from stepwell.tools.compile_graph import context
 from stepwell.tools.interpret_gpu import InterpretedDriver, interpreted_kernels
@@ -60,7 +61,7 @@ def test_kernels_and_library_calls_in_one_program(build):
     for _ in range(3):
         check(run, layer, *args)
     assert len(driver.launches) == 3 * len(driver.loads)  # each kernel is loaded once
-    assert all(aligned for _, _, aligned in driver.loads)
+    assert all(variant == ALL for _, _, variant in driver.loads)
 
 
 def test_what_a_launch_passes(build):
@@ -113,7 +114,7 @@ def test_addresses_that_are_not_aligned_take_the_other_variant(build):
     shifted = torch.randn(40 * 16 + 1)[1:].view(40, 16)
     check(run, function, shifted, y)
     check(run, function, x, y)
-    assert {aligned for _, _, aligned in driver.loads} == {True, False}
+    assert {variant for _, _, variant in driver.loads} == {ALL, NOTHING}
     assert len(set(driver.loads)) == len(driver.loads)
 
 
@@ -124,6 +125,19 @@ def test_dynamic_sizes(build):
     run, _ = build(function, torch.randn(5, 7), dynamic=True)
     for shape in ((5, 7), (2, 300), (33, 2)):
         check(run, function, torch.randn(shape))
+
+
+def test_sizes_are_taken_for_multiples_of_16_where_they_are(build):
+    def function(x):
+        return (x * 2 + 1,)
+
+    run, driver = build(function, torch.randn(32, 48), dynamic=True)
+    for shape in ((32, 48), (16, 32), (32, 40), (5, 7)):
+        check(run, function, torch.randn(shape))
+    assert [variant for _, _, variant in driver.loads] == [ALL, ADDRESSES]
+    check(run, function, torch.randn(32 * 48 + 1)[1:].view(32, 48))
+    assert [variant for _, _, variant in driver.loads] == [ALL, ADDRESSES, NOTHING]
+    assert [launch.variant for launch in driver.launches] == [ALL, ALL, ADDRESSES, ADDRESSES, NOTHING]
 
 
 def test_a_kernel_that_fails_is_named(build):
