@@ -339,6 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="calls: processes at once")
     parser.add_argument("--dtypes", default="", help="calls: names with commas")
     parser.add_argument("--samples", type=int, default=2, help="calls: samples of an operator")
+    parser.add_argument("--cases", default="", help="calls: file with a line for each case, added as it is found and not counted again")
     parser.add_argument("--backends", default="inductor,stepwell", help="report: names with commas; NAME:MODE gives torch.compile a mode")
     parser.add_argument("--out", default="docs/benchmarks/report", help="report: path without suffix of what is written")
     parser.add_argument("--from", dest="given", help="report: figures of an earlier run (JSON), instead of a run")
@@ -376,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .bench_calls import DTYPES, calls, write
 
             dtypes = args.dtypes.split(",") if args.dtypes else DTYPES.split()
-            results = calls([o for o in args.only.split(",") if o], args.device, args.jobs, args.samples, dtypes)
+            results = calls([o for o in args.only.split(",") if o], args.device, args.jobs, args.samples, dtypes, args.cases)
             if args.markdown:
                 write(results, args.markdown)
         elif args.what == "report":

@@ -1,4 +1,4 @@
-"""Which operators are left to the library, against Inductor: `python -m stepwell.tools.bench calls [--device cuda] [--jobs N]`.
+"""What is left to the library, against Inductor: `python -m stepwell.tools.bench calls [--device cuda] [--jobs N] [--cases FILE]`.
 
 Every operator of torch's table (`op_db`) is traced with its own samples in each dtype, forward and backward. What our rules leave to the
 library is counted as the graphs are imported; only where that is something, Inductor's lowering and schedule of the same graphs say what it
@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
+import signal
 import subprocess
 import sys
 import warnings
@@ -23,37 +25,66 @@ from typing import Any
 
 BEGIN, END = "<!-- calls: begin -->", "<!-- calls: end -->"
 DTYPES = "float32 float64 bfloat16 float16 complex64 complex128 complex32 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool"
-_CHUNK = 12
-"""Operators of one process."""
+_CHUNK = 40
+"""Cases of one process."""
+_SECONDS = 120
+"""A case that takes longer ends its process."""
 _MOVES = frozenset("view_as_real view_as_complex _to_copy clone copy_ _conj _neg_view resolve_conj set_ lift_fresh_copy detach".split())
 """Calls that compute nothing."""
 
 
-def calls(only: Sequence[str], device: str, jobs: int, samples: int, dtypes: Sequence[str]) -> dict[str, Any]:
-    """Count, print and return {"cases": {"OPERATOR|DTYPE": {"stepwell": [...], "inductor": [...]}}, "device", "torch"}."""
+def calls(only: Sequence[str], device: str, jobs: int, samples: int, dtypes: Sequence[str], kept: str = "") -> dict[str, Any]:
+    """Count, print and return {"cases": {"OPERATOR|DTYPE": {"stepwell": [...], "inductor": [...]}}, "device", "torch"}.
+
+    `kept` is a file with a line of JSON for each case: cases are added to it as they are found, and those that it has are not counted again.
+    """
     import torch
 
-    names = [n for n in _table(device) if not only or any(o in n for o in only)]
-    chunks = [names[k : k + _CHUNK] for k in range(0, len(names), _CHUNK)]
-    cases: dict[str, dict[str, Any]] = {}
-    with ThreadPoolExecutor(jobs) as pool:
-        for found in pool.map(lambda chunk: _in_process({"names": chunk, "device": device, "samples": samples, "dtypes": dtypes}), chunks):
-            cases.update(found)
+    cases = _read(kept) if kept and os.path.exists(kept) else {}
+    todo = [
+        (name, str(dtype)[6:])
+        for name, (_, supported) in _table(device).items()
+        if not only or any(o in name for o in only)
+        for dtype in supported
+        if str(dtype)[6:] in dtypes and f"{name}|{str(dtype)[6:]}" not in cases
+    ]
+    random.Random(0).shuffle(todo)  # what is not reached is no family of operators
+    todo.sort(key=lambda case: dtypes.index(case[1]))
+    with open(kept or os.devnull, "a") as f, ThreadPoolExecutor(jobs) as pool:
+
+        def found(key: str, row: dict[str, Any]) -> None:
+            cases[key] = row
+            f.write(json.dumps([key, row]) + "\n")
+            f.flush()
+
+        f.write("\n")  # ends a line that was cut off
+        chunks = [todo[k : k + _CHUNK] for k in range(0, len(todo), _CHUNK)]
+        for _ in pool.map(lambda chunk: _count(chunk, {"device": device, "samples": samples}, found), chunks):
             print(f"{len(cases)} cases", flush=True)
     results = {"cases": cases, "device": device, "torch": torch.__version__.partition("+")[0]}
     print(markdown(results))
     return results
 
 
-def _in_process(task: dict[str, Any]) -> dict[str, Any]:
-    """The cases of some operators, counted by a process of their own; what it did not reach when it ended is left out."""
+def _read(path: str) -> dict[str, dict[str, Any]]:
+    """The cases of a file; a last line that was cut off is left out."""
+    with open(path) as f:
+        return dict(json.loads(line) for line in f if line.endswith("}]\n"))
+
+
+def _count(cases: Sequence[tuple[str, str]], task: dict[str, Any], found: Callable[[str, dict[str, Any]], None]) -> None:
+    """Have a process count cases (operator, dtype); the case in which it ends is an error, and another process takes the rest."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    command = [sys.executable, "-m", "stepwell.tools.bench_calls", json.dumps(task)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    found = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
-    if done.returncode:
-        print(f"{task['names']}: the process ended with {done.returncode}: {done.stderr[-300:]}", file=sys.stderr)
-    return found
+    left = list(cases)
+    while left:
+        command = [sys.executable, "-m", "stepwell.tools.bench_calls", json.dumps({**task, "cases": left})]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                found(*json.loads(line))
+                del left[0]
+        if left:
+            found("|".join(left.pop(0)), {"error": f"the process ended with {process.returncode}"})
 
 
 # ---- the page
@@ -136,11 +167,10 @@ def _work(task: dict[str, Any]) -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the counted code prints goes to stderr
     table = _table(task["device"])
-    for name in task["names"]:
-        op, dtypes = table[name]
-        for dtype in [d for d in dtypes if str(d)[6:] in task["dtypes"]]:
-            torch.manual_seed(0)
-            print(json.dumps([f"{name}|{str(dtype)[6:]}", _case(op, dtype, task)]), file=out, flush=True)
+    for name, dtype in task["cases"]:
+        torch.manual_seed(0)
+        signal.alarm(_SECONDS)
+        print(json.dumps([f"{name}|{dtype}", _case(table[name][0], getattr(torch, dtype), task)]), file=out, flush=True)
 
 
 def _case(op: Any, dtype: Any, task: dict[str, Any]) -> dict[str, Any]:

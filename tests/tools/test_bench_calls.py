@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stepwell.tools.bench_calls import BEGIN, END, _by_stepwell, markdown, write
+from stepwell.tools.bench_calls import BEGIN, END, _by_stepwell, calls, markdown, write
 
 RESULTS = {
     "torch": "2.13.0", "device": "cpu",
@@ -30,6 +30,15 @@ def test_only_what_is_between_the_marks_changes(tmp_path):
     write(RESULTS, str(page))
     text = page.read_text()
     assert text.startswith(f"before\n{BEGIN}\n") and text.endswith(f"{END}\nafter\n") and "old" not in text
+
+
+def test_cases_are_kept_and_not_counted_again(tmp_path):
+    kept = tmp_path / "cases.jsonl"
+    kept.write_text('["linalg.det|float32", {"stepwell": ["aten.kept"], "inductor": []}]\n["cut off')
+    found = calls(["linalg.det"], "cpu", 1, 1, ["float32", "float64"], str(kept))["cases"]
+    assert found["linalg.det|float32"]["stepwell"] == ["aten.kept"]
+    assert found["linalg.det|float64"]["stepwell"] == ["aten._linalg_det"]
+    assert "linalg.det|float64" in kept.read_text()
 
 
 @pytest.mark.parametrize(("fn", "calls"), [(torch.exp, set()), (torch.linalg.det, {"aten._linalg_det"})])
