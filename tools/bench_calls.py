@@ -36,7 +36,7 @@ _MOVES = frozenset("view_as_real view_as_complex _to_copy clone copy_ _conj _neg
 def calls(only: Sequence[str], device: str, jobs: int, samples: int, dtypes: Sequence[str], kept: str = "") -> dict[str, Any]:
     """Count, print and return {"cases": {"OPERATOR|DTYPE": {"stepwell": [...], "inductor": [...]}}, "device", "torch"}.
 
-    `kept` is a file with a line of JSON for each case: cases are added to it as they are found, and those that it has are not counted again.
+    `kept` is a file with a line of JSON for each case: cases are added as they are found, and those that it has are not counted again.
     """
     import torch
 
