@@ -504,12 +504,20 @@ _BY_PARTS = frozenset(
 )
 
 
+_INDEXED = frozenset("gather index index_select".split())
+"""Moves whose real operands are indices; those of the others are values."""
+
+
 def _by_parts(target: Any) -> Function:
     real = find_rule(target)
+    indexed = target.__name__.partition(".")[0] in _INDEXED
 
     def apply(b: Importer, *args: Any, **kwargs: Any) -> Any:
-        if real is None or not _parts_known(b, args) or "dtype" in kwargs:
+        pairs = [a for a in externs.flat(tuple(args)) if isinstance(a, Pair)]
+        if real is None or not pairs or "dtype" in kwargs:
             return NotImplemented
+        if not indexed:
+            args = _as_pairs(b, args, b.dtype(pairs[0].re))
         results, whole = [], b.val
         b.val = _real_value(whole)
         try:
@@ -533,10 +541,14 @@ def _real_value(val: Any) -> Any:
         return torch.empty_like(val, dtype=val.real.dtype if val.is_complex() else val.dtype)
 
 
-def _parts_known(b: Importer, args: Any) -> bool:
-    """Whether something complex is among the arguments, and no real tensor of values."""
-    tensors = [a for a in externs.flat(tuple(args)) if isinstance(a, (Pair, SSAValue))]
-    return any(isinstance(a, Pair) for a in tensors) and not any(isinstance(a, SSAValue) and b.dtype(a) in FLOATS for a in tensors)
+def _as_pairs(b: Importer, arg: Any, part: Attribute) -> Any:
+    """An argument whose real tensors are complex numbers."""
+    if isinstance(arg, (list, tuple)):
+        return tuple(_as_pairs(b, a, part) for a in arg)
+    if not isinstance(arg, SSAValue):
+        return arg
+    re = arg if b.dtype(arg) in FLOATS else b.cast(arg, part)
+    return Pair(re, b.full(0.0, b.dtype(re), b.dims(re)))
 
 
 def _part(b: Importer, arg: Any, imaginary: bool) -> Any:

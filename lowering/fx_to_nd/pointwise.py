@@ -278,8 +278,8 @@ def _pow_scalar(b: Importer, x: SSAValue, exponent: Any) -> SSAValue:
         return {2: square}.get(int(exponent)) or b.mul(square, x if exponent == 3 else square)
     if isinstance(exponent, (int, float)) and exponent in (0, 1):
         return x if exponent == 1 else b.full(1, dtype, b.dims(x))
-    if dtype == i1:
-        return NotImplemented
+    if dtype == i1 or (dtype not in FLOATS and isinstance(exponent, int) and exponent < 0):
+        return NotImplemented  # torch refuses negative powers of integers
     return b.op("pow", x, b.scalar(exponent, dtype))
 
 

@@ -40,6 +40,43 @@ def elementwise(s: State, op: Operation) -> None:
     s.values[result] = s.b.pure(type(op), tuple(operands), vec(lanes, dtype) if lanes else dtype, op.properties)
 
 
+def divide_integers(s: State, op: Operation) -> None:
+    """Division of integers: a divisor of 0 is reported with eager's text; what is computed goes on."""
+    if _may_be_zero(op.operands[1]):
+        divisor = s.get(op.operands[1])
+        zero = s.b.splat(s.b.int(0, cpu.element_of(divisor.type)), lanes_of(divisor.type))
+        s.b.place(cpu.AssertOp.make(_or_off(s, s.b.cmpi("ne", divisor, zero)), "ZeroDivisionError"))
+    elementwise(s, op)
+
+
+def _may_be_zero(divisor: SSAValue) -> bool:
+    """Whether the 0 of a divisor is the program's. A size is not 0 where there are elements, and nobody reads the quotient where a value
+    was not loaded (padding)."""
+    while isinstance(divisor.owner, (arith.ExtSIOp, arith.ExtUIOp, arith.IndexCastOp)):
+        divisor = divisor.owner.operands[0]
+    owner = divisor.owner
+    if isinstance(owner, loop.IndexOp) or _integer(divisor) not in (None, 0):
+        return False
+    if isinstance(owner, arith.MaxSIOp) and any((_integer(o) or 0) > 0 for o in owner.operands):
+        return False
+    todo, seen = [divisor], {divisor}
+    while todo:
+        owner = todo.pop().owner
+        if not isinstance(owner, Operation) or isinstance(owner, loop.LoopLike):
+            continue
+        if isinstance(owner, loop.LoadOp) and owner.masked is not None:
+            return False
+        todo += [o for o in owner.operands if o not in seen]
+        seen.update(owner.operands)
+    return True
+
+
+def _integer(value: SSAValue) -> int | None:
+    """The number of an integer constant."""
+    op = value.owner
+    return op.value.value.data if isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr) else None
+
+
 def divide(s: State, op: Operation) -> None:
     """arith.divf. By a divisor that the innermost loop does not change, or that all lanes share: a product with the
     reciprocal, corrected to the rounding of the quotient (P. Markstein, "Computation of elementary functions on the
@@ -279,14 +316,18 @@ def bound(s: State, op: Operation) -> None:
     if op.wrap is not None:
         value = b.select(b.cmpi("slt", value, zero), b.add(value, size), value)
     fine = b.cmpi("ult", value, size)
-    checked = fine
-    if s.lane is not None and s.lane.mask is not None and lanes:
-        off = s.invert(s.lane.mask)
-        assert isinstance(off, SSAValue)
-        checked = b.pure(arith.OrIOp, (fine, off), fine.type)
-    b.place(cpu.AssertOp.make(checked, f"{op.what.data}: index out of range for a dimension of size {op.size.data}"))
+    b.place(cpu.AssertOp.make(_or_off(s, fine), f"{op.what.data}: index out of range for a dimension of size {op.size.data}"))
     s.values[op.result] = b.select(fine, value, zero)
     _define_dim(s, op.result)
+
+
+def _or_off(s: State, fine: SSAValue) -> SSAValue:
+    """A condition that also holds in the lanes that the innermost loop masks out."""
+    if s.lane is None or s.lane.mask is None or not lanes_of(fine.type):
+        return fine
+    off = s.invert(s.lane.mask)
+    assert isinstance(off, SSAValue)
+    return s.b.pure(arith.OrIOp, (fine, off), fine.type)
 
 
 def named_math(s: State, op: Operation) -> None:
@@ -310,6 +351,7 @@ RULES: dict[type[Operation], Rule] = {
     arith.CmpfOp: compare_floats,
     arith.SelectOp: select,
     arith.DivfOp: divide,
+    **dict.fromkeys((arith.DivSIOp, arith.DivUIOp, arith.FloorDivSIOp, arith.RemSIOp, arith.RemUIOp), divide_integers),
     arith.ExtFOp: extend,
     arith.TruncFOp: round_later,
     arith.SIToFPOp: cast("sitofp"),

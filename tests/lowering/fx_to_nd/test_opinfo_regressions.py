@@ -278,3 +278,36 @@ def test_rrelu_draws_a_slope_for_each_negative_element():
     y[:503].sum().backward()
     torch.testing.assert_close(x.grad[:503], torch.cat([slopes, torch.ones(3)]))
     assert stepwell.counters.get("fallback", 0) == 0
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_integers_divided_by_a_tensor_with_a_0_raise_what_eager_raises(dynamic, dtype):
+    def program(x, y):
+        return x // y, x % y, torch.fmod(x, y), torch.div(x, y, rounding_mode="trunc"), torch.nn.functional.pad(x // y, (1, 2))
+
+    x, y = torch.arange(37).to(dtype), torch.ones(37, dtype=dtype)
+    compiled = torch.compile(program, backend="stepwell", dynamic=dynamic)
+    for ours, eager in zip(compiled(x, y), program(x, y), strict=True):
+        assert torch.equal(ours, eager)
+    for zero in (0, 36):
+        some = y.clone()
+        some[zero] = 0
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            compiled(x, some)
+    assert torch.equal(compiled(x, y)[0], x)
+
+
+def test_negative_powers_of_integers_are_refused():
+    with pytest.raises(RuntimeError, match="negative integer powers"):
+        torch.compile(lambda x: x**-1, backend="stepwell")(torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64])
+def test_moves_of_complex_and_real_numbers(dtype):
+    """The imaginary part of an integer was the integer."""
+
+    def program(x, y):
+        return torch.cat([x, y]), torch.stack([y, x]), x.clone().copy_(y), torch.select_scatter(x[None], y.to(x.dtype), 0, 0)
+
+    assert check_against_eager(program, torch.tensor([1 + 2j, 3 - 1j, 0.5j]), torch.tensor([4, 0, 1]).to(dtype)) <= 2
