@@ -159,6 +159,7 @@ def measure(build: Model, train: bool, own: OwnMemory) -> Row:
             net.zero_grad(set_to_none=True)
             step()
         net.zero_grad(set_to_none=True)
+        gc.collect()  # Dynamo's frames: exceptions that it keeps hold the results of the call that compiled
         free = runtime.pool_held_bytes()
         with _no_pool():  # what goes back to the pool is free: give it to the system, so that it is seen
             kept = own.held - before if backend == "stepwell" else 0

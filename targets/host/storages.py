@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
 
 _WORDS = 11
 """How much of a StorageImpl is looked at, in words of 8 bytes."""
@@ -41,11 +44,11 @@ def resizable_fields() -> ResizableFields | None:
     places = [8 * k for k, word in enumerate(_words(owned[0]._cdata, 8)) if word == storages[0]._cdata]
     here = [_words(s._cdata, _WORDS) for s in storages]
     there = [_words(t.untyped_storage()._cdata, _WORDS) for t in foreign]
-    same = [k for k in range(_WORDS) if len({w[k] for w in here}) == 1 and here[0][k] and not any(w[k] for w in there)]
-    allocators = [k for k in same if any(_byte(here[0], 8 * k + place) > 1 for place in range(8))]  # an address, no group of flags
-    flags = [
-        k for k in range(8 * _WORDS)
-        if k // 8 not in allocators and all(_byte(w, k) == 1 for w in here) and all(_byte(w, k) == 0 for w in there)
+    differ = [k for k in range(8 * _WORDS) if all(_byte(w, k) == 1 for w in here) and all(_byte(w, k) == 0 for w in there)]
+    flags = [k for k in differ if _is_flag(k, foreign[0])]
+    allocators = [
+        k for k in range(_WORDS)
+        if k not in {flag // 8 for flag in flags} and len({w[k] for w in here}) == 1 and here[0][k] and not any(w[k] for w in there)
     ]  # fmt: skip
     if (len(places), len(allocators), len(flags)) != (1, 1, 1):
         return None
@@ -53,11 +56,18 @@ def resizable_fields() -> ResizableFields | None:
     return found if _works(found, foreign[0]) else None
 
 
-def _works(fields: ResizableFields, tensor: object) -> bool:
-    """Whether a tensor that cannot be resized can be after its fields were set."""
-    import torch
+def _is_flag(place: int, tensor: torch.Tensor) -> bool:
+    """Whether the byte says that the storage can be resized: what lies between fields may differ between the kinds too, by chance."""
+    storage = tensor.untyped_storage()
+    byte = ctypes.c_uint8.from_address(storage._cdata + place)
+    byte.value = 1
+    found = storage.resizable()
+    byte.value = 0
+    return found
 
-    assert isinstance(tensor, torch.Tensor)
+
+def _works(fields: ResizableFields, tensor: torch.Tensor) -> bool:
+    """Whether a tensor that cannot be resized can be after its fields were set."""
     storage = tensor.fill_(3).untyped_storage()
     ctypes.c_uint8.from_address(storage._cdata + fields.flag).value = 1
     ctypes.c_uint64.from_address(storage._cdata + fields.allocator).value = fields.cpu_allocator
