@@ -7,8 +7,8 @@ two passes of one reduction (`welford`, `softmax`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from math import prod
+from collections.abc import Callable, Iterable, Mapping
+from math import fsum, prod
 
 from xdsl.dialects.builtin import Float32Type, Float64Type, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -115,7 +115,7 @@ class RowCache:
         for node in nodes:
             keys = self._value_keys(node)
             costs = self._recompute_costs(node)
-            shared = {v for v, key in keys.items() if key in known}
+            shared = {v: None for v, key in keys.items() if key in known}
             for value in self._roots(node, shared):
                 key = keys[value]
                 if costs[value] < WORTH or not self._keepable(value.type):
@@ -213,12 +213,12 @@ class RowCache:
             for operand in op.operands:
                 own |= needs.get(operand, frozenset())
             needs[op.results[0]] = frozenset(own)
-            found[op.results[0]] = sum(op_cost(o) for o in own)
+            found[op.results[0]] = fsum(op_cost(o) for o in own)  # rounded the same in every order
         return found
 
     @staticmethod
-    def _roots(node: Node, shared: set[SSAValue]) -> list[SSAValue]:
-        """The shared values that something not shared uses."""
+    def _roots(node: Node, shared: Mapping[SSAValue, None]) -> list[SSAValue]:
+        """The shared values that something not shared uses, in their order: the first ones get what room there is."""
         found: list[SSAValue] = []
         for value in shared:
             users = (use.operation for use in value.uses)

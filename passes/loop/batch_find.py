@@ -173,7 +173,8 @@ class Parts:
                 else:
                     self.parent[op] = home
                 continue
-            makers = {self._root(v.owner) for v in op.operands if v.owner in self.parent and self.level[v.owner] == self.level[op]}  # pyright: ignore
+            owners = [v.owner for v in op.operands if v.owner in self.parent and self.level[v.owner] == self.level[op]]  # pyright: ignore
+            makers = dict.fromkeys(map(self._root, owners))  # pyright: ignore[reportArgumentType]
             given = [v.owner for v in op.operands if not (isinstance(v.owner, Operation) and is_free(v.owner))]
             if sum(m in tensors for m in makers) > 1 or (given and all(owner in shared for owner in given)):
                 shared.add(op)
