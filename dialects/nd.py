@@ -149,6 +149,8 @@ class RandomOp(NdOp):
     def verify_(self) -> None:
         if self.kind.data not in ("rand", "randn", "randint"):
             raise VerifyException(f"nd.random: unknown kind '{self.kind.data}', known: rand, randn, randint")
+        if len(self.index.data) != 1:
+            raise VerifyException(f"nd.random: index has {len(self.index.data)} numbers instead of one, the call site's")
 
 
 # ---- views: the same elements at other places

@@ -118,6 +118,7 @@ class _Lowering:
         given = [k for k, a in enumerate(self.arg_attrs) if "nd.constant" not in a]
         types = [self._host_type(self.block.args[k]) for k in given]
         self.program = host.ProgramOp.build_program(self.function.sym_name.data, types)
+        self.program.location = self.function.location
         self.out = self.program.body.block
         self._arguments(given)
         for op in self.block.ops:

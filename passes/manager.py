@@ -582,9 +582,22 @@ def _failure(p: ModulePass, error: Exception) -> PassError:
     """What a pass raised, as a PassError."""
     text = str(error).strip()
     if not is_deliberate(error) or not text:
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        text = (f"{type(error).__name__}: {text}" if text else type(error).__name__) + _raised_at(p, error)
     op = getattr(error, "op", None)
     return PassError(text, pass_name=p.name, op=op if isinstance(op, Operation) else None)
+
+
+def _raised_at(p: ModulePass, error: Exception) -> str:
+    """`` (at FILE:LINE)``: the innermost line of the file of the pass that `error` went through."""
+    import sys
+
+    source = getattr(sys.modules.get(type(p).__module__), "__file__", None)
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == source:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f" (at {source}:{line})" if line else ""
 
 
 def write_reproducer(path: str, ir: str, pipeline: str, *, verify_each: bool, error: str = "") -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.traits import IsolatedFromAbove, NoTerminator
 from xdsl.utils.exceptions import VerifyException
+
+from ..dialects.nd_types import LayoutAttr
 
 
 class InvalidIR(Exception):
@@ -50,12 +53,26 @@ def _structure(op: Operation) -> None:
                 _structure(nested)
             if block.is_empty and len(region.blocks) == 1 and not op.has_trait(NoTerminator):
                 raise InvalidIR(op, "its single block is empty but needs at least a terminator")
+    if isinstance(op, FuncOp):
+        _signature(op)
     try:
         op.verify(verify_nested_ops=False)
     except VerifyException as error:
         raise InvalidIR(op, _message(error)) from error
     except Exception as error:  # a verifier written for IR that is less broken than this
         raise InvalidIR(op, f"its verifier stopped with {type(error).__name__}: {_message(error)}") from error
+
+
+def _signature(func: FuncOp) -> None:
+    """Check that each `nd.layout` of a function has a stride for each dimension of its argument or result."""
+    sides = ("argument", func.arg_attrs, func.function_type.inputs), ("result", func.res_attrs, func.function_type.outputs)
+    for what, attributes, types in sides:
+        for index, (own, kind) in enumerate(zip(attributes.data if attributes is not None else (), types.data, strict=False)):
+            layout, dims = own.data.get("nd.layout"), getattr(kind, "dims", None)
+            if not isinstance(layout, LayoutAttr) or dims is None:
+                continue
+            if (count := len(layout.stride_exprs)) != len(dims):
+                raise InvalidIR(func, f"nd.layout of {what} {index} has {count} strides, its type {len(dims)} dimensions")
 
 
 def _describe(value: SSAValue) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TextIO
 
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr
+
 from ..errors import StepwellError
+from ..passes.mem.peak import DONATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,8 +91,9 @@ def run(
         results = runner(module, ctx, values, **more)
     for index, result in enumerate(results):
         _write(out, result, f"result {index}", prefix and f"{prefix}{index}.npy")
+    kept = kept_arguments(module, function)
     for index, (old, new) in enumerate(zip(before, values, strict=True)):
-        if isinstance(new, torch.Tensor) and not same_bits(old, new):
+        if index in kept and isinstance(new, torch.Tensor) and not same_bits(old, new):
             _write(out, new, f"argument {index} after the call", prefix and f"{prefix}arg{index}.npy")
     return seconds
 
@@ -109,6 +113,17 @@ def inputs_of(module: ModuleOp, function: str | None, paths: list[str] | None, s
     from .opt_inputs import random_inputs
 
     return random_inputs(module, function, seed)
+
+
+def kept_arguments(module: ModuleOp, function: str | None) -> set[int]:
+    """The arguments that still mean something after a call: not those whose memory the caller gave away (`nd.donated`)."""
+    from .opt_inputs import entry_function
+
+    entry = entry_function(module, function)
+    count = len(entry.regions[0].block.args)
+    attributes = entry.properties.get("arg_attrs")
+    own = [a.data if isinstance(a, DictionaryAttr) else {} for a in attributes.data] if isinstance(attributes, ArrayAttr) else []
+    return {k for k in range(count) if k >= len(own) or DONATED not in own[k]}
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

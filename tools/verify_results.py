@@ -17,7 +17,7 @@ from xdsl.passes import ModulePass
 from ..errors import StepwellError
 from ..passes.errors import PassError
 from ..passes.instrumentation import print_ir, remark
-from .opt_run import inputs_of
+from .opt_run import inputs_of, kept_arguments
 from .run_ir import run_module
 
 TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float16: 2e-2, torch.bfloat16: 6e-2}
@@ -34,6 +34,8 @@ class ResultVerifier:
     function: str | None
     seed: int
     tolerance: float | None
+    kept: set[int]
+    """The arguments whose values a call leaves behind."""
     last: dict[str, Any] = field(default_factory=dict)
     text: str = ""
     """The IR that `last` is of: what a pass left alone is not run again."""
@@ -43,7 +45,8 @@ class ResultVerifier:
         module: ModuleOp, ctx: Context, function: str | None, paths: list[str] | None, seed: int, tolerance: float | None
     ) -> ResultVerifier:
         """One that has run `module` on the inputs in the files `paths`, or on random ones. Raises StepwellError where it cannot be run."""
-        made = ResultVerifier(ctx, inputs_of(module, function, paths, seed), function, seed, tolerance)
+        inputs, kept = inputs_of(module, function, paths, seed), kept_arguments(module, function)
+        made = ResultVerifier(ctx, inputs, function, seed, tolerance, kept)
         made.text = print_ir(module, generic=True)
         try:
             made.last = made.results(module)
@@ -58,7 +61,7 @@ class ResultVerifier:
             torch.manual_seed(self.seed)
             returned = run_module(module, self.ctx, inputs, self.function, interpret=True)
         out = {f"result {k}": value for k, value in enumerate(returned)}
-        return out | {f"argument {k}": value for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+        return out | {f"argument {k}": value for k, value in enumerate(inputs) if k in self.kept and isinstance(value, torch.Tensor)}
 
     def after_pass(self, p: ModulePass, module: ModuleOp) -> None:
         """Raises PassError that names the pass and the first result that it changed; leaves a remark where the module cannot be run."""

@@ -192,7 +192,9 @@ def test_failures_name_the_pass(error, message, monkeypatch):
     monkeypatch.setattr(Raises, "error", error)
     with pytest.raises(PassError) as caught:
         run([Raises()], module, ctx)
-    assert str(caught.value) == message
+    text, _, place = str(caught.value).partition(" (at ")
+    assert text == message
+    assert place.startswith(f"{__file__}:") == ("Error" in message)
 
 
 def test_fail_names_operation_and_place():

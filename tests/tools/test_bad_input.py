@@ -56,6 +56,8 @@ SYNTAX = [
     ("invalid return", "func.func @f(%a: f32) {\n  func.return %a : f32\n}", "2:3: error: 'func.return' op: Expected arguments to have the same types as the function output types: expected [], got [f32]"),
     ("use before definition", "func.func @f(%a: i32) {\n  %b = arith.addi %c, %a : i32\n  %c = arith.addi %a, %a : i32\n  func.return\n}", "2:8: error: 'arith.addi' op: operand #0 (a result of 'arith.addi') does not dominate this use"),
     ("value from outside of a function", "%c = arith.constant 1 : i32\nfunc.func @f() -> i32 {\n  func.return %c : i32\n}", "3:3: error: 'func.return' op: operand #0 (a result of 'arith.constant') is defined outside of its 'func.func'"),
+    ("layout of another rank", "func.func @f(%a: !nd.tensor<2 x f32> {nd.layout = #nd.layout<[], 0>}) {\n  func.return\n}", "1:1: error: 'func.func' op: nd.layout of argument 0 has 0 strides, its type 1 dimensions"),
+    ("random numbers of two call sites", "func.func @f(%s: !nd.tensor<2 x i64>) {\n  %r = nd.random %s {kind = \"rand\", index = [0, 1]} : (!nd.tensor<2 x i64>) -> !nd.tensor<3 x f32>\n  func.return\n}", "2:8: error: 'nd.random' op: nd.random: index has 2 numbers instead of one, the call site's"),
     ("no terminator", "func.func @f() {\n  %c = arith.constant 1 : i32\n}", "2:8: error: 'arith.constant' op: Operation arith.constant terminates block in single-block region but is not a terminator"),
     ("two functions of one name", FUNC + FUNC, "1:1: error: 'builtin.module' op: Redefinition of symbol \"f\""),
 ]  # fmt: skip
@@ -145,7 +147,7 @@ def test_passes_of_users(opt_tool, tmp_path):
         "<stdin>: error: after pass 'breaks': 'arith.constant' op: Operation arith.constant terminates block in "
         "single-block region but is not a terminator\n"
     )
-    assert error(USER, "-p", "raises") == "<stdin>: error: pass 'raises' failed: KeyError: 'x'\n"
+    assert error(USER, "-p", "raises") == "<stdin>: error: pass 'raises' failed: KeyError: 'x' (at DIR/mine.py:17)\n"
     assert error("x = 1 +\n") == (
         f"opt-tool: error: --load-module: DIR/mine.py:1: SyntaxError: invalid syntax (mine.py, line 1){usage}"
     )

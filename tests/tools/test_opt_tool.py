@@ -285,7 +285,7 @@ def test_user_pass_that_breaks_the_ir(opt_tool, file, module):
 
 def test_traceback_only_with_debug(opt_tool, file, module):
     result = opt_tool(file, "--load-module", module, "-p", "raises")
-    assert result.err == f"{file}: error: pass 'raises' failed: IndexError: no such thing\n"
+    assert result.err == f"{file}: error: pass 'raises' failed: IndexError: no such thing (at {module}:39)\n"
     assert "Traceback" in opt_tool(file, "--load-module", module, "-p", "raises", "--debug").err
 
 
@@ -321,6 +321,7 @@ def test_help_names_passes_and_options(opt_tool, module):
     page = opt_tool("--help", "--load-module", module).out
     assert "--mlir-print-ir-after-all" in page
     assert "  count-adds\n      Counts additions.\n      {deep}  bool; default: true\n" in page
+    assert "      {fewest}  int; default: 4\n          Equal parts that make a list.\n" in page
     assert "stepwell-cpu{from=STAGE to=STAGE}" in page
     assert "  canonicalize\n" in page
 

@@ -54,6 +54,19 @@ def test_the_pipeline_keeps_results(opt_tool):
     assert (result.code, result.err) == (0, "")
 
 
+def test_memory_that_is_given_away_may_hold_anything(opt_tool):
+    text = """func.func @forward(%x: !nd.tensor<4 x f32> {nd.layout = #nd.layout<[1], 0>, nd.donated})
+        -> (!nd.tensor<4 x f32> {nd.layout = #nd.layout<[1], 0>}) {
+      %a = nd.exp %x : !nd.tensor<4 x f32>
+      %b = nd.reduce %a {kind = "sum", dims = [0]} : (!nd.tensor<4 x f32>) -> !nd.tensor<f32>
+      %c = nd.div %a, %b : (!nd.tensor<4 x f32>, !nd.tensor<f32>) -> !nd.tensor<4 x f32>
+      func.return %c : !nd.tensor<4 x f32>
+    }"""
+    result = opt_tool("-p", "stepwell-cpu", "--verify-results", "-o", "/dev/null", stdin=text)
+    assert (result.code, result.err) == (0, "")
+    assert "argument" not in opt_tool("-p", "stepwell-cpu{to=mem}", "--run", stdin=text).out
+
+
 @pytest.mark.parametrize(
     ("to", "wrong_pass", "what"),
     [
