@@ -29,7 +29,7 @@ _REGISTERED: list[UserPass] = []
 
 
 def register_pass(stage: str, source: Any, position: str = "end") -> str:
-    """Run a pass of yours in `stage` (``nd``, ``loop``, ``mem``, ``cpu``, ``host``) of every compilation from now on.
+    """Run a pass of yours in `stage` (``nd``, ``loop``, ``mem``, ``cpu`` or ``tt``, ``host``) of every compilation from now on.
 
     `source` is an xDSL ``ModulePass`` (class or instance) or ``RewritePattern`` (class or instance; it is applied
     until nothing changes), a pair of functions (``stepwell.replace``), the path of a PDL file (``pathlib.Path``), or the
