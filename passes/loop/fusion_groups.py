@@ -16,6 +16,7 @@ from xdsl.ir import Operation, SSAValue
 from ...dialects import loop
 from ...dialects.expr import ONE, ZERO, Expr, dim, dims_subs, free_dims, simplify
 from ...dialects.expr_ranges import RangeEnv
+from .call_order import needs_besides_values
 from .fusion_align import Alignment, LoopEnvs, align, extractors
 from .fusion_cost import MIN_PARALLEL, SMALL
 from .fusion_facts import NestFacts
@@ -71,6 +72,7 @@ class Grouping(NestFacts):
         self.merges: list[Attempt] = []
         self._near: dict[SSAValue, list[int]] = {}
         self._needs: list[tuple[int, ...] | None] = [None] * len(self.ops)
+        self._besides = needs_besides_values(self.ops)
         self._ends: list[int] = []
         """How far the units reach that begin up to each place; after a group became shorter, at least that."""
 
@@ -91,6 +93,9 @@ class Grouping(NestFacts):
                 for inner in loop.walk_bodies(op) if op.regions else ():
                     inputs += inner.operands
             places = [maker.get(t, -1) for t in inputs]
+            if self._besides:
+                computed = [op] if info is None else self.computed_in([info])
+                places += [self.position[o] for one in computed for o in self._besides.get(one, ())]
             found = self._needs[k] = tuple(dict.fromkeys([p for p in places if p >= 0 and p != k]))
         return found
 

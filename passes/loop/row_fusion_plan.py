@@ -34,6 +34,7 @@ from ...dialects.expr import (
 )
 from ...dialects.expr_ranges import RangeEnv, prove_eq, simplify
 from ...dialects.nd_types import LayoutAttr, TensorType, element_bytes
+from .call_order import needs_besides_values
 from .fusion_align import LoopEnvs, extractors
 
 COLUMN_BYTES = 64 * 1024
@@ -196,6 +197,7 @@ class RowPlanner:
         self._inputs: dict[Operation, set[Operation]] = {}
         calls = [op for op in self.ops if isinstance(op, nd.ExternOp)]
         self._call_before: dict[Operation, Operation] = dict(zip(calls[1:], calls, strict=False))
+        self._besides = needs_besides_values(self.ops)
         self._merged: dict[Operation, list[loop.NestOp]] = {}
         self._spans: list[tuple[int, int]] = []
         """The places of the first and the last operation of each fusion so far."""
@@ -461,13 +463,15 @@ class RowPlanner:
         return self.ops[first : last + 1]
 
     def inputs(self, op: Operation) -> set[Operation]:
-        """The operations of the function that come before `op`: those whose results it uses, and for library calls the one before."""
+        """The operations of the function that come before `op`: those whose results it uses or that must stay there, and for library
+        calls the one before."""
         found = self._inputs.get(op)
         if found is None:
             found = self._inputs[op] = {o for o in used_ops(op) if o in self.position}
             before = self._call_before.get(op)
             if before is not None:
                 found.add(before)
+            found.update(self._besides.get(op, ()))
         return found
 
 

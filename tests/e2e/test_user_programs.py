@@ -63,3 +63,35 @@ def test_a_size_that_a_float_says():
         run = compiled(lambda x: torch.ones(int(x.sum().item()) + 2).cumsum(0), fullgraph=True)
         for total in (3.5, 0.25, 7.0):
             assert torch.equal(run(torch.tensor([total, 0.0])), torch.arange(1.0, int(total) + 3))
+
+
+def test_random_numbers_are_drawn_in_order_whatever_is_fused():
+    """The nest of the softmax reads what that of the last sum reads, which needs the second draw."""
+
+    def program(mu, sd):
+        one = torch.multinomial((mu - mu.logsumexp(-1, keepdim=True)).softmax(-1), 4, True)
+        return one, mu + torch.rand(3) * (mu + sd - mu), torch.rand(2)
+
+    mu, sd = torch.tensor([0.5, -1.0, 0.2]), torch.ones(3)
+    run = compiled(program, options={"fallback_random": True})
+    for seed in range(3):
+        torch.manual_seed(seed)
+        want = program(mu, sd)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(run(mu, sd), want)
+
+
+def test_what_has_a_late_size_stays_behind_what_says_it():
+    """Both nests go over the rows of x, but the number of columns of the second is known only once the first has run."""
+
+    def program(x):
+        total = x.sum(1)
+        n = (total > 0).sum().item()
+        torch._check(n <= 100)
+        return total.cos(), total[:, None] + torch.arange(n), x.sum(1) * 2
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = compiled(program, fullgraph=True)
+        for shift in (0.0, 5.0, -5.0):
+            x = torch.randn(6, 8) + shift
+            torch.testing.assert_close(run(x), program(x))
