@@ -88,7 +88,8 @@ def _reduced(b: Importer, loss: SSAValue, reduction: int) -> SSAValue:
 
 @rule(aten.mse_loss)
 def _mse_loss(b: Importer, x: SSAValue, target: SSAValue, reduction: int = _MEAN) -> SSAValue:
-    difference = b.sub(b.widen(b.cast(x, b.out_dtype)), b.widen(b.cast(target, b.out_dtype)))
+    x, target = b.cast(x, b.out_dtype), b.cast(target, b.out_dtype)
+    difference = b.sub(x, target) if b.eager_numerics else b.sub(b.widen(x), b.widen(target))
     return _reduced(b, b.mul(difference, difference), reduction)
 
 

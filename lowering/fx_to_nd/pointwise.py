@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
-from xdsl.dialects.builtin import f32, f64, i1, i16, i32, i64
+from xdsl.dialects.builtin import f16, f32, f64, i1, i16, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.nd_types import FLOATS, LOW_PRECISION, is_float, ui8
@@ -88,10 +88,18 @@ def _binary(name: str, kind: Kind) -> Callable[..., SSAValue]:
         dtype = common_dtype(b, (x, y), kind)
         if name in ("remainder", "fmod") and _fails(b, dtype, y):
             return NotImplemented
+        if name == "mul" and _unrounded(b, y, dtype):
+            return b.mul(b.widen(b.scalar(x, dtype)), b.cast(y, f32))
         operand = b.factor if name in ("mul", "div") else b.scalar
         return b.op(BOOL_FORMS.get(name, name) if dtype == i1 else name, operand(x, dtype), operand(y, dtype))
 
     return apply
+
+
+def _unrounded(b: Importer, y: Any, dtype: Attribute) -> bool:
+    """Whether torch's products and quotients of f16 and bf16 on the CPU take the second factor as it is: a number of another type."""
+    held = b.eager_numerics and b.device == "cpu" and dtype in LOW_PRECISION
+    return held and isinstance(y, SSAValue) and b.rank(y) == 0 and b.dtype(y) != dtype
 
 
 def _comparison(name: str) -> Callable[..., SSAValue]:
@@ -247,13 +255,16 @@ def _fails(b: Importer, dtype: Attribute, divisor: Any) -> bool:
 
 @rule(aten.div)
 def _div(b: Importer, x: Any, y: Any, *, rounding_mode: str | None = None) -> SSAValue:
-    if rounding_mode is None:
-        dtype = common_dtype(b, (x, y), Kind.INT_TO_FLOAT)
-        return b.div(b.factor(x, dtype), b.factor(y, dtype))
-    dtype = common_dtype(b, (x, y))
-    if _fails(b, dtype, y):
+    dtype = common_dtype(b, (x, y), Kind.INT_TO_FLOAT if rounding_mode is None else Kind.DEFAULT)
+    if rounding_mode is not None and _fails(b, dtype, y):
         return NotImplemented
-    return b.op("floor_div" if rounding_mode == "floor" else "trunc_div", b.factor(x, dtype), b.factor(y, dtype))
+    rounds = rounding_mode == "trunc" and b.eager_numerics and dtype in LOW_PRECISION  # torch rounds the quotient before it truncates
+    name = "div" if rounds else {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode]
+    if _unrounded(b, y, dtype):
+        value = b.op(name, b.widen(b.scalar(x, dtype)), b.cast(y, f32))
+    else:
+        value = b.op(name, b.factor(x, dtype), b.factor(y, dtype))
+    return b.op("trunc", b.cast(value, dtype)) if rounds else value
 
 
 @rule(aten.floor_divide)
@@ -269,6 +280,10 @@ def _square(b: Importer, x: SSAValue) -> SSAValue:
 @rule(aten.pow.Tensor_Scalar)
 def _pow_scalar(b: Importer, x: SSAValue, exponent: Any) -> SSAValue:
     (x,), dtype = [b.cast(x, common_dtype(b, (x, exponent)))], common_dtype(b, (x, exponent))
+    if b.eager_numerics and dtype in FLOATS and isinstance(exponent, (int, float)) and (dtype == f16 or exponent in (-2, 4)):
+        if exponent == -2 and dtype != f16:
+            return b.op("reciprocal", b.mul(x, x))
+        return b.op("pow", b.widen(x), b.widen(b.scalar(exponent, dtype)))
     if dtype in FLOATS and isinstance(exponent, (int, float)):
         special = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}.get(float(exponent))
         if special is not None:

@@ -2,7 +2,8 @@
 eager's bits, f32 programs those of separate operations; without the option a nest keeps f32 in between.
 
 Random chains print their seed. Not in the lists, since torch itself computes them by something else than its vector functions: erf and gelu
-(oneDNN, an approximation), i0, sinc; functions of f32 (MKL)."""
+(oneDNN, an approximation), i0, sinc; functions of f32 (MKL); smooth_l1_loss and huber_loss, of which f16 and
+bf16 take other steps; and what torch takes apart before a compiler sees it (softshrink, addcdiv with a `value`)."""
 
 from __future__ import annotations
 
@@ -48,8 +49,16 @@ EXACT = {
     "rsqrt": lambda x, y: (x.abs() + 1).rsqrt(),
     "floor division": lambda x, y: x // 0.7,
     "fmod": lambda x, y: torch.fmod(x, 0.7),
+    "cube": lambda x, y: x**3,
+    "inverse square": lambda x, y: (x.abs() + 1) ** -2,
+    "truncated quotient": lambda x, y: torch.div(x * 5, y.abs() + 0.5, rounding_mode="trunc"),
+    "times a tensor without dimensions": lambda x, y: x * torch.tensor(1.3, dtype=torch.float64),
+    "over a tensor without dimensions": lambda x, y: x / torch.tensor(1001),
+    "a tensor without dimensions times": lambda x, y: torch.tensor(1.3, dtype=torch.float64) * x,
+    "squared error": lambda x, y: F.mse_loss(x, y, reduction="none"),
 }
 HALF_ONLY = {
+    "fourth power": lambda x, y: x**4,
     "sqrt": lambda x, y: x.abs().sqrt(),
     "exp": lambda x, y: x.clamp(-4, 4).exp(),
     "tanh": lambda x, y: x.tanh(),
