@@ -98,6 +98,10 @@ class GetNumProgramsOp(_GridOp):
 # Functions.
 
 
+RARE = "rare"
+"""Attribute of a kernel that few launches need, and none may: it is compiled when one does."""
+
+
 @irdl_op_definition
 class FuncOp(QuickOp):
     """A function; the public one is the kernel. `tt.divisibility` of an argument says what divides it (or its address).

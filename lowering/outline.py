@@ -76,6 +76,10 @@ class Outliner:
         """The kernel of a nest, what it takes, and what a launch says beside (arguments of LaunchOp.make)."""
         raise NotImplementedError
 
+    def access(self, nest: loop.NestOp) -> NestAccess:
+        """The analysis of a nest that its kernel is made from."""
+        return NestAccess(nest, self.symbols)
+
     def facts(self, buffers: Sequence[SSAValue]) -> tuple[object, ...]:
         """What kernels depend on beside the structure of their nest."""
         return ()
@@ -88,7 +92,7 @@ class Outliner:
         shared = self._kernels.get(key)
         if shared is None:
             name = next(self._names)
-            kernel, arguments, launch = self.kernel(name, nest, NestAccess(nest, self.symbols))
+            kernel, arguments, launch = self.kernel(name, nest, self.access(nest))
             kernel.location = nest.location
             self.module.body.block.add_op(kernel)
             operands, symbols = arguments.operands(), arguments.symbols

@@ -274,7 +274,9 @@ def emit(
     with phase("emit"):
         program = host.program_of(module)
         count("kernels", sum(isinstance(op, cpu.KernelOp) for op in module.body.block.ops))
-        count("launches", sum(isinstance(op, host.LaunchOp) for op in program.body.block.ops))
+        rare = _rare_kernels(module)
+        launches = [op for op in program.body.block.ops if isinstance(op, host.LaunchOp)]
+        count("launches", sum(op.kernel.string_value() not in rare for op in launches))
         text = emit_kernels(module)
         kernels, finish = ([], None) if device == "cpu" else gpu_kernels(module, device)
         description = emit_host(text, program, kernels=kernels, device=device)
@@ -301,8 +303,15 @@ def gpu_kernels(module: ModuleOp, device: str) -> tuple[Sequence[GpuKernel], Cal
     from ..targets.triton.kernels import device_shared_memory, device_target, start_program_kernels
 
     kernels, finish = start_program_kernels(module, device_target(device), device_shared_memory(device))
-    count("kernels", len(kernels))
+    count("kernels", len(kernels) - len(_rare_kernels(module)))
     return kernels, finish
+
+
+def _rare_kernels(module: ModuleOp) -> set[str]:
+    """The kernels of which each launch has another one beside it that runs as a rule."""
+    from ..dialects.tt_structure import RARE, FuncOp
+
+    return {op.sym_name.data for op in module.body.block.ops if isinstance(op, FuncOp) and RARE in op.attributes}
 
 
 def _symbol_positions(imported: Imported) -> dict[str, int]:

@@ -6,7 +6,7 @@
     body.py        body ops by table                                 builder.py     blocks, constants, broadcasts
     random_numbers.py                                                accumulate.py  columns kept while rows go by
     tiles.py       tiles in the IR, candidates                       user_kernels.py  launches of users' kernels
-    exchange.py    programs that share a row
+    exchange.py    programs that share a row                         bounds.py      kernels for sizes within bounds
 
 Before it: gpu-parallel-scatter (scatter.py), gpu-split-rows (rows.py), gpu-recompute (recompute.py), gpu-online-softmax (online.py),
 gpu-cooperative-rows (cooperative.py), gpu-split-reduction (split.py). After it: tt-join-launches (join.py).
@@ -19,18 +19,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Expr
 from ...dialects.expr_ranges import RangeEnv
+from ...dialects.tt_structure import RARE
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.manager import Pass
 from ..outline import Arguments, Outliner
+from .bounds import BEYOND, bounds_of, choose_bounds, is_within, narrowed, nest_beyond, write_bounds
 from .config import Machine, choose, machine
 from .kernel import is_aligned, lower_nest
 from .state import UnsupportedNest
@@ -55,12 +57,15 @@ class GpuSchedule(Pass):
         gpu = machine(self.target, self.multiprocessors)
         for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
             assert isinstance(nest, loop.NestOp)
-            info = NestAccess(nest, symbols)
             try:
-                if read_tile(nest, info) is not None:
+                if read_tile(nest, NestAccess(nest, narrowed(symbols, bounds_of(nest)))) is not None:
                     continue
             except UnsupportedNest as error:
                 self.fail(nest, str(error))
+            if bounds := choose_bounds(nest, symbols, hints):
+                write_bounds(nest, bounds)
+                self.statistic("num-bounded")
+            info = NestAccess(nest, narrowed(symbols, bounds))
             tile = choose(info, hints, gpu)
             write_tile(nest, info, tile)
             self.statistic("num-nests")
@@ -82,8 +87,14 @@ class MemToTt(Pass):
         outliner = TtOutliner(op, symbols, hints, machine(self.target))
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for nest in [n for n in func.walk() if is_nest_in_memory(n)]:
+                assert isinstance(nest, loop.NestOp)
                 try:
-                    _, shared = outliner.outline(nest)
+                    beyond = nest_beyond(nest) if bounds_of(nest) else None
+                    launch, shared = outliner.outline(nest)
+                    if beyond is not None:
+                        assert launch.parent is not None
+                        launch.parent.insert_op_after(beyond, launch)
+                        outliner.outline(beyond)
                 except UnsupportedNest as error:
                     self.fail(nest, str(error))
                 self.statistic("num-shared" if shared else "num-kernels")
@@ -103,7 +114,17 @@ class TtOutliner(Outliner):
         """See Outliner."""
         tile = read_tile(nest, info) or choose(info, self.hints, self.gpu)
         kernel, arguments, programs = lower_nest(name, nest, info, tile, self.gpu, self.exact, self.hints)
+        if bounds := bounds_of(nest):
+            within = is_within(bounds)
+            programs = programs * (1 - within if BEYOND in nest.attributes else within)
+        if BEYOND in nest.attributes:
+            kernel.attributes[RARE] = UnitAttr()
         return kernel, arguments, {"grid": [programs]}
+
+    def access(self, nest: loop.NestOp) -> NestAccess:
+        """See Outliner."""
+        bounds = {} if BEYOND in nest.attributes else bounds_of(nest)
+        return NestAccess(nest, narrowed(self.symbols, bounds))
 
     def facts(self, buffers: Sequence[SSAValue]) -> tuple[object, ...]:
         """Kernels say which addresses are aligned."""

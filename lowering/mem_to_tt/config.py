@@ -343,8 +343,9 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
 
 
 def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
-    longest = max(sizes.trips(n.loops) for n in inside)
-    fixed = all(one.size.value is not None for n in inside for one in n.loops)
+    caps = [most_trips(n, info) for n in inside]
+    fixed = None not in caps
+    longest = max(n for n in caps if n is not None) if fixed else max(sizes.trips(n.loops) for n in inside)
     crossed = [n for n in info.root.children if is_crossed(n)]
     if crossed and fixed:
         cross = min(CROSSED, max(power_of_two(sizes.trips(n.loops)) for n in crossed))
@@ -416,6 +417,18 @@ def is_crossed(node: Node) -> bool:
         return False
     plain = all(isinstance(c.op, loop.ReduceOp) and not c.children and not _is_short(c) for c in node.children)
     return bool(node.children) and plain and all(a.mode == "set" for a in node.all_accesses() if a.is_store)
+
+
+def most_trips(node: Node, info: NestAccess) -> int | None:
+    """How many iterations the loops of a node have at most; None where sizes that are symbols leave that open."""
+    return range_of(product(one.size for one in node.loops), info.ranges).hi
+
+
+def fits_on_chip(info: NestAccess) -> bool:
+    """Whether the rows of a nest are surely so short that they are kept on chip."""
+    long = long_loops(info)
+    caps = [most_trips(n, info) for n in long]
+    return bool(caps) and all(n is not None and n * max(1, kept_tensors(long)) <= ON_CHIP for n in caps)
 
 
 def _are_apart(info: NestAccess, inside: Sequence[Node]) -> bool:

@@ -28,7 +28,7 @@ from ..outline import Arguments
 from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
-from .config import CROSSED_PIECES, UNROLL, Machine, Tile, fits_i32, has_effect, is_crossed
+from .config import CROSSED_PIECES, UNROLL, Machine, Tile, fits_i32, has_effect, is_crossed, most_trips
 from .early_loads import load_early, load_once
 from .exchange import Group, draw, part_of, words_of
 from .reductions import Accumulator, accumulator, reduce_axis
@@ -479,8 +479,8 @@ class NestLowering:
     # ---- ways to run loops
 
     def whole(self, node: Node) -> int | None:
-        """How many iterations the loops of a node have, if all of them are on chip at once."""
-        trips = product(one.size for one in node.loops).value
+        """How many iterations the loops of a node have at most, if all of them are on chip at once."""
+        trips = most_trips(node, self.s.info)
         part = trips if trips is None or self.tile.group == 1 else part_of(trips, self.tile.group)
         pieces = min(self.tile.pieces, CROSSED_PIECES) if self.s.crossing else self.tile.pieces
         return trips if part is not None and len(self.tile.blocks(part)) <= pieces else None
@@ -534,7 +534,9 @@ class NestLowering:
             around = s.fixed
             s.in_place = _written_in_place(node)
             here, origin = (trips, ZERO) if self.group is None else (self.group.part(trips), self.group.start(trips))
-            left = None if self.group is None or self.group.is_even(trips) else self.group.count(trips)
+            left = s.number(total) if total.value is None else None
+            if self.group is not None and not self.group.is_even(trips):
+                left = self.group.count(trips)
             for s.piece, (first, size) in enumerate(self.tile.blocks(here)):
                 if left is not None:
                     s.axes[axis].mask = b.cmpi("slt", s.lane(axis), b.sub(left, b.int(first, s.index)))

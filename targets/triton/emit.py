@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 from xdsl.printer import Printer
 
-from ...dialects.tt_structure import FuncOp
+from ...dialects.tt_structure import RARE, FuncOp
 from ...dialects.tt_types import SPELLINGS, Spelling, spelled
 from ...passes.errors import PassError
 from .device_library import library_of
@@ -19,6 +19,9 @@ from .gpu import OPTION_NAMES
 
 DIALECTS = frozenset({"tt", "arith", "math", "scf", "cf", "ub", "gpu", "builtin"})
 """Whose operations a module may hold that Triton reads."""
+
+
+_BESIDE = OPTION_NAMES | {RARE}
 
 
 class _Nowhere(Printer):
@@ -93,15 +96,15 @@ def _text(module: ModuleOp, spelling: Spelling | None, printer: type[Printer]) -
 
 
 class _without_options:
-    """Takes the options off the functions of a module for a while: they go to Triton beside the text."""
+    """Takes the options off the functions of a module for a while: they go to Triton beside the text, or are none of its business."""
 
     def __init__(self, module: ModuleOp) -> None:
-        self.ops: list[Operation] = [op for op in module.ops if OPTION_NAMES & op.attributes.keys()]
+        self.ops: list[Operation] = [op for op in module.ops if _BESIDE & op.attributes.keys()]
         self.kept = [op.attributes for op in self.ops]
 
     def __enter__(self) -> None:
         for op, attributes in zip(self.ops, self.kept, strict=True):
-            op.attributes = {k: v for k, v in attributes.items() if k not in OPTION_NAMES}
+            op.attributes = {k: v for k, v in attributes.items() if k not in _BESIDE}
 
     def __exit__(self, *_: object) -> None:
         for op, attributes in zip(self.ops, self.kept, strict=True):

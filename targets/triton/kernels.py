@@ -14,13 +14,13 @@ from typing import Any
 
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 
-from ...dialects.tt_structure import FuncOp
+from ...dialects.tt_structure import RARE, FuncOp
 from ...dialects.tt_types import PointerType
 from ...lowering.mem_to_tt.config import machine
 from ...passes.locations import source_location
-from .compile import CompiledKernel, compile_text, start_kernels
+from .compile import CompiledKernel, Job, compile_text, start_kernels
 from .emit import kernel_modules, kernel_of, ttir_for_compiling
-from .gpu import GpuTarget, KernelOptions, TargetError
+from .gpu import GpuTarget, KernelOptions, TargetError, options_of
 from .toolchain import installed_spelling
 
 log = logging.getLogger("stepwell")
@@ -63,11 +63,15 @@ class GpuKernel:
     options: KernelOptions
     place: str
     """The kernel in words, with the user's line."""
+    limit: int = 0
+    """Bytes of shared memory that a program may have."""
     _variants: dict[tuple[bool, bool], Binary] = field(default_factory=dict)
 
     def variant(self, addresses: bool, sizes: bool) -> Binary:
         """The binary that takes `addresses`, and `sizes`, for multiples of 16 (but for the usual one compiled when it is first asked
         for). One that may not rely on addresses relies on nothing."""
+        if not self.binary.key:
+            self.take(compile_text(self.text, self.target, self.options))
         if (addresses or not self.aligned) and (sizes or not self.even):
             return self.binary
         found = self._variants.get((addresses, sizes))
@@ -76,45 +80,64 @@ class GpuKernel:
             found = self._variants[addresses, sizes] = Binary.of(compile_text(text, self.target, self.options))
         return found
 
+    def take(self, compiled: CompiledKernel) -> None:
+        """Have a binary; one of ours that takes more shared memory than a program may have is compiled again with fewer iterations of its
+        loops under way. TargetError for a kernel that takes more even so."""
+        self.binary = Binary.of(compiled)
+        if self.binary.shared > self.limit:
+            self._use_fewer_stages()
+
+    def _use_fewer_stages(self) -> None:
+        first = self.binary.shared
+        for stages in (2, 1):
+            text = _STAGES.sub(rf"\g<1>{stages}", self.text)
+            options = replace(self.options, num_stages=min(self.options.num_stages, stages))
+            compiled = compile_text(text, self.target, options)
+            if compiled.shared <= self.limit:
+                self.text, self.options, self.binary = text, options, Binary.of(compiled)
+                log.warning("%s takes %d bytes of shared memory, a program may have %d: %d stages", self.place, first, self.limit, stages)
+                return
+        raise TargetError(
+            f"{self.place} takes {self.binary.shared} bytes of shared memory, a program of {self.target.name} may have {self.limit}: "
+            "its tile (schedule = {gpu = ...}) is too large"
+        )
+
 
 UNBUILT = Binary("", b"", 0, 0, "")
-"""In the place of the binary of a kernel that is being compiled."""
+"""In the place of the binary of a kernel that is being compiled, or not needed yet."""
 
 
 def start_program_kernels(module: ModuleOp, target: GpuTarget, shared: int = 0) -> tuple[list[GpuKernel], Callable[[], None]]:
     """The kernels of a module, in its order, which begin to be compiled for `target`, and a function that waits for their binaries; raises
-    what `compile_kernels` raises. `shared`: bytes of shared memory that a program may have, 0: those of the target's table. A kernel of
-    ours that takes more is compiled again with fewer iterations of its loops under way; TargetError for one that takes more even so."""
+    what `compile_kernels` raises. Rare ones wait for their first launch. `shared`: bytes of shared memory that a program may have, 0: those
+    of the target's table."""
     if not any(isinstance(op, FuncOp) and op.is_kernel for op in module.ops):
         return [], lambda: None
     limit = shared or machine(target.name).shared
-    jobs = start_kernels(kernel_modules(module), target)
-    kernels = [_launchable(job.module, job.text, target, job.options) for job in jobs]
+    spelling = installed_spelling()
+    modules = kernel_modules(module)
+    jobs = iter(start_kernels([one for one in modules if not _is_rare(one)], target))
+    kernels: list[GpuKernel] = []
+    waiting: list[tuple[GpuKernel, Job]] = []
+    for one in modules:
+        if _is_rare(one):
+            text, options = ttir_for_compiling(one, spelling, target.backend), options_of(dict(kernel_of(one).attributes))
+            kernels.append(_launchable(one, text, target, options))
+        else:
+            job = next(jobs)
+            kernels.append(_launchable(one, job.text, target, job.options))
+            waiting.append((kernels[-1], job))
+        kernels[-1].limit = limit
 
     def finish() -> None:
-        for kernel, job in zip(kernels, jobs, strict=True):
-            kernel.binary = Binary.of(job.result())
-            if kernel.binary.shared > limit:
-                _use_fewer_stages(kernel, limit)
+        for kernel, job in waiting:
+            kernel.take(job.result())
 
     return kernels, finish
 
 
-def _use_fewer_stages(kernel: GpuKernel, limit: int) -> None:
-    """Compile a kernel that takes too much shared memory with fewer buffers for loads under way."""
-    first = kernel.binary.shared
-    for stages in (2, 1):
-        text = _STAGES.sub(rf"\g<1>{stages}", kernel.text)
-        options = replace(kernel.options, num_stages=min(kernel.options.num_stages, stages))
-        compiled = compile_text(text, kernel.target, options)
-        if compiled.shared <= limit:
-            kernel.text, kernel.options, kernel.binary = text, options, Binary.of(compiled)
-            log.warning("%s takes %d bytes of shared memory, a program may have %d: %d stages", kernel.place, first, limit, stages)
-            return
-    raise TargetError(
-        f"{kernel.place} takes {kernel.binary.shared} bytes of shared memory, a program of {kernel.target.name} may have {limit}: "
-        "its tile (schedule = {gpu = ...}) is too large"
-    )
+def _is_rare(module: ModuleOp) -> bool:
+    return RARE in kernel_of(module).attributes
 
 
 def program_kernel(module: ModuleOp, compiled: CompiledKernel) -> GpuKernel:

@@ -9,9 +9,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, i64
 
+from stepwell.dialects.expr import evaluate, sym
+from stepwell.dialects.host import LaunchOp
 from stepwell.errors import StepwellError
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.lowering.mem_to_tt.bounds import BOUNDS
 from stepwell.lowering.mem_to_tt.config import choose, machine
 from stepwell.lowering.mem_to_tt.tiles import GPU, candidates, read_tile, tile_attr
 from stepwell.passes.instrumentation import Instrumentation
@@ -146,6 +149,31 @@ def test_longer_reductions_side_by_side_keep_a_nest_of_their_own():
     run(default_pipeline("gpu", stages=STAGES), imported.module, context())
     tiles = [schedule_table(n)[GPU] for n in nests(imported.module)]
     assert len(tiles) == 2 and not any(isinstance(tile, DictionaryAttr) and "cross" in tile.data for tile in tiles)
+
+
+@pytest.mark.parametrize(("shape", "bounded"), [((6, 40), True), ((6, 64), True), ((6, 65), False), ((0, 5), True), ((3000, 3), False)])
+def test_bounds_of_sizes_stand_in_the_schedule_and_can_be_edited(shape, bounded):
+    def function(x):
+        return (torch.softmax(x, -1),)
+
+    x = randn(6, 40)
+    gm = make_fx(function, decomposition_table=decomposition_table(), tracing_mode="symbolic")(x)
+    imported = import_graph(gm, [x])
+    run(default_pipeline("gpu", stages=STAGES), imported.module, context())
+    (nest,) = nests(imported.module)
+    given = schedule_table(nest)[BOUNDS]
+    assert isinstance(given, DictionaryAttr)
+    rows, columns = sorted(given.data.items(), key=lambda item: -item[1].value.data)
+    assert columns[1] == IntegerAttr(64, i64)
+    update_schedule(nest, {BOUNDS: DictionaryAttr({rows[0]: IntegerAttr(2000, i64), columns[0]: columns[1]})})
+    run(default_pipeline("gpu", stages=["tt"]), imported.module, context())
+    launches = [op for op in imported.module.walk() if isinstance(op, LaunchOp)]
+    sizes = {sym(rows[0]): shape[0], sym(columns[0]): shape[1]}
+    grids = [evaluate(op.grid.data[0], sizes) for op in launches]
+    assert len(grids) == 2 and grids[bounded] == 0
+    y = randn(*shape)
+    (got,) = run_loop(imported.module, [y], imported.constants, imported.objects)
+    torch.testing.assert_close(got.reshape(shape), function(y)[0], rtol=2e-5, atol=2e-5)
 
 
 def test_warps_of_a_machine_with_wide_ones():

@@ -127,6 +127,20 @@ def test_dynamic_sizes(build):
         check(run, function, torch.randn(shape))
 
 
+def test_sizes_within_bounds_have_a_kernel_of_their_own(build):
+    """Rows of 300 are kept on chip up to 512 elements; longer ones run through the kernel for all sizes."""
+
+    def function(x):
+        return (torch.softmax(x * 2, -1),)
+
+    run, driver = build(function, torch.randn(5, 300), dynamic=True)
+    for shape in ((5, 300), (3, 512), (700, 1), (4, 513), (2, 0), (1, 2000)):
+        check(run, function, torch.randn(shape))
+    names = [launch.kernel for launch in driver.launches]
+    assert names == ["k0", "k0", "k0", "k1", "k0", "k1"]
+    assert {name for _, name, _ in driver.loads} == {"k0", "k1"}
+
+
 def test_sizes_are_taken_for_multiples_of_16_where_they_are(build):
     def function(x):
         return (x * 2 + 1,)

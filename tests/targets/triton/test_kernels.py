@@ -1,6 +1,7 @@
 """The kernels of a program, compiled for GPUs that have little of something."""
 
 import logging
+import pickle
 
 import pytest
 import torch
@@ -24,6 +25,21 @@ def built(shared):
     kernels, finish = start_program_kernels(module, gpu_target("sm_90"), shared)
     finish()
     return max(kernels, key=lambda kernel: kernel.binary.shared)
+
+
+def test_a_kernel_for_sizes_beyond_the_bounds_waits_for_its_first_launch(triton, cache):
+    x = torch.randn(32, 64)
+    gm = make_fx(lambda x: (torch.softmax(x, -1),), decomposition_table=decomposition_table(), tracing_mode="symbolic")(x)
+    module = import_graph(gm, (x,)).module
+    run(default_pipeline("gpu"), module, context())
+    kernels, finish = start_program_kernels(module, gpu_target("sm_90"))
+    finish()
+    usual, rare = kernels
+    assert usual.binary.key and not rare.binary.key and "rare" not in rare.text
+    assert usual.even and rare.even and "i32" in usual.text
+    everything = {usual.variant(addresses=a, sizes=s).key for a, s in ((True, True), (True, False), (False, False))}
+    assert len(everything) == 3 and usual.binary.key in everything
+    assert pickle.loads(pickle.dumps(rare)).variant(addresses=True, sizes=True).key == rare.variant(addresses=True, sizes=True).key
 
 
 def test_a_kernel_that_takes_too_much_shared_memory_has_fewer_stages(triton, cache, caplog):

@@ -1,0 +1,91 @@
+"""Bounds for sizes that are symbols: within them a nest has a kernel of its own, beside one for all sizes.
+
+    schedule = {gpu = {...}, bounds = {s0 = 65536, s1 = 2048}}
+
+Below the bounds indices fit 32 bits, and rows whose length is a symbol are kept on chip like those of a known length. The host program
+launches both kernels, one of them on an empty grid; the one for all sizes is compiled when it is first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, UnitAttr, i64
+from xdsl.ir import Operation
+
+from ...dialects import loop
+from ...dialects.expr import ONE, Expr, Sym, free_syms, maximum, minimum, product, sym
+from ...dialects.expr_ranges import Range, RangeEnv
+from ...passes.loop.nest_access import NestAccess
+from ...passes.loop.schedule_attrs import schedule_table, update_schedule
+from .config import DEFAULT_HINT, fits_i32, fits_on_chip, long_loops, power_of_two
+from .tiles import GPU
+
+BOUNDS = "bounds"
+"""Key in the schedule of a nest."""
+BEYOND = "beyond_bounds"
+"""Attribute of a nest: it runs where its bounds do not hold."""
+ROOM = (64, 16, 4, 2, 1)
+"""How many times the example of a size (rounded up to a power of two) its bound is, where that is for the width of indices only: the first
+of these for which they fit 32 bits."""
+LEAST = 1024
+"""A bound at least of sizes that are no part of a row's length."""
+
+
+def choose_bounds(nest: loop.NestOp, symbols: RangeEnv, hints: Mapping[Expr, int]) -> dict[Sym, int]:
+    """Bounds of the sizes of a nest, below which it can have a better kernel; none where it has no symbols or gains nothing."""
+    info = NestAccess(nest, symbols)
+    names: set[Sym] = set()
+    for node in info.root.walk():
+        for one in node.loops:
+            names |= free_syms(one.size)
+    for access in info.root.all_accesses():
+        names |= free_syms(access.offset)
+    free = sorted((s for s in names if symbols.get(s, Range()).hi is None), key=lambda s: s.name)
+    rows = {s for node in long_loops(info) for one in node.loops for s in free_syms(one.size)}.intersection(free)
+
+    def bounds(room: int) -> dict[Sym, int]:
+        near = {s: power_of_two(hints.get(s, DEFAULT_HINT)) for s in free}
+        return {s: n if s in rows and kept else max(LEAST, room * n) for s, n in near.items()}
+
+    narrow = fits_i32(info)
+    kept = bool(rows)
+    kept = kept and fits_on_chip(NestAccess(nest, narrowed(symbols, bounds(1))))
+    if not free or (narrow and not kept):
+        return {}
+    for room in ROOM:
+        found = bounds(room)
+        if fits_i32(NestAccess(nest, narrowed(symbols, found))):
+            return found
+    return {s: n for s, n in bounds(1).items() if s in rows} if kept else {}
+
+
+def narrowed(symbols: RangeEnv, bounds: Mapping[Sym, int]) -> RangeEnv:
+    """What is known of sizes within bounds."""
+    known = {s: Range(symbols.get(s, Range()).lo, bound) for s, bound in bounds.items()}
+    return RangeEnv({**symbols, **known}) if bounds else symbols
+
+
+def write_bounds(nest: loop.NestOp, bounds: Mapping[Sym, int]) -> None:
+    """Note bounds on a nest."""
+    update_schedule(nest, {BOUNDS: DictionaryAttr({s.name: IntegerAttr(n, i64) for s, n in bounds.items()})})
+
+
+def bounds_of(nest: Operation) -> dict[Sym, int]:
+    """The bounds that are noted on a nest."""
+    given = schedule_table(nest).get(BOUNDS)
+    entries = given.data if isinstance(given, DictionaryAttr) else {}
+    return {sym(name): n.value.data for name, n in entries.items() if isinstance(n, IntegerAttr)}
+
+
+def is_within(bounds: Mapping[Sym, int]) -> Expr:
+    """1 where all sizes keep their bounds, else 0."""
+    return product(minimum(ONE, maximum(0, bound + 1 - size)) for size, bound in bounds.items())
+
+
+def nest_beyond(nest: loop.NestOp) -> loop.NestOp:
+    """The same nest for sizes that do not keep the bounds, without the tile that was chosen for those that do."""
+    other = nest.clone()
+    kept = {key: value for key, value in schedule_table(nest).items() if key != GPU}
+    other.properties["schedule"] = DictionaryAttr(kept)
+    other.attributes[BEYOND] = UnitAttr()
+    return other
