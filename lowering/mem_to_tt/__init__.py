@@ -57,12 +57,13 @@ class GpuSchedule(Pass):
         gpu = machine(self.target, self.multiprocessors)
         for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
             assert isinstance(nest, loop.NestOp)
+            bounds = bounds_of(nest)
             try:
-                if read_tile(nest, NestAccess(nest, narrowed(symbols, bounds_of(nest)))) is not None:
+                if read_tile(nest, NestAccess(nest, narrowed(symbols, bounds))) is not None:
                     continue
             except UnsupportedNest as error:
                 self.fail(nest, str(error))
-            if bounds := choose_bounds(nest, symbols, hints):
+            if not bounds and (bounds := choose_bounds(nest, symbols, hints)):
                 write_bounds(nest, bounds)
                 self.statistic("num-bounded")
             info = NestAccess(nest, narrowed(symbols, bounds))

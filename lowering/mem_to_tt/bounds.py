@@ -17,7 +17,7 @@ from ...dialects.expr import ONE, Expr, Sym, free_syms, maximum, minimum, produc
 from ...dialects.expr_ranges import Range, RangeEnv
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.schedule_attrs import schedule_table, update_schedule
-from .config import DEFAULT_HINT, fits_i32, fits_on_chip, long_loops, power_of_two
+from .config import DEFAULT_HINT, Sizes, column_loop, fits_i32, fits_on_chip, long_loops, power_of_two
 from .tiles import GPU
 
 BOUNDS = "bounds"
@@ -40,28 +40,22 @@ def choose_bounds(nest: loop.NestOp, symbols: RangeEnv, hints: Mapping[Expr, int
             names |= free_syms(one.size)
     for access in info.root.all_accesses():
         names |= free_syms(access.offset)
-    free = sorted((s for s in names if symbols.get(s, Range()).hi is None), key=lambda s: s.name)
-    rows = {s for node in long_loops(info) for one in node.loops for s in free_syms(one.size)}.intersection(free)
-
-    def bounds(room: int) -> dict[Sym, int]:
-        near = {s: power_of_two(hints.get(s, DEFAULT_HINT)) for s in free}
-        return {s: n if s in rows and kept else max(LEAST, room * n) for s, n in near.items()}
-
-    narrow = fits_i32(info)
-    kept = bool(rows)
-    kept = kept and fits_on_chip(NestAccess(nest, narrowed(symbols, bounds(1))))
-    if not free or (narrow and not kept):
+    near = {s: power_of_two(hints.get(s, DEFAULT_HINT)) for s in sorted(names, key=lambda s: s.name)}
+    near = {s: n for s, n in near.items() if (most := symbols.get(s, Range()).hi) is None or most > n}
+    rows = {s for node in long_loops(info) for one in node.loops for s in free_syms(one.size)}.intersection(near)
+    kept = bool(rows) and column_loop(info, Sizes(hints)) is None and fits_on_chip(NestAccess(nest, narrowed(symbols, near)))
+    if not near or (fits_i32(info) and not kept):
         return {}
     for room in ROOM:
-        found = bounds(room)
+        found = {s: n if kept and s in rows else max(LEAST, room * n) for s, n in near.items()}
         if fits_i32(NestAccess(nest, narrowed(symbols, found))):
             return found
-    return {s: n for s, n in bounds(1).items() if s in rows} if kept else {}
+    return {s: n for s, n in near.items() if s in rows} if kept else {}
 
 
 def narrowed(symbols: RangeEnv, bounds: Mapping[Sym, int]) -> RangeEnv:
     """What is known of sizes within bounds."""
-    known = {s: Range(symbols.get(s, Range()).lo, bound) for s, bound in bounds.items()}
+    known = {s: symbols.get(s, Range()).intersect(Range(None, bound)) for s, bound in bounds.items()}
     return RangeEnv({**symbols, **known}) if bounds else symbols
 
 

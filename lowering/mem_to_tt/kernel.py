@@ -480,7 +480,7 @@ class NestLowering:
 
     def whole(self, node: Node) -> int | None:
         """How many iterations the loops of a node have at most, if all of them are on chip at once."""
-        trips = most_trips(node, self.s.info)
+        trips = most_trips(node, self.s.info) if self.tile.group == 1 else product(one.size for one in node.loops).value
         part = trips if trips is None or self.tile.group == 1 else part_of(trips, self.tile.group)
         pieces = min(self.tile.pieces, CROSSED_PIECES) if self.s.crossing else self.tile.pieces
         return trips if part is not None and len(self.tile.blocks(part)) <= pieces else None

@@ -27,6 +27,9 @@ PROGRAMS = {
     "extremes": lambda x: (x.amax(1), x.amin(0), x.argmax(1), x.argmin(0)),
     "variance": lambda x: torch.var_mean(x, 1, correction=0),
     "cumsum": lambda x: (x.cumsum(1), x.cumsum(0)),
+    "running extremes": lambda x: (x.cummax(1)[0], torch.logcumsumexp(x, 1)),
+    "group norm": lambda x: F.group_norm(x[None] * 1.5, 1),
+    "norm and its gradient": lambda x: norm_and_gradient(x),
     "transposed": lambda x: (x.t().contiguous(), x.t() * 2),
     "joined": lambda x: torch.cat([x, x * 2, x[:, :1]], 1),
     "padded": lambda x: F.pad(x, (1, 2, 0, 3), value=1.5),
@@ -40,6 +43,12 @@ PROGRAMS = {
     "cross-entropy": lambda x: F.cross_entropy(x, torch.arange(x.shape[0]) % x.shape[1]),
     "reshaped": lambda x: (x.reshape(-1) * 2, x.view(x.shape[1], x.shape[0]).sum(0)),
 }
+
+
+def norm_and_gradient(x):
+    mean, rstd = x.mean(1, keepdim=True), torch.rsqrt(x.var(1, keepdim=True, correction=0) + 1e-5)
+    y = (x - mean) * rstd
+    return y, torch.ops.aten.native_layer_norm_backward(x * 2, x, [x.shape[1]], mean, rstd, None, None, [True, False, False])[0]
 
 
 def example(shape, strided, dtype):

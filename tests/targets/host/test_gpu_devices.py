@@ -198,6 +198,6 @@ def test_writes_come_after_what_reads_their_argument(compile_devices):
     ours = y.clone()
     got = call([x, ours])
     for a, b in zip(got, plain(function, x, y), strict=True):
-        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-5)  # exponentials of 3 times what was rounded
     torch.testing.assert_close(ours, (y * 2).exp() + 1)
     assert len(programs) > 1
