@@ -52,6 +52,7 @@ OURS: dict[str, str] = {
     "loop-narrow-index": "passes.loop.loop_narrow_index:LoopNarrowIndex",
     "loop-split-reduction": "passes.loop.loop_split_reduction:LoopSplitReduction",
     "loop-fuse-rows": "passes.loop.loop_fuse_rows:LoopFuseRows",
+    "loop-fuse-windows": "passes.loop.loop_fuse_windows:LoopFuseWindows",
     "loop-recompute": "passes.loop.loop_recompute:LoopRecompute",
     "loop-layout": "passes.loop.loop_layout:LoopLayout",
     "loop-order": "passes.loop.loop_order:LoopOrder",

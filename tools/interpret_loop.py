@@ -26,7 +26,7 @@ from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
 from .interpret_batch import run_batch
 from .interpret_kernels import kernel_module, run_user_kernel
 from .interpret_nd import NdInterpreter, call_arguments, find_operator
-from .interpret_nest import AccessCounter, Memory, NestRunner, Order
+from .interpret_nest import AccessCounter, Memory, NestRunner, Order, poisoned
 from .interpret_tt import run_kernel
 
 ARENA_BYTES = "mem.arena_bytes"
@@ -105,7 +105,7 @@ class LoopInterpreter(NdInterpreter):
     def empty(self, op: loop.EmptyOp) -> None:
         t = op.result.type
         assert isinstance(t, TensorType)
-        self.values[op.result] = _poisoned(torch.empty(self.sizes(t.dims), dtype=TORCH_DTYPES[t.element_type]))
+        self.values[op.result] = poisoned(torch.empty(self.sizes(t.dims), dtype=TORCH_DTYPES[t.element_type]))
 
     def launch(self, op: host.LaunchOp) -> None:
         """Every program of the grid of a GPU's kernel, one after the other."""
@@ -135,7 +135,7 @@ class LoopInterpreter(NdInterpreter):
             whole = block[at : at + size].view(dtype)
         else:
             reach = 0 if 0 in sizes else start + 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-            whole = _poisoned(torch.empty(reach, dtype=dtype))
+            whole = poisoned(torch.empty(reach, dtype=dtype))
         self.starts[op.result] = whole.storage_offset()
         self.values[op.result] = whole.as_strided(sizes, strides, whole.storage_offset() + start)
 
@@ -195,13 +195,6 @@ class LoopInterpreter(NdInterpreter):
 
 def _flat(result: Any) -> list[Any]:
     return [leaf for item in result for leaf in _flat(item)] if isinstance(result, (tuple, list)) else [result]
-
-
-def _poisoned(tensor: torch.Tensor) -> torch.Tensor:
-    """Contents that show when something reads an element before it is stored."""
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        return tensor.fill_(float("nan"))
-    return tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
 
 
 _RULES: dict[type[Operation], Callable[[LoopInterpreter, Any], None]] = {

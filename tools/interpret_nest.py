@@ -20,6 +20,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from ..dialects import loop
 from ..dialects.expr import Expr, IndexMap, evaluate, to_python
 from ..errors import StepwellError
+from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
 from . import interpret_reductions, interpret_scalars
 from .philox import random_numbers
 
@@ -60,6 +61,13 @@ class Memory:
         at = self.place(index)
         old = self.decode(self.flat[at])
         self.flat[at] = self.encode(_MODES[mode](old, value))
+
+
+def poisoned(tensor: torch.Tensor) -> torch.Tensor:
+    """Contents that show when something reads an element before it is stored."""
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor.fill_(float("nan"))
+    return tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
 
 
 class AccessCounter:
@@ -327,6 +335,13 @@ class NestRunner:
             depth, op.result, f"random_number({op.kind.data!r}, {self._name(op.seed)}, {self._name(op.offset)})"
         )
 
+    def _local(self, op: loop.LocalOp, depth: int) -> None:
+        kind = op.result.type
+        name, sizes, dtype = self._new("m"), [int(d) for d in loop.shaped_dims(kind)], loop.element_type(kind)
+        self.space[f"new_{name}"] = lambda: Memory(poisoned(torch.empty(sizes, dtype=TORCH_DTYPES[dtype])), dtype, op.result.name_hint or op.name)
+        self.names[op.result] = name
+        self._line(depth, f"{name} = new_{name}()")
+
     def _for(self, op: loop.ForOp, depth: int) -> None:
         self._block(op.block, self._loops(op, depth, op.sequential is not None))
 
@@ -440,10 +455,11 @@ _RULES: dict[type[Operation], Callable[[NestRunner, Any, int], None]] = {
     loop.BoundOp: NestRunner._bound,
     loop.MathOp: NestRunner._math,
     loop.RandomOp: NestRunner._random,
+    loop.LocalOp: NestRunner._local,
     loop.ForOp: NestRunner._for,
     loop.ReduceOp: NestRunner._reduce,
     loop.ScanOp: NestRunner._scan,
     loop.YieldOp: NestRunner._yield,
 }
 
-__all__ = ["AccessCounter", "Memory", "NestRunner", "Order", "bounded"]
+__all__ = ["AccessCounter", "Memory", "NestRunner", "Order", "bounded", "poisoned"]

@@ -71,8 +71,10 @@ def touched(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
     reads: set[SSAValue] = set(op.operands[:2]) if isinstance(op, loop.ContractOp) else set()
     writes: set[SSAValue] = set()
     for inner in loop.walk_bodies(op):
-        if isinstance(inner, loop.LoadOp) and inner.operands[0] not in outs:
-            reads.add(inner.operands[0])
+        if not isinstance(inner, loop.AccessOp) or isinstance(inner.shaped.owner, loop.LocalOp):
+            continue
+        if isinstance(inner, loop.LoadOp):
+            reads.update(() if inner.source in outs else (inner.source,))
         elif isinstance(inner, loop.StoreOp):
             target = outs.get(inner.operands[1], inner.operands[1])
             writes.add(target)

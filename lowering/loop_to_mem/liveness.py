@@ -112,7 +112,7 @@ def _captured(block: Block, found: dict[SSAValue, None]) -> None:
     for op in block.ops:
         if isinstance(op, loop.AccessOp):
             shaped = op.shaped
-            if not (isinstance(shaped.owner, Block) and _is_body(shaped.owner)):
+            if not isinstance(shaped.owner, loop.LocalOp) and not (isinstance(shaped.owner, Block) and _is_body(shaped.owner)):
                 found[shaped] = None
         for region in op.regions:
             for inner in region.blocks:

@@ -243,6 +243,9 @@ class Lowering:
                 second += self._second_homes(self, op, choice.argument, choice.result, buffer, taken, choice.may_store)
         for argument, buffer in zip(arguments, buffers, strict=True):
             Rewriter.replace_value_with_new_type(argument, buffer.type)
+        for local in [inner for inner in op.block.ops if isinstance(inner, loop.LocalOp)]:
+            t = tensor_type(local.result)
+            Rewriter.replace_value_with_new_type(local.result, BufferType.get(t.dims, t.element_type, None, 0, t.device.data))
         for result, buffer in zip(results, buffers, strict=True):
             self.place(result, buffer)
         if not any(size is ZERO for size in op.loop_sizes):

@@ -342,6 +342,12 @@ def named_math(s: State, op: Operation) -> None:
     s.values[op.result] = s.b.pure(cpu.MathOp, tuple(operands), operands[0].type, {"kind": cpu_kind(name)}, name)
 
 
+def local(s: State, op: Operation) -> None:
+    """loop.local: a piece of the stack of the thread that runs the iteration."""
+    assert isinstance(op, loop.LocalOp)
+    s.pointers[op.result] = s.b.place(cpu.LocalOp.make(max(op.bytes, 1), 64), s.b.floor).results[0]
+
+
 RULES: dict[type[Operation], Rule] = {
     arith.ConstantOp: constant,
     arith.AndIOp: logic,
@@ -365,6 +371,7 @@ RULES: dict[type[Operation], Rule] = {
     arith.IndexCastOp: index_cast,
     loop.LoadOp: lower_load,  # pyright: ignore[reportAssignmentType]
     loop.StoreOp: lower_store,  # pyright: ignore[reportAssignmentType]
+    loop.LocalOp: local,
     loop.IndexOp: index,
     loop.BoundOp: bound,
     loop.MathOp: named_math,

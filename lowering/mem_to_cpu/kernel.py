@@ -393,8 +393,9 @@ def _begin(
 def _effects(nest: loop.NestOp, info: NestAccess, arguments: Arguments) -> dict[str, Attribute]:
     """Which pointer arguments the kernel reads and writes."""
     position = {buffer: k for k, buffer in enumerate(arguments.buffers)}
-    reads = sorted({position[a.buffer] for a in info.access.values() if not a.is_store or a.mode != "set"})
-    writes = sorted({position[a.buffer] for a in info.access.values() if a.is_store})
+    outside = [a for a in info.access.values() if a.buffer not in info.local]
+    reads = sorted({position[a.buffer] for a in outside if not a.is_store or a.mode != "set"})
+    writes = sorted({position[a.buffer] for a in outside if a.is_store})
     found: dict[str, Attribute] = {
         "reads": DenseArrayBase.from_list(i64, reads),
         "writes": DenseArrayBase.from_list(i64, writes),

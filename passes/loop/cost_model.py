@@ -16,7 +16,7 @@ from typing import Literal
 
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import AnyFloat
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Expr, free_dims, linear_coeff, sym
@@ -160,12 +160,14 @@ def nest_work(info: NestAccess, schedule: Schedule, hints: Mapping[Expr, int], m
 def _repeated(units: Units, schedule: Schedule, trips: float) -> float:
     """Operations that the schedule's cost counts for each iteration, though they run outside of a loop on which they do not depend: what
     is the same in all lanes, and, where the other loops run inside of the vector loop, what is the same in all of these."""
+    if schedule.style == "inner":
+        return min(_same_in_lanes(units.info.root, units, schedule, None, trips, {}), 0.9 * schedule.cost)
     info = units.info
     if schedule.style != "lanes" or schedule.vector is None or info.root.children:
         return 0.0
     lanes = schedule.vector.dim
     saved = 0.0
-    for op, roots in body_roots(units):
+    for op, roots in body_roots(units, units.info.nest.regions[0].blocks[0], {}):
         if op in info.access or op.results[0] in info.exprs:
             continue
         if lanes not in roots:
@@ -173,6 +175,23 @@ def _repeated(units: Units, schedule: Schedule, trips: float) -> float:
         elif schedule.rows_inside and roots == {lanes}:
             saved += op_cost(op) * (1 - max(1, units.size(schedule.vector.size)) / trips)
     return min(saved / 16 * trips, 0.9 * schedule.cost)
+
+
+def _same_in_lanes(
+    node: Node, units: Units, schedule: Schedule, lanes: tuple[Expr, int] | None, trips: float, roots: dict[SSAValue, frozenset[Expr]]
+) -> float:
+    """Operations that are counted in all lanes of the loops inside of a nest, and are the same there. `lanes`: the loop that runs along the
+    lanes in the body of `node`, and how many."""
+    saved = 0.0
+    for region in node.op.regions:
+        for op, own in body_roots(units, region.blocks[0], roots):
+            if lanes is not None and lanes[0] not in own and op not in units.info.access and op.results[0] not in units.info.exprs:
+                saved += op_cost(op) * (1 - 1 / lanes[1]) / 16 * trips
+    for child in node.children:
+        choice = schedule.inner.get(child)
+        inside = lanes if choice is None else (choice[0].dim, choice[1])
+        saved += _same_in_lanes(child, units, schedule, inside, trips * units.trips(child.loops), roots)
+    return saved
 
 
 def access_kinds(units: Units, schedule: Schedule) -> dict[str, int]:

@@ -210,13 +210,13 @@ class Footprint:
 
     def by_buffer(self) -> tuple[dict[SSAValue, int], dict[SSAValue, int]]:
         """(bytes read, bytes written) of each buffer: distinct elements, each once whatever the number of accesses; what the nest itself
-        stored before does not count as read."""
+        stored before does not count as read, and the memory of one iteration not at all."""
         everything = self.extents(self.plan)
         read: dict[SSAValue, dict[object, float]] = {}
         written: dict[SSAValue, dict[object, float]] = {}
         most: dict[SSAValue, float] = {}
         made = {s.buffer for s in self.streams if s.stores}
-        for stream in self.streams:
+        for stream in [s for s in self.streams if s.buffer not in self.info.local]:
             size = stream.elements(everything) * stream.element
             most[stream.buffer] = max(most.get(stream.buffer, 0.0), stream.total * stream.element)
             if stream.stores or stream.adds:

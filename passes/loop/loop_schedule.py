@@ -15,7 +15,7 @@ from math import gcd
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, IntegerType, ModuleOp, StringAttr, f64
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ZERO, Expr, evaluate, free_dims, free_syms, linear_coeff, sym
@@ -379,7 +379,7 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Schedule:
 def has_few_units(cost: Cost, schedule: Schedule) -> bool:
     """Whether the loops of the nest are too few for threads, so that these share the reductions inside."""
     root = cost.info.root
-    if schedule.serial or not root.children:
+    if schedule.serial or not root.children or cost.info.local:
         return False
     units = 1.0
     for one in root.loops:
@@ -406,7 +406,7 @@ def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
     wanted, tile = table.get("vector"), table.get("tile")
     named = _loop_at(root, wanted.value.data) if isinstance(wanted, IntegerAttr) else None
     candidates: list[Schedule] = []
-    if not (isinstance(wanted, StringAttr) and wanted.data == "inner"):
+    if not cost.info.local and not (isinstance(wanted, StringAttr) and wanted.data == "inner"):
         for one in root.loops:
             if one.dim in serial or not one.positions or cost.size(one.size) < 2 or named not in (None, one):
                 continue
@@ -427,11 +427,11 @@ def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
     return min(candidates, key=lambda c: c.cost)
 
 
-def body_roots(cost: Cost) -> Iterator[tuple[Operation, frozenset[Expr]]]:
-    """(op, dimensions that its result depends on) for the ops directly in the body of the nest that have one result."""
+def body_roots(cost: Cost, block: Block, roots: dict[SSAValue, frozenset[Expr]]) -> Iterator[tuple[Operation, frozenset[Expr]]]:
+    """(op, dimensions that its result depends on) for the ops directly in a body of the nest that have one result. `roots` has what values of
+    the bodies around it depend on, and gets what those of this one do."""
     info = cost.info
-    roots: dict[SSAValue, frozenset[Expr]] = {}
-    for op in info.nest.regions[0].blocks[0].ops:
+    for op in block.ops:
         if len(op.results) != 1:
             continue
         access = info.access.get(op)
@@ -447,7 +447,8 @@ def body_roots(cost: Cost) -> Iterator[tuple[Operation, frozenset[Expr]]]:
 
 def _column_cost(cost: Cost, d: Expr) -> float:
     """Cost of the body ops, loads apart, that depend on loop `d` and on no other."""
-    return sum(op_cost(op) for op, roots in body_roots(cost) if roots == {d} and op not in cost.info.access)
+    body = cost.info.nest.regions[0].blocks[0]
+    return sum(op_cost(op) for op, roots in body_roots(cost, body, {}) if roots == {d} and op not in cost.info.access)
 
 
 def _column_lanes(root: Node, one: Loop, cost: Cost) -> int:

@@ -113,6 +113,8 @@ class NestAccess:
         self.exprs: dict[SSAValue, Expr] = {}
         self.opaque: dict[Dim, SSAValue] = {}
         self.access: dict[Operation, Access] = {}
+        self.local: set[SSAValue] = set()
+        """Buffers that each iteration of the nest has for itself."""
         self.nodes: dict[Operation, Node] = {}
         self._count = 0
         self._known: dict[Expr, Range] = dict(symbols)
@@ -180,6 +182,8 @@ class NestAccess:
                 node.num_ops += op_cost(op)
             elif isinstance(op, loop.LoopLike):
                 node.children.append(self._node(op, node))
+            elif isinstance(op, loop.LocalOp):
+                self.local.add(op.result)
             elif isinstance(op, arith.ConstantOp):
                 if isinstance(op.result.type, (IndexType, IntegerType)) and op.result.type != loop.i1:
                     assert isinstance(op.value, IntegerAttr)

@@ -91,6 +91,12 @@ class NestCopy:
     def _bound(self, op: loop.BoundOp) -> None:
         self.place[op.result] = self.body.bound(self.value(op.input), op.size.data, op.what, op.wrap is not None)
 
+    def _local(self, op: loop.LocalOp) -> None:
+        made = loop.LocalOp.make(op.result.type)
+        made.result.name_hint = op.result.name_hint
+        self.body.append(made)
+        self.values[op.result] = made.result
+
     def _for(self, op: loop.ForOp) -> None:
         new = loop.ForOp.build_for(op.loop_sizes)
         if op.sequential is not None:
@@ -125,6 +131,7 @@ _RULES: dict[type[Operation], Callable[[NestCopy, Any], None]] = {
     loop.StoreOp: NestCopy._store,
     loop.IndexOp: NestCopy._index,
     loop.BoundOp: NestCopy._bound,
+    loop.LocalOp: NestCopy._local,
     loop.ForOp: NestCopy._for,
     loop.ReduceOp: NestCopy._reduce,
     loop.ScanOp: NestCopy._scan,

@@ -81,6 +81,8 @@ def accesses(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
     reads: set[SSAValue] = set(op.operands[:2]) if isinstance(op, loop.ContractOp) else set()
     writes: set[SSAValue] = set()
     for inner in loop.walk_bodies(op):
+        if not isinstance(inner, loop.AccessOp) or isinstance(inner.shaped.owner, loop.LocalOp):
+            continue
         if isinstance(inner, loop.LoadOp):
             reads.add(outs.get(inner.source, inner.source))
         elif isinstance(inner, loop.StoreOp):
