@@ -51,7 +51,7 @@ from .expr_syntax import ExprAttr, IndexMapAttr, format_expr, parse_expr, parse_
 from .loop_base import LoopLike, element_type, is_shaped, shaped_dims, walk_bodies
 from .loop_batch import BATCH, BatchOp, batch_symbols
 from .loop_contract import ContractOp
-from .loop_local import LocalOp
+from .loop_local import LocalOp, local_bytes
 from .loop_syntax import (
     INDEX,
     IndexOperands,
@@ -731,5 +731,5 @@ Loop = Dialect(
 __all__ = [
     "BATCH", "INDEX", "KINDS", "SCAN_KINDS", "STORE_MODES", "AccessOp", "BatchOp", "BoundOp", "ContractOp", "EmptyOp", "ForOp", "IndexOp",
     "LoadOp", "LocalOp", "Loop", "LoopLike", "MathOp", "NestOp", "RandomOp", "ReduceOp", "ScanOp", "StoreOp", "YieldOp", "batch_symbols",
-    "element_type", "is_shaped", "kinds_attr", "shaped_dims", "walk_bodies",
+    "element_type", "is_shaped", "kinds_attr", "local_bytes", "shaped_dims", "walk_bodies",
 ]  # fmt: skip

@@ -21,9 +21,8 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": ("nd-canonicalize", "nd-attention", "nd-sink-cat", "nd-stack-products", "nd-small-products"),
         "loop": (
-            "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "loop-fuse", "loop-fuse-rows", "loop-fuse-windows",
-            "contract-bias", "loop-inline",
-            "contract-accumulate", "loop-layout", "loop-order",
+            "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "loop-fuse{local-bytes=65536}", "loop-fuse-rows",
+            "loop-fuse-windows", "contract-bias", "loop-inline", "contract-accumulate", "loop-layout", "loop-order",
         ),
         "mem": ("loop-to-mem", "mem-plan", "loop-schedule", "mem-join-nests", "contract-select"),
         "cpu": ("mem-to-cpu",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, MutableSet
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
@@ -69,7 +70,9 @@ def apply_wishes(
             log.debug("the pipeline has no pass 'loop-batch'")
     if any(wishes.values()):
         try:
-            pipeline.replace(LoopFuse.name, LoopFuse(**wishes))
+            # beside what the target says
+            there = next((p for p in pipeline.passes() if isinstance(p, LoopFuse)), LoopFuse())
+            pipeline.replace(LoopFuse.name, replace(there, **wishes))
         except PipelineError:
             log.warning("no_fuse and fuse have no effect: the pipeline has no pass 'loop-fuse'")
     if last:

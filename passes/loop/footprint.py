@@ -53,6 +53,14 @@ class Stream:
             low, high = min(self.starts), max(self.starts)
             parts.append(((high - low) / (len(self.starts) - 1), len(self.starts)))
         count, elements, span = 1.0, 1.0, 1.0
+        counted = set(self.steps)
+        for step, most, roots in self.jumps:
+            n = min(most, prod(extents.get(d, 1) for d in roots if d not in counted))
+            counted |= roots
+            if step and n >= most:
+                parts.append((step, most))  # every place that there is, whatever their order
+            elif step:
+                count *= max(1, n)
         for step, n in sorted(parts):
             if step <= max(span, line):
                 wider = step * (n - 1) + span
@@ -60,12 +68,6 @@ class Stream:
                 span = wider
             else:
                 count *= n
-        counted = set(self.steps)
-        for step, most, roots in self.jumps:
-            n = min(most, prod(extents.get(d, 1) for d in roots if d not in counted))
-            counted |= roots
-            if step:
-                count *= max(1, n)
         return count, elements, span
 
     def place(self, extents: Mapping[Expr, float]) -> object:

@@ -2,7 +2,8 @@
 
 A *step* is one loop over the members' inner sizes (a `loop.for`), one reduction, or code outside of any inner loop. Members go into the
 earliest step with their sizes that comes after everything they need; members in one step share its loop. A value that a later step
-needs is kept as a scalar if it does not depend on the step's loops, else computed again there, or stored in an out and loaded.
+needs is kept as a scalar if it does not depend on the step's loops, else computed again there, or stored and loaded: in memory of the
+iteration (`loop.local`) where that is small and nobody else needs it, else in an out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Block, BlockArgument, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Expr, RangeEnv, dim, dims_subs, prove_lt
+from ...dialects.expr import Dim, Expr, RangeEnv, dim, dims_subs, free_dims, prove_lt
+from ...dialects.nd_types import tensor_type
 from .body import Body
 from .fusion_align import LoopEnvs
 from .fusion_types import Group, Member
@@ -24,6 +26,10 @@ from .nest_info import NestInfo, uses_opaque
 MOST_PLACES = 2
 """Later reads of a value at more places than this load it. What is computed again at each place computes what it is made of again too: a
 chain of stencils would grow by the number of places with each step."""
+
+
+SHORT_ROW = 16
+"""Rows shorter than this are not kept in memory of the iteration: a nest with such memory has its lanes along the rows."""
 
 
 @dataclass
@@ -44,6 +50,12 @@ class Local:
     step: int
     value: SSAValue | None = None
     out: SSAValue | None = None
+    axes: tuple[int, ...] | None = None
+    """Where `out` is memory of the iteration: the dimensions of the tensor that it has."""
+
+    def place(self, index: Sequence[Expr]) -> Sequence[Expr]:
+        """An index of the tensor as one of `out`."""
+        return index if self.axes is None else [index[axis] for axis in self.axes]
 
 
 class GroupWriter:
@@ -56,6 +68,7 @@ class GroupWriter:
         envs: LoopEnvs,
         needed: Callable[[SSAValue], bool],
         placed: Callable[[Group, Member, Sequence[Expr]], tuple[Expr, ...]],
+        local_bytes: int = 0,
     ):
         self.group, self.inlined, self.envs, self.needed, self.placed = group, inlined, envs, needed, placed
         self.steps: list[Step] = []
@@ -66,6 +79,8 @@ class GroupWriter:
         self._reads: tuple[int, dict[SSAValue, list[tuple[Member, tuple[Expr, ...] | None]]]] | None = None
         self.replaced: list[SSAValue] = []
         self.inner: tuple[Expr, ...] = ()
+        self.local_bytes = local_bytes
+        """How much memory an iteration may still take for itself."""
 
     def write(self) -> loop.NestOp:
         """The fused nest; `results` of the group's nests that it replaces are in `self.replaced`, in the order of its own results."""
@@ -85,6 +100,12 @@ class GroupWriter:
             # none when all that is read of the chain is at hand as a scalar
             self.locals[chained].out = args.get(self._chain_end(chained))
         self.body = Body(nest.block, self.group.outer, self.envs.symbols, None)
+        for tensor, local in self.locals.items():
+            if local.axes is not None:
+                kind = tensor_type(tensor)
+                made = loop.LocalOp.make(kind.with_dims([kind.dims[axis] for axis in local.axes]))
+                made.result.name_hint = tensor.name_hint
+                local.out = self.body.append(made).results[0]
         for number, step in enumerate(self.steps):
             self._write_step(number, step)
         self.replaced = outs
@@ -238,11 +259,54 @@ class GroupWriter:
             host = self._host(tensor, late, outs)
             if host is not None:
                 self.shared_out[tensor] = host
+            elif self._keeps_in_iteration(tensor, late):
+                local.axes = self._own_axes(local)
+                self.local_bytes -= self._own_bytes(tensor, local.axes)
             elif local.member.info.is_pointwise and not self._same_tensor_chain(local.member) and len({i for _, i in late}) <= MOST_PLACES:
                 self.recomputed.add(tensor)
             else:
                 outs.append(tensor)
         return outs
+
+    def _keeps_in_iteration(self, tensor: SSAValue, late: list[tuple[Member, tuple[Expr, ...] | None]]) -> bool:
+        """Whether a value that later steps need is kept in memory of the iteration: rows that are small and not too short, read where this
+        iteration made them, unless computing it again is cheaper than loading it."""
+        local = self.locals[tensor]
+        member, index, step = local.member, local.index, self.steps[local.step]
+        if not self.local_bytes or step.kind != "for" or not member.info.is_pointwise or not set(index) >= set(self._inner_dims(member)):
+            return False
+        axes = self._own_axes(local)
+        rows = [tensor_type(tensor).dims[axis].value for axis in axes]
+        if len(set(index)) < len(index) or not all(isinstance(e, Dim) for e in index) or None in rows or (rows[-1] or 0) < SHORT_ROW:
+            return False
+        others = [axis for axis in range(len(index)) if axis not in axes]
+        if any(i is None or any(i[axis] is not index[axis] for axis in others) for _, i in late):
+            return False
+        again = len({i for _, i in late}) <= MOST_PLACES and not (self._is_heavy(member.info) and any(self._in_reduction(*r) for r in late))
+        return not again and self._own_bytes(tensor, axes) <= self.local_bytes
+
+    def _is_heavy(self, info: NestInfo) -> bool:
+        """Whether a nest computes something expensive, inlined producers counted in."""
+        return bool(info.heavy) or any(self._is_heavy(self.inlined[a.tensor]) for a in info.reads if a.tensor in self.inlined)
+
+    def _inner_dims(self, member: Member) -> list[Expr]:
+        base = len(self.group.outer)
+        return [dim(base + k) for k in range(len(member.inner))]
+
+    def _own_axes(self, local: Local) -> tuple[int, ...]:
+        """The dimensions of a tensor that the loops of its step go over."""
+        inner = self._inner_dims(local.member)
+        return tuple([axis for axis, e in enumerate(local.index) if e in inner])
+
+    @staticmethod
+    def _own_bytes(tensor: SSAValue, axes: Sequence[int]) -> int:
+        kind = tensor_type(tensor)
+        return loop.local_bytes(kind.with_dims([kind.dims[axis] for axis in axes]))
+
+    def _in_reduction(self, member: Member, index: tuple[Expr, ...] | None) -> bool:
+        """Whether a member reads at an index that depends on loops of its own inside of the step's: again and again."""
+        first = len(self.group.outer) + len(member.inner)
+        return index is None or any(d.index >= first for e in index for d in free_dims(e))
 
     def _same_tensor_chain(self, member: Member) -> bool:
         return any(init in self.locals for init in member.info.outs)
@@ -366,7 +430,7 @@ class GroupWriter:
             if local.value is not None and (self._is_scalar(tensor) or local.step == number) and self._same_place(local, index):
                 return local.value if mask is None or other is None else self.body.select(mask, local.value, other)
             assert local.out is not None, f"no value of {tensor} at hand"
-            return self.body.load(local.out, index, mask, other, mutable=True)
+            return self.body.load(local.out, local.place(index), mask, other, mutable=True)
         if local is not None and local.value is not None and local.step == number and self._same_place(local, index):
             return local.value if mask is None or other is None else self.body.select(mask, local.value, other)
         producer = local.member.info if local is not None else self.inlined.get(tensor)
@@ -379,11 +443,11 @@ class GroupWriter:
     def _same_place(self, local: Local, index: tuple[Expr, ...]) -> bool:
         return list(index) == self._at(local.index)
 
-    def keep(self, member: Member, k: int, value: SSAValue) -> SSAValue | None:
-        """Remember the value that a member stores in its out `k`; returns the out to store it in, if any."""
+    def keep(self, member: Member, k: int, value: SSAValue) -> Local:
+        """Remember the value that a member stores in its out `k`; returns where it is to be stored, if at all."""
         local = self.locals[member.info.op.results[k]]
         local.value = value
-        return local.out
+        return local
 
 
 def _apart(a: Sequence[Expr], b: Sequence[Expr], other_iteration: Sequence[Expr], env: RangeEnv) -> bool:
@@ -447,6 +511,6 @@ class _Copy(NestCopy):
             self.result = value
             return
         k = self.member.info.out_args.index(op.operands[1])
-        out = self.writer.keep(self.member, k, value)
-        if out is not None:
-            self.body.store(value, out, index, op.store_mode, mask)
+        local = self.writer.keep(self.member, k, value)
+        if local.out is not None:
+            self.body.store(value, local.out, local.place(index), op.store_mode, mask)

@@ -222,7 +222,7 @@ class NestFacts:
             if heavy == 0:
                 return ""
             numel, times = self.count(info.sizes), self._times_read(consumers[0], tensor)
-            if times <= 1.5 * numel or numel * 8 <= self.iterations(consumers[0]):
+            if times <= 1.5 * numel or max(numel, times) * 8 <= self.iterations(consumers[0]):
                 return ""
             return f"its reader needs each element {times / max(numel, 1):.3g} times, and it costs {heavy} heavy operations"
         if ops <= MAX_BODY // 4 and self._meet(info, consumers):

@@ -58,6 +58,9 @@ class LoopFuse(Pass):
     keep_parallel: int = 0
     """Nests with as many parallel iterations are not merged into one with fewer: a GPU needs them to be busy."""
 
+    local_bytes: int = 0
+    """Memory that an iteration of a fused nest may have for values that its loops hand on, on the stack of a CPU's thread."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_ranges(op), symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
@@ -72,7 +75,7 @@ class LoopFuse(Pass):
             if planner.wishes is not None:
                 for apart, entries in planner.wishes.island.items():
                     apart.attributes["no_fuse"] = StringAttr(min(entries))  # for the passes after this one
-            rewrite(func, plan, planner)
+            rewrite(func, plan, planner, self.local_bytes)
             self.statistic("num-nests-before", before)
             self.statistic("num-nests-after", sum(isinstance(u, Group) for u in plan.units))
             self.statistic("num-inlined", len(plan.inlined))
@@ -117,7 +120,7 @@ def plan_with_wishes(
     return found, plan, wishes.outcomes(found)
 
 
-def rewrite(func: FuncOp, plan: Plan, planner: Planner) -> None:
+def rewrite(func: FuncOp, plan: Plan, planner: Planner, local_bytes: int = 0) -> None:
     """Put the plan into effect: one nest for each group, units in the plan's order, unused nests gone."""
     block = func.body.block
     users = _group_users(plan, planner)
@@ -133,7 +136,7 @@ def rewrite(func: FuncOp, plan: Plan, planner: Planner) -> None:
             block.add_op(op)
             plan.nests[op] = unit
             continue
-        writer = GroupWriter(unit, plan.inlined, planner.envs, lambda t, u=unit: _needed(t, u, users), planner.placed)
+        writer = GroupWriter(unit, plan.inlined, planner.envs, lambda t, u=unit: _needed(t, u, users), planner.placed, local_bytes)
         nest = writer.write()
         block.add_op(nest)
         plan.nests[nest] = unit

@@ -111,6 +111,8 @@ class Facts:
                 (self.place[op.result],) = op.map.data.apply([self.place[v] for v in op.operands])
             elif isinstance(op, loop.BoundOp):
                 self.opaque.add(self._new_dim(op.result, op.size.data))
+            elif isinstance(op, loop.LocalOp):
+                self.refusal = self.refusal or "its iterations have memory of their own"
             elif isinstance(op, loop.LoopLike):
                 if isinstance(op, loop.ForOp) and op.sequential is not None:
                     self.refusal = self.refusal or "one of its loops is sequential"
