@@ -16,9 +16,11 @@ from .nd_types import element_bytes
 
 @irdl_op_definition
 class LocalOp(QuickOp):
-    """`%rows = loop.local : !nd.tensor<10 x 128 x f32>` in the body of a nest: a small tensor (at the memory level a buffer) that belongs to
-    one iteration of the nest's loops. Its contents are undefined when the iteration begins; loops inside store to it and load from it, and
-    the statements of the body run in their order. Nothing outside sees it, so threads and iterations have one each."""
+    """`%rows = loop.local : !nd.tensor<10 x 128 x f32>` in the body of a nest: a small tensor (at the memory level a buffer) that belongs
+    to one iteration of the nest's loops.
+
+    Its contents are undefined when the iteration begins; loops inside store to it and load from it, and the statements of the body run in
+    their order. Nothing outside sees it, so threads and iterations have one each."""
 
     name = "loop.local"
     result = result_def()

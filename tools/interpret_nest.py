@@ -338,7 +338,8 @@ class NestRunner:
     def _local(self, op: loop.LocalOp, depth: int) -> None:
         kind = op.result.type
         name, sizes, dtype = self._new("m"), [int(d) for d in loop.shaped_dims(kind)], loop.element_type(kind)
-        self.space[f"new_{name}"] = lambda: Memory(poisoned(torch.empty(sizes, dtype=TORCH_DTYPES[dtype])), dtype, op.result.name_hint or op.name)
+        what = op.result.name_hint or op.name
+        self.space[f"new_{name}"] = lambda: Memory(poisoned(torch.empty(sizes, dtype=TORCH_DTYPES[dtype])), dtype, what)
         self.names[op.result] = name
         self._line(depth, f"{name} = new_{name}()")
 

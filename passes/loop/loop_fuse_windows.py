@@ -29,7 +29,7 @@ from .window_emit import write_window
 from .window_plan import Producer, WindowPlan, WindowPlanner, only_reader, producer_of
 
 ROWS = "window_rows"
-"""Attribute of a nest. Before the pass, on the reader: the iterations of a tile, 0 to leave its producers alone. Afterwards what was chosen."""
+"""Attribute of a nest. Before the pass, on the reader: the iterations of a tile, 0 to leave its producers alone. Afterwards the choice."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ class WindowSearch:
 
 
 def _seconds(work: Work, touched: float, fewest: float = 0.0) -> float:
-    """The time of a nest that is run again and again with others, all of which touch so many bytes: what a cache cannot hold of these has left
-    it when the nest begins. More where fewer iterations than `fewest` are left to run in parallel, and fewer than threads want."""
+    """The time of a nest that is run again and again with others, all of which touch so many bytes: what a cache cannot hold of these has
+    left it when the nest begins. More where fewer iterations than `fewest` are left to run in parallel, and fewer than threads want."""
     own = work.read + work.written
     traffic = [max(t, own if touched > level.bytes else 0.0) for t, level in zip(work.traffic, SERVER.levels, strict=False)]
     seconds = estimate(replace(work, traffic=tuple(traffic)), SERVER).seconds

@@ -428,8 +428,8 @@ def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
 
 
 def body_roots(cost: Cost, block: Block, roots: dict[SSAValue, frozenset[Expr]]) -> Iterator[tuple[Operation, frozenset[Expr]]]:
-    """(op, dimensions that its result depends on) for the ops directly in a body of the nest that have one result. `roots` has what values of
-    the bodies around it depend on, and gets what those of this one do."""
+    """(op, dimensions that its result depends on) for the ops directly in a body of the nest that have one result. `roots` has what values
+    of the bodies around it depend on, and gets what those of this one do."""
     info = cost.info
     for op in block.ops:
         if len(op.results) != 1:

@@ -1,10 +1,10 @@
 """Writing a nest that computes a producer by tiles (window_plan.py).
 
-    loop.nest (%c = 64, %t = 8) outs(%y) {
-      %rows = loop.local : !nd.tensor<1 x 10 x 128 x f32>
-      loop.for (%r = 10, %w = 128) { ... loop.store %v, %rows[0, %r, %w] }       // row 8 t + r - 1 of the producer
-      loop.for (%q = 8, %w = 128) { ... loop.load %rows[0, %q + 1, %w] ... loop.store %u, %y[%c, %t * 8 + %q, %w] }
-    }
+loop.nest (%c = 64, %t = 8) outs(%y) {
+  %rows = loop.local : !nd.tensor<1 x 10 x 128 x f32>
+  loop.for (%r = 10, %w = 128) { ... loop.store %v, %rows[0, %r, %w] }       // row 8 t + r - 1 of the producer
+  loop.for (%q = 8, %w = 128) { ... loop.load %rows[0, %q + 1, %w] ... loop.store %u, %y[%c, %t * 8 + %q, %w] }
+}
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import ZERO, Expr, as_expr, dim, maximum, minimum
+from ...dialects.expr import ZERO, Expr, as_expr, maximum, minimum
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd_types import TensorType
 from .body import Body
@@ -84,9 +84,12 @@ class _Writer:
     def _consume(self, copy: _Reads, inner: Sequence[Expr]) -> None:
         """The reader's body, in one iteration of each of its loops."""
         tiling, sizes, body = self.plan.tiling, self.plan.reader.sizes, self.body
-        copy.enter(self.reader.indices, tiling.places(sizes, inner, body.env))
-        for index, size in tiling.beyond(sizes, inner):
-            copy.guard = body.logical_and(copy.guard, body.inside(index, size))
+        places = tiling.places(sizes, inner)
+        copy.rows = dict(zip(self.reader.indices, places, strict=True))
+        # what is beyond the last iteration repeats it, and is not stored
+        copy.enter(self.reader.indices, [body.simplify(minimum(e, size - 1)) for e, size in zip(places, sizes, strict=True)])
+        for k, _ in tiling.tiles:
+            copy.guard = body.logical_and(copy.guard, body.inside(places[k], sizes[k]))
         copy.block(self.reader.block)
 
 
@@ -111,6 +114,8 @@ class _Reads(NestCopy):
         super().__init__(writer.body, {})
         self.plan, self.local = writer.plan, local
         self.guard: SSAValue | None = None
+        self.rows: dict[SSAValue, Expr] = {}
+        """The reader's loops as `Tiling.places` has them."""
         self.outs = dict(zip(writer.reader.out_args, writer.nest.out_args, strict=True))
 
     def read(self, op: loop.LoadOp, index: tuple[Expr, ...], mask: SSAValue | None, other: SSAValue | None) -> SSAValue:
@@ -119,10 +124,10 @@ class _Reads(NestCopy):
         if op.source is not self.plan.producer.result:
             return self.body.load(op.source, index, mask, other)
         sizes = self.plan.producer.sizes
-        plain = op.index_map.apply([self.place[v] for v in op.index_operands])
+        plain = op.index_map.apply([self.rows.get(v) or self.place[v] for v in op.index_operands])
         at = [
-            e if window.whole else without_clamp(e, size) - window.low
-            for e, size, window in zip(plain, sizes, self.plan.windows, strict=True)
+            inside if window.whole else without_clamp(e, size) - window.low
+            for inside, e, size, window in zip(index, plain, sizes, self.plan.windows, strict=True)
         ]
         return self.body.load(self.local, at, mask, other, mutable=True)
 

@@ -8,7 +8,7 @@ inner loops run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -34,7 +34,7 @@ from ...dialects.expr import (
     minimum,
     product,
 )
-from ...dialects.expr_ranges import Range, RangeEnv, range_of, simplify
+from ...dialects.expr_ranges import Range, RangeEnv, range_of
 from ...dialects.nd_types import element_bytes
 from .fusion_wishes import title
 from .nest_info import Access, NestInfo, nest_info
@@ -128,31 +128,23 @@ class Tiling:
         """The loops of the new nest: the outer ones, then those over tiles."""
         return [*(sizes[k] for k in self.outer), *(ceildiv(sizes[k], rows) for k, rows in self.tiles)]
 
-    def places(self, sizes: Sequence[Expr], inner: Sequence[Expr], env: RangeEnv) -> list[Expr]:
-        """The index of each loop of the reader, over the new nest's loops and `inner`, those in the body in order. Iterations of a last
-        tile that are outside repeat the last one inside; see `beyond`."""
+    def places(self, sizes: Sequence[Expr], inner: Sequence[Expr]) -> list[Expr]:
+        """The index of each loop of the reader, over the new nest's loops and `inner`, those in the body in order. A last tile may go beyond
+        the end of a loop."""
         rest = iter(inner)
         tiled = dict(self.tiles)
         found: list[Expr] = []
-        for k, size in enumerate(sizes):
+        for k in range(len(sizes)):
             if k in self.outer:
                 found.append(dim(self.outer.index(k)))
-            elif k not in tiled:
-                found.append(next(rest))
             else:
-                found.append(simplify(minimum(self._tiled(k, next(rest)), size - 1), env))
+                found.append(self._tiled(k, next(rest)) if k in tiled else next(rest))
         return found
 
     def inner_sizes(self, sizes: Sequence[Expr]) -> list[Expr]:
         """The reader's loops in the body of the new nest, in its order."""
         tiled = dict(self.tiles)
         return [as_expr(tiled[k]) if k in tiled else size for k, size in enumerate(sizes) if k not in self.outer]
-
-    def beyond(self, sizes: Sequence[Expr], inner: Sequence[Expr]) -> Iterator[tuple[Expr, Expr]]:
-        """(index, size) of each loop that runs in tiles, before it was moved inside."""
-        rows = dict(zip([k for k in range(len(sizes)) if k not in self.outer], inner, strict=True))
-        for k, _ in self.tiles:
-            yield self._tiled(k, rows[k]), sizes[k]
 
     def _tiled(self, k: int, row: Expr) -> Expr:
         number = [t for t, _ in self.tiles].index(k)
@@ -323,10 +315,10 @@ class WindowPlanner:
         outer = tiling.outer_sizes(info.sizes)
         inside = [*own, *(dim(INNER + len(own) + k) for k in range(len(info.inner_sizes)))]
         loops = dict(zip(inside, (*tiling.inner_sizes(info.sizes), *info.inner_sizes), strict=True))
-        inner = {d: n for d, size in loops.items() if (n := size.value) is not None}
+        inner: dict[Expr, int] = {d: n for d, size in loops.items() if (n := size.value) is not None}
         loops.update((dim(k), size) for k, size in enumerate(outer))
         env = RangeEnv({**self.symbols, **{d: Range.of_size(size) for d, size in loops.items()}})
-        places = [*tiling.places(info.sizes, own, env), *inside[len(own) :]]
+        places = [*tiling.places(info.sizes, own), *inside[len(own) :]]
         # loaded indices have the dimensions after those of all loops: nothing is known of them
         unknown = dim(INNER - 1)
         places += [unknown] * len(info.opaque)
