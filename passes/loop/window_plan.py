@@ -129,8 +129,8 @@ class Tiling:
         return [*(sizes[k] for k in self.outer), *(ceildiv(sizes[k], rows) for k, rows in self.tiles)]
 
     def places(self, sizes: Sequence[Expr], inner: Sequence[Expr]) -> list[Expr]:
-        """The index of each loop of the reader, over the new nest's loops and `inner`, those in the body in order. A last tile may go beyond
-        the end of a loop."""
+        """The index of each loop of the reader, over the new nest's loops and `inner`, those in the body in order. A last tile may go
+        beyond the end of a loop."""
         rest = iter(inner)
         tiled = dict(self.tiles)
         found: list[Expr] = []
