@@ -1,4 +1,5 @@
-"""What loop-fuse-rows decided, told as decisions of the plan: reductions that run in the rows of another nest, and those that do not."""
+"""What loop-fuse-rows and loop-fuse-windows decided, told as decisions of the plan: reductions that run in the rows of another nest, nests
+that are computed by tiles in their reader, and those that do not."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import replace
 from xdsl.ir import Operation
 
 from ..passes.loop.fusion_plan import Group, Plan, Planner
+from ..passes.loop.loop_fuse_windows import WindowSearch
 from ..passes.loop.row_fusion_plan import MARKED, RowFusion, RowPlanner
 from . import explain_model as model
 
@@ -25,6 +27,18 @@ class RowReader:
             for part in fusion.parts:
                 self._merged(fusion.facts.nest, part.facts.nest, part.bytes)
 
+    def read_windows(self, search: WindowSearch) -> None:
+        """The same for nests that are computed by tiles in their reader."""
+        for refusal in search.refused:
+            self._refused(refusal.producer, refusal.reader, refusal.reason, "is it computed by tiles in its reader")
+        for fusion in search.fused:
+            reader, producer = self._group(fusion.reader), self._group(fusion.producer)
+            if reader is None or producer is None or fusion.nest is None:
+                continue
+            self.plan.nests[fusion.nest] = self.plan.nests[fusion.reader]
+            reason = f"the first is computed by tiles in the second ({reader.sizes})"
+            self._join(reader, producer, self._between(fusion.producer, fusion.reader), reason, fusion.bytes, last=False)
+
     def _group(self, nest: Operation) -> model.FusedGroup | None:
         found = self.plan.nests.get(nest)
         return self.groups.get(found.order) if isinstance(found, Group) else None
@@ -39,26 +53,29 @@ class RowReader:
         pairs = (p for p in self.graph.pairs if not p.fused)
         return [p for p in pairs if (p.first in one and p.second in other) or (p.first in other and p.second in one)]
 
-    def _refused(self, first: Operation, second: Operation, reason: str) -> None:
+    def _refused(self, first: Operation, second: Operation, reason: str, what: str = "does it run in the rows of the other") -> None:
         for pair in self._between(first, second):
             if reason not in pair.reason:
                 place = self.graph.pairs.index(pair)
-                self.graph.pairs[place] = replace(pair, reason=f"{pair.reason}; nor does it run in the rows of the other: {reason}")
+                self.graph.pairs[place] = replace(pair, reason=f"{pair.reason}; nor {what}: {reason}")
 
     def _merged(self, first: Operation, second: Operation, size: int) -> None:
         rows, part = self._group(first), self._group(second)
         if rows is None or part is None:
             return
-        gone = self._between(first, second)
+        reason = f"the second, a reduction over rows, runs in the rows of the first ({rows.sizes})"
+        self._join(rows, part, self._between(first, second), reason, size, last=True)
+
+    def _join(self, group: model.FusedGroup, part: model.FusedGroup, gone: list[model.Pair], reason: str, size: int, *, last: bool) -> None:
+        """Tell that `part` became part of `group`, its members the `last` ones or the first."""
         places = tuple(dict.fromkeys(place for pair in gone for place in pair.places))
         for pair in gone:
             self.graph.pairs.remove(pair)
-        names = rows.members[-1], part.members[0]
-        reason = f"the second, a reduction over rows, runs in the rows of the first ({rows.sizes})"
-        self.graph.pairs.append(model.Pair(*names, True, reason, size, places))
+        before, after = (group, part) if last else (part, group)
+        self.graph.pairs.append(model.Pair(before.members[-1], after.members[0], True, reason, size, places))
         for one in self.graph.loops:
             if one.group == part.number:
-                one.group = rows.number
-        rows.members += part.members
-        rows.inside += part.inside
+                one.group = group.number
+        group.members = [*before.members, *after.members]
+        group.inside += part.inside
         self.graph.groups.remove(part)

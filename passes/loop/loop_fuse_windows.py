@@ -34,13 +34,16 @@ ROWS = "window_rows"
 
 @dataclass(frozen=True)
 class WindowFusion:
-    """A producer that is computed in its reader, with both times in seconds; or the reason why it is not."""
+    """A producer that is computed in its reader: the nest that takes the place of both, both times in seconds, the bytes that no longer go
+    to memory and come back. Or the reason why it is not."""
 
     producer: loop.NestOp
-    reader: loop.NestOp | None
+    reader: loop.NestOp
     reason: str = ""
+    nest: loop.NestOp | None = None
     apart: float = 0.0
     together: float = 0.0
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,17 +71,14 @@ class LoopFuseWindows(Pass):
                     self.remark(fused.producer, _remark(fused), "applied")
             if self.remarks_wanted:
                 for refused in search.refused:
-                    assert refused.reader is not None
                     text = f"not computed by tiles in {title(refused.reader)}: {refused.reason}"
                     self.remark(refused.producer, text, "missed")
             self.record("window-fusion", search)
 
 
 def _remark(fused: WindowFusion) -> str:
-    assert fused.reader is not None
-    return (
-        f"computed by tiles in its reader {title(fused.reader)}: {fused.together * 1e6:.3g} us where two nests take {fused.apart * 1e6:.3g}"
-    )
+    times = f"{fused.together * 1e6:.3g} us where two nests take {fused.apart * 1e6:.3g}"
+    return f"computed by tiles in its reader {title(fused.reader)}: {times}"
 
 
 class WindowSearch:
@@ -130,7 +130,7 @@ class WindowSearch:
             us = f"{costs[best] * 1e6:.3g} us where two nests take {apart * 1e6:.3g}"
             return self._refuse(nest, reader, f"it would take {us}")
         _replace(nest, reader, made, plan)
-        self.fused.append(WindowFusion(nest, reader, "", apart, costs[best]))
+        self.fused.append(WindowFusion(nest, reader, "", made, apart, costs[best], 2 * producer.bytes(self.hints)))
         return self.fused[-1]
 
     def _work(self, nest: loop.NestOp) -> Work:
