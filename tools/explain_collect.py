@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from types import BuiltinFunctionType
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
@@ -68,7 +69,7 @@ class Collector:
             for node in gm.graph.nodes:
                 if node.op in ("call_function", "call_method", "call_module"):
                     place = places.get(node.name) or _stack_place(node.meta.get("stack_trace"))
-                    graph.operators[node.name] = model.Operator(node.name, str(node.target), place)
+                    graph.operators[node.name] = model.Operator(node.name, _target(node.target), place)
         else:
             for op in func.body.block.ops:
                 for name in names_of(op)[:1]:
@@ -166,6 +167,11 @@ class Collector:
         arena: Any = func.attributes.get(ARENA_BYTES)
         if arena is not None:
             graph.arena = evaluate(arena.data, _known(arena.data, hints)) if free_syms(arena.data) else int(arena.data)
+
+
+def _target(target: object) -> str:
+    """What a node of the graph calls."""
+    return target.__name__ if isinstance(target, BuiltinFunctionType) else str(target)
 
 
 def _written(op: Operation, hints: dict[str, int]) -> Iterable[SSAValue]:

@@ -94,14 +94,28 @@ def report(graphs: Sequence[Graph], machine: Machine, name: str) -> list[Block]:
         Text(
             (
                 f"{len(graphs)} graph{'s' if len(graphs) > 1 else ''}. Machine, one thread: {machine.gflops:.3g} Gflop/s (f32), "
-                f""
                 f"{', '.join(f'{level.gbs:.3g} GB/s from {level.name}' for level in machine.levels[1:])}; {_threads(machine)}.",
             )
         )
     )
     for k, graph in enumerate(graphs):
-        blocks += _graph(k, graph, machine)
+        blocks += [_known_columns(block) if isinstance(block, Table) else block for block in _graph(k, graph, machine)]
     return blocks
+
+
+def _known_columns(table: Table) -> Table:
+    """A table without the column of the user's lines where none is known (a module of a library that was compiled by itself)."""
+    if "source" not in table.headers:
+        return table
+    at = table.headers.index("source")
+    if any(row[at] for row in table.rows):
+        return table
+    numbers = frozenset(k - (k > at) for k in table.numbers)
+    return Table(_without(table.headers, at), tuple(_without(row, at) for row in table.rows), numbers)
+
+
+def _without(row: tuple[str, ...], at: int) -> tuple[str, ...]:
+    return row[:at] + row[at + 1 :]
 
 
 def _threads(machine: Machine) -> str:

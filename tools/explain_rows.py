@@ -76,6 +76,12 @@ class RowReader:
         for one in self.graph.loops:
             if one.group == part.number:
                 one.group = group.number
+        names = "+".join(group.members), "+".join(part.members)
         group.members = [*before.members, *after.members]
+        order = self.graph.order
+        if all(name in order for name in names):
+            first, second = sorted(map(order.index, names))
+            order[second] = "+".join(group.members)
+            del order[first]
         group.inside += part.inside
         self.graph.groups.remove(part)

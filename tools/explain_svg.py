@@ -129,7 +129,8 @@ def roofline(graph: Graph, machine: Machine) -> str:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(i, min(s, machine.gflops)) for i, s in points))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         x, y = at(0.02, 0.02 * speed)
-        parts.append(svg.text(x, y - 6, f"{name} {speed:.3g} GB/s", colour=colour))
+        halo = 'paint-order="stroke" stroke="#fff" stroke-width="4"'
+        parts.append(svg.text(x, y - 6, f"{name} {speed:.3g} GB/s", colour=colour, extra=halo))
     for step in kernels:
         time = step.alone_us
         x, y = at(step.intensity, step.flops / time / 1e3 if time else machine.gflops)

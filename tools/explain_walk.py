@@ -83,7 +83,8 @@ def _dependencies(graph: Graph) -> list[str]:
     for one in graph.loops:
         reads = [f"{u.name}[{u.index}]" for u in one.reads]
         after = [n for n in dict.fromkeys(u.name for u in one.reads) if n in makers]
-        found.append(f"{one.label} reads {_list(reads)}; needs {_list(after) if after else 'only arguments and library results'}")
+        needs = _list(after) if after else "only arguments and library results" if reads else "nothing"
+        found.append(f"{one.label} reads {_list(reads) if reads else 'nothing'}; needs {needs}")
     return found
 
 
