@@ -29,7 +29,7 @@ class RowReader:
 
     def read_windows(self, search: WindowSearch) -> None:
         """The same for nests that are computed by tiles in their reader."""
-        for refusal in search.refused:
+        for refusal in (r for r in search.refused if r.reason != MARKED):
             self._refused(refusal.producer, refusal.reader, refusal.reason, "is it computed by tiles in its reader")
         for fusion in search.fused:
             reader, producer = self._group(fusion.reader), self._group(fusion.producer)

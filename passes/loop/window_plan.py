@@ -38,6 +38,7 @@ from ...dialects.expr_ranges import Range, RangeEnv, range_of
 from ...dialects.nd_types import element_bytes
 from .fusion_wishes import title
 from .nest_info import Access, NestInfo, nest_info
+from .row_fusion_plan import MARKED
 
 LOCAL_BYTES = 128 * 1024
 """Memory that the tiles of one nest may take: it lies on a thread's stack, and should stay in the second cache at worst."""
@@ -181,7 +182,7 @@ class Producer:
 def producer_of(op: loop.NestOp, symbols: RangeEnv) -> Producer | str:
     """The facts about a nest as a producer, or why it is none."""
     if "no_fuse" in op.attributes:
-        return "it is marked no_fuse"
+        return MARKED
     if len(op.results) != 1 or not isinstance(op.outs[0].owner, loop.EmptyOp):
         return "it has several results, or is built on another tensor"
     info = nest_info(op)
@@ -249,7 +250,7 @@ class WindowPlanner:
         """The ways to do it, or why there is none."""
         info = self.reader
         if "no_fuse" in info.op.attributes:
-            return f"{title(info.op)} is marked no_fuse"
+            return MARKED
         if any(isinstance(op, (loop.ScanOp, loop.ForOp)) and _is_ordered(op) for op in loop.walk_bodies(info.op)):
             return f"the loops of {title(info.op)} run in order"
         if any(isinstance(op, loop.LoadOp) and op.source in info.out_args for op in loop.walk_bodies(info.op)):
