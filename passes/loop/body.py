@@ -9,18 +9,19 @@ were loaded from a tensor (see `Body.bound`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import UNKNOWN_LOC, FloatAttr, IntegerAttr, IntegerType, LocationAttr, StringAttr, UnitAttr, i1, i64
+from xdsl.dialects.builtin import UNKNOWN_LOC, FloatAttr, IntegerAttr, IntegerType, LocationAttr, StringAttr, UnitAttr, i1, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import loop
 from ...dialects.create import create
-from ...dialects.expr import Expr, IndexMap, as_expr, dim, dims_subs, free_dims
-from ...dialects.expr_ranges import Range, RangeEnv, prove_ge0, prove_lt, simplify
+from ...dialects.expr import Add, Expr, IndexMap, as_expr, dim, dims_subs, free_dims
+from ...dialects.expr_ranges import Range, RangeEnv, prove_ge0, prove_lt, range_of, simplify
 from ...dialects.expr_syntax import ExprAttr, IndexMapAttr
 from ...dialects.nd_types import compute_type, is_float
 
@@ -55,6 +56,19 @@ _CMPI = {"eq": 0, "ne": 1, "slt": 2, "sle": 3, "sgt": 4, "sge": 5, "ult": 6, "ul
 _CMPF = {"oeq": 1, "ogt": 2, "oge": 3, "olt": 4, "ole": 5, "one": 6, "ord": 7, "une": 13, "uno": 14}
 
 
+_INDEX_ARITHMETIC: dict[type[Operation], Callable[[Expr, Expr], Expr]] = {
+    arith.AddiOp: operator.add, arith.SubiOp: operator.sub, arith.MuliOp: operator.mul,
+}  # fmt: skip
+SMALL = 1 << 20
+"""Factors of index arithmetic that cannot leave 64 bits."""
+
+
+def _constant(value: SSAValue) -> Expr | None:
+    """An integer constant as an expression."""
+    op = value.owner
+    return as_expr(op.value.value.data) if isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr) else None
+
+
 class Body:
     """A cursor in a nest: ops are appended to the innermost open block, pure ones as far out as they can go."""
 
@@ -82,7 +96,9 @@ class Body:
         return self._level.get(value, 0)
 
     def pure(self, cls: type[Operation], operands: Sequence[SSAValue], result: Attribute, properties: dict[str, Attribute]) -> SSAValue:
-        """The result of a pure op, placed as far out as its operands allow and shared with an equal one."""
+        """The result of a pure op, placed as far out as its operands allow and shared with an equal one. Sums of indices are indices."""
+        if cls in _INDEX_ARITHMETIC and (e := self._index_arithmetic(cls, operands, result)) is not None:
+            return self.index_value(e, result)
         key = (cls, result, *map(id, operands), *((k, id(v)) for k, v in properties.items()))
         found = self._known.get(key)
         if found is not None:
@@ -95,6 +111,26 @@ class Body:
         self._known[key] = value
         self._keys[level].append(key)
         return value
+
+    def _index_arithmetic(self, cls: type[Operation], operands: Sequence[SSAValue], result: Attribute) -> Expr | None:
+        """What integer arithmetic on index expressions and constants gives, as an index expression; None where something else is in it, or
+        where it might not fit the type."""
+        if self._computed.keys().isdisjoint(operands) or result not in (i32, i64):
+            return None
+        a, b = (self._computed.get(v) or _constant(v) for v in operands)
+        if a is None or b is None or (cls is arith.MuliOp and not (a.is_const or b.is_const)):
+            return None
+        e = _INDEX_ARITHMETIC[cls](a, b)
+        return e if self._fits(e, result) else None
+
+    def _fits(self, e: Expr, dtype: Attribute) -> bool:
+        """Whether an index expression surely fits an integer type; sizes that are symbols are below 2^40."""
+        r = range_of(e, self.env)
+        if r.lo is not None and r.hi is not None:
+            most = 1 << (30 if dtype == i32 else 62)
+            return -most < r.lo and r.hi < most
+        terms = e.terms if isinstance(e, Add) else ()
+        return dtype == i64 and sum(abs(factor) for _, factor in terms) < SMALL and (e.constant if isinstance(e, Add) else 0) < SMALL
 
     def append(self, op: Operation) -> Operation:
         """Append an op with effects or regions to the innermost block."""

@@ -17,7 +17,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, IntegerType, ModuleOp, StringAttr, f64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from ...dialects import loop
+from ...dialects import loop, mem
 from ...dialects.expr import ZERO, Expr, evaluate, free_dims, free_syms, linear_coeff, sym
 from ...dialects.expr_ranges import Range, RangeEnv
 from ...dialects.nd_types import RangeAttr, element_bytes
@@ -247,9 +247,9 @@ class Cost:
             choice.update(inner)
         given = _given_loop(node)
         for one in node.loops:
-            if sequential or given is False or (given is not None and one is not given):
+            if given is False or (given is not None and one is not given):
                 continue
-            if any(self._meets(node, one.dim)):
+            if not self._keeps_order(node, one) if sequential else any(self._meets(node, one.dim)):
                 continue
             size = self.size(one.size)
             if size < 2:
@@ -262,6 +262,17 @@ class Cost:
                 cost = found
                 choice = {node: (one, width)}
         return cost, choice
+
+    def _keeps_order(self, node: Node, one: Loop) -> bool:
+        """Whether a loop whose iterations run in order may run along the lanes: lanes that combine into one element do so one after the
+        other, those that overwrite one too; what is loaded must not have been stored in the loop."""
+        stores = [a for a in node.all_accesses() if a.is_store]
+        memory = {_allocation(a.buffer) for a in stores}
+        if one is not node.loops[-1] or len(memory) != len(stores):
+            return False
+        if any(not a.is_store and _allocation(a.buffer) in memory for a in self.info.root.all_accesses()):
+            return False
+        return not node.children or all(a.mode != "set" for a in stores)
 
     def _meets(self, node: Node, d: Expr) -> list[bool]:
         return [True for a in node.all_accesses() if a.mode != "set" and not self.injective(a, d)]
@@ -290,6 +301,13 @@ class Cost:
         if found is None:
             found = self._weights[node] = _weight(node.op, self.info)
         return found
+
+
+def _allocation(buffer: SSAValue) -> SSAValue:
+    """The buffer that one is a view of."""
+    while isinstance(buffer.owner, mem.ViewOp):
+        buffer = buffer.owner.operands[0]
+    return buffer
 
 
 def _joining(op: loop.ReduceOp) -> float:

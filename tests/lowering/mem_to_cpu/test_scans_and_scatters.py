@@ -253,3 +253,44 @@ def test_free_loops_leave_a_sequential_one(nests, c):
     )
     nests(text)(xs, ii, jj, os)
     torch.testing.assert_close(os, want)
+
+
+@pytest.mark.parametrize("size", [1, 17, 1000])
+@pytest.mark.parametrize("reduce", ["sum", "prod", "amax", "amin", None])
+def test_scatter_of_computed_values(reduce, size):
+    """Values in vectors, combined one after the other; of those that overwrite each other the last one stays."""
+    torch.manual_seed(8)
+    i, x, o = torch.randint(0, 12, (size,)), torch.randn(size), torch.randn(12)
+    if reduce is None:
+        i = torch.randperm(1000)[:size]
+        o = torch.randn(1000)
+
+    def f(o, i, x):
+        y = torch.exp(x).sin()
+        return o.scatter(0, i, y) if reduce is None else o.scatter_reduce(0, i, y, reduce)
+
+    torch.testing.assert_close(torch.compile(f, backend="stepwell", dynamic=size == 17)(o, i, x), f(o, i, x), rtol=1e-4, atol=1e-4)
+
+
+def test_last_of_equal_places_stays():
+    i, x = torch.arange(1000) % 7, torch.randn(1000)
+    o = torch.compile(lambda o, i, x: o.index_put((i,), (x * 2).sin()), backend="stepwell")(torch.zeros(7), i, x)
+    torch.testing.assert_close(o, (x * 2).sin()[-6 - 1 :][torch.argsort(i[-7:])])
+
+
+def test_places_that_are_sums_of_indices():
+    """Indices computed from positions are index expressions: overlapping windows add up without loaded indices."""
+    x = torch.randn(2, 4 * 9, 64)
+    f = lambda x: torch.nn.functional.fold(x, (8, 8), 3, padding=1)  # noqa: E731
+    torch.testing.assert_close(torch.compile(f, backend="stepwell")(x), f(x))
+    table, places = torch.randn(31, 5), torch.arange(16)
+    g = lambda t: t[(places[None] - places[:, None]) + 15].permute(2, 0, 1) + t[-1 - places // 2, 0]  # noqa: E731
+    torch.testing.assert_close(torch.compile(g, backend="stepwell")(table), g(table))
+
+
+def test_arithmetic_that_leaves_its_type():
+    """A product of a position that wraps around is no index."""
+    f = lambda x: (torch.arange(50) * 6364136223846793005 + 1442695040888963407) * x  # noqa: E731
+    g = lambda x: (torch.arange(50, dtype=torch.int32) * 100_000_000 + 5) + x  # noqa: E731
+    assert torch.equal(torch.compile(f, backend="stepwell")(torch.arange(50)), f(torch.arange(50)))
+    assert torch.equal(torch.compile(g, backend="stepwell")(torch.arange(50, dtype=torch.int32)), g(torch.arange(50, dtype=torch.int32)))

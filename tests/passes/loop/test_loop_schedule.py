@@ -248,3 +248,31 @@ def test_short_rows_are_vectors(columns):
 def test_what_an_unrolled_loop_reads_again_is_kept():
     """The rows of x are gathered once for all k."""
     assert chosen(NEAREST).style == "lanes"
+
+
+SCATTER = """
+func.func @forward(%i : !mem.buffer<1000 x i64>, %x : !mem.buffer<1000 x f32>, %o : !mem.buffer<50 x f32>) {{
+  loop.nest () outs(%oo = %o : !mem.buffer<50 x f32>) {{
+    loop.for (%e = 1000) {{
+      %k = loop.load %i[%e] : !mem.buffer<1000 x i64> -> i64
+      %b = loop.bound %k, 50 "index" : i64
+      %a = loop.load {source} -> f32
+      %v = math.exp %a : f32
+      loop.store %v, %oo[%b] {mode} : f32, !mem.buffer<50 x f32>
+    }} attributes {{sequential}}
+  }}
+  func.return
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "source, lanes",
+    [("%x[%e] : !mem.buffer<1000 x f32>", True), ("%o[%b] : !mem.buffer<50 x f32>", False)],
+)
+def test_iterations_in_order_run_along_the_lanes_where_they_read_nothing_that_they_store(source, lanes):
+    """Expensive values are computed in vectors, and combined one lane after the other."""
+    _, module = parse(SCATTER.format(source=source, mode="add"))
+    schedule = choose(NestAccess(nest_of(module), RangeEnv()), {})
+    (choice,) = schedule.inner.values()
+    assert (choice is not None) == lanes
