@@ -139,7 +139,7 @@ def _bias(op: loop.ContractOp, store: loop.StoreOp) -> Matrix | None:
 
 
 def merge_batch(p: Product) -> Product:
-    """Drop batch loops of size 1 and join neighbours whose strides allow it."""
+    """Drop batch loops of size 1 and join neighbours whose strides allow it, and the last with the rows where these share B."""
     loops = [
         (s, (a, b, c)) for s, a, b, c in zip(p.batch, p.a.batch, p.b.batch, p.c.batch, strict=True) if s is not ONE
     ]
@@ -151,6 +151,15 @@ def merge_batch(p: Product) -> Product:
                 merged[-1] = (outer * size, steps)
                 continue
         merged.append((size, steps))
+    m, row_a, row_c = p.m, p.a.row, p.c.row
+    if merged and p.a.column is ONE and p.c.column is ONE:
+        # rows of A that share B, though they are counted as a batch: keys and values that several heads share
+        size, (step_a, step_b, step_c) = merged[-1]
+        if step_b is ZERO and (m is ONE or (step_a is row_a * m and step_c is row_c * m)):
+            row_a, row_c = (step_a, step_c) if m is ONE else (row_a, row_c)
+            m = m * size
+            merged.pop()
+    p = replace(p, m=m, a=replace(p.a, row=row_a), c=replace(p.c, row=row_c))
     a, b, c = (tuple(steps[i] for _, steps in merged) for i in range(3))
     matrices = (replace(x, batch=steps) for x, steps in ((p.a, a), (p.b, b), (p.c, c)))
     return Product(tuple(s for s, _ in merged), p.m, p.n, p.k, *matrices, bias=p.bias, accumulate=p.accumulate)

@@ -13,7 +13,9 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from ...dialects import loop, nd
 from ...dialects.call_args import UNDEFINED, Arg, Call, CallAttr
 from ...dialects.create import create
-from ...dialects.expr import Expr, IndexMap, as_expr, dim, product, strides_contiguous
+from ...dialects.expr import Expr, FloorDiv, IndexMap, Mod, as_expr, dim, free_dims, product, strides_contiguous
+from ...dialects.expr_ranges import Range, RangeEnv
+from ...dialects.expr_walk import children
 from ...dialects.nd_pointwise import OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, is_float, tensor_type
 from ...passes.loop.body import Body
@@ -398,30 +400,56 @@ def _index_put(low: Lowering, op: nd.IndexPutOp) -> None:
 def _matmul(low: Lowering, op: nd.MatmulOp) -> None:
     t = tensor_type(op.result)
     depth = tensor_type(op.lhs).dims[-1]
-    rank = t.rank
-    batch, m, n, k = [dim(i) for i in range(rank - 2)], dim(rank - 2), dim(rank - 1), dim(rank)
+    sizes: list[Expr] = []
+    index: list[Expr] = []  # of the product, in the loops of the contraction
+    for k, size in enumerate(t.dims):
+        parts = _parts(low, op, k, size) if k < t.rank - 2 else [size]
+        steps = strides_contiguous(parts)
+        index.append(sum((dim(len(sizes) + i) * step for i, step in enumerate(steps)), as_expr(0)))
+        sizes += parts
+    (*batch, m, n), k = index, dim(len(sizes))
     lhs, rhs = (
-        _contract_operand(low, x, IndexMap(rank + 1, (*batch, *at)))
+        _contract_operand(low, x, IndexMap(len(sizes) + 1, (*batch, *at)), sizes)
         for x, at in ((op.lhs, (m, k)), (op.rhs, (k, n)))
     )
-    contract = loop.ContractOp.build_contract(t.dims, depth, lhs, rhs, [low.empty(t)], compute_type(t.element_type))
-    body = Body(contract.block, t.dims, low.symbols, None)
-    body.store(low.rounded(body, contract.accumulator, t.element_type), contract.out_args[0], [dim(i) for i in range(rank)])
+    contract = loop.ContractOp.build_contract(sizes, depth, lhs, rhs, [low.empty(t)], compute_type(t.element_type))
+    body = Body(contract.block, sizes, low.symbols, None)
+    body.store(low.rounded(body, contract.accumulator, t.element_type), contract.out_args[0], index)
     low.add(contract, op)
     low.bind(op.result, contract.results[0])
 
 
-def _contract_operand(low: Lowering, x: SSAValue, access: IndexMap) -> tuple[SSAValue, IndexMap]:
-    """A tensor and the map of a contraction's indices into it; views are absorbed when they stay linear."""
+def _parts(low: Lowering, op: nd.MatmulOp, k: int, size: Expr) -> list[Expr]:
+    """The sizes of the loops that batch dimension `k` is made of: where an operand divides its index (heads that share keys), what is
+    outside of the divisor and what is inside, so that no loop is divided and nothing copied."""
+    divisors: set[int] = set()
+    for x in op.operands:
+        for e in low.values[x].map.results:
+            divisors |= {int(d.rhs) for d in _divisions(e) if free_dims(d) == {dim(k)} and d.rhs.is_const}
+    inner, parts = 1, []
+    for divisor in sorted(divisors):
+        if size.value is None or size.value % divisor or divisor % inner:
+            return [size]
+        parts.insert(0, as_expr(divisor // inner))
+        inner = divisor
+    return [size // inner, *parts]
+
+
+def _divisions(e: Expr) -> list[FloorDiv | Mod]:
+    """The divisions in an expression."""
+    found = [e] if isinstance(e, (FloorDiv, Mod)) else []
+    return found + [d for inner in children(e) if inner.has_div for d in _divisions(inner)]
+
+
+def _contract_operand(low: Lowering, x: SSAValue, access: IndexMap, sizes: Sequence[Expr]) -> tuple[SSAValue, IndexMap]:
+    """A tensor and the map of a contraction's indices (over `sizes`, then the depth) into it; views are absorbed when they stay linear."""
     value = low.values[x]
-    if isinstance(value.root, SSAValue) and not any(_has_division(e) for e in value.map.results):
-        return value.root, value.map.compose(access)
+    if isinstance(value.root, SSAValue):
+        ranges = {**low.symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(sizes)}}
+        seen = value.map.compose(access).simplify(RangeEnv(ranges))
+        if not any(e.has_div for e in seen.results):
+            return value.root, seen
     return low.tensor(x), access
-
-
-def _has_division(e: Expr) -> bool:
-    text = str(e)
-    return "floordiv" in text or "mod" in text
 
 
 def _conv(low: Lowering, op: nd.ConvOp) -> None:

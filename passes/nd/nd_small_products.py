@@ -20,7 +20,7 @@ from xdsl.ir import Operation, SSAValue
 from ...dialects import nd
 from ...dialects.expr import as_expr, product
 from ...dialects.nd_base import IntsAttr
-from ...dialects.nd_pointwise import OPS, CastOp
+from ...dialects.nd_pointwise import OPS, CastOp, CmpOp, FmaOp, PointwiseOp, SelectOp
 from ...dialects.nd_types import FLOATS, TensorType, compute_type, element_bytes, tensor_type
 from ..loop.library_cost import size
 from ..loop.loop_fuse import symbol_hints
@@ -42,6 +42,10 @@ SCATTERED = 128
 VECTOR = 4096
 """Elements of a left matrix up to which it is, where the right ones are vectors (256 x (16 x 64 x 1) took 16 us, as products 29; of one row
 of 256 6 us, as products 440; 16 x 256 x 1 even)."""
+_CHEAP = ("add", "sub", "mul", "neg", "abs", "relu", "maximum", "minimum")
+CHEAP = frozenset((*(OPS[name] for name in _CHEAP), CastOp, CmpOp, FmaOp, SelectOp))
+MOST_OPS = 12
+"""What an operand is computed with, at most, if it is to be computed for each product again."""
 TILE_ROWS = 6
 FEWEST_TILES = 32
 """Register tiles below which the difference is not worth the code of another nest."""
@@ -73,6 +77,8 @@ def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = DEEPEST
         return False
     if rows is ONE and columns is ONE:
         return True
+    if not (_is_cheap(op.lhs) and _is_cheap(op.rhs)):
+        return False
     count = size(product(batch), hints)
     if count * -(-size(rows, hints) // TILE_ROWS) < FEWEST_TILES:
         return False
@@ -84,6 +90,21 @@ def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = DEEPEST
     if rows is ONE:
         deepest, most = 2 * deepest, 2 * most
     return 0 < depth.value <= deepest and columns.value <= widest and elements <= (SCATTERED if _scattered(op.rhs) else most)
+
+
+def _is_cheap(x: SSAValue, ops: int = MOST_OPS) -> bool:
+    """Whether an operand may be computed again for every element that it meets: nothing expensive is between it and tensors that are
+    stored (arguments, products, reductions)."""
+    waiting = [x]
+    while waiting:
+        op = waiting.pop().owner
+        if isinstance(op, PointwiseOp):
+            ops -= 1
+            if ops < 0 or type(op) not in CHEAP:
+                return False
+        if isinstance(op, (PointwiseOp, nd.ViewOp)):
+            waiting.extend(op.operands)
+    return True
 
 
 def _scattered(x: SSAValue) -> bool:

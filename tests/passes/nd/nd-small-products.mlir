@@ -48,3 +48,12 @@ func.func @vectors(%a : !nd.tensor<1 x 9000 x f32>, %b : !nd.tensor<9000 x 1 x f
   %1 = nd.matmul %c, %d : (!nd.tensor<300 x 4 x 100 x f32>, !nd.tensor<300 x 100 x 1 x f32>) -> !nd.tensor<300 x 4 x 1 x f32>
   func.return %0, %1 : !nd.tensor<1 x 1 x f32>, !nd.tensor<300 x 4 x 1 x f32>
 }
+
+// What is dear is stored once, not computed for each element that it meets.
+// CHECK-LABEL: func.func @dear
+// CHECK: nd.matmul
+func.func @dear(%a : !nd.tensor<500 x 8 x 8 x f32>, %b : !nd.tensor<500 x 8 x 8 x f32>) -> !nd.tensor<500 x 8 x 8 x f32> {
+  %0 = nd.exp %a : !nd.tensor<500 x 8 x 8 x f32>
+  %1 = nd.matmul %0, %b : (!nd.tensor<500 x 8 x 8 x f32>, !nd.tensor<500 x 8 x 8 x f32>) -> !nd.tensor<500 x 8 x 8 x f32>
+  func.return %1 : !nd.tensor<500 x 8 x 8 x f32>
+}
