@@ -24,7 +24,7 @@ from ..passes.pipelines import TARGETS, default_pipeline
 from ..targets.cpu.forecast import expected_products
 from ..targets.cpu.library import prepare
 from ..targets.host.description import ProgramDescription
-from .compiled import CompiledGraph, Runner, no_garbage_collection
+from .compiled import CompiledGraph, Runner, rare_garbage_collection
 from .counters import count, count_phase, phase, recorded
 from .debug import DebugFolder, readable
 from .fusion_control import apply_wishes, marked, plan_each_layer
@@ -94,7 +94,7 @@ def lower_graph(
     if debug:
         debug.graph(gm)
     trace(f"{kind}_graph", lambda: readable(gm))
-    with no_garbage_collection(), recorded() as counts:
+    with rare_garbage_collection(), recorded() as counts:
         with phase("import"):
             imported = import_graph(
                 gm,

@@ -15,7 +15,7 @@ from ..errors import CompileError, StepwellError
 from ..targets.cpu.cache_limit import parse_size, set_limit
 from .aot_cache import find_record
 from .compile_log import changed, compilation, log, next_number
-from .compiled import Runner, is_empty, no_garbage_collection, passthrough
+from .compiled import Runner, is_empty, passthrough, rare_garbage_collection
 from .counters import phase
 from .graph_cache import find_slot
 from .options import Options, make_options
@@ -85,7 +85,7 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
 
         compilers.weights = Weights(graph, example_inputs)
     # graphs make their own tokens: no argument, no result
-    with functorch_config.patch(unlift_effect_tokens=True), no_garbage_collection():
+    with functorch_config.patch(unlift_effect_tokens=True), rare_garbage_collection():
         run = backend(graph, list(example_inputs))
     compilers.weights = None
     return run if rebuild is None else lambda *args: rebuild(run(*args))

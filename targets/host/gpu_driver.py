@@ -14,11 +14,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import StepwellError
-from ..triton.kernels import GpuKernel
 from .gpu_runtime_ir import ALL, EXTRA_ARGUMENTS, NOTHING
+
+if TYPE_CHECKING:  # what makes kernels is large, and programs without any do without it
+    from ..triton.kernels import GpuKernel
 
 SHARED_BYTES = 48 << 10
 """Shared memory that a kernel may have without asking."""

@@ -9,11 +9,13 @@ import ctypes
 import threading
 from collections.abc import Sequence
 from struct import pack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..triton.kernels import GpuKernel
 from .gpu_driver import Driver, LaunchError
 from .gpu_runtime_ir import ADDRESSES, ALL, MISSING, NOTHING, RECORD_HEAD, SIZES_SHIFT, TABLE_HEAD, TOO_LARGE, VARIANT_BYTES, VARIANTS
+
+if TYPE_CHECKING:
+    from ..triton.kernels import GpuKernel
 
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 
