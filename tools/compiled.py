@@ -174,8 +174,8 @@ _thresholds_lock = threading.Lock()
 
 @contextmanager
 def rare_garbage_collection():
-    """IR and FX graphs make many small objects: with collections as often as Python has them they are built a third slower, and without any,
-    what AOTAutograd leaves adds up (18 MB for 12 layers). Older objects are not looked at. Several threads may be inside at once."""
+    """IR and FX graphs make many small objects: with collections as often as Python has them they are built a third slower, and
+    without any, what AOTAutograd leaves adds up. Older objects are not looked at. Several threads may be inside at once."""
     global _users, _thresholds
     with _thresholds_lock:
         if not _users:
