@@ -36,7 +36,7 @@ LIBRARY = {
 """Functions that the device library has, by the name of the op (or of the loop.math function)."""
 
 SHARED_DIVISOR = 16
-"""Elements that share a divisor, for which its reciprocal is worth while."""
+"""Elements that share a number (a divisor), for which work on that one is worth while (its reciprocal)."""
 NATIVE_F32 = frozenset(("math.exp", "math.log", "math.exp2", "math.log2", "math.sin", "math.cos", "math.erf"))
 """Operations that Triton lowers itself for f32 (to the hardware's functions); for f64 the library has them."""
 
@@ -160,7 +160,12 @@ def divide(s: State, op: Operation) -> None:
 
 def _is_shared(x: SSAValue, y: SSAValue) -> bool:
     """Whether a divisor y serves so many elements x that its reciprocal is worth while."""
-    return element_of(x.type) == f32 and prod(shape_of(y.type) or ()) * SHARED_DIVISOR <= prod(shape_of(x.type) or ())
+    return element_of(x.type) == f32 and _serves_many(x, y)
+
+
+def _serves_many(x: SSAValue, y: SSAValue) -> bool:
+    """Whether each element of y meets many of x."""
+    return prod(shape_of(y.type) or ()) * SHARED_DIVISOR <= prod(shape_of(x.type) or ())
 
 
 def _becomes_float8(value: SSAValue) -> bool:
@@ -255,7 +260,24 @@ def compare_integers(s: State, op: Operation) -> None:
             found = s.negative(less)
             s.values[op.result] = s.invert(found) if predicate in ("sge", "sle") else found
         return
-    s.values[op.result] = s.b.cmpi(predicate, s.get(a), s.get(b))
+    x, y = s.get(a), s.get(b)
+    found = _compare_narrow(s, predicate, x, y) or _compare_narrow(s, predicate, y, x)
+    s.values[op.result] = s.b.cmpi(predicate, x, y) if found is None else found
+
+
+def _compare_narrow(s: State, predicate: str, many: SSAValue, few: SSAValue) -> SSAValue | None:
+    """Whether numbers of 64 bits that were made of 32 (indices) are the same as one which many of them are compared with (the class of a
+    row), in 32 bits, and whether that one fits them; None for another comparison."""
+    b = s.b
+    wide = many.owner
+    if predicate not in ("eq", "ne") or element_of(few.type) != i64 or not isinstance(wide, tt_arith.ExtSIOp):
+        return None
+    source = wide.operands[0]
+    if element_of(source.type) != i32 or not _serves_many(many, few):
+        return None
+    near = b.resize(few, i32)
+    same = b.elementwise(arith.AndIOp, (b.cmpi("eq", source, near), b.cmpi("eq", b.resize(near, i64), few)))
+    return same if predicate == "eq" else b.invert(same)
 
 
 def compare_floats(s: State, op: Operation) -> None:

@@ -2,6 +2,7 @@
 
     %e = math.erf (%x * c); %f = (%e + 1) * k         ->    a power of two, k * (1 + erf) (see ONE_LESS_ERF)
     %p = math.exp (%x * c); ... %p * k                ->    one power of two, with c and k in its exponent
+    math.exp (%x - %m - log of the sum of exp(%x - %m))   ->    exp(%x - %m) / sum, where the row's exponentials are at hand
 
 The hardware has powers of two. What it does for numbers below 2**-126 takes three more instructions each, so that they become 0 where
 nothing would be left of them: in a sum with a number that is not tiny (`_is_absorbed`).
@@ -16,6 +17,9 @@ from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import FloatAttr, f32
 from xdsl.ir import Operation, SSAValue
 
+from ...dialects import loop
+from ...dialects.tt_compute import PreciseDivFOp
+from ...dialects.tt_types import shape_of
 from .builder import NO_FLAGS
 from .state import State
 
@@ -74,11 +78,57 @@ def _one_more_erf(op: Operation) -> tuple[SSAValue | None, float]:
 
 
 def exponential(s: State, op: Operation, factor: float = 1.0) -> SSAValue | None:
-    """factor * math.exp as one power of two; None where numbers below 2**-126 may count."""
-    if s.exact or op.results[0].type != f32 or not _is_absorbed(op.results[0]):
+    """factor * math.exp as one power of two, or as a share of a sum; None where numbers below 2**-126 may count."""
+    if s.exact or op.results[0].type != f32:
+        return None
+    found = _share_of_sum(s, op, factor)
+    if found is not None:
+        return found
+    if not _is_absorbed(op.results[0]):
         return None
     inside, scale = _factored(op.operands[0])
     return power_of_e(s, s.get(inside), scale, factor)
+
+
+def _share_of_sum(s: State, op: Operation, factor: float) -> SSAValue | None:
+    """factor * exp(x - m - log(t)), t the sum of exp(x - m) over the row and m its maximum, from the exponential that was added up: a product
+    instead of another exponential (the gradient of cross-entropy, a softmax beside a log-softmax). As t is 1 or more, nothing is lost of
+    small numbers, and there is no rounding of the logarithm. None for another exponential, or where that one is not on chip."""
+    outer = op.operands[0].owner
+    if not isinstance(outer, arith.SubfOp) or not isinstance(log := outer.rhs.owner, mlir_math.LogOp):
+        return None
+    summand = _yielded(log.operand, "sum")
+    power = None if summand is None else summand.owner
+    if not isinstance(power, mlir_math.ExpOp) or not isinstance(below := power.operand.owner, arith.SubfOp):
+        return None
+    inside = outer.lhs.owner
+    if not isinstance(inside, arith.SubfOp) or inside.rhs is not below.rhs or _yielded(below.rhs, "max") is None:
+        return None
+    x = s.get(outer.lhs)
+    known = s.b.find((mlir_math.ExpOp, x, x.type, *power.properties.values()))
+    if known is None:
+        return None
+    total = s.get(log.operand)
+    one = s.b.constant(1.0, f32, shape_of(total.type))
+    share = s.b.pure(PreciseDivFOp, (one, total), total.type)
+    if factor != 1.0:
+        share = s.b.elementwise(arith.MulfOp, (share, s.b.constant(factor, f32)), NO_FLAGS)
+    return s.b.elementwise(arith.MulfOp, (known, share), NO_FLAGS)
+
+
+def _yielded(result: SSAValue, kind: str) -> SSAValue | None:
+    """What the body of a reduction yields for a result of this kind; None for another value."""
+    reduce = result.owner
+    if not isinstance(reduce, loop.ReduceOp):
+        return None
+    taken = given = 0
+    for name in reduce.kind_names:
+        takes, gives = loop.KINDS[name]
+        if reduce.results[given] is result and name == kind:
+            last = reduce.block.last_op
+            return None if last is None else last.operands[taken]
+        taken, given = taken + takes, given + gives
+    return None
 
 
 def power_of_e(s: State, x: SSAValue, scale: float, factor: float = 1.0) -> SSAValue:
