@@ -24,7 +24,8 @@ INVARIANT = 32
 
 def load_early(entry: Block, constant: Container[SSAValue], threads: int, *, drawn: bool = False) -> None:
     """Move loads from buffers that nobody writes (`constant`, arguments of the kernel), at places that are the same in every
-    program, in front of the first reduction of `entry`, as long as registers last.
+    program, in front of the first reduction of `entry`, as long as registers last; those of numbers that a row has one of (the class of
+    a loss) wherever they are, so that the row does not wait for memory once more.
 
     drawn: programs have tickets, and share rows. They wait for each other after the first reduction, so that loads begin before it which
     depend on the program too."""
@@ -37,8 +38,8 @@ def load_early(entry: Block, constant: Container[SSAValue], threads: int, *, dra
     for op in ops[order[first] + 1 :]:
         if not isinstance(op, LoadOp):
             continue
-        needed = _before(op, order, order[first] if drawn else 0)
         size = prod(shape_of(op.result.type) or ()) * bits_of(element_of(op.result.type))
+        needed = _before(op, order, order[first] if drawn or size <= 32 * threads else 0)
         if needed is None or size > left or not _is_constant(op, constant):
             continue
         left -= size
