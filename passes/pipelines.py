@@ -35,7 +35,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
             "loop-order",
         ),
         "mem": (
-            "loop-to-mem", "gpu-parallel-scatter", "gpu-split-rows", "gpu-recompute", "gpu-online-softmax", "gpu-cooperative-rows",
+            "loop-to-mem", "gpu-parallel-scatter", "gpu-recompute", "gpu-split-rows", "gpu-online-softmax", "gpu-cooperative-rows",
             "gpu-split-reduction", "mem-plan", "gpu-schedule",
         ),
         "tt": ("mem-to-tt", "tt-join-launches"),

@@ -8,7 +8,7 @@
     tiles.py       tiles in the IR, candidates                       user_kernels.py  launches of users' kernels
     exchange.py    programs that share a row                         bounds.py      kernels for sizes within bounds
 
-Before it: gpu-parallel-scatter (scatter.py), gpu-split-rows (rows.py), gpu-recompute (recompute.py), gpu-online-softmax (online.py),
+Before it: gpu-parallel-scatter (scatter.py), gpu-recompute (recompute.py), gpu-split-rows (rows.py), gpu-online-softmax (online.py),
 gpu-cooperative-rows (cooperative.py), gpu-split-reduction (split.py). After it: tt-join-launches (join.py).
 """
 

@@ -3,6 +3,8 @@
     loop.for (%i = 64) { ...; loop.for (%j = 4096) { ...; loop.store %v, %sums[%p, %j] add } }
 
 The sums are carried by the loop over the rows, and combined with memory once, after it.
+
+Where all that a row stores stands under the condition %p + %i * P < N (rows.py), the loop ends with the last row for which it holds.
 """
 
 from __future__ import annotations
@@ -10,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import f32, f64, i32, i64
 from xdsl.ir import SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import free_dims
+from ...dialects.expr import ZERO, Expr, free_dims, linear_coeff
+from ...dialects.expr_ranges import prove_ge0, simplify
+from ...dialects.tt_types import shape_of
 from ...passes.loop.nest_access import Access, Node
-from ...passes.loop.reduction_kinds import identity
+from ...passes.loop.reduction_kinds import CMPI, identity
 from .memory import put
 
 if TYPE_CHECKING:
@@ -40,12 +45,50 @@ def accumulated(kernel: NestLowering, node: Node) -> list[Access]:
             dims = free_dims(access.offset)
             op = access.op
             assert isinstance(op, loop.StoreOp)
-            fixed = dims.isdisjoint(rows) and dims.isdisjoint(s.info.opaque) and op.mask is None and op.value.type in (f32, f64, i32, i64)
+            fixed = dims.isdisjoint(rows) and dims.isdisjoint(s.info.opaque) and op.value.type in (f32, f64, i32, i64)
             if not fixed or access.node is not child or kernel.how(child) != "tile" or kernel.whole(child) is None:
                 return []
             found.append(access)
     touched = {a.buffer for a in found}
     return found if len(touched) == len(found) and not any(a.buffer in touched and a not in found for a in node.all_accesses()) else []
+
+
+def _condition(node: Node) -> SSAValue | None:
+    """The condition on the row under which all stores in the loops of `node` stand, if there is one."""
+    masks: list[SSAValue | None] = []
+    for access in node.all_accesses():
+        if isinstance(access.op, loop.StoreOp):
+            masks.append(access.op.mask)
+    there = next((m for m in masks if m is not None and _is_bound(m, node)), None)
+    return there if there is not None and all(m is there or _needs(m, there) for m in masks) else None
+
+
+def _is_bound(mask: SSAValue, node: Node) -> bool:
+    """Whether a condition is one of the body of a loop on an index."""
+    owner = mask.owner
+    return isinstance(owner, arith.CmpiOp) and owner.parent_op() is node.op and owner.predicate.value.data == CMPI["slt"]
+
+
+def _needs(mask: SSAValue | None, there: SSAValue) -> bool:
+    return mask is not None and isinstance(mask.owner, arith.AndIOp) and there in mask.owner.operands
+
+
+def _rows_there(kernel: NestLowering, node: Node, there: SSAValue) -> Expr | None:
+    """How many iterations of `node` there are for which a condition holds, which are the first ones; None where that cannot be told, or
+    depends on the row of the tile."""
+    s = kernel.s
+    owner = there.owner
+    assert isinstance(owner, arith.CmpiOp)
+    left = s.info.expr(owner.rhs) - s.info.expr(owner.lhs)
+    if len(node.loops) != 1 or not s.is_index(owner.lhs) or not s.is_index(owner.rhs):
+        return None
+    (one,) = node.loops
+    step = linear_coeff(left, one.dim)
+    if step is None or step.value is None or step.value >= 0:
+        return None
+    beyond = s.fix(left.subs({one.dim: ZERO}) * -1 - one.size * step)
+    trips = simplify(one.size - beyond // -step.value, s.info.ranges)
+    return trips if prove_ge0(beyond, s.info.ranges) and shape_of(s.number(trips).type) is None else None
 
 
 def accumulate(kernel: NestLowering, node: Node, op: loop.ForOp, columns: Sequence[Access]) -> None:
@@ -66,7 +109,11 @@ def accumulate(kernel: NestLowering, node: Node, op: loop.ForOp, columns: Sequen
         return [v for a in columns for v in s.carried[a.op]]
 
     s.carried = {a.op: [] for a in columns}
-    sums = iter(kernel.sequential(node, start, step))
+    there = _condition(node)
+    trips = None if there is None else _rows_there(kernel, node, there)
+    if there is not None and trips is not None:
+        s.certain.add(there)
+    sums = iter(kernel.sequential(node, start, step, trips))
     s.carried = {}
     for access in columns:
 

@@ -250,6 +250,9 @@ def compare_integers(s: State, op: Operation) -> None:
     assert isinstance(op, arith.CmpiOp)
     predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
     a, b = op.lhs, op.rhs
+    if op.result in s.certain:
+        s.values[op.result] = True
+        return
     if s.is_index(a) and s.is_index(b) and predicate[0] != "u":
         x, y = s.expr(a), s.expr(b)
         if predicate in ("eq", "ne"):

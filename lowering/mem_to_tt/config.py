@@ -67,7 +67,7 @@ MOST_ELEMENTS = 96
 FEW_WARPS, MANY_WARPS = 24576, 32768
 """Elements of a row on chip that leave room for one program on a multiprocessor, which then has all the warps that there may be: with 16
 there is too little under way, and for more elements the registers of a thread of 32 do not last."""
-MOST_IN_ROWS = 144
+MOST_IN_ROWS = 160
 """The same where a program goes through rows and sums up columns: two programs then fit a multiprocessor."""
 BESIDE_ROWS = 48
 """Registers of a thread of such a program beside what it keeps."""

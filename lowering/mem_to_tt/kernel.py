@@ -499,10 +499,14 @@ class NestLowering:
             body()
 
     def sequential(
-        self, node: Node, start: list[SSAValue], body: Callable[[SSAValue, Sequence[SSAValue]], list[SSAValue]]
+        self,
+        node: Node,
+        start: list[SSAValue],
+        body: Callable[[SSAValue, Sequence[SSAValue]], list[SSAValue]],
+        trips: Expr | None = None,
     ) -> list[SSAValue]:
-        """One iteration after the other; the state after the last."""
-        return self._for(node, self.s.number(product(one.size for one in node.loops)), 1, start, body)
+        """One iteration after the other, or `trips` of them; the state after the last."""
+        return self._for(node, self.s.number(product(one.size for one in node.loops) if trips is None else trips), 1, start, body)
 
     def _in_block(self, start: Expr, first: int, loops: Sequence[Loop]) -> dict[Expr, Expr]:
         """The indices of `loops` in the block that begins with iteration `start` + `first`."""

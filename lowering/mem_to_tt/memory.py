@@ -104,7 +104,9 @@ def lower_store(s: State, op: loop.StoreOp) -> None:
         condition = s.get(op.mask) if known is None else None
     carried = s.carried.get(op)
     if carried is not None:
-        carried[s.piece] = combine(s, access, carried[s.piece], s.b.to_shape(s.get(op.value), s.full))
+        so_far = carried[s.piece]
+        found = combine(s, access, so_far, s.b.to_shape(s.get(op.value), s.full))
+        carried[s.piece] = found if condition is None else s.b.select(condition, found, so_far)
         return
     if s.owner is not None and not s.inner:
         condition = s.b.both(s.owner, condition)

@@ -2,8 +2,9 @@
 
     loop.nest () { for (%j) { %dw[%j] = 0 }; for (%i = N) { ...; for (%j) { store ..., %dx[%i, %j]; store ..., %dw[%j] add } } }
 
-as loop-fuse-rows leaves it, becomes a nest over P parts of N / P rows each, with a row of partial sums for each part, and a nest that adds
-these up. What is left over when the parts do not divide the rows is done by programs of one row each.
+as loop-fuse-rows leaves it, becomes a nest over P parts, with a row of partial sums for each part, and a nest that adds these up. Part p has
+the rows p, p + P, p + 2 P, ...: programs side by side read neighbouring memory, and none has more than one row more than another. Where P
+does not divide N, what a row stores stands under the condition that there is one, with which a program's loop ends (accumulate.py).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import ModuleOp, StringAttr, i1
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop, mem
-from ...dialects.expr import ONE, ZERO, Expr, IndexMap, dim
+from ...dialects.expr import ZERO, Expr, IndexMap, as_expr, ceildiv, dim, product
 from ...dialects.expr_ranges import RangeEnv, simplify
 from ...passes.loop.loop_rewrite import Place, clone_into, index_op, index_operands
 from ...passes.loop.loop_schedule import symbol_facts
@@ -25,8 +27,10 @@ from ...passes.loop.nest_transform import label_of
 from ...passes.loop.reduction_kinds import Cursor
 from ...passes.manager import Pass
 from .accumulate import KINDS
-from .config import Sizes
-from .split import even_parts
+from .config import TILE, Sizes, power_of_two
+
+SHORTEST = 16
+"""Rows of a part at least, where programs have several parts: the sums of all parts are written and read once more."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class GpuSplitRows(Pass):
     name = "gpu-split-rows"
 
     programs: int = 264
-    """How many parts there should be: two for each multiprocessor, whose registers hold the columns."""
+    """How many programs there should be: two for each multiprocessor, whose registers hold the columns. Where rows are short, a program
+    has several parts."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
@@ -46,11 +51,17 @@ class GpuSplitRows(Pass):
             rows = row_loop(nest)
             if rows is None:
                 continue
-            count = even_parts(sizes(rows.loop_sizes[0]), self.programs, 1)
-            split = _Split(nest, rows, count, symbols)
+            size = rows.loop_sizes[0]
+            together = max(1, TILE // power_of_two(max(sizes(product(n.loop_sizes)) for n in _loops_in(rows))))
+            count = max(self.programs, min(self.programs * together, sizes(size) // SHORTEST))
+            split = _Split(nest, rows, count if size.value is None else max(1, min(count, size.value)), symbols)
             split.rewrite()
             self.statistic("num-split")
-            self.remark(nest, f"{rows.loop_sizes[0]} rows in {split.parts} parts of {split.length}", kind="applied")
+            self.remark(nest, f"{size} rows in {split.parts} parts", kind="applied")
+
+
+def _loops_in(rows: loop.ForOp) -> list[loop.LoopLike]:
+    return [op for op in rows.block.ops if isinstance(op, loop.LoopLike)]
 
 
 def row_loop(nest: loop.NestOp) -> loop.ForOp | None:
@@ -79,19 +90,17 @@ class _Split:
         self.nest = nest
         self.rows = rows
         self.symbols = symbols
-        size = rows.loop_sizes[0]
-        self.length = simplify(size // count, symbols) if size.value is None or size.value >= count else ONE
-        self.parts = simplify(size // self.length, symbols)
-        self.rest = simplify(size - self.parts * self.length, symbols)
+        self.size = rows.loop_sizes[0]
+        self.parts = as_expr(count)
+        self.length = simplify(ceildiv(self.size, count), symbols)
+        self.even = simplify(self.length * count - self.size, symbols) is ZERO
         self.modes = accumulated(rows)
 
     def rewrite(self) -> None:
         """Write the nests of parts, those that add up, and those of what follows; the old one goes."""
         outer = dict(zip(self.nest.out_args, self.nest.outs, strict=True))
         memory = {arg: self._memory(arg) for arg in self.modes}
-        self._rows(memory, self.parts, self.length, ZERO)
-        if self.rest is not ZERO:
-            self._rows(memory, self.rest, ONE, self.parts)
+        self._rows(memory)
         alike: dict[tuple[Expr, ...], list[SSAValue]] = {}
         for arg in self.modes:
             alike.setdefault(tuple(loop.shaped_dims(arg.type)), []).append(arg)
@@ -113,17 +122,16 @@ class _Split:
     def _memory(self, arg: SSAValue) -> SSAValue:
         t = arg.type
         assert isinstance(t, mem.BufferType)
-        parts = self.parts if self.rest is ZERO else self.parts + self.rest
-        kind = mem.BufferType.get((parts, *loop.shaped_dims(t)), t.element_type, None, 0, t.device.data)
+        kind = mem.BufferType.get((self.parts, *loop.shaped_dims(t)), t.element_type, None, 0, t.device.data)
         made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")})
         self._before(made)
         return made.result
 
-    def _rows(self, memory: dict[SSAValue, SSAValue], count: Expr, length: Expr, first: Expr) -> None:
-        """The nest of `count` parts of `length` rows, which begin at row `first` times the length of a whole part; the same of parts."""
+    def _rows(self, memory: dict[SSAValue, SSAValue]) -> None:
+        """The nest of the parts."""
         plain = [(a, o) for a, o in zip(self.nest.out_args, self.nest.outs, strict=True) if a not in memory]
         outs = [*(o for _, o in plain), *memory.values()]
-        made = loop.NestOp.build_nest([count], outs)
+        made = loop.NestOp.build_nest([self.parts], outs)
         if self.nest.label is not None:
             made.properties["label"] = self.nest.label
         values = dict(zip([*(a for a, _ in plain), *memory], made.out_args, strict=True))
@@ -132,25 +140,27 @@ class _Split:
         at = Cursor(made.block)
         for op in self.nest.block.ops:
             if op is self.rows:
-                self._row_loop(at, values, length, (dim(0) + dim(1) * length + first * self.length, part))
+                self._row_loop(at, values, part)
                 break
             at.place(clone_into(op, values, {}, self.symbols))
         for op in list(loop.walk_bodies(made)):
             if isinstance(op, (loop.LoadOp, loop.StoreOp)) and op.shaped in columns:
-                _in_part(op, part, first)
+                _in_part(op, part)
         self._before(made)
 
-    def _row_loop(self, at: Cursor, values: dict[SSAValue, SSAValue], length: Expr, row: tuple[Expr, SSAValue]) -> None:
-        rows = loop.ForOp.build_for([length])
+    def _row_loop(self, at: Cursor, values: dict[SSAValue, SSAValue], part: SSAValue) -> None:
+        rows = loop.ForOp.build_for([self.length])
         rows.location = self.rows.location
-        index, part = row
-        place: Place = (index, [rows.indices[0], part])
+        place: Place = (dim(0) * self.parts + dim(1), [rows.indices[0], part])
         inside = Cursor(rows.block)
         number = inside.place(index_op(*place)).results[0]
+        there = None if self.even else inside.compare("slt", number, inside.place(index_op(self.size, [])).results[0])
         values[self.rows.indices[0]] = number
         for op in self.rows.block.ops:
             inside.place(clone_into(op, values, {number: place}, self.symbols))
-        if not any(True for _ in number.uses):
+        if there is not None:
+            _only_where(there, rows)
+        elif not any(True for _ in number.uses):
             owner = number.owner
             assert isinstance(owner, Operation)
             owner.detach()
@@ -190,20 +200,50 @@ class _Split:
         self._before(made)
 
 
-def _in_part(op: loop.LoadOp | loop.StoreOp, part: SSAValue, first: Expr) -> None:
-    """Turn an access to columns into one to the columns of a part."""
-    old = op.index_map
-    indices = [*index_operands(op), part]
-    m = IndexMap(len(indices), (dim(len(indices) - 1) + first, *old.results))
-    if isinstance(op, loop.LoadOp):
-        new: Operation = loop.LoadOp.new(op.source, m, indices, op.mask, op.other)
-        op.result.replace_all_uses_with(new.results[0])
-    else:
-        new = loop.StoreOp.new(op.value, op.target, m, indices, op.store_mode, op.mask)
-    new.location = op.location
-    block: Block | None = op.parent
+def _only_where(there: SSAValue, rows: loop.ForOp) -> None:
+    """Put what the body of a loop stores under a condition, and what it loads where its index says."""
+    varies: set[SSAValue] = set(rows.indices)
+    for op in list(loop.walk_bodies(rows)):
+        depends = any(v in varies for v in op.operands)
+        if isinstance(op, loop.StoreOp):
+            _replace(op, loop.StoreOp.new(op.value, op.target, op.index_map, list(op.index_operands), op.store_mode, _both(op, there)))
+        elif isinstance(op, loop.LoadOp) and depends:
+            other = op.other
+            if other is None:
+                other = Cursor(_block_of(op), op).constant(0, op.result.type)
+            new = loop.LoadOp.new(op.source, op.index_map, list(op.index_operands), _both(op, there), other)
+            varies.add(new.result)
+            _replace(op, new)
+        elif depends or op.regions:
+            varies.update(op.results)
+
+
+def _both(op: loop.LoadOp | loop.StoreOp, there: SSAValue) -> SSAValue:
+    """The condition of an access and another one."""
+    return there if op.mask is None else Cursor(_block_of(op), op).emit(arith.AndIOp, (there, op.mask), i1)
+
+
+def _block_of(op: Operation) -> Block:
+    block = op.parent
     assert block is not None
-    block.insert_op_before(new, op)
+    return block
+
+
+def _replace(op: Operation, new: Operation) -> None:
+    new.location = op.location
+    _block_of(op).insert_op_before(new, op)
+    for old, result in zip(op.results, new.results, strict=True):
+        old.replace_all_uses_with(result)
     op.detach()
     op.erase()
 
+
+def _in_part(op: loop.LoadOp | loop.StoreOp, part: SSAValue) -> None:
+    """Turn an access to columns into one to the columns of a part."""
+    old = op.index_map
+    indices = [*index_operands(op), part]
+    m = IndexMap(len(indices), (dim(len(indices) - 1), *old.results))
+    if isinstance(op, loop.LoadOp):
+        _replace(op, loop.LoadOp.new(op.source, m, indices, op.mask, op.other))
+    else:
+        _replace(op, loop.StoreOp.new(op.value, op.target, m, indices, op.store_mode, op.mask))

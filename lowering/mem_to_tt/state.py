@@ -114,6 +114,8 @@ class State:
         self.in_place: set[SSAValue] = set()
         """Buffers of which the loops that run now read the elements that they write, and no others: what was loaded for another piece of
         the row is still there."""
+        self.certain: set[SSAValue] = set()
+        """Conditions that hold wherever the body that they stand in runs."""
         self.second: dict[SSAValue, SSAValue] = {}
         """The second half of a value of 128 bits, by the first."""
         self.stored: dict[SSAValue, set[SSAValue | None]] = {}

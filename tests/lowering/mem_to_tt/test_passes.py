@@ -48,7 +48,7 @@ def empty(*shape, dtype=torch.float32):
 def test_rows_and_the_columns_summed_over_them_are_one_nest():
     found, module = nests(norm_backward, empty(4096, 96), empty(4096, 96), empty(4096, 1), empty(4096, 1), empty(96))
     rows, columns = found
-    assert [s.value for s in rows.loop_sizes] == [256]
+    assert [s.value for s in rows.loop_sizes] == [264]
     assert sum(op.store_mode == "add" for op in inside(rows, loop.StoreOp)) == 2
     # the normalised rows are not kept in memory: nothing of their size is allocated but the gradient
     sizes = [a.result.type.dims for a in module.walk() if isinstance(a, mem.AllocOp)]
@@ -56,11 +56,16 @@ def test_rows_and_the_columns_summed_over_them_are_one_nest():
     assert [s.value for s in columns.loop_sizes] == [96] and columns.block.first_op.kind_names == ["sum", "sum"]
 
 
-def test_rows_that_no_number_of_parts_divides_leave_programs_of_one_row():
+def test_parts_that_do_not_divide_the_rows_store_where_there_is_one():
     found, _ = nests(norm_backward, empty(1031, 8), empty(1031, 8), empty(1031, 1), empty(1031, 1), empty(8))
-    whole, rest, _ = found
-    parts, length = whole.loop_sizes[0].value, next(o for o in inside(whole, loop.ForOp) if inside(o, loop.ForOp)).loop_sizes[0].value
-    assert parts * length + rest.loop_sizes[0].value == 1031
+    whole, _ = found
+    rows = next(o for o in inside(whole, loop.ForOp) if inside(o, loop.ForOp))
+    assert [s.value for s in (*whole.loop_sizes, *rows.loop_sizes)] == [264, 4]
+    assert len({s.mask for s in inside(rows, loop.StoreOp)}) == 1 and None not in {s.mask for s in inside(rows, loop.StoreOp)}
+    # weights are the same in every row
+    assert {o.mask is None for o in inside(rows, loop.LoadOp)} == {True, False}
+    found, _ = nests(norm_backward, empty(1056, 8), empty(1056, 8), empty(1056, 1), empty(1056, 1), empty(8))
+    assert not any(o.mask for o in inside(found[0], loop.StoreOp))
 
 
 def test_few_rows_stay_apart():

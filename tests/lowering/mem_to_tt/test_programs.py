@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 import torch
@@ -52,6 +53,13 @@ def rope(q, cos, sin):
 
 def norm_backward(g, x, mean, rstd, w):
     return torch.ops.aten.native_layer_norm_backward(g, x, [x.shape[-1]], mean, rstd, w, w, [True, True, True])
+
+
+def cross_entropy_gradient(x, t):
+    """Classes below 0 count for nothing."""
+    shares = torch.log_softmax(x, -1).exp()
+    wanted = (torch.arange(x.shape[1]) == t[:, None]) & (t >= 0)[:, None]
+    return F.cross_entropy(x, torch.where(t < 0, -100, t)), (shares - wanted.float()) * (t >= 0)[:, None] / (t >= 0).sum()
 
 
 def batch_norm(x, w, b):
@@ -112,6 +120,7 @@ PROGRAMS = {
     "group norm": (lambda x, w, b: F.silu(F.group_norm(x, 4, w, b)), randn(2, 16, 6, 7), randn(16), randn(16)),
     "batch norm": (batch_norm, randn(4, 8, 5, 5), randn(8), randn(8)),
     "cross-entropy": (F.cross_entropy, randn(20, 50), whole(0, 50, 20)),
+    "cross-entropy and its gradient": (cross_entropy_gradient, randn(20, 700), whole(-2, 50, 20)),
     "sums": (lambda x: (x.sum(), x.sum(0), x.sum(1), x.sum((0, 2)), x.mean(-1)), randn(9, 30, 17)),
     "sum of many": (lambda x: x.sum(), randn(300, 100)),
     "extremes": (lambda x: (x.amax(1), x.amin(0), x.prod(1)), randn(20, 30)),
@@ -151,6 +160,7 @@ PROGRAMS = {
     "triangle": (torch.tril, randn(20, 20)),
     **{f"{dtype} and back".removeprefix("torch."): (functools.partial(eight_bits, dtype), randn(40, 30) * 50) for dtype in FLOAT8},
     "norm backward": (norm_backward, randn(1030, 20), randn(1030, 20), randn(1030, 1), randn(1030, 1), randn(20)),
+    "norm backward, some parts with a row more": (norm_backward, randn(600, 1030), randn(600, 1030), randn(600, 1), randn(600, 1), randn(1030)),
     "norm backward, rows in parts": (norm_backward, randn(1320, 12), randn(1320, 12), randn(1320, 1), randn(1320, 1), randn(12)),
     "columns and values": (lambda x, y: (x * y, (x * y).sum(0), x.amax(0)), randn(1100, 18), randn(1100, 18)),
     "maximum of a long row": (lambda x: (x.argmax(-1), x.amax(-1)), randn(2, 50000)),
@@ -302,6 +312,39 @@ def test_exponentials_that_are_added_to_something_are_powers_of_two():
         text, (got,) = computed(tiny, x)
         assert "math.exp " in text
         torch.testing.assert_close(got, tiny(x)[0], rtol=2e-6, atol=0, equal_nan=True)
+
+
+def test_shares_of_a_sum_of_exponentials_are_quotients():
+    x = randn(5, 300)
+    x[0, 3], x[1, 7], x[2], x[3, 5], x[4] = -float("inf"), float("inf"), -float("inf"), float("nan"), x[4] * 80
+
+    def shares(x):
+        found = torch.log_softmax(x, -1)
+        return found, found.exp(), found.exp() * 0.5
+
+    text, got = computed(shares, x)
+    assert text.count("math.exp ") == 1
+    for one, wanted in zip(got, shares(x.double()), strict=True):
+        torch.testing.assert_close(one.double(), wanted, rtol=3e-6, atol=2e-7, equal_nan=True)
+    text, _ = computed(shares, x, numerics="eager")
+    assert text.count("math.exp ") > 1
+
+
+def test_classes_are_compared_in_32_bits():
+    t = torch.tensor([0, 29, -1, 1 << 32, (1 << 32) + 5, -(1 << 32), 7])[:, None]
+    for compare in (torch.eq, torch.ne):
+
+        def compared(t, compare=compare):
+            return (compare(torch.arange(30)[None, :], t),)
+
+        text, (got,) = computed(lambda t: compared(t), t)
+        assert not re.search(r"cmpi (eq|ne), .*tensor<[0-9x]*30", text)
+        assert torch.equal(got.reshape(7, 30), compare(torch.arange(30)[None, :], t))
+
+
+def test_numbers_of_a_row_are_loaded_before_its_reductions():
+    text, _ = computed(lambda x, t: (torch.softmax(x, -1) * t,), randn(9, 500), randn(9, 1))
+    assert text.index("tt.reduce") > max(m.start() for m in re.finditer("tt.load", text))
 
 
 def test_clamped_whole_parts_take_32_bits():
