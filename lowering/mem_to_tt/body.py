@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
+from math import frexp, prod
 from typing import Any
 
 from xdsl.dialects import arith
@@ -17,7 +17,7 @@ from ...dialects.nd_types import is_float
 from ...dialects.tt_compute import BitcastOp, ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
 from ...dialects.tt_types import element_of, like, shape_of
 from .builder import NO_FLAGS
-from .exponentials import exponential, multiple, one_more_erf, power_of_e
+from .exponentials import constant_of, exponential, multiple, one_more_erf, power_of_e
 from .memory import lower_load, lower_store
 from .random_numbers import lower_random
 from .state import State, UnsupportedNest, scalar_type
@@ -112,6 +112,9 @@ def _sigmoid(s: State, x: SSAValue) -> SSAValue:
 
 def _quotient(s: State, x: SSAValue, y: SSAValue) -> SSAValue:
     """A correctly rounded quotient (see `_by_reciprocal` for where it is not quite)."""
+    number = constant_of(y)
+    if number is not None and element_of(y.type) == f32 and 2.0**-64 < abs(number) < 2.0**64:
+        return _by_constant(s, x, number)
     if _is_shared(x, y):
         return _by_reciprocal(s, x, y)
     x, y = s.b.together(x, y)
@@ -120,9 +123,25 @@ def _quotient(s: State, x: SSAValue, y: SSAValue) -> SSAValue:
     return s.b.pure(arith.DivfOp, (x, y), x.type, NO_FLAGS)
 
 
+def _by_constant(s: State, x: SSAValue, number: float) -> SSAValue:
+    """x / number: the instructions of another quotient have a call for rare numbers, which takes registers of everything around it. A power
+    of two has an inverse."""
+    inverse = s.b.constant(1.0 / number, f32)
+    first = s.b.elementwise(arith.MulfOp, (x, inverse), NO_FLAGS)
+    return first if abs(frexp(number)[0]) == 0.5 else _corrected(s, x, first, inverse, s.b.constant(-number, f32))
+
+
+def _corrected(s: State, x: SSAValue, first: SSAValue, reciprocal: SSAValue, negative: SSAValue) -> SSAValue:
+    """A quotient from a first one, the reciprocal of the divisor, and the divisor with the other sign, by what that leaves of x (Markstein,
+    "Computation of elementary functions on the IBM RISC System/6000 processor", 1990)."""
+    rest = s.b.elementwise(mlir_math.FmaOp, (first, negative, x), NO_FLAGS)
+    second = s.b.elementwise(mlir_math.FmaOp, (rest, reciprocal, first), NO_FLAGS)
+    # of infinite quotients nothing is left but NaN
+    return s.b.select(s.b.cmpf("uno", second, second), first, second)
+
+
 def _by_reciprocal(s: State, x: SSAValue, y: SSAValue) -> SSAValue:
-    """x / y where one divisor serves many elements: a product with its reciprocal, corrected by what that leaves of x (Markstein,
-    "Computation of elementary functions on the IBM RISC System/6000 processor", 1990), in 6 instructions instead of about 20.
+    """x / y where one divisor serves many elements: a product with its reciprocal, corrected, in 6 instructions instead of about 20.
 
     It differs from the correctly rounded quotient, by one unit in the last place, where this is subnormal, and once in millions of
     numbers elsewhere. Very small and very large divisors are scaled, so that their reciprocals are normal numbers."""
@@ -140,11 +159,7 @@ def _by_reciprocal(s: State, x: SSAValue, y: SSAValue) -> SSAValue:
     x, y = op(arith.MulfOp, x, scale), op(arith.MulfOp, y, scale)
     one, negative = b.together(number(1.0), y)[0], op(arith.MulfOp, y, number(-1.0))
     reciprocal = b.pure(PreciseDivFOp, (one, y), y.type)
-    first = op(arith.MulfOp, x, reciprocal)
-    rest = op(mlir_math.FmaOp, first, negative, x)
-    second = op(mlir_math.FmaOp, rest, reciprocal, first)
-    # of infinite quotients nothing is left but NaN
-    return b.select(b.cmpf("uno", second, second), first, second)
+    return _corrected(s, x, op(arith.MulfOp, x, reciprocal), reciprocal, negative)
 
 
 def divide(s: State, op: Operation) -> None:

@@ -67,7 +67,7 @@ MOST_ELEMENTS = 96
 FEW_WARPS, MANY_WARPS = 24576, 32768
 """Elements of a row on chip that leave room for one program on a multiprocessor, which then has all the warps that there may be: with 16
 there is too little under way, and for more elements the registers of a thread of 32 do not last."""
-MOST_IN_ROWS = 160
+MOST_IN_ROWS = 144
 """The same where a program goes through rows and sums up columns: two programs then fit a multiprocessor."""
 BESIDE_ROWS = 48
 """Registers of a thread of such a program beside what it keeps."""
@@ -388,7 +388,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         under_way = sum(rows_of.values())
         stages = STAGES + 1 if under_way * (STAGES + 1) <= AHEAD else STAGES if under_way * (STAGES - 1) <= AHEAD else 0
         needed = held + block * pieces * _read_once(inside)
-        warps = min(16, max(4, power_of_two(-(-needed // (32 * MOST_IN_ROWS)))))
+        warps = min(16, power_of_two(-(-needed // (32 * MOST_IN_ROWS))))
         registers = 65536 // (64 * warps)
         registers = registers if needed // (32 * warps) + BESIDE_ROWS <= registers < 255 else 0
         if block == PIECE:

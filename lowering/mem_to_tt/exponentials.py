@@ -14,7 +14,7 @@ import math
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import FloatAttr, f32
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, f32
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
@@ -91,9 +91,9 @@ def exponential(s: State, op: Operation, factor: float = 1.0) -> SSAValue | None
 
 
 def _share_of_sum(s: State, op: Operation, factor: float) -> SSAValue | None:
-    """factor * exp(x - m - log(t)), t the sum of exp(x - m) over the row and m its maximum, from the exponential that was added up: a product
-    instead of another exponential (the gradient of cross-entropy, a softmax beside a log-softmax). As t is 1 or more, nothing is lost of
-    small numbers, and there is no rounding of the logarithm. None for another exponential, or where that one is not on chip."""
+    """factor * exp(x - m - log(t)), t the sum of exp(x - m) over the row and m its maximum, from the exponential that was added up: a
+    product instead of another exponential (the gradient of cross-entropy, a softmax beside a log-softmax). As t is 1 or more, nothing
+    is lost of small numbers, and there is no rounding of the logarithm. None for another exponential, or where that one is not on chip."""
     outer = op.operands[0].owner
     if not isinstance(outer, arith.SubfOp) or not isinstance(log := outer.rhs.owner, mlir_math.LogOp):
         return None
@@ -191,7 +191,9 @@ def _is_large(value: SSAValue) -> bool:
 
 
 def constant_of(value: SSAValue) -> float | None:
-    """The number that a value is, if it is a constant."""
-    if not isinstance(value.owner, arith.ConstantOp) or not isinstance(value.owner.value, FloatAttr):
-        return None
-    return value.owner.value.value.data
+    """The number that a value is, or that all elements of it are, if it is a constant."""
+    attr = value.owner.value if isinstance(value.owner, arith.ConstantOp) else None
+    if isinstance(attr, DenseIntOrFPElementsAttr) and attr.is_splat():
+        number = attr.get_values()[0]
+        return number if isinstance(number, float) else None
+    return attr.value.data if isinstance(attr, FloatAttr) else None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import f32, i1, i32
+from xdsl.dialects.builtin import IntegerAttr, f32, i1, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from ...dialects.nd_types import is_float
@@ -207,10 +207,12 @@ class Welford(Accumulator):
         add = Accumulator("sum", [element])
         (total,) = add.whole(s, pieces, count, axis)
         n = s.b.cast(SIToFPOp, count, element)
-        # a program that shares a row may have nothing of it
-        fixed = isinstance(count.owner, arith.ConstantOp)
-        some = n if fixed else s.b.elementwise(arith.MaximumfOp, (n, s.b.constant(1.0, element)), NO_FLAGS)
-        mean = s.b.elementwise(arith.DivfOp, (total, some), NO_FLAGS)
+        fixed = count.owner.value if isinstance(count.owner, arith.ConstantOp) else None
+        if isinstance(fixed, IntegerAttr):
+            mean = s.b.elementwise(arith.MulfOp, (total, s.b.constant(1.0 / fixed.value.data, element)), NO_FLAGS)
+        else:  # a program that shares a row may have nothing of it
+            some = s.b.elementwise(arith.MaximumfOp, (n, s.b.constant(1.0, element)), NO_FLAGS)
+            mean = s.b.elementwise(arith.DivfOp, (total, some), NO_FLAGS)
         squares: list[Piece] = []
         for values, mask in pieces:
             difference = s.b.elementwise(arith.SubfOp, (values[0], mean), NO_FLAGS)

@@ -2,9 +2,10 @@
 
     loop.nest () { for (%j) { %dw[%j] = 0 }; for (%i = N) { ...; for (%j) { store ..., %dx[%i, %j]; store ..., %dw[%j] add } } }
 
-as loop-fuse-rows leaves it, becomes a nest over P parts, with a row of partial sums for each part, and a nest that adds these up. Part p has
-the rows p, p + P, p + 2 P, ...: programs side by side read neighbouring memory, and none has more than one row more than another. Where P
-does not divide N, what a row stores stands under the condition that there is one, with which a program's loop ends (accumulate.py).
+as loop-fuse-rows leaves it, becomes a nest over P parts, with a row of partial sums for each part, and a nest that adds these up. Part p
+has the rows p, p + P, p + 2 P, ...: programs side by side read neighbouring memory, and none has more than one row more than another.
+Where P does not divide N, what a row stores stands under the condition that there is one, with which a program's loop ends
+(accumulate.py).
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from ...passes.manager import Pass
 from .accumulate import KINDS
 from .config import TILE, Sizes, power_of_two
 
+SMALL = 4
+"""How many times as many programs run at once where a tile of them is enough for one or two warps."""
 SHORTEST = 16
-"""Rows of a part at least, where programs have several parts: the sums of all parts are written and read once more."""
+"""Rows of a part at least, where there are more parts than programs wanted: their sums are written and read once more."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class GpuSplitRows(Pass):
     name = "gpu-split-rows"
 
     programs: int = 264
-    """How many programs there should be: two for each multiprocessor, whose registers hold the columns. Where rows are short, a program
-    has several parts."""
+    """How many programs there should be: two for each multiprocessor, whose registers hold the columns. Where rows are short there are
+    more, and each has several parts."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
@@ -52,8 +55,9 @@ class GpuSplitRows(Pass):
             if rows is None:
                 continue
             size = rows.loop_sizes[0]
-            together = max(1, TILE // power_of_two(max(sizes(product(n.loop_sizes)) for n in _loops_in(rows))))
-            count = max(self.programs, min(self.programs * together, sizes(size) // SHORTEST))
+            width = power_of_two(max(sizes(product(n.loop_sizes)) for n in _loops_in(rows)))
+            most = self.programs * (SMALL * TILE // width if width <= TILE else 1)
+            count = max(self.programs, min(most, sizes(size) // SHORTEST))
             split = _Split(nest, rows, count if size.value is None else max(1, min(count, size.value)), symbols)
             split.rewrite()
             self.statistic("num-split")

@@ -160,7 +160,7 @@ PROGRAMS = {
     "triangle": (torch.tril, randn(20, 20)),
     **{f"{dtype} and back".removeprefix("torch."): (functools.partial(eight_bits, dtype), randn(40, 30) * 50) for dtype in FLOAT8},
     "norm backward": (norm_backward, randn(1030, 20), randn(1030, 20), randn(1030, 1), randn(1030, 1), randn(20)),
-    "norm backward, some parts with a row more": (norm_backward, randn(600, 1030), randn(600, 1030), randn(600, 1), randn(600, 1), randn(1030)),
+    "norm backward, uneven parts": (norm_backward, randn(600, 999), randn(600, 999), randn(600, 1), randn(600, 1), randn(999)),
     "norm backward, rows in parts": (norm_backward, randn(1320, 12), randn(1320, 12), randn(1320, 1), randn(1320, 1), randn(12)),
     "columns and values": (lambda x, y: (x * y, (x * y).sum(0), x.amax(0)), randn(1100, 18), randn(1100, 18)),
     "maximum of a long row": (lambda x: (x.argmax(-1), x.amax(-1)), randn(2, 50000)),
@@ -340,6 +340,18 @@ def test_classes_are_compared_in_32_bits():
         text, (got,) = computed(lambda t: compared(t), t)
         assert not re.search(r"cmpi (eq|ne), .*tensor<[0-9x]*30", text)
         assert torch.equal(got.reshape(7, 30), compare(torch.arange(30)[None, :], t))
+
+
+def test_quotients_by_constants_are_products():
+    x = torch.cat([randn(500) * 1e3, torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 3e38, -3e38, 1e-36])])
+    for number in (4096.0, -0.125, 3.0, -768.0, 0.1):
+
+        def divided(x, number=number):
+            return (x / number,)
+
+        text, (got,) = computed(lambda x: divided(x), x)
+        assert "divf" not in text
+        torch.testing.assert_close(got, x / number, rtol=0, atol=0, equal_nan=True)
 
 
 def test_numbers_of_a_row_are_loaded_before_its_reductions():
