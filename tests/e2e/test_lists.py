@@ -165,6 +165,7 @@ def test_scalars_that_all_entries_share():
 
 
 def test_an_entry_that_reads_what_another_one_updates():
+    """DEFECT-07: an entry is not given the bookkeeping of another."""
     def f(xs):
         first = [x + 1 for x in xs]
         for x, y in zip(xs, [*first[1:], first[0]], strict=True):

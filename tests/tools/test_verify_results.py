@@ -88,6 +88,7 @@ def test_a_wrong_pass_is_named(opt_tool, wrong, to, wrong_pass, what):
 
 
 def test_the_reproducer_is_of_the_wrong_pass(opt_tool, wrong, tmp_path):
+    """DBG-07: a program that goes wrong is cut down to one pass."""
     crash = tmp_path / "crash.mlir"
     flags = (f"--mlir-pass-pipeline-crash-reproducer={crash}", "--mlir-pass-pipeline-local-reproducer")
     opt_tool("--load-module", wrong, "-p", "stepwell-cpu{to=loop},subtract,loop-to-mem", "--verify-results", *flags, stdin=TEXT)

@@ -43,7 +43,7 @@ def test_a_graph_of_a_gpu_names_its_device():
 
 
 def test_one_element_of_the_cpu_is_a_number_of_the_kernel():
-    """M05"""
+    """H11, M05"""
     kernels, calls = lowered(lambda x, s: x * s, ((4, 5), "cuda"), ((), "cpu"))
     assert len(kernels) == 1 and calls == ["py"]
     assert [str(t) for t in kernels[0].body.block.arg_types][-1] == "f64"

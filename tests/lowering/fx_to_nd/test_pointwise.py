@@ -38,7 +38,7 @@ def test_unary_on_integers(check, name):
 
 @pytest.mark.parametrize("name", BINARY)
 def test_promotion(check, name):
-    """Every pair of dtypes with tensors, 0-d tensors and numbers gives eager's dtype and value."""
+    """M18: Every pair of dtypes with tensors, 0-d tensors and numbers gives eager's dtype and value."""
     fn = getattr(torch, name)
     kinds = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
     pairs = [

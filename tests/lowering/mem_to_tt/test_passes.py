@@ -103,7 +103,7 @@ def test_a_scatter_without_an_atomic_operation_stays_in_order():
 
 
 def test_parts_of_a_reduction_are_even_and_lie_side_by_side():
-    """KG-12"""
+    """D20, KG-12"""
     found, module = nests(lambda x: x.sum((0, 2, 3)), empty(64, 32, 28, 28).to(memory_format=torch.channels_last))
     parts, merge = found
     columns, count = (s.value for s in parts.loop_sizes)

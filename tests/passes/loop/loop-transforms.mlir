@@ -45,6 +45,7 @@
 // HOIST-NEXT: math.exp
 // HOIST-NEXT: loop.reduce (%{{.*}} = 70) sum
 
+// G12, N08: what fits into 32 bits is computed there.
 // NARROW: label = "sum", schedule = {index_bits = 32 : i64}
 // NARROW: label = "rows", schedule = {index_bits = 32 : i64}
 

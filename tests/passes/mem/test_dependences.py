@@ -56,7 +56,7 @@ def test_a_reader_depends_on_what_it_reads():
 
 
 def test_an_argument_that_is_written_waits_for_its_readers():
-    """Catalogue G06, H04."""
+    """H10, Catalogue G06, H04."""
     def update(x, y):
         total = x @ y
         x.copy_(y + 1)

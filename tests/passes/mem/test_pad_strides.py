@@ -29,6 +29,7 @@ def odd_rows(x, w):
 @pytest.mark.parametrize("who", ["gemm", "library"])
 @pytest.mark.parametrize("function", [softmax_of_columns, product_of_a_sum, three_dimensions, odd_rows])
 def test_values(function, who):
+    """B11: every row of a buffer is padded."""
     torch.manual_seed(5)
     x, w = torch.randn(72, 96), torch.randn(96, 1024)
     torch._dynamo.reset()

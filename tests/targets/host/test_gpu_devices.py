@@ -90,6 +90,7 @@ def two_gpus(x, y, w, to=torch.Tensor.to):
 
 
 def test_each_device_has_programs_of_its_own(compile_devices):
+    """DV-05: and its driver is that of its device."""
     call, programs = compile_devices(two_gpus, ((8, 8), FIRST), ((8, 8), SECOND), ((8, 8), FIRST))
     check(call, two_gpus, *(torch.randn(8, 8) for _ in range(3)))
     assert len(programs) == 3 and len({device for device, _ in programs}) == 2
