@@ -103,7 +103,7 @@ def test_readers_of_one_tensor_are_one_nest_i05():
 
 
 def test_a_transposed_reader_of_a_stored_value_is_one_nest_i11():
-    """G08: The consumer's loops are put in the producer's order. Readers of one tensor in two orders stay two nests: measured to be faster."""
+    """G08: The consumer's loops are put in the producer's order. Readers of one tensor in two orders stay two nests: measured faster."""
     assert compiled(lambda x: (lambda e: (e, e.t().contiguous() + 1))(x.exp()), X)[0] == 1
     assert compiled(lambda x: (x * 2, x.t().contiguous() + 1), X)[0] == 2
 
