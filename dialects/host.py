@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 from xdsl.dialects.builtin import (
     Float64Type,
     IntAttr,
+    ModuleOp,
     StringAttr,
     SymbolNameConstraint,
     SymbolRefAttr,
@@ -365,6 +366,21 @@ class LaunchOp(HostOp):
             raise VerifyException(
                 f"host.launch @{kernel}: {len(self.offsets.data)} offsets for {len(self.operands)} operands"
             )
+        if (found := self._kernel_op()) is not None:
+            takes = len(found.regions[0].block.args)
+            gives = 3 if self.entries is not None else len(self.operands) + len(self.sizes.data)
+            if takes != gives:
+                raise VerifyException(f"host.launch @{kernel}: the kernel takes {takes} arguments, {gives} are given")
+
+    def _kernel_op(self) -> Operation | None:
+        """The kernel, where the module has it."""
+        module = self.parent_op()
+        while module is not None and not isinstance(module, ModuleOp):
+            module = module.parent_op()
+        if module is None:
+            return None
+        name = self.kernel.root_reference
+        return next((op for op in module.ops if op.properties.get("sym_name") == name and op.regions and op.regions[0].blocks), None)
 
 
 @irdl_op_definition

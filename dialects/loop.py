@@ -68,6 +68,7 @@ from .loop_syntax import (
 )
 from .nd_base import ExprsAttr
 from .nd_types import TensorType, compute_type
+from .schedule_check import schedule_problem
 
 KINDS: dict[str, tuple[int, int]] = {
     "sum": (1, 1), "prod": (1, 1), "max": (1, 1), "min": (1, 1), "any": (1, 1), "all": (1, 1), "xor": (1, 1),
@@ -145,6 +146,8 @@ class NestOp(LoopLike):
             raise VerifyException("loop.nest: outs are either all tensors or all buffers")
         if list(self.result_types) != tensors:
             raise VerifyException("loop.nest: results must have the types of outs (none when these are buffers)")
+        if self.schedule is not None and (problem := schedule_problem(self.schedule, len(self.sizes.data))):
+            raise VerifyException(f"loop.nest: {problem}")
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")

@@ -12,6 +12,7 @@ from .create import QuickOp
 from .expr import Expr
 from .loop_syntax import INDEX
 from .nd_base import ExprsAttr
+from .schedule_check import lanes_problem, loop_problem
 
 
 def is_shaped(t: Attribute) -> bool:
@@ -50,6 +51,12 @@ class LoopLike(QuickOp):
         args = self.block.args
         if len(args) < count or any(a.type != INDEX for a in args[:count]):
             raise VerifyException(f"{self.name}: the body needs {count} arguments of type index, one for each loop")
+        vector, lanes = self.attributes.get("vector"), self.attributes.get("lanes")
+        problem = loop_problem("vector", vector, count, "none") if vector is not None else ""
+        if not problem and lanes is not None:
+            problem = lanes_problem(lanes)
+        if problem:
+            raise VerifyException(f"{self.name}: {problem}")
 
 
 def walk_bodies(op: Operation) -> Iterator[Operation]:

@@ -219,10 +219,17 @@ def three_processes():
 
     def run(cache: str) -> list[list[str]]:
         command = [sys.executable, "-c", TRAINING_STEP, cache]
-        both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-        outputs = [p.communicate()[0] for p in both]
-        outputs.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        return [output.split() for output in outputs]
+
+        def start() -> subprocess.Popen[str]:
+            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+        def printed(process: subprocess.Popen[str]) -> list[str]:
+            out, err = process.communicate()
+            assert process.returncode == 0, err
+            return out.split()
+
+        both = [start(), start()]
+        return [*map(printed, both), printed(start())]
 
     return run
 

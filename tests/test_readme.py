@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "CONTRIBUTING.md")
+PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -36,8 +36,18 @@ def test_command_of_the_readme(opt_tool, command, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_named_files_exist(page):
-    text = (ROOT / page).read_text()
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
     named = re.findall(r"`((?:dialects|passes|lowering|targets|tools|tests|docs)/[\w./]*)`", text)
-    named += re.findall(r"\]\((?!http)([\w./-]+)\)", text)
-    assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```|`[^`]*`", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\((?!http)([^)\s]+)\)", text):
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles], link

@@ -46,7 +46,7 @@ torch itself takes apart before any backend sees them.
 
 | treated by | meaning | operators |
 |---|---|---|
-| rule `file` | a rule of `lowering/fx_to_nd/file.py`: kernels on both targets | {rule} |
+| rule `file` | a rule in that file of `lowering/fx_to_nd/`: kernels on both targets | {rule} |
 | ours | taken apart by a decomposition of `lowering/decompositions.py` | {ours} |
 | torch's | taken apart by torch's decomposition (`torch._decomp`, `torch._refs`) into operators of this page | {torchs} |
 | library: reason | one call of torch's kernel by choice | {library} |

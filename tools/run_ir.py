@@ -17,10 +17,11 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
+from ..dialects import host
 from ..dialects.call_args import CallAttr, Obj
 from ..dialects.loop_batch import BATCH
 from ..errors import StepwellError
-from ..passes.errors import PassError
+from ..passes.errors import PassError, did_you_mean
 from .opt_inputs import entry_function, random_inputs
 
 if TYPE_CHECKING:
@@ -91,6 +92,15 @@ def run_module(
     return results
 
 
+def _check_kernels(module: ModuleOp) -> None:
+    """PassError, at the launch, where one names a kernel that the module has not."""
+    kernels = [_name(op) for op in module.ops if "sym_name" in op.properties and op.name != "host.program"]
+    for op in module.walk():
+        if isinstance(op, host.LaunchOp) and (name := op.kernel.root_reference.data) not in kernels:
+            hint = did_you_mean(name, kernels) or f"; it has: {', '.join(kernels)}"
+            raise PassError(f"the module has no kernel '{name}'{hint}", op=op)
+
+
 def _check_objects(module: ModuleOp, count: int) -> None:
     """PassError, at the call, where one needs a Python object (the function of a branch, a generator) beyond the `count` given."""
     for op in module.walk():
@@ -132,7 +142,6 @@ def _compiled(
     module: ModuleOp, ctx: Context, given: list[Any], level: str, function: str | None, objects: Sequence[Any]
 ) -> tuple[Callable[[list[Any]], Sequence[Any]], list[Any]]:
     """The program of a function, and the inputs of a call of it."""
-    from ..dialects import host
     from ..targets.cpu.emit import emit_kernels
     from ..targets.cpu.jit import compile_text
     from ..targets.host.emit import emit_host
@@ -142,6 +151,7 @@ def _compiled(
     inputs, constants = _split_constants(entry, given)
     lowered = lower_rest(module, ctx, level, entry)
     program = next(op for op in lowered.ops if isinstance(op, host.ProgramOp))
+    _check_kernels(lowered)
     text = emit_kernels(lowered)
     with _launching(lowered) as kernels:
         description = emit_host(text, program, kernels=kernels)

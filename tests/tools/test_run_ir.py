@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from xdsl.context import Context
@@ -117,6 +119,16 @@ def test_random_numbers_hang_on_the_seed(opt_tool):
     assert first.code == 0, first.err
     assert first.out == opt_tool("--run", "--seed=1", stdin=text).out != opt_tool("--run", "--seed=2", stdin=text).out
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_launches_of_kernels_that_do_not_fit(opt_tool):
+    text = str(at_level("cpu"))
+    missing = opt_tool("--run", stdin=text.replace("host.launch @k0", "host.launch @k7", 1))
+    assert "error: 'host.launch' op: the module has no kernel 'k7'; it has: k0" in missing.err
+    launch = re.search(r"host.launch @(k\d)\((%\w+ : [^,]*, )", text)
+    assert launch is not None
+    fewer = opt_tool("--run", stdin=text.replace(launch[0], launch[0].replace(launch[2], ""), 1))
+    assert re.search(rf"error: 'host.launch' op: host.launch @{launch[1]}: the kernel takes \d arguments, \d are given", fewer.err)
 
 
 def test_errors():

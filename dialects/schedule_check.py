@@ -1,0 +1,48 @@
+"""What the `schedule` attribute of a nest may say (docs/schedule.md), and `vector` and `lanes` of a loop inside it, checked by the
+verifiers of the `loop` dialect: a key that is misspelt, or a loop that is not there, would otherwise change nothing without a word."""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import DenseArrayBase, DictionaryAttr, IntegerAttr, StringAttr
+from xdsl.ir import Attribute
+
+KEYS = ("vector", "lanes", "tile", "fixed", "tiles", "index_bits", "parallel", "gpu")
+_NUMBERS = ("fixed", "index_bits", "parallel")
+
+
+def schedule_problem(schedule: Attribute, loops: int) -> str:
+    """What is wrong with the schedule of a nest of so many loops; "" if nothing is. The tile under `gpu` is read by mem-to-tt."""
+    if not isinstance(schedule, DictionaryAttr):
+        return f"schedule is a dictionary, not {schedule}"
+    table = schedule.data
+    for key, value in table.items():
+        if key not in KEYS:
+            return f"schedule has no key '{key}' (it has: {', '.join(KEYS)})"
+        if key in _NUMBERS and not isinstance(value, IntegerAttr):
+            return f"schedule: '{key}' is a number, not {value}"
+    for key in ("vector", "tile"):
+        if (value := table.get(key)) is not None and (problem := loop_problem(key, value, loops, "inner" if key == "vector" else "")):
+            return problem
+    lanes = table.get("lanes")
+    if lanes is not None and (problem := lanes_problem(lanes)):
+        return problem
+    tiles = table.get("tiles")
+    if tiles is not None and not (isinstance(tiles, DenseArrayBase) and len(tiles) <= loops and all(n >= 0 for n in tiles.iter_values())):
+        return f"schedule: 'tiles' is an array of at most {loops} numbers from 0, one for each loop of the nest, not {tiles}"
+    return ""
+
+
+def loop_problem(key: str, value: Attribute, loops: int, word: str) -> str:
+    """What is wrong with an attribute that names one of `loops` loops by its number, or says `word` instead."""
+    if isinstance(value, IntegerAttr) and 0 <= value.value.data < loops:
+        return ""
+    if word and isinstance(value, StringAttr) and value.data == word:
+        return ""
+    numbers = f"one of 0 to {loops - 1}" if loops else "not possible without loops"
+    return f"schedule: '{key}' is the number of a loop ({numbers})" + (f' or "{word}"' if word else "") + f", not {value}"
+
+
+def lanes_problem(value: Attribute) -> str:
+    """What is wrong with a number of lanes."""
+    n = value.value.data if isinstance(value, IntegerAttr) else 0
+    return "" if n >= 1 and n & (n - 1) == 0 else f"schedule: 'lanes' is a power of two, not {value}"

@@ -1,0 +1,66 @@
+"""The verifier of `loop.nest` reads its schedule: what would silently change nothing is refused."""
+
+import pytest
+
+NEST = """func.func @f(%x: !mem.buffer<8 x 16 x f32>, %y: !mem.buffer<8 x 16 x f32>) {
+  loop.nest (%i = 8, %j = 16) outs(%o = %y : !mem.buffer<8 x 16 x f32>) {
+    %v = loop.load %x[%i, %j] : !mem.buffer<8 x 16 x f32> -> f32
+    loop.store %v, %o[%i, %j] : f32, !mem.buffer<8 x 16 x f32>
+  } attributes {schedule = SCHEDULE}
+  func.return
+}
+"""
+SUM = """func.func @f(%x: !mem.buffer<8 x 16 x f32>, %y: !mem.buffer<8 x f32>) {
+  loop.nest (%i = 8) outs(%o = %y : !mem.buffer<8 x f32>) {
+    %s = loop.reduce (%j = 16) sum {
+      %v = loop.load %x[%i, %j] : !mem.buffer<8 x 16 x f32> -> f32
+      loop.yield %v : f32
+    } -> f32 attributes {INNER}
+    loop.store %s, %o[%i] : f32, !mem.buffer<8 x f32>
+  } attributes {schedule = {vector = "inner"}}
+  func.return
+}
+"""
+KEYS = "vector, lanes, tile, fixed, tiles, index_bits, parallel, gpu"
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["{}", "{vector = 1 : i64, lanes = 16 : i64, parallel = false}", '{vector = "inner"}', "{tiles = array<i64: 4, 0>}", "{fixed = true}"],
+)
+def test_right(opt_tool, schedule):
+    result = opt_tool(stdin=NEST.replace("SCHEDULE", schedule))
+    assert (result.code, result.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("{paralel = true}", f"schedule has no key 'paralel' (it has: {KEYS})"),
+        ("{vector = 2 : i64}", "schedule: 'vector' is the number of a loop (one of 0 to 1) or \"inner\", not 2 : i64"),
+        ('{vector = "outer"}', "schedule: 'vector' is the number of a loop (one of 0 to 1) or \"inner\", not \"outer\""),
+        ("{tile = -1 : i64}", "schedule: 'tile' is the number of a loop (one of 0 to 1), not -1 : i64"),
+        ("{lanes = 12 : i64}", "schedule: 'lanes' is a power of two, not 12 : i64"),
+        ('{parallel = "no"}', "schedule: 'parallel' is a number, not \"no\""),
+        ("{tiles = array<i64: 4, 4, 4>}", "schedule: 'tiles' is an array of at most 2 numbers from 0, one for each loop of the nest"),
+        ("{tiles = [4]}", "schedule: 'tiles' is an array of at most 2 numbers from 0, one for each loop of the nest"),
+        ('"fast"', 'schedule is a dictionary, not "fast"'),
+    ],
+)
+def test_wrong(opt_tool, schedule, message):
+    result = opt_tool(stdin=NEST.replace("SCHEDULE", schedule))
+    assert result.code == 1
+    assert result.err.startswith(f"<stdin>:2:3: error: 'loop.nest' op: loop.nest: {message}")
+
+
+@pytest.mark.parametrize(
+    ("inner", "message"),
+    [
+        ("vector = 1 : i64", "schedule: 'vector' is the number of a loop (one of 0 to 0) or \"none\", not 1 : i64"),
+        ("vector = 0 : i64, lanes = 7 : i64", "schedule: 'lanes' is a power of two, not 7 : i64"),
+    ],
+)
+def test_wrong_in_a_loop_inside(opt_tool, inner, message):
+    result = opt_tool(stdin=SUM.replace("INNER", inner))
+    assert result.err.startswith(f"<stdin>:3:10: error: 'loop.reduce' op: loop.reduce: {message}")
+    assert opt_tool(stdin=SUM.replace("INNER", 'vector = "none"')).code == 0
