@@ -5,6 +5,7 @@ import.  This module holds the public names.  Each is loaded when first asked fo
 imports neither torch nor xdsl nor llvmlite.
 """
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -33,7 +34,7 @@ def __getattr__(name: str) -> Any:
     """Load public `name` from the module that owns it, once."""
     home = _PUBLIC.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value = globals()[name] = getattr(import_module(home, __name__), name)
     return value
 

@@ -195,7 +195,7 @@ def test_writes_come_after_what_reads_their_argument(compile_devices):
             graph.call_function(torch.ops.aten.copy_.default, (y, value)).meta = dict(value.meta)
 
     call, programs = compile_devices(function, ((4, 5), FIRST), ((4, 5), SECOND), edit=write)
-    x, y = torch.randn(4, 5), torch.randn(4, 5)
+    x, y = torch.randn(4, 5), torch.rand(4, 5)  # no large exponentials, whose sines would differ in the last digits
     ours = y.clone()
     got = call([x, ours])
     for a, b in zip(got, plain(function, x, y), strict=True):
