@@ -6,12 +6,13 @@ from __future__ import annotations
 from xdsl.dialects.builtin import DenseArrayBase, DictionaryAttr, IntegerAttr, StringAttr
 from xdsl.ir import Attribute
 
-KEYS = ("vector", "lanes", "tile", "fixed", "tiles", "index_bits", "parallel", "gpu")
+KEYS = ("vector", "lanes", "tile", "fixed", "tiles", "index_bits", "parallel", "gpu", "bounds", "measured")
 _NUMBERS = ("fixed", "index_bits", "parallel")
 
 
 def schedule_problem(schedule: Attribute, loops: int) -> str:
-    """What is wrong with the schedule of a nest of so many loops; "" if nothing is. The tile under `gpu` is read by mem-to-tt."""
+    """What is wrong with the schedule of a nest of so many loops; "" if nothing is. What stands under `gpu` (a tile) and `bounds` (of
+    size symbols) is read by mem-to-tt."""
     if not isinstance(schedule, DictionaryAttr):
         return f"schedule is a dictionary, not {schedule}"
     table = schedule.data

@@ -21,7 +21,7 @@ SUM = """func.func @f(%x: !mem.buffer<8 x 16 x f32>, %y: !mem.buffer<8 x f32>) {
   func.return
 }
 """
-KEYS = "vector, lanes, tile, fixed, tiles, index_bits, parallel, gpu"
+KEYS = "vector, lanes, tile, fixed, tiles, index_bits, parallel, gpu, bounds, measured"
 
 
 @pytest.mark.parametrize(
