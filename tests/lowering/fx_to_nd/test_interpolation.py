@@ -5,6 +5,8 @@ import itertools
 import pytest
 import torch
 
+import stepwell.lowering.whole_operators  # noqa: F401 - defines the operator of a gradient
+
 A = torch.ops.aten
 
 PLAIN = (("upsample_linear1d", 1), ("upsample_bilinear2d", 2), ("upsample_trilinear3d", 3), ("upsample_bicubic2d", 2))
