@@ -64,14 +64,13 @@ def _measured(name: str, mode: str, backend: str, path: str | None) -> dict[str,
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except OSError:  # it has ended
-            continue
-        for child in map(int, children):
-            yield child
-            yield from _descendants(child)
+    try:
+        lists = [Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")]
+    except OSError:  # it, or one of its threads, has ended
+        return
+    for child in map(int, " ".join(lists).split()):
+        yield child
+        yield from _descendants(child)
 
 
 def _private(pid: int | str) -> int:
