@@ -126,6 +126,21 @@ def _silu(b: Importer, x: Pair) -> Pair:
     return _named(b, "mul", x, _sigmoid(b, x))
 
 
+@complex_rule("sigmoid_backward")
+def _sigmoid_backward(b: Importer, grad: Any, y: Pair) -> Pair:
+    return _named(b, "mul", grad, _named(b, "conj", _named(b, "mul", _named(b, "rsub", y, 1), y)))
+
+
+@complex_rule("tanh_backward")
+def _tanh_backward(b: Importer, grad: Any, y: Pair) -> Pair:
+    return _named(b, "mul", grad, _named(b, "conj", _named(b, "rsub", _named(b, "square", y), 1)))
+
+
+@complex_rule("lerp")
+def _lerp(b: Importer, start: Any, end: Any, weight: Any) -> Pair:
+    return _named(b, "add", start, _named(b, "mul", weight, _named(b, "sub", end, start)))
+
+
 @complex_rule("addcmul")
 def _addcmul(b: Importer, x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
     product = _named(b, "mul", y, z)

@@ -473,6 +473,11 @@ def _full(b: Importer, shape: Any, value: Any, **kwargs: Any) -> Pair:
     return _filled(b, float(value)) if isinstance(value, (int, float)) else NotImplemented
 
 
+@complex_rule("new_full")
+def _new_full(b: Importer, x: Any, shape: Any, value: Any, **kwargs: Any) -> Pair:
+    return _full(b, shape, value)
+
+
 @complex_rule("eye")
 def _eye(b: Importer, *args: Any, **kwargs: Any) -> Pair:
     dims = b.out_dims
@@ -498,8 +503,8 @@ _BY_PARTS = frozenset(
     diagonal_scatter expand narrow_copy split_with_sizes_copy unsafe_split unsafe_split_with_sizes
     expand_copy flip gather index index_select lift_fresh_copy movedim permute permute_copy repeat reshape roll select
     select_backward select_copy select_scatter slice slice_backward slice_copy slice_scatter split split_with_sizes
-    squeeze squeeze_copy stack t t_copy transpose transpose_copy tril triu unbind unfold unsqueeze unsqueeze_copy view
-    view_copy _unsafe_view
+    squeeze squeeze_copy stack t t_copy transpose transpose_copy tril triu unbind unbind_copy unfold unfold_copy
+    unsqueeze unsqueeze_copy view view_copy _unsafe_view
     """.split()
 )
 

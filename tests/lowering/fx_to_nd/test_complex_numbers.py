@@ -214,3 +214,19 @@ def test_copies_and_pieces(fn):
     x = _z(4, 5)
     torch.testing.assert_close(torch.compile(fn, backend="stepwell")(x), fn(x))
     assert not stepwell.counters["extern"] and not stepwell.counters["fallback"]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_steps_between_numbers_and_gradients_take_no_library_call(dtype):
+    torch.manual_seed(2)
+    x, y = torch.randn(2, 5, 3, dtype=dtype)
+
+    def program(x, y):
+        moved = torch.unbind_copy(x), torch.unfold_copy(y, 0, 2, 1), x.new_full((2,), 1 + 2j)
+        return torch.lerp(x, y, 0.3), torch.lerp(x, y, 0.2 + 1j), torch.lerp(x, y, y), *moved[0], *moved[1:]
+
+    def gradients(grad, y):
+        return torch.ops.aten.tanh_backward(grad, y), torch.ops.aten.sigmoid_backward(grad, y)
+
+    _check(program, x, y)
+    _check(gradients, x, y)
