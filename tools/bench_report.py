@@ -161,7 +161,9 @@ def _backends(results: dict[str, Any]) -> list[str]:
 
 
 def _cell(row: dict[str, Any], backend: str) -> str:
-    one = row.get(backend, {})
+    one = row.get(backend)
+    if one is None:
+        return ""
     if "ms" not in one:
         return "failed"
     return f"{one['ms']:.4f} ({row['floor_ms'] / one['ms']:.0%})"
@@ -176,7 +178,7 @@ def geomean(results: dict[str, Any], backend: str, over: str) -> float | None:
 
 
 def markdown(results: dict[str, Any], name: str, command: str) -> str:
-    """The table of a report."""
+    """The table of a report. `notes` among the results are sentences that stand above it; a backend that did not run a case has no cell."""
     names = _backends(results)
     rest = [n for n in names if n != "stepwell"]
     about = ", ".join(f"{k} {v}" for k, v in results.get("versions", {"torch": results.get("torch", "")}).items())
@@ -187,7 +189,7 @@ def markdown(results: dict[str, Any], name: str, command: str) -> str:
         f"    {command}", "",
         "Milliseconds, in brackets the share of the floor (inputs and results moved once at the bandwidth of a copy, or the operations at "
         "the rate of a product); ratios above 1: stepwell is faster; seconds of the first call, compilation included; error relative to "
-        "eager, in norm.",
+        "eager, in norm.", *(part for note in results.get("notes", ()) for part in ("", note)),
         "", f"![share of the floor]({name}.svg)", "",
         "| kernel | floor ms | " + " | ".join([*names, *(f"{n} / stepwell" for n in rest), *(f"{n} s" for n in names), "error"]) + " |",
         "|---" * (3 + 2 * len(names) + len(rest)) + "|",

@@ -44,6 +44,20 @@ def test_an_earlier_run_is_rendered(tmp_path):
     assert "| a | 1.0000 | 3.0000 (33%) | 1.5000 (67%) | 2.00 | 2.0 | 0.5 | 1e-07 |" in table and "over inductor 2.00" in table
 
 
+def test_notes_stand_above_and_what_did_not_run_has_no_cell(tmp_path):
+    rows = {
+        "a": {"floor_ms": 1.0, "inductor": {"ms": 3.0}, "stepwell": {"ms": 1.5}},
+        "b": {"floor_ms": 1.0, "inductor": {"error": "no kernel"}, "stepwell": {"ms": 2.0}},
+        "c": {"floor_ms": 1.0, "stepwell": {"ms": 4.0}},
+    }
+    given = {"ceilings": {"copy_GBps": 4000, "bf16_TFLOPs": 700}, "torch": "2.11", "cases": rows, "notes": ["From two runs."]}
+    (tmp_path / "k.json").write_text(json.dumps(given))
+    assert bench.main(["report", "--from", str(tmp_path / "k.json"), "--out", str(tmp_path / "r")]) == 0
+    table = (tmp_path / "r.md").read_text()
+    assert "\nFrom two runs.\n" in table
+    assert "| b | 1.0000 | failed | 2.0000 (50%)" in table and "| c | 1.0000 |  | 4.0000 (25%)" in table
+
+
 def test_a_report_of_nothing_says_what_is_missing():
     with pytest.raises(SystemExit, match="--kernels-file FILE, or a result with --from FILE"):
         bench.main(["report"])
