@@ -24,6 +24,8 @@ from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
 
+from .bench_tables import load_table
+
 BACKENDS = ("stepwell", "inductor")
 PARTS = ("kernels", "calls")
 
@@ -31,6 +33,8 @@ PARTS = ("kernels", "calls")
 def compare(kernels_file: str | None, models_file: str | None, only: Sequence[str]) -> dict[str, Any]:
     """Count both backends, print the table, and return {"cases": {name: {backend: {part: bytes}}}, "above": [...], ...}."""
     counted = {backend: _count_in_process(backend, kernels_file, models_file, only) for backend in BACKENDS}
+    if not any(counted.values()):
+        raise SystemExit("error: nothing was counted")
     names = list(dict.fromkeys(name for table in counted.values() for name in table))
     rows: dict[str, Any] = {}
     above: list[str] = []
@@ -128,21 +132,13 @@ def _cases(task: dict[str, Any]) -> Iterator[tuple[str, Run]]:
 
             yield name, kernel
     if task["models"]:
-        for name, build in _models(task["models"]).items():
+        for name, build in load_table(task["models"], "MODELS").items():
             if not task["only"] or any(o in name for o in task["only"]):
 
                 def model(wrap: Callable[..., Any], build: Callable[..., Any] = build) -> None:
                     _train(wrap, *build("tiny"))
 
                 yield f"model {name}", model
-
-
-def _models(path: str) -> dict[str, Any]:
-    import importlib
-
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    module = importlib.import_module(os.path.splitext(os.path.basename(path))[0])
-    return module.MODELS
 
 
 def _train(wrap: Callable[..., Any], net: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

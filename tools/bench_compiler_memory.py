@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from .bench_tables import load_table
+
 SAMPLE_SECONDS = 0.01
 WIDTHS = {"own": 8, "kept": 8, "resident": 10, "children": 10}
 
@@ -41,9 +43,7 @@ def compiler_memory(
 
 
 def _names(only: Sequence[str], path: str | None) -> list[str]:
-    from .bench_memory import load_models
-
-    return ["encoder", *(name for name in (load_models(path) if path else ()) if not only or name in only)]
+    return ["encoder", *(name for name in (load_table(path, "MODELS") if path else ()) if not only or name in only)]
 
 
 def _measured(name: str, mode: str, backend: str, path: str | None) -> dict[str, float]:
@@ -92,14 +92,14 @@ def _first_step(name: str, mode: str, backend: str, path: str) -> dict[str, floa
     import torch._dynamo
 
     from .bench import Encoder
-    from .bench_memory import load_models, step_of
+    from .bench_memory import step_of
 
     torch._dynamo.config.allow_rnn = True  # pyright: ignore[reportAttributeAccessIssue]
     torch.manual_seed(0)
     if name == "encoder":
         net, args, kwargs = Encoder(), (torch.randn(2, 64, 256),), {}
     else:
-        net, args, kwargs = load_models(path)[name]("tiny")
+        net, args, kwargs = load_table(path, "MODELS")[name]("tiny")
     net.train(mode == "train")
     step_of(net, net, args, kwargs, mode == "train")()
     step = step_of(net, torch.compile(net, backend=backend, dynamic=False), args, kwargs, mode == "train")

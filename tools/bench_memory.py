@@ -16,9 +16,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 
 from ..targets.host.pool_ir import HEADER_BYTES
+from .bench_tables import load_table
 
 REPORT = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"
 """`c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, Device)`: puts an allocation among the profiler's events."""
@@ -200,27 +199,12 @@ OWN_MODELS: dict[str, Model] = {
 }
 
 
-def load_models(path: str) -> dict[str, Model]:
-    """`MODELS` of a Python file; what that file imports may lie beside it."""
-    folder = str(Path(path).resolve().parent)
-    sys.path.insert(0, folder)
-    try:
-        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-        if spec is None or spec.loader is None:
-            raise SystemExit(f"--models-file: {path} is not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(folder)
-    return module.MODELS
-
-
 def memory(only: Sequence[str], path: str | None, modes: Sequence[str] = ("infer", "train")) -> dict[str, Any]:
     """Measure the models and print the table."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     own = OwnMemory()
     torch._dynamo.config.allow_rnn = True  # pyright: ignore[reportAttributeAccessIssue]
-    models = load_models(path) if path else OWN_MODELS
+    models = load_table(path, "MODELS") if path else OWN_MODELS
     rows: dict[str, Any] = {}
     print(f"{'model':16}{'mode':7}{'eager KB':>11}{'stepwell KB':>13}{'free KB':>10}{'ratio':>8}")
     for name, build in models.items():

@@ -7,12 +7,9 @@ with a table `CASES` of name -> (build, ...), where `build("cpu")` returns a fun
 
 from __future__ import annotations
 
-import runpy
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +25,7 @@ from ..passes.loop.library_cost import step_cost
 from ..passes.loop.loop_fuse import symbol_hints
 from ..passes.loop.machine import Machine
 from ..targets.cpu.machine import host_machine
+from .bench_tables import load_table
 from .options import make_options
 from .torch_backend import GraphCompilers, compile_with
 
@@ -76,14 +74,7 @@ def compiled(fn: Callable[..., Any], predictions: Predictions) -> Callable[..., 
 
 def cases_of_file(path: str) -> dict[str, Callable[[], Case]]:
     """The cases of a file, see the module's docstring. SystemExit where it has none."""
-    folder = str(Path(path).resolve().parent)
-    sys.path.insert(0, folder)
-    try:
-        table = runpy.run_path(path).get("CASES")
-    finally:
-        sys.path.remove(folder)
-    if not isinstance(table, dict):
-        raise SystemExit(f"error: '{path}' has no table CASES")
+    table = load_table(path, "CASES")
     builds = {name: entry[0] if isinstance(entry, tuple) else entry for name, entry in table.items()}
     return {name: partial(build, "cpu") for name, build in builds.items()}
 

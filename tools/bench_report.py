@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import runpy
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ import torch._dynamo.config
 from torch.utils import _pytree as pytree
 
 from . import svg
+from .bench_tables import load_table
 
 COLOURS = (svg.GREY, svg.ORANGE, svg.BLUE)
 
@@ -39,7 +39,7 @@ def measure(
     if hasattr(torch._dynamo.config, "trace_autograd_ops"):
         torch._dynamo.config.trace_autograd_ops = True  # cases that take gradients inside
     results: dict[str, Any] = {"versions": versions(device), "ceilings": _ceilings(device, clock), "backends": list(backends), "cases": {}}
-    for name, (build, tags, flops, *_) in runpy.run_path(kernels_file)["CASES"].items():
+    for name, (build, tags, flops, *_) in load_table(kernels_file, "CASES").items():
         if only and not any(o in name for o in only):
             continue
         torch._dynamo.reset()
