@@ -41,6 +41,7 @@ def _cut(block: Block) -> Block:
 def _rich(blocks: Sequence[Block], console: Any) -> None:
     from rich import box
     from rich.markup import escape
+    from rich.padding import Padding
     from rich.table import Table as RichTable
 
     for block in blocks:
@@ -52,7 +53,9 @@ def _rich(blocks: Sequence[Block], console: Any) -> None:
                 console.print(f"[bold]{escape(block.text)}")
         elif isinstance(block, Text):
             for line in block.lines:
-                console.print(escape(line))
+                text = line.lstrip(" ")
+                # what does not fit in one line goes on below its beginning
+                console.print(Padding(escape(text), (0, 0, 0, len(line) - len(text)), expand=False) if text else "")
         elif isinstance(block, Table) and len(block.headers) > 6 and console.width < 180:
             for line in _records(block):
                 console.print(escape(line), soft_wrap=True)

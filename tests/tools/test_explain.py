@@ -14,7 +14,7 @@ import stepwell
 from stepwell.passes.loop.machine import flat
 from stepwell.tools import explain as tool
 from stepwell.tools import explain_screen
-from stepwell.tools.explain_report import Table, size
+from stepwell.tools.explain_report import Table, Text, size
 from stepwell.tools.explain_walk import ELSEWHERE
 
 MACHINE = flat(gflops=100.0, memory_gbs=10.0, cache_gbs=50.0, threads=2)
@@ -218,6 +218,13 @@ def test_long_tables_are_cut_in_a_terminal():
     lines = explain_screen.show([table], plain=True).splitlines()
     assert len(lines) == explain_screen.MOST_ROWS + 2
     assert lines[-1] == "  ... and 60 more (all are in the page of HTML and in Explanation.graphs)"
+
+
+def test_lines_that_do_not_fit_keep_their_indent(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    explain_screen.show([Text(("  " + " ".join(["word"] * 20), "next"))])
+    lines = capsys.readouterr().out.rstrip().splitlines()
+    assert len(lines) > 2 and lines[-1].rstrip() == "next" and all(line.startswith("  word") for line in lines[:-1])
 
 
 @pytest.mark.parametrize(("n", "text"), [(0, "0 B"), (1023, "1023 B"), (8192, "8 KiB"), (1 << 21, "2 MiB"), (5 << 40, "5120 GiB")])
