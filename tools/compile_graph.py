@@ -274,7 +274,7 @@ def emit(
     with phase("emit"):
         program = host.program_of(module)
         count("kernels", sum(isinstance(op, cpu.KernelOp) for op in module.body.block.ops))
-        rare = _rare_kernels(module)
+        rare = set[str]() if device == "cpu" else _rare_kernels(module)
         launches = [op for op in program.body.block.ops if isinstance(op, host.LaunchOp)]
         count("launches", sum(op.kernel.string_value() not in rare for op in launches))
         text = emit_kernels(module)

@@ -130,7 +130,7 @@ class Body:
             most = 1 << (30 if dtype == i32 else 62)
             return -most < r.lo and r.hi < most
         terms = e.terms if isinstance(e, Add) else ()
-        return dtype == i64 and sum(abs(factor) for _, factor in terms) < SMALL and (e.constant if isinstance(e, Add) else 0) < SMALL
+        return dtype == i64 and sum(abs(factor) for _, factor in terms) < SMALL and abs(e.constant if isinstance(e, Add) else 0) < SMALL
 
     def append(self, op: Operation) -> Operation:
         """Append an op with effects or regions to the innermost block."""
