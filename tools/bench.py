@@ -21,6 +21,7 @@ import argparse
 import json
 import math
 import os
+import runpy
 import shutil
 import statistics
 import sys
@@ -35,6 +36,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+if __name__ == "__main__" and not __package__:  # `python tools/bench.py`: run again as a part of its package, for the relative imports
+    sys.path.pop(0)
+    runpy.run_module("stepwell.tools.bench", run_name="__main__", alter_sys=True)
+    sys.exit()
+
+from .bench_tables import select
 from .counters import counters, reset_counters
 
 WHAT = ("kernels", "compile", "planner", "model-check", "bytes", "memory", "compiler-memory", "overhead", "calls", "report")
@@ -179,12 +186,10 @@ def kernels(only: Sequence[str], rounds: int) -> dict[str, Any]:
     names = backends()
     rows: dict[str, Any] = {}
     print(f"{'case':20}" + "".join(f"{n + ' ms':>14}" for n in names) + f"{'cold s':>9}{'error':>10}  ratio to stepwell")
-    for name, build in CASES.items():
-        if only and not any(o in name for o in only):
-            continue
+    for name in select(CASES, only):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        fn, args = build()
+        fn, args = CASES[name]()
         want, row, calls = fn(*args), {}, {}
         for backend in names:
             call = fn if backend == "eager" else torch.compile(fn, backend=backend, dynamic=False)
@@ -334,6 +339,7 @@ def report(args: argparse.Namespace, command: str) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="kernels", choices=WHAT)
+    parser.add_argument("--model-check", action="store_true", help="the same as `model-check`")
     parser.add_argument("--kernels-file", help="model-check, bytes, report: a Python file with a table CASES, instead of the cases here")
     parser.add_argument("--device", default="cpu", help="calls, report: cpu or cuda")
     parser.add_argument("--jobs", type=int, default=1, help="calls: processes at once")
@@ -350,6 +356,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--markdown", help="write the report of `kernels` to this file; calls: the table, between the marks of this page")
     args = parser.parse_args(argv)
+    if args.model_check:
+        args.what = "model-check"
     if args.threads:
         torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:

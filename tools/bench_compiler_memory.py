@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .bench_tables import load_table
+from .bench_tables import load_table, select
 
 SAMPLE_SECONDS = 0.01
 WIDTHS = {"own": 8, "kept": 8, "resident": 10, "children": 10}
@@ -43,7 +43,7 @@ def compiler_memory(
 
 
 def _names(only: Sequence[str], path: str | None) -> list[str]:
-    return ["encoder", *(name for name in (load_table(path, "MODELS") if path else ()) if not only or name in only)]
+    return ["encoder", *(select(load_table(path, "MODELS"), only) if path else ())]
 
 
 def _measured(name: str, mode: str, backend: str, path: str | None) -> dict[str, float]:

@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 
 from ..targets.host.pool_ir import HEADER_BYTES
-from .bench_tables import load_table
+from .bench_tables import load_table, select
 
 REPORT = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"
 """`c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, Device)`: puts an allocation among the profiler's events."""
@@ -207,9 +207,8 @@ def memory(only: Sequence[str], path: str | None, modes: Sequence[str] = ("infer
     models = load_table(path, "MODELS") if path else OWN_MODELS
     rows: dict[str, Any] = {}
     print(f"{'model':16}{'mode':7}{'eager KB':>11}{'stepwell KB':>13}{'free KB':>10}{'ratio':>8}")
-    for name, build in models.items():
-        if only and name not in only:
-            continue
+    for name in select(models, only):
+        build = models[name]
         for mode in modes:
             row = measure(build, mode == "train", own)
             ratio = row.stepwell / max(row.eager, 1)

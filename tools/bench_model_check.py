@@ -25,7 +25,7 @@ from ..passes.loop.library_cost import step_cost
 from ..passes.loop.loop_fuse import symbol_hints
 from ..passes.loop.machine import Machine
 from ..targets.cpu.machine import host_machine
-from .bench_tables import load_table
+from .bench_tables import load_table, select
 from .options import make_options
 from .torch_backend import GraphCompilers, compile_with
 
@@ -142,12 +142,13 @@ def model_check(
     cases: dict[str, Callable[[], Case]], only: Sequence[str], sample: Callable[[Callable[[], Any]], float], with_spread: bool = True
 ) -> dict[str, Any]:
     """Predict and measure every case, print the table and the correlations. `sample` gives milliseconds of a call."""
+    groups = [("kernels", dict(cases)), ("sizes", spread() if with_spread else {})]
+    chosen = select([name for _, table in groups for name in table], only)
     machine = host_machine(torch.get_num_threads())
     entry = entry_seconds(sample)
     machine = replace(machine, entry_ns=entry * 1e9)
     levels = ", ".join(f"{level.name} {level.gbs:.0f} GB/s" for level in machine.levels[1:])
     print(f"machine: {machine.gflops:.0f} Gflop/s, bf16 {machine.half_gflops:.0f}; {levels}; a call of a graph {entry * 1e6:.1f} us")
-    groups = [("kernels", dict(cases)), ("sizes", spread() if with_spread else {})]
     found: dict[str, Any] = {"cases": {}, "correlation": {}}
     print(f"{'case':36}{'predicted us':>14}{'measured us':>14}{'ratio':>8}  bound")
     config: Any = torch._dynamo.config
@@ -155,7 +156,7 @@ def model_check(
         for group, table in groups:
             rows = []
             for name, build in table.items():
-                if only and not any(o in name for o in only):
+                if name not in chosen:
                     continue
                 row = _case(build, machine, entry, sample)
                 rows.append(row)

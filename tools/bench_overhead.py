@@ -17,6 +17,7 @@ import torch._dynamo
 from torch import nn
 from torch.fx import GraphModule
 
+from .bench_tables import select
 from .options import make_options
 from .torch_backend import GraphCompilers, compile_with
 
@@ -175,10 +176,8 @@ def overhead(only: Sequence[str], backends: Sequence[str], rounds: int) -> dict[
     columns = ("dynamo", "wrapper", "graphs", *(b for b in backends))
     rows: dict[str, Any] = {}
     print(f"{'us a call':28}" + "".join(f"{c:>10}" for c in columns))
-    for name, build in CASES.items():
-        if only and not any(o in name for o in only):
-            continue
+    for name in select(CASES, only):
         torch.manual_seed(0)
-        rows[name] = measure(build(), backends, rounds)
+        rows[name] = measure(CASES[name](), backends, rounds)
         print(f"{name:28}" + "".join(f"{rows[name][c]:10.1f}" for c in columns), flush=True)
     return {"overhead": rows}

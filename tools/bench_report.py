@@ -26,7 +26,7 @@ import torch._dynamo.config
 from torch.utils import _pytree as pytree
 
 from . import svg
-from .bench_tables import load_table
+from .bench_tables import load_table, select
 
 COLOURS = (svg.GREY, svg.ORANGE, svg.BLUE)
 
@@ -39,9 +39,9 @@ def measure(
     if hasattr(torch._dynamo.config, "trace_autograd_ops"):
         torch._dynamo.config.trace_autograd_ops = True  # cases that take gradients inside
     results: dict[str, Any] = {"versions": versions(device), "ceilings": _ceilings(device, clock), "backends": list(backends), "cases": {}}
-    for name, (build, tags, flops, *_) in load_table(kernels_file, "CASES").items():
-        if only and not any(o in name for o in only):
-            continue
+    table = load_table(kernels_file, "CASES")
+    for name in select(table, only):
+        build, tags, flops, *_ = table[name]
         torch._dynamo.reset()
         torch.manual_seed(0)
         fn, args = build(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +27,18 @@ def load_table(path: str, name: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise SystemExit(f"error: '{path}' has no table {name}")
     return table
+
+
+def select(names: Iterable[str], only: Sequence[str]) -> list[str]:
+    """The names that `only` asks for, in their order: all without; a name is that case, any other text the cases whose names contain it.
+
+    SystemExit for a text that is in no name.
+    """
+    names = list(names)
+    chosen = set() if only else set(names)
+    for wish in only:
+        found = [wish] if wish in names else [name for name in names if wish in name]
+        if not found:
+            raise SystemExit(f"error: --only {wish}: there is no such case among {', '.join(names)}")
+        chosen.update(found)
+    return [name for name in names if name in chosen]

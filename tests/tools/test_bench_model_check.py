@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from stepwell.targets.cpu.machine import cache_sizes, host_machine
+from stepwell.tools import bench
 from stepwell.tools.bench_model_check import cases_of_file, model_check, ranks, spearman
+from stepwell.tools.bench_tables import select
 
 
 def test_rank_correlation_is_that_of_the_definition():
@@ -38,6 +44,21 @@ def test_a_file_without_cases_is_refused(tmp_path):
     path.write_text("x = 1\n")
     with pytest.raises(SystemExit, match="has no table CASES"):
         cases_of_file(str(path))
+
+
+def test_cases_are_chosen_by_name_or_by_what_their_names_contain():
+    names = ["bert", "albert", "vit"]
+    assert select(names, []) == names
+    assert select(names, ["vit", "bert"]) == ["bert", "vit"]  # in the table's order; a whole name is that case alone
+    assert select(names, ["ber"]) == ["bert", "albert"]
+    with pytest.raises(SystemExit, match="--only gpt: there is no such case among bert, albert, vit"):
+        select(names, ["vit", "gpt"])
+
+
+def test_the_file_of_the_program_runs_too():
+    file = Path(bench.__file__)
+    done = subprocess.run([sys.executable, file, "--model-check", "--only", "nothing"], capture_output=True, text=True, cwd=file.parent)
+    assert done.returncode == 1 and "--only nothing: there is no such case" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_machine_is_measured_once_and_read_from_the_disk(tmp_path, monkeypatch):
