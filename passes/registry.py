@@ -59,6 +59,7 @@ OURS: dict[str, str] = {
     "loop-outline": "passes.loop.loop_outline:LoopOutline",
     "loop-schedule": "passes.loop.loop_schedule:LoopSchedule",
     "mem-join-nests": "passes.mem.mem_join_nests:MemJoinNests",
+    "mem-pack-operands": "passes.mem.mem_pack_operands:MemPackOperands",
     "mem-pad-strides": "passes.mem.mem_pad_strides:MemPadStrides",
     "mem-plan": "passes.mem.mem_plan:MemPlan",
 }
