@@ -29,9 +29,12 @@ def decomposition_table(whole: Sequence[str] = ()) -> dict[Any, Callable[..., An
     global _table
     if _table is None:
         _table = _build()
+    from .quantised_operators import quantised_decompositions
+
+    table = _table | quantised_decompositions()
     if not whole:
-        return dict(_table)
-    return {op: fn for op, fn in _table.items() if str(op) not in whole and str(op.overloadpacket) not in whole}
+        return table
+    return {op: fn for op, fn in table.items() if str(op) not in whole and str(op.overloadpacket) not in whole}
 
 
 def _build() -> dict[Any, Callable[..., Any]]:

@@ -16,7 +16,7 @@ from ..targets.cpu.cache_limit import parse_size, set_limit
 from .aot_cache import find_record
 from .compile_log import changed, compilation, log, next_number
 from .compiled import Runner, is_empty, passthrough, rare_garbage_collection
-from .counters import phase
+from .counters import count, phase
 from .graph_cache import find_slot
 from .options import Options, make_options
 from .trace import trace
@@ -48,12 +48,20 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     from ..lowering.attention_masks import simplify_masks
     from ..lowering.bool_powers import keep_bool_powers
     from ..lowering.decompositions import decomposition_table
+    from ..lowering.quantised_tensors import as_integers, has_quantised
     from ..lowering.whole_operators import keep_whole
 
     options = compilers.options
     if options.cache_limit is not None:
         set_limit(parse_size(options.cache_limit))
-    if compilers.caches and isinstance(gm, GraphModule):
+    quantised = None
+    if isinstance(gm, GraphModule) and has_quantised(gm):
+        quantised = as_integers(gm)
+        if quantised is None:
+            log.warning("graph %d computes with quantised tensors what only torch's kernels can: it is not compiled", compilers.number)
+            count("fallback")
+            return gm.forward
+    if compilers.caches and quantised is None and isinstance(gm, GraphModule):
         with phase("cache"):
             record = compilers.record = find_record(gm, example_inputs, options)
             found = record.load(_backward_graph(gm, options)) if record else None
@@ -88,6 +96,8 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     with functorch_config.patch(unlift_effect_tokens=True), rare_garbage_collection():
         run = backend(graph, list(example_inputs))
     compilers.weights = None
+    if quantised is not None:
+        return lambda *args: quantised(run(*args))
     return run if rebuild is None else lambda *args: rebuild(run(*args))
 
 

@@ -63,9 +63,8 @@ _to_sparse to_sparse _coalesce _sparse_coo_tensor_with_dims_and_tensors _indices
 crow_indices col_indices _sparse_mm_reduce_impl sparse_dim dense_dim _to_dense to_dense
 """
 _QUANTISATION = """
-_fused_moving_avg_obs_fq_helper _fused_moving_avg_obs_fq_helper_functional fake_quantize_per_channel_affine_cachemask
-fake_quantize_per_tensor_affine_cachemask _fake_quantize_learnable_per_tensor_affine quantize_per_tensor dequantize
-int_repr
+_fused_moving_avg_obs_fq_helper _fused_moving_avg_obs_fq_helper_functional _fake_quantize_learnable_per_tensor_affine
+quantize_per_tensor dequantize int_repr
 """
 _OPTIMISERS = """
 _fused_adam _fused_adam_ _fused_adamw _fused_adamw_ _fused_sgd _fused_sgd_ _fused_adagrad _fused_adagrad_

@@ -146,8 +146,10 @@ def test_n09_quantise_and_dequantise(compiled):
             c, q.dequantize_per_tensor.tensor(c, scales[0], points[0], 0, 255, torch.uint8),
         )  # fmt: skip
 
+    calls = stepwell.counters["extern"]
     got, want = compiled(fn)(x, scales, points), fn(x, scales, points)
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+    assert stepwell.counters["extern"] == calls
 
 
 def test_defect_10_the_zero_point_has_a_rank_of_its_own(compiled):
