@@ -11,6 +11,7 @@ Rows whose length is odd keep the library from its fast kernels: see product_pad
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -22,6 +23,8 @@ from ...dialects import nd
 from ...dialects.expr import as_expr, product
 from ...dialects.nd_pointwise import OPS
 from ...dialects.nd_types import FLOATS, tensor_type
+from ..loop.library_cost import size
+from ..loop.loop_fuse import symbol_hints
 from ..manager import Pass
 from .nd_small_products import as_terms
 from .product_padding import padded_product, product_call
@@ -46,11 +49,14 @@ def biased_product(rw: Rewriter, op: Operation) -> SSAValue | None:
     return None
 
 
-def product_of_few(rw: Rewriter, op: nd.MatmulOp, most: int) -> SSAValue | None:
-    """A product of at most `most` multiplications as these and a sum."""
+def product_of_few(rw: Rewriter, op: nd.MatmulOp, hints: Mapping[str, int], most: int) -> SSAValue | None:
+    """A product of at most `most` multiplications as these and a sum. How many rows it has may be a symbol, which counts with its hint;
+    what a row takes is known."""
     t = tensor_type(op.result)
-    work = product((*t.dims, tensor_type(op.lhs).dims[-1])).value
-    return None if work is None or work > most or t.element_type not in FLOATS else as_terms(rw, op)
+    depth = tensor_type(op.lhs).dims[-1]
+    work = size(product((*t.dims, depth)), hints)
+    fixed = depth.value is not None and t.dims[-1].value is not None
+    return as_terms(rw, op) if fixed and work <= most and t.element_type in FLOATS else None
 
 
 def library_product(rw: Rewriter, op: Operation) -> SSAValue | None:
@@ -116,8 +122,10 @@ class NdLibraryProducts(Pass):
     """Multiplications of a product up to which it becomes a kernel of ours."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        hints = symbol_hints(op)
+
         def tiny_product(rw: Rewriter, found: Operation) -> SSAValue | None:
-            return product_of_few(rw, found, self.tiny) if isinstance(found, nd.MatmulOp) else None
+            return product_of_few(rw, found, hints, self.tiny) if isinstance(found, nd.MatmulOp) else None
 
         symbols = nd.symbol_ranges(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
