@@ -39,6 +39,13 @@ class Arguments:
             if isinstance(op, loop.BoundOp):
                 symbols |= free_syms(op.size.data)
         self.symbols = sorted(symbols, key=lambda s: s.name)
+        self.derived: list[Expr] = []
+        """What else is computed from sizes once for all programs, by the host."""
+
+    @property
+    def sizes(self) -> list[Expr]:
+        """The numbers that a launch passes after the addresses."""
+        return [*self.symbols, *self.derived]
 
     def _capture(self, op: Operation, info: NestAccess, inside: set[SSAValue]) -> None:
         for region in op.regions:
@@ -68,7 +75,7 @@ class Outliner:
         self.module = module
         self.symbols = symbols
         self.hints = hints
-        self._kernels: dict[tuple[object, ...], tuple[str, list[int], list[Sym], dict[str, Any]]] = {}
+        self._kernels: dict[tuple[object, ...], tuple[str, list[int], list[Expr], dict[str, Any]]] = {}
         taken = {name.data for op in module.ops if (name := op.properties.get("sym_name")) is not None}  # pyright: ignore[reportAttributeAccessIssue]
         self._names = (name for k in range(1 << 30) if (name := f"k{k}") not in taken)
 
@@ -95,13 +102,13 @@ class Outliner:
             kernel, arguments, launch = self.kernel(name, nest, self.access(nest))
             kernel.location = nest.location
             self.module.body.block.add_op(kernel)
-            operands, symbols = arguments.operands(), arguments.symbols
-            self._kernels[key] = name, [numbers[v] for v in operands], symbols, launch
+            operands, sizes = arguments.operands(), arguments.sizes
+            self._kernels[key] = name, [numbers[v] for v in operands], sizes, launch
         else:
-            name, places, symbols, launch = shared
+            name, places, sizes, launch = shared
             values = {number: value for value, number in numbers.items()}
             operands = [values[k] for k in places]
-        op = LaunchOp.make(name, operands, symbols, bytes=traffic(operands), **launch)
+        op = LaunchOp.make(name, operands, sizes, bytes=traffic(operands), **launch)
         op.location = nest.location
         block = nest.parent
         assert block is not None

@@ -24,11 +24,13 @@ BOUNDS = "bounds"
 """Key in the schedule of a nest."""
 BEYOND = "beyond_bounds"
 """Attribute of a nest: it runs where its bounds do not hold."""
-ROOM = (64, 16, 4, 2, 1)
-"""How many times the example of a size (rounded up to a power of two) its bound is, where that is for the width of indices only: the first
-of these for which they fit 32 bits."""
 LEAST = 1024
-"""A bound at least of sizes that are no part of a row's length."""
+"""A bound of sizes that are no part of a row's length, at least, where indices then fit 32 bits."""
+ROOMS = ((LEAST, 64), (LEAST, 16), (1, 16), (1, 4), (1, 2), (1, 1))
+"""What the bound of a size is at least, and how many times its example (rounded up to a power of two), where that is for the width of
+indices only: the first of these for which they fit 32 bits."""
+MOST = 16
+"""How many times its example one of several sizes may be, if the others leave room for it."""
 
 
 def choose_bounds(nest: loop.NestOp, symbols: RangeEnv, hints: Mapping[Expr, int]) -> dict[Sym, int]:
@@ -46,11 +48,23 @@ def choose_bounds(nest: loop.NestOp, symbols: RangeEnv, hints: Mapping[Expr, int
     kept = bool(rows) and column_loop(info, Sizes(hints)) is None and fits_on_chip(NestAccess(nest, narrowed(symbols, near)))
     if not near or (fits_i32(info) and not kept):
         return {}
-    for room in ROOM:
-        found = {s: n if kept and s in rows else max(LEAST, room * n) for s, n in near.items()}
-        if fits_i32(NestAccess(nest, narrowed(symbols, found))):
-            return found
-    return {s: n for s, n in near.items() if s in rows} if kept else {}
+    fixed = {s: n for s, n in near.items() if kept and s in rows}
+    free = {s: n for s, n in near.items() if s not in fixed}
+
+    def fits(bounds: Mapping[Sym, int]) -> bool:
+        return fits_i32(NestAccess(nest, narrowed(symbols, bounds)))
+
+    for least, room in ROOMS:
+        found = {**fixed, **{s: max(least, room * n) for s, n in free.items()}}
+        if fits(found):
+            break
+    else:
+        return fixed
+    if len(free) > 1:  # one size may leave room that all together do not
+        for s, n in free.items():
+            more = {**found, s: MOST * n}
+            found = more if found[s] < MOST * n and fits(more) else found
+    return found
 
 
 def narrowed(symbols: RangeEnv, bounds: Mapping[Sym, int]) -> RangeEnv:

@@ -244,7 +244,7 @@ def _within(tile: Tile, info: NestAccess, gpu: Machine) -> Tile:
 
 def in_memory_order(info: NestAccess, sizes: Sizes) -> list[Loop]:
     """The parallel loops, those first along which what moves most bytes takes the longest steps: programs side by side, and the rows of
-    one, then read neighbouring memory. Loops that it does not vary along come first; where a step is no number the order stays."""
+    one, then read neighbouring memory. Loops that it does not vary along come first; steps that are symbols count with their hints."""
     loops = info.root.loops
 
     def moved(access: Access) -> int:
@@ -258,9 +258,9 @@ def in_memory_order(info: NestAccess, sizes: Sizes) -> list[Loop]:
     steps: dict[Expr, int] = {}
     for one in loops:
         stride = linear_coeff(heaviest.offset, one.dim)
-        if stride is None or stride.value is None:
+        if stride is None or free_dims(stride):
             return list(loops)
-        steps[one.dim] = abs(stride.value)
+        steps[one.dim] = 0 if stride is ZERO else abs(sizes(stride))
     return sorted(loops, key=lambda one: -steps[one.dim] if steps[one.dim] else -math.inf)
 
 
@@ -333,11 +333,11 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
     y = others[-1]
     if info.opaque:  # rows that read at the same places share what it takes to find them
         indexed = index_loops(info)
-        if x.dim in indexed and y.dim in indexed and (y.size.value or 1) % STRIP == 0:
+        if x.dim in indexed and y.dim in indexed and sizes(y.size) % STRIP == 0 and (y.size.value or only_sets(info)):
             # neighbouring rows read the same rows, which one warp after the other finds in the nearest cache
             return Tile([(fast, block)], others, warps=max(1, block // 128), strip=STRIP)
         y = next((one for one in reversed(others) if one.dim not in indexed and sizes(one.size) >= rows), y)
-    if y.size.value is not None and y.size.value % rows == 0:
+    if sizes(y.size) % rows == 0:
         return Tile([(fast, block), ([y], rows)], [one for one in others if one is not y], warps=_warps(rows * block, each))
     return Tile([(fast, block), (others, rows)], warps=_warps(rows * block, each))
 
@@ -429,6 +429,13 @@ def fits_on_chip(info: NestAccess) -> bool:
     long = long_loops(info)
     caps = [most_trips(n, info) for n in long]
     return bool(caps) and all(n is not None and n * max(1, kept_tensors(long)) <= ON_CHIP for n in caps)
+
+
+def only_sets(info: NestAccess) -> bool:
+    """Whether an iteration may run twice: nothing that a nest stores is added up, or read by it."""
+    stores = [a for a in info.root.all_accesses() if a.is_store]
+    read = {memory_of(a.buffer) for a in info.root.all_accesses() if not a.is_store}
+    return all(a.mode == "set" and memory_of(a.buffer) not in read for a in stores)
 
 
 def _are_apart(info: NestAccess, inside: Sequence[Node]) -> bool:

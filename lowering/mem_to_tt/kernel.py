@@ -14,7 +14,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from ...dialects import loop
-from ...dialects.expr import ZERO, Dim, Expr, as_expr, ceildiv, exact_quotient, product
+from ...dialects.expr import ZERO, Dim, Expr, as_expr, ceildiv, exact_quotient, minimum, product
 from ...dialects.expr_ranges import Range, simplify
 from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
@@ -29,6 +29,7 @@ from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
 from .config import CROSSED_PIECES, UNROLL, Machine, Tile, fits_i32, has_effect, is_crossed, most_trips
+from .derived_sizes import shared_quotients, typical_value
 from .early_loads import load_early, load_once
 from .exchange import Group, draw, part_of, words_of
 from .reductions import Accumulator, accumulator, reduce_axis
@@ -50,15 +51,16 @@ def lower_nest(
     """The kernel of a nest for a GPU, what it takes, and how many programs its grid has. `exact`: with eager's arithmetic. Of sizes that
     are multiples of 16 as a rule (`typical`) the kernel says that they are: the launch looks, and takes another variant if not."""
     arguments = Arguments(nest, info)
+    arguments.derived = shared_quotients(info)
     types: list[Attribute] = [ptr(memory_type(loop.element_type(b.type))) for b in arguments.buffers]
-    types += [i64] * len(arguments.symbols)
+    types += [i64] * len(arguments.sizes)
     types += [scalar_type(v.type) for v in arguments.scalars]
     entry = Block(arg_types=types)
     lowering = NestLowering(nest, info, tile, gpu, arguments, entry, exact)
     programs = lowering.run()
     hints: list[dict[str, Attribute]] = [{"tt.divisibility": int32(16)} if is_aligned(b) else {} for b in arguments.buffers]
-    for symbol in arguments.symbols:
-        hints.append({"tt.divisibility": int32(16)} if typical.get(symbol, 1) % 16 == 0 else {})
+    for size in arguments.sizes:
+        hints.append({"tt.divisibility": int32(16)} if typical_value(size, typical) % 16 == 0 else {})
     hints += [{}] * (len(types) - len(hints))
     drop_unused(entry)
     outs = set(nest.outs)
@@ -138,8 +140,8 @@ class NestLowering:
         values = list(entry.args)
         for buffer in arguments.buffers:
             s.pointers[buffer] = values.pop(0)
-        for symbol in arguments.symbols:
-            s.syms[symbol] = s.b.resize(values.pop(0), index)
+        for size in arguments.sizes:
+            s.sizes[size] = s.b.resize(values.pop(0), index)
         for scalar in arguments.scalars:
             s.values[scalar] = values.pop(0)
         self.nested: dict[type[Operation], Callable[[Any], None]] = {
@@ -162,16 +164,18 @@ class NestLowering:
         lower_block(self.s, block, self.nested)
 
     def _strip(self) -> None:
-        """The body, for each of the iterations that the program has of the last loop of the grid."""
+        """The body, for each of the iterations that the program has of the last loop of the grid; what lies behind its end is the last one
+        again."""
         s = self.s
         if self.tile.strip == 1:
             self.lower_body(self.nest.block)
             return
-        last = self.tile.rest[-1].dim
-        first = s.info.new_dim(Range.of_size(self.tile.rest[-1].size))
+        last, size = self.tile.rest[-1].dim, self.tile.rest[-1].size
+        even = size.value is not None and size.value % self.tile.strip == 0
+        first = s.info.new_dim(Range.of_size(size))
         s.dims[first] = s.b.mul(s.dims[last], s.b.int(self.tile.strip, s.index))
         for k in range(self.tile.strip):
-            s.fixed = {last: first + k}
+            s.fixed = {last: first + k if even else minimum(first + k, size - 1)}
             self.lower_body(self.nest.block)
         s.fixed = {}
 

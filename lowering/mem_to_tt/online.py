@@ -18,9 +18,10 @@ from xdsl.ir import Operation, SSAValue
 from ...dialects import loop
 from ...dialects.expr import product
 from ...dialects.nd_types import is_float
+from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.manager import Pass
-from .config import ON_CHIP
+from .config import ON_CHIP, Sizes
 
 
 @dataclass(frozen=True)
@@ -30,26 +31,23 @@ class GpuOnlineSoftmax(Pass):
     name = "gpu-online-softmax"
 
     longest: int = ON_CHIP
-    """Elements of a row that is kept on chip, and left as it is."""
+    """Elements of a row that is kept on chip, and left as it is; a length that is a symbol counts with its hint."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        sizes = Sizes(symbol_facts(op)[1])
         for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
             assert isinstance(nest, loop.NestOp)
             highest: loop.ReduceOp | None = None
             for inner in list(nest.block.ops):
                 if not isinstance(inner, loop.ReduceOp):
                     continue
-                if highest is not None and self._is_long(inner) and _are_pair(highest, inner):
+                if highest is not None and sizes(product(inner.loop_sizes)) > self.longest and _are_pair(highest, inner):
                     _merge(highest, inner)
                     highest = None
                     self.statistic("num-merged")
                     self.remark(nest, "maximum and sum of exponentials in one pass", kind="applied")
                 elif inner.kind_names == ["max"] and is_float(inner.results[0].type):
                     highest = inner
-
-    def _is_long(self, reduce: loop.ReduceOp) -> bool:
-        trips = product(reduce.loop_sizes).value
-        return trips is None or trips > self.longest
 
 
 def _are_pair(highest: loop.ReduceOp, total: loop.ReduceOp) -> bool:

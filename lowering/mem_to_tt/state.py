@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import ComplexType, IndexType, IntegerType, StringAtt
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import tt_memory
-from ...dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, Sym, free_dims, linear_coeff, prove_ge0
+from ...dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, free_dims, linear_coeff, prove_ge0
 from ...dialects.expr_ranges import simplify
 from ...dialects.float8 import FLOAT8
 from ...dialects.nd_types import LOW_PRECISION, is_float
@@ -84,7 +84,8 @@ class State:
         """Of dimensions along which the tile goes by steps of 1: where it begins, and how far from there each element is."""
         self.fixed: dict[Expr, Expr] = {}
         """Dimensions that are replaced by an expression for now (unrolled loops)."""
-        self.syms: dict[Sym, SSAValue] = {}
+        self.sizes: dict[Expr, SSAValue] = {}
+        """Sizes that are symbols, and what the host computes from them."""
         self.pointers: dict[SSAValue, SSAValue] = {}
         self.spread: list[Loop] = []
         """Loops whose iterations lie in different programs, or in different elements of the tile."""
@@ -232,8 +233,8 @@ class State:
             if found is None:
                 found = b.resize(self.get(self.info.opaque[e]), self.index)
             return found
-        if isinstance(e, Sym):
-            return self.syms[e]
+        if e in self.sizes:
+            return self.sizes[e]
         if isinstance(e, Add):
             return self._sum(e)
         if isinstance(e, Mul):

@@ -20,7 +20,7 @@ from ...dialects import loop
 from ...dialects.expr import Expr
 from ...passes.loop.nest_access import Loop, NestAccess
 from ...passes.loop.schedule_attrs import schedule_table, update_schedule
-from .config import BLOCK, FEWEST_LANES, SQUARE, Machine, Sizes, Tile, choose, column_loop, has_effect, long_loops, power_of_two
+from .config import BLOCK, FEWEST_LANES, SQUARE, Machine, Sizes, Tile, choose, column_loop, has_effect, long_loops, only_sets, power_of_two
 from .state import UnsupportedNest
 
 GPU = "gpu"
@@ -73,8 +73,10 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
         raise UnsupportedNest("schedule: pieces is at least 1, stages at least 0")
     if not 1 <= values.get("group", 1) <= LARGEST_GROUP:
         raise UnsupportedNest(f"schedule: a group has 1 to {LARGEST_GROUP} programs")
-    if (strip := values.get("strip", 1)) < 1 or (strip > 1 and (not rest or (loops[rest[-1]].size.value or 1) % strip)):
-        raise UnsupportedNest("schedule: strip is a number from 1 that divides the last of the loops of rest")
+    if (strip := values.get("strip", 1)) < 1 or (strip > 1 and not rest):
+        raise UnsupportedNest("schedule: strip is a number from 1, of iterations of the last of the loops of rest")
+    if strip > 1 and (loops[rest[-1]].size.value is None or (loops[rest[-1]].size.value or 0) % strip) and not only_sets(info):
+        raise UnsupportedNest("schedule: strip divides the last of the loops of rest where a nest reads what it stores, or adds to it")
     if values.get("cross") and (not values["inner"] or values.get("group", 1) > 1 or values.get("apart")):
         raise UnsupportedNest("schedule: a tile with cross has inner as well, and neither group nor apart")
     run = values.get("run", 0)

@@ -11,6 +11,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from stepwell.dialects.host import LaunchOp
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager import run
@@ -39,6 +40,10 @@ PROGRAMS = {
     "gathered": lambda x: x[torch.arange(x.shape[0] - 1, -1, -1)],
     "added up": lambda x: torch.zeros(x.shape[1]).index_add(0, torch.arange(x.shape[1]) // 2, x.sum(0)),
     "cast": lambda x: (x.to(torch.bfloat16), x.to(torch.int32), x.double()),
+    "halves": lambda x: F.silu(x[:, : (x.shape[1] + 1) // 2]) * x[:, x.shape[1] // 2 :],
+    "halves swapped": lambda x: x * 2 + torch.cat([-x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]], 1),
+    "pooled": lambda x: F.max_pool2d(x[None], 3, 2, 1),
+    "resampled": lambda x: F.interpolate(x[None, None], scale_factor=4.0, mode="bilinear"),
     "triangle": lambda x: (torch.tril(x), torch.triu(x, 1)),
     "cross-entropy": lambda x: F.cross_entropy(x, torch.arange(x.shape[0]) % x.shape[1]),
     "reshaped": lambda x: (x.reshape(-1) * 2, x.view(x.shape[1], x.shape[0]).sum(0)),
@@ -91,6 +96,29 @@ def test_other_sizes_than_the_graph_was_traced_with(name, shape):
 @pytest.mark.parametrize("name", ["values", "softmax", "layer norm", "sums", "extremes", "cumsum", "transposed", "parts", "joined"])
 def test_rows_with_gaps(name):
     check(name, (5, 37), strided=True)
+
+
+def test_what_is_computed_from_sizes_is_passed_by_the_host():
+    module = lowered("halves", False, torch.float32).module
+    launches = [op for op in module.walk() if isinstance(op, LaunchOp)]
+    assert launches and all(any("floordiv 2" in str(size) for size in op.sizes.data) for op in launches)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_rows_of_small_products_may_be_a_symbol(rows):
+    weight = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+
+    def product(x):
+        return (torch.relu(x @ weight),)
+
+    x = torch.randn(7, 8, generator=torch.Generator().manual_seed(1))
+    gm = make_fx(product, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+    imported = import_graph(gm, [x])
+    run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
+    assert "aten.mm" not in str(imported.module)
+    given = torch.randn(rows, 8, generator=torch.Generator().manual_seed(rows))
+    (got,) = run_loop(imported.module, [given], imported.constants, imported.objects)
+    torch.testing.assert_close(got, torch.relu(given @ weight))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -109,7 +109,7 @@ def test_a_tile_reads_back(name):
         ('"warps" : 3 : i64', "warps are powers of two"),
         ('"stages" : -1 : i64', "stages at least 0"),
         ('"inner" : "all"', "'inner' of a tile is a number"),
-        ('"strip" : 4 : i64', "divides the last of the loops of rest"),
+        ('"strip" : 4 : i64', "of the last of the loops of rest"),
         ('"apart" : 1 : i64', "have a block each are loop.for"),
         ('"cross" : 12 : i64', "cross and warps are powers of two"),
         ('"cross" : 16 : i64, apart = 1 : i64', "a tile with cross has inner as well, and neither group nor apart"),
