@@ -62,6 +62,7 @@ OURS: dict[str, str] = {
     "mem-pack-operands": "passes.mem.mem_pack_operands:MemPackOperands",
     "mem-pad-strides": "passes.mem.mem_pad_strides:MemPadStrides",
     "mem-plan": "passes.mem.mem_plan:MemPlan",
+    "mem-split-scalars": "passes.mem.mem_split_scalars:MemSplitScalars",
 }
 """Pass name -> ``module:Class``, the module relative to the package."""
 

@@ -1,0 +1,276 @@
+"""mem-split-scalars: functions of one number a row run in vectors over the rows, in a nest of their own before or behind that of the rows.
+
+    loop.nest (%i = 2048) { %d = log1p(exp(%x[%i]));  %s = loop.reduce (%j = 16) sum {... %d ...};  %y[%i] = tanh(%s) }
+      ->   loop.nest (%i = 2048) { %p[%i] = log1p(exp(%x[%i])) };  loop.nest (%i = 2048) { ... %p[%i] ...; %q[%i] = %s };
+           loop.nest (%i = 2048) { %y[%i] = tanh(%q[%i]) }
+
+Fusion puts what a row needs once beside the loops over the row, where it is scalar code: a function then takes as long for one row as it
+does for sixteen in a vector (measured: softplus 21 ns a row; in vectors, stored and loaded, 2 ns). In long rows nobody notices; in short
+ones it is most of the time. Nests whose lanes go along the rows have nothing to gain. The counterpart elsewhere: loop fission. It runs
+behind loop-to-mem and before mem-plan, which gives the values between the nests their memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr, f32, f64, i32, i64
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+
+from ...dialects import loop, mem
+from ...dialects.expr import IndexMap
+from ..loop.cost_model import nest_cost
+from ..loop.loop_fuse import symbol_hints
+from ..loop.loop_schedule import choose, symbol_facts
+from ..loop.machine import SERVER
+from ..loop.nest_access import NestAccess
+from ..loop.nest_key import is_nest_in_memory
+from ..loop.op_costs import op_cost
+from ..loop.schedule_attrs import schedule_table
+from ..manager import Pass
+
+FUNCTION = 12.0
+"""Cost (op_costs.py) from which on an operation is a function that is worth a vector."""
+SCALAR_NS = 0.8
+"""What a unit of a function's cost takes in scalar code."""
+PASS_NS, NEST_NS = 2.0, 100.0
+"""What storing and loading one number takes for each row, and another nest."""
+LEAST_GAIN = 0.1
+"""Share of the nest's time that has to be saved."""
+MOST_VALUES = 4
+"""Numbers of a row between two of the nests, at most."""
+
+
+@dataclass(frozen=True)
+class MemSplitScalars(Pass):
+    """Runs functions of one number a row in vectors over the rows, in nests of their own."""
+
+    name = "mem-split-scalars"
+
+    always: bool = False
+    """Split wherever there is a function beside loops, without asking the cost model."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, hints = symbol_facts(op)
+        names = symbol_hints(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp) and f.body.blocks and loop.batch_symbols(f) is None]:
+            for nest in [n for n in func.body.block.ops if is_nest_in_memory(n)]:
+                assert isinstance(nest, loop.NestOp)
+                if not nest.loop_sizes or schedule_table(nest) or not any(_is_function(o) for o in nest.block.ops):
+                    continue
+                parts = [p for p in (_before(nest), _behind(nest)) if p is not None and len(p.values) <= MOST_VALUES]
+                if not parts:
+                    continue
+                if not self.always and choose(NestAccess(nest, symbols), hints).style != "inner":
+                    continue
+                rows = 1
+                for size in nest.loop_sizes:
+                    rows *= size.value if size.value is not None else max(1, hints.get(size, 64))
+                whole = nest_cost(nest, names, SERVER, symbols).seconds * 1e9
+                for part in parts:
+                    saved = rows * (part.units * SCALAR_NS - PASS_NS * len(part.values)) - NEST_NS
+                    whole += rows * part.units * SCALAR_NS
+                    if not self.always and saved < LEAST_GAIN * whole:
+                        self.remark(nest, f"functions of {rows} rows stay scalar: {saved / 1000:.1f} us to be saved", "missed")
+                        continue
+                    part.split(nest)
+                    self.remark(nest, f"functions of {rows} rows run in vectors: saves {saved / 1000:.1f} us", "applied")
+                    self.statistic("num-split")
+
+
+@dataclass
+class _Part:
+    """What goes into a nest of its own. `ops`: copied there if `before`, else moved; `values`: those that pass between the nests;
+    `again`: cheap ones that are computed in both; `units`: the cost of the functions."""
+
+    before: bool
+    ops: list[Operation]
+    values: list[SSAValue] = field(default_factory=list)
+    again: list[Operation] = field(default_factory=list)
+
+    @property
+    def units(self) -> float:
+        return sum(op_cost(o) for o in self.ops if _is_function(o))
+
+    def split(self, nest: loop.NestOp) -> None:
+        sizes = nest.loop_sizes
+        types = [mem.BufferType.get(sizes, v.type) for v in self.values]
+        allocs = [mem.AllocOp.create(properties={"kind": StringAttr("arena")}, result_types=[t], location=nest.location) for t in types]
+        buffers = [a.results[0] for a in allocs]
+        assert nest.parent is not None
+        nest.parent.insert_ops_before(allocs, nest)
+        if self.before:
+            self._split_before(nest, buffers)
+        else:
+            self._split_behind(nest, buffers)
+        _drop_unused(nest)
+
+    def _split_before(self, nest: loop.NestOp, buffers: Sequence[SSAValue]) -> None:
+        first = _beside(nest, buffers)
+        values: dict[SSAValue, SSAValue] = dict(zip(nest.indices, first.indices, strict=True))
+        for op in self.ops:
+            first.block.add_op(op.clone(values))
+        _store([values[v] for v in self.values], first, len(first.outs) - len(buffers))
+        for value, buffer in zip(self.values, buffers, strict=True):
+            load = _load(buffer, nest.indices)
+            assert nest.block.first_op is not None
+            nest.block.insert_op_before(load, nest.block.first_op)
+            value.replace_all_uses_with(load.result)
+        assert nest.parent is not None
+        nest.parent.insert_op_before(first, nest)
+
+    def _split_behind(self, nest: loop.NestOp, buffers: Sequence[SSAValue]) -> None:
+        targets = [t for t in nest.out_args if any(isinstance(o, loop.AccessOp) and o.shaped is t for o in self.ops)]
+        outs = [nest.outs[nest.out_args.index(t)] for t in targets]
+        last = _beside(nest, outs)
+        values: dict[SSAValue, SSAValue] = dict(zip(nest.indices, last.indices, strict=True))
+        values.update(zip(targets, last.out_args, strict=True))
+        for op in self.again:
+            last.block.add_op(op.clone(values))
+        for value, buffer in zip(self.values, buffers, strict=True):
+            load = _load(buffer, last.indices)
+            last.block.add_op(load)
+            values[value] = load.result
+        for op in self.ops:
+            last.block.add_op(op.clone(values))
+        for op in reversed(self.ops):
+            op.detach()
+            op.erase()
+        first = len(nest.outs)
+        for buffer in buffers:
+            nest.block.insert_arg(buffer.type, len(nest.block.args))
+        nest.operands = [*nest.operands, *buffers]
+        _store(self.values, nest, first)
+        assert nest.parent is not None
+        nest.parent.insert_op_after(last, nest)
+
+
+def _is_function(op: Operation) -> bool:
+    return op_cost(op) >= FUNCTION and len(op.results) == 1
+
+
+def _is_plain(op: Operation) -> bool:
+    """Whether an op may be computed elsewhere: it has a result, and no effect."""
+    return len(op.results) == 1 and not op.regions and not isinstance(op, loop.BoundOp | loop.RandomOp | loop.LocalOp)
+
+
+def _slice(values: Iterable[SSAValue], block: Block) -> set[Operation]:
+    """The ops of a block that compute `values`."""
+    found: set[Operation] = set()
+    todo = list(values)
+    while todo:
+        op = todo.pop().owner
+        if isinstance(op, Operation) and op.parent is block and op not in found:
+            found.add(op)
+            todo += op.operands
+    return found
+
+
+def _reads_own(op: Operation, nest: loop.NestOp) -> bool:
+    """Whether an op loads what the nest itself stores."""
+    written = {*nest.out_args, *(_allocation(out) for out in nest.outs)}
+    return isinstance(op, loop.LoadOp) and (op.source in written or _allocation(op.source) in written)
+
+
+def _allocation(buffer: SSAValue) -> SSAValue:
+    while isinstance(buffer.owner, mem.ViewOp):
+        buffer = buffer.owner.operands[0]
+    return buffer
+
+
+def _before(nest: loop.NestOp) -> _Part | None:
+    """The functions before the first loop of a nest and what they are computed from; None where there are none that may go."""
+    ops = list(nest.block.ops)
+    first = next((k for k, op in enumerate(ops) if op.regions), None)
+    if first is None:
+        return None
+    functions = [op for op in ops[:first] if _is_function(op)]
+    needed = _slice([op.results[0] for op in functions], nest.block)
+    if not functions or not all(_is_plain(op) and not _reads_own(op, nest) for op in needed):
+        return None
+    dear: set[SSAValue] = set()
+    part = _Part(True, [op for op in ops[:first] if op in needed])
+    for op in part.ops:
+        if _is_function(op) or any(v in dear for v in op.operands):
+            dear.add(op.results[0])
+    results: list[SSAValue] = [op.results[0] for op in part.ops]
+    part.values = [v for v in results if v in dear and any(_top(u.operation, nest) not in needed for u in v.uses)]
+    return part if all(_has_buffer(v) for v in part.values) else None
+
+
+def _behind(nest: loop.NestOp) -> _Part | None:
+    """What follows the last loop of a nest, where it has functions in it."""
+    ops = list(nest.block.ops)
+    last = next((k for k in range(len(ops) - 1, -1, -1) if ops[k].regions), None)
+    if last is None:
+        return None
+    tail = ops[last + 1 :]
+    if not any(_is_function(op) for op in tail):
+        return None
+    for op in tail:
+        if isinstance(op, loop.StoreOp):
+            if op.store_mode != "set":
+                return None
+        elif not _is_plain(op):
+            return None
+    part = _Part(False, tail)
+    inside = set(tail)
+    again: set[Operation] = set()
+    for op in tail:
+        for value in op.operands:
+            owner = value.owner
+            if isinstance(value, BlockArgument) or not isinstance(owner, Operation) or owner.parent is not nest.block or owner in inside:
+                continue
+            needed = _slice([value], nest.block)
+            if all(_is_plain(o) and op_cost(o) <= 1 and not _reads_own(o, nest) for o in needed):
+                again |= needed
+            elif value not in part.values:
+                part.values.append(value)
+    part.again = [op for op in ops if op in again]
+    return part if all(_has_buffer(v) for v in part.values) else None
+
+
+def _has_buffer(value: SSAValue) -> bool:
+    """Whether numbers of the type of `value` may lie in memory as they are."""
+    return value.type in (f32, f64, i32, i64)
+
+
+def _top(op: Operation, nest: loop.NestOp) -> Operation:
+    """The op of the nest's own body that `op` is or is in."""
+    while op.parent is not nest.block:
+        op = op.parent_op()  # pyright: ignore[reportAssignmentType]
+    return op
+
+
+def _beside(nest: loop.NestOp, outs: Sequence[SSAValue]) -> loop.NestOp:
+    """An empty nest over the loops of another one."""
+    made = loop.NestOp.build_nest(nest.loop_sizes, outs, nest.location)
+    made.properties["label"] = StringAttr("scalars")
+    return made
+
+
+def _store(values: Sequence[SSAValue], nest: loop.NestOp, first: int) -> None:
+    """Store `values` at the end of a nest into its outs from number `first` on."""
+    identity = IndexMap.identity(len(nest.loop_sizes))
+    for value, target in zip(values, nest.out_args[first:], strict=True):
+        nest.block.add_op(loop.StoreOp.new(value, target, identity, nest.indices))
+
+
+def _load(buffer: SSAValue, indices: Sequence[SSAValue]) -> loop.LoadOp:
+    return loop.LoadOp.new(buffer, IndexMap.identity(len(indices)), indices)
+
+
+def _drop_unused(nest: loop.NestOp) -> None:
+    """Remove ops whose results nobody uses any more, and outs that are not stored."""
+    for op in reversed(list(nest.block.ops)):
+        if _is_plain(op) and not any(True for _ in op.results[0].uses):
+            op.detach()
+            op.erase()
+    kept = [any(True for _ in a.uses) for a in nest.out_args]
+    for argument, keep in list(zip(nest.out_args, kept, strict=True)):
+        if not keep:
+            nest.block.erase_arg(argument)  # pyright: ignore[reportArgumentType]
+    nest.operands = [out for out, keep in zip(nest.outs, kept, strict=True) if keep]
