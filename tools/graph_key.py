@@ -55,7 +55,7 @@ def settings_key(options: Options) -> str:
     user = sys.modules.get(f"{__name__.partition('.')[0]}.passes.user")  # where nobody has imported it, nothing is registered
     if options.passes or (user is not None and user.registered()):
         writer.value(_pipeline_fingerprint(options))
-    writer.value(torch.get_num_threads())
+    writer.value((torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()))
     if options.autotune or (options.tune_unsure and torch.cuda.is_initialized()):
         writer.value([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())])
     writer.value((environment(), torch.backends.mkldnn.is_available()))

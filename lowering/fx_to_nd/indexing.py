@@ -18,12 +18,15 @@ from .registry import Rule, packet, rule
 aten = torch.ops.aten
 
 
-def indexed_rule(*targets: Any, reads: bool = False) -> Callable[[Rule], Rule]:
+def indexed_rule(*targets: Any, reads: bool = False, one_value: bool = False) -> Callable[[Rule], Rule]:
     """A rule of operators that read (or write) their first tensor at places given by others. An empty tensor has no place,
-    not even one to go on with after an error: where one is asked for, the library says what eager says."""
+    not even one to go on with after an error: where one is asked for, the library says what eager says. Writes that come in any
+    order are left to the library where the program forbids that (`in_any_order`), but for those of one value."""
 
     def register(fn: Rule) -> Rule:
         def apply(b: Importer, x: SSAValue, *args: Any, **kwargs: Any) -> Any:
+            if not reads and not one_value and in_any_order(b):
+                return NotImplemented
             if not _is_empty(b, x) or _asks_nothing(b, args) or (reads and any(s is ZERO for s in b.out_dims)):
                 return fn(b, x, *args, **kwargs)
             return NotImplemented
@@ -31,6 +34,11 @@ def indexed_rule(*targets: Any, reads: bool = False) -> Callable[[Rule], Rule]:
         return rule(*targets)(apply)
 
     return register
+
+
+def in_any_order(b: Importer) -> bool:
+    """Whether a program of a GPU, whose writes to one place come in any order, must not depend on it: the library sorts them."""
+    return b.device != "cpu" and torch.are_deterministic_algorithms_enabled()
 
 
 def _is_empty(b: Importer, x: SSAValue) -> bool:
@@ -55,7 +63,7 @@ def _embedding(b: Importer, weight: SSAValue, indices: SSAValue, *options: Any, 
 def _embedding_backward(
     b: Importer, grad: SSAValue, indices: SSAValue, rows: Any, padding: Any, by_frequency: bool
 ) -> SSAValue:
-    if by_frequency:
+    if by_frequency or in_any_order(b):
         return NotImplemented
     wide = b.widen(grad)
     mask = b.cmp("eq", b.cast(indices, i64), b.scalar(padding, i64))
@@ -122,7 +130,7 @@ def _indexed_dims(b: Importer, x: SSAValue, dims: Sequence[int], tensors: Sequen
     return index_result_dims(b.dims(x), tuple(dims), [b.dims(t) for t in tensors])
 
 
-@indexed_rule(aten.index_put, aten._unsafe_index_put)
+@indexed_rule(aten.index_put, aten._unsafe_index_put, one_value=True)
 def _index_put(
     b: Importer,
     x: SSAValue,
@@ -134,7 +142,7 @@ def _index_put(
     if len(indices) == 1 and indices[0] is not None and b.dtype(indices[0]) == i1 and not accumulate:
         return _masked_put(b, x, indices[0], values)
     found = _index_tensors(b, indices)
-    if found is None or not b.rank(x):
+    if found is None or not b.rank(x) or in_any_order(b):
         return NotImplemented
     dims, tensors = found
     shared, _ = b.broadcast(tensors)
@@ -166,7 +174,7 @@ def _index_copy(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAVa
     return _along(b, x, d, index, source, "set")
 
 
-@indexed_rule(aten.index_fill)
+@indexed_rule(aten.index_fill, one_value=True)
 def _index_fill(b: Importer, x: SSAValue, d: int, index: SSAValue, value: Any) -> SSAValue:
     if not b.rank(x):
         return b.cast(b.scalar(value, b.dtype(x)), b.dtype(x))
@@ -222,11 +230,11 @@ def _scatter_source(
     return _scatter(b, x, d, index, source, _REDUCE[reduce] if reduce else "set")
 
 
-@indexed_rule(aten.scatter.value, aten.scatter.value_reduce)
+@indexed_rule(aten.scatter.value, aten.scatter.value_reduce, one_value=True)
 def _scatter_value(
     b: Importer, x: SSAValue, d: int, index: SSAValue, value: Any, *, reduce: str | None = None
 ) -> SSAValue:
-    if reduce and not _can_combine(b, _REDUCE[reduce], b.dtype(x)):
+    if reduce and (in_any_order(b) or not _can_combine(b, _REDUCE[reduce], b.dtype(x))):
         return NotImplemented
     return _scatter(b, x, d, index, _spread(b, x, index, value), _REDUCE[reduce] if reduce else "set")
 

@@ -459,11 +459,13 @@ class NestLowering:
         found: list[tuple[Accumulator, slice]] = []
         taken = given = 0
         types = [scalar_type(r.type) for r in op.results]
+        last, info = op.body.block.last_op, self.s.info
+        assert last is not None
         for kind in op.kind_names:
             takes, gives = KINDS[kind]
             own = types[given : given + gives]
-            if kind in ("argmax", "argmin") and own[1] == i64:
-                own[1] = self.s.index
+            if kind in ("argmax", "argmin") and own[1] == i64 and info.exprs.get(last.operands[taken + 1]) not in (None, *info.opaque):
+                own[1] = self.s.index  # a number that was loaded may be larger than this nest's indices
             found.append((accumulator(kind, own), slice(taken, taken + takes)))
             taken, given = taken + takes, given + gives
         return found

@@ -22,7 +22,7 @@ from ..cpu.jit import Library, load_object, object_symbols
 from .description import ALIGNED, ARENA, GPU_TABLE, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
 from .gpu_driver import cuda_driver
 from .gpu_launches import GpuLaunches
-from .messages import kernel_error, layout_error
+from .messages import kernel_error, layout_error, library_error
 from .python_runtime import PythonRuntime, call_aligned, copy_strided, flatten_results, keep_results, reinterpret
 from .runtime import HostUnavailable, entry_symbols, gpu_runtime
 from .selftest import native_wanted
@@ -114,8 +114,8 @@ class _Callbacks:
         raise AssertionError(self.description.asserts[number])
 
     def raise_operator(self, _: Any, number: int, text: int, c: int) -> None:
-        message = ctypes.string_at(text).decode(errors="replace") if text else "a library operator failed"
-        error = RuntimeError(message)
+        message = ctypes.string_at(text).decode(errors="replace") if text else ""
+        error = library_error(message, self.description.device)
         if number < len(self.description.targets):
             error.add_note(f"in {self.description.targets[number]}, called by host program @{self.description.name}")
         raise error

@@ -92,6 +92,11 @@ def test_numbers_options_and_versions_count(monkeypatch):
     run(scaled, X, Y)
     assert run(lambda x, y: torch.softmax(x * 3 + y, -1), X, Y)[1] == (0, 1, 0)
     assert run(scaled, X, Y, options={"numerics": "eager"})[1] == (0, 1, 0)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert run(scaled, X, Y)[1] == (0, 1, 0)
+    finally:
+        torch.use_deterministic_algorithms(False)
     with monkeypatch.context() as patch:
         patch.setattr(graph_key, "target", lambda: features.target("generic-sse"))
         assert run(scaled, X, Y)[1] == (0, 1, 0)

@@ -161,3 +161,52 @@ def test_tables_that_come_from_indices_alone_are_computed_in_place():
     kernels, calls = lowered(lambda x: torch.nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear") + 1, ((2, 3, 16, 16), "cuda"))
     assert len(kernels) == 1 and not calls
     assert "tt.assert" not in str(kernels[0])
+
+
+SCATTERS = {
+    "index_add": lambda x, i, v: x.index_add(0, i, v),
+    "index_put, accumulated": lambda x, i, v: x.index_put((i,), v, accumulate=True),
+    "index_put": lambda x, i, v: x.index_put((i,), v),
+    "scatter_add": lambda x, i, v: x.scatter_add(0, i.unsqueeze(1).expand_as(v), v),
+    "scatter_reduce": lambda x, i, v: x.scatter_reduce(0, i.unsqueeze(1).expand_as(v), v, "sum"),
+    "embedding": lambda x, i, v: torch.ops.aten.embedding_dense_backward(v, i, 20, -1, False),
+}
+NO_ORDER = {
+    "index_fill": lambda x, i, v: x.index_fill(0, i, 2.0),
+    "scatter of a number": lambda x, i, v: x.scatter(0, i.unsqueeze(1).expand_as(v), 2.0),
+    "gather": lambda x, i, v: x.index_select(0, i),
+    "under a mask": lambda x, i, v: x.index_put((x > 0,), x.sum()),
+}
+
+
+@pytest.fixture(name="deterministic")
+def deterministic_fixture():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def scatter_calls(function, device):
+    found = traced(function, ((20, 8), device), (torch.arange(5) if device == "cpu" else ((5,), device)), ((5, 8), device))
+    return [op.call.data.target for op in found.module.walk() if isinstance(op, nd.ExternOp)]
+
+
+def with_indices(function):
+    """Fake tensors are made of floats: the indices are whole ones."""
+    return lambda x, i, v: function(x, i.long(), v)
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_writes_in_any_order_are_the_librarys_where_the_program_forbids_them(name, deterministic):
+    assert len(scatter_calls(with_indices(SCATTERS[name]), "cuda")) == 1
+    assert scatter_calls(SCATTERS[name], "cpu") == []
+
+
+@pytest.mark.parametrize("name", NO_ORDER)
+def test_writes_whose_order_does_not_matter_stay(name, deterministic):
+    assert scatter_calls(with_indices(NO_ORDER[name]), "cuda") == []
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_scatters_are_kernels(name):
+    assert scatter_calls(with_indices(SCATTERS[name]), "cuda") == []

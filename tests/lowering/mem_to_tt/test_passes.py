@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -17,7 +18,9 @@ from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.loop.nest_key import is_nest_in_memory
 from stepwell.passes.manager import run
 from stepwell.passes.pipelines import default_pipeline
+from stepwell.targets.triton.emit import kernel_modules, kernel_of
 from stepwell.tools.compile_graph import context
+from stepwell.tools.interpret_tt import run_kernel
 
 
 def nests(function, *args):
@@ -137,3 +140,18 @@ def test_a_thread_loads_nothing_that_another_one_may_have_stored():
             loads += 1
             assert op.operands[0] not in stored, op
     assert loads >= 5
+
+
+def test_positions_of_parts_keep_64_bits():
+    """The parts of a tensor of more than 2**31 elements are few, their positions are not small."""
+    with FakeTensorMode():
+        x = torch.empty(3_000_000_000, dtype=torch.int8)
+        gm = make_fx(lambda x: (x.argmax(),), decomposition_table=decomposition_table(), tracing_mode="fake")(x)
+    module = import_graph(gm, [x]).module
+    run(default_pipeline("gpu"), module, context())
+    last = kernel_modules(module)[-1]
+    values, positions, found = torch.zeros(2000, dtype=torch.int8), torch.arange(2000) * 1_500_000, torch.zeros((), dtype=torch.int64)
+    values[1900] = 5
+    assert [str(t) for t in kernel_of(last).body.block.arg_types] == ["!tt.ptr<i64>", "!tt.ptr<i8>", "!tt.ptr<i64>"]
+    run_kernel(last, [found, values, positions], [1])
+    assert found.item() == 1900 * 1_500_000

@@ -15,6 +15,7 @@ from stepwell.passes.manager import run
 from stepwell.passes.pipelines import default_pipeline
 from stepwell.targets.cpu.emit import emit_kernels
 from stepwell.targets.cpu.jit import compile_text
+from stepwell.targets.host import messages
 from stepwell.targets.host.emit import emit_host
 from stepwell.targets.host.gpu_driver import LaunchError, use_driver
 from stepwell.targets.host.gpu_runtime_ir import ADDRESSES, ALL, NOTHING
@@ -220,3 +221,17 @@ def test_a_load_under_the_mask_of_another_loop_is_a_load_of_its_own(build):
     args = g, x, mean, rstd, w
     run, _ = build(function, *args)
     check(run, function, *args)
+
+
+def test_running_out_of_memory_has_torchs_type(monkeypatch):
+    """Also where the C shim hands no text on: then the allocator's count tells."""
+    ooms = {"num_ooms": 0}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: ooms)
+    monkeypatch.setattr(messages, "_out_of_memory", {})
+    assert type(messages.library_error("CUDA out of memory. Tried to allocate 2 GiB", "cuda:0")) is torch.OutOfMemoryError
+    assert type(messages.library_error("mat1 and mat2 shapes", "cuda:0")) is RuntimeError
+    assert type(messages.library_error("", "cuda:0")) is RuntimeError
+    ooms["num_ooms"] = 2
+    assert type(messages.library_error("", "cuda:0")) is torch.OutOfMemoryError
+    assert type(messages.library_error("", "cuda:0")) is RuntimeError
+    assert "library operator failed" in str(messages.library_error("", "cpu"))
