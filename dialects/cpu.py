@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
+from .cpu_attention import AttentionOp
 from .cpu_gemm import GemmOp
 from .cpu_lanes import ConcatOp, ExtractOp, InsertOp, ShuffleOp, SliceOp, TransposeOp
 from .cpu_memory import (
@@ -66,6 +67,7 @@ __all__ = [
     "REDUCE_KINDS",
     "AssertOp",
     "AtomicAddOp",
+    "AttentionOp",
     "CallOp",
     "CastOp",
     "GemmOp",
@@ -115,6 +117,7 @@ Cpu = Dialect(
         NumThreadsOp,
         CallOp,
         GemmOp,
+        AttentionOp,
         AssertOp,
         PhiloxOp,
         LoadOp,

@@ -179,12 +179,13 @@ class ViewOp(NdOp):
 class ExternOp(NdOp):
     """A call of a library operator on buffers; see nd.extern for the template. Results are buffers that the operator allocates (their
     types say with which strides), or Python numbers. `mutates` lists operands that it writes; `aliases` and `kept` as in nd.extern.
-    With `out`, the operand of that number is the destination and there is no result: the operator's out variant is called where it has
-    one, else the result is copied there."""
+    With `out`, the operands of these numbers are the destinations and there is no result: the operator's out variant is called where it has
+    one, else the results are copied there. `schedule` as in nd.extern."""
 
     name = "mem.extern"
     SYNTAX: ClassVar = {
         "call": "attr", "mutates": "ints", "aliases": "ints", "out": "ints", "binds": "str", "fallback": "unit", "kept": "ints",
+        "schedule": "str",
     }  # fmt: skip
     inputs = var_operand_def()
     call = prop_def(CallAttr)
@@ -194,6 +195,7 @@ class ExternOp(NdOp):
     binds = opt_prop_def(StringAttr)
     fallback = opt_prop_def(UnitAttr)
     kept = opt_prop_def(IntsAttr)
+    schedule = opt_prop_def(StringAttr)
     outputs = var_result_def()
 
     def verify_(self) -> None:

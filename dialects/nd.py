@@ -576,13 +576,14 @@ class ExternOp(NdOp):
     values are extra results at the end. `aliases` gives for each result the operand that it is a view of (-1: none). A result of type
     index, f64 or i1 is a Python number; `binds` names the size symbol that an index result defines. `effect`: keep it and its order.
     `kept` says which of what the operator returns (lists flattened) the results are, where it also returns None. `fresh`: the results share
-    memory with nothing else (of torch's own operators that is known).
+    memory with nothing else (of torch's own operators that is known). `schedule`: "generated" where code of ours computes what the operator
+    does, "library" where it is called.
     """
 
     name = "nd.extern"
     SYNTAX: ClassVar = {
         "call": "attr", "operand_layouts": "attr", "result_layouts": "attr", "mutates": "ints", "aliases": "ints",
-        "binds": "str", "effect": "unit", "fallback": "unit", "kept": "ints", "fresh": "unit",
+        "binds": "str", "effect": "unit", "fallback": "unit", "kept": "ints", "fresh": "unit", "schedule": "str",
     }  # fmt: skip
     inputs = var_operand_def()
     call = prop_def(CallAttr)
@@ -595,6 +596,7 @@ class ExternOp(NdOp):
     fallback = opt_prop_def(UnitAttr)
     kept = opt_prop_def(IntsAttr)
     fresh = opt_prop_def(UnitAttr)
+    schedule = opt_prop_def(StringAttr)
     outputs = var_result_def()
 
     def verify_(self) -> None:

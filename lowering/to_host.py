@@ -364,6 +364,8 @@ class _Lowering:
             return
         types = [values[k].type for k in outs]
         made = host.ExternOp.make(call, values, types)
+        if "kept" in op.properties:
+            made.properties["kept"] = op.properties["kept"]
         self.add(made, op)
         for k, result in zip(outs, made.results, strict=True):
             copy = Call("aten.copy_.default", (Arg(0), Arg(1)))

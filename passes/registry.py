@@ -17,6 +17,7 @@ OURS: dict[str, str] = {
     "apply-pdl": "tools.apply_pdl:ApplyPdl",
     "nd-to-loop": "lowering.nd_to_loop:NdToLoop",
     "loop-to-mem": "lowering.loop_to_mem:LoopToMem",
+    "attention-select": "targets.cpu.attention_select:AttentionSelect",
     "contract-select": "targets.cpu.contract_select:ContractSelect",
     "mem-to-cpu": "lowering.mem_to_cpu:MemToCpu",
     "gpu-parallel-scatter": "lowering.mem_to_tt.scatter:GpuParallelScatter",

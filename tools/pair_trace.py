@@ -19,7 +19,6 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from xdsl.dialects.func import FuncOp
 
 from ..dialects import nd
-from ..dialects.call_args import Call
 from ..dialects.expr import Sym, evaluate, free_syms, sym
 from ..dialects.nd_types import RangeAttr, TensorType
 from ..errors import StepwellError
@@ -125,23 +124,8 @@ def _check_operations(func: FuncOp) -> None:
         if isinstance(op, nd.RandomOp):
             raise TraceFailure("it draws random numbers, which are other ones each time")
         if isinstance(op, nd.ExternOp):
-            if "effect" in op.properties and _drops_nothing(op.call.data):
-                del op.properties["effect"]
             if has_effect(op) or "mutates" in op.properties:
                 raise TraceFailure(f"it calls {op.call.data.target}, which has effects")
-
-
-def _drops_nothing(call: Call) -> bool:
-    """Whether a call would draw random numbers only to drop elements, and drops none (attention)."""
-    packet, _, overload = call.target.removeprefix("aten.").partition(".")
-    schema = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-    if not call.target.startswith("aten.") or schema is None:
-        return False
-    named = dict(call.kwargs)
-    for k, argument in enumerate(schema._schema.arguments):
-        if argument.name == "dropout_p":
-            return (call.args[k] if k < len(call.args) else named.get(argument.name, argument.default_value)) == 0.0
-    return False
 
 
 def _canonical(func: FuncOp, ranges: Ranges) -> Pattern:

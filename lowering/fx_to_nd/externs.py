@@ -357,17 +357,18 @@ def overload_call(
     ]
     types, layouts = ([], []) if _returns_only_mutated(target) else result_types(b, val)
     own = len(types)
+    call = Call(target_name(target), positional, named)
     results = write(
         b,
         operands,
-        Call(target_name(target), positional, named),
+        call,
         types,
         operand_layouts=[operand_layout(b, s, target) for s in sources],
         result_layouts=layouts,
         mutates=mutates,
         aliases=_aliases(target, places, val, own),
         binds=bound_symbol(node),
-        effect=has_effect(target),
+        effect=has_effect(target) and not _drops_nothing(target, call),
         fallback=fallback,
         kept=() if _returns_only_mutated(target) else _kept(val),
     )
@@ -446,6 +447,15 @@ def has_effect(target: Any) -> bool:
     if torch.Tag.nondeterministic_seeded in target.tags:
         return True
     return not target._schema.returns
+
+
+def _drops_nothing(target: Any, call: Call) -> bool:
+    """Whether a call would draw random numbers only to drop elements, and drops none (attention)."""
+    for k, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = call.args[k] if k < len(call.args) else dict(call.kwargs).get(argument.name, argument.default_value)
+            return not isinstance(given, Arg) and given == 0.0
+    return False
 
 
 def python_function(b: Importer, node: Node) -> Any:

@@ -8,7 +8,7 @@ from xdsl.dialects.builtin import ArrayAttr
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import mem, nd
-from ...dialects.expr import strides_contiguous
+from ...dialects.expr import as_expr, strides_contiguous
 from ...dialects.mem import BufferType
 from ...dialects.nd_base import IntsAttr, prop
 from ...dialects.nd_types import TensorType, tensor_type
@@ -21,7 +21,8 @@ WITH_OUT = frozenset(
 )
 """Operators whose out variant computes in the destination (for most others it computes elsewhere and copies)."""
 
-_KEPT = ("call", "aliases", "binds", "fallback", "kept", "mutates")
+ONE = as_expr(1)
+_KEPT = ("call", "aliases", "binds", "fallback", "kept", "mutates", "schedule")
 
 
 def lower_extern(low: Lowering, op: nd.ExternOp) -> None:
@@ -110,8 +111,8 @@ class _Call:
     def write(self) -> None:
         """Insert the call on buffers and place its results."""
         properties = {key: self.op.properties[key] for key in _KEPT if key in self.op.properties}
-        target = self._destination()
-        if target is None:
+        targets = self._destinations()
+        if not targets:
             types = self._result_types()
             new = mem.ExternOp.create(
                 operands=self.operands, result_types=types, properties=properties, attributes=dict(self.op.attributes)
@@ -119,16 +120,31 @@ class _Call:
             self.low.insert(new)
             self._place_results(new)
         else:
-            properties["out"] = IntsAttr.get([len(self.operands)])
+            properties["out"] = IntsAttr.get(range(len(self.operands), len(self.operands) + len(targets)))
             properties.pop("aliases", None)
             self.low.insert(
                 mem.ExternOp.create(
-                    operands=[*self.operands, target], properties=properties, attributes=dict(self.op.attributes)
+                    operands=[*self.operands, *targets], properties=properties, attributes=dict(self.op.attributes)
                 )
             )
-            self.low.place(self.op.results[0], target)
+            for result, target in zip(self.op.results, targets, strict=False):
+                self.low.place(result, target)
         for k, value in zip(self.mutates, self.op.results[self.own :], strict=True):
             self.low.place(value, self.operands[k])
+
+    def _destinations(self) -> list[SSAValue]:
+        """Memory of ours for all results, or none."""
+        if self.op.schedule is not None and self.op.schedule.data == "generated":
+            return [self._generated(result) for result in self.op.results]
+        target = self._destination()
+        return [] if target is None else [target]
+
+    def _generated(self, result: SSAValue) -> SSAValue:
+        """Memory for a result of generated code, which wants the elements of rows next to each other."""
+        t = self.low.layouts.buffer_type(result)
+        if t.dims[-1] is not ONE and t.stride_exprs[-1] is not ONE and len(t.dims) == 4:
+            t = BufferType.get(t.dims, t.element_type, None, 0, t.device.data)
+        return self.low.alloc(t, result.name_hint)
 
     def _destination(self) -> SSAValue | None:
         """Memory of ours for the only result of an operator that can compute in place of the caller's choice."""

@@ -23,7 +23,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from ...dialects import loop
+from ...dialects import loop, mem
 from ...dialects.expr import Expr
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.host import LaunchOp
@@ -33,6 +33,7 @@ from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.manager import Pass
 from ...passes.mem.mem_join_nests import joined_nests
 from ..outline import Arguments, Outliner
+from .attention import AttentionLowering
 from .batches import BatchLowering
 from .body import UnsupportedBody
 from .contract import ContractLowering
@@ -53,6 +54,7 @@ class MemToCpu(Pass):
         symbols, hints = symbol_facts(op)
         outliner = CpuOutliner(op, symbols, hints)
         contracts = ContractLowering(op.body.block.add_op, self.library)
+        attentions = AttentionLowering(op.body.block.add_op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for nests in joined_nests(func):
                 outliner.join([self._outline(outliner, nest, part=True) for nest in nests])
@@ -61,6 +63,9 @@ class MemToCpu(Pass):
                 self._outline(outliner, nest)
             for contract in [c for c in func.walk() if isinstance(c, loop.ContractOp)]:
                 contracts.lower(contract)
+            for call in [c for c in func.body.block.ops if isinstance(c, mem.ExternOp)]:
+                if attentions.lower(call):
+                    self.statistic("num-attention")
         BatchLowering(op).run()
 
     def _outline(self, outliner: CpuOutliner, nest: Operation, part: bool = False) -> LaunchOp:

@@ -29,7 +29,7 @@ SHARED: tuple[type[Operation], ...] = (nd.FullOp, nd.SizeOp, nd.IotaOp, nd.Liter
 KINDS = ("kind", "predicate", "fn")
 """Properties that say what an operation computes, for all sizes and types."""
 
-UNSAID = frozenset(("operand_layouts", "result_layouts", "effect", "fallback"))
+UNSAID = frozenset(("operand_layouts", "result_layouts", "effect", "fallback", "schedule"))
 """Properties of calls that do not say what they compute: how operands lie in memory, and that they might have drawn random numbers."""
 
 Number = int | float

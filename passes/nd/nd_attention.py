@@ -227,6 +227,12 @@ def _with_batch(rw: Rewriter, x: SSAValue) -> SSAValue:
     return x if t.rank == 4 else rw.new(nd.ReshapeOp.new((x,), t.with_dims((as_expr(1), *t.dims))))
 
 
+def keeps_eager_numerics(module: ModuleOp) -> bool:
+    """Whether a module's programs round as the operators do one by one."""
+    numerics = module.attributes.get("nd.numerics")
+    return isinstance(numerics, StringAttr) and numerics.data == "eager"
+
+
 @dataclass(frozen=True)
 class NdAttention(Pass):
     """Makes one library call of softmax(q k^T * scale) v; not under numerics "eager", which rounds as the spelled out form does."""
@@ -237,8 +243,7 @@ class NdAttention(Pass):
     """Whose call it is."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        numerics = op.attributes.get("nd.numerics")
-        if isinstance(numerics, StringAttr) and numerics.data == "eager":
+        if keeps_eager_numerics(op):
             return
         symbols = nd.symbol_ranges(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:

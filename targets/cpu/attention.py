@@ -4,11 +4,11 @@
 
     void symbol(ptr Q, ptr K, ptr V, ptr O, ptr logsumexp, ptr mask,
                 i64 batch, i64 heads, i64 queries, i64 keys, i64 depth,
-                i64 q_batch, i64 q_head, i64 q_row, the same for k, v, o and mask,
+                i64 q_batch, i64 q_head, i64 q_row, the same for k, v, o, logsumexp and mask,
                 i64 group, i64 causal, float scale, ptr scratch, i64 threads)
 
 - Q is [batch, heads, queries, depth], K and V [batch, heads / group, keys, depth] (`group` query heads share one of
-  keys), O like Q. The inner stride is one, the others are arguments, in elements. depth <= `DEPTH_MAX`.
+  keys), O like Q. The inner stride is one (there is none for logsumexp), the others are arguments, in elements. depth <= `DEPTH_MAX`.
 - mask: null, or numbers of the same type as Q that are added to the scaled scores; the stride of the keys is one.
 - causal: 1 if query i sees keys 0..i only; the others cost nothing.
 - logsumexp: null, or [batch, heads, queries] floats. A query that sees nothing (all scores -inf) gives zeros and -inf.
@@ -22,6 +22,7 @@ running maximum and sum of "Self-attention does not need O(n^2) memory" (Rabe an
 
 from __future__ import annotations
 
+from . import attention_amx
 from .attention_softmax import row_functions
 from .attention_spec import DEPTH_MAX, AttentionSpec
 from .gemm import as_module
@@ -41,7 +42,7 @@ SCORE_ROW = KEYS_MAX * 4 + 64
 
 POINTERS = ("q", "k", "v", "o", "lse", "mask")
 SIZES = ("batches", "heads", "queries", "keys", "depth")
-STRIDES = tuple(f"{x}_{axis}" for x in ("q", "k", "v", "o", "mask") for axis in ("batch", "head", "row"))
+STRIDES = tuple(f"{x}_{axis}" for x in ("q", "k", "v", "o", "lse", "mask") for axis in ("batch", "head", "row"))
 ATTENTION_ARGS = (
     *(("ptr", name) for name in POINTERS),
     *(("i64", name) for name in (*SIZES, *STRIDES, "group", "causal")),
@@ -54,7 +55,7 @@ _FIELDS = {name: 8 * k for k, name in enumerate([*(name for _, name in ATTENTION
 _HEAD_ARGS = (
     *(("ptr", name) for name in POINTERS),
     *(("i64", name) for name in ("first", "last", "keys", "depth")),
-    *(("i64", f"{x}_row") for x in ("q", "k", "v", "o", "mask")),
+    *(("i64", f"{x}_row") for x in ("q", "k", "v", "o", "lse", "mask")),
     ("i64", "causal"),
     ("float", "scale"),
     ("ptr", "scratch"),
@@ -63,9 +64,19 @@ _HEAD_ARGS = (
 
 def _layout(spec: AttentionSpec) -> dict[str, int]:
     """Offsets into one thread's scratch memory, and its size as `end`."""
+    offsets, end = {}, 0
+    for name, size in (attention_amx.scratch_parts() if spec.on_matrix_unit else _scratch_parts(spec)).items():
+        offsets[name] = end
+        end += (size + 63) // 64 * 64
+    offsets["end"] = end
+    return offsets
+
+
+def _scratch_parts(spec: AttentionSpec) -> dict[str, int]:
+    """Bytes of one thread's scratch memory by name."""
     rows = spec.shape.isa.rows
     padded = DEPTH_MAX + spec.shape.lanes
-    sizes = {
+    return {
         "scores": rows * SCORE_ROW,
         "k": KEY_BYTES + spec.shape.width * DEPTH_MAX * 4,
         "v": KEYS_MAX * spec.shape.lanes * 4 + KEY_BYTES + padded * 4,
@@ -73,12 +84,6 @@ def _layout(spec: AttentionSpec) -> dict[str, int]:
         "o": (QUERY_BLOCK + rows) * padded * 4,
         "stats": (QUERY_BLOCK + rows) * 8,
     }
-    offsets, end = {}, 0
-    for name, size in sizes.items():
-        offsets[name] = end
-        end += (size + 63) // 64 * 64
-    offsets["end"] = end
-    return offsets
 
 
 def attention_scratch_bytes(spec: AttentionSpec, threads: int) -> int:
@@ -89,12 +94,15 @@ def attention_scratch_bytes(spec: AttentionSpec, threads: int) -> int:
 def attention_function(spec: AttentionSpec) -> tuple[str, str]:
     """The symbol and the LLVM IR of the function that computes `spec`; `gemm.as_module` makes a module of it."""
     symbol, shape = spec.symbol, spec.shape
+    around = [_slot(spec), _thunk(symbol), _entry(spec)]
+    if spec.on_matrix_unit:
+        return symbol, "\n".join([*attention_amx.head_functions(spec, _HEAD_ARGS, _layout(spec)), *around])
     parts = [f"@{symbol}_zeros = internal constant [256 x i8] zeroinitializer, align 64\n"]
     parts += [tile_kernel(shape, f"{symbol}_tile{v}", shape.isa.rows, v) for v in _tile_vectors(shape)]
     parts.append(pack_b_columns(shape, f"{symbol}_pack_k"))
     parts.append(convert_rows(f"{symbol}_widen", shape.isa, spec.dtype, "f32", "f32"))
     parts += row_functions(symbol, shape, spec.dtype)
-    parts += [_columns(symbol, shape), _head(spec), _slot(spec), _thunk(symbol), _entry(spec)]
+    parts += [_columns(symbol, shape), _head(spec), *around]
     return symbol, "\n".join(parts)
 
 
@@ -225,11 +233,16 @@ def _head(spec: AttentionSpec) -> str:
                     f.do(f"call void @{symbol}_columns({args})")
         with f.loop(0, count) as row:
             target = f.at("%o", f.mul(f.add(chunk.i, row.i), bytes_of["o"]))
-            lse = f.at("%lse", f.mul(f.add(chunk.i, row.i), 4))
+            lse = f.at("%lse", f.mul(f.mul(f.add(chunk.i, row.i), "%lse_row"), 4))
             lse = f.pick(f.let("icmp ne ptr %lse, null", "t"), lse, "null", "ptr")
             source = f"ptr {f.at(o_sums, f.mul(row.i, o_row))}, ptr {f.at(stats, f.mul(row.i, 8))}"
             f.do(f"call void @{symbol}_end({source}, ptr {target}, ptr {lse}, i64 %depth)")
     return f.text()
+
+
+def _grain(spec: AttentionSpec) -> int:
+    """Queries that are computed together."""
+    return attention_amx.SIDE if spec.on_matrix_unit else spec.shape.isa.rows
 
 
 def _slot(spec: AttentionSpec) -> str:
@@ -241,7 +254,7 @@ def _slot(spec: AttentionSpec) -> str:
     part = f.div("%slot", v["row_parts"])
     row = f.let(f"urem i64 %slot, {v['row_parts']}")
     total = f.mul(v["batches"], v["heads"])
-    grain = shape.isa.rows
+    grain = _grain(spec)
     each = f.mul(f.ceil_div(f.ceil_div(v["queries"], grain), v["row_parts"]), grain)
     first = f.min(f.mul(row, each), v["queries"])
     last = f.min(f.add(first, each), v["queries"])
@@ -254,17 +267,14 @@ def _slot(spec: AttentionSpec) -> str:
         shared = f.div(head, v["group"])
         pointers = []
         for name in POINTERS:
-            if name == "lse":
-                moved = f.at(v[name], f.mul(f.mul(item.i, v["queries"]), 4))
-            else:
-                h = shared if name in "kv" else head
-                offset = f.add(f.mul(batch, v[f"{name}_batch"]), f.mul(h, v[f"{name}_head"]))
-                moved = f.at(v[name], f.mul(offset, shape.element))
+            h = shared if name in "kv" else head
+            offset = f.add(f.mul(batch, v[f"{name}_batch"]), f.mul(h, v[f"{name}_head"]))
+            moved = f.at(v[name], f.mul(offset, 4 if name == "lse" else shape.element))
             if name in ("lse", "mask"):
                 moved = f.pick(f.let(f"icmp ne ptr {v[name]}, null", "t"), moved, "null", "ptr")
             pointers.append(moved)
         values = [*pointers, first, last, v["keys"], v["depth"]]
-        values += [v[f"{x}_row"] for x in ("q", "k", "v", "o", "mask")]
+        values += [v[f"{x}_row"] for x in ("q", "k", "v", "o", "lse", "mask")]
         values += [v["causal"], v["scale"], scratch]
         args = ", ".join(f"{ty} {value}" for (ty, _), value in zip(_HEAD_ARGS, values, strict=True))
         f.do(f"call void @{symbol}_head({args})")
@@ -282,7 +292,7 @@ def _thunk(symbol: str) -> str:
 
 def _entry(spec: AttentionSpec) -> str:
     """The public function: how many threads, and what each of them takes."""
-    symbol, shape = spec.symbol, spec.shape
+    symbol = spec.symbol
     f = Function(symbol, ATTENTION_ARGS, linkage="", plain=True)
     context = f.alloca(len(_FIELDS), "i64")
     total = f.mul("%batches", "%heads")
@@ -290,12 +300,12 @@ def _entry(spec: AttentionSpec) -> str:
         for ty, name in ATTENTION_ARGS:
             f.store(ty, f"%{name}", f.at(context, _FIELDS[name]), 8)
         scores = f.mul(f.mul(total, "%queries"), "%keys")
-        cost = f.div(f.mul(scores, f.add("%depth", 16)), 48)
+        cost = f.div(f.mul(scores, f.add("%depth", 16)), 200 if spec.on_matrix_unit else 48)
         available = f.let("sext i32 " + f.let("call i32 @omp_get_max_threads()") + " to i64")
         wanted = f.min(f.min("%threads", available), f.div(cost, 4000))
         wanted = f.max(wanted, 1)
         head_parts = f.min(wanted, total)
-        row_parts = f.min(f.div(wanted, head_parts), f.ceil_div("%queries", shape.isa.rows))
+        row_parts = f.min(f.div(wanted, head_parts), f.ceil_div("%queries", _grain(spec)))
         slots = f.mul(head_parts, row_parts)
         for name, value in zip(_PARTS, (head_parts, row_parts, slots), strict=True):
             f.store("i64", value, f.at(context, _FIELDS[name]), 8)

@@ -67,10 +67,11 @@ def _fold(f: Function, value: str, lanes: int, how: str) -> str:
     return f.let(f"extractelement <1 x float> {value}, i64 0")
 
 
-def row_functions(symbol: str, shape: Shape, dtype: str) -> list[str]:
-    """`<symbol>_scale`, `_start`, `_row`, `_end`: queries, initial state, one row against a block of keys, the
-    result."""
-    return [_scale(symbol, shape, dtype), _start(symbol), _row(symbol, shape, dtype), _end(symbol, shape, dtype)]
+def row_functions(symbol: str, shape: Shape, dtype: str, weights: str = "f32") -> list[str]:
+    """`<symbol>_start`, `_row`, `_end`: initial state, one row against a block of keys, the result. Weights of floats take the place of
+    scores that `<symbol>_scale` has scaled; bfloat weights have a place of their own, and `_row` scales."""
+    scale = [_scale(symbol, shape, dtype)] if weights == "f32" else []
+    return [*scale, _start(symbol), _row(symbol, shape, dtype, weights), _end(symbol, shape, dtype)]
 
 
 def _scale(symbol: str, shape: Shape, dtype: str) -> str:
@@ -100,14 +101,16 @@ def _start(symbol: str) -> str:
     return f.text()
 
 
-def _row(symbol: str, shape: Shape, dtype: str) -> str:
-    """`<symbol>_row(scores, mask, sees, seen, stats, o, o_length)`: scores become weights.
+def _row(symbol: str, shape: Shape, dtype: str, weights: str) -> str:
+    """`<symbol>_row(scores, mask, sees, seen, stats, o, o_length[, scale, weights])`: scores become weights.
 
     Keys from `sees` to `seen` get the weight 0. The `o_length` sums of earlier blocks at `o` are brought to the new
     maximum.
     """
     pointers = [("ptr", "scores"), ("ptr", "mask"), ("i64", "sees"), ("i64", "seen")]
-    f = Function(f"{symbol}_row", [*pointers, ("ptr", "stats"), ("ptr", "o"), ("i64", "o_length")])
+    scales = weights != "f32"
+    more = [("float", "scale"), ("ptr", "weights")] if scales else []
+    f = Function(f"{symbol}_row", [*pointers, ("ptr", "stats"), ("ptr", "o"), ("i64", "o_length"), *more])
     lanes, log2_e = shape.lanes, math.log2(math.e)
     flt, flag, word = vector(lanes, "float"), vector(lanes, "i1"), vector(lanes, "i32")
     whole = f.mul(f.div("%sees", lanes), lanes)
@@ -115,20 +118,31 @@ def _row(symbol: str, shape: Shape, dtype: str) -> str:
     def scores(j: Value) -> str:
         return f.at("%scores", f.mul(j, 4))
 
-    with f.when(f.let("icmp ne ptr %mask, null", "t")):
+    def scaled(value: str, count: int) -> str:
+        ty = vector(count, "float")
+        return f.let(f"fmul {ty} {value}, {f.splat(factor, 'float', count)}") if scales else value
+
+    has_mask = f.let("icmp ne ptr %mask, null", "t")
+    factor = "%scale"
+    with f.when(has_mask):
         for lo, hi, count in ((0, whole, lanes), (whole, "%sees", 1)):
             ty = vector(count, "float")
             with f.loop(lo, hi, count) as j:
                 mask = load_as(f, shape.isa, dtype, "f32", f.at("%mask", f.mul(j.i, shape.element)), count)
-                f.store(ty, f.let(f"fadd {ty} {f.load(ty, scores(j.i))}, {mask}"), scores(j.i))
+                f.store(ty, f.let(f"fadd {ty} {scaled(f.load(ty, scores(j.i)), count)}, {mask}"), scores(j.i))
+    if scales:
+        factor = str(f.pick(has_mask, "1.0", "%scale", "float"))
 
     lowest = const(lanes, -math.inf)
     with f.loop(0, whole, lanes, [(flt, lowest)]) as j:
-        j.next = [_larger(f, flt, flag, f.load(flt, scores(j.i)), j.values[0])]
+        value = scaled(f.load(flt, scores(j.i)), lanes)
+        if scales:
+            f.store(flt, value, scores(j.i))
+        j.next = [_larger(f, flt, flag, value, j.values[0])]
     with f.loop(whole, "%seen", lanes, [(flt, j.results[0])]) as tail:
         left = f.splat(f.let(f"trunc i64 {f.sub('%sees', tail.i)} to i32"), "i32", lanes)
         inside = f.let(f"icmp slt {word} <{', '.join(f'i32 {t}' for t in range(lanes))}>, {left}")
-        value = f.let(f"select {flag} {inside}, {flt} {f.load(flt, scores(tail.i))}, {flt} {lowest}")
+        value = f.let(f"select {flag} {inside}, {flt} {scaled(f.load(flt, scores(tail.i)), lanes)}, {flt} {lowest}")
         f.store(flt, value, scores(tail.i))
         tail.next = [_larger(f, flt, flag, value, tail.values[0])]
     old = f.load("float", "%stats")
@@ -145,7 +159,10 @@ def _row(symbol: str, shape: Shape, dtype: str) -> str:
 
     with f.loop(0, "%seen", lanes, [(flt, "zeroinitializer")]) as j:
         value = weight(f.load(flt, scores(j.i)), shifts, lanes)
-        f.store(flt, value, scores(j.i))
+        if scales:
+            _store_weights(f, value, f.at("%weights", f.mul(j.i, 2)), lanes)
+        else:
+            f.store(flt, value, scores(j.i))
         j.next = [f.let(f"fadd {flt} {j.values[0]}, {value}")]
     total = _fold(f, j.results[0], lanes, "sum")
     f.store("float", new, "%stats")
@@ -161,6 +178,16 @@ def _row(symbol: str, shape: Shape, dtype: str) -> str:
                 at = f.at("%o", f.mul(j.i, 4))
                 f.store(flt, f.let(f"fmul {flt} {f.load(flt, at)}, {wide}"), at)
     return f.text()
+
+
+def _store_weights(f: Function, value: str, pointer: str, lanes: int) -> None:
+    """Floats from 0 to 1 as bfloat, rounded to nearest even; a NaN need not stay one, since it also stands in the sum that divides them."""
+    word = vector(lanes, "i32")
+    bits = f.let(f"bitcast {vector(lanes, 'float')} {value} to {word}")
+    odd = f.let(f"and {word} {f.let(f'lshr {word} {bits}, splat (i32 16)')}, splat (i32 1)")
+    rounded = f.let(f"add {word} {bits}, {f.let(f'add {word} {odd}, splat (i32 32767)')}")
+    short = f.let(f"trunc {word} {f.let(f'lshr {word} {rounded}, splat (i32 16)')} to {vector(lanes, 'i16')}")
+    f.store(vector(lanes, "i16"), short, pointer)
 
 
 def _end(symbol: str, shape: Shape, dtype: str) -> str:

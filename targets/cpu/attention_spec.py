@@ -33,6 +33,11 @@ class AttentionSpec:
         return f"{self.symbol}_shared"
 
     @property
+    def on_matrix_unit(self) -> bool:
+        """AMX computes both products."""
+        return self.dtype == "bf16" and ISAS[self.isa].amx
+
+    @property
     def shape(self) -> Shape:
         """The tiles of a product that computes in floats."""
         isa = "avx512" if self.isa in ("avx512_bf16", "amx") else self.isa

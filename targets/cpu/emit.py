@@ -54,6 +54,10 @@ def emit_kernels(module: ModuleOp, wanted: Target | None = None, *, internal: bo
             from .emit_gemm import emit_gemm  # the generator of products is large, and most modules have none
 
             emit_gemm(unit, op)
+        elif isinstance(op, cpu.AttentionOp):
+            from .emit_attention import emit_attention
+
+            emit_attention(unit, op)
     return unit
 
 

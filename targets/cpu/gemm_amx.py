@@ -58,13 +58,8 @@ class AmxPlan:
 def block_functions(plan: AmxPlan, symbol: str, block_args: tuple[tuple[str, str], ...]) -> list[str]:
     """The block function `<symbol>_block` and everything it calls."""
     spec, shape = plan.spec, plan.shape
-    config = [1, 0, *[0] * 14, *[64, 0] * 8, *[0] * 16, *[TILE] * 8, *[0] * 8]
     out = [
-        f"@{symbol}_zeros = internal constant [256 x i8] zeroinitializer, align 64\n",
-        f"@{symbol}_config = internal constant [64 x i8] [{', '.join(f'i8 {x}' for x in config)}], align 64\n",
-        f"@{symbol}_permitted = internal global i8 0\n",
-        _kernel(f"{symbol}_tile32", 2),
-        _kernel(f"{symbol}_tile16", 1),
+        *tile_definitions(symbol),
         convert_rows(f"{symbol}_bias", shape.isa, spec.bias_type, "f32", "f32"),
     ]
     pack = pack_b_columns(shape, f"{symbol}_pack_b", SIDE) if spec.trans_b else None
@@ -77,6 +72,28 @@ def block_functions(plan: AmxPlan, symbol: str, block_args: tuple[tuple[str, str
         out.append(convert_rows(f"{symbol}_store", shape.isa, "f32", spec.c_type, "f32"))
     out.append(_Block(plan, symbol, block_args).text())
     return out
+
+
+def tile_definitions(symbol: str) -> list[str]:
+    """`<symbol>_zeros` (256 bytes), `<symbol>_tile32` and `_tile16` (products of so many rows with a panel), and what `begin_tiles` uses."""
+    config = [1, 0, *[0] * 14, *[64, 0] * 8, *[0] * 16, *[TILE] * 8, *[0] * 8]
+    return [
+        f"@{symbol}_zeros = internal constant [256 x i8] zeroinitializer, align 64\n",
+        f"@{symbol}_config = internal constant [64 x i8] [{', '.join(f'i8 {x}' for x in config)}], align 64\n",
+        f"@{symbol}_permitted = internal global i8 0\n",
+        _kernel(f"{symbol}_tile32", 2),
+        _kernel(f"{symbol}_tile16", 1),
+    ]
+
+
+def begin_tiles(f: Function, symbol: str) -> None:
+    """Ask for the unit once in a process, and give the tiles their shapes."""
+    flag = f"@{symbol}_permitted"
+    with f.when(f.let(f"icmp eq i8 {f.load('i8', flag)}, 0", "t")):
+        number, request, feature = AMX_PERMISSION
+        f.let(f"call i64 (i64, ...) @syscall(i64 {number}, i64 {request}, i64 {feature})")
+        f.store("i8", 1, flag)
+    f.do(f"call void @llvm.x86.ldtilecfg(ptr @{symbol}_config)")
 
 
 def _kernel(name: str, height: int) -> str:
@@ -185,7 +202,7 @@ class _Block:
 
     def text(self) -> str:
         f, plan = self.f, self.plan
-        self._prepare()
+        begin_tiles(f, self.symbol)
         self._choose_sides()
         self.bias, self.left, self.right, self.sums, self.turned = (f.at("%scratch", o) for o in plan.offsets.values())
         blocks = f.max(f.ceil_div("%depth", DEPTH_MAX), 1)
@@ -210,15 +227,6 @@ class _Block:
                         self._strip(strip.i, f.min(SIDE, f.sub(end, strip.i)), ic.i)
         f.do("call void @llvm.x86.tilerelease()")
         return f.text()
-
-    def _prepare(self) -> None:
-        """Ask for the unit once in a process, and give the tiles their shapes."""
-        f, flag = self.f, f"@{self.symbol}_permitted"
-        with f.when(f.let(f"icmp eq i8 {f.load('i8', flag)}, 0", "t")):
-            number, request, feature = AMX_PERMISSION
-            f.let(f"call i64 (i64, ...) @syscall(i64 {number}, i64 {request}, i64 {feature})")
-            f.store("i8", 1, flag)
-        f.do(f"call void @llvm.x86.ldtilecfg(ptr @{self.symbol}_config)")
 
     def _choose_sides(self) -> None:
         f = self.f

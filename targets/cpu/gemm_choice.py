@@ -88,12 +88,13 @@ def prefer_own_attention(queries: int, keys: int, depth: int, dtype: str = "f32"
     """Whether generated code should compute attention (`attention.py`) on this machine, and not torch's flash
     attention.
 
-    It computes in floats, so that torch is ahead where its bfloat products run on instructions made for them.
+    One or two queries read each key about once, and packing the keys costs more than that. Without the matrix unit bfloat is computed in
+    floats, so that torch is ahead where its products run on instructions made for them.
     """
     isa = isa or isa_for(target())
-    if depth > DEPTH_MAX or isa.name in ("generic", "neon"):
+    if depth > DEPTH_MAX or queries < 3 or isa.name in ("generic", "neon"):
         return False
-    if dtype == "bf16" and (isa.amx or isa.bf16_dot):
+    if dtype == "bf16" and isa.bf16_dot:
         return queries * keys <= 64 * 64
     return True
 

@@ -40,11 +40,11 @@ def run(q, k, v, mask=None, causal=False, threads=1, spec=None, target_name="hos
     batch, heads, queries, depth = q.shape
     # NaN behind every row: what is written there is noticed.
     room = torch.full((batch, heads, queries, depth + 5), float("nan"), dtype=q.dtype)
-    o, lse = room[..., :depth], torch.empty(batch, heads, queries)
+    o, lse = room[..., :depth], torch.empty(batch, queries, heads).mT
     scratch = torch.full((attention_scratch_bytes(spec, threads) // 4,), float("nan"))
     if mask is not None:
         mask = mask.expand(batch, heads, queries, k.shape[2])
-    strides = [s for t in (q, k, v, o) for s in t.stride()[:3]] + (
+    strides = [s for t in (q, k, v, o, lse) for s in t.stride()[:3]] + (
         list(mask.stride()[:3]) if mask is not None else [0] * 3
     )
     pointers = [t.data_ptr() if t is not None else None for t in (q, k, v, o, lse, mask)]
