@@ -1,7 +1,8 @@
 """Recognising attention that a program spells out: softmax(q k^T * scale) v over the last dimension becomes one call of flash attention.
 
-The scores are then never stored, which pays from some size on; below it a product, a softmax and a product are faster (measured). Only
-where nothing else needs the scores or the weights, so not in training, where the backward pass reads them.
+The scores are then never stored, which pays from some size on; below it a product, a softmax and a product are faster (measured,
+docs/gemm.md). Only where nothing else needs the scores or the weights, so not in training, where the backward pass reads them. On the CPU
+`attention-select` then says who computes it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ GPU_TARGET = "aten._scaled_dot_product_cudnn_attention.default"
 GPU_HEAD = 128
 """The longest rows that it takes, in multiples of 8."""
 
-SCORES = 256 * 256
-"""Scores of one head from which on the call is faster; sizes that are symbols count as large."""
+SCORES = 16 * 16
+"""Scores of one head from which on one call is faster on the CPU; sizes that are symbols count as large."""
+
+GPU_SCORES = 256 * 256
+"""The same for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +139,9 @@ def _constant(op: nd.FullOp) -> float | None:
     return float(number) if isinstance(number, int | float) and number else None
 
 
-def _pays(found: Attention) -> bool:
+def _pays(found: Attention, fewest: int) -> bool:
     sizes = (tensor_type(found.query).dims[-2].value, tensor_type(found.key).dims[-2].value)
-    return sizes[0] is None or sizes[1] is None or sizes[0] * sizes[1] >= SCORES
+    return sizes[0] is None or sizes[1] is None or sizes[0] * sizes[1] >= fewest
 
 
 def _fits(found: Attention) -> bool:
@@ -170,7 +174,7 @@ def _is_dense(dims: Sequence[Expr], strides: Sequence[Expr]) -> bool:
 def attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
     """One call for the attention that ends in a product."""
     found = recognise(op)
-    if found is None or not _fits(found) or not _pays(found):
+    if found is None or not _fits(found) or not _pays(found, SCORES):
         return None
     return _replaced(rw, op, found, _flash_call)
 
@@ -178,7 +182,7 @@ def attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
 def gpu_attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
     """The same for a GPU, which has a fast kernel for 16-bit numbers alone; no size may be 0."""
     found = recognise(op)
-    if found is None or not _fits(found) or not _pays(found):
+    if found is None or not _fits(found) or not _pays(found, GPU_SCORES):
         return None
     t = tensor_type(found.query)
     sizes = (*t.dims, *tensor_type(found.key).dims)

@@ -75,7 +75,7 @@ def block_functions(plan: AmxPlan, symbol: str, block_args: tuple[tuple[str, str
 
 
 def tile_definitions(symbol: str) -> list[str]:
-    """`<symbol>_zeros` (256 bytes), `<symbol>_tile32` and `_tile16` (products of so many rows with a panel), and what `begin_tiles` uses."""
+    """`<symbol>_zeros` (256 bytes), the products `<symbol>_tile32` and `_tile16`, and what `begin_tiles` uses."""
     config = [1, 0, *[0] * 14, *[64, 0] * 8, *[0] * 16, *[TILE] * 8, *[0] * 8]
     return [
         f"@{symbol}_zeros = internal constant [256 x i8] zeroinitializer, align 64\n",

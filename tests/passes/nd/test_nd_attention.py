@@ -55,7 +55,7 @@ def test_it_is_one_call_with_the_values_of_eager(fn, dtype, shape):
     got, launches = calls(fn, *args)
     want = fn(*args)
     exact = fn(*(a.double() for a in args))
-    assert launches == ("permuted" in shape), "one library call; its result lies as the query does, the caller sees eager's strides"
+    assert launches == 1, "one call, which stores its result with the strides that the caller sees in eager"
     assert got.stride() == want.stride() and got.dtype == want.dtype
     error, eager = ((x.double() - exact).norm() / exact.norm() for x in (got, want))
     assert error <= 2 * eager + 1e-6
@@ -116,8 +116,8 @@ def test_training_is_left_alone_and_right():
 
 def test_the_user_can_ask_for_the_rounding_of_eager():
     args = operands(torch.bfloat16)
-    _, launches = calls(plain, *args, options={"numerics": "eager"})
-    assert launches > 0
+    got, _ = calls(plain, *args, options={"numerics": "eager"})
+    torch.testing.assert_close(got, plain(*args), rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize(
