@@ -9,8 +9,6 @@ import torch.nn.functional as F
 import stepwell
 from stepwell.passes.manager import run
 from stepwell.passes.pipelines import parse_pipeline
-from stepwell.targets.cpu.gemm_choice import prefer_own_attention
-from stepwell.targets.cpu.gemm_spec import ISAS
 from stepwell.tools.compile_graph import context
 from stepwell.tools.opt_parser import parse_file
 
@@ -139,10 +137,3 @@ def test_what_cannot_be_generated_stays_a_call():
     ):
         assert 'schedule = "generated"' not in selected(text, "")
     assert 'schedule = "library"' in selected(selected(fits, "{force=library}")), "a choice that is there stays"
-
-
-def test_the_rules():
-    assert prefer_own_attention(128, 128, 64, "bf16", ISAS["amx"])
-    assert not prefer_own_attention(1, 512, 64, "f32", ISAS["avx512"])
-    assert not prefer_own_attention(512, 512, 64, "bf16", ISAS["avx512_bf16"])
-    assert not prefer_own_attention(128, 128, 64, "f32", ISAS["neon"])

@@ -74,10 +74,13 @@ def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
     assert MeasuredChoices(tmp_path / "file" / "gemm.json").own_is_faster("a", lambda: None, lambda: time.sleep(0.001))
 
 
-def test_attention_in_floats_is_generated_and_bfloat_goes_to_bfloat_hardware():
+def test_attention_is_generated_where_its_products_run_on_the_best_unit():
     for name in ("avx512", "avx2", "amx", "avx512_bf16"):
         assert prefer_own_attention(512, 512, 64, "f32", ISAS[name])
-    assert not prefer_own_attention(512, 512, 64, "bf16", ISAS["amx"])
-    assert prefer_own_attention(16, 16, 64, "bf16", ISAS["amx"])
+    assert prefer_own_attention(512, 512, 64, "bf16", ISAS["amx"])
+    assert not prefer_own_attention(512, 512, 64, "bf16", ISAS["avx512_bf16"])
+    assert prefer_own_attention(16, 16, 64, "bf16", ISAS["avx512_bf16"])
+    assert not prefer_own_attention(1, 512, 64, "f32", ISAS["avx512"])
+    assert not prefer_own_attention(128, 128, 64, "f32", ISAS["neon"])
     assert not prefer_own_attention(16, 16, 512, "f32", ISAS["avx512"])
     assert not prefer_own_attention(16, 16, 64, "f32", ISAS["generic"])
