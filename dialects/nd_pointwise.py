@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from xdsl.dialects.builtin import StringAttr, UnitAttr, i1
+from xdsl.ir import Attribute
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def, traits_def, var_operand_def
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
@@ -61,21 +62,14 @@ class PointwiseOp(NdOp):
                     f"{self.name}: operand {k} has element type {tensor_type(operand).element_type}, the result {want}; "
                     "write an nd.cast"
                 )
+        if not computes(type(self), want):
+            raise VerifyException(f"{self.name}: needs {_NEEDS[OPERATES_ON[type(self)]]}, got {want}")
 
 
 class UnaryOp(PointwiseOp):
     """One operand, same element type."""
 
     input = operand_def(TensorType)
-
-
-class FloatUnaryOp(UnaryOp):
-    """One floating operand."""
-
-    def verify_dtypes(self) -> None:
-        super().verify_dtypes()
-        if (dtype := tensor_type(self.result).element_type) not in FLOATS:
-            raise VerifyException(f"{self.name}: needs a floating element type, got {dtype}")
 
 
 class PredicateOp(PointwiseOp):
@@ -160,11 +154,27 @@ BINARY: dict[str, str] = {
 
 OPS: dict[str, type[PointwiseOp]] = {
     **{name: _leaf(UnaryOp, name, doc) for name, doc in UNARY.items()},
-    **{name: _leaf(FloatUnaryOp, name, doc) for name, doc in FLOAT_UNARY.items()},
+    **{name: _leaf(UnaryOp, name, doc) for name, doc in FLOAT_UNARY.items()},
     **{name: _leaf(PredicateOp, name, doc) for name, doc in PREDICATES.items()},
     **{name: _leaf(BinaryOp, name, doc) for name, doc in BINARY.items()},
 }
 """Leaf ops by name: OPS["add"] is the class of nd.add."""
+
+OPERATES_ON: dict[type[PointwiseOp], str] = {
+    **{OPS[name]: "floats" for name in (
+        *FLOAT_UNARY, *"div atan2 hypot copysign nextafter zeta igamma igammac".split(), *ORTHOGONAL_POLYNOMIALS
+    )},
+    **{OPS[name]: "bits" for name in "and or xor not".split()},
+    **{OPS[name]: "integers" for name in "shl shr gcd".split()},
+}  # fmt: skip
+"""The element types of the ops that do not compute all of them; "bits" are integers and booleans."""
+_NEEDS = {"floats": "a floating element type", "bits": "an integer or boolean element type", "integers": "an integer element type"}
+
+
+def computes(op: type[PointwiseOp], dtype: Attribute) -> bool:
+    """Whether an op computes values of an element type."""
+    wanted = OPERATES_ON.get(op)
+    return wanted is None or ((dtype in FLOATS) == (wanted == "floats") and (wanted != "integers" or dtype != i1))
 
 CMP_PREDICATES = ("eq", "ne", "lt", "le", "gt", "ge")
 

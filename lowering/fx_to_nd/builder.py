@@ -19,7 +19,7 @@ from ...dialects.expr import Expr, IndexMap, as_expr, const, product
 from ...dialects.expr_syntax import ExprAttr, IndexMapAttr
 from ...dialects.float8 import FLOAT8, rounded
 from ...dialects.nd_base import ExprsAttr, IntsAttr
-from ...dialects.nd_pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, SelectOp, broadcast_dims
+from ...dialects.nd_pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, PointwiseOp, SelectOp, broadcast_dims, computes
 from ...dialects.nd_types import FLOATS, LOW_PRECISION, LayoutAttr, TensorType, ui8, ui16, ui32, ui64
 
 Dims = tuple[Expr, ...]
@@ -31,6 +31,10 @@ UNIT = UnitAttr()
 _UNSIGNED: dict[Attribute, int] = {ui8: 8, ui16: 16, ui32: 32, ui64: 64}
 _PREDICATES = {name: StringAttr(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _STRINGS: dict[str, StringAttr] = dict(_PREDICATES)
+
+
+class Uncovered(Exception):
+    """A rule was given an element type or a number that its ops do not compute: the call is torch's, which computes or refuses it."""
 
 
 def text(value: str) -> StringAttr:
@@ -71,6 +75,8 @@ def number_attr(value: bool | int | float, dtype: Attribute) -> Attribute:
             return FloatAttr(math.copysign(math.inf, value), dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
     if dtype == i1:
         return IntegerAttr(1 if value else 0, i1)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Uncovered(f"{value} is no number of element type {dtype}")
     bits = dtype.width.data  # pyright: ignore[reportAttributeAccessIssue]
     wrapped = int(value) & ((1 << bits) - 1)
     if dtype not in _UNSIGNED and wrapped >> (bits - 1):
@@ -205,6 +211,8 @@ class Builder:
             return self.full(value, dtype)
         if isinstance(value, Expr):
             return self.size(value, dtype)
+        if isinstance(value, complex):
+            raise Uncovered(f"{value} is no number of element type {dtype}")
         return self.cast(value, dtype)
 
     def factor(self, value: Operand, dtype: Attribute) -> SSAValue:
@@ -265,10 +273,12 @@ class Builder:
         return self._pointwise(FmaOp, (a, b, c), None)
 
     def _pointwise(
-        self, cls: type[nd.NdOp], operands: Sequence[Operand], dtype: Attribute | None, /, **properties: Attribute
+        self, cls: type[PointwiseOp], operands: Sequence[Operand], dtype: Attribute | None, /, **properties: Attribute
     ) -> SSAValue:
         values = [v for v in operands if isinstance(v, SSAValue)]
         element = self.dtype(values[0])
+        if not computes(cls, element):
+            raise Uncovered(f"{cls.name} does not compute {element}")
         if len(values) != len(operands):
             number = self.scalar if cls is CmpOp else self.factor
             values = [v if isinstance(v, SSAValue) else number(v, element) for v in operands]

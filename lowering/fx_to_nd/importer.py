@@ -26,7 +26,7 @@ from ..sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
 from ..tt_functions import kernel_functions
 from . import complex_numbers, device_parts, devices, externs, higher_order
 from .aliases import write_through
-from .builder import Builder, Dims
+from .builder import Builder, Dims, Uncovered
 from .metadata import element_type, shape_env
 from .registry import find_rule
 from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
@@ -270,7 +270,10 @@ class Importer(Builder):
         argument = self.reachable_argument if self.mixed_devices else self.argument
         args = [argument(a) for a in node.args]
         kwargs = {key: argument(a) for key, a in node.kwargs.items()} if node.kwargs else {}
-        result = rule(self, *args, **kwargs)
+        try:
+            result = rule(self, *args, **kwargs)
+        except Uncovered:
+            result = NotImplemented
         if result is NotImplemented:
             return externs.operator_call(self, node)
         self.counts.rule += 1

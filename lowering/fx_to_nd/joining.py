@@ -96,6 +96,10 @@ def slice_scatter(
     starts: list[Expr | int] = [0] * len(dims)
     steps: list[Expr | int] = [1] * len(dims)
     starts[d], steps[d] = first, step
+    last = dims[d] if end is None else slice_start(b, dims[d], end)
+    if last is not None and first.is_const and last.is_const and b.dims(source)[d].is_const:
+        if int(b.dims(source)[d]) != len(range(int(first), int(last), step)):
+            return NotImplemented  # torch's call says what is wrong
     source = b.cast(source, b.dtype(x))
     source = b.same_sizes(source, [b.dims(source)[k] if k == d else s for k, s in enumerate(dims)])
     if b.dims(source) == dims:

@@ -4,8 +4,11 @@ import math
 
 import pytest
 import torch
+from xdsl.parser import Parser
+from xdsl.utils.exceptions import VerifyException
 
 import stepwell
+from stepwell.tools.compile_graph import context
 
 
 def check_against_eager(fn, *inputs, dynamic=False, **tolerance):
@@ -301,6 +304,39 @@ def test_integers_divided_by_a_tensor_with_a_0_raise_what_eager_raises(dynamic, 
 def test_negative_powers_of_integers_are_refused():
     with pytest.raises(RuntimeError, match="negative integer powers"):
         torch.compile(lambda x: x**-1, backend="stepwell")(torch.tensor([1, 2]))
+
+
+REFUSED = {
+    "bits of floats": (lambda x, i: x & x, NotImplementedError, "bitwise_and"),
+    "bits of a float number": (lambda x, i: torch.ops.aten.__xor__.Scalar(i, -0.5), NotImplementedError, "bitwise_xor"),
+    "shifted floats": (lambda x, i: torch.ops.aten.bitwise_right_shift.Tensor_Scalar(x, 1.0), NotImplementedError, "rshift"),
+    "hypot of integers": (lambda x, i: torch.hypot(i, i), NotImplementedError, "hypot"),
+    "infinity as an integer": (lambda x, i: torch.full((3,), float("inf"), dtype=torch.int64) + i, RuntimeError, "without overflow"),
+    "complex factor": (lambda x, i: torch.ops.aten.addcmul(i, i, i, value=1j), RuntimeError, "without overflow"),
+    "source of another size": (lambda x, i: x.slice_scatter(torch.ones(2), 0, 0, 1), RuntimeError, "size equal to the slice"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_refuses_and_torch_traces(name):
+    """The compiled program says what eager says, not what LLVM says of the text."""
+    program, error, message = REFUSED[name]
+    x, i = torch.tensor([0.5, -1.0, 2.0]), torch.arange(3)
+    with pytest.raises(error, match=message) as eager:
+        program(x, i)
+    with pytest.raises(error, match=message) as ours:
+        torch.compile(program, backend="stepwell")(x, i)
+    assert str(ours.value).strip() == str(eager.value).strip()
+
+
+@pytest.mark.parametrize(
+    "op, dtype, needed", [("and", "f32", "an integer or boolean"), ("shl", "i1", "an integer"), ("atan2", "i64", "a floating")]
+)
+def test_the_verifier_knows_what_ops_compute(op, dtype, needed):
+    kind = f"!nd.tensor<4 x {dtype}>"
+    text = f"builtin.module {{ func.func @f(%x: {kind}) {{ %y = nd.{op} %x, %x : {kind} func.return }} }}"
+    with pytest.raises(VerifyException, match=f"nd.{op}: needs {needed} element type, got {dtype}"):
+        Parser(context(), text).parse_module().verify()
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64])
