@@ -24,7 +24,10 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
             "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "loop-fuse{local-bytes=65536}", "loop-fuse-rows",
             "loop-fuse-windows", "contract-bias", "loop-inline", "contract-accumulate", "loop-layout", "loop-order",
         ),
-        "mem": ("loop-to-mem", "mem-pack-operands", "mem-split-scalars", "mem-plan", "loop-schedule", "mem-join-nests", "contract-select"),
+        "mem": (
+            "loop-to-mem", "mem-pack-operands", "mem-split-scalars", "mem-stage-rows", "mem-plan", "loop-schedule", "mem-join-nests",
+            "contract-select",
+        ),
         "cpu": ("mem-to-cpu",),
         "host": ("to-host",),
     },

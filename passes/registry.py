@@ -64,6 +64,7 @@ OURS: dict[str, str] = {
     "mem-pad-strides": "passes.mem.mem_pad_strides:MemPadStrides",
     "mem-plan": "passes.mem.mem_plan:MemPlan",
     "mem-split-scalars": "passes.mem.mem_split_scalars:MemSplitScalars",
+    "mem-stage-rows": "passes.mem.mem_stage_rows:MemStageRows",
 }
 """Pass name -> ``module:Class``, the module relative to the package."""
 

@@ -267,10 +267,10 @@ class Cost:
         """Whether a loop whose iterations run in order may run along the lanes: lanes that combine into one element do so one after the
         other, those that overwrite one too; what is loaded must not have been stored in the loop."""
         stores = [a for a in node.all_accesses() if a.is_store]
-        memory = {_allocation(a.buffer) for a in stores}
+        memory = {allocation(a.buffer) for a in stores}
         if one is not node.loops[-1] or len(memory) != len(stores):
             return False
-        if any(not a.is_store and _allocation(a.buffer) in memory for a in self.info.root.all_accesses()):
+        if any(not a.is_store and allocation(a.buffer) in memory for a in self.info.root.all_accesses()):
             return False
         return not node.children or all(a.mode != "set" for a in stores)
 
@@ -303,7 +303,7 @@ class Cost:
         return found
 
 
-def _allocation(buffer: SSAValue) -> SSAValue:
+def allocation(buffer: SSAValue) -> SSAValue:
     """The buffer that one is a view of."""
     while isinstance(buffer.owner, mem.ViewOp):
         buffer = buffer.owner.operands[0]

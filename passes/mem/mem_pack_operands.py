@@ -25,6 +25,7 @@ from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd import symbol_ranges
 from ..loop.cost_model import nest_cost
 from ..loop.loop_fuse import symbol_hints
+from ..loop.loop_schedule import allocation
 from ..loop.machine import SERVER
 from ..loop.nest_key import is_nest_in_memory
 from ..manager import Pass
@@ -100,12 +101,12 @@ class _Reads:
 
 def _reads_across(nest: loop.NestOp) -> list[_Reads]:
     """The reads of a nest that go across the rows of a buffer that the nest does not write."""
-    written = {_allocation(out) for out in nest.outs}
+    written = {allocation(out) for out in nest.outs}
     found: dict[object, _Reads] = {}
     for load, depth in _inner_loads(nest, 0):
         if depth == 0 or load.masked is not None or isinstance(load.source.owner, Block) and load.source in nest.out_args:
             continue
-        if isinstance(load.source.owner, loop.LocalOp) or _allocation(load.source) in written or not _is_across(load):
+        if isinstance(load.source.owner, loop.LocalOp) or allocation(load.source) in written or not _is_across(load):
             continue
         loops = _loops(load, nest)
         if loops is None:
@@ -127,12 +128,6 @@ def _inner_loads(op: Operation, depth: int) -> Iterator[tuple[loop.LoadOp, int]]
                     yield inner, depth
                 elif inner.regions:
                     yield from _inner_loads(inner, depth + 1)
-
-
-def _allocation(buffer: SSAValue) -> SSAValue:
-    while isinstance(buffer.owner, mem.ViewOp):
-        buffer = buffer.owner.operands[0]
-    return buffer
 
 
 def _is_across(load: loop.LoadOp) -> bool:

@@ -24,7 +24,7 @@ from ...dialects import loop, mem
 from ...dialects.expr import IndexMap
 from ..loop.cost_model import nest_cost
 from ..loop.loop_fuse import symbol_hints
-from ..loop.loop_schedule import choose, symbol_facts
+from ..loop.loop_schedule import allocation, choose, symbol_facts
 from ..loop.machine import SERVER
 from ..loop.nest_access import NestAccess
 from ..loop.nest_key import is_nest_in_memory
@@ -59,7 +59,7 @@ class MemSplitScalars(Pass):
         for func in [f for f in op.ops if isinstance(f, FuncOp) and f.body.blocks and loop.batch_symbols(f) is None]:
             for nest in [n for n in func.body.block.ops if is_nest_in_memory(n)]:
                 assert isinstance(nest, loop.NestOp)
-                if not nest.loop_sizes or schedule_table(nest) or not any(_is_function(o) for o in nest.block.ops):
+                if not nest.loop_sizes or schedule_table(nest) or not any(is_function(o) for o in nest.block.ops):
                     continue
                 parts = [p for p in (_before(nest), _behind(nest)) if p is not None and len(p.values) <= MOST_VALUES]
                 if not parts:
@@ -93,7 +93,7 @@ class _Part:
 
     @property
     def units(self) -> float:
-        return sum(op_cost(o) for o in self.ops if _is_function(o))
+        return sum(op_cost(o) for o in self.ops if is_function(o))
 
     def split(self, nest: loop.NestOp) -> None:
         sizes = nest.loop_sizes
@@ -148,16 +148,17 @@ class _Part:
         nest.parent.insert_op_after(last, nest)
 
 
-def _is_function(op: Operation) -> bool:
+def is_function(op: Operation) -> bool:
+    """Whether an op of a nest's body is so dear that it should run in vectors."""
     return op_cost(op) >= FUNCTION and len(op.results) == 1
 
 
-def _is_plain(op: Operation) -> bool:
+def is_plain(op: Operation) -> bool:
     """Whether an op may be computed elsewhere: it has a result, and no effect."""
     return len(op.results) == 1 and not op.regions and not isinstance(op, loop.BoundOp | loop.RandomOp | loop.LocalOp)
 
 
-def _slice(values: Iterable[SSAValue], block: Block) -> set[Operation]:
+def slice_of(values: Iterable[SSAValue], block: Block) -> set[Operation]:
     """The ops of a block that compute `values`."""
     found: set[Operation] = set()
     todo = list(values)
@@ -171,14 +172,8 @@ def _slice(values: Iterable[SSAValue], block: Block) -> set[Operation]:
 
 def _reads_own(op: Operation, nest: loop.NestOp) -> bool:
     """Whether an op loads what the nest itself stores."""
-    written = {*nest.out_args, *(_allocation(out) for out in nest.outs)}
-    return isinstance(op, loop.LoadOp) and (op.source in written or _allocation(op.source) in written)
-
-
-def _allocation(buffer: SSAValue) -> SSAValue:
-    while isinstance(buffer.owner, mem.ViewOp):
-        buffer = buffer.owner.operands[0]
-    return buffer
+    written = {*nest.out_args, *(allocation(out) for out in nest.outs)}
+    return isinstance(op, loop.LoadOp) and (op.source in written or allocation(op.source) in written)
 
 
 def _before(nest: loop.NestOp) -> _Part | None:
@@ -187,18 +182,18 @@ def _before(nest: loop.NestOp) -> _Part | None:
     first = next((k for k, op in enumerate(ops) if op.regions), None)
     if first is None:
         return None
-    functions = [op for op in ops[:first] if _is_function(op)]
-    needed = _slice([op.results[0] for op in functions], nest.block)
-    if not functions or not all(_is_plain(op) and not _reads_own(op, nest) for op in needed):
+    functions = [op for op in ops[:first] if is_function(op)]
+    needed = slice_of([op.results[0] for op in functions], nest.block)
+    if not functions or not all(is_plain(op) and not _reads_own(op, nest) for op in needed):
         return None
     dear: set[SSAValue] = set()
     part = _Part(True, [op for op in ops[:first] if op in needed])
     for op in part.ops:
-        if _is_function(op) or any(v in dear for v in op.operands):
+        if is_function(op) or any(v in dear for v in op.operands):
             dear.add(op.results[0])
     results: list[SSAValue] = [op.results[0] for op in part.ops]
     part.values = [v for v in results if v in dear and any(_top(u.operation, nest) not in needed for u in v.uses)]
-    return part if all(_has_buffer(v) for v in part.values) else None
+    return part if all(has_buffer(v) for v in part.values) else None
 
 
 def _behind(nest: loop.NestOp) -> _Part | None:
@@ -208,13 +203,13 @@ def _behind(nest: loop.NestOp) -> _Part | None:
     if last is None:
         return None
     tail = ops[last + 1 :]
-    if not any(_is_function(op) for op in tail):
+    if not any(is_function(op) for op in tail):
         return None
     for op in tail:
         if isinstance(op, loop.StoreOp):
             if op.store_mode != "set":
                 return None
-        elif not _is_plain(op):
+        elif not is_plain(op):
             return None
     part = _Part(False, tail)
     inside = set(tail)
@@ -224,16 +219,16 @@ def _behind(nest: loop.NestOp) -> _Part | None:
             owner = value.owner
             if isinstance(value, BlockArgument) or not isinstance(owner, Operation) or owner.parent is not nest.block or owner in inside:
                 continue
-            needed = _slice([value], nest.block)
-            if all(_is_plain(o) and op_cost(o) <= 1 and not _reads_own(o, nest) for o in needed):
+            needed = slice_of([value], nest.block)
+            if all(is_plain(o) and op_cost(o) <= 1 and not _reads_own(o, nest) for o in needed):
                 again |= needed
             elif value not in part.values:
                 part.values.append(value)
     part.again = [op for op in ops if op in again]
-    return part if all(_has_buffer(v) for v in part.values) else None
+    return part if all(has_buffer(v) for v in part.values) else None
 
 
-def _has_buffer(value: SSAValue) -> bool:
+def has_buffer(value: SSAValue) -> bool:
     """Whether numbers of the type of `value` may lie in memory as they are."""
     return value.type in (f32, f64, i32, i64)
 
@@ -266,7 +261,7 @@ def _load(buffer: SSAValue, indices: Sequence[SSAValue]) -> loop.LoadOp:
 def _drop_unused(nest: loop.NestOp) -> None:
     """Remove ops whose results nobody uses any more, and outs that are not stored."""
     for op in reversed(list(nest.block.ops)):
-        if _is_plain(op) and not any(True for _ in op.results[0].uses):
+        if is_plain(op) and not any(True for _ in op.results[0].uses):
             op.detach()
             op.erase()
     kept = [any(True for _ in a.uses) for a in nest.out_args]

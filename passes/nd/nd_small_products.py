@@ -42,6 +42,8 @@ SCATTERED = 128
 VECTOR = 4096
 """Elements of a left matrix up to which it is, where the right ones are vectors (256 x (16 x 64 x 1) took 16 us, as products 29; of one row
 of 256 6 us, as products 440; 16 x 256 x 1 even)."""
+LEAST_COMPUTED = 1024
+"""Elements of a matrix from which on storing it for its product is worth a thought."""
 _CHEAP = ("add", "sub", "mul", "neg", "abs", "relu", "maximum", "minimum")
 CHEAP = frozenset((*(OPS[name] for name in _CHEAP), CastOp, CmpOp, FmaOp, SelectOp))
 MOST_OPS = 12
@@ -77,6 +79,8 @@ def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = DEEPEST
         return False
     if rows is ONE and columns is ONE:
         return True
+    if (rows is ONE and _is_computed(op.rhs, hints)) or (columns is ONE and _is_computed(op.lhs, hints)):
+        return True
     if not (_is_cheap(op.lhs) and _is_cheap(op.rhs)):
         return False
     count = size(product(batch), hints)
@@ -105,6 +109,25 @@ def _is_cheap(x: SSAValue, ops: int = MOST_OPS) -> bool:
         if isinstance(op, (PointwiseOp, nd.ViewOp)):
             waiting.extend(op.operands)
     return True
+
+
+def _is_computed(x: SSAValue, hints: Mapping[str, int]) -> bool:
+    """Whether a matrix is computed for one product alone, by cheap operations or as elements that indices name: a nest, which multiplies
+    each of them by a vector once, need not store it (rows of a cache of keys that a table names; weights that are bytes and scales)."""
+    if not _is_cheap(x) or size(product(tensor_type(x).dims), hints) < LEAST_COMPUTED:
+        return False
+    computed = False
+    waiting = [x]
+    while waiting:
+        value = waiting.pop()
+        op = value.owner
+        if not isinstance(op, (PointwiseOp, nd.ViewOp, nd.IndexOp)):
+            continue
+        if sum(1 for _ in value.uses) > 1:
+            return False
+        computed = computed or not isinstance(op, nd.ViewOp)
+        waiting.extend(op.operands)
+    return computed
 
 
 def _scattered(x: SSAValue) -> bool:

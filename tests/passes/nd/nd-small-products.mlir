@@ -57,3 +57,25 @@ func.func @dear(%a : !nd.tensor<500 x 8 x 8 x f32>, %b : !nd.tensor<500 x 8 x 8 
   %1 = nd.matmul %0, %b : (!nd.tensor<500 x 8 x 8 x f32>, !nd.tensor<500 x 8 x 8 x f32>) -> !nd.tensor<500 x 8 x 8 x f32>
   func.return %1 : !nd.tensor<500 x 8 x 8 x f32>
 }
+
+// A matrix that is computed for one product with a vector is not stored; for several rows, or where another op reads it too, it is.
+// CHECK-LABEL: func.func @computed
+// CHECK: nd.reduce
+// CHECK-NOT: nd.matmul
+func.func @computed(%q : !nd.tensor<8 x 1 x 64 x f32>, %k : !nd.tensor<100 x 128 x 64 x f32>, %at : !nd.tensor<8 x i64>) -> !nd.tensor<8 x 1 x 128 x f32> {
+  %0 = nd.index %k, %at {dims = [0], wrap} : (!nd.tensor<100 x 128 x 64 x f32>, !nd.tensor<8 x i64>) -> !nd.tensor<8 x 128 x 64 x f32>
+  %1 = nd.permute %0 {dims = [0, 2, 1]} : (!nd.tensor<8 x 128 x 64 x f32>) -> !nd.tensor<8 x 64 x 128 x f32>
+  %2 = nd.matmul %q, %1 : (!nd.tensor<8 x 1 x 64 x f32>, !nd.tensor<8 x 64 x 128 x f32>) -> !nd.tensor<8 x 1 x 128 x f32>
+  func.return %2 : !nd.tensor<8 x 1 x 128 x f32>
+}
+
+// CHECK-LABEL: func.func @stored
+// CHECK-COUNT-2: nd.matmul
+func.func @stored(%q : !nd.tensor<16 x 64 x f32>, %v : !nd.tensor<1 x 64 x f32>, %k : !nd.tensor<64 x 128 x i8>)
+    -> (!nd.tensor<16 x 128 x f32>, !nd.tensor<1 x 128 x f32>, !nd.tensor<64 x 128 x f32>) {
+  %0 = nd.cast %k : (!nd.tensor<64 x 128 x i8>) -> !nd.tensor<64 x 128 x f32>
+  %1 = nd.matmul %q, %0 : (!nd.tensor<16 x 64 x f32>, !nd.tensor<64 x 128 x f32>) -> !nd.tensor<16 x 128 x f32>
+  %2 = nd.add %0, %0 : !nd.tensor<64 x 128 x f32>
+  %3 = nd.matmul %v, %2 : (!nd.tensor<1 x 64 x f32>, !nd.tensor<64 x 128 x f32>) -> !nd.tensor<1 x 128 x f32>
+  func.return %1, %3, %2 : !nd.tensor<16 x 128 x f32>, !nd.tensor<1 x 128 x f32>, !nd.tensor<64 x 128 x f32>
+}
