@@ -50,7 +50,7 @@ class _Call:
             if not isinstance(buffer.type, BufferType):
                 continue
             strides = wanted[k] if k < len(wanted) else None
-            if strides is not None:
+            if strides is not None and not (self._is_generated() and _rows_are_dense(buffer.type)):
                 buffer = self.low.with_strides(
                     buffer, buffer, strides, f"{self._name()} takes it with strides [{_text(strides)}]"
                 )
@@ -134,15 +134,19 @@ class _Call:
 
     def _destinations(self) -> list[SSAValue]:
         """Memory of ours for all results, or none."""
-        if self.op.schedule is not None and self.op.schedule.data == "generated":
+        if self._is_generated():
             return [self._generated(result) for result in self.op.results]
         target = self._destination()
         return [] if target is None else [target]
 
+    def _is_generated(self) -> bool:
+        """Whether code of ours computes this, which takes any strides but those of rows."""
+        return self.op.schedule is not None and self.op.schedule.data == "generated"
+
     def _generated(self, result: SSAValue) -> SSAValue:
         """Memory for a result of generated code, which wants the elements of rows next to each other."""
         t = self.low.layouts.buffer_type(result)
-        if t.dims[-1] is not ONE and t.stride_exprs[-1] is not ONE and len(t.dims) == 4:
+        if not _rows_are_dense(t):
             t = BufferType.get(t.dims, t.element_type, None, 0, t.device.data)
         return self.low.alloc(t, result.name_hint)
 
@@ -196,6 +200,11 @@ class _Call:
                 low.storage[result] = Storage("extern", result, exclusive)
             result.name_hint = old.name_hint
             low.place(old, result)
+
+
+def _rows_are_dense(t: BufferType) -> bool:
+    """Whether the elements of a row lie next to each other; what has no rows counts as such."""
+    return len(t.dims) < 2 or t.dims[-1] is ONE or t.stride_exprs[-1] is ONE
 
 
 def _text(strides: Strides) -> str:
