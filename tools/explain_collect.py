@@ -16,6 +16,7 @@ from xdsl.ir import Operation, SSAValue
 
 from ..dialects import loop, mem, nd
 from ..dialects.expr import evaluate, free_syms
+from ..dialects.nd_base import prop
 from ..dialects.nd_types import TensorType, element_bytes
 from ..passes.instrumentation import Remark, print_ir
 from ..passes.loop.batch_cost import batch_bytes
@@ -179,7 +180,9 @@ def _written(op: Operation, hints: dict[str, int]) -> Iterable[SSAValue]:
     if isinstance(op, loop.BatchOp):
         return batch_bytes(op, hints)[1]
     assert isinstance(op, loop.NestOp | loop.ContractOp | mem.ExternOp)
-    return op.outputs if isinstance(op, mem.ExternOp) else op.outs
+    if isinstance(op, mem.ExternOp):
+        return [*op.outputs, *(op.operands[k] for name in ("out", "mutates") for k in prop(op, name) or ())]
+    return op.outs
 
 
 def _known(e: Any, hints: dict[str, int]) -> dict[Any, int]:

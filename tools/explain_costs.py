@@ -103,7 +103,8 @@ def call_step(op: mem.ExternOp, number: int, names: Names, hints: Mapping[str, i
     reads = {v: bytes_of(v, hints) for v in op.operands if isinstance(v.type, mem.BufferType) and v not in made}
     writes: dict[SSAValue, int] = {v: bytes_of(v, hints) for v in (*made, *op.outputs) if isinstance(v.type, mem.BufferType)}
     label = operators[0] if operators else "call"
-    step = Step(number, label, "call", operators, places, _uses(reads, names), _uses(writes, names), schedule="library" if op.schedule is None else op.schedule.data)
+    schedule = "library" if op.schedule is None else op.schedule.data
+    step = Step(number, label, "call", operators, places, _uses(reads, names), _uses(writes, names), schedule=schedule)
     _predict(step, op, hints, machine)
     return step
 
