@@ -36,6 +36,13 @@ MOST = 16
 def choose_bounds(nest: loop.NestOp, symbols: RangeEnv, hints: Mapping[Expr, int]) -> dict[Sym, int]:
     """Bounds of the sizes of a nest, below which it can have a better kernel; none where it has no symbols or gains nothing."""
     info = NestAccess(nest, symbols)
+    near, rows = near_sizes(info, symbols, hints)
+    kept = bool(rows) and column_loop(info, Sizes(hints)) is None and fits_on_chip(NestAccess(nest, narrowed(symbols, near)))
+    return {} if not near or (fits_i32(info) and not kept) else with_room(nest, symbols, near, rows if kept else set())
+
+
+def near_sizes(info: NestAccess, symbols: RangeEnv, hints: Mapping[Expr, int]) -> tuple[dict[Sym, int], set[Sym]]:
+    """The sizes that a nest depends on, with their examples rounded up to powers of two, and those of them that its rows are made of."""
     names: set[Sym] = set()
     for node in info.root.walk():
         for one in node.loops:
@@ -45,10 +52,12 @@ def choose_bounds(nest: loop.NestOp, symbols: RangeEnv, hints: Mapping[Expr, int
     near = {s: power_of_two(hints.get(s, DEFAULT_HINT)) for s in sorted(names, key=lambda s: s.name)}
     near = {s: n for s, n in near.items() if (most := symbols.get(s, Range()).hi) is None or most > n}
     rows = {s for node in long_loops(info) for one in node.loops for s in free_syms(one.size)}.intersection(near)
-    kept = bool(rows) and column_loop(info, Sizes(hints)) is None and fits_on_chip(NestAccess(nest, narrowed(symbols, near)))
-    if not near or (fits_i32(info) and not kept):
-        return {}
-    fixed = {s: n for s, n in near.items() if kept and s in rows}
+    return near, rows
+
+
+def with_room(nest: loop.NestOp, symbols: RangeEnv, near: Mapping[Sym, int], rows: set[Sym]) -> dict[Sym, int]:
+    """Bounds of sizes: those of rows (`rows`) as near as they are, the others so much larger that indices fit 32 bits just so."""
+    fixed = {s: n for s, n in near.items() if s in rows}
     free = {s: n for s, n in near.items() if s not in fixed}
 
     def fits(bounds: Mapping[Sym, int]) -> bool:

@@ -14,7 +14,23 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...dialects import loop
-from ...dialects.expr import ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, evaluate, free_dims, free_syms, linear_coeff, product
+from ...dialects.expr import (
+    ONE,
+    ZERO,
+    Add,
+    Expr,
+    FloorDiv,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    evaluate,
+    exact_quotient,
+    free_dims,
+    free_syms,
+    linear_coeff,
+    product,
+)
 from ...dialects.expr_ranges import range_of
 from ...dialects.nd_types import element_bytes
 from ...passes.loop.nest_access import Access, Loop, NestAccess, Node
@@ -422,6 +438,24 @@ def is_crossed(node: Node) -> bool:
 def most_trips(node: Node, info: NestAccess) -> int | None:
     """How many iterations the loops of a node have at most; None where sizes that are symbols leave that open."""
     return range_of(product(one.size for one in node.loops), info.ranges).hi
+
+
+def run_length(nodes: Sequence[Node]) -> Expr:
+    """What the loops of nodes have in common, after which a block may begin whatever the one before it has left: the shortest of the last
+    loops, of which the others are multiples; ONE where there is none."""
+    last = {n.loops[-1].size for n in nodes}
+    return next((e for e in last if all(exact_quotient(other, e) is not None for other in last)), ONE)
+
+
+def padded_trips(node: Node, info: NestAccess, run: int, length: Expr) -> int | None:
+    """How many iterations the loops of a node have at most, runs of `length` counted as `run` ones (0: as they are); None where that is
+    open."""
+    total = product(one.size for one in node.loops)
+    if total.value is not None or not run:
+        return range_of(total, info.ranges).hi
+    runs, most = exact_quotient(total, length), range_of(length, info.ranges).hi
+    count = None if runs is None else range_of(runs, info.ranges).hi
+    return None if count is None or most is None or most > run else count * run
 
 
 def fits_on_chip(info: NestAccess) -> bool:

@@ -14,7 +14,7 @@ The nest that fills the workspace with zeros runs before every launch, so that l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.context import Context
@@ -22,7 +22,8 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr, f64, i64
 from xdsl.ir import SSAValue
 
 from ...dialects import loop, mem
-from ...dialects.expr import IndexMap, free_dims, product
+from ...dialects.expr import Expr, IndexMap, Sym, free_dims, product
+from ...dialects.expr_ranges import RangeEnv, range_of
 from ...dialects.nd_types import element_bytes
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_access import Loop, NestAccess, Node
@@ -32,6 +33,7 @@ from ...passes.loop.reduction_kinds import Cursor
 from ...passes.loop.schedule_attrs import schedule_table
 from ...passes.manager import Pass
 from . import config
+from .bounds import narrowed, near_sizes, with_room, write_bounds
 from .config import Machine, Sizes, Tile, has_effect, machine, power_of_two
 from .exchange import part_of, words_of, workspace_words
 from .follow import follower, joined_nest, replace_nests
@@ -88,7 +90,7 @@ class GpuCooperativeRows(Pass):
                 joined = nest if second is None else joined_nest(nest, second, symbols)
                 if joined is None:
                     continue
-                info = NestAccess(joined, symbols)
+                info, bounds = _with_bounds(joined, symbols, hints)
                 try:
                     tile, words = self._tile(info, sizes, gpu)
                 except UnsupportedNest as refused:
@@ -98,6 +100,8 @@ class GpuCooperativeRows(Pass):
                     continue
                 if second is not None:
                     replace_nests(joined, nest, second)
+                if bounds:
+                    write_bounds(joined, bounds)
                 add_workspace(joined, info, tile, words)
                 self.statistic("num-cooperative")
                 self.remark(joined, f"{tile.group} programs share a row", kind="applied")
@@ -125,16 +129,16 @@ class GpuCooperativeRows(Pass):
             raise UnsupportedNest("")
         if config.column_loop(info, sizes) is not None:
             raise UnsupportedNest("a part of a row is not contiguous")
-        trips = _check_loops(inside)
+        run, trips = _check_loops(inside, info)
         _check_memory(info, inside)
         words = sum(_words(n.op) for n in inside if isinstance(n.op, loop.ReduceOp))
-        tile = self._rows(info, trips, kept, sizes, gpu)
+        tile = self._rows(info, trips, run, kept, sizes, gpu)
         return replace(tile, warps=max(1, tile.warps * 32 // gpu.lanes), registers=_registers(tile, inside, kept, gpu)), words
 
-    def _rows(self, info: NestAccess, trips: int, kept: int, sizes: Sizes, gpu: Machine) -> Tile:
-        """Of all groups of programs one that keeps about as much as it should, in blocks that are full."""
-        last = [n.loops[-1].size.value or 0 for n in info.root.children if has_effect(n) and n.loops]
-        run = min(last) if all(n % min(last) == 0 for n in last) and min(last) < trips else 0
+    def _rows(self, info: NestAccess, trips: int, run: int, kept: int, sizes: Sizes, gpu: Machine) -> Tile:
+        """Of all groups of programs one that keeps about as much as it should, in blocks that are full. Where the length of runs, or their
+        number, is a symbol, programs have whole ones."""
+        open_ended = any(product(one.size for one in n.loops).value is None for n in info.root.children if has_effect(n) and n.loops)
         most = gpu.together
         if trips * kept > most * self.most:
             raise UnsupportedNest(f"{-(-trips * kept // self.most)} programs would have to wait for each other, of {most} at most")
@@ -142,7 +146,10 @@ class GpuCooperativeRows(Pass):
         axes = [(loops, 1)] if loops else []
         found: list[tuple[float, Tile]] = []
         for group in range(2, most + 1):
-            tile = self._part(axes, part_of(trips, group), trips, run, group)
+            part = part_of(trips, group)
+            if open_ended and run and (part % run or trips % part):
+                continue
+            tile = self._part(axes, part, trips, run, group, part if open_ended else part - 1)
             held = tile.inner * tile.pieces * kept
             if held <= self.most * 3 // 2:
                 filled = trips / (group * tile.inner * tile.pieces)
@@ -152,9 +159,9 @@ class GpuCooperativeRows(Pass):
             raise UnsupportedNest("no group of programs keeps a row")
         return min(found, key=lambda one: one[0])[1]
 
-    def _part(self, axes: list[tuple[list[Loop], int]], part: int, trips: int, run: int, group: int) -> Tile:
-        """The blocks of a part of a row."""
-        if run and part % run == 0 and trips % part == 0 and part > run:
+    def _part(self, axes: list[tuple[list[Loop], int]], part: int, trips: int, run: int, group: int, longest: int) -> Tile:
+        """The blocks of a part of a row, which begin with each run that is at most `longest`."""
+        if run and part % run == 0 and trips % part == 0 and run <= longest:
             block = max((power_of_two(run) >> k for k in range(4)), key=lambda n: (-round(8 * -(-run // n) * n / run), n))
             return Tile(axes, inner=block, pieces=-(-run // block) * (part // run), group=group, run=run)
         block, pieces = config.cut(part)
@@ -184,12 +191,26 @@ def _words(reduce: loop.ReduceOp) -> int:
     return total
 
 
-def _check_loops(inside: Sequence[Node]) -> int:
-    """The iterations of the loops inside of a nest.  UnsupportedNest unless programs can share them."""
-    trips = {product(one.size for one in n.loops) for n in inside}
-    total = next(iter(trips)).value
-    if len(trips) > 1 or total is None:
-        raise UnsupportedNest("its loops have different lengths, or lengths that are not fixed")
+def _with_bounds(nest: loop.NestOp, symbols: RangeEnv, hints: Mapping[Expr, int]) -> tuple[NestAccess, dict[Sym, int]]:
+    """The analysis of a nest within bounds for its sizes that are symbols, and these."""
+    info = NestAccess(nest, symbols)
+    near, rows = near_sizes(info, symbols, hints)
+    bounds = with_room(nest, symbols, near, rows) if near else {}
+    return (NestAccess(nest, narrowed(symbols, bounds)) if bounds else info), bounds
+
+
+def _check_loops(inside: Sequence[Node], info: NestAccess) -> tuple[int, int]:
+    """The length of the runs that the rows of a nest are made of (0: of one), and how many iterations its loops have at most, with runs as
+    long as that.  UnsupportedNest unless programs can share them."""
+    every = {product(one.size for one in n.loops) for n in inside}
+    length = config.run_length(inside)
+    run = range_of(length, info.ranges).hi or 0
+    if length is config.ONE or length in every:
+        run = 0
+    trips = {config.padded_trips(n, info, run, length) for n in inside}
+    total = next(iter(trips))
+    if len(every) > 1 or len(trips) > 1 or total is None:
+        raise UnsupportedNest("its loops have different lengths, or lengths without bounds")
     for node in inside:
         plain = isinstance(node.op, loop.ReduceOp) or (isinstance(node.op, loop.ForOp) and node.op.sequential is None)
         if not plain or node.children:
@@ -198,7 +219,7 @@ def _check_loops(inside: Sequence[Node]) -> int:
         for access in node.accesses:
             if access.is_store and (access.mode != "set" or not dims <= free_dims(access.offset)):
                 raise UnsupportedNest("programs would store to one place")
-    return total
+    return run, total
 
 
 def _check_memory(info: NestAccess, inside: Sequence[Node]) -> None:

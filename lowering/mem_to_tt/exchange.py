@@ -25,7 +25,7 @@ The counterpart in CUDA are cooperative groups, which need a launch of its own k
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import BoolAttr, Float32Type, Float64Type, i1, i32, i64
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
-from ...dialects.expr import Dim, Expr, as_expr
+from ...dialects.expr import Dim, Expr, as_expr, exact_quotient
 from ...dialects.expr_ranges import Range
 from ...dialects.mem import BufferType
 from ...dialects.tt_arith import ExtUIOp, SIToFPOp, TruncIOp
@@ -117,24 +117,31 @@ class Group:
         """The first iteration of the program."""
         return self.member_dim * self.part(trips)
 
-    def count(self, trips: int) -> SSAValue:
-        """How many iterations the program has, at least 0."""
-        return self._count(self.member, trips)
-
-    def _count(self, member: SSAValue, trips: int) -> SSAValue:
+    def count(self, trips: int, total: Expr, member: SSAValue | None = None, run: int = 1) -> SSAValue:
+        """How many of `total` iterations, of which there are at most `trips`, the program has, or that with another number: at least 0.
+        With a `run`, how many of `total` runs of so many iterations."""
         s = self.kernel.s
-        part = self.part(trips)
-        if self.is_even(trips):
+        member = self.member if member is None else member
+        part = self.part(trips) // run
+        if self.is_even(trips) and total.value == trips // run:
             return s.b.int(part, s.index)
-        left = s.b.sub(s.b.int(trips, s.index), s.b.mul(member, s.b.int(part, s.index)))
+        left = s.b.sub(s.number(total), s.b.mul(member, s.b.int(part, s.index)))
         few = s.b.elementwise(arith.MinSIOp, (left, s.b.int(part, s.index)))
         return s.b.elementwise(arith.MaxSIOp, (few, s.b.int(0, s.index)))
 
+    def elements(self, trips: int, total: Expr, run: int, length: Expr, member: SSAValue | None = None) -> SSAValue:
+        """The same where runs of `length` iterations count as `run` ones."""
+        s = self.kernel.s
+        runs = exact_quotient(total, length)
+        if not run or total.value is not None or runs is None:
+            return self.count(trips, total, member)
+        return s.b.mul(self.count(trips, runs, member, run), s.number(length))
+
     # ---- exchange
 
-    def share(self, parts: Sequence[Accumulator], state: Values, trips: int) -> Values:
-        """The states of all programs of the row, after `trips` iterations, as one; `state` is that of this one, with size 1 along the
-        last axis (scalars, where it is the only one)."""
+    def share(self, parts: Sequence[Accumulator], state: Values, count: Callable[[SSAValue], SSAValue]) -> Values:
+        """The states of all programs of the row as one; `state` is that of this one, with size 1 along the last axis (scalars, where it is
+        the only one), `count` says how many iterations the programs with given numbers had."""
         s = self.kernel.s
         b = s.b
         assert s.inner_axis is not None
@@ -149,7 +156,7 @@ class Group:
         for acc, own, numbers, group in zip(parts, states, sent, words, strict=True):
             found = _numbers(s, [element_of(v.type) for v in numbers], [next(read) for _ in group])
             if len(found) < len(own):
-                found.append(b.to_shape(b.cast(SIToFPOp, self._count(lane, trips), element_of(own[-1].type)), shape_of(found[0].type)))
+                found.append(b.to_shape(b.cast(SIToFPOp, count(lane), element_of(own[-1].type)), shape_of(found[0].type)))
             result += acc.across(s, acc.mask(s, found, inside), s.inner_axis)
         return result
 

@@ -14,8 +14,8 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from ...dialects import loop
-from ...dialects.expr import ZERO, Dim, Expr, as_expr, ceildiv, exact_quotient, minimum, product
-from ...dialects.expr_ranges import Range, simplify
+from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, exact_quotient, minimum, product
+from ...dialects.expr_ranges import Range, prove_lt, simplify
 from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
 from ...dialects.nd_types import c128, element_bytes
@@ -28,7 +28,7 @@ from ..outline import Arguments
 from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
-from .config import CROSSED_PIECES, UNROLL, Machine, Tile, fits_i32, has_effect, is_crossed, most_trips
+from .config import CROSSED_PIECES, UNROLL, Machine, Tile, fits_i32, has_effect, is_crossed, padded_trips, run_length
 from .derived_sizes import shared_quotients, typical_value
 from .early_loads import load_early, load_once
 from .exchange import Group, draw, part_of, words_of
@@ -116,6 +116,8 @@ class NestLowering:
         self.nest = nest
         self.tile = tile
         self._lengths: dict[Node, int] = {}
+        self.length = run_length([n for n in info.root.children if has_effect(n) and n.loops]) if tile.run else ONE
+        """How long the runs of the tile are."""
         self.block_start: SSAValue | None = None
         """Where the block begins that the last axis runs through now, in loops that run block after block."""
         self.group: Group | None = None
@@ -441,7 +443,12 @@ class NestLowering:
             return []
 
         self.tiled(node, [], body)
-        count = s.number(total) if self.group is None else self.group.count(total.value or 0)
+        group, trips = self.group, self.whole(node) or 0
+
+        def counted(member: SSAValue | None = None) -> SSAValue:
+            return s.number(total) if group is None else group.elements(trips, total, self.tile.run, self.length, member)
+
+        count = counted()
         found: list[SSAValue] = []
         if all(acc.is_plain for acc, _ in parts):
             for acc, place in parts:
@@ -451,7 +458,7 @@ class NestLowering:
             for acc, place in parts:
                 found += acc.whole(s, [(values[place], mask) for values, mask in pieces], count, s.inner_axis)
         if self.group is not None:
-            found = self.group.share([acc for acc, _ in parts], found, total.value or 0)
+            found = self.group.share([acc for acc, _ in parts], found, counted)
         self._define(op, found)
 
     def _parts(self, op: loop.ReduceOp) -> list[tuple[Accumulator, slice]]:
@@ -486,7 +493,7 @@ class NestLowering:
 
     def whole(self, node: Node) -> int | None:
         """How many iterations the loops of a node have at most, if all of them are on chip at once."""
-        trips = most_trips(node, self.s.info) if self.tile.group == 1 else product(one.size for one in node.loops).value
+        trips = padded_trips(node, self.s.info, self.tile.run, self.length)
         part = trips if trips is None or self.tile.group == 1 else part_of(trips, self.tile.group)
         pieces = min(self.tile.pieces, CROSSED_PIECES) if self.s.crossing else self.tile.pieces
         return trips if part is not None and len(self.tile.blocks(part)) <= pieces else None
@@ -517,10 +524,22 @@ class NestLowering:
     def _in_block(self, start: Expr, first: int, loops: Sequence[Loop]) -> dict[Expr, Expr]:
         """The indices of `loops` in the block that begins with iteration `start` + `first`."""
         run = self.tile.run
-        if loops[-1].size.value != run:
+        if not run or (self.length.value is not None and loops[-1].size.value != run):
             return self.places(start + self.s.lane_dim + first, loops)
-        outer = self.places(simplify((start + first - first % run) // run, self.s.info.ranges), loops[:-1])
-        return {**outer, loops[-1].dim: self.s.lane_dim + first % run}
+        number = simplify((start + first - first % run) // run, self.s.info.ranges)
+        if loops[-1].size is not self.length:
+            return self.places(number * self.length + self.s.lane_dim + first % run, loops)
+        return {**self.places(number, loops[:-1]), loops[-1].dim: self.s.lane_dim + first % run}
+
+    def _left(self, total: Expr, start: Expr, first: int) -> SSAValue:
+        """How many iterations there are from `start` + `first` on to the end of their run, whose length is a symbol."""
+        s, run = self.s, self.tile.run
+        left = s.number(self.length - first % run)
+        runs = exact_quotient(total, self.length)
+        number = simplify((start + first - first % run) // run, s.info.ranges)
+        if runs is None or prove_lt(number, runs, s.info.ranges):
+            return left
+        return s.b.select(s.b.cmpi("slt", s.number(number), s.number(runs)), left, s.b.int(0, s.index))
 
     def tiled(
         self, node: Node, start: list[SSAValue], body: Callable[[Sequence[SSAValue], SSAValue | None], list[SSAValue]]
@@ -544,11 +563,14 @@ class NestLowering:
             around = s.fixed
             s.in_place = _written_in_place(node)
             here, origin = (trips, ZERO) if self.group is None else (self.group.part(trips), self.group.start(trips))
-            left = s.number(total) if total.value is None else None
-            if self.group is not None and not self.group.is_even(trips):
-                left = self.group.count(trips)
+            in_runs = total.value is None and self.tile.run > 0
+            left = s.number(total) if total.value is None and not in_runs else None
+            if self.group is not None and not in_runs and (total.value is None or not self.group.is_even(trips)):
+                left = self.group.count(trips, total)
             for s.piece, (first, size) in enumerate(self.tile.blocks(here)):
-                if left is not None:
+                if in_runs:
+                    s.axes[axis].mask = b.cmpi("slt", s.lane(axis), self._left(total, origin, first))
+                elif left is not None:
                     s.axes[axis].mask = b.cmpi("slt", s.lane(axis), b.sub(left, b.int(first, s.index)))
                 else:
                     s.axes[axis].mask = None if size == block else b.cmpi("slt", s.lane(axis), b.int(size, s.index))

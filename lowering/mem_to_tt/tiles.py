@@ -20,7 +20,23 @@ from ...dialects import loop
 from ...dialects.expr import Expr
 from ...passes.loop.nest_access import Loop, NestAccess
 from ...passes.loop.schedule_attrs import schedule_table, update_schedule
-from .config import BLOCK, FEWEST_LANES, SQUARE, Machine, Sizes, Tile, choose, column_loop, has_effect, long_loops, only_sets, power_of_two
+from .config import (
+    BLOCK,
+    FEWEST_LANES,
+    SQUARE,
+    Machine,
+    Sizes,
+    Tile,
+    choose,
+    column_loop,
+    has_effect,
+    long_loops,
+    only_sets,
+    padded_trips,
+    power_of_two,
+    run_length,
+)
+from .exchange import part_of
 from .state import UnsupportedNest
 
 GPU = "gpu"
@@ -83,7 +99,22 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
     if run and any(has_effect(n) and (not n.loops or (n.loops[-1].size.value or 0) % run) for n in long_loops(info)):
         raise UnsupportedNest("schedule: the last of the loops inside is as long as a run, or as several")
     pick = [[loops[k] for k in axis] for axis in axes]
-    return Tile(list(zip(pick, blocks, strict=True)), [loops[k] for k in rest], **values)
+    tile = Tile(list(zip(pick, blocks, strict=True)), [loops[k] for k in rest], **values)
+    if tile.group > 1 and not _is_shared(tile, info):
+        raise UnsupportedNest("schedule: programs that share a row keep all of it, by the lengths of the loops inside or their bounds")
+    return tile
+
+
+def _is_shared(tile: Tile, info: NestAccess) -> bool:
+    """Whether each program has its part of a row on chip, whole runs of it where their length is a symbol."""
+    inside = [n for n in info.root.children if has_effect(n) and n.loops]
+    length = run_length(inside)
+    for node in inside:
+        trips = padded_trips(node, info, tile.run, length)
+        part = 0 if trips is None else part_of(trips, tile.group)
+        if trips is None or len(tile.blocks(part)) > tile.pieces or (tile.run and length.value is None and part % tile.run):
+            return False
+    return True
 
 
 def candidates(info: NestAccess, hints: Mapping[Expr, int], machine: Machine) -> list[Tile]:

@@ -45,6 +45,11 @@ def group_norm(x, w, b):
     return F.silu(F.group_norm(x, 2, w, b))
 
 
+def with_ten_channels(x, w, b):
+    assert x.shape[1] == 10  # the others are symbols
+    return group_norm(x, w, b)
+
+
 def batch_norm(x, w, b, mean, var):
     return F.relu(F.batch_norm(x, mean, var, w, b, training=True)), mean, var
 
@@ -90,12 +95,12 @@ PROGRAMS = {
 }
 
 
-def lowered(function, args, options: str = SMALL, stages=("nd", "loop", "mem", "tt"), target: str = "sm_90"):
+def lowered(function, args, options: str = SMALL, stages=("nd", "loop", "mem", "tt"), target: str = "sm_90", mode: str = "fake"):
     def flat(*inputs):
         return tuple(pytree.tree_leaves(function(*inputs)))
 
     given = [a.clone() for a in args]
-    gm = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+    gm = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode=mode, _allow_non_fake_inputs=True)(*given)
     imported = import_graph(gm, given)
     pipeline = default_pipeline("gpu", stages=stages)
     pipeline.replace("gpu-online-softmax", "gpu-online-softmax{longest=100}")
@@ -126,6 +131,31 @@ def test_values(name):
     imported = lowered(function, args)
     assert len(shared(imported.module)) == 1
     check(imported, function, args)
+
+
+OTHER_SIZES = {
+    "softmax": [(3, 300), (1, 511), (4, 512), (2, 513), (5, 2), (2, 4000)],
+    "softmax of bf16": [(2, 320), (3, 33), (2, 1025)],
+    "RMS norm": [(2, 290), (3, 17), (2, 600)],
+    "argmax": [(2, 299), (3, 512), (2, 700)],
+    "group norm": [(2, 10, 6, 8), (1, 10, 8, 8), (3, 10, 2, 5), (2, 10, 9, 8), (2, 10, 16, 17)],
+    "batch norm": [(6, 3, 9, 7), (8, 3, 16, 8), (2, 3, 2, 2), (7, 3, 12, 5), (9, 3, 9, 7), (3, 3, 20, 20)],
+}
+"""Sizes below the bounds of a row (those of the example, rounded up), at them, and beyond."""
+
+
+@pytest.mark.parametrize("name", OTHER_SIZES)
+def test_values_where_lengths_are_symbols(name):
+    function, x, *rest = PROGRAMS[name]
+    if name == "RMS norm":
+        function, rest = lambda x: F.rms_norm(x, (x.shape[1],)), []
+    if name == "group norm":
+        function = with_ten_channels
+    imported = lowered(function, [x, *rest], mode="symbolic")
+    assert len(shared(imported.module)) == 1
+    assert "bounds" in str(lowered(function, [x, *rest], mode="symbolic", stages=("nd", "loop", "mem")).module)
+    for shape in OTHER_SIZES[name]:
+        check(imported, function, [randn(*shape, dtype=x.dtype), *rest])
 
 
 def test_all_programs_of_a_row_go_on_with_the_same_numbers():
