@@ -1,7 +1,7 @@
 """Index expressions and maps: the one module that the rest of the compiler imports the integer algebra from.
 
-The algebra itself is in `expr_core` (construction, substitution, printing) and `expr_ranges` (bounds, proofs,
-simplification); here are the maps over expressions and the layouts made of them. No sympy, torch or xDSL.
+The algebra itself is in `expr_core` (construction, sums, products), `expr_division` (quotients, remainders) and `expr_ranges`
+(bounds, proofs, simplification); here are the maps over expressions and the layouts made of them. No sympy, torch or xDSL.
 """
 
 from __future__ import annotations
@@ -24,19 +24,15 @@ from .expr_core import (
     Mul,
     Sym,
     as_expr,
-    ceildiv,
     const,
     dim,
-    divide,
-    exact_quotient,
-    floordiv,
     maximum,
     minimum,
-    mod,
     product,
     sort_key,
     sym,
 )
+from .expr_division import ceildiv, divide, exact_quotient, floordiv, mod
 from .expr_ranges import (
     UNBOUNDED,
     Range,

@@ -29,15 +29,12 @@ from .expr_core import (
     Sym,
     as_expr,
     const,
-    divide,
-    exact_quotient,
-    floordiv,
     maximum,
     minimum,
-    mod,
     product,
     sort_key,
 )
+from .expr_division import divide, exact_quotient, floordiv, mod
 from .expr_walk import free_dims, map_children
 
 _MAX_DEPTH = 8

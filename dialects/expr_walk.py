@@ -17,14 +17,13 @@ from .expr_core import (
     Mul,
     Sym,
     as_expr,
-    floordiv,
     maximum,
     memoise,
     minimum,
-    mod,
     product,
     sum_of_terms,
 )
+from .expr_division import floordiv, mod
 
 _SUBS_MEMO: dict[Any, Expr] = {}
 
