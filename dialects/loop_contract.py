@@ -16,6 +16,7 @@ from xdsl.utils.exceptions import VerifyException
 from .expr import Expr, IndexMap
 from .expr_syntax import ExprAttr, IndexMapAttr, parse_expr
 from .loop_base import LoopLike, shaped_dims
+from .loop_checks import leaves, runs, unfilled
 from .loop_syntax import INDEX, parse_attrs, parse_loops, parse_outs, print_attrs, print_loops, print_outs, value_names
 from .nd_base import ExprsAttr
 from .nd_types import TensorType
@@ -84,8 +85,14 @@ class ContractOp(LoopLike):
         for name, m, operand in (("lhs", self.lhs_map, self.lhs), ("rhs", self.rhs_map, self.rhs)):
             if m.data.num_dims != count or len(m.data.results) != len(shaped_dims(operand.type)):
                 raise VerifyException(f"loop.contract: {name}_map must take {count} indices to the rank of {name}")
+            extents = (*self.loop_sizes, self.depth.data)
+            never = not runs(self) or any(e.value == 0 for e in extents)
+            if not never and (problem := leaves(m.data.results, extents, shaped_dims(operand.type))):
+                raise VerifyException(f"loop.contract: {name}: {problem}")
         if [a.type for a in self.out_args] != [o.type for o in self.outs]:
             raise VerifyException("loop.contract: the body's last arguments must have the types of outs")
+        if problem := unfilled(self.outs, self.out_args):
+            raise VerifyException(f"loop.contract: {problem}")
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")

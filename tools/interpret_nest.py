@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from xdsl.dialects.builtin import bf16
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.dialects.builtin import IndexType, IntegerType, bf16
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ..dialects import loop
-from ..dialects.expr import Expr, IndexMap, evaluate, to_python
+from ..dialects.expr import Expr, IndexMap, evaluate, free_dims, to_python
+from ..dialects.expr_syntax import IndexMapAttr
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
 from . import interpret_reductions, interpret_scalars
@@ -393,19 +394,38 @@ class NestRunner:
     def _accumulator(self, op: loop.ContractOp) -> Callable[..., Any]:
         """The function of the loop indices that gives the contracted sum."""
         depth = evaluate(op.depth.data, self.symbols)
-        sides = [
-            self._side(op, *side)
-            for side in ((op.lhs, op.lhs_map, op.lhs_prologue), (op.rhs, op.rhs_map, op.rhs_prologue))
-        ]
+        lhs, rhs = (
+            self._row(op, depth, *side) for side in ((op.lhs, op.lhs_map, op.lhs_prologue), (op.rhs, op.rhs_map, op.rhs_prologue))
+        )
         t = op.accumulator.type
 
         def accumulate(*index: int) -> Any:
-            total = sum(_wide(sides[0](*index, k)) * _wide(sides[1](*index, k)) for k in range(depth))
-            return interpret_reductions.typed(total, t)
+            a, b = lhs(index), rhs(index)
+            exact = isinstance(t, (IntegerType, IndexType))  # numpy's integers would wrap
+            return interpret_reductions.typed(sum(x * y for x, y in zip(a, b, strict=True)) if exact else float(np.dot(a, b)), t)
 
         return accumulate
 
-    def _side(self, op: loop.ContractOp, value: SSAValue, m: Any, prologue: Any) -> Callable[..., Any]:
+    def _row(self, op: loop.ContractOp, depth: int, value: SSAValue, m: IndexMapAttr, prologue: Region) -> Callable[..., Any]:
+        """The function of the loop indices that gives the `depth` elements of an operand that are multiplied.
+
+        Elements without a prologue are read once for all indices that the map does not use."""
+        element, kept = self._side(op, value, m, prologue), dict[tuple[int, ...], Any]()
+        last = m.data.num_dims - 1
+        used = range(last) if prologue.blocks else sorted({d.index for e in m.data.results for d in free_dims(e)} - {last})
+        exact = isinstance(op.accumulator.type, (IntegerType, IndexType))
+
+        def row(index: tuple[int, ...]) -> Any:
+            key = tuple(index[k] for k in used)
+            found = kept.get(key)
+            if found is None:
+                values = [_wide(element(*index, k)) for k in range(depth)]
+                found = kept[key] = values if exact else np.array(values, dtype=np.float64)
+            return found
+
+        return row
+
+    def _side(self, op: loop.ContractOp, value: SSAValue, m: IndexMapAttr, prologue: Region) -> Callable[..., Any]:
         for out in self.outs:
             if _share_memory(self.tensors[value], self.tensors[out]):
                 raise StepwellError("loop.contract: an out shares memory with an operand")
@@ -418,13 +438,15 @@ class NestRunner:
             lines.append(f"    return {element}")
         else:
             block = prologue.blocks[0]
+            last = block.last_op
+            assert last is not None
             for argument, text in zip(block.args, [*dims, "x"], strict=True):
                 self.names[argument] = text
             lines.append(f"    x = {element}")
             kept, self.lines = self.lines, lines
             self._block(block, 1)
             self.lines = kept
-            lines.append(f"    return {self._name(block.last_op.operands[0])}")
+            lines.append(f"    return {self._name(last.operands[0])}")
         local: dict[str, Any] = {}
         exec(compile("\n".join(lines), "<loop.contract operand>", "exec"), self.space, local)
         return local["side"]

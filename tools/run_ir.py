@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp
+from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation
 
 from ..dialects import host
@@ -43,8 +43,11 @@ def level_of(module: ModuleOp, function: str | None = None) -> str:
         return "host"
     if not isinstance(entry, FuncOp):
         raise StepwellError(f"'{entry.name}' cannot be run by itself; run the function or program that launches it")
-    found = {op.name for op in entry.body.block.ops}
-    buffers = any(str(a.type).startswith("!mem.") for op in entry.body.block.ops for a in (*op.operands, *op.results))
+    called = _called(module, entry)
+    bodies = [entry, *(f for f in module.ops if isinstance(f, FuncOp) and _name(f) in called and f.body.blocks)]
+    ops = [op for body in bodies for op in body.body.block.ops]
+    found = {op.name for op in ops}
+    buffers = any(str(a.type).startswith("!mem.") for op in ops for a in (*op.operands, *op.results))
     if "host.launch" in found:
         return "tt" if any(op.name == "tt.func" for op in module.ops) else "cpu"
     if buffers or any(name.startswith("mem.") for name in found):
@@ -191,21 +194,36 @@ def _split_constants(entry: Operation, given: list[Any]) -> tuple[list[Any], lis
     return inputs, [found[k] for k in sorted(found)]
 
 
+def _called(module: ModuleOp, entry: Operation | None) -> set[str]:
+    """The names of the functions that `entry` (None: any function of the module) calls, and that these call."""
+    functions = {_name(op): op for op in module.ops if isinstance(op, FuncOp)}
+    found: set[str] = set()
+    todo = [module if entry is None else entry]
+    while todo:
+        names = {op.callee.string_value() for op in todo.pop().walk() if isinstance(op, CallOp)} - found
+        found |= names
+        todo.extend(functions[name] for name in names if name in functions)
+    return found
+
+
 def lower_rest(module: ModuleOp, ctx: Context, level: str, entry: Operation | None = None) -> ModuleOp:
-    """A copy of `module`, of whose functions only `entry` is kept when it is given, after the stages below `level`."""
+    """A copy of `module` after the stages below `level`; where `entry` is given, of its functions only that and those that it calls."""
     from ..passes.instrumentation import Instrumentation
     from ..passes.manager import run
-    from ..passes.pipelines import default_pipeline, stage_names
+    from ..passes.pipelines import default_pipeline, parse_pipeline, stage_names
 
     copied = module.clone()
+    called = _called(module, entry)
     if entry is not None:
         for op in list(copied.ops):
-            if op.name in ("func.func", "host.program") and _name(op) != _name(entry) and BATCH not in op.attributes:
+            if op.name in ("func.func", "host.program") and _name(op) not in (_name(entry), *called) and BATCH not in op.attributes:
                 op.detach()
                 op.erase(safe_erase=False)
     target = "gpu" if any(op.name == "tt.func" for op in copied.ops) else "cpu"  # a user's kernel
     levels = stage_names(target)
     stages = levels if level == "nd" else levels[levels.index(level) + 1 :]
+    if level == "loop" and called:  # a module in the midst of the stage, between loop-outline and loop-inline
+        run(parse_pipeline("loop-inline"), copied, ctx, Instrumentation())
     if stages:
         run(default_pipeline(target, stages=stages), copied, ctx, Instrumentation())
     return copied

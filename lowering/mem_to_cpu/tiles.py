@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xdsl.dialects.builtin import i64
+from xdsl.dialects.builtin import i1, i64
 from xdsl.ir import SSAValue
 
 from ...dialects import cpu, loop
@@ -120,7 +120,7 @@ class _Tile:
             return None
         b = self.s.b
         inside = b.cmpi("sgt", limit, b.int(position))
-        return b.pure(cpu.LanesOp, (b.select(inside, count, b.int(0)),), vec(SIDE, loop.i1))
+        return b.pure(cpu.LanesOp, (b.select(inside, count, b.int(0)),), vec(SIDE, i1))
 
     def _read_across(self, access: Access) -> list[SSAValue]:
         """The 16 rows of the tile, read along the rows' loop and transposed."""

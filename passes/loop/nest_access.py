@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType
+from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType, i1
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
@@ -185,7 +185,7 @@ class NestAccess:
             elif isinstance(op, loop.LocalOp):
                 self.local.add(op.result)
             elif isinstance(op, arith.ConstantOp):
-                if isinstance(op.result.type, (IndexType, IntegerType)) and op.result.type != loop.i1:
+                if isinstance(op.result.type, (IndexType, IntegerType)) and op.result.type != i1:
                     assert isinstance(op.value, IntegerAttr)
                     self.exprs[op.result] = as_expr(op.value.value.data)
             elif not isinstance(op, loop.YieldOp):

@@ -98,7 +98,7 @@ def test_scans(kind):
     t, u = "!nd.tensor<4 x 9 x f32>", "!nd.tensor<4 x 9 x i64>"
     running = "%r : f32, %n : i64" if pair else "%r : f32"
     yields = "%v, %k : f32, i64" if pair else "%v : f32"
-    store = f"loop.store %n, %p[%i, %j] : i64, {u}" if pair else ""
+    number = "%n" if pair else "%q"
     found, index = run(
         f"""func.func @f(%x: {t}) -> ({t}, {u}) {{
   %e = loop.empty : {t}
@@ -110,7 +110,8 @@ def test_scans(kind):
       loop.yield {yields}
     }} do (%j, {running}) {{
       loop.store %r, %o[%i, %j] : f32, {t}
-      {store}
+      %q = loop.index %j : i64
+      loop.store {number}, %p[%i, %j] : i64, {u}
     }}
   }}
   func.return %y, %z : {t}, {u}
@@ -190,7 +191,9 @@ def test_an_access_outside_of_a_tensor_is_an_error():
     text = """func.func @f(%x: !nd.tensor<4 x f32>) -> !nd.tensor<4 x f32> {
   %e = loop.empty : !nd.tensor<4 x f32>
   %y = loop.nest (%i = 4) outs(%o = %e : !nd.tensor<4 x f32>) {
-    %v = loop.load %x[%i + 1] : !nd.tensor<4 x f32> -> f32
+    %c = arith.constant true
+    %z = arith.constant 0.0 : f32
+    %v = loop.load %x[%i + 1] if %c else %z : !nd.tensor<4 x f32> -> f32
     loop.store %v, %o[%i] : f32, !nd.tensor<4 x f32>
   }
   func.return %y : !nd.tensor<4 x f32>

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stepwell.tools import verify_results
 from stepwell.tools.verify_results import difference
 
 TEXT = """builtin.module attributes {nd.symbols = {s0 = #nd.range<2, -1, 5>}} {
@@ -85,6 +86,51 @@ def test_a_wrong_pass_is_named(opt_tool, wrong, to, wrong_pass, what):
     assert result.err.startswith(f"<stdin>: error: after pass '{wrong_pass}': {what}")
     assert " is another after this pass: " in result.err and "; it was " in result.err
     assert opt_tool("--load-module", wrong, "-p", pipeline, "-o", "/dev/null", stdin=TEXT).code == 0
+
+
+@pytest.fixture
+def all_is_long(monkeypatch):
+    """Whatever has loops runs as machine code first."""
+    monkeypatch.setattr(verify_results, "SOON", 0)
+
+
+def test_what_is_long_to_interpret_runs_as_machine_code(opt_tool, wrong, all_is_long, monkeypatch):
+    interpreted: list[str] = []
+    run = verify_results.run_module
+
+    def recorded(module, ctx, inputs, function, *, interpret):
+        if interpret and (level := verify_results.level_of(module, function)) in ("loop", "mem"):
+            interpreted.append(level)
+        return run(module, ctx, inputs, function, interpret=interpret)
+
+    monkeypatch.setattr(verify_results, "run_module", recorded)
+    result = opt_tool("-p", "stepwell-cpu", "--verify-results", "-o", "/dev/null", stdin=TEXT)
+    assert (result.code, result.err, interpreted) == (0, "", [])
+    result = opt_tool("--load-module", wrong, "-p", "stepwell-cpu{to=loop},subtract", "--verify-results", stdin=TEXT)
+    assert result.err.startswith("<stdin>: error: after pass 'subtract': result 0 is another")
+    assert interpreted == ["loop"]
+
+
+def test_machine_code_that_is_wrong_blames_no_pass_before_the_wrong_one(opt_tool, wrong, all_is_long):
+    wrong.write_text(f"{WRONG}\nimport stepwell\nstepwell.register_pass('mem', Subtract)\n")
+    result = opt_tool("--load-module", wrong, "-p", "stepwell-cpu", "--verify-results", stdin=TEXT)
+    assert result.err.startswith("<stdin>: error: after pass 'subtract': result 0 is another")
+
+
+def test_layers_that_are_outlined_run(opt_tool, all_is_long):
+    text = """func.func @forward(%x: !nd.tensor<4 x f32> {nd.layout = #nd.layout<[1], 0>})
+        -> (!nd.tensor<4 x f32> {nd.layout = #nd.layout<[1], 0>}) {
+      %a = func.call @layer0(%x) : (!nd.tensor<4 x f32>) -> !nd.tensor<4 x f32>
+      %b = func.call @layer0(%a) : (!nd.tensor<4 x f32>) -> !nd.tensor<4 x f32>
+      func.return %b : !nd.tensor<4 x f32>
+    }
+    func.func private @layer0(%x: !nd.tensor<4 x f32>) -> !nd.tensor<4 x f32> {
+      %a = nd.exp %x : !nd.tensor<4 x f32>
+      func.return %a : !nd.tensor<4 x f32>
+    }"""
+    assert opt_tool("-p", "stepwell-cpu", "--verify-results", "-o", "/dev/null", stdin=text).err == ""
+    interpreted, compiled = (opt_tool("-p", p, "--run=forward", stdin=text).out for p in ("nd-canonicalize", "nd-to-loop"))
+    assert interpreted == compiled != ""
 
 
 def test_the_reproducer_is_of_the_wrong_pass(opt_tool, wrong, tmp_path):
