@@ -26,7 +26,6 @@ from typing import Any, ClassVar
 from xdsl.dialects.builtin import (
     Float64Type,
     IntAttr,
-    ModuleOp,
     StringAttr,
     SymbolNameConstraint,
     SymbolRefAttr,
@@ -133,8 +132,17 @@ class ProgramOp(HostOp):
                 bound.add(op.symbol_expr)
             elif isinstance(op, ReleaseOp):
                 released.update((v, "") for v in op.operands)
+            elif isinstance(op, (ArenaPtrOp, FromArenaOp)):
+                self._verify_place(op)
         if self.arena is not None:
             self._verify_exprs([self.arena.data], "arena", bound)
+
+    def _verify_place(self, op: ArenaPtrOp | FromArenaOp) -> None:
+        if self.arena is None:
+            raise VerifyException(f"{op.name}: host.program @{self.sym_name.data} has no arena")
+        end = op.end()
+        if end is not None and ((over := (end - self.arena.data).value) or 0) > 0:
+            raise VerifyException(f"{op.name}: reaches byte {end}, the arena has {self.arena.data} ({over} too few)")
 
     def _verify_exprs(self, exprs: Sequence[Expr], where: str, bound: set[Expr]) -> None:
         for expr in exprs:
@@ -366,21 +374,14 @@ class LaunchOp(HostOp):
             raise VerifyException(
                 f"host.launch @{kernel}: {len(self.offsets.data)} offsets for {len(self.operands)} operands"
             )
-        if (found := self._kernel_op()) is not None:
-            takes = len(found.regions[0].block.args)
-            gives = 3 if self.entries is not None else len(self.operands) + len(self.sizes.data)
-            if takes != gives:
-                raise VerifyException(f"host.launch @{kernel}: the kernel takes {takes} arguments, {gives} are given")
 
-    def _kernel_op(self) -> Operation | None:
-        """The kernel, where the module has it."""
-        module = self.parent_op()
-        while module is not None and not isinstance(module, ModuleOp):
-            module = module.parent_op()
-        if module is None:
-            return None
-        name = self.kernel.root_reference
-        return next((op for op in module.ops if op.properties.get("sym_name") == name and op.regions and op.regions[0].blocks), None)
+    def check_kernel(self, kernel: Operation) -> None:
+        """VerifyException unless `kernel`, which this launches, takes as many arguments as are given."""
+        takes = len(kernel.regions[0].block.args)
+        gives = 3 if self.entries is not None else len(self.operands) + len(self.sizes.data)
+        if takes != gives:
+            name = self.kernel.root_reference.data
+            raise VerifyException(f"host.launch @{name}: the kernel takes {takes} arguments, {gives} are given")
 
 
 @irdl_op_definition

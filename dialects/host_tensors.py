@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from xdsl.dialects.builtin import (
-    StringAttr,
-)
+from xdsl.dialects.builtin import NoneAttr, StringAttr
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
     irdl_op_definition,
@@ -34,6 +32,7 @@ from .host_base import (
     ptr,
 )
 from .nd_base import ExprsAttr
+from .nd_types import element_bytes
 
 
 class LayoutOp(HostOp):
@@ -155,6 +154,16 @@ class FromArenaOp(LayoutOp):
     offset = opt_prop_def(ExprAttr)
     result = result_def(TensorType)
 
+    def end(self) -> Expr | None:
+        """The byte of the arena behind the last element; None where that is not known or there are no elements."""
+        start, kind = self.source.owner, self.result.type.element_type
+        if not isinstance(start, ArenaPtrOp) or isinstance(kind, NoneAttr) or any(size.value == 0 for size in self.sizes.data):
+            return None
+        elements = as_expr(1) if self.offset is None else self.offset.data + 1
+        for size, stride in zip(self.sizes.data, self.strides.data, strict=True):
+            elements = elements + (size - 1) * stride
+        return start.offset.data + elements * element_bytes(kind)
+
 
 @irdl_op_definition
 class ArenaPtrOp(HostOp):
@@ -163,6 +172,14 @@ class ArenaPtrOp(HostOp):
     name = "host.arena_ptr"
     offset = prop_def(ExprAttr)
     result = result_def(PtrType)
+
+    def end(self) -> Expr:
+        """The byte that this is the address of: not behind the end of the arena."""
+        return self.offset.data
+
+    def verify_(self) -> None:
+        if (self.offset.data.value or 0) < 0:
+            raise VerifyException(f"host.arena_ptr: {self.offset.data} is before the arena")
 
     @classmethod
     def make(cls, offset: Expr | int) -> ArenaPtrOp:

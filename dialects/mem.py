@@ -32,7 +32,7 @@ from .call_args import Arg, CallAttr
 from .expr import Expr, as_expr, product, strides_contiguous
 from .expr_syntax import ExprAttr, parse_expr
 from .nd_base import IntsAttr, NdOp, prop
-from .nd_types import parse_shape, print_shape
+from .nd_types import element_bytes, parse_shape, print_shape
 
 
 @irdl_attr_definition
@@ -144,6 +144,17 @@ class BufferType(ParametrizedAttribute, TypeAttribute):
 _BUFFERS: dict[tuple[object, ...], BufferType] = {}
 
 
+ARENA_BYTES = "mem.arena_bytes"
+"""The attribute of a function: bytes of the block that its buffers of kind "arena" are pieces of."""
+
+
+def buffer_bytes(t: BufferType) -> Expr:
+    """Bytes from the start of an allocation of type `t` to the end of its last element (0 for an empty one)."""
+    if any(d.value == 0 for d in t.dims):
+        return as_expr(0)
+    return (t.extent() + t.offset_expr) * element_bytes(t.element_type)
+
+
 @irdl_op_definition
 class AllocOp(NdOp):
     """Memory for a buffer: `mem.alloc {kind = "arena", at = 4096} : !mem.buffer<8 x f32>`. Kind "arena": a piece of the graph's one
@@ -163,6 +174,22 @@ class AllocOp(NdOp):
             raise VerifyException(f"mem.alloc: unknown kind '{self.kind.data}', known: arena, pooled, output")
         if self.home is not None and (self.at is None or self.kind.data != "arena"):
             raise VerifyException('mem.alloc: a buffer in the memory of another one has kind "arena" and a place `at`')
+        if self.at is not None:
+            self._verify_place(self.at.data)
+
+    def _verify_place(self, at: Expr) -> None:
+        """`at` is in the home, or in the block of the function, as far as can be said without the values of size symbols."""
+        if (at.value or 0) < 0:
+            raise VerifyException(f"mem.alloc: the place {at} is before the start of the memory")
+        parent = self.parent_op()
+        room = parent.attributes.get(ARENA_BYTES) if parent is not None else None
+        where = f"the function's block ({ARENA_BYTES})"
+        if self.home is not None and isinstance(self.home.type, BufferType):
+            room, where = ExprAttr.get(buffer_bytes(self.home.type)), "its home"
+        if isinstance(room, ExprAttr):
+            end = at + buffer_bytes(self.result.type)
+            if ((end - room.data).value or 0) > 0:
+                raise VerifyException(f"mem.alloc: reaches byte {end}, {where} has {room.data}")
 
 
 @irdl_op_definition

@@ -46,6 +46,9 @@ from .create import QuickOp
 from .tt_base import TTOp, attributes, function_type, integers, print_attributes, print_functional, print_types, resolve
 from .tt_types import AXIS, check_int, check_same
 
+WARPS = (1, 2, 4, 8, 16, 32)
+"""Warps that a program can have."""
+
 # The grid.
 
 
@@ -155,6 +158,9 @@ class FuncOp(QuickOp):
             raise VerifyException(f"the block takes ({_types(got)}), the type says ({_types(self.function_type.inputs.data)})")
         if self.arg_attrs is not None and len(self.arg_attrs) != len(got):
             raise VerifyException(f"{len(got)} arguments, but attributes of {len(self.arg_attrs)}")
+        warps = self.attributes.get("num_warps")
+        if warps is not None and not (isinstance(warps, IntegerAttr) and warps.value.data in WARPS):
+            raise VerifyException(f"num_warps is a power of two up to {WARPS[-1]}, not {warps}")
 
     @classmethod
     def parse(cls, parser: Parser) -> FuncOp:

@@ -23,7 +23,6 @@ from ..dialects.nd_base import prop
 from ..dialects.nd_types import RangeAttr, element_bytes
 from ..passes.errors import PassError
 from ..passes.manager import Pass
-from ..passes.mem.peak import ARENA_BYTES
 from .out_variants import out_variant
 
 ALIGNMENT = 64
@@ -229,7 +228,7 @@ class _Lowering:
             self.memory[op.result] = _Memory(home.value, type, home.start + at, in_arena=True)
             return
         needed = free_syms(bytes) | (free_syms(at) if at is not None else frozenset())
-        left_out = at is None and ARENA_BYTES in self.function.attributes  # mem-plan gave places to others only
+        left_out = at is None and mem.ARENA_BYTES in self.function.attributes  # mem-plan gave places to others only
         if op.kind.data != "arena" or left_out or needed - self._bound_at_entry():
             if type.offset_expr is not as_expr(0):
                 self.fail(op, f"an output begins at the start of its storage, the offset is {type.offset_expr}")

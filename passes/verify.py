@@ -14,6 +14,7 @@ from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.traits import IsolatedFromAbove, NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
+from ..dialects.host import LaunchOp
 from ..dialects.nd_types import LayoutAttr
 
 
@@ -34,6 +35,8 @@ def verify_ir(op: Operation) -> None:
     """
     _dominance(op, set())
     _structure(op)
+    if isinstance(op, ModuleOp):
+        _launches(op)
 
 
 def _message(error: Exception) -> str:
@@ -61,6 +64,17 @@ def _structure(op: Operation) -> None:
         raise InvalidIR(op, _message(error)) from error
     except Exception as error:  # a verifier written for IR that is less broken than this
         raise InvalidIR(op, f"its verifier stopped with {type(error).__name__}: {_message(error)}") from error
+
+
+def _launches(module: ModuleOp) -> None:
+    """Check that launches fit the kernels of the module; a kernel that it has not may stand in another one."""
+    kernels = {op.properties["sym_name"]: op for op in module.ops if "sym_name" in op.properties and op.regions and op.regions[0].blocks}
+    for op in module.walk():
+        if isinstance(op, LaunchOp) and (kernel := kernels.get(op.kernel.root_reference)) is not None:
+            try:
+                op.check_kernel(kernel)
+            except VerifyException as error:
+                raise InvalidIR(op, _message(error)) from error
 
 
 def _signature(func: FuncOp) -> None:

@@ -278,7 +278,7 @@ def emit(
         launches = [op for op in program.body.block.ops if isinstance(op, host.LaunchOp)]
         count("launches", sum(op.kernel.string_value() not in rare for op in launches))
         text = emit_kernels(module)
-        kernels, finish = ([], None) if device == "cpu" else gpu_kernels(module, device)
+        kernels, finish = ([], None) if device == "cpu" else gpu_kernels(module, device, rare)
         description = emit_host(text, program, kernels=kernels, device=device)
         llvm = text.text()
     trace("llvm", lambda: llvm)
@@ -297,13 +297,13 @@ def emit(
     return description, code, key
 
 
-def gpu_kernels(module: ModuleOp, device: str) -> tuple[Sequence[GpuKernel], Callable[[], None]]:
+def gpu_kernels(module: ModuleOp, device: str, rare: set[str]) -> tuple[Sequence[GpuKernel], Callable[[], None]]:
     """The kernels of a module, which begin to be compiled for the GPU that `device` is, and what waits for them: the entry is compiled
-    meanwhile."""
+    meanwhile. Those in `rare` do not count."""
     from ..targets.triton.kernels import device_shared_memory, device_target, start_program_kernels
 
     kernels, finish = start_program_kernels(module, device_target(device), device_shared_memory(device))
-    count("kernels", len(kernels) - len(_rare_kernels(module)))
+    count("kernels", len(kernels) - len(rare))
     return kernels, finish
 
 

@@ -28,7 +28,6 @@ from ..passes.loop.loop_schedule import symbol_facts
 from ..passes.loop.machine import SERVER, Machine
 from ..passes.loop.nest_info import Access, NestInfo
 from ..passes.mem.lifetimes import lifetimes
-from ..passes.mem.mem_plan import ARENA_BYTES
 from . import explain_model as model
 from .explain_costs import batch_step, call_step, kernel_step
 from .explain_names import Names
@@ -165,7 +164,7 @@ class Collector:
             returned = one.returned or one.kind == "output"
             end = last if returned else min(at[one.last], last)
             graph.buffers.append(model.Buffer(names.of(one.buffer), one.kind, size, min(at[one.first], last), end, returned))
-        arena: Any = func.attributes.get(ARENA_BYTES)
+        arena: Any = func.attributes.get(mem.ARENA_BYTES)
         if arena is not None:
             graph.arena = evaluate(arena.data, _known(arena.data, hints)) if free_syms(arena.data) else int(arena.data)
 

@@ -29,8 +29,6 @@ from .interpret_nd import NdInterpreter, call_arguments, find_operator
 from .interpret_nest import AccessCounter, Memory, NestRunner, Order, poisoned
 from .interpret_tt import run_kernel
 
-ARENA_BYTES = "mem.arena_bytes"
-
 
 class LoopInterpreter(NdInterpreter):
     """One run of a function at the loop or memory level."""
@@ -141,10 +139,10 @@ class LoopInterpreter(NdInterpreter):
 
     def _arena(self) -> torch.Tensor:
         if self.arena is None:
-            total = self.func.attributes.get(ARENA_BYTES)
+            total = self.func.attributes.get(mem.ARENA_BYTES)
             if not isinstance(total, ExprAttr):
                 raise StepwellError(
-                    f"a buffer has a place in the arena, but the function has no attribute {ARENA_BYTES}"
+                    f"a buffer has a place in the arena, but the function has no attribute {mem.ARENA_BYTES}"
                 )
             self.arena = torch.full((self.size(total.data),), 0xFF, dtype=torch.uint8)
         return self.arena

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import stepwell
 from stepwell.dialects import mem
+from stepwell.dialects.mem import buffer_bytes
 from stepwell.passes.manager import Pass
-from stepwell.passes.mem.lifetimes import buffer_bytes
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.nd_base import prop
-from .lifetimes import buffer_bytes
 
 Kind = Literal["read after write", "write after read", "write after write"]
 
@@ -63,7 +62,7 @@ def _span(op: mem.AllocOp) -> tuple[int, int]:
     """The bytes of the arena that a buffer has; the whole arena where they are not known."""
     t = op.result.type
     assert isinstance(t, mem.BufferType) and op.at is not None
-    start, size = op.at.data.value, buffer_bytes(t).value
+    start, size = op.at.data.value, mem.buffer_bytes(t).value
     return (0, 1 << 62) if start is None or size is None else (start, start + size)
 
 

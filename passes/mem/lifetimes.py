@@ -15,10 +15,9 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import mem
-from ...dialects.expr import Expr, Sym, as_expr, free_syms
+from ...dialects.expr import Expr, Sym, free_syms
 from ...dialects.expr_syntax import ExprAttr
 from ...dialects.nd_base import prop
-from ...dialects.nd_types import element_bytes
 
 
 @dataclass(eq=False)
@@ -40,13 +39,6 @@ class Lifetime:
         return self.first <= other.last and other.first <= self.last
 
 
-def buffer_bytes(t: mem.BufferType) -> Expr:
-    """Bytes from the start of an allocation of type `t` to the end of its last element (0 for an empty one)."""
-    if any(d.value == 0 for d in t.dims):
-        return as_expr(0)
-    return (t.extent() + t.offset_expr) * element_bytes(t.element_type)
-
-
 def lifetimes(func: FuncOp) -> list[Lifetime]:
     """One for each allocation and each result of a library call, in the order in which they are made."""
     found: list[Lifetime] = []
@@ -57,7 +49,7 @@ def lifetimes(func: FuncOp) -> list[Lifetime]:
             t = op.result.type
             assert isinstance(t, mem.BufferType)
             kind = op.kind.data if op.home is None else "guest"
-            root[op.result] = made = Lifetime(op.result, kind, buffer_bytes(t), len(ops), -1)
+            root[op.result] = made = Lifetime(op.result, kind, mem.buffer_bytes(t), len(ops), -1)
             found.append(made)
             continue
         for value in buffers_used(op):
@@ -86,7 +78,7 @@ def _extern_results(op: mem.ExternOp, position: int, root: dict[SSAValue, Lifeti
             if op.operands[operand] in root:
                 root[result] = root[op.operands[operand]]
             continue
-        made = root[result] = Lifetime(result, "extern", buffer_bytes(result.type), position, position)
+        made = root[result] = Lifetime(result, "extern", mem.buffer_bytes(result.type), position, position)
         yield made
 
 

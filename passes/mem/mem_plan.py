@@ -30,7 +30,7 @@ from ...dialects.nd_types import RangeAttr
 from ..manager import Pass
 from .guests import leave_arena
 from .lifetimes import Lifetime, entry_symbols, lifetimes
-from .peak import ARENA_BYTES, highest_sum
+from .peak import highest_sum
 
 ALIGNMENT = 64
 """Bytes; every buffer begins at a multiple of it: a cache line, and the widest vector."""
@@ -66,7 +66,7 @@ class MemPlan(Pass):
                 alloc = one.owner
                 assert isinstance(alloc, mem.AllocOp)
                 alloc.properties["at"] = ExprAttr.get(at)
-            func.attributes[ARENA_BYTES] = ExprAttr.get(plan.total)
+            func.attributes[mem.ARENA_BYTES] = ExprAttr.get(plan.total)
             self.statistic("num-arena-buffers", len(plan.places))
             if plan.total.is_const:
                 self.statistic("arena-bytes", int(plan.total))

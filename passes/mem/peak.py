@@ -18,11 +18,8 @@ from xdsl.ir import SSAValue
 from ...dialects import mem
 from ...dialects.expr import Expr, as_expr, evaluate, free_syms
 from ...dialects.expr_syntax import ExprAttr
-from .lifetimes import Lifetime, buffer_bytes, buffers_used, lifetimes
+from .lifetimes import Lifetime, buffers_used, lifetimes
 from .scratch import scratch_bytes
-
-ARENA_BYTES = "mem.arena_bytes"
-"""Attribute of a planned function: the size of its arena."""
 
 DONATED = "nd.donated"
 """Attribute of an argument whose memory nobody needs after its last use in the function."""
@@ -70,7 +67,7 @@ def memory_over_time(func: FuncOp, values: Mapping[str, int] | None = None) -> l
             alive("pooled", value_of(one.bytes, values), starts[one.buffer], one.last)
         elif one.kind == "extern":
             alive("extern", value_of(one.bytes, values), one.first, count if one.returned else one.last)
-    total = func.attributes.get(ARENA_BYTES)
+    total = func.attributes.get(mem.ARENA_BYTES)
     if isinstance(total, ExprAttr) and arena_from < count:
         alive("arena", value_of(total.data, values), arena_from, count)
     for size, last in argument_spans(func, values):
@@ -103,7 +100,7 @@ def argument_spans(func: FuncOp, values: Mapping[str, int] | None = None) -> lis
     for k, argument in enumerate(func.body.block.args):
         if isinstance(argument.type, mem.BufferType):
             attr = attrs[k].data if k < len(attrs) and isinstance(attrs[k], DictionaryAttr) else {}
-            size, until = value_of(buffer_bytes(argument.type), values), last[argument] if DONATED in attr else count
+            size, until = value_of(mem.buffer_bytes(argument.type), values), last[argument] if DONATED in attr else count
             key = attr.get("nd.base", argument)
             before = found.get(key, (0, 0))
             found[key] = max(size, before[0]), max(until, before[1])
@@ -121,7 +118,7 @@ def peak_bytes(func: FuncOp) -> int | Expr:
     """Bytes of the arena plus the largest sum of outputs, results and scratch memory of library calls that are alive at the same
     time; arguments are not counted. An expression when a size depends on symbols: then all outputs and results count,
     whether they meet or not."""
-    total = func.attributes.get(ARENA_BYTES)
+    total = func.attributes.get(mem.ARENA_BYTES)
     arena = total.data if isinstance(total, ExprAttr) else as_expr(0)
     others = [one for one in lifetimes(func) if one.kind in ("pooled", "output", "extern")]
     if arena.is_const and all(one.bytes.is_const for one in others):

@@ -43,7 +43,7 @@ def parse(text: str):
 def body(text: str):
     """A program around some ops; `%x` is a tensor, `%p` a pointer of the arena, `%n` an integer."""
     return parse(
-        f"""host.program @f(%x: !host.tensor<f32>, %n: i64) {{
+        f"""host.program @f(%x: !host.tensor<f32>, %n: i64) arena 64 {{
         %p = host.arena_ptr 0
         {text}
         host.return() [] }}"""
@@ -111,3 +111,34 @@ def test_a_program_ends_with_return():
     module = parse("host.program @f() { host.poll }")
     with pytest.raises(VerifyException, match="not a terminator"):
         module.verify()
+
+
+PLACES = """host.program @forward(%x: !host.tensor<f32>) arena 64 {{
+  {body}
+  host.return() []
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("%a = host.arena_ptr 64", ""),
+        ("%a = host.arena_ptr 65", "host.arena_ptr: reaches byte 65, the arena has 64 (1 too few)"),
+        ("%a = host.arena_ptr -1", "host.arena_ptr: -1 is before the arena"),
+        ("%a = host.arena_ptr 32\n  %t = host.from_arena %a [8] strides [1] : !host.ptr -> !host.tensor<f32>", ""),
+        (
+            "%a = host.arena_ptr 32\n  %t = host.from_arena %a [8] strides [1] offset 1 : !host.ptr -> !host.tensor<f32>",
+            "host.from_arena: reaches byte 68, the arena has 64 (4 too few)",
+        ),
+        ("%a = host.arena_ptr 64\n  %t = host.from_arena %a [0] strides [1] : !host.ptr -> !host.tensor<f32>", ""),
+    ],
+)
+def test_places_in_the_arena(opt_tool, body, message):
+    result = opt_tool(stdin=PLACES.format(body=body))
+    assert (result.code, message in result.err) == (1 if message else 0, True)
+
+
+def test_a_program_without_an_arena_has_no_places_in_one(opt_tool):
+    text = PLACES.format(body="%a = host.arena_ptr 0").replace(" arena 64", "")
+    assert "host.arena_ptr: host.program @forward has no arena" in opt_tool(stdin=text).err

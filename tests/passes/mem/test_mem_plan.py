@@ -13,9 +13,10 @@ from xdsl.parser import Parser
 from stepwell.dialects import load_dialects, mem
 from stepwell.dialects.expr import as_expr, evaluate, free_syms, sym
 from stepwell.dialects.expr_ranges import Range, RangeEnv
+from stepwell.dialects.mem import buffer_bytes
 from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.manager import run
-from stepwell.passes.mem.lifetimes import Lifetime, buffer_bytes, lifetimes
+from stepwell.passes.mem.lifetimes import Lifetime, lifetimes
 from stepwell.passes.mem.mem_plan import ALIGNMENT, pack, share_slots
 from stepwell.passes.mem.peak import peak_bytes
 from stepwell.passes.pipelines import parse_pipeline
