@@ -7,7 +7,6 @@ loop and mem where the interpreter would take long, and the interpreter has the 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -19,7 +18,7 @@ from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
 from ..dialects import loop
-from ..dialects.expr import evaluate
+from ..dialects.expr import Expr, evaluate, free_syms
 from ..errors import StepwellError
 from ..passes.errors import PassError
 from ..passes.instrumentation import print_ir, remark
@@ -116,15 +115,18 @@ class ResultVerifier:
 
 
 def scalar_operations(module: ModuleOp) -> int:
-    """How many operations the nests of a module run for scalars, where size symbols have the values that are expected of them (else 1)."""
-    hints = defaultdict(lambda: 1, symbol_hints(module))
+    """How many operations the nests of a module run for scalars, where size symbols have the values that are expected of them (else 64)."""
+    hints = symbol_hints(module)
+
+    def expected(size: Expr) -> int:
+        return evaluate(size, {symbol: hints.get(symbol.name, 64) for symbol in free_syms(size)})
 
     def inside(op: Operation) -> int:
         sizes = [*op.loop_sizes] if isinstance(op, loop.LoopLike) else []
         if isinstance(op, loop.ContractOp):
             sizes.append(op.depth.data)
         body = sum(1 + inside(nested) for region in op.regions for block in region.blocks for nested in block.ops)
-        return prod(evaluate(size, hints) for size in sizes) * body
+        return prod(map(expected, sizes)) * body
 
     return inside(module)
 
