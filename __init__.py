@@ -21,10 +21,12 @@ _PUBLIC: dict[str, str] = {
     "loop_order": ".tools.loop_control",
     "no_fuse": ".tools.fusion_control",
     "register_pass": ".passes.user",
+    "register_scheme": ".tools.compile_schemes",
     "replace": ".tools.pair_rewrite",
     "reset_counters": ".tools.counters",
     "tile": ".tools.loop_control",
     "unregister_pass": ".passes.user",
+    "wait_for_compilations": ".tools.compile_schemes",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

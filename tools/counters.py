@@ -17,6 +17,7 @@
 | seconds_saved | what graphs taken from the disk had cost to compile |
 | aot_cache_hits, aot_cache_misses | graphs for which AOTAutograd did not have to run, and looked for in vain, see docs/cache.md |
 | aot_cache_bypasses | graphs that AOTAutograd traces in each process |
+| schemes | graphs compiled, or taken from the disk, by how that was carried out (option `scheme`) |
 | compile_seconds | seconds by phase: cache, import, nd, loop, mem, cpu, host, emit, object, load |
 """
 
@@ -42,7 +43,7 @@ def reset_counters() -> None:
         counters.update(
             graphs=0, bodies=0, ops=0, kernels=0, launches=0, extern=0, fallback=0, fallback_ops={}, bytes_read=0, bytes_written=0,
             cache_hits=0, cache_misses=0, graph_cache_hits=0, graph_cache_misses=0, graph_cache_bypasses=0, seconds_saved=0.0,
-            aot_cache_hits=0, aot_cache_misses=0, aot_cache_bypasses=0, compile_seconds={},
+            aot_cache_hits=0, aot_cache_misses=0, aot_cache_bypasses=0, compile_seconds={}, schemes={},
         )  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def count(name: str, n: int | float = 1) -> None:
         record[name] = record.get(name, 0) + n
     with _lock:
         table = counters
-        *path, last = name.split(".", 1) if name.startswith(("compile_seconds.", "fallback_ops.")) else [name]
+        *path, last = name.split(".", 1) if name.startswith(("compile_seconds.", "fallback_ops.", "schemes.")) else [name]
         for part in path:
             table = table.setdefault(part, {})
         table[last] = table.get(last, 0) + n

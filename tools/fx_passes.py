@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ def run_fx_passes(given: Mapping[str, Sequence[Any]], stage: str, gm: GraphModul
         name = getattr(function, "__qualname__", type(function).__qualname__)
         before = [_value(o) for o in _outputs(gm)]
         try:
-            made = function(gm)
+            with device_of(gm):
+                made = function(gm)
             if made is not None and not isinstance(made, (GraphModule, Graph)):
                 raise TypeError(f"it returned {made!r}; it changes the graph that it is given, or returns another GraphModule")
             gm = made if isinstance(made, GraphModule) else gm
@@ -38,6 +40,14 @@ def run_fx_passes(given: Mapping[str, Sequence[Any]], stage: str, gm: GraphModul
             ensure_metadata(gm, pytree.tree_leaves(inputs))
             _keep_strides(gm, before)
     return gm
+
+
+def device_of(gm: GraphModule) -> AbstractContextManager[Any]:
+    """The GPU that is current while a function runs: that of the graph where its tensors lie on just one, so that tensors which the
+    function makes on "cuda" are there."""
+    values = (n.meta.get("val", n.meta.get("example_value")) for n in gm.graph.nodes)
+    devices = {v.device for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda"}
+    return torch.cuda.device(devices.pop()) if len(devices) == 1 and torch.cuda.is_available() else nullcontext()
 
 
 def _outputs(gm: GraphModule) -> list[Any]:

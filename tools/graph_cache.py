@@ -112,14 +112,12 @@ class Slot:
         """Keep a graph that was compiled since this slot was made, if it can be kept; gives what is to be run."""
         guards = tuple(g.expr for g in self._env.guards[self._guards :]) if self._env is not None else ()
         whole = replace(graph, guards=guards, places=_places(self.gm, graph.constants))
-        buffer = io.BytesIO()
-        pickler = _Pickler(buffer, self.gm)
         try:
-            pickler.dump(replace(whole, code=b""))
+            data = to_bytes(replace(whole, code=b""), self.gm)
         except (Uncacheable, pickle.PicklingError, TypeError, AttributeError) as error:
             bypass(str(error))
             return graph
-        self.kept = write(graph_path(self.key), buffer.getvalue())
+        self.kept = write(graph_path(self.key), data)
         return whole
 
 
@@ -136,9 +134,8 @@ def read_graph(key: str, gm: GraphModule | None) -> CompiledGraph | None:
     data = read(graph_path(key))
     if data is None:
         return None
-    unpickler = _Unpickler(io.BytesIO(data), gm)
     try:
-        found = unpickler.load()
+        found = from_bytes(data, gm)
         code = read(object_path(found.code_key))
     except MissingPart:
         return None
@@ -178,6 +175,18 @@ def guards_hold(guards: Sequence[Any], env: Any) -> bool:
     if not all(g.free_symbols <= values.keys() and bool(g.xreplace(values)) for g in guards):
         return False
     return all(bool(env.evaluate_expr(g)) for g in guards)
+
+
+def to_bytes(graph: CompiledGraph, gm: GraphModule) -> bytes:
+    """A compiled graph as bytes; `gm` is what it was made from. Uncacheable (or what pickle raises) for one that calls what has no name."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, gm).dump(graph)
+    return buffer.getvalue()
+
+
+def from_bytes(data: bytes, gm: GraphModule | None) -> CompiledGraph:
+    """The compiled graph that became these bytes."""
+    return _Unpickler(io.BytesIO(data), gm).load()
 
 
 # ---- what pickle cannot keep by itself

@@ -96,6 +96,10 @@ class Options:
     debug: str | None = None
     """Folder for the IR of every level (as STEPWELL_DEBUG)."""
 
+    scheme: str = "process"
+    """How compilations are carried out: "process" at once, "serialized" through bytes, "background" in a thread while torch runs the graph,
+    "progressive" at once and again in a thread with `autotune`; or one of stepwell.register_scheme."""
+
     cache: str = field(default="on", metadata={"choices": ("on", "objects", "off")})
     """What is kept on disk (STEPWELL_CACHE_DIR): "on" compiled graphs and machine code, "objects" machine code alone (every graph goes
     through the whole compiler), "off" nothing. Without this option, the variable STEPWELL_CACHE says it."""
@@ -114,7 +118,7 @@ class Options:
 QUIET = frozenset(("verify", "debug", "cache", "cache_limit", "print_ir", "timing"))
 """Options that do not change what is made."""
 
-OUTSIDE = frozenset(("fx_passes", "partitioner", "decompositions", "check_nan"))
+OUTSIDE = frozenset(("fx_passes", "partitioner", "decompositions", "check_nan", "scheme"))
 """Options that act before a graph has its key in the cache, or when it is called."""
 
 _TYPES: dict[str, tuple[Any, ...]] = {
@@ -124,7 +128,8 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "tune_unsure": (bool,), "freezing": (bool,),
     "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
     "no_fuse": (list, tuple), "fuse": (list, tuple), "tile": (Mapping,), "loop_order": (Mapping,), "verify": (bool,),
-    "debug": (str, os.PathLike, type(None)), "cache": (str,), "cache_limit": (str, type(None)), "print_ir": (bool,), "timing": (bool,),
+    "debug": (str, os.PathLike, type(None)), "scheme": (str,), "cache": (str,), "cache_limit": (str, type(None)),
+    "print_ir": (bool,), "timing": (bool,),
 }  # fmt: skip
 
 
@@ -203,6 +208,13 @@ def _check_size(key: str, value: str) -> None:
         raise OptionError(f"option {key!r}: {error}") from error
 
 
+def _check_scheme(name: str) -> None:
+    from .compile_schemes import SCHEMES
+
+    if name not in SCHEMES:
+        raise OptionError(f"option 'scheme': there is no scheme {name!r}{_near(name, SCHEMES)}")
+
+
 def _check_choice(key: str, value: Any, what: str) -> None:
     choices = next(f for f in fields(Options) if f.name == key).metadata.get("choices")
     if choices and value not in choices:
@@ -248,6 +260,8 @@ def make_options(mode: str | None = None, options: Mapping[str, Any] | None = No
             _check_loop_wishes(key, value)
         if key in ("disable_passes", "fallback", "fx_passes", "decompositions"):
             _check_names(key, value)
+        if key == "scheme":
+            _check_scheme(value)
         if key == "cache_limit" and value is not None:
             _check_size(key, value)
         given[key] = value

@@ -15,7 +15,8 @@ from ..errors import CompileError, StepwellError
 from ..targets.cpu.cache_limit import parse_size, set_limit
 from .aot_cache import find_record
 from .compile_log import changed, compilation, log, next_number
-from .compiled import Runner, is_empty, passthrough, rare_garbage_collection
+from .compile_schemes import SCHEMES, Task
+from .compiled import CompiledGraph, Runner, is_empty, passthrough, rare_garbage_collection
 from .counters import count, phase
 from .graph_cache import find_slot
 from .options import Options, make_options
@@ -192,6 +193,9 @@ class GraphCompilers:
             return program
         if on_meta(gm):
             return boxed(gm)
+        if device := emulates_bf16(gm):
+            log.warning("%s does not compute in bfloat16 by itself: the %s graph runs without being compiled", device, kind)
+            return boxed(gm)
         try:
             edge = border(gm, kind)
             program = self._frozen(gm, edge) if kind == "inference" and self.weights else self._guarded(gm, example_inputs, kind, edge)
@@ -219,28 +223,37 @@ class GraphCompilers:
         found = dict(weights_of(gm, self.weights))
         return Frozen(gm, found, edge, lambda folded: self._guarded(folded, (), "inference", edge))
 
-    def _guarded(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None) -> Runner:
-        """Compile a graph, one at a time, unseen by the modes of the caller."""
-        with _lock, _disable_current_modes(), compilation(kind, self.number, self.options):
-            return self._compiled(gm, example_inputs, kind, edge)
+    def _guarded(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None) -> Callable[..., Any]:
+        """Compile a graph as the option `scheme` says, one at a time, unseen by the modes of the caller."""
 
-    def _compiled(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None) -> Runner:
-        """The graph from the disk, or compiled and kept there."""
+        def compiled(options: Options) -> tuple[CompiledGraph, str]:
+            with _lock, _disable_current_modes(), compilation(kind, self.number, options):
+                return self._compiled(gm, example_inputs, kind, edge, options)
+
+        def linked(graph: CompiledGraph, key: str) -> Runner:
+            runner = graph.runner()
+            runner.know_lines(gm, kind)
+            runner.key = key
+            return runner
+
+        return SCHEMES["process" if self.watch else self.options.scheme](Task(gm, self.options, compiled, linked))
+
+    def _compiled(
+        self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None, options: Options
+    ) -> tuple[CompiledGraph, str]:
+        """The graph from the disk, or compiled and kept there, with its key."""
         with phase("cache"):
-            slot = None if self.watch else find_slot(gm, kind, edge, self.options)
+            slot = None if self.watch else find_slot(gm, kind, edge, options)
             graph = slot.load() if slot else None
         if slot:
             trace(f"graph_cache_{'hit' if graph else 'miss'}", lambda: slot.key)
         if graph is None:
             from .compile_graph import lower_graph
 
-            graph = lower_graph(gm, example_inputs, self.options, kind=kind, border=edge, watch=self.watch, matched=self.matched)
+            graph = lower_graph(gm, example_inputs, options, kind=kind, border=edge, watch=self.watch, matched=self.matched)
             if slot:
                 graph = slot.store(graph)
-        runner = graph.runner()
-        runner.know_lines(gm, kind)
-        runner.key = slot.key if slot and slot.kept else ""
-        return runner
+        return graph, slot.key if slot and slot.kept else ""
 
 
 class Tracer(GraphCompilers):
@@ -280,6 +293,16 @@ def on_meta(gm: GraphModule) -> bool:
     """Whether every tensor of the graph is without memory, so that there is nothing to compute."""
     tensors = [v for n in gm.graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor)]
     return bool(tensors) and all(t.device.type == "meta" for t in tensors)
+
+
+def emulates_bf16(gm: GraphModule) -> str:
+    """The name of a GPU of NVIDIA's on which the graph has bfloat16 values and that has no instructions for them (before sm_80), or ""."""
+    if not torch.cuda.is_available() or torch.version.hip:
+        return ""
+    tensors = [v for n in gm.graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor)]
+    devices = {t.device for t in tensors if t.dtype == torch.bfloat16 and t.device.type == "cuda"}
+    old = (d for d in devices if torch.cuda.get_device_capability(d) < (8, 0))
+    return next((torch.cuda.get_device_name(d) for d in old), "")
 
 
 def boxed(gm: GraphModule) -> Callable[[list[Any]], Any]:

@@ -34,6 +34,7 @@ __all__ = ["Border", "Counts", "ImportFailure", "Imported", "Output", "import_gr
 _FAMILIES = (
     "attention",
     "complex_functions",
+    "collectives",
     "contractions",
     "copies",
     "creation",
@@ -121,6 +122,8 @@ def import_graph(
     ("aten.gelu" or "aten.gelu.default"); implicit_fallbacks: whether operators without a rule may be.
     Raises ImportFailure with the node and the user's line."""
     load_rules()
+    from .collectives import later_waits
+
     ensure_metadata(gm, example_inputs)
     block = Block()
     b = Importer(gm, block, fallback_random, compile_body, numerics == "eager", make_kernel)
@@ -128,7 +131,7 @@ def import_graph(
     nodes = list(gm.graph.nodes)
     inputs, attributes, places = _arguments(b, nodes, frozenset(static_inputs), (border or Border()).donated)
     output = nodes[-1]
-    b.run_all([n for n in nodes if n.op not in ("placeholder", "output")])
+    b.run_all(later_waits([n for n in nodes if n.op not in ("placeholder", "output")]))
     b.node, b.location = output, b.locate(output)
     results = _results(b, nodes, places, output_strides, border or Border())
     return _assemble(b, name, numerics, inputs, attributes, results)

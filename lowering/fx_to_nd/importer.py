@@ -277,6 +277,7 @@ class Importer(Builder):
         if result is NotImplemented:
             return externs.operator_call(self, node)
         self.counts.rule += 1
+        self._check_result(target, result, val)
         return self._conform(result, val)
 
     def _needs_library(self, node: Node, val: Any) -> bool:
@@ -304,6 +305,16 @@ class Importer(Builder):
                 self._conform(r, v) if isinstance(v, torch.Tensor) else r for r, v in zip(result, val, strict=True)
             )
         return result
+
+    def _check_result(self, target: Any, result: Any, val: Any) -> None:
+        """Raise for a rule that gave something else than values where torch says that there are tensors."""
+        wanted = val if isinstance(val, (list, tuple)) else [val]
+        given = result if isinstance(val, (list, tuple)) and isinstance(result, (list, tuple)) else [result]
+        if len(given) != len(wanted):
+            raise ImportFailure(f"node {self.node.name}: the rule of {target} gave {len(given)} results, not {len(wanted)}")
+        for one, expected in zip(given, wanted, strict=True):
+            if isinstance(expected, torch.Tensor) and not isinstance(one, SSAValue):
+                raise ImportFailure(f"node {self.node.name}: the rule of {target} gave {one!r}, not a value of the IR")
 
     def conform(self, value: SSAValue, dims: Dims, dtype: Attribute) -> SSAValue:
         """A value cast and, where sizes are equal but written differently, renamed to these sizes."""

@@ -268,3 +268,26 @@ def test_m21_what_is_decomposed():
     assert {str(op.overloadpacket) for op in left if not op._schema.is_mutable} <= {
         "aten._scaled_dot_product_flash_attention_for_cpu", "aten.upsample_bicubic2d_backward",
     }  # fmt: skip
+
+
+# ---- products and what surrounds them
+
+
+def test_f06_what_follows_each_of_several_products_is_one_loop():
+    """F06: three products of one operand, with a relu, a sum and a scale: stored once more at most."""
+    x, weights = torch.randn(24, 40), [torch.randn(40, n) for n in (16, 24, 8)]
+
+    def fn(x, a, b, c):
+        return (x @ a).relu(), x @ b + 3, (x @ c) * 0.5
+
+    (text,) = texts(fn, x, *weights)
+    assert text.count("loop.contract") == 3 and text.count("loop.nest") <= 3
+
+
+@pytest.mark.parametrize("rows, inner, columns", [(3, 5, 7), (33, 17, 65), (1, 130, 9)])
+def test_g15_f04_what_is_computed_for_a_product_ends_with_its_operand(rows, inner, columns):
+    """G15, F04: `exp` of what lies behind the end would be 1, not 0. The operand is stored by a nest of its own."""
+    x, w = torch.randn(rows, inner), torch.randn(inner, columns)
+    texts(lambda x, w: w.cos().t() @ x.t(), x, w)
+    (text,) = texts(lambda x, w: x.exp() @ w, x, w)
+    assert text.index("math.exp ") < text.index("loop.contract")

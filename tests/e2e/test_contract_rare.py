@@ -363,3 +363,124 @@ def test_fxc_10_what_the_cache_saves_is_counted(tmp_path, monkeypatch):
         torch._dynamo.reset()
         torch.compile(lambda x: x.sin() * 3, backend="stepwell", options={"cache": "on"})(torch.randn(3))
     assert stepwell.counters["graph_cache_hits"] == 1 and stepwell.counters["seconds_saved"] > 0
+
+
+# ---- GPUs that are not here
+
+
+def _on_devices(*tensors):
+    """A graph that hands on tensors without memory, given by device and type."""
+    from torch._subclasses import FakeTensor, FakeTensorMode
+
+    graph, mode = torch.fx.Graph(), FakeTensorMode()
+    for k, (device, dtype) in enumerate(tensors):
+        node = graph.placeholder(f"x{k}")
+        node.meta["val"] = FakeTensor(mode, torch.empty(3, dtype=dtype, device="meta"), torch.device(device))
+    graph.output(tuple(graph.nodes))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def test_pass_05_passes_run_with_the_only_gpu_of_their_graph(monkeypatch):
+    from contextlib import contextmanager
+
+    from stepwell.tools.fx_passes import run_fx_passes
+
+    current, seen = ["cuda:0"], []
+
+    @contextmanager
+    def device(wanted):
+        current.append(str(wanted))
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    graphs = (["cuda:1", "cpu"], ["cuda:1", "cuda:2"], ["cpu"], ["cuda:2", "cuda:2"])
+    for places in graphs:
+        gm = _on_devices(*((place, torch.float32) for place in places))
+        run_fx_passes({"joint": [lambda gm: seen.append(current[-1])]}, "joint", gm)
+    assert seen == ["cuda:1", "cuda:0", "cuda:0", "cuda:2"] and current == ["cuda:0"]
+
+
+def test_dv_07_a_gpu_without_bfloat16_runs_the_graph_eagerly(monkeypatch):
+    from stepwell.tools.torch_backend import emulates_bf16
+
+    half = _on_devices(("cuda:1", torch.bfloat16), ("cpu", torch.float32))
+    single = _on_devices(("cuda:1", torch.float32), ("cpu", torch.bfloat16))
+    assert emulates_bf16(half) == ""  # there is no GPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"old {device}")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert emulates_bf16(half) == "old cuda:1" and emulates_bf16(single) == ""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert emulates_bf16(half) == ""
+
+
+def test_dv_07_says_so(monkeypatch, caplog):
+    monkeypatch.setattr("stepwell.tools.torch_backend.emulates_bf16", lambda gm: "an old GPU")
+    x = torch.randn(4)
+    with caplog.at_level(logging.WARNING, "stepwell"):
+        got = torch.compile(lambda x: x.sin() + 1, backend="stepwell", options={"cache": "off"})(x)
+    assert torch.equal(got, x.sin() + 1)
+    assert "an old GPU does not compute in bfloat16" in caplog.text
+
+
+def test_cm_07_kernels_are_compiled_at_once_and_failures_are_raised(monkeypatch, tmp_path):
+    """By threads: Triton's compiler lets others run. One that fails is an error of its kernel, and keeps nobody waiting."""
+    import threading
+
+    from stepwell.targets.triton import compile as compiling
+    from stepwell.targets.triton.gpu import KernelOptions, gpu_target
+
+    together = threading.Barrier(2)
+
+    def build(text, target, options, stage):
+        together.wait(timeout=60)
+        if text == "bad":
+            raise ValueError("no such kernel")
+        return compiling.Built(stage, text.upper(), {"name": text})
+
+    monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiling, "build", build)
+    monkeypatch.setattr(compiling, "_workers", lambda: 2)
+    monkeypatch.setattr(compiling, "_pool", None)
+    target, options = gpu_target("sm_90"), KernelOptions()
+    jobs = [compiling._submit(text, text, target, options, "ptx") for text in ("a", "b", "c", "bad")]
+    assert [job.result(60).code for job in jobs[:3]] == ["A", "B", "C"]
+    with pytest.raises(ValueError, match="no such kernel"):
+        jobs[3].result(60)
+    compiling._pool.shutdown()
+
+
+# ---- rules that give nonsense, operators that give nothing
+
+
+@pytest.mark.parametrize("given, message", [("wrong", "gave 'wrong', not a value"), (None, "gave None, not a value"), ((), "gave")])
+def test_a03_a_rule_that_gives_no_value_is_named(given, message, monkeypatch):
+    from stepwell.errors import StepwellError
+    from stepwell.lowering.fx_to_nd import registry
+
+    monkeypatch.setitem(registry.REGISTRY, torch.ops.aten.sinc.default, lambda b, x: given)
+    monkeypatch.setattr(registry, "_RESOLVED", {})
+    with pytest.raises(StepwellError, match=f"sinc.*{message}"):
+        _imported(torch.sinc, torch.randn(3))
+
+
+def test_a02_an_operator_that_only_writes_is_before_its_readers():
+    """And behind those that read what was there: it has no result that would say so."""
+    with torch.library._scoped_library("a02", "FRAGMENT") as library:
+        library.define("into(Tensor x, Tensor(a!) one, Tensor(b!) two) -> ()")
+        library.impl("into", lambda x, one, two: (one.copy_(x + 1), two.copy_(x * 2), None)[-1], "CompositeExplicitAutograd")
+
+        def fn(x, one, two):
+            before = one.sum() + two
+            torch.ops.a02.into(x.sin(), one, two[1:])
+            between = one * two[1:]
+            torch.ops.a02.into(x, two[:-1], one)
+            return before, between, one + two[:-1]
+
+        inputs = [torch.randn(4), torch.randn(4), torch.randn(5)]
+        mine, theirs = [x.clone() for x in inputs], [x.clone() for x in inputs]
+        got = torch.compile(fn, backend="stepwell", options={"cache": "off"})(*mine)
+        torch.testing.assert_close(got, fn(*theirs))
+        torch.testing.assert_close(mine, theirs)

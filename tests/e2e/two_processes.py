@@ -44,11 +44,18 @@ def overlapped(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (x @ w).tanh() + sent
 
 
+def begun_early(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The operators themselves: what a collective reads is not overwritten before the wait."""
+    begun = torch.ops._c10d_functional.all_gather_into_tensor(x * 2, 2, dist.group.WORLD.group_name)
+    other = ((x @ w).tanh() @ w).sin() @ w
+    return torch.ops._c10d_functional.wait_tensor(begun).relu(), other.exp()
+
+
 def main(rank: int, file: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=120))
     torch.manual_seed(rank)
     x, w = torch.randn(4, 8), torch.randn(8, 8)
-    for fn, args in [(f, (x,)) for f in (reduced, gathered, scattered, chained, in_place)] + [(overlapped, (x, w))]:
+    for fn, args in [(f, (x,)) for f in (reduced, gathered, scattered, chained, in_place)] + [(begun_early, (x, w)), (overlapped, (x, w))]:
         for dynamic in (False, True):
             torch._dynamo.reset()
             compiled = torch.compile(fn, backend="stepwell", dynamic=dynamic, fullgraph=True)
