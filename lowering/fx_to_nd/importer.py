@@ -307,13 +307,13 @@ class Importer(Builder):
         return result
 
     def _check_result(self, target: Any, result: Any, val: Any) -> None:
-        """Raise for a rule that gave something else than values where torch says that there are tensors."""
+        """Raise for a rule that gave something else than values where torch says that there are tensors (None: a token, which has none)."""
         wanted = val if isinstance(val, (list, tuple)) else [val]
         given = result if isinstance(val, (list, tuple)) and isinstance(result, (list, tuple)) else [result]
         if len(given) != len(wanted):
             raise ImportFailure(f"node {self.node.name}: the rule of {target} gave {len(given)} results, not {len(wanted)}")
         for one, expected in zip(given, wanted, strict=True):
-            if isinstance(expected, torch.Tensor) and not isinstance(one, SSAValue):
+            if isinstance(expected, torch.Tensor) and one is not None and not isinstance(one, SSAValue):
                 raise ImportFailure(f"node {self.node.name}: the rule of {target} gave {one!r}, not a value of the IR")
 
     def conform(self, value: SSAValue, dims: Dims, dtype: Attribute) -> SSAValue:

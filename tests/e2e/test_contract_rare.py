@@ -455,7 +455,7 @@ def test_cm_07_kernels_are_compiled_at_once_and_failures_are_raised(monkeypatch,
 # ---- rules that give nonsense, operators that give nothing
 
 
-@pytest.mark.parametrize("given, message", [("wrong", "gave 'wrong', not a value"), (None, "gave None, not a value"), ((), "gave")])
+@pytest.mark.parametrize("given, message", [("wrong", "gave 'wrong', not a value"), ((1, 2), "gave .*, not a value")])
 def test_a03_a_rule_that_gives_no_value_is_named(given, message, monkeypatch):
     from stepwell.errors import StepwellError
     from stepwell.lowering.fx_to_nd import registry
