@@ -33,6 +33,7 @@ from .one_hot_rules import sum_of_one_hot
 from .pad_rules import scatter_into_constant, sum_of_pads
 from .reduce_rules import reduce_before_cat, reduce_before_permute, reduce_before_reshape
 from .rewriter import Rewriter, Rule
+from .scatter_rules import scatter_into_sum
 
 ZERO, ONE = as_expr(0), as_expr(1)
 FULL = nd.FullOp
@@ -338,7 +339,7 @@ def _with_batch(rw: Rewriter, x: SSAValue, batch: tuple[Expr, ...]) -> SSAValue:
 RULES: dict[type[Operation], list[Rule]] = {
     **{cls: VIEW_RULES for cls in (nd.ReshapeOp, nd.PermuteOp, nd.ExpandOp, nd.SliceOp, nd.FlipOp, nd.IndexViewOp)},
     CastOp: [_fold_cast],
-    OPS["add"]: [_fold_constants, _add, sum_of_pads],
+    OPS["add"]: [_fold_constants, _add, sum_of_pads, scatter_into_sum],
     OPS["sub"]: [_fold_constants, _sub],
     OPS["mul"]: [_fold_constants, _mul],
     OPS["maximum"]: [_fold_constants],

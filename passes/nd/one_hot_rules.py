@@ -22,7 +22,7 @@ And, Add = OPS["and"], OPS["add"]
 def sum_of_one_hot(rw: Rewriter, op: nd.ReduceOp) -> SSAValue | None:
     """See the module's docstring."""
     chosen = op.input.owner
-    if op.kind.data != "sum" or len(op.dims.data) != 1 or not isinstance(chosen, SelectOp) or not _is_zero(chosen.on_false):
+    if op.kind.data != "sum" or len(op.dims.data) != 1 or not isinstance(chosen, SelectOp) or not is_zero(chosen.on_false):
         return None
     t, wanted = tensor_type(op.input), tensor_type(op.result)
     (axis,) = op.dims.data
@@ -82,6 +82,6 @@ def _reshaped(rw: Rewriter, x: SSAValue, from_end: int) -> SSAValue:
     return rw.new(nd.ReshapeOp.new((x,), tensor_type(x).with_dims((*dims[:axis], *dims[axis + 1 :]))))
 
 
-def _is_zero(x: SSAValue) -> bool:
+def is_zero(x: SSAValue) -> bool:
     op = x.owner
     return isinstance(op, nd.FullOp) and op.value.value.data == 0
