@@ -6,6 +6,7 @@ compile   cold compile of a 12-layer BERT-like encoder: seconds by phase and mic
 planner   processor time of the passes, and of the fusion plan alone, per node for chains of 100, 1,000 and 10,000 operators.
 model-check  predicted against measured times, and their rank correlation (bench_model_check.py); `--kernels-file FILE` for other cases.
 bytes     bytes moved against Inductor, by kernel and over the training graphs of models (bench_bytes.py).
+nests     the nests of kernels and of training graphs, and why those that share data stay apart (bench_nests.py).
 memory    peak memory of steps against eager, over the models of --models-file (bench_memory.py).
 compiler-memory  memory that compiling takes, against Dynamo and AOTAutograd alone and Inductor (bench_compiler_memory.py).
 overhead  what a call of a tiny graph costs the host, by layer, against eager and Inductor (bench_overhead.py).
@@ -44,7 +45,7 @@ if __name__ == "__main__" and not __package__:  # `python tools/bench.py`: run a
 from .bench_tables import select
 from .counters import counters, reset_counters
 
-WHAT = ("kernels", "compile", "planner", "model-check", "bytes", "memory", "compiler-memory", "overhead", "calls", "report")
+WHAT = ("kernels", "compile", "planner", "model-check", "bytes", "nests", "memory", "compiler-memory", "overhead", "calls", "report")
 
 CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
 
@@ -340,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="kernels", choices=WHAT)
     parser.add_argument("--model-check", action="store_true", help="the same as `model-check`")
-    parser.add_argument("--kernels-file", help="model-check, bytes, report: a Python file with a table CASES, instead of the cases here")
+    parser.add_argument("--kernels-file", help="model-check, bytes, nests, report: a Python file with a table CASES")
     parser.add_argument("--device", default="cpu", help="calls, report: cpu or cuda")
     parser.add_argument("--jobs", type=int, default=1, help="calls: processes at once")
     parser.add_argument("--dtypes", default="", help="calls: names with commas")
@@ -349,7 +350,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--backends", default="inductor,stepwell", help="report: names with commas; NAME:MODE gives torch.compile a mode")
     parser.add_argument("--out", default="docs/benchmarks/report", help="report: path without suffix of what is written")
     parser.add_argument("--from", dest="given", help="report: figures of an earlier run (JSON), instead of a run")
-    parser.add_argument("--models-file", help="bytes, memory, compiler-memory: a Python file with a table MODELS")
+    parser.add_argument("--models-file", help="bytes, nests, memory, compiler-memory: a Python file with a table MODELS")
     parser.add_argument("--only", default="", help="names of cases, with commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="torch.set_num_threads (0: leave)")
@@ -368,6 +369,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .bench_bytes import compare
 
             results = compare(args.kernels_file, args.models_file, [o for o in args.only.split(",") if o])
+        elif args.what == "nests":
+            from .bench_nests import nests
+
+            results = nests(args.kernels_file, args.models_file, [o for o in args.only.split(",") if o])
         elif args.what == "memory":
             from .bench_memory import memory
 
