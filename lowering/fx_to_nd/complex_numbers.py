@@ -392,8 +392,8 @@ def _masked_fill(b: Importer, x: Pair, mask: SSAValue, value: Any) -> Pair:
 
 @complex_rule("sum")
 def _total(b: Importer, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Pair:
-    if not isinstance(x, Pair) or x.im is None:
-        return NotImplemented
+    if not isinstance(x, Pair) or x.im is None or (dtype is not None and not dtype.is_complex):
+        return NotImplemented  # the real parts are cast before they are summed
     over = reduced_dims(b, x, dim)
     return Pair(b.reduce("sum", x.re, over, keepdim), b.reduce("sum", x.im, over, keepdim))
 

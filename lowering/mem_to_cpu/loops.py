@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from xdsl.ir import SSAValue
 
@@ -127,10 +128,9 @@ def sequential(
     """Run `step` once for every index of `loops`, carrying `state`; short loops are unrolled when there are lanes."""
     if not loops:
         return step(state)
-    trips = 1
-    for _, span in loops:
-        trips = trips * span.count if span.count is not None and span.first is None else 1 << 30
-    if trips <= (UNROLL_TRIPS if s.lane is not None else 4) and trips * ops <= UNROLL_OPS:
+    counts = [span.count for _, span in loops if span.count is not None and span.first is None]
+    trips = prod(counts)
+    if len(counts) == len(loops) and trips <= (UNROLL_TRIPS if s.lane is not None else 4) and trips * ops <= UNROLL_OPS:
         return _unrolled(s, loops, state, step)
     b = s.b
     (one, span), rest = loops[0], loops[1:]

@@ -200,7 +200,7 @@ def _convolution(
     turned = sum(prod(s or ()) for s, is_last in zip(sizes, last, strict=False) if runs_last and is_last is False)
     spread = any(n != 1 for n in (*strides, *dilations))
     ends = (y, x) if transpose else (x, y)
-    return _Convolution(*ends, weight, groups, spread, kind.element_type, runs_last, turned, transpose)
+    return _Convolution(*ends, weight, size(groups, hints), spread, kind.element_type, runs_last, turned, transpose)
 
 
 def _operand(op: mem.ExternOp | nd.ExternOp, argument: object) -> SSAValue | None:

@@ -306,6 +306,32 @@ def test_negative_powers_of_integers_are_refused():
         torch.compile(lambda x: x**-1, backend="stepwell")(torch.tensor([1, 2]))
 
 
+def test_reductions_of_nothing_between_sizes_that_are_symbols():
+    """A loop of no iterations inside of loops of unknown length was unrolled with them."""
+    x = torch.zeros(3, 0, 4, 2)
+    assert check_against_eager(lambda x: (torch.ops.aten.any.dims(x, None, False), x.sum((0, 1, 3))), x, dynamic=True) == 0
+
+
+def test_gradients_of_convolutions_whose_groups_are_a_symbol():
+    """Under dynamic=True Dynamo makes symbols of the numbers in arguments."""
+
+    def step(x, w, groups):
+        return torch.nn.functional.conv2d(x, w, stride=3, padding=1, groups=groups)
+
+    results = []
+    for run in (torch.compile(step, backend="stepwell", dynamic=True), step):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        x, w = torch.randn(2, 4, 5, 5).requires_grad_(), torch.randn(4, 2, 3, 3).requires_grad_()
+        results.append(torch.autograd.grad(run(x, w, 2).square().sum(), (x, w)))
+    torch.testing.assert_close(*results)
+
+
+def test_complex_sums_as_integers_cast_first():
+    x = torch.tensor([1.7, 0.6, -2.9, 1.8]) + 1j
+    assert check_against_eager(lambda x: torch.ops.aten.sum.default(x, dtype=torch.int8), x) <= 1
+
+
 REFUSED = {
     "bits of floats": (lambda x, i: x & x, NotImplementedError, "bitwise_and"),
     "bits of a float number": (lambda x, i: torch.ops.aten.__xor__.Scalar(i, -0.5), NotImplementedError, "bitwise_xor"),
