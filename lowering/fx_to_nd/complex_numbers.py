@@ -382,6 +382,16 @@ def _where(b: Importer, condition: Any, x: Any = None, y: Any = None) -> Pair:
     return Pair(b.select(condition, x.re, y.re), imaginary)
 
 
+@complex_rule("constant_pad_nd")
+def _padded(b: Importer, x: Pair, pad: Any, value: Any = 0) -> Pair:
+    fill = value if isinstance(value, Pair) else Pair(b.full(value, b.dtype(x.re)), None)
+    real = find_rule(aten.constant_pad_nd.default)
+    assert real is not None
+    if x.im is None:
+        return NotImplemented
+    return Pair(real(b, x.re, pad, fill.re), real(b, x.im, pad, 0.0 if fill.im is None else fill.im))
+
+
 @complex_rule("masked_fill")
 def _masked_fill(b: Importer, x: Pair, mask: SSAValue, value: Any) -> Pair:
     return _where(b, mask, value, x)
@@ -499,7 +509,7 @@ def _filled(b: Importer, value: float) -> Pair:
 
 _BY_PARTS = frozenset(
     """
-    alias alias_copy as_strided_scatter cat clone constant_pad_nd copy cumsum detach diagonal diagonal_backward diagonal_copy
+    alias alias_copy as_strided_scatter cat clone copy cumsum detach diagonal diagonal_backward diagonal_copy
     diagonal_scatter expand narrow_copy split_with_sizes_copy unsafe_split unsafe_split_with_sizes
     expand_copy flip gather index index_select lift_fresh_copy movedim permute permute_copy repeat reshape roll select
     select_backward select_copy select_scatter slice slice_backward slice_copy slice_scatter split split_with_sizes

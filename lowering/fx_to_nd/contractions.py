@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import ArrayAttr
+from xdsl.dialects.builtin import ArrayAttr, i1
 from xdsl.ir import SSAValue
 
 from ...dialects.nd import ConvOp
@@ -21,8 +21,15 @@ aten = torch.ops.aten
 
 
 def _product(b: Importer, lhs: SSAValue, rhs: SSAValue) -> SSAValue:
-    """A matrix product of floats; other element types go to the library."""
-    return b.matmul(lhs, rhs) if b.dtype(lhs) in FLOATS else NotImplemented
+    """A matrix product of floats, or of integers with a vector; other products of integers are calls of the library."""
+    if b.dtype(lhs) in FLOATS:
+        return b.matmul(lhs, rhs)
+    (*batch, rows, inner), columns = b.dims(lhs), b.dims(rhs)[-1]
+    if b.dtype(lhs) == i1 or (rows is not ONE and columns is not ONE):
+        return NotImplemented
+    if columns is ONE:
+        return b.reduce("sum", b.mul(lhs, b.reshape(rhs, (*batch, ONE, inner))), [len(batch) + 1], keepdim=True)
+    return b.reduce("sum", b.mul(b.reshape(lhs, (*batch, inner, ONE)), rhs), [len(batch)], keepdim=True)
 
 
 @rule(aten.mm.default, aten.bmm.default)
@@ -79,7 +86,7 @@ def _addmv(b: Importer, x: SSAValue, matrix: SSAValue, vector: SSAValue, *, beta
 
 @rule(aten.dot, aten.vdot)
 def _dot(b: Importer, x: SSAValue, y: SSAValue) -> SSAValue:
-    if b.dtype(x) not in FLOATS:
+    if b.dtype(x) == i1:
         return NotImplemented
     return b.reduce("sum", b.mul(b.widen(x), b.widen(y)), [0])
 

@@ -101,9 +101,9 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
         else:
             condition = None
     if any(size is ZERO for size in loop.shaped_dims(access.buffer.type)):
-        # nothing is there to read: the address may be null (only reached with an index that is reported as out of
-        # range)
-        s.values[op.result] = _zero(s, compute_type(access.dtype))
+        # nothing is there to read: the address may be null (without a mask, this is only reached with an index that is reported as
+        # out of range)
+        s.values[op.result] = _zero(s, compute_type(access.dtype)) if op.other is None else s.get(op.other)
         return
     value = widen(s, load_elements(s, access.buffer, s.unroll(access.offset), access.dtype, condition), access.dtype)
     if condition is not None and op.other is not None and not _is_zero(op.other):

@@ -332,6 +332,34 @@ def test_complex_sums_as_integers_cast_first():
     assert check_against_eager(lambda x: torch.ops.aten.sum.default(x, dtype=torch.int8), x) <= 1
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("sizes, pad", [((8, 0, 4), (-1, 1, 3, 3, 3, 1)), ((0,), (1, 2)), ((3, 0), (1, 2)), ((0, 4), (0, 0, 1, 1))])
+def test_what_is_padded_may_be_empty(sizes, pad, dynamic):
+    """A read of nothing under a mask was 0, not what the mask gives."""
+    x = torch.empty(sizes)
+    program = torch.ops.aten.constant_pad_nd
+    assert check_against_eager(lambda x: (program(x, pad, -0.3), program(x, pad, 2.0) + 1), x, dynamic=dynamic) == 0
+
+
+@pytest.mark.parametrize("value", [True, 2, 0.5, 1 - 3j])
+def test_complex_tensors_are_padded_with_numbers(value):
+    """Integers were the imaginary part too."""
+    x = torch.arange(6.0).reshape(2, 3) * (1 + 1j)
+    assert check_against_eager(lambda x: torch.ops.aten.constant_pad_nd(x, (1, 2, 0, 1), value), x) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int8])
+def test_integer_products_with_vectors_have_kernels(dtype):
+    a, b, v = (torch.arange(-7, 5).reshape(s).to(dtype) * 37 for s in ((3, 4), (4, 3), (12,)))
+
+    def program(a, b, v):
+        w = v[:4]
+        return torch.dot(v, v), a @ w, v[:3] @ a, torch.addmv(v[:3], a, w, beta=2, alpha=3), a[None] @ b[None, :, 1:2], a[:, :0] @ w[:0]
+
+    assert check_against_eager(program, a, b, v) == 0
+    assert check_against_eager(program, a, b, v, dynamic=True) == 0
+
+
 REFUSED = {
     "bits of floats": (lambda x, i: x & x, NotImplementedError, "bitwise_and"),
     "bits of a float number": (lambda x, i: torch.ops.aten.__xor__.Scalar(i, -0.5), NotImplementedError, "bitwise_xor"),
