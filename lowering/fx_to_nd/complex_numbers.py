@@ -384,12 +384,11 @@ def _where(b: Importer, condition: Any, x: Any = None, y: Any = None) -> Pair:
 
 @complex_rule("constant_pad_nd")
 def _padded(b: Importer, x: Pair, pad: Any, value: Any = 0) -> Pair:
-    fill = value if isinstance(value, Pair) else Pair(b.full(value, b.dtype(x.re)), None)
     real = find_rule(aten.constant_pad_nd.default)
-    assert real is not None
-    if x.im is None:
+    if real is None or x.im is None:
         return NotImplemented
-    return Pair(real(b, x.re, pad, fill.re), real(b, x.im, pad, 0.0 if fill.im is None else fill.im))
+    re, im = (value.re, value.im) if isinstance(value, Pair) else (value, None)
+    return Pair(real(b, x.re, pad, re), real(b, x.im, pad, 0.0 if im is None else im))
 
 
 @complex_rule("masked_fill")
