@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
@@ -58,6 +59,8 @@ def _structure(op: Operation) -> None:
                 raise InvalidIR(op, "its single block is empty but needs at least a terminator")
     if isinstance(op, FuncOp):
         _signature(op)
+    if isinstance(op, scf.IfOp):
+        _branches(op)
     try:
         op.verify(verify_nested_ops=False)
     except VerifyException as error:
@@ -75,6 +78,17 @@ def _launches(module: ModuleOp) -> None:
                 op.check_kernel(kernel)
             except VerifyException as error:
                 raise InvalidIR(op, _message(error)) from error
+
+
+def _branches(op: scf.IfOp) -> None:
+    """Check that both branches yield what the `scf.if` gives, which xDSL's own verifier does not."""
+    given = [r.type for r in op.results]
+    for name, region in (("then", op.true_region), ("else", op.false_region)):
+        last = region.blocks[0].last_op if region.blocks else None
+        yielded = [v.type for v in last.operands] if isinstance(last, scf.YieldOp) else []
+        if yielded != given:
+            texts = [", ".join(map(str, types)) or "nothing" for types in (yielded, given)]
+            raise InvalidIR(op, f"its {name} branch yields {texts[0]}, its results are {texts[1]}")
 
 
 def _signature(func: FuncOp) -> None:

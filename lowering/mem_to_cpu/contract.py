@@ -37,6 +37,7 @@ from ...dialects.expr import (
 )
 from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_types import element_bytes
+from ...passes.errors import PassError
 from .builder import Builder
 
 ZERO, ONE = as_expr(0), as_expr(1)
@@ -264,7 +265,8 @@ class ContractLowering:
         """ATen's matmul on views of the buffers, into the out."""
         p = recognise(op)
         if p is None:
-            raise ValueError(f"mem-to-cpu: cannot lower this contraction: {op}")
+            what = "only matrix products reach this pass: operands accessed with strides, a body that stores the accumulator once, alone"
+            raise PassError(f"{what} or plus a bias, or adds it to the out (contract-expand makes nests of the rest)", op=op)
         views: list[Operation] = []
         operands: list[SSAValue] = []
         for x, rows, columns in ((p.a, p.m, p.k), (p.b, p.k, p.n), (p.c, p.m, p.n)):
@@ -289,7 +291,7 @@ class ContractLowering:
             return [*views, mem.ExternOp.create(operands=operands, properties={"call": call, "out": IntsAttr.get([3])})]
         if p.accumulate:
             if len(p.batch) > 1:
-                raise ValueError(f"mem-to-cpu: the library adds products of one batch dimension at most to their out: {op}")
+                raise PassError("the library adds products of one batch dimension at most to their out", op=op)
             a, b, c = operands
             call = CallAttr(Call("aten.baddbmm.default" if p.batch else "aten.addmm.default", (Arg(0), Arg(1), Arg(2))))
             return [*views, mem.ExternOp.create(operands=[c, a, b, c], properties={"call": call, "out": IntsAttr.get([3])})]

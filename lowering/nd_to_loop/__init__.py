@@ -17,6 +17,7 @@ from xdsl.passes import ModulePass
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.loop import BatchOp
 from ...dialects.nd import ExternOp, UpdateOp, symbol_ranges
+from ...passes.errors import PassError
 from .lowering import Lowering
 from .rules import RULES
 
@@ -48,7 +49,7 @@ def lower_function(func: FuncOp, symbols: RangeEnv, eager_rounding: bool) -> Non
             continue
         rule = RULES.get(type(op))
         if rule is None:
-            raise ValueError(f"nd-to-loop: no rule for {op.name}")
+            raise PassError(f"nd-to-loop has no rule for {op.name}", op=op)
         rule(low, op)
     old = func.body.block
     func.body.detach_block(old)
