@@ -3,7 +3,7 @@ whether a nest can and should be computed where it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.func import FuncOp
@@ -13,6 +13,7 @@ from ...dialects import loop
 from ...dialects.expr import Expr, dim, dims_subs, evaluate, free_dims, free_syms, product
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd_types import TensorType, element_bytes
+from .fusion_cost import GroupWork, group_ns
 from .fusion_types import Read
 from .nest_info import NestInfo, nest_info, uses_opaque
 
@@ -47,6 +48,8 @@ class NestFacts:
         self.inlined: dict[SSAValue, NestInfo] = {}
         self.keep_parallel = 0
         """Iterations that must be left to run in parallel where one of two nests has as many, for a GPU; see LoopFuse."""
+        self.price: Callable[[GroupWork], float] = group_ns
+        """Nanoseconds of one nest of a plan; see LoopFuse."""
         self._reads: dict[Operation, list[Read]] = {}
         self._weight: dict[Operation, tuple[int, int]] = {}
         self._read_bytes: dict[Operation, dict[SSAValue, int]] = {}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from xdsl.ir import Operation, SSAValue
 
 from .cost_model import OVERLAP
-from .fusion_cost import BANDWIDTH, GroupWork, group_ns
+from .fusion_cost import BANDWIDTH, GroupWork
 from .fusion_groups import MAX_PATH, NEAR, PATH, Grouping
 from .fusion_types import Attempt, Group, Move
 from .nest_info import NestInfo
@@ -83,7 +83,7 @@ class Search:
         """Nanoseconds of a group of the plan."""
         found = self._costs.get(id(group))
         if found is None or found[0] is not group:
-            found = self._costs[id(group)] = group, group_ns(self.work(group.places, group))
+            found = self._costs[id(group)] = group, self.plan.price(self.work(group.places, group))
         return found[1]
 
     # ---- one change
@@ -94,7 +94,7 @@ class Search:
         if self.wanted and any(plan.ops[k] in self.wanted for g in old for k in g.places):
             return False
         enough = before * (1 - MIN_GAIN)
-        if sum([group_ns(self.work(places)) for places in sets]) >= enough:
+        if sum([self.plan.price(self.work(places)) for places in sets]) >= enough:
             return False
         groups: list[Group] = []
         for places in sets:
@@ -103,7 +103,7 @@ class Search:
             if group is None:
                 return False
             groups.append(group)
-        if sum([group_ns(self.work(g.places, g)) for g in groups]) >= enough:
+        if sum([self.plan.price(self.work(g.places, g)) for g in groups]) >= enough:
             return False
         was = {k: g for g in old for k in g.places}
         for k in was:
@@ -201,7 +201,7 @@ class Search:
         plan = self.plan
         low, high = first.places[0], second.places[-1]
         groups = list({u.order: u for u in plan.unit_at[low : high + 1] if isinstance(u, Group)}.values())
-        if high - low > MAX_PATH or group_ns(self.work([*first.places, *second.places])) >= self.cost(first) + self.cost(second):
+        if high - low > MAX_PATH or self.plan.price(self.work([*first.places, *second.places])) >= self.cost(first) + self.cost(second):
             return
         self.left -= (high - low) // BUDGET
         own = {*first.places, *second.places}
@@ -250,7 +250,7 @@ class Search:
         return ([p for p in whole if len(p) < len(group.places)] + [s for s in singles if s not in whole])[:MAX_READERS]
 
     def _note(self, kind: str, attempt: Attempt, before: float, sets: Iterable[Sequence[int]]) -> None:
-        after = sum([group_ns(self.work(places)) for places in sets])
+        after = sum([self.plan.price(self.work(places)) for places in sets])
         self.moves.append(Move(kind, attempt.first_op, attempt.second_op, before - after))
 
     # ---- recompute or store
@@ -333,7 +333,7 @@ class Search:
         if not self.change([*makers, *homes], before, sets):
             return False
         self.stored[info.op] = f"{len(homes)} nests read it, and storing it is cheaper than what they would read and compute"
-        after = sum([group_ns(self.work(places)) for places in sets])
+        after = sum([self.plan.price(self.work(places)) for places in sets])
         self.moves.append(Move("store", info.op, self.plan.readers(tensor)[0].op, before - after))
         return True
 
@@ -347,7 +347,7 @@ class Search:
                 if isinstance(home, Group) and isinstance(group, Group) and home is not group and group.places == [k]:
                     before, whole = self.cost(home) + self.cost(group), sorted([*home.places, k])
                     if not plan.path_between(home, group) and self.change((home, group), before, [whole]):
-                        self.moves.append(Move("merge", plan.ops[place], info.op, before - group_ns(self.work(whole))))
+                        self.moves.append(Move("merge", plan.ops[place], info.op, before - self.plan.price(self.work(whole))))
 
     def _recompute(self, info: NestInfo, tensor: SSAValue, homes: Sequence[Group]) -> None:
         """Compute a value where it is read instead of storing it."""
@@ -362,7 +362,7 @@ class Search:
         sets = [places for g in old if (places := [p for p in g.places if p != k])]
         if self.change(old, before, sets):
             self.stored.pop(info.op, None)
-            after = sum([group_ns(self.work(places)) for places in sets])
+            after = sum([self.plan.price(self.work(places)) for places in sets])
             self.moves.append(Move("recompute", info.op, plan.readers(tensor)[0].op, before - after))
             return
         self._toggle(info, tensor)

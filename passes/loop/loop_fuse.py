@@ -19,6 +19,7 @@ from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd import symbol_ranges
 from ...dialects.nd_types import RangeAttr
 from ..manager import Pass
+from .fusion_cost import GroupWork, group_ns
 from .fusion_emit import GroupWriter
 from .fusion_plan import Group, Plan, Planner
 from .fusion_wishes import Outcome, Wishes, log, title
@@ -81,6 +82,11 @@ class LoopFuse(Pass):
             self.statistic("num-inlined", len(plan.inlined))
             self.statistic("num-moves", len(plan.moves))
 
+    def price(self, group: GroupWork) -> float:
+        """Nanoseconds that one nest of a plan takes: what moves are weighed by. A subclass with another name takes the place of this pass
+        (docs/cost-model.md)."""
+        return group_ns(group)
+
     def _explain(self, func: FuncOp, planner: Planner, plan: Plan, outcomes: list[Outcome]) -> None:
         """Remarks: what was fused, what was not and why, what became of wishes."""
         for tensor, info in plan.inlined.items():
@@ -104,6 +110,7 @@ def plan_with_wishes(
     def planner(wishes: Wishes | None = None, inline: Iterable[Operation] = ()) -> Planner:
         made = Planner(func, symbols, hints, wishes, inline)
         made.keep_parallel = options.keep_parallel
+        made.price = options.price
         return made
 
     if not options.no_fuse and not options.fuse and not options.marked:
