@@ -59,7 +59,17 @@ def _build() -> dict[Any, Callable[..., Any]]:
         if find_rule(target) is None:
             table[target] = fn
     table.update(_foreach_decompositions())
+    table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
     return table
+
+
+def _weight_norm_backward(grad: Any, v: Any, g: Any, norms: Any, dim: int) -> tuple[Any, Any]:
+    """Gradients of a direction and a length, whose product is a weight: `norms` are those of `v` along `dim`."""
+    wide, direction = grad.to(norms.dtype), v.to(norms.dtype)
+    along = (wide * direction).sum([k for k in range(v.dim()) if k != dim], keepdim=True)
+    by_length = along / norms
+    by_direction = (wide - direction * (by_length / norms)) * (g / norms)
+    return by_direction.to(v.dtype), by_length.reshape(g.shape).to(g.dtype)
 
 
 # ---- foreach: one call per tensor, arguments that are lists taken element by element

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import stepwell  # noqa: F401 - registers the backend
+import stepwell
 
 
 def compiled(fn, **options):
@@ -95,3 +95,37 @@ def test_what_has_a_late_size_stays_behind_what_says_it():
         for shift in (0.0, 5.0, -5.0):
             x = torch.randn(6, 8) + shift
             torch.testing.assert_close(run(x), program(x))
+
+
+@pytest.mark.parametrize("dim", [0, -1, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weight_norm_is_arithmetic(dim, dtype):
+    """Of both kinds, with its gradient, which torch has no decomposition of."""
+    for wrap in (nn.utils.weight_norm, nn.utils.parametrizations.weight_norm):
+        layer = wrap(nn.Conv1d(3, 5, 2).to(dtype), dim=dim)
+        x, calls = torch.randn(2, 3, 7).to(dtype), stepwell.counters["fallback"]
+        grads = []
+        for run in (layer, compiled(layer)):
+            loss = run(x).float().square().mean()
+            grads.append([loss, *torch.autograd.grad(loss, list(layer.parameters()))])
+        tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(grads[1], grads[0], **tolerance)
+        assert stepwell.counters["fallback"] == calls
+
+
+def test_an_interrupt_while_compiling_leaves_nothing_behind(monkeypatch):
+    from stepwell.tools import compile_graph
+
+    lower = compile_graph.lower_graph
+
+    def interrupted(*args, **kwargs):
+        lower(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    x = torch.randn(6)
+    run = compiled(lambda x: x.sin().cumsum(0) + 1, options={"cache": "off"})
+    monkeypatch.setattr(compile_graph, "lower_graph", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(x)
+    monkeypatch.undo()
+    torch.testing.assert_close(run(x), x.sin().cumsum(0) + 1)
