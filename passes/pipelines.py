@@ -19,7 +19,10 @@ from .pipeline_text import Element, Option, Value, build_pass, parse_text
 
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
-        "nd": ("nd-canonicalize", "nd-attention", "attention-select", "nd-sink-cat", "nd-stack-products", "nd-small-products"),
+        "nd": (
+            "nd-canonicalize", "nd-attention", "attention-select", "nd-sink-cat", "nd-stack-products", "nd-small-products",
+            "nd-small-convolutions",
+        ),
         "loop": (
             "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "loop-fuse{local-bytes=65536}", "loop-fuse-rows",
             "loop-fuse-windows", "contract-bias", "loop-inline", "contract-accumulate", "loop-layout", "loop-order",

@@ -35,6 +35,7 @@ OURS: dict[str, str] = {
     "nd-attention": "passes.nd.nd_attention:NdAttention",
     "nd-library-products": "passes.nd.nd_library_products:NdLibraryProducts",
     "nd-stack-products": "passes.nd.nd_stack_products:NdStackProducts",
+    "nd-small-convolutions": "passes.nd.nd_small_convolutions:NdSmallConvolutions",
     "nd-small-products": "passes.nd.nd_small_products:NdSmallProducts",
     "nd-sink-cat": "passes.nd.nd_sink_cat:NdSinkCat",
     "contract-accumulate": "passes.loop.contract_accumulate:ContractAccumulate",

@@ -1,0 +1,27 @@
+// RUN: opt-tool %s -p nd-small-convolutions | filecheck %s
+
+// CHECK-LABEL: func.func @filter
+// CHECK: nd.pad
+// CHECK: nd.view
+// CHECK: nd.mul
+// CHECK: nd.reduce
+// CHECK-NOT: nd.conv
+func.func @filter(%x : !nd.tensor<4 x 1 x 20 x 33 x f32>, %w : !nd.tensor<1 x 1 x 3 x 3 x f32>) -> !nd.tensor<4 x 1 x 20 x 33 x f32> {
+  %0 = nd.conv %x, %w {stride = [1, 1], padding = [1, 1], dilation = [1, 1], output_padding = [0, 0], groups = [1],
+    layout = #nd.layout<[660, 1, 33, 1], 0>} : (!nd.tensor<4 x 1 x 20 x 33 x f32>, !nd.tensor<1 x 1 x 3 x 3 x f32>) -> !nd.tensor<4 x 1 x 20 x 33 x f32>
+  func.return %0 : !nd.tensor<4 x 1 x 20 x 33 x f32>
+}
+
+// Many channels, channels-last memory and steps along the row stay with the library.
+// CHECK-LABEL: func.func @others
+// CHECK-COUNT-3: nd.conv
+func.func @others(%x : !nd.tensor<2 x 3 x 8 x 8 x f32>, %w : !nd.tensor<16 x 3 x 3 x 3 x f32>, %v : !nd.tensor<3 x 3 x 3 x 3 x f32>)
+    -> (!nd.tensor<2 x 16 x 6 x 6 x f32>, !nd.tensor<2 x 3 x 6 x 6 x f32>, !nd.tensor<2 x 3 x 6 x 2 x f32>) {
+  %0 = nd.conv %x, %w {stride = [1, 1], padding = [0, 0], dilation = [1, 1], output_padding = [0, 0], groups = [1]}
+    : (!nd.tensor<2 x 3 x 8 x 8 x f32>, !nd.tensor<16 x 3 x 3 x 3 x f32>) -> !nd.tensor<2 x 16 x 6 x 6 x f32>
+  %1 = nd.conv %x, %v {stride = [1, 1], padding = [0, 0], dilation = [1, 1], output_padding = [0, 0], groups = [1],
+    layout = #nd.layout<[108, 1, 18, 3], 0>} : (!nd.tensor<2 x 3 x 8 x 8 x f32>, !nd.tensor<3 x 3 x 3 x 3 x f32>) -> !nd.tensor<2 x 3 x 6 x 6 x f32>
+  %2 = nd.conv %x, %v {stride = [1, 3], padding = [0, 0], dilation = [1, 1], output_padding = [0, 0], groups = [1]}
+    : (!nd.tensor<2 x 3 x 8 x 8 x f32>, !nd.tensor<3 x 3 x 3 x 3 x f32>) -> !nd.tensor<2 x 3 x 6 x 2 x f32>
+  func.return %0, %1, %2 : !nd.tensor<2 x 16 x 6 x 6 x f32>, !nd.tensor<2 x 3 x 6 x 6 x f32>, !nd.tensor<2 x 3 x 6 x 2 x f32>
+}
