@@ -16,7 +16,8 @@ body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1500p
 h1 { font-size: 1.6em } h2 { margin-top: 2.2em; border-bottom: 2px solid #1f5fa8 } h3 { margin: 1.6em 0 .4em }
 table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto } th, td { padding: .25em .7em; vertical-align: top }
 th { text-align: left; border-bottom: 1px solid #888; white-space: nowrap } td { border-bottom: 1px solid #e3e6ea }
-td.n { text-align: right; white-space: nowrap } p { margin: .3em 0; white-space: pre-wrap } pre { font-size: 12px; overflow-x: auto }
+td.n { text-align: right; white-space: nowrap } p { margin: .3em 0; white-space: pre-wrap; overflow-wrap: anywhere }
+pre { font-size: 12px; overflow-x: auto }
 p.step { font-weight: 600; margin-top: 1em } p.detail { padding-left: 2.2em; text-indent: -1.2em } p.there { color: #667 }
 .bar { background: #3a8a4d; height: .8em; margin-top: .3em }
 details.lines { margin-left: 1em } details { margin: .4em 0 } summary { cursor: pointer }

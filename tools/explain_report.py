@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..passes.loop.machine import Machine
-from .explain_model import Graph, Operator, Pair, Place, Step
-from .explain_walk import walk
+from .explain_model import Graph, Operator, Pair, Place, Step, TensorUse
+from .explain_walk import listed, walk
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,12 @@ class Code:
     title: str
     text: str
 
+
+ALIKE = 4
+"""Operators that differ in their names alone have a row each up to so many, else one together (lists of tensors, loops of the program)."""
+
+USES = 8
+"""Tensors that are named of those that a step reads or writes."""
 
 Block = Heading | Text | Table | Picture | Code
 
@@ -154,8 +160,21 @@ def _operators(graph: Graph) -> Block:
             return "update of an argument"
         return "view, part or constant" if op.name in views else "computed in a step"
 
-    rows = [(op.name, op.call, where(op), lines_of([op.place])) for op in graph.operators.values()]
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for op in graph.operators.values():
+        alike.setdefault((op.call, where(op), lines_of([op.place])), []).append(op.name)
+    rows: list[tuple[str, ...]] = []
+    for rest, names in alike.items():
+        if len(names) <= ALIKE:
+            rows += [(name, *rest) for name in names]
+        else:
+            rows.append((f"{names[0]}, {names[1]}, ... {names[-1]} ({len(names)})", *rest))
     return Table(("operator", "calls", "runs in", "source"), tuple(rows))
+
+
+def _uses(uses: Sequence[TensorUse]) -> str:
+    """Tensors with their bytes, the largest first; of many the first ones."""
+    return listed([f"{u.name} {size(u.bytes)}" for u in uses], USES) if uses else "nothing"
 
 
 def _limit(step: Step, machine: Machine) -> str:
@@ -176,10 +195,10 @@ def _steps(graph: Graph, machine: Machine) -> Block:
             (
                 str(step.number),
                 f"{step.kind} {step.label}",
-                ", ".join(step.operators),
+                listed(step.operators) if step.operators else "",
                 "; ".join(dict.fromkeys(str(p) for p in step.places)),
-                ", ".join(f"{u.name} {size(u.bytes)}" for u in step.reads) or "nothing",
-                ", ".join(f"{u.name} {size(u.bytes)}" for u in step.writes) or "nothing",
+                _uses(step.reads),
+                _uses(step.writes),
                 number(step.flops),
                 "-" if step.kind == "call" else str(step.ops),
                 _limit(step, machine),
@@ -237,9 +256,10 @@ def _memory(graph: Graph) -> list[Block]:
         total = sum(b.bytes for b in alive)
         arena = sum(b.bytes for b in alive if b.kind == "arena")
         bar = "#" * round(24 * total / most) if most else ""
-        freed = ", ".join(b.name for b in graph.buffers if b.last == step.number and not b.returned) or "-"
-        rows.append((str(step.number), step.label, size(arena), size(total), bar, freed))
-    held = ", ".join(f"{b.name} ({b.kind}, {size(b.bytes)})" for b in graph.alive(peak)) or "nothing"
+        freed = [b.name for b in graph.buffers if b.last == step.number and not b.returned]
+        rows.append((str(step.number), step.label, size(arena), size(total), bar, listed(freed) if freed else "-"))
+    alive = [f"{b.name} ({b.kind}, {size(b.bytes)})" for b in graph.alive(peak)]
+    held = listed(alive) if alive else "nothing"
     arguments = sum(a.bytes for a in graph.arguments)
     text = (
         f"Peak {size(most)} at step {peak}; alive then: {held}.",

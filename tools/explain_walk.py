@@ -53,9 +53,10 @@ def _plural(n: int, word: str) -> str:
     return f"{n} {word}{'' if n == 1 else 's'}"
 
 
-def _list(names: Sequence[str]) -> str:
-    if len(names) > LONGEST:
-        return f"{', '.join(names[:LONGEST])} and {len(names) - LONGEST} more"
+def listed(names: Sequence[str], most: int = LONGEST) -> str:
+    """Names with commas, of many the first ones."""
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
     return ", ".join(names) if names else "none"
 
 
@@ -68,10 +69,10 @@ def _nodes(graph: Graph) -> list[str]:
     ]
     found += [f"{one.label} = {one.what} over {one.sizes}" + (f"   {one.place}" if one.place.line else "") for one in graph.loops]
     if graph.others:
-        found.append(f"Not nests: {_list(graph.others)} (contractions and library calls; fusion goes around them).")
+        found.append(f"Not nests: {listed(graph.others)} (contractions, library calls and lists of tensors; fusion goes around them).")
     if graph.views:
         found.append(
-            f"No node at all: {_list(graph.views)} (views are index maps in what reads them, constants are written where used, "
+            f"No node at all: {listed(graph.views)} (views are index maps in what reads them, constants are written where used, "
             "parts and aliases of a value are that value)."
         )
     return found
@@ -83,8 +84,8 @@ def _dependencies(graph: Graph) -> list[str]:
     for one in graph.loops:
         reads = [f"{u.name}[{u.index}]" for u in one.reads]
         after = [n for n in dict.fromkeys(u.name for u in one.reads) if n in makers]
-        needs = _list(after) if after else "only arguments and library results" if reads else "nothing"
-        found.append(f"{one.label} reads {_list(reads) if reads else 'nothing'}; needs {needs}")
+        needs = listed(after) if after else "only arguments and library results" if reads else "nothing"
+        found.append(f"{one.label} reads {listed(reads) if reads else 'nothing'}; needs {needs}")
     return found
 
 
@@ -92,7 +93,7 @@ def _mutation(graph: Graph) -> list[str]:
     found = ["Every value has one definition (SSA): no renaming of versions, no edges between a write and earlier reads."]
     if not graph.updated:
         return [*found, "No argument is updated."]
-    found.append(f"Updated at the end, after every read of the old value: {_list(list(dict.fromkeys(graph.updated)))}.")
+    found.append(f"Updated at the end, after every read of the old value: {listed(list(dict.fromkeys(graph.updated)))}.")
     return found
 
 
@@ -111,10 +112,10 @@ def _chain(names: Sequence[str]) -> str:
 def _dead(graph: Graph) -> list[str]:
     found = []
     if graph.gone:
-        found.append(f"Folded, merged with an equal one or unused, before there were nests: {_list(graph.gone)}.")
+        found.append(f"Folded, merged with an equal one or unused, before there were nests: {listed(graph.gone)}.")
     inlined = [one.label for one in graph.loops if one.readers]
     if inlined:
-        found.append(f"Never stored, because every reader computes it itself: {_list(inlined)}.")
+        found.append(f"Never stored, because every reader computes it itself: {listed(inlined)}.")
     return found or ["Every operator is needed; nothing was removed."]
 
 
@@ -134,8 +135,8 @@ def _fusion(graph: Graph) -> list[str]:
         how = f"{pair.first} -> {pair.second}: {pair.reason}" if pair.fused else f"{pair.first} | {pair.second}: not fused, {pair.reason}"
         found.append(f"{how} ({'saves' if pair.fused else 'would save'} {pair.bytes} bytes)")
     for group in graph.groups:
-        inside = f", with {_list(group.inside)} computed inside" if group.inside else ""
-        names = _list(group.members) if len(group.members) > LONGEST else "+".join(group.members)
+        inside = f", with {listed(group.inside)} computed inside" if group.inside else ""
+        names = listed(group.members) if len(group.members) > LONGEST else "+".join(group.members)
         found.append(f"nest {names} over {group.sizes}{inside}")
     return found
 
@@ -154,11 +155,11 @@ def _memory(graph: Graph) -> list[str]:
         some = kinds[kind]
         if kind in ("pooled", "guest") and not some:
             continue
-        found.append(f"{text.capitalize()}: {_list([f'{b.name} ({b.bytes} bytes)' for b in some])}.")
+        found.append(f"{text.capitalize()}: {listed([f'{b.name} ({b.bytes} bytes)' for b in some])}.")
     total = sum(b.bytes for b in kinds["arena"])
     if total:
         found.append(f"The arena is one block of {graph.arena} bytes, planned by lifetime; a place for each would take {total}.")
     freed = [f"{b.name} after step {b.last}" for b in graph.buffers if not b.returned]
-    found.append(f"Freed: {_list(freed)}.")
+    found.append(f"Freed: {listed(freed)}.")
     found += graph.in_place
     return found

@@ -333,3 +333,15 @@ def test_updates_of_arguments_are_no_views():
 
     found = stepwell.explain(f, torch.randn(5, 4), torch.randn(5, 4), quiet=True)
     assert "update of an argument" in str(found) and not found.graphs[0].views
+
+
+def test_operators_of_lists_have_one_row_together():
+    def step(xs, ys):
+        return torch._foreach_mul(torch._foreach_add(xs, ys), 2.0)
+
+    xs, ys = ([torch.randn(3, 4) for _ in range(30)] for _ in range(2))
+    found = stepwell.explain(step, xs, ys, quiet=True, machine=MACHINE)
+    text = str(found)
+    assert text.count("aten.add.Tensor") <= 2 and text.count("aten.mul.Tensor") <= 2
+    assert "(30)" in text and "more" in text
+    assert len(found.graphs[0].operators) >= 60, "the data has all"
