@@ -130,7 +130,7 @@ class NestLowering:
         wide = any(a.dtype == c128 for a in info.root.all_accesses())  # two numbers each
         index = i32 if fits_i32(info) and not wide else i64
         axes = [Axis(block) for _, block in tile.axes]
-        self.s = s = State(Builder(entry), info, axes, index, gpu, exact)
+        self.s = s = State(Builder(entry), info, axes, index, gpu, tile.warps * gpu.lanes, exact)
         if tile.cross:
             s.cross_axis = len(axes)
             axes.append(Axis(tile.cross))

@@ -68,11 +68,14 @@ class Axis:
 
 
 class State:
-    """See the module's docstring. `index` is the type of index arithmetic, i32 where everything surely fits."""
+    """See the module's docstring. `index` is the type of index arithmetic, i32 where everything surely fits; `threads` how many a program
+    has."""
 
-    def __init__(self, builder: Builder, info: NestAccess, axes: list[Axis], index: IntegerType, gpu: Machine, exact: bool = False):
+    def __init__(
+        self, builder: Builder, info: NestAccess, axes: list[Axis], index: IntegerType, gpu: Machine, threads: int, exact: bool = False
+    ):
         self.b = builder
-        self.gpu = gpu
+        self.gpu, self.threads = gpu, threads
         self.info = info
         self.axes = axes
         self.index = index
@@ -385,9 +388,10 @@ class State:
         self.loaded.setdefault(buffer, set()).add(pointer)
 
     def before_store(self, buffer: SSAValue, pointer: SSAValue) -> None:
-        """The same where one may still have to load what is overwritten now; what is stored at the places that were loaded is computed
-        from it."""
-        if self.loaded.get(buffer, set()) - {pointer}:
+        """The same where one may still have to load what is overwritten now. What is stored at the places that were loaded is computed
+        from it, but of fewer elements than there are threads several threads have each, one of which may store before another loads."""
+        loaded = self.loaded.get(buffer)
+        if loaded and (_elements(shape_of(pointer.type)) < self.threads or loaded != {pointer}):
             self.barrier()
         self.stored.setdefault(buffer, set()).add(pointer)
 

@@ -10,36 +10,46 @@ A guest's `mem.alloc` gets the output as its operand `home`, and its place in it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
 from ...dialects import mem
-from ...dialects.expr import as_expr
+from ...dialects.expr import Sym, as_expr, free_syms
 from ...dialects.expr_syntax import ExprAttr
 from ..instrumentation import remark
-from .lifetimes import Lifetime, lifetimes
+from .lifetimes import Lifetime, entry_symbols, lifetimes
 from .peak import argument_spans, highest_sum
 from .pooled import choose_pooled, take_from_pool
 from .scratch import scratch_bytes
+from .slots import Sizes, share_slots
 
 ALIGNMENT = 64
 MOST_BUFFERS, MOST_OUTPUTS, SMALLEST = 1000, 12, 4096
 """Limits on the time that the search takes, and the bytes of an output for which it is worth it."""
 
 
-def leave_arena(func: FuncOp, use_outputs: bool, use_pool: bool) -> tuple[int, int]:
-    """Move buffers of `func` (of constant size) into outputs and into the pool; how many of each."""
-    found = [one for one in lifetimes(func) if one.bytes.is_const and one.last >= one.first]
-    arena = [one for one in found if one.kind == "arena"]
-    outputs = sorted((one for one in found if one.kind == "output" and int(one.bytes) >= SMALLEST), key=lambda o: -int(o.bytes))
-    if not arena or len(found) > MOST_BUFFERS:
+def leave_arena(func: FuncOp, sizes: Sizes, use_outputs: bool, use_pool: bool) -> tuple[int, int]:
+    """Move buffers of `func` into outputs (those of constant size) and into the pool; how many of each. Sizes that are symbols count
+    for what is typical."""
+    real = [one for one in lifetimes(func) if one.last >= one.first]
+    if len(real) > MOST_BUFFERS:
+        return 0, 0
+    found = [one if one.bytes.is_const else replace(one, bytes=as_expr(sizes.typical(one.bytes))) for one in real]
+    symbolic = {one: true for one, true in zip(found, real, strict=True) if one is not true}
+    known = entry_symbols(func) if symbolic else frozenset[Sym]()
+    arena = [one for one in found if one.kind == "arena" and (one not in symbolic or free_syms(symbolic[one].bytes) <= known)]
+    fixed = (one for one in found if one.kind == "output" and one not in symbolic and int(one.bytes) >= SMALLEST)
+    outputs = sorted(fixed, key=lambda o: -int(o.bytes))
+    if not arena:
         return 0, 0
     ops = list(func.body.block.ops)
-    others = [one for one in found if one.kind in ("output", "extern")]
-    scratch = {k: scratch_bytes(op) for k, op in enumerate(ops) if isinstance(op, mem.ExternOp)}
-    search = _Search(len(ops), arena, others, argument_spans(func), scratch)
+    inside = set(arena)
+    others = [one for one in found if one not in inside and one.kind in ("output", "extern", "arena")]
+    scratch = {k: scratch_bytes(op, sizes.hints) for k, op in enumerate(ops) if isinstance(op, mem.ExternOp)}
+    search = _Search(len(ops), arena, others, argument_spans(func, sizes.hints), scratch, symbolic, sizes)
     alone = search.pooled() if use_pool else ([], search.best[0])
     if use_outputs:
         for output in outputs[:MOST_OUTPUTS]:
@@ -55,9 +65,17 @@ def leave_arena(func: FuncOp, use_outputs: bool, use_pool: bool) -> tuple[int, i
 
 class _Search:
     def __init__(
-        self, count: int, arena: list[Lifetime], others: list[Lifetime], arguments: list[tuple[int, int]], scratch: dict[int, int]
+        self,
+        count: int,
+        arena: list[Lifetime],
+        others: list[Lifetime],
+        arguments: list[tuple[int, int]],
+        scratch: dict[int, int],
+        symbolic: Mapping[Lifetime, Lifetime],
+        sizes: Sizes,
     ):
         self.count = count
+        self.symbolic, self.sizes = symbolic, sizes
         self.arena = arena
         self.guests: dict[Lifetime, list[tuple[Lifetime, int]]] = {}
         self.starts = {one: one.first for one in others}
@@ -81,13 +99,21 @@ class _Search:
         for one in pooled:
             steps[one.first] += int(one.bytes)
             steps[one.last + 1] -= int(one.bytes)
-        block = highest_sum(arena, self.count)
+        block = self.block(arena)
         steps[min((one.first for one in arena), default=0)] += block
         now = most = 0
         for step in steps:
             now += step
             most = max(most, now)
         return most, block
+
+    def block(self, arena: Sequence[Lifetime]) -> int:
+        """Bytes of the arena for these buffers: of constant size the most that are alive at once, of others their slots."""
+        if not self.symbolic:
+            return highest_sum(arena, self.count)
+        slots = share_slots([self.symbolic[one] for one in arena if one in self.symbolic], self.sizes)
+        fixed = highest_sum([one for one in arena if one not in self.symbolic], self.count)
+        return fixed + sum(self.sizes.typical(slot.bytes) for slot in slots)
 
     def pooled(self) -> tuple[list[Lifetime], int]:
         """The buffers of the arena, as it is now, that are better taken from the pool, and the peak then."""
@@ -102,7 +128,7 @@ class _Search:
         kind = _kind(output)
         free = [
             one for one in self.arena
-            if one.last < output.first and int(one.bytes) <= int(output.bytes) and _kind(one) == kind
+            if one.last < output.first and int(one.bytes) <= int(output.bytes) and _kind(one) == kind and one not in self.symbolic
         ]  # fmt: skip
         tried: set[int] = set()
         for since in (0, output.first // 2, output.first * 3 // 4):

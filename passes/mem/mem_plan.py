@@ -2,7 +2,7 @@
 
 Buffers whose lifetimes do not meet share memory. Those of constant size are packed by best fit, tried in several orders
 (largest first, earliest first, longest first, ...) of which the smallest result is kept. Behind them lie the buffers whose size depends on
-symbols: they share slots, each as large as the largest buffer in it, which has to be provable. What the memory plan
+symbols: they share slots (slots.py). What the memory plan
 of TFLite and the arena planner of TVM do. Before that, buffers that are dead when an output is written move into the
 memory of that output (guests.py), and large ones that are needed for a short time are taken from the pool (pooled.py).
 
@@ -13,7 +13,7 @@ comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
@@ -22,7 +22,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
 from ...dialects import mem
-from ...dialects.expr import Expr, as_expr, ceildiv, evaluate, free_syms, prove_le, simplify
+from ...dialects.expr import Expr, as_expr, ceildiv, free_syms, simplify
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.expr_syntax import ExprAttr
 from ...dialects.nd import symbol_ranges
@@ -31,6 +31,7 @@ from ..manager import Pass
 from .guests import leave_arena
 from .lifetimes import Lifetime, entry_symbols, lifetimes
 from .peak import highest_sum
+from .slots import Sizes, share_slots
 
 ALIGNMENT = 64
 """Bytes; every buffer begins at a multiple of it: a cache line, and the widest vector."""
@@ -53,13 +54,13 @@ class MemPlan(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Plans the functions of the module."""
-        env, hints = symbol_ranges(op), symbol_hints(op)
+        sizes = Sizes(symbol_ranges(op), symbol_hints(op))
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
             if self.use_outputs or self.use_pool:
-                guests, pooled = leave_arena(func, self.use_outputs, self.use_pool)
+                guests, pooled = leave_arena(func, sizes, self.use_outputs, self.use_pool)
                 self.statistic("num-in-outputs", guests)
                 self.statistic("num-pooled", pooled)
-            plan = plan_function(func, env, hints)
+            plan = plan_function(func, sizes)
             if plan is None:
                 continue
             for one, at in plan.places.items():
@@ -88,7 +89,7 @@ def symbol_hints(module: ModuleOp) -> dict[str, int]:
     return {name: value.bounds[2] for name, value in table.data.items() if isinstance(value, RangeAttr)}
 
 
-def plan_function(func: FuncOp, env: RangeEnv, hints: Mapping[str, int]) -> Plan | None:
+def plan_function(func: FuncOp, sizes: Sizes) -> Plan | None:
     """The plan for the arena buffers of `func`; None when it has none."""
     known = entry_symbols(func)
     found = [one for one in lifetimes(func) if one.kind == "arena" and free_syms(one.bytes) <= known]
@@ -96,13 +97,13 @@ def plan_function(func: FuncOp, env: RangeEnv, hints: Mapping[str, int]) -> Plan
         return None
     fixed, symbolic = [], []
     for one in found:
-        one.bytes = _rounded_up(one.bytes, env)
+        one.bytes = _rounded_up(one.bytes, sizes.env)
         (fixed if one.bytes.is_const else symbolic).append(one)
     plan = Plan()
     offsets, end = pack(fixed)
     plan.places.update({one.buffer: as_expr(at) for one, at in zip(fixed, offsets, strict=True)})
     plan.total = as_expr(end)
-    for slot in share_slots(symbolic, env, hints):
+    for slot in share_slots(symbolic, sizes):
         plan.places.update({one.buffer: plan.total for one in slot.members})
         plan.total = plan.total + slot.bytes
     return plan
@@ -158,35 +159,3 @@ def _pack_in_order(buffers: Sequence[Lifetime], order: Sequence[int]) -> tuple[l
         placed.sort(key=lambda item: item[:2])
         end = max(end, at + size)
     return offsets, end
-
-
-# ---- symbolic sizes
-
-
-@dataclass
-class Slot:
-    """Memory that buffers of symbolic size use one after the other."""
-
-    bytes: Expr
-    members: list[Lifetime]
-
-    def is_free(self, one: Lifetime) -> bool:
-        return not any(one.overlaps(other) for other in self.members)
-
-
-def share_slots(buffers: Sequence[Lifetime], env: RangeEnv, hints: Mapping[str, int]) -> list[Slot]:
-    """Slots for buffers of symbolic size: the largest (for typical sizes) are placed first, each in the tightest free
-    slot that is provably large enough, else in a new one."""
-    slots: list[Slot] = []
-    sizes = {one.bytes: _typical(one.bytes, hints) for one in buffers}
-    for one in sorted(buffers, key=lambda b: (-sizes[b.bytes], b.first)):
-        free = [s for s in slots if s.is_free(one) and (s.bytes is one.bytes or prove_le(one.bytes, s.bytes, env))]
-        if free:
-            min(free, key=lambda s: sizes[s.bytes]).members.append(one)
-        else:
-            slots.append(Slot(one.bytes, [one]))
-    return slots
-
-
-def _typical(size: Expr, hints: Mapping[str, int]) -> int:
-    return evaluate(size, {str(s): hints.get(str(s), 64) for s in free_syms(size)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -155,3 +157,29 @@ def test_positions_of_parts_keep_64_bits():
     assert [str(t) for t in kernel_of(last).body.block.arg_types] == ["!tt.ptr<i64>", "!tt.ptr<i8>", "!tt.ptr<i64>"]
     run_kernel(last, [found, values, positions], [1])
     assert found.item() == 1900 * 1_500_000
+
+
+def two_layers(x, a, b, w, c):
+    """The first layer's values are loaded, added to, and stored again where they were."""
+    h = torch.relu(x @ w + a)
+    return h, torch.relu(h @ w + b) + c
+
+
+@pytest.mark.parametrize("rows", [32, 3])
+def test_threads_that_share_an_element_load_it_before_it_is_overwritten(rows):
+    """A tile of fewer elements than threads lies in several threads at once."""
+    _, module = nests(two_layers, empty(rows, 64), empty(64), empty(64), empty(64, 64), empty(64))
+    run(default_pipeline("gpu", stages=["tt"]), module, context())
+    again, threads, loaded = 0, 0, {}
+    for op in module.walk():
+        if isinstance(op, FuncOp):
+            threads = 32 * op.attributes["num_warps"].value.data
+        if isinstance(op, FuncOp | gpu.BarrierOp):
+            loaded.clear()
+        elif isinstance(op, LoadOp):
+            loaded[op.operands[0]] = op
+        elif isinstance(op, StoreOp):
+            shape = op.operands[0].type.get_shape()
+            again += math.prod(shape) < threads
+            assert op.operands[0] not in loaded or math.prod(shape) >= threads, op
+    assert again >= 2
