@@ -11,7 +11,10 @@ from ...dialects.tt_compute import ExternElementwiseOp
 from ...dialects.tt_types import element_of
 
 _CUDA = "__nv_"
-_OTHER_NAMES = {"normcdfinv": "ncdfinv", "cyl_bessel_i0": "i0", "cyl_bessel_i1": "i1"}
+_OTHER_NAMES = {
+    "normcdfinv": "ncdfinv", "cyl_bessel_i0": "i0", "cyl_bessel_i1": "i1",
+    "finite": "isfinite", "isfinited": "isfinite", "isnand": "isnan", "isinfd": "isinf", "signbitd": "signbit",
+}  # fmt: skip
 """Functions that OCML calls differently."""
 
 
@@ -20,7 +23,7 @@ def ocml_name(op: ExternElementwiseOp) -> str:
     symbol = op.symbol.data
     if not symbol.startswith(_CUDA):
         return symbol
-    single = element_of(op.result.type) == f32
+    single = element_of(op.operands[0].type) == f32  # the result of __nv_isnanf is an integer
     function = symbol.removeprefix(_CUDA)
     if single:
         function = function.removesuffix("f")

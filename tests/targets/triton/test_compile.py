@@ -117,11 +117,14 @@ def test_functions_are_those_of_the_library_of_the_target(read):
     names = {"tanhf": "f32", "erf": "f64", "erff": "f32", "normcdfinv": "f64", "cyl_bessel_i0f": "f32"}
     calls = [call.replace("NAME", n).replace("TYPE", t).replace("%w", f"%{n}").replace("%v", f"%{t}") for n, t in names.items()]
     constants = [f"%{t} = arith.constant dense<1.0> : tensor<64x{t}>" for t in ("f32", "f64")]
+    for name, t in {"isnanf": "f32", "isnand": "f64"}.items():
+        calls.append(f"%{name} = tt.extern_elementwise %{t} {how.replace('NAME', name)} : (tensor<64x{t}>) -> tensor<64xi32>")
     module = read("\n".join(["tt.func public @k() {", *constants, *calls, "tt.return", "}"]))
     text = ttir_for_compiling(module, installed_spelling(), "hip")
     assert "__nv_" not in text
     for name in ("tanh_f32", "erf_f64", "erf_f32", "ncdfinv_f64", "i0_f32"):
         assert f'"__ocml_{name}"' in text
+    assert all(f'"__ocml_isnan_{t}"' in text for t in ("f32", "f64"))  # whose results are integers
     assert "__nv_tanhf" in ttir_for_compiling(module, installed_spelling())  # the module is as it was
 
 
