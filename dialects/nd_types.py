@@ -239,6 +239,9 @@ class RangeAttr(ParametrizedAttribute):
             values = parser.parse_comma_separated_list(parser.Delimiter.NONE, lambda: parser.parse_integer(allow_boolean=False))
         if len(values) != 3:
             parser.raise_error("expected #nd.range<low, high or -1, hint>")
+        low, high, _ = values
+        if high != -1 and high < low:
+            parser.raise_error(f"#nd.range: no size is from {low} to {high}; -1 stands for a highest size that is not known")
         return [ExprAttr.get(as_expr(v)) for v in values]
 
     def print_parameters(self, printer: Printer) -> None:

@@ -12,7 +12,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -196,42 +195,6 @@ class RunLine(pytest.Item):
 
     def reportinfo(self):
         return self.path, None, f"{self.path.name}: {self.command}"
-
-
-TRAINING_STEP = """
-import sys, torch, stepwell
-torch.set_num_threads(1)
-w = torch.linspace(-1, 1, 256).reshape(16, 16).requires_grad_()
-x = torch.linspace(0, 3, 64).reshape(4, 16)
-f = torch.compile(lambda x, w: torch.softmax(x @ w, -1) + torch.arange(16.0), backend="stepwell")
-y = f(x, w)
-y.square().sum().backward()
-torch.testing.assert_close(y, torch.softmax(x @ w, -1) + torch.arange(16.0))
-hits, misses = (stepwell.counters[f"{sys.argv[1]}_{end}"] for end in ("hits", "misses"))
-print(hits, misses, w.grad.double().sum().item().hex())
-"""
-
-
-@pytest.fixture
-def three_processes():
-    """A function of a cache's name: what three processes that train alike print, two at once and one after them. Each prints how often it
-    found something in the cache, how often not, and the sum of the gradient."""
-
-    def run(cache: str) -> list[list[str]]:
-        command = [sys.executable, "-c", TRAINING_STEP, cache]
-
-        def start() -> subprocess.Popen[str]:
-            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-        def printed(process: subprocess.Popen[str]) -> list[str]:
-            out, err = process.communicate()
-            assert process.returncode == 0, err
-            return out.split()
-
-        both = [start(), start()]
-        return [*map(printed, both), printed(start())]
-
-    return run
 
 
 @pytest.fixture

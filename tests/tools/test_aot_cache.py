@@ -2,6 +2,8 @@
 
 import functools
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -445,8 +447,32 @@ def test_compiled_autograd_after_a_hit():
     torch.testing.assert_close([v.grad for v in leaves], gradients(chain, X, W)[1:], rtol=1e-4, atol=1e-4)
 
 
-def test_processes(three_processes):
-    """Two at once that both find nothing, then one that finds what they wrote."""
-    first, second, third = three_processes("aot_cache")
-    assert third[:2] == ["1", "0"]
-    assert first[2] == second[2] == third[2]
+TRAINING_STEP = """
+import torch, stepwell
+torch.set_num_threads(1)
+w = torch.linspace(-1, 1, 256).reshape(16, 16).requires_grad_()
+x = torch.linspace(0, 3, 64).reshape(4, 16)
+f = torch.compile(lambda x, w: torch.softmax(x @ w, -1) + torch.arange(16.0), backend="stepwell")
+y = f(x, w)
+y.square().sum().backward()
+torch.testing.assert_close(y, torch.softmax(x @ w, -1) + torch.arange(16.0))
+counted = [stepwell.counters[f"{cache}_{end}"] for cache in ("aot_cache", "graph_cache") for end in ("hits", "misses")]
+print(*counted, w.grad.double().sum().item().hex())
+"""
+
+
+def test_processes():
+    """FXC-11: two at once that both find nothing, then one that finds what they wrote: the trace, the graphs of forward and backward."""
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", TRAINING_STEP], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def printed(process: subprocess.Popen[str]) -> list[str]:
+        out, err = process.communicate()
+        assert process.returncode == 0, err
+        return out.split()
+
+    first, second = map(printed, [start(), start()])
+    third = printed(start())
+    assert third[:4] == ["1", "0", "2", "0"]
+    assert first[4] == second[4] == third[4]

@@ -59,6 +59,7 @@ SYNTAX = [
     ("layout of another rank", "func.func @f(%a: !nd.tensor<2 x f32> {nd.layout = #nd.layout<[], 0>}) {\n  func.return\n}", "1:1: error: 'func.func' op: nd.layout of argument 0 has 0 strides, its type 1 dimensions"),
     ("random numbers of two call sites", "func.func @f(%s: !nd.tensor<2 x i64>) {\n  %r = nd.random %s {kind = \"rand\", index = [0, 1]} : (!nd.tensor<2 x i64>) -> !nd.tensor<3 x f32>\n  func.return\n}", "2:8: error: 'nd.random' op: nd.random: index has 2 numbers instead of one, the call site's"),
     ("branch that yields nothing", "func.func @f(%c: i1, %a: f32) -> f32 {\n  %r = scf.if %c -> (f32) {\n    scf.yield %a : f32\n  } else {\n    scf.yield\n  }\n  func.return %r : f32\n}", "2:8: error: 'scf.if' op: its else branch yields nothing, its results are f32"),
+    ("range without sizes", "builtin.module attributes {nd.symbols = {s0 = #nd.range<2, 1, 4>}} {\n}", "1:65: error: #nd.range: no size is from 2 to 1; -1 stands for a highest size that is not known"),
     ("no terminator", "func.func @f() {\n  %c = arith.constant 1 : i32\n}", "2:8: error: 'arith.constant' op: Operation arith.constant terminates block in single-block region but is not a terminator"),
     ("two functions of one name", FUNC + FUNC, "1:1: error: 'builtin.module' op: Redefinition of symbol \"f\""),
 ]  # fmt: skip
