@@ -411,6 +411,9 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             block, pieces = PIECE // 2, pieces * 2
         axes = [(list(loops), rows)] if loops else []
         return Tile(axes, inner=block, warps=warps, pieces=pieces, stages=stages, registers=registers)
+    if block == longest == CHUNK and kept == 1 and _phases(inside) == 1 and _is_narrow(inside):
+        # read again from the nearest cache: without the row in their registers, four programs fit a multiprocessor
+        return Tile([(list(loops), rows)] if loops else [], inner=PIECE, warps=_warps(CHUNK, THREAD))
     if block == CHUNK and kept:
         warps = _warps(CHUNK, IN_PHASES if _phases(inside) > 1 else THREAD)
         block = min(CHUNK // 2, 256 * warps)
@@ -527,6 +530,11 @@ def kept_tensors(inside: Sequence[Node]) -> int:
             if linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
                 seen.setdefault(access.buffer, set()).add(node)
     return sum(len(nodes) > 1 for buffer, nodes in seen.items() if buffer in loaded) + _sums(inside)
+
+
+def _is_narrow(inside: Sequence[Node]) -> bool:
+    """Whether what varies along the loops inside of a nest has 16 bits at most."""
+    return all(element_bytes(a.dtype) <= 2 for n in inside for a in n.accesses)
 
 
 def _read_once(inside: Sequence[Node]) -> int:

@@ -14,7 +14,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from ...dialects import loop
-from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, exact_quotient, minimum, product
+from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, exact_quotient, linear_coeff, minimum, product
 from ...dialects.expr_ranges import Range, prove_lt, simplify
 from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
@@ -23,12 +23,12 @@ from ...dialects.tt_arith import SIToFPOp
 from ...dialects.tt_structure import AssertOp, FuncOp, GetProgramIdOp, ReturnOp
 from ...dialects.tt_types import int32, ptr
 from ...passes.locations import source_location
-from ...passes.loop.nest_access import Loop, NestAccess, Node
+from ...passes.loop.nest_access import Access, Loop, NestAccess, Node
 from ..outline import Arguments
 from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
-from .config import CROSSED_PIECES, UNROLL, Machine, Tile, fits_i32, has_effect, is_crossed, padded_trips, run_length
+from .config import CROSSED_PIECES, UNROLL, Machine, Tile, fits_i32, has_effect, is_crossed, most_trips, padded_trips, run_length
 from .derived_sizes import shared_quotients, typical_value
 from .early_loads import load_early, load_once
 from .exchange import Group, draw, part_of, words_of
@@ -40,6 +40,9 @@ NO_SIZES: Mapping[Expr, int] = {}
 
 FEW = 16
 """Iterations of a loop inside of a tile that become straight code."""
+
+NEAR = 32 << 10
+"""Bytes at most of a row that is read again from the nearest cache, beside those of other programs."""
 
 STRAIGHT = 400
 """Operations of a body, times its iterations, that become straight code: Triton takes minutes for thousands."""
@@ -146,6 +149,7 @@ class NestLowering:
             s.sizes[size] = s.b.resize(values.pop(0), index)
         for scalar in arguments.scalars:
             s.values[scalar] = values.pop(0)
+        self._note_evictions()
         self.nested: dict[type[Operation], Callable[[Any], None]] = {
             loop.ForOp: self.lower_for,
             loop.ReduceOp: self.lower_reduce,
@@ -161,6 +165,25 @@ class NestLowering:
         s.place_checks()
         s.b.place(ReturnOp.create())
         return programs
+
+    def _note_evictions(self) -> None:
+        """Rows that loops read one after the other, if they are short enough for it, all but the first find in the nearest cache."""
+        loops = [n for n in self.s.info.root.children if has_effect(n) and n.loops and self.how(n) == "tile"]
+        if len(loops) < 2 or any(n.children or self.whole(n) is not None for n in loops):
+            return
+        readers: dict[SSAValue, list[Access]] = {}
+        for node in loops:
+            for access in node.accesses:
+                if not access.is_store and linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
+                    readers.setdefault(access.buffer, []).append(access)
+        again = [found for found in readers.values() if len({a.node for a in found}) > 1]
+        longest = max(most_trips(n, self.s.info) or NEAR for n in loops)
+        rows = self.tile.elements // self.tile.inner
+        if sum(rows * longest * element_bytes(found[0].dtype) for found in again) > NEAR:
+            return
+        for found in again:
+            for access in found:
+                self.s.eviction[access.op] = "evict_first" if access.node is found[-1].node else "evict_last"
 
     def lower_body(self, block: Block) -> None:
         lower_block(self.s, block, self.nested)

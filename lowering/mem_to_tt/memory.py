@@ -66,7 +66,7 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
         fill = None if other is None or mask is None else b.to_shape(other, at)
         s.before_load(access.buffer, pointer)
         once = s.scatters and free_dims(access.offset).isdisjoint(s.info.opaque)
-        load = LoadOp.make(pointer, mask, fill, evict="evict_first" if once else "evict_normal")
+        load = LoadOp.make(pointer, mask, fill, evict="evict_first" if once else s.eviction.get(op, "evict_normal"))
         value = s.widen(b.place(load).results[0], access.dtype)
         b.remember(key, value)
     if condition is not None and other is None:

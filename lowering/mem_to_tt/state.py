@@ -118,6 +118,8 @@ class State:
         self.in_place: set[SSAValue] = set()
         """Buffers of which the loops that run now read the elements that they write, and no others: what was loaded for another piece of
         the row is still there."""
+        self.eviction: dict[Operation, str] = {}
+        """What the cache is told of loads."""
         self.certain: set[SSAValue] = set()
         """Conditions that hold wherever the body that they stand in runs."""
         self.second: dict[SSAValue, SSAValue] = {}

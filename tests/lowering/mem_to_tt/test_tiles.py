@@ -320,6 +320,17 @@ def test_weights_that_take_too_many_registers_are_read_when_needed():
     assert text.index('"tt.reduce"') < text.rindex("tt.load")
 
 
+def test_rows_that_are_read_again_are_found_in_the_nearest_cache():
+    def function(x, w):
+        return ((x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w,)
+
+    text = kernels_of(function, randn(3, 8192).bfloat16(), torch.ones(8192, dtype=torch.bfloat16))
+    assert [text.count(f"evictionPolicy = {policy}") for policy in ("evict_last", "evict_first")] == [1, 1]
+    assert text.index("evict_last") < text.index('"tt.reduce"') < text.index("evict_first")
+    kept = kernels_of(function, randn(3, 4096).bfloat16(), torch.ones(4096, dtype=torch.bfloat16))
+    assert "evictionPolicy" not in kept and kept.count("tt.load") == 2
+
+
 def tuned_where_unsure(name, timer, least=0):
     """Remarks of a run of gpu-tune over a program, where it measures what the rules are not sure of."""
     remarks = []
