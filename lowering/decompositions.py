@@ -60,7 +60,20 @@ def _build() -> dict[Any, Callable[..., Any]]:
             table[target] = fn
     table.update(_foreach_decompositions())
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
+    table[torch.ops.aten._new_zeros_with_same_feature_meta.default] = _zero_tangent
     return table
+
+
+def _zero_tangent(x: Any, other: Any, *, self_num_batch_dims: int = 0) -> Any:
+    """Zeros of the type of `x` that lie like `other`, one for each of its batch: what derivatives in forward mode begin with."""
+    import torch
+    from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
+
+    if self_num_batch_dims and other.is_contiguous():
+        return x.new_zeros((*x.shape[:self_num_batch_dims], *other.shape))
+    if self_num_batch_dims or not is_dense(other):
+        return NotImplemented
+    return torch.zeros_like(other, dtype=x.dtype, device=x.device)
 
 
 def _weight_norm_backward(grad: Any, v: Any, g: Any, norms: Any, dim: int) -> tuple[Any, Any]:

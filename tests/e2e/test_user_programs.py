@@ -129,3 +129,13 @@ def test_an_interrupt_while_compiling_leaves_nothing_behind(monkeypatch):
         run(x)
     monkeypatch.undo()
     torch.testing.assert_close(run(x), x.sin().cumsum(0) + 1)
+
+
+def test_derivatives_in_forward_mode_begin_without_the_library():
+    def program(x, v):
+        _, tangent = torch.func.jvp(lambda a: a.exp().cumsum(0) * a.t().sum(), (x,), (v,))
+        return tangent, torch.func.jacfwd(torch.func.jacrev(lambda a: (a.sin() * a.cumsum(0)).sum()))(v)
+
+    x, v, calls = torch.randn(3, 4).t(), torch.randn(4, 3), stepwell.counters["fallback"]
+    torch.testing.assert_close(compiled(program, fullgraph=True)(x, v), program(x, v))
+    assert stepwell.counters["fallback"] == calls
