@@ -186,7 +186,22 @@ def _range_add(e: Add, env: RangeEnv) -> Range:
         low, high = (r.lo, r.hi) if coeff > 0 else (r.hi, r.lo)
         lo = None if lo is None or low is None else lo + coeff * low
         hi = None if hi is None or high is None else hi + coeff * high
+    rest = _rest_of_quotient(e)
+    if rest is not None:
+        found = _range(rest, env)
+        lo = found.lo if lo is None else lo if found.lo is None else max(lo, found.lo)
+        hi = found.hi if hi is None else hi if found.hi is None else min(hi, found.hi)
     return Range(lo, hi)
+
+
+def _rest_of_quotient(e: Add) -> Expr | None:
+    """x - (x + c) floordiv n as one quotient, ((n - 1) x - c + n - 1) floordiv n: the part of a row that is left when a part is taken."""
+    if len(e.terms) != 2:
+        return None
+    for (x, a), (q, b) in (e.terms, e.terms[::-1]):
+        if a == 1 and b == -1 and isinstance(q, FloorDiv) and (n := q.rhs.value) is not None and n > 1 and (q.lhs - x).value is not None:
+            return floordiv(x * (n - 1) - (q.lhs - x) + (n - 1), n) + e.constant
+    return None
 
 
 def _range_mul(e: Mul, env: RangeEnv) -> Range:

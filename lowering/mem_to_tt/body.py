@@ -12,6 +12,8 @@ from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, f32, i1, i3
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop, tt_arith
+from ...dialects.expr import Expr, as_expr, free_dims
+from ...dialects.expr_ranges import Range, prove_le, prove_lt, range_of
 from ...dialects.float8 import FLOAT8
 from ...dialects.nd_types import is_float
 from ...dialects.tt_compute import BitcastOp, ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
@@ -320,7 +322,7 @@ def select(s: State, op: Operation) -> None:
 def clamp_integers(s: State, op: Operation) -> None:
     """arith.maxsi, arith.minsi. The whole part of an f32, a distance further, and clamped, takes numbers of 32 bits only (the index of an
     interpolation's neighbour): in 64 bits each step is two instructions or more."""
-    found = None if op.results[0].type != i64 else _clamped(op)
+    found = None if op.results[0].type != i64 else _clamped(s, op)
     if found is None or element_of(s.get(found[0]).type) != f32:
         return elementwise(s, op)
     source, shift, low, high = found
@@ -330,39 +332,50 @@ def clamp_integers(s: State, op: Operation) -> None:
     value = b.cast(tt_arith.FPToSIOp, near, i32)
     if shift:
         value = b.add(value, b.constant(shift, i32))
-    value = b.elementwise(arith.MaxSIOp, (value, b.constant(low, i32)))
-    s.values[op.results[0]] = b.resize(b.elementwise(arith.MinSIOp, (value, b.constant(high, i32))), i64)
+    value = b.elementwise(arith.MaxSIOp, (value, b.resize(s.number(low), i32)))
+    s.values[op.results[0]] = b.resize(b.elementwise(arith.MinSIOp, (value, b.resize(s.number(high), i32))), i64)
 
 
-def _clamped(op: Operation) -> tuple[SSAValue, int, int, int] | None:
-    """f, c, a and b where an operation is min(max(int(f) + c, a), b) with small numbers c, a <= b, in either order."""
-    bounds: dict[type[Operation], int] = {}
+def _clamped(s: State, op: Operation) -> tuple[SSAValue, int, Expr, Expr] | None:
+    """f, c, a and b where an operation is min(max(int(f) + c, a), b) with small numbers c, a <= b, in either order; a and b may depend on
+    sizes, as long as these are surely small."""
+    bounds: dict[type[Operation], Expr] = {}
     value: SSAValue = op.results[0]
     shift = 0
     while isinstance(owner := value.owner, arith.MaxSIOp | arith.MinSIOp | arith.AddiOp):
-        pair = next(((x, n) for x, y in (owner.operands, reversed(owner.operands)) if (n := _small(y)) is not None), None)
+        pair = next(((x, n) for x, y in (owner.operands, reversed(owner.operands)) if (n := _small(s, y)) is not None), None)
         if pair is None or (type(owner) in bounds) or (isinstance(owner, arith.AddiOp) and len(bounds) < 2):
             return None
         value, number = pair
-        if isinstance(owner, arith.AddiOp):
-            shift += number
-        else:
+        if not isinstance(owner, arith.AddiOp):
             bounds[type(owner)] = number
-    if not isinstance(owner, arith.FPToSIOp) or len(bounds) < 2 or abs(shift) > SMALL or bounds[arith.MaxSIOp] > bounds[arith.MinSIOp]:
+        elif number.value is None:
+            return None
+        else:
+            shift += number.value
+    if not isinstance(owner, arith.FPToSIOp) or len(bounds) < 2 or abs(shift) > SMALL:
         return None
-    return owner.operands[0], shift, bounds[arith.MaxSIOp], bounds[arith.MinSIOp]
+    low, high = bounds[arith.MaxSIOp], bounds[arith.MinSIOp]
+    return (owner.operands[0], shift, low, high) if prove_le(low, high, s.info.ranges) else None
 
 
 SMALL = 1 << 22
 """Numbers up to which sums of two, and f32's whole parts that are clamped by them, are exact in 32 bits."""
 
 
-def _small(value: SSAValue) -> int | None:
+def _small(s: State, value: SSAValue) -> Expr | None:
+    """A number that is the same for the whole tile, and small."""
+    found = _shared_index(s, value)
+    ends = Range() if found is None else range_of(found, s.info.ranges)
+    return found if ends.lo is not None and ends.hi is not None and -SMALL <= ends.lo and ends.hi <= SMALL else None
+
+
+def _shared_index(s: State, value: SSAValue) -> Expr | None:
+    """An integer that is the same for the whole tile, if it is known as an expression."""
     owner = value.owner
-    if not isinstance(owner, arith.ConstantOp) or not isinstance(owner.value, IntegerAttr):
-        return None
-    number = owner.value.value.data
-    return number if abs(number) <= SMALL else None
+    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
+        return as_expr(owner.value.value.data)
+    return s.expr(value) if s.is_index(value) and not free_dims(s.expr(value)) else None
 
 
 def cast(cls: type[Any]) -> Rule:
@@ -418,7 +431,7 @@ def bound(s: State, op: Operation) -> None:
     assert isinstance(op, loop.BoundOp)
     b = s.b
     value = b.resize(s.get(op.input), i64)
-    if op.is_certain:
+    if op.is_certain or _is_clamped_to(s, op.input, s.fix(op.size.data)):
         return define(s, op.result, value)
     size = b.resize(s.number(s.fix(op.size.data)), i64)
     zero = b.int(0, i64)
@@ -429,6 +442,20 @@ def bound(s: State, op: Operation) -> None:
     checked = fine if mask is None else b.elementwise(arith.OrIOp, (fine, b.invert(mask)))
     s.check(f"{op.what.data}: index out of range for a dimension of size {op.size.data}", checked)
     define(s, op.result, b.select(fine, value, zero))
+
+
+def _is_clamped_to(s: State, value: SSAValue, size: Expr) -> bool:
+    """Whether an integer was clamped to [0, size), where the size is a symbol."""
+    ends: dict[type[Operation], Expr] = {}
+    while isinstance(owner := value.owner, arith.MaxSIOp | arith.MinSIOp) and type(owner) not in ends:
+        pair = next(((x, e) for x, y in (owner.operands, reversed(owner.operands)) if (e := _shared_index(s, y)) is not None), None)
+        if pair is None:
+            return False
+        value, ends[type(owner)] = pair
+    if len(ends) < 2:
+        return False
+    low, high, ranges = ends[arith.MaxSIOp], ends[arith.MinSIOp], s.info.ranges
+    return prove_le(0, low, ranges) and prove_le(low, high, ranges) and prove_lt(high, size, ranges)
 
 
 RULES: dict[type[Operation], Rule] = {

@@ -372,7 +372,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     kept = kept_tensors(inside)
     scans = any(isinstance(n.op, loop.ScanOp) for n in inside)
     block, pieces = min(SCANNED if scans else CHUNK, power_of_two(longest)), 1
-    if fixed and longest * max(1, kept) <= ON_CHIP:
+    if fixed and not reads_once(inside, longest) and longest * max(1, kept) <= ON_CHIP:
         block, pieces = cut(longest)
     if pieces > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
         block, pieces = CHUNK, 1  # what is written and not read again need not be on chip
@@ -461,10 +461,19 @@ def padded_trips(node: Node, info: NestAccess, run: int, length: Expr) -> int | 
     return None if count is None or most is None or most > run else count * run
 
 
+def reads_once(inside: Sequence[Node], longest: int) -> bool:
+    """Whether rows whose length is a symbol are reduced as they go by: nothing of them is wanted twice, and blocks without a mask are
+    reduced in a third of the instructions."""
+    open_ended = any(product(one.size for one in n.loops).value is None for n in inside)
+    return open_ended and longest > STREAM and kept_tensors(inside) == 0 and all(isinstance(n.op, loop.ReduceOp) for n in inside)
+
+
 def fits_on_chip(info: NestAccess) -> bool:
     """Whether the rows of a nest are surely so short that they are kept on chip."""
     long = long_loops(info)
     caps = [most_trips(n, info) for n in long]
+    if reads_once(long, max((n or 0 for n in caps), default=0)):
+        return False
     return bool(caps) and all(n is not None and n * max(1, kept_tensors(long)) <= ON_CHIP for n in caps)
 
 

@@ -605,9 +605,8 @@ class NestLowering:
                 s.written(buffer)
         else:
             limit = s.number(total)
-            ragged = total.value is None or total.value % block != 0
 
-            def step(at: SSAValue, now: Sequence[SSAValue]) -> list[SSAValue]:
+            def step(at: SSAValue, now: Sequence[SSAValue], ragged: bool) -> list[SSAValue]:
                 self.block_start = at
                 flat = b.add(at, s.lane(axis))
                 s.axes[axis].mask = b.cmpi("slt", flat, limit) if ragged else None
@@ -615,7 +614,13 @@ class NestLowering:
                 return body(now, s.axes[axis].mask)
 
             s.lane(axis)
-            state = self._for(node, limit, block, start, step)
+            state, begin = start, None
+            if start and total.value is None and all(size == 1 for _, size in self.tile.axes):
+                # what is reduced under a mask takes three times the instructions: only the last block has one
+                begin = b.mul(b.elementwise(arith.DivSIOp, (limit, b.int(block, s.index))), b.int(block, s.index))
+                state = self._for(node, begin, block, start, lambda at, now: step(at, now, False))
+            ragged = total.value is None or total.value % block != 0
+            state = self._for(node, limit, block, state, lambda at, now: step(at, now, ragged), begin)
         s.inner, s.spread = False, outside
         s.axes[axis].mask = None
         return state
@@ -627,12 +632,13 @@ class NestLowering:
         step: int,
         start: list[SSAValue],
         body: Callable[[SSAValue, Sequence[SSAValue]], list[SSAValue]],
+        begin: SSAValue | None = None,
     ) -> list[SSAValue]:
         s, b = self.s, self.s.b
         accesses = list(node.all_accesses())
         if any(a.buffer in (s.loaded if a.is_store else s.stored) for a in accesses):
             s.barrier()  # once, not in every iteration
-        first, stride = b.int(0, s.index), b.int(step, s.index)
+        first, stride = b.int(0, s.index) if begin is None else begin, b.int(step, s.index)
         stored = {a.buffer for a in accesses if a.is_store and a.op not in s.carried}
         for buffer in stored:
             s.written(buffer)
@@ -652,7 +658,7 @@ class NestLowering:
         op = scf.ForOp.create(
             operands=[first, end, stride, *start], result_types=[v.type for v in start], regions=[Region(block)]
         )
-        if self.tile.stages:
+        if self.tile.stages and begin is None:
             op.attributes["tt.num_stages"] = int32(self.tile.stages)
         return list(b.place(op).results)
 

@@ -195,9 +195,9 @@ class _Split:
         values = {**outer, **dict(zip(stored, made.out_args, strict=True)), **dict(zip(op.indices, made.indices, strict=True))}
         at = Cursor(made.block)
         for before in self.nest.block.ops:
-            if before is self.rows:
+            if before is op:
                 break
-            if not isinstance(before, loop.LoopLike):
+            if not isinstance(before, (loop.LoopLike, loop.StoreOp)):
                 at.place(clone_into(before, values, {}, self.symbols))
         for inner in op.block.ops:
             at.place(clone_into(inner, values, {}, self.symbols))

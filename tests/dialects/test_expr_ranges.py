@@ -135,6 +135,14 @@ def test_range_of():
         assert range_of(e, env) == r, str(e)
 
 
+@pytest.mark.parametrize(("c", "n"), [(0, 2), (1, 2), (2, 3), (5, 4)])
+def test_what_a_part_leaves_of_a_size_has_bounds(c, n):
+    most = 40
+    found = range_of(s0 - floordiv(s0 + c, n), RangeEnv({s0: Range(1, most)}))
+    values = [k - (k + c) // n for k in range(1, most + 1)]
+    assert found.lo is not None and found.lo <= min(values) and found.hi == max(values)
+
+
 def test_ranges():
     assert Range.of_size(5) == Range(0, 4)
     assert Range.of_size(s0) == Range(0, None, s0)

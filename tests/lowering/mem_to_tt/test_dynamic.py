@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from stepwell.dialects.host import LaunchOp
+from stepwell.dialects.tt_structure import RARE, AssertOp, FuncOp
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager import run
@@ -44,6 +45,7 @@ PROGRAMS = {
     "halves swapped": lambda x: x * 2 + torch.cat([-x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]], 1),
     "pooled": lambda x: F.max_pool2d(x[None], 3, 2, 1),
     "resampled": lambda x: F.interpolate(x[None, None], scale_factor=4.0, mode="bilinear"),
+    "clamped": lambda x: x[(x[:, 0] * 3).long().clamp(0, x.shape[0] - 1)],
     "triangle": lambda x: (torch.tril(x), torch.triu(x, 1)),
     "cross-entropy": lambda x: F.cross_entropy(x, torch.arange(x.shape[0]) % x.shape[1]),
     "reshaped": lambda x: (x.reshape(-1) * 2, x.view(x.shape[1], x.shape[0]).sum(0)),
@@ -63,10 +65,13 @@ def example(shape, strided, dtype):
 
 @functools.cache
 def lowered(name: str, strided: bool, dtype: torch.dtype, target: str = "sm_90"):
+    return lowered_from(name, example((6, 40), strided, dtype), target)
+
+
+def lowered_from(name: str, x: torch.Tensor, target: str):
     def flat(x):
         return tuple(pytree.tree_leaves(PROGRAMS[name](x)))
 
-    x = example((6, 40), strided, dtype)
     table = decomposition_table()
     gm = make_fx(functionalize(flat), decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
     imported = import_graph(gm, [x])
@@ -78,11 +83,13 @@ def lowered(name: str, strided: bool, dtype: torch.dtype, target: str = "sm_90")
 
 
 def check(name, shape, strided=False, dtype=torch.float32):
-    imported = lowered(name, strided, dtype)
-    x = example(shape, strided, dtype)
+    close = {torch.bfloat16: 3e-2, torch.float16: 4e-3}.get(dtype, 2e-4)
+    check_with(lowered(name, strided, dtype), name, example(shape, strided, dtype), close)
+
+
+def check_with(imported, name, x, close):
     got = run_loop(imported.module, [x], imported.constants, imported.objects)
     expected = pytree.tree_leaves(PROGRAMS[name](x))
-    close = {torch.bfloat16: 3e-2, torch.float16: 4e-3}.get(dtype, 2e-4)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close, equal_nan=True)
 
@@ -98,10 +105,25 @@ def test_rows_with_gaps(name):
     check(name, (5, 37), strided=True)
 
 
+@pytest.mark.parametrize("name", ["extremes", "sums", "halves swapped"])
+def test_long_rows(name):
+    """Rows that go by in blocks, of which the last may hang over; halves whose lengths have bounds."""
+    x = example((2, 5000), False, torch.float32)
+    imported = lowered_from(name, x, "sm_90")
+    for shape in [(2, 5000), (3, 4096), (1, 3), (2, 8193)]:
+        check_with(imported, name, example(shape, False, torch.float32), 1e-3)
+
+
 def test_what_is_computed_from_sizes_is_passed_by_the_host():
     module = lowered("halves", False, torch.float32).module
     launches = [op for op in module.walk() if isinstance(op, LaunchOp)]
     assert launches and all(any("floordiv 2" in str(size) for size in op.sizes.data) for op in launches)
+
+
+def test_indices_that_sizes_clamp_are_not_checked():
+    kernels = [f for f in lowered("clamped", False, torch.float32).module.ops if isinstance(f, FuncOp)]
+    usual = [f for f in kernels if RARE not in f.attributes]
+    assert usual and not any(isinstance(op, AssertOp) for f in usual for op in f.walk())
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
