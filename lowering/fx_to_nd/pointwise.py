@@ -12,6 +12,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from xdsl.dialects.builtin import f16, f32, f64, i1, i16, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
+from ...dialects.expr import ZERO
 from ...dialects.nd_types import FLOATS, LOW_PRECISION, is_float, ui8
 from .importer import Importer
 from .metadata import TORCH_DTYPES
@@ -249,8 +250,9 @@ def _rsub(b: Importer, x: Any, y: Any, alpha: Any = 1) -> SSAValue:
 
 
 def _fails(b: Importer, dtype: Attribute, divisor: Any) -> bool:
-    """Whether a division is one of integers by the number 0, of which the library says what eager says: on GPUs nothing."""
-    return b.device == "cpu" and dtype not in FLOATS and isinstance(divisor, (int, float)) and divisor == 0
+    """Whether integers are divided by the number 0, of which the library says what eager says: on GPUs, and of no elements, nothing."""
+    by_zero = b.device == "cpu" and dtype not in FLOATS and isinstance(divisor, (int, float)) and divisor == 0
+    return by_zero and not any(size is ZERO for size in b.out_dims)
 
 
 @rule(aten.div)

@@ -228,6 +228,7 @@ def test_what_has_no_result_is_the_error_that_eager_raises(name, dynamic):
 
 def test_extremes_of_an_empty_batch():
     assert check_against_eager(lambda x: (x.max(1), x.amin(1)), torch.zeros(0, 6)) == 0
+    assert check_against_eager(lambda x: (x // 0, x % 0), torch.zeros(0, 6, dtype=torch.int32)) == 0
 
 
 def test_indices_of_an_empty_batch_take_no_library_call():
