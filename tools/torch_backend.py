@@ -231,7 +231,8 @@ class GraphCompilers:
                 return self._compiled(gm, example_inputs, kind, edge, options)
 
         def linked(graph: CompiledGraph, key: str) -> Runner:
-            runner = graph.runner()
+            with _lock, _disable_current_modes():  # tensors of its own tell it, once a process, how torch lays them out
+                runner = graph.runner()
             runner.know_lines(gm, kind)
             runner.key = key
             return runner
