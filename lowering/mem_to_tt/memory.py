@@ -46,8 +46,10 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
             return
         condition = s.get(op.mask) if known is None else None
     if any(size is ZERO for size in loop.shaped_dims(access.buffer.type)):
-        nothing = op.other is None
-        s.values[op.result] = b.constant(0, scalar_type(compute_type(access.dtype))) if nothing else s.get(op.other)
+        if op.other is None:
+            s.values[op.result] = b.constant(0, scalar_type(compute_type(access.dtype)))
+        else:
+            s.values[op.result] = s.get(op.other)
         return
     if access.dtype == c128:
         s.values[op.result] = _load_halves(s, access, op)
