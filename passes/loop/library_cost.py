@@ -31,6 +31,9 @@ CONVOLUTION = 0.6
 SORT_UNITS = 25.0
 """Operations on 512 bits for each element and each level of a sort."""
 
+SCORE_UNITS = 1.75
+"""The same for each score of an attention: the exponential, and the row's maximum and sum (0.5 ns in f32 and bf16, heads of 32 to 128)."""
+
 OTHER_UNITS = 1.0
 """The same for each element of an operator of which nothing is known."""
 
@@ -100,8 +103,8 @@ def extern_cost(op: mem.ExternOp | nd.ExternOp, hints: Mapping[str, int] | None 
     read = sum(bytes_of(v, hints) for v in inputs)
     outs += [shapes[k] for k in destinations]
     rule = _RULES.get(name)
-    arguments = [shapes[a.index] if isinstance(a, Arg) else None for a in op.call.data.args]
-    flops = rule([a for a in arguments if a is not None], [o for o in outs if o is not None]) if rule else 0.0
+    arguments = [s for a in op.call.data.args if isinstance(a, Arg) and (s := shapes[a.index]) is not None]
+    flops = rule(arguments, [o for o in outs if o is not None]) if rule else 0.0
     half = any(_is_half(v.type) for v in inputs)
     rate = (machine.half_gflops or machine.gflops) if half else machine.gflops
     if "conv" in name:
@@ -110,6 +113,8 @@ def extern_cost(op: mem.ExternOp | nd.ExternOp, hints: Mapping[str, int] | None 
     units = 0.0
     if "sort" in name or name == "topk":
         units = SORT_UNITS * elements * log2(max(2, max((s[-1] for s in shapes if s), default=2))) / (1 if "sort" in name else 8)
+    elif rule in (_attention, _attention_backward):
+        units = SCORE_UNITS * _scores(arguments[rule is _attention_backward :])
     elif not flops:
         units = OTHER_UNITS * elements
     passes = HALF_PACK if half and flops else 1.0
@@ -161,14 +166,18 @@ def _convolution_backward(arguments: Sequence[Sizes], outs: Sequence[Sizes]) -> 
     return 2.0 * prod(gradient) * prod(weight[1:]) * max(1, sum(len(o) == len(weight) for o in outs))
 
 
+def _scores(arguments: Sequence[Sizes]) -> int:
+    """Scores of an attention, of the shapes of its query and key."""
+    query, key = arguments[:2]
+    return prod(query[:-1]) * key[-2]
+
+
 def _attention(arguments: Sequence[Sizes], outs: Sequence[Sizes]) -> float:
-    query, key = arguments[0], arguments[1]
-    return 4.0 * prod(query) * key[-2]
+    return 4.0 * _scores(arguments) * arguments[0][-1]
 
 
 def _attention_backward(arguments: Sequence[Sizes], outs: Sequence[Sizes]) -> float:
-    query, key = arguments[1], arguments[2]
-    return 10.0 * prod(query) * key[-2]
+    return 10.0 * _scores(arguments[1:]) * arguments[1][-1]
 
 
 _RULES: dict[str, Callable[[Sequence[Sizes], Sequence[Sizes]], float]] = {
