@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _EXTRA = """
-_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward alpha_dropout dropout dist cauchy
-log_normal grid_sampler_2d tril_indices triu_indices lcm rrelu_with_noise_backward native_batch_norm
+_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward alpha_dropout dropout dist
+grid_sampler_2d tril_indices triu_indices lcm rrelu_with_noise_backward native_batch_norm
 _native_batch_norm_legit lstm gru rnn_tanh rnn_relu special_ndtr
 """
 """Packets (all overloads) beyond torch's core table."""

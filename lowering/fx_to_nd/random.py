@@ -193,3 +193,20 @@ def _geometric(b: Importer, x: SSAValue, p: Any, **options: Any) -> SSAValue:
     # the number of trials up to the first success: floor(log(1 - u) / log(1 - p)) + 1
     u = b.op("log1p", b.op("neg", draw(b, "rand", b.dims(x))))
     return b.cast(b.add(b.op("floor", b.div(u, math.log1p(-p))), 1.0), b.dtype(x))
+
+
+@rule(packet(aten, "log_normal"))
+def _log_normal(b: Importer, x: SSAValue, mean: Any = 1.0, std: Any = 2.0, **options: Any) -> SSAValue:
+    if not _ours(b, options) or b.dtype(x) not in FLOATS:
+        return NotImplemented
+    noise = draw(b, "randn", b.dims(x))
+    return b.cast(b.op("exp", b.add(b.mul(noise, b.scalar(std, f32)), b.scalar(mean, f32))), b.dtype(x))
+
+
+@rule(packet(aten, "cauchy"))
+def _cauchy(b: Importer, x: SSAValue, median: Any = 0.0, sigma: Any = 1.0, **options: Any) -> SSAValue:
+    if not _ours(b, options) or b.dtype(x) not in FLOATS:
+        return NotImplemented
+    # the quantile function: median + sigma * tan(pi * (u - 1/2))
+    slope = b.op("tan", b.mul(b.sub(draw(b, "rand", b.dims(x)), 0.5), math.pi))
+    return b.cast(b.add(b.mul(slope, b.scalar(sigma, f32)), b.scalar(median, f32)), b.dtype(x))

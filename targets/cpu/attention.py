@@ -11,7 +11,8 @@
   keys), O like Q. The inner stride is one (there is none for logsumexp), the others are arguments, in elements. depth <= `DEPTH_MAX`.
 - mask: null, or numbers of the same type as Q that are added to the scaled scores; the stride of the keys is one.
 - causal: 1 if query i sees keys 0..i only; the others cost nothing.
-- logsumexp: null, or [batch, heads, queries] floats. A query that sees nothing (all scores -inf) gives zeros and -inf.
+- logsumexp: null, or [batch, heads, queries] floats. A query that sees nothing (all scores -inf) gives zeros and 0, as
+  torch's kernel does, whose gradient takes exp(score - logsumexp).
 - scratch: `attention_scratch_bytes(spec, threads)` bytes; threads as in `gemm.py`.
 
 One thread takes a head, or a part of its queries, QUERY_BLOCK rows at a time. Keys come in blocks whose packed form

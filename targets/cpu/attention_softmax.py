@@ -208,5 +208,6 @@ def _end(symbol: str, shape: Shape, dtype: str) -> str:
             store_as(f, shape.isa, dtype, "f32", value, f.at("%o", f.mul(j.i, shape.element)), count)
     with f.when(f.let("icmp ne ptr %lse, null", "t")):
         value = f.let(f"fadd float {f.load('float', '%stats')}, {f.let(f'call float @logf(float {divisor})')}")
-        f.store("float", f.let(f"select i1 {nothing}, float {_bits(-math.inf)}, float {value}"), "%lse")
+        # 0 where nothing was seen: gradients take exp(score - logsumexp), and the difference of two infinities would be NaN
+        f.store("float", f.let(f"select i1 {nothing}, float 0.0, float {value}"), "%lse")
     return f.text()

@@ -64,7 +64,9 @@ def test_heads_side_by_side(dtype):
 
 
 def test_gradients():
-    for kinds in ({}, {"is_causal": True}, {"attn_mask": torch.randn(50, 50) > 0}):
+    left_padded = torch.ones(2, 1, 50, 50, dtype=torch.bool).tril()
+    left_padded[0, ..., :7] = False  # the first queries see nothing
+    for kinds in ({}, {"is_causal": True}, {"attn_mask": torch.randn(50, 50) > 0}, {"attn_mask": left_padded}):
         args = [x.requires_grad_() for x in operands()]
         wanted = torch.randn_like(args[0])
         results = []
