@@ -275,7 +275,8 @@ class Importer(Builder):
         except Uncovered:
             result = NotImplemented
         if result is NotImplemented:
-            return externs.operator_call(self, node)
+            drawn = self.fallback_random and torch.Tag.nondeterministic_seeded in target.tags
+            return externs.operator_call(self, node, chosen=drawn)
         self.counts.rule += 1
         self._check_result(target, result, val)
         return self._conform(result, val)

@@ -177,7 +177,8 @@ def test_fallback_random_draws_as_eager(compiled):
     def fn(x):
         noise = torch.rand_like(x) + torch.randn(x.shape) + torch.randint(0, 9, x.shape)
         drawn = torch.bernoulli(x.abs().clamp(0, 1)), torch.randperm(7), torch.empty(4).exponential_(), x.new_empty(3).normal_()
-        return F.dropout(x, 0.3) * noise, *drawn
+        rare = x.new_empty(3).log_normal_(0.5, 0.25), x.new_empty(4).cauchy_(1.0, 2.0), x.new_empty(5).geometric_(0.3)
+        return F.dropout(x, 0.3) * noise, *drawn, *rare
 
     x, twin = torch.randn(40).requires_grad_(), None
     twin = x.detach().clone().requires_grad_()

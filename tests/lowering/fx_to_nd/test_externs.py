@@ -183,7 +183,22 @@ def test_random_numbers_as_eager_draws_them(compiled):
     run = both(
         compiled, lambda x: (torch.rand(5), torch.nn.functional.dropout(x, 0.5)), torch.randn(5), fallback_random=True
     )
-    assert "nd.random" not in run.text
+    assert "nd.random" not in run.text and not any(g.counts.fallback for g in run.graphs)
+
+
+def test_quantiles_of_distributions(compiled):
+    """log_normal and cauchy: the logarithm of the first is normal, half of the second is within one scale of its median."""
+
+    def draw(x):
+        return torch.empty_like(x).log_normal_(1.5, 0.5), torch.empty_like(x).cauchy_(3.0, 2.0)
+
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        run = compiled(draw)
+        lengths, slopes = (t.double() for t in run(torch.ones(4000, dtype=dtype)))
+        assert run.text.count("nd.random") == 2
+        assert abs(lengths.log().mean() - 1.5) < 0.05 and abs(lengths.log().std() - 0.5) < 0.03
+        assert abs(slopes.median() - 3) < 0.2 and abs(((slopes - 3).abs() < 2).double().mean() - 0.5) < 0.05
 
 
 def test_backward_of_dropout_uses_the_same_mask(compiled):
