@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.library import custom_op
 
+from stepwell.lowering.fx_to_nd.object_calls import EagerCall, Slot
 from stepwell.tools.interpret_nd import run_imported
 
 
@@ -239,3 +240,16 @@ def test_interpreter_checks_argument_count(imported):
 
         run_nd(found.module, [torch.ones(3), torch.ones(3)])
     assert run_imported(found, [torch.ones(3)])
+
+
+def test_calls_of_objects_fill_their_slots_without_pytree(monkeypatch):
+    """Nested lists and dictionaries get the run-time values; what a call costs is not multiplied by pytree."""
+
+    def fail(*_args, **_kwargs):
+        raise AssertionError("pytree at run time")
+
+    call = EagerCall(lambda *a, **k: (a, k), (Slot(1), [Slot(0), (None, "x")], 2), {"out": {"a": Slot(1)}})
+    monkeypatch.setattr(torch.utils._pytree, "tree_map", fail)
+    monkeypatch.setattr(torch.utils._pytree, "tree_flatten", fail)
+    for first, second in ((1.0, 2.0), (3.0, 4.0)):
+        assert call(first, second) == ((second, [first, (None, "x")], 2), {"out": {"a": second}})
