@@ -23,6 +23,10 @@ CASES = {
     "groups of two": (conv(2, groups=2, padding=1), (2, 4, 9, 9), (4, 2, 2, 2), None),
     "signal": (conv(1, padding=3), (3, 1, 50), (1, 1, 7), (1,)),
     "volume": (conv(3, padding=1), (1, 1, 6, 7, 8), (1, 1, 3, 3, 3), None),
+    "depthwise": (conv(2, groups=40, padding=1), (2, 40, 15, 18), (40, 1, 3, 3), (40,)),
+    "depthwise, rows of one": (conv(2, groups=12, padding=(1, 0)), (1, 12, 9, 1), (24, 1, 3, 1), None),
+    "depthwise signal, as in a state space model": (conv(1, groups=48, padding=3), (2, 48, 50), (48, 1, 4), (48,)),
+    "depthwise signal, dilated": (conv(1, groups=8, padding=8, dilation=4), (2, 8, 33), (8, 1, 5), None),
     "no image": (conv(2, padding=1), (0, 1, 8, 8), (1, 1, 3, 3), None),
 }
 
@@ -40,6 +44,23 @@ def test_values(name, dtype):
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
     if want.numel():  # of an empty result torch's fake tensors say other strides than eager's have
         assert got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("channels", [32, 96])
+def test_depthwise_of_dynamic_sizes_and_transposed_signals(channels):
+    """One kernel for all sizes; channels next to each other in memory, as a state space model has them, are read as they lie."""
+    torch._dynamo.reset()
+
+    def function(x, w):
+        return F.silu(F.conv1d(x.transpose(1, 2), w, padding=3, groups=channels)[..., :-3])
+
+    compiled = torch.compile(function, backend="stepwell", dynamic=True)
+    for batch, length in ((2, 20), (3, 65), (2, 4)):
+        x, w = torch.randn(batch, length, channels, requires_grad=True), torch.randn(channels, 1, 4, requires_grad=True)
+        got, want = compiled(x, w), function(x, w)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        mine, theirs = torch.autograd.grad(got.square().sum(), (x, w)), torch.autograd.grad(want.square().sum(), (x, w))
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_dynamic_sizes_and_gradients():
