@@ -132,6 +132,14 @@ class Body:
         terms = e.terms if isinstance(e, Add) else ()
         return dtype == i64 and sum(abs(factor) for _, factor in terms) < SMALL and abs(e.constant if isinstance(e, Add) else 0) < SMALL
 
+    def once(self, key: tuple[object, ...], build: Callable[[], SSAValue]) -> SSAValue:
+        """What `build` gives, built once for equal keys until the innermost block is complete."""
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = build()
+            self._keys[-1].append(key)
+        return found
+
     def append(self, op: Operation) -> Operation:
         """Append an op with effects or regions to the innermost block."""
         if self.location is not None:

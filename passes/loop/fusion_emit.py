@@ -28,6 +28,11 @@ MOST_PLACES = 2
 chain of stencils would grow by the number of places with each step."""
 
 
+MOST_WORK = 48.0
+"""Vector operations for one element of a value (op_costs.py) from which on later steps load it: four functions such as tanh take about as
+long as storing and loading an element of a tensor that no cache holds."""
+
+
 SHORT_ROW = 16
 """Rows shorter than this are not kept in memory of the iteration: a nest with such memory has its lanes along the rows."""
 
@@ -200,8 +205,9 @@ class GroupWriter:
         return self.steps[local.step].sizes == sizes and not local.member.info.has_loops and self.steps[local.step].kind != "whole"
 
     def _local_reads(self, member: Member) -> list[tuple[SSAValue, tuple[Expr, ...] | None]]:
-        """Reads of the group's own tensors, through inlined producers too."""
-        found: list[tuple[SSAValue, tuple[Expr, ...] | None]] = []
+        """Reads of the group's own tensors, through inlined producers too, each place once."""
+        found: dict[tuple[SSAValue, tuple[Expr, ...] | None], None] = {}
+        seen: set[tuple[SSAValue, tuple[Expr, ...] | None]] = set()
 
         def visit(info: NestInfo, through: tuple[Expr, ...] | None, top: bool) -> None:
             for access in info.reads:
@@ -210,15 +216,18 @@ class GroupWriter:
                     index = access.index
                     if not top:
                         index = None if through is None else tuple(dims_subs(e, through) for e in access.index)
+                if (access.tensor, index) in seen:
+                    continue
+                seen.add((access.tensor, index))
                 if access.tensor in self.locals:
-                    found.append((access.tensor, None if index is None else self.placed(self.group, member, index)))
+                    found[access.tensor, None if index is None else self.placed(self.group, member, index)] = None
                     if access.tensor in self.recomputed:
                         visit(self.locals[access.tensor].member.info, index, False)
                 elif access.tensor in self.inlined:
                     visit(self.inlined[access.tensor], index, False)
 
         visit(member.info, None, True)
-        return found
+        return list(found)
 
     def _all_reads(self) -> dict[SSAValue, list[tuple[Member, tuple[Expr, ...] | None]]]:
         """`_local_reads` of all members by tensor, once all are placed (they change when another value is to be recomputed)."""
@@ -262,7 +271,7 @@ class GroupWriter:
             elif self._keeps_in_iteration(tensor, late):
                 local.axes = self._own_axes(local)
                 self.local_bytes -= self._own_bytes(tensor, local.axes)
-            elif local.member.info.is_pointwise and not self._same_tensor_chain(local.member) and len({i for _, i in late}) <= MOST_PLACES:
+            elif self._computes_again(tensor, late):
                 self.recomputed.add(tensor)
             else:
                 outs.append(tensor)
@@ -287,7 +296,31 @@ class GroupWriter:
 
     def _is_heavy(self, info: NestInfo) -> bool:
         """Whether a nest computes something expensive, inlined producers counted in."""
-        return bool(info.heavy) or any(self._is_heavy(self.inlined[a.tensor]) for a in info.reads if a.tensor in self.inlined)
+        todo, seen = [info], {id(info)}
+        while todo:
+            info = todo.pop()
+            if info.heavy:
+                return True
+            more = {id(i): i for a in info.reads if (i := self.inlined.get(a.tensor)) is not None and id(i) not in seen}
+            seen.update(more)
+            todo += more.values()
+        return False
+
+    def _computes_again(self, tensor: SSAValue, late: list[tuple[Member, tuple[Expr, ...] | None]]) -> bool:
+        """Whether later steps compute a value again: one that they need at few places, with all that is not at hand there little work."""
+        member = self.locals[tensor].member
+        if not member.info.is_pointwise or self._same_tensor_chain(member) or len({i for _, i in late}) > MOST_PLACES:
+            return False
+        todo, seen, work = [tensor], {tensor}, 0.0
+        while todo and work <= MOST_WORK:
+            value = todo.pop()
+            info = self.locals[value].member.info if value in self.locals else self.inlined[value]
+            work += sum([units for _, units in info.parts])
+            for t in {a.tensor for a in info.reads} - seen:
+                seen.add(t)
+                if t in self.inlined or (t in self.locals and not (self.needed(t) or self._is_scalar(t) or t in self.shared_out)):
+                    todo.append(t)
+        return work <= MOST_WORK
 
     def _inner_dims(self, member: Member) -> list[Expr]:
         base = len(self.group.outer)
@@ -325,8 +358,8 @@ class GroupWriter:
         return tensor
 
     def _host(self, tensor: SSAValue, late: list[tuple[Member, tuple[Expr, ...] | None]], outs: list[SSAValue]) -> SSAValue | None:
-        """An out that is written only after the last read of `tensor`, at the same place and by the reader itself: `tensor` can live there
-        until then (softmax keeps its exponentials in the result)."""
+        """An out that is written only after the last read of `tensor`, at the same place and by a reader or a later member of its step:
+        `tensor` can live there until then (softmax keeps its exponentials in the result)."""
         local = self.locals[tensor]
         if not isinstance(self._out_of(local.member, tensor).owner, loop.EmptyOp):
             return None  # it is built on another tensor, whose elements would have to be in the out first
@@ -337,8 +370,10 @@ class GroupWriter:
                 continue
             if other.member.info.has_loops or not other.member.info.is_pointwise:
                 continue
+            members = self.steps[last].members
+            before = {id(m) for m in members[: members.index(other.member) + 1]}
             if all(index == local.index for _, index in late) and all(
-                m is other.member for m, _ in late if self.step_of[id(m)] == last
+                id(m) in before for m, _ in late if self.step_of[id(m)] == last
             ):
                 return out
         return None
@@ -436,8 +471,10 @@ class GroupWriter:
         producer = local.member.info if local is not None else self.inlined.get(tensor)
         if producer is None:
             return self.body.load(tensor, index, mask, other)
-        copy = _Copy(self, None, number, dict(zip(producer.indices, index, strict=True)), mask)
-        value = copy.stored(producer.op.block)
+        place = dict(zip(producer.indices, index, strict=True))
+        value = self.body.once(
+            (_Copy, tensor, index, mask), lambda: _Copy(self, None, number, place, mask).stored(producer.op.block)
+        )
         return value if mask is None or other is None else self.body.select(mask, value, other)
 
     def _same_place(self, local: Local, index: tuple[Expr, ...]) -> bool:

@@ -160,13 +160,15 @@ class NestFacts:
     def readers(self, tensor: SSAValue) -> list[NestInfo]:
         """The nests that read a tensor or compute what reads it, those that are computed in others left out."""
         found: dict[Operation, NestInfo] = {}
-        todo = list(self.consumers.get(tensor, ()))
+        todo, passed = list(self.consumers.get(tensor, ())), set[SSAValue]()
         while todo:
             info = todo.pop()
-            if info.op.results and info.op.results[0] in self.inlined:
-                todo += self.consumers.get(info.op.results[0], ())
-            else:
+            value = info.op.results[0] if info.op.results else None
+            if value is None or value not in self.inlined:
                 found[info.op] = info
+            elif value not in passed:
+                passed.add(value)
+                todo += self.consumers.get(value, ())
         return sorted(found.values(), key=lambda info: self.position[info.op])
 
     def forget(self, info: NestInfo) -> list[NestInfo]:
