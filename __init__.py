@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _PUBLIC: dict[str, str] = {
     "Explanation": ".tools.explain",
     "StepwellError": ".errors",
+    "Target": ".targets.target",
     "counters": ".tools.counters",
     "explain": ".tools.explain",
     "list_mode_options": ".tools.options",
@@ -22,10 +23,12 @@ _PUBLIC: dict[str, str] = {
     "no_fuse": ".tools.fusion_control",
     "register_pass": ".passes.user",
     "register_scheme": ".tools.compile_schemes",
+    "register_target": ".targets.target",
     "replace": ".tools.pair_rewrite",
     "reset_counters": ".tools.counters",
     "tile": ".tools.loop_control",
     "unregister_pass": ".passes.user",
+    "unregister_target": ".targets.target",
     "wait_for_compilations": ".tools.compile_schemes",
 }
 

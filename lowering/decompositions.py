@@ -7,7 +7,7 @@ leaves out of that table; `KEPT` are library calls by choice. Foreach operators 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 _EXTRA = """
@@ -23,7 +23,7 @@ _KEPT = "_scaled_dot_product_flash_attention_for_cpu"
 _table: dict[Any, Callable[..., Any]] | None = None
 
 
-def decomposition_table(whole: Sequence[str] = ()) -> dict[Any, Callable[..., Any]]:
+def decomposition_table(whole: Collection[str] = ()) -> dict[Any, Callable[..., Any]]:
     """Overload -> decomposition, for AOTAutograd; a new dict each time, built once. `whole`: operators that are not to be decomposed, by
     name ("aten.gelu_backward" or "aten.gelu_backward.default")."""
     global _table

@@ -8,13 +8,14 @@ target's pipeline.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from xdsl.passes import ModulePass
 
 from . import registry, user
 from .errors import PipelineError, did_you_mean
-from .manager import MODULE, Entry, Nest, PassLike, Pipeline, Stage, anchor_of, as_pass
+from .manager import MODULE, Entry, Nest, PassLike, Pipeline, Stage, anchor_of, as_pass, entry_text, is_foreign
 from .pipeline_text import Element, Option, Value, build_pass, parse_text
 
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -55,6 +56,83 @@ LOWERINGS = frozenset(("nd-to-loop", "loop-to-mem", "mem-to-cpu", "mem-to-tt", "
 
 NAMED_PIPELINES: dict[str, str] = {f"stepwell-{target}": target for target in TARGETS}
 """Name in pipeline text -> target whose pipeline it stands for."""
+
+DEVICES: dict[str, str] = {"cpu": "cpu", "cuda": "gpu"}
+"""Kind of device, as torch calls it -> target that graphs on it are compiled for.  What happens on other devices is the library's."""
+
+_REPLACED: dict[str, dict[str, str]] = {}
+"""Target of a user -> what its devices were compiled for before."""
+
+TABLES: tuple[dict[str, Any], ...] = (TARGETS, NAMED_PIPELINES, DEVICES, _REPLACED)
+"""All that `add_target` writes to."""
+
+
+def add_target(name: str, stages: Mapping[str, Sequence[PassLike]], devices: Sequence[str], replace: bool = False) -> None:
+    """Make a target known: its pipeline, whose last pass is `to-host`, and the kinds of devices that it is for.
+
+    Its own passes can be used by name afterwards.  With `replace` the devices may have a target already.  Raises
+    PipelineError, and has changed nothing then.
+    """
+    if name in TARGETS:
+        raise PipelineError(f"there is a target '{name}' already")
+    for device in devices:
+        if device in DEVICES and not replace:
+            raise PipelineError(
+                f"target '{name}': device '{device}' is compiled by target '{DEVICES[device]}' already; replace=True takes it over"
+            )
+    table, classes = _stage_table(name, stages)
+    for cls in classes:
+        registry.register(cls.name, partial(_given, cls))
+    TARGETS[name] = table
+    NAMED_PIPELINES[f"stepwell-{name}"] = name
+    _REPLACED[name] = {device: DEVICES[device] for device in devices if device in DEVICES}
+    DEVICES.update(dict.fromkeys(devices, name))
+
+
+def _stage_table(name: str, stages: Mapping[str, Sequence[PassLike]]) -> tuple[dict[str, tuple[str, ...]], list[type[ModulePass]]]:
+    """Stages as text, and the classes among their passes."""
+    table: dict[str, tuple[str, ...]] = {}
+    classes: list[type[ModulePass]] = []
+    texts: list[str]
+    for stage, passes in stages.items():
+        texts = []
+        for source in [passes] if isinstance(passes, (str, type)) else passes:
+            try:
+                entry = parse_pass(source) if isinstance(source, str) else as_pass(source)
+            except PipelineError as error:
+                raise PipelineError(f"target '{name}', stage '{stage}': {error}") from error
+            if not isinstance(source, str):
+                classes += [type(p) for p in Stage(stage, [entry]).passes() if is_foreign(type(p))]
+            texts.append(entry_text(entry))
+        if not texts:
+            raise PipelineError(f"target '{name}': stage '{stage}' has no passes")
+        table[stage] = tuple(texts)
+    if not table or table[list(table)[-1]][-1] != "to-host":
+        raise PipelineError(f"target '{name}': the last pass of its last stage is not 'to-host'")
+    return table, classes
+
+
+def _given(cls: type[ModulePass]) -> type[ModulePass]:
+    return cls
+
+
+def remove_target(name: str) -> None:
+    """Forget a target that was added; its devices have those of before.  Raises PipelineError if it was not added."""
+    if name not in _REPLACED:
+        raise PipelineError(f"no target '{name}' is registered{did_you_mean(name, _REPLACED)}")
+    before = _REPLACED.pop(name)
+    for device in [d for d, owner in DEVICES.items() if owner == name]:
+        if device in before:
+            DEVICES[device] = before[device]
+        else:
+            del DEVICES[device]
+    for others in _REPLACED.values():  # what took its place is followed by what it had replaced
+        for device in [d for d, owner in others.items() if owner == name]:
+            if device in before:
+                others[device] = before[device]
+            else:
+                del others[device]
+    del TARGETS[name], NAMED_PIPELINES[f"stepwell-{name}"]
 
 
 def stage_names(target: str | None = None) -> list[str]:

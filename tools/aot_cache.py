@@ -30,7 +30,7 @@ from .aot_key import trace_key
 from .compiled import CompiledGraph, Passthrough, Runner
 from .counters import count
 from .graph_cache import can_cache, count_hit, guards_hold, log_once, read_graph
-from .graph_key import Uncacheable, settings_key
+from .graph_key import Uncacheable
 from .options import Options
 
 _lock = threading.Lock()
@@ -69,7 +69,7 @@ def find_record(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Tra
     try:
         if options.fx_passes or options.decompositions or options.partitioner or options.check_nan:
             raise Uncacheable("functions of the user's take part")
-        return TraceRecord(trace_key(gm, inputs, settings_key(options)), gm, inputs)
+        return TraceRecord(trace_key(gm, inputs, options), gm, inputs)
     except Uncacheable as reason:
         bypass(str(reason))
     except Exception as error:  # what a graph may hold has no bounds; that it cannot be named must not keep it from being compiled

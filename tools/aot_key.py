@@ -20,7 +20,8 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
-from .graph_key import Uncacheable, Writer
+from .graph_key import Uncacheable, Writer, settings_key
+from .options import Options
 
 _NAMESPACES = frozenset(("aten", "prims", "prim", "stepwell"))
 """Operators whose gradients and decompositions are torch's or ours; those of users may change from one process to the next."""
@@ -47,18 +48,18 @@ _get_overrideable_sdp_enabled _get_math_sdp_allow_fp16_bf16_reduction _get_sdp_p
 """.split()
 
 
-def trace_key(gm: GraphModule, inputs: Sequence[Any], settings: str) -> str:
-    """The hexadecimal key of a graph that Dynamo hands over with its inputs. `settings`: see graph_key.settings_key. Raises Uncacheable."""
+def trace_key(gm: GraphModule, inputs: Sequence[Any], options: Options) -> str:
+    """The hexadecimal key of a graph that Dynamo hands over with its inputs. Raises Uncacheable."""
     tracing = TracingContext.try_get()
     if tracing is None or tracing.fake_mode is None or "dynamo_compile_id" not in gm.meta:
         raise Uncacheable("the graph does not come from Dynamo")
     _check_surroundings(gm, tracing)
     writer = _TraceWriter()
-    writer.value((settings, _state()))
+    writer.value((settings_key(options), _state()))
     writer.inputs(gm, inputs)
     writer.graph(gm)
     writer.sizes(tracing.fake_mode.shape_env)
-    writer.gpus()
+    writer.targets(options)
     return writer.digest()
 
 

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, MutableSet, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.fx import GraphModule
@@ -21,9 +21,8 @@ from ..passes.errors import PipelineError, did_you_mean
 from ..passes.instrumentation import Instrumentation, Remark, print_ir
 from ..passes.manager import Pipeline, run
 from ..passes.pipelines import TARGETS, default_pipeline
-from ..targets.cpu.forecast import expected_products
-from ..targets.cpu.library import prepare
 from ..targets.host.description import ProgramDescription
+from ..targets.target import Measure, library_operators, target_of
 from .compiled import CompiledGraph, Runner, rare_garbage_collection
 from .counters import count, count_phase, phase, recorded
 from .debug import DebugFolder, readable
@@ -33,9 +32,6 @@ from .loop_control import apply_loop_wishes, loop_marks
 from .options import OptionError, Options
 from .trace import trace
 from .traffic import count_traffic
-
-if TYPE_CHECKING:
-    from ..targets.triton.kernels import GpuKernel
 
 log = logging.getLogger("stepwell")
 _serial = itertools.count()
@@ -104,7 +100,7 @@ def lower_graph(
                 border=border,
                 numerics=options.numerics,
                 fallback_random=options.fallback_random,
-                forced=frozenset(options.fallback),
+                forced=frozenset(options.fallback) | library_operators(n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"),
                 implicit_fallbacks=options.implicit_fallbacks,
                 compile_body=lambda body: compile_graph(body, (), options, kind=f"{kind}-body", watch=watch, matched=matched),
                 make_kernel=_make_kernel,
@@ -113,22 +109,11 @@ def lower_graph(
         symbols = _symbol_positions(imported)
         if watch:
             watch.graph(kind, gm, imported.module)
-        target = "cpu" if imported.device == "cpu" else "gpu"
-        if target == "cpu":
-            prepare(expected_products(imported.module))
-        pipeline = default_pipeline(target, {"passes": options.passes, "pipeline": options.pipeline})
+        target = target_of(imported.device)
+        pipeline = default_pipeline(target.name, {"passes": options.passes, "pipeline": options.pipeline})
         if all(p.name != "to-host" for p in pipeline.passes()):
             raise OptionError("option 'pipeline' leads to no program: it has no 'to-host' (opt-tool --dump-pass-pipeline shows the whole)")
-        if target == "gpu":
-            fit_device(pipeline, imported.device)
-        else:
-            fit_threads(pipeline)
-        if target == "gpu" and not has_fast_attention(imported.device) and any(p.name == "nd-attention" for p in pipeline.passes()):
-            pipeline.remove("nd-attention")
-        if options.autotune:
-            tune(pipeline, imported.device)
-        elif target == "gpu" and options.tune_unsure and not torch.are_deterministic_algorithms_enabled():
-            tune(pipeline, imported.device, unsure=True)
+        target.fit(pipeline, imported.module, imported.device, measure(options))
         if watch:
             plan_each_layer(pipeline)
         leave_out(pipeline, options)
@@ -152,39 +137,11 @@ def _make_kernel(*given: Any) -> tuple[int, ModuleOp]:
     return make_kernel(*given)
 
 
-def fit_device(pipeline: Pipeline, device: str) -> None:
-    """Let tiles and instructions be chosen for the GPU that there is; a pass that has options of its own stays as it is, as does all
-    of it without a GPU."""
-    if options := _gpu_options(device):
-        names = {str(p) for p in pipeline.passes()}
-        for name, given in (("gpu-cooperative-rows", options), ("gpu-schedule", options), ("mem-to-tt", options.split()[0])):
-            if name in names:
-                pipeline.replace(name, f"{name}{{{given}}}")
-
-
-def fit_threads(pipeline: Pipeline) -> None:
-    """Let nests be joined for the threads that torch uses; a pass that has options of its own stays as it is."""
-    if any(str(p) == "mem-join-nests" for p in pipeline.passes()):
-        pipeline.replace("mem-join-nests", f"mem-join-nests{{threads={torch.get_num_threads()}}}")
-
-
-def tune(pipeline: Pipeline, device: str = "cpu", unsure: bool = False) -> None:
-    """Let the passes measure that can, with `unsure` only for large kernels of a GPU whose tile the rules are not sure of; a pass that the
-    user's pipeline does not have, or has with options of its own, stays as it is."""
-    names = {p.name for p in pipeline.passes()}
-    if not unsure and any(str(p) == "contract-select" for p in pipeline.passes()):
-        pipeline.replace("contract-select", "contract-select{measure=true}")
-    if device != "cpu" and "gpu-schedule" in names and "gpu-tune" not in names:
-        options = f"{_gpu_options(device)} device={device.partition(':')[2] or 0}{' unsure' if unsure else ''}".strip()
-        pipeline.add("mem", f"gpu-tune{{{options}}}", "before:gpu-schedule")
-
-
-def _gpu_options(device: str) -> str:
-    """What a pass needs to know of a GPU, as options; "" where there is none."""
-    from ..targets.triton.kernels import device_multiprocessors, device_target
-
-    count = device_multiprocessors(device)
-    return f"target={device_target(device).name} multiprocessors={count}" if count else ""
+def measure(options: Options) -> Measure:
+    """Which choices the options let passes measure; what is unsure is not where results may not differ from run to run."""
+    if options.autotune:
+        return "always"
+    return "unsure" if options.tune_unsure and not torch.are_deterministic_algorithms_enabled() else "never"
 
 
 def leave_out(pipeline: Pipeline, options: Options) -> None:
@@ -199,14 +156,6 @@ def leave_out(pipeline: Pipeline, options: Options) -> None:
             raise PipelineError(f"option 'disable_passes': there is no pass '{name}'{did_you_mean(name, here | everywhere)}")
     if "loop-inline" in options.disable_passes:
         plan_each_layer(pipeline)  # nobody would take the functions of layers back
-
-
-def has_fast_attention(device: str) -> bool:
-    """Whether torch has cuDNN's attention for a GPU (one that is not there counts as one that has it)."""
-    if not torch.cuda.is_available():
-        return torch.version.hip is None
-    cudnn = torch.backends.cudnn
-    return torch.version.hip is None and cudnn.is_available() and cudnn.enabled and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _count_ops(imported: Imported) -> None:
@@ -274,12 +223,13 @@ def emit(
     with phase("emit"):
         program = host.program_of(module)
         count("kernels", sum(isinstance(op, cpu.KernelOp) for op in module.body.block.ops))
-        rare = set[str]() if device == "cpu" else _rare_kernels(module)
+        target = target_of(device)
+        made = target.kernels(module, device)
+        count("kernels", len(made.kernels) - len(made.rare))
         launches = [op for op in program.body.block.ops if isinstance(op, host.LaunchOp)]
-        count("launches", sum(op.kernel.string_value() not in rare for op in launches))
+        count("launches", sum(op.kernel.string_value() not in made.rare for op in launches))
         text = emit_kernels(module)
-        kernels, finish = ([], None) if device == "cpu" else gpu_kernels(module, device, rare)
-        description = emit_host(text, program, kernels=kernels, device=device)
+        description = emit_host(text, program, kernels=made.kernels, device=device, target=target.name)
         llvm = text.text()
     trace("llvm", lambda: llvm)
     if debug:
@@ -291,27 +241,10 @@ def emit(
             code, hit = cached_object(llvm)
             key = object_key(llvm)
             count("cache_hits" if hit else "cache_misses")
-    if finish is not None:
+    if made.finish is not None:
         with phase("triton"):
-            finish()
+            made.finish()
     return description, code, key
-
-
-def gpu_kernels(module: ModuleOp, device: str, rare: set[str]) -> tuple[Sequence[GpuKernel], Callable[[], None]]:
-    """The kernels of a module, which begin to be compiled for the GPU that `device` is, and what waits for them: the entry is compiled
-    meanwhile. Those in `rare` do not count."""
-    from ..targets.triton.kernels import device_shared_memory, device_target, start_program_kernels
-
-    kernels, finish = start_program_kernels(module, device_target(device), device_shared_memory(device))
-    count("kernels", len(kernels) - len(rare))
-    return kernels, finish
-
-
-def _rare_kernels(module: ModuleOp) -> set[str]:
-    """The kernels of which each launch has another one beside it that runs as a rule."""
-    from ..dialects.tt_structure import RARE, FuncOp
-
-    return {op.sym_name.data for op in module.body.block.ops if isinstance(op, FuncOp) and RARE in op.attributes}
 
 
 def _symbol_positions(imported: Imported) -> dict[str, int]:

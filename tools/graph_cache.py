@@ -27,7 +27,7 @@ from ..targets.cpu.cache import cache_folder, discard, object_path, read, write
 from .compile_log import once
 from .compiled import CompiledGraph, MissingPart
 from .counters import count
-from .graph_key import Uncacheable, graph_key, settings_key, tensor_bytes
+from .graph_key import Uncacheable, graph_key, tensor_bytes
 from .options import QUIET, Options
 from .trace import trace
 
@@ -50,7 +50,7 @@ def find_slot(gm: GraphModule, kind: str, border: Border | None, options: Option
         return None
     try:
         parts: list[str] = []
-        key = graph_key(gm, kind, border, settings_key(options), parts)
+        key = graph_key(gm, kind, border, options, parts)
         trace("graph_cache_key", lambda: "\n".join(parts))
         return Slot(key, gm)
     except Uncacheable as reason:

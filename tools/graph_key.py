@@ -23,6 +23,7 @@ from .options import OUTSIDE, QUIET, Options
 
 if TYPE_CHECKING:
     from ..lowering.fx_to_nd import Border
+    from ..targets.target import Target
 
 _FUNCTION_MODULES = ("_operator", "operator", "math", "torch", "builtins")
 
@@ -31,16 +32,16 @@ class Uncacheable(Exception):
     """What is compiled depends on something that has no lasting name; the message says on what."""
 
 
-def graph_key(gm: GraphModule, kind: str, border: Border | None, settings: str, parts: list[str] | None = None) -> str:
-    """The hexadecimal key of an ATen graph, whose text is added to `parts` piece by piece, so that two can be compared. `settings`: see
-    settings_key. Raises Uncacheable."""
+def graph_key(gm: GraphModule, kind: str, border: Border | None, options: Options, parts: list[str] | None = None) -> str:
+    """The hexadecimal key of an ATen graph, whose text is added to `parts` piece by piece, so that two can be compared. Raises
+    Uncacheable."""
     writer = Writer()
-    writer.value((settings, kind))
+    writer.value((settings_key(options), kind))
     if border is not None:
         writer.value((sorted(border.views.items()), sorted(border.updates.items()), sorted(border.donated)))
     writer.graph(gm)
     writer.symbols_of(gm)
-    writer.gpus()
+    writer.targets(options)
     if parts is not None:
         parts += writer.parts
     return writer.digest()
@@ -54,7 +55,7 @@ def settings_key(options: Options) -> str:
     writer.value([(f.name, getattr(options, f.name)) for f in fields(options) if f.name not in {*QUIET, *OUTSIDE, "passes"}])
     user = sys.modules.get(f"{__name__.partition('.')[0]}.passes.user")  # where nobody has imported it, nothing is registered
     if options.passes or (user is not None and user.registered()):
-        writer.value(_pipeline_fingerprint(options))
+        writer.value(_pipeline_fingerprint("cpu", options))
     writer.value((torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()))
     if options.autotune or (options.tune_unsure and torch.cuda.is_initialized()):
         writer.value([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())])
@@ -63,10 +64,10 @@ def settings_key(options: Options) -> str:
     return writer.digest()
 
 
-def _pipeline_fingerprint(options: Options) -> str:
+def _pipeline_fingerprint(target: str, options: Options) -> str:
     from ..passes.pipelines import default_pipeline
 
-    found = default_pipeline("cpu", {"passes": options.passes, "pipeline": options.pipeline}).fingerprint()
+    found = default_pipeline(target, {"passes": options.passes, "pipeline": options.pipeline}).fingerprint()
     if found is None:
         raise Uncacheable("a user's pass has no source that says all that it does")
     return found
@@ -230,13 +231,26 @@ class Writer:
         self.parts.append(repr(sorted((str(s), r.lo, r.hi) for s, r in ranges.items())))
         self.parts.append(repr(sorted((str(s), n) for s, n in hints.items())))
 
-    def gpus(self) -> None:
-        """The kinds of the GPUs that were met."""
+    def targets(self, options: Options) -> None:
+        """What the devices that were met are compiled by, and the kinds of GPUs."""
+        targets = sys.modules.get(f"{__name__.partition('.')[0]}.targets.target")  # where nobody has imported it, nothing is registered
+        if targets is not None:
+            for kind in sorted({d.partition(":")[0] for d in self.devices}):
+                target = targets.target_of(kind)
+                if target.name not in targets.BUILT_IN:
+                    self.target(target, kind, options)
         devices = sorted(d for d in self.devices if d.startswith("cuda"))
         if devices:
             from ..targets.triton.kernels import device_multiprocessors, device_target
 
             self.parts += [f"{device_target(device).name} {device_multiprocessors(device)}" for device in devices]
+
+
+    def target(self, target: Target, kind: str, options: Options) -> None:
+        """A target of a user's, for a kind of device."""
+        if target.version is None:
+            raise Uncacheable(f"target '{target.name}' has no version")
+        self.value((kind, target.name, target.version, target.fallback, _pipeline_fingerprint(target.name, options)))
 
 
 def _attribute(gm: GraphModule, path: str) -> Any:

@@ -75,9 +75,9 @@ def _message(error: Exception, debug: bool) -> str:
 
 
 def _main(arguments: list[str]) -> int:
-    from ..passes import user
+    from ..targets.target import isolated
 
-    with user.isolated():
+    with isolated():
         # Flags of passes (--my-pass) are known only when the modules are loaded.
         for path in _values(arguments, "--load-module"):
             load_module(path)
@@ -110,7 +110,7 @@ def _pages(args: Namespace) -> None:
 
 
 def load_module(path: str) -> None:
-    """Import a Python file of the user's; it registers passes, and passes that it defines are known by name after it.
+    """Import a Python file of the user's; it registers passes, and passes and targets that it defines are known by name after it.
 
     Raises UsageError that says what is wrong with the file.
     """
@@ -118,7 +118,8 @@ def load_module(path: str) -> None:
 
     from xdsl.passes import ModulePass
 
-    from ..passes import registry
+    from ..passes import pipelines, registry
+    from ..targets.target import Target, register_target
 
     if not os.path.isfile(path):
         raise UsageError(f"--load-module: no such file '{path}'")
@@ -139,6 +140,9 @@ def load_module(path: str) -> None:
             pass_name = getattr(value, "name", None)
             if isinstance(pass_name, str) and pass_name not in registry.PASSES:
                 registry.register(pass_name, lambda cls=value: cls)
+    for value in list(vars(module).values()):
+        if isinstance(value, type) and issubclass(value, Target) and value.__module__ == name and value.name not in pipelines.TARGETS:
+            register_target(value, replace=True)
 
 
 def _line_in(path: str, error: BaseException) -> str:

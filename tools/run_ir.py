@@ -27,7 +27,6 @@ from .opt_inputs import entry_function, random_inputs
 if TYPE_CHECKING:
     from xdsl.context import Context
 
-    from ..targets.triton.kernels import GpuKernel
 
 LEVELS = ("nd", "loop", "mem", "cpu", "host")
 """From the level of the graph to that of the program; a level's name is that of the dialect that its functions are
@@ -37,7 +36,8 @@ written in."""
 def level_of(module: ModuleOp, function: str | None = None) -> str:
     """The lowest level that `function` (or the module's main function) has reached: nd, loop, mem, cpu, tt or host.
 
-    cpu, tt: its nests are launches of kernels, of the processor or of a GPU. StepwellError when the module has no such function."""
+    cpu, tt: its nests are launches of kernels, of the processor or of a GPU; those of a user's target give the name of its stage.
+    StepwellError when the module has no such function."""
     entry = entry_function(module, function)
     if entry.name == "host.program":
         return "host"
@@ -49,12 +49,21 @@ def level_of(module: ModuleOp, function: str | None = None) -> str:
     found = {op.name for op in ops}
     buffers = any(str(a.type).startswith("!mem.") for op in ops for a in (*op.operands, *op.results))
     if "host.launch" in found:
-        return "tt" if any(op.name == "tt.func" for op in module.ops) else "cpu"
+        return kernel_target(module)[1]
     if buffers or any(name.startswith("mem.") for name in found):
         return "mem"
     if any(name.startswith("loop.") for name in found):
         return "loop"
     return "nd"
+
+
+def kernel_target(module: ModuleOp) -> tuple[str, str]:
+    """What the kernels of a module are made by, and the stage that makes them, whose name is that of their dialect: ("cpu", "cpu") where
+    there are none."""
+    from ..passes.pipelines import TARGETS
+
+    dialects = {op.name.partition(".")[0] for op in module.ops} - {"func", "nd", "loop", "mem", "host"}
+    return next(((target, stage) for stage in sorted(dialects) for target in reversed(TARGETS) if stage in TARGETS[target]), ("cpu", "cpu"))
 
 
 def run_module(
@@ -156,23 +165,30 @@ def _compiled(
     program = next(op for op in lowered.ops if isinstance(op, host.ProgramOp))
     _check_kernels(lowered)
     text = emit_kernels(lowered)
-    with _launching(lowered) as kernels:
-        description = emit_host(text, program, kernels=kernels)
+    with _launching(lowered) as (target, kernels):
+        description = emit_host(text, program, kernels=kernels, target=target)
         library = load_object_code(compile_text(text.text()), description.native)
         return load_program(description, library, constants, objects), inputs
 
 
 @contextmanager
-def _launching(module: ModuleOp) -> Iterator[Sequence[GpuKernel]]:
-    """The kernels of a GPU among those of a program; where its tensors are on the CPU their launches run in the interpreter."""
-    if not any(op.name == "tt.func" for op in module.ops):
-        yield ()
+def _launching(module: ModuleOp) -> Iterator[tuple[str, Sequence[Any]]]:
+    """What the kernels of a program are made by, and those that are not the CPU's; where the tensors of a program for a GPU are on the CPU
+    its launches run in the interpreter."""
+    from ..targets.target import find_target
+
+    target, _ = kernel_target(module)
+    if target != "gpu":
+        made = find_target(target).kernels(module, "cpu")
+        if made.finish is not None:
+            made.finish()
+        yield target, made.kernels
         return
     from ..targets.host.gpu_driver import use_driver
     from .interpret_gpu import InterpretedDriver, interpreted_kernels
 
     with use_driver(InterpretedDriver(module)):
-        yield interpreted_kernels(module)
+        yield target, interpreted_kernels(module)
 
 
 def _split_constants(entry: Operation, given: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -219,7 +235,7 @@ def lower_rest(module: ModuleOp, ctx: Context, level: str, entry: Operation | No
             if op.name in ("func.func", "host.program") and _name(op) not in (_name(entry), *called) and BATCH not in op.attributes:
                 op.detach()
                 op.erase(safe_erase=False)
-    target = "gpu" if any(op.name == "tt.func" for op in copied.ops) else "cpu"  # a user's kernel
+    target, _ = kernel_target(copied)  # at the level nd: of a user's Triton kernel
     levels = stage_names(target)
     stages = levels if level == "nd" else levels[levels.index(level) + 1 :]
     if level == "loop" and called:  # a module in the midst of the stage, between loop-outline and loop-inline

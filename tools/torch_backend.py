@@ -51,6 +51,7 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     from ..lowering.decompositions import decomposition_table
     from ..lowering.quantised_tensors import as_integers, has_quantised
     from ..lowering.whole_operators import keep_whole
+    from ..targets.target import library_operators
 
     options = compilers.options
     if options.cache_limit is not None:
@@ -85,7 +86,7 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
         fw_compiler=compilers.forward,
         bw_compiler=compilers.backward,
         inference_compiler=compilers.inference,
-        decompositions={**decomposition_table(options.fallback), **options.decompositions},
+        decompositions={**decomposition_table({*options.fallback, *library_operators(example_inputs)}), **options.decompositions},
         partition_fn=compilers.partition,
         keep_inference_input_mutations=True,
     )

@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 from xdsl.ir import SSAValue
 
+from ...passes.pipelines import DEVICES
 from .devices import CPU, is_made_here
 from .externs import flat
 from .object_calls import object_call
@@ -31,8 +32,6 @@ from .subgraphs import body
 if TYPE_CHECKING:
     from .importer import Importer
 
-KINDS = ("cpu", "cuda")
-"""Kinds of devices that there are pipelines for."""
 FEWEST = 2
 """Operators that compute, in a part that is worth a program."""
 
@@ -132,13 +131,13 @@ def _device(b: Importer, node: Node) -> torch.device | None:
     if not made or not all(_is_plain(v) for v in made):
         return None
     device = made[0].device
-    if device == b.torch_device or device.type not in KINDS:
+    if device == b.torch_device or device.type not in DEVICES:
         return None
     read = [v for n in node.all_input_nodes for v in flat(n.meta.get("val")) if v is not None]
     tensors = [v for v in read if isinstance(v, torch.Tensor)]
     if not all(_is_plain(v) for v in tensors) or not all(isinstance(v, (torch.Tensor, torch.SymInt)) for v in read):
         return None
-    reach = [v for v in tensors if not (device.type == "cuda" and v.device == CPU and v.dim() == 0)]
+    reach = [v for v in tensors if not (device != CPU and v.device == CPU and v.dim() == 0)]
     return device if all(v.device == device for v in (*made, *reach)) else None
 
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from xdsl.ir import SSAValue
 
 from ...dialects.nd_types import TensorType
+from ...passes.pipelines import DEVICES
 from .metadata import INLINE_LIMIT, device_name, element_type
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ _SAME_TENSOR = frozenset((aten.lift_fresh_copy.default, aten.alias.default, aten
 
 
 def graph_device(nodes: Sequence[Node]) -> tuple[torch.device, bool]:
-    """The device that kernels are made for, and whether the graph has tensors on others too: the GPU of most nodes, the CPU where there
-    is none."""
+    """The device that kernels are made for, and whether the graph has tensors on others too: of the devices beside the CPU that have a
+    target that of most nodes, the CPU where there is none."""
     found: Counter[torch.device] = Counter()
     for node in nodes:
         val = node.meta.get("val")
@@ -43,8 +44,7 @@ def graph_device(nodes: Sequence[Node]) -> tuple[torch.device, bool]:
             found[val.device] += 1
         elif isinstance(val, (list, tuple)) and val and isinstance(val[0], torch.Tensor):
             found[val[0].device] += 1
-    gpus = [device for device, _ in found.most_common() if device.type == "cuda"]
-    own = gpus[0] if gpus else CPU
+    own = next((device for device, _ in found.most_common() if device.type != "cpu" and device.type in DEVICES), CPU)
     return own, len(found) > 1 or (bool(found) and own not in found)
 
 
@@ -67,7 +67,7 @@ def _is_out_of_reach(b: Importer, source: Node) -> bool:
     if not isinstance(val, torch.Tensor) or val.device == b.torch_device or is_made_here(b, source):
         return False
     if source in b.host_constants:
-        return b.host_constants[source].numel() > INLINE_LIMIT and not torch.cuda.is_available()
+        return b.host_constants[source].numel() > INLINE_LIMIT and b.torch_device.type == "cuda" and not torch.cuda.is_available()
     return val.device != CPU or val.dim() > 0 or val.is_complex()
 
 
@@ -122,4 +122,4 @@ def _fetch(b: Importer, source: Node, value: SSAValue) -> SSAValue:
 
 def device_text(device: torch.device) -> str:
     """The device's text in tensor types; a GPU without a number is the first."""
-    return device_name(torch.device(device.type, 0) if device.type == "cuda" and device.index is None else device)
+    return device_name(torch.device(device.type, 0) if device.type != "cpu" and device.index is None else device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xdsl.dialects.builtin import (
     BFloat16Type,
@@ -27,9 +27,6 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute
 
 from ...dialects.call_args import Enum
-
-if TYPE_CHECKING:
-    from ..triton.kernels import GpuKernel
 
 SYMBOL = "stepwell_entry"
 OBJECTS = "stepwell_objects"
@@ -143,8 +140,10 @@ class ProgramDescription:
     arena_views: int = 0
     device: str = "cpu"
     """The device of the program: kernels of a GPU are launched there, and memory is taken there."""
-    kernels: list[GpuKernel] = field(default_factory=list)
-    """The kernels for a GPU."""
+    kernels: list[Any] = field(default_factory=list)
+    """The kernels that are not in the object: those for a GPU, or of a user's target."""
+    target: str = "cpu"
+    """What its kernels are made by (targets/target.py)."""
 
 
 class ItemTable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import Float64Type, IntegerType, StringAttr
 from xdsl.ir import Attribute, BlockArgument, SSAValue
@@ -19,6 +19,7 @@ from ...dialects.call_args import Arg, Obj
 from ...dialects.expr import Expr, as_expr
 from ...dialects.nd_types import element_bytes
 from ..cpu.emit_text import ModuleText
+from ..target import find_target
 from .description import (
     ARENA,
     SYMBOL,
@@ -50,35 +51,36 @@ def emit_host(
     text: ModuleText,
     program: host.ProgramOp,
     native: bool | None = None,
-    kernels: Sequence[GpuKernel] = (),
+    kernels: Sequence[Any] = (),
     device: str | None = None,
+    target: str | None = None,
 ) -> ProgramDescription:
     """Adds the entry of `program` to the module's text and describes the rest. The kernels that it launches are in
-    the same text, those of a GPU in `kernels`. `native` tells whether there shall be an entry; by default it is there when it can run
-    (selftest.py). `device` is where the kernels run, by default what the tensors of the program say."""
-    device = device or program_device(program)
+    the same text, others in `kernels`. `native` tells whether there shall be an entry; by default it is there when it can run
+    (selftest.py). `device` is where the kernels run, by default what the tensors of the program say; `target` what they are made by, by
+    default the CPU's, or a GPU's where there are `kernels`."""
+    device, target = device or program_device(program), target or ("gpu" if kernels else "cpu")
     if native is None:
-        native = native_wanted() and (device == "cpu" or native_launches())
-    items = ItemTable()
-    emitter = _Emitter(text, program, items, device, kernels)
-    if native:
-        emitter.run()
+        native = find_target(target).native and native_wanted() and (device == "cpu" or native_launches())
     source, python_items = python_source(program, device, {kernel.name: k for k, kernel in enumerate(kernels)})
-    return ProgramDescription(
+    description = ProgramDescription(
         name=program.sym_name.data,
         arguments=len(program.body.block.args),
         native=native,
         python=source,
-        items=items.items,
         python_items=python_items,
-        checks=emitter.checks,
-        asserts=emitter.asserts,
         messages=text.messages,
-        targets=emitter.targets,
-        arena_views=emitter.entry.views,
         device=device,
         kernels=list(kernels),
+        target=target,
     )
+    if native:
+        items = ItemTable()
+        emitter = _Emitter(text, program, items, device, kernels)
+        emitter.run()
+        description.items, description.checks, description.asserts = items.items, emitter.checks, emitter.asserts
+        description.targets, description.arena_views = emitter.targets, emitter.entry.views
+    return description
 
 
 def extent_bytes(sizes: Sequence[Expr], strides: Sequence[Expr], element: int) -> Expr:

@@ -232,10 +232,12 @@ def python_callable(
     description: ProgramDescription, library: Library | None, constants: Sequence[Any], objects: Sequence[Any]
 ) -> Any:
     items = _Items(description, constants, objects)
-    gpu = None
+    from ..target import find_target
+
+    target, launcher = find_target(description.target), None
     if description.kernels:
-        gpu = GpuLaunches(description.name, description.device, description.kernels, cuda_driver())
-    scope: dict[str, Any] = {"rt": PythonRuntime(_error_reader(library), description.messages, gpu)}
+        launcher = target.launcher(description.name, description.kernels, description.device)
+    scope: dict[str, Any] = {"rt": PythonRuntime(_error_reader(library), description.messages, launcher)}
     for k, item in enumerate(description.python_items):
         if item.kind != "kernel":
             scope[f"i{k}"] = items.make(item)
@@ -250,10 +252,7 @@ def python_callable(
     def run(args: list[Any]) -> list[Any]:
         import torch
 
-        if description.device == "cpu":
-            with torch.no_grad():
-                return program(args)
-        with torch.no_grad(), torch.cuda.device(description.device):
+        with torch.no_grad(), target.current(description.device):
             return program(args)
 
     run.library = library  # pyright: ignore[reportFunctionMemberAccess]

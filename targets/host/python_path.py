@@ -23,7 +23,7 @@ from .extern import PYTHON_CALL, leaves_item, result_form
 def python_source(
     program: host.ProgramOp, device: str = "cpu", kernels: Mapping[str, int] = MappingProxyType({})
 ) -> tuple[str, list[Item]]:
-    """The source of `def program(args)` and its item table; `kernels` numbers those of a GPU."""
+    """The source of `def program(args)` and its item table; `kernels` numbers those that are not in its object."""
     writer = _Writer(program, device, kernels)
     return writer.run(), writer.items.items
 
@@ -138,9 +138,9 @@ class _Writer:
             address = f"{name}.data_ptr()" if isinstance(value.type, host.TensorType) else name
             memory.append(address if offset is as_expr(0) else f"{address} + {to_python(offset)}")
         sizes = [to_python(size) for size in op.sizes.data]
-        if op.grid is not None:
-            number = self.kernels[op.kernel.string_value()]
-            self.do(f"rt.gpu.launch({number}, {self.sizes(op.grid.data)}, ({''.join(w + ', ' for w in (*memory, *sizes, *numbers))}))")
+        if (number := self.kernels.get(op.kernel.string_value())) is not None:
+            grid = self.sizes(op.grid.data if op.grid is not None else ())
+            self.do(f"rt.launcher.launch({number}, {grid}, ({''.join(w + ', ' for w in (*memory, *sizes, *numbers))}))")
             return
         if op.entries is not None:
             table = f"rt.table({op.entries.data}, ({''.join(m + ', ' for m in memory)}), ({''.join(n + ', ' for n in numbers)}))"

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 from .messages import is_there, kernel_error, layout_error, same_sizes
 
 if TYPE_CHECKING:
-    from .gpu_launches import GpuLaunches
+    from ..target import Launcher
 
 
 class PythonRuntime:
     """Helpers of one program; `take_error` gives the number of the error that a kernel reported (0: none), `messages`
-    its text. `gpu` launches kernels of a GPU."""
+    its text. `launcher` launches kernels that are not in the object of the program."""
 
-    def __init__(self, take_error: Callable[[], int], messages: list[str], gpu: GpuLaunches | None = None):
+    def __init__(self, take_error: Callable[[], int], messages: list[str], launcher: Launcher | None = None):
         import torch
 
-        self.gpu = gpu
-
+        self.launcher = launcher
         self._torch = torch
         self._take_error = take_error
         self._messages = messages

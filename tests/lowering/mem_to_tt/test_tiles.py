@@ -266,13 +266,13 @@ def test_a_tile_that_is_hardly_faster_is_not_taken(uncompiled):
 
 
 def test_the_pass_measures_where_there_is_a_gpu(uncompiled, tmp_path, monkeypatch):
-    from stepwell.tools.compile_graph import tune as let_measure
+    from stepwell.targets.target import find_target
 
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
     for timer in (None, Warps()):
         imported = in_memory("columns", schedule=False)
         pipeline = default_pipeline("gpu", stages=STAGES)
-        let_measure(pipeline, "cuda:1")
+        find_target("gpu").fit(pipeline, imported.module, "cuda:1", "always")
         found = [p for p in pipeline.passes() if p.name == "gpu-tune"]
         assert len(found) == 1 and found[0].device == 1
         with use_timer(timer):

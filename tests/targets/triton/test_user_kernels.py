@@ -25,6 +25,7 @@ from stepwell.targets.triton.gpu import gpu_target
 from stepwell.targets.triton.timer import use_timer
 from stepwell.tools.compile_graph import context
 from stepwell.tools.interpret_loop import run_loop
+from stepwell.tools.options import Options
 from stepwell.tools.user_kernels import make_kernel
 
 pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
@@ -158,7 +159,7 @@ def test_graphs_with_kernels_are_kept_by_their_source():
         with FakeTensorMode(allow_non_fake_inputs=True):
             args = [torch.empty(s) for s in shapes]
             gm = make_fx(functionalize(function), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
-        return graph_key(gm, "inference", None, "")
+        return graph_key(gm, "inference", None, Options())
 
     assert key(add, (100,), (100,)) == key(add, (100,), (100,))
     assert len({key(add, (100,), (100,)), key(softmax, (9, 40)), key(in_place, (100,))}) == 3

@@ -1,0 +1,31 @@
+"""The CPU: kernels are functions beside the native entry of their program."""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import ModuleOp
+
+from ...passes.manager import Pipeline
+from ...passes.pipelines import TARGETS
+from ..target import Measure, Target
+from .forecast import expected_products
+from .library import prepare
+
+
+class CpuTarget(Target):
+    """Vector code by LLVM."""
+
+    name = "cpu"
+    devices = ("cpu",)
+    stages = TARGETS["cpu"]
+    native = True
+
+    def fit(self, pipeline: Pipeline, module: ModuleOp, device: str, measure: Measure) -> None:
+        """Nests are joined for the threads that torch uses; products that the graph will call begin to be made."""
+        import torch
+
+        prepare(expected_products(module))
+        plain = {str(p) for p in pipeline.passes()}
+        if "mem-join-nests" in plain:
+            pipeline.replace("mem-join-nests", f"mem-join-nests{{threads={torch.get_num_threads()}}}")
+        if measure == "always" and "contract-select" in plain:
+            pipeline.replace("contract-select", "contract-select{measure=true}")
