@@ -47,6 +47,14 @@ def context() -> Context:
     return _context
 
 
+class Build(Protocol):
+    """What takes an imported graph through a pipeline, see `build`."""
+
+    def __call__(
+        self, module: ModuleOp, device: str, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
+    ) -> tuple[ProgramDescription, bytes, str]: ...
+
+
 class Watch(Protocol):
     """What `compile_graph` shows to a tool that watches it."""
 
@@ -79,12 +87,14 @@ def lower_graph(
     border: Border | None = None,
     watch: Watch | None = None,
     matched: MutableSet[str] | None = None,
+    make: Build | None = None,
 ) -> CompiledGraph:
     """Take `gm` (ATen, functional but for updates of inputs) through the whole compiler.
 
     kind is "forward", "backward" or "inference", followed by "-body" for a subgraph of a higher-order operator, and names the graph in logs
     and dumps. `border`: see import_graph. `watch` is told
-    what happens; `matched` is shared by the graphs of one compilation (see fusion_control.apply_wishes)."""
+    what happens; `matched` is shared by the graphs of one compilation (see fusion_control.apply_wishes). `make` does what `build` does, for
+    the graph and its subgraphs."""
     number = next(_serial)
     debug = DebugFolder.make(options.debug, kind, number)
     if debug:
@@ -102,7 +112,9 @@ def lower_graph(
                 fallback_random=options.fallback_random,
                 forced=frozenset(options.fallback) | library_operators(n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"),
                 implicit_fallbacks=options.implicit_fallbacks,
-                compile_body=lambda body: compile_graph(body, (), options, kind=f"{kind}-body", watch=watch, matched=matched),
+                compile_body=lambda body: compile_graph(
+                    body, (), options, kind=f"{kind}-body", watch=watch, matched=matched, make=make
+                ),
                 make_kernel=_make_kernel,
             )
         _count_ops(imported)
@@ -121,7 +133,7 @@ def lower_graph(
         apply_wishes(pipeline, imported.module, options, marked(gm), known, last)
         # gradients get loops of their own, to which what was asked for does not apply
         apply_loop_wishes(pipeline, imported.module, options, () if kind.startswith("backward") else loop_marks(gm), known, last)
-        description, code, code_key = build(imported, options, debug, pipeline, watch)
+        description, code, code_key = (make or build)(imported.module, imported.device, options, debug, pipeline, watch)
         count("bodies" if kind.endswith("-body") else "graphs")
     seconds = sum(n for name, n in counts.items() if name.startswith("compile_seconds."))
     kept = {name: n for name, n in counts.items() if not name.startswith(("compile_seconds.", "cache_"))}
@@ -169,10 +181,10 @@ def _count_ops(imported: Imported) -> None:
 
 
 def build(
-    imported: Imported, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
+    module: ModuleOp, device: str, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
 ) -> tuple[ProgramDescription, bytes, str]:
-    """The description and the object of an imported graph, and the object's name in the cache ("" where it is not kept)."""
-    module, ctx = imported.module, context()
+    """The description and the object of an imported graph of `device`, and the object's name in the cache ("" where it is not kept)."""
+    ctx = context()
     if debug:
         debug.level("import", module, pipeline)
     clock = [perf_counter()]
@@ -196,7 +208,7 @@ def build(
     run(pipeline, module, ctx, instrument)
     if options.timing:
         print(instrument.timing_report(), file=sys.stderr)
-    return emit(module, options, debug, imported.device)
+    return emit(module, options, debug, device)
 
 
 def _remarks(debug: DebugFolder | None, watch: Watch | None) -> Callable[[Remark], None] | None:

@@ -4,6 +4,7 @@
 |---|---|
 | process | compiles in this thread; the first call waits |
 | serialized | the same through bytes: what was compiled is written, read back and run, as in another process |
+| subprocess | another process compiles, and the first call waits: other threads go on, and a crash of the compiler is an error |
 | background | the graph runs by torch's own kernels at once; a thread compiles it, and then its calls run compiled |
 | progressive | compiles at once without measuring; a thread compiles with `autotune`, and then that runs |
 
@@ -32,6 +33,7 @@ from .graph_cache import from_bytes, to_bytes
 from .graph_key import Uncacheable
 
 if TYPE_CHECKING:
+    from .compile_graph import Build
     from .options import Options
 
 log = logging.getLogger("stepwell")
@@ -43,16 +45,16 @@ Boxed = Callable[[list[Any]], Any]
 @dataclass(frozen=True)
 class Task:
     """One graph that is to be compiled. compile: the graph by some options, and its key in the cache ("" for one that is not kept), in any
-    thread; link: the function of that."""
+    thread, by what takes the place of compile_graph.build; link: the function of that."""
 
     gm: GraphModule
     options: Options
-    compile: Callable[[Options], tuple[CompiledGraph, str]]
+    compile: Callable[[Options, Build | None], tuple[CompiledGraph, str]]
     link: Callable[[CompiledGraph, str], Runner]
 
-    def runner(self, options: Options | None = None) -> Runner:
+    def runner(self, options: Options | None = None, make: Build | None = None) -> Runner:
         """The graph compiled and linked."""
-        return self.link(*self.compile(options or self.options))
+        return self.link(*self.compile(options or self.options, make))
 
     def eager(self) -> Boxed:
         """The graph as it is now, run by torch."""
@@ -87,7 +89,7 @@ def in_process(task: Task) -> Runner:
 
 def serialized(task: Task) -> Runner:
     """Compile now and run what is read back from the bytes of that: it needs nothing of this process that is not written."""
-    graph, key = task.compile(task.options)
+    graph, key = task.compile(task.options, None)
     try:
         graph = from_bytes(to_bytes(graph, task.gm), task.gm)
     except (Uncacheable, pickle.PicklingError, TypeError, AttributeError) as error:
@@ -96,6 +98,17 @@ def serialized(task: Task) -> Runner:
     else:
         count("schemes.serialized")
     return task.link(graph, key)
+
+
+def in_child(task: Task) -> Runner:
+    """Compile now, in another process; here what depends on something of this one."""
+    from .compile_worker import Elsewhere, start
+
+    start()
+    elsewhere = Elsewhere()
+    runner = task.runner(make=elsewhere)
+    count("schemes.process" if elsewhere.stayed else "schemes.subprocess")
+    return runner
 
 
 def background(task: Task) -> Boxed:
@@ -162,7 +175,9 @@ def wait_for_compilations(timeout: float | None = None) -> bool:
     return not wait(list(_jobs), timeout).not_done
 
 
-SCHEMES: dict[str, Scheme] = {"process": in_process, "serialized": serialized, "background": background, "progressive": progressive}
+SCHEMES: dict[str, Scheme] = {
+    "process": in_process, "serialized": serialized, "subprocess": in_child, "background": background, "progressive": progressive,
+}  # fmt: skip
 
 
 def register_scheme(name: str, scheme: Scheme) -> None:

@@ -97,8 +97,8 @@ class Options:
     """Folder for the IR of every level (as STEPWELL_DEBUG)."""
 
     scheme: str = "process"
-    """How compilations are carried out: "process" at once, "serialized" through bytes, "background" in a thread while torch runs the graph,
-    "progressive" at once and again in a thread with `autotune`; or one of stepwell.register_scheme."""
+    """How compilations are carried out: "process" at once, "serialized" through bytes, "subprocess" in another process, "background" in a
+    thread while torch runs the graph, "progressive" at once and again in a thread with `autotune`; or one of stepwell.register_scheme."""
 
     cache: str = field(default="on", metadata={"choices": ("on", "objects", "off")})
     """What is kept on disk (STEPWELL_CACHE_DIR): "on" compiled graphs and machine code, "objects" machine code alone (every graph goes

@@ -25,7 +25,7 @@ from .trace import trace
 if TYPE_CHECKING:
     from ..lowering.fx_to_nd import Border
     from .aot_cache import TraceRecord
-    from .compile_graph import Watch
+    from .compile_graph import Build, Watch
     from .frozen import Weights
 
 _lock = threading.RLock()
@@ -227,9 +227,9 @@ class GraphCompilers:
     def _guarded(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None) -> Callable[..., Any]:
         """Compile a graph as the option `scheme` says, one at a time, unseen by the modes of the caller."""
 
-        def compiled(options: Options) -> tuple[CompiledGraph, str]:
+        def compiled(options: Options, make: Build | None = None) -> tuple[CompiledGraph, str]:
             with _lock, _disable_current_modes(), compilation(kind, self.number, options):
-                return self._compiled(gm, example_inputs, kind, edge, options)
+                return self._compiled(gm, example_inputs, kind, edge, options, make)
 
         def linked(graph: CompiledGraph, key: str) -> Runner:
             with _lock, _disable_current_modes():  # tensors of its own tell it, once a process, how torch lays them out
@@ -241,9 +241,9 @@ class GraphCompilers:
         return SCHEMES["process" if self.watch else self.options.scheme](Task(gm, self.options, compiled, linked))
 
     def _compiled(
-        self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None, options: Options
+        self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None, options: Options, make: Build | None
     ) -> tuple[CompiledGraph, str]:
-        """The graph from the disk, or compiled and kept there, with its key."""
+        """The graph from the disk, or compiled (by `make`, see lower_graph) and kept there, with its key."""
         with phase("cache"):
             slot = None if self.watch else find_slot(gm, kind, edge, options)
             graph = slot.load() if slot else None
@@ -252,7 +252,7 @@ class GraphCompilers:
         if graph is None:
             from .compile_graph import lower_graph
 
-            graph = lower_graph(gm, example_inputs, options, kind=kind, border=edge, watch=self.watch, matched=self.matched)
+            graph = lower_graph(gm, example_inputs, options, kind=kind, border=edge, watch=self.watch, matched=self.matched, make=make)
             if slot:
                 graph = slot.store(graph)
         return graph, slot.key if slot and slot.kept else ""
