@@ -86,7 +86,11 @@ def _flat_position(b: Importer, inside: SSAValue, windows: Sequence[Window], siz
         b.add(b.mul(b.iota(dims, lead + k, i64), w.stride), -w.padding) if w.padding else b.mul(b.iota(dims, lead + k, i64), w.stride)
         for k, w in enumerate(windows)
     ]
-    return flat_position(b, inside, [as_expr(w.size) for w in windows], starts, sizes, [w.dilation for w in windows])
+    first = [
+        None if not w.padding else b.op("maximum", start, 0) if w.dilation == 1 else b.op("remainder", start, w.dilation)
+        for w, start in zip(windows, starts, strict=True)
+    ]
+    return flat_position(b, inside, [as_expr(w.size) for w in windows], starts, sizes, [w.dilation for w in windows], first)
 
 
 def flat_position(
@@ -96,9 +100,11 @@ def flat_position(
     starts: Sequence[SSAValue],
     sizes: Sequence[Expr],
     dilations: Sequence[int] | None = None,
+    first: Sequence[SSAValue | None] = (),
 ) -> SSAValue:
     """The row-major position in spatial dimensions of `sizes` of a row-major position `inside` a window of `extents`
-    that begins at `starts` (a tensor a dimension, broadcastable to `inside`)."""
+    that begins at `starts` (a tensor a dimension, broadcastable to `inside`). `first`: the first position that is not padding, for
+    dimensions that have some; it is meant where all of a window is as low as its padding."""
     total: SSAValue | None = None
     left = inside
     for k, start in enumerate(starts):
@@ -109,6 +115,8 @@ def flat_position(
         if dilations is not None and dilations[k] != 1:
             step = b.mul(step, dilations[k])
         place = b.add(start, step)
+        if first and (bound := first[k]) is not None:
+            place = b.op("maximum", place, bound)
         total = place if total is None else b.add(b.mul(total, b.scalar(sizes[k], i64)), place)
     assert total is not None
     return total

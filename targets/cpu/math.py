@@ -64,9 +64,10 @@ class Code:
         return self._two("fdiv", a, b)
 
     def quotient(self, a: str, b: str) -> str:
-        """a / b within 2 ulp where a lane's operands are finite (else the lane is undefined): with AVX-512 the 14-bit
-        reciprocal and a Newton step, because the zmm divider takes a cycle a lane."""
-        if not self.f.target.has("avx512"):
+        """a / b within 2 ulp where a lane's operands are finite (else the lane is undefined): in registers of 512 bits the 14-bit
+        reciprocal and a Newton step, because the zmm divider takes a cycle a lane. LLVM has only the 12-bit reciprocal for narrower ones,
+        by which 1 / 1 is not 1: they divide."""
+        if not self.f.target.has("avx512") or not self.type.lanes or self.type.lanes % 16:
             return self.div(a, b)
         return self.f.let(f"fdiv arcp contract ninf {self.text} {a}, {b}")
 

@@ -180,7 +180,7 @@ def _exp_square(m: Code, x: str) -> str:
     square = m.mul(x, x)
     low = m.call("fma", x, x, m.neg(square))
     value = _function(m, "exp", square)
-    return m.select(m.cmp("olt", square, m.c(1e4)), m.fma(value, low, value), value)
+    return m.select(m.cmp("olt", value, m.c(float("inf"))), m.fma(value, low, value), value)
 
 
 def erfcx(m: Code, x: str) -> str:

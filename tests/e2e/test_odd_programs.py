@@ -35,6 +35,18 @@ def test_sigmoids_at_the_ends_of_the_line(dtype):
     agree(lambda x: (torch.sigmoid(x), F.silu(x), F.glu(torch.stack([x, x])), F.logsigmoid(x)), torch.tensor(ENDS * 3, dtype=dtype))
 
 
+@pytest.mark.parametrize("size", [1, 3, 8, 16, 40])
+def test_sigmoids_that_are_exact(size):
+    """A logit of zero is no less than a half, whatever the width of the registers."""
+
+    def program(x):
+        return torch.sigmoid(x), torch.sigmoid(x) >= 0.5, 1 - torch.sigmoid(x + 100), torch.sigmoid(x + 30)
+
+    x = torch.zeros(size)
+    for got, want in zip(torch.compile(program, backend="stepwell")(x), program(x), strict=True):
+        assert torch.equal(got, want)
+
+
 PICKS = {
     "index": lambda x, i: x[x > 0][i] + 1,
     "select rows": lambda x, i: x[x > 0].index_select(0, i) + 1,

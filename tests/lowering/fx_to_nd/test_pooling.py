@@ -75,6 +75,17 @@ def test_windows(check, name):
     assert not found.counts.extern
 
 
+@pytest.mark.parametrize("dilation", (1, 2))
+@pytest.mark.parametrize("fill", (float("-inf"), torch.iinfo(torch.int32).min))
+def test_windows_as_low_as_their_padding(check, dilation, fill):
+    """The position is that of an element, the first of the window."""
+    x = torch.full((2, 3, 9, 10), fill, dtype=torch.float32 if fill == float("-inf") else torch.int32)
+    x[:, :, 5:, 6:] = 1
+    pool = lambda x: F.max_pool2d(x, 3, 2, 1, dilation=dilation, ceil_mode=True, return_indices=True)  # noqa: E731
+    check(with_gradient(pool) if x.is_floating_point() else pool, x)
+    check(with_gradient(pool) if x.is_floating_point() else pool, x, dynamic=True)
+
+
 @pytest.mark.parametrize("name", ("avg overlapping", "avg ceil", "max overlapping", "max dilated"))
 def test_windows_of_symbolic_sizes(check, name):
     fn, shape = WINDOWS[name]

@@ -117,6 +117,14 @@ def test_bessel_functions_overflow_where_their_values_do(compiled) -> None:
                 assert got[1] == sign * got[0] and got[2] == float("inf")
 
 
+def test_erfcx_is_infinite_where_the_square_overflows(compiled) -> None:
+    _, library = compiled
+    for dtype, tag in ((torch.float32, "f"), (torch.float64, "d")):
+        x = torch.tensor([-27.0, -88.0, -1e3, -1e30], dtype=dtype)
+        for lanes in (0, 16):
+            assert run(library, f"erfcx_{tag}{lanes}", [x], dtype, lanes).isinf().all()
+
+
 def test_special_values_are_those_of_torch(compiled) -> None:
     isa, library = compiled
     inf, nan = float("inf"), float("nan")
