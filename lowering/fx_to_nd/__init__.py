@@ -57,6 +57,7 @@ _FAMILIES = (
     "random",
     "reductions",
     "resampling",
+    "sampling_grids",
     "scans",
     "special",
     "views",
