@@ -2,7 +2,8 @@
 
 torch differentiates the parts that interpolation is made of, so that its gradient is a scatter for each corner. In the
 graph of Dynamo a call of `F.interpolate` is still one node: it is made to call the operator itself below autograd, with
-the operator's own gradient, for both of which `lowering/fx_to_nd/interpolation.py` has rules.
+the operator's own gradient, for both of which `lowering/fx_to_nd/interpolation.py` has rules. Of uint8 (pictures) torch's parts compute
+something else than its kernel, which the operator calls.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _interpolate(
     """`F.interpolate`, whose arguments Dynamo has checked by running it."""
     name, rank = _OPERATORS.get((mode, antialias), ("", 0))
     transformed = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
-    if input.dim() != rank or not input.is_floating_point() or transformed:
+    if input.dim() != rank or not (input.is_floating_point() or input.dtype == torch.uint8) or transformed:
         return F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     spatial = rank - 2
     scales: list[float | None] = [None] * spatial

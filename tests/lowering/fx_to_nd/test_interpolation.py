@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import stepwell.lowering.whole_operators  # noqa: F401 - defines the operator of a gradient
 
@@ -92,3 +93,22 @@ def test_integers_are_a_call(check):
     x = torch.randint(0, 255, (1, 3, 6, 6), dtype=torch.uint8)
     found = check(_forward("_upsample_bicubic2d_aa", [3, 9], False, [None] * 2), x)
     assert found.counts.extern == 1
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("antialias", (False, True))
+@pytest.mark.parametrize("mode", ("bilinear", "bicubic"))
+def test_pictures_are_resized_as_in_eager(mode, antialias, dynamic):
+    """Of uint8 torch's decompositions are up to 120 of 255 off where a factor is given."""
+
+    def resize(x):
+        options = {"mode": mode, "antialias": antialias}
+        by_factors = [F.interpolate(x, scale_factor=f, **options) for f in (2.9, (0.7, 1.3))]
+        return [*by_factors, F.interpolate(x, (5, 17), **options)]
+
+    plane, picture = torch.randint(0, 256, (2, 3, 9, 8)), torch.randint(0, 256, (1, 7, 6, 3)).permute(0, 3, 1, 2)
+    for x in (plane.to(torch.uint8), picture.to(torch.uint8)):
+        torch._dynamo.reset()
+        got, wanted = torch.compile(resize, backend="stepwell", dynamic=dynamic, fullgraph=True)(x), resize(x)
+        assert [y.stride() for y in got] == [y.stride() for y in wanted]
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
