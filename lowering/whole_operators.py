@@ -1,4 +1,4 @@
-"""Operators that torch takes apart before autograd, kept whole: linear and cubic interpolation.
+"""Operators that torch takes apart before autograd, kept whole, linear and cubic interpolation, or taken apart in another way.
 
 torch differentiates the parts that interpolation is made of, so that its gradient is a scatter for each corner. In the
 graph of Dynamo a call of `F.interpolate` is still one node: it is made to call the operator itself below autograd, with
@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch._prims_common import suggest_memory_format
 from torch.fx import GraphModule
 
+from .multilabel_margin import multilabel_margin_loss
+
 aten = torch.ops.aten
 
 _OPERATORS = {
@@ -30,7 +32,8 @@ _OPERATORS = {
 
 
 def keep_whole(gm: GraphModule) -> None:
-    """Have the calls of interpolation in a graph of Dynamo's, and in its subgraphs, come out of tracing as one operator each."""
+    """Have the calls of interpolation in a graph of Dynamo's, and in its subgraphs, come out of tracing as one operator each, and those of
+    `multilabel_margin_loss` in our parts."""
     for module in gm.modules():
         if not isinstance(module, GraphModule):
             continue
@@ -119,6 +122,7 @@ def _upsample_bilinear(input: torch.Tensor, size: Any = None, scale_factor: Any 
 
 
 _WHOLE: dict[Any, Callable[..., torch.Tensor]] = {
+    F.multilabel_margin_loss: multilabel_margin_loss,
     F.interpolate: _interpolate,
     F.upsample: _upsample,
     F.upsample_bilinear: _upsample_bilinear,
