@@ -32,6 +32,7 @@ from .config import CROSSED_PIECES, UNROLL, Machine, Tile, fits_i32, has_effect,
 from .derived_sizes import shared_quotients, typical_value
 from .early_loads import load_early, load_once
 from .exchange import Group, draw, part_of, words_of
+from .fills import fill_loads
 from .reductions import Accumulator, accumulator, reduce_axis
 from .scans import lower_scan
 from .state import Axis, State, UnsupportedNest, memory_type, scalar_type
@@ -65,6 +66,7 @@ def lower_nest(
     for size in arguments.sizes:
         hints.append({"tt.divisibility": int32(16)} if typical_value(size, typical) % 16 == 0 else {})
     hints += [{}] * (len(types) - len(hints))
+    fill_loads(entry)
     drop_unused(entry)
     outs = set(nest.outs)
     read = {entry.args[k] for k, b in enumerate(arguments.buffers) if b not in outs}
