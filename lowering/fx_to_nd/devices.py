@@ -8,7 +8,7 @@ given; a small constant of the CPU stands in the kernel's text. Everything else 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from xdsl.ir import SSAValue
 from ...dialects.nd_types import TensorType
 from ...passes.pipelines import DEVICES
 from .metadata import INLINE_LIMIT, device_name, element_type
+from .registry import find_rule
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -72,13 +73,44 @@ def _is_out_of_reach(b: Importer, source: Node) -> bool:
 
 
 def is_made_here(b: Importer, node: Node) -> bool:
-    """Whether a node makes a tensor of numbers (ones, a range) that is only ever copied to the graph's device: it is made there."""
+    """Whether a node of another device is computed on the graph's: it makes a tensor of numbers (ones, a range) that is only ever copied
+    there, or one number from sizes and numbers alone, for kernels (what torch makes of a product with a Python number that comes of a
+    size)."""
     target = node.target
+    if b.torch_device != CPU:
+        if b.numbers is None:
+            b.numbers = _numbers(b, b.gm.graph.nodes)
+        if node in b.numbers:
+            return True
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
         return False
     if any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes):
         return False
     return bool(node.users) and all(u.target in _COPIES and u.meta["val"].device == b.torch_device for u in node.users)
+
+
+def _numbers(b: Importer, nodes: Iterable[Node]) -> set[Node]:
+    """The nodes that compute one number on the CPU from sizes and numbers alone, which only kernels of the graph's device read."""
+    made: list[Node] = []
+    found: set[Node] = set()
+    for node in nodes:
+        target, val = node.target, node.meta.get("val")
+        if not isinstance(target, torch._ops.OpOverload) or not isinstance(val, torch.Tensor) or val.dim() or val.is_complex():
+            continue
+        if val.device != CPU or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or find_rule(target) is None:
+            continue
+        if all(n in found or not isinstance(n.meta.get("val"), torch.Tensor | list | tuple) for n in node.all_input_nodes):
+            made.append(node)
+            found.add(node)
+    for node in reversed(made):
+        if not all(user in found or _is_kernels(b, user) for user in node.users):
+            found.discard(node)
+    return found
+
+
+def _is_kernels(b: Importer, node: Node) -> bool:
+    val = node.meta.get("val")
+    return isinstance(node.target, torch._ops.OpOverload) and isinstance(val, torch.Tensor) and val.device == b.torch_device
 
 
 def note_constant(b: Importer, node: Node) -> None:

@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, NameLoc, StringAttr, UnknownLoc
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from ...dialects.expr import Expr, Range, as_expr, const, evaluate, free_syms, range_of
+from ...dialects.expr import Expr, Range, as_expr, const, evaluate, free_syms, range_of, simplify
 from ...errors import StepwellError
 from ..sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
 from ..tt_functions import kernel_functions
@@ -74,6 +74,7 @@ class Importer(Builder):
         self.torch_device, self.mixed_devices = devices.graph_device(list(gm.graph.nodes))
         super().__init__(block, devices.device_text(self.torch_device))
         self.host_constants: dict[Node, torch.Tensor] = {}
+        self.numbers: set[Node] | None = None
         self.fetched: dict[Node, SSAValue] = {}
         self.gm = gm
         self.compile_body = compile_body
@@ -130,12 +131,14 @@ class Importer(Builder):
         return tuple([const(s) if type(s) is int else self.size_of(s) for s in values])
 
     def size_of(self, value: Any) -> Expr:
-        """One size as an expression."""
+        """One size as an expression, without quotients that the ranges of symbols decide: what torch writes as `s0 * s0 // s0` is a
+        loop like any other of `s0` iterations."""
         if isinstance(value, torch.SymInt):
             try:
-                return symint_expr(value)
+                found = symint_expr(value)
             except UnsupportedExpr:
                 return size_expr(self, value.node.expr)
+            return simplify(found, self._known_ranges()) if found.has_div else found
         if isinstance(value, SymScalar):
             return size_expr(self, value.expr)
         return as_expr(value)
@@ -151,10 +154,14 @@ class Importer(Builder):
 
     def nonnegative(self, value: Expr) -> bool:
         """Whether a number is at least 0 whatever its symbols are: sizes, or Python numbers that may be negative."""
+        known = self._known_ranges()
+        low = range_of(value, {s: known.get(s, Range(0)) for s in free_syms(value)}).lo
+        return low is not None and low >= 0
+
+    def _known_ranges(self) -> dict[Expr, Range]:
         if self.ranges is None:
             self.ranges = {} if (env := shape_env(self.gm)) is None else ranges_of(env)
-        low = range_of(value, {s: self.ranges.get(s, Range(0)) for s in free_syms(value)}).lo
-        return low is not None and low >= 0
+        return self.ranges
 
     def used(self, position: int) -> bool:
         """Whether result `position` of the node is read by anything."""

@@ -210,3 +210,23 @@ def test_writes_whose_order_does_not_matter_stay(name, deterministic):
 @pytest.mark.parametrize("name", SCATTERS)
 def test_scatters_are_kernels(name):
     assert scatter_calls(with_indices(SCATTERS[name]), "cuda") == []
+
+
+def test_a_number_that_comes_of_sizes_is_computed_by_the_kernel():
+    """What torch makes of `x / math.sqrt(x.shape[1])` where sizes are symbols: tensors of one number on the CPU."""
+
+    def scaled(x):
+        n = torch.ops.prims.convert_element_type.default(torch.scalar_tensor(x.shape[1]), torch.float64).sqrt()
+        return x / n
+
+    kernels, calls = lowered(scaled, ((4, 9), "cuda"))
+    assert len(kernels) == 1 and calls == []
+
+
+def test_a_number_that_is_wanted_on_the_cpu_stays_there():
+    def scaled(x):
+        n = torch.scalar_tensor(x.shape[1]).sqrt() + 1
+        return x / n, n
+
+    imported = traced(scaled, ((4, 9), "cuda"))
+    assert "!nd.tensor<f32>" in str(imported.module).split("return")[-1]

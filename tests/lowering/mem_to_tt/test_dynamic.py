@@ -120,6 +120,24 @@ def test_what_is_computed_from_sizes_is_passed_by_the_host():
     assert launches and all(any("floordiv 2" in str(size) for size in op.sizes.data) for op in launches)
 
 
+def test_sizes_that_are_quotients_of_others_are_loops_like_them():
+    """What a norm's decomposition makes of its sizes: height times width over width."""
+
+    def scaled(x):
+        n, c, h, w = x.shape
+        flat = x.reshape(n, c, h * w)
+        rows = flat / flat.amax(-1, keepdim=True)
+        return (torch.relu(rows.reshape(n, c, (h * w) // w, w)),)
+
+    x = torch.rand(2, 3, 5, 7) + 1
+    gm = make_fx(scaled, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+    imported = import_graph(gm, [x])
+    assert "floordiv" not in str(imported.module)
+    run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
+    given = torch.rand(3, 2, 4, 9) + 1
+    torch.testing.assert_close(run_loop(imported.module, [given], imported.constants, imported.objects)[0], scaled(given)[0])
+
+
 def test_indices_that_sizes_clamp_are_not_checked():
     kernels = [f for f in lowered("clamped", False, torch.float32).module.ops if isinstance(f, FuncOp)]
     usual = [f for f in kernels if RARE not in f.attributes]
