@@ -126,6 +126,8 @@ def _scaled(scores: SSAValue) -> tuple[SSAValue, float]:
     for name in ("mul", "div"):
         parts = _operands(scores, name)
         constant = parts[1].owner if parts is not None else None
+        while isinstance(constant, CastOp):
+            constant = constant.input.owner
         if parts is not None and isinstance(constant, nd.FullOp) and _constant(constant):
             factor = _constant(constant)
             assert factor is not None

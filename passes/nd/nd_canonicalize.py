@@ -253,6 +253,14 @@ def _fold_constants(rw: Rewriter, op: Operation) -> SSAValue | None:
     return rw.new(make_full(value, tensor_type(op.results[0]))) if exact else None
 
 
+def _fold_sqrt(rw: Rewriter, op: Operation) -> SSAValue | None:
+    """The square root of a constant in f64 or f32, which is the nearest number either way."""
+    value = full_value(op.operands[0])
+    if value is None or _dtype(op) not in (f32, f64) or not 0 <= value < math.inf:
+        return None
+    return rw.new(make_full(math.sqrt(value), tensor_type(op.results[0])))
+
+
 def _involution(rw: Rewriter, op: Operation) -> SSAValue | None:
     inner = op.operands[0].owner
     return inner.operands[0] if isinstance(inner, Operation) and type(inner) is type(op) else None
@@ -347,6 +355,7 @@ RULES: dict[type[Operation], list[Rule]] = {
     OPS["div"]: [_div],
     OPS["pow"]: [_pow],
     OPS["neg"]: [_fold_neg, _involution],
+    OPS["sqrt"]: [_fold_sqrt],
     OPS["not"]: [_involution],
     OPS["relu"]: [_idempotent],
     OPS["floor"]: [_idempotent],

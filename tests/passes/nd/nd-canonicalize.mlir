@@ -68,6 +68,18 @@ func.func @powers(%x : !nd.tensor<4 x f32>) -> (!nd.tensor<4 x f32>, !nd.tensor<
   func.return %a, %b : !nd.tensor<4 x f32>, !nd.tensor<4 x f32>
 }
 
+// CHECK-LABEL: func.func @roots
+// CHECK-NEXT: %negative = nd.full
+// CHECK-NEXT: %a = nd.full {value = 4.000000e+00 : f64}
+// CHECK-NEXT: %b = nd.sqrt %negative
+func.func @roots() -> (!nd.tensor<f64>, !nd.tensor<f64>) {
+  %number = nd.full {value = 16.0 : f64} : !nd.tensor<f64>
+  %negative = nd.full {value = -1.0 : f64} : !nd.tensor<f64>
+  %a = nd.sqrt %number : !nd.tensor<f64>
+  %b = nd.sqrt %negative : !nd.tensor<f64>
+  func.return %a, %b : !nd.tensor<f64>, !nd.tensor<f64>
+}
+
 // CHECK-LABEL: func.func @heads
 // CHECK: nd.matmul {{.*}} -> !nd.tensor<2 x 4 x 16 x 16 x f32>
 func.func @heads(%q : !nd.tensor<2 x 4 x 16 x 8 x f32>, %k : !nd.tensor<8 x 8 x 16 x f32>) -> !nd.tensor<8 x 16 x 16 x f32> {
