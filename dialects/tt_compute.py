@@ -292,6 +292,9 @@ class ExternElementwiseOp(TTOp):
 
 _TRUE = BoolAttr.from_bool(True)
 
+GRID_WAIT = "griddepcontrol.wait; // $0"
+"""Assembly of NVIDIA's GPUs (sm_90 and later): wait until the kernels before this one are done and what they wrote can be read."""
+
 
 @irdl_op_definition
 class ElementwiseInlineAsmOp(TTOp):

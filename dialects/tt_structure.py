@@ -103,6 +103,8 @@ class GetNumProgramsOp(_GridOp):
 
 RARE = "rare"
 """Attribute of a kernel that few launches need, and none may: it is compiled when one does."""
+OVERLAPS = "overlaps"
+"""Attribute of a kernel that waits itself for those before it: it may be launched while they end."""
 
 
 @irdl_op_definition

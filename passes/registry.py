@@ -24,6 +24,7 @@ OURS: dict[str, str] = {
     "gpu-cooperative-rows": "lowering.mem_to_tt.cooperative:GpuCooperativeRows",
     "gpu-recompute": "lowering.mem_to_tt.recompute:GpuRecompute",
     "tt-join-launches": "lowering.mem_to_tt.join:TtJoinLaunches",
+    "tt-overlap-launches": "lowering.mem_to_tt.overlap:TtOverlapLaunches",
     "gpu-schedule": "lowering.mem_to_tt:GpuSchedule",
     "gpu-tune": "targets.triton.tune:GpuTune",
     "gpu-online-softmax": "lowering.mem_to_tt.online:GpuOnlineSoftmax",

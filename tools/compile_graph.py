@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from ..dialects import load_dialects
 from ..dialects.expr import free_syms
+from ..lowering.attention_heads import fix_head_sizes
 from ..lowering.fx_to_nd import Border, Imported, import_graph
 from ..passes.errors import PipelineError, did_you_mean
 from ..passes.instrumentation import Instrumentation, Remark, print_ir
@@ -102,6 +103,8 @@ def lower_graph(
     trace(f"{kind}_graph", lambda: readable(gm))
     with rare_garbage_collection(), recorded() as counts:
         with phase("import"):
+            if kind == "inference" and options.numerics != "eager":
+                fix_head_sizes(gm, _takes_heads)
             imported = import_graph(
                 gm,
                 example_inputs,
@@ -147,6 +150,15 @@ def _make_kernel(*given: Any) -> tuple[int, ModuleOp]:
     from .user_kernels import make_kernel
 
     return make_kernel(*given)
+
+
+def _takes_heads(device: torch.device) -> bool:
+    """Whether a spelled out attention on a device becomes a call that takes heads of some sizes only."""
+    if device.type != "cuda":
+        return False
+    from ..targets.triton.target import has_fast_attention
+
+    return has_fast_attention(str(device))
 
 
 def measure(options: Options) -> Measure:

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from xdsl.dialects.builtin import Float32Type, Float64Type, IntegerType, ModuleOp
 
+from ..dialects.tt_structure import OVERLAPS
 from ..dialects.tt_types import PointerType
+from ..targets.host.gpu_driver import LaunchConfig
 from ..targets.host.gpu_runtime_ir import EXTRA_ARGUMENTS
 from ..targets.host.symbols import shim_address
 from ..targets.triton.emit import kernel_modules, kernel_of, ttir_for_compiling
@@ -34,7 +36,7 @@ FAILED = 999
 
 @dataclass(frozen=True)
 class Launch:
-    """One call of cuLaunchKernel."""
+    """One call of cuLaunchKernelEx."""
 
     kernel: str
     variant: int
@@ -44,6 +46,8 @@ class Launch:
     stream: int
     values: tuple[int, ...]
     """The arguments, 64 bits each."""
+    overlaps: bool
+    """Whether it may begin while the launch before it ends."""
 
 
 class InterpretedDriver:
@@ -81,7 +85,7 @@ class InterpretedDriver:
             "cuCtxGetCurrent": (one, lambda place: give(place, self.current)),
             "cuCtxSetCurrent": (one, lambda context: 0),
             "cuDevicePrimaryCtxRetain": (ctypes.CFUNCTYPE(i32, i64, i32), lambda place, device: give(place, 1)),
-            "cuLaunchKernel": (ctypes.CFUNCTYPE(i32, i64, i32, i32, i32, i32, i32, i32, i32, i64, i64, i64), self._launched),
+            "cuLaunchKernelEx": (ctypes.CFUNCTYPE(i32, i64, i64, i64, i64), self._launched),
         }
 
     def symbols(self) -> dict[str, int]:
@@ -100,11 +104,11 @@ class InterpretedDriver:
         return len(self._functions), kernel.binary.threads, kernel.binary.shared
 
     def launch(
-        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int]
+        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int], overlaps: bool = False
     ) -> int:
         """See Driver."""
         kernel, variant, module = self._functions[function - 1]
-        self.launches.append(Launch(kernel.name, variant, tuple(grid), threads, shared, stream, tuple(values)))
+        self.launches.append(Launch(kernel.name, variant, tuple(grid), threads, shared, stream, tuple(values), overlaps))
         try:
             types = kernel_of(module).body.block.arg_types
             run_kernel(module, [_argument(t, v) for t, v in zip(types, values, strict=True)], list(grid))
@@ -113,12 +117,12 @@ class InterpretedDriver:
             return FAILED
         return 0
 
-    def _launched(self, function: int, x: int, y: int, z: int, threads: int, *rest: int) -> int:
-        _, _, shared, stream, params, _ = rest
+    def _launched(self, config: int, function: int, params: int, extra: int) -> int:
+        asked = LaunchConfig.from_address(config)
         count = len(kernel_of(self._functions[function - 1][2]).body.block.args)
         places = (ctypes.c_int64 * (count + EXTRA_ARGUMENTS)).from_address(params)
         values = [ctypes.c_int64.from_address(place).value for place in places[:count]]
-        return self.launch(function, (x, y, z), threads, shared, stream, values)
+        return self.launch(function, tuple(asked.grid), asked.threads[0], asked.shared, asked.stream or 0, values, asked.count > 0)
 
     def message(self, code: int) -> str:
         """See Driver."""
@@ -155,5 +159,6 @@ def interpreted_kernels(module: ModuleOp, target: str = "sm_90") -> list[GpuKern
         name, options = function.sym_name.data, options_of(dict(function.attributes))
         binary = Binary(name, b"", 32 * options.num_warps, 0, name)
         text = ttir_for_compiling(one, installed_spelling())
-        found.append(GpuKernel(name, binary, *multiples_of_16(function), text, gpu_target(target), options, kernel_place(function)))
+        place, overlaps = kernel_place(function), OVERLAPS in function.attributes
+        found.append(GpuKernel(name, binary, *multiples_of_16(function), text, gpu_target(target), options, place, overlaps=overlaps))
     return found

@@ -9,7 +9,8 @@
     exchange.py    programs that share a row                         bounds.py      kernels for sizes within bounds
 
 Before it: gpu-parallel-scatter (scatter.py), gpu-recompute (recompute.py), gpu-split-rows (rows.py), gpu-online-softmax (online.py),
-gpu-cooperative-rows (cooperative.py), gpu-split-reduction (split.py). After it: tt-join-launches (join.py).
+gpu-cooperative-rows (cooperative.py), gpu-split-reduction (split.py). After it: tt-join-launches (join.py), tt-overlap-launches
+(overlap.py).
 """
 
 from __future__ import annotations

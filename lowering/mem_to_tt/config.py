@@ -138,7 +138,16 @@ class Machine:
     @property
     def casts_float8(self) -> bool:
         """Whether it has instructions for casts to and from E4M3FN and E5M2: NVIDIA's from Ada on."""
-        return self.name.startswith("sm_") and int(self.name[3:].rstrip("af")) >= 89
+        return self._capability >= 89
+
+    @property
+    def overlaps_launches(self) -> bool:
+        """Whether a kernel can be launched while the one before it ends: NVIDIA's from Hopper on."""
+        return self._capability >= 90
+
+    @property
+    def _capability(self) -> int:
+        return int(self.name[3:].rstrip("af")) if self.name.startswith("sm_") else 0
 
 
 MACHINES = {

@@ -84,8 +84,8 @@ def _outside(value: SSAValue, mask: SSAValue, fill: float, loads: dict[LoadOp, f
         return _outside(op.operands[0], mask, fill, loads)
     if isinstance(op, arith.SubfOp) and _outside(op.lhs, mask, fill, loads) == -math.inf and _is_top(op.rhs, loads):
         return -math.inf
-    rule = _RULES.get(type(op)) if not isinstance(op, Block) else None
-    if rule is None:
+    rule = _RULES.get(type(op))
+    if rule is None or isinstance(op, Block):
         return None
     given: list[float] = []
     for operand in op.operands:
@@ -119,7 +119,7 @@ _RULES: dict[type, Callable[..., float]] = {
     arith.SubfOp: lambda a, b: a - b,
     arith.MulfOp: lambda a, b: a * b,
     mlir_math.FmaOp: lambda a, b, c: a * b + c,
-    mlir_math.AbsFOp: abs,
+    mlir_math.AbsFOp: lambda x: math.fabs(x),
     mlir_math.ExpOp: _exp,
     mlir_math.Exp2Op: lambda x: 2.0**x if x <= 0 else math.nan,
 }

@@ -25,11 +25,28 @@ if TYPE_CHECKING:  # what makes kernels is large, and programs without any do wi
 SHARED_BYTES = 48 << 10
 """Shared memory that a kernel may have without asking."""
 _MAX_DYNAMIC_SHARED = 8
+_MAY_OVERLAP = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
 _CACHE_PREFER_SHARED = 1
 
 
 class LaunchError(StepwellError):
     """A kernel that could not be loaded or launched: names it, the user's line and what the driver says."""
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute of CUDA's driver."""
+
+    _fields_ = (("id", ctypes.c_uint32), ("padding", ctypes.c_uint32), ("value", ctypes.c_int32 * 16))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of CUDA's driver."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3), ("threads", ctypes.c_uint32 * 3), ("shared", ctypes.c_uint32), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)), ("count", ctypes.c_uint32),
+    )  # fmt: skip
 
 
 class Driver(Protocol):
@@ -48,9 +65,10 @@ class Driver(Protocol):
         ...
 
     def launch(
-        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int]
+        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int], overlaps: bool = False
     ) -> int:
-        """Launch a function with arguments as 64-bit patterns; the driver's code."""
+        """Launch a function with arguments as 64-bit patterns; the driver's code. `overlaps`: it may begin while what is before it on the
+        stream ends."""
         ...
 
     def message(self, code: int) -> str:
@@ -59,7 +77,7 @@ class Driver(Protocol):
 
 
 _CALLS = (
-    "cuInit", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuLaunchKernel", "cuModuleLoadData",
+    "cuInit", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuLaunchKernelEx", "cuModuleLoadData",
     "cuModuleGetFunction", "cuFuncSetAttribute", "cuFuncSetCacheConfig", "cuGetErrorName", "cuGetErrorString",
 )  # fmt: skip
 _TORCH = ("aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard", "aoti_torch_get_current_cuda_stream")
@@ -115,16 +133,16 @@ class CudaDriver:
         return function.value or 0
 
     def launch(
-        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int]
+        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int], overlaps: bool = False
     ) -> int:
         """See Driver."""
         words = (ctypes.c_int64 * (len(values) + 1))(*values, 0)
         start = ctypes.addressof(words)
         places = [start + 8 * min(k, len(values)) for k in range(len(values) + EXTRA_ARGUMENTS)]
         params = (ctypes.c_void_p * len(places))(*places)
-        return self._library.cuLaunchKernel(
-            ctypes.c_void_p(function), *grid, threads, 1, 1, shared, ctypes.c_void_p(stream), params, None
-        )
+        attribute = LaunchAttribute(_MAY_OVERLAP, 0, (1,))
+        config = LaunchConfig(tuple(grid), (threads, 1, 1), shared, stream, ctypes.pointer(attribute), int(overlaps))
+        return self._library.cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), params, None)
 
     def message(self, code: int) -> str:
         """See Driver."""

@@ -55,8 +55,8 @@ class GpuLaunches:
             head = (ctypes.c_int64 * RECORD_HEAD).from_address(record)
             variant = _variant(head[4] & 15, (head[4] & (1 << 64) - 1) >> SIZES_SHIFT)
             function, threads, shared = self.driver.load(state[2], kernel, variant)
-            place = (ctypes.c_int64 * 3).from_address(variants + VARIANT_BYTES * variant)
-            place[1], place[2] = threads, shared
+            place = (ctypes.c_int64 * 4).from_address(variants + VARIANT_BYTES * variant)
+            place[1], place[2], place[3] = threads, shared, kernel.overlaps
             place[0] = function  # last: from then on other threads use it
             code = launch(variants, record, state[1])
         if code:
@@ -81,7 +81,7 @@ class GpuLaunches:
             found = self._functions[key] = self.driver.load(context, kernel, variant)
         function, threads, shared = found
         values = [int.from_bytes(pack("=d", v), "little", signed=True) if isinstance(v, float) else int(v) for v in arguments]
-        code = self.driver.launch(function, grid, threads, shared, stream, values)
+        code = self.driver.launch(function, grid, threads, shared, stream, values, kernel.overlaps)
         if code:
             raise self._refused(kernel, code, grid)
 

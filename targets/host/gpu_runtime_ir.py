@@ -1,9 +1,10 @@
 """LLVM text of what native entries call around launches on a GPU, linked once a process.
 
 - the state of a call `{ ptr guard, ptr stream, ptr context }`: torch's device guard and current stream, and the driver's context;
-- the table of a program `{ ptr context, [n x 3 variants x { ptr function, i64 threads, i64 shared }] }`: one for each context that it ran
-  in. The second variant of a kernel does not rely on aligned addresses, nor on sizes that are multiples of 16, the third on addresses
-  only. Entries are filled when they are first needed;
+- the table of a program `{ ptr context, [n x 3 variants x { ptr function, i64 threads, i64 shared, i64 overlaps }] }`: one for each
+  context that it ran in; `overlaps` is 1 where a launch may begin while the one before it ends. The second variant of a kernel does not
+  rely on aligned addresses, nor on sizes that are multiples of 16, the third on addresses only. Entries are filled when they are first
+  needed;
 - the record of a launch `{ i64 x, i64 y, i64 z, i64 count, i64 addresses, [count x i64] values }`: the grid, the addresses that the kernel
   believes to be multiples of 16, or'ed, with the lowest bits of the sizes of which it does so in the highest, and its arguments, each in
   8 bytes.
@@ -12,7 +13,7 @@
 from __future__ import annotations
 
 STATE_BYTES = 24
-VARIANT_BYTES = 24
+VARIANT_BYTES = 32
 VARIANTS = 3
 ALL, NOTHING, ADDRESSES = range(VARIANTS)
 """What a variant of a kernel relies on."""
@@ -29,14 +30,20 @@ MISSING = -1
 TOO_LARGE = -2
 """What it gives for a grid that no GPU takes."""
 
+CONFIG = "{ i32, i32, i32, i32, i32, i32, i32, ptr, ptr, i32 }"
+"""CUlaunchConfig: the grid, the threads, shared memory, the stream, attributes and their number."""
+
 GPU_RUNTIME = f"""
+; CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is 1.
+@stepwell_gpu_overlap = internal constant {{ i32, i32, [16 x i32] }} {{ i32 6, i32 0, [16 x i32] [i32 1{", i32 0" * 15}] }}
+
 declare i32 @aoti_torch_create_cuda_guard(i32, ptr)
 declare i32 @aoti_torch_delete_cuda_guard(ptr)
 declare i32 @aoti_torch_get_current_cuda_stream(i32, ptr)
 declare i32 @cuCtxGetCurrent(ptr)
 declare i32 @cuCtxSetCurrent(ptr)
 declare i32 @cuDevicePrimaryCtxRetain(ptr, i32)
-declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)
+declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)
 declare i32 @torch_from_blob(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr, i32, ptr, i64, ptr, ptr)
 
 ; Makes the device current and notes its stream and context: 0, or the code of torch or of the driver.
@@ -152,8 +159,22 @@ launch:
   %gz = trunc i64 %z to i32
   %t = trunc i64 %threads to i32
   %m = trunc i64 %shared to i32
-  %code = call i32 @cuLaunchKernel(ptr %function, i32 %gx, i32 %gy, i32 %gz, i32 %t, i32 1, i32 1, i32 %m,
-                                   ptr %stream, ptr %params, ptr null)
+  %op = getelementptr i64, ptr %vp, i64 3
+  %overlaps = load i64, ptr %op
+  %attributes = trunc i64 %overlaps to i32
+  %c0 = insertvalue {CONFIG} zeroinitializer, i32 %gx, 0
+  %c1 = insertvalue {CONFIG} %c0, i32 %gy, 1
+  %c2 = insertvalue {CONFIG} %c1, i32 %gz, 2
+  %c3 = insertvalue {CONFIG} %c2, i32 %t, 3
+  %c4 = insertvalue {CONFIG} %c3, i32 1, 4
+  %c5 = insertvalue {CONFIG} %c4, i32 1, 5
+  %c6 = insertvalue {CONFIG} %c5, i32 %m, 6
+  %c7 = insertvalue {CONFIG} %c6, ptr %stream, 7
+  %c8 = insertvalue {CONFIG} %c7, ptr @stepwell_gpu_overlap, 8
+  %c9 = insertvalue {CONFIG} %c8, i32 %attributes, 9
+  %config = alloca {CONFIG}
+  store {CONFIG} %c9, ptr %config
+  %code = call i32 @cuLaunchKernelEx(ptr %config, ptr %function, ptr %params, ptr null)
   ret i32 %code
 nothing:
   ret i32 0
@@ -174,7 +195,7 @@ define i32 @stepwell_gpu_from_blob(ptr %data, i64 %rank, ptr %sizes, ptr %stride
 DRIVER_SYMBOLS = frozenset(
     (
         "aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard", "aoti_torch_get_current_cuda_stream", "cuCtxGetCurrent",
-        "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuLaunchKernel", "torch_from_blob",
+        "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuLaunchKernelEx", "torch_from_blob",
     )
 )  # fmt: skip
 """What the functions call."""

@@ -82,7 +82,7 @@ class CudaTimer:
             other.zero_()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            if driver.launch(function, grid, threads, shared, stream, values):
+            if driver.launch(function, grid, threads, shared, stream, values, kernel.overlaps):
                 return float("inf")
             end.record()
             end.synchronize()

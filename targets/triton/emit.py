@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 from xdsl.printer import Printer
 
-from ...dialects.tt_structure import RARE, FuncOp
+from ...dialects.tt_structure import OVERLAPS, RARE, FuncOp
 from ...dialects.tt_types import SPELLINGS, Spelling, spelled
 from ...passes.errors import PassError
 from .device_library import library_of
@@ -21,7 +21,7 @@ DIALECTS = frozenset({"tt", "arith", "math", "scf", "cf", "ub", "gpu", "builtin"
 """Whose operations a module may hold that Triton reads."""
 
 
-_BESIDE = OPTION_NAMES | {RARE}
+_BESIDE = OPTION_NAMES | {RARE, OVERLAPS}
 
 
 class _Nowhere(Printer):

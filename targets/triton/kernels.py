@@ -14,7 +14,7 @@ from typing import Any
 
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 
-from ...dialects.tt_structure import RARE, FuncOp
+from ...dialects.tt_structure import OVERLAPS, RARE, FuncOp
 from ...dialects.tt_types import PointerType
 from ...lowering.mem_to_tt.config import machine
 from ...passes.locations import source_location
@@ -65,6 +65,8 @@ class GpuKernel:
     """The kernel in words, with the user's line."""
     limit: int = 0
     """Bytes of shared memory that a program may have."""
+    overlaps: bool = False
+    """Whether it waits itself for the kernels before it."""
     _variants: dict[tuple[bool, bool], Binary] = field(default_factory=dict)
 
     def variant(self, addresses: bool, sizes: bool) -> Binary:
@@ -150,7 +152,10 @@ def program_kernel(module: ModuleOp, compiled: CompiledKernel) -> GpuKernel:
 
 def _launchable(module: ModuleOp, text: str, target: GpuTarget, options: KernelOptions) -> GpuKernel:
     function = kernel_of(module)
-    return GpuKernel(function.sym_name.data, UNBUILT, *multiples_of_16(function), text, target, options, kernel_place(function))
+    overlaps = OVERLAPS in function.attributes
+    return GpuKernel(
+        function.sym_name.data, UNBUILT, *multiples_of_16(function), text, target, options, kernel_place(function), overlaps=overlaps
+    )
 
 
 def kernel_place(function: FuncOp) -> str:

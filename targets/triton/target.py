@@ -8,6 +8,7 @@ from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
 
+from ...lowering.mem_to_tt.config import machine
 from ...passes.manager import Pipeline
 from ...passes.pipelines import TARGETS
 from ..target import Kernels, Launcher, Measure, Target
@@ -31,6 +32,9 @@ class GpuTarget(Target):
             for name, given in (("gpu-cooperative-rows", options), ("gpu-schedule", options), ("mem-to-tt", options.split()[0])):
                 if name in plain:
                     pipeline.replace(name, f"{name}{{{given}}}")
+            target = options.split()[0]
+            if "tt-overlap-launches" not in names and "to-host" in names and machine(target.partition("=")[2]).overlaps_launches:
+                pipeline.add("tt", f"tt-overlap-launches{{{target}}}", "end")
         if "nd-attention" in names and not has_fast_attention(device):
             pipeline.remove("nd-attention")
         if measure != "never" and "gpu-schedule" in names and "gpu-tune" not in names:

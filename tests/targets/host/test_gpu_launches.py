@@ -105,6 +105,29 @@ def test_sizes_and_numbers_are_passed_by_their_bits(build):
     assert len(driver.launches) == 1
 
 
+def test_a_kernel_that_waits_itself_may_be_launched_early(build):
+    text = """builtin.module {
+      host.program @forward(%x: !host.tensor<f32>) {
+        host.launch @early(%x : !host.tensor<f32>) [] grid [1]
+        host.launch @late(%x : !host.tensor<f32>) [] grid [2]
+        host.return() []
+      }
+      tt.func public @early(%x: !tt.ptr<f32>) attributes {overlaps} {
+        %0 = tt.elementwise_inline_asm "griddepcontrol.wait; // $0" {constraints = "=r", packed_element = 1 : i32, pure = false} -> i32
+        tt.return
+      }
+      tt.func public @late(%x: !tt.ptr<f32>) {
+        tt.return
+      }
+    }"""
+    from xdsl.parser import Parser
+
+    run, driver = build(None, module=Parser(context(), text).parse_module())
+    for _ in range(2):
+        run([torch.randn(4)])
+    assert [(one.kernel, one.overlaps, one.grid) for one in driver.launches] == [("early", True, (1, 1, 1)), ("late", False, (2, 1, 1))] * 2
+
+
 def test_addresses_that_are_not_aligned_take_the_other_variant(build):
     def function(x, y):
         return x * 2 + y.sum(), x[1:] + 1
