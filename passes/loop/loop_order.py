@@ -302,9 +302,9 @@ class Profile:
 
 def lower_peak(graph: Graph) -> tuple[list[int], int, int]:
     """An order of the steps with a lower peak, the peak before and with it."""
+    if not graph.steps:
+        return [], 0, 0
     now = Profile(graph)
-    if not now.alive:
-        return now.order, 0, 0
     first = max(now.alive)
     floor = int(first * NEAR)
 

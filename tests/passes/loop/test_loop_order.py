@@ -82,6 +82,11 @@ def test_the_order_stays_where_nothing_is_won():
     assert ordered(text)[1] == ["p", "q", "z"]
 
 
+def test_a_function_without_steps():
+    """The gradient of a bias that has the sizes of what it is added to: a tangent, and saved tensors that nothing reads."""
+    assert ordered(function("", f"%g: {BIG}, %a: {BIG} {{nd.donated}}", "%g", BIG))[1] == []
+
+
 def test_a_step_that_makes_much_waits_until_it_is_needed():
     body = nest("p", ["%x"]) + nest("t", ["%y"]) + nest("u", ["%t", "%y"], rows=True) + nest("z", ["%p"], rows=True)
     text = function(body, f"%x: {BIG}, %y: {BIG}", "%u, %z", f"{SMALL}, {SMALL}")
