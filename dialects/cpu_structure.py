@@ -40,6 +40,7 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
+from .arguments import parse_argument
 from .cpu_types import check_index, check_same, check_value, check_vector, element_of, vec
 from .create import QuickOp
 
@@ -108,7 +109,7 @@ class KernelOp(QuickOp):
             if parser.parse_optional_keyword(visibility):
                 properties["sym_visibility"] = StringAttr(visibility)
         properties["sym_name"] = parser.parse_symbol_name()
-        arguments = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_argument)
+        arguments = parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: parse_argument(parser))
         attributes = parser.parse_optional_attr_dict_with_keyword()
         region = parser.parse_region(arguments)
         if not region.blocks:

@@ -48,6 +48,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
+from .arguments import parse_argument
 from .call_args import Arg, Call, CallAttr, format_leaf, parse_leaf
 from .expr import Expr, as_expr, free_dims, free_syms
 from .expr_syntax import ExprAttr, parse_expr
@@ -104,7 +105,7 @@ class ProgramOp(HostOp):
     @classmethod
     def parse(cls, parser: Parser) -> ProgramOp:
         props: dict[str, Attribute] = {"sym_name": parser.parse_symbol_name()}
-        args = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_argument)
+        args = parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: parse_argument(parser))
         if parser.parse_optional_keyword("arena"):
             props["arena"] = ExprAttr.get(parse_expr(parser))
         attributes = parser.parse_optional_attr_dict() if parser.parse_optional_keyword("attributes") else {}

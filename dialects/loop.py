@@ -266,8 +266,16 @@ class ReduceOp(LoopLike):
         if unknown:
             raise VerifyException(f"loop.reduce: unknown kind '{unknown[0]}', known: {', '.join(KINDS)}")
         check_yield(self, self.block, sum(KINDS[k][0] for k in self.kind_names))
+        self._check_types()
         if (want := sum(KINDS[k][1] for k in self.kind_names)) != len(self.outputs):
             raise VerifyException(f"loop.reduce: kinds {', '.join(self.kind_names)} give {want} results, got {len(self.outputs)}")
+
+    def _check_types(self) -> None:
+        if any(KINDS[k] != (1, 1) for k in self.kind_names) or self.block.last_op is None:
+            return
+        for kind, value, result in zip(self.kind_names, self.block.last_op.operands, self.outputs, strict=False):
+            if value.type != result.type:
+                raise VerifyException(f"loop.reduce: {kind} of {value.type} gives {value.type}, not {result.type}")
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")

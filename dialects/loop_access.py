@@ -15,7 +15,7 @@ from xdsl.utils.exceptions import VerifyException
 from .create import QuickOp
 from .expr import IndexMap
 from .expr_syntax import IndexMapAttr
-from .loop_base import element_type, is_shaped, shaped_dims
+from .loop_base import LoopLike, element_type, is_shaped, shaped_dims
 from .loop_checks import extent_of, leaves, runs
 from .loop_syntax import INDEX, parse_attrs, parse_indices, print_attrs, print_indices, print_types, value_names
 from .nd_types import compute_type
@@ -42,6 +42,11 @@ class AccessOp(QuickOp):
         raise NotImplementedError
 
     def _check_access(self) -> None:
+        around = self.parent_op()
+        while around is not None and not isinstance(around, LoopLike):
+            if around.name == "func.func":
+                raise VerifyException(f"{self.name} stands in no loop.nest")
+            around = around.parent_op()
         t = self.shaped.type
         if not is_shaped(t):
             raise VerifyException(f"{self.name}: can access a tensor or buffer, got {t}")

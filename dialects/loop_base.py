@@ -12,7 +12,7 @@ from .create import QuickOp
 from .expr import Expr
 from .loop_syntax import INDEX
 from .nd_base import ExprsAttr
-from .schedule_check import lanes_problem, loop_problem
+from .schedule_check import lanes_problem, loop_problem, misspelt
 
 
 def is_shaped(t: Attribute) -> bool:
@@ -52,7 +52,12 @@ class LoopLike(QuickOp):
         if len(args) < count or any(a.type != INDEX for a in args[:count]):
             raise VerifyException(f"{self.name}: the body needs {count} arguments of type index, one for each loop")
         vector, lanes = self.attributes.get("vector"), self.attributes.get("lanes")
-        problem = loop_problem("vector", vector, count, "none") if vector is not None else ""
+        problem = misspelt(self.attributes)
+        negative = next((s for s in self.sizes.data if s.value is not None and s.value < 0), None)
+        if negative is not None:
+            problem = f"a loop has {negative} iterations"
+        if not problem and vector is not None:
+            problem = loop_problem("vector", vector, count, "none")
         if not problem and lanes is not None:
             problem = lanes_problem(lanes)
         if problem:

@@ -32,7 +32,7 @@ def runs(op: Operation) -> bool:
     """Whether `op` is under no condition and in no loop that is known to have no iterations."""
     around = op.parent_op()
     while isinstance(around, LoopLike):
-        if any(size.value == 0 for size in around.loop_sizes):
+        if any(size.value is not None and size.value <= 0 for size in around.loop_sizes):
             return False
         around = around.parent_op()
     return not isinstance(around, scf.IfOp)

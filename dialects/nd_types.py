@@ -115,7 +115,8 @@ def parse_shape(parser: AttrParser) -> tuple[tuple[Expr, ...], Attribute]:
                 if name is None:
                     parser.raise_error("expected a size (number, symbol or parenthesised expression) or an element type")
                 dims.append(sym(name))
-        parser.parse_keyword("x", " between sizes and element type")
+        if parser.parse_optional_keyword("x") is None:
+            parser.raise_error(f"expected ' x ' and an element type (f32, i64, ...) behind the size '{dims[-1]}'")
 
 
 @irdl_attr_definition

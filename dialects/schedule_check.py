@@ -3,6 +3,9 @@ verifiers of the `loop` dialect: a key that is misspelt, or a loop that is not t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 from xdsl.dialects.builtin import DenseArrayBase, DictionaryAttr, IntegerAttr, StringAttr
 from xdsl.ir import Attribute
 
@@ -30,6 +33,21 @@ def schedule_problem(schedule: Attribute, loops: int) -> str:
     tiles = table.get("tiles")
     if tiles is not None and not (isinstance(tiles, DenseArrayBase) and len(tiles) <= loops and all(n >= 0 for n in tiles.iter_values())):
         return f"schedule: 'tiles' is an array of at most {loops} numbers from 0, one for each loop of the nest, not {tiles}"
+    return ""
+
+
+ATTRIBUTES = ("vector", "lanes", "fixed", "no_fuse", "asked", "join", "layouts", "window_rows", "schedule", "label", "sequential")
+"""What the passes look for on nests and the loops inside."""
+
+
+def misspelt(names: Iterable[str]) -> str:
+    """What is wrong with the names of attributes: one that is nearly one of ours, or belongs into the schedule; "" if nothing is. Others
+    may be anybody's."""
+    for name in names:
+        if name in ("tile", "tiles", "index_bits", "parallel"):
+            return f"'{name}' is a key of its schedule: schedule = {{{name} = ...}}"
+        if name not in ATTRIBUTES and (near := get_close_matches(name, ATTRIBUTES, 1, 0.75)):
+            return f"it has no attribute '{name}'; did you mean '{near[0]}'?"
     return ""
 
 

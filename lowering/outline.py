@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from ..dialects import loop
 from ..dialects.expr import Expr, Sym, free_syms
 from ..dialects.expr_ranges import RangeEnv
 from ..dialects.host import LaunchOp
 from ..dialects.mem import BufferType
+from ..dialects.names import keep_name
 from ..dialects.nd_types import element_bytes
 from ..passes.loop.nest_access import NestAccess
 from ..passes.loop.nest_key import nest_key
@@ -46,6 +47,16 @@ class Arguments:
     def sizes(self) -> list[Expr]:
         """The numbers that a launch passes after the addresses."""
         return [*self.symbols, *self.derived]
+
+    def name(self, entry: Block) -> None:
+        """Call the arguments of the kernel's block as what they are here."""
+        values = list(entry.args)
+        for new, old in zip(values, self.buffers, strict=False):
+            keep_name(new, old)
+        for new, symbol in zip(values[len(self.buffers) :], self.symbols, strict=False):
+            new.name_hint = symbol.name
+        for new, old in zip(values[len(self.buffers) + len(self.sizes) :], self.scalars, strict=False):
+            keep_name(new, old)
 
     def _capture(self, op: Operation, info: NestAccess, inside: set[SSAValue]) -> None:
         for region in op.regions:

@@ -19,6 +19,7 @@ from ..dialects import cpu, host, mem
 from ..dialects.call_args import Arg, Call
 from ..dialects.expr import Expr, Sym, as_expr, evaluate, free_syms, maximum, sym
 from ..dialects.expr_syntax import ExprAttr
+from ..dialects.names import keep_name
 from ..dialects.nd_base import prop
 from ..dialects.nd_types import RangeAttr, element_bytes
 from ..passes.errors import PassError
@@ -37,6 +38,8 @@ class ToHost(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Replaces the functions of the module."""
+        if not any(isinstance(f, (func.FuncOp, host.ProgramOp)) for f in op.ops):
+            self.fail(op, "the module holds no function (any more)")
         checked = _kernels_with_checks(op)
         hints = _typical_sizes(op)
         for function in [f for f in op.body.block.ops if isinstance(f, func.FuncOp)]:
@@ -209,12 +212,13 @@ class _Lowering:
             self._require(expr, label)
         self.add(host.layout(host.CheckOp, tensor, type.dims, type.stride_exprs, type.element_type, label=label))
 
-    def _require(self, expr: Expr, label: str) -> None:
-        """Fail unless all symbols of `expr` are bound."""
+    def _require(self, expr: Expr, label: str, op: Operation | None = None) -> None:
+        """Fail (at `op`, or the function) unless all symbols of `expr` are bound."""
         missing = free_syms(expr) - self.bound
         if missing:
             names = ", ".join(sorted(map(str, missing)))
-            self.fail(self.function, f"{label}: no argument binds {names} of {expr}")
+            whole = f" of {expr}" if names != str(expr) else ""
+            self.fail(op or self.function, f"{label}: no argument binds {names}{whole}")
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -233,6 +237,7 @@ class _Lowering:
             if type.offset_expr is not as_expr(0):
                 self.fail(op, f"an output begins at the start of its storage, the offset is {type.offset_expr}")
             made = self._layout(host.EmptyOutputOp, None, type, op)
+            keep_name(made, op.result)
             self.memory[op.result], self.tensors[op.result] = _Memory(made, type, as_expr(0)), made
             return
         if at is None:
@@ -240,6 +245,7 @@ class _Lowering:
             self.unplanned = at + (bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         self.arena_ends.append(at + bytes)
         pointer = self.add(host.ArenaPtrOp.make(at), op).results[0]
+        keep_name(pointer, op.result)
         self.memory[op.result] = _Memory(pointer, type, as_expr(0), in_arena=True)
 
     def _bound_at_entry(self) -> frozenset[Expr]:
@@ -272,6 +278,7 @@ class _Lowering:
         offset = buffer.byte_offset() // size
         kind = host.FromArenaOp if isinstance(buffer.value.type, host.PtrType) else host.ViewOp
         made = self._layout(kind, buffer.value, buffer.type, origin, offset=offset)
+        keep_name(made, value)
         self.tensors[value] = made
         return made
 
@@ -288,6 +295,8 @@ class _Lowering:
             buffer = self.memory[operand]
             values.append(buffer.value)
             offsets.append(buffer.byte_offset())
+        for size in op.sizes.data:
+            self._require(size, "a size that the kernel takes", op)
         kernel = op.kernel.string_value()
         entries = None if op.entries is None else op.entries.data
         grid = () if op.grid is None else op.grid.data

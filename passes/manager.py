@@ -18,7 +18,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
-from xdsl.pattern_rewriter import PatternRewriteWalker, RewritePattern
+from xdsl.pattern_rewriter import PatternRewriter, PatternRewriteWalker, RewritePattern
 from xdsl.traits import IsolatedFromAbove
 
 from ..errors import StepwellError
@@ -35,6 +35,7 @@ from .instrumentation import (
     remarks_wanted,
     statistic,
 )
+from .locations import source_location
 from .pipeline_text import pass_text
 from .verify import InvalidIR, verify_ir
 
@@ -73,15 +74,37 @@ class Pass(ModulePass):
         raise PassError(message, pass_name=self.name, op=op)
 
 
+def most_rewrites(module: ModuleOp) -> int:
+    """How often patterns may rewrite in a module before they are said to have no end."""
+    return 10_000 + 100 * sum(1 for _ in module.walk())
+
+
 class PatternPass(ModulePass):
     """A pass that applies one RewritePattern until nothing changes; made by `as_pass`."""
 
     pattern: ClassVar[RewritePattern]
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        """Rewrite everything in `op`."""
-        if PatternRewriteWalker(type(self).pattern).rewrite_module(op):
+        """Rewrite everything in `op`. PassError where the pattern goes on and on."""
+        if PatternRewriteWalker(_Bounded(type(self).pattern, most_rewrites(op))).rewrite_module(op):
             statistic("num-runs-that-changed")
+
+
+@dataclass
+class _Bounded(RewritePattern):
+    """`pattern`, which may rewrite `most` times; what matches its own result would never end."""
+
+    pattern: RewritePattern
+    most: int
+    count: int = 0
+
+    def match_and_rewrite(self, op: Operation, rewriter: PatternRewriter) -> None:
+        name, location = op.name, op.location
+        self.pattern.match_and_rewrite(op, rewriter)
+        self.count += rewriter.has_done_action
+        if self.count > self.most:
+            reason = f"rewritten {self.most} times and not done, the last one '{name}': does the pattern match what it writes?"
+            raise PassError(reason, location=source_location(location))
 
 
 PassLike: TypeAlias = "ModulePass | type[ModulePass] | RewritePattern | type[RewritePattern] | Nest | str | PathLike[str]"

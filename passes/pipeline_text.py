@@ -211,7 +211,7 @@ def type_text(hint: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(type_text(a) for a in get_args(hint) if a is not NoneType)
     if origin is Literal:
-        return " | ".join(str(a) for a in get_args(hint))
+        return " | ".join(str(a) or '""' for a in get_args(hint))
     if origin in (tuple, list):
         return f"list of {type_text(get_args(hint)[0])}"
     return {str: "string", bool: "bool"}.get(hint, getattr(hint, "__name__", str(hint)))

@@ -25,12 +25,9 @@ from ..errors import StepwellError
 from ..passes.errors import PassError, did_you_mean
 from ..passes.instrumentation import remark, statistic
 from ..passes.locations import source_location
-from ..passes.manager import Pass
+from ..passes.manager import Pass, most_rewrites
 from ..passes.verify import InvalidIR, verify_ir
 from .opt_parser import SyntaxProblem, parse_file
-
-LIMIT = 10_000
-"""Rewrites of one run after which patterns are held to go round in a circle."""
 
 UNSUPPORTED = (pdl.OperandsOp, pdl.ResultsOp, pdl.TypesOp, pdl.RangeOp, pdl.ApplyNativeRewriteOp)
 
@@ -72,7 +69,7 @@ class ApplyPdl(Pass):
         rewrites = [_Rewrite(p, ctx) for p in patterns.walk() if isinstance(p, pdl.PatternOp)]
         rewrites.sort(key=lambda rewrite: -rewrite.pattern.benefit.value.data)
         roots = {rewrite.root for rewrite in rewrites}
-        changed = 0
+        changed, most = 0, most_rewrites(op)
         pending = True
         while pending:
             pending = False
@@ -82,8 +79,8 @@ class ApplyPdl(Pass):
                 if any(rewrite.applied(target) for rewrite in rewrites):
                     pending = True
                     changed += 1
-                    if changed > LIMIT:
-                        self.fail(target, f"rewritten {LIMIT} times and not done: does a pattern match what it writes?")
+                    if changed > most:
+                        self.fail(target, f"rewritten {most} times and not done: does a pattern match what it writes?")
         if changed:
             _drop_dead(op)
 

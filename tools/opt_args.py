@@ -183,6 +183,10 @@ def parse_arguments(argv: list[str], targets: list[str]) -> argparse.Namespace:
         given.append("--run-reproducer")
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} cannot be used together")
+    _check_run_flags(namespace)
+    for pass_name in (*namespace.mlir_print_ir_before, *namespace.mlir_print_ir_after):
+        if not registry.is_known(pass_name) and not namespace.load_module:
+            raise UsageError(f"there is no pass '{pass_name}' to print the IR around{did_you_mean(pass_name, registry.all_passes())}")
     for kind in namespace.remarks:
         if kind not in REMARK_CHOICES:
             raise UsageError(
@@ -196,6 +200,20 @@ def parse_arguments(argv: list[str], targets: list[str]) -> argparse.Namespace:
         )
     namespace.pipeline_text = namespace.pass_pipeline or namespace.passes or ",".join(flags)
     return namespace
+
+
+def _check_run_flags(namespace: argparse.Namespace) -> None:
+    """UsageError for flags that say how a function is run where none is."""
+    if namespace.repeat < 0:
+        raise UsageError(f"argument --repeat: expected a number of calls from 0, not '{namespace.repeat}'")
+    running = namespace.run is not None
+    for flag, given, enough in (
+        ("--args", namespace.args is not None, running or namespace.verify_results is not False),
+        ("--outputs", namespace.outputs is not None, running),
+        ("--repeat", namespace.repeat > 0, running),
+    ):
+        if given and not enough:
+            raise UsageError(f"{flag} says how a function is run: it needs --run")
 
 
 def _takes_value(parser: argparse.ArgumentParser, name: str) -> bool:

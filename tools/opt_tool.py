@@ -223,7 +223,8 @@ class _Tool:
             at = (place.file, place.line, place.column) if place is not None and place.file else (self.file, 0, 0)
             self._say(Diagnostic("error", error.text, *at))
             return
-        text = str(error) if is_deliberate(error) else f"{type(error).__name__}: {error}"
+        checked = isinstance(error, AssertionError) and str(error)  # a program's check of its arguments
+        text = str(error) if checked or is_deliberate(error) else f"{type(error).__name__}: {error}"
         self._say(Diagnostic("error", prefix + text, self.file))
 
     # The work.

@@ -31,6 +31,7 @@ from ...passes.loop.loop_schedule import NS_PER_UNIT, Cost, choose, symbol_facts
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.manager import Pass
+from ...passes.mem.levels import refuse_tensors
 from ...passes.mem.mem_join_nests import joined_nests
 from ..outline import Arguments, Outliner
 from .attention import AttentionLowering
@@ -51,6 +52,7 @@ class MemToCpu(Pass):
     """Run contractions through the library unless their schedule says "gemm" (by default they are generated)."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        refuse_tensors(self, op)
         symbols, hints = symbol_facts(op)
         outliner = CpuOutliner(op, symbols, hints)
         contracts = ContractLowering(op.body.block.add_op, self.library)

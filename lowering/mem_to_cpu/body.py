@@ -15,6 +15,7 @@ from ...dialects import cpu, loop
 from ...dialects.cpu_types import lanes_of, like, vec
 from ...dialects.cpu_vector import CMPF_PREDICATES, CMPI_PREDICATES, MATH_FUNCTIONS
 from ...dialects.expr import Dim
+from ...dialects.names import keep_name
 from .builder import cpu_kind, float_attr
 from .memory import lower_load, lower_store
 from .random_numbers import lower_random
@@ -393,7 +394,12 @@ def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[
             if kept is not None:
                 cache.load(*kept, op.results[0])
                 continue
+        s.b.location = op.location
         _lower_op(s, op, nested)
+        for result in op.results:
+            made = s.values.get(result) if result.name_hint is not None else None
+            if isinstance(made, SSAValue):
+                keep_name(made, result)
         if cache is not None and len(op.results) == 1:
             cache.store(op.results[0])
 

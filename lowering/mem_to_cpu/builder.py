@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import cast
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, IntegerType, i1, i64
+from xdsl.dialects.builtin import UNKNOWN_LOC, AnyFloat, FloatAttr, IntegerAttr, IntegerType, LocationAttr, i1, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import cpu
 from ...dialects.cpu_types import vec
 from ...dialects.create import create
+from ...dialects.names import name_indices
 
 _NO_PROPERTIES: dict[str, Attribute] = {}
 _INTS: dict[tuple[int, Attribute], dict[str, Attribute]] = {}
@@ -57,12 +58,14 @@ class Level:
 
 
 class Builder:
-    """See the module's docstring. `floor` is the outermost level that values may float to."""
+    """See the module's docstring. `floor` is the outermost level that values may float to,
+    `location` the place of what is built now."""
 
     def __init__(self, entry: Block):
         self.levels = [Level(entry, False)]
         self.depth: dict[SSAValue, int] = {}
         self.floor = 0
+        self.location: LocationAttr = UNKNOWN_LOC
         self._open: list[tuple[SSAValue, ...]] = []
 
     # ---- ops
@@ -87,7 +90,7 @@ class Builder:
         found = level.memo.get(memo_key)
         if found is not None:
             return found
-        op = create(cls, operands, (result,), properties)
+        op = create(cls, operands, (result,), properties, (), self.location)
         level.block.add_op(op)
         value = op.results[0]
         known[value] = depth
@@ -97,6 +100,7 @@ class Builder:
     def place(self, op: Operation, depth: int | None = None) -> Operation:
         """Append an op to the innermost block, or to that of level `depth`."""
         at = len(self.levels) - 1 if depth is None else depth
+        op.location = self.location
         self.levels[at].block.add_op(op)
         for result in op.results:
             self.depth[result] = at
@@ -184,6 +188,7 @@ class Builder:
         """Open a loop from `first` below `last`; gives its index and carried values. Close it with `end_for`."""
         self._open.append((first, last, step, *initial))
         block = Block(arg_types=[first.type, *(v.type for v in initial)])
+        name_indices(block.args[:1], len(self._open) - 1)
         self.push(block)
         return block.args
 

@@ -58,6 +58,7 @@ class NestLowering:
         self.schedule = schedule
         self.cost = cost
         self.s = s = State(Builder(entry), info)
+        arguments.name(entry)
         values = list(entry.args)
         for buffer in arguments.buffers:
             s.pointers[buffer] = values.pop(0)

@@ -32,6 +32,7 @@ from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.manager import Pass
+from ...passes.mem.levels import refuse_tensors
 from ..outline import Arguments, Outliner
 from .bounds import BEYOND, bounds_of, choose_bounds, is_within, narrowed, nest_beyond, write_bounds
 from .config import Machine, choose, machine
@@ -85,6 +86,7 @@ class MemToTt(Pass):
     """The GPU whose instructions may be used: sm_80, sm_90, gfx942 or another of their makers."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        refuse_tensors(self, op)
         symbols, hints = symbol_facts(op)
         outliner = TtOutliner(op, symbols, hints, machine(self.target))
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:

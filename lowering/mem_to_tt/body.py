@@ -15,6 +15,7 @@ from ...dialects import loop, tt_arith
 from ...dialects.expr import Expr, as_expr, free_dims
 from ...dialects.expr_ranges import Range, prove_le, prove_lt, range_of
 from ...dialects.float8 import FLOAT8
+from ...dialects.names import keep_name
 from ...dialects.nd_types import is_float
 from ...dialects.tt_compute import BitcastOp, ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
 from ...dialects.tt_types import element_of, like, shape_of
@@ -506,18 +507,27 @@ _ELEMENTWISE = frozenset(
 def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[Any], None]]) -> None:
     """Lower every op of a body; `nested` lowers the loops in it."""
     for op in block.ops:
-        own = nested.get(type(op))
-        if own is not None:
-            own(op)
-            continue
-        rule = RULES.get(type(op))
-        if rule is not None:
-            rule(s, op)
-        elif isinstance(op, loop.YieldOp):
-            continue
-        elif op.name in _ELEMENTWISE:
-            elementwise(s, op)
-        elif op.name in LIBRARY:
-            by_library(s, op)
-        else:
-            raise UnsupportedNest(f"'{op.name}' cannot stand in the body of a nest for the Triton target")
+        s.b.location = op.location
+        _lower_op(s, op, nested)
+        for result in op.results:
+            made = s.values.get(result) if result.name_hint is not None else None
+            if isinstance(made, SSAValue):
+                keep_name(made, result)
+
+
+def _lower_op(s: State, op: Operation, nested: dict[type[Operation], Callable[[Any], None]]) -> None:
+    own = nested.get(type(op))
+    if own is not None:
+        own(op)
+        return
+    rule = RULES.get(type(op))
+    if rule is not None:
+        rule(s, op)
+    elif isinstance(op, loop.YieldOp):
+        return
+    elif op.name in _ELEMENTWISE:
+        elementwise(s, op)
+    elif op.name in LIBRARY:
+        by_library(s, op)
+    else:
+        raise UnsupportedNest(f"'{op.name}' cannot stand in the body of a nest for the Triton target")

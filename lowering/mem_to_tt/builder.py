@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, IntegerType, i1, i32
+from xdsl.dialects.builtin import UNKNOWN_LOC, DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, IntegerType, LocationAttr, i1, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import tt_arith, tt_shape
@@ -23,11 +23,13 @@ PLAIN: dict[str, Attribute] = {}
 
 
 class Builder:
-    """Appends to the innermost open block. What is equal to something in an open block is not made again."""
+    """Appends to the innermost open block. What is equal to something in an open block is not made again. `location` is the place of what
+    is built now."""
 
     def __init__(self, entry: Block):
         self.blocks: list[tuple[Block, dict[Any, SSAValue]]] = [(entry, {})]
         self._outside: list[list[tuple[Block, dict[Any, SSAValue]]]] = []
+        self.location: LocationAttr = UNKNOWN_LOC
 
     def open(self, block: Block) -> None:
         """Append to `block`, inside of what is open, until `close`."""
@@ -46,6 +48,7 @@ class Builder:
 
     def place(self, op: Operation) -> Operation:
         """Append an operation."""
+        op.location = self.location
         self.blocks[-1][0].add_op(op)
         return op
 

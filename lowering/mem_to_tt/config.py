@@ -10,6 +10,7 @@ The figures follow from measurements: 8 to 64 elements a thread, a row within as
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,6 +34,7 @@ from ...dialects.expr import (
 )
 from ...dialects.expr_ranges import range_of
 from ...dialects.nd_types import element_bytes
+from ...errors import StepwellError
 from ...passes.loop.nest_access import Access, Loop, NestAccess, Node
 from .follow import memory_of
 from .gathers import index_loops
@@ -165,7 +167,10 @@ guides); 64 KB for GPUs that are not listed."""
 
 
 def machine(name: str, multiprocessors: int = 0) -> Machine:
-    """The GPU of a target, for one that is not in the table the nearest of its maker; with another number of multiprocessors, if given."""
+    """The GPU of a target, for one that is not in the table the nearest of its maker; with another number of multiprocessors, if given.
+    StepwellError for a name that is none of a GPU."""
+    if not re.match(r"sm_\d|gfx\d", name):
+        raise StepwellError(f"there is no GPU target '{name}' (sm_80, sm_90, gfx942 and the like)")
     found = MACHINES.get(name) or MACHINES["gfx942" if name.startswith("gfx") else "sm_90"]
     return replace(found, name=name, multiprocessors=multiprocessors or found.multiprocessors)
 

@@ -18,6 +18,7 @@ from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, exact_quoti
 from ...dialects.expr_ranges import Range, prove_lt, simplify
 from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
+from ...dialects.names import name_indices
 from ...dialects.nd_types import c128, element_bytes
 from ...dialects.tt_arith import SIToFPOp
 from ...dialects.tt_structure import AssertOp, FuncOp, GetProgramIdOp, ReturnOp
@@ -144,6 +145,7 @@ class NestLowering:
             axes.append(Axis(tile.inner))
             s.lane_dim = info.new_dim(Range.of_size(as_expr(tile.inner)))
             s.dims[s.lane_dim] = s.lane(s.inner_axis)
+        arguments.name(entry)
         values = list(entry.args)
         for buffer in arguments.buffers:
             s.pointers[buffer] = values.pop(0)
@@ -648,6 +650,7 @@ class NestLowering:
                 s.stored[buffer] = {None}
                 s.loaded[buffer] = {None}
         block = Block(arg_types=[s.index, *(v.type for v in start)])
+        name_indices(block.args[:1], len(s.b.blocks) - 1)
         b.open(block)
         state = body(block.args[0], block.args[1:])
         s.place_checks()

@@ -18,6 +18,7 @@ from ...dialects import loop, nd
 from ...dialects.expr import Expr, IndexMap, as_expr, dim, strides_contiguous
 from ...dialects.expr_ranges import Range, RangeEnv, prove_eq
 from ...dialects.expr_syntax import IndexMapAttr
+from ...dialects.names import keep_name
 from ...dialects.nd_types import LOW_PRECISION, TensorType, compute_type, tensor_type
 from ...passes.loop.body import INDEX, Body
 from . import scalars
@@ -228,6 +229,7 @@ class Lowering:
         nest = loop.NestOp.build_nest(sizes, outs, like.location)
         body = Body(nest.block, sizes, self.symbols, like.location if known(like.location) else None)
         build(body, tuple(dim(k) for k in range(len(sizes))), nest.out_args)
+        _name_elements(nest, like)
         self.add(nest)
         return nest
 
@@ -286,6 +288,15 @@ class Lowering:
 
         like = owner or loop.EmptyOp.create(result_types=[t])
         return self.nest(like, t.dims, [initial or self.empty(t)], body).results[0]
+
+
+def _name_elements(nest: loop.NestOp, like: Operation) -> None:
+    """What a nest stores is called as the results of `like`."""
+    for out, result in zip(nest.out_args, like.results, strict=False):
+        for use in out.uses:
+            store = use.operation
+            if isinstance(store, loop.StoreOp) and isinstance(store.value.owner, Operation):
+                keep_name(store.value, result)
 
 
 def known(location: LocationAttr) -> bool:

@@ -23,6 +23,7 @@ from ...dialects.create import create
 from ...dialects.expr import Add, Expr, IndexMap, as_expr, dim, dims_subs, free_dims
 from ...dialects.expr_ranges import Range, RangeEnv, prove_ge0, prove_lt, range_of, simplify
 from ...dialects.expr_syntax import ExprAttr, IndexMapAttr
+from ...dialects.names import name_indices, name_outs
 from ...dialects.nd_types import compute_type, is_float
 
 INDEX = loop.INDEX
@@ -76,6 +77,8 @@ class Body:
         self.top = top
         self.blocks: list[Block] = [top]
         self.indices: list[SSAValue] = list(top.args[: len(sizes)])
+        name_indices(self.indices, 0)
+        name_outs(top.args[len(sizes) :])
         self.env = RangeEnv({**symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(sizes)}})
         self.location = location
         self._level: dict[SSAValue, int] = {}
@@ -286,6 +289,7 @@ class Body:
         for arg in block.args:
             self._level[arg] = level
         self.indices.extend(block.args[: len(sizes)])
+        name_indices(block.args[: len(sizes)], depth)
         dims = tuple(dim(depth + k) for k in range(len(sizes)))
         self.env = RangeEnv({**env, **{d: Range.of_size(s) for d, s in zip(dims, sizes, strict=True)}})
         yield dims

@@ -452,7 +452,7 @@ class GroupWriter:
             old = m.info.reduce
             assert old is not None
             copy = copies[id(m)]
-            copy.values.update(zip(old.results, new.results[at : at + len(old.results)], strict=True))
+            copy.becomes(old.results, new.results[at : at + len(old.results)])
             at += len(old.results)
             copy.after_loop(m.info.op.block)
 

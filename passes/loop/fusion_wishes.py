@@ -65,6 +65,11 @@ def names_of(op: Operation) -> list[str]:
     return list(dict.fromkeys(found or [r.name_hint for r in op.results if r.name_hint]))
 
 
+def unnumbered(name: str) -> str:
+    """The name that a value has without the number that a printer puts behind it."""
+    return _NUMBERED.sub("", name)
+
+
 def is_named(op: Operation, entry: str) -> bool:
     """Whether an entry of a wish, a name or file:line, means `op`."""
     line = _LINE.match(entry)
@@ -73,9 +78,8 @@ def is_named(op: Operation, entry: str) -> bool:
         return any(n == number and f"/{f}".endswith(file) for _, f, n in origins(op.location))
     if any(name for name, _, _ in origins(op.location)):
         return entry in names_of(op)
-    # values keep their names without the number that a printer put behind them
     hints = names_of(op)
-    return entry in hints or _NUMBERED.sub("", entry) in hints
+    return entry in hints or unnumbered(entry) in hints
 
 
 def check_wishes(no_fuse: Sequence[str], fuse: Sequence[Sequence[str]]) -> None:

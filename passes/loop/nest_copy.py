@@ -14,6 +14,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Expr, IndexMap
+from ...dialects.names import keep_name
 from .body import Body
 
 
@@ -43,12 +44,15 @@ class NestCopy:
 
     def op(self, op: Operation) -> None:
         self.body.location = op.location
-        rule = _RULES.get(type(op))
+        values, rule = self.values, _RULES.get(type(op))
         if rule is not None:
             rule(self, op)
-            return
-        values, (result,) = self.values, op.results
-        values[result] = self.body.pure(type(op), [values.get(o, o) for o in op._operands], result.type, op.properties)
+        else:
+            (result,) = op.results
+            values[result] = self.body.pure(type(op), [values.get(o, o) for o in op._operands], result.type, op.properties)
+        for result in op.results:
+            if result.name_hint is not None and result in values:
+                keep_name(values[result], result)
 
     def yielded(self, block: Block) -> list[SSAValue]:
         """Clone a body that ends with loop.yield; gives what it yields."""
@@ -60,6 +64,12 @@ class NestCopy:
 
     def value(self, v: SSAValue) -> SSAValue:
         return self.values.get(v, v)
+
+    def becomes(self, old: Sequence[SSAValue], new: Sequence[SSAValue]) -> None:
+        """The values `old` are `new` in the new body, and called so."""
+        for before, after in zip(old, new, strict=True):
+            self.values[before] = after
+            keep_name(after, before)
 
     def index(self, op: loop.AccessOp | loop.IndexOp) -> tuple[Expr, ...]:
         m: IndexMap = op.properties["map"].data  # pyright: ignore[reportAttributeAccessIssue]
@@ -110,7 +120,7 @@ class NestCopy:
         with self.body.inner(new, new.body, op.loop_sizes) as dims:
             self.enter(op.indices, dims)
             self.body.append(loop.YieldOp.create(operands=self.yielded(op.block)))
-        self.values.update(zip(op.results, new.results, strict=True))
+        self.becomes(op.results, new.results)
 
     def _scan(self, op: loop.ScanOp) -> None:
         new = loop.ScanOp.build_scan(op.loop_sizes[0], op.kind, [a.type for a in op.do_block.args[1:]])

@@ -21,7 +21,7 @@ from ...dialects.nd import symbol_ranges
 from ..errors import did_you_mean
 from ..locations import source_location
 from ..manager import Pass
-from .fusion_wishes import Outcome, is_named, names_of, origins, title
+from .fusion_wishes import Outcome, is_named, names_of, origins, title, unnumbered
 from .schedule_attrs import ASKED
 
 log = logging.getLogger("stepwell")
@@ -143,8 +143,9 @@ def loop_number(target: loop.LoopLike, text: str) -> int:
     """A loop of `target` by number or by the name of its index. Raises Refused."""
     count = len(target.loop_sizes)
     names = [v.name_hint for v in target.indices]
-    if text in names:
-        return names.index(text)
+    for name in (text, unnumbered(text)):
+        if name in names:
+            return names.index(name)
     number = int(text) if text.lstrip("-").isdigit() else None
     if number is not None and -count <= number < count:
         return number % count

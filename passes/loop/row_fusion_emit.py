@@ -305,7 +305,7 @@ class RowWriter:
         """The ops of a part that follow its reduction, with the loops that it keeps at `index`."""
         nest = part.facts.nest
         copy = _Copy(self, part.facts, dict(zip(nest.indices, index, strict=True)))
-        copy.values.update(zip(part.reduce.results, values, strict=True))
+        copy.becomes(part.reduce.results, values)
         for op in _needed(nest.block, None, skip | {part.reduce}):
             copy.op(op)
 

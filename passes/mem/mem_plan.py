@@ -29,6 +29,7 @@ from ...dialects.nd import symbol_ranges
 from ...dialects.nd_types import RangeAttr
 from ..manager import Pass
 from .guests import leave_arena
+from .levels import refuse_tensors
 from .lifetimes import Lifetime, entry_symbols, lifetimes
 from .peak import highest_sum
 from .slots import Sizes, share_slots
@@ -54,6 +55,7 @@ class MemPlan(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Plans the functions of the module."""
+        refuse_tensors(self, op)
         sizes = Sizes(symbol_ranges(op), symbol_hints(op))
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
             if self.use_outputs or self.use_pool:

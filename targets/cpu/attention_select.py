@@ -7,6 +7,7 @@ there already stays. What is generated stores its results where the plan of memo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
@@ -32,7 +33,7 @@ class AttentionSelect(Pass):
 
     name = "attention-select"
 
-    force: str = ""
+    force: Literal["", "generated", "library"] = ""
     """"generated" or "library" instead of the rules."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

@@ -9,6 +9,7 @@ there already stays.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, ModuleOp, StringAttr, f64
@@ -29,7 +30,7 @@ class ContractSelect(Pass):
 
     name = "contract-select"
 
-    force: str = ""
+    force: Literal["", "gemm", "library"] = ""
     """"gemm" or "library" instead of the rules."""
 
     measure: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from io import StringIO
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 from xdsl.printer import Printer
 
 from ...dialects.tt_structure import OVERLAPS, RARE, FuncOp
@@ -25,12 +25,20 @@ _BESIDE = OPTION_NAMES | {RARE, OVERLAPS}
 
 
 class _Nowhere(Printer):
-    """Writes one location everywhere: the text, and the binary that is made of it, then depend on no file's name."""
+    """Writes one location everywhere and numbers for names: the text, and the binary that is made of it, then depend on no file or name of
+    a program."""
 
     def print_op(self, op: Operation) -> None:
         # xDSL's own printing of locations puts some where MLIR has none. An unknown one does not do for calls.
         super().print_op(op)
         self.print_string(' loc("kernel":1:1)')
+
+    def print_ssa_value(self, value: SSAValue) -> str:
+        name = self._ssa_values.get(value)
+        if name is None:
+            name = self._ssa_values[value] = self._get_new_valid_name_id()
+        self.print_string(f"%{name}")
+        return name
 
 
 def spelling_of(version: str) -> Spelling:

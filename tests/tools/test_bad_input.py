@@ -7,6 +7,17 @@ import pytest
 
 FUNC = "func.func @f() {\n  func.return\n}\n"
 
+NEST = """
+func.func @f(%x: !nd.tensor<4 x f32>) -> !nd.tensor<4 x f32> {
+  %e = loop.empty : !nd.tensor<4 x f32>
+  %r = loop.nest (%i = 4) outs(%o = %e : !nd.tensor<4 x f32>) {
+    %v = loop.load %x[%i] : !nd.tensor<4 x f32> -> f32
+    loop.store %v, %o[%i] : f32, !nd.tensor<4 x f32>
+  } attributes {label = "copy"}
+  func.return %r : !nd.tensor<4 x f32>
+}
+"""
+
 USER = """
 from xdsl.dialects.arith import ConstantOp
 from xdsl.passes import ModulePass
@@ -60,6 +71,12 @@ SYNTAX = [
     ("random numbers of two call sites", "func.func @f(%s: !nd.tensor<2 x i64>) {\n  %r = nd.random %s {kind = \"rand\", index = [0, 1]} : (!nd.tensor<2 x i64>) -> !nd.tensor<3 x f32>\n  func.return\n}", "2:8: error: 'nd.random' op: nd.random: index has 2 numbers instead of one, the call site's"),
     ("branch that yields nothing", "func.func @f(%c: i1, %a: f32) -> f32 {\n  %r = scf.if %c -> (f32) {\n    scf.yield %a : f32\n  } else {\n    scf.yield\n  }\n  func.return %r : f32\n}", "2:8: error: 'scf.if' op: its else branch yields nothing, its results are f32"),
     ("range without sizes", "builtin.module attributes {nd.symbols = {s0 = #nd.range<2, 1, 4>}} {\n}", "1:65: error: #nd.range: no size is from 2 to 1; -1 stands for a highest size that is not known"),
+    ("element type that is none", "func.func @f(%a: !nd.tensor<4 x f37>) {\n  func.return\n}", "1:36: error: expected ' x ' and an element type (f32, i64, ...) behind the size 'f37'"),
+    ("misspelt attribute of a nest", NEST.replace("label", "no_fus = 1 : i1, label"), "4:8: error: 'loop.nest' op: loop.nest: it has no attribute 'no_fus'; did you mean 'no_fuse'?"),
+    ("key of the schedule beside it", NEST.replace("label", "tiles = array<i64: 2>, label"), "4:8: error: 'loop.nest' op: loop.nest: 'tiles' is a key of its schedule: schedule = {tiles = ...}"),
+    ("loop of negative size", NEST.replace("%i = 4", "%i = -4"), "4:8: error: 'loop.nest' op: loop.nest: a loop has -4 iterations"),
+    ("access outside of loops", "func.func @f(%a: !nd.tensor<4 x f32>, %i: index) {\n  %v = loop.load %a[%i] : !nd.tensor<4 x f32> -> f32\n  func.return\n}", "2:8: error: 'loop.load' op: loop.load stands in no loop.nest"),
+    ("sum of another type", NEST.replace("%v = loop.load", "%v = loop.reduce (%j = 2) sum {\n    loop.yield %i : index\n  } -> f32\n    %w = loop.load"), "5:10: error: 'loop.reduce' op: loop.reduce: sum of index gives index, not f32"),
     ("no terminator", "func.func @f() {\n  %c = arith.constant 1 : i32\n}", "2:8: error: 'arith.constant' op: Operation arith.constant terminates block in single-block region but is not a terminator"),
     ("two functions of one name", FUNC + FUNC, "1:1: error: 'builtin.module' op: Redefinition of symbol \"f\""),
 ]  # fmt: skip
@@ -81,6 +98,7 @@ PIPELINES = [
     ("unclosed parenthesis", ["--pass-pipeline=builtin.module(cse"], "1:15: error: '(' after 'builtin.module' is never closed\n  builtin.module(cse\n                ^\n"),
     ("empty element", ["-p", "cse,,dce"], "1:5: error: expected the name of a pass, found ','\n  cse,,dce\n      ^\n"),
     ("nested under a pass", ["-p", "cse(dce)"], "1:1: error: 'cse' is a pass, not an operation to nest under\n  cse(dce)\n  ^~~\n"),
+    ("value that an option has not", ["-p", "contract-select{force=fast}"], "1:23: error: option 'force' of pass 'contract-select' takes \"\" | gemm | library, not 'fast'\n  contract-select{force=fast}\n                        ^~~~\n"),
     ("unknown stage", ["-p", "stepwell-cpu{from=mme}"], "1:19: error: pipeline 'stepwell-cpu' has no stage 'mme'; did you mean 'mem'?\n  stepwell-cpu{from=mme}\n                    ^~~\n"),
 ]  # fmt: skip
 
@@ -100,6 +118,11 @@ USAGE = [
     ("bad seed", ["--seed", "x"], "argument --seed: invalid int value: 'x'"),
     ("missing value", ["-p"], "argument -p/--passes: expected one argument"),
     ("unknown kind of remark", ["--remarks=mised"], "argument --remarks: there is no kind 'mised'; did you mean 'missed'? (choose from all, applied, missed, analysis)"),
+    ("inputs of no run", ["--args", "a.npy"], "--args says how a function is run: it needs --run"),
+    ("results of no run", ["--outputs", "x"], "--outputs says how a function is run: it needs --run"),
+    ("repetition of no run", ["--repeat", "3"], "--repeat says how a function is run: it needs --run"),
+    ("negative repetition", ["--run", "--repeat", "-3"], "argument --repeat: expected a number of calls from 0, not '-3'"),
+    ("IR around an unknown pass", ["-p", "cse", "--mlir-print-ir-after=cee"], "there is no pass 'cee' to print the IR around; did you mean 'cse' or 'dce'?"),
     ("two files", ["a.mlir", "b.mlir"], "unrecognized arguments: b.mlir"),
     ("no module file", ["--load-module", "/no/such.py"], "--load-module: no such file '/no/such.py'"),
 ]  # fmt: skip
@@ -164,6 +187,71 @@ def test_passes_of_users(opt_tool, tmp_path):
         "opt-tool: error: --load-module: DIR/mine.py:2: PipelineError: expected an xDSL ModulePass or "
         f"RewritePattern (class or instance), or the path of a PDL file, not a int{usage}"
     )
+
+
+WRONG_LEVEL = [
+    ("mem-plan", "mem-plan works on buffers, this function is on tensors; loop-to-mem makes the one of the other"),
+    ("mem-to-cpu", "mem-to-cpu works on buffers, this function is on tensors; loop-to-mem makes the one of the other"),
+    ("mem-to-tt", "mem-to-tt works on buffers, this function is on tensors; loop-to-mem makes the one of the other"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "message"), WRONG_LEVEL)
+def test_passes_on_another_level(opt_tool, name, message):
+    result = opt_tool("-p", name, stdin=NEST)
+    assert result.code == 1 and f"2:1: error: pass '{name}' failed: 'func.func' op: {message}\n" in result.err
+
+
+def test_size_that_nothing_binds(opt_tool):
+    result = opt_tool("--run", stdin=NEST.replace("%x[%i]", "%x[%i + s9]"))
+    assert result.code == 1
+    assert "4:8: error: pass 'to-host' failed: 'host.launch' op: a size that the kernel takes: no argument binds s9\n" in result.err
+
+
+def test_gpu_that_does_not_exist(opt_tool):
+    result = opt_tool("-p", "gpu-schedule{target=h100}", stdin=NEST)
+    message = "pass 'gpu-schedule' failed: there is no GPU target 'h100' (sm_80, sm_90, gfx942 and the like)"
+    assert (result.code, result.err) == (1, f"<stdin>: error: {message}\n")
+
+
+def test_module_without_functions(opt_tool):
+    result = opt_tool("-p", "to-host", stdin="builtin.module {\n}")
+    assert result.code == 1 and "pass 'to-host' failed: 'builtin.module' op: the module holds no function (any more)" in result.err
+
+
+ENDLESS = """
+import stepwell
+from stepwell.dialects.nd_pointwise import OPS
+from xdsl.pattern_rewriter import PatternRewriter, RewritePattern, op_type_rewrite_pattern
+
+Exp = OPS["exp"]
+
+class Again(RewritePattern):
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: Exp, rewriter: PatternRewriter):
+        rewriter.replace(op, [Exp.create(operands=op.operands, result_types=[op.result.type], location=op.location)])
+
+stepwell.register_pass("nd", Again)
+"""
+
+
+def test_pattern_without_an_end(opt_tool, tmp_path):
+    (tmp_path / "mine.py").write_text(ENDLESS)
+    text = "func.func @f(%a: !nd.tensor<4 x f32>) {\n  %b = nd.exp %a : !nd.tensor<4 x f32>\n  func.return\n}"
+    result = opt_tool("--load-module", tmp_path / "mine.py", "-p", "again", stdin=text)
+    assert result.code == 1 and result.err.startswith(
+        "<stdin>:2:8: error: pass 'again' failed: rewritten 10400 times and not done, the last one 'nd.exp': does the pattern match what it writes?\n"
+    )
+
+
+def test_inputs_that_do_not_fit(opt_tool, tmp_path):
+    import numpy as np
+
+    np.save(tmp_path / "wide.npy", np.zeros(5, np.float32))
+    np.save(tmp_path / "double.npy", np.zeros(4))
+    for name, message in ("wide", "expected size 5==4, stride 1==1 at dim=0"), ("double", "expected dtype torch.float32, got torch.float64"):
+        result = opt_tool("--run", "--args", tmp_path / f"{name}.npy", stdin=NEST)
+        assert (result.code, result.err) == (1, f"<stdin>: error: --run: {message} for argument 0\n")
 
 
 def test_inputs_of_a_run(opt_tool, tmp_path, monkeypatch):

@@ -1,0 +1,75 @@
+"""Values keep the names of operators, and operations their places, from the graph to the kernels."""
+
+import re
+
+import pytest
+from xdsl.context import Context
+
+from stepwell.dialects import load_dialects
+from stepwell.dialects.tt_types import SPELLINGS
+from stepwell.targets.triton.emit import kernel_modules, ttir_for_compiling
+from stepwell.tools.opt_parser import parse_file
+
+SOURCE = """func.func @f(%x: !nd.tensor<20 x 64 x f32>, %w: !nd.tensor<s0 x f32>) -> (!nd.tensor<20 x 64 x f32>, !nd.tensor<s0 x f32>) {
+  %total = nd.reduce %x {kind = "sum", dims = [1]} : (!nd.tensor<20 x 64 x f32>) -> !nd.tensor<20 x f32>
+  %column = nd.reshape %total : (!nd.tensor<20 x f32>) -> !nd.tensor<20 x 1 x f32>
+  %root = nd.sqrt %column : !nd.tensor<20 x 1 x f32>
+  %scaled = nd.mul %x, %root : (!nd.tensor<20 x 64 x f32>, !nd.tensor<20 x 1 x f32>) -> !nd.tensor<20 x 64 x f32>
+  %grown = nd.exp %w : !nd.tensor<s0 x f32>
+  func.return %scaled, %grown : !nd.tensor<20 x 64 x f32>, !nd.tensor<s0 x f32>
+}
+"""
+
+
+def lowered(opt_tool, pipeline: str, *flags: str) -> str:
+    result = opt_tool("-p", pipeline, *flags, stdin=SOURCE)
+    assert result.code == 0, result.err
+    return result.out
+
+
+def test_loops(opt_tool):
+    text = lowered(opt_tool, "stepwell-cpu{to=loop}")
+    assert re.search(r"%scaled = loop.nest \(%i = 20\) outs\(%out = %\d+ :", text)
+    assert re.search(r"%total = loop.reduce \(%j = 64\) sum", text)
+    assert re.search(r"%root = math.sqrt %total", text)
+    assert re.search(r"loop.store %scaled_1, %out\[%i, %j_1\]", text)
+
+
+@pytest.mark.parametrize("pipeline", ["stepwell-cpu", "stepwell-gpu"])
+def test_kernels(opt_tool, pipeline):
+    text = lowered(opt_tool, pipeline)
+    assert re.search(r"@k0\(%scaled: .*?, %x: ", text)
+    assert re.search(r"%root = math.sqrt", text) or re.search(r"%root = tt.precise_sqrt", text)
+    assert "%scaled = host.empty_output" in text
+
+
+def test_sizes_of_a_kernel(opt_tool):
+    assert "(%grown: !cpu.ptr, %w: !cpu.ptr, %s0: i64)" in lowered(opt_tool, "stepwell-cpu")
+
+
+@pytest.mark.parametrize("pipeline", ["stepwell-cpu{to=cpu}", "stepwell-cpu", "stepwell-gpu{to=tt}"])
+def test_places(opt_tool, pipeline):
+    """The square root of line 4 is that line's in the kernel; what is printed with places is read again with them."""
+    text = lowered(opt_tool, pipeline, "--mlir-print-debuginfo")
+    (line,) = [line for line in text.splitlines() if "sqrt" in line]
+    assert '"<stdin>":4:' in line
+    again = opt_tool("--mlir-print-debuginfo", stdin=text)
+    assert (again.code, again.out) == (0, text)
+
+
+def test_gpu_kernels_do_not_depend_on_names(opt_tool):
+    texts = []
+    for name in ("root", "other"):
+        module = opt_tool("-p", "stepwell-gpu{to=tt}", stdin=SOURCE.replace("root", name))
+        assert f"%{name} = " in module.out
+        parsed, _ = parse_file(module.out, "text", load_dialects(Context()))
+        texts.append([ttir_for_compiling(kernel, SPELLINGS["3.6"]) for kernel in kernel_modules(parsed)])
+    assert texts[0] == texts[1]
+
+
+def test_loops_by_their_printed_names(opt_tool):
+    """A loop is found by its name with the number that the printer put behind it."""
+    text = lowered(opt_tool, "nd-to-loop,loop-fuse")
+    assert re.search(r"%grown = loop.nest \(%i_1 = s0\)", text)
+    result = opt_tool("-p", "loop-vectorize{nest=grown axis=i_1 lanes=16}", stdin=text)
+    assert (result.code, result.err) == (0, "") and "lanes = 16" in result.out
