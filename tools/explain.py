@@ -240,12 +240,29 @@ def _load_function(target: str, arguments: str | None) -> tuple[Callable[..., An
         raise StepwellError(f"'{file}' defines no '{name}'")
     made = space[name]
     if arguments is None:
+        _check_call(made, (), f"without --args '{name}' is called with nothing")
         made = made()
         if not isinstance(made, tuple) or not made or not callable(made[0]):
             raise StepwellError(f"without --args, '{name}' must be a function without parameters that returns (function, arguments...)")
         return made[0], made[1:]
-    values = eval(f"({arguments},)", {"torch": torch, **space})  # the user's own expression, in the user's own module
+    try:
+        values = eval(f"({arguments},)", {"torch": torch, **space})  # the user's own expression, in the user's own module
+    except Exception as error:
+        raise StepwellError(f"--args '{arguments}': {type(error).__name__}: {error}") from error
+    _check_call(made, values, f"--args '{arguments}' does not fit '{name}'")
     return made, values
+
+
+def _check_call(fn: Any, values: Sequence[Any], otherwise: str) -> None:
+    """StepwellError that says `otherwise` where `fn` cannot be called with `values`."""
+    import inspect
+
+    try:
+        inspect.signature(fn).bind(*values)
+    except TypeError as error:
+        raise StepwellError(f"{otherwise}: {error}") from error
+    except ValueError:  # a function without a signature, such as a builtin: the call will tell
+        return
 
 
 def _example() -> tuple[Callable[..., Any], Sequence[Any]]:

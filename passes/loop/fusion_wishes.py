@@ -104,6 +104,8 @@ class Wishes:
         self.nests = [op for op in self.ops if isinstance(op, loop.NestOp)]
         self.island: dict[Operation, frozenset[str]] = {}
         self.partners: dict[Operation, set[Operation]] = {}
+        self.open: list[tuple[Outcome, list[Operation]]] = []
+        """Wishes that shared loops do not meet, with their nests: loop-fuse-rows may."""
         for entry in (*self.no_fuse, *marked):
             for op in self.meant(entry):
                 self.island[op] = self.island.get(op, frozenset()) | {entry}
@@ -167,7 +169,10 @@ class Wishes:
             return Outcome(wish, False, "they name one and the same operation")
         if _together(meant, planner):
             return Outcome(wish, True, "one nest")
-        return Outcome(wish, False, self._why_apart(meant, planner))
+        outcome = Outcome(wish, False, self._why_apart(meant, planner))
+        if not any(self.forbids(a, b) for a in meant for b in meant):
+            self.open.append((outcome, meant))
+        return outcome
 
     def _not_a_nest(self, entry: str) -> Operation | None:
         return next((op for op in self.ops if not isinstance(op, loop.NestOp) and op.results and is_named(op, entry)), None)

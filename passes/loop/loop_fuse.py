@@ -23,6 +23,7 @@ from .fusion_cost import GroupWork, group_ns
 from .fusion_emit import GroupWriter
 from .fusion_plan import Group, Plan, Planner
 from .fusion_wishes import Outcome, Wishes, log, title
+from .row_fusion_plan import RowPlanner
 
 _MOVES = {
     "merge": "merged with {} by the search ({:.3g} us less)",
@@ -67,20 +68,39 @@ class LoopFuse(Pass):
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             planner, plan, outcomes = plan_with_wishes(func, symbols, hints, self)
             before = len(planner.infos)
+            unmet = planner.wishes.open if planner.wishes is not None else []
+            outcomes = [o for o in outcomes if all(o is not other for other, _ in unmet)]
             self.record("fusion", (planner, plan, outcomes))
             if self.remarks_wanted:
                 self._explain(func, planner, plan, outcomes)
-            for outcome in outcomes:
-                if not outcome.granted:
-                    log.warning("%s", outcome)
             if planner.wishes is not None:
                 for apart, entries in planner.wishes.island.items():
                     apart.attributes["no_fuse"] = StringAttr(min(entries))  # for the passes after this one
             rewrite(func, plan, planner, self.local_bytes)
+            later = self._in_rows(func, planner, plan, symbols, hints) if unmet else []
+            for outcome in later:
+                self.record("wish", outcome)
+                self.remark(func, str(outcome), kind="applied" if outcome.granted else "missed")
+            for outcome in (*outcomes, *later):
+                if not outcome.granted:
+                    log.warning("%s", outcome)
             self.statistic("num-nests-before", before)
             self.statistic("num-nests-after", sum(isinstance(u, Group) for u in plan.units))
             self.statistic("num-inlined", len(plan.inlined))
             self.statistic("num-moves", len(plan.moves))
+
+    def _in_rows(self, func: FuncOp, planner: Planner, plan: Plan, symbols: RangeEnv, hints: dict[str, int]) -> list[Outcome]:
+        """What becomes of wishes that shared loops do not meet: loop-fuse-rows, which follows, makes one nest of some of them."""
+        assert planner.wishes is not None
+        places = {group.order: nest for nest, group in plan.nests.items()}
+        fusions = [set(fusion.ops()) for fusion in RowPlanner(func, symbols, hints, self.keep_parallel > 0).plan()]
+        found: list[Outcome] = []
+        for outcome, meant in planner.wishes.open:
+            nests = [{places[home] for home in planner.homes(op) if home in places} for op in meant]
+            if any(all(not own.isdisjoint(fusion) for own in nests) for fusion in fusions):
+                outcome = Outcome(outcome.wish, True, "one nest, by loop-fuse-rows")
+            found.append(outcome)
+        return found
 
     def price(self, group: GroupWork) -> float:
         """Nanoseconds that one nest of a plan takes: what moves are weighed by. A subclass with another name takes the place of this pass

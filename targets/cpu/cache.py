@@ -129,7 +129,7 @@ def read(path: Path) -> bytes | None:
     try:
         with open(path, "rb") as file:
             content, changed = file.read(), os.fstat(file.fileno()).st_mtime
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # of a folder that is none, whoever writes to it says so
         return None
     except OSError as error:
         log.warning("cache: %s cannot be read and is made again: %s", path, error)

@@ -79,7 +79,8 @@ def target(name: str = "host") -> Target:
     if name == "host":
         return _host()
     if name not in _NAMED:
-        raise ValueError(f"unknown CPU target {name!r}; known are {', '.join(TARGETS)}")
+        asked = " (STEPWELL_CPU in the environment)" if name == os.environ.get("STEPWELL_CPU") else ""
+        raise ValueError(f"unknown CPU target {name!r}{asked}; known are {', '.join(TARGETS)}")
     return _make(name, *_NAMED[name])
 
 

@@ -360,7 +360,7 @@ class _Emitter:
         if self.gpu is not None and self.on_gpu:
             entry.arena_block = self.gpu.acquire_arena(bytes)
             return
-        entry.uses_arena = True
+        entry.uses_arena, entry.arena_bytes = True, bytes
         arena = entry.call("stepwell_arena_acquire", entry.load(f"@{ARENA}"), bytes)
         entry.do(f"store ptr {arena}, ptr %arena")
         entry.do(f"store ptr {arena}, ptr %frame5")

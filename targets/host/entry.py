@@ -24,7 +24,6 @@ _SIGNATURES: dict[str, str] = {
     **FUNCTIONS,
     **GPU_FUNCTIONS,
     "PyBool_FromLong": "ptr (i64)",
-    "PyErr_NoMemory": "ptr ()",
     "PyErr_Occurred": "ptr ()",
     "PyEval_RestoreThread": "void (ptr)",
     "PyEval_SaveThread": "ptr ()",
@@ -77,6 +76,8 @@ class Entry(FunctionText):
         self.uses_arena = False
         self.arena_block = ""
         """The register of the address of the arena's memory, once it is acquired."""
+        self.arena_bytes = ""
+        """The register of the arena's size."""
         self.views = 0
         """How many tensors over the arena are kept between calls."""
         self.guards_grad_mode = False
@@ -432,7 +433,7 @@ class Entry(FunctionText):
 
     def _raise(self, label: str) -> None:
         if label == "memory":
-            self.call("PyErr_NoMemory")
+            self.call("stepwell_no_memory", self.arena_bytes)
             return
         if label in ("steps", "torch"):
             # an operator that fails in a mode of Python's (AOTAutograd has one around the first call) leaves the exception itself

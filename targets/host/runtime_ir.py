@@ -13,6 +13,7 @@ from .pool_ir import BORROWED_BYTES, POOL, POOLED_BYTES
 from .steps_ir import steps_text
 
 _DECLARATIONS = """
+@PyExc_MemoryError = external global ptr
 @PyExc_TypeError = external global ptr
 @PyList_Type = external global [0 x i8]
 @THPVariableClass = external global ptr
@@ -43,6 +44,15 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 """
 
 _ARENA = """
+@memory_text = internal constant [82 x i8] c"cannot allocate %lld bytes for the values between the kernels of a compiled graph\\00"
+
+; MemoryError that says how much there was none of.
+define void @stepwell_no_memory(i64 %bytes) {
+  %error = load ptr, ptr @PyExc_MemoryError
+  %e = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %error, ptr @memory_text, i64 %bytes)
+  ret void
+}
+
 ; An arena is { i64 busy, ptr block, i64 capacity, i64 n, [n x ptr] views }. The views are tensors over the block that
 ; are the same in every call: made at their first use, they live until the block changes. All small arenas are one block
 ; of the process (capacity is -1), which one call at a time has; a program that finds it taken gets a block that stays
@@ -590,6 +600,7 @@ FUNCTIONS: dict[str, str] = {
     "stepwell_pool_free": "void (ptr)",
     "stepwell_arena_acquire": "ptr (ptr, i64)",
     "stepwell_arena_release": "void (ptr, ptr)",
+    "stepwell_no_memory": "void (i64)",
     "stepwell_arena_clear": "void (ptr)",
     "stepwell_take": "i32 (ptr, i64, ptr, i64, ptr)",
     "stepwell_compare": "i64 (ptr, i64, i64, ptr, ptr)",

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 PYTHON = (
-    "PyBool_FromLong", "PyErr_Format", "PyErr_NoMemory", "PyErr_Occurred", "PyEval_RestoreThread",
+    "PyBool_FromLong", "PyErr_Format", "PyErr_Occurred", "PyEval_RestoreThread",
     "PyEval_SaveThread", "PyFloat_AsDouble", "PyFloat_FromDouble", "PyList_New", "PyList_SetItem",
     "PyLong_AsLongLong", "PyLong_FromLongLong", "PyObject_IsTrue", "PyObject_Size", "PyObject_Vectorcall",
     "PySequence_GetItem", "PyType_IsSubtype", "Py_DecRef", "Py_IncRef",
 )  # fmt: skip
-PYTHON_DATA = ("PyExc_TypeError", "PyList_Type", "_Py_NoneStruct")
+PYTHON_DATA = ("PyExc_MemoryError", "PyExc_TypeError", "PyList_Type", "_Py_NoneStruct")
 TORCH = (
     "aoti_torch__reinterpret_tensor", "aoti_torch_clone_preserve_strides", "aoti_torch_delete_tensor_object", "aoti_torch_empty_strided",
     "aoti_torch_get_data_ptr", "aoti_torch_get_device_index", "aoti_torch_get_device_type", "aoti_torch_get_dim", "aoti_torch_get_dtype",

@@ -254,6 +254,26 @@ def test_inputs_that_do_not_fit(opt_tool, tmp_path):
         assert (result.code, result.err) == (1, f"<stdin>: error: --run: {message} for argument 0\n")
 
 
+HUGE = """
+host.program @f(%x: !host.tensor<f32>) arena 4611686018427387904 {
+  host.check %x [4] strides [1] "x" : !host.tensor<f32>
+  %p = host.arena_ptr 0
+  %y = host.empty_output [4] strides [1] : !host.tensor<f32>
+  host.launch @k(%p : !host.ptr) [] bytes 16
+  host.return(%y : !host.tensor<f32>) [arg(0)]
+}
+cpu.kernel @k(%p: !cpu.ptr) {
+  cpu.return
+}
+"""
+
+
+def test_more_memory_than_there_is(opt_tool):
+    result = opt_tool("--run", stdin=HUGE)
+    message = "MemoryError: cannot allocate 4611686018427387904 bytes for the values between the kernels of a compiled graph"
+    assert (result.code, result.err) == (1, f"<stdin>: error: --run: {message}\n")
+
+
 def test_inputs_of_a_run(opt_tool, tmp_path, monkeypatch):
     import sys
 

@@ -306,6 +306,21 @@ def test_the_command_says_what_is_wrong(target, message, capsys):
     assert capsys.readouterr().err.strip() == message
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--args", "torch.randn(3"], "error: --args 'torch.randn(3': SyntaxError: "),
+        (["--args", "nosuch"], "error: --args 'nosuch': NameError: name 'nosuch' is not defined"),
+        (["--args", "1, 2"], "error: --args '1, 2' does not fit 'f': too many positional arguments"),
+        ([], "error: without --args 'f' is called with nothing: missing a required argument: 'x'"),
+    ],
+)
+def test_the_command_says_what_is_wrong_with_arguments(arguments, message, tmp_path, capsys):
+    (tmp_path / "m.py").write_text("def f(x):\n    return x + 1\n")
+    assert tool.main([f"{tmp_path / 'm.py'}:f", *arguments]) == 1
+    assert capsys.readouterr().err.startswith(message)
+
+
 def test_it_is_a_public_name_that_costs_nothing_until_used():
     assert stepwell.explain is tool.explain
     code = "import sys, stepwell; print([m for m in sys.modules if m.startswith('stepwell.tools') or m == 'torch'])"

@@ -118,6 +118,23 @@ def test_an_illegal_wish_is_refused_with_the_reason(caplog):
     assert warnings(caplog) == ["fuse 'sum_1' with 'cos': refused, neither reads the other, and their loops differ"]
 
 
+def test_a_wish_is_met_by_running_one_in_the_rows_of_the_other(opt_tool, caplog):
+    """loop-fuse cannot share the loops of the two; loop-fuse-rows makes them one, and nothing says that it was refused."""
+    text = """func.func @f(%x: !nd.tensor<64 x 16 x f32>) -> (!nd.tensor<64 x 16 x f32>, !nd.tensor<16 x f32>) {
+  %m = nd.reduce %x {kind = "max", dims = [1]} : (!nd.tensor<64 x 16 x f32>) -> !nd.tensor<64 x f32>
+  %c = nd.reshape %m : (!nd.tensor<64 x f32>) -> !nd.tensor<64 x 1 x f32>
+  %s = nd.sub %x, %c : (!nd.tensor<64 x 16 x f32>, !nd.tensor<64 x 1 x f32>) -> !nd.tensor<64 x 16 x f32>
+  %columns = nd.reduce %x {kind = "sum", dims = [0]} : (!nd.tensor<64 x 16 x f32>) -> !nd.tensor<16 x f32>
+  func.return %s, %columns : !nd.tensor<64 x 16 x f32>, !nd.tensor<16 x f32>
+}"""
+    met = opt_tool("-p", "nd-to-loop,loop-fuse{fuse=s+columns},loop-fuse-rows", "--remarks", stdin=text)
+    assert met.out.count("loop.nest") == 1 and not warnings(caplog)
+    assert "fuse 's' with 'columns': granted, one nest, by loop-fuse-rows" in met.err
+    refused = opt_tool("-p", "nd-to-loop,loop-fuse{no-fuse=columns fuse=s+columns},loop-fuse-rows", "--remarks", stdin=text)
+    assert refused.out.count("loop.nest") == 2
+    assert warnings(caplog) == ["fuse 's' with 'columns': refused, no_fuse 'columns' forbids it"]
+
+
 def test_a_wish_that_names_nothing_is_refused(caplog):
     launches(chain, {"no_fuse": ["expp"], "fuse": [["exp", "mull"]]})
     assert warnings(caplog) == [

@@ -14,7 +14,7 @@
 // MEM:         loop.batch @batch0 [
 // MEM-NEXT:      (%x0 : !mem.buffer<4 x 5 x f32>) sizes [20],
 // MEM:         func.func private @batch0(%x0: !mem.buffer<b0 x f32>)
-// MEM:           loop.nest (%0 = b0) outs(%1 = %x0 : !mem.buffer<b0 x f32>)
+// MEM:           loop.nest (%i = b0) outs(%out = %x0 : !mem.buffer<b0 x f32>)
 func.func @forward(%x0: !nd.tensor<4 x 5 x f32>, %x1: !nd.tensor<7 x f32>, %x2: !nd.tensor<f32>, %x3: !nd.tensor<3 x 0 x f32>) {
   %y = nd.relu %x0 : !nd.tensor<4 x 5 x f32>
   %y1 = nd.relu %x1 : !nd.tensor<7 x f32>

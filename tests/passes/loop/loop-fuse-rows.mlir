@@ -3,12 +3,12 @@
 
 // Sums of the columns and of the rows of one tensor: the columns are accumulated while the rows go by.
 // CHECK: loop.nest () outs(
-// CHECK: loop.for ([[J:%[0-9]+]] = 7)
-// CHECK-NEXT: loop.store {{%[0-9]+}}, [[O:%[0-9]+]][[[J]]]
-// CHECK: loop.for ([[I:%[0-9]+]] = 40) {
-// CHECK-NEXT: loop.reduce ([[K:%[0-9]+]] = 7) sum {
-// CHECK: loop.for ([[C:%[0-9]+]] = 7) {
-// CHECK: loop.store {{%[0-9]+}}, [[O]][[[C]]] add
+// CHECK: loop.for ([[J:%[a-z0-9_]+]] = 7)
+// CHECK-NEXT: loop.store {{%[a-z0-9_]+}}, [[O:%[a-z0-9_]+]][[[J]]]
+// CHECK: loop.for ([[I:%[a-z0-9_]+]] = 40) {
+// CHECK-NEXT: loop.reduce ([[K:%[a-z0-9_]+]] = 7) sum {
+// CHECK: loop.for ([[C:%[a-z0-9_]+]] = 7) {
+// CHECK: loop.store {{%[a-z0-9_]+}}, [[O]][[[C]]] add
 // REMARK: [loop-fuse-rows] applied: {{.*}}runs in the rows of rows
 func.func @forward(%x: !nd.tensor<40 x 7 x f32>) -> (!nd.tensor<40 x f32>, !nd.tensor<7 x f32>) {
   %rows = nd.reduce %x {kind = "sum", dims = [1]} : (!nd.tensor<40 x 7 x f32>) -> !nd.tensor<40 x f32>
@@ -19,9 +19,9 @@ func.func @forward(%x: !nd.tensor<40 x 7 x f32>) -> (!nd.tensor<40 x f32>, !nd.t
 // -----
 
 // A reduction of what each row reduces to: the row's result is not stored.
-// CHECK: loop.nest () outs({{%[0-9]+}} = {{%[0-9]+}} : !nd.tensor<f32>)
-// CHECK: loop.reduce ({{%[0-9]+}} = 40) max {
-// CHECK-NEXT: loop.reduce ({{%[0-9]+}} = 7) sum {
+// CHECK: loop.nest () outs({{%[a-z0-9_]+}} = {{%[a-z0-9_]+}} : !nd.tensor<f32>)
+// CHECK: loop.reduce ({{%[a-z0-9_]+}} = 40) max {
+// CHECK-NEXT: loop.reduce ({{%[a-z0-9_]+}} = 7) sum {
 // CHECK: func.return
 func.func @forward(%x: !nd.tensor<40 x 7 x f32>) -> !nd.tensor<f32> {
   %rows = nd.reduce %x {kind = "sum", dims = [1]} : (!nd.tensor<40 x 7 x f32>) -> !nd.tensor<40 x f32>

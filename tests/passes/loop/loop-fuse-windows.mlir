@@ -3,13 +3,13 @@
 // RUN: opt-tool %s -p "nd-to-loop,loop-fuse,loop-fuse-windows" --split-input-file --remarks 2>&1 | filecheck %s --check-prefix=PRICE
 
 // Each row minus the one before it, of running sums: five rows make four.
-// CHECK: loop.nest ([[T:%[0-9]+]] = 3) outs(
+// CHECK: loop.nest ([[T:%[a-z0-9_]+]] = 3) outs(
 // CHECK: [[ROWS:%[a-z0-9_]+]] = loop.local : !nd.tensor<5 x 32 x f32>
-// CHECK: loop.for ([[R:%[0-9]+]] = 5) {
+// CHECK: loop.for ([[R:%[a-z0-9_]+]] = 5) {
 // CHECK: loop.scan
 // CHECK: loop.load %arg0[max([[T]] * 4 + [[R]] - 1, 0)
-// CHECK: loop.store {{%[0-9]+}}, [[ROWS]][[[R]],
-// CHECK: loop.for ([[Q:%[0-9]+]] = 4, [[J:%[0-9]+]] = 32) {
+// CHECK: loop.store {{%[a-z0-9_]+}}, [[ROWS]][[[R]],
+// CHECK: loop.for ([[Q:%[a-z0-9_]+]] = 4, [[J:%[a-z0-9_]+]] = 32) {
 // CHECK-DAG: loop.load [[ROWS]][[[Q]] + 1, [[J]]]
 // CHECK-DAG: loop.load [[ROWS]][[[Q]], [[J]]] if
 // CHECK: window_rows = 4 : i64

@@ -59,6 +59,12 @@ def test_unknown_targets_are_refused() -> None:
         features.target("sse9")
 
 
+def test_an_unknown_target_of_the_environment_is_named(monkeypatch) -> None:
+    monkeypatch.setenv("STEPWELL_CPU", "sse8")
+    with pytest.raises(ValueError, match=r"unknown CPU target 'sse8' \(STEPWELL_CPU in the environment\); known are host"):
+        features.target.__wrapped__("host")
+
+
 def test_opt_tool_translations(monkeypatch) -> None:
     module = parse(GELU)
     assert "define void @gelu(" in emit_llvm(module)
