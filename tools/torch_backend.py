@@ -19,6 +19,7 @@ from .compile_schemes import SCHEMES, Task
 from .compiled import CompiledGraph, Runner, is_empty, passthrough, rare_garbage_collection
 from .counters import count, phase
 from .graph_cache import find_slot
+from .lazy_bits import without_bits
 from .options import Options, make_options
 from .trace import trace
 
@@ -204,6 +205,7 @@ class GraphCompilers:
             raise
         except Exception as error:
             raise CompileError(f"the {kind} graph could not be compiled: {type(error).__name__}: {error}") from error
+        program = without_bits(gm, program)
         report_strides(gm)
         self._record(kind, gm, program)
         if self.options.check_nan:
