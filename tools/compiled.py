@@ -83,6 +83,8 @@ class Runner:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         values: dict[str, int] = {name: args[k] for name, k in self._symbols.items()}  # the ragged size of a jagged tensor is no int
         if len(self.inputs) != len(args):
+            if len(args) <= max(self.inputs, default=-1):
+                raise TypeError(f"the {self.kind or 'compiled'} graph takes {max(self.inputs) + 1} inputs or more, {len(args)} are given")
             chosen = [args[k] for k in self.inputs]
             args.clear()
             args = chosen

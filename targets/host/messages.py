@@ -29,6 +29,8 @@ def _difference(
         return f"expected dtype torch.{dtype}, got {tensor.dtype} for {label}"
     if tensor.dim() != len(sizes):
         return f"expected {len(sizes)} dimensions, got {tensor.dim()} for {label}"
+    if str(tensor.layout) != "torch.strided":
+        return f"expected a strided tensor, got one of {tensor.layout} for {label}"
     have, steps = tensor.shape, tensor.stride()
     for k, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
         if have[k] != size or (steps[k] != stride and size > 1 and tensor.numel() > 0):

@@ -70,6 +70,45 @@ def test_in_02_a_wrong_size_is_refused_at_entry():
     torch.testing.assert_close(run([torch.zeros(2, 4)])[0], torch.ones(2, 4))
 
 
+def _inner(monkeypatch, host="native"):
+    from stepwell.tools.compile_graph import compile_graph
+    from stepwell.tools.options import Options
+
+    monkeypatch.setenv("STEPWELL_HOST", host)
+    gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x, w: (torch.relu(x @ w).sum(0),))(torch.randn(3, 4), torch.randn(4, 5))
+    return compile_graph(gm, [], Options())
+
+
+WRONG_INPUTS = {
+    "another device": (lambda x, w: [x.to("meta"), w], AssertionError, "expected a tensor of device cpu, got meta for argument 0"),
+    "another type": (lambda x, w: [x, w.double()], AssertionError, "expected dtype torch.float32, got torch.float64 for argument 1"),
+    "another rank": (lambda x, w: [x[0], w], AssertionError, "expected 2 dimensions, got 1 for argument 0"),
+    "another layout": (lambda x, w: [x.to_sparse(), w], AssertionError, "a strided tensor, got one of torch.sparse_coo for argument 0"),
+    "no tensor": (lambda x, w: [x, 3], TypeError, "argument 1 must be a torch.Tensor, got int"),
+    "too few": (lambda x, w: [x], TypeError, "graph takes 2 inputs or more, 1 are given"),
+}
+
+
+@pytest.mark.parametrize("host", ["native", "python"])
+@pytest.mark.parametrize("case", WRONG_INPUTS)
+def test_in_02_a_wrong_input_is_named(case, host, monkeypatch):
+    """CPW-03: its position, what it is and what it should be."""
+    give, kind, message = WRONG_INPUTS[case]
+    x, w = torch.randn(3, 4), torch.randn(4, 5)
+    run = _inner(monkeypatch, host)
+    with pytest.raises(kind, match=message):
+        run(give(x, w))
+    torch.testing.assert_close(run([x, w])[0], torch.relu(x @ w).sum(0))
+
+
+def test_cpw_01_the_host_program_is_machine_code(monkeypatch):
+    """CPW-01: without asking for it; the same in Python where that is wanted."""
+    x, w = torch.randn(3, 4), torch.randn(4, 5)
+    native, python = (_inner(monkeypatch, host) for host in ("native", "python"))
+    assert native.program.native and not python.program.native
+    assert torch.equal(native([x, w])[0], python([x, w])[0])
+
+
 def test_in_07_one_tensor_passed_twice_and_overlapping_slices():
     def fn(x, y):
         x.add_(1)

@@ -37,6 +37,7 @@ def test_opt_tool_writes_it(kind, expected):
 
 
 def test_it_is_not_run_here():
+    """CPW-02: a target that the machine is not."""
     if os.uname().machine in ("aarch64", "arm64"):
         pytest.skip("this machine runs it")
     program = "import torch\nprint(torch.compile(lambda x: x + 1, backend='stepwell')(torch.ones(4)))"
