@@ -369,12 +369,17 @@ def _reduce(run: NdInterpreter, op: Any, x: torch.Tensor) -> torch.Tensor:
         for d in sorted(dims, reverse=True):
             result = result.any(d) if kind == "any" else result.all(d)
         return result.to(dtype)
+    combine = _BITWISE[kind]
     for d in sorted(dims, reverse=True):
         total = torch.zeros_like(x.select(d, 0))
         for part in x.unbind(d):
-            total = total ^ part
+            total = combine(total, part)
         x = total
     return x
+
+
+_BITWISE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"xor": torch.bitwise_xor}
+"""Reductions bit by bit, whose value of nothing is 0."""
 
 
 def _flattened(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:

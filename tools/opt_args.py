@@ -159,8 +159,9 @@ def parse_arguments(argv: list[str], targets: list[str]) -> argparse.Namespace:
         if re.match(r"-[A-Za-z][\w-]+$", name) and name[1:] in long_names:
             name, argument = f"-{name}", f"-{argument}"
         if name in _OPTIONAL_VALUE and not equals:
-            argument = f"{name}={_OPTIONAL_VALUE[name]}"
-        elif name.startswith("--") and name not in known:
+            arguments.append(f"{name}={_OPTIONAL_VALUE[name]}")
+            continue
+        if name.startswith("--") and name not in known:
             if not registry.is_known(name[2:]):
                 names = [*known, *(f"--{p}" for p in registry.all_passes())]
                 raise UsageError(f"there is no flag '{name}'{did_you_mean(name, names)}")

@@ -131,6 +131,13 @@ def test_launches_of_kernels_that_do_not_fit(opt_tool):
     assert re.search(rf"error: 'host.launch' op: host.launch @{launch[1]}: the kernel takes \d arguments, \d are given", fewer.err)
 
 
+def test_flags_without_their_values_follow_each_other(opt_tool):
+    text = "func.func @f(%x: !nd.tensor<2 x f32>) -> !nd.tensor<2 x f32> {\n  func.return %x : !nd.tensor<2 x f32>\n}"
+    for flags in (["--remarks", "--run"], ["--verify-results", "--run"], ["--run", "--verify-results"], ["--run", "--verify-each"]):
+        result = opt_tool("-p", "nd-canonicalize", *flags, stdin=text)
+        assert (result.code, result.err) == (0, "") and result.out.startswith("result 0: float32 2\n")
+
+
 def test_errors():
     module = at_level("nd")
     with pytest.raises(StepwellError, match="the module has no function 'forwards'; did you mean 'forward'"):
