@@ -39,6 +39,7 @@ _FAMILIES = (
     "copies",
     "creation",
     "embedding_bags",
+    "folding",
     "indexing",
     "interpolation",
     "jagged",
