@@ -43,6 +43,9 @@ LINE = 64
 """Bytes of a cache line."""
 CONFLICT = 2.7
 """Cost of a strided load whose line has left the first cache before its next element is needed."""
+SCATTERED, CONFLICT_STORE = 1.5, 4.5
+"""Cost of a strided store, and of one whose line has left the first cache before its next element is stored (64 rows, lanes 2000 bytes
+apart: 0.46 ns an element, 2048 apart 1.4, 4096 apart 3.3)."""
 FEW_UNITS = 2
 """With fewer units of work in the loops of a nest, threads share the reductions in it."""
 
@@ -163,7 +166,7 @@ class Cost:
         if any(d in self.info.opaque and lanes_dim in self.roots(d) for d in own):
             stride = None
         if stride is None:
-            return 1.5 if access.is_store else 0.6
+            return SCATTERED if access.is_store else 0.6
         if stride.value == 1:
             return unit * (2 if access.is_store else 1)
         if stride.value is not None and 2 <= stride.value <= MAX_STRIDE and not access.is_store:
@@ -172,16 +175,18 @@ class Cost:
             return unit * 2
         if access.mode != "set":
             return 2.3
-        return 1.5 if access.is_store else self._strided(stride, size, width)
+        return self._strided(stride, size, width, access.is_store)
 
-    def _strided(self, stride: Expr, size: int, width: int) -> float:
-        """A load whose address moves by `stride` elements of `size` bytes from lane to lane: a part for the gather, one for the share of a
-        line that each lane needs, since its neighbours come later; and far more where the lines do not stay in the first cache until
-        then, because they all belong to a few of its sets. Measured with f32 (docs/cost-model.md)."""
+    def _strided(self, stride: Expr, size: int, width: int, is_store: bool) -> float:
+        """A load or store whose address moves by `stride` elements of `size` bytes from lane to lane: for a load a part for the gather, one
+        for the share of a line that each lane needs, since its neighbours come later; and far more where the lines do not stay in the
+        first cache until then, because they all belong to a few of its sets. Measured with f32 (docs/cost-model.md)."""
         step = size * (abs(stride.value) if stride.value is not None else 1 if free_dims(stride) else self.size(stride))
         period = int(SERVER.levels[0].bytes) // WAYS
         if step >= LINE and width > WAYS * (period // gcd(step, period)):
-            return CONFLICT
+            return CONFLICT_STORE if is_store else CONFLICT
+        if is_store:
+            return SCATTERED
         return 0.35 + 0.2 * min(1.0, step / LINE)
 
     def node(self, node: Node, lanes: Expr | None, width: int, size: int) -> float:

@@ -401,6 +401,8 @@ class RowPlanner:
                 return "it does not leave a column for each element of a row"
             if rows < MANY_ROWS:
                 return f"{rows} rows are too few to share out among programs"
+        if (columns or facts.inner) and any(self._contiguous_along(a, fusion.rows) for a in (*facts.reads, *facts.writes)):
+            return "the elements of a row do not lie side by side"
         if not columns:
             return ""
         if not all(k in COLUMN_MODES and t in (f32, f64, i32, i64) for p in columns for k, t in _results(p)):
@@ -408,8 +410,6 @@ class RowPlanner:
         total = sum(self.count(p.size(d) for d in p.kept) * element_bytes(t) for p in columns for _, t in _results(p))
         if total > COLUMN_BYTES:
             return f"the columns take {total} bytes, which would not stay in the cache from row to row (limit {COLUMN_BYTES})"
-        if any(self._contiguous_along(a, fusion.rows) for a in (*facts.reads, *facts.writes)):
-            return "the elements of a row do not lie side by side"
         return ""
 
     @staticmethod
