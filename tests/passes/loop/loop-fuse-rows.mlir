@@ -70,7 +70,7 @@ func.func @forward(%x: !nd.tensor<400 x 700 x f32>) -> (!nd.tensor<400 x f32>, !
 
 // Nor do those of a column: its loop runs along the lanes, which a number over all columns would take away (Adafactor's update and its norm).
 // CHECK-LABEL: func.func @columns
-// CHECK: loop.nest ({{%[0-9]+}} = 700)
+// CHECK: loop.nest ({{%[a-z0-9_]+}} = 700)
 // CHECK: loop.nest ()
 // REMARK: missed: {{.*}}the elements of a row do not lie side by side
 func.func @columns(%x: !nd.tensor<400 x 700 x f32>) -> (!nd.tensor<400 x 700 x f32>, !nd.tensor<f32>) {
