@@ -165,6 +165,10 @@ class Grouping(NestFacts):
         outer = tuple([info.sizes[d] for d in loops])
         return Group(k, outer, [member], {r: (member, i) for i, r in enumerate(op.results)}, [k], set(self.needs(k)))
 
+    def outline(self, places: Sequence[int]) -> Group:
+        """What is known of the group of the nests at `places` before their loops are matched: where they stand, and what they need."""
+        return Group(min(places), (), [], places=sorted(places), needs={n for k in places for n in self.needs(k)})
+
     def _join(self, k: int, group: Group) -> None:
         """Merge a new group (the nest at `k`) into those before it, as far as it is legal and pays."""
         second = self.ops[k]

@@ -8,13 +8,13 @@ of the function, so that time stays linear.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from xdsl.ir import Operation, SSAValue
 
 from .cost_model import OVERLAP
 from .fusion_cost import BANDWIDTH, GroupWork
-from .fusion_groups import MAX_PATH, NEAR, PATH, Grouping
+from .fusion_groups import MAX_MEMBERS, MAX_PATH, NEAR, PATH, Grouping
 from .fusion_types import Attempt, Group, Move
 from .nest_info import NestInfo
 
@@ -93,9 +93,15 @@ class Search:
         plan = self.plan
         if self.wanted and any(plan.ops[k] in self.wanted for g in old for k in g.places):
             return False
+        if any([len(places) > MAX_MEMBERS for places in sets]):
+            return False
         enough = before * (1 - MIN_GAIN)
         if sum([self.plan.price(self.work(places)) for places in sets]) >= enough:
             return False
+        was = dict.fromkeys([k for places in sets for k in places]) | {k: g for g in old for k in g.places}
+        if not self._placed(was, [plan.outline(places) for places in sets]):
+            return False
+        self._put_back(was)
         groups: list[Group] = []
         for places in sets:
             self.left -= len(places)
@@ -105,18 +111,24 @@ class Search:
             groups.append(group)
         if sum([self.plan.price(self.work(g.places, g)) for g in groups]) >= enough:
             return False
-        was = {k: g for g in old for k in g.places}
+        return self._placed(was, groups)
+
+    def _placed(self, was: Mapping[int, Group | None], groups: Sequence[Group]) -> bool:
+        """Have the ops at the places of `was` be in `groups`, as far as these have them; where a path leaves one of these and comes back to
+        it, all is as it was."""
+        plan = self.plan
         for k in was:
             plan.unit_at[k] = None
         for g in groups:
             plan.put(g)
         if any(plan.path_between(g, g) for g in groups):
-            for k in (k for places in sets for k in places):
-                plan.unit_at[k] = None
-            for k, g in was.items():
-                plan.unit_at[k] = g
+            self._put_back(was)
             return False
         return True
+
+    def _put_back(self, was: Mapping[int, Group | None]) -> None:
+        for k, g in was.items():
+            self.plan.unit_at[k] = g
 
     def _built(self, places: Sequence[int]) -> Group | None:
         """The group of the ops at `places` if they can share loops, members put together in order where they match what is there; else

@@ -13,6 +13,7 @@ import stepwell
 from stepwell.dialects.nd import symbol_ranges
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.loop.fusion_cost import GroupWork, group_ns
+from stepwell.passes.loop.fusion_groups import MAX_MEMBERS
 from stepwell.passes.loop.fusion_plan import Group, Planner
 from stepwell.passes.loop.fusion_search import Search
 from stepwell.passes.loop.loop_fuse import symbol_hints
@@ -255,3 +256,22 @@ def test_a_few_rows_of_a_table_are_few_bytes():
 
     assert rows(8) == 8 * (2 * 16 * 4 + 8)
     assert rows(4096) == 2 * 4096 * 16 * 4 + 4096 * 8
+
+
+def test_groups_with_a_path_between_them_are_refused_before_their_loops_are_matched(monkeypatch):
+    def around_a_product(x, w):
+        first = torch.tanh(x).exp()
+        return (torch.relu(first @ w) * first,)
+
+    planner, groups, _ = planned(around_a_product, [X, W], False)
+    first, *_, second = groups
+    built: list[object] = []
+    monkeypatch.setattr(Search, "_built", lambda self, places: built.append(places))
+    search = Search(planner, {})
+    assert not search.change((first, second), 1e12, [[*first.places, *second.places]])
+    assert not built and search.left > 0
+    assert all(planner.unit_at[k] is g for g in (first, second) for k in g.places), "all is as it was"
+    assert not search.change((first, second), 1e12, [first.places[:1] * (MAX_MEMBERS + 1)])
+    assert not built
+    search.change((first,), 1e12, [first.places])
+    assert built == [first.places]
