@@ -5,7 +5,7 @@ An element is called as the operator of the program that it is the value of, at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from xdsl.ir import SSAValue
 
@@ -16,6 +16,14 @@ def keep_name(new: SSAValue, old: SSAValue) -> None:
     """`new` is called as `old`, unless it has a name already."""
     if new._name is None:  # what xDSL's name_hint does besides, checking the text, was done for the old one
         new._name = old._name
+
+
+def keep_names(old: Iterable[SSAValue], values: Mapping[SSAValue, object]) -> None:
+    """What became of each of `old`, where that is a value, is called as it was."""
+    for value in old:
+        made = values.get(value) if value._name is not None else None
+        if isinstance(made, SSAValue):
+            keep_name(made, value)
 
 
 def name_outs(outs: Iterable[SSAValue]) -> None:

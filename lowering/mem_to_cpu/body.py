@@ -15,7 +15,7 @@ from ...dialects import cpu, loop
 from ...dialects.cpu_types import lanes_of, like, vec
 from ...dialects.cpu_vector import CMPF_PREDICATES, CMPI_PREDICATES, MATH_FUNCTIONS
 from ...dialects.expr import Dim
-from ...dialects.names import keep_name
+from ...dialects.names import keep_names
 from .builder import cpu_kind, float_attr
 from .memory import lower_load, lower_store
 from .random_numbers import lower_random
@@ -396,10 +396,7 @@ def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[
                 continue
         s.b.location = op.location
         _lower_op(s, op, nested)
-        for result in op.results:
-            made = s.values.get(result) if result.name_hint is not None else None
-            if isinstance(made, SSAValue):
-                keep_name(made, result)
+        keep_names(op.results, s.values)
         if cache is not None and len(op.results) == 1:
             cache.store(op.results[0])
 

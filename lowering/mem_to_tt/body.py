@@ -15,7 +15,7 @@ from ...dialects import loop, tt_arith
 from ...dialects.expr import Expr, as_expr, free_dims
 from ...dialects.expr_ranges import Range, prove_le, prove_lt, range_of
 from ...dialects.float8 import FLOAT8
-from ...dialects.names import keep_name
+from ...dialects.names import keep_names
 from ...dialects.nd_types import is_float
 from ...dialects.tt_compute import BitcastOp, ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
 from ...dialects.tt_types import element_of, like, shape_of
@@ -509,10 +509,7 @@ def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[
     for op in block.ops:
         s.b.location = op.location
         _lower_op(s, op, nested)
-        for result in op.results:
-            made = s.values.get(result) if result.name_hint is not None else None
-            if isinstance(made, SSAValue):
-                keep_name(made, result)
+        keep_names(op.results, s.values)
 
 
 def _lower_op(s: State, op: Operation, nested: dict[type[Operation], Callable[[Any], None]]) -> None:

@@ -14,7 +14,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Expr, IndexMap
-from ...dialects.names import keep_name
+from ...dialects.names import keep_name, keep_names
 from .body import Body
 
 
@@ -50,9 +50,7 @@ class NestCopy:
         else:
             (result,) = op.results
             values[result] = self.body.pure(type(op), [values.get(o, o) for o in op._operands], result.type, op.properties)
-        for result in op.results:
-            if result.name_hint is not None and result in values:
-                keep_name(values[result], result)
+        keep_names(op.results, values)
 
     def yielded(self, block: Block) -> list[SSAValue]:
         """Clone a body that ends with loop.yield; gives what it yields."""
