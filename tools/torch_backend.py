@@ -52,7 +52,6 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     from ..lowering.decompositions import decomposition_table
     from ..lowering.quantised_tensors import as_integers, has_quantised
     from ..lowering.whole_operators import keep_whole
-    from ..targets.target import library_operators
 
     options = compilers.options
     if options.cache_limit is not None:
@@ -73,6 +72,8 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
         if found is not None:
             log.info("graph %d was traced and compiled before%s", compilers.number, changed(options))
             return found
+    from ..targets.target import library_operators
+
     if isinstance(gm, GraphModule):
         gm = compilers.passed("pre_grad", gm)
         keep_whole(gm)

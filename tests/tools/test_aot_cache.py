@@ -1,6 +1,7 @@
 """Graphs that AOTAutograd need not trace again: what is found, what must not be, and that nothing on the disk can make an answer wrong."""
 
 import functools
+import os
 import pickle
 import subprocess
 import sys
@@ -476,3 +477,15 @@ def test_processes():
     third = printed(start())
     assert third[:4] == ["1", "0", "2", "0"]
     assert first[4] == second[4] == third[4]
+
+
+def test_a_process_that_finds_its_graphs_loads_no_passes(tmp_path):
+    """FXC-01: what compiles is not even imported."""
+    program = (
+        "import sys, torch\n"
+        "torch.compile(lambda x: x.sin() * 2 + x, backend='stepwell', options={'cache': 'on'})(torch.ones(5))\n"
+        "print('stepwell.passes.manager' in sys.modules)\n"
+    )
+    variables = {**os.environ, "STEPWELL_CACHE_DIR": str(tmp_path)}
+    runs = [subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=280) for _ in range(2)]
+    assert [run.stdout.strip() for run in runs] == ["True", "False"], runs[-1].stderr
