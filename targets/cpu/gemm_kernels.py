@@ -37,7 +37,8 @@ cache."""
 def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: bool = False) -> str:
     """A tile of `rows` x `vectors` vectors (by default `shape.width` columns) as a sum of outer products.
 
-    One step loads a row of B and broadcasts `rows` elements of A. With `clamp`, rows of A beyond `mr` repeat the last
+    One step loads a row of B and broadcasts `rows` elements of A. The starting values are added at the end: sums of ranges of K that
+    are joined lose less than one that goes on through all of K (N. Higham, "Accuracy and Stability of Numerical Algorithms", 4.2). With `clamp`, rows of A beyond `mr` repeat the last
     one; all rows of `init` and `c` are used all the same.
     """
     f = Function(name, KERNEL_ARGS)
@@ -47,10 +48,7 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
     columns = range(vectors or shape.isa.vectors)
     row_at = [f.min(i, f.sub("%mr", 1)) if clamp else i for i in range(rows)]
     a_rows = [f.at("%a", f.mul("%ars", i)) for i in row_at]
-    start: list[tuple[str, Value]] = []
-    for i in range(rows):
-        row = f.at("%init", f.mul("%ild", i))
-        start += [(vec, f.load(vec, f.at(row, j * step))) for j in columns]
+    start: list[tuple[str, Value]] = [(vec, "zeroinitializer")] * (rows * len(columns))
     b_type = f"<{2 * lanes} x bfloat>" if shape.pairs else vec
     prefetch_distance = f.mul("%bs", PREFETCH_STEPS)
     with f.loop(0, "%k", 1, [*start, ("i64", 0), ("i64", 0)]) as body:
@@ -70,9 +68,10 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
             out += [_multiply_add(f, shape, vec, a, b[j], sums[i * len(columns) + j]) for j in columns]
         body.next = [*out, f.add(a_off, "%acs"), f.add(b_off, "%bs")]
     for i in range(rows):
-        row = f.at("%c", f.mul("%cld", i))
+        init, row = f.at("%init", f.mul("%ild", i)), f.at("%c", f.mul("%cld", i))
         for j in columns:
-            f.store(vec, body.results[i * len(columns) + j], f.at(row, j * step))
+            before = f.load(vec, f.at(init, j * step))
+            f.store(vec, f.let(f"fadd {vec} {before}, {body.results[i * len(columns) + j]}"), f.at(row, j * step))
     return f.text()
 
 
