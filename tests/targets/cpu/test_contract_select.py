@@ -68,7 +68,7 @@ def test_measured_times_decide_and_stand_in_the_ir(notes, own, library, choice, 
     a, b = torch.randn(128, 256), torch.randn(256, 192)
     gm = make_fx(program, tracing_mode="fake")(a, b)
     run = compile_graph(gm, [a, b], make_options("max-autotune"), watch=Watch())
-    torch.testing.assert_close(run([a, b])[0], a @ b)
+    torch.testing.assert_close(run([a, b])[0], a @ b, rtol=1e-4, atol=1e-4)
     assert f'schedule = "{choice}"' in chosen[0]
     assert f"own = {own:e} : f64" in chosen[0]
 
