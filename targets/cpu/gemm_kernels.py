@@ -38,8 +38,8 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
     """A tile of `rows` x `vectors` vectors (by default `shape.width` columns) as a sum of outer products.
 
     One step loads a row of B and broadcasts `rows` elements of A. The starting values are added at the end: sums of ranges of K that
-    are joined lose less than one that goes on through all of K (N. Higham, "Accuracy and Stability of Numerical Algorithms", 4.2). With `clamp`, rows of A beyond `mr` repeat the last
-    one; all rows of `init` and `c` are used all the same.
+    are joined lose less than one that goes on through all of K (N. Higham, "Accuracy and Stability of Numerical Algorithms", 4.2).
+    With `clamp`, rows of A beyond `mr` repeat the last one; all rows of `init` and `c` are used all the same.
     """
     f = Function(name, KERNEL_ARGS)
     lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
