@@ -61,6 +61,7 @@ def _build() -> dict[Any, Callable[..., Any]]:
     table.update(_foreach_decompositions())
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
     table[torch.ops.aten._new_zeros_with_same_feature_meta.default] = _zero_tangent
+    table[torch.ops.aten.convolution_backward.default] = _convolution_backward
     return table
 
 
@@ -74,6 +75,22 @@ def _zero_tangent(x: Any, other: Any, *, self_num_batch_dims: int = 0) -> Any:
     if self_num_batch_dims or not is_dense(other):
         return NotImplemented
     return torch.zeros_like(other, dtype=x.dtype, device=x.device)
+
+
+def _convolution_backward(grad: Any, x: Any, weight: Any, bias_sizes: Any, *rest: Any) -> Any:
+    """Gradients of a convolution; on a GPU that of its bias is a sum of ours, which reads the data together with others (cuDNN has none:
+    torch adds up with a kernel of its own). oneDNN gives all three at once."""
+    import torch
+
+    *numbers, wanted = rest
+    if not wanted[2] or grad.device.type != "cuda":
+        return NotImplemented
+    others = wanted[0] or wanted[1]
+    by_input, by_weight = None, None
+    if others:
+        call = torch.ops.aten.convolution_backward.default
+        by_input, by_weight, _ = call(grad, x, weight, bias_sizes, *numbers, [wanted[0], wanted[1], False])
+    return by_input, by_weight, grad.sum([k for k in range(grad.dim()) if k != 1])
 
 
 def _weight_norm_backward(grad: Any, v: Any, g: Any, norms: Any, dim: int) -> tuple[Any, Any]:

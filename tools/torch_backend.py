@@ -174,8 +174,15 @@ class GraphCompilers:
         return run_fx_passes(self.options.fx_passes, stage, gm, inputs)
 
     def partition(self, gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        gm = self.passed("joint", gm, joint_inputs)
+        if "loop-layout" not in self.options.disable_passes:
+            from ..lowering.training_layouts import choose_training_layouts
+
+            if chosen := choose_training_layouts(gm):
+                log.info("graph %d: %d convolutions and gradients of convolutions run channels-last", self.number, chosen)
+                count("training_layouts", chosen)
         split = self.options.partitioner or partition
-        return split(self.passed("joint", gm, joint_inputs), joint_inputs, **kwargs)
+        return split(gm, joint_inputs, **kwargs)
 
     def forward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._compile(gm, example_inputs, "forward")

@@ -37,6 +37,9 @@ cores do not fit, which are padded then."""
 GPU_DEPTHWISE_NS = {2: (1.2e-3, 1.2e-4), 4: (8e-4, 2.5e-5)}
 """The same for depthwise convolutions of 3x3, and for each further element of the window."""
 
+GPU_WIDE_WINDOW_NS = -2e-2
+"""The same for the gradient of depthwise weights in float32, of windows of more than 25 elements (7x7: 4.5 ms channels-last, 1.3 row-major)."""
+
 _LAST = torch.channels_last
 
 
@@ -51,10 +54,10 @@ def convolution_choices(
         return None
     if x.dim() != 4 or not (_rows(x) and _rows(out)):
         return None
-    sizes = [_hints(t) for t in (x, weight, out)]
+    sizes = [size_hints(t) for t in (x, weight, out)]
     if any(s is None or 0 in s for s in sizes):
         return None
-    price = {"cpu": _onednn_cost, "cuda": _cudnn_cost}.get(x.device.type)
+    price = {"cpu": _onednn_cost, "cuda": cudnn_cost}.get(x.device.type)
     cost = None if price is None else price(sizes, x, transposed, groups)
     if cost is None:
         return None
@@ -78,8 +81,8 @@ def _onednn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups
     return (WEIGHT_NS * prod(weight) - saved) * x.element_size()
 
 
-def _cudnn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int) -> float | None:
-    """The same for cuDNN."""
+def cudnn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int) -> float | None:
+    """Nanoseconds that cuDNN takes more channels-last, for `sizes` of input `x`, weight and result; None where it is no choice."""
     cudnn = torch.backends.cudnn
     # without a GPU's build of torch, a graph for one is compiled for any
     if torch.version.hip is not None or not cudnn.enabled or (torch.version.cuda is not None and not cudnn.is_available()):
@@ -102,6 +105,19 @@ def _cudnn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups:
     return -(saved + (GPU_CALL_NS if rate > 0 else 0.0))
 
 
+def cudnn_gradient_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int, wanted: Sequence[bool]) -> float | None:
+    """The same for the gradients of input and weight that are `wanted`; each saves about what the convolution itself does (20 shapes of the
+    same networks)."""
+    cost = cudnn_cost(sizes, x, transposed, groups)
+    if cost is None:
+        return None
+    source, weight, result = sizes
+    by_weight = cost
+    if weight[1] == 1 and groups > 1 and prod(weight[2:]) > 25 and x.dtype == torch.float32:
+        by_weight = -GPU_WIDE_WINDOW_NS * (prod(source) + prod(result)) * x.element_size()
+    return wanted[0] * cost + wanted[1] * by_weight
+
+
 def _uses_tf32() -> bool:
     """Whether float32 convolutions of cuDNN may round to TF32."""
     convolutions = getattr(torch.backends.cudnn, "conv", None)
@@ -118,7 +134,8 @@ def _last(b: Importer, t: torch.Tensor) -> Attribute:
     return b.layout((h * w * c, ONE, w * c, c))
 
 
-def _hints(t: torch.Tensor) -> list[int] | None:
+def size_hints(t: torch.Tensor) -> list[int] | None:
+    """The sizes of a tensor, of symbols the example's; None where one has none."""
     found: list[int] = []
     for s in t.shape:
         hint = s if isinstance(s, int) else s.node.hint
