@@ -180,7 +180,7 @@ class _Problem:
         return {n for n in self.cut.room if isinstance(n, Node) and n not in rows}
 
     def _owner(self, node: Node, fixed: bool = False) -> object:
-        """Who decides how the result of a node lies: an operator with a choice, or a side; `fixed`: how it lies before anything is chosen."""
+        """Who decides how the result of a node lies: an operator with a choice, or a side; `fixed`: how it lies before a choice."""
         source, side = _source(node), _side(_tensor(node))
         if side == _ROWS and not fixed and (source in self.costs or _follows(source)):
             return source
@@ -245,15 +245,16 @@ class _Rewrite:
         for given in node.all_input_nodes:
             if given not in self.changed or (then := self.before.get(given)) is None:
                 continue
-            order = sorted(range(then.dim()), key=lambda k: then.stride(k), reverse=True)  # noqa: B023
-            if then.is_contiguous() or any(not isinstance(n, int) for n in then.stride()):
+            steps = then.stride()
+            order = sorted(range(then.dim()), key=steps.__getitem__, reverse=True)
+            if then.is_contiguous() or any(not isinstance(n, int) for n in steps):
                 laid_out = self._clone(given, torch.contiguous_format)
             else:
                 turned = self._call(aten.permute.default, given, order)
                 back = [order.index(k) for k in range(len(order))]
                 laid_out = self._call(aten.permute.default, self._clone(turned, torch.contiguous_format), back)
             node.replace_input_with(given, laid_out)
-            if laid_out.meta["val"].stride() != then.stride():
+            if laid_out.meta["val"].stride() != steps:
                 self.changed.add(laid_out)
 
     def _clone(self, given: Any, memory_format: torch.memory_format) -> Node:

@@ -1,5 +1,5 @@
-"""Convolutions of training graphs channels-last. The decision is one for GPUs; taken on the CPU, whose library runs either order, what comes
-out of it is compared with eager."""
+"""Convolutions of training graphs channels-last. The decision is one for GPUs; taken on the CPU, whose library runs either order, what
+comes out of it is compared with eager."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from stepwell.lowering import training_layouts
-from stepwell.lowering.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import layout_choices
-from stepwell.tools.counters import counters
 from torch import nn
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from stepwell.lowering import training_layouts
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import layout_choices
+from stepwell.tools.counters import counters
 
 aten = torch.ops.aten
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
@@ -62,10 +63,10 @@ X, V, W = torch.empty(8, 64, 56, 56), torch.empty(64, 64, 3, 3), torch.empty(64,
 def test_ly_06_forward_and_backward_are_on_the_side_where_the_tensor_cores_are(monkeypatch):
     gm = joint_graph(two, X.bfloat16(), V.bfloat16(), W.bfloat16())
     assert sides(gm) == ["last"] * 4
-    # one copy of each argument, and of what the caller gets: nothing between
+    # one copy of each argument and of each gradient: nothing between, and the last ReLU stores by rows what it reads
     clones = [n for n in gm.graph.nodes if n.target is aten.clone.default]
     assert len([n for n in clones if n.args[0].op == "placeholder"]) == 3  # x and both weights; the ReLU reads the gradient by rows
-    assert len(clones) == 3 + 4
+    assert len(clones) == 3 + 3
     for node in gm.graph.output_node().args[0]:
         assert node.meta["val"].is_contiguous()
     assert sides(joint_graph(two, X, V, W)) == ["last"] * 4
@@ -149,7 +150,7 @@ def test_the_choice_can_be_left_out(monkeypatch):
     counters.clear()
     net = torch.compile(nn.Conv2d(4, 8, 3), backend="stepwell", options={"cache": "off", "disable_passes": ["loop-layout"]})
     net(torch.randn(2, 4, 8, 8)).sum().backward()
-    assert counters["training_layouts"] == 0
+    assert "training_layouts" not in counters
 
 
 def test_on_a_gpu_the_gradient_of_a_bias_is_a_nest():
