@@ -68,12 +68,11 @@ class LoopLayout(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Writes the choices on the calls and nests of the module's functions."""
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
-            calls = [e for e in func.body.block.ops if isinstance(e, nd.ExternOp) and CHOICES in e.attributes]
-            if calls:
-                self._function(func, symbol_hints(op), PRICES[self.target])
+            problem = _Problem(func, symbol_hints(op), PRICES[self.target])
+            if problem.nodes and (problem.costs or _LAST in problem.owner.values()):
+                self._function(problem)
 
-    def _function(self, func: FuncOp, hints: Mapping[str, int], prices: Prices) -> None:
-        problem = _Problem(func, hints, prices)
+    def _function(self, problem: _Problem) -> None:
         rows = problem.cut.side_of(_ROWS)
         chosen = 0
         for op in problem.nodes:
