@@ -120,7 +120,10 @@ class _Problem:
         self.strides = [a.data.get("nd.layout") if isinstance(a, DictionaryAttr) else None for a in results]
         self._arguments(func)
         ops = list(func.body.block.ops)
-        fixed = {v for op in ops if isinstance(op, (ReturnOp, nd.UpdateOp)) for v in op.operands}
+        fixed = {v: _ROWS for op in ops if isinstance(op, (ReturnOp, nd.UpdateOp)) for v in op.operands}
+        for op in ops:
+            if isinstance(op, ReturnOp):
+                fixed |= {v: self._side(v, s) for v, s in zip(op.operands, self.strides, strict=False)}
         for op in ops:
             if isinstance(op, nd.ExternOp):
                 self._call(op)
@@ -189,14 +192,15 @@ class _Problem:
         for result in op.results:
             self._own(result, op)
 
-    def _nest(self, op: loop.NestOp, fixed: set[SSAValue]) -> None:
+    def _nest(self, op: loop.NestOp, fixed: Mapping[SSAValue, str]) -> None:
         big = [k for k, r in enumerate(op.results) if isinstance(r.type, TensorType) and r.type.rank == 4]
         free = [k for k in big if op.results[k] not in fixed and isinstance(op.outs[k].owner, loop.EmptyOp)]
         chooses = bool(big) and len(free) == len(big)
         if chooses:
             self.nodes.append(op)
         for k in big:
-            self._own(op.results[k], op if chooses else _ROWS)
+            self._own(op.results[k], op if chooses else fixed.get(op.results[k], _ROWS))
+        stored = op if chooses else fixed.get(op.results[big[0]], _ROWS) if big else _ROWS
         accesses = list(_accesses(op))
         store = next((a for a in accesses if a.stores and a.shaped in [op.out_args[k] for k in big]), None)
         last = next((a for a in accesses if a.stores and a.index), None)
@@ -212,9 +216,9 @@ class _Problem:
                 continue
             if store is not None and len(store.index) == 4:
                 along, across = (_moves(a, store, 3, 3), _moves(a, store, 1, 1)), (_moves(a, store, 3, 1), _moves(a, store, 1, 3))
-                side = (op if chooses else _ROWS) if all(along) else None
+                side = stored if all(along) else None
                 if side is None and all(across) and not chooses:
-                    side = _LAST
+                    side = _LAST if stored == _ROWS else _ROWS
             else:
                 side = None if last is None else _ROWS if _moves(a, last, 3, -1) else _LAST if _moves(a, last, 1, -1) else None
             if side is not None:

@@ -100,6 +100,17 @@ def test_normalised_planes_stay_by_rows():
     assert sides(joint_graph(norms, X.bfloat16(), V.bfloat16(), W.bfloat16())) == ["rows"] * 4
 
 
+def test_narrow_pixels_stay_by_rows():
+    """What is normalised over 16 channels is read in pieces of 32 bytes; two convolutions without anything between do not mind."""
+    x, w, v = torch.empty(64, 16, 112, 112).bfloat16(), torch.empty(16, 1, 3, 3).bfloat16(), torch.empty(16).bfloat16()
+
+    def normalised(x, w, v):
+        return F.batch_norm(F.conv2d(x, w, padding=1, groups=16), None, None, v, v, True).relu()
+
+    assert sides(joint_graph(normalised, x, w, v))[0] == "rows"
+    assert sides(joint_graph(lambda x, w: F.conv2d(F.conv2d(x, w, padding=1, groups=16), w, padding=1, groups=16), x, w)) == ["last"] * 4
+
+
 class Net(nn.Module):
     """Normalisation, pools, a residual sum, parts side by side, resampling, a view, a depthwise and a transposed convolution."""
 
@@ -124,6 +135,7 @@ class Net(nn.Module):
 def test_as_eager(monkeypatch, sizes, dynamic):
     """LY-01: values, gradients and strides, with every convolution made to be channels-last."""
     monkeypatch.setattr(layout_choices, "GPU_CALL_NS", 1e7)
+    monkeypatch.setattr(training_layouts, "_PLANES", frozenset())
     torch.manual_seed(0)
     net = Net()
     reference, x = copy.deepcopy(net), torch.randn(sizes)
