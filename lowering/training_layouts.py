@@ -158,7 +158,7 @@ class _Problem:
                     self._pay(n, node, self.prices.across)
                     t = _tensor(n)
                     if t is not None and _side(t) == _ROWS and not statically_known_true(t.shape[1] * t.element_size() >= _WIDE):
-                        self.cut.edge(node, _ROWS, NARROW_NS * self._bytes(t))
+                        self._pay(n, _ROWS, NARROW_NS)
             elif node.target is not operator.getitem and node.target not in _READING:
                 for n in node.all_input_nodes:
                     self._pay(n, self._owner(n, fixed=True), self.prices.copy, self.prices.launch)
