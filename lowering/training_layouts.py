@@ -51,12 +51,12 @@ _READING = frozenset((
 """Operators that read either order as well, and whose result is whatever comes out."""
 
 _PLANES = frozenset((aten.native_group_norm.default, aten.native_group_norm_backward.default))
-"""Operators for which pixels next to each other are worth more than convolutions save (a U-Net's step in bf16: 18.0 ms by rows, 25.1 with its
-convolutions channels-last, 18.6 with those that no group norm reads or feeds)."""
+"""Operators for which pixels next to each other are worth more than convolutions save (a U-Net's step in bf16: 18.0 ms by rows,
+25.1 with its convolutions channels-last, 18.6 with those that no group norm reads or feeds)."""
 
 _WIDE, NARROW_NS = 128, 4e-3
-"""Nests read and write channels-last in pieces as long as the channels of a pixel: what they take more, in nanoseconds a byte, where that is
-less than so many bytes (a batch norm's gradient over 16 channels of 112 x 112 pixels, 450 us for 100 MB)."""
+"""Nests read and write channels-last in pieces as long as the channels of a pixel: what they take more, in nanoseconds a byte,
+where that is less than so many bytes (a batch norm's gradient over 16 channels of 112 x 112 pixels, 450 us for 100 MB)."""
 
 
 def choose_training_layouts(gm: GraphModule) -> int:
