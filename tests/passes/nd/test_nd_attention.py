@@ -64,7 +64,7 @@ def test_it_is_one_call_with_the_values_of_eager(fn, dtype, shape):
     want = fn(*args)
     (graph,) = stepwell.explain(fn, *args).graphs
     kinds = [s.kind for s in graph.steps]
-    assert kinds == ["call"] or kinds == ["call", "nest"], "the library's call may need a copy with the strides that the caller sees in eager"
+    assert kinds == ["call"] or kinds == ["call", "nest"], "the library may need a copy with the strides that the caller sees in eager"
     assert got.stride() == want.stride() and got.dtype == want.dtype
     check_errors(got, want, fn, args)
 
