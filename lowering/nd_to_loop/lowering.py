@@ -29,7 +29,8 @@ ZERO, ONE = as_expr(0), as_expr(1)
 @dataclass(frozen=True)
 class Value:
     """Where the elements of an `nd` value come from: element `index` is element map(index) of `root`, which is a tensor of the new
-    function or an inline op (see INLINE in passes/loop/repeat_find.py) of the old one."""
+    function (of f16 or bf16, say, for a value of f32 that is cast from one: the same in their compute type) or an inline op (see INLINE
+    in passes/loop/repeat_find.py) of the old one."""
 
     root: SSAValue | Operation
     map: IndexMap
@@ -262,7 +263,7 @@ class Lowering:
         root = value.root
         if isinstance(root, nd.PadOp) and root.result is not old and tensor_type(root.result).numel is tensor_type(old).numel:
             root = self.tensor(root.result)  # stored once for all that view it, in whatever order
-        if isinstance(root, SSAValue):
+        if isinstance(root, SSAValue) and tensor_type(root).element_type == tensor_type(old).element_type:
             view = nd.IndexViewOp.create(operands=[root], result_types=[old.type], properties={"map": IndexMapAttr.get(value.map)})
             self.block.add_op(view)
             found = view.results[0]

@@ -82,8 +82,8 @@ def _fma(low: Lowering, op: FmaOp) -> None:
 
 def _cast(low: Lowering, op: CastOp) -> None:
     source, target = tensor_type(op.input).element_type, tensor_type(op.result).element_type
-    if source == target:
-        low.values[op.result] = low.values[op.input]
+    if source == target or (source in LOW_PRECISION and target == f32):
+        low.values[op.result] = low.values[op.input]  # whose elements are read in their compute type, f32, and stored in half of it
         return
     low.compute(op, lambda b, index: scalars.cast(b, _operands(low, op, b, index)[0], source, target))
 
@@ -444,7 +444,7 @@ def _divisions(e: Expr) -> list[FloorDiv | Mod]:
 def _contract_operand(low: Lowering, x: SSAValue, access: IndexMap, sizes: Sequence[Expr]) -> tuple[SSAValue, IndexMap]:
     """A tensor and the map of a contraction's indices (over `sizes`, then the depth) into it; views are absorbed when they stay linear."""
     value = low.values[x]
-    if isinstance(value.root, SSAValue):
+    if isinstance(value.root, SSAValue) and tensor_type(value.root).element_type == tensor_type(x).element_type:
         ranges = {**low.symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(sizes)}}
         seen = value.map.compose(access).simplify(RangeEnv(ranges))
         if not any(e.has_div for e in seen.results):
