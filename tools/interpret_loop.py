@@ -23,6 +23,7 @@ from ..dialects.nd_base import prop
 from ..dialects.nd_types import LayoutAttr, TensorType
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
+from ..targets.host.python_runtime import reinterpret
 from .interpret_batch import run_batch
 from .interpret_kernels import kernel_module, run_user_kernel
 from .interpret_nd import NdInterpreter, call_arguments, find_operator
@@ -154,10 +155,10 @@ class LoopInterpreter(NdInterpreter):
     def view(self, op: mem.ViewOp) -> None:
         t, source = op.result.type, self.values[op.input]
         assert isinstance(t, mem.BufferType)
-        start = self.starts[op.result] = self.starts[op.input]
-        self.values[op.result] = source.as_strided(
-            self.sizes(t.dims), self.sizes(t.stride_exprs), start + self.size(t.offset_expr)
-        )
+        dtype = TORCH_DTYPES[t.element_type]
+        start = self.starts[op.result] = self.starts[op.input] * source.itemsize // dtype.itemsize
+        place = start + self.size(t.offset_expr) - source.storage_offset() * source.itemsize // dtype.itemsize
+        self.values[op.result] = reinterpret(source, tuple(self.sizes(t.dims)), tuple(self.sizes(t.stride_exprs)), dtype, place)
 
     def extern(self, op: mem.ExternOp) -> None:
         """A library call on buffers; results get the strides of their types."""
@@ -280,4 +281,5 @@ def _as_seen(
         return torch.empty_strided(results[k].shape, strides, dtype=results[k].dtype).copy_(results[k])
     kind, place = alias.split()
     base = given[int(place)] if kind == "arg" else results[int(place)]
-    return base.as_strided(results[k].shape, strides, base.storage_offset() + evaluate(layout.offset_expr, run.symbols))
+    offset = evaluate(layout.offset_expr, run.symbols)
+    return reinterpret(base, tuple(results[k].shape), tuple(strides), results[k].dtype, offset)

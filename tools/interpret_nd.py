@@ -25,6 +25,7 @@ from ..dialects.nd_types import LayoutAttr, TensorType
 from ..dialects.special import ORTHOGONAL_POLYNOMIALS
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
+from ..targets.host.python_runtime import reinterpret
 from .interpret_batch import run_batch, run_call
 from .interpret_kernels import run_user_kernel
 from .philox import random_numbers
@@ -162,8 +163,8 @@ def _results(run: NdInterpreter, func: FuncOp, op: ReturnOp, given: Sequence[Any
         if alias is not None:
             kind, place = alias.data.split()  # pyright: ignore[reportAttributeAccessIssue]
             base = given[int(place)] if kind == "arg" else results[int(place)]
-            offset = base.storage_offset() + run.size(layout.offset_expr)  # pyright: ignore[reportAttributeAccessIssue]
-            results[k] = base.as_strided(results[k].shape, strides, offset)
+            offset = run.size(layout.offset_expr)  # pyright: ignore[reportAttributeAccessIssue]
+            results[k] = reinterpret(base, tuple(results[k].shape), tuple(strides), results[k].dtype, offset)
         else:
             fresh = torch.empty_strided(results[k].shape, strides, dtype=results[k].dtype, device=results[k].device)
             results[k] = fresh.copy_(results[k])

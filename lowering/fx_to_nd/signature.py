@@ -179,16 +179,14 @@ class Results:
         if base is not node and val.layout == torch.strided and (_overlaps(val) or base in self.shared):
             self._tensor(base, self.b.env[base])  # shown as the view that it is: the base becomes a result too
         alias, base_val = self._alias(base)
-        if alias and (base_val.dtype != val.dtype or not self._offset_known(val)):
-            alias = ""  # as another element type the offset of the base need not be whole
+        offset = _offset_in(base_val, val) if alias else 0
+        if offset is None or not self._offset_known(val):
+            alias = ""
         if val.layout == torch.strided:
             own = self.b.sizes(val.stride() if strides is None or alias else strides)
             if not alias and _overlaps(val):  # nothing to be a view of: memory of its own
                 own = strides_contiguous(self.b.sizes(val.shape))
-            offset = 0
-            if alias and base_val is not None:
-                offset = self.b.size_of(val.storage_offset()) - self.b.size_of(base_val.storage_offset())
-            attrs["nd.layout"] = self.b.layout(own, self.b.size_of(offset))
+            attrs["nd.layout"] = self.b.layout(own, self.b.size_of(offset if alias else 0))
         if alias:
             attrs["nd.alias"] = StringAttr(alias)
         elif base is not node:
@@ -248,6 +246,19 @@ def _shared_roots(outputs: Iterable[Node]) -> set[Node]:
         and isinstance(val := base.meta.get("val"), torch.Tensor)
         and val.layout == torch.strided
     }
+
+
+def _offset_in(base: torch.Tensor, view: torch.Tensor) -> Any:
+    """Where a view of `base`, perhaps of another element type, starts behind it, in elements of its own; None when that need not be
+    whole."""
+    if base.layout != torch.strided or view.layout != torch.strided:
+        return 0
+    if base.dtype == view.dtype:
+        return view.storage_offset() - base.storage_offset()
+    start = base.storage_offset()
+    if not isinstance(start, int) or start * base.itemsize % view.itemsize:
+        return None
+    return view.storage_offset() - start * base.itemsize // view.itemsize
 
 
 def _overlaps(val: torch.Tensor) -> bool:

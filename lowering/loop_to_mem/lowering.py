@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xdsl.dialects.builtin import StringAttr
-from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Operation, SSAValue, Use
 from xdsl.rewriter import Rewriter
 
 from ...dialects import loop, mem, nd
@@ -204,9 +204,12 @@ class Lowering:
     # ---- nests
 
     def empty(self, op: loop.EmptyOp) -> None:
-        """A tensor without contents gets memory here only when something else than a nest's outs uses it."""
-        if not all(_is_out(use.operation, use.index) for use in op.result.uses):
+        """A tensor without contents gets memory here only when something else than a nest's outs, or a result that is a view, uses it."""
+        if not all(_is_out(use.operation, use.index) or self._is_view_result(use) for use in op.result.uses):
             self.place(op.result, self.alloc(self.layouts.buffer_type(op.result), op.result.name_hint))
+
+    def _is_view_result(self, use: Use) -> bool:
+        return isinstance(use.operation, ReturnOp) and self.live.alias(use.index) is not None
 
     def nest(self, op: loop.NestOp | loop.ContractOp) -> None:
         """A nest or contraction: choose a buffer for each out, then give it the form without results."""

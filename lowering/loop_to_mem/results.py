@@ -11,8 +11,9 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import mem, nd
+from ...dialects.expr import ZERO, floordiv
 from ...dialects.mem import BufferType
-from ...dialects.nd_types import LayoutAttr, TensorType
+from ...dialects.nd_types import LayoutAttr, TensorType, element_bytes
 from ...passes.errors import PassError
 from .layouts import same_strides
 from .lowering import OUTPUT, PASS, Lowering
@@ -57,6 +58,8 @@ def _own_result(low: Lowering, k: int, value: SSAValue) -> SSAValue:
         reason = "the caller gets it twice"
     elif not storage.exclusive:
         reason = "the caller gets it, and it may share its memory"
+    elif t.offset_expr is not ZERO and _is_seen_otherwise(low, k, t):
+        reason = "the caller gets it as another element type too, and it may start between elements of that"
     elif not same_strides(t.dims, t.stride_exprs, strides, low.env):
         reason = f"the caller gets it with strides [{', '.join(map(str, strides))}]"
     if reason is None:
@@ -77,6 +80,16 @@ def _base(low: Lowering, k: int) -> str:
     return found.data if isinstance(found, StringAttr) else ""
 
 
+def _is_seen_otherwise(low: Lowering, k: int, t: BufferType) -> bool:
+    """Whether another result is the memory of result `k` with a larger element type."""
+    results = low.func.function_type.outputs.data
+    return any(
+        low.live.alias(other) == f"result {k}" and element_bytes(result.element_type) > element_bytes(t.element_type)
+        for other, result in enumerate(results)
+        if isinstance(result, (TensorType, BufferType))
+    )
+
+
 def _aliased_result(low: Lowering, op: Operation, k: int, alias: str, values: list[SSAValue]) -> SSAValue:
     """Result `k`, a view of an argument or of an earlier result: "arg 2", "result 0"."""
     what, _, number = alias.partition(" ")
@@ -89,7 +102,9 @@ def _aliased_result(low: Lowering, op: Operation, k: int, alias: str, values: li
     t = op.operands[k].type
     assert isinstance(base.type, BufferType) and isinstance(t, (TensorType, BufferType))
     layout = low.live.result_attrs[k].get("nd.layout")
-    offset = base.type.offset_expr + layout.offset_expr if isinstance(layout, LayoutAttr) else base.type.offset_expr
+    offset = floordiv(base.type.offset_expr * element_bytes(base.type.element_type), element_bytes(t.element_type))
+    if isinstance(layout, LayoutAttr):
+        offset = offset + layout.offset_expr
     strides = low.layouts.result_strides(k, TensorType.get(t.dims, t.element_type, t.device.data))
     return low.view(base, BufferType.get(t.dims, t.element_type, strides, offset, t.device.data))
 

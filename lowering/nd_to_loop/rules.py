@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import ArrayAttr, IntegerType, StringAttr, UnitAttr, f32, i1, i64
-from xdsl.dialects.func import CallOp, ReturnOp
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerType, StringAttr, UnitAttr, f32, i1, i64
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop, nd
@@ -502,7 +502,19 @@ def _update(low: Lowering, op: nd.UpdateOp) -> None:
 
 
 def _return(low: Lowering, op: ReturnOp) -> None:
-    low.add(ReturnOp.create(operands=[low.tensor(x) for x in op.operands]), op)
+    values = [low.empty(x.type) if _is_reinterpreted(op, k) else low.tensor(x) for k, x in enumerate(op.operands)]
+    low.add(ReturnOp.create(operands=values), op)
+
+
+def _is_reinterpreted(op: ReturnOp, k: int) -> bool:
+    """Whether result `k` is the memory of an earlier result seen as another element type: nothing is computed for it."""
+    func = op.parent_op()
+    attrs = func.res_attrs.data if isinstance(func, FuncOp) and func.res_attrs is not None else ()
+    attr = attrs[k].data.get("nd.alias") if k < len(attrs) and isinstance(attrs[k], DictionaryAttr) else None
+    what, _, number = attr.data.partition(" ") if isinstance(attr, StringAttr) else ("", "", "")
+    if what != "result" or not number.isdigit() or int(number) >= k:
+        return False
+    return tensor_type(op.operands[int(number)]).element_type != tensor_type(op.operands[k]).element_type
 
 
 RULES: dict[type[Operation], Rule] = {

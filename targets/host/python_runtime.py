@@ -103,11 +103,12 @@ def copy_strided(value: Any, sizes: tuple[int, ...], strides: tuple[int, ...]) -
     return made.copy_(value)
 
 
-def reinterpret(value: Any, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str, offset: int) -> Any:
-    """A tensor over the storage of another; `offset` counts elements of `dtype` from the other's first element."""
+def reinterpret(value: Any, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: Any, offset: int) -> Any:
+    """A tensor over the storage of another, of a dtype of torch or one that torch has under a name ("" for the same); `offset` counts its
+    elements from the other's first one."""
     import torch
 
-    wanted = getattr(torch, dtype) if dtype else value.dtype
+    wanted = (getattr(torch, dtype) if dtype else value.dtype) if isinstance(dtype, str) else dtype
     first = value.storage_offset() * value.dtype.itemsize // wanted.itemsize + offset
     return torch.empty(0, dtype=wanted, device=value.device).set_(value.untyped_storage(), first, sizes, strides)
 

@@ -85,6 +85,79 @@ def test_results_lie_where_eager_has_them(program, dynamic, layout):
             )
 
 
+def both_parts(z):
+    y = z * 2
+    return y.real, y.imag
+
+
+def a_value_and_its_imaginary_part(z):
+    y = z * 2
+    part = y.imag[1:]
+    part.add_(1)
+    return part, y
+
+
+def real_numbers_of_pairs(z):
+    y = z + 1
+    return torch.view_as_real(y), y, y[1:, ::2]
+
+
+def pairs_of_real_numbers(z):
+    y = torch.view_as_real(z) + 1
+    return y, torch.view_as_complex(y), torch.view_as_complex(y)[1:]
+
+
+def bits_of_all_widths(z):
+    y = z.real + 1
+    return y, y.view(torch.int32).t(), y.view(torch.int16)[1:], y.view(torch.uint8)
+
+
+def bits_of_a_hidden_value(z):
+    y = (z.real + 1).contiguous()
+    return y.view(torch.int32), y.view(torch.int16)[1:]
+
+
+REINTERPRETING = [
+    both_parts, a_value_and_its_imaginary_part, real_numbers_of_pairs, pairs_of_real_numbers, bits_of_all_widths, bits_of_a_hidden_value
+]  # fmt: skip
+
+
+def bits(x):
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("sizes", "host"), [((6, 4), ""), ((6, 4), "python"), ((1, 2), ""), ((3, 0), "")], ids=str)
+@pytest.mark.parametrize("program", REINTERPRETING, ids=lambda f: f.__name__)
+def test_results_seen_as_other_element_types_share_memory(program, sizes, dynamic, host, monkeypatch):
+    """MUT-07: what is written to a view of another element type shows in what it is a view of, and in all other views."""
+    torch._dynamo.reset()
+    if host:
+        monkeypatch.setenv("STEPWELL_HOST", host)
+    z = torch.randn(sizes, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    want, got = program(z.clone()), torch.compile(program, backend="stepwell", dynamic=dynamic)(z.clone())
+    for k, (a, b) in enumerate(zip(got, want, strict=True)):
+        assert (a.dtype, a.shape, a.stride(), a.storage_offset()) == (b.dtype, b.shape, b.stride(), b.storage_offset())
+        a.fill_(k + 3), b.fill_(k + 3)
+        for c, d in zip(got, want, strict=True):
+            assert torch.equal(bits(c), bits(d))
+
+
+def test_a_value_that_lies_inside_of_another_moves_where_its_bits_are_a_result():
+    """MUT-07: a float in the middle of eight bytes cannot be the start of an integer of eight."""
+
+    def program(x):
+        y = (x + 1)[1:].clone()
+        return y, y.view(torch.int64)
+
+    x = torch.randn(5)
+    torch._dynamo.reset()
+    y, whole = torch.compile(program, backend="stepwell")(x)
+    assert torch.equal(y, program(x)[0])
+    whole.zero_()
+    assert not y.any()
+
+
 def test_a_size_that_guards_say_is_one_broadcasts():
     def program(x, mask):
         y = x.chunk(2, 1)[-1].chunk(2, 0)[-1].relu()
