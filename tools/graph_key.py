@@ -48,14 +48,11 @@ def graph_key(gm: GraphModule, kind: str, border: Border | None, options: Option
 
 
 def settings_key(options: Options) -> str:
-    """Everything but the graph: options, passes of users, environment. Raises Uncacheable."""
+    """Everything but the graph, its devices and what users have for them: options, environment. Raises Uncacheable."""
     if options.no_fuse or options.fuse or options.tile or options.loop_order:
         raise Uncacheable("wishes for single nests are given")
     writer = Writer()
     writer.value([(f.name, getattr(options, f.name)) for f in fields(options) if f.name not in {*QUIET, *OUTSIDE, "passes"}])
-    user = sys.modules.get(f"{__name__.partition('.')[0]}.passes.user")  # where nobody has imported it, nothing is registered
-    if options.passes or (user is not None and user.registered()):
-        writer.value(_pipeline_fingerprint("cpu", options))
     writer.value((torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()))
     if options.autotune or (options.tune_unsure and torch.cuda.is_initialized()):
         writer.value([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())])
@@ -232,7 +229,10 @@ class Writer:
         self.parts.append(repr(sorted((str(s), n) for s, n in hints.items())))
 
     def targets(self, options: Options) -> None:
-        """What the devices that were met are compiled by, and the kinds of GPUs."""
+        """What the devices that were met are compiled by, with passes of users, and the kinds of GPUs."""
+        user = sys.modules.get(f"{__name__.partition('.')[0]}.passes.user")  # where nobody has imported it, nothing is registered
+        if options.passes or (user is not None and user.registered()):
+            self.user_passes(options)
         targets = sys.modules.get(f"{__name__.partition('.')[0]}.targets.target")  # where nobody has imported it, nothing is registered
         if targets is not None:
             for kind in sorted({d.partition(":")[0] for d in self.devices}):
@@ -245,6 +245,18 @@ class Writer:
 
             self.parts += [f"{device_target(device).name} {device_multiprocessors(device)}" for device in devices]
 
+
+    def user_passes(self, options: Options) -> None:
+        """The pipelines of the devices, with what users have put into them. A stage that only one of them has is no error of another."""
+        from ..passes.errors import PipelineError
+        from ..passes.pipelines import DEVICES
+
+        kinds = {d.partition(":")[0] for d in self.devices} or {"cpu"}
+        for name in sorted({DEVICES.get(kind, DEVICES["cpu"]) for kind in kinds}):
+            try:
+                self.value((name, _pipeline_fingerprint(name, options)))
+            except PipelineError:
+                self.value((name, None))
 
     def target(self, target: Target, kind: str, options: Options) -> None:
         """A target of a user's, for a kind of device."""

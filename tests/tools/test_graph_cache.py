@@ -268,6 +268,37 @@ def test_passes_of_users(tmp_path):
     assert run(scaled, X, Y)[1] == (0, 1, 0)
 
 
+def test_passes_of_users_count_where_their_stage_is(tmp_path):
+    """FXC-02: a pass for GPUs changes the keys of graphs on GPUs, and no others."""
+    from stepwell.tools.graph_key import Writer
+    from stepwell.tools.options import Options
+
+    def key(device, options):
+        writer = Writer()
+        writer.devices.update(device)
+        writer.user_passes(options)
+        return writer.digest()
+
+    def load(body):
+        file = tmp_path / "my_tt_pass.py"
+        file.write_text(PASS.format(body=body))
+        spec = importlib.util.spec_from_file_location("my_tt_pass", file)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules["my_tt_pass"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.Nothing
+
+    devices = (("cpu",), ("cuda:0",), ("cpu", "cuda:1"))
+    plain = [key(d, Options()) for d in devices]
+    with_option = [key(d, Options(passes={"tt": [load("pass")]})) for d in devices]
+    assert len({*plain[1:], *with_option[1:]}) == 4
+    stepwell.register_pass("tt", load("pass"))
+    registered = [key(d, Options()) for d in devices]
+    assert registered[0] == plain[0] and registered[1] == with_option[1]
+    stepwell.register_pass("tt", load("return"))
+    assert key(("cuda:0",), Options()) not in (registered[1], plain[1])
+
+
 def test_a_pass_whose_source_does_not_say_everything(caplog):
     """FXC-03, FXC-04"""
     seen = []
