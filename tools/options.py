@@ -268,33 +268,63 @@ def make_options(mode: str | None = None, options: Mapping[str, Any] | None = No
     return Options(**{**_from_environment(), **given})
 
 
-VARIABLES = (
-    *(f"STEPWELL_{f.name.upper()}" for f in fields(Options)), "STEPWELL_CACHE_DIR", "STEPWELL_CPU", "STEPWELL_HOST", "STEPWELL_INTERPRET",
-)  # fmt: skip
+_OPTION_VARIABLES = tuple(f"STEPWELL_{f.name.upper()}" for f in fields(Options))
+VARIABLES = (*_OPTION_VARIABLES, "STEPWELL_CACHE_DIR", "STEPWELL_CPU", "STEPWELL_HOST", "STEPWELL_INTERPRET")
 """The variables of the environment that stepwell reads."""
 
 _WORDS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
 
+def _allowed() -> dict[str, Sequence[str]]:
+    """What the variables that are no options take."""
+    from ..targets.cpu.features import TARGETS
+    from ..targets.host.selftest import HOSTS
+
+    return {"STEPWELL_CPU": TARGETS, "STEPWELL_HOST": HOSTS}
+
+
+def _is_variable(name: str) -> bool:
+    """Whether an option can be set by a variable: those that are a word or yes or no."""
+    return bool({str, bool} & set(_TYPES[name])) and name != "pipeline"
+
+
 def _from_environment() -> dict[str, Any]:
     """The options that variables of the environment set: STEPWELL_<OPTION> for those that are a word or yes or no. One with another value
     is said once and taken out of the environment, so that processes made later do not say it again. So is one whose name is nearly that of
-    a variable."""
+    a variable, and one of an option that no variable sets."""
     found: dict[str, Any] = {}
-    for name in [name for name in os.environ if name.startswith("STEPWELL_") and name not in VARIABLES]:
+    given = [name for name in os.environ if name.startswith("STEPWELL_")]
+    for name in [name for name in given if name not in VARIABLES]:
         if near := difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.85):
             log.error("there is no variable %s; did you mean %s?", name, near[0])
             del os.environ[name]
+    if {"STEPWELL_CPU", "STEPWELL_HOST"} & set(given):
+        for name, words in _allowed().items():
+            _accepted(name, words)
     for f in fields(Options):
         variable, types = f"STEPWELL_{f.name.upper()}", _TYPES[f.name]
         text = os.environ.get(variable)
-        if not text or not {str, bool} & set(types) or f.name in ("pipeline", "cache_limit"):
+        if not text or f.name == "cache_limit":
             continue
-        choices = f.metadata.get("choices")
-        known = tuple(_WORDS) if bool in types else choices
-        if known and text.lower() not in known:
-            log.error("the variable %s is %r; it takes %s; the default is used", variable, text, ", ".join(known))
+        if not _is_variable(f.name):
+            log.error("no variable sets the option %s: %s is ignored; give it to torch.compile(..., options=...)", f.name, variable)
             del os.environ[variable]
             continue
-        found[f.name] = _WORDS[text.lower()] if bool in types else text.lower() if choices else text
+        choices = f.metadata.get("choices")
+        if f.name == "scheme":
+            from .compile_schemes import SCHEMES
+
+            choices = tuple(SCHEMES)
+        if _accepted(variable, tuple(_WORDS) if bool in types else choices):
+            found[f.name] = _WORDS[text.lower()] if bool in types else text.lower() if f.metadata.get("choices") else text
     return found
+
+
+def _accepted(variable: str, known: Sequence[str] | None) -> bool:
+    """Whether a variable has a value, one of `known` where that is given; another one is said and taken away."""
+    text = os.environ.get(variable)
+    if not text or not known or text in known or (variable in _OPTION_VARIABLES and text.lower() in known):
+        return bool(text)
+    log.error("the variable %s is %r; it takes %s; the default is used", variable, text, ", ".join(known))
+    del os.environ[variable]
+    return False

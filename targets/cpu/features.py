@@ -75,7 +75,7 @@ def target(name: str = "host") -> Target:
     `STEPWELL_CPU` in the environment names what "host" means, to try a narrower instruction set. ValueError for
     another name."""
     if name == "host":
-        name = os.environ.get("STEPWELL_CPU", "host")
+        name = os.environ.get("STEPWELL_CPU") or "host"
     if name == "host":
         return _host()
     if name not in _NAMED:

@@ -37,15 +37,19 @@ end:
 """
 
 
+HOSTS = ("native", "python")
+"""What STEPWELL_HOST takes; the first is the default."""
+
+
 def native_wanted() -> bool:
     """Whether programs get a native entry: the user did not choose otherwise (STEPWELL_HOST=python), the process has
     what it needs and the self-test passed. Code for another machine, which nothing can test here, gets one too. ValueError
     for another value of STEPWELL_HOST."""
     from ..cpu.features import is_runnable, target
 
-    choice = os.environ.get("STEPWELL_HOST", "native")
-    if choice not in ("native", "python"):
-        raise ValueError(f"STEPWELL_HOST is '{choice}'; known: native, python")
+    choice = os.environ.get("STEPWELL_HOST") or HOSTS[0]
+    if choice not in HOSTS:
+        raise ValueError(f"STEPWELL_HOST is '{choice}'; known: {', '.join(HOSTS)}")
     return choice == "native" and (not is_runnable(target()) or passes_selftest())
 
 
