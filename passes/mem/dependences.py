@@ -1,7 +1,8 @@
 """Which ops of a function at the memory level must keep their order: alias sets, reads after writes, writes after reads and writes.
 
 Two buffers are of one alias set when one is a view of the other or a library call says that its result is. Pieces of the arena that lie
-over each other are different values: only writes of the one wait for the other. Everything here only looks.
+over each other, and an output and the buffers that live in its memory before, are different values: only writes of the one wait for
+the other. Everything here only looks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, mem
+from ...dialects.expr import Expr, as_expr
 from ...dialects.nd_base import prop
 
 Kind = Literal["read after write", "write after read", "write after write"]
@@ -43,26 +45,30 @@ def alias_roots(func: FuncOp) -> dict[SSAValue, SSAValue]:
 
 
 def arena_neighbours(func: FuncOp) -> dict[SSAValue, list[tuple[SSAValue, bool]]]:
-    """For each buffer of the arena the other ones that lie over a part of its place, and whether it covers them; places that are no numbers
-    overlap all."""
-    placed = [(*_span(op), op.result) for op in func.body.block.ops if isinstance(op, mem.AllocOp) and op.at is not None]
+    """For each buffer with a place the other ones that lie over a part of it, and whether it covers them: in the arena those of the arena,
+    in the memory of an output (`home`) that output and what else lives in it. Places that are no numbers overlap all."""
+    blocks: dict[SSAValue | None, list[tuple[int, int, SSAValue]]] = {}
+    for op in func.body.block.ops:
+        if isinstance(op, mem.AllocOp) and op.at is not None:
+            blocks.setdefault(op.home, []).append((*_span(op.result, op.at.data), op.result))
     found: dict[SSAValue, list[tuple[SSAValue, bool]]] = {}
-    active: list[tuple[int, int, SSAValue]] = []
-    for start, end, buffer in sorted(placed, key=lambda p: p[:2]):
-        active = [one for one in active if one[1] > start]
-        for first, last, other in active:
-            found.setdefault(buffer, []).append((other, start <= first and last <= end))
-            found.setdefault(other, []).append((buffer, first <= start and end <= last))
-        if end > start:
-            active.append((start, end, buffer))
+    for home, placed in blocks.items():
+        own = [] if home is None else [(*_span(home, as_expr(0)), home)]
+        active: list[tuple[int, int, SSAValue]] = []
+        for start, end, buffer in sorted([*own, *placed], key=lambda p: p[:2]):
+            active = [one for one in active if one[1] > start]
+            for first, last, other in active:
+                found.setdefault(buffer, []).append((other, start <= first and last <= end))
+                found.setdefault(other, []).append((buffer, first <= start and end <= last))
+            if end > start:
+                active.append((start, end, buffer))
     return found
 
 
-def _span(op: mem.AllocOp) -> tuple[int, int]:
-    """The bytes of the arena that a buffer has; the whole arena where they are not known."""
-    t = op.result.type
-    assert isinstance(t, mem.BufferType) and op.at is not None
-    start, size = op.at.data.value, mem.buffer_bytes(t).value
+def _span(buffer: SSAValue, at: Expr) -> tuple[int, int]:
+    """The bytes of its block that a buffer at `at` has; all of it where they are not known."""
+    assert isinstance(buffer.type, mem.BufferType)
+    start, size = at.value, mem.buffer_bytes(buffer.type).value
     return (0, 1 << 62) if start is None or size is None else (start, start + size)
 
 

@@ -106,3 +106,28 @@ func.func @small(%x : !mem.buffer<4096 x f32>, %y : !mem.buffer<4096 x f32>) {
   }
   func.return
 }
+
+// An output is not written before what lives in its memory is read.
+// CHECK-LABEL: func.func @guest
+// CHECK-NOT: join
+func.func @guest(%x : !mem.buffer<32768 x f32>) -> (!mem.buffer<32768 x f32>, !mem.buffer<32768 x f32>) {
+  %y = mem.alloc {kind = "output"} : !mem.buffer<32768 x f32>
+  %a = mem.alloc %y {kind = "arena", at = 0} : (!mem.buffer<32768 x f32>) -> !mem.buffer<32768 x f32>
+  loop.nest (%i = 32768) outs(%o = %a : !mem.buffer<32768 x f32>) {
+    %v = loop.load %x[%i] : !mem.buffer<32768 x f32> -> f32
+    %w = math.exp %v : f32
+    loop.store %w, %o[%i] : f32, !mem.buffer<32768 x f32>
+  }
+  %z = mem.alloc {kind = "output"} : !mem.buffer<32768 x f32>
+  loop.nest (%i = 32768) outs(%o = %z : !mem.buffer<32768 x f32>) {
+    %v = loop.load %a[32767 - %i] : !mem.buffer<32768 x f32> -> f32
+    %w = math.exp %v : f32
+    loop.store %w, %o[%i] : f32, !mem.buffer<32768 x f32>
+  }
+  loop.nest (%i = 32768) outs(%o = %y : !mem.buffer<32768 x f32>) {
+    %v = loop.load %x[%i] : !mem.buffer<32768 x f32> -> f32
+    %w = math.sin %v : f32
+    loop.store %w, %o[%i] : f32, !mem.buffer<32768 x f32>
+  }
+  func.return %y, %z : !mem.buffer<32768 x f32>, !mem.buffer<32768 x f32>
+}

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from xdsl.context import Context
 from xdsl.dialects.func import FuncOp
+from xdsl.parser import Parser
 
-from stepwell.dialects import loop, mem
+from stepwell.dialects import load_dialects, loop, mem
 from stepwell.passes.mem.dependences import alias_roots, arena_neighbours, dependences
 from stepwell.tools.compile_graph import compile_graph
 from stepwell.tools.options import make_options
@@ -74,6 +76,37 @@ def test_pieces_of_the_arena_that_share_memory_are_ordered():
     assert arena_neighbours(func) and not alias_roots(func)
     found = kinds(func)
     assert "write after read" in {kind for _, _, kind in found}
+
+
+def test_an_output_waits_for_what_lives_in_its_memory():
+    """J03: buffers at one place of the arena and of an output, or of two outputs, share no memory."""
+    small = "!mem.buffer<64 x f32>"
+
+    def nest(target, source):
+        return f"""loop.nest (%i = 64) outs(%o = {target} : {small}) {{
+          %v = loop.load {source}[%i] : {small} -> f32
+          loop.store %v, %o[%i] : f32, {small}
+        }}"""
+
+    text = f"""func.func @forward(%x : {small}) -> ({small}, {small}) {{
+      %first = mem.alloc {{kind = "output"}} : {small}
+      %second = mem.alloc {{kind = "output"}} : {small}
+      %a = mem.alloc %first {{kind = "arena", at = 0}} : ({small}) -> {small}
+      %b = mem.alloc %second {{kind = "arena", at = 0}} : ({small}) -> {small}
+      %c = mem.alloc {{kind = "arena", at = 0}} : {small}
+      {nest("%a", "%x")}
+      {nest("%b", "%a")}
+      {nest("%c", "%b")}
+      {nest("%first", "%x")}
+      {nest("%second", "%x")}
+      func.return %first, %second : {small}, {small}
+    }}"""
+    func = Parser(load_dialects(Context()), text).parse_module().body.block.first_op
+    assert isinstance(func, FuncOp)
+    steps = [op for op in func.body.block.ops if isinstance(op, loop.NestOp)]
+    found = [(steps.index(d.first), steps.index(d.second), d.kind) for d in dependences(func)]
+    reads = [(0, 1, "read after write"), (1, 2, "read after write")]
+    assert found == [*reads, (1, 3, "write after read"), (2, 4, "write after read")]
 
 
 def test_views_are_of_one_set():

@@ -100,6 +100,18 @@ def test_arguments_that_overlap():
     torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("rows", [70, 2051])
+def test_an_output_is_not_written_before_what_lives_in_its_memory_is_dead(rows):
+    """Catalogue J03: the sums of rows are in the memory of the first result, which is twice as large."""
+
+    def f(y, index):
+        sums = torch.zeros_like(y).index_add(0, index, y)
+        return y.repeat_interleave(2, 0)[1::2], sums.mean()
+
+    args = torch.randn(rows, 64), torch.arange(rows).flip(0)
+    torch.testing.assert_close(compiled(f)(*args), f(*args))
+
+
 def test_an_error_in_a_joined_nest():
     def f(table, index, x):
         return table[index], x.sin(), x.cumsum(0)
