@@ -25,6 +25,11 @@ FEW_ROWS = 8
 FAR = 8
 """How many nests down the meeting of the readers of a value is looked for."""
 
+ONCE, FEW_TIMES = 1.5, 8
+"""A producer is computed in its only reader where that needs each element fewer times than the one, on the average, or the loops of the
+reader go round the other times for each element that it makes or needs: then it costs little beside the rest."""
+REPEATED_OPS = 24
+"""A nest of more operations is not repeated in several readers."""
 MAX_BODY = 192
 """Ops that a body may grow to by inlining; beyond it a value is stored (very deep expressions stay compilable)."""
 
@@ -227,7 +232,7 @@ class NestFacts:
             if heavy == 0:
                 return ""
             numel, times = self.count(info.sizes), self._times_read(consumers[0], tensor)
-            if times <= 1.5 * numel or max(numel, times) * 8 <= self.iterations(consumers[0]):
+            if times <= ONCE * numel or max(numel, times) * FEW_TIMES <= self.iterations(consumers[0]):
                 return ""
             return f"its reader needs each element {times / max(numel, 1):.3g} times, and it costs {heavy} heavy operations"
         if ops <= MAX_BODY // 4 and self._meet(info, consumers):
@@ -237,7 +242,7 @@ class NestFacts:
         uses = len(consumers)
         if heavy:
             return f"{uses} nests read it, and each would repeat {heavy} heavy operations"
-        if ops > 24:
+        if ops > REPEATED_OPS:
             return f"{uses} nests read it, and each would repeat {ops} operations"
         large = sum(1 for r in self.reads(info) if self.bytes(r.tensor) * 2 > self.bytes(tensor))
         if uses * large > large + 1 + uses:

@@ -30,8 +30,20 @@ from .schedule_attrs import bool_attr, int_attr, is_fixed, schedule_table, tile_
 
 DEFAULT_HINT = 64
 LANES = (64, 32, 16, 8, 4)
+WIDEST_LANES = 2 * LANES[0]
+"""Lanes of a reduction along other loops: 512 bytes of accumulators of 32 bits are eight whole cache lines."""
+WORD = 4
+"""Bytes of the usual element: four registers of 16 of them are the first of LANES."""
+HALF_ALIVE, QUARTER_ALIVE, ROW_ALIVE = 7, 12, 14
+"""With more values alive at once than this there are half as many lanes, and a quarter: about what 32 registers hold at four for each
+value, and at two. A row that one vector holds keeps all its lanes up to the last number: what depends on it alone is computed once."""
 NS_PER_UNIT = 0.3
 """Time of one operation on 16 lanes of 32 bits, data in the nearest cache."""
+WIDE_OPS, WIDE_TRIPS = 12, 32
+"""A reduction along other loops is wide where its nest has no more operations than the one (their values would not fit the registers) and
+it sums more rows than the other (what follows each row of accumulators would weigh more)."""
+MIN_TILE = 16
+"""Loops of fewer iterations are not transposed in tiles: one register has as many lanes."""
 UNROLL_TRIPS = 32
 UNROLL_OPS = 256
 """Loops inside of a vector loop that make at most so many iterations, and so many operations in all, are unrolled."""
@@ -288,13 +300,13 @@ class Cost:
         if isinstance(given, IntegerAttr):
             return given.value.data
         widest, alive = self.weight(node)
-        lanes = 64 if widest <= 4 else 32
-        if alive > 12:
+        lanes = LANES[0] if widest <= WORD else LANES[1]
+        if alive > QUARTER_ALIVE:
             lanes //= 4
-        elif alive > 7:
+        elif alive > HALF_ALIVE:
             lanes //= 2
-        if node.parent is None and one.size.value is not None and one.size.value <= 64 and widest <= 4 and alive <= 14:
-            lanes = 64  # one vector holds the row: what depends on it alone is computed once
+        if node.parent is None and one.size.value is not None and one.size.value <= LANES[0] and widest <= WORD and alive <= ROW_ALIVE:
+            lanes = LANES[0]  # one vector holds the row: what depends on it alone is computed once
         if one.size.value is not None:
             while lanes > 4 and lanes // 2 >= one.size.value:
                 lanes //= 2
@@ -434,7 +446,7 @@ def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
             if one.dim in serial or not one.positions or cost.size(one.size) < 2 or named not in (None, one):
                 continue
             width = cost.lanes(root, one)
-            if root.children and width == 64:
+            if root.children and width == LANES[0]:
                 width = _column_lanes(root, one, cost)
             total = trips * cost.node(root, one.dim, width, cost.size(one.size))
             candidates.append(Schedule("lanes", one, None, width, cost=total, serial=serial))
@@ -476,11 +488,11 @@ def _column_cost(cost: Cost, d: Expr) -> float:
 
 def _column_lanes(root: Node, one: Loop, cost: Cost) -> int:
     """Lanes of a reduction along other loops: wide, so that a row of accumulators uses whole cache lines."""
-    heavy = sum(n.num_ops for n in root.walk()) > 12
-    if any(isinstance(n.op, loop.ReduceOp) and cost.trips(n.loops) > 32 for n in root.walk()) and not heavy:
+    heavy = sum(n.num_ops for n in root.walk()) > WIDE_OPS
+    if any(isinstance(n.op, loop.ReduceOp) and cost.trips(n.loops) > WIDE_TRIPS for n in root.walk()) and not heavy:
         size = one.size.value
-        return 128 if size is None or size >= 128 else 64
-    return 64
+        return WIDEST_LANES if size is None or size >= WIDEST_LANES else LANES[0]
+    return LANES[0]
 
 
 def _tiles(cost: Cost, serial: frozenset[Expr], trips: float) -> list[Schedule]:
@@ -498,7 +510,7 @@ def _tiles(cost: Cost, serial: frozenset[Expr], trips: float) -> list[Schedule]:
                 return []
             if stride.value == 1:
                 fastest[one.dim] = fastest.get(one.dim, 0) + 1
-    loops = [one for one in root.loops if one.dim in fastest and cost.size(one.size) >= 16 and one.dim not in serial]
+    loops = [one for one in root.loops if one.dim in fastest and cost.size(one.size) >= MIN_TILE and one.dim not in serial]
     found: list[Schedule] = []
     for lanes in loops:
         for rows in loops:

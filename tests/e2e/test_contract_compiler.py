@@ -68,6 +68,32 @@ def test_twelve_08_asking_for_a_layout_decides_nothing():
     assert str(module) == before
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a16_a_schedule_is_chosen_for_the_layout_that_stays(turned):
+    """A16: how a reduction along the first dimension runs is chosen when the strides of what it reads are known, and they stay: lanes go
+    along the elements that lie beside each other."""
+    from stepwell.dialects import mem
+
+    seen = []
+
+    class See(Pass):
+        name = "see"
+
+        def apply(self, ctx, op):
+            seen.append([str(a.result.type) for a in op.walk() if isinstance(a, mem.AllocOp)])
+            seen.append([n.properties.get("schedule") for n in op.walk() if n.name == "loop.nest"])
+
+    def fn(x):
+        return (x.transpose(0, 1) if turned else x).exp().sum(0)
+
+    options = {"no_fuse": ["exp"], "passes": {"mem": [(See(), "after:loop-to-mem"), See()]}}
+    x = torch.randn(64, 48)
+    torch.testing.assert_close(torch.compile(fn, backend="stepwell", options=options)(x), fn(x))
+    before, unscheduled, after, scheduled = seen
+    assert before == after and len(before) == 2
+    assert unscheduled == [None, None] and scheduled[1].data["vector"].value.data == 0
+
+
 def test_defect_09_a_refused_fusion_changes_nothing():
     """DEFECT-09: nests that are kept apart have the loops that they have when nobody tries to fuse them."""
 

@@ -221,3 +221,21 @@ def test_a_bias_is_added_in_the_product_i14():
 def test_a_cast_of_a_weight_runs_before_its_product_i15():
     weight = torch.randint(-8, 8, (64, 32), dtype=torch.int8)
     assert compiled(lambda x, w: x @ w.float(), X, weight)[0] <= 2
+
+
+def test_thresholds_of_plans_and_schedules_have_names_defect_13():
+    """DEFECT-13: what the planner compares with is a constant with a name and a reason, not a bare number."""
+    import ast
+    from pathlib import Path
+
+    from stepwell.passes.loop import loop_fuse
+
+    folder = Path(loop_fuse.__file__).parent
+    bare: list[str] = []
+    for file in [*folder.glob("*.py"), *(folder.parent / "mem").glob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            numbers = [c.value for c in sides if isinstance(c, ast.Constant) and type(c.value) in (int, float)]
+            if any(n > 4 for n in numbers) and "width" not in ast.unparse(node) and "known" not in ast.unparse(node):
+                bare.append(f"{file.name}:{node.lineno}: {ast.unparse(node)}")
+    assert not bare
