@@ -128,7 +128,8 @@ def pass_class(source: Any) -> type[ModulePass]:
         return source
     pattern_class = source if isinstance(source, type) else type(source)
     if not issubclass(pattern_class, RewritePattern):
-        what = f"class '{source.__name__}'" if isinstance(source, type) else f"a {type(source).__name__}"
+        what = f"a {type(source).__name__}" if source is not None and not isinstance(source, (int, float)) else repr(source)
+        what = f"class '{source.__name__}'" if isinstance(source, type) else what
         functions = isinstance(source, tuple) or (callable(source) and not isinstance(source, type))
         hint = "; stepwell.replace(pattern, replacement) makes a pass of two functions" if functions else ""
         wanted = "an xDSL ModulePass or RewritePattern (class or instance), or the path of a PDL file"

@@ -187,12 +187,17 @@ def pipeline_with_options(
     if not isinstance(passes, Mapping):
         raise PipelineError(f"option 'passes' takes a dict of stage to list of passes, not {type(passes).__name__}")
     for stage, added in passes.items():
-        result.stage(stage)
         if isinstance(added, (str, type)) or not isinstance(added, Iterable):
             raise PipelineError(f"option 'passes': stage '{stage}' takes a list of passes, not {added!r}")
-        for item in added:
-            source, position = item if isinstance(item, tuple) else (item, "end")
-            result.add(stage, source, position)
+        try:
+            result.stage(stage)
+            for item in added:
+                if isinstance(item, tuple) and len(item) != 2:
+                    raise PipelineError(f"a pass with its place is a pair, got {item!r}")
+                source, position = item if isinstance(item, tuple) else (item, "end")
+                result.add(stage, source, position)
+        except PipelineError as error:
+            raise PipelineError(f"option 'passes', stage '{stage}': {error}") from error
     return result
 
 

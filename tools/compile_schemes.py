@@ -181,7 +181,10 @@ SCHEMES: dict[str, Scheme] = {
 
 
 def register_scheme(name: str, scheme: Scheme) -> None:
-    """Let `options={"scheme": name}` carry out compilations by a function of the user's. ValueError for a name that there is."""
+    """Let `options={"scheme": name}` carry out compilations by a function of the user's. ValueError for a name that there is,
+    TypeError for what is no function."""
+    if not callable(scheme):
+        raise TypeError(f"scheme {name!r} is to be a function of a Task, got {scheme!r}")
     if name in SCHEMES:
         raise ValueError(f"there is a scheme {name!r} already")
     SCHEMES[name] = scheme

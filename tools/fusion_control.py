@@ -28,10 +28,13 @@ MARK = "stepwell.no_fuse"
 """Key in `node.meta["custom"]` of what was computed under `no_fuse()`."""
 
 
-def no_fuse() -> AbstractContextManager[None]:
+def no_fuse(*names: object) -> AbstractContextManager[None]:
     """A context for compiled code: each operator in it, and its gradient, gets nests of its own that are fused with nothing else.
 
-    It rests on torch.fx.traceback.annotate, which Dynamo and AOTAutograd carry through to the graph. In eager code it does nothing."""
+    It rests on torch.fx.traceback.annotate, which Dynamo and AOTAutograd carry through to the graph. In eager code it does nothing.
+    TypeError for `names`, which says where they go."""
+    if names:
+        raise TypeError("no_fuse() is a context for the operators in it and takes no names; those go into options={'no_fuse': [...]}")
     from torch.fx.traceback import annotate
 
     return annotate({MARK: True})

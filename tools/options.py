@@ -245,6 +245,8 @@ def make_options(mode: str | None = None, options: Mapping[str, Any] | None = No
     """The options of one torch.compile call. Raises OptionError for an unknown name (with near matches) or a wrong value."""
     if mode is not None and options:
         raise OptionError("torch.compile takes either mode= or options=, not both")
+    if options is not None and not isinstance(options, Mapping):
+        raise OptionError(f"options= takes a dict of option to value, got {options!r}")
     given: dict[str, Any] = list_mode_options(mode) if mode is not None else {}
     for key, value in (options or {}).items():
         known = [f.name for f in fields(Options)]

@@ -21,7 +21,7 @@ from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import BlockArgument, Operation
 
-from ..dialects import nd
+from ..dialects import loop, nd
 from ..dialects.expr import free_syms
 from ..dialects.nd_types import FLOATS, TensorType
 from ..lowering.fx_to_nd.builder import number_attr
@@ -34,6 +34,9 @@ from .pair_trace import Ranges, Traced, TraceFailure, examples, is_traceable, tr
 
 WAYS = 32
 """How many ways in which a pattern can stand at one place are looked at."""
+
+LOWERED = frozenset((loop.NestOp, loop.ContractOp))
+"""What is in a function that went through nd-to-loop."""
 
 EXAMPLE = (5, 7)
 """Sizes of the tensors that stand for parameters without an example."""
@@ -129,7 +132,7 @@ def _example(fn: Callable[..., Any], name: str, value: Any) -> TensorType | Numb
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
     if not isinstance(value, torch.Tensor):
-        raise PipelineError(f"the example for '{name}' of {_name(fn)} must be a tensor or a number, not a {type(value).__name__}")
+        raise PipelineError(f"the example for '{name}' of {_name(fn)} must be a tensor or a number, not {type(value).__name__}")
     if any(not isinstance(n, int) for n in value.shape) or value.layout is not torch.strided:
         raise PipelineError(f"the example for '{name}' of {_name(fn)} must be a dense tensor of known sizes")
     return TensorType.get([int(n) for n in value.shape], element_type(value.dtype), device_name(value.device))
@@ -259,6 +262,8 @@ class Pair:
         kind = numerics.data if isinstance(numerics, StringAttr) else "default"
         for func in [f for f in module.ops if isinstance(f, FuncOp)]:
             present = {type(op) for op in func.body.block.ops}
+            if LOWERED & present:
+                raise PassError("a pair works on tensors, what stands here are nests: the stage 'nd' is the place for it", op=func)
             structures = [s for s in self._all_structures(func, kind) if s.pattern.classes <= present]
             for op in reversed(list(func.body.block.ops)) if structures else ():
                 if op.parent is not None:

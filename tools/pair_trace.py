@@ -109,7 +109,7 @@ class _Called(torch.nn.Module):
         leaves = result if isinstance(result, (tuple, list)) else (result,)
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
-                raise TypeError(f"it must return tensors, one or a tuple of them, not a {type(leaf).__name__}")
+                raise TypeError(f"it must return tensors, one or a tuple of them, not {type(leaf).__name__}")
         return tuple(leaves)
 
 

@@ -20,7 +20,7 @@ from .compiled import CompiledGraph, Runner, is_empty, passthrough, rare_garbage
 from .counters import count, phase
 from .graph_cache import find_slot
 from .lazy_bits import without_bits
-from .options import Options, make_options
+from .options import OptionError, Options, make_options
 from .trace import trace
 
 if TYPE_CHECKING:
@@ -181,8 +181,12 @@ class GraphCompilers:
             if chosen := choose_training_layouts(gm):
                 log.info("graph %d: %d convolutions and gradients of convolutions run channels-last", self.number, chosen)
                 count("training_layouts", chosen)
-        split = self.options.partitioner or partition
-        return split(gm, joint_inputs, **kwargs)
+        if self.options.partitioner is None:
+            return partition(gm, joint_inputs, **kwargs)
+        parts = self.options.partitioner(gm, joint_inputs, **kwargs)
+        if not isinstance(parts, (tuple, list)) or len(parts) != 2 or not all(isinstance(part, GraphModule) for part in parts):
+            raise OptionError(f"option 'partitioner': it returned {parts!r}, not the forward and the backward graph")
+        return parts[0], parts[1]
 
     def forward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._compile(gm, example_inputs, "forward")

@@ -255,7 +255,7 @@ def test_parts_and_copies():
         (lambda p: p.add("loop", "cse", "after:dce"), "stage 'loop' has no pass 'dce'; it is empty"),
         (lambda p: p.remove("licm"), "pipeline 'toy' has no pass 'licm'; its passes are: cse, dce, canonicalize"),
         (lambda p: p.add("nd", 3),
-         "expected an xDSL ModulePass or RewritePattern (class or instance), or the path of a PDL file, not a int"),
+         "expected an xDSL ModulePass or RewritePattern (class or instance), or the path of a PDL file, not 3"),
         (lambda p: p.add("nd", int),
          "expected an xDSL ModulePass or RewritePattern (class or instance), or the path of a PDL file, not class 'int'"),
         (lambda p: p.add("nd", Required), "pass 'test-required' cannot be made without options: "),
@@ -293,7 +293,7 @@ def test_pipeline_option_keeps_the_stages():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"passes": {"nnd": []}}, "pipeline 'toy' has no stage 'nnd'; did you mean 'nd'?"),
+        ({"passes": {"nnd": []}}, "option 'passes', stage 'nnd': pipeline 'toy' has no stage 'nnd'; did you mean 'nd'?"),
         ({"passes": ["cse"]}, "option 'passes' takes a dict of stage to list of passes, not list"),
         ({"passes": {"nd": "cse"}}, "option 'passes': stage 'nd' takes a list of passes, not 'cse'"),
         ({"pipeline": "cse,ddce"}, "pass-pipeline:1:5: 'ddce' does not refer to"),

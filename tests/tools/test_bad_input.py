@@ -185,7 +185,7 @@ def test_passes_of_users(opt_tool, tmp_path):
     )
     assert error("import stepwell\nstepwell.register_pass('loop', 3)\n") == (
         "opt-tool: error: --load-module: DIR/mine.py:2: PipelineError: expected an xDSL ModulePass or "
-        f"RewritePattern (class or instance), or the path of a PDL file, not a int{usage}"
+        f"RewritePattern (class or instance), or the path of a PDL file, not 3{usage}"
     )
 
 

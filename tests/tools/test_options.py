@@ -88,6 +88,31 @@ def test_wrong_options():
         make_options(None, {"autotune": 1})
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["freezing"], r"options= takes a dict of option to value, got \['freezing'\]"),
+        ({"passes": {"nds": ["cse"]}}, "option 'passes', stage 'nds': pipeline 'cpu' has no stage 'nds'; did you mean 'nd'"),
+        ({"passes": {"nd": [3]}}, "option 'passes', stage 'nd': expected an xDSL ModulePass .* PDL file, not 3"),
+        ({"passes": {"nd": ["cs"]}}, "option 'passes', stage 'nd': .*'cs' does not refer to a registered pass"),
+        ({"passes": {"nd": [("cse", "behind:x")]}}, "option 'passes', stage 'nd': position must be 'begin', 'end'"),
+        ({"partitioner": lambda *args, **kwargs: None}, "option 'partitioner': it returned None, not the forward and the backward graph"),
+    ],
+)
+def test_values_that_are_no_values(options, text):
+    """OPT-03: what is wrong within a value is said with the option."""
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=text):
+        torch.compile(torch.sin, backend="stepwell", options=options)(torch.ones(3, requires_grad=True))
+
+
+def test_contexts_and_schemes_of_users():
+    with pytest.raises(TypeError, match=r"no_fuse\(\) is a context .* options=\{'no_fuse': \[...\]\}"):
+        stepwell.no_fuse("add")
+    with pytest.raises(TypeError, match="scheme 'mine' is to be a function of a Task, got 3"):
+        stepwell.register_scheme("mine", 3)
+
+
 def test_the_limit_of_the_cache():
     assert make_options(None, {"cache_limit": "500M"}).cache_limit == "500M"
     with pytest.raises(OptionError, match="option 'cache_limit': a size is a number with K, M, G or T, or none; got 'much'"):

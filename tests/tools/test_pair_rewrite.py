@@ -266,7 +266,7 @@ def two(x, y):
         ((lambda x: x.exp().tolist(), lambda x: x), "pattern {f} cannot be traced: "),
         ((lambda x: x.exp() + torch.tensor(range(12)).sum(), lambda x: x), "pattern {f} cannot be traced: it makes tensors of constants"),
         ((lambda x, n=1.5: x.exp() ** (n * 2), lambda x, n: x), "the number 'n' (1.5) stands nowhere in pattern {f}"),
-        ((lambda x: 3, lambda x: x), "pattern {f} cannot be traced: TypeError: it must return tensors, one or a tuple of them, not a int"),
+        ((lambda x: 3, lambda x: x), "pattern {f} cannot be traced: TypeError: it must return tensors, one or a tuple of them, not int"),
         ((lambda *x: x[0].exp(), lambda *x: x[0]), "parameter 'x' of the pattern {f} must be a plain one"),
     ],
 )
@@ -282,7 +282,7 @@ def test_mistakes(arguments, message):
     [
         ([torch.empty(3)], "pattern 'two' has 2 parameters (x, y), example_inputs has 1"),
         (torch.empty(3), "pattern 'two' has 2 parameters (x, y), example_inputs has 1"),
-        ([torch.empty(3), "a"], "the example for 'y' of 'two' must be a tensor or a number, not a str"),
+        ([torch.empty(3), "a"], "the example for 'y' of 'two' must be a tensor or a number, not str"),
         ([torch.empty(3), torch.empty(4)], "pattern 'two' cannot be traced: "),
     ],
 )
@@ -290,6 +290,20 @@ def test_mistakes_in_the_examples(examples, message):
     with pytest.raises(PipelineError) as caught:
         stepwell.replace(two, two, examples)
     assert str(caught.value).startswith(message), str(caught.value)
+
+
+def test_a_pair_behind_the_tensors_says_so():
+    """Where nests stand already a pair would find nothing; at the beginning of their stage they are still tensors."""
+    pair = stepwell.replace(lambda x: torch.relu(x), lambda x: x.clamp(min=0), name="mine")
+    x = torch.randn(3)
+    for position, works in (("begin", True), ("end", False)):
+        torch._dynamo.reset()
+        run = torch.compile(torch.relu, backend="stepwell", options={"passes": {"loop": [(pair, position)]}})
+        if works:
+            torch.testing.assert_close(run(x), x.relu())
+            continue
+        with pytest.raises(Exception, match="pass 'mine' failed: .* a pair works on tensors, what stands here are nests"):
+            run(x)
 
 
 def test_key_for_caches():
