@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,17 @@ from ..dialects.host import LaunchOp
 from ..dialects.mem import BufferType
 from ..dialects.names import keep_name
 from ..dialects.nd_types import element_bytes
+from ..passes.loop.fusion_wishes import origins
 from ..passes.loop.nest_access import NestAccess
 from ..passes.loop.nest_key import nest_key
+
+LONGEST = 64
+"""Characters of a kernel's name, without its number."""
+_NUMBER, _ODD = re.compile(r"_\d+$"), re.compile(r"\W+", re.ASCII)
+_PLUMBING = frozenset((
+    "getitem", "view", "expand", "permute", "clone", "unsqueeze", "squeeze", "slice", "to_copy", "convert_element_type", "full",
+))  # fmt: skip
+"""Operators that say little of what a kernel computes."""
 
 
 class Arguments:
@@ -87,8 +97,7 @@ class Outliner:
         self.symbols = symbols
         self.hints = hints
         self._kernels: dict[tuple[object, ...], tuple[str, list[int], list[Expr], dict[str, Any]]] = {}
-        taken = {name.data for op in module.ops if (name := op.properties.get("sym_name")) is not None}  # pyright: ignore[reportAttributeAccessIssue]
-        self._names = (name for k in range(1 << 30) if (name := f"k{k}") not in taken)
+        self._taken = {name.data for op in module.ops if (name := op.properties.get("sym_name")) is not None}  # pyright: ignore[reportAttributeAccessIssue]
 
     def kernel(self, name: str, nest: loop.NestOp, info: NestAccess) -> tuple[Operation, Arguments, dict[str, Any]]:
         """The kernel of a nest, what it takes, and what a launch says beside (arguments of LaunchOp.make)."""
@@ -97,6 +106,15 @@ class Outliner:
     def access(self, nest: loop.NestOp) -> NestAccess:
         """The analysis of a nest that its kernel is made from."""
         return NestAccess(nest, self.symbols)
+
+    def new_name(self, nests: Sequence[Operation]) -> str:
+        """What a kernel of nests is called: `k_` and the operators that they compute, as profilers show it (`k_add_relu`, a second one
+        `k_add_relu_1`); `k0`, `k1`, ... where nothing says them."""
+        base = operators(nests)
+        first, head = (f"k_{base}", f"k_{base}_") if base else ("k0", "k")
+        name = next(name for name in (first, *(f"{head}{k}" for k in range(1, len(self._taken) + 2))) if name not in self._taken)
+        self._taken.add(name)
+        return name
 
     def facts(self, buffers: Sequence[SSAValue]) -> tuple[object, ...]:
         """What kernels depend on beside the structure of their nest."""
@@ -109,7 +127,7 @@ class Outliner:
         key = (*key, *self.facts([v for v in numbers if isinstance(v.type, BufferType)]))
         shared = self._kernels.get(key)
         if shared is None:
-            name = next(self._names)
+            name = self.new_name([nest])
             kernel, arguments, launch = self.kernel(name, nest, self.access(nest))
             kernel.location = nest.location
             self.module.body.block.add_op(kernel)
@@ -127,6 +145,19 @@ class Outliner:
         nest.detach()
         nest.erase(safe_erase=False)
         return op, shared is not None
+
+
+def operators(nests: Sequence[Operation]) -> str:
+    """The operators that nests compute, as their places name them, each once and without its number; "" where none is named."""
+    names: dict[str, None] = {}
+    for op in (inner for nest in nests for inner in (*loop.walk_bodies(nest), nest)):
+        names |= dict.fromkeys(_NUMBER.sub("", _ODD.sub("_", name)).strip("_") for name, _, _ in origins(op.location) if name)
+    text = ""
+    for name in [n for n in names if n and n not in _PLUMBING] or list(names):
+        if text and len(text) + len(name) >= LONGEST:
+            break
+        text += f"_{name}" if text else name
+    return text[:LONGEST]
 
 
 def traffic(operands: Sequence[SSAValue]) -> Expr | int:

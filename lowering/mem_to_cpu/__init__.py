@@ -105,4 +105,4 @@ class CpuOutliner(Outliner):
 
     def join(self, launches: Sequence[LaunchOp]) -> None:
         """Make one launch of several that were made as parts."""
-        self._joins.join(next(self._names), launches)
+        self._joins.join(self.new_name(launches), launches)

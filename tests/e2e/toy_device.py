@@ -121,6 +121,7 @@ def main() -> None:
     class Toy(LoopsTarget):
         name, devices = "toy", ("toy",)
 
+    torch.manual_seed(0)
     for name, (function, shapes) in PROGRAMS.items():
         for dynamic in (False, True)[: 2 if len(shapes) > 1 else 1]:
             torch._dynamo.reset()
@@ -138,7 +139,7 @@ def main() -> None:
     inputs = [x.requires_grad_() for x in inputs]
     got = torch.autograd.grad(torch.compile(loss, backend="stepwell")(*given), given)
     for a, b in zip(got, torch.autograd.grad(loss(*inputs), inputs), strict=True):
-        torch.testing.assert_close(a.cpu(), b)
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-4)
     print("gradients")
 
 

@@ -3,11 +3,20 @@
 import re
 
 import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.context import Context
 
 from stepwell.dialects import load_dialects
+from stepwell.dialects.host import LaunchOp
 from stepwell.dialects.tt_types import SPELLINGS
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.lowering.outline import LONGEST
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
 from stepwell.targets.triton.emit import kernel_modules, ttir_for_compiling
+from stepwell.tools.compile_graph import context as compiling_context
 from stepwell.tools.opt_parser import parse_file
 
 SOURCE = """func.func @f(%x: !nd.tensor<20 x 64 x f32>, %w: !nd.tensor<s0 x f32>) -> (!nd.tensor<20 x 64 x f32>, !nd.tensor<s0 x f32>) {
@@ -73,3 +82,38 @@ def test_loops_by_their_printed_names(opt_tool):
     assert re.search(r"%grown = loop.nest \(%i_1 = s0\)", text)
     result = opt_tool("-p", "loop-vectorize{nest=grown axis=i_1 lanes=16}", stdin=text)
     assert (result.code, result.err) == (0, "") and "lanes = 16" in result.out
+
+
+def kernel_names(fn, *args, target="gpu") -> list[str]:
+    """What the kernels of a graph are called, in the order of its launches."""
+    gm = make_fx(fn, decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
+    module = import_graph(gm, args).module
+    run(default_pipeline(target), module, compiling_context())
+    return [op.kernel.string_value() for op in module.walk() if isinstance(op, LaunchOp)]
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_kernels_are_called_as_the_operators_that_they_compute(target):
+    def fused(x, w):
+        return torch.softmax(x.relu() * w, -1), x.view(2, 2, 64).exp().sum(0)
+
+    x = torch.randn(4, 64)
+    assert kernel_names(fused, x, torch.randn(64), target=target) == ["k_relu_mul_softmax", "k_exp_sum"]
+
+
+def test_kernels_of_the_same_operators_are_numbered():
+    def twice(x, y):
+        return x.exp().sum(1), y.exp().sum(0)
+
+    assert kernel_names(twice, torch.randn(40, 64), torch.randn(50, 6000)) == ["k_exp_sum", "k_exp_sum_1"]
+
+
+def test_long_names_end_and_kernels_without_one_have_a_number():
+    def long(x):
+        for _ in range(4):
+            x = torch.logaddexp(torch.nextafter(torch.copysign(x.sinh(), x.cosh()), x.asinh()), x.atan().floor().ceil())
+        return (torch.special.bessel_j0(x),)
+
+    (name,) = kernel_names(long, torch.randn(4))
+    assert len(name) <= 2 + LONGEST and re.fullmatch(r"k_[a-z0-9_]+", name)
+    assert kernel_names(lambda x: (x.t().clone(memory_format=torch.contiguous_format),), torch.randn(4, 5)) == ["k_clone"]

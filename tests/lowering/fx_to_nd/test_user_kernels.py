@@ -143,7 +143,7 @@ def test_what_torch_empty_gave_is_not_filled():
     found = imported(scaled, (100,))
     module = lowered(found, "nd", "loop", "mem", "tt")
     launches = [op for op in module.walk() if isinstance(op, host.LaunchOp)]
-    assert [op.kernel.string_value() for op in launches] == ["k0", "axpy", "k1"]
+    assert [op.kernel.string_value() for op in launches] == ["k_mul", "axpy", "k_add"]
     assert [int(e) for e in launches[1].grid.data] == [7, 1, 1]
 
 
@@ -158,7 +158,7 @@ def test_the_program_of_the_graph_launches_it(native):
         program = load_program(description, load_object_code(compile_text(text.text()), native))
         x = torch.randn(100)
         check(program([x]), meaning, x)
-    assert [launch.kernel for launch in driver.launches] == ["k0", "axpy", "k1"]
+    assert [launch.kernel for launch in driver.launches] == ["k_mul", "axpy", "k_add"]
 
 
 def test_numbers_of_the_graph_stand_in_the_kernel():

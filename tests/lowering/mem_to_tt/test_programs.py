@@ -406,7 +406,7 @@ def test_an_index_out_of_range_stops_the_program():
     imported = lowered("gather")
     x, i = randn(10, 50), whole(0, 50, 10, 20)
     i[3, 4] = 50
-    with pytest.raises(StepwellError, match=r"gather: index out of range for a dimension of size 50 \(kernel @k0"):
+    with pytest.raises(StepwellError, match=r"gather: index out of range for a dimension of size 50 \(kernel @k_gather"):
         run_loop(imported.module, [x, i], imported.constants, imported.objects)
 
 
