@@ -17,6 +17,7 @@ from ...dialects.cpu_vector import CMPF_PREDICATES, CMPI_PREDICATES, MATH_FUNCTI
 from ...dialects.expr import Dim
 from ...dialects.names import keep_names
 from .builder import cpu_kind, float_attr
+from .interleave import store_together
 from .memory import lower_load, lower_store
 from .random_numbers import lower_random
 from .state import State, scalar_type
@@ -343,6 +344,13 @@ def named_math(s: State, op: Operation) -> None:
     s.values[op.result] = s.b.pure(cpu.MathOp, tuple(operands), operands[0].type, {"kind": cpu_kind(name)}, name)
 
 
+def store(s: State, op: Operation) -> None:
+    """loop.store: with others, where they fill consecutive elements together."""
+    assert isinstance(op, loop.StoreOp)
+    if s.second_pass or not store_together(s, op):
+        lower_store(s, op)
+
+
 def local(s: State, op: Operation) -> None:
     """loop.local: a piece of the stack of the thread that runs the iteration."""
     assert isinstance(op, loop.LocalOp)
@@ -371,7 +379,7 @@ RULES: dict[type[Operation], Rule] = {
     arith.BitcastOp: cast("bitcast"),
     arith.IndexCastOp: index_cast,
     loop.LoadOp: lower_load,  # pyright: ignore[reportAssignmentType]
-    loop.StoreOp: lower_store,  # pyright: ignore[reportAssignmentType]
+    loop.StoreOp: store,
     loop.LocalOp: local,
     loop.IndexOp: index,
     loop.BoundOp: bound,

@@ -9,12 +9,12 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import ComplexType, IndexType, IntegerType, f16, f32, f64, i1, i32, i64
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu
 from ...dialects.cpu_types import lanes_of, like, vec
@@ -39,6 +39,7 @@ from ...passes.loop.nest_access import NestAccess
 from .builder import Builder
 
 if TYPE_CHECKING:
+    from ...passes.loop.store_groups import StoreGroup
     from .row_cache import RowCache
 
 I32_MAX = 2**31 - 1
@@ -86,6 +87,8 @@ class State:
         self.cache: RowCache | None = None
         self.pieces: dict[Expr, tuple[int, int]] = {}
         """Loops of which only a part is run now."""
+        self.groups: dict[tuple[Block, Dim, int], Mapping[Operation, StoreGroup]] = {}
+        """Stores that fill consecutive elements together, by body and lanes."""
         self.second_pass = False
         """Whether a reduction body runs again over the same elements: it stores nothing then."""
 

@@ -17,16 +17,17 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, IntegerType, ModuleOp, StringAttr, f64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from ...dialects import loop, mem
-from ...dialects.expr import ZERO, Expr, evaluate, free_dims, free_syms, linear_coeff, sym
+from ...dialects import loop
+from ...dialects.expr import ZERO, Dim, Expr, evaluate, free_dims, free_syms, linear_coeff, sym
 from ...dialects.expr_ranges import Range, RangeEnv
 from ...dialects.nd_types import RangeAttr, element_bytes
 from ..manager import Pass
 from .machine import SERVER, WAYS
-from .nest_access import Access, Loop, NestAccess, Node
+from .nest_access import Access, Loop, NestAccess, Node, allocation
 from .nest_key import nest_key
 from .op_costs import op_cost
 from .schedule_attrs import bool_attr, int_attr, is_fixed, schedule_table, tile_sizes, update_schedule
+from .store_groups import store_groups
 
 DEFAULT_HINT = 64
 LANES = (64, 32, 16, 8, 4)
@@ -58,6 +59,8 @@ CONFLICT = 2.7
 SCATTERED, CONFLICT_STORE = 1.5, 4.5
 """Cost of a strided store, and of one whose line has left the first cache before its next element is stored (64 rows, lanes 2000 bytes
 apart: 0.46 ns an element, 2048 apart 1.4, 4096 apart 3.3)."""
+SHUFFLES = {2: 1, 3: 2, 4: 2}
+"""Shuffles for each vector of a group of so many stores that fill consecutive elements together."""
 FEW_UNITS = 2
 """With fewer units of work in the loops of a nest, threads share the reductions in it."""
 
@@ -116,6 +119,7 @@ class Cost:
         self.hints = hints
         self.varying: dict[Expr, frozenset[Expr]] = {}
         self.written = {a.buffer for a in info.root.all_accesses() if a.is_store}
+        self._groups: dict[tuple[Block, Expr], Mapping[Operation, object]] = {}
         self._weights: dict[Node, tuple[int, int]] = {}
         self._best: dict[Node, tuple[float, dict[Node, tuple[Loop, int] | None]]] = {}
 
@@ -185,9 +189,20 @@ class Cost:
             return unit * (2 * stride.value - 1)
         if stride.value == -1 and not access.is_store:
             return unit * 2
+        if access.is_store and self._fills(access, lanes_dim, width):
+            return unit * (2 + SHUFFLES[stride.value])  # pyright: ignore[reportArgumentType]
         if access.mode != "set":
             return 2.3
         return self._strided(stride, size, width, access.is_store)
+
+    def _fills(self, access: Access, lanes: Expr, width: int) -> bool:
+        """Whether a strided store and its neighbours are stored together, as whole vectors."""
+        block = access.op.parent
+        assert block is not None and isinstance(lanes, Dim)
+        groups = self._groups.get((block, lanes))
+        if groups is None:
+            groups = self._groups[block, lanes] = store_groups(self.info, block, lanes, width)
+        return access.op in groups
 
     def _strided(self, stride: Expr, size: int, width: int, is_store: bool) -> float:
         """A load or store whose address moves by `stride` elements of `size` bytes from lane to lane: for a load a part for the gather, one
@@ -318,13 +333,6 @@ class Cost:
         if found is None:
             found = self._weights[node] = _weight(node.op, self.info)
         return found
-
-
-def allocation(buffer: SSAValue) -> SSAValue:
-    """The buffer that one is a view of."""
-    while isinstance(buffer.owner, mem.ViewOp):
-        buffer = buffer.owner.operands[0]
-    return buffer
 
 
 def _joining(op: loop.ReduceOp) -> float:

@@ -25,8 +25,8 @@ from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd import symbol_ranges
 from ..loop.cost_model import nest_cost
 from ..loop.loop_fuse import symbol_hints
-from ..loop.loop_schedule import allocation
 from ..loop.machine import SERVER
+from ..loop.nest_access import allocation
 from ..loop.nest_key import is_nest_in_memory
 from ..manager import Pass
 

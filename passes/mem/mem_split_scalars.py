@@ -24,9 +24,9 @@ from ...dialects import loop, mem
 from ...dialects.expr import IndexMap
 from ..loop.cost_model import nest_cost
 from ..loop.loop_fuse import symbol_hints
-from ..loop.loop_schedule import allocation, choose, symbol_facts
+from ..loop.loop_schedule import choose, symbol_facts
 from ..loop.machine import SERVER
-from ..loop.nest_access import NestAccess
+from ..loop.nest_access import NestAccess, allocation
 from ..loop.nest_key import is_nest_in_memory
 from ..loop.op_costs import op_cost
 from ..loop.schedule_attrs import schedule_table

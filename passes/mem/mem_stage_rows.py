@@ -24,8 +24,8 @@ from xdsl.ir import Block, Operation, SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import IndexMap
 from ...dialects.nd_types import element_bytes
-from ..loop.loop_schedule import allocation, choose, symbol_facts
-from ..loop.nest_access import NestAccess
+from ..loop.loop_schedule import choose, symbol_facts
+from ..loop.nest_access import NestAccess, allocation
 from ..loop.nest_key import is_nest_in_memory
 from ..loop.schedule_attrs import schedule_table
 from ..manager import Pass
