@@ -21,7 +21,7 @@ from .pipeline_text import Element, Option, Value, build_pass, parse_text
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": (
-            "nd-canonicalize", "nd-attention", "attention-select", "nd-sink-cat", "nd-stack-products", "nd-small-products",
+            "nd-canonicalize", "nd-attention", "attention-select", "nd-sink-cat{merged}", "nd-stack-products", "nd-small-products",
             "nd-small-convolutions",
         ),
         "loop": (

@@ -1,0 +1,29 @@
+// RUN: opt-tool %s -p 'nd-sink-cat{merged}' | filecheck %s
+
+// What is computed behind a reshape that lays pieces side by side is computed of each piece; an operand that has the joined rows is cut into
+// what meets each piece, one that is the same along them stays as it is.
+// CHECK-LABEL: func.func @nibbles
+// CHECK: %{{.*}} = nd.mul %lo, %{{.*}} : {{.*}}!nd.tensor<8 x 32 x 1 x f32>, !nd.tensor<8 x 1 x 1 x f32>
+// CHECK: nd.slice {{.*}} {starts = [0, 0, 1]
+// CHECK: nd.cat %{{.*}}, %{{.*}} {dim = [2]}
+// CHECK-NEXT: nd.reshape
+// CHECK-NEXT: func.return
+func.func @nibbles(%lo : !nd.tensor<8 x 32 x 1 x f32>, %hi : !nd.tensor<8 x 32 x 1 x f32>, %s : !nd.tensor<8 x 1 x f32>, %z : !nd.tensor<8 x 64 x f32>) -> !nd.tensor<8 x 64 x f32> {
+  %c = nd.cat %lo, %hi {dim = [2]} : (!nd.tensor<8 x 32 x 1 x f32>, !nd.tensor<8 x 32 x 1 x f32>) -> !nd.tensor<8 x 32 x 2 x f32>
+  %r = nd.reshape %c : (!nd.tensor<8 x 32 x 2 x f32>) -> !nd.tensor<8 x 64 x f32>
+  %m = nd.mul %r, %s : (!nd.tensor<8 x 64 x f32>, !nd.tensor<8 x 1 x f32>) -> !nd.tensor<8 x 64 x f32>
+  %y = nd.add %m, %z : !nd.tensor<8 x 64 x f32>
+  func.return %y : !nd.tensor<8 x 64 x f32>
+}
+
+// A reshape that cuts rows elsewhere stays where it is.
+// CHECK-LABEL: func.func @elsewhere
+// CHECK: nd.cat
+// CHECK-NEXT: nd.reshape
+// CHECK-NEXT: nd.neg
+func.func @elsewhere(%a : !nd.tensor<6 x 4 x f32>, %b : !nd.tensor<6 x 4 x f32>) -> !nd.tensor<4 x 12 x f32> {
+  %c = nd.cat %a, %b {dim = [1]} : (!nd.tensor<6 x 4 x f32>, !nd.tensor<6 x 4 x f32>) -> !nd.tensor<6 x 8 x f32>
+  %r = nd.reshape %c : (!nd.tensor<6 x 8 x f32>) -> !nd.tensor<4 x 12 x f32>
+  %y = nd.neg %r : !nd.tensor<4 x 12 x f32>
+  func.return %y : !nd.tensor<4 x 12 x f32>
+}
