@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 from xdsl.dialects.builtin import (
     Float8E4M3FNType,
@@ -45,6 +46,11 @@ class Format:
     unsigned_zero: bool = False
 
     @property
+    def saturates(self) -> bool:
+        """Whether numbers that are too large become the largest finite one."""
+        return self.infinity is None and self.limit == (self.first_nan - 1 << self.shift) + self.rebias
+
+    @property
     def shift(self) -> int:
         """Bits of an f32's mantissa that this one lacks."""
         return 23 - self.mantissa
@@ -60,14 +66,23 @@ class Format:
         return self.rebias + (1 << 23)
 
 
+def torch_saturates() -> bool:
+    """Whether torch's casts to E4M3FN give 448 for larger numbers, as from 2.13 on, and not NaN."""
+    try:
+        first, second = version("torch").split(".")[:2]
+    except PackageNotFoundError:
+        return True
+    return (int(first), int(second)) >= (2, 13)
+
+
 FORMATS: dict[Attribute, Format] = {
-    f8e4m3fn: Format(mantissa=3, bias=7, limit=0x43E00000, nan=0x7F, first_nan=0x7F),
+    f8e4m3fn: Format(mantissa=3, bias=7, limit=0x43E00000 if torch_saturates() else 0x43F00000, nan=0x7F, first_nan=0x7F),
     f8e5m2: Format(mantissa=2, bias=15, limit=0x47800000, nan=0x7F, first_nan=0x7D, infinity=0x7C),
     f8e4m3fnuz: Format(mantissa=3, bias=8, limit=0x43800000, nan=0x80, first_nan=0x80, unsigned_zero=True),
     f8e5m2fnuz: Format(mantissa=2, bias=16, limit=0x47800000, nan=0x80, first_nan=0x80, unsigned_zero=True),
 }
 """All but E8M0. Codes and rounding (nearest, ties to even) are those of torch's casts: E4M3FN saturates at 448 (infinity
-too), E5M2 goes to infinity from 61440 on, and the FNUZ formats to NaN."""
+too; before torch 2.13 what is over 464 is NaN), E5M2 goes to infinity from 61440 on, and the FNUZ formats to NaN."""
 
 
 def encode(value: float, dtype: Attribute) -> int:

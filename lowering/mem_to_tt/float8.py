@@ -22,8 +22,9 @@ from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder
 
 LARGEST = {f8e4m3fn: 448.0, f8e5m2: 57344.0}
 """Formats that a GPU may have instructions for, with their largest finite numbers."""
-INFINITE = 61440.0
-"""Where an E5M2 begins to be infinite: halfway from the largest finite number to the next power of two."""
+BEYOND = {f8e4m3fn: ("ogt", 464.0), f8e5m2: ("oge", 61440.0)}
+"""Which numbers are too large where torch does not saturate: they are nearer to the next code than to the largest number, or as near and
+that code is even."""
 
 
 class _Words:
@@ -110,9 +111,11 @@ def _convert(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
     def special(code: int) -> SSAValue:
         return b.cast(tt_arith.TruncIOp, w.op(arith.OrIOp, sign, code), i8)
 
-    if form.infinity is not None:
+    if not form.saturates:
+        predicate, least = BEYOND[dtype]
         size = b.elementwise(mlir_math.AbsFOp, (value,), NO_FLAGS)
-        code = b.select(b.cmpf("oge", size, b.constant(INFINITE, f32)), special(form.infinity), code)
+        too_large = form.nan if form.infinity is None else form.infinity
+        code = b.select(b.cmpf(predicate, size, b.constant(least, f32)), special(too_large), code)
     return b.select(b.cmpf("uno", value, value), special(form.nan), code)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from stepwell.dialects import tt_structure
+from stepwell.dialects.float8 import FORMATS, encode, f8e4m3fn
 from stepwell.errors import StepwellError
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
@@ -236,6 +239,24 @@ def test_casts_to_8_bits_are_exact_with_and_without_instructions_for_them(target
     assert ("tt.fp_to_fp" in str(imported.module)) == (target == "sm_90")
     for got, expected in zip(run_loop(imported.module, args, imported.constants, imported.objects), function(*args), strict=True):
         torch.testing.assert_close(got.reshape(expected.shape), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_casts_to_8_bits_where_torch_does_not_saturate(target, monkeypatch):
+    """Before 2.13 its casts to E4M3FN make NaN of what rounds to more than 448."""
+    monkeypatch.setitem(FORMATS, f8e4m3fn, replace(FORMATS[f8e4m3fn], limit=0x43F00000))
+    x = torch.tensor([0.3, 448, 463.9, 464, 464.1, 480, 1e9, math.inf, math.nan, -447, -464, -464.1, -480, -1e9, -math.inf, -0.0])
+    gm = make_fx(lambda x: (x.to(F8),), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+    imported = import_graph(gm, [x])
+    pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
+    for one in ("gpu-schedule", "mem-to-tt"):
+        pipeline.replace(one, f"{one}{{target={target}}}")
+    run(pipeline, imported.module, context())
+    assert ("tt.fp_to_fp" in str(imported.module)) == (target == "sm_90")
+    (got,) = run_loop(imported.module, [x], imported.constants, imported.objects)
+    want = [encode(v, f8e4m3fn) for v in x.tolist()]
+    assert got.view(torch.uint8).tolist() == want
+    assert want[1:8] == [0x7E, 0x7E, 0x7E, 0x7F, 0x7F, 0x7F, 0x7F]
 
 
 def test_quotients_by_a_divisor_of_a_whole_row():
