@@ -21,7 +21,7 @@ from ..dialects.nd_types import TensorType, element_bytes
 from ..passes.instrumentation import Remark, print_ir
 from ..passes.loop.batch_cost import batch_bytes
 from ..passes.loop.fusion_plan import NEAR, Attempt, Group, Plan, Planner
-from ..passes.loop.fusion_wishes import Outcome, names_of, origins, title
+from ..passes.loop.fusion_wishes import Outcome, labels, names_of, origins, title
 from ..passes.loop.loop_fuse import symbol_hints
 from ..passes.loop.loop_fuse_windows import WindowSearch
 from ..passes.loop.loop_schedule import symbol_facts
@@ -266,7 +266,8 @@ class _PlanReader:
             graph.others = [title(u) for u in self.plan.units if isinstance(u, Operation) and _runs(u)]
             graph.order = list(graph.others)
             return
-        self.labels = {op: self.names.of_op(op) for op in self.planner.ops if isinstance(op, loop.NestOp) or _runs(op)}
+        self.labels = labels(self.planner.ops)
+        self.names.take(self.labels)
         graph.loops = [self._loops(info) for info in self.planner.infos.values()]
         self._groups()
         self._fused()

@@ -27,6 +27,9 @@ svg { max-width: 100%; height: auto; margin: 1em 0; display: block }
 SHOWN = 12
 """Lines under the title of a step that are not folded away."""
 
+MOST_TEXT = 100_000
+"""Characters of the IR of a level; a large model has several times that."""
+
 THERE = "  A scheduler of buffers"
 
 _UNIT = re.compile(r"(?<=\d) (?=([KMG]i)?B\b|[kMG]\b|[um]?s\b|flop)")
@@ -35,7 +38,7 @@ _UNIT = re.compile(r"(?<=\d) (?=([KMG]i)?B\b|[kMG]\b|[um]?s\b|flop)")
 def page(blocks: Sequence[Block], graphs: Sequence[Graph], machine: Machine, name: str) -> str:
     """The whole page."""
     parts = [
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>stepwell: {escape(name)}</title><style>{STYLE}</style></head><body>",
     ]
     for block in blocks:
@@ -48,9 +51,19 @@ def page(blocks: Sequence[Block], graphs: Sequence[Graph], machine: Machine, nam
         elif isinstance(block, Picture):
             parts.append(PICTURES[block.name](graphs[block.graph], machine))
         elif isinstance(block, Code):
-            parts.append(f"<details><summary>{escape(block.title)}</summary><pre>{escape(block.text)}</pre></details>")
+            text = escape(_beginning(block.text), quote=False)
+            parts.append(f"<details><summary>{escape(block.title)}</summary><pre>{text}</pre></details>")
     parts.append("</body></html>\n")
     return "\n".join(parts)
+
+
+def _beginning(text: str) -> str:
+    """As much of a text as a page takes, in whole lines, and where the rest is."""
+    if len(text) <= MOST_TEXT:
+        return text
+    begin = text[:MOST_TEXT]
+    begin = begin[: begin.rfind("\n") + 1] or begin
+    return f"{begin}// ... {text.count(chr(10), len(begin))} lines more: STEPWELL_DEBUG=folder writes the whole\n"
 
 
 def _lines(lines: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from html import escape
 
@@ -17,6 +18,8 @@ COLOURS = {
 }  # fmt: skip
 MOST_STEPS = 60
 """Steps that the graph of nests shows; the first ones of a larger graph."""
+MOST_BUFFERS, FEW_BYTES = 12, 20
+"""With more buffers alive than the one, those below 1 / FEW_BYTES of the peak are drawn together: a model's page would be megabytes."""
 
 
 def _cut(text: str, length: int) -> str:
@@ -35,28 +38,30 @@ def nests(graph: Graph, machine: Machine) -> str:
         column = columns.get(row[step.number], 0)
         columns[row[step.number]] = column + 1
         place[step.number] = (10 + column * (wide + 24), 30 + row[step.number] * (high + gap))
-    parts = ['<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="3" orient="auto">']
+    tip = "tip-" + "-".join(re.findall(r"\w+", graph.title))
+    parts = [f'<defs><marker id="{tip}" markerWidth="8" markerHeight="8" refX="7" refY="3" orient="auto">']
     parts.append(f'<path d="M0,0 L7,3 L0,6 z" fill="{GREY}"/></marker></defs>')
-    parts.append(svg.text(10, 18, "What runs: nests, contractions, library calls", extra='font-weight="bold"'))
+    left_out = f" (the first {len(steps)} of {len(graph.steps)} steps)" if len(steps) < len(graph.steps) else ""
+    parts.append(svg.text(10, 18, f"What runs: nests, contractions, library calls{left_out}", extra='font-weight="bold"'))
     for step in steps:
         x, y = place[step.number]
         for k in step.after:
             if k in place:
                 a, b = place[k]
-                parts.append(_edge(a + wide / 2, b + high, x + wide / 2, y - 2, wide))
+                parts.append(_edge(a + wide / 2, b + high, x + wide / 2, y - 2, wide, tip))
     for step in steps:
         parts.append(_box(step, *place[step.number], wide, high))
     width = 60 + max(columns.values(), default=1) * (wide + 24)
     height = 40 + (1 + max(row.values(), default=0)) * (high + gap)
-    return svg.picture(max(width, 320), height, "graph of nests", parts)
+    return svg.picture(max(width, 480), height, "graph of nests", parts)
 
 
-def _edge(x1: float, y1: float, x2: float, y2: float, wide: float) -> str:
-    """An arrow; one that passes boxes of its own column goes around them."""
+def _edge(x1: float, y1: float, x2: float, y2: float, wide: float, tip: str) -> str:
+    """An arrow with the marker `tip` at its end; one that passes boxes of its own column goes around them."""
     middle = (y1 + y2) / 2
     out = max(x1, x2) + wide / 2 + 40 if x1 == x2 and y2 - y1 > 60 else x1
     curve = f"C{out:.1f},{middle:.1f} {out if out > x1 else x2:.1f},{middle:.1f}"
-    return f'<path d="M{x1:.1f},{y1:.1f} {curve} {x2:.1f},{y2:.1f}" fill="none" stroke="{GREY}" marker-end="url(#tip)"/>'
+    return f'<path d="M{x1:.1f},{y1:.1f} {curve} {x2:.1f},{y2:.1f}" fill="none" stroke="{GREY}" marker-end="url(#{tip})"/>'
 
 
 def _box(step: Step, x: float, y: float, wide: float, high: float) -> str:
@@ -84,13 +89,13 @@ def memory(graph: Graph, machine: Machine) -> str:
     bar = wide / count
     for step in graph.steps:
         y = float(top + high)
-        for buffer in reversed(graph.alive(step.number)):
-            h = high * buffer.bytes / most if most else 0
+        for name, kind, held in _shown(graph, step.number, most):
+            h = high * held / most if most else 0
             y -= h
-            tip = f"step {step.number} {step.label}: {buffer.name} ({buffer.kind}), {size(buffer.bytes)}"
+            tip = f"step {step.number} {step.label}: {name} ({kind}), {size(held)}"
             parts.append(
                 f'<rect x="{left + step.number * bar:.1f}" y="{y:.1f}" width="{max(bar - 1, 0.5):.1f}" height="{max(h, 0):.1f}" '
-                f'fill="{COLOURS[buffer.kind]}" fill-opacity="0.75" stroke="#fff" stroke-width="0.5"><title>{escape(tip)}</title></rect>'
+                f'fill="{COLOURS[kind]}" fill-opacity="0.75" stroke="#fff" stroke-width="0.5"><title>{escape(tip)}</title></rect>'
             )
     every = max(1, count // 20)
     parts += [svg.text(left + (k + 0.5) * bar, top + high + 16, str(k), "middle", GREY) for k in range(0, count, every)]
@@ -101,6 +106,17 @@ def memory(graph: Graph, machine: Machine) -> str:
         x = left + 540 + k * 80
         parts.append(f'<rect x="{x}" y="9" width="10" height="10" fill="{COLOURS[kind]}"/>' + svg.text(x + 14, 18, kind, colour=GREY))
     return svg.picture(left + wide + 20, top + high + 62, "memory over time", parts)
+
+
+def _shown(graph: Graph, step: int, most: int) -> list[tuple[str, str, int]]:
+    """(name, kind, bytes) of what a step's column shows, from below: in a column of many the small ones of a kind are one."""
+    alive = graph.alive(step)[::-1]
+    small = [b for b in alive if b.bytes * FEW_BYTES < most] if len(alive) > MOST_BUFFERS else []
+    joined: dict[str, list[int]] = {}
+    for buffer in small:
+        joined.setdefault(buffer.kind, []).append(buffer.bytes)
+    found = [(f"{len(each)} buffers", kind, sum(each)) for kind, each in joined.items()]
+    return found + [(b.name, b.kind, b.bytes) for b in alive if not small or b.bytes * FEW_BYTES >= most]
 
 
 def roofline(graph: Graph, machine: Machine) -> str:

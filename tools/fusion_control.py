@@ -14,7 +14,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
 from ..passes.errors import PipelineError, did_you_mean
-from ..passes.loop.fusion_wishes import is_named, names_of
+from ..passes.loop.fusion_wishes import is_named, names_of, operator_of
 from ..passes.loop.loop_batch import LoopBatch
 from ..passes.loop.loop_fuse import LoopFuse
 from ..passes.loop.loop_outline import LoopOutline
@@ -57,7 +57,7 @@ def apply_wishes(
     plan_each_layer(pipeline)
     ops = list(computed(module))
     entries = {e for e in (*options.no_fuse, *(e for wish in options.fuse for e in wish))}
-    here = {e for e in entries if any(is_named(op, e) for op in ops)}
+    here = {e for e in entries if any(is_named(op, operator_of(e)) for op in ops)}
     wishes: dict[str, Any] = {
         "no_fuse": tuple(e for e in options.no_fuse if e in here),
         "fuse": tuple("+".join(wish) for wish in options.fuse if any(e in here for e in wish)),

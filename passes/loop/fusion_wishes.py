@@ -1,6 +1,7 @@
 """What a user wants or forbids about fusion, over the planner's own judgement of profit (never over legality).
 
-A wish names values as their producer was called (the FX node, or the value's name in a .mlir file) or source lines (`model.py:12`).
+A wish names values as their producer was called (the FX node, or the value's name in a .mlir file) or source lines (`model.py:12`). Of an
+operator that became several nests `softmax.2` is the second, as `explain` numbers them.
 `no_fuse` keeps what an entry names apart from everything else; the nests that one entry names may still share theirs, so that an operator
 that is several nests (softmax) is one again. `fuse` asks for one nest, whether it pays or not. What cannot be granted is refused with the
 reason, in a remark, a warning and in `explain`.
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from xdsl.dialects.builtin import ArrayAttr, FileLineColLoc, FusedLoc, NameLoc
 from xdsl.ir import Attribute, Operation
 
-from ...dialects import loop
+from ...dialects import loop, nd
 from ...errors import StepwellError
 from ..errors import did_you_mean
 from .nest_info import nest_info
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepwell")
 _LINE = re.compile(r"^(?P<file>.+):(?P<line>\d+)$")
 _NUMBERED = re.compile(r"_\d+$")
+_ONE_OF = re.compile(r"^(?P<name>[^:/]+)\.(?P<number>[1-9]\d*)$")
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,25 @@ def is_named(op: Operation, entry: str) -> bool:
     return entry in hints or unnumbered(entry) in hints
 
 
+def operator_of(entry: str) -> str:
+    """The name of the operator in an entry that names one of its nests (`softmax.2`); any other entry itself."""
+    one = _ONE_OF.match(entry)
+    return entry if one is None else one["name"]
+
+
+def labels(ops: Iterable[Operation]) -> dict[Operation, str]:
+    """What does work by itself before fusion (nests, contractions, calls, lists), each with its own name: that of the operator, with
+    `.2`, `.3` for what else the operator became."""
+    found: dict[Operation, str] = {}
+    counts: dict[str, int] = {}
+    for op in ops:
+        if isinstance(op, (loop.NestOp, loop.ContractOp, loop.BatchOp, nd.ExternOp)):
+            name = next(iter(names_of(op)), op.name.rpartition(".")[2])
+            count = counts[name] = counts.get(name, 0) + 1
+            found[op] = name if count == 1 else f"{name}.{count}"
+    return found
+
+
 def check_wishes(no_fuse: Sequence[str], fuse: Sequence[Sequence[str]]) -> None:
     """Raise StepwellError for entries that cannot be read."""
     for entry in no_fuse:
@@ -102,6 +123,7 @@ class Wishes:
         self.no_fuse, self.fuse = tuple(no_fuse), tuple(tuple(w) for w in fuse)
         self.ops = [op for op in ops if not isinstance(op, loop.EmptyOp)]
         self.nests = [op for op in self.ops if isinstance(op, loop.NestOp)]
+        self.labels = labels(self.ops)
         self.island: dict[Operation, frozenset[str]] = {}
         self.partners: dict[Operation, set[Operation]] = {}
         self.open: list[tuple[Outcome, list[Operation]]] = []
@@ -116,7 +138,11 @@ class Wishes:
 
     def meant(self, entry: str) -> list[Operation]:
         """The nests that an entry names."""
-        return [op for op in self.nests if is_named(op, entry)]
+        return [op for op in self.nests if self._is_meant(op, entry)]
+
+    def _is_meant(self, op: Operation, entry: str) -> bool:
+        label = self.labels.get(op, "")
+        return is_named(op, entry) or entry == (label if _ONE_OF.match(label) else f"{label}.1")
 
     def forbids(self, a: Operation, b: Operation) -> str | None:
         """The reason why two nests must not be fused, if there is one."""
@@ -175,12 +201,14 @@ class Wishes:
         return outcome
 
     def _not_a_nest(self, entry: str) -> Operation | None:
-        return next((op for op in self.ops if not isinstance(op, loop.NestOp) and op.results and is_named(op, entry)), None)
+        return next((op for op in self.ops if not isinstance(op, loop.NestOp) and op.results and self._is_meant(op, entry)), None)
 
     def _unknown(self, entry: str) -> str:
         known = list(dict.fromkeys(name for op in self.ops if op.results for name in names_of(op)))
         hint = did_you_mean(entry, known)
-        if not hint and known:
+        if operator_of(entry) in known:
+            hint = f"; '{operator_of(entry)}' became {sum(1 for op in self.labels if is_named(op, operator_of(entry)))} of them"
+        elif not hint and known:
             hint = f"; named are: {', '.join(known[:12])}{', ...' if len(known) > 12 else ''}"
         return f"'{entry}' names nothing that is computed here{hint}"
 

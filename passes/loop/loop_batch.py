@@ -23,7 +23,7 @@ from ...dialects.nd_base import ExprsAttr, IntsAttr
 from ...dialects.nd_types import RangeAttr, TensorType, tensor_type
 from ..manager import Pass
 from .batch_find import Part, Parts, is_free, is_scalar
-from .fusion_wishes import is_named
+from .fusion_wishes import is_named, operator_of
 from .loop_fuse import symbol_hints
 
 FEWEST = 4
@@ -59,7 +59,7 @@ class LoopBatch(Pass):
                 self.remark(made, f"{len(family)} equal parts of {len(family[0].ops)} operations are one list", kind="applied")
 
     def _is_apart(self, op: Operation) -> bool:
-        return any(is_named(op, entry) for entry in self.apart)
+        return any(is_named(op, operator_of(entry)) for entry in self.apart)
 
 
 class Families:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
+from html.parser import HTMLParser
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ import torch
 import stepwell
 from stepwell.passes.loop.machine import flat
 from stepwell.tools import explain as tool
-from stepwell.tools import explain_screen
+from stepwell.tools import explain_html, explain_screen
 from stepwell.tools.explain_report import Table, Text, size
 from stepwell.tools.explain_walk import ELSEWHERE
 
@@ -64,7 +66,7 @@ def test_add_then_sum_is_walked_through():
         "  add -> sum_1: computed where it is read (saves 16384 bytes)",
         "  nest sum_1 over 32, with add computed inside",
         "7. Memory",
-        "  Returned: sum (128 bytes).",
+        "  Returned: sum_1 (128 bytes).",
         "  Made by library calls: none.",
         "  Temporaries in the arena: none.",
         "  Freed: none.",
@@ -199,6 +201,66 @@ def test_the_page_is_self_contained_and_its_pictures_are_xml(tmp_path):
     titles = [xml.fromstring(picture).find("{http://www.w3.org/2000/svg}title").text for picture in pictures]
     assert titles == ["graph of nests", "roofline", "memory over time"]
     assert "IR after host" in text and "loop.reduce" in text
+
+
+class _Tags(HTMLParser):
+    """Whether tags are closed in order, and what has an id."""
+
+    def __init__(self):
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.ids += [v for k, v in attrs if k == "id"]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(f"{tag} at {self.getpos()}")
+
+
+def test_the_page_of_a_large_graph_is_whole_and_small(tmp_path, monkeypatch):
+    """DBG-09, X01: two graphs of many steps; tags match, ids are unique, source lines are escaped, long IR is cut in whole lines."""
+    monkeypatch.setattr(explain_html, "MOST_TEXT", 20_000)
+
+    def function(x, ws):
+        for w in ws:
+            x = torch.where(x < 1, x, x * 2) @ w + x  # <script>alert("1")</script> & more
+        return x.sum()
+
+    page = tmp_path / "page.html"
+    ws = [torch.randn(8, 8, requires_grad=True) for _ in range(70)]
+    found = told(function, torch.randn(4, 8), ws, html=page)
+    text, tags = page.read_text(), _Tags()
+    tags.feed(text)
+    tags.close()
+    assert not tags.wrong and not tags.open
+    assert len(tags.ids) == len(set(tags.ids)) == 2 and all(text.count(f"url(#{name})") for name in tags.ids)
+    assert "<script" not in text and "&lt;script&gt;alert(" in text
+    steps = len(found.graphs[0].steps)
+    assert steps > 60 and f"(the first 60 of {steps} steps)" in text
+    pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert [xml.fromstring(p).tag for p in pictures] == ["{http://www.w3.org/2000/svg}svg"] * 6
+    assert max(map(len, pictures)) < 200_000 and re.search(r">step \d+ \w+: \d+ buffers \(", text)
+    for shown in re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL):
+        assert len(html.unescape(shown)) < 20_200
+    assert re.search(r"\n// \.\.\. \d+ lines more: STEPWELL_DEBUG=folder writes the whole\n</pre>", text)
+
+
+def test_values_in_memory_are_called_as_in_the_graph():
+    """X01: buffers have the names of FX nodes, which wishes take."""
+
+    def function(x):
+        a = (x + 1).sum(0)
+        b = (x + 2).sum(0)
+        return a, b, torch.sort(a)[0], torch.sort(b)[0]
+
+    (graph,) = told(function, torch.randn(8, 8)).graphs
+    named = {b.name.partition("[")[0].partition("#")[0] for b in graph.buffers}
+    assert named <= set(graph.operators) and {"sum_1", "sum_2", "sort", "sort_1"} <= named
 
 
 def test_it_prints_with_rich_and_without(capsys, monkeypatch):

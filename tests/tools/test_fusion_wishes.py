@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 import torch
@@ -52,6 +53,20 @@ def test_a_named_value_gets_a_nest_of_its_own(caplog):
 def test_nests_of_one_operator_stay_together(caplog):
     assert launches(chain, {"no_fuse": ["_softmax"]}) == 3
     assert not warnings(caplog)
+
+
+def test_one_nest_of_an_operator_can_be_named(caplog):
+    """X01: an operator that is several nests has them numbered, as explain tells them; its name alone means all of them."""
+    found = stepwell.explain(chain, torch.randn(24, 40), quiet=True)
+    labels = [one.label for one in found.graphs[0].loops]
+    assert labels == ["add", "exp", *("_softmax" + (f".{k}" if k > 1 else "") for k in range(1, len(labels) - 2)), "mul"]
+    assert launches(chain, {"no_fuse": ["_softmax"]}) == 3
+    alone = [launches(chain, {"no_fuse": [name]}) for name in ("_softmax.1", "_softmax.2", "exp.1")]
+    assert all(n > 1 for n in alone) and not warnings(caplog)
+    assert launches(chain, {"no_fuse": ["_softmax.19"]}) == 1
+    (said,) = warnings(caplog)
+    assert re.fullmatch(r"no_fuse '_softmax.19': refused, .* names nothing that is computed here; '_softmax' became \d of them", said)
+    assert launches(chain, {"fuse": [["_softmax.2", "exp.1"]]}) == 1
 
 
 def test_a_source_line_can_be_named(caplog):
