@@ -145,6 +145,12 @@ def load_elements(
     if step == -1 and mask is None:
         base, at = address(s, buffer, offset - (lane.width - 1), dtype)
         return _reverse(s, read(s, result, buffer, base, at))
+    if stride is None and condition is None:
+        from .bent import load_bent
+
+        bent = load_bent(s, buffer, offset, dtype, mask)
+        if bent is not None:
+            return bent
     base, offsets = lane_offsets(s, buffer, offset, dtype)
     return read(s, result, buffer, base, offsets, mask, gather=True)
 

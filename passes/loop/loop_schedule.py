@@ -22,6 +22,7 @@ from ...dialects.expr import ZERO, Dim, Expr, evaluate, free_dims, free_syms, li
 from ...dialects.expr_ranges import Range, RangeEnv
 from ...dialects.nd_types import RangeAttr, element_bytes
 from ..manager import Pass
+from .bent_access import bend
 from .machine import SERVER, WAYS
 from .nest_access import Access, Loop, NestAccess, Node, allocation
 from .nest_key import nest_key
@@ -59,6 +60,8 @@ CONFLICT = 2.7
 SCATTERED, CONFLICT_STORE = 1.5, 4.5
 """Cost of a strided store, and of one whose line has left the first cache before its next element is stored (64 rows, lanes 2000 bytes
 apart: 0.46 ns an element, 2048 apart 1.4, 4096 apart 3.3)."""
+BENT = 4
+"""Cost of a load whose index wraps or stops once in a vector, in loads of consecutive elements."""
 SHUFFLES = {2: 1, 3: 2, 4: 2}
 """Shuffles for each vector of a group of so many stores that fill consecutive elements together."""
 FEW_UNITS = 2
@@ -182,6 +185,9 @@ class Cost:
         if any(d in self.info.opaque and lanes_dim in self.roots(d) for d in own):
             stride = None
         if stride is None:
+            bent = not access.is_store and access.op.mask is None and own.isdisjoint(self.info.opaque)
+            if bent and bend(access.offset, lanes_dim, width, self.info.ranges) is not None:
+                return unit * BENT
             return SCATTERED if access.is_store else 0.6
         if stride.value == 1:
             return unit * (2 if access.is_store else 1)

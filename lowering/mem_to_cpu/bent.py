@@ -1,0 +1,80 @@
+"""Loads whose index wraps or stops once in a vector, as masked loads of consecutive elements."""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import IntegerType
+from xdsl.ir import Attribute, SSAValue
+
+from ...dialects.cpu_types import vec
+from ...dialects.expr import Expr, free_dims
+from ...passes.loop.bent_access import Bend, bend
+from .builder import float_attr
+from .memory import address, read
+from .state import State
+
+
+def load_bent(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, mask: SSAValue | None) -> SSAValue | None:
+    """The elements at an offset with one bend, 0 where `mask` is off; None where the offset has not exactly one."""
+    assert s.lane is not None
+    if not free_dims(offset).isdisjoint(s.varying):
+        return None
+    found = bend(offset, s.lane.dim, s.lane.width, s.info.ranges)
+    if found is None:
+        return None
+    if found.modulus is not None:
+        return _wrapped(s, buffer, offset, dtype, mask, found.term, found.modulus)
+    return _clamped(s, buffer, offset, dtype, mask, found)
+
+
+def _both(s: State, a: SSAValue, mask: SSAValue | None) -> SSAValue:
+    both = s.both(a, mask)
+    assert isinstance(both, SSAValue)
+    return both
+
+
+def _not(s: State, mask: SSAValue) -> SSAValue:
+    inverse = s.invert(mask)
+    assert isinstance(inverse, SSAValue)
+    return inverse
+
+
+def _wrapped(
+    s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, mask: SSAValue | None, term: Expr, modulus: Expr
+) -> SSAValue:
+    """Up to the end of the row, and from its begin on."""
+    b, size = s.b, s.scalar(modulus)
+    before = s.first_lanes(b.sub(size, s.scalar(term)))
+    base, at = address(s, buffer, offset, dtype)
+    result = vec(s.width, dtype)
+    first = read(s, result, buffer, base, at, _both(s, before, mask))
+    second = read(s, result, buffer, base, b.sub(at, size), _both(s, _not(s, before), mask))
+    return b.select(before, first, second)
+
+
+def _clamped(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, mask: SSAValue | None, found: Bend) -> SSAValue:
+    """The elements inside of the bounds; in the lanes before and behind them the element at the bound."""
+    b, start, inside = s.b, s.scalar(found.inner), mask
+    rest = offset - found.term
+    before = after = None
+    if found.low is not None:
+        before = s.first_lanes(b.sub(s.scalar(found.low), start))
+        inside = _both(s, _not(s, before), inside)
+    if found.high is not None:
+        after = s.first_lanes(b.sub(s.scalar(found.high + 1), start))
+        inside = _both(s, after, inside)
+    assert inside is not None
+    base, at = address(s, buffer, rest + found.inner, dtype)
+    value = read(s, vec(s.width, dtype), buffer, base, at, inside)
+    if before is not None and found.low is not None:
+        value = b.select(before, _edge(s, buffer, rest + found.low, dtype), value)
+    if after is not None and found.high is not None:
+        value = b.select(after, value, _edge(s, buffer, rest + found.high, dtype))
+    if mask is None:
+        return value
+    zero = b.int(0, dtype) if isinstance(dtype, IntegerType) else b.constant(float_attr(0.0, dtype))
+    return b.select(mask, value, b.splat(zero, s.width))
+
+
+def _edge(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute) -> SSAValue:
+    base, at = address(s, buffer, offset, dtype)
+    return s.b.splat(read(s, dtype, buffer, base, at), s.width)
