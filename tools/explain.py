@@ -224,7 +224,7 @@ def _name_operators(module: ModuleOp) -> None:
                     op.location = NameLoc(StringAttr(f"{hint}_{count}" if count else hint), op.location)
 
 
-def _load_function(target: str, arguments: str | None) -> tuple[Callable[..., Any], Sequence[Any]]:
+def load_function(target: str, arguments: str | None) -> tuple[Callable[..., Any], Sequence[Any]]:
     """`file.py:function` and the text of its arguments as a function and arguments."""
     import runpy
 
@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.target.endswith(".mlir"):
             explain_file(given.target, html=given.html, options=options)
             return 0
-        fn, values = _load_function(given.target, given.args)
+        fn, values = load_function(given.target, given.args)
         explain(fn, *values, html=given.html, options=options)
         return 0
     except StepwellError as error:

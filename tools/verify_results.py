@@ -131,8 +131,9 @@ def scalar_operations(module: ModuleOp) -> int:
     return inside(module)
 
 
-def difference(old: Any, new: Any, tolerance: float | None = None) -> str:
-    """What differs between two results beyond `tolerance` (relative to the largest finite element of `old`); "" if nothing does."""
+def difference(old: Any, new: Any, tolerance: float | None = None, scale: float = 0.0) -> str:
+    """What differs between two results beyond `tolerance` (relative to the largest finite element of `old`, or to `scale` if that is
+    larger); "" if nothing does."""
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return "" if old == new or (old != old and new != new) else f"it was {old}, it is {new}"
     if (old.shape, old.dtype) != (new.shape, new.dtype):
@@ -144,7 +145,7 @@ def difference(old: Any, new: Any, tolerance: float | None = None) -> str:
     if inexact:
         allowed = TOLERANCE.get(old.dtype, 1e-4) if tolerance is None else tolerance
         size = a.abs()
-        largest = float(size[size.isfinite()].max()) if size.isfinite().any() else 0.0
+        largest = max(float(size[size.isfinite()].max()) if size.isfinite().any() else 0.0, scale)
         wrong = ~torch.isclose(a, b, rtol=allowed, atol=allowed * largest, equal_nan=True)
     else:
         wrong = a != b
