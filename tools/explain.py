@@ -62,6 +62,7 @@ def explain(
     options: Mapping[str, Any] | None = None,
     machine: Machine | None = None,
     quiet: bool = False,
+    measure: bool = False,
     **kwargs: Any,
 ) -> Explanation:
     """Compile `fn` for these arguments as torch.compile(backend="stepwell", options=options) does, and tell what was
@@ -69,7 +70,8 @@ def explain(
 
     `fn` (a function or module) is run once. Where a result needs gradients, the backward graph is compiled too, without
     adding to anything's `.grad`. The report is printed unless `quiet`, and written to the file `html` as one page.
-    `machine` takes the place of a measurement. Raises StepwellError for what cannot be called, OptionError for wrong
+    `machine` takes the place of a measurement of the processor. With `measure` each kernel of the CPU also runs by itself, and its time and
+    bandwidth are told. Raises StepwellError for what cannot be called, OptionError for wrong
     options, and what compiling or running raises."""
     import torch
 
@@ -79,7 +81,7 @@ def explain(
     if not callable(fn):
         raise StepwellError(f"explain takes a function or module and its arguments, not {fn!r}")
     machine = machine or _measured()
-    collector = Collector(machine)
+    collector = Collector(machine, measure)
     chosen = make_options(None, options)
     compilers = GraphCompilers(chosen, collector)
 
@@ -153,6 +155,7 @@ def explain_module(
     options: Mapping[str, Any] | None = None,
     machine: Machine | None = None,
     quiet: bool = False,
+    measure: bool = False,
 ) -> Explanation:
     """The same for a module of IR at the level nd, loop or mem, from there down; the module is changed.
 
@@ -180,7 +183,7 @@ def explain_module(
     apply_wishes(pipeline, module, chosen, (), matched, True)
     apply_loop_wishes(pipeline, module, chosen, (), matched, True)
     machine = machine or _measured()
-    collector = Collector(machine)
+    collector = Collector(machine, measure)
     collector.graph(level, None, module)
     if level == "mem":
         collector.stage("mem", module)
@@ -300,6 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fuse", action="append", default=[], metavar="A+B", help="put values into one nest")
     parser.add_argument("--tile", action="append", default=[], metavar="NAME=8,64", help="run the nest of a value (or file:line) in tiles")
     parser.add_argument("--loop-order", action="append", default=[], metavar="NAME=1,0", help="the order of the loops of a nest")
+    parser.add_argument("--measure", action="store_true", help="run each kernel by itself too, and tell its time and bandwidth")
     given = parser.parse_args(arguments)
     if given.example == (given.target is not None):
         parser.error("give a target or --example")
@@ -310,13 +314,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }  # fmt: skip
         if given.example:
             fn, values = _example()
-            explain(fn, *values, html=given.html, options=options)
+            explain(fn, *values, html=given.html, options=options, measure=given.measure)
             return 0
         if given.target.endswith(".mlir"):
-            explain_file(given.target, html=given.html, options=options)
+            explain_file(given.target, html=given.html, options=options, measure=given.measure)
             return 0
         fn, values = load_function(given.target, given.args)
-        explain(fn, *values, html=given.html, options=options)
+        explain(fn, *values, html=given.html, options=options, measure=given.measure)
         return 0
     except StepwellError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -47,9 +47,10 @@ def function_of(module: ModuleOp) -> FuncOp | None:
 class Collector:
     """Collects a `Graph` for each graph that is compiled (the Watch of compile_graph)."""
 
-    def __init__(self, machine: Machine = SERVER) -> None:
-        """`machine` is what times are predicted for."""
+    def __init__(self, machine: Machine = SERVER, measure: bool = False) -> None:
+        """`machine` is what times are predicted for; with `measure` kernels run by themselves too."""
         self.machine = machine
+        self.measure = measure
         self.graphs: list[model.Graph] = []
         self._imported: set[str] = set()
         self._rows: RowReader | None = None
@@ -144,6 +145,10 @@ class Collector:
                 root[op.result] = root.get(op.input, op.input)
             if isinstance(op, loop.NestOp | loop.ContractOp):
                 step = kernel_step(op, len(graph.steps), names, symbols, facts, self.machine)
+                if self.measure:
+                    from .explain_measure import measured_us
+
+                    step.measured_us = measured_us(op)
             elif isinstance(op, loop.BatchOp):
                 step = batch_step(op, len(graph.steps), names, hints, self.machine)
             elif isinstance(op, mem.ExternOp):

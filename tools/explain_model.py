@@ -111,6 +111,8 @@ class Step:
     predicted_us: float = 0.0
     """What the cost model says (docs/cost-model.md), on all threads of the machine; `alone_us` on one."""
     alone_us: float = 0.0
+    measured_us: float = 0.0
+    """What it takes by itself, where that was measured (else 0)."""
     compute_us: float = 0.0
     memory_us: float = 0.0
     bound: str = ""

@@ -190,6 +190,7 @@ def _levels_of(step: Step) -> str:
 
 def _steps(graph: Graph, machine: Machine) -> Block:
     rows = []
+    measured = any(step.measured_us for step in graph.steps)
     for step in graph.steps:
         rows.append(
             (
@@ -206,13 +207,21 @@ def _steps(graph: Graph, machine: Machine) -> Block:
                 step.schedule,
                 duration(step.predicted_us),
                 step.bound,
+                *(_measured(step) if measured else ()),
             )
         )
     headers = (
         "step", "what", "operators", "source", "reads", "writes", "flops", "ops", "roofline", "fetched from", "schedule", "predicted",
-        "spent on",
+        "spent on", *(("measured", "bandwidth") if measured else ()),
     )  # fmt: skip
-    return Table(headers, tuple(rows), frozenset((6, 7, 11)))
+    return Table(headers, tuple(rows), frozenset((6, 7, 11, 13, 14)))
+
+
+def _measured(step: Step) -> tuple[str, str]:
+    """The time that a step took by itself, and the bytes that it reads and writes over that."""
+    if not step.measured_us:
+        return "-", "-"
+    return duration(step.measured_us), f"{step.bytes / step.measured_us / 1e3:.3g} GB/s"
 
 
 def _totals(graph: Graph) -> Block:

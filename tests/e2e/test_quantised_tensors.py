@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import stepwell
@@ -221,3 +222,14 @@ def test_observers_switch_rounding_on_and_off():
         torch.testing.assert_close(got, module(x))
         assert torch.equal(module.scale, before)
         module.enable_observer()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_cn_09_weights_packed_by_the_library():
+    """CN-09, N34: a model quantised dynamically calls the library with packed weights, objects of C++ that Dynamo does not trace."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
+    model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    x = torch.randn(3, 16)
+    stepwell.reset_counters()
+    torch.testing.assert_close(torch.compile(lambda x: model(x * 2).exp(), backend="stepwell")(x), model(x * 2).exp())
+    assert stepwell.counters["graphs"] and not stepwell.counters["fallback"]

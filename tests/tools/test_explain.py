@@ -263,6 +263,29 @@ def test_values_in_memory_are_called_as_in_the_graph():
     assert named <= set(graph.operators) and {"sum_1", "sum_2", "sort", "sort_1"} <= named
 
 
+def test_kernels_are_measured_by_themselves(tmp_path):
+    """KG-09: with `measure` each kernel has its time and the bytes that it moves in that; what cannot run alone has neither."""
+
+    def function(x, w, i):
+        return torch.softmax(x @ w, -1)[i], x.t().exp().sum(0), torch.sort(x)[0]
+
+    inputs = torch.randn(64, 48), torch.randn(48, 32), torch.tensor([1, 3])
+    found = told(function, *inputs, measure=True, html=tmp_path / "page.html")
+    (graph,) = found.graphs
+    assert graph.steps and all((s.measured_us > 0) == (s.kind != "call") for s in graph.steps)
+    assert re.search(r"measured +[\d.]+ us\n +bandwidth +[\d.e+]+ GB/s", str(found))
+    assert "<th>bandwidth</th>" in (tmp_path / "page.html").read_text()
+    assert "bandwidth" not in str(told(function, *inputs))
+
+
+def test_kernels_of_unknown_sizes_are_not_measured():
+    """KG-09"""
+    x = torch.randn(6, 8)
+    torch._dynamo.mark_dynamic(x, 0)
+    (graph,) = told(lambda x: x.exp().sum(1), x, measure=True).graphs
+    assert [s.measured_us for s in graph.steps] == [0.0]
+
+
 def test_it_prints_with_rich_and_without(capsys, monkeypatch):
     found = told(add_sum, torch.randn(4, 8), torch.randn(4, 8))
     monkeypatch.setitem(sys.modules, "rich.console", None)
