@@ -72,7 +72,7 @@ def explain(
     adding to anything's `.grad`. The report is printed unless `quiet`, and written to the file `html` as one page.
     `machine` takes the place of a measurement of the processor. With `measure` each kernel of the CPU also runs by itself, and its time and
     bandwidth are told. Raises StepwellError for what cannot be called, OptionError for wrong
-    options, and what compiling or running raises."""
+    options, and what compiling or running raises; StepwellError too, when all is told, for a file that cannot be written."""
     import torch
 
     from .options import make_options
@@ -107,10 +107,13 @@ def _measured() -> Machine:
 
 
 def _finish(found: Explanation, html: str | Path | None, quiet: bool) -> Explanation:
-    if html is not None:
-        Path(html).write_text(found.html(), encoding="utf-8")
     if not quiet:
         found.print()
+    if html is not None:
+        try:
+            Path(html).write_text(found.html(), encoding="utf-8")
+        except OSError as error:
+            raise StepwellError(f"cannot write '{html}': {error.strerror}") from error
     return found
 
 
@@ -261,7 +264,7 @@ def _check_call(fn: Any, values: Sequence[Any], otherwise: str) -> None:
     import inspect
 
     try:
-        inspect.signature(fn).bind(*values)
+        inspect.signature(getattr(fn, "forward", fn)).bind(*values)  # that of a module's call says nothing
     except TypeError as error:
         raise StepwellError(f"{otherwise}: {error}") from error
     except ValueError:  # a function without a signature, such as a builtin: the call will tell

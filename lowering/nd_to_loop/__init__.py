@@ -40,6 +40,10 @@ class NdToLoop(ModulePass):
             lower_function(func, symbols, numerics == "eager")
 
 
+_BEHIND = frozenset(("loop", "mem", "host", "cpu"))
+"""Dialects of what this pass makes, and of the levels after that."""
+
+
 def lower_function(func: FuncOp, symbols: RangeEnv, eager_rounding: bool) -> None:
     """Replace the body of `func` (nd) by its loop form."""
     low = Lowering(func, symbols, eager_rounding)
@@ -49,7 +53,9 @@ def lower_function(func: FuncOp, symbols: RangeEnv, eager_rounding: bool) -> Non
             continue
         rule = RULES.get(type(op))
         if rule is None:
-            raise PassError(f"nd-to-loop has no rule for {op.name}", op=op)
+            behind = op.name.partition(".")[0] in _BEHIND
+            hint = ": this function is behind it already; a pipeline goes on by 'stepwell-cpu{from=STAGE}'" if behind else ""
+            raise PassError(f"nd-to-loop has no rule for {op.name}{hint}", op=op)
         rule(low, op)
     old = func.body.block
     func.body.detach_block(old)

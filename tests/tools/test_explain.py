@@ -398,12 +398,20 @@ def test_the_command_says_what_is_wrong(target, message, capsys):
         (["--args", "nosuch"], "error: --args 'nosuch': NameError: name 'nosuch' is not defined"),
         (["--args", "1, 2"], "error: --args '1, 2' does not fit 'f': too many positional arguments"),
         ([], "error: without --args 'f' is called with nothing: missing a required argument: 'x'"),
+        (["--args", "torch.randn(3)", "--html", "/no/such.html"], "error: cannot write '/no/such.html': No such file or directory"),
     ],
 )
 def test_the_command_says_what_is_wrong_with_arguments(arguments, message, tmp_path, capsys):
     (tmp_path / "m.py").write_text("def f(x):\n    return x + 1\n")
     assert tool.main([f"{tmp_path / 'm.py'}:f", *arguments]) == 1
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_the_command_looks_at_what_a_module_takes(tmp_path, capsys):
+    file = tmp_path / "m.py"
+    file.write_text("import torch\nnet = torch.nn.Linear(3, 3)\n")
+    assert tool.main([f"{file}:net"]) == 1
+    assert capsys.readouterr().err.strip() == "error: without --args 'net' is called with nothing: missing a required argument: 'input'"
 
 
 def test_it_is_a_public_name_that_costs_nothing_until_used():
