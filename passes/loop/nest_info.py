@@ -106,6 +106,8 @@ class _Walk:
             elif kind is arith.ConstantOp:
                 continue
             elif kind is loop.BoundOp:
+                if not info.opaque:
+                    self.number(info.op.block)
                 d = self.new_dim(op.results[0])
                 assert isinstance(d, Dim)
                 info.opaque.add(d)
@@ -115,6 +117,16 @@ class _Walk:
             info.heavy += op.name in HEAVY
             units += op_cost(op)
         info.parts.append((sizes, units))
+
+    def number(self, block: Block) -> None:
+        """Give the loops inside of `block` their dimensions before the first index that was loaded: these come behind all loops."""
+        for op in block.ops:
+            if op.regions and isinstance(op, loop.LoopLike):
+                for region in op.regions:
+                    for arg, _ in zip(region.blocks[0].args, op.loop_sizes, strict=False):
+                        if arg not in self.place:
+                            self.new_dim(arg)
+                    self.number(region.blocks[0])
 
     def index(self, op: Operation, start: int) -> tuple[Expr, ...]:
         m: IndexMap = op.properties["map"].data  # pyright: ignore[reportAttributeAccessIssue]
@@ -132,7 +144,8 @@ class _Walk:
         for region in op.regions:
             block = region.blocks[0]
             for arg, size in zip(block.args, op.loop_sizes, strict=False):
-                self.new_dim(arg)
+                if arg not in self.place:
+                    self.new_dim(arg)
                 info.inner_sizes.append(size)
             self.block(block, (*sizes, *op.loop_sizes))
 

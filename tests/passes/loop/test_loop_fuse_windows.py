@@ -209,3 +209,18 @@ def test_an_index_without_its_clamp():
     e, size = dim(0) + 3, as_expr(10)
     assert without_clamp(minimum(maximum(e, 0), 9), size) is e
     assert without_clamp(minimum(e, 8), size) is minimum(e, 8)
+
+
+def face_normals(points, corners):
+    """Three loaded indices before a loop inside of the nest that computes the sum of squares."""
+    a, b, c = (points[corners[:, k]] for k in range(3))
+    return F.normalize(torch.cross(b - a, c - a, dim=-1), dim=-1)
+
+
+@pytest.mark.parametrize("faces", [1, 80])
+def test_loaded_indices_before_an_inner_loop(faces):
+    """Inner loops are numbered before the indices that were loaded, in whatever order they stand."""
+    torch._dynamo.reset()
+    points, corners = torch.randn(40, 3), torch.randint(0, 40, (faces, 3))
+    want = face_normals(points, corners)
+    torch.testing.assert_close(torch.compile(face_normals, backend="stepwell")(points, corners), want, equal_nan=True)
