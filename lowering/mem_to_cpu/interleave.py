@@ -1,4 +1,4 @@
-"""Stores that fill consecutive elements together, every second, third or fourth each: shuffled into whole vectors."""
+"""Stores that fill consecutive elements together, each every second, third or so: shuffled into whole vectors."""
 
 from __future__ import annotations
 
@@ -44,19 +44,12 @@ def store_together(s: State, op: loop.StoreOp) -> bool:
 
 
 def interleave(s: State, values: Sequence[SSAValue], part: int) -> list[SSAValue]:
-    """Lane 0 of each value, then lane 1 of each and so on, in vectors of `part` lanes. Two to four values; each shuffle picks from two
-    registers, which is one instruction."""
-    size, width = len(values), lanes_of(values[0].type)
+    """Lane 0 of each value, then lane 1 of each and so on, in vectors of `part` lanes. Each shuffle picks from two registers, which is one
+    instruction."""
+    width = lanes_of(values[0].type)
     found: list[SSAValue] = []
     for start in range(0, width, part):
-        pieces = [_lanes(s, v, start, part) for v in values]
-        if size == 4:
-            even, odd = _pairs(s, pieces[0], pieces[2], part), _pairs(s, pieces[1], pieces[3], part)
-            found += [v for a, b in zip(even, odd, strict=True) for v in _pairs(s, a, b, part)]
-        elif size == 2:
-            found += _pairs(s, pieces[0], pieces[1], part)
-        else:
-            found += [_of_three(s, pieces, k * part, part) for k in range(3)]
+        found += _interleaved(s, [_lanes(s, v, start, part) for v in values], part)
     return found
 
 
@@ -64,13 +57,21 @@ def _lanes(s: State, value: SSAValue, start: int, part: int) -> SSAValue:
     return value if lanes_of(value.type) == part else shuffle(s, list(range(start, start + part)), value)
 
 
-def _pairs(s: State, a: SSAValue, b: SSAValue, part: int) -> list[SSAValue]:
-    order = [n // 2 + (n % 2) * part for n in range(2 * part)]
-    return [shuffle(s, order[:part], a, b), shuffle(s, order[part:], a, b)]
+def _interleaved(s: State, pieces: Sequence[SSAValue], part: int) -> list[SSAValue]:
+    """Vectors interleaved: every `factor`th of them first, then what that gives."""
+    size = len(pieces)
+    factor = next((k for k in range(2, size) if size % k == 0), size)
+    if factor == size:
+        return [_picked(s, pieces, k * part, part) for k in range(size)]
+    every = [_interleaved(s, pieces[k::factor], part) for k in range(factor)]
+    return [v for group in zip(*every, strict=True) for v in _interleaved(s, group, part)]
 
 
-def _of_three(s: State, pieces: Sequence[SSAValue], start: int, part: int) -> SSAValue:
-    """Lanes `start` to `start + part` of three values interleaved: of the first two, then of the third between them."""
-    wanted = [divmod(n, 3) for n in range(start, start + part)]
-    two = shuffle(s, [lane + k * part if k < 2 else 0 for lane, k in wanted], pieces[0], pieces[1])
-    return shuffle(s, [n if k < 2 else part + lane for n, (lane, k) in enumerate(wanted)], two, pieces[2])
+def _picked(s: State, pieces: Sequence[SSAValue], start: int, part: int) -> SSAValue:
+    """Lanes `start` to `start + part` of vectors interleaved: of the first two, then of each other one between them."""
+    wanted = [divmod(n, len(pieces)) for n in range(start, start + part)]
+    value = pieces[0]
+    for number in range(1, len(pieces)):
+        picks = [part + lane if k == number else lane if number == 1 else n for n, (lane, k) in enumerate(wanted)]
+        value = shuffle(s, picks, value, pieces[number])
+    return value

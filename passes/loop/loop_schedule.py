@@ -28,7 +28,7 @@ from .nest_access import Access, Loop, NestAccess, Node, allocation
 from .nest_key import nest_key
 from .op_costs import op_cost
 from .schedule_attrs import bool_attr, int_attr, is_fixed, schedule_table, tile_sizes, update_schedule
-from .store_groups import store_groups
+from .store_groups import shuffles, store_groups
 
 DEFAULT_HINT = 64
 LANES = (64, 32, 16, 8, 4)
@@ -62,8 +62,6 @@ SCATTERED, CONFLICT_STORE = 1.5, 4.5
 apart: 0.46 ns an element, 2048 apart 1.4, 4096 apart 3.3)."""
 BENT = 4
 """Cost of a load whose index wraps or stops once in a vector, in loads of consecutive elements."""
-SHUFFLES = {2: 1, 3: 2, 4: 2}
-"""Shuffles for each vector of a group of so many stores that fill consecutive elements together."""
 FEW_UNITS = 2
 """With fewer units of work in the loops of a nest, threads share the reductions in it."""
 
@@ -196,7 +194,8 @@ class Cost:
         if stride.value == -1 and not access.is_store:
             return unit * 2
         if access.is_store and self._fills(access, lanes_dim, width):
-            return unit * (2 + SHUFFLES[stride.value])  # pyright: ignore[reportArgumentType]
+            assert stride.value is not None
+            return unit * (2 + shuffles(stride.value))
         if access.mode != "set":
             return 2.3
         return self._strided(stride, size, width, access.is_store)

@@ -15,8 +15,14 @@ from ...dialects import loop
 from ...dialects.expr import Expr, free_dims, linear_coeff, prove_ge0
 from .nest_access import Access, NestAccess, allocation
 
-MOST = 4
-"""Stores of a group at most: each more takes another shuffle for every vector."""
+MOST = 16
+"""Stores of a group at most: each is a value that is alive until the last one is known."""
+
+
+def shuffles(size: int) -> int:
+    """Shuffles for each vector of a group of so many stores: interleaving goes by the prime factors of the number."""
+    factor = next((k for k in range(2, size + 1) if size % k == 0), 1)
+    return factor - 1 + (shuffles(size // factor) if factor > 1 else 0)
 
 
 @dataclass(frozen=True)
