@@ -145,7 +145,9 @@ def _index_put(
     if found is None or not b.rank(x) or in_any_order(b):
         return NotImplemented
     dims, tensors = found
-    shared, _ = b.broadcast(tensors)
+    shared, places = b.broadcast(tensors)
+    if any(s is ZERO for s in places):  # not one index is read, so that none is wrong
+        return x
     sizes = _indexed_dims(b, x, dims, shared)
     values = b.cast(values, b.dtype(x))
     if b.rank(values) > len(sizes):  # leading ones
