@@ -9,6 +9,7 @@ import torch
 from xdsl.dialects.builtin import f64, i1
 from xdsl.ir import SSAValue
 
+from .builder import ONE
 from .complex_numbers import RULES, Function, Pair, as_pair, complex_rule, reduced_dims
 from .importer import Importer
 from .registry import find_rule
@@ -201,6 +202,24 @@ def _vector_norm(b: Importer, x: Pair, ord: Any = 2, dim: Any = None, keepdim: b
         return real(b, _named(b, "abs", x), ord, dim, keepdim)
     squares = b.fma(x.re, x.re, b.mul(x.im, x.im))
     return b.op("sqrt", b.reduce("sum", squares, reduced_dims(b, x, dim), keepdim))
+
+
+@complex_rule("linalg_cross")
+def _cross(b: Importer, x: Pair, y: Pair, *, dim: int = -1) -> Any:
+    """As of real numbers (joining.py), with complex products."""
+    if x.im is None or y.im is None:
+        return NotImplemented
+    axis = dim % b.rank(x.re)
+
+    def part(value: Pair, k: int) -> Pair:
+        assert value.im is not None
+        return Pair(b.slice_dim(value.re, axis, k % 3, ONE), b.slice_dim(value.im, axis, k % 3, ONE))
+
+    def product(k: int, other: int) -> Pair:
+        return _named(b, "mul", part(x, k), part(y, other))
+
+    parts = [_named(b, "sub", product(k + 1, k + 2), product(k + 2, k + 1)) for k in range(3)]
+    return Pair(b.cat([p.re for p in parts], axis), b.cat([p.im for p in parts], axis))
 
 
 @complex_rule("fill")

@@ -1,4 +1,4 @@
-"""Joining and padding: cat, stack, pads, and the functional forms of writing to a part (slice_scatter and its kin)."""
+"""Joining and padding: cat, stack, cross products, pads, and the functional forms of writing to a part (slice_scatter and its kin)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ def _cat(b: Importer, tensors: Sequence[SSAValue], axis: int = 0) -> SSAValue:
 def _stack(b: Importer, tensors: Sequence[SSAValue], axis: int = 0) -> SSAValue:
     axis %= len(b.out_dims)
     return b.cat([b.unsqueeze(b.cast(t, b.out_dtype), axis) for t in tensors], axis)
+
+
+@rule(aten.linalg_cross)
+def _cross(b: Importer, x: SSAValue, y: SSAValue, *, dim: int = -1) -> SSAValue:
+    """(x1 y2 - x2 y1, x2 y0 - x0 y2, x0 y1 - x1 y0) along dimensions of 3, side by side: torch's decomposition gathers by index tensors."""
+    axis = dim % b.rank(x)
+
+    def part(value: SSAValue, k: int) -> SSAValue:
+        return b.slice_dim(b.widen(value), axis, k % 3, ONE)
+
+    parts = [b.sub(b.mul(part(x, k + 1), part(y, k + 2)), b.mul(part(x, k + 2), part(y, k + 1))) for k in range(3)]
+    return b.cat([b.cast(p, b.out_dtype) for p in parts], axis)
 
 
 # ---- pads
