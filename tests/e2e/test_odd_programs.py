@@ -166,3 +166,12 @@ def test_bytes_of_booleans():
     x = torch.tensor([[True, False, True], [False, False, True]])
     agree(lambda x: ((x & True).view(torch.uint8) + 1, x.logical_not().view(torch.int8), (x.view(torch.uint8) ^ 1).view(torch.bool)), x)
     agree(lambda x: (x.t() | False).view(torch.uint8).sum(0), x)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("size", [0, 5])
+def test_indices_that_together_are_empty_write_nothing(size, accumulate):
+    def program(x, i, j, v):
+        return x.index_put((i[:, None], j[None]), v, accumulate)
+
+    agree(program, torch.randn(size, 4, 3), torch.arange(0), torch.arange(4), torch.randn(0, 4, 3))

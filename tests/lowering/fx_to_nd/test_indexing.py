@@ -79,14 +79,6 @@ def test_index_put(check):
     check(put, torch.randn(3, 4), torch.randn(4, 4))
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
-def test_index_put_at_no_place(check, accumulate):
-    """Indices that together are empty read nothing, not even where one of them asks an empty dimension."""
-    rows, columns = torch.arange(0)[:, None], torch.arange(4)[None]
-    check(lambda x, i, j, v: x.index_put((i, j), v, accumulate), torch.randn(0, 4, 3), rows, columns, torch.randn(0, 4, 3))
-    check(lambda x, i, j, v: x.index_put((i, j), v, accumulate), torch.randn(5, 4, 3), rows, columns, torch.randn(0, 4, 3))
-
-
 def test_embedding(check):
     ids = torch.tensor([[1, 2, 0], [0, 3, 3]])
     check(lambda w: (F.embedding(ids, w), F.embedding(ids, w, padding_idx=0)), torch.randn(4, 5))
