@@ -74,7 +74,7 @@ def complex_call(b: Importer, node: Node, val: Any) -> Any:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or b.mixed_devices:
         return NotImplemented
     name = target._schema.name.split("::")[1]
-    function = RULES.get(name)
+    function = _view_dtype if target is torch.ops.aten.view.dtype else RULES.get(name)
     if not has_rule(name) or not _served(b, node, val):
         return NotImplemented
     part = _part_type(node, val)
@@ -431,6 +431,18 @@ def _view_as_real(b: Importer, x: Pair) -> SSAValue:
     if b.env[b.node.args[0]] not in b.computed_pairs:  # pyright: ignore[reportArgumentType]
         return NotImplemented  # a view of memory that is there
     return _joined(b, x.re, x.im)
+
+
+def _view_dtype(b: Importer, x: Any, dtype: torch.dtype) -> Any:
+    """Complex numbers seen as twice as many real ones of their parts' type, or the other way round; other types are the library's."""
+    target = element_type(dtype)
+    if isinstance(x, Pair):
+        if x.im is None or PART.get(target, target) != b.dtype(x.re):
+            return NotImplemented
+        return x if dtype.is_complex else b.reshape(_joined(b, x.re, x.im), b.out_dims)
+    if PART.get(target) != b.dtype(x):
+        return NotImplemented
+    return _split(b, b.reshape(x, [*b.out_dims, as_expr(2)]))
 
 
 @complex_rule("view_as_complex", "view_as_complex_copy")

@@ -230,3 +230,41 @@ def test_steps_between_numbers_and_gradients_take_no_library_call(dtype):
 
     _check(program, x, y)
     _check(gradients, x, y)
+
+
+AS_OTHERS = [
+    lambda z: (z * 2).view(z.real.dtype),
+    lambda z: (z * 2).view(z.real.dtype)[..., 1:].view(torch.int32 if z.dtype == C64 else torch.int64) + 1,
+    lambda z: (z * 2).view(z.real.dtype).view(z.dtype) * z,
+    lambda z: (z.real + 1).repeat(1, 2).view(z.dtype) * 1j,
+    lambda z: z.t().clone(memory_format=torch.contiguous_format).view(z.real.dtype).cos().view(z.dtype).t() + z,
+    lambda z: (z + 1).view(torch.int64 if z.dtype == C64 else torch.int32),
+    lambda z: (z + 1).view(z.dtype) * z,
+]
+
+
+@pytest.mark.parametrize("dtype", [C64, torch.complex128])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("number", range(len(AS_OTHERS)))
+def test_seen_as_numbers_of_another_type(number, dynamic, dtype):
+    """B06, MUT-07: `view` with a dtype goes over pairs of numbers, not over each part."""
+    fn = AS_OTHERS[number]
+    for z in (_z(3, 4, dtype=dtype), _z(1, 2, dtype=dtype), _z(4, 6, dtype=dtype)[1:, 2:4]):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(fn, backend="stepwell", dynamic=dynamic)(z), fn(z), equal_nan=True)
+
+
+def test_an_update_through_complex_numbers_shows_in_the_real_ones():
+    """MUT-07"""
+
+    def fn(x):
+        y = x.clone()
+        w = y.view(torch.complex64)
+        w.add_(1)
+        return w, y * 1, y
+
+    x = torch.randn(4, 8)
+    torch._dynamo.reset()
+    got, want = torch.compile(fn, backend="stepwell")(x), fn(x)
+    torch.testing.assert_close(got, want)
+    assert got[0].data_ptr() == got[2].data_ptr()
