@@ -46,7 +46,7 @@ def alias_roots(func: FuncOp) -> dict[SSAValue, SSAValue]:
 
 def arena_neighbours(func: FuncOp) -> dict[SSAValue, list[tuple[SSAValue, bool]]]:
     """For each buffer with a place the other ones that lie over a part of it, and whether it covers them: in the arena those of the arena,
-    in the memory of an output (`home`) that output and what else lives in it. Places that are no numbers overlap all."""
+    in the memory of an output (`home`) that output and what else lives in it. Places that are no numbers overlap all and cover none."""
     blocks: dict[SSAValue | None, list[tuple[int, int, SSAValue]]] = {}
     for op in func.body.block.ops:
         if isinstance(op, mem.AllocOp) and op.at is not None:
@@ -58,18 +58,26 @@ def arena_neighbours(func: FuncOp) -> dict[SSAValue, list[tuple[SSAValue, bool]]
         for start, end, buffer in sorted([*own, *placed], key=lambda p: p[:2]):
             active = [one for one in active if one[1] > start]
             for first, last, other in active:
-                found.setdefault(buffer, []).append((other, start <= first and last <= end))
-                found.setdefault(other, []).append((buffer, first <= start and end <= last))
+                found.setdefault(buffer, []).append((other, _covers((start, end), (first, last))))
+                found.setdefault(other, []).append((buffer, _covers((first, last), (start, end))))
             if end > start:
                 active.append((start, end, buffer))
     return found
+
+
+_ANYWHERE = (0, 1 << 62)
+"""The bytes of a buffer whose place or size is no number."""
+
+
+def _covers(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one != _ANYWHERE and one[0] <= other[0] and other[1] <= one[1]
 
 
 def _span(buffer: SSAValue, at: Expr) -> tuple[int, int]:
     """The bytes of its block that a buffer at `at` has; all of it where they are not known."""
     assert isinstance(buffer.type, mem.BufferType)
     start, size = at.value, mem.buffer_bytes(buffer.type).value
-    return (0, 1 << 62) if start is None or size is None else (start, start + size)
+    return _ANYWHERE if start is None or size is None else (start, start + size)
 
 
 def accesses(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
