@@ -166,7 +166,7 @@ def test_sg_06_a_branch_uses_an_outer_size():
 
 def test_bodies_are_dumped_like_graphs(tmp_path):
     torch.compile(either, backend="stepwell", options={"debug": str(tmp_path)})(torch.rand(4, 6))
-    folders = sorted(p.name[4:] for p in tmp_path.iterdir() if p.is_dir())
+    folders = sorted(p.name.split("_", 1)[1] for p in tmp_path.iterdir() if p.is_dir())
     assert folders == ["inference", "inference-body", "inference-body"]
 
 
