@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
 
 from xdsl.dialects.builtin import (
     Float8E4M3FNType,
@@ -33,17 +33,24 @@ FLOAT8: frozenset[Attribute] = frozenset((f8e4m3fn, f8e5m2, f8e4m3fnuz, f8e5m2fn
 class Format:
     """A format with a sign: `mantissa` bits behind an exponent with `bias`.
 
-    `limit` is the magnitude (the bits of an f32) that larger ones, and NaN, are taken for before they are rounded: the
-    largest finite number where torch saturates, else the first that rounds out of range. `nan` is the code of NaN;
+    `bound` is the magnitude (the bits of an f32) that larger ones, and NaN, are taken for before they are rounded: the
+    largest finite number where torch saturates, else the first that rounds out of range; `bound_before` is what it was
+    before torch 2.13, where that was another. `nan` is the code of NaN;
     codes from `first_nan` on (sign aside) are NaN. Where `unsigned_zero`, there is no -0: its code is the one NaN."""
 
     mantissa: int
     bias: int
-    limit: int
+    bound: int
     nan: int
     first_nan: int
     infinity: int | None = None
     unsigned_zero: bool = False
+    bound_before: int | None = None
+
+    @property
+    def limit(self) -> int:
+        """The `bound` of the torch at hand."""
+        return self.bound if self.bound_before is None or torch_saturates() else self.bound_before
 
     @property
     def saturates(self) -> bool:
@@ -66,8 +73,11 @@ class Format:
         return self.rebias + (1 << 23)
 
 
+@cache
 def torch_saturates() -> bool:
     """Whether torch's casts to E4M3FN give 448 for larger numbers, as from 2.13 on, and not NaN."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         first, second = version("torch").split(".")[:2]
     except PackageNotFoundError:
@@ -76,10 +86,10 @@ def torch_saturates() -> bool:
 
 
 FORMATS: dict[Attribute, Format] = {
-    f8e4m3fn: Format(mantissa=3, bias=7, limit=0x43E00000 if torch_saturates() else 0x43F00000, nan=0x7F, first_nan=0x7F),
-    f8e5m2: Format(mantissa=2, bias=15, limit=0x47800000, nan=0x7F, first_nan=0x7D, infinity=0x7C),
-    f8e4m3fnuz: Format(mantissa=3, bias=8, limit=0x43800000, nan=0x80, first_nan=0x80, unsigned_zero=True),
-    f8e5m2fnuz: Format(mantissa=2, bias=16, limit=0x47800000, nan=0x80, first_nan=0x80, unsigned_zero=True),
+    f8e4m3fn: Format(mantissa=3, bias=7, bound=0x43E00000, nan=0x7F, first_nan=0x7F, bound_before=0x43F00000),
+    f8e5m2: Format(mantissa=2, bias=15, bound=0x47800000, nan=0x7F, first_nan=0x7D, infinity=0x7C),
+    f8e4m3fnuz: Format(mantissa=3, bias=8, bound=0x43800000, nan=0x80, first_nan=0x80, unsigned_zero=True),
+    f8e5m2fnuz: Format(mantissa=2, bias=16, bound=0x47800000, nan=0x80, first_nan=0x80, unsigned_zero=True),
 }
 """All but E8M0. Codes and rounding (nearest, ties to even) are those of torch's casts: E4M3FN saturates at 448 (infinity
 too; before torch 2.13 what is over 464 is NaN), E5M2 goes to infinity from 61440 on, and the FNUZ formats to NaN."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,6 +99,7 @@ class Outliner:
         self.hints = hints
         self._kernels: dict[tuple[object, ...], tuple[str, list[int], list[Expr], dict[str, Any]]] = {}
         self._taken = {name.data for op in module.ops if (name := op.properties.get("sym_name")) is not None}  # pyright: ignore[reportAttributeAccessIssue]
+        self._numbers: Counter[str] = Counter()
 
     def kernel(self, name: str, nest: loop.NestOp, info: NestAccess) -> tuple[Operation, Arguments, dict[str, Any]]:
         """The kernel of a nest, what it takes, and what a launch says beside (arguments of LaunchOp.make)."""
@@ -111,10 +113,14 @@ class Outliner:
         """What a kernel of nests is called: `k_` and the operators that they compute, as profilers show it (`k_add_relu`, a second one
         `k_add_relu_1`); `k0`, `k1`, ... where nothing says them."""
         base = operators(nests)
-        first, head = (f"k_{base}", f"k_{base}_") if base else ("k0", "k")
-        name = next(name for name in (first, *(f"{head}{k}" for k in range(1, len(self._taken) + 2))) if name not in self._taken)
-        self._taken.add(name)
-        return name
+        stem = f"k_{base}" if base else "k"
+        while True:
+            number = self._numbers[stem]
+            self._numbers[stem] += 1
+            name = stem if base and not number else f"{stem}_{number}" if base else f"{stem}{number}"
+            if name not in self._taken:
+                self._taken.add(name)
+                return name
 
     def facts(self, buffers: Sequence[SSAValue]) -> tuple[object, ...]:
         """What kernels depend on beside the structure of their nest."""

@@ -247,8 +247,11 @@ class Nothing(ModulePass):
 """
 
 
-def test_passes_of_users(tmp_path):
-    def load(body):
+@pytest.fixture
+def load(tmp_path):
+    """Loads a module of a user's with a pass, whose `apply` has the body that is given."""
+
+    def loaded(body):
         file = tmp_path / "my_pass.py"
         file.write_text(PASS.format(body=body))
         spec = importlib.util.spec_from_file_location("my_pass", file)
@@ -257,6 +260,10 @@ def test_passes_of_users(tmp_path):
         spec.loader.exec_module(module)
         return module.Nothing
 
+    return loaded
+
+
+def test_passes_of_users(load):
     run(scaled, X, Y)
     stepwell.register_pass("nd", load("pass"))
     assert run(scaled, X, Y)[1] == (0, 1, 0)
@@ -268,7 +275,7 @@ def test_passes_of_users(tmp_path):
     assert run(scaled, X, Y)[1] == (0, 1, 0)
 
 
-def test_passes_of_users_count_where_their_stage_is(tmp_path):
+def test_passes_of_users_count_where_their_stage_is(load):
     """FXC-02: a pass for GPUs changes the keys of graphs on GPUs, and no others."""
     from stepwell.tools.graph_key import Writer
     from stepwell.tools.options import Options
@@ -278,15 +285,6 @@ def test_passes_of_users_count_where_their_stage_is(tmp_path):
         writer.devices.update(device)
         writer.user_passes(options)
         return writer.digest()
-
-    def load(body):
-        file = tmp_path / "my_tt_pass.py"
-        file.write_text(PASS.format(body=body))
-        spec = importlib.util.spec_from_file_location("my_tt_pass", file)
-        assert spec is not None and spec.loader is not None
-        module = sys.modules["my_tt_pass"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module.Nothing
 
     devices = (("cpu",), ("cuda:0",), ("cpu", "cuda:1"))
     plain = [key(d, Options()) for d in devices]
