@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from xdsl.dialects.builtin import DenseArrayBase, DictionaryAttr, IntegerAttr, StringAttr
 from xdsl.ir import Attribute
 
-KEYS = ("vector", "lanes", "tile", "fixed", "tiles", "index_bits", "parallel", "gpu", "bounds", "measured")
-_NUMBERS = ("fixed", "index_bits", "parallel")
+KEYS = ("vector", "lanes", "tile", "fixed", "tiles", "index_bits", "parallel", "grain", "gpu", "bounds", "measured")
+_NUMBERS = ("fixed", "index_bits", "parallel", "grain")
 
 
 def schedule_problem(schedule: Attribute, loops: int) -> str:
@@ -30,6 +30,9 @@ def schedule_problem(schedule: Attribute, loops: int) -> str:
     lanes = table.get("lanes")
     if lanes is not None and (problem := lanes_problem(lanes)):
         return problem
+    grain = table.get("grain")
+    if isinstance(grain, IntegerAttr) and grain.value.data < 1:
+        return f"schedule: 'grain' is a number of nanoseconds from 1, not {grain}"
     tiles = table.get("tiles")
     if tiles is not None and not (isinstance(tiles, DenseArrayBase) and len(tiles) <= loops and all(n >= 0 for n in tiles.iter_values())):
         return f"schedule: 'tiles' is an array of at most {loops} numbers from 0, one for each loop of the nest, not {tiles}"
@@ -44,7 +47,7 @@ def misspelt(names: Iterable[str]) -> str:
     """What is wrong with the names of attributes: one that is nearly one of ours, or belongs into the schedule; "" if nothing is. Others
     may be anybody's."""
     for name in names:
-        if name in ("tile", "tiles", "index_bits", "parallel"):
+        if name in ("tile", "tiles", "index_bits", "parallel", "grain"):
             return f"'{name}' is a key of its schedule: schedule = {{{name} = ...}}"
         if name not in ATTRIBUTES and (near := get_close_matches(name, ATTRIBUTES, 1, 0.75)):
             return f"it has no attribute '{name}'; did you mean '{near[0]}'?"

@@ -374,10 +374,10 @@ class Pipeline:
         """Take every pass called `name` out; PipelineError if there is none."""
         self._edit(self.stages, name, lambda old: ())
 
-    def replace(self, name: str, source: PassLike) -> None:
-        """Put another pass in the place of every pass called `name`; PipelineError if there is none."""
+    def replace(self, name: str, source: PassLike, *, plain: bool = False) -> None:
+        """Put another pass in the place of every pass called `name` (with `plain`, without options); PipelineError if there is none."""
         entry = as_pass(source)
-        self._edit(self.stages, name, lambda old: (entry,))
+        self._edit(self.stages, name, lambda old: (old,) if plain and entry_text(old) != name else (entry,))
 
     def _edit(self, stages: Sequence[Stage], name: str, change: Callable[[Entry], tuple[Entry, ...]]) -> None:
         found = False

@@ -27,7 +27,7 @@ from ...dialects import loop, mem
 from ...dialects.expr import Expr
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.host import LaunchOp
-from ...passes.loop.loop_schedule import NS_PER_UNIT, Cost, choose, symbol_facts
+from ...passes.loop.loop_schedule import NS_PER_UNIT, SERIAL_NS, Cost, choose, grain_of, symbol_facts
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.manager import Pass
@@ -57,7 +57,10 @@ class MemToCpu(Pass):
         outliner = CpuOutliner(op, symbols, hints)
         contracts = ContractLowering(op.body.block.add_op, self.library)
         attentions = AttentionLowering(op.body.block.add_op)
+        grains: dict[str, int] = {}
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            if loop.batch_symbols(func) is not None:
+                grains[func.sym_name.data] = min((grain_of(n) for n in func.walk() if is_nest_in_memory(n)), default=SERIAL_NS)
             for nests in joined_nests(func):
                 outliner.join([self._outline(outliner, nest, part=True) for nest in nests])
                 self.statistic("num-joined", len(nests))
@@ -68,7 +71,7 @@ class MemToCpu(Pass):
             for call in [c for c in func.body.block.ops if isinstance(c, mem.ExternOp)]:
                 if attentions.lower(call):
                     self.statistic("num-attention")
-        BatchLowering(op).run()
+        BatchLowering(op, grains).run()
 
     def _outline(self, outliner: CpuOutliner, nest: Operation, part: bool = False) -> LaunchOp:
         outliner.part = part
@@ -100,7 +103,8 @@ class CpuOutliner(Outliner):
         if not self.part:
             return *lower_nest(name, nest, info, schedule, cost), {}
         kernel, arguments, units = lower_part(name, nest, info, schedule, cost)
-        self._joins.add_part(name, Part(info, arguments.symbols, units, max(1, round(schedule.cost * NS_PER_UNIT))))
+        part = Part(info, arguments.symbols, units, max(1, round(schedule.cost * NS_PER_UNIT)), schedule.grain)
+        self._joins.add_part(name, part)
         return kernel, arguments, {}
 
     def join(self, launches: Sequence[LaunchOp]) -> None:

@@ -7,7 +7,7 @@ left to all of them, one after the other: its kernels have parallel loops of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, ModuleOp, StringAttr, f64, i64
@@ -21,11 +21,13 @@ from ...dialects.host import LaunchOp
 from ...dialects.mem import BufferType
 from ...dialects.nd_types import element_bytes
 from ...passes.errors import PassError
+from ...passes.loop.loop_schedule import SERIAL_NS
 from .builder import Builder
 from .state import scalar_type
 
 GRAIN = 1 << 17
-"""Bytes of work below which one more thread does not pay (a thread streams them in about 10 us, waking it takes 2 to 5)."""
+"""Bytes of work below which one more thread does not pay (a thread streams them in about 10 us, waking it takes 2 to 5); fewer where the
+schedules of the nests say that less work is worth one (`grain`)."""
 SHARES = 4
 """An entry is left to all threads when it is over 1/SHARES of what one thread gets."""
 
@@ -33,8 +35,10 @@ SHARES = 4
 class BatchLowering:
     """Turns the bodies of a module's batches, whose nests are launches already, into kernels, and batches into launches."""
 
-    def __init__(self, module: ModuleOp):
+    def __init__(self, module: ModuleOp, grains: Mapping[str, int]):
+        """`grains`: for each body the least nanoseconds of work that are worth a thread in the schedules of its nests."""
         self.module = module
+        self.grains = grains
         self._names = {o.sym_name.data for o in module.ops if isinstance(o, cpu.KernelOp)}
 
     def run(self) -> None:
@@ -70,7 +74,8 @@ class BatchLowering:
         self._names.add(name)
         kernel = cpu.KernelOp.make(name, [ptr, ptr, i64], {"label": StringAttr(self._label(body))})
         kernel.location = body.location
-        _Walk(body, kernel).lower()
+        grain = min(self.grains.get(body.sym_name.data, SERIAL_NS), SERIAL_NS)
+        _Walk(body, kernel, max(1, GRAIN * grain // SERIAL_NS)).lower()
         self.module.body.block.add_op(kernel)
         return name
 
@@ -82,10 +87,11 @@ class BatchLowering:
 
 
 class _Walk:
-    """The kernel of one body."""
+    """The kernel of one body. `grain`: bytes that are worth a thread."""
 
-    def __init__(self, body: FuncOp, kernel: cpu.KernelOp):
+    def __init__(self, body: FuncOp, kernel: cpu.KernelOp, grain: int):
         self.body = body
+        self.grain = grain
         self.b = Builder(kernel.body.block)
         self.table, self.sizes, self.count = kernel.body.block.args
         arguments = body.body.block.args
@@ -102,8 +108,8 @@ class _Walk:
         index, before = b.begin_for(zero, self.count, one, [zero])
         (total,) = b.end_for([b.add(before, self._work(index))])
         threads = b.place(cpu.NumThreadsOp.make()).results[0]
-        limit = b.max(b.udiv(total, b.mul(threads, b.int(SHARES))), b.int(2 * GRAIN))
-        op = cpu.ParallelOp.make(total, b.int(GRAIN))
+        limit = b.max(b.udiv(total, b.mul(threads, b.int(SHARES))), b.int(2 * self.grain))
+        op = cpu.ParallelOp.make(total, b.int(self.grain))
         block = op.body.block
         op.regions[0].detach_block(block)
         begin, end = block.args

@@ -26,7 +26,6 @@ from ...dialects.cpu_types import ptr
 from ...dialects.expr import Expr, Sym, as_expr
 from ...dialects.host import LaunchOp
 from ...dialects.mem import BufferType
-from ...passes.loop.loop_schedule import SERIAL_NS
 from ...passes.loop.nest_access import NestAccess
 from ..outline import traffic
 from .builder import Builder
@@ -36,12 +35,14 @@ from .state import State, scalar_type
 
 @dataclass(frozen=True)
 class Part:
-    """The kernel of a nest that runs beside others: what it computes sizes from, its units, and the work of all of it in ns."""
+    """The kernel of a nest that runs beside others: what it computes sizes from, its units, the work of all of it in ns, and how much is
+    worth a thread."""
 
     info: NestAccess
     symbols: Sequence[Sym]
     units: Units | None
     ns: int
+    grain: int
 
 
 Key = tuple[tuple[str, tuple[int, ...]], ...]
@@ -107,7 +108,7 @@ class JoinLowering:
             state.syms = sizes
             counts.append(state.scalar(self._count(part)))
             starts.append(b.add(starts[-1], b.mul(counts[-1], b.int(self._unit_ns(part)))))
-        op = cpu.ParallelOp.make(starts[-1], b.int(int(SERIAL_NS)))
+        op = cpu.ParallelOp.make(starts[-1], b.int(min(part.grain for part in parts)))
         block = op.body.block
         op.regions[0].detach_block(block)
         begin, end = block.args

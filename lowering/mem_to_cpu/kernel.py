@@ -27,7 +27,7 @@ from .state import State, scalar_type
 from .tiles import lower_tiles
 
 BLOCK = 4096
-"""Elements of a long vector loop that make one unit of work for threads."""
+"""Elements of a long vector loop that make one unit of work for threads, at the usual grain; fewer where less work is worth a thread."""
 NEVER_UNROLL = 1 << 20
 ENOUGH_UNITS = 64
 """Iterations of the outermost loops that are enough to share among threads."""
@@ -279,10 +279,10 @@ class NestLowering:
         s, b = self.s, self.s.b
         whole_span = self.span(one)
         count, lanes = whole_span.count, self.schedule.lanes
-        if not self._may_share() or (count is not None and count < 2 * BLOCK):
+        block = lanes * max(1, BLOCK * min(self.schedule.grain, SERIAL_NS) // (SERIAL_NS * lanes))
+        if not self._may_share() or (count is not None and count < 2 * block):
             self._vectors(one, whole_span)
             return
-        block = max(BLOCK, lanes)
         units = (self._count(one) + (block - 1)) // block
 
         def chunk(begin: SSAValue, end: SSAValue) -> None:
@@ -347,7 +347,7 @@ class NestLowering:
             self.units = Units(units, max(1, round(per_unit)))
             chunk(*self.bounds)
             return
-        grain = max(1, int(SERIAL_NS / per_unit))
+        grain = max(1, int(self.schedule.grain / per_unit))
         op = cpu.ParallelOp.make(count, b.int(grain))
         block = op.body.block
         op.regions[0].detach_block(block)

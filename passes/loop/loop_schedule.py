@@ -51,7 +51,7 @@ UNROLL_OPS = 256
 """Loops inside of a vector loop that make at most so many iterations, and so many operations in all, are unrolled."""
 MAX_STRIDE = 4
 """Loads with steps up to this from lane to lane are consecutive vectors and shuffles, others gathers."""
-SERIAL_NS = 4000.0
+SERIAL_NS = 4000
 """Work below this is not worth a second thread."""
 LINE = 64
 """Bytes of a cache line."""
@@ -84,6 +84,8 @@ class Schedule:
     parallel: bool = True
     free: bool = True
     """Whether threads may share the nest, were it long enough."""
+    grain: int = SERIAL_NS
+    """Nanoseconds of work that are worth a thread."""
     cost: float = 0.0
     rows_inside: bool = False
     """Style "lanes": the other loops run inside of the vector loop, because much depends on the vector loop alone."""
@@ -400,8 +402,14 @@ def serial_dims(cost: Cost) -> frozenset[Expr]:
     return frozenset(found)
 
 
-def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Schedule:
-    """The schedule of a nest: what its attributes say, the cheapest where they are silent."""
+def grain_of(nest: Operation, default: int = SERIAL_NS) -> int:
+    """Nanoseconds of a nest's work that are worth a thread: what its schedule says."""
+    given = schedule_table(nest).get("grain")
+    return given.value.data if isinstance(given, IntegerAttr) else default
+
+
+def choose(info: NestAccess, hints: Mapping[Expr, int], grain: int = SERIAL_NS) -> Schedule:
+    """The schedule of a nest: what its attributes say, the cheapest where they are silent; `grain` of those that do not say theirs."""
     cost = Cost(info, hints)
     table = schedule_table(info.nest)
     best = _cheapest(cost, table)
@@ -416,11 +424,12 @@ def choose(info: NestAccess, hints: Mapping[Expr, int]) -> Schedule:
     if isinstance(lanes, IntegerAttr):
         best.lanes = lanes.value.data
     best.free = any(one.dim not in best.serial for one in root.loops) or bool(root.children and not best.serial)
+    best.grain = grain_of(info.nest, grain)
     threads = table.get("parallel")
     if isinstance(threads, IntegerAttr):
         best.parallel = bool(threads.value.data)
     else:
-        best.parallel = best.free and best.cost * NS_PER_UNIT >= 2 * SERIAL_NS
+        best.parallel = best.free and best.cost * NS_PER_UNIT >= 2 * best.grain
     return best
 
 
@@ -575,6 +584,8 @@ def describe(schedule: Schedule) -> dict[str, Attribute]:
     if schedule.tile is not None:
         table["tile"] = int_attr(schedule.tile.positions[-1])
     table["parallel"] = bool_attr(schedule.parallel)
+    if schedule.grain != SERIAL_NS:
+        table["grain"] = int_attr(schedule.grain)
     return table
 
 
@@ -604,6 +615,9 @@ class LoopSchedule(Pass):
 
     name = "loop-schedule"
 
+    grain: int = SERIAL_NS
+    """Nanoseconds of estimated work that are worth a thread; with 1, threads share every loop that they may share."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
         known: dict[object, loop.NestOp] = {}
@@ -614,7 +628,7 @@ class LoopSchedule(Pass):
             if same is not nest:
                 copy_schedule(same, nest)
                 continue
-            schedule = choose(NestAccess(nest, symbols), hints)
+            schedule = choose(NestAccess(nest, symbols), hints, self.grain)
             annotate(nest, schedule)
             self.statistic(f"num-{schedule.style}")
             if self.remarks_wanted:

@@ -142,11 +142,12 @@ class _Group:
 
 @dataclass(frozen=True)
 class Price:
-    """One nest alone: `ns` on one thread, whether threads may share it, and whether they do when it runs alone."""
+    """One nest alone: `ns` on one thread, whether threads may share it, whether they do when it runs alone, and how much is worth one."""
 
     ns: float
     divisible: bool
     shared: bool
+    grain: int = SERIAL_NS
 
 
 @dataclass
@@ -170,7 +171,7 @@ class _Prices:
             info = NestAccess(nest, self.symbols)
             schedule = choose(info, self.hints)
             divisible = schedule.free and not has_few_units(Cost(info, self.hints), schedule)
-            found = self.known[key] = Price(schedule.cost * NS_PER_UNIT, divisible, schedule.parallel)
+            found = self.known[key] = Price(schedule.cost * NS_PER_UNIT, divisible, schedule.parallel, schedule.grain)
         return found
 
 
@@ -185,15 +186,16 @@ def _work(op: Operation, hints: Mapping[Expr, int]) -> float:
 
 def times(prices: Sequence[Price], machine: Machine) -> tuple[float, float]:
     """(ns of nests one after the other, ns in one region) on the threads of `machine`."""
-    alone = sum(_shared_time(p.ns, machine) if p.shared else p.ns for p in prices)
+    alone = sum(_shared_time(p.ns, machine, p.grain) if p.shared else p.ns for p in prices)
     total = sum(p.ns for p in prices)
-    together = _shared_time(total, machine, max((p.ns for p in prices if not p.divisible), default=0.0))
+    longest = max((p.ns for p in prices if not p.divisible), default=0.0)
+    together = _shared_time(total, machine, min(p.grain for p in prices), longest)
     return alone + (len(prices) - 1) * machine.launch_ns, together
 
 
-def _shared_time(ns: float, machine: Machine, longest: float = 0.0) -> float:
+def _shared_time(ns: float, machine: Machine, grain: int, longest: float = 0.0) -> float:
     """Time of work that threads share, of which one part of `longest` ns runs on one of them."""
-    threads = min(machine.threads, int(ns / SERIAL_NS))
+    threads = min(machine.threads, int(ns / grain))
     return ns if threads < 2 else max(ns / threads, longest) + machine.region_ns
 
 

@@ -26,6 +26,6 @@ class CpuTarget(Target):
         prepare(expected_products(module))
         plain = {str(p) for p in pipeline.passes()}
         if "mem-join-nests" in plain:
-            pipeline.replace("mem-join-nests", f"mem-join-nests{{threads={torch.get_num_threads()}}}")
+            pipeline.replace("mem-join-nests", f"mem-join-nests{{threads={torch.get_num_threads()}}}", plain=True)
         if measure == "always" and "contract-select" in plain:
-            pipeline.replace("contract-select", "contract-select{measure=true}")
+            pipeline.replace("contract-select", "contract-select{measure=true}", plain=True)

@@ -21,7 +21,7 @@ SUM = """func.func @f(%x: !mem.buffer<8 x 16 x f32>, %y: !mem.buffer<8 x f32>) {
   func.return
 }
 """
-KEYS = "vector, lanes, tile, fixed, tiles, index_bits, parallel, gpu, bounds, measured"
+KEYS = "vector, lanes, tile, fixed, tiles, index_bits, parallel, grain, gpu, bounds, measured"
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,7 @@ def test_right(opt_tool, schedule):
         ("{tile = -1 : i64}", "schedule: 'tile' is the number of a loop (one of 0 to 1), not -1 : i64"),
         ("{lanes = 12 : i64}", "schedule: 'lanes' is a power of two, not 12 : i64"),
         ('{parallel = "no"}', "schedule: 'parallel' is a number, not \"no\""),
+        ("{grain = 0 : i64}", "schedule: 'grain' is a number of nanoseconds from 1, not 0 : i64"),
         ("{tiles = array<i64: 4, 4, 4>}", "schedule: 'tiles' is an array of at most 2 numbers from 0, one for each loop of the nest"),
         ("{tiles = [4]}", "schedule: 'tiles' is an array of at most 2 numbers from 0, one for each loop of the nest"),
         ('"fast"', 'schedule is a dictionary, not "fast"'),

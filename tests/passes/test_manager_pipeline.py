@@ -235,6 +235,14 @@ def test_editing_inside_of_a_nest():
     assert str(pipeline) == "builtin.module()"
 
 
+def test_passes_that_were_given_options_may_stay():
+    pipeline = Pipeline("p", [Stage("s", ["mem-join-nests", "mem-join-nests{always=true}"])])
+    pipeline.replace("mem-join-nests", "mem-join-nests{threads=3}", plain=True)
+    assert str(pipeline) == "builtin.module(mem-join-nests{threads=3},mem-join-nests{always=true})"
+    pipeline.replace("mem-join-nests", "cse")
+    assert str(pipeline) == "builtin.module(cse,cse)"
+
+
 def test_parts_and_copies():
     pipeline = toy()
     assert pipeline.from_stage("loop").stage_names == ["loop", "cpu"]

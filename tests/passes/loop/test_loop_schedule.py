@@ -276,3 +276,15 @@ def test_iterations_in_order_run_along_the_lanes_where_they_read_nothing_that_th
     schedule = choose(NestAccess(nest_of(module), RangeEnv()), {})
     (choice,) = schedule.inner.values()
     assert (choice is not None) == lanes
+
+
+def test_the_work_that_is_worth_a_thread():
+    """The option is for nests that do not say theirs; what is said stands in the schedule, where mem-to-cpu finds it."""
+    for said, grain, parallel in (("", 1, True), ("{grain = 4000 : i64}", 4000, False)):
+        ctx, module = parse(pointwise(schedule=said))
+        LoopSchedule(grain=1).apply(ctx, module)
+        schedule = choose(NestAccess(nest_of(module), RangeEnv()), {})
+        assert (schedule.grain, schedule.parallel) == (grain, parallel)
+        MemToCpu().apply(ctx, module)
+        verify_ir(module)
+        assert any(op.name == "cpu.parallel" for op in module.walk()) == parallel
