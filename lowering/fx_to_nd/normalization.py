@@ -268,10 +268,12 @@ def _batch_norm_inference(
     eps: Any,
 ) -> Any:
     wide = b.widen(x)
-    rstd = _inverse_deviation(b, b.widen(running_var), eps)
-    y = _normalised(b, wide, running_mean, rstd, weight, bias)
-    empty = [b.full(0, element_type(v.dtype), b.sizes(v.shape)) for v in b.val[1:3]]
-    return y, *empty
+    mean, rstd = b.cast(running_mean, b.dtype(wide)), _inverse_deviation(b, b.cast(running_var, b.dtype(wide)), eps)
+    y = _normalised(b, wide, mean, rstd, weight, bias)
+    saved = b.sizes(b.val[1].shape)
+    if saved != b.dims(mean):  # torch's kernel for the CPU gives back two tensors without elements, that for GPUs the statistics
+        return y, *(b.full(0, _statistic_dtype(b, k), saved) for k in (1, 2))
+    return y, b.cast(mean, _statistic_dtype(b, 1)), b.cast(rstd, _statistic_dtype(b, 2))
 
 
 @rule(packet(getattr(aten, "_native_batch_norm_legit", None), "no_stats"))
