@@ -145,12 +145,16 @@ class Importer(Builder):
 
     def guarded_one(self, size: Expr) -> bool:
         """Whether torch took the size for 1: where sizes broadcast it decides by the example's and guards that."""
+        return self.example(size) == 1
+
+    def example(self, size: Expr) -> int | None:
+        """A size in the example that torch traced with, if it is known."""
         symbols = free_syms(size)
         if not symbols:
-            return size.is_const and int(size) == 1
+            return int(size) if size.is_const else None
         if self.hints is None:
             self.hints = {} if (env := shape_env(self.gm)) is None else hints_of(env)
-        return symbols <= self.hints.keys() and evaluate(size, self.hints) == 1
+        return evaluate(size, self.hints) if symbols <= self.hints.keys() else None
 
     def nonnegative(self, value: Expr) -> bool:
         """Whether a number is at least 0 whatever its symbols are: sizes, or Python numbers that may be negative."""

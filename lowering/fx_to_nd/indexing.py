@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import f32, i1, i32, i64
+from xdsl.dialects.builtin import IntegerType, f32, i1, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.expr import Expr, product
@@ -108,8 +108,8 @@ def _take(b: Importer, x: SSAValue, index: SSAValue) -> SSAValue:
 @indexed_rule(aten.put)
 def _put(b: Importer, x: SSAValue, index: SSAValue, source: SSAValue, accumulate: bool = False) -> SSAValue:
     flat, place, values = (b.reshape(t, (product(b.dims(t)),)) for t in (x, index, source))
-    mode = "add" if accumulate else "set"
-    return b.reshape(b.index_put(flat, [0], [place], values, mode, wrap=True), b.dims(x))
+    result = _put_or_add(b, flat, [0], [place], values, accumulate, wrap=True)
+    return result if result is NotImplemented else b.reshape(result, b.dims(x))
 
 
 @indexed_rule(aten.gather, reads=True)
@@ -152,7 +152,19 @@ def _index_put(
     values = b.cast(values, b.dtype(x))
     if b.rank(values) > len(sizes):  # leading ones
         values = b.reshape(values, b.dims(values)[b.rank(values) - len(sizes) :])
-    return b.index_put(x, dims, shared, b.expand(values, sizes), "add" if accumulate else "set", wrap=True)
+    return _put_or_add(b, x, dims, shared, b.expand(values, sizes), accumulate, wrap=True)
+
+
+def _put_or_add(
+    b: Importer, x: SSAValue, dims: Sequence[int], indices: Sequence[SSAValue], values: SSAValue, add: bool, wrap: bool
+) -> SSAValue:
+    """Values put into x, or added to what is there."""
+    if not add:
+        return b.index_put(x, dims, indices, values, "set", wrap)
+    dtype, wide = b.dtype(x), combined_in(b, "add", x, b.dims(values))
+    if wide is None:
+        return NotImplemented
+    return b.cast(b.index_put(b.cast(x, wide), dims, indices, b.cast(values, wide), "add", wrap), dtype)
 
 
 def _masked_put(b: Importer, x: SSAValue, mask: SSAValue, values: SSAValue) -> SSAValue:
@@ -168,12 +180,12 @@ def _masked_put(b: Importer, x: SSAValue, mask: SSAValue, values: SSAValue) -> S
 def _index_add(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, *, alpha: Any = 1) -> SSAValue:
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         source = b.mul(source, b.scalar(alpha, b.dtype(source)))
-    return _along(b, x, d, index, source, "add")
+    return _along(b, x, d, index, source, True)
 
 
 @indexed_rule(aten.index_copy)
 def _index_copy(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue) -> SSAValue:
-    return _along(b, x, d, index, source, "set")
+    return _along(b, x, d, index, source, False)
 
 
 @indexed_rule(aten.index_fill, one_value=True)
@@ -188,7 +200,7 @@ def _index_fill(b: Importer, x: SSAValue, d: int, index: SSAValue, value: Any) -
     return b.index_put(x, [d], [index], values, "set", wrap=True)
 
 
-def _along(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, mode: str) -> SSAValue:
+def _along(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, add: bool) -> SSAValue:
     """x with slices index[...] of dimension d set to or increased by those of source."""
     shape = b.dims(x)
     flat = x if shape else b.reshape(x, (ONE,))
@@ -197,7 +209,8 @@ def _along(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, 
     dims = list(b.dims(flat))
     dims[d] = b.dims(index)[0]
     source = b.reshape(b.cast(source, b.dtype(x)), dims)
-    return b.reshape(b.index_put(flat, [d], [index], source, mode, wrap=False), shape)
+    result = _put_or_add(b, flat, [d], [index], source, add, wrap=False)
+    return result if result is NotImplemented else b.reshape(result, shape)
 
 
 # ---- scatter
@@ -223,33 +236,62 @@ def _spread(b: Importer, x: SSAValue, index: SSAValue, value: Any) -> SSAValue:
 _REDUCE = {"add": "add", "multiply": "prod"}
 
 
+def _combine(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, mode: str) -> SSAValue:
+    """nd.scatter that combines, in the element type in which the device can."""
+    dtype, wide = b.dtype(x), combined_in(b, mode, x, b.dims(index))
+    return NotImplemented if wide is None else b.cast(_scatter(b, b.cast(x, wide), d, index, source, mode), dtype)
+
+
 @indexed_rule(aten.scatter.src, aten.scatter.reduce)
 def _scatter_source(
     b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, *, reduce: str | None = None
 ) -> SSAValue:
-    if reduce and not _can_combine(b, _REDUCE[reduce], b.dtype(x)):
-        return NotImplemented
-    return _scatter(b, x, d, index, source, _REDUCE[reduce] if reduce else "set")
+    return _combine(b, x, d, index, source, _REDUCE[reduce]) if reduce else _scatter(b, x, d, index, source, "set")
 
 
 @indexed_rule(aten.scatter.value, aten.scatter.value_reduce, one_value=True)
 def _scatter_value(
     b: Importer, x: SSAValue, d: int, index: SSAValue, value: Any, *, reduce: str | None = None
 ) -> SSAValue:
-    if reduce and (in_any_order(b) or not _can_combine(b, _REDUCE[reduce], b.dtype(x))):
-        return NotImplemented
-    return _scatter(b, x, d, index, _spread(b, x, index, value), _REDUCE[reduce] if reduce else "set")
+    source = _spread(b, x, index, value)
+    if not reduce:
+        return _scatter(b, x, d, index, source, "set")
+    return NotImplemented if in_any_order(b) else _combine(b, x, d, index, source, _REDUCE[reduce])
 
 
 @indexed_rule(aten.scatter_add)
 def _scatter_add(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue) -> SSAValue:
-    return _scatter(b, x, d, index, source, "add") if _can_combine(b, "add", b.dtype(x)) else NotImplemented
+    return _combine(b, x, d, index, source, "add")
 
 
-def _can_combine(b: Importer, mode: str, dtype: Attribute) -> bool:
-    """Whether elements that are scattered to one place can be combined as they come: a GPU needs an atomic operation for that."""
+_LARGE = 1 << 20
+"""Elements from which on another copy of a tensor costs more than the launch of a kernel."""
+
+
+def combined_in(b: Importer, mode: str, x: SSAValue, sizes: Sequence[Expr]) -> Attribute | None:
+    """The element type in which elements of x are combined with as many as `sizes` say, in any order; None where a GPU has no atomic
+    operation for it.
+
+    A GPU adds in 32 bits what has 8 or 16: of integers the low bits are the same, and floating point numbers are rounded once,
+    not with each addition, as in torch's own gradients of indexing. Only a large tensor that few numbers are added to is not copied
+    for it."""
+    dtype = b.dtype(x)
     if b.device == "cpu":
-        return True
+        return dtype
+    narrow = dtype in LOW_PRECISION or (isinstance(dtype, IntegerType) and 1 < dtype.width.data < 32)
+    if narrow and not _is_large(b, x, sizes):
+        dtype = f32 if dtype in LOW_PRECISION else i32
+    return dtype if _can_combine(mode, dtype) else None
+
+
+def _is_large(b: Importer, x: SSAValue, sizes: Sequence[Expr]) -> bool:
+    """Whether a tensor has many elements, few of which change."""
+    elements, changed = b.example(product(b.dims(x))), b.example(product(sizes))
+    return elements is not None and elements >= _LARGE and (changed is None or 4 * changed < elements)
+
+
+def _can_combine(mode: str, dtype: Attribute) -> bool:
+    """Whether a GPU can combine elements of one place as they come."""
     from ..mem_to_tt.memory import atomic
     from ..mem_to_tt.state import UnsupportedNest
 
@@ -268,20 +310,21 @@ def _scatter_reduce(
     b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, reduce: str, *, include_self: bool = True
 ) -> SSAValue:
     dtype = b.dtype(x)
-    if dtype == i1:  # counted, then != 0
-        x, source = b.cast(x, i32), b.cast(source, i32)
     if reduce == "mean":
         return _scatter_mean(b, x, d, index, source, include_self)
     mode = _SCATTER_REDUCE[reduce]
     if b.device != "cpu" and mode in ("max", "min") and dtype in FLOATS:
         return _scatter_extreme(b, x, d, index, source, mode, include_self)
-    if not _can_combine(b, mode, b.dtype(x)):
+    if combined_in(b, mode, x, b.dims(index)) is None:
         return NotImplemented
+    if b.device == "cpu" and dtype == i1:  # counted, then != 0
+        x, source = b.cast(x, i32), b.cast(source, i32)
     if not include_self:  # start the places that are written from the neutral value
         wide = b.dtype(x)
-        neutral = {"add": 0, "prod": 1, "max": lowest(wide), "min": highest(wide)}[mode]
+        ends = (0, 1) if wide == i1 else (lowest(wide), highest(wide))
+        neutral = {"add": 0, "prod": 1, "max": ends[0], "min": ends[1]}[mode]
         x = _scatter(b, x, d, index, _spread(b, x, index, neutral), "set")
-    return b.cast(_scatter(b, x, d, index, source, mode), dtype)
+    return b.cast(_combine(b, x, d, index, source, mode), dtype)
 
 
 def _scatter_extreme(
@@ -304,12 +347,19 @@ def _scatter_extreme(
 
 def _scatter_mean(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, include_self: bool) -> SSAValue:
     """Sums and how many numbers there are in each, divided; integers round down."""
+    dtype = b.dtype(x)
+    if dtype == i1:
+        x, source = b.cast(x, i32), b.cast(source, i32)
+    elif b.device != "cpu":
+        x = b.widen(x)
     if not include_self:
         x = _scatter(b, x, d, index, _spread(b, x, index, 0), "set")
     start = b.full(1 if include_self else 0, b.dtype(x), b.dims(x))
-    counts = _scatter(b, start, d, index, _spread(b, x, index, 1), "add")
-    total = _scatter(b, x, d, index, source, "add")
-    return b.op("div" if b.dtype(x) in FLOATS else "floor_div", total, b.op("maximum", counts, 1))
+    counts = _combine(b, start, d, index, _spread(b, x, index, 1), "add")
+    total = _combine(b, x, d, index, source, "add")
+    if total is NotImplemented or counts is NotImplemented:
+        return NotImplemented
+    return b.cast(b.op("div" if dtype in FLOATS else "floor_div", total, b.op("maximum", counts, 1)), dtype)
 
 
 @indexed_rule(aten.index_reduce)

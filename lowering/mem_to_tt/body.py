@@ -21,6 +21,7 @@ from ...dialects.tt_compute import BitcastOp, ExternElementwiseOp, PreciseDivFOp
 from ...dialects.tt_types import element_of, like, shape_of
 from .builder import NO_FLAGS
 from .exponentials import constant_of, exponential, multiple, one_more_erf, power_of_e
+from .integer_powers import integer_power
 from .memory import lower_load, lower_store
 from .random_numbers import lower_random
 from .state import State, UnsupportedNest, scalar_type
@@ -488,6 +489,7 @@ RULES: dict[type[Operation], Rule] = {
     arith.IndexCastOp: index_cast,
     mlir_math.SqrtOp: square_root,
     mlir_math.AbsIOp: absolute,
+    mlir_math.IPowIOp: integer_power,
     loop.LoadOp: lower_load,  # pyright: ignore[reportAssignmentType]
     loop.StoreOp: lower_store,  # pyright: ignore[reportAssignmentType]
     loop.IndexOp: index,

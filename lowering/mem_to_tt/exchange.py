@@ -42,7 +42,8 @@ from ...dialects.tt_memory import AtomicRMWOp, LoadOp
 from ...dialects.tt_types import element_of, like, shape_of
 from .builder import NO_OVERFLOW_FLAGS
 from .config import power_of_two
-from .reductions import Accumulator, Values, reduce_values
+from .joined_axes import reduce_values
+from .reductions import Accumulator, Values
 from .state import State, UnsupportedNest
 
 if TYPE_CHECKING:

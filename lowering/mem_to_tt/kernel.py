@@ -34,7 +34,8 @@ from .derived_sizes import shared_quotients, typical_value
 from .early_loads import load_early, load_once
 from .exchange import Group, draw, part_of, words_of
 from .fills import fill_loads
-from .reductions import Accumulator, accumulator, reduce_axis
+from .joined_axes import reduce_axis
+from .reductions import Accumulator, accumulator
 from .scans import lower_scan
 from .state import Axis, State, UnsupportedNest, memory_type, scalar_type
 

@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     IntegerType,
     TensorType,
+    i1,
     i32,
     i64,
 )
@@ -131,9 +132,13 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
     if access.dtype == c128:
         _store_halves(s, access, wide, condition)
         return
+    mode = access.mode
+    if mode != "set" and access.dtype == i1:  # as often as there is something to change, whoever writes first: the same
+        changes = wide if mode in ("add", "max") else b.invert(wide)
+        mode, condition = "set", b.both(changes, condition)
     value = s.narrow(wide, access.dtype)
     shapes = [shape_of(value.type), None if condition is None else shape_of(condition.type)]
-    if access.mode != "set":
+    if mode != "set":
         shapes.append(s.active)
     pointer = s.address(access.buffer, s.fix(access.offset), joined(*shapes))
     at = shape_of(pointer.type)
@@ -143,13 +148,13 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
     value = b.to_shape(value, at)
     own = s.mask(at)
     known = b.find(("load", access.buffer, s.versions.get(access.buffer, 0), pointer, own, None, None))
-    if access.mode != "set" and s.alone(access) and known is None:
+    if mode != "set" and s.alone(access) and known is None:
         s.before_load(access.buffer, pointer)
     s.before_store(access.buffer, pointer)
     s.written(access.buffer)
-    if access.mode != "set":
+    if mode != "set":
         if not s.alone(access):
-            kind = atomic(access.mode, access.dtype)
+            kind = atomic(mode, access.dtype)
             if kind == "fmax":
                 _atomic_maximum(b, pointer, value, mask)
             else:
@@ -163,7 +168,7 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
     if at is not None and not s.inner and isinstance(pointer.owner, AddPtrOp) and _neighbours_gather(s, access):
         pointer.owner.attributes[CONTIGUITY] = DenseIntOrFPElementsAttr.from_list(TensorType(i32, [len(at)]), [1] * len(at))
     b.place(StoreOp.make(pointer, value, mask))
-    if condition is None and access.mode == "set":
+    if condition is None and mode == "set":
         version = s.versions.get(access.buffer, 0)
         for known_in in (version, version + 1) if access.buffer in s.in_place else (version,):  # + 1: after the loops that write in place
             b.remember(("load", access.buffer, known_in, pointer, own, None, None), s.widen(value, access.dtype))
@@ -176,7 +181,10 @@ def _neighbours_gather(s: State, access: Access) -> bool:
 
 
 def atomic(mode: str, dtype: Any) -> str:
-    """Triton's word for a combining store, "fmax" for one of two (see _atomic_maximum).  UnsupportedNest where the hardware has none."""
+    """Triton's word for a combining store, "fmax" for one of two (see _atomic_maximum), "store" for booleans (see put).  UnsupportedNest
+    where the hardware has none."""
+    if dtype == i1:
+        return "store"
     ints = isinstance(dtype, IntegerType)
     wide = ints and dtype.width.data >= 32
     if mode == "add" and (wide or not ints):

@@ -13,22 +13,19 @@ from collections.abc import Callable, Sequence
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import IntegerAttr, f32, i1, i32
-from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.nd_types import is_float
 from ...dialects.tt_arith import ExtUIOp, SIToFPOp
-from ...dialects.tt_compute import ReduceOp, ReduceReturnOp
-from ...dialects.tt_shape import ExpandDimsOp
-from ...dialects.tt_types import element_of, int32, shape_of, tensor
+from ...dialects.tt_types import element_of, shape_of
 from ...passes.loop.reduction_kinds import identity
 from .body import library
-from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder
+from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS
+from .joined_axes import Values, reduce_axis
 from .state import State
 
-Values = list[SSAValue]
 Piece = tuple[Values, SSAValue | None]
 """Values of a part of a row, and where they count (None: everywhere)."""
-Combine = Callable[[State, Values, Values], Values]
 
 _BITWISE = {"any": arith.OrIOp, "all": arith.AndIOp, "xor": arith.XOrIOp}
 _OF_BOOLS = {"sum": arith.OrIOp, "prod": arith.AndIOp, "max": arith.OrIOp, "min": arith.AndIOp}
@@ -36,31 +33,6 @@ _OF_FLOATS = {
     "sum": arith.AddfOp, "prod": arith.MulfOp, "max": arith.MaximumfOp, "min": arith.MinimumfOp,
 }  # fmt: skip
 _OF_INTS = {"sum": arith.AddiOp, "prod": arith.MuliOp, "max": arith.MaxSIOp, "min": arith.MinSIOp}
-
-
-def reduce_axis(s: State, values: Values, axis: int, combine: Combine) -> Values:
-    """Tensors of one shape joined along an axis; the results have size 1 there (scalars, where it is the only one)."""
-    return [_keep_axis(s.b, v, axis) for v in reduce_values(s, values, axis, combine)]
-
-
-def reduce_values(s: State, values: Values, axis: int, combine: Combine) -> Values:
-    """Tensors of one shape joined along an axis, which the results do not have."""
-    b = s.b
-    elements = [element_of(v.type) for v in values]
-    block = Block(arg_types=elements * 2)
-    b.enter_region(block)
-    joined = combine(s, list(block.args[: len(values)]), list(block.args[len(values) :]))
-    b.place(ReduceReturnOp.create(operands=joined))
-    b.leave_region()
-    return list(b.place(ReduceOp.make(values, axis, Region(block))).results)
-
-
-def _keep_axis(b: Builder, value: SSAValue, axis: int) -> SSAValue:
-    shape = shape_of(value.type)
-    if shape is None:
-        return value
-    result = tensor((*shape[:axis], 1, *shape[axis:]), element_of(value.type))
-    return b.pure(ExpandDimsOp, (value,), result, {"axis": int32(axis)})
 
 
 class Accumulator:

@@ -18,7 +18,8 @@ from ...dialects.tt_compute import ScanOp, ScanReturnOp
 from ...dialects.tt_types import element_of, int32, tensor
 from .body import library
 from .builder import NO_FLAGS
-from .reductions import Accumulator, Values, exp_below, identity, reduce_axis
+from .joined_axes import reduce_axis
+from .reductions import Accumulator, Values, exp_below, identity
 from .state import State, scalar_type
 
 if TYPE_CHECKING:
