@@ -18,6 +18,17 @@ def fresh():
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def called_by_threads():
+    """For tests whose threads call compiled functions. With torch 2.11 settings of Dynamo are the process's, so that threads that call
+    functions with dynamic=True at once may leave "all sizes are symbols" to the tests behind; and a build for CUDA on a machine without
+    a GPU crashes where threads make the first tensors without memory at once."""
+    with torch._subclasses.FakeTensorMode():
+        torch.empty(1)
+    with torch._dynamo.config.patch(assume_static_by_default=True):
+        yield
+
+
 def _compiled(fn, **how):
     return torch.compile(fn, backend="stepwell", **how)
 

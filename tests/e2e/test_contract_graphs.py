@@ -56,7 +56,7 @@ def test_ce_12_a_graph_returns_a_tuple():
         compile_graph(gm, [torch.randn(3)], Options())
 
 
-def test_ce_15_several_threads_call_and_one_calls_backward(compiled):
+def test_ce_15_several_threads_call_and_one_calls_backward(compiled, called_by_threads):
     fn = compiled(lambda x: (x.sin() * x).sum(0), dynamic=True)
     inputs = [torch.randn(n, 3) for n in (2, 5, 9, 4)]
     got = [None] * len(inputs)

@@ -11,9 +11,14 @@ import traceback
 import pytest
 import torch
 
+meets_compilations = pytest.mark.skipif(
+    not hasattr(torch.compiler, "_compile_session_context"),
+    reason="with this torch a call that meets another thread's compilation raises, whatever the backend is",
+)
+
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path, monkeypatch):
+def fresh(tmp_path, monkeypatch, called_by_threads):
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path / "stepwell"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     torch._dynamo.reset()
@@ -64,6 +69,7 @@ def test_one_function_in_several_threads(cache):
         run_threads(work, 4)
 
 
+@meets_compilations
 def test_several_functions_and_training():
     def work(k: int) -> None:
         w = torch.ones(5, requires_grad=True)
@@ -89,6 +95,7 @@ def test_sizes_that_differ_from_thread_to_thread():
     run_threads(work, 4)
 
 
+@meets_compilations
 def test_calls_while_another_thread_compiles():
     compiled = torch.compile(norm, backend="stepwell")
     x, w = torch.randn(64, 32), torch.randn(32, 48)
