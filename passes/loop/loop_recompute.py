@@ -88,7 +88,7 @@ def _plan(nest: loop.NestOp, number: int) -> _Plan | None:
     row = around if isinstance(around, (loop.ForOp, loop.ReduceOp)) and around.parent is nest.block else None
     if (row is None and around is not nest) or not _survives(store):
         return None
-    if not _covers(store, [*nest.indices, *(row.indices if row else ())]) or (row is not None and not _is_long(row)):
+    if not _covers(store, [nest] if row is None else [nest, row]) or (row is not None and not _is_long(row)):
         return None
     plan = _Plan(store, store.value, [], [], loads)
     return plan if _collect(plan, nest, result.type) else None
@@ -99,11 +99,15 @@ def _is_long(row: loop.LoopLike) -> bool:
     return None in sizes or prod(s for s in sizes if s is not None) >= SHORTEST_ROW
 
 
-def _covers(store: loop.StoreOp, indices: list[SSAValue]) -> bool:
-    """Whether the element that is stored has the indices of all loops around as its own, each once."""
+def _covers(store: loop.StoreOp, around: Sequence[loop.NestOp | loop.LoopLike]) -> bool:
+    """Whether the element that is stored has the indices of all loops around as its own, each once, and they go over the whole tensor:
+    of another element a reader would compute what the nest never stored."""
+    sizes = {index: size for op in around for index, size in zip(op.indices, op.loop_sizes, strict=True)}
     places = store.index_map.results
     own = [store.index_operands[e.index] for e in places if isinstance(e, Dim)]
-    return len(own) == len(places) == len(indices) and set(own) == set(indices)
+    if len(own) != len(places) or len(own) != len(sizes) or set(own) != set(sizes):
+        return False
+    return all(sizes[index] is size for index, size in zip(own, loop.shaped_dims(store.target.type), strict=True))
 
 
 def _survives(store: loop.StoreOp) -> bool:

@@ -104,3 +104,24 @@ func.func @bias(%x: !nd.tensor<8 x 64 x 1024 x bf16>, %b: !nd.tensor<64 x f32>) 
   }
   func.return %s, %r : !nd.tensor<8 x 64 x f32>, !nd.tensor<8 x 64 x 1024 x f32>
 }
+
+// -----
+
+// of a tensor that a nest stores a part of the rest comes from where it began
+
+// CHECK-LABEL: @part
+// CHECK: [[T:%.*]] = loop.nest ({{.*}} = 4)
+// CHECK: loop.load [[T]]
+func.func @part(%x: !nd.tensor<9 x f32>, %y: !nd.tensor<4 x f32>) -> !nd.tensor<9 x f32> {
+  %t = loop.nest (%i = 4) outs(%a = %x : !nd.tensor<9 x f32>) {
+    %v = loop.load %y[%i] : !nd.tensor<4 x f32> -> f32
+    loop.store %v, %a[%i] : f32, !nd.tensor<9 x f32>
+  }
+  %0 = loop.empty : !nd.tensor<9 x f32>
+  %r = loop.nest (%i = 9) outs(%o = %0 : !nd.tensor<9 x f32>) {
+    %v = loop.load %t[%i] : !nd.tensor<9 x f32> -> f32
+    %e = math.exp %v : f32
+    loop.store %e, %o[%i] : f32, !nd.tensor<9 x f32>
+  }
+  func.return %r : !nd.tensor<9 x f32>
+}
