@@ -9,7 +9,7 @@ from xdsl.dialects.builtin import i64
 from xdsl.ir import SSAValue
 
 from ...dialects.expr import product
-from .builder import ONE
+from .builder import ONE, ZERO
 from .importer import Importer
 from .registry import rule
 
@@ -43,6 +43,8 @@ def _class_weight(b: Importer, x: SSAValue, weight: SSAValue | None, index: SSAV
 @rule(aten.nll_loss_forward, aten.nll_loss2d_forward)
 def _nll_loss(b: Importer, x: SSAValue, target: SSAValue, weight: Any, reduction: int, ignore: int) -> Any:
     wide, axis = b.widen(x), _class_axis(b, x)
+    if b.dims(x)[axis] is ZERO:
+        return NotImplemented  # no target is right that is not ignored: the library says what eager says
     index, counted = _targets(b, x, target, ignore)
     scale = _class_weight(b, wide, weight, index, counted)
     picked = b.gather(wide, axis, index)
@@ -66,6 +68,8 @@ def _nll_loss_backward(
     total: SSAValue,
 ) -> SSAValue:
     wide, axis = b.widen(x), _class_axis(b, x)
+    if b.dims(x)[axis] is ZERO:
+        return x
     grad = b.cast(grad, b.dtype(wide))
     index, counted = _targets(b, x, target, ignore)
     scale = _class_weight(b, wide, weight, index, counted)

@@ -1,7 +1,7 @@
 """Building the scalar bodies of nests: where ops go, which index dimensions are in scope.
 
 Every pure op is put in the outermost block where its operands are known (so invariant code leaves its loop by construction) and is built
-once for equal operands (so common subexpressions are shared).
+once for equal operands (so common subexpressions are shared). A check stays in a loop that may have no iterations: it might fail there.
 
 Index expressions inside a body are `Expr`s over `Dim(k)`, where Dim(k) stands for `indices[k]`: loop indices first, then indices that
 were loaded from a tensor (see `Body.bound`).
@@ -82,6 +82,7 @@ class Body:
         self.env = RangeEnv({**symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(sizes)}})
         self.location = location
         self._level: dict[SSAValue, int] = {}
+        self._optional = [False]
         self._known: dict[tuple[object, ...], SSAValue] = {}
         self._keys: list[list[tuple[object, ...]]] = [[]]
         self._computed: dict[SSAValue, Expr] = {}
@@ -98,8 +99,11 @@ class Body:
         """How many loops a value depends on (0: it is the same in the whole nest)."""
         return self._level.get(value, 0)
 
-    def pure(self, cls: type[Operation], operands: Sequence[SSAValue], result: Attribute, properties: dict[str, Attribute]) -> SSAValue:
-        """The result of a pure op, placed as far out as its operands allow and shared with an equal one. Sums of indices are indices."""
+    def pure(
+        self, cls: type[Operation], operands: Sequence[SSAValue], result: Attribute, properties: dict[str, Attribute], outermost: int = 0
+    ) -> SSAValue:
+        """The result of a pure op, placed as far out as its operands and `outermost` (a number of loops) allow and shared with an equal
+        one. Sums of indices are indices."""
         if cls in _INDEX_ARITHMETIC and (e := self._index_arithmetic(cls, operands, result)) is not None:
             return self.index_value(e, result)
         key = (cls, result, *map(id, operands), *((k, id(v)) for k, v in properties.items()))
@@ -107,6 +111,7 @@ class Body:
         if found is not None:
             return found
         level = max((self._level.get(o, 0) for o in operands), default=0)
+        level = max(level, outermost)
         op = create(cls, operands, (result,), properties, (), self.location or UNKNOWN_LOC)
         self.blocks[level].add_op(op)
         value = op.results[0]
@@ -247,7 +252,7 @@ class Body:
         properties: dict[str, Attribute] = {"size": ExprAttr.get(size), "what": what}
         if wrap:
             properties["wrap"] = UNIT
-        index = self.pure(loop.BoundOp, [value], INDEX, properties)
+        index = self.pure(loop.BoundOp, [value], INDEX, properties, self._innermost_optional())
         for k, known in enumerate(self.indices):
             if known is index:
                 return dim(k)
@@ -256,6 +261,10 @@ class Body:
         if not some:
             self._bounded[found] = size
         return found
+
+    def _innermost_optional(self) -> int:
+        """The level of the innermost open loop that may have no iterations; 0 where all of them have some."""
+        return max((level for level, optional in enumerate(self._optional) if optional), default=0)
 
     def holds_elements(self, index: Sequence[Expr]) -> SSAValue | None:
         """The condition that no dimension into which a checked index goes is empty, so that there is something to go on with after an
@@ -292,7 +301,9 @@ class Body:
         name_indices(block.args[: len(sizes)], depth)
         dims = tuple(dim(depth + k) for k in range(len(sizes)))
         self.env = RangeEnv({**env, **{d: Range.of_size(s) for d, s in zip(dims, sizes, strict=True)}})
+        self._optional.append(not all(prove_lt(ZERO, s, env) for s in sizes))
         yield dims
+        self._optional.pop()
         self.blocks.pop()
         for key in self._keys.pop():
             del self._known[key]

@@ -175,3 +175,66 @@ def test_indices_that_together_are_empty_write_nothing(size, accumulate):
         return x.index_put((i[:, None], j[None]), v, accumulate)
 
     agree(program, torch.randn(size, 4, 3), torch.arange(0), torch.arange(4), torch.randn(0, 4, 3))
+
+
+def gradients(fn, *inputs):
+    """Results and gradients of a program whose floating point inputs have gradients."""
+    inputs = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    out = fn(*inputs)
+    return out.detach(), torch.autograd.grad(out.sum(), [x for x in inputs if x.requires_grad])
+
+
+def test_an_index_into_nothing_is_checked_where_something_is_read():
+    """The sum over no rows reads no element: the index 0, which is the same in all rows, is not out of range."""
+
+    def rows(x, index):
+        return (x[torch.arange(x.shape[0]).unsqueeze(1), index.unsqueeze(0)] + x).sum((0, 1))
+
+    x, index = torch.randn(0, 4, 10), torch.tensor([0, 2, 1, 3])
+    torch.testing.assert_close(gradients(torch.compile(rows, backend="stepwell", fullgraph=True), x, index), gradients(rows, x, index))
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_check_stays_in_a_loop_that_may_be_empty(rows):
+    """How many rows there are is known in the run alone; the index is out of range in every row."""
+
+    def picked(x, mask, index):
+        found = x[mask]
+        return (found * x.gather(0, index.expand(found.shape[0], 4))).sum(0)
+
+    x, mask, index = torch.randn(3, 4), torch.arange(3) < rows, torch.tensor([[7]])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(picked, backend="stepwell", fullgraph=True)
+        if rows:
+            with pytest.raises(IndexError, match="gather: index out of range"):
+                compiled(x, mask, index)
+        else:
+            torch.testing.assert_close(compiled(x, mask, index), picked(x, mask, index))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape", [(3, 0), (0, 0), (2, 0, 2, 2), (0, 3), (0,)])
+def test_losses_of_no_classes_and_of_no_rows(shape, weighted, reduction):
+    classes = shape[0] if len(shape) == 1 else shape[1]
+    target = torch.full(shape[:-1] if len(shape) == 1 else (shape[0], *shape[2:]), -100)
+    weight = torch.rand(classes) if weighted else None
+
+    def loss(x):
+        plain = F.cross_entropy(x, target, weight, reduction=reduction)
+        return plain.sum() + F.nll_loss(x, target, weight, reduction=reduction).sum()
+
+    x = torch.randn(shape)
+    compiled = torch.compile(loss, backend="stepwell", fullgraph=True)
+    torch.testing.assert_close(gradients(compiled, x), gradients(loss, x), equal_nan=True)
+
+
+def test_a_target_of_no_classes_is_refused_in_eager_s_words():
+    def loss(x, target):
+        return F.nll_loss(x, target)
+
+    x, target = torch.randn(2, 0), torch.tensor([0, 1])
+    with pytest.raises(IndexError, match="Target 0 is out of bounds"):
+        loss(x, target)
+    with pytest.raises(Exception, match="Target 0 is out of bounds"):
+        torch.compile(loss, backend="stepwell", fullgraph=True)(x, target)
