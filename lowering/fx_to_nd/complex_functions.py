@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from xdsl.ir import SSAValue
 from .builder import ONE
 from .complex_numbers import RULES, Function, Pair, as_pair, complex_rule, reduced_dims
 from .importer import Importer
+from .joining import cross_product
 from .registry import find_rule
 
 _LARGE = {True: 350.0, False: 40.0}
@@ -206,19 +208,15 @@ def _vector_norm(b: Importer, x: Pair, ord: Any = 2, dim: Any = None, keepdim: b
 
 @complex_rule("linalg_cross")
 def _cross(b: Importer, x: Pair, y: Pair, *, dim: int = -1) -> Any:
-    """As of real numbers (joining.py), with complex products."""
     if x.im is None or y.im is None:
         return NotImplemented
     axis = dim % b.rank(x.re)
 
     def part(value: Pair, k: int) -> Pair:
         assert value.im is not None
-        return Pair(b.slice_dim(value.re, axis, k % 3, ONE), b.slice_dim(value.im, axis, k % 3, ONE))
+        return Pair(b.slice_dim(value.re, axis, k, ONE), b.slice_dim(value.im, axis, k, ONE))
 
-    def product(k: int, other: int) -> Pair:
-        return _named(b, "mul", part(x, k), part(y, other))
-
-    parts = [_named(b, "sub", product(k + 1, k + 2), product(k + 2, k + 1)) for k in range(3)]
+    parts = cross_product(x, y, part, partial(_named, b, "mul"), partial(_named, b, "sub"))
     return Pair(b.cat([p.re for p in parts], axis), b.cat([p.im for p in parts], axis))
 
 

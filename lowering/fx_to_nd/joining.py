@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,15 +34,20 @@ def _stack(b: Importer, tensors: Sequence[SSAValue], axis: int = 0) -> SSAValue:
     return b.cat([b.unsqueeze(b.cast(t, b.out_dtype), axis) for t in tensors], axis)
 
 
+def cross_product(x: Any, y: Any, part: Callable[[Any, int], Any], multiply: Callable[..., Any], subtract: Callable[..., Any]) -> list[Any]:
+    """(x1 y2 - x2 y1, x2 y0 - x0 y2, x0 y1 - x1 y0), of any numbers: `part(x, k)` is x_k."""
+
+    def product(k: int, other: int) -> Any:
+        return multiply(part(x, k % 3), part(y, other % 3))
+
+    return [subtract(product(k + 1, k + 2), product(k + 2, k + 1)) for k in range(3)]
+
+
 @rule(aten.linalg_cross)
 def _cross(b: Importer, x: SSAValue, y: SSAValue, *, dim: int = -1) -> SSAValue:
-    """(x1 y2 - x2 y1, x2 y0 - x0 y2, x0 y1 - x1 y0) along dimensions of 3, side by side: torch's decomposition gathers by index tensors."""
+    """Along dimensions of 3, side by side: torch's decomposition gathers by index tensors."""
     axis = dim % b.rank(x)
-
-    def part(value: SSAValue, k: int) -> SSAValue:
-        return b.slice_dim(b.widen(value), axis, k % 3, ONE)
-
-    parts = [b.sub(b.mul(part(x, k + 1), part(y, k + 2)), b.mul(part(x, k + 2), part(y, k + 1))) for k in range(3)]
+    parts = cross_product(b.widen(x), b.widen(y), lambda v, k: b.slice_dim(v, axis, k, ONE), b.mul, b.sub)
     return b.cat([b.cast(p, b.out_dtype) for p in parts], axis)
 
 
@@ -56,6 +61,9 @@ def _constant_pad(b: Importer, x: SSAValue, pad: Sequence[Any], value: Any = 0) 
     high: list[Expr] = [ZERO] * rank
     for k in range(len(pad) // 2):
         low[rank - 1 - k], high[rank - 1 - k] = as_expr(pad[2 * k]), as_expr(pad[2 * k + 1])
+    left = (size + minimum(a, ZERO) + minimum(z, ZERO) for size, a, z in zip(b.dims(x), low, high, strict=True))
+    if any(e.is_const and int(e) < 0 for e in left):
+        return NotImplemented  # more is cut off than there is: the library says so
     return b.pad(x, low, high, value)
 
 
