@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import StepwellError
 from ..lowering.fx_to_nd import ensure_metadata
+from .user_decompositions import described, same_kind
 
 
 class FxPassError(StepwellError):
@@ -38,6 +39,7 @@ def run_fx_passes(given: Mapping[str, Sequence[Any]], stage: str, gm: GraphModul
             raise FxPassError(f"the {stage} pass '{name}' left {len(_outputs(gm))} results of {len(before)}")
         if stage != "pre_grad":
             ensure_metadata(gm, pytree.tree_leaves(inputs))
+            _compare(f"the {stage} pass '{name}'", before, [_value(o) for o in _outputs(gm)])
             _keep_strides(gm, before)
     return gm
 
@@ -56,6 +58,12 @@ def _outputs(gm: GraphModule) -> list[Any]:
 
 def _value(output: Any) -> Any:
     return output.meta.get("val") if isinstance(output, Node) else None
+
+
+def _compare(who: str, before: Sequence[Any], after: Sequence[Any]) -> None:
+    for k, (old, new) in enumerate(zip(before, after, strict=True)):
+        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and not same_kind(new, old):
+            raise FxPassError(f"{who} made {described(new)} of result {k}, which was {described(old)}")
 
 
 def _keep_strides(gm: GraphModule, before: Sequence[Any]) -> None:

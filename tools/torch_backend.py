@@ -73,6 +73,7 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
             log.info("graph %d was traced and compiled before%s", compilers.number, changed(options))
             return found
     from ..targets.target import library_operators
+    from .user_decompositions import checked
 
     if isinstance(gm, GraphModule):
         gm = compilers.passed("pre_grad", gm)
@@ -88,7 +89,7 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
         fw_compiler=compilers.forward,
         bw_compiler=compilers.backward,
         inference_compiler=compilers.inference,
-        decompositions={**decomposition_table({*options.fallback, *library_operators(example_inputs)}), **options.decompositions},
+        decompositions={**decomposition_table({*options.fallback, *library_operators(example_inputs)}), **checked(options.decompositions)},
         partition_fn=compilers.partition,
         keep_inference_input_mutations=True,
     )
