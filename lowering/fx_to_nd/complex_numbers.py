@@ -461,8 +461,9 @@ def _imag(b: Importer, x: Any) -> SSAValue:
 
 
 @complex_rule("complex")
-def _complex(b: Importer, re: SSAValue, im: SSAValue) -> Pair:
-    return Pair(re, im)
+def _complex(b: Importer, re: SSAValue, im: SSAValue) -> Any:
+    part = PART[b.out_dtype]
+    return Pair(re, im) if b.dtype(re) == b.dtype(im) == part else NotImplemented
 
 
 @complex_rule("polar")

@@ -28,6 +28,7 @@ from . import complex_numbers, device_parts, devices, externs, higher_order
 from .aliases import write_through
 from .builder import Builder, Dims, Uncovered
 from .metadata import element_type, shape_env
+from .refused import is_refused
 from .registry import find_rule
 from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
 from .subgraphs import Body, Program
@@ -281,6 +282,8 @@ class Importer(Builder):
         argument = self.reachable_argument if self.mixed_devices else self.argument
         args = [argument(a) for a in node.args]
         kwargs = {key: argument(a) for key, a in node.kwargs.items()} if node.kwargs else {}
+        if is_refused(self, target, args, kwargs):
+            return externs.operator_call(self, node, chosen=True)
         try:
             result = rule(self, *args, **kwargs)
         except Uncovered:

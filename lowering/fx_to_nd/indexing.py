@@ -178,6 +178,11 @@ def _masked_put(b: Importer, x: SSAValue, mask: SSAValue, values: SSAValue) -> S
 
 @indexed_rule(aten.index_add)
 def _index_add(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, *, alpha: Any = 1) -> SSAValue:
+    wanted = list(b.dims(x))
+    if wanted:
+        wanted[d % b.rank(x)] = product(b.dims(index))
+    if not _agree(b.dims(source), wanted):
+        return NotImplemented
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         source = b.mul(source, b.scalar(alpha, b.dtype(source)))
     return _along(b, x, d, index, source, True)
@@ -211,6 +216,11 @@ def _along(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSAValue, 
     source = b.reshape(b.cast(source, b.dtype(x)), dims)
     result = _put_or_add(b, flat, [d], [index], source, add, wrap=False)
     return result if result is NotImplemented else b.reshape(result, shape)
+
+
+def _agree(given: Sequence[Expr], wanted: Sequence[Expr]) -> bool:
+    """Whether sizes are the wanted ones, as far as both are numbers."""
+    return len(given) == len(wanted) and all(a == w for a, w in zip(given, wanted, strict=True) if a.is_const and w.is_const)
 
 
 # ---- scatter

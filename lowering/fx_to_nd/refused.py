@@ -1,0 +1,99 @@
+"""Calls that eager refuses when they run, though torch's fake kernels let them through: they are made, so that torch says what is wrong.
+
+A rule could compute most of them (the floor of a boolean), but a program that eager refuses is wrong, and stays so when it is compiled.
+Where the kernel of a device computes such a call, it does so here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from xdsl.dialects.builtin import i1
+from xdsl.ir import SSAValue
+
+from ...dialects.nd_types import FLOATS
+from .promotion import common_dtype
+
+if TYPE_CHECKING:
+    from .importer import Importer
+
+aten = torch.ops.aten
+
+Check = Callable[["Importer", Sequence[Any], dict[str, Any]], bool]
+
+_NO_BOOLEANS = """
+abs:1 addcmul:3 argmax:1 argmin:1 avg_pool2d:1 avg_pool3d:1 bucketize.Tensor:1 ceil:1 clamp:3 floor:1 fmod:2 linalg_cross:2
+max_pool2d_with_indices:1 max_pool3d_with_indices:1 median:1 nanmedian:1 reflection_pad1d:1 reflection_pad2d:1 relu:1 remainder:2
+round:1 threshold:1 trunc:1
+"""
+"""Operators that have no kernel of booleans, each with how many of its operands decide the type in which it computes."""
+
+_FLOATS_ONLY = """
+lerp:2 logaddexp:2 logcumsumexp:1 round.decimals:1 var.correction:1 var_mean.correction:1
+"""
+"""Operators that have kernels of floating point (and perhaps complex) numbers alone."""
+
+
+def is_refused(b: Importer, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether eager refuses a call with these arguments (FX nodes replaced by their values)."""
+    check = _CHECKS.get(target) or _CHECKS.get(getattr(target, "overloadpacket", None))
+    return check is not None and check(b, args, kwargs)
+
+
+def _computes(operands: int, floats_only: bool) -> Check:
+    """Refuses where the first operands together have a type for which there is no kernel."""
+
+    def check(b: Importer, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        dtype = common_dtype(b, tuple(a for a in args[:operands] if a is not None))
+        return dtype not in FLOATS if floats_only else dtype == i1
+
+    return check
+
+
+def _is_boolean(b: Importer, value: Any) -> bool:
+    return b.dtype(value) == i1 if isinstance(value, SSAValue) else isinstance(value, bool)
+
+
+def _scales_wrongly(b: Importer, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+    return isinstance(alpha, bool) and common_dtype(b, tuple(args[:2])) != i1
+
+
+def _subtracts_booleans(b: Importer, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return any(_is_boolean(b, a) for a in args[:2]) or _scales_wrongly(b, args, kwargs)
+
+
+def _truncates_booleans(b: Importer, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return kwargs.get("rounding_mode") == "trunc" and common_dtype(b, tuple(args[:2])) == i1
+
+
+def _puts_another_type(b: Importer, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return b.dtype(args[0]) != b.dtype(args[2])
+
+
+def _masks_by_numbers(b: Importer, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return b.dtype(args[1]) != i1
+
+
+def _find(name: str) -> Any:
+    """An operator packet or overload of ATen by name; None where this torch has none."""
+    packet, _, overload = name.partition(".")
+    found = getattr(aten, packet, None)
+    return getattr(found, overload, None) if overload else found
+
+
+def _table() -> dict[Any, Check]:
+    found: dict[Any, Check] = {
+        aten.add: _scales_wrongly, aten.sub: _subtracts_booleans, aten.rsub: _subtracts_booleans, aten.div: _truncates_booleans,
+        aten.index_put: _puts_another_type, aten.masked_scatter: _masks_by_numbers,
+    }  # fmt: skip
+    for rows, floats_only in ((_NO_BOOLEANS, False), (_FLOATS_ONLY, True)):
+        for name, count in (row.split(":") for row in rows.split()):
+            if (target := _find(name)) is not None:
+                found[target] = _computes(int(count), floats_only)
+    return found
+
+
+_CHECKS = _table()
