@@ -80,44 +80,45 @@ def _span(buffer: SSAValue, at: Expr) -> tuple[int, int]:
     return _ANYWHERE if start is None or size is None else (start, start + size)
 
 
-def accesses(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
-    """(buffers read, buffers written) by a nest, a contraction, a batch or a library call; nothing for other ops."""
+def accesses(op: Operation) -> tuple[list[SSAValue], list[SSAValue]]:
+    """(buffers read, buffers written) by a nest, a contraction, a batch or a library call, each once and in the order in which they occur;
+    nothing for other ops."""
     if isinstance(op, mem.ExternOp):
-        made = {op.operands[k] for k in prop(op, "out") or ()}
-        changed = {op.operands[k] for k in prop(op, "mutates") or ()}
-        return _buffers(set(op.operands) - made), _buffers({*op.results, *made, *changed})
+        made = [op.operands[k] for k in prop(op, "out") or ()]
+        changed = [op.operands[k] for k in prop(op, "mutates") or ()]
+        return _buffers(v for v in op.operands if v not in made), _buffers([*op.results, *made, *changed])
     if isinstance(op, loop.BatchOp):
         return _batch_accesses(op)
     if not isinstance(op, loop.NestOp | loop.ContractOp):
-        return set(), set()
+        return [], []
     outs = dict(zip(op.out_args, op.outs, strict=True))
-    reads: set[SSAValue] = set(op.operands[:2]) if isinstance(op, loop.ContractOp) else set()
-    writes: set[SSAValue] = set()
+    reads = list(op.operands[:2]) if isinstance(op, loop.ContractOp) else []
+    writes: list[SSAValue] = []
     for inner in loop.walk_bodies(op):
         if not isinstance(inner, loop.AccessOp) or isinstance(inner.shaped.owner, loop.LocalOp):
             continue
         if isinstance(inner, loop.LoadOp):
-            reads.add(outs.get(inner.source, inner.source))
+            reads.append(outs.get(inner.source, inner.source))
         elif isinstance(inner, loop.StoreOp):
             target = outs.get(inner.target, inner.target)
-            writes.add(target)
+            writes.append(target)
             if inner.mode is not None:
-                reads.add(target)
+                reads.append(target)
     return _buffers(reads), _buffers(writes)
 
 
-def _batch_accesses(op: loop.BatchOp) -> tuple[set[SSAValue], set[SSAValue]]:
+def _batch_accesses(op: loop.BatchOp) -> tuple[list[SSAValue], list[SSAValue]]:
     body = op.body().body.block
     place: dict[SSAValue, int] = {formal: k for k, formal in enumerate(body.args)}
-    found: tuple[set[SSAValue], set[SSAValue]] = (set(), set())
+    found: tuple[list[SSAValue], list[SSAValue]] = ([], [])
     for nest in body.ops:
         for values, formals in zip(found, accesses(nest), strict=True):
-            values.update(operands[place[formal]] for formal in formals for operands in op.entry_operands())
-    return found
+            values += [operands[place[formal]] for formal in formals for operands in op.entry_operands()]
+    return _buffers(found[0]), _buffers(found[1])
 
 
-def _buffers(values: Iterable[SSAValue]) -> set[SSAValue]:
-    return {v for v in values if isinstance(v.type, mem.BufferType)}
+def _buffers(values: Iterable[SSAValue]) -> list[SSAValue]:
+    return list(dict.fromkeys(v for v in values if isinstance(v.type, mem.BufferType)))
 
 
 def dependences(func: FuncOp) -> list[Dependence]:
