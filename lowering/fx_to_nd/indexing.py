@@ -282,16 +282,17 @@ def combined_in(b: Importer, mode: str, x: SSAValue, sizes: Sequence[Expr]) -> A
     """The element type in which elements of x are combined with as many as `sizes` say, in any order; None where a GPU has no atomic
     operation for it.
 
-    A GPU adds in 32 bits what has 8 or 16: of integers the low bits are the same, and floating point numbers are rounded once,
-    not with each addition, as in torch's own gradients of indexing. Only a large tensor that few numbers are added to is not copied
-    for it."""
-    dtype = b.dtype(x)
-    if b.device == "cpu":
-        return dtype
-    narrow = dtype in LOW_PRECISION or (isinstance(dtype, IntegerType) and 1 < dtype.width.data < 32)
-    if narrow and not _is_large(b, x, sizes):
+    Floating point numbers of 16 bits are added in 32, and rounded once, not with each addition, as by torch's own kernels that sort or
+    go by rows; integers of 8 and 16 bits on a GPU, their low bits are the same. Only a large tensor that few numbers are added to is
+    not copied for it."""
+    dtype, on_cpu = b.dtype(x), b.device == "cpu"
+    if dtype in LOW_PRECISION:
+        narrow = mode in ("add", "prod")  # extremes are exact
+    else:
+        narrow = not on_cpu and isinstance(dtype, IntegerType) and 1 < dtype.width.data < 32
+    if narrow and not (on_cpu and b.eager_numerics) and not _is_large(b, x, sizes):
         dtype = f32 if dtype in LOW_PRECISION else i32
-    return dtype if _can_combine(mode, dtype) else None
+    return dtype if on_cpu or _can_combine(mode, dtype) else None
 
 
 def _is_large(b: Importer, x: SSAValue, sizes: Sequence[Expr]) -> bool:
@@ -360,7 +361,7 @@ def _scatter_mean(b: Importer, x: SSAValue, d: int, index: SSAValue, source: SSA
     dtype = b.dtype(x)
     if dtype == i1:
         x, source = b.cast(x, i32), b.cast(source, i32)
-    elif b.device != "cpu":
+    elif not b.eager_numerics:
         x = b.widen(x)
     if not include_self:
         x = _scatter(b, x, d, index, _spread(b, x, index, 0), "set")

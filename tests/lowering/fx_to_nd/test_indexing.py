@@ -125,3 +125,19 @@ def test_masked_scatter(check):
     check(lambda x, m: x.masked_scatter(m, x.new_zeros(0)), torch.randn(3, 4), none)
     found = check(program, torch.randn(0, 4), mask[:0], torch.randn(2))
     assert not found.counts.extern
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+def test_sums_of_16_bits_that_are_scattered_are_rounded_once(dtype):
+    """Many numbers to one place: with a rounding each, the error is that of the largest sum on the way, many times over."""
+    index, x, values = torch.arange(400) % 3, torch.randn(3, 4).to(dtype), torch.rand(400, 4).to(dtype)
+    each = index[:, None].repeat(1, 4)
+
+    def sums(x, values):
+        return (
+            x.index_add(0, index, values), x.index_put((index,), values, accumulate=True), x.put(each * 4, values, accumulate=True),
+            x.scatter_add(0, each, values), x.scatter_reduce(0, each, values, "mean"),
+        )  # fmt: skip
+
+    for got, want in zip(torch.compile(sums, backend="stepwell")(x, values), sums(x.double(), values.double()), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
