@@ -62,7 +62,23 @@ def _build() -> dict[Any, Callable[..., Any]]:
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
     table[torch.ops.aten._new_zeros_with_same_feature_meta.default] = _zero_tangent
     table[torch.ops.aten.convolution_backward.default] = _convolution_backward
+    table[torch.ops.aten.linspace.default] = _linspace
     return table
+
+
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+    """Integers as eager has them: both ends are rounded towards zero first, and the steps have 64 bits (on a GPU 32); torch's
+    decomposition goes from end to end in 32 bits, and rounds behind that."""
+    import torch
+    from torch import _refs
+
+    if dtype is None or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return _refs.linspace(start, end, steps, dtype=dtype, device=device, **options)
+    first, last = int(start), int(end)
+    wide = torch.float32 if torch.device(device or torch.get_default_device()).type == "cuda" else torch.float64
+    at = torch.arange(steps, dtype=wide, device=device)
+    step = (float(last) - float(first)) / (steps - 1) if steps > 1 else 0.0
+    return torch.where(at < steps // 2, first + step * at, last - step * (steps - 1 - at)).to(dtype) if steps != 1 else at.to(dtype) + first
 
 
 def _zero_tangent(x: Any, other: Any, *, self_num_batch_dims: int = 0) -> Any:

@@ -258,10 +258,13 @@ def _node_bytes(graph: Any, node: Any) -> tuple[str, int]:
             return 0
 
     def accessed(dep: Any) -> int:
-        """Bytes of an access; under a loaded index one element for each iteration (the schedule itself reckons with the whole tensor)."""
+        """Bytes of an access; at a computed index one element for each iteration of its loops (the access itself names only the loops
+        that its index has left, the schedule reckons with the whole tensor)."""
         if not (hasattr(dep, "is_indirect") and dep.is_indirect()):
             return graph.get_dep_size_hint(dep)
-        numel = prod(graph.sizevars.optimization_hint(n, fallback=1) for n in dep.size)
+        loops = [part.group[1] for part in parts if dep in part.read_writes.reads or dep in part.read_writes.writes]
+        sizes = [[n for group in nest for n in group] for nest in loops] or [dep.size]
+        numel = max(prod(graph.sizevars.optimization_hint(n, fallback=1) for n in one) for one in sizes)
         return int(numel) * graph.get_dtype(dep.name).itemsize
 
     if _is(node, "NopKernelSchedulerNode"):
@@ -274,9 +277,10 @@ def _node_bytes(graph: Any, node: Any) -> tuple[str, int]:
         made = 0 if _is(kernel.layout, "MultiOutputLayout", "NoneLayout") else size(kernel)
         return "calls", sum(size(one) for one in inputs) + made + sum(size(graph.get_buffer(n)) for n in kernel.get_mutation_names())
     reads, writes = node.read_writes.reads, node.read_writes.writes
+    parts = getattr(node, "snodes", [node])
     inside: set[str] = set()
     if _is(node, "FusedSchedulerNode"):
-        own = set(node.snodes)
+        own = set(parts)
         names = {dep.name for dep in writes}
         inside = {n for n in names if not {u.node for u in node.scheduler.name_to_buf[n].users} - own}
     total = 0

@@ -118,6 +118,8 @@ def _gather(b: Importer, x: SSAValue, d: int, index: SSAValue, *, sparse_grad: b
         return b.reshape(b.index(b.reshape(x, (ONE,)) if not b.rank(x) else x, [0], [index], wrap=False), ())
     if not b.rank(x):
         x = b.reshape(x, (ONE,))
+    if b.rank(index) != b.rank(x):  # torch allows that where there are no indices
+        return b.full(0, b.dtype(x), b.dims(index))
     return b.gather(x, d % b.rank(x), index)
 
 

@@ -119,7 +119,7 @@ def _dropout(b: Importer, x: SSAValue, p: float, train: bool | None) -> Any:
 
 @rule(aten.native_dropout_backward)
 def _dropout_backward(b: Importer, grad: SSAValue, mask: SSAValue, scale: Any) -> SSAValue:
-    wide = b.widen(grad)
+    wide = b.widen(b.cast(grad, b.out_dtype))
     return b.mul(b.mul(wide, b.cast(mask, b.dtype(wide))), b.scalar(scale, b.dtype(wide)))
 
 

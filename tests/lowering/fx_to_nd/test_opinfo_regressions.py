@@ -402,3 +402,42 @@ def test_moves_of_complex_and_real_numbers(dtype):
         return torch.cat([x, y]), torch.stack([y, x]), x.clone().copy_(y), torch.select_scatter(x[None], y.to(x.dtype), 0, 0)
 
     assert check_against_eager(program, torch.tensor([1 + 2j, 3 - 1j, 0.5j]), torch.tensor([4, 0, 1]).to(dtype)) <= 2
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bool, torch.uint8])
+def test_no_indices_of_another_rank(dtype, dynamic):
+    """torch lets an index without elements have any rank."""
+    program = lambda x, i: (torch.gather(x, 0, i), torch.gather(x[0], 0, i), torch.scatter(x, 0, i, x[:0].reshape(2, 0)))  # noqa: E731
+    check_against_eager(program, torch.ones(5).to(dtype), torch.zeros(2, 0, dtype=torch.int64), dynamic=dynamic)
+
+
+def test_gradient_of_no_indices():
+    x, i = torch.randn(5, requires_grad=True), torch.zeros(2, 0, dtype=torch.int64)
+    result = torch.compile(lambda x: torch.gather(x, 0, i), backend="stepwell")(x)
+    (found,) = torch.autograd.grad(result.sum(), x)
+    assert torch.equal(found, torch.zeros(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_ranges_of_integers_between_numbers(dtype):
+    """Eager rounds both ends first; torch's decomposition rounds the steps."""
+    ends = [(4.3, 50, 20), (3.7, 2, 50), (0, 9, 0), (5, 9, 1), (5.5, 9, 2), (0, 120, 7)]
+    ends += [(-2.5, 4.3, 50), (4.3, -3, 50), (-7.9, -0.5, 3)] * dtype.is_signed + [(2**60, 2**40, 77)] * (dtype == torch.int64)
+    program = lambda: [torch.linspace(*args, dtype=dtype) for args in ends]  # noqa: E731
+    for ours, eager in zip(torch.compile(program, backend="stepwell")(), program(), strict=True):
+        assert ours.dtype == eager.dtype and torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("n", (1, 2, 7, 30))
+def test_ranges_as_long_as_a_size(n):
+    program = lambda x: torch.linspace(-3.5, x.shape[0], x.shape[0], dtype=torch.int32)  # noqa: E731
+    assert torch.equal(torch.compile(program, backend="stepwell", dynamic=True)(torch.zeros(n)), program(torch.zeros(n)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64])
+def test_gradient_of_dropout_in_the_type_of_its_result(dtype):
+    """Integers times a scale that is no integer."""
+    grad, mask = torch.arange(6).to(dtype), torch.tensor([True, False, True, True, False, True])
+    program = lambda g, m: [torch.ops.aten.native_dropout_backward(g, m, scale) for scale in (0.5, 2.0, 0.0)]  # noqa: E731
+    check_against_eager(program, grad, mask)
