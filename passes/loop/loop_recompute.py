@@ -131,6 +131,8 @@ def _collect(plan: _Plan, nest: loop.NestOp, stored: Attribute) -> bool:
                 continue
             wanted.add(owner)
             if isinstance(owner, loop.LoadOp):
+                if any(index not in plan.store.index_operands for index in owner.index_operands):
+                    return False  # it reads at an index that was loaded itself
                 if owner.mask is None and owner.source not in nest.out_args and _is_small(owner.source.type, stored):
                     small += 1
                     continue

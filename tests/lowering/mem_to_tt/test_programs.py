@@ -156,6 +156,7 @@ PROGRAMS = {
     "logcumsumexp": (lambda x: torch.logcumsumexp(x, 1), randn(6, 40)),
     "gather": (lambda x, i: x.gather(1, i), randn(10, 50), whole(0, 50, 10, 20)),
     "index add": (lambda x, i, y: torch.index_add(x, 0, i, y), randn(10, 16), whole(0, 10, 30), randn(30, 16)),
+    "gathered rows are read twice": (lambda i, e: (e[i] * 2, (e[i] + 1).sum(0)), whole(0, 30, 40), randn(30, 100)),
     "a part is overwritten": (lambda x, y: x.slice_scatter(y, 0, 0, 4).exp(), randn(9, 5), randn(4, 5)),
     "index add of booleans": (lambda x, i, y: x.index_add(0, i, y), randn(10, 16) > 1, whole(0, 10, 30), randn(30, 16) > 1),
     "index put": (lambda x, i, v: x.index_put((i,), v), randn(30, 5), torch.tensor([3, 9, 27, 1]), randn(4, 5)),

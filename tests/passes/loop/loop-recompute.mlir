@@ -125,3 +125,28 @@ func.func @part(%x: !nd.tensor<9 x f32>, %y: !nd.tensor<4 x f32>) -> !nd.tensor<
   }
   func.return %r : !nd.tensor<9 x f32>
 }
+
+// -----
+
+// what is read at an index that was loaded stays where the index is
+
+// CHECK-LABEL: @gathered
+// CHECK: [[T:%.*]] = loop.nest ({{.*}} = 70)
+// CHECK: loop.load [[T]]
+func.func @gathered(%x: !nd.tensor<5 x 100 x f32>, %at: !nd.tensor<70 x i64>) -> !nd.tensor<70 x 100 x f32> {
+  %0 = loop.empty : !nd.tensor<70 x 100 x f32>
+  %t = loop.nest (%i = 70) outs(%a = %0 : !nd.tensor<70 x 100 x f32>) {
+    %n = loop.load %at[%i] : !nd.tensor<70 x i64> -> i64
+    %p = loop.bound %n, 5 "index" : i64
+    loop.for (%j = 100) {
+      %v = loop.load %x[%p, %j] : !nd.tensor<5 x 100 x f32> -> f32
+      loop.store %v, %a[%i, %j] : f32, !nd.tensor<70 x 100 x f32>
+    }
+  }
+  %r = loop.nest (%i = 70, %j = 100) outs(%o = %0 : !nd.tensor<70 x 100 x f32>) {
+    %v = loop.load %t[%i, %j] : !nd.tensor<70 x 100 x f32> -> f32
+    %e = math.exp %v : f32
+    loop.store %e, %o[%i, %j] : f32, !nd.tensor<70 x 100 x f32>
+  }
+  func.return %r : !nd.tensor<70 x 100 x f32>
+}
