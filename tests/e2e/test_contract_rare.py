@@ -394,11 +394,11 @@ def test_pass_05_passes_run_with_the_only_gpu_of_their_graph(monkeypatch):
         yield
         current.pop()
 
+    places = (["cuda:1", "cpu"], ["cuda:1", "cuda:2"], ["cpu"], ["cuda:2", "cuda:2"])
+    graphs = [_on_devices(*((place, torch.float32) for place in one)) for one in places]  # before torch thinks that there is a GPU
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    graphs = (["cuda:1", "cpu"], ["cuda:1", "cuda:2"], ["cpu"], ["cuda:2", "cuda:2"])
-    for places in graphs:
-        gm = _on_devices(*((place, torch.float32) for place in places))
+    for gm in graphs:
         run_fx_passes({"joint": [lambda gm: seen.append(current[-1])]}, "joint", gm)
     assert seen == ["cuda:1", "cuda:0", "cuda:0", "cuda:2"] and current == ["cuda:0"]
 
