@@ -348,9 +348,9 @@ class _Lowering:
             if op.binds is not None and not _is_float_or_bool(type) and sym(op.binds.data) not in self.bound:
                 self._bind(sym(op.binds.data), "value", new)
             return
+        self._bind_layout(type, new)
         if old.first_use is None:
             return
-        self._bind_layout(type, new)
         label = op.call.data.target
         if viewed is not None:
             self._check(type, new, label)

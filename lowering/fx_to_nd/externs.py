@@ -190,7 +190,7 @@ def write(
         properties["aliases"] = IntsAttr.get(aliases)
     if binds:
         properties["binds"] = text(binds)
-    if effect:
+    if effect or (b.defines_sizes and any(isinstance(t, TensorType) for t in types)):
         properties["effect"] = UNIT
     if fallback:
         properties["fallback"] = UNIT

@@ -97,6 +97,8 @@ class Importer(Builder):
         self.argument_symbols: set[str] = set()
         self.handed_on: dict[str, int] = {}
         self.known_unbacked: set[str] = set()
+        self.defines_sizes = False
+        """Whether what is imported now defines size symbols: its calls are made even where only the sizes of their results are used."""
         self.has_unbacked = any(
             "unbacked_bindings" in n.meta or n.target is aten._local_scalar_dense.default for n in gm.graph.nodes
         )
@@ -241,7 +243,11 @@ class Importer(Builder):
             self.counts.rule += 1
             return view
         if self.has_unbacked and (new := self.unbound_symbols(node)):
-            value = self.call(node, target, val, defines=True)
+            self.defines_sizes = True
+            try:
+                value = self.call(node, target, val, defines=True)
+            finally:
+                self.defines_sizes = False
             self.known_unbacked |= new
             return value
         if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):

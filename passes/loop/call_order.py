@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from xdsl.dialects.builtin import ArrayAttr
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation
 
 from ...dialects import loop, nd
 from ...dialects.call_args import CallAttr
-from ...dialects.expr import Expr, free_syms
+from ...dialects.expr import Expr, Sym, free_syms
 from ...dialects.expr_syntax import ExprAttr, IndexMapAttr
 from ...dialects.nd_base import ExprsAttr
 from ...dialects.nd_types import TensorType
@@ -20,6 +21,7 @@ def needs_besides_values(ops: Sequence[Operation]) -> dict[Operation, list[Opera
     numbers are drawn in order), for what speaks of a size that a call found out that call."""
     found: dict[Operation, list[Operation]] = {}
     finders: dict[str, Operation] = {}
+    given = _given(ops)
     effect: Operation | None = None
     for op in ops:
         if finders:
@@ -34,7 +36,23 @@ def needs_besides_values(ops: Sequence[Operation]) -> dict[Operation, list[Opera
             effect = op
         if op.binds is not None:
             finders[op.binds.data] = op
+        for dim in (d for r in op.results if isinstance(r.type, TensorType) for d in r.type.dims):
+            if isinstance(dim, Sym) and dim.name not in given:
+                finders.setdefault(dim.name, op)
     return found
+
+
+def _given(ops: Sequence[Operation]) -> set[str]:
+    """The size symbols that the arguments of the function bring."""
+    block = ops[0].parent if ops else None
+    func = block.parent_op() if block is not None else None
+    if not isinstance(func, FuncOp):
+        return set()
+    attrs = func.arg_attrs.data if func.arg_attrs is not None else ()
+    numbers = [a.data.get("nd.symbol") for a in attrs if isinstance(a, DictionaryAttr)]
+    brought = [e.data for e in numbers if isinstance(e, ExprAttr)]
+    brought += [d for argument in func.body.block.args if isinstance(argument.type, TensorType) for d in argument.type.dims]
+    return {s.name for e in brought for s in free_syms(e)}
 
 
 def _symbols(op: Operation) -> dict[str, None]:

@@ -31,6 +31,7 @@ from ..loop.nest_key import is_nest_in_memory, nest_key
 from ..loop.schedule_attrs import bool_attr, int_attr, update_schedule
 from ..manager import Pass
 from .dependences import dependences
+from .lifetimes import entry_symbols
 
 JOIN = "join"
 """Attribute of nests that run in one parallel region: a number that they share."""
@@ -209,6 +210,7 @@ class _Order:
         self.func = func
         self.free = free
         self.position: dict[Operation, int] = {op: k for k, op in enumerate(func.body.block.ops)}
+        self.known = entry_symbols(func)
 
     def groups(self) -> Iterator[list[loop.NestOp]]:
         """Nests that depend neither on each other nor on what stands between them, as many as there are, in the order of the program."""
@@ -218,6 +220,10 @@ class _Order:
         groups: list[_Group] = []
         for k, op in enumerate(self.position):
             if isinstance(op, _DEFINITIONS):
+                continue
+            if self._stays(op):
+                yield from (g.nests for g in groups)
+                groups.clear()
                 continue
             home = None
             if op in self.free:
@@ -233,6 +239,16 @@ class _Order:
             if len(groups) > OPEN:
                 yield groups.pop(0).nests
         yield from (g.nests for g in groups)
+
+    def _stays(self, op: Operation) -> bool:
+        """Whether nothing goes past an op: a call that gives nothing (a check), or one that defines sizes, which nests use without a value
+        that would say so."""
+        if not isinstance(op, mem.ExternOp):
+            return False
+        if op.binds is not None or not (op.results or op.out or op.mutates):
+            return True
+        types = [r.type for r in op.results if isinstance(r.type, mem.BufferType)]
+        return any(not free_syms(e) <= self.known for t in types for e in (*t.dims, *t.stride_exprs))
 
     def _fits(self, group: _Group, nest: loop.NestOp) -> bool:
         """Whether a group has room for a nest. Memory outside of the arena is not taken before other steps: it would be held for longer."""

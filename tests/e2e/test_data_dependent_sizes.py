@@ -62,6 +62,19 @@ def arithmetic(x, s):
     return x * n, x.roll(n), torch.full_like(x, n), n + 1
 
 
+def number_of_rows(x, s):
+    """Nothing but the size of a call's result is used, and only behind it is it known."""
+    n = torch.nonzero(x > s.sum()).shape[0]
+    return x.sin(), x.cos() * n, torch.arange(n).float().cos().sum()
+
+
+def number_beside_rows(x, s):
+    """A nest that speaks of a size, and one before the call that finds it out, which reads the same."""
+    before = x.sin().sort(0)[0]
+    rows = torch.nonzero(x > s.sum())
+    return before, (x.cos() * rows.shape[0]).sort(0)[0], rows
+
+
 PROGRAMS = [
     split_at_tensor,
     split_value_at_tensor,
@@ -74,6 +87,8 @@ PROGRAMS = [
     repeat,
     unique,
     arithmetic,
+    number_of_rows,
+    number_beside_rows,
 ]
 
 

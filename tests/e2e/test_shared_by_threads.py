@@ -96,6 +96,21 @@ def rearranged(x, w, b):
     return y, y.roll(1, 0), F.pad(x, (2, 1, 1, 2)).cos(), large, *largest, y.sum() + x.amax()
 
 
+def test_a_size_that_a_call_finds_out(joined):
+    """What speaks of it stays behind the call, though it reads nothing of it."""
+
+    def fn(x):
+        before = x.sin().sort(0)[0]
+        count = torch.nonzero(x > 0).shape[0]
+        return before, (x.cos().roll(1, 0) * count).sort(0)[0]
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(fn, backend="stepwell", fullgraph=True)
+        for shift in (0, 1):
+            x = torch.linspace(-2, 1, 600).reshape(20, 30) + shift
+            torch.testing.assert_close(compiled(x), fn(x))
+
+
 SIZES = [(33, 70), (5, 17), (1, 200), (300, 3)]
 
 

@@ -131,3 +131,24 @@ func.func @guest(%x : !mem.buffer<32768 x f32>) -> (!mem.buffer<32768 x f32>, !m
   }
   func.return %y, %z : !mem.buffer<32768 x f32>, !mem.buffer<32768 x f32>
 }
+
+// Nothing goes past a call that finds out a size.
+// CHECK-LABEL: func.func @size
+// CHECK-NOT: join
+func.func @size(%x : !mem.buffer<32768 x f32>, %y : !mem.buffer<32768 x f32>, %z : !mem.buffer<32768 x f32>) {
+  loop.nest (%i = 32768) outs(%o = %y : !mem.buffer<32768 x f32>) {
+    %v = loop.load %x[%i] : !mem.buffer<32768 x f32> -> f32
+    %w = math.exp %v : f32
+    loop.store %w, %o[%i] : f32, !mem.buffer<32768 x f32>
+  }
+  %n = mem.extern %x {call = #nd.call<"aten.nonzero.default", [arg(0)]>} : (!mem.buffer<32768 x f32>) -> !mem.buffer<u0 x 1 x i64, [1, u0]>
+  loop.nest (%i = 32768) outs(%o = %z : !mem.buffer<32768 x f32>) {
+    %v = loop.load %x[%i] : !mem.buffer<32768 x f32> -> f32
+    %k = loop.index u0 : i64
+    %f = arith.sitofp %k : i64 to f32
+    %w = arith.mulf %v, %f : f32
+    %e = math.exp %w : f32
+    loop.store %e, %o[%i] : f32, !mem.buffer<32768 x f32>
+  }
+  func.return
+}
