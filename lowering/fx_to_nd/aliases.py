@@ -91,6 +91,7 @@ def _scattered(b: Importer, node: Node, source: Node, value: SSAValue) -> SSAVal
     target: Any = node.target
     dims = b.dims(base)
     from .joining import diagonal_scatter, select_scatter, slice_scatter
+    from .views import whole_written
 
     if getattr(target, "__name__", "") == "getitem":
         return _part_scattered(b, node, base, value)
@@ -114,6 +115,8 @@ def _scattered(b: Importer, node: Node, source: Node, value: SSAValue) -> SSAVal
         i, j = (args[0] % len(dims), args[1] % len(dims)) if packet is aten.transpose else (0, len(dims) - 1)
         order[i], order[j] = order[j], order[i]
         return b.permute(value, order)
+    if packet is aten.as_strided and (whole := whole_written(b, value, node.meta["val"], source.meta["val"])) is not None:
+        return whole
     scatters = {aten.slice: slice_scatter, aten.select: select_scatter, aten.diagonal: diagonal_scatter}
     scatter = scatters.get(packet)
     if scatter is None:

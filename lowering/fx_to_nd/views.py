@@ -294,6 +294,15 @@ def memory_order(b: Importer, x: SSAValue, val: torch.Tensor) -> SSAValue | None
     return None if order is None else b.reshape(b.permute(x, order), (product(b.dims(x)),))
 
 
+def whole_written(b: Importer, value: SSAValue, val: torch.Tensor, base: torch.Tensor) -> SSAValue | None:
+    """A value with `base`'s memory after a strided view of all of it, `val`, got `value`; None where the view is of a part or has gaps."""
+    row, order = memory_order(b, value, val), _storage_order(base)
+    sizes = b.sizes(base.shape)
+    if row is None or order is None or val.storage_offset() != base.storage_offset() or b.dims(row)[0] is not product(sizes):
+        return None
+    return b.permute(b.reshape(row, [sizes[k] for k in order]), [order.index(k) for k in range(len(order))])
+
+
 @rule(aten.as_strided_scatter)
 def _as_strided_scatter(
     b: Importer, x: SSAValue, source: SSAValue, size: Any, stride: Any, offset: Any = None

@@ -93,10 +93,20 @@ COMPUTED = (torch.bool, torch.uint8, torch.int8, torch.float16, torch.complex64)
 @pytest.mark.parametrize("dtype", MOVED, ids=str)
 def test_types_that_are_moved_compared_and_cast(dtype):
     def each(x):
-        return x.clone(), torch.stack([x, x]), x.reshape(-1), x.to(torch.float32) + 1, x == x, torch.where(x == x, x, x)
+        return x.clone(), torch.stack([x, x]), x.reshape(-1), x.to(torch.float32) + 1, x == x
 
     agree(lambda *given: [each(x) for x in given], *(make(dtype) for make in LAYOUTS.values()))
     agree(lambda x: (torch.full_like(x, 1), x.new_zeros(3), x.flatten(), x.unsqueeze(0), x.to(dtype)), LAYOUTS["with gaps"](dtype))
+
+
+@pytest.mark.parametrize("dtype", MOVED, ids=str)
+def test_types_that_are_chosen(dtype):
+    tensors = [make(dtype) for make in LAYOUTS.values()]
+    try:
+        torch.where(tensors[0] == tensors[0], *tensors[:1] * 2)
+    except NotImplementedError as error:
+        pytest.skip(f"this torch: {error}")
+    agree(lambda *given: [torch.where(x == x, x, x) for x in given], *tensors)
 
 
 @pytest.mark.parametrize("dtype", COMPUTED, ids=str)

@@ -2,7 +2,11 @@
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+
+from stepwell.tools.compile_graph import compile_graph
+from stepwell.tools.options import Options
 
 VIEWS = {
     "view": lambda x: x.view(2, -1),
@@ -161,3 +165,18 @@ def test_creation(check):
 
     check(create, torch.randn(3, 3))
     check(create, torch.randn(5, 5), dynamic=True)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 4), (4, 1), (0, 3)])
+def test_a_write_to_a_strided_view_of_all_memory(shape):
+    """As torch 2.11 spells attention with functions out; what it is a view of has the elements in its own order."""
+
+    def fn(x):
+        base = x.new_empty(x.shape)
+        turned = base.as_strided(x.shape, (1, x.shape[0]))
+        turned.copy_(x)
+        return turned * 2, base + 1
+
+    x = torch.randn(shape)
+    got = compile_graph(make_fx(fn)(x), [x], Options(cache="off"))([x])
+    torch.testing.assert_close(tuple(got), fn(x))
