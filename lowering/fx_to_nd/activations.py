@@ -10,6 +10,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from xdsl.ir import SSAValue
 
 from .importer import Importer
+from .pointwise import scaled
 from .promotion import promote
 from .registry import rule
 
@@ -140,7 +141,7 @@ def _hardswish_backward(b: Importer, grad: SSAValue, x: SSAValue) -> SSAValue:
 @rule(aten.elu)
 def _elu(b: Importer, x: SSAValue, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> SSAValue:
     x = b.widen(x)
-    negative = b.mul(b.op("expm1", b.mul(x, input_scale)), alpha * scale)
+    negative = b.mul(b.op("expm1", b.mul(x, input_scale)), scaled(b, alpha, scale, b.dtype(x)))
     return b.select(b.cmp("gt", x, 0.0), b.mul(x, scale), negative)
 
 
@@ -149,11 +150,12 @@ def _elu_backward(
     b: Importer, grad: SSAValue, alpha: Any, scale: Any, input_scale: Any, is_result: bool, y: SSAValue
 ) -> SSAValue:
     grad, y = b.widen(grad), b.widen(y)
-    negative = alpha * scale
+    dtype = b.dtype(y)
+    negative = scaled(b, alpha, scale, dtype)
     if is_result:
         slope = b.mul(b.add(y, negative), input_scale)
     else:
-        slope = b.mul(b.op("exp", b.mul(y, input_scale)), negative * input_scale)
+        slope = b.mul(b.op("exp", b.mul(y, input_scale)), scaled(b, negative, input_scale, dtype))
     return b.select(b.cmp("le", y, 0.0), b.mul(grad, slope), b.mul(grad, scale))
 
 

@@ -200,7 +200,8 @@ for _name in ("and", "or", "xor"):
 # ---- arithmetic with options
 
 
-def _scaled(b: Importer, y: Any, alpha: Any, dtype: Any) -> Any:
+def scaled(b: Importer, y: Any, alpha: Any, dtype: Any) -> Any:
+    """y * alpha, of tensors and numbers; a number where both are known."""
     if isinstance(alpha, (int, float)) and alpha == 1:
         return y
     if isinstance(y, (int, float)) and isinstance(alpha, (int, float)):
@@ -221,7 +222,7 @@ def _sum(b: Importer, x: Any, y: Any, alpha: Any, sign: int) -> SSAValue:
     x, y, alpha = (_rounded(b, v, dtype) for v in (x, y, alpha))
     if b.eager_numerics and dtype in FLOATS and isinstance(y, SSAValue) and isinstance(alpha, (int, float)) and alpha != 1:
         return b.fma(b.widen(b.scalar(y, dtype)), sign * alpha, b.widen(b.factor(x, dtype)))  # as torch's kernel: rounded once
-    return b.op("add" if sign > 0 else "sub", b.factor(x, dtype), b.factor(_scaled(b, y, alpha, dtype), dtype))
+    return b.op("add" if sign > 0 else "sub", b.factor(x, dtype), b.factor(scaled(b, y, alpha, dtype), dtype))
 
 
 @rule(aten.add)
@@ -362,14 +363,14 @@ def _multiply_add(b: Importer, a: SSAValue, c: Any, x: SSAValue) -> SSAValue:
 def _addcmul(b: Importer, x: SSAValue, a: SSAValue, c: SSAValue, *, value: Any = 1) -> SSAValue:
     (x, a, c), _ = promote(b, (x, a, c))
     x, a, c = b.widen(x), b.widen(a), b.widen(c)
-    return _multiply_add(b, _scaled(b, a, value, b.dtype(x)), c, x)
+    return _multiply_add(b, scaled(b, a, value, b.dtype(x)), c, x)
 
 
 @rule(aten.addcdiv)
 def _addcdiv(b: Importer, x: SSAValue, a: SSAValue, c: SSAValue, *, value: Any = 1) -> SSAValue:
     (x, a, c), _ = promote(b, (x, a, c))
     x, a, c = b.widen(x), b.widen(a), b.widen(c)
-    return b.add(x, b.div(_scaled(b, a, value, b.dtype(x)), c))
+    return b.add(x, b.div(scaled(b, a, value, b.dtype(x)), c))
 
 
 @rule(aten.lerp)

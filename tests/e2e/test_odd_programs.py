@@ -248,3 +248,24 @@ def test_a_target_of_no_classes_is_refused_in_eager_s_words():
         loss(x, target)
     with pytest.raises(Exception, match="Target 0 is out of bounds"):
         torch.compile(loss, backend="stepwell", fullgraph=True)(x, target)
+
+
+def test_activations_by_a_number_of_the_run():
+    """The gradients' factors are read out of a tensor, once the number is one of the run."""
+
+    def activations(x, a):
+        return (
+            F.leaky_relu(x, a),
+            torch.lerp(x, x * 2, a),
+            x.clamp(-a, a),
+            F.elu(x, a),
+            x.pow(2) * a,
+            F.softplus(x, a),
+            torch.add(x, x, alpha=a),
+        )
+
+    x = torch.randn(3, 4)
+    compiled = torch.compile(activations, backend="stepwell", fullgraph=True, dynamic=True)
+    for alpha in (0.5, 2.0):
+        both = (lambda x, a=alpha: sum(compiled(x, a)), lambda x, a=alpha: sum(activations(x, a)))
+        torch.testing.assert_close(*(gradients(fn, x) for fn in both))
