@@ -2,9 +2,9 @@
 
 Each backend compiles the cases in a process of its own. Both are counted by the same rules, from what they would run: a generated kernel
 reads and writes each element that it touches once (different accesses of a tensor are added up, to at most the tensor; stepwell's own
-count knows which of them coincide); a matrix product or library call moves its operands and results whole. Two totals are shown: the
-generated kernels alone, and everything. Products count as library calls in both, also where generated code computes them and does
-something with their results on the way (what that reads and writes besides is in their bytes).
+count knows which of them coincide); a matrix product or library call moves its operands whole, and those results that something reads.
+Two totals are shown: the generated kernels alone, and everything. Products count as library calls in both, also where generated code
+computes them and does something with their results on the way (what that reads and writes besides is in their bytes).
 
 `--kernels-file`: a Python file with a table `CASES` of name -> (build, ...); `build("cpu")` returns a function and its arguments.
 `--models-file`: one with a table `MODELS` of name -> build; `build("tiny")` returns a module, arguments, keyword arguments: its
@@ -164,10 +164,12 @@ class _Traffic:
 
     def stage(self, stage: str, module: Any) -> None:
         from ..dialects import loop, mem
-        from .traffic import steps
+        from .traffic import steps, unread_bytes
 
         if stage == "mem":
             for op, read, written in steps(module):
+                if isinstance(op, mem.ExternOp):
+                    written -= unread_bytes(module, op)
                 self.bytes["calls" if isinstance(op, loop.ContractOp | mem.ExternOp) else "kernels"] += read + written
 
     def record(self, kind: str, what: object) -> None:

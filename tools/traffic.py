@@ -64,6 +64,11 @@ def steps(module: ModuleOp) -> Iterator[tuple[Operation, int, int]]:
                 yield op, _total({*op.operands} - made, hints), _total({*op.results} | made | changed, hints)
 
 
+def unread_bytes(module: ModuleOp, op: mem.ExternOp) -> int:
+    """Bytes of a library call's results that nothing reads."""
+    return _total({r for r in op.results if not r.first_use}, symbol_hints(module))
+
+
 def touched(op: Operation) -> tuple[set[SSAValue], set[SSAValue]]:
     """The buffers that a nest or contraction reads, and those that it writes."""
     assert isinstance(op, (loop.NestOp, loop.ContractOp))
