@@ -24,6 +24,7 @@ from ...dialects import loop
 from ...dialects.nd_types import tensor_type
 from ..manager import Pass
 from .contract_expand import is_plain
+from .nest_info import is_in_place
 
 MAX_RANK = 3
 """Loops of a contraction that the library's products that add take: one of a batch, rows and columns."""
@@ -61,7 +62,7 @@ def _terms(nest: loop.NestOp) -> list[SSAValue] | None:
     if len(nest.results) != 1 or "no_fuse" in nest.attributes or not isinstance(nest.outs[0].owner, loop.EmptyOp):
         return None
     *first, store = ops
-    if not isinstance(store, loop.StoreOp) or store.mode is not None or not _in_place(nest, store):
+    if not isinstance(store, loop.StoreOp) or store.mode is not None or not is_in_place(nest, store):
         return None
     loads = [o for o in first if isinstance(o, loop.LoadOp)]
     adds = [o for o in first if isinstance(o, arith.AddfOp)]
@@ -71,14 +72,9 @@ def _terms(nest: loop.NestOp) -> list[SSAValue] | None:
     if store.value is not adds[-1].result or not all(len(list(o.results[0].uses)) == 1 for o in first):
         return None
     t = nest.results[0].type
-    if not all(_in_place(nest, o) and o.source.type == t for o in loads):
+    if not all(is_in_place(nest, o) and o.source.type == t for o in loads):
         return None
     return [o.source for o in loads]
-
-
-def _in_place(nest: loop.NestOp, access: loop.LoadOp | loop.StoreOp) -> bool:
-    """Whether an access is at the loops of the nest, in order and without a condition."""
-    return access.masked is None and access.map.data.is_identity and tuple(access.index_operands) == tuple(nest.indices)
 
 
 def _chain(nest: loop.NestOp, terms: Sequence[SSAValue], position: dict[Operation, int]) -> list[Operation] | None:

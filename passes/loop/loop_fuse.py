@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
-from ...dialects import loop
+from ...dialects import loop, nd
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd import symbol_ranges
 from ...dialects.nd_types import RangeAttr
@@ -23,7 +23,11 @@ from .fusion_cost import GroupWork, group_ns
 from .fusion_emit import GroupWriter
 from .fusion_plan import Group, Plan, Planner
 from .fusion_wishes import Outcome, Wishes, log, title
+from .nest_info import is_in_place
 from .row_fusion_plan import RowPlanner
+
+_BORDER = StringAttr(nd.BarrierOp.name)
+"""The mark of the nests that nd.barrier became."""
 
 _MOVES = {
     "merge": "merged with {} by the search ({:.3g} us less)",
@@ -44,7 +48,8 @@ def symbol_hints(module: ModuleOp) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class LoopFuse(Pass):
-    """Fuses loop nests. A nest with the attribute `no_fuse` is left alone."""
+    """Fuses loop nests. A nest with the attribute `no_fuse` is left alone; of an nd.barrier's copy the nest that computes what it copies
+    takes the place."""
 
     name = "loop-fuse"
 
@@ -77,6 +82,7 @@ class LoopFuse(Pass):
                 for apart, entries in planner.wishes.island.items():
                     apart.attributes["no_fuse"] = StringAttr(min(entries))  # for the passes after this one
             rewrite(func, plan, planner, self.local_bytes)
+            self.statistic("num-copies-removed", _remove_border_copies(func, plan))
             later = self._in_rows(func, planner, plan, symbols, hints) if unmet else []
             for outcome in later:
                 self.record("wish", outcome)
@@ -145,6 +151,42 @@ def plan_with_wishes(
         found = planner(wishes, inline)
         plan = found.plan()
     return found, plan, wishes.outcomes(found)
+
+
+def _remove_border_copies(func: FuncOp, plan: Plan) -> int:
+    """Where nd.barrier's copy reads what a nest of this function has just stored, that nest keeps its results apart instead: the copy is
+    gone, the border stays. How many copies that were."""
+    removed = 0
+    for nest in [op for op in func.body.block.ops if isinstance(op, loop.NestOp)]:
+        source = _copied_behind_border(nest)
+        if source is None:
+            continue
+        source.owner.attributes["no_fuse"] = nest.attributes["no_fuse"]
+        source.name_hint = source.name_hint or nest.results[0].name_hint
+        nest.results[0].replace_all_uses_with(source)
+        plan.nests.pop(nest, None)
+        nest.detach()
+        nest.erase()
+        removed += 1
+    return removed
+
+
+def _copied_behind_border(nest: loop.NestOp) -> OpResult | None:
+    """The result of another nest that `nest` copies whole because of an nd.barrier; None for any other nest, and for copies that the
+    function returns or updates, which are tensors of their own."""
+    if nest.attributes.get("no_fuse") != _BORDER or len(nest.results) != 1 or not isinstance(nest.outs[0].owner, loop.EmptyOp):
+        return None
+    match [*nest.block.ops]:
+        case [loop.LoadOp() as load, loop.StoreOp() as store] if store.value is load.result:
+            pass
+        case _:
+            return None
+    source, result = load.source, nest.results[0]
+    if not isinstance(source, OpResult) or not isinstance(source.owner, loop.NestOp) or source.type != result.type:
+        return None
+    plain = is_in_place(nest, load) and is_in_place(nest, store) and store.mode is None
+    read = all(isinstance(use.operation, loop.LoadOp) for use in (*source.uses, *result.uses))
+    return source if plain and read else None
 
 
 def rewrite(func: FuncOp, plan: Plan, planner: Planner, local_bytes: int = 0) -> None:

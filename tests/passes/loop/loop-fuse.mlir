@@ -71,3 +71,38 @@ func.func @diamond(%x : !nd.tensor<64 x 32 x f32>) -> !nd.tensor<64 x f32> {
   %y = nd.mul %s, %e : !nd.tensor<64 x f32>
   func.return %y : !nd.tensor<64 x f32>
 }
+
+// A border costs no copy where another nest computes what is behind it: that nest is the one that keeps apart.
+// CHECK-LABEL: func.func @border
+// CHECK: loop.nest
+// CHECK: math.exp
+// CHECK: no_fuse = "nd.barrier"
+// CHECK: loop.nest
+// CHECK: math.sin
+// CHECK-NOT: loop.nest
+// CHECK: func.return
+func.func @border(%x : !nd.tensor<64 x f32>) -> !nd.tensor<64 x f32> {
+  %e = nd.exp %x : !nd.tensor<64 x f32>
+  %b = nd.barrier %e : !nd.tensor<64 x f32>
+  %y = nd.sin %b : !nd.tensor<64 x f32>
+  func.return %y : !nd.tensor<64 x f32>
+}
+
+// What a function takes or returns is copied: the results are two tensors.
+// CHECK-LABEL: func.func @border_of_argument
+// CHECK-COUNT-2: loop.nest
+// CHECK: func.return
+func.func @border_of_argument(%x : !nd.tensor<64 x f32>) -> !nd.tensor<64 x f32> {
+  %b = nd.barrier %x : !nd.tensor<64 x f32>
+  %y = nd.sin %b : !nd.tensor<64 x f32>
+  func.return %y : !nd.tensor<64 x f32>
+}
+
+// CHECK-LABEL: func.func @border_of_result
+// CHECK-COUNT-2: loop.nest
+// CHECK: func.return
+func.func @border_of_result(%x : !nd.tensor<64 x f32>) -> (!nd.tensor<64 x f32>, !nd.tensor<64 x f32>) {
+  %e = nd.exp %x : !nd.tensor<64 x f32>
+  %b = nd.barrier %e : !nd.tensor<64 x f32>
+  func.return %e, %b : !nd.tensor<64 x f32>, !nd.tensor<64 x f32>
+}
