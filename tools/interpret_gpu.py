@@ -140,15 +140,18 @@ def _on_cpu(data: int, rank: int, sizes: int, strides: int, offset: int, dtype: 
 def _argument(type: Any, bits: int) -> Any:
     """What the interpreter takes for 64 bits of a type."""
     if isinstance(type, PointerType):
-        dtype = dtype_of(type.pointee)
-        if not bits:
-            return torch.empty(0, dtype=dtype)
-        memory = (ctypes.c_char * REACH).from_address(bits)
-        return torch.frombuffer(memory, dtype=dtype)
+        return memory_at(bits, dtype_of(type.pointee))
     if isinstance(type, Float64Type):
         return ctypes.c_double.from_buffer(ctypes.c_int64(bits)).value
     assert not isinstance(type, Float32Type)
     return bool(bits & 1) if isinstance(type, IntegerType) and type.width.data == 1 else bits
+
+
+def memory_at(address: int, dtype: torch.dtype) -> torch.Tensor:
+    """The elements from an address on."""
+    if not address:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer((ctypes.c_char * REACH).from_address(address), dtype=dtype)
 
 
 def interpreted_kernels(module: ModuleOp, target: str = "sm_90") -> list[GpuKernel]:

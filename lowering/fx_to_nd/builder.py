@@ -21,6 +21,7 @@ from ...dialects.float8 import FLOAT8, rounded
 from ...dialects.nd_base import ExprsAttr, IntsAttr
 from ...dialects.nd_pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, PointwiseOp, SelectOp, broadcast_dims, computes
 from ...dialects.nd_types import FLOATS, LOW_PRECISION, LayoutAttr, TensorType, ui8, ui16, ui32, ui64
+from ...passes.pipelines import DEVICES
 
 Dims = tuple[Expr, ...]
 Operand = Any
@@ -91,6 +92,8 @@ class Builder:
         self.ops: list[Operation] = []
         self.block = block
         self.device = device
+        self.on_cpu = DEVICES.get(device.partition(":")[0]) == "cpu"
+        """Whether the CPU's target makes the kernels: what rules ask who choose by what its kernels can."""
         self.location: Any = None
         self._dims: dict[SSAValue, Dims] = {}
         self._constants: dict[Any, SSAValue] = {}

@@ -287,7 +287,7 @@ def combined_in(b: Importer, mode: str, x: SSAValue, sizes: Sequence[Expr]) -> A
     Floating point numbers of 16 bits are added in 32, and rounded once, not with each addition, as by torch's own kernels that sort or
     go by rows; integers of 8 and 16 bits on a GPU, their low bits are the same. Only a large tensor that few numbers are added to is
     not copied for it."""
-    dtype, on_cpu = b.dtype(x), b.device == "cpu"
+    dtype, on_cpu = b.dtype(x), b.on_cpu
     if dtype in LOW_PRECISION:
         narrow = mode in ("add", "prod")  # extremes are exact
     else:
@@ -326,11 +326,11 @@ def _scatter_reduce(
     if reduce == "mean":
         return _scatter_mean(b, x, d, index, source, include_self)
     mode = _SCATTER_REDUCE[reduce]
-    if b.device != "cpu" and mode in ("max", "min") and dtype in FLOATS:
+    if not b.on_cpu and mode in ("max", "min") and dtype in FLOATS:
         return _scatter_extreme(b, x, d, index, source, mode, include_self)
     if combined_in(b, mode, x, b.dims(index)) is None:
         return NotImplemented
-    if b.device == "cpu" and dtype == i1:  # counted, then != 0
+    if b.on_cpu and dtype == i1:  # counted, then != 0
         x, source = b.cast(x, i32), b.cast(source, i32)
     if not include_self:  # start the places that are written from the neutral value
         wide = b.dtype(x)

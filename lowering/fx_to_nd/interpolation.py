@@ -119,7 +119,7 @@ class Taps:
 def _kept(b: Importer, table: SSAValue) -> SSAValue:
     """A small table as memory of its own on the CPU, where each use would compute it again; a GPU computes it in place
     for less than a launch costs."""
-    return b.emit(nd.BarrierOp, (table,), b.dims(table), b.dtype(table)) if b.device == "cpu" else table
+    return b.emit(nd.BarrierOp, (table,), b.dims(table), b.dtype(table)) if b.on_cpu else table
 
 
 def _places_and_weights(b: Importer, axis: Axis, kernel: Filter, dtype: Attribute) -> tuple[SSAValue, list[SSAValue]]:
@@ -219,7 +219,7 @@ def _interpolate(spatial: int, kernel: Filter, wide: bool) -> Any:
         sizes, given = b.dims(x), _scales(spatial, scales)
         axes = [Axis(sizes[lead + k], b.out_dims[lead + k], align, given[k]) for k in range(spatial)]
         dtype = f64 if b.dtype(x) == f64 else f32
-        if b.device != "cpu" and not wide:
+        if not b.on_cpu and not wide:
             return _corners(b, b.cast(x, dtype), axes, lead, kernel)
 
         def step(value: SSAValue, k: int) -> SSAValue:

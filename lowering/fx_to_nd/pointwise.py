@@ -72,7 +72,7 @@ CPU_ONLY = frozenset(("digamma", "i0e", "i1e", "log_ndtr", "zeta", "igamma", "ig
 
 def _unary(name: str, kind: Kind) -> Callable[..., SSAValue]:
     def apply(b: Importer, x: SSAValue) -> SSAValue:
-        if name in CPU_ONLY and b.device != "cpu":
+        if name in CPU_ONLY and not b.on_cpu:
             return NotImplemented
         (x,), dtype = promote(b, (x,), kind)
         if name == "reciprocal" and dtype not in FLOATS:
@@ -84,7 +84,7 @@ def _unary(name: str, kind: Kind) -> Callable[..., SSAValue]:
 
 def _binary(name: str, kind: Kind) -> Callable[..., SSAValue]:
     def apply(b: Importer, x: Any, y: Any) -> SSAValue:
-        if name in CPU_ONLY and b.device != "cpu":
+        if name in CPU_ONLY and not b.on_cpu:
             return NotImplemented
         dtype = common_dtype(b, (x, y), kind)
         if name in ("remainder", "fmod") and _fails(b, dtype, y):

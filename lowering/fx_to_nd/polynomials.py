@@ -107,7 +107,7 @@ _OTHERS: dict[str, tuple[First, Step]] = {
 def _polynomial(name: str, compute: Callable[[Importer, SSAValue, int], SSAValue]) -> Any:
     def apply(b: Importer, x: Any, n: Any) -> SSAValue:
         if not isinstance(x, SSAValue) or not isinstance(n, (int, float)) or not (math.isfinite(n) and int(n) <= _MOST):
-            if b.device != "cpu":
+            if not b.on_cpu:
                 return NotImplemented
             (x, n), _ = promote(b, (x, n), Kind.INT_TO_FLOAT)
             return b.op(name, x, n)

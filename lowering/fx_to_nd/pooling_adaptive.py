@@ -157,7 +157,7 @@ def _average(spatial: int) -> Any:
 
 def _average_backward(spatial: int) -> Any:
     def apply(b: Importer, grad: SSAValue, x: SSAValue) -> SSAValue:
-        if spatial == 3 and b.device != "cpu" and b.dtype(x) == f64:
+        if spatial == 3 and not b.on_cpu and b.dtype(x) == f64:
             return NotImplemented  # wrong on an H200, though the kernel's PTX is right (docs/opinfo.md)
         sizes, counts = b.out_dims[-spatial:], b.dims(grad)[-spatial:]
         wide = b.widen(grad)
@@ -301,7 +301,7 @@ def _rows_are_vectors(b: Importer) -> bool:
 def scatters(b: Importer) -> bool:
     """Whether a maximum's gradient is scattered rather than gathered: on a CPU where a plane lies in rows, as few
     elements of it take part. Gathered are channels, which are vectors, and what other devices had to add atomically."""
-    return b.device == "cpu" and _rows_are_vectors(b)
+    return b.on_cpu and _rows_are_vectors(b)
 
 
 def scattered_gradient(b: Importer, grad: SSAValue, indices: SSAValue, spatial: int) -> SSAValue:

@@ -375,7 +375,7 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
 def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
     caps = [most_trips(n, info) for n in inside]
     fixed = None not in caps
-    longest = max(n for n in caps if n is not None) if fixed else max(sizes.trips(n.loops) for n in inside)
+    longest = max(1, *(n for n in caps if n is not None)) if fixed else max(sizes.trips(n.loops) for n in inside)
     crossed = [n for n in info.root.children if is_crossed(n)]
     if crossed and fixed:
         cross = min(CROSSED, max(power_of_two(sizes.trips(n.loops)) for n in crossed))

@@ -320,7 +320,10 @@ class NestLowering:
         """The same, as expressions: quotients by the length of a piece of a row are numbers."""
         found: dict[Expr, Expr] = {}
         for k, one in enumerate(reversed(loops)):
-            found[one.dim] = simplify(flat if k == len(loops) - 1 else flat % one.size, self.s.info.ranges)
+            if k == len(loops) - 1:
+                found[one.dim] = simplify(flat, self.s.info.ranges)
+                break
+            found[one.dim] = simplify(flat % one.size, self.s.info.ranges)
             flat = simplify(flat // one.size, self.s.info.ranges)
         return found
 

@@ -26,7 +26,7 @@ class GpuTarget(Target):
     def fit(self, pipeline: Pipeline, module: ModuleOp, device: str, measure: Measure) -> None:
         """Tiles and instructions are chosen for the GPU that there is; without one all stays as it is."""
         names = {p.name for p in pipeline.passes()}
-        options = _gpu_options(device)
+        options = self.machine_options(device)
         if options:
             plain = {str(p) for p in pipeline.passes()}
             for name, given in (("gpu-cooperative-rows", options), ("gpu-schedule", options), ("mem-to-tt", options.split()[0])):
@@ -40,6 +40,11 @@ class GpuTarget(Target):
         if measure != "never" and "gpu-schedule" in names and "gpu-tune" not in names:
             given = f"{options} device={device.partition(':')[2] or 0}{' unsure' if measure == 'unsure' else ''}".strip()
             pipeline.add("mem", f"gpu-tune{{{given}}}", "before:gpu-schedule")
+
+    def machine_options(self, device: str) -> str:
+        """What a pass needs to know of a GPU, as options; "" where there is none."""
+        count = device_multiprocessors(device)
+        return f"target={device_target(device).name} multiprocessors={count}" if count else ""
 
     def kernels(self, module: ModuleOp, device: str) -> Kernels:
         """They are compiled, in parallel, for the GPU that `device` is, while the entry of the program is."""
@@ -60,16 +65,12 @@ class GpuTarget(Target):
         return nullcontext() if device == "cpu" else torch.cuda.device(device)
 
 
-def _gpu_options(device: str) -> str:
-    """What a pass needs to know of a GPU, as options; "" where there is none."""
-    count = device_multiprocessors(device)
-    return f"target={device_target(device).name} multiprocessors={count}" if count else ""
-
-
 def has_fast_attention(device: str) -> bool:
     """Whether torch has cuDNN's attention for a GPU (one that is not there counts as one that has it)."""
     import torch
 
+    if device == "cpu":  # its kernels are interpreted
+        return False
     if not torch.cuda.is_available():
         return torch.version.hip is None
     cudnn = torch.backends.cudnn

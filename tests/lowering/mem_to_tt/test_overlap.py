@@ -74,7 +74,7 @@ def test_a_users_kernel_that_says_when_stays_as_it_is():
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
 def test_graphs_of_gpus_that_can_have_the_pass(target, monkeypatch):
-    monkeypatch.setattr(gpu, "_gpu_options", lambda device: f"target={target} multiprocessors=132")
+    monkeypatch.setattr(gpu.GpuTarget, "machine_options", lambda self, device: f"target={target} multiprocessors=132")
     pipeline = default_pipeline("gpu")
     gpu.GpuTarget().fit(pipeline, ModuleOp([]), "cuda", "never")
     assert ("tt-overlap-launches" in [p.name for p in pipeline.passes()]) is (target != "sm_80")

@@ -1,0 +1,128 @@
+"""Random programs (test_random_programs.py, test_properties.py) through every pass of the GPU pipeline, their kernels run by the
+interpreter, agree with eager: values, dtypes, strides, updated inputs, gradients, dynamic sizes.
+
+Small programs reach few of the rules for large ones, so they are compiled in two ways: as for an H200, and with tiles of a few elements
+and thresholds of passes to match, so that rows go by in blocks, reductions are split and programs of the grid share rows.
+Seeds by hand: `python tests/e2e/test_random_gpu_programs.py FIRST COUNT [updates] [small]`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import stepwell
+from stepwell.lowering import mem_to_tt
+from stepwell.targets.target import isolated
+from stepwell.tools.interpreted_target import InterpretedTarget
+
+SMALL = {
+    "TILE": 16, "SQUARE": 4, "SHORT": 4, "ON_CHIP": 64, "BLOCK": 16, "PIECE": 16, "PIECES": 4, "CHUNK": 8, "STREAM": 8, "ONLINE": 8,
+    "SCANNED": 8, "LANES": 4, "FEWEST_LANES": 2, "DEPTH": 16, "DEPTH_OF_STATES": 8, "UNROLL": 3, "SHORT_LOOP": 2, "CROSSED": 4,
+    "CROSSED_TILE": 16, "LONG": 4, "FEW": 1 << 20, "IDLE": 1 << 20, "FEWEST_PARTS": 2, "SHORTEST": 1,
+}  # fmt: skip
+"""Constants of lowering/mem_to_tt with which rules for large tensors apply to small ones."""
+THRESHOLDS = {
+    "gpu-split-rows": "gpu-split-rows{programs=3}",
+    "gpu-online-softmax": "gpu-online-softmax{longest=2}",
+    "gpu-cooperative-rows": "gpu-cooperative-rows{target=sm_90 multiprocessors=24 alone=8 part=8 most=64 least=0}",
+    "gpu-split-reduction": "gpu-split-reduction{programs=8}",
+}
+
+
+class SmallTiles(InterpretedTarget):
+    """The pipeline with thresholds for small tensors."""
+
+    name = "small_tiles"
+    stages = {stage: tuple(THRESHOLDS.get(one, one) for one in passes) for stage, passes in InterpretedTarget.stages.items()}
+
+
+def use_small_tiles(patch: pytest.MonkeyPatch) -> None:
+    parts = [f"{mem_to_tt.__name__}.{one.name}" for one in pkgutil.iter_modules(mem_to_tt.__path__)]
+    for module in [mem_to_tt, *map(importlib.import_module, parts)]:
+        for name in SMALL.keys() & vars(module).keys():
+            patch.setattr(module, name, SMALL[name])
+    stepwell.register_target(SmallTiles, replace=True)
+
+
+def beside(name: str) -> Any:
+    """A module of tests in this folder."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(params=["as for an H200", "small tiles"])
+def gpu(request, monkeypatch):
+    torch._dynamo.reset()
+    with isolated():
+        if request.param == "small tiles":
+            use_small_tiles(monkeypatch)
+        else:
+            stepwell.register_target(InterpretedTarget, replace=True)
+        yield request.param
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("first", [7000, 7010])
+def test_random_programs(gpu, first):
+    programs = beside("test_random_programs")
+    for seed in range(first, first + 10):
+        programs.check_seed(seed + 500 * (gpu == "small tiles"), updates=seed % 3 == 0)
+
+
+def test_views_graphs_and_updates(gpu):
+    """Batches as in test_properties.py, drawn by a seed."""
+    properties = beside("test_properties")
+    rng = random.Random(len(gpu))
+
+    def steps(least: int, most: int) -> list[tuple[int, ...]]:
+        return [tuple(rng.randrange(12) for _ in range(3)) for _ in range(rng.randint(least, most))]
+
+    properties.test_chains_of_views.hypothesis.inner_test([(rng.choice(properties.LAYOUTS), steps(2, 7)) for _ in range(50)])
+    for dtype in properties.TYPES:
+        properties.test_graphs_of_pointwise_operators_and_reductions.hypothesis.inner_test([steps(3, 9) for _ in range(15)], dtype)
+    properties.test_updates_through_views.hypothesis.inner_test([(rng.choice(properties.LAYOUTS[:4]), steps(3, 10)) for _ in range(20)])
+
+
+def test_an_empty_part_of_a_reduction(gpu):
+    """Where the bound of a size leaves nothing to the last of a split reduction's parts."""
+
+    def function(x, y):
+        return (x * x).all(), torch.nn.functional.one_hot(y % 4, 4).amin((0, 1))
+
+    compiled = torch.compile(function, backend="stepwell", dynamic=True)
+    for size in (4, 7, 33):
+        x, y = torch.arange(size * size).reshape(size, size), torch.arange(size)
+        torch.testing.assert_close(compiled(x, y), function(x, y))
+
+
+def test_what_no_atomic_operation_combines(gpu):
+    """The importer asks who makes the kernels, not where tensors lie."""
+
+    def function(x, y, b):
+        zeros = torch.zeros_like(y, dtype=torch.int64)
+        first = [torch.zeros_like(t).scatter_reduce(0, zeros, t, kind) for t in (x, y) for kind in ("amin", "sum", "prod")]
+        return *first, torch.zeros_like(b).index_put((zeros[0],), b, accumulate=True)
+
+    given = torch.randn(3, 4), torch.arange(12, dtype=torch.uint8).reshape(3, 4), torch.ones(4, dtype=torch.bool)
+    torch.testing.assert_close(torch.compile(function, backend="stepwell")(*given), function(*given))
+
+
+if __name__ == "__main__":
+    if "small" in sys.argv:
+        use_small_tiles(pytest.MonkeyPatch())
+    else:
+        stepwell.register_target(InterpretedTarget, replace=True)
+    beside("test_random_programs").main(int(sys.argv[1]), int(sys.argv[2]), "updates" in sys.argv)

@@ -1,0 +1,74 @@
+"""Graphs of the CPU through the whole GPU pipeline, their kernels run by the interpreter of `tt` (interpret_tt.py): what torch.compile
+makes of a program for a GPU can be looked at, and compared with eager, where there is none. For small inputs.
+
+    stepwell.register_target(InterpretedTarget, replace=True)
+    torch.compile(model, backend="stepwell")(torch.randn(4, 8))
+    stepwell.unregister_target("interpreted")"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute
+
+from ..dialects.tt_structure import FuncOp
+from ..dialects.tt_types import PointerType
+from ..passes.pipelines import TARGETS
+from ..targets.target import Kernels
+from ..targets.triton.emit import kernel_modules, kernel_of
+from ..targets.triton.target import GpuTarget
+from .interpret_gpu import memory_at
+from .interpret_tt import run_kernel
+from .interpret_tt_types import dtype_of
+
+
+@dataclass(frozen=True)
+class InterpretedKernel:
+    """A kernel: its name, and a module of nothing else."""
+
+    name: str
+    module: ModuleOp
+
+
+class InterpretedTarget(GpuTarget):
+    """The pipeline of a GPU for tensors of the CPU."""
+
+    name = "interpreted"
+    devices = ("cpu",)
+    stages = TARGETS["gpu"]
+    native = False
+
+    def machine_options(self, device: str) -> str:
+        """Those of an H200."""
+        return "target=sm_90 multiprocessors=132"
+
+    def kernels(self, module: ModuleOp, device: str) -> Kernels:
+        """As they stand: nothing is compiled."""
+        if not any(isinstance(op, FuncOp) and op.is_kernel for op in module.ops):
+            return Kernels()
+        return Kernels([InterpretedKernel(kernel_of(one).sym_name.data, one) for one in kernel_modules(module)])
+
+    def launcher(self, name: str, kernels: Sequence[InterpretedKernel], device: str) -> InterpretedLauncher:
+        """Launches in the interpreter, at once."""
+        return InterpretedLauncher(kernels)
+
+
+@dataclass
+class InterpretedLauncher:
+    """Runs the kernels of a program. Raises KernelError."""
+
+    kernels: Sequence[InterpretedKernel]
+
+    def launch(self, number: int, grid: tuple[int, ...], arguments: Sequence[int | float | bool]) -> None:
+        """See Launcher."""
+        module = self.kernels[number].module
+        if 0 not in grid:
+            types = kernel_of(module).body.block.arg_types
+            run_kernel(module, [_argument(t, value) for t, value in zip(types, arguments, strict=True)], list(grid))
+
+
+def _argument(type: Attribute, value: int | float | bool) -> torch.Tensor | int | float | bool:
+    return memory_at(int(value), dtype_of(type.pointee)) if isinstance(type, PointerType) else value
