@@ -3,8 +3,9 @@ each other by turns, interpret_tt_together.py).
 
 Pointers are the addresses of the tensors that are passed, so tables of pointers work; every access is checked against
 the tensors, and names the operation, the program and the address if it is outside. Elements that a masked load does
-not define are NaN or a number that no index is, so that a kernel which uses them is found out. Floating point sums and
-products are those of torch: a comparison with a GPU needs tolerances.
+not define are NaN or a number that no index is, so that a kernel which uses them is found out; so is one that relies on an
+order of threads or programs which a GPU does not keep (interpret_tt_races.py). Floating point sums and products are those of
+torch: a comparison with a GPU needs tolerances.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ..dialects.tt_structure import FuncOp
 from ..dialects.tt_types import PointerType, element_of, shape_of
 from ..errors import StepwellError
 from ..passes.locations import source_location
+from .interpret_tt_races import Access, Order, Races
 from .interpret_tt_together import RESIDENT, Turns, wait_for_each_other
 from .interpret_tt_types import dtype_of, poison
 
@@ -76,18 +78,23 @@ class Memory:
         distance = address - self.starts[index]
         return f"{size} bytes at byte {distance} of a tensor of {self.sizes[index]} bytes"
 
-    def load(self, addresses: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The elements at `addresses` (1-D)."""
+    def load(self, addresses: torch.Tensor, dtype: torch.dtype, access: Access | None = None) -> torch.Tensor:
+        """The elements at `addresses` (1-D). `access`: who looks at their order."""
         out = torch.empty(addresses.shape, dtype=dtype)
         for storage, inside, elements in self._places(addresses, dtype.itemsize):
             out[inside] = _view(storage, dtype)[elements]
+            if access is not None:
+                access.load(storage, inside, elements * dtype.itemsize)
         return out
 
-    def store(self, addresses: torch.Tensor, values: torch.Tensor) -> None:
-        """Store `values` at `addresses` (1-D); the last of several at one address stays."""
+    def store(self, addresses: torch.Tensor, values: torch.Tensor, access: Access | None = None) -> None:
+        """Store `values` at `addresses` (1-D); the last of several at one address stays. `access`: who looks at their order."""
         self.stores += 1
         for storage, inside, elements in self._places(addresses, values.dtype.itemsize):
-            _view(storage, values.dtype)[elements] = values[inside]
+            there = _view(storage, values.dtype)
+            if access is not None:
+                access.store(storage, inside, elements * values.dtype.itemsize, there[elements], values[inside])
+            there[elements] = values[inside]
 
 
 def _view(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
@@ -106,6 +113,7 @@ class Runner:
         program: tuple[int, ...],
         functions: dict[str, Callable[..., Any]],
         printed: list[str],
+        order: Order,
     ) -> None:
         self.module = module
         self.memory = memory
@@ -115,6 +123,8 @@ class Runner:
         self.printed = printed
         self.turns: Turns | None = None
         """Who lets the other programs run where this one waits for them; None: nobody waits."""
+        self.order = order
+        """Looks for accesses whose order nothing settles."""
         self.values: dict[SSAValue, Any] = {}
         self.callees = {op.sym_name.data: op for op in module.ops if isinstance(op, FuncOp)}
 
@@ -176,8 +186,11 @@ class Runner:
 
     # Memory.
 
-    def load(self, pointers: torch.Tensor, element: Attribute, mask: torch.Tensor | None, other: Any) -> torch.Tensor:
-        """The elements that `pointers` point to, where the mask is set; elsewhere `other`, or poison."""
+    def load(
+        self, pointers: torch.Tensor, element: Attribute, mask: torch.Tensor | None, other: Any, unordered: bool = False
+    ) -> torch.Tensor:
+        """The elements that `pointers` point to, where the mask is set; elsewhere `other`, or poison. `unordered`: other programs may store
+        them meanwhile."""
         dtype = dtype_of(element)
         if other is None:
             out = torch.full(pointers.shape, poison(dtype), dtype=torch.float32 if dtype.itemsize == 1 else dtype)
@@ -186,17 +199,19 @@ class Runner:
             out = other.expand(pointers.shape).clone()
         chosen = torch.ones(pointers.shape, dtype=torch.bool) if mask is None else mask.expand(pointers.shape)
         if bool(chosen.any()):
-            loaded = self.memory.load(pointers[chosen].reshape(-1), dtype)
+            access = None if unordered else self.order.access(chosen)
+            loaded = self.memory.load(pointers[chosen].reshape(-1), dtype, access)
             if out.dim() == 0:
                 return loaded.reshape(())
             out[chosen] = loaded
         return out
 
-    def store(self, pointers: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Store values where the mask is set."""
+    def store(self, pointers: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, unordered: bool = False) -> None:
+        """Store values where the mask is set. `unordered`: as atomic operations do."""
         chosen = torch.ones(pointers.shape, dtype=torch.bool) if mask is None else mask.expand(pointers.shape)
         if bool(chosen.any()):
-            self.memory.store(pointers[chosen].reshape(-1), values.expand(pointers.shape)[chosen].reshape(-1))
+            access = None if unordered else self.order.access(chosen)
+            self.memory.store(pointers[chosen].reshape(-1), values.expand(pointers.shape)[chosen].reshape(-1), access)
 
 
 def _leaves(op: Operation) -> bool:
@@ -221,7 +236,8 @@ def run_kernel(
     arguments: a CPU tensor for each pointer, which is written in place, and a number for each scalar. reachable:
     tensors that the kernel finds by address. functions: what inline assembly and external functions that are not known
     compute, by their text or symbol. resident: how many programs are under way at once, if they wait for each other. Raises KernelError for
-    an access outside of the tensors, an assert that does not hold, programs that wait for ever, and what cannot be interpreted."""
+    an access outside of the tensors or in an order that nothing settles, an assert that does not hold, programs that wait for ever, and
+    what cannot be interpreted."""
     from . import interpret_tt_ops  # noqa: F401  (fills RULES)
 
     kernels = [op for op in module.ops if isinstance(op, FuncOp) and op.is_kernel]
@@ -235,8 +251,9 @@ def run_kernel(
     values = [_argument(a, t, i) for i, (a, t) in enumerate(zip(arguments, types, strict=True))]
     sizes = (*grid, 1, 1)[:3]
     printed: list[str] = []
+    races = Races(_threads(kernel))
     runners = (
-        Runner(module, memory, sizes, (x, y, z), functions or {}, printed)
+        Runner(module, memory, sizes, (x, y, z), functions or {}, printed, Order(races))
         for z, y, x in itertools.product(*(range(n) for n in reversed(sizes)))
     )
     if wait_for_each_other(module):
@@ -246,6 +263,12 @@ def run_kernel(
         for runner in runners:
             runner.call(kernel, values)
     return printed
+
+
+def _threads(kernel: FuncOp) -> int:
+    """How many threads a program has, on a GPU with warps of 32; without an attribute as many as Triton takes."""
+    warps = kernel.attributes.get("num_warps")
+    return 32 * (warps.value.data if isinstance(warps, IntegerAttr) else 4)
 
 
 def _by_turns(runners: Iterator[Runner], memory: Memory, kernel: FuncOp, values: list[Any], resident: int) -> None:

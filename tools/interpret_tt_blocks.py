@@ -39,18 +39,18 @@ class Block:
                 inside = inside & (index >= 0) & (index < self.sizes[dim])
         return address, inside
 
-    def load(self, runner: Runner, checked: Sequence[int], padding: Attribute | None = None) -> torch.Tensor:
+    def load(self, runner: Runner, checked: Sequence[int], padding: Attribute | None = None, unordered: bool = False) -> torch.Tensor:
         """The elements; outside the tensor the padding."""
         address, inside = self._places(checked)
         dtype = dtype_of(self.element)
         kind = self.padding if padding is None else PADDING.keyword(padding)
         other = torch.zeros(self.block) if kind == "zero" else torch.full(self.block, float("nan"))
-        return runner.load(address, self.element, inside, other.to(dtype))
+        return runner.load(address, self.element, inside, other.to(dtype), unordered)
 
-    def store(self, runner: Runner, values: torch.Tensor, checked: Sequence[int]) -> None:
+    def store(self, runner: Runner, values: torch.Tensor, checked: Sequence[int], unordered: bool = False) -> None:
         """Store what lies inside the tensor."""
         address, inside = self._places(checked)
-        runner.store(address, values.reshape(self.block), inside)
+        runner.store(address, values.reshape(self.block), inside, unordered)
 
     @property
     def all_dims(self) -> range:
@@ -115,7 +115,8 @@ def _descriptor_reduce(runner: Runner, op: Any) -> None:
     if combine is None:
         raise KernelError(f"'{kind}' cannot be interpreted")
     value = runner.get(op.src).reshape(block.block)
-    block.store(runner, combine(block.load(runner, block.all_dims), value), block.all_dims)
+    old = block.load(runner, block.all_dims, unordered=True)
+    block.store(runner, combine(old, value), block.all_dims, unordered=True)
 
 
 def _rows(runner: Runner, op: Any) -> list[Block]:

@@ -411,8 +411,9 @@ def _print(runner: Runner, op: Any) -> None:
 
 
 @rule("gpu.barrier")
-def _nothing(runner: Runner, op: Operation) -> None:
-    """Programs run one after the other."""
+def _barrier(runner: Runner, op: Operation) -> None:
+    """Threads run one after the other here: all that changes is the order that a GPU keeps."""
+    runner.order.barrier()
 
 
 # Memory.
@@ -432,9 +433,10 @@ def _load(runner: Runner, op: Any) -> list[torch.Tensor]:
         return [pointer.load(runner, integers(op.boundaryCheck) if op.boundaryCheck else [], op.padding)]
     mask = None if op.mask is None else runner.get(op.mask)
     other = None if op.other is None else runner.get(op.other)
-    if runner.turns is not None and op.isVolatile is not None and bool(op.isVolatile.value.data):
+    volatile = op.isVolatile is not None and bool(op.isVolatile.value.data)
+    if runner.turns is not None and volatile:
         runner.turns.pause()
-    return [runner.load(pointer, element_of(op.result.type), mask, other)]
+    return [runner.load(pointer, element_of(op.result.type), mask, other, volatile)]
 
 
 @rule("tt.store")

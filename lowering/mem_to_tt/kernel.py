@@ -287,6 +287,7 @@ class NestLowering:
         words = sum(words_of(acc.kind, acc.types) for op in self._shared() for acc, _ in self._parts(op))
         self.group = Group.of(self, tile, member, words)
         s.owner = self.group.first
+        s.owned = {a.buffer for a in s.info.root.accesses if a.is_store}
         return tile
 
     def _shared(self) -> list[loop.ReduceOp]:

@@ -58,12 +58,13 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
     shape = None if condition is None else shape_of(condition.type)
     pointer = s.address(access.buffer, s.fix(access.offset), shape)
     other = None if condition is None or op.other is None else _in_memory(s, s.get(op.other), access.dtype)
+    owner = s.owner if not s.inner and access.buffer in s.owned else None  # others may find it overwritten already
     # another mask of the axes: another loop runs along them, over other elements
-    key = ("load", access.buffer, s.versions.get(access.buffer, 0), pointer, s.mask(shape_of(pointer.type)), condition, other)
+    key = ("load", access.buffer, s.versions.get(access.buffer, 0), pointer, s.mask(shape_of(pointer.type)), condition, other, owner)
     value = b.find(key)
     if value is None:
         at = shape_of(pointer.type)
-        mask = b.both(s.mask(at), condition)
+        mask = b.both(b.both(s.mask(at), condition), owner)
         if mask is not None:
             mask = b.to_shape(mask, at)
         fill = None if other is None or mask is None else b.to_shape(other, at)
@@ -147,7 +148,7 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
         mask = b.to_shape(mask, at)
     value = b.to_shape(value, at)
     own = s.mask(at)
-    known = b.find(("load", access.buffer, s.versions.get(access.buffer, 0), pointer, own, None, None))
+    known = b.find(("load", access.buffer, s.versions.get(access.buffer, 0), pointer, own, None, None, None))
     if mode != "set" and s.alone(access) and known is None:
         s.before_load(access.buffer, pointer)
     s.before_store(access.buffer, pointer)
@@ -171,7 +172,7 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
     if condition is None and mode == "set":
         version = s.versions.get(access.buffer, 0)
         for known_in in (version, version + 1) if access.buffer in s.in_place else (version,):  # + 1: after the loops that write in place
-            b.remember(("load", access.buffer, known_in, pointer, own, None, None), s.widen(value, access.dtype))
+            b.remember(("load", access.buffer, known_in, pointer, own, None, None, None), s.widen(value, access.dtype))
 
 
 def _neighbours_gather(s: State, access: Access) -> bool:

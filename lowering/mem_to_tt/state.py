@@ -113,6 +113,8 @@ class State:
         """The piece of the row that is at hand."""
         self.owner: SSAValue | None = None
         """Whether this program stores what there is one of for a row; None: a row has one program."""
+        self.owned: set[SSAValue] = set()
+        """Where that is stored: what is loaded from there only that program needs."""
         self.versions: dict[SSAValue, int] = {}
         """How often a buffer has been written so far: what was loaded before is not taken for what is there now."""
         self.in_place: set[SSAValue] = set()
