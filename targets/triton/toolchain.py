@@ -18,6 +18,7 @@ from typing import Any
 from ...dialects.tt_types import SPELLINGS, Spelling
 from .emit import spelling_of
 from .gpu import GpuTarget, KernelOptions, TargetError
+from .packed_sums import sums_apart
 
 OLDEST = (3, 6)
 
@@ -92,9 +93,9 @@ def backend_of(target: GpuTarget) -> Any:
 
 @cache
 def fingerprint(target: GpuTarget) -> str:
-    """The versions that decide what a kernel becomes: Triton's, and that of the assembler."""
+    """The versions that decide what a kernel becomes: Triton's, that of the assembler, and what is done between the two."""
     try:
-        return f"triton {version()}; {backend_of(target).hash()}"
+        return f"triton {version()}; {backend_of(target).hash()}; sums apart"
     except (OSError, subprocess.SubprocessError) as error:
         raise TargetError(f"the assembler that comes with Triton cannot be run: {error}") from error
 
@@ -125,6 +126,8 @@ def build(text: str, target: GpuTarget, options: KernelOptions, stage: str) -> B
                 metadata |= found
             else:
                 module = steps[name](module, metadata)
+                if name == "ptx":
+                    module = sums_apart(str(module))
         except StageError:
             raise
         except Exception as error:
