@@ -146,18 +146,19 @@ class Lowering:
     def inline(self, op: Operation) -> None:
         self.values[op.results[0]] = Value(op, IndexMap.identity(tensor_type(op.results[0]).rank))
 
-    def element(self, b: Body, old: SSAValue, index: Sequence[Expr]) -> SSAValue:
-        """The element of `old` at `index`, in the compute type of its dtype."""
+    def element(self, b: Body, old: SSAValue, index: Sequence[Expr], within: SSAValue | None = None) -> SSAValue:
+        """The element of `old` at `index`, in the compute type of its dtype. `within`: where it is needed (None: everywhere);
+        elsewhere nothing is loaded."""
         value = self.values[old]
         at = [b.simplify(e) for e in value.map.apply(index)]
         if isinstance(value.root, SSAValue):
-            mask = b.holds_elements(at)
+            mask = b.logical_and(within, b.holds_elements(at))
             if mask is None:
                 return b.load(value.root, at)
             return b.load(value.root, at, mask, b.constant(0, compute_type(tensor_type(old).element_type)))
-        return self._inline_element(b, value.root, at)
+        return self._inline_element(b, value.root, at, within)
 
-    def _inline_element(self, b: Body, op: Operation, at: list[Expr]) -> SSAValue:
+    def _inline_element(self, b: Body, op: Operation, at: list[Expr], within: SSAValue | None) -> SSAValue:
         dtype = tensor_type(op.results[0]).element_type
         kind = compute_type(dtype)
         if isinstance(op, nd.FullOp):
@@ -178,7 +179,7 @@ class Lowering:
         if isinstance(op, nd.LiteralOp):
             return self._literal_element(b, op, at, dtype)
         assert isinstance(op, nd.PadOp)
-        return self._padded_element(b, op, at)
+        return self._padded_element(b, op, at, within)
 
     def _literal_element(self, b: Body, op: nd.LiteralOp, at: list[Expr], dtype: Attribute) -> SSAValue:
         kind = compute_type(dtype)
@@ -192,19 +193,20 @@ class Lowering:
             result = b.select(b.cmpi("eq", place, b.constant(k, i64)), constants[k], result)
         return result
 
-    def _padded_element(self, b: Body, op: nd.PadOp, at: list[Expr]) -> SSAValue:
+    def _padded_element(self, b: Body, op: nd.PadOp, at: list[Expr], within: SSAValue | None) -> SSAValue:
         inner = [e - low for e, low in zip(at, op.low.data, strict=True)]
         mask: SSAValue | None = None
         for e, size, low, high in zip(inner, tensor_type(op.input).dims, op.low.data, op.high.data, strict=True):
             if low is not ZERO or high is not ZERO:
                 mask = b.logical_and(mask, b.inside(e, size))
         if mask is None:
-            return self.element(b, op.input, inner)
+            return self.element(b, op.input, inner, within)
         other = self.element(b, op.value, [])
+        both = b.logical_and(within, mask)
         source = self.values[op.input]
         if isinstance(source.root, SSAValue):
-            return b.load(source.root, source.map.apply(inner), mask, other)
-        return b.select(mask, self.element(b, op.input, inner), other)
+            return b.load(source.root, source.map.apply(inner), both, other)
+        return b.select(mask, self.element(b, op.input, inner, both), other)
 
     # ---- tensors
 

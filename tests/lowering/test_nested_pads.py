@@ -1,0 +1,37 @@
+"""Pads of pads: what is outside of the outer one's input is not loaded, where the inner one alone would."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.tools.compile_graph import context
+from stepwell.tools.interpret_loop import run_loop
+
+PROGRAMS = {
+    "two dimensions": lambda x: F.pad(F.pad(x, (0, 2)), (0, 0, 0, 3)),
+    "other numbers": lambda x: F.pad(F.pad(x, (1, 2), value=5.0), (0, 0, 2, 3), value=7.0) * 2,
+    "three": lambda x: F.pad(F.pad(F.pad(x, (3, 0)), (0, 0, 1, 3)), (0, 0, 0, 0, 2, 2)),
+    "gradients of slices": lambda x: torch.ops.aten.slice_backward(
+        torch.ops.aten.slice_backward(x, [*x.shape[:2], x.shape[2] + 1], 2, 0, x.shape[2], 1), [5, 6, x.shape[2] + 1], 1, 0, x.shape[1], 1
+    ),
+    "a view between": lambda x: F.pad(F.pad(x, (0, 2)).transpose(1, 2), (1, 3)) + 1,
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("mode", ["real", "symbolic"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_nothing_outside_is_loaded(name, mode, device):
+    """The interpreters refuse an access outside of a tensor."""
+    program, x = PROGRAMS[name], torch.randn(5, 3, 6)
+    gm = make_fx(lambda x: (program(x),), tracing_mode=mode)(x)
+    imported = import_graph(gm, [x])
+    run(default_pipeline(device, stages=("nd", "loop", "mem", *["tt"] * (device == "gpu"))), imported.module, context())
+    (found,) = run_loop(imported.module, [x], imported.constants, imported.objects)
+    assert torch.equal(found.reshape(program(x).shape), program(x))
