@@ -206,11 +206,13 @@ class Runner:
             out[chosen] = loaded
         return out
 
-    def store(self, pointers: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, unordered: bool = False) -> None:
-        """Store values where the mask is set. `unordered`: as atomic operations do."""
+    def store(
+        self, pointers: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, unordered: bool = False, scattered: bool = False
+    ) -> None:
+        """Store values where the mask is set. `unordered`: as atomic operations do; `scattered`: at places that memory says."""
         chosen = torch.ones(pointers.shape, dtype=torch.bool) if mask is None else mask.expand(pointers.shape)
         if bool(chosen.any()):
-            access = None if unordered else self.order.access(chosen)
+            access = None if unordered else self.order.access(chosen, scattered)
             self.memory.store(pointers[chosen].reshape(-1), values.expand(pointers.shape)[chosen].reshape(-1), access)
 
 

@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     StringAttr,
 )
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from ..dialects.tt_base import integers, number
 from ..dialects.tt_compute import GRID_WAIT
@@ -445,7 +445,22 @@ def _store(runner: Runner, op: Any) -> None:
     if isinstance(pointer, interpret_tt_blocks.Block):
         pointer.store(runner, runner.get(op.value), integers(op.boundaryCheck) if op.boundaryCheck else [])
         return
-    runner.store(pointer, runner.get(op.value), None if op.mask is None else runner.get(op.mask))
+    runner.store(pointer, runner.get(op.value), None if op.mask is None else runner.get(op.mask), scattered=_from_memory(op.ptr))
+
+
+def _from_memory(pointer: SSAValue) -> bool:
+    """Whether a place is computed from what was loaded."""
+    seen: set[SSAValue] = set()
+    todo = [pointer]
+    while todo:
+        value = todo.pop()
+        if value in seen or not isinstance(value.owner, Operation):
+            continue
+        if value.owner.name == "tt.load":
+            return True
+        seen.add(value)
+        todo += value.owner.operands
+    return False
 
 
 _RMW: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -9,7 +9,8 @@ is a kernel that
 - stores different numbers to one place, at once or without a barrier between;
 - loads or overwrites what another program of the launch stores, or overwrites what another one loads.
 
-Stores that change nothing do no harm. Atomic operations and volatile loads are how programs talk to each other; they are not looked at."""
+Stores that change nothing do no harm. Which of several numbers stays that indices in memory send to one place is nobody's promise, so that
+such stores may meet. Atomic operations and volatile loads are how programs talk to each other; they are not looked at."""
 
 from __future__ import annotations
 
@@ -74,21 +75,22 @@ class Order:
         """From here on its threads see what all of them have stored, and have loaded what they had to."""
         self.moment = self.races.number()
 
-    def access(self, chosen: torch.Tensor) -> Access:
+    def access(self, chosen: torch.Tensor, scattered: bool = False) -> Access:
         """An access to the elements of a tile that are `chosen`."""
         place = chosen.reshape(-1).nonzero().reshape(-1) + (self.races.shape(tuple(chosen.shape)) << 32)
-        return Access(self, place.numpy(), chosen.numel() >= self.races.threads)
+        return Access(self, place.numpy(), chosen.numel() >= self.races.threads, scattered)
 
 
 @dataclass(frozen=True)
 class Access:
     """One operation's access: `places` are numbers for the elements of its tile, equal for the same element of tiles of one shape; `alone`
-    says whether one thread has each of them. Both methods get the bytes `at` which elements begin at in a storage, and which elements
-    (`inside`) these are; KernelError where order matters and nothing settles it."""
+    says whether one thread has each of them, `scattered` whether memory says where they lie. Both methods get the bytes `at` which
+    elements begin at in a storage, and which elements (`inside`) these are; KernelError where order matters and nothing settles it."""
 
     order: Order
     places: np.ndarray
     alone: bool
+    scattered: bool
 
     def load(self, storage: torch.UntypedStorage, inside: torch.Tensor, at: torch.Tensor) -> None:
         """Elements are loaded."""
@@ -110,15 +112,17 @@ class Access:
             return
         loads, stores, changed = marks
         where, places, values = at.numpy(), self.places[inside.numpy()], _bits(new)
-        if _differ(where, values):
+        if not self.scattered and _differ(where, values):
             raise _error("it stores different numbers to one place")
         changes = values != _bits(old)
-        for conflict, what in (
+        conflicts = [
             (self._elsewhere(loads, where, places), f"it overwrites what the program has loaded {_SINCE}"),
-            (self._elsewhere(stores, where, places), f"it stores another number than the program {_SINCE}"),
             (self._others(loads, where), "it overwrites what another program loads"),
-            (self._others(stores, where), "it overwrites what another program stores"),
-        ):  # fmt: skip
+        ]
+        if not self.scattered:
+            conflicts.append((self._elsewhere(stores, where, places), f"it stores another number than the program {_SINCE}"))
+            conflicts.append((self._others(stores, where), "it overwrites what another program stores"))
+        for conflict, what in conflicts:
             if (conflict & changes).any():
                 raise _error(what)
         self._note(stores, where, places)

@@ -36,6 +36,7 @@ from ...passes.mem.levels import refuse_tensors
 from ..outline import Arguments, Outliner
 from .bounds import BEYOND, bounds_of, choose_bounds, is_within, narrowed, nest_beyond, write_bounds
 from .config import Machine, choose, machine
+from .follow import memory_of
 from .kernel import is_aligned, lower_nest
 from .state import UnsupportedNest
 from .tiles import read_tile, write_tile
@@ -131,5 +132,6 @@ class TtOutliner(Outliner):
         return NestAccess(nest, narrowed(self.symbols, bounds))
 
     def facts(self, buffers: Sequence[SSAValue]) -> tuple[object, ...]:
-        """Kernels say which addresses are aligned."""
-        return tuple(is_aligned(b) for b in buffers)
+        """Kernels say which addresses are aligned, and have barriers between accesses to one memory."""
+        memories = [memory_of(b) for b in buffers]
+        return *(is_aligned(b) for b in buffers), *(memories.index(m) for m in memories)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product as tuples
 from math import gcd
@@ -34,10 +35,11 @@ from .derived_sizes import shared_quotients, typical_value
 from .early_loads import load_early, load_once
 from .exchange import Group, draw, part_of, words_of
 from .fills import fill_loads
+from .follow import memory_of
 from .joined_axes import reduce_axis
 from .reductions import Accumulator, accumulator
 from .scans import lower_scan
-from .state import Axis, State, UnsupportedNest, memory_type, scalar_type
+from .state import Axis, State, UnsupportedNest, address_in, memory_type, scalar_type
 
 NO_SIZES: Mapping[Expr, int] = {}
 
@@ -148,6 +150,8 @@ class NestLowering:
             s.dims[s.lane_dim] = s.lane(s.inner_axis)
         arguments.name(entry)
         values = list(entry.args)
+        memories = Counter(memory_of(buffer) for buffer in arguments.buffers)
+        s.viewed = {buffer for buffer in arguments.buffers if memories[memory_of(buffer)] > 1}
         for buffer in arguments.buffers:
             s.pointers[buffer] = values.pop(0)
         for size in arguments.sizes:
@@ -645,15 +649,16 @@ class NestLowering:
     ) -> list[SSAValue]:
         s, b = self.s, self.s.b
         accesses = list(node.all_accesses())
-        if any(a.buffer in (s.loaded if a.is_store else s.stored) for a in accesses):
+        if any(memory_of(a.buffer) in (s.loaded if a.is_store else s.stored) for a in accesses):
             s.barrier()  # once, not in every iteration
         first, stride = b.int(0, s.index) if begin is None else begin, b.int(step, s.index)
         stored = {a.buffer for a in accesses if a.is_store and a.op not in s.carried}
         for buffer in stored:
             s.written(buffer)
-            if len({a.offset for a in accesses if a.buffer is buffer}) > 1:  # an iteration may meet what another one stored
-                s.stored[buffer] = {None}
-                s.loaded[buffer] = {None}
+            memory = memory_of(buffer)
+            if len({address_in(a.buffer, a.offset) for a in accesses if memory_of(a.buffer) is memory}) > 1:
+                s.stored[memory] = {None}  # an iteration may meet what another one stored
+                s.loaded[memory] = {None}
         block = Block(arg_types=[s.index, *(v.type for v in start)])
         name_indices(block.args[:1], len(s.b.blocks) - 1)
         b.open(block)
@@ -662,7 +667,7 @@ class NestLowering:
         b.place(scf.YieldOp.create(operands=state))
         b.close()
         for a in accesses:
-            (s.stored if a.is_store else s.loaded).setdefault(a.buffer, set()).add(None)
+            (s.stored if a.is_store else s.loaded).setdefault(memory_of(a.buffer), set()).add(None)
         for buffer in stored:
             s.written(buffer)
         op = scf.ForOp.create(

@@ -12,11 +12,12 @@ from xdsl.dialects import arith, gpu
 from xdsl.dialects.builtin import ComplexType, IndexType, IntegerType, StringAttr, f16, f32, f64, i1, i8, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from ...dialects import tt_memory
+from ...dialects import loop, tt_memory
 from ...dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, free_dims, linear_coeff, prove_ge0
 from ...dialects.expr_ranges import simplify
 from ...dialects.float8 import FLOAT8
-from ...dialects.nd_types import LOW_PRECISION, is_float
+from ...dialects.mem import BufferType
+from ...dialects.nd_types import LOW_PRECISION, element_bytes, is_float
 from ...dialects.tt_arith import ExtUIOp
 from ...dialects.tt_shape import ExpandDimsOp, MakeRangeOp
 from ...dialects.tt_structure import AssertOp
@@ -25,6 +26,7 @@ from ...passes.loop.nest_access import Access, Loop, NestAccess
 from . import float8
 from .builder import Builder, is_zero, joined
 from .config import Machine
+from .follow import memory_of
 from .gathers import index_loops
 
 
@@ -126,10 +128,12 @@ class State:
         """Conditions that hold wherever the body that they stand in runs."""
         self.second: dict[SSAValue, SSAValue] = {}
         """The second half of a value of 128 bits, by the first."""
-        self.stored: dict[SSAValue, set[SSAValue | None]] = {}
-        """Where buffers were stored to since the last barrier (None: at other places in each iteration of a loop)."""
-        self.loaded: dict[SSAValue, set[SSAValue | None]] = {}
-        """Where they were loaded from."""
+        self.viewed: set[SSAValue] = set()
+        """Buffers of which another one is a view, or that are views of one memory."""
+        self.stored: dict[SSAValue, set[object]] = {}
+        """Where memory was stored to since the last barrier (None: at other places in each iteration of a loop), by its own buffer."""
+        self.loaded: dict[SSAValue, set[object]] = {}
+        """Where it was loaded from."""
 
     # ---- axes
 
@@ -384,26 +388,41 @@ class State:
 
     # ---- the order of threads
 
-    def before_load(self, buffer: SSAValue, pointer: SSAValue) -> None:
+    def before_load(self, buffer: SSAValue, offset: Expr, pointer: SSAValue) -> None:
         """Wait for the other threads of the program where one of them may have stored what is loaded now. So may those of the same
         places: a thread can load more elements side by side than it can store, so that they are not the ones that it stored."""
-        if self.stored.get(buffer):
+        memory = memory_of(buffer)
+        if self.stored.get(memory):
             self.barrier()
-        self.loaded.setdefault(buffer, set()).add(pointer)
+        self.loaded.setdefault(memory, set()).add(self._place(buffer, offset, pointer))
 
-    def before_store(self, buffer: SSAValue, pointer: SSAValue) -> None:
+    def before_store(self, buffer: SSAValue, offset: Expr, pointer: SSAValue) -> None:
         """The same where one may still have to load what is overwritten now. What is stored at the places that were loaded is computed
         from it, but of fewer elements than there are threads several threads have each, one of which may store before another loads."""
-        loaded = self.loaded.get(buffer)
-        if loaded and (_elements(shape_of(pointer.type)) < self.threads or loaded != {pointer}):
+        memory, place = memory_of(buffer), self._place(buffer, offset, pointer)
+        loaded = self.loaded.get(memory)
+        if loaded and (_elements(shape_of(pointer.type)) < self.threads or loaded != {place}):
             self.barrier()
-        self.stored.setdefault(buffer, set()).add(pointer)
+        self.stored.setdefault(memory, set()).add(place)
+
+    def _place(self, buffer: SSAValue, offset: Expr, pointer: SSAValue) -> object:
+        """What accesses to the same elements, by the same threads, have in common: the pointer, but for views."""
+        if buffer not in self.viewed:
+            return pointer
+        offset = self.fix(offset)
+        return shape_of(pointer.type), *address_in(buffer, offset), *(self.dims.get(d) for d in sorted(free_dims(offset), key=str))
 
     def barrier(self) -> None:
         """All threads of the program see what they stored so far."""
         self.b.place(gpu.BarrierOp.create())
         self.stored.clear()
         self.loaded.clear()
+
+
+def address_in(buffer: SSAValue, offset: Expr) -> tuple[Expr, int, Expr]:
+    """Equal for the same address in a memory, of accesses through buffers that are views of it."""
+    t = buffer.type
+    return t.offset_expr if isinstance(t, BufferType) else ZERO, element_bytes(loop.element_type(t)), offset
 
 
 def _elements(shape: tuple[int, ...] | None) -> int:

@@ -82,6 +82,20 @@ def test_numbers_that_meet_at_one_place():
         run(store("%shared", "%lanes"))
 
 
+def test_places_that_memory_says_may_meet():
+    """As in torch, where indices that are equal leave open which number stays."""
+    scatter = [
+        load("%a", "%here"),
+        "%i = arith.fptosi %a : tensor<64xf32> to tensor<64xi32>",
+        "%j = arith.remsi %i, %half : tensor<64xi32>",
+    ]
+    scatter += ["%p = tt.addptr %y0, %j : tensor<64x!tt.ptr<f32>>, tensor<64xi32>", store("%p", "%a")]
+    _, y = run(*scatter, programs=2)
+    assert bool((y[:32] % 32 == torch.arange(32)).all())
+    with pytest.raises(KernelError, match="overwrites what the program has loaded"):
+        run(load("%b", "%out"), *scatter)
+
+
 BETWEEN_PROGRAMS = {
     "stores": ("overwrites what another program stores", [store("%out", "%same")]),
     "loads and stores": (

@@ -11,6 +11,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from xdsl.dialects import gpu
+from xdsl.parser import Parser
 
 from stepwell.dialects import loop, mem
 from stepwell.dialects.tt_memory import LoadOp, StoreOp
@@ -22,6 +23,7 @@ from stepwell.passes.manager import run
 from stepwell.passes.pipelines import default_pipeline
 from stepwell.targets.triton.emit import kernel_modules, kernel_of
 from stepwell.tools.compile_graph import context
+from stepwell.tools.interpret_loop import run_loop
 from stepwell.tools.interpret_tt import run_kernel
 
 
@@ -183,3 +185,43 @@ def test_threads_that_share_an_element_load_it_before_it_is_overwritten(rows):
             again += math.prod(shape) < threads
             assert op.operands[0] not in loaded or math.prod(shape) >= threads, op
     assert again >= 2
+
+
+IN_PLACE = """builtin.module {{
+  func.func @forward(%x: !mem.buffer<{numbers} x f32>, %z: !mem.buffer<{numbers} x f32>) {{
+    %v = mem.view {viewed} : (!mem.buffer<{numbers} x f32>) -> !mem.buffer<1 x {numbers} x f32>
+    loop.nest (%i = 1, %j = {numbers}) outs(%out = %v : !mem.buffer<1 x {numbers} x f32>) {{
+      %a = loop.load %x[%{place}] : !mem.buffer<{numbers} x f32> -> f32
+      %b = arith.addf %a, %a : f32
+      loop.store %b, %out[%i, %j] : f32, !mem.buffer<1 x {numbers} x f32>
+    }}
+    func.return
+  }}
+}}"""
+
+
+@pytest.mark.parametrize(
+    "numbers, viewed, place, barriers",
+    [
+        (16, "%x", "j", 1),  # several threads have each element
+        (16, "%z", "j", 0),
+        (1024, "%x", "j", 0),  # each thread overwrites what it loads
+        (1024, "%z", "i", 0),
+    ],
+)
+def test_a_view_is_the_memory_that_it_is_a_view_of(numbers, viewed, place, barriers):
+    module = Parser(context(), IN_PLACE.format(numbers=numbers, viewed=viewed, place=place)).parse_module()
+    run(default_pipeline("gpu", stages=["tt"]), module, context())
+    assert sum(isinstance(op, gpu.BarrierOp) for op in module.walk()) == barriers
+    x, z = torch.arange(float(numbers)), torch.zeros(numbers)
+    run_loop(module, [x, z])
+    assert torch.equal(x if viewed == "%x" else z, 2 * torch.arange(float(numbers)) if place == "j" else torch.zeros(numbers))
+
+
+def test_kernels_are_shared_by_nests_with_views_of_the_same_buffers():
+    first, second = (IN_PLACE.format(numbers=16, viewed=v, place="j") for v in ("%x", "%z"))
+    body = second[second.index("%v = ") : second.index("func.return")].replace("%v", "%w").replace("%out", "%last")
+    both = first.replace("    func.return", f"    {body}    {body.replace('%w', '%u')}    func.return")
+    module = Parser(context(), both).parse_module()
+    run(default_pipeline("gpu", stages=["tt"]), module, context())
+    assert [sum(isinstance(op, gpu.BarrierOp) for op in f.walk()) for f in module.ops if isinstance(f, FuncOp)] == [1, 0]
