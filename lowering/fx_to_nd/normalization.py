@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from xdsl.dialects.builtin import bf16, f32
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.expr import Expr, as_expr, product
+from ...dialects.nd_types import LOW_PRECISION
 from .builder import ONE
 from .importer import Importer
 from .metadata import element_type
@@ -216,15 +218,54 @@ def _normalised(b: Importer, x: SSAValue, mean: SSAValue, rstd: SSAValue, weight
 
 
 def _batch_statistics(b: Importer, wide: SSAValue, eps: Any) -> tuple[SSAValue, SSAValue, SSAValue]:
+    """Variance and mean of each channel, and its inverse deviation as values are normalised by it."""
     var, mean = b.var_mean(wide, _other_dims(b, wide), 0.0, False)
-    return var, mean, _inverse_deviation(b, var, eps)
+    low, scale = _rounded_statistics(b), var
+    if low is not None and low == bf16:
+        n = _count(b, wide)
+        scale = _round(b, b.div(_round(b, b.mul(var, b.size(n, b.dtype(var))), low), _low_size(b, n, low)), low)
+    return var, mean, _rounded(b, _inverse_deviation(b, scale, eps))
+
+
+def _rounded_statistics(b: Importer) -> Attribute | None:
+    """The type that torch's kernel for the CPU rounds statistics to where its weights have it too (of bf16 every step on the way to
+    them; on GPUs none): what eager numerics follow."""
+    dtype = _statistic_dtype(b, 1)
+    return dtype if b.eager_numerics and b.device == "cpu" and dtype in LOW_PRECISION else None
+
+
+def _rounded(b: Importer, statistic: SSAValue) -> SSAValue:
+    low = _rounded_statistics(b)
+    return statistic if low is None else _round(b, statistic, low)
+
+
+def _round(b: Importer, value: SSAValue, low: Attribute) -> SSAValue:
+    return b.cast(b.cast(value, low), b.dtype(value))
+
+
+def _low_size(b: Importer, n: Expr, low: Attribute) -> SSAValue:
+    """A size as a number of `low` widened again."""
+    return _round(b, b.size(n, f32), low)
+
+
+def _count(b: Importer, wide: SSAValue) -> Expr:
+    """Elements of a channel."""
+    return product(b.dims(wide)[d] for d in _other_dims(b, wide))
 
 
 def _running(b: Importer, wide: SSAValue, old: SSAValue, new: SSAValue, momentum: Any, unbiased: bool) -> SSAValue:
     """momentum * new + (1 - momentum) * old; a variance is made unbiased first."""
-    dtype = b.dtype(new)
+    dtype, n, low = b.dtype(new), _count(b, wide), _rounded_statistics(b)
+    if low is not None and low == bf16:
+        if unbiased:
+            total = _round(b, b.mul(new, b.size(n, dtype)), low)
+            new = b.div(total, _low_size(b, n - 1, low))
+        new = _round(b, new, low)
+        given = _round(b, b.scalar(momentum, dtype), low)
+        added = b.mul(new, given)
+        kept = b.mul(b.cast(old, dtype), _round(b, b.sub(1.0, given), low))
+        return b.cast(b.add(added if unbiased else _round(b, added, low), _round(b, kept, low)), b.dtype(old))
     if unbiased:
-        n = product(b.dims(wide)[d] for d in _other_dims(b, wide))
         if n.is_const:
             new = b.mul(new, int(n) / max(1, int(n) - 1))
         else:
@@ -250,7 +291,7 @@ def _batch_norm_functional(
         return y, mean, rstd, running_mean, running_var
     wide = b.widen(x)
     var, mean, rstd = _batch_statistics(b, wide, eps)
-    y = _normalised(b, wide, mean, rstd, weight, bias)
+    y = _normalised(b, wide, _rounded(b, mean), rstd, weight, bias)
     new_mean = _running(b, wide, running_mean, mean, momentum, False)
     new_var = _running(b, wide, running_var, var, momentum, True)
     return y, b.cast(mean, _statistic_dtype(b, 1)), b.cast(rstd, _statistic_dtype(b, 2)), new_mean, new_var
@@ -282,7 +323,7 @@ def _batch_norm_no_statistics(
 ) -> Any:
     wide = b.widen(x)
     _, mean, rstd = _batch_statistics(b, wide, eps)
-    y = _normalised(b, wide, mean, rstd, weight, bias)
+    y = _normalised(b, wide, _rounded(b, mean), rstd, weight, bias)
     return y, b.cast(mean, _statistic_dtype(b, 1)), b.cast(rstd, _statistic_dtype(b, 2))
 
 
