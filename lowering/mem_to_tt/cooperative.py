@@ -50,6 +50,8 @@ THREAD = 112
 """Of these a thread's at most: few warps have little to wait for."""
 BESIDE = 16
 """Registers of a thread beside them; half as many again for each tensor that is read along the rows once."""
+PIECES_OF_RUNS = 32
+"""Blocks that a program keeps of its runs at most: each is code of its own, and what Triton makes of 224 takes a minute."""
 LEAST = 64 << 20
 """Bytes that a nest moves at least: what is less stays in the cache, where rows may as well be read twice."""
 
@@ -150,6 +152,8 @@ class GpuCooperativeRows(Pass):
             if open_ended and run and (part % run or trips % part):
                 continue
             tile = self._part(axes, part, trips, run, group, part if open_ended else part - 1)
+            if open_ended and run and not tile.run:
+                continue
             held = tile.inner * tile.pieces * kept
             if held <= self.most * 3 // 2:
                 filled = trips / (group * tile.inner * tile.pieces)
@@ -162,8 +166,10 @@ class GpuCooperativeRows(Pass):
     def _part(self, axes: list[tuple[list[Loop], int]], part: int, trips: int, run: int, group: int, longest: int) -> Tile:
         """The blocks of a part of a row, which begin with each run that is at most `longest`."""
         if run and part % run == 0 and trips % part == 0 and run <= longest:
-            block = max((power_of_two(run) >> k for k in range(4)), key=lambda n: (-round(8 * -(-run // n) * n / run), n))
-            return Tile(axes, inner=block, pieces=-(-run // block) * (part // run), group=group, run=run)
+            block = max({max(1, power_of_two(run) >> k) for k in range(4)}, key=lambda n: (-round(8 * -(-run // n) * n / run), n))
+            pieces = -(-run // block) * (part // run)
+            if pieces <= PIECES_OF_RUNS:
+                return Tile(axes, inner=block, pieces=pieces, group=group, run=run)
         block, pieces = config.cut(part)
         return Tile(axes, inner=block, pieces=pieces, group=group)
 

@@ -7,6 +7,7 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -83,6 +84,8 @@ PROGRAMS = {
     "group norm": (group_norm, randn(2, 10, 6, 8), randn(10), randn(10)),
     "group norm, odd": (group_norm, randn(1, 10, 7, 9), randn(10), randn(10)),
     "batch norm": (batch_norm, randn(6, 3, 9, 7), randn(3), randn(3), randn(3), randn(3).abs()),
+    "batch norm of 2 x 2": (batch_norm, randn(64, 3, 2, 2), randn(3), randn(3), randn(3), randn(3).abs()),
+    "batch norm of 3 x 1": (batch_norm, randn(65, 2, 3, 1), randn(2), randn(2), randn(2), randn(2).abs()),
     "batch norm backward": (batch_norm_backward, randn(6, 3, 9, 7), randn(6, 3, 9, 8)[..., :7], randn(3), randn(3), randn(3).abs()),
     "batch norm backward, in place": (
         lambda g, x, w, mean, rstd, y: batch_norm_backward(torch.ops.aten.threshold_backward(g, y, 0), x, w, mean, rstd),
@@ -228,6 +231,19 @@ def test_memory_that_is_not_zero_is_found_out():
 
 
 # ---- the pass
+
+
+@pytest.mark.parametrize("shape", [(256, 512, 14, 14), (2048, 256, 7, 7), (16384, 1024, 2, 2)])
+def test_short_runs_are_not_code_of_their_own(shape):
+    """A kernel with a block for each image of a channel takes Triton a minute."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        args = [torch.empty(shape), *(torch.empty(shape[1]) for _ in range(4))]
+        imported = import_graph(
+            make_fx(functionalize(lambda *given: tuple(batch_norm(*given))), decomposition_table=decomposition_table())(*args), args
+        )
+    run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
+    assert shared(imported.module)
+    assert all(sum(1 for _ in kernel.walk()) < 400 for kernel in imported.module.ops)
 
 
 def cooperative(function, *args, options: str = SMALL):
