@@ -3,7 +3,7 @@
 torch differentiates the parts that interpolation is made of, so that its gradient is a scatter for each corner. In the
 graph of Dynamo a call of `F.interpolate` is still one node: it is made to call the operator itself below autograd, with
 the operator's own gradient, for both of which `lowering/fx_to_nd/interpolation.py` has rules. Of uint8 (pictures) torch's parts compute
-something else than its kernel, which the operator calls.
+something else than its kernel, which the operator calls. Of `F.channel_shuffle` they lose the layout that its kernel on the CPU keeps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OPERATORS = {
 
 def keep_whole(gm: GraphModule) -> None:
     """Have the calls of interpolation in a graph of Dynamo's, and in its subgraphs, come out of tracing as one operator each, and those of
-    `multilabel_margin_loss` in our parts."""
+    `multilabel_margin_loss` and `channel_shuffle` in our parts."""
     for module in gm.modules():
         if not isinstance(module, GraphModule):
             continue
@@ -121,9 +121,17 @@ def _upsample_bilinear(input: torch.Tensor, size: Any = None, scale_factor: Any 
     return _interpolate(input, size, scale_factor, "bilinear", True)
 
 
+def _channel_shuffle(input: torch.Tensor, groups: int) -> torch.Tensor:
+    """`F.channel_shuffle`, which leaves channels last where they were: on the CPU, as eager does."""
+    shuffled = torch.channel_shuffle(input, groups)
+    return shuffled.contiguous(memory_format=suggest_memory_format(input)) if input.device.type == "cpu" else shuffled
+
+
 _WHOLE: dict[Any, Callable[..., torch.Tensor]] = {
     F.multilabel_margin_loss: multilabel_margin_loss,
     F.interpolate: _interpolate,
+    torch.channel_shuffle: _channel_shuffle,
+    torch.native_channel_shuffle: _channel_shuffle,
     F.upsample: _upsample,
     F.upsample_bilinear: _upsample_bilinear,
 }

@@ -48,8 +48,8 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     from torch._functorch import config as functorch_config
 
     from ..lowering.attention_masks import simplify_masks
-    from ..lowering.bool_powers import keep_bool_powers
     from ..lowering.decompositions import decomposition_table
+    from ..lowering.powers import keep_powers
     from ..lowering.quantised_tensors import as_integers, has_quantised
     from ..lowering.whole_operators import keep_whole
 
@@ -78,7 +78,7 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     if isinstance(gm, GraphModule):
         gm = compilers.passed("pre_grad", gm)
         keep_whole(gm)
-        keep_bool_powers(gm)
+        keep_powers(gm)
         graph, rebuild = gm, flatten_outputs(gm)
         if compilers.options.numerics == "default" and not compilers.options.fallback_random:
             simplify_masks(gm)

@@ -85,3 +85,19 @@ def test_channels_last_stays():
     torch.manual_seed(0)
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     _both(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), [x.requires_grad_()])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_shuffled_channels_stay_last(dynamic, grad):
+    shapes = {torch.channels_last: (2, 8, 4, 6), torch.channels_last_3d: (2, 8, 3, 4, 5), torch.contiguous_format: (2, 8, 4, 6)}
+    for layout, shape in shapes.items():
+        for size in (shape, (0, *shape[1:]), (1, 8, *(1 for _ in shape[2:]))):
+            x = torch.randn(size).contiguous(memory_format=layout).requires_grad_(grad)
+            for fn in (torch.nn.ChannelShuffle(2), lambda x: F.channel_shuffle(x * 2, 4) + 1):
+                torch._dynamo.reset()
+                got, want = torch.compile(fn, backend="stepwell", dynamic=dynamic)(x), fn(x)
+                assert torch.equal(got, want) and (got.stride() == want.stride() or not got.numel())
+                if grad:
+                    given = torch.randn_like(want)
+                    assert torch.equal(*(torch.autograd.grad(y, x, given)[0] for y in (got, want)))
