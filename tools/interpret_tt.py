@@ -47,9 +47,17 @@ class Memory:
             start, size = t.data_ptr(), reach * t.element_size()
             if start not in spans or spans[start][0] < size:
                 spans[start] = (size, t.untyped_storage())
-        self.starts = sorted(spans)
-        self.sizes = [spans[s][0] for s in self.starts]
-        self.storages = [spans[s][1] for s in self.starts]
+        self.starts: list[int] = []
+        self.sizes: list[int] = []
+        self.storages: list[torch.UntypedStorage] = []
+        for start in sorted(spans):
+            size, storage = spans[start]
+            if self.starts and start < self.starts[-1] + self.sizes[-1]:  # a view of what another one is a view of, too
+                self.sizes[-1] = max(self.sizes[-1], start + size - self.starts[-1])
+                continue
+            self.starts.append(start)
+            self.sizes.append(size)
+            self.storages.append(storage)
         self.stores = 0
         """How often something was stored."""
 

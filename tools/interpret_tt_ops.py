@@ -329,6 +329,14 @@ _LIBRARY: dict[str, Callable[..., torch.Tensor]] = {
         "isfinited": "isfinite", "signbit": "signbit", "signbitd": "signbit",
     }.items()
 }  # fmt: skip
+_LIBRARY |= {
+    "cyl_bessel_i0": _wide(torch.special.i0),
+    "cyl_bessel_i1": _wide(torch.special.i1),
+    "erfcx": _wide(torch.special.erfcx),
+    "normcdfinv": _wide(torch.special.ndtri),
+    "exp10": _wide(lambda x: torch.pow(10.0, x)),
+    "cbrt": _wide(lambda x: x.sign() * x.abs().pow(1 / 3)),
+}
 
 
 @rule("tt.extern_elementwise")

@@ -649,7 +649,7 @@ class NestLowering:
     ) -> list[SSAValue]:
         s, b = self.s, self.s.b
         accesses = list(node.all_accesses())
-        if any(memory_of(a.buffer) in (s.loaded if a.is_store else s.stored) for a in accesses):
+        if any(memory_of(a.buffer) in (s.loaded if a.is_store else s.stored) or (a.is_store and s.overwrites(a)) for a in accesses):
             s.barrier()  # once, not in every iteration
         first, stride = b.int(0, s.index) if begin is None else begin, b.int(step, s.index)
         stored = {a.buffer for a in accesses if a.is_store and a.op not in s.carried}
@@ -657,7 +657,7 @@ class NestLowering:
             s.written(buffer)
             memory = memory_of(buffer)
             if len({address_in(a.buffer, a.offset) for a in accesses if memory_of(a.buffer) is memory}) > 1:
-                s.stored[memory] = {None}  # an iteration may meet what another one stored
+                s.stored[memory] = {a for a in accesses if a.is_store and memory_of(a.buffer) is memory}  # by other iterations
                 s.loaded[memory] = {None}
         block = Block(arg_types=[s.index, *(v.type for v in start)])
         name_indices(block.args[:1], len(s.b.blocks) - 1)
@@ -667,7 +667,10 @@ class NestLowering:
         b.place(scf.YieldOp.create(operands=state))
         b.close()
         for a in accesses:
-            (s.stored if a.is_store else s.loaded).setdefault(memory_of(a.buffer), set()).add(None)
+            if a.is_store:
+                s.stored.setdefault(memory_of(a.buffer), set()).add(a)
+            else:
+                s.loaded.setdefault(memory_of(a.buffer), set()).add(None)
         for buffer in stored:
             s.written(buffer)
         op = scf.ForOp.create(

@@ -68,7 +68,7 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
         if mask is not None:
             mask = b.to_shape(mask, at)
         fill = None if other is None or mask is None else b.to_shape(other, at)
-        s.before_load(access.buffer, access.offset, pointer)
+        s.before_load(access, pointer)
         once = s.scatters and free_dims(access.offset).isdisjoint(s.info.opaque)
         load = LoadOp.make(pointer, mask, fill, evict="evict_first" if once else s.eviction.get(op, "evict_normal"))
         value = s.widen(b.place(load).results[0], access.dtype)
@@ -150,8 +150,8 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
     own = s.mask(at)
     known = b.find(("load", access.buffer, s.versions.get(access.buffer, 0), pointer, own, None, None, None))
     if mode != "set" and s.alone(access) and known is None:
-        s.before_load(access.buffer, access.offset, pointer)
-    s.before_store(access.buffer, access.offset, pointer)
+        s.before_load(access, pointer)
+    s.before_store(access, pointer)
     s.written(access.buffer)
     if mode != "set":
         if not s.alone(access):
@@ -215,7 +215,7 @@ def _load_halves(s: State, access: Access, op: loop.LoadOp) -> SSAValue:
 def _load_bits(s: State, access: Access, pointer: SSAValue) -> SSAValue:
     at = shape_of(pointer.type)
     mask = s.mask(at)
-    s.before_load(access.buffer, access.offset, pointer)
+    s.before_load(access, pointer)
     return s.b.place(LoadOp.make(pointer, None if mask is None else s.b.to_shape(mask, at))).results[0]
 
 
@@ -228,7 +228,7 @@ def _store_halves(s: State, access: Access, first: SSAValue, condition: SSAValue
     for pointer, half in zip(_halves(s, access, shape), (first, second), strict=True):
         at = shape_of(pointer.type)
         mask = b.both(s.mask(at), condition)
-        s.before_store(access.buffer, access.offset, pointer)
+        s.before_store(access, pointer)
         s.written(access.buffer)
         b.place(StoreOp.make(pointer, b.to_shape(half, at), None if mask is None else b.to_shape(mask, at)))
 

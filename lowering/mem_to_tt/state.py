@@ -7,6 +7,7 @@ ranges decide are Python bools.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from xdsl.dialects import arith, gpu
 from xdsl.dialects.builtin import ComplexType, IndexType, IntegerType, StringAttr, f16, f32, f64, i1, i8, i32, i64
@@ -14,7 +15,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop, tt_memory
 from ...dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, free_dims, linear_coeff, prove_ge0
-from ...dialects.expr_ranges import simplify
+from ...dialects.expr_ranges import range_of, simplify
 from ...dialects.float8 import FLOAT8
 from ...dialects.mem import BufferType
 from ...dialects.nd_types import LOW_PRECISION, element_bytes, is_float
@@ -130,10 +131,10 @@ class State:
         """The second half of a value of 128 bits, by the first."""
         self.viewed: set[SSAValue] = set()
         """Buffers of which another one is a view, or that are views of one memory."""
-        self.stored: dict[SSAValue, set[object]] = {}
-        """Where memory was stored to since the last barrier (None: at other places in each iteration of a loop), by its own buffer."""
+        self.stored: dict[SSAValue, set[Access]] = {}
+        """What has stored to memory since the last barrier, by the buffer that is no view."""
         self.loaded: dict[SSAValue, set[object]] = {}
-        """Where it was loaded from."""
+        """Where it was loaded from (None: at other places in each iteration of a loop)."""
 
     # ---- axes
 
@@ -388,29 +389,64 @@ class State:
 
     # ---- the order of threads
 
-    def before_load(self, buffer: SSAValue, offset: Expr, pointer: SSAValue) -> None:
+    def before_load(self, access: Access, pointer: SSAValue) -> None:
         """Wait for the other threads of the program where one of them may have stored what is loaded now. So may those of the same
         places: a thread can load more elements side by side than it can store, so that they are not the ones that it stored."""
-        memory = memory_of(buffer)
+        memory = memory_of(access.buffer)
         if self.stored.get(memory):
             self.barrier()
-        self.loaded.setdefault(memory, set()).add(self._place(buffer, offset, pointer))
+        self.loaded.setdefault(memory, set()).add(self._place(access, pointer))
 
-    def before_store(self, buffer: SSAValue, offset: Expr, pointer: SSAValue) -> None:
-        """The same where one may still have to load what is overwritten now. What is stored at the places that were loaded is computed
-        from it, but of fewer elements than there are threads several threads have each, one of which may store before another loads."""
-        memory, place = memory_of(buffer), self._place(buffer, offset, pointer)
+    def before_store(self, access: Access, pointer: SSAValue) -> None:
+        """The same where one may still have to load what is overwritten now, or to store what another access has stored there. What is
+        stored at the places that were loaded is computed from it, but of fewer elements than there are threads several threads have each,
+        one of which may store before another loads."""
+        memory, place = memory_of(access.buffer), self._place(access, pointer)
         loaded = self.loaded.get(memory)
-        if loaded and (_elements(shape_of(pointer.type)) < self.threads or loaded != {place}):
+        if self.overwrites(access) or (loaded and (_elements(shape_of(pointer.type)) < self.threads or loaded != {place})):
             self.barrier()
-        self.stored.setdefault(memory, set()).add(place)
+        self.stored.setdefault(memory, set()).add(access)
 
-    def _place(self, buffer: SSAValue, offset: Expr, pointer: SSAValue) -> object:
+    def overwrites(self, access: Access) -> bool:
+        """Whether a store may meet what another one has stored since the last barrier."""
+        return any(one is not access and not self._apart(one, access) for one in self.stored.get(memory_of(access.buffer), ()))
+
+    def _apart(self, a: Access, b: Access) -> bool:
+        """Whether the elements that a program stores by one access surely are others than those of another one: parts of rows side by side,
+        or every other element."""
+        if address_in(a.buffer, ZERO) != address_in(b.buffer, ZERO):
+            return False
+        rows: list[tuple[int, int]] = []
+        first, second = a.offset, b.offset
+        for one in self.info.root.loops:
+            step, other = linear_coeff(first, one.dim), linear_coeff(second, one.dim)
+            if step is None or step is not other or step.value is None or one.size.value is None:
+                return False
+            rows.append((abs(step.value), one.size.value))
+            first, second = (e.subs({one.dim: ZERO}) for e in (first, second))
+        steps = [linear_coeff(e, d) for e in (first, second) for d in free_dims(e)]
+        if all(step is not None and step.value is not None for step in steps):
+            common = gcd(*(step.value or 0 for step in steps if step is not None), *(step for step, _ in rows))
+            begin = (first.subs(dict.fromkeys(free_dims(first), ZERO)) - second.subs(dict.fromkeys(free_dims(second), ZERO))).value
+            if begin is not None and common and begin % common:
+                return True
+        x, y = range_of(first, self.info.ranges), range_of(second, self.info.ranges)
+        if x.lo is None or y.lo is None or x.hi is None or y.hi is None or not (x.hi < y.lo or y.hi < x.lo):
+            return False
+        extent = max(x.hi, y.hi) - min(x.lo, y.lo) + 1
+        for step, size in sorted(rows):
+            if step < extent and size > 1:
+                return False
+            extent += step * (size - 1)
+        return True
+
+    def _place(self, access: Access, pointer: SSAValue) -> object:
         """What accesses to the same elements, by the same threads, have in common: the pointer, but for views."""
-        if buffer not in self.viewed:
+        if access.buffer not in self.viewed:
             return pointer
-        offset = self.fix(offset)
-        return shape_of(pointer.type), *address_in(buffer, offset), *(self.dims.get(d) for d in sorted(free_dims(offset), key=str))
+        offset = self.fix(access.offset)
+        dims = (self.dims.get(d) for d in sorted(free_dims(offset), key=str))
+        return shape_of(pointer.type), *address_in(access.buffer, offset), *dims
 
     def barrier(self) -> None:
         """All threads of the program see what they stored so far."""

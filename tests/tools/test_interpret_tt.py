@@ -294,3 +294,27 @@ def test_accesses_outside_of_the_tensors():
 def test_arguments_that_do_not_fit(arguments, message):
     with pytest.raises(KernelError, match=message):
         run_kernel(sample("vector_add.3.9.ttir"), arguments, [1])
+
+
+def test_every_function_of_the_device_library_is_known():
+    """Those that kernels of ours call, by the names of mem-to-tt."""
+    from stepwell.lowering.mem_to_tt.body import LIBRARY
+    from stepwell.tools.interpret_tt_ops import _LIBRARY
+
+    assert set(LIBRARY.values()) <= set(_LIBRARY)
+    x = torch.tensor([0.3, 0.7, 1.0])
+    for name, expected in (
+        ("cyl_bessel_i1", torch.special.i1(x)),
+        ("normcdfinv", torch.special.ndtri(x)),
+        ("cbrt", x ** (1 / 3)),
+        ("exp10", 10**x),
+    ):
+        close(_LIBRARY[name](x), expected)
+
+
+def test_tensors_that_overlap():
+    """A kernel reaches all of both, through either of them."""
+    memory = torch.arange(20.0)
+    whole, view, out = memory[:15], memory[5:20], torch.zeros(15)
+    run_kernel(sample("vector_add.3.9.ttir"), [whole, view, out, 15], [1])
+    close(out, memory[:15] + memory[5:])

@@ -10,7 +10,8 @@ from xdsl.parser import Parser
 
 from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.manager import run
-from stepwell.passes.pipelines import parse_pipeline
+from stepwell.passes.pipelines import default_pipeline, parse_pipeline
+from stepwell.tools.compile_graph import context
 from stepwell.tools.interpret_loop import run_loop
 from stepwell.tools.interpret_nd import run_nd
 
@@ -146,3 +147,17 @@ def test_levels_agree(level, seed, sizes):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
             memory = [r.untyped_storage().data_ptr() for r in results] + [g.untyped_storage().data_ptr() for g in given]
             assert len(set(memory)) == len(memory), "results are fresh memory"
+
+
+@pytest.mark.parametrize("seed", [*range(12), 49, 57, 167])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_kernels_of_a_gpu_agree(seed, sizes):
+    """The interpreter refuses kernels whose threads or programs race."""
+    text = Writer(seed, sizes).function(steps=4 + seed % 23)
+    print(f"seed {seed}\n{text}")
+    expected_inputs, given = inputs(seed), inputs(seed)
+    expected = run_nd(Parser(context(), text).parse_module(), expected_inputs)
+    module = Parser(context(), text).parse_module()
+    run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), module, context())
+    for a, b in zip([*run_loop(module, given), *given], [*expected, *expected_inputs], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

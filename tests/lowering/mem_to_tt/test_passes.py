@@ -225,3 +225,40 @@ def test_kernels_are_shared_by_nests_with_views_of_the_same_buffers():
     module = Parser(context(), both).parse_module()
     run(default_pipeline("gpu", stages=["tt"]), module, context())
     assert [sum(isinstance(op, gpu.BarrierOp) for op in f.walk()) for f in module.ops if isinstance(f, FuncOp)] == [1, 0]
+
+
+TWO_STORES = """builtin.module {{
+  func.func @forward(%x: !mem.buffer<{rows} x 8 x f32>, %y: !mem.buffer<{rows} x 16 x f32>) {{
+    loop.nest (%i = {rows}) outs(%out = %y : !mem.buffer<{rows} x 16 x f32>) {{
+      loop.for (%j = 8) {{
+        %a = loop.load %x[%i, %j] : !mem.buffer<{rows} x 8 x f32> -> f32
+        loop.store %a, %out[%i, {first}] : f32, !mem.buffer<{rows} x 16 x f32>
+      }}
+      loop.for (%k = 8) {{
+        %b = loop.load %x[%i, %k] : !mem.buffer<{rows} x 8 x f32> -> f32
+        %c = arith.addf %b, %b : f32
+        loop.store %c, %out[%i, {second}] : f32, !mem.buffer<{rows} x 16 x f32>
+      }}
+    }}
+    func.return
+  }}
+}}"""
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(
+    "first, second, barriers",
+    [("%j", "%k + 8", 0), ("%j + 8", "%k", 0), ("%j * 2", "%k * 2 + 1", 0), ("%j", "%k * 2", 1), ("%j", "%k + 7", 1), ("%j", "-%k + 7", 1)],
+)
+def test_what_two_loops_store_to_one_place_is_stored_in_their_order(rows, first, second, barriers):
+    module = Parser(context(), TWO_STORES.format(rows=rows, first=first, second=second)).parse_module()
+    run(default_pipeline("gpu", stages=["tt"]), module, context())
+    assert sum(isinstance(op, gpu.BarrierOp) for op in module.walk()) == barriers
+    x, y = torch.randn(rows, 8), torch.zeros(rows, 16)
+    run_loop(module, [x, y])
+    expected = torch.zeros(rows, 16)
+    for k in range(8):
+        expected[:, eval(first.replace("%j", "k"))] = x[:, k]
+    for k in range(8):
+        expected[:, eval(second.replace("%k", "k"))] = 2 * x[:, k]
+    assert torch.equal(y, expected)
