@@ -27,7 +27,7 @@ from torch.fx import GraphModule
 
 from ..targets.cpu.cache import cache_folder, discard, read, write
 from .aot_key import trace_key
-from .compiled import CompiledGraph, Passthrough, Runner
+from .compiled import CompiledGraph, Passthrough, Runner, Trace
 from .counters import count
 from .graph_cache import can_cache, count_hit, guards_hold, log_once, read_graph
 from .graph_key import Uncacheable
@@ -39,12 +39,12 @@ _lock = threading.Lock()
 @dataclass(frozen=True)
 class Program:
     """A program of a traced graph: its key in the cache of compiled graphs, or what takes its place where nothing is computed. lines: nodes
-    that index by values, with the number of the node of Dynamo's graph that they were traced from."""
+    that may fail (see Trace), with the number of the node of Dynamo's graph that they were traced from."""
 
     kind: str
     key: str
     passthrough: Passthrough | None
-    lines: tuple[tuple[str, int], ...]
+    lines: tuple[tuple[str, str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class TraceRecord:
             graph = program.passthrough or read_graph(program.key, None)
             if graph is None:
                 return []
-            lines = [(name, self._traces[k]) for name, k in program.lines if k < len(self._traces)]
+            lines = [(why, name, self._traces[k]) for why, name, k in program.lines if k < len(self._traces)]
             programs.append(graph if isinstance(graph, Passthrough) else Linked(graph, program.kind, lines))
         return programs
 
@@ -177,7 +177,7 @@ class TraceRecord:
             return Program(kind, "", program, ())
         if not isinstance(program, Runner) or not program.key:
             raise Uncacheable("one of its programs is not kept")
-        lines = ((name, self._traces.index(trace)) for name, trace in program.traces if trace in self._traces)
+        lines = ((why, name, self._traces.index(trace)) for why, name, trace in program.traces if trace in self._traces)
         return Program(kind, program.key, None, tuple(lines))
 
     def _write(self, last: GraphModule) -> None:
@@ -240,7 +240,7 @@ def detached(backward: GraphModule, metadata: Any) -> list[int]:
 class Linked:
     """The boxed function of a compiled graph, which is linked when it is first called."""
 
-    def __init__(self, graph: CompiledGraph, kind: str, traces: list[tuple[str, str]]):
+    def __init__(self, graph: CompiledGraph, kind: str, traces: list[Trace]):
         self._boxed_call = True
         self.graph = graph
         self._kind = kind

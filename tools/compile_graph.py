@@ -142,7 +142,7 @@ def lower_graph(
     kept = {name: n for name, n in counts.items() if not name.startswith(("compile_seconds.", "cache_"))}
     return CompiledGraph(
         description, code, code_key, imported.constants, imported.objects, imported.inputs, imported.outputs, symbols,
-        counts=kept, seconds=seconds,
+        counts=kept, seconds=seconds, refused=imported.refused,
     )
 
 

@@ -49,12 +49,18 @@ class CompiledGraph:
     counts: dict[str, int | float] = field(default_factory=dict)
     guards: tuple[Any, ...] = ()
     seconds: float = 0.0
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    """Calls that eager refuses when they run: their place among the FX graph's nodes, and operator."""
 
     def runner(self) -> Runner:
         """Link the code; the boxed function of the FX graph."""
         with phase("load"):
             library = load_object_code(self.code, self.description.native)
             return Runner(load_program(self.description, library, self.constants, self.objects), self)
+
+
+Trace = tuple[str, str, str]
+"""Why a node may fail ("index": it indexes by values; "refused": eager refuses the call), its name, the lines of the user's program."""
 
 
 class Runner:
@@ -72,8 +78,7 @@ class Runner:
         # where the inputs hold the size symbols, which only sizes among the outputs need
         self._symbols = graph.symbols if any(o.kind == "expr" for o in self.outputs) else {}
         self.kind = ""
-        self.traces: list[tuple[str, str]] = []
-        """Names of the nodes that index by values, with the lines of the user's program that made them."""
+        self.traces: list[Trace] = []
         self.key = ""
         """The key of the graph in the cache; "" for one that is not kept."""
 
@@ -95,24 +100,32 @@ class Runner:
             else:
                 results = self.program(args)
         except IndexError as error:
-            self._note_lines(error)
+            self._note_lines(error, "index")
+            raise
+        except Exception as error:
+            self._note_lines(error, "refused")
             raise
         if self._plain:
             return results
         return [_output(o, results, values) for o in self.outputs]
 
     def know_lines(self, gm: GraphModule, kind: str) -> None:
-        """Remember which lines of the user's program index by values, for messages."""
+        """Remember which lines of the user's program index by values, or make calls that eager refuses, for messages."""
         self.kind = kind
         nodes = (n for n in gm.graph.nodes if n.op == "call_function" and str(n.target).split(".")[1:2] and n.meta.get("stack_trace"))
-        self.traces = [(n.name, n.meta["stack_trace"]) for n in nodes if str(n.target).split(".")[1] in INDEXING]
+        self.traces = [("index", n.name, n.meta["stack_trace"]) for n in nodes if str(n.target).split(".")[1] in INDEXING]
+        if self.graph.refused:
+            every = list(gm.graph.nodes)
+            found = [every[k] for k, target in self.graph.refused if k < len(every) and str(every[k].target) == target]
+            self.traces += [("refused", n.name, n.meta["stack_trace"]) for n in found if n.meta.get("stack_trace")]
 
-    def _note_lines(self, error: IndexError) -> None:
-        if not self.traces:
+    def _note_lines(self, error: Exception, wanted: str) -> None:
+        traces = [(name, trace) for why, name, trace in self.traces if why == wanted]
+        if not traces:
             return
         from ..lowering.fx_to_nd.importer import user_place
 
-        places = ((name, user_place(trace)) for name, trace in self.traces)
+        places = ((name, user_place(trace)) for name, trace in traces)
         lines = ", ".join(f"{name} at {place.filename.data}:{place.line.data}" for name, place in places if hasattr(place, "filename"))
         error.add_note(f"in the {self.kind} graph: {lines}")
 

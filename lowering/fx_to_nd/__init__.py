@@ -73,7 +73,8 @@ class Imported:
     module: the `nd` module with func.func @name. constants: the tensors that its last arguments take. objects: what
     object(k) in a call names. inputs: for each leading argument the position of the FX placeholder that it takes.
     outputs: how each output of the FX graph is made (see `Output`). counts: operator nodes by treatment. device: where its kernels run.
-    handed_on: the positions of placeholders with a size symbol that is no argument, since only outputs want it."""
+    handed_on: the positions of placeholders with a size symbol that is no argument, since only outputs want it. refused: the calls that
+    eager refuses, by their place among the nodes, and operator."""
 
     module: ModuleOp
     constants: list[torch.Tensor]
@@ -83,6 +84,7 @@ class Imported:
     counts: Counts
     device: str = "cpu"
     handed_on: dict[str, int] = field(default_factory=dict)
+    refused: list[tuple[int, str]] = field(default_factory=list)
 
 
 def load_rules() -> None:
@@ -214,7 +216,8 @@ def _assemble(
         module.attributes[nd.DEVICE] = StringAttr(b.device)
     if numerics != "default":
         module.attributes["nd.numerics"] = StringAttr(numerics)
-    return Imported(module, b.constants, b.objects, inputs, results.outputs, b.counts, b.device, b.handed_on)
+    refused = [(k, str(n.target)) for k, n in enumerate(b.gm.graph.nodes) if n in b.refused] if b.refused else []
+    return Imported(module, b.constants, b.objects, inputs, results.outputs, b.counts, b.device, b.handed_on, refused)
 
 
 def _expressions(b: Importer) -> set[Expr]:

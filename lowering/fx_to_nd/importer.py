@@ -96,6 +96,7 @@ class Importer(Builder):
         self.counts = Counts()
         self.argument_symbols: set[str] = set()
         self.handed_on: dict[str, int] = {}
+        self.refused: set[Node] = set()
         self.known_unbacked: set[str] = set()
         self.defines_sizes = False
         """Whether what is imported now defines size symbols: its calls are made even where only the sizes of their results are used."""
@@ -289,6 +290,7 @@ class Importer(Builder):
         args = [argument(a) for a in node.args]
         kwargs = {key: argument(a) for key, a in node.kwargs.items()} if node.kwargs else {}
         if is_refused(self, target, args, kwargs):
+            self.refused.add(node)
             return externs.operator_call(self, node, chosen=True)
         try:
             result = rule(self, *args, **kwargs)

@@ -95,7 +95,7 @@ def _index(b: Importer, x: SSAValue, indices: Sequence[SSAValue | None]) -> SSAV
 @indexed_rule(aten.index_select, reads=True)
 def _index_select(b: Importer, x: SSAValue, d: int, index: SSAValue) -> SSAValue:
     if not b.rank(x):
-        return b.reshape(x, b.out_dims)
+        return b.reshape(b.index(b.reshape(x, (ONE,)), [0], [b.reshape(index, (ONE,))], wrap=False), b.out_dims)
     index = b.reshape(index, (b.out_dims[d % b.rank(x)],))
     return b.index(x, [d % b.rank(x)], [index], wrap=False)
 

@@ -13,6 +13,7 @@ import torch
 from xdsl.dialects.builtin import i1
 from xdsl.ir import SSAValue
 
+from ...dialects.expr import product
 from ...dialects.nd_types import FLOATS
 from .promotion import common_dtype
 
@@ -73,6 +74,10 @@ def _puts_another_type(b: Importer, args: Sequence[Any], kwargs: dict[str, Any])
     return b.dtype(args[0]) != b.dtype(args[2])
 
 
+def _selects_many_of_one(b: Importer, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return not b.rank(args[0]) and product(b.dims(args[2])).value != 1
+
+
 def _masks_by_numbers(b: Importer, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return b.dtype(args[1]) != i1
 
@@ -87,7 +92,7 @@ def _find(name: str) -> Any:
 def _table() -> dict[Any, Check]:
     found: dict[Any, Check] = {
         aten.add: _scales_wrongly, aten.sub: _subtracts_booleans, aten.rsub: _subtracts_booleans, aten.div: _truncates_booleans,
-        aten.index_put: _puts_another_type, aten.masked_scatter: _masks_by_numbers,
+        aten.index_put: _puts_another_type, aten.index_select: _selects_many_of_one, aten.masked_scatter: _masks_by_numbers,
     }  # fmt: skip
     for rows, floats_only in ((_NO_BOOLEANS, False), (_FLOATS_ONLY, True)):
         for name, count in (row.split(":") for row in rows.split()):

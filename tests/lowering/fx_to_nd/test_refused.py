@@ -70,3 +70,27 @@ def test_what_eager_computes_is_computed(name):
     }[name]
     torch.testing.assert_close(torch.compile(lambda *a: function(*a), backend="stepwell")(*inputs), function(*inputs))
     assert not stepwell.counters.get("extern") and not stepwell.counters.get("fallback")
+
+
+def test_the_error_names_the_line():
+    def program(x):
+        doubled = x * 2
+        return torch.lerp(doubled, doubled, 0.5).sum()
+
+    line = program.__code__.co_firstlineno + 2
+    for _ in range(2):  # compiled, and from the cache
+        torch._dynamo.reset()
+        with pytest.raises(NotImplementedError) as raised:
+            torch.compile(program, backend="stepwell")(INTEGERS)
+        assert [f"test_refused.py:{line}" in note for note in raised.value.__notes__] == [True]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_scalar_has_one_element_to_select(dynamic):
+    compiled = torch.compile(lambda x, i: (x + 1).index_select(0, i), backend="stepwell", dynamic=dynamic)
+    x = torch.tensor(3.0)
+    with pytest.raises(RuntimeError, match="can have only 1 value"):
+        compiled(x, torch.empty(0, dtype=torch.int64))
+    assert torch.equal(compiled(x, torch.zeros(1, dtype=torch.int64)), x + 1)
+    with pytest.raises(IndexError):
+        compiled(x, torch.ones(1, dtype=torch.int64))
