@@ -356,17 +356,24 @@ def _scatter(low: Lowering, op: nd.ScatterOp) -> None:
     (axis,) = op.dim.data
     dims = tensor_type(op.index).dims
     size = tensor_type(op.base).dims[axis]
-    kept = [k for k in range(len(dims)) if k != axis]
+    kept, columns = list(range(axis)), list(range(axis + 1, len(dims)))
+
+    def store(b: Body, full: list[Expr], out: SSAValue) -> None:
+        loaded = _loaded_index(low, b, op.index, full, size, _user_name(op), False)
+        value = low.element(b, op.source, full)
+        target = [loaded if k == axis else e for k, e in enumerate(full)]
+        b.store(value, out, target, op.mode.data, b.holds_elements(target))
 
     def body(b: Body, index: tuple[Expr, ...], outs: Sequence[SSAValue]) -> None:
         inner = loop.ForOp.build_for([dims[axis]])
         inner.properties["sequential"] = _UNIT
         with b.inner(inner, inner.body, [dims[axis]]) as inner_index:
-            full = _merge(kept, [axis], index, inner_index)
-            loaded = _loaded_index(low, b, op.index, full, size, _user_name(op), False)
-            value = low.element(b, op.source, full)
-            target = [loaded if k == axis else e for k, e in enumerate(full)]
-            b.store(value, outs[0], target, op.mode.data, b.holds_elements(target))
+            if not columns:
+                store(b, _merge(kept, [axis], index, inner_index), outs[0])
+                return
+            along = loop.ForOp.build_for([dims[k] for k in columns])  # as they lie in memory
+            with b.inner(along, along.body, [dims[k] for k in columns]) as column:
+                store(b, [*index, *inner_index, *column], outs[0])
 
     nest = low.nest(op, [dims[k] for k in kept], [low.tensor_or_copy(op.base)], body)
     low.bind(op.result, nest.results[0])

@@ -1,0 +1,40 @@
+"""Elements of a scatter are visited in the order of memory: the loops behind its dimension run inside of the one that keeps the order."""
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import stepwell  # noqa: F401 - registers the backend
+from stepwell.dialects import loop
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.tools.compile_graph import context
+
+SOURCES = {0: (50, 16, 3), 1: (4, 60, 3), 2: (4, 16, 70)}
+
+
+def scatter(axis):
+    index = torch.randint(0, 4 if axis == 0 else 3, SOURCES[axis], generator=torch.Generator().manual_seed(axis))
+    source = torch.arange(index.numel(), dtype=torch.float32).reshape(index.shape)
+    return (lambda x, i, v: (x.scatter_add(axis, i, v), x.scatter(axis, i[:1, :1, :1], v))), (torch.ones(4, 16, 3), index, source)
+
+
+@pytest.mark.parametrize("axis", SOURCES)
+def test_loops(axis):
+    function, given = scatter(axis)
+    imported = import_graph(make_fx(lambda *xs: (function(*xs)[0],), tracing_mode="fake")(*given), given)
+    run(default_pipeline("cpu", stages=("nd", "loop", "mem")), imported.module, context())
+    assert 'label = "pack"' not in str(imported.module)
+    (kept,) = [op for op in imported.module.walk() if isinstance(op, loop.ForOp) and op.sequential is not None]
+    inside = [op for op in kept.walk() if isinstance(op, loop.ForOp) and op is not kept]
+    assert [len(op.loop_sizes) for op in inside] == ([2 - axis] if axis < 2 else [])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("axis", SOURCES)
+def test_values(axis, dynamic):
+    torch._dynamo.reset()
+    function, given = scatter(axis)
+    for got, want in zip(torch.compile(function, backend="stepwell", dynamic=dynamic)(*given), function(*given), strict=True):
+        torch.testing.assert_close(got, want)
