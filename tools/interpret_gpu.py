@@ -111,7 +111,8 @@ class InterpretedDriver:
         self.launches.append(Launch(kernel.name, variant, tuple(grid), threads, shared, stream, tuple(values), overlaps))
         try:
             types = kernel_of(module).body.block.arg_types
-            run_kernel(module, [_argument(t, v) for t, v in zip(types, values, strict=True)], list(grid))
+            given = [v if isinstance(t, PointerType) else _number(t, v) for t, v in zip(types, values, strict=True)]
+            run_kernel(module, with_memory(types, given), list(grid))
         except Exception as error:
             self._error = f"{type(error).__name__}: {error}"
             return FAILED
@@ -137,21 +138,34 @@ def _on_cpu(data: int, rank: int, sizes: int, strides: int, offset: int, dtype: 
     return make(data, rank, sizes, strides, offset, dtype, 0, -1, *rest)
 
 
-def _argument(type: Any, bits: int) -> Any:
-    """What the interpreter takes for 64 bits of a type."""
-    if isinstance(type, PointerType):
-        return memory_at(bits, dtype_of(type.pointee))
+def _number(type: Any, bits: int) -> Any:
+    """What the interpreter takes for 64 bits of a type that is no pointer."""
     if isinstance(type, Float64Type):
         return ctypes.c_double.from_buffer(ctypes.c_int64(bits)).value
     assert not isinstance(type, Float32Type)
     return bool(bits & 1) if isinstance(type, IntegerType) and type.width.data == 1 else bits
 
 
-def memory_at(address: int, dtype: torch.dtype) -> torch.Tensor:
-    """The elements from an address on."""
-    if not address:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer((ctypes.c_char * REACH).from_address(address), dtype=dtype)
+def with_memory(types: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """The arguments of a kernel with the elements from an address on in place of each address. What is in reach of each other is one
+    storage, which begins at a multiple of 16 bytes: elements of all types lie at multiples of their size."""
+    addresses = sorted({int(v) for t, v in zip(types, values, strict=True) if isinstance(t, PointerType) and v})
+    spans: list[tuple[int, int]] = []
+    for address in addresses:
+        if spans and address < spans[-1][1]:
+            spans[-1] = spans[-1][0], address + REACH
+        else:
+            spans.append((address - address % 16, address + REACH))
+    storages = [torch.frombuffer((ctypes.c_char * (end - begin)).from_address(begin), dtype=torch.uint8) for begin, end in spans]
+
+    def memory(address: int, dtype: torch.dtype) -> torch.Tensor:
+        if not address:
+            return torch.empty(0, dtype=dtype)
+        number = max(k for k, (begin, _) in enumerate(spans) if begin <= address)
+        begin = address - spans[number][0]
+        return storages[number][begin : begin + REACH].view(dtype)
+
+    return [memory(int(v), dtype_of(t.pointee)) if isinstance(t, PointerType) else v for t, v in zip(types, values, strict=True)]
 
 
 def interpreted_kernels(module: ModuleOp, target: str = "sm_90") -> list[GpuKernel]:

@@ -10,19 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Attribute
 
 from ..dialects.tt_structure import FuncOp
-from ..dialects.tt_types import PointerType
 from ..passes.pipelines import TARGETS
 from ..targets.target import Kernels
 from ..targets.triton.emit import kernel_modules, kernel_of
 from ..targets.triton.target import GpuTarget
-from .interpret_gpu import memory_at
+from .interpret_gpu import with_memory
 from .interpret_tt import run_kernel
-from .interpret_tt_types import dtype_of
 
 
 @dataclass(frozen=True)
@@ -66,9 +62,4 @@ class InterpretedLauncher:
         """See Launcher."""
         module = self.kernels[number].module
         if 0 not in grid:
-            types = kernel_of(module).body.block.arg_types
-            run_kernel(module, [_argument(t, value) for t, value in zip(types, arguments, strict=True)], list(grid))
-
-
-def _argument(type: Attribute, value: int | float | bool) -> torch.Tensor | int | float | bool:
-    return memory_at(int(value), dtype_of(type.pointee)) if isinstance(type, PointerType) else value
+            run_kernel(module, with_memory(list(kernel_of(module).body.block.arg_types), arguments), list(grid))

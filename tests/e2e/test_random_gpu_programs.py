@@ -18,10 +18,13 @@ from typing import Any
 
 import pytest
 import torch
+from xdsl.dialects.builtin import f32, f64, i32
 
 import stepwell
+from stepwell.dialects.tt_types import PointerType
 from stepwell.lowering import mem_to_tt
 from stepwell.targets.target import isolated
+from stepwell.tools.interpret_gpu import with_memory
 from stepwell.tools.interpreted_target import InterpretedTarget
 
 SMALL = {
@@ -118,6 +121,23 @@ def test_what_no_atomic_operation_combines(gpu):
 
     given = torch.randn(3, 4), torch.arange(12, dtype=torch.uint8).reshape(3, 4), torch.ones(4, dtype=torch.bool)
     torch.testing.assert_close(torch.compile(function, backend="stepwell")(*given), function(*given))
+
+
+def test_tensors_side_by_side(gpu):
+    """A tensor that begins within 8 bytes, and one of 8 bytes an element behind it: the interpreter is told addresses alone."""
+    memory = torch.zeros(64, dtype=torch.float32)
+    x, y = memory[1:9], memory[16:32].view(torch.float64)
+    y.copy_(torch.arange(8))
+    given = [x.data_ptr(), y.data_ptr(), 7]
+    first, second, number = with_memory([PointerType(f32), PointerType(f64), i32], given)
+    assert [first.data_ptr(), second.data_ptr(), number] == given and torch.equal(second[:8], y)
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+    def function(x, y):
+        return x[:, None] + y, y.sum(), x * 2
+
+    want = function(x, y)
+    torch.testing.assert_close(torch.compile(function, backend="stepwell")(x, y), want)
 
 
 if __name__ == "__main__":
