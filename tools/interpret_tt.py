@@ -276,9 +276,10 @@ def run_kernel(
 
 
 def _threads(kernel: FuncOp) -> int:
-    """How many threads a program has, on a GPU with warps of 32; without an attribute as many as Triton takes."""
+    """How many threads a program has, on a GPU with warps of 32. A kernel that does not say (Triton's text) has one: of the threads that
+    share an element Triton lets one store it, which has loaded it before."""
     warps = kernel.attributes.get("num_warps")
-    return 32 * (warps.value.data if isinstance(warps, IntegerAttr) else 4)
+    return 32 * warps.value.data if isinstance(warps, IntegerAttr) else 1
 
 
 def _by_turns(runners: Iterator[Runner], memory: Memory, kernel: FuncOp, values: list[Any], resident: int) -> None:

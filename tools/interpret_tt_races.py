@@ -5,7 +5,8 @@ is a kernel that
 
 - loads what its program stored since its last barrier: another thread may have to store it, as each access shares out a tile its own way;
 - overwrites what its program loaded since then, but for threads that overwrite what they loaded themselves: the element at the same
-  place of a tile of that shape, with at least one element for each thread (several threads have those of a smaller one);
+  place of a tile of that shape, with at least one element for each thread (several threads have those of a smaller
+  one, where the kernel says how many there are);
 - stores different numbers to one place, at once or without a barrier between;
 - loads or overwrites what another program of the launch stores, or overwrites what another one loads.
 

@@ -37,9 +37,10 @@ def store(pointer: str, value: str) -> str:
     return f"tt.store {pointer}, {value} : tensor<64x!tt.ptr<f32>>"
 
 
-def run(*lines: str, programs: int = 1, warps: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+def run(*lines: str, programs: int = 1, warps: int | None = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    said = "" if warps is None else f"attributes {{num_warps = {warps} : i32}}"
     text = f"""builtin.module {{
-      tt.func public @k(%x: !tt.ptr<f32>, %y: !tt.ptr<f32>) attributes {{num_warps = {warps} : i32}} {{
+      tt.func public @k(%x: !tt.ptr<f32>, %y: !tt.ptr<f32>) {said} {{
         {HEAD}
         {chr(10).join(lines)}
         tt.return
@@ -74,6 +75,8 @@ def test_threads_overwrite_what_they_loaded_themselves():
     assert torch.equal(x, 2 * (torch.arange(64.0) + 1))
     with pytest.raises(KernelError, match="overwrites what the program has loaded"):
         run(*doubled, warps=4)  # two threads have each element: one may store before the other loads
+    x, _ = run(*doubled, warps=None)  # Triton's text: the one that stores is one that has loaded
+    assert torch.equal(x, 2 * (torch.arange(64.0) + 1))
 
 
 def test_numbers_that_meet_at_one_place():
