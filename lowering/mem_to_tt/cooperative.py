@@ -159,7 +159,8 @@ class GpuCooperativeRows(Pass):
                 found.append((round((1 - filled) * 8) + abs(math.log2(held / self.part)) + across, replace(tile, warps=self._warps(held))))
         if not found:
             raise UnsupportedNest("no group of programs keeps a row")
-        if all(tile.pieces > PIECES_OF_RUNS for _, tile in found if tile.run) and any(tile.run for _, tile in found):
+        runs = [tile for _, tile in found if tile.run]
+        if runs and all(tile.pieces > PIECES_OF_RUNS for tile in runs):
             raise UnsupportedNest(f"its rows lie in runs of {run}, each of which would be code of its own")
         return min((one for one in found if not one[1].run or one[1].pieces <= PIECES_OF_RUNS), key=lambda one: one[0])[1]
 

@@ -130,7 +130,7 @@ def _inline(low: Lowering, op: Operation) -> None:
 def _barrier(low: Lowering, op: nd.BarrierOp) -> None:
     copied = low.copy(op.input)
     assert isinstance(copied.owner, loop.NestOp)
-    copied.owner.attributes["no_fuse"] = StringAttr("nd.barrier")
+    copied.owner.attributes["no_fuse"] = StringAttr(nd.BarrierOp.name)
     low.bind(op.result, copied)
 
 
