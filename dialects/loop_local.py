@@ -20,7 +20,8 @@ class LocalOp(QuickOp):
     to one iteration of the nest's loops.
 
     Its contents are undefined when the iteration begins; loops inside store to it and load from it, and the statements of the body run in
-    their order. Nothing outside sees it, so threads and iterations have one each."""
+    their order. Nothing outside sees it, so threads and iterations have one each; a thread may fill once what every
+    iteration fills alike."""
 
     name = "loop.local"
     result = result_def()

@@ -625,7 +625,8 @@ class UpdateOp(NdOp):
 
 @irdl_op_definition
 class BarrierOp(NdOp):
-    """The same value as a new tensor that is computed on its own: a border that fusion does not cross (a user's no-fuse wish)."""
+    """The same value as a new tensor, each element computed once: a border that fusion does not cross. A small table behind one may become
+    memory of the nest that reads it (loop-fuse-tables)."""
 
     name = "nd.barrier"
     input = operand_def(TensorType)

@@ -56,6 +56,7 @@ OURS: dict[str, str] = {
     "loop-split-reduction": "passes.loop.loop_split_reduction:LoopSplitReduction",
     "loop-fuse-rows": "passes.loop.loop_fuse_rows:LoopFuseRows",
     "loop-fuse-windows": "passes.loop.loop_fuse_windows:LoopFuseWindows",
+    "loop-fuse-tables": "passes.loop.loop_fuse_tables:LoopFuseTables",
     "loop-recompute": "passes.loop.loop_recompute:LoopRecompute",
     "loop-layout": "passes.loop.loop_layout:LoopLayout",
     "loop-order": "passes.loop.loop_order:LoopOrder",

@@ -23,6 +23,7 @@ from ..passes.loop.batch_cost import batch_bytes
 from ..passes.loop.fusion_plan import NEAR, Attempt, Group, Plan, Planner
 from ..passes.loop.fusion_wishes import Outcome, labels, names_of, origins, title
 from ..passes.loop.loop_fuse import symbol_hints
+from ..passes.loop.loop_fuse_tables import TableSearch
 from ..passes.loop.loop_fuse_windows import WindowSearch
 from ..passes.loop.loop_schedule import symbol_facts
 from ..passes.loop.machine import SERVER, Machine
@@ -33,7 +34,7 @@ from .explain_costs import batch_step, call_step, kernel_step
 from .explain_names import Names
 from .explain_rows import RowReader
 
-_QUIET = frozenset(("loop-fuse", "loop-fuse-rows", "loop-fuse-windows", "loop-schedule"))
+_QUIET = frozenset(("loop-fuse", "loop-fuse-rows", "loop-fuse-windows", "loop-fuse-tables", "loop-schedule"))
 """Passes whose remarks are told in other words."""
 
 UNSEEN = f"they could be, but were not compared: they are over {NEAR} nests apart"
@@ -103,10 +104,14 @@ class Collector:
                 return
             _PlanReader(self.graphs[-1], planner, plan).read(outcomes)
             self._rows = RowReader(self.graphs[-1], planner, plan)
+        elif kind == "border-copies" and isinstance(what, list) and self._rows is not None:
+            self._rows.read_borders(what)
         elif kind == "row-fusion" and isinstance(what, tuple) and self._rows is not None:
             self._rows.read(*what)
         elif kind == "window-fusion" and isinstance(what, WindowSearch) and self._rows is not None:
             self._rows.read_windows(what)
+        elif kind == "table-fusion" and isinstance(what, TableSearch) and self._rows is not None:
+            self._rows.read_tables(what)
             self._rows = None
         elif kind == "wish" and isinstance(what, Outcome):
             self.graphs[-1].wishes.append(model.Wish(what.wish, what.granted, what.reason))

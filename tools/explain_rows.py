@@ -1,13 +1,14 @@
-"""What loop-fuse-rows and loop-fuse-windows decided, told as decisions of the plan: reductions that run in the rows of another nest, nests
-that are computed by tiles in their reader, and those that do not."""
+"""What loop-fuse did behind its plan and loop-fuse-rows, loop-fuse-windows and loop-fuse-tables decided, told as decisions of the plan:
+reductions that run in the rows of another nest, nests that are computed by tiles in their reader, tables of it, and those that are not."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from xdsl.ir import Operation
+from xdsl.ir import Operation, OpResult
 
 from ..passes.loop.fusion_plan import Group, Plan, Planner
+from ..passes.loop.loop_fuse_tables import TableSearch
 from ..passes.loop.loop_fuse_windows import WindowSearch
 from ..passes.loop.row_fusion_plan import MARKED, RowFusion, RowPlanner
 from . import explain_model as model
@@ -19,6 +20,16 @@ class RowReader:
     def __init__(self, graph: model.Graph, planner: Planner, plan: Plan):
         self.graph, self.planner, self.plan = graph, planner, plan
         self.groups = {g.number: g for g in graph.groups}
+
+    def read_borders(self, copies: list[tuple[OpResult, Group]]) -> None:
+        """Copies that a border would have made of what a nest has stored."""
+        for copied, group in copies:
+            source, copy = self._group(copied.op), self.groups.get(group.order)
+            if source is None or copy is None:
+                continue
+            gone = self._pairs({*source.members, *source.inside}, {*copy.members, *copy.inside})
+            reason = "the second, behind a border, would only copy what the first has stored"
+            self._join(source, copy, gone, reason, 2 * self.planner.bytes(copied), last=True)
 
     def read(self, rows: RowPlanner, fusions: list[RowFusion]) -> None:
         for refusal in (r for r in rows.refusals if r.reason != MARKED):  # that is why they are apart in the plan already
@@ -39,6 +50,17 @@ class RowReader:
             reason = f"the first is computed by tiles in the second ({reader.sizes})"
             self._join(reader, producer, self._between(fusion.producer, fusion.reader), reason, fusion.bytes, last=False)
 
+    def read_tables(self, search: TableSearch) -> None:
+        """The same for tables that are computed in their reader."""
+        for refusal in (r for r in search.refused if r.reason != MARKED):
+            self._refused(refusal.table, refusal.reader, refusal.reason, "is it a table of its reader")
+        for fusion in search.fused:
+            reader, table = self._group(fusion.reader), self._group(fusion.table)
+            if reader is None or table is None:
+                continue
+            reason = f"the first is a table of the second ({reader.sizes}), which each thread computes once"
+            self._join(reader, table, self._between(fusion.table, fusion.reader), reason, fusion.bytes, last=False)
+
     def _group(self, nest: Operation) -> model.FusedGroup | None:
         found = self.plan.nests.get(nest)
         return self.groups.get(found.order) if isinstance(found, Group) else None
@@ -49,7 +71,9 @@ class RowReader:
 
     def _between(self, first: Operation, second: Operation) -> list[model.Pair]:
         """The pairs of nests in two groups that are told as apart."""
-        one, other = self._labels(first), self._labels(second)
+        return self._pairs(self._labels(first), self._labels(second))
+
+    def _pairs(self, one: set[str], other: set[str]) -> list[model.Pair]:
         pairs = (p for p in self.graph.pairs if not p.fused)
         return [p for p in pairs if (p.first in one and p.second in other) or (p.first in other and p.second in one)]
 

@@ -9,7 +9,8 @@ so that whatever floated out of them stands before them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 from xdsl.dialects import arith, scf
@@ -109,6 +110,14 @@ class Builder:
     def depth_of(self, *values: SSAValue) -> int:
         """The outermost level at which all `values` are known."""
         return max((self.depth.get(v, 0) for v in values), default=0)
+
+    @contextmanager
+    def at_floor(self) -> Iterator[None]:
+        """What is built in here stands outside of all loops that are open above the floor."""
+        inside = self.levels[self.floor + 1 :]
+        del self.levels[self.floor + 1 :]
+        yield
+        self.levels += inside
 
     def load_floor(self) -> int:
         """The outermost level that a load may float to."""

@@ -18,6 +18,7 @@ from ...passes.loop.nest_access import Loop, NestAccess
 from ..outline import Arguments
 from .body import lower_block
 from .builder import Builder, drop_unused
+from .fills import FillLowering
 from .loops import LoopLowering, Span, run_segments, segments, sequential
 from .pieces import pieces, ranges_within
 from .reduce_loops import ReduceLowering
@@ -79,8 +80,10 @@ class NestLowering:
         loops = LoopLowering(s, self.lower_body, self.choice)
         reductions = ReduceLowering(s, self.lower_body, self.choice, self.parallel if self.few_units else None)
         scans = ScanLowering(s, self.lower_region, self.choice)
+        fills = FillLowering(s, lambda op: None if reductions.lower_rows(op) else loops.lower_for(op))
         self.nested: dict[type[Operation], Callable[[Any], None]] = {
-            loop.ForOp: lambda op: None if reductions.lower_rows(op) else loops.lower_for(op),
+            loop.ForOp: fills.lower_for,
+            loop.LocalOp: fills.lower_local,
             loop.ReduceOp: reductions.lower_reduce,
             loop.ScanOp: scans.lower_scan,
         }

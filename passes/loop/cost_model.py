@@ -190,7 +190,8 @@ def _same_in_lanes(
     for child in node.children:
         choice = schedule.inner.get(child)
         inside = lanes if choice is None else (choice[0].dim, choice[1])
-        saved += _same_in_lanes(child, units, schedule, inside, trips * units.trips(child.loops), roots)
+        times = 1.0 if child.op in units.info.repeated else trips
+        saved += _same_in_lanes(child, units, schedule, inside, times * units.trips(child.loops), roots)
     return saved
 
 
@@ -244,7 +245,7 @@ def body_work(block: Block, trips: float, units: Units) -> tuple[float, float]:
         flops += op_flops(op) * trips
         specials += (op.name in HEAVY) * trips
         if isinstance(op, loop.LoopLike):
-            inner = trips
+            inner = 1.0 if op in units.info.repeated else trips
             for e in op.loop_sizes:
                 inner *= units.size(e)
             if isinstance(op, loop.ReduceOp):

@@ -26,7 +26,7 @@ from .fusion_wishes import Outcome, Wishes, log, title
 from .nest_info import is_in_place
 from .row_fusion_plan import RowPlanner
 
-_BORDER = StringAttr(nd.BarrierOp.name)
+BORDER = StringAttr(nd.BarrierOp.name)
 """The mark of the nests that nd.barrier became."""
 
 _MOVES = {
@@ -82,7 +82,9 @@ class LoopFuse(Pass):
                 for apart, entries in planner.wishes.island.items():
                     apart.attributes["no_fuse"] = StringAttr(min(entries))  # for the passes after this one
             rewrite(func, plan, planner, self.local_bytes)
-            self.statistic("num-copies-removed", _remove_border_copies(func, plan))
+            copies = _remove_border_copies(func, plan)
+            self.record("border-copies", copies)
+            self.statistic("num-copies-removed", len(copies))
             later = self._in_rows(func, planner, plan, symbols, hints) if unmet else []
             for outcome in later:
                 self.record("wish", outcome)
@@ -153,10 +155,10 @@ def plan_with_wishes(
     return found, plan, wishes.outcomes(found)
 
 
-def _remove_border_copies(func: FuncOp, plan: Plan) -> int:
+def _remove_border_copies(func: FuncOp, plan: Plan) -> list[tuple[OpResult, Group]]:
     """Where nd.barrier's copy reads what a nest of this function has just stored, that nest keeps its results apart instead: the copy is
-    gone, the border stays. How many copies that were."""
-    removed = 0
+    gone, the border stays. What was copied, and the group that the copy was."""
+    removed: list[tuple[OpResult, Group]] = []
     for nest in [op for op in func.body.block.ops if isinstance(op, loop.NestOp)]:
         source = _copied_behind_border(nest)
         if source is None:
@@ -164,17 +166,16 @@ def _remove_border_copies(func: FuncOp, plan: Plan) -> int:
         source.owner.attributes["no_fuse"] = nest.attributes["no_fuse"]
         source.name_hint = source.name_hint or nest.results[0].name_hint
         nest.results[0].replace_all_uses_with(source)
-        plan.nests.pop(nest, None)
+        removed.append((source, plan.nests.pop(nest)))
         nest.detach()
         nest.erase()
-        removed += 1
     return removed
 
 
 def _copied_behind_border(nest: loop.NestOp) -> OpResult | None:
     """The result of another nest that `nest` copies whole because of an nd.barrier; None for any other nest, and for copies that the
     function returns or updates, which are tensors of their own."""
-    if nest.attributes.get("no_fuse") != _BORDER or len(nest.results) != 1 or not isinstance(nest.outs[0].owner, loop.EmptyOp):
+    if nest.attributes.get("no_fuse") != BORDER or len(nest.results) != 1 or not isinstance(nest.outs[0].owner, loop.EmptyOp):
         return None
     match [*nest.block.ops]:
         case [loop.LoadOp() as load, loop.StoreOp() as store] if store.value is load.result:

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.dialects import arith
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr_ranges import RangeEnv, prove_ge0, prove_lt
 from .loop_rewrite import index_ranges
 from .nest_transform import NestTransform, Refused
-
-_TRAPS = (arith.DivSIOp, arith.RemSIOp, arith.FloorDivSIOp, arith.DivUIOp, arith.RemUIOp)
+from .op_costs import may_trap
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,7 @@ def _may_move(op: Operation, stored: set[SSAValue], symbols: RangeEnv) -> bool:
         return False
     if isinstance(op, loop.LoadOp):
         return op.source not in stored and _inside(op, symbols)
-    if isinstance(op, _TRAPS):
-        return isinstance(op.operands[1].owner, arith.ConstantOp)
-    return True
+    return not may_trap(op)
 
 
 def _inside(op: loop.LoadOp, symbols: RangeEnv) -> bool:

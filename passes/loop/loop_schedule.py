@@ -477,7 +477,8 @@ def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
         rows = _loop_at(root, tile.value.data) if isinstance(tile, IntegerAttr) else None
         candidates = [c for c in candidates if c.vector is named and c.tile is rows]
     if named is None or not candidates:
-        inner = Schedule("inner", cost=trips * cost.node(root, None, 0, 1), serial=serial)
+        once = sum(cost.best(child)[0] for child in root.children if child.op in cost.info.repeated)
+        inner = Schedule("inner", cost=trips * (cost.node(root, None, 0, 1) - once) + once, serial=serial)
         for child in root.children:
             inner.inner.update(cost.best(child)[1])
         candidates.insert(0, inner)

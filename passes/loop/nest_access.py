@@ -34,6 +34,7 @@ from ...dialects.expr import (
 from ...dialects.expr_ranges import Range, RangeEnv, simplify
 from ...dialects.expr_walk import children
 from .op_costs import op_cost
+from .repeated_fills import repeated_fills
 from .schedule_attrs import is_fixed
 
 _MAX_SPLITS = 6
@@ -131,6 +132,8 @@ class NestAccess:
             self._buffers[argument] = out
         self.ranges = RangeEnv(self._known)
         self.root = self._node(nest, None)
+        self.repeated = repeated_fills(nest) if self.local and isinstance(nest, loop.NestOp) else frozenset[Operation]()
+        """Loops that fill memory of the iteration with the same in all iterations, and that memory."""
         if normalise:
             self._interchange()
             for node in self.root.walk():

@@ -48,6 +48,14 @@ def op_cost(op: Operation) -> float:
     return 12.0 if op.name.startswith("math.") else 1.0
 
 
+_DIVISIONS = (arith.DivSIOp, arith.RemSIOp, arith.FloorDivSIOp, arith.DivUIOp, arith.RemUIOp)
+
+
+def may_trap(op: Operation) -> bool:
+    """Whether a pure op fails for some operands: a division of integers by what is not a constant."""
+    return isinstance(op, _DIVISIONS) and not isinstance(op.operands[1].owner, arith.ConstantOp)
+
+
 def has_effect(op: Operation) -> bool:
     """Whether a loop does something: a reduction gives results, other loops store."""
     return isinstance(op, loop.ReduceOp) or any(

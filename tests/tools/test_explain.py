@@ -106,6 +106,16 @@ def test_what_is_not_fused_has_a_reason_and_its_bytes():
     )
 
 
+def test_a_table_that_its_reader_computes_is_no_nest():
+    """Nor are the copies that its borders would make: as many nests are told as run."""
+    (graph,) = told(lambda x: torch.nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear") + 1, torch.randn(2, 32, 32, 32)).graphs
+    assert len(graph.groups) == len(graph.steps) == 1
+    reasons = [p.reason for p in graph.pairs if p.fused]
+    assert sum("is a table of the second" in r for r in reasons) == 2
+    assert sum("would only copy what the first has stored" in r for r in reasons) == 4
+    assert all(p.fused for p in graph.pairs)
+
+
 def test_the_backward_graph_is_told_and_no_gradient_is_left():
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     found = told(model, torch.randn(5, 8))
