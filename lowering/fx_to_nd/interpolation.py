@@ -199,12 +199,14 @@ _UNROLLED = 16
 
 
 def _in_order(b: Importer, value: SSAValue, axes: Sequence[Axis], lead: int, step: Callable[[SSAValue, int], SSAValue]) -> SSAValue:
-    """`step` along each dimension: the last, which gathers, before others make the tensor larger and after they made it smaller."""
+    """`step` along each dimension: the last, which gathers, before others make the tensor larger and after they made it smaller (as in
+    the example, where sizes are symbols)."""
     spatial = list(range(len(axes)))
     outer, inner = b.dims(value)[lead:], [a.outer for a in axes]
     if outer == tuple(inner):
         inner = [a.inner for a in axes]
-    grows = all(s.is_const and t.is_const and int(t) >= int(s) for s, t in zip(outer[:-1], inner[:-1], strict=True))
+    pairs = [(b.example(s), b.example(t)) for s, t in zip(outer[:-1], inner[:-1], strict=True)]
+    grows = all(s is not None and t is not None and t >= s for s, t in pairs)
     order = reversed(spatial) if grows else spatial
     for k in order:
         value = step(value, k)

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import stepwell.lowering.whole_operators  # noqa: F401 - defines the operator of a gradient
+from stepwell.dialects import nd
 
 A = torch.ops.aten
 
@@ -87,6 +88,19 @@ def test_symbolic_sizes(check, name, spatial, align):
 
     for fn in (resized, gradient):
         _plain_rule(check(fn, torch.randn(2, 3, *(8, 6, 10)[:spatial]), dynamic=True, **CLOSE))
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_the_dimension_that_gathers_comes_before_others_grow(check, dynamic):
+    """And after they shrink, whether the sizes are known or those of an example."""
+
+    def first(factor):
+        found = check(lambda x: F.interpolate(x, scale_factor=factor, mode="bilinear"), torch.randn(2, 3, 8, 12), dynamic=dynamic, **CLOSE)
+        return next(list(op.dims.data) for op in found.module.walk() if isinstance(op, nd.IndexOp))
+
+    assert first(2.0) == [3]
+    assert first(1.5) == [3]
+    assert first(0.5) == [2]
 
 
 def test_integers_are_a_call(check):
