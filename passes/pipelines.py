@@ -26,7 +26,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "loop": (
             "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "loop-fuse{local-bytes=65536}", "loop-fuse-rows",
-            "loop-fuse-windows", "loop-fuse-tables", "contract-bias", "loop-inline", "contract-accumulate", "loop-layout", "loop-order",
+            "loop-fuse-windows", "contract-bias", "loop-inline", "contract-accumulate", "loop-layout", "loop-fuse-tables", "loop-order",
         ),
         "mem": (
             "loop-to-mem", "mem-pack-operands", "mem-split-scalars", "mem-stage-rows", "mem-plan", "loop-schedule", "mem-join-nests",

@@ -10,7 +10,7 @@ others, since they overlap only partly. Launching is added.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -125,21 +125,31 @@ _CACHE_LIMIT = 4096
 
 
 def nest_cost(
-    nest: loop.NestOp, hints: Mapping[str, int] | None = None, machine: Machine = SERVER, symbols: RangeEnv | None = None
+    nest: loop.NestOp,
+    hints: Mapping[str, int] | None = None,
+    machine: Machine = SERVER,
+    symbols: RangeEnv | None = None,
+    strides: Mapping[SSAValue, Sequence[Expr]] | None = None,
 ) -> Cost:
-    """The price of a nest, at the loop level (tensors count as row-major) or at the memory level, under its schedule or the one that it
-    would get. `hints` are typical values of the size symbols by name (else 64); `symbols` what is known of their ranges."""
-    key = (nest_key(nest)[0], tuple(sorted((hints or {}).items())), machine)
+    """The price of a nest, at the loop level (tensors count as row-major, but for those of `strides`) or at the memory level, under its
+    schedule or the one that it would get. `hints` are typical values of the size symbols by name (else 64); `symbols` what is known of
+    their ranges."""
+    same, numbers = nest_key(nest)
+    layouts = tuple((numbers[v], *found) for v, found in (strides or {}).items() if v in numbers)
+    key = (same, layouts, tuple(sorted((hints or {}).items())), machine)
     found = _CACHE.get(key)
     if found is None:
         if len(_CACHE) >= _CACHE_LIMIT:
             _CACHE.clear()
-        found = _CACHE[key] = _nest_cost(nest, {sym(n): v for n, v in (hints or {}).items()}, machine, symbols or RangeEnv({}))
+        known: dict[Expr, int] = {sym(n): v for n, v in (hints or {}).items()}
+        found = _CACHE[key] = _nest_cost(nest, known, machine, symbols or RangeEnv({}), strides)
     return found
 
 
-def _nest_cost(nest: loop.NestOp, hints: dict[Expr, int], machine: Machine, symbols: RangeEnv) -> Cost:
-    info = NestAccess(nest, symbols)
+def _nest_cost(
+    nest: loop.NestOp, hints: dict[Expr, int], machine: Machine, symbols: RangeEnv, strides: Mapping[SSAValue, Sequence[Expr]] | None
+) -> Cost:
+    info = NestAccess(nest, symbols, strides=strides)
     schedule = choose(info, hints)
     work, units = nest_work(info, schedule, hints, machine)
     return replace(estimate(work, machine), style=schedule.style, accesses=access_kinds(units, schedule))

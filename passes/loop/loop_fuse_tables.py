@@ -7,9 +7,9 @@
              loop.for (%j = 64) { ... loop.load %t[%j] ... } }
 
 A table reads no tensor, so that it is the same in every iteration: a thread computes it once for its share of them (repeated_fills.py),
-on its stack, and it takes neither a launch nor memory of the graph. Runs behind the passes that give nests loops inside; a nest whose own
-loops run along the lanes keeps its tables in memory, since memory of an iteration would keep them from it. The counterpart in Halide is
-`compute_at` the loop over threads. What nd.barrier keeps from being computed again for each element is still computed once here.
+on its stack, and it takes neither a launch nor memory of the graph. Runs behind the passes that give nests loops inside and loop-layout; a
+nest whose own loops run along the lanes keeps its tables in memory, since memory of an iteration would keep them from it. The counterpart
+in Halide is `compute_at` the loop over threads. What nd.barrier keeps from being computed for each element is still computed once.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ...dialects.expr_ranges import RangeEnv
 from ...dialects.names import name_indices
 from ..manager import Pass
 from .fusion_wishes import title
+from .known_layouts import known_strides
 from .loop_fuse import BORDER
 from .loop_schedule import Cost, choose, has_few_units, symbol_facts
 from .nest_access import NestAccess
@@ -58,7 +59,7 @@ class LoopFuseTables(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            search = TableSearch(func.body.block, symbols, hints, self.bytes)
+            search = TableSearch(func, symbols, hints, self.bytes)
             search.run()
             self.statistic("num-merged", len(search.fused))
             if self.remarks_wanted:
@@ -72,11 +73,12 @@ class LoopFuseTables(Pass):
 class TableSearch:
     """Tries the nests of one function as tables, the last one first, each with the tables that it is made of."""
 
-    def __init__(self, block: Block, symbols: RangeEnv, hints: Mapping[Expr, int], most: int):
+    def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[Expr, int], most: int):
         self.symbols, self.hints, self.most = symbols, hints, most
+        self.strides = known_strides(func)
         self.fused: list[TableFusion] = []
         self.refused: list[TableFusion] = []
-        self._tables = _tables(block)
+        self._tables = _tables(func.body.block)
         self._used: dict[loop.NestOp, int] = {}
         """Bytes of the tables that a nest has."""
         self._unfit: dict[loop.NestOp, str] = {}
@@ -122,7 +124,7 @@ class TableSearch:
         """Why a nest cannot have memory of its own without a loss, if it cannot."""
         if "no_fuse" in reader.attributes:
             return f"{title(reader)} is marked no_fuse"
-        info = NestAccess(reader, self.symbols)
+        info = NestAccess(reader, self.symbols, strides=self.strides)
         if info.local:
             return ""
         schedule = choose(info, self.hints)

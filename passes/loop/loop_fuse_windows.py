@@ -16,14 +16,17 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.dialects.func import FuncOp
 
 from ...dialects import loop
+from ...dialects.expr import Expr, evaluate, free_syms, product, strides_contiguous
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd import symbol_ranges
 from ..manager import Pass
 from .cost_model import Work, estimate, nest_cost
 from .fusion_cost import LANES, MIN_PARALLEL, SMALL
 from .fusion_wishes import title
+from .known_layouts import Strides, known_strides
 from .loop_fuse import symbol_hints
 from .machine import SERVER
+from .nest_info import nest_info
 from .schedule_attrs import int_attr
 from .window_emit import write_window
 from .window_plan import Producer, WindowPlan, WindowPlanner, only_reader, producer_of
@@ -61,7 +64,7 @@ class LoopFuseWindows(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_ranges(op), symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            search = WindowSearch(symbols, hints, self.rows, self.always)
+            search = WindowSearch(symbols, hints, self.rows, self.always, known_strides(func))
             for nest in reversed([n for n in func.body.block.ops if isinstance(n, loop.NestOp)]):
                 fused = search.run(nest)
                 if fused is None:
@@ -84,8 +87,9 @@ def _remark(fused: WindowFusion) -> str:
 class WindowSearch:
     """Tries the nests of one function as producers, the last one first, so that a chain is taken up from its end."""
 
-    def __init__(self, symbols: RangeEnv, hints: Mapping[str, int], rows: int, always: bool):
+    def __init__(self, symbols: RangeEnv, hints: Mapping[str, int], rows: int, always: bool, strides: Strides):
         self.symbols, self.hints, self.rows, self.always = symbols, hints, rows, always
+        self.strides = strides
         self.fused: list[WindowFusion] = []
         self.refused: list[WindowFusion] = []
 
@@ -113,7 +117,8 @@ class WindowSearch:
 
     def _choose(self, producer: Producer, reader: loop.NestOp, plans: list[WindowPlan], *, always: bool) -> WindowFusion | None:
         nest = producer.info.op
-        parts = [self._work(nest), self._work(reader)]
+        between = self._between(producer, reader)
+        parts = [self._work(nest, between), self._work(reader, between)]
         # each of two nests alone may fit a cache that both together do not
         touched = sum(w.read + w.written for w in parts) - producer.bytes(self.hints)
         apart = sum(_seconds(w, touched) for w in parts)
@@ -133,8 +138,23 @@ class WindowSearch:
         self.fused.append(WindowFusion(nest, reader, "", made, apart, costs[best], 2 * producer.bytes(self.hints)))
         return self.fused[-1]
 
-    def _work(self, nest: loop.NestOp) -> Work:
-        return nest_cost(nest, self.hints, SERVER, self.symbols).work
+    def _between(self, producer: Producer, reader: loop.NestOp) -> Strides:
+        """How the producer's result would lie in memory: as the largest tensor at the function's borders that the two nests access."""
+        near = {*producer.info.op.outs, *reader.outs, *(r.tensor for r in (*producer.info.reads, *nest_info(reader).reads))}
+        alike = [v for v, strides in self.strides.items() if v in near and len(strides) == len(producer.sizes)]
+        if not alike:
+            return {}
+        largest = max(alike, key=lambda v: self._number(product(loop.shaped_dims(v.type))))
+        order = sorted(range(len(producer.sizes)), key=lambda axis: -self._number(self.strides[largest][axis]))
+        dense = strides_contiguous([producer.sizes[axis] for axis in order])
+        strides = tuple(dense[order.index(axis)] for axis in range(len(order)))
+        return {producer.result: strides, producer.info.op.outs[0]: strides}
+
+    def _number(self, e: Expr) -> int:
+        return evaluate(e, {s: self.hints.get(s.name, 64) for s in free_syms(e)})
+
+    def _work(self, nest: loop.NestOp, more: Strides | None = None) -> Work:
+        return nest_cost(nest, self.hints, SERVER, self.symbols, {**self.strides, **(more or {})}).work
 
 
 def _seconds(work: Work, touched: float, fewest: float = 0.0) -> float:

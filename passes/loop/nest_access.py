@@ -9,7 +9,7 @@ they were one are merged. The counterpart in MLIR: drop-unit-dims and collapse o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType, i1
@@ -116,7 +116,9 @@ class NestAccess:
     expressions, `opaque` says which value an opaque dimension stands for, `ranges` what is known of dimensions and
     symbols."""
 
-    def __init__(self, nest: Operation, symbols: RangeEnv, normalise: bool = True):
+    def __init__(
+        self, nest: Operation, symbols: RangeEnv, normalise: bool = True, strides: Mapping[SSAValue, Sequence[Expr]] | None = None
+    ):
         self.nest = nest
         self.exprs: dict[SSAValue, Expr] = {}
         self.opaque: dict[Dim, SSAValue] = {}
@@ -124,6 +126,8 @@ class NestAccess:
         self.local: set[SSAValue] = set()
         """Buffers that each iteration of the nest has for itself."""
         self.nodes: dict[Operation, Node] = {}
+        self._strides = strides or {}
+        """Of tensors that are known to lie otherwise than row-major."""
         self._count = 0
         self._known: dict[Expr, Range] = dict(symbols)
         self._buffers: dict[SSAValue, SSAValue] = {}
@@ -179,7 +183,7 @@ class NestAccess:
                 buffer = self.buffer(op.shaped)
                 index = [self.expr(v) for v in op.index_operands]
                 offset: Expr = ZERO
-                for e, stride in zip(op.index_map.results, buffer_strides(buffer.type), strict=True):
+                for e, stride in zip(op.index_map.results, self._strides.get(buffer) or buffer_strides(buffer.type), strict=True):
                     offset = offset + dims_subs(e, index) * stride
                 found = self.access[op] = Access(op, buffer, offset, node)
                 node.accesses.append(found)

@@ -15,7 +15,7 @@ from typing import Any
 
 from xdsl.dialects.builtin import f32, f64, i32, i64
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop, nd
 from ...dialects.expr import (
@@ -33,9 +33,10 @@ from ...dialects.expr import (
     strides_contiguous,
 )
 from ...dialects.expr_ranges import RangeEnv, prove_eq, simplify
-from ...dialects.nd_types import LayoutAttr, TensorType, element_bytes
+from ...dialects.nd_types import TensorType, element_bytes
 from .call_order import needs_besides_values
 from .fusion_align import LoopEnvs, extractors
+from .known_layouts import argument_strides
 
 COLUMN_BYTES = 64 * 1024
 """Bytes that the accumulators of all columns may take: they are read and written for every row, and each of the parts that threads share
@@ -193,7 +194,7 @@ class RowPlanner:
         self.hints = hints
         self.ops = list(func.body.block.ops)
         self.position = {op: k for k, op in enumerate(self.ops)}
-        self.layouts = _argument_strides(func)
+        self.layouts = argument_strides(func)
         self.refusals: list[Refusal] = []
         self._facts: dict[loop.NestOp, Facts] = {}
         self._inputs: dict[Operation, set[Operation]] = {}
@@ -542,14 +543,3 @@ def _alike(e: Expr, f: Expr, loops: int, mine: Sequence[Dim]) -> Iterator[tuple[
 def _renamed(e: Expr, a: Dim, b: Dim) -> Expr | None:
     """An expression of the one loop `a` as one of `b`; None where it has other loops."""
     return dims_subs(e, [b] * (a.index + 1)) if len(free_dims(e)) == 1 else None
-
-
-def _argument_strides(func: FuncOp) -> dict[SSAValue, tuple[Expr, ...]]:
-    """The strides of the function's arguments, where they are known."""
-    found: dict[SSAValue, tuple[Expr, ...]] = {}
-    attrs = func.arg_attrs.data if func.arg_attrs is not None else ()
-    for arg, attr in zip(func.body.block.args, attrs, strict=False):
-        layout = attr.data.get("nd.layout")  # pyright: ignore[reportAttributeAccessIssue]
-        if isinstance(layout, LayoutAttr) and isinstance(arg, BlockArgument):
-            found[arg] = tuple(layout.stride_exprs)
-    return found

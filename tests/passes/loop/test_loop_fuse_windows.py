@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from xdsl.context import Context
-from xdsl.dialects.builtin import IntegerAttr, StringAttr, i64
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr, i64
 from xdsl.ir import Attribute
 from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError, VerifyException
@@ -14,7 +14,10 @@ from xdsl.utils.exceptions import ParseError, VerifyException
 from stepwell.dialects import load_dialects, loop
 from stepwell.dialects.expr import as_expr, dim, maximum, minimum, sym
 from stepwell.dialects.expr_ranges import Range, RangeEnv
+from stepwell.dialects.nd_types import LayoutAttr
 from stepwell.passes.instrumentation import Instrumentation
+from stepwell.passes.loop.cost_model import nest_cost
+from stepwell.passes.loop.known_layouts import known_strides
 from stepwell.passes.loop.window_plan import INNER, Span, span, without_clamp
 from stepwell.passes.manager import run
 from stepwell.passes.pipelines import parse_pipeline
@@ -117,6 +120,17 @@ def test_each_thread_has_tiles_of_its_own():
         torch.set_num_threads(before)
 
 
+def test_the_order_in_memory_decides(tmp_path):
+    """Tiles of planes whose elements lie a pixel apart would take several times as long as two nests along the channels."""
+    x = torch.randn(2, 32, 32, 32)
+    for name, given in (("rows", x), ("last", x.to(memory_format=torch.channels_last))):
+        torch._dynamo.reset()
+        found = torch.compile(resized, backend="stepwell", options={"debug": str(tmp_path / name)})(given)
+        torch.testing.assert_close(found, resized(given))
+        (text,) = (path.read_text() for path in (tmp_path / name).glob("*/2_loop.mlir"))
+        assert ("loop.local" in text) == (name == "rows")
+
+
 # ---- the IR
 
 SHIFT = """builtin.module {
@@ -173,6 +187,20 @@ def test_no_fuse_and_the_attribute_keep_two_nests():
     assert "loop.local" not in marked("window_rows", IntegerAttr(0, i64))
     assert "loop.local" not in marked("no_fuse", StringAttr("y"))
     assert "loop.local : !nd.tensor<5 x 20 x f32>" in marked("window_rows", IntegerAttr(3, i64))
+
+
+def test_known_strides_are_priced():
+    """What the function's borders, a call or loop-layout say of a tensor; row-major ones are not told."""
+    text = SHIFT.replace("(%x: !nd.tensor<11 x 20 x f32>)", "(%x: !nd.tensor<11 x 20 x f32> {nd.layout = #nd.layout<[1, 11], 0>})")
+    module = Parser(CTX, text).parse_module()
+    run(parse_pipeline("nd-to-loop,loop-fuse"), module, CTX)
+    (func,) = module.body.block.ops
+    nests = [op for op in func.body.block.ops if isinstance(op, loop.NestOp)]
+    assert known_strides(func) == {func.body.block.args[0]: (as_expr(1), as_expr(11))}
+    reader = next(n for n in nests if any(isinstance(o, loop.LoadOp) and o.source is func.body.block.args[0] for o in loop.walk_bodies(n)))
+    assert nest_cost(reader, strides=known_strides(func)).work.units > nest_cost(reader).work.units
+    nests[-1].attributes["layouts"] = ArrayAttr([LayoutAttr.get([1, 11])])
+    assert known_strides(func)[nests[-1].results[0]] == known_strides(func)[nests[-1].outs[0]] == (as_expr(1), as_expr(11))
 
 
 # ---- memory of an iteration
