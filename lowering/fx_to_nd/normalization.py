@@ -229,9 +229,10 @@ def _batch_statistics(b: Importer, wide: SSAValue, eps: Any) -> tuple[SSAValue, 
 
 def _rounded_statistics(b: Importer) -> Attribute | None:
     """The type that torch's kernel for the CPU rounds statistics to where its weights have it too (of bf16 every step on the way to
-    them; on GPUs none): what eager numerics follow."""
+    them; on GPUs none). Values are normalised by the statistics that backward gets: their errors are the same in every place of a channel,
+    so that they are most of what a network's gradients are off, and any others than torch's put the gradients elsewhere."""
     dtype = _statistic_dtype(b, 1)
-    return dtype if b.eager_numerics and b.device == "cpu" and dtype in LOW_PRECISION else None
+    return dtype if b.device == "cpu" and dtype in LOW_PRECISION else None
 
 
 def _rounded(b: Importer, statistic: SSAValue) -> SSAValue:

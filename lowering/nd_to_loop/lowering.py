@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from xdsl.dialects.builtin import IntegerType, LocationAttr, i64
-from xdsl.dialects.func import FuncOp
+from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop, nd
@@ -19,6 +19,7 @@ from ...dialects.expr import Expr, IndexMap, as_expr, dim, strides_contiguous
 from ...dialects.expr_ranges import Range, RangeEnv, prove_eq
 from ...dialects.expr_syntax import IndexMapAttr
 from ...dialects.names import keep_name
+from ...dialects.nd_pointwise import CastOp, PointwiseOp
 from ...dialects.nd_types import LOW_PRECISION, TensorType, compute_type, tensor_type
 from ...passes.loop.body import INDEX, Body
 from . import scalars
@@ -115,6 +116,7 @@ class Lowering:
     def __init__(self, func: FuncOp, symbols: RangeEnv, eager_rounding: bool):
         self.symbols = symbols
         self.eager_rounding = eager_rounding
+        self.rounded_results = _returned_and_shared(func)
         self.values: dict[SSAValue, Value] = {}
         old = func.body.block
         self.block = Block(arg_types=[a.type for a in old.args])
@@ -241,14 +243,17 @@ class Lowering:
         t = tensor_type(op.results[0])
 
         def body(b: Body, index: tuple[Expr, ...], outs: Sequence[SSAValue]) -> None:
-            b.store(self.rounded(b, build(b, index), t.element_type), outs[0], index)
+            b.store(self.rounded(b, build(b, index), op.results[0]), outs[0], index)
 
         nest = self.nest(op, t.dims, [self.empty(t)], body)
         self.bind(op.results[0], nest.results[0])
 
-    def rounded(self, b: Body, x: SSAValue, dtype: Attribute) -> SSAValue:
-        """With eager numerics, a computed f16/bf16 value is rounded at once (else when it is stored)."""
-        return scalars.round_to(b, x, dtype) if self.eager_rounding and dtype in LOW_PRECISION else x
+    def rounded(self, b: Body, x: SSAValue, result: SSAValue) -> SSAValue:
+        """`x`, an element of `result` that was just computed: one of f16 or bf16 is rounded at once with eager numerics, and where
+        `result` is returned and shared by many places (else when it is stored)."""
+        dtype = tensor_type(result).element_type
+        at_once = self.eager_rounding or result in self.rounded_results
+        return scalars.round_to(b, x, dtype) if at_once and dtype in LOW_PRECISION else x
 
     def tensor(self, old: SSAValue) -> SSAValue:
         """`old` as a tensor (or view of one) of the new function, for ops that take whole tensors."""
@@ -291,6 +296,37 @@ class Lowering:
 
         like = owner or loop.EmptyOp.create(result_types=[t])
         return self.nest(like, t.dims, [initial or self.empty(t)], body).results[0]
+
+
+def _returned_and_shared(func: FuncOp) -> set[SSAValue]:
+    """Values of f16 and bf16 that the function returns, or stores into an argument, and whose elements many places share, such as gates
+    of channels that forward saves: both are to be the same numbers, whatever is fused, since the error of one does not average out over
+    these places. Casts round by themselves; a product of matrices is recognised by what it stores, and stays as it is."""
+    todo: list[SSAValue] = []
+    for op in func.body.block.ops:
+        if isinstance(op, ReturnOp):
+            todo += op.arguments
+        elif isinstance(op, nd.UpdateOp):
+            todo.append(op.value)
+    found: set[SSAValue] = set()
+    for value in todo:
+        while isinstance(value.owner, nd.ViewOp):
+            value = value.owner.input
+        computed = isinstance(value.owner, Operation) and not isinstance(value.owner, CastOp | nd.MatmulOp)
+        if computed and isinstance(value.type, TensorType) and value.type.element_type in LOW_PRECISION and _is_shared(value):
+            found.add(value)
+    return found
+
+
+def _is_shared(value: SSAValue) -> bool:
+    """Whether an operation on elements reads a value, or a view of it, of other sizes than its result has."""
+    dims = tensor_type(value).dims
+    for op in (use.operation for use in value.uses):
+        if isinstance(op, PointwiseOp) and tensor_type(op.results[0]).dims != dims:
+            return True
+        if isinstance(op, nd.ExpandOp) or (isinstance(op, CastOp | nd.ViewOp) and _is_shared(op.results[0])):
+            return True
+    return False
 
 
 def _name_elements(nest: loop.NestOp, like: Operation) -> None:

@@ -184,7 +184,7 @@ def _reduce(low: Lowering, op: nd.ReduceOp) -> None:
     _reduction(
         low, op, op.dims.data, op.kind.data, [kind],
         lambda b, x, i, s: [order(b, scalars.cast(b, x, source, target, exact=False), target)],
-        lambda b, r: [low.rounded(b, order(b, r[0], target), target)],
+        lambda b, r: [low.rounded(b, order(b, r[0], target), op.result)],
     )  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def _var_mean(low: Lowering, op: nd.VarMeanOp) -> None:
             n = b.emit(arith.SubfOp, (n, b.constant(correction, kind)), kind)
             n = b.emit(arith.MaximumfOp, (n, b.constant(0.0, kind)), kind)
         var = b.emit(arith.DivfOp, (r[1], n), kind)
-        return [low.rounded(b, var, target), low.rounded(b, r[0], target)]
+        return [low.rounded(b, var, op.var), low.rounded(b, r[0], op.mean)]
 
     _reduction(
         low, op, op.dims.data, "welford", [kind, kind, kind],
@@ -421,7 +421,7 @@ def _matmul(low: Lowering, op: nd.MatmulOp) -> None:
     )
     contract = loop.ContractOp.build_contract(sizes, depth, lhs, rhs, [low.empty(t)], compute_type(t.element_type))
     body = Body(contract.block, sizes, low.symbols, None)
-    body.store(low.rounded(body, contract.accumulator, t.element_type), contract.out_args[0], index)
+    body.store(low.rounded(body, contract.accumulator, op.result), contract.out_args[0], index)
     low.add(contract, op)
     low.bind(op.result, contract.results[0])
 

@@ -71,3 +71,33 @@ def test_a_value_shared_in_a_loop_that_follows_a_loaded_index():
         return e * (1 / e), picked
 
     check_against_eager(program, torch.randn(4, 1), torch.zeros(1, 1, dtype=torch.long), torch.randn(2, 4, 1, 1))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_that_many_places_share_are_used_as_they_are_returned(dtype, dynamic):
+    """In one nest with their readers too: else the error of a channel's gate would be another in forward than in the backward that it is
+    saved for."""
+
+    def returned(x, y):
+        gate = x * 1.7 + 0.3
+        return gate.flatten(1), gate * y
+
+    def updated(x, y):
+        x.mul_(1.7).add_(0.3)
+        return x, x * y
+
+    def reduced(x, y):
+        total = (x * y).sum(-1, keepdim=True)
+        return total.squeeze(-1), total * y
+
+    torch.manual_seed(0)
+    for program in (returned, updated, reduced):
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend="stepwell", dynamic=dynamic, fullgraph=True)
+        for rows, channels, places in ((6, 33, 41), (4, 1, 3), (3, 4, 0)):
+            x = torch.randn(rows, channels, 1).to(dtype)
+            for y in (torch.randn(rows, channels, places).to(dtype), torch.randn(rows, places, channels).to(dtype).transpose(1, 2)):
+                shared, product = compiled(x.clone(), y)
+                want = (shared.view(rows, channels, 1).float() * y.float()).to(dtype)
+                assert torch.equal(product, want), program.__name__

@@ -161,13 +161,15 @@ def test_products_and_sums_stay_apart(compiled):
 @pytest.mark.parametrize("layout", (torch.contiguous_format, torch.channels_last))
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("training", (True, False))
-def test_batch_norm_rounds_its_statistics(compiled, dtype, training, layout):
+@pytest.mark.parametrize("numerics", ("default", "eager"))
+def test_batch_norm_rounds_its_statistics(compiled, dtype, training, layout, numerics):
     """NR-03: torch's kernel for the CPU keeps statistics, and what they are made of, in the type of its weights."""
 
     def fn(x, weight, bias, mean, var):
         return F.batch_norm(x, mean, var, weight, bias, training, 0.3, 1e-3)
 
-    ours = compiled(fn, dynamic=True, **EAGER)
+    options = {"options": {"numerics": numerics}}
+    ours = compiled(fn, dynamic=True, **options)
     for images in (3, 5):
         x = (torch.randn(images, 16, 17, 23) * 2 + 1).to(dtype).contiguous(memory_format=layout)
         weight, bias, mean, var = (torch.rand(16).to(dtype) + k for k in (0.5, -0.3, 0, 1))
@@ -180,10 +182,10 @@ def test_batch_norm_rounds_its_statistics(compiled, dtype, training, layout):
             y.backward(gradient)
             found.append([y.detach(), *running, *(t.grad for t in inputs)])
         for got, want in zip(*found, strict=True):
-            torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=0)  # sums are added in another order
-            assert (got == want).float().mean() > 0.99
+            torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-7)  # sums are added in another order
+            assert (got == want).float().mean() > (0.99 if numerics == "eager" else 0.9)  # fused multiply-adds
     x = torch.randn(4, 16, 33).to(dtype)
-    bare = compiled(lambda x: F.batch_norm(x, None, None, training=True), **EAGER)
+    bare = compiled(lambda x: F.batch_norm(x, None, None, training=True), **options)
     assert (bare(x) == F.batch_norm(x, None, None, training=True)).float().mean() > 0.99
 
 
