@@ -79,6 +79,7 @@ class TableSearch:
         self.fused: list[TableFusion] = []
         self.refused: list[TableFusion] = []
         self._tables = _tables(func.body.block)
+        self._place = {nest: k for k, nest in enumerate(self._tables)}
         self._used: dict[loop.NestOp, int] = {}
         """Bytes of the tables that a nest has."""
         self._unfit: dict[loop.NestOp, str] = {}
@@ -105,7 +106,7 @@ class TableSearch:
         found = {nest}
         for part in self._tables[nest]:
             found.update(self._parts(part))
-        return [n for n in reversed(self._tables) if n in found]
+        return sorted(found, key=lambda n: -self._place[n])
 
     def _refusal(self, nest: loop.NestOp, parts: list[loop.NestOp], reader: loop.NestOp) -> str:
         if any(part.attributes.get("no_fuse", BORDER) != BORDER for part in parts):
@@ -142,18 +143,21 @@ def _tables(block: Block) -> dict[loop.NestOp, list[loop.NestOp]]:
     of them that they read."""
     found: dict[loop.NestOp, list[loop.NestOp]] = {}
     results: dict[SSAValue, loop.NestOp] = {}
+    readable: set[SSAValue] = set()
     for nest in block.ops:
         if not isinstance(nest, loop.NestOp) or not nest.results or not all(isinstance(out.owner, loop.EmptyOp) for out in nest.outs):
             continue
         known = all(size.value is not None for r in nest.results for size in loop.shaped_dims(r.type))
         own = set(nest.out_args)
-        if not known or not is_repeated(nest, set(), own | results.keys(), own):
+        readable |= own
+        if not known or not is_repeated(nest, set(), readable, own):
             continue
         if any(isinstance(o, loop.ForOp) and o.sequential is not None for o in nest.block.ops):
             continue
         read = {results[o.source]: None for o in loop.walk_bodies(nest) if isinstance(o, loop.LoadOp) and o.source in results}
         found[nest] = list(read)
         results.update((r, nest) for r in nest.results)
+        readable.update(nest.results)
     return found
 
 
