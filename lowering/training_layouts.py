@@ -39,8 +39,12 @@ _FOLLOWING = frozenset((
     aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d_backward.default, aten.constant_pad_nd.default, aten.cat.default,
     aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default, aten.upsample_nearest2d_backward.default,
     aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default, aten.upsample_bilinear2d_backward.default,
+    aten.hardswish.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default, aten.hardtanh_backward.default,
+    aten.leaky_relu_backward.default, aten.elu_backward.default, aten.softplus_backward.default, aten.mish_backward.default,
+    aten.hardshrink_backward.default, aten.softshrink_backward.default, aten.log_sigmoid_backward.default,
+    aten._prelu_kernel.default, aten._prelu_kernel_backward.default,
 ))  # fmt: skip
-"""Beside pointwise operators: those that compute in the order of their input, and give it to their result."""
+"""Beside operators that torch calls pointwise: those that compute in the order of their input, and give it to their result."""
 
 _READING = frozenset((
     aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default, aten.var_mean.correction, aten.var.correction,
@@ -53,10 +57,6 @@ _READING = frozenset((
 _PLANES = frozenset((aten.native_group_norm.default, aten.native_group_norm_backward.default))
 """Operators for which pixels next to each other are worth more than convolutions save (a U-Net's step in bf16: 18.0 ms by rows,
 25.1 with its convolutions channels-last, 18.6 with those that no group norm reads or feeds)."""
-
-_WIDE, NARROW_NS = 128, 4e-3
-"""Nests read and write channels-last in pieces as long as the channels of a pixel: what they take more, in nanoseconds a byte,
-where that is less than so many bytes (a batch norm's gradient over 16 channels of 112 x 112 pixels, 450 us for 100 MB)."""
 
 
 def choose_training_layouts(gm: GraphModule) -> int:
@@ -156,9 +156,6 @@ class _Problem:
             elif _follows(node):
                 for n in node.all_input_nodes:
                     self._pay(n, node, self.prices.across)
-                    t = _tensor(n)
-                    if t is not None and _side(t) == _ROWS and not statically_known_true(t.shape[1] * t.element_size() >= _WIDE):
-                        self._pay(n, _ROWS, NARROW_NS)
             elif node.target is not operator.getitem and node.target not in _READING:
                 for n in node.all_input_nodes:
                     self._pay(n, self._owner(n, fixed=True), self.prices.copy, self.prices.launch)

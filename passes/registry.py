@@ -22,6 +22,7 @@ OURS: dict[str, str] = {
     "mem-to-cpu": "lowering.mem_to_cpu:MemToCpu",
     "gpu-parallel-scatter": "lowering.mem_to_tt.scatter:GpuParallelScatter",
     "gpu-cooperative-rows": "lowering.mem_to_tt.cooperative:GpuCooperativeRows",
+    "gpu-fission": "lowering.mem_to_tt.fission:GpuFission",
     "gpu-recompute": "lowering.mem_to_tt.recompute:GpuRecompute",
     "tt-join-launches": "lowering.mem_to_tt.join:TtJoinLaunches",
     "tt-overlap-launches": "lowering.mem_to_tt.overlap:TtOverlapLaunches",

@@ -35,8 +35,8 @@ CHOICES, LAYOUTS = "layout_choices", "layouts"
 @dataclass(frozen=True)
 class Prices:
     """Nanoseconds a byte for a copy into another order (read and write), and for reading across the order of the stores; for a copy, too,
-    what its launch takes. `plane`: for a nest over samples and channels (or groups of them) whose inner loops go over the pixels, to read
-    or store channels-last; 0 where it is a read across like any other."""
+    what its launch takes. `plane`: for a nest over samples and groups of channels whose inner loops go over the pixels, to read or store
+    channels-last; 0 where it is a read across like any other."""
 
     copy: float
     across: float
@@ -209,8 +209,9 @@ class _Problem:
             if len(a.index) != 4:
                 continue
             if self.prices.plane and not a.around & (free_dims(a.index[2]) | free_dims(a.index[3])):
-                if a.around & free_dims(a.index[0]) and (shapes or not free_dims(a.index[1]) <= a.around):
-                    self._pay_plane(op, a, chooses)
+                groups = not free_dims(a.index[1]) <= a.around
+                if a.around & free_dims(a.index[0]) and (shapes or groups):
+                    self._pay_plane(op, a, chooses, self.prices.plane if groups else self.prices.across)
                 continue
             if a.stores or a.shaped not in self.owner:
                 continue
@@ -224,11 +225,11 @@ class _Problem:
             if side is not None:
                 self._pay(a.shaped, side, self.prices.across)
 
-    def _pay_plane(self, op: loop.NestOp, a: _Access, chooses: bool) -> None:
+    def _pay_plane(self, op: loop.NestOp, a: _Access, chooses: bool, ns_a_byte: float) -> None:
         if not a.stores:
-            self._pay(a.shaped, _ROWS, self.prices.plane)
+            self._pay(a.shaped, _ROWS, ns_a_byte)
         elif chooses and a.shaped in op.out_args:
-            self.cut.edge(op, _ROWS, self.prices.plane * self._bytes(op.results[list(op.out_args).index(a.shaped)]))
+            self.cut.edge(op, _ROWS, ns_a_byte * self._bytes(op.results[list(op.out_args).index(a.shaped)]))
 
     def _returned(self, op: ReturnOp) -> None:
         for k, value in enumerate(op.operands):

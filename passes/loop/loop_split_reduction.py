@@ -4,6 +4,7 @@
                                                %s = loop.reduce (%p = P) sum { parts[p] }
 
 Partial results have the compute type (f32 for f16 and bf16). What is left over when the parts do not divide the size is a part of its own.
+What the body of the reduction stores to buffers, the parts store.
 Counterparts: `transform.structured.split_reduction` of MLIR, and the split reductions of Inductor.
 """
 
@@ -73,13 +74,16 @@ class _Split:
         self.count = simplify(size // self.length, symbols)
         self.rest = simplify(size - self.count * self.length, symbols)
         self.slice: list[Operation] = []
+        stores = [o.target for o in loop.walk_bodies(reduce) if isinstance(o, loop.StoreOp)]
+        self.stored: list[SSAValue] = list(dict.fromkeys(stores))
+        """Outs that the body of the reduction stores to, which the parts do then."""
 
     # ---- legality
 
     def check(self) -> None:
         """Raises Refused where the parts cannot be computed before the nest. Collects what they need of its body."""
-        if any(isinstance(inner, loop.StoreOp) for inner in loop.walk_bodies(self.reduce)):
-            raise Refused("the body of the reduction stores")
+        if any(isinstance(t.type, TensorType) for t in self.stored):
+            raise Refused("the body of the reduction stores to a tensor; nests on buffers (behind loop-to-mem) are split then too")
         if any(isinstance(r.type, IndexType) for r in self.reduce.results):
             raise Refused("a result of type index cannot be kept in memory; yield it as i64")
         needed = self._needed()
@@ -88,10 +92,15 @@ class _Split:
                 size = " x ".join(map(str, op.loop_sizes))
                 raise Refused(f"it needs the result of another loop over {size}, which each part would repeat; split that one before")
         stored: set[SSAValue] = set()
+        own = {self._memory(t) for t in self.stored}
         for op in self.nest.block.ops:
             if op is self.reduce:
                 break
-            stored |= {self._memory(o.target) for o in [op, *loop.walk_bodies(op)] if isinstance(o, loop.StoreOp)}
+            for access in [o for o in (op, *loop.walk_bodies(op)) if isinstance(o, loop.AccessOp)]:
+                if self._memory(access.shaped) in own:
+                    raise Refused("it stores to memory that the nest accesses before it")
+                if isinstance(access, loop.StoreOp):
+                    stored.add(self._memory(access.target))
         for op in (*needed, *loop.walk_bodies(self.reduce)):
             if isinstance(op, loop.LoadOp):
                 if self._memory(op.source) in stored:
@@ -165,6 +174,10 @@ class _Split:
             if not isinstance(op, loop.BoundOp) and not any(True for r in op.results for _ in r.uses):
                 op.detach()
                 op.erase()
+        for argument in [t for t in self.stored if isinstance(t, BlockArgument) and not any(True for _ in t.uses)]:
+            place = argument.index - len(self.nest.loop_sizes)
+            self.nest.operands = [o for k, o in enumerate(self.nest.outs) if k != place]
+            self.nest.block.erase_arg(argument)
 
     def _memory_for(self, sizes: Sequence[Expr], dtype: Attribute) -> SSAValue:
         """A tensor or buffer for partial results, made before the nest."""
@@ -188,11 +201,13 @@ class _Split:
         """A nest over `sizes` that reduces `length` iterations into `memory`; that memory afterwards. The last of `sizes`, where there
         is one more than the nest has loops, counts parts."""
         loops = len(self.nest.loop_sizes)
-        made = loop.NestOp.build_nest(sizes, memory, self.nest.location)
+        outer = dict(zip(self.nest.out_args, self.nest.outs, strict=True))
+        made = loop.NestOp.build_nest(sizes, [*memory, *(outer.get(t, t) for t in self.stored)], self.nest.location)
         made.properties["label"] = StringAttr(f"{_name(self.nest)}_{what}")
         at = Cursor(made.block)
         values: dict[SSAValue, SSAValue] = dict(zip(self.nest.indices, made.indices[:loops], strict=True))
-        values.update(zip(self.nest.out_args, self.nest.outs, strict=True))
+        values.update(outer)
+        values.update(zip(self.stored, made.out_args[len(memory) :], strict=True))
         for old, new in values.items():
             if old in self.nest.indices:
                 new.name_hint = old.name_hint
@@ -204,7 +219,7 @@ class _Split:
         place: list[Expr] = [dim(k) for k in range(len(sizes))]
         if not part:
             place.append(self.count)
-        for k, (value, out) in enumerate(zip(reduced.results, made.out_args, strict=True)):
+        for k, (value, out) in enumerate(zip(reduced.results, made.out_args[: len(memory)], strict=True)):
             value.name_hint = self.reduce.results[k].name_hint
             store = loop.StoreOp.new(value, out, IndexMap(len(sizes), self._place(place)), list(made.indices))
             store.location = self.reduce.location
@@ -240,4 +255,3 @@ class _Split:
 
 def _name(nest: loop.NestOp) -> str:
     return label_of(nest).replace(" ", "_") if nest.label is not None else "nest"
-

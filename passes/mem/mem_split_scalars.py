@@ -106,16 +106,16 @@ class _Part:
             self._split_before(nest, buffers)
         else:
             self._split_behind(nest, buffers)
-        _drop_unused(nest)
+        drop_unused(nest)
 
     def _split_before(self, nest: loop.NestOp, buffers: Sequence[SSAValue]) -> None:
         first = _beside(nest, buffers)
         values: dict[SSAValue, SSAValue] = dict(zip(nest.indices, first.indices, strict=True))
         for op in self.ops:
             first.block.add_op(op.clone(values))
-        _store([values[v] for v in self.values], first, len(first.outs) - len(buffers))
+        store_values([values[v] for v in self.values], first, len(first.outs) - len(buffers))
         for value, buffer in zip(self.values, buffers, strict=True):
-            load = _load(buffer, nest.indices)
+            load = load_value(buffer, nest.indices)
             assert nest.block.first_op is not None
             nest.block.insert_op_before(load, nest.block.first_op)
             value.replace_all_uses_with(load.result)
@@ -131,7 +131,7 @@ class _Part:
         for op in self.again:
             last.block.add_op(op.clone(values))
         for value, buffer in zip(self.values, buffers, strict=True):
-            load = _load(buffer, last.indices)
+            load = load_value(buffer, last.indices)
             last.block.add_op(load)
             values[value] = load.result
         for op in self.ops:
@@ -143,7 +143,7 @@ class _Part:
         for buffer in buffers:
             nest.block.insert_arg(buffer.type, len(nest.block.args))
         nest.operands = [*nest.operands, *buffers]
-        _store(self.values, nest, first)
+        store_values(self.values, nest, first)
         assert nest.parent is not None
         nest.parent.insert_op_after(last, nest)
 
@@ -170,7 +170,7 @@ def slice_of(values: Iterable[SSAValue], block: Block) -> set[Operation]:
     return found
 
 
-def _reads_own(op: Operation, nest: loop.NestOp) -> bool:
+def reads_own(op: Operation, nest: loop.NestOp) -> bool:
     """Whether an op loads what the nest itself stores."""
     written = {*nest.out_args, *(allocation(out) for out in nest.outs)}
     return isinstance(op, loop.LoadOp) and (op.source in written or allocation(op.source) in written)
@@ -184,7 +184,7 @@ def _before(nest: loop.NestOp) -> _Part | None:
         return None
     functions = [op for op in ops[:first] if is_function(op)]
     needed = slice_of([op.results[0] for op in functions], nest.block)
-    if not functions or not all(is_plain(op) and not _reads_own(op, nest) for op in needed):
+    if not functions or not all(is_plain(op) and not reads_own(op, nest) for op in needed):
         return None
     dear: set[SSAValue] = set()
     part = _Part(True, [op for op in ops[:first] if op in needed])
@@ -220,7 +220,7 @@ def _behind(nest: loop.NestOp) -> _Part | None:
             if isinstance(value, BlockArgument) or not isinstance(owner, Operation) or owner.parent is not nest.block or owner in inside:
                 continue
             needed = slice_of([value], nest.block)
-            if all(is_plain(o) and op_cost(o) <= 1 and not _reads_own(o, nest) for o in needed):
+            if all(is_plain(o) and op_cost(o) <= 1 and not reads_own(o, nest) for o in needed):
                 again |= needed
             elif value not in part.values:
                 part.values.append(value)
@@ -247,18 +247,18 @@ def _beside(nest: loop.NestOp, outs: Sequence[SSAValue]) -> loop.NestOp:
     return made
 
 
-def _store(values: Sequence[SSAValue], nest: loop.NestOp, first: int) -> None:
+def store_values(values: Sequence[SSAValue], nest: loop.NestOp, first: int) -> None:
     """Store `values` at the end of a nest into its outs from number `first` on."""
     identity = IndexMap.identity(len(nest.loop_sizes))
     for value, target in zip(values, nest.out_args[first:], strict=True):
         nest.block.add_op(loop.StoreOp.new(value, target, identity, nest.indices))
 
 
-def _load(buffer: SSAValue, indices: Sequence[SSAValue]) -> loop.LoadOp:
+def load_value(buffer: SSAValue, indices: Sequence[SSAValue]) -> loop.LoadOp:
     return loop.LoadOp.new(buffer, IndexMap.identity(len(indices)), indices)
 
 
-def _drop_unused(nest: loop.NestOp) -> None:
+def drop_unused(nest: loop.NestOp) -> None:
     """Remove ops whose results nobody uses any more, and outs that are not stored."""
     for op in reversed(list(nest.block.ops)):
         if is_plain(op) and not any(True for _ in op.results[0].uses):

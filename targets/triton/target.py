@@ -29,7 +29,12 @@ class GpuTarget(Target):
         options = self.machine_options(device)
         if options:
             plain = {str(p) for p in pipeline.passes()}
-            for name, given in (("gpu-cooperative-rows", options), ("gpu-schedule", options), ("mem-to-tt", options.split()[0])):
+            for name, given in (
+                ("gpu-cooperative-rows", options),
+                ("gpu-fission", options),
+                ("gpu-schedule", options),
+                ("mem-to-tt", options.split()[0]),
+            ):
                 if name in plain:
                     pipeline.replace(name, f"{name}{{{given}}}")
             target = options.split()[0]

@@ -100,15 +100,28 @@ def test_normalised_planes_stay_by_rows():
     assert sides(joint_graph(norms, X.bfloat16(), V.bfloat16(), W.bfloat16())) == ["rows"] * 4
 
 
-def test_narrow_pixels_stay_by_rows():
-    """What is normalised over 16 channels is read in pieces of 32 bytes; two convolutions without anything between do not mind."""
+@pytest.mark.parametrize("activation", [F.relu, F.hardswish, F.hardsigmoid, F.leaky_relu, F.mish, F.elu, F.softplus, F.silu, F.relu6])
+def test_what_is_normalised_follows(activation):
+    """Nothing between two convolutions lies otherwise than they do, forward and backward, however few channels there are."""
     x, w, v = torch.empty(64, 16, 112, 112).bfloat16(), torch.empty(16, 1, 3, 3).bfloat16(), torch.empty(16).bfloat16()
 
     def normalised(x, w, v):
-        return F.batch_norm(F.conv2d(x, w, padding=1, groups=16), None, None, v, v, True).relu()
+        y = activation(F.batch_norm(F.conv2d(x, w, padding=1, groups=16), None, None, v, v, True))
+        return F.conv2d(y, w, padding=1, groups=16)
 
-    assert sides(joint_graph(normalised, x, w, v))[0] == "rows"
-    assert sides(joint_graph(lambda x, w: F.conv2d(F.conv2d(x, w, padding=1, groups=16), w, padding=1, groups=16), x, w)) == ["last"] * 4
+    gm = joint_graph(normalised, x, w, v)
+    assert sides(gm) == ["last"] * 4
+    clones = [n for n in gm.graph.nodes if n.target is aten.clone.default]
+    assert {n.args[0].op for n in clones if n.meta["val"].is_contiguous(memory_format=torch.channels_last)} == {"placeholder"}
+    assert len([n for n in clones if n.meta["val"].is_contiguous()]) <= 3  # the result, the gradient of x, and a weight's
+
+
+def test_odd_numbers_of_pixels_run_channels_last():
+    """A product by rows of 7 x 7 pixels has addresses that the tensor cores do not read; of 8 x 8 it may stay as it is."""
+    w = torch.empty(96, 96, 1, 1).bfloat16()
+    for pixels, side in ((7, "last"), (14, "last"), (8, "rows")):
+        x = torch.empty(64, 96, pixels, pixels).bfloat16()
+        assert sides(joint_graph(lambda x, w: F.conv2d(F.conv2d(F.conv2d(x, w), w), w), x, w)) == [side] * 6, pixels
 
 
 class Net(nn.Module):

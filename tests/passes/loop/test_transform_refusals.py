@@ -123,7 +123,8 @@ def remarks_of(pipeline: str) -> list[str]:
         ("loop-split-reduction{nest=run part=2}", "part 2 is a loop.for, not a loop.reduce"),
         ("loop-split-reduction{nest=spread part=2}",
          "it needs the result of another loop over 4, which each part would repeat; split that one before"),
-        ("loop-split-reduction{nest=run part=3}", "the body of the reduction stores"),
+        ("loop-split-reduction{nest=run part=3}",
+         "the body of the reduction stores to a tensor; nests on buffers (behind loop-to-mem) are split then too"),
         ("loop-split-reduction{nest=run part=5}", "it reads what the nest stores before it"),
     ],
 )  # fmt: skip
