@@ -84,9 +84,7 @@ class GpuFission(Pass):
                 nest.detach()
                 nest.erase()
             self.statistic("num-split")
-            self.remark(
-                nest, f"values in a nest of their own: {one / 1000:.1f} us behind the reductions, apart {two / 1000:.1f}", kind="applied"
-            )
+            self.remark(said, f"values in a nest of their own: {one / 1000:.1f} us where they were, apart {two / 1000:.1f}", kind="applied")
 
 
 def nanoseconds(

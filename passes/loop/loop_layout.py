@@ -86,7 +86,8 @@ class LoopLayout(Pass):
                 costs = problem.costs[op]
                 self.remark(op, f"runs {what}: channels-last alone would make it {costs:+d} ns", "applied" if moved else "missed")
             elif moved:
-                op.attributes[LAYOUTS] = ArrayAttr([_layout(r) for r in op.results])
+                free = problem.chosen[op]
+                op.attributes[LAYOUTS] = ArrayAttr([_layout(r) if k in free else UnitAttr() for k, r in enumerate(op.results)])
                 self.remark(op, "stores channels-last, as the calls around it do", "applied")
         self.statistic("num-channels-last", chosen)
 
@@ -116,6 +117,8 @@ class _Problem:
         self.costs: dict[Operation, int] = {}
         self.owner: dict[SSAValue, object] = {}
         """Side or op that decides the order of a 4-d tensor."""
+        self.chosen: dict[Operation, frozenset[int]] = {}
+        """Nests with a choice, and which of their results have it."""
         results = func.res_attrs.data if func.res_attrs is not None else ()
         self.strides = [a.data.get("nd.layout") if isinstance(a, DictionaryAttr) else None for a in results]
         self._arguments(func)
@@ -195,14 +198,20 @@ class _Problem:
     def _nest(self, op: loop.NestOp, fixed: Mapping[SSAValue, str]) -> None:
         big = [k for k, r in enumerate(op.results) if isinstance(r.type, TensorType) and r.type.rank == 4]
         free = [k for k in big if op.results[k] not in fixed and isinstance(op.outs[k].owner, loop.EmptyOp)]
-        chooses = bool(big) and len(free) == len(big)
+        accesses = list(_accesses(op))
+        stores = {a.shaped: a for a in reversed(accesses) if a.stores and len(a.index) == 4}
+        chosen = _turning({k: stores[op.out_args[k]] for k in big if op.out_args[k] in stores}) if len(free) == len(big) else []
+        chooses = bool(chosen)
         if chooses:
             self.nodes.append(op)
+            self.chosen[op] = frozenset(chosen)
         for k in big:
-            self._own(op.results[k], op if chooses else fixed.get(op.results[k], _ROWS))
-        stored = op if chooses else fixed.get(op.results[big[0]], _ROWS) if big else _ROWS
-        accesses = list(_accesses(op))
-        store = next((a for a in accesses if a.stores and a.shaped in [op.out_args[k] for k in big]), None)
+            self._own(op.results[k], op if k in chosen else fixed.get(op.results[k], _ROWS))
+            if chooses and k not in chosen:
+                self.cut.edge(op, _LAST, self.prices.across * self._bytes(op.results[k]))
+        first = (chosen or big or [None])[0]
+        stored = op if chooses else _ROWS if first is None else fixed.get(op.results[first], _ROWS)
+        store = None if first is None else stores.get(op.out_args[first])
         last = next((a for a in accesses if a.stores and a.index), None)
         shapes = any(a.stores and len(a.index) == 4 for a in accesses)
         for a in accesses:
@@ -211,7 +220,7 @@ class _Problem:
             if self.prices.plane and not a.around & (free_dims(a.index[2]) | free_dims(a.index[3])):
                 groups = not free_dims(a.index[1]) <= a.around
                 if a.around & free_dims(a.index[0]) and (shapes or groups):
-                    self._pay_plane(op, a, chooses, self.prices.plane if groups else self.prices.across)
+                    self._pay_plane(op, a, self.prices.plane if groups else self.prices.across)
                 continue
             if a.stores or a.shaped not in self.owner:
                 continue
@@ -225,11 +234,11 @@ class _Problem:
             if side is not None:
                 self._pay(a.shaped, side, self.prices.across)
 
-    def _pay_plane(self, op: loop.NestOp, a: _Access, chooses: bool, ns_a_byte: float) -> None:
+    def _pay_plane(self, op: loop.NestOp, a: _Access, ns_a_byte: float) -> None:
         if not a.stores:
             self._pay(a.shaped, _ROWS, ns_a_byte)
-        elif chooses and a.shaped in op.out_args:
-            self.cut.edge(op, _ROWS, ns_a_byte * self._bytes(op.results[list(op.out_args).index(a.shaped)]))
+        elif (k := _out_number(op, a.shaped)) in self.chosen.get(op, ()):
+            self.cut.edge(op, _ROWS, ns_a_byte * self._bytes(op.results[k]))
 
     def _returned(self, op: ReturnOp) -> None:
         for k, value in enumerate(op.operands):
@@ -244,6 +253,25 @@ class _Access:
     stores: bool
     around: frozenset[Dim]
     """The loops of the nest itself."""
+
+
+def _out_number(nest: loop.NestOp, argument: SSAValue) -> int:
+    return list(nest.out_args).index(argument) if argument in nest.out_args else -1
+
+
+def _turning(stores: Mapping[int, _Access]) -> list[int]:
+    """Of the 4-d results of a nest, by number, those whose order is a choice: all, unless some are [N, H, W, C] where others are
+    [N, C, H, W]. Then these alone, for which channels-last is the order that the others have by rows."""
+    orders = {k: _order(a) for k, a in stores.items()}
+    turned = [k for k, (n, c, h, w) in orders.items() if (n, h, w, c) in orders.values() and not c == h == w]
+    return turned or list(stores)
+
+
+def _order(a: _Access) -> tuple[object, object, object, object]:
+    """The index of an access, loops inside of the nest by their place among those that it has."""
+    inside = sorted({d for e in a.index for d in free_dims(e)} - a.around, key=lambda d: d.index)
+    n, c, h, w = [inside.index(e) if isinstance(e, Dim) and e in inside else e for e in a.index]
+    return n, c, h, w
 
 
 def _moves(read: _Access, store: _Access, at: int, by: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -138,3 +139,24 @@ def test_a_gpu_reads_planes_by_rows():
 
     w = torch.empty(64, 64, 3, 3).bfloat16()
     assert _gpu_remarks(norms, torch.empty(16, 64, 128, 128).bfloat16(), w, w) == ["missed", "missed"]
+
+
+@pytest.mark.parametrize("target", ["gpu", "cpu"])
+def test_a_nest_with_images_in_both_orders_turns_those_with_channels_in_front(target):
+    """A layer norm over the channels of each pixel (ConvNeXt) that a sum reads too: [N, H, W, C] by rows, [N, C, H, W] channels-last."""
+
+    def blocks(x, v, w):
+        norm = F.layer_norm(F.conv2d(x, v, padding=1).permute(0, 2, 3, 1), [40])
+        return F.conv2d(norm.permute(0, 3, 1, 2) * 2, w, padding=1), norm.sum((0, 1, 2))
+
+    with FakeTensorMode():
+        fakes = [torch.empty(s, device={"gpu": "cuda"}.get(target, target)) for s in ((8, 40, 28, 20), (40, 40, 3, 3), (40, 40, 3, 3))]
+        gm = make_fx(blocks, decomposition_table=decomposition_table())(*fakes)
+    module = import_graph(gm, fakes).module
+    run(default_pipeline(target, stages=["nd", "loop", "mem"]), module, context())
+    pixels = {
+        o.type for op in module.walk() for o in op.results if [str(d) for d in getattr(o.type, "dims", ())] == ["8", "28", "20", "40"]
+    }
+    assert all(tuple(map(str, t.stride_exprs)) == ("22400", "800", "40", "1") for t in pixels)
+    if target == "gpu":
+        assert pixels and "[22400, 1, 800, 40]" in str(module)
