@@ -210,7 +210,12 @@ def memory(only: Sequence[str], path: str | None, modes: Sequence[str] = ("infer
     for name in select(models, only):
         build = models[name]
         for mode in modes:
-            row = measure(build, mode == "train", own)
+            try:
+                row = measure(build, mode == "train", own)
+            except Exception as error:  # one model must not end the others
+                rows[f"{name} {mode}"] = {"error": f"{type(error).__name__}: {error}"}
+                print(f"{name:16}{mode:7} {type(error).__name__}: {str(error).partition(chr(10))[0][:100]}", flush=True)
+                continue
             ratio = row.stepwell / max(row.eager, 1)
             rows[f"{name} {mode}"] = {"eager": row.eager, "stepwell": row.stepwell, "free": row.free, "ratio": ratio}
             figures = f"{row.eager / 1024:11.0f}{row.stepwell / 1024:13.0f}{row.free / 1024:10.0f}{ratio:8.2f}"
