@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...dialects import loop
@@ -319,20 +319,25 @@ def _unit_strides(info: NestAccess, sizes: Sizes) -> dict[Expr, float]:
     """For each loop dimension, the bytes of accesses that are contiguous along it."""
     weights: dict[Expr, float] = {}
     for node in info.root.walk():
-        around: list[Loop] = []
-        up: Node | None = node
-        while up is not None:
-            around += up.loops
-            up = up.parent
-        for access in node.accesses:
-            known = free_dims(access.offset)
-            gathers = not known.isdisjoint(info.opaque)
-            times = sizes.trips([one for one in around if gathers or one.dim in known])
+        for access, around, moved in bytes_moved(node, info, sizes):
             for one in around:
                 stride = linear_coeff(access.offset, one.dim)
                 if stride is not None and stride.value in (1, -1):
-                    weights[one.dim] = weights.get(one.dim, 0) + times * element_bytes(access.dtype)
+                    weights[one.dim] = weights.get(one.dim, 0) + moved
     return weights
+
+
+def bytes_moved(node: Node, info: NestAccess, sizes: Sizes) -> Iterator[tuple[Access, Sequence[Loop], int]]:
+    """The accesses of a node's own body, the loops around them, and what each moves: every element that it reaches once."""
+    around: list[Loop] = []
+    up: Node | None = node
+    while up is not None:
+        around += up.loops
+        up = up.parent
+    for access in node.accesses:
+        known = free_dims(access.offset)
+        gathers = not known.isdisjoint(info.opaque)
+        yield access, around, sizes.trips([one for one in around if gathers or one.dim in known]) * element_bytes(access.dtype)
 
 
 def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float], sizes: Sizes) -> Tile:

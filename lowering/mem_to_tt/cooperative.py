@@ -25,6 +25,7 @@ from ...dialects import loop, mem
 from ...dialects.expr import Expr, IndexMap, Sym, free_dims, product
 from ...dialects.expr_ranges import RangeEnv, range_of
 from ...dialects.nd_types import element_bytes
+from ...passes.loop.loop_rewrite import add_out
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_access import Loop, NestAccess, Node
 from ...passes.loop.nest_key import is_nest_in_memory
@@ -280,5 +281,4 @@ def add_workspace(nest: loop.NestOp, info: NestAccess, tile: Tile, words: int) -
     for op in (made, clear):
         op.location = nest.location
         block.insert_op_before(op, nest)
-    nest.operands = [*nest.operands, made.result]
-    nest.block.insert_arg(kind, len(nest.block.args))
+    add_out(nest, made.result)

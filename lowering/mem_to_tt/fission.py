@@ -5,10 +5,10 @@
     loop.nest (%c = 16, %n = 64, %p = 3136) outs(%y) { %s = load %t[%c]; load %x[%n, %c, %p]; ... %s ... }
 
 loop-fuse puts both into one nest where that saves a launch and the second reading of the data; what a program then has to go through
-depends on strides, which are known here: of channels-last data one has eight or so neighbouring channels, of all pixels. So do loops over
-values alone part (a batch norm and the pooling behind it, plane by plane). It runs behind
-gpu-cooperative-rows, which lets several programs share a row, and before gpu-split-reduction, which takes the reductions apart. The
-inverse of follow.py; elsewhere: loop distribution."""
+depends on strides, which are known here: of channels-last data one has eight or so neighbouring channels, of all pixels. Loops over values
+alone part in the same way (a batch norm and the pooling behind it, plane by plane). It runs behind gpu-cooperative-rows, which lets several
+programs share a row, and before gpu-split-reduction, which takes the reductions apart. The inverse of follow.py; elsewhere: loop
+distribution."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, mem
-from ...dialects.expr import Expr, free_dims
+from ...dialects.expr import Expr
 from ...dialects.expr_ranges import RangeEnv
-from ...dialects.nd_types import element_bytes
-from ...passes.loop.loop_rewrite import clone_into
+from ...passes.loop.loop_rewrite import add_out, clone_into
 from ...passes.loop.loop_schedule import symbol_facts
-from ...passes.loop.nest_access import Loop, NestAccess, Node
+from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.loop.nest_transform import label_of
 from ...passes.loop.reduction_kinds import Cursor
@@ -93,25 +92,10 @@ def nanoseconds(
     """About what loops of a nest take in its programs, and as nests of their own."""
     info, sizes = NestAccess(nest, symbols), Sizes(hints)
     programs = config.choose(info, hints, gpu).programs(sizes)
-    moved = sum(_bytes(n, info, sizes) for n in info.root.children if n.op in loops)
+    inside = [n for child in info.root.children if child.op in loops for n in child.walk()]
+    moved = sum(moves for n in inside for _, _, moves in config.bytes_moved(n, info, sizes))
     rate = OF_ROWS if config.column_loop(info, sizes) is None else OF_COLUMNS
     return moved / min(BANDWIDTH, programs * rate), moved / BANDWIDTH + len(loops) * LAUNCH_NS
-
-
-def _bytes(node: Node, info: NestAccess, sizes: Sizes) -> int:
-    """What the accesses of a loop inside of a nest move, each element of a tensor once an access."""
-    total = 0
-    for inner in node.walk():
-        around: list[Loop] = []
-        up: Node | None = inner
-        while up is not None:
-            around += up.loops
-            up = up.parent
-        for access in inner.accesses:
-            known = free_dims(access.offset)
-            gathers = not known.isdisjoint(info.opaque)
-            total += element_bytes(access.dtype) * sizes.trips([one for one in around if gathers or one.dim in known])
-    return total
 
 
 def _last_loops(nest: loop.NestOp) -> list[loop.ForOp]:
@@ -230,6 +214,5 @@ def _memory(value: SSAValue, nest: loop.NestOp) -> SSAValue:
     made.result.name_hint = value.name_hint
     assert nest.parent is not None
     nest.parent.insert_op_before(made, nest)
-    nest.operands = [*nest.operands, made.result]
-    nest.block.insert_arg(kind, len(nest.block.args))
+    add_out(nest, made.result)
     return made.result

@@ -16,6 +16,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.nd_types import is_float
+from ...passes.loop.loop_rewrite import drop_out
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.manager import Pass
 
@@ -38,7 +39,7 @@ class GpuRecompute(Pass):
                 self.statistic("num-recomputed")
                 self.remark(nest, "a value that it kept in memory is computed again", kind="applied")
                 if not any(True for _ in argument.uses):
-                    _drop_out(nest, argument)
+                    drop_out(nest, argument)
                     allocation = buffer.owner
                     assert isinstance(allocation, Operation)
                     allocation.detach()
@@ -148,10 +149,3 @@ def _slice(store: loop.StoreOp) -> list[Operation] | None:
         wanted.add(owner)
         todo += owner.operands
     return [op for op in inside.ops if op in wanted]
-
-
-def _drop_out(nest: loop.NestOp, argument: SSAValue) -> None:
-    assert isinstance(argument, BlockArgument)
-    place = argument.index - len(nest.loop_sizes)
-    nest.operands = [o for k, o in enumerate(nest.operands) if k != place]
-    nest.block.erase_arg(argument)

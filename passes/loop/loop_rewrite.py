@@ -49,6 +49,20 @@ def _replace_uses(value: SSAValue, e: Expr, new: Sequence[SSAValue], first: Oper
         value.replace_all_uses_with(made.results[0])
 
 
+def add_out(nest: loop.NestOp, buffer: SSAValue) -> BlockArgument:
+    """One more buffer that a nest stores to; its argument inside."""
+    nest.operands = [*nest.operands, buffer]
+    return nest.block.insert_arg(buffer.type, len(nest.block.args))
+
+
+def drop_out(nest: loop.NestOp, argument: SSAValue) -> None:
+    """The nest on buffers does not store to the out that is `argument` inside, which nothing uses."""
+    assert isinstance(argument, BlockArgument)
+    place = argument.index - len(nest.loop_sizes)
+    nest.operands = [o for k, o in enumerate(nest.operands) if k != place]
+    nest.block.erase_arg(argument)
+
+
 def index_op(e: Expr, values: Sequence[SSAValue]) -> Operation:
     """An op whose result is the index expression `e` over `values`."""
     if e.value is not None:

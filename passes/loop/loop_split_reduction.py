@@ -20,7 +20,7 @@ from ...dialects import loop, mem
 from ...dialects.expr import ONE, ZERO, Expr, IndexMap, dim, maximum
 from ...dialects.expr_ranges import RangeEnv, simplify
 from ...dialects.nd_types import TensorType
-from .loop_rewrite import Place, clone_into, index_op
+from .loop_rewrite import Place, clone_into, drop_out, index_op
 from .nest_transform import NestTransform, Refused, label_of, loop_name, loop_number
 from .reduction_kinds import Cursor, merge_parts
 
@@ -174,10 +174,8 @@ class _Split:
             if not isinstance(op, loop.BoundOp) and not any(True for r in op.results for _ in r.uses):
                 op.detach()
                 op.erase()
-        for argument in [t for t in self.stored if isinstance(t, BlockArgument) and not any(True for _ in t.uses)]:
-            place = argument.index - len(self.nest.loop_sizes)
-            self.nest.operands = [o for k, o in enumerate(self.nest.outs) if k != place]
-            self.nest.block.erase_arg(argument)
+        for argument in [t for t in self.stored if t in self.nest.out_args and not any(True for _ in t.uses)]:
+            drop_out(self.nest, argument)
 
     def _memory_for(self, sizes: Sequence[Expr], dtype: Attribute) -> SSAValue:
         """A tensor or buffer for partial results, made before the nest."""

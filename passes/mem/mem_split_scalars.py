@@ -24,6 +24,7 @@ from ...dialects import loop, mem
 from ...dialects.expr import IndexMap
 from ..loop.cost_model import nest_cost
 from ..loop.loop_fuse import symbol_hints
+from ..loop.loop_rewrite import add_out, drop_out
 from ..loop.loop_schedule import choose, symbol_facts
 from ..loop.machine import SERVER
 from ..loop.nest_access import NestAccess, allocation
@@ -141,8 +142,7 @@ class _Part:
             op.erase()
         first = len(nest.outs)
         for buffer in buffers:
-            nest.block.insert_arg(buffer.type, len(nest.block.args))
-        nest.operands = [*nest.operands, *buffers]
+            add_out(nest, buffer)
         store_values(self.values, nest, first)
         assert nest.parent is not None
         nest.parent.insert_op_after(last, nest)
@@ -264,8 +264,5 @@ def drop_unused(nest: loop.NestOp) -> None:
         if is_plain(op) and not any(True for _ in op.results[0].uses):
             op.detach()
             op.erase()
-    kept = [any(True for _ in a.uses) for a in nest.out_args]
-    for argument, keep in list(zip(nest.out_args, kept, strict=True)):
-        if not keep:
-            nest.block.erase_arg(argument)  # pyright: ignore[reportArgumentType]
-    nest.operands = [out for out, keep in zip(nest.outs, kept, strict=True) if keep]
+    for argument in [a for a in nest.out_args if not any(True for _ in a.uses)]:
+        drop_out(nest, argument)
