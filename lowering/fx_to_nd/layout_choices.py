@@ -45,6 +45,11 @@ GPU_DEPTHWISE_NS = {2: (1.2e-3, 1.2e-4), 4: (8e-4, 2.5e-5)}
 GPU_WIDE_WINDOW_NS = -2e-2
 """The same for the gradient of depthwise weights in float32, of windows of more than 25 elements (7x7: 4.5 ms, 1.3 by rows)."""
 
+GPU_SMALL = 1 << 20
+"""Numbers in input and result together below which float32 convolutions that may round to TF32 have no preference: by rows cuDNN mostly
+computes them, or their gradients, without TF32, channels-last with it, and the 0 to 15 us of the device that a call saves the host does not
+see, which takes as long to make it. 130 shapes of the same networks with two small images, and of the real ones those of 2 to 4 MB."""
+
 _LAST = torch.channels_last
 
 
@@ -96,6 +101,8 @@ def cudnn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: 
     width, area = x.element_size(), prod(weight[2:])
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return None
+    if width == 4 and _uses_tf32() and prod(source) + prod(result) < GPU_SMALL:
+        return 0.0
     plain = area == 1 and source[2:] == result[2:]
     if weight[1] == 1 and groups > 1:
         first, further = GPU_DEPTHWISE_NS[width]

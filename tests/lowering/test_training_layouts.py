@@ -116,6 +116,20 @@ def test_what_is_normalised_follows(activation):
     assert len([n for n in clones if n.meta["val"].is_contiguous()]) <= 3  # the result, the gradient of x, and a weight's
 
 
+def test_small_images_of_float32_stay_by_rows(monkeypatch):
+    """By rows cuDNN computes them without TF32. Half precision, and what is computed without TF32 in either order, has a choice."""
+
+    def cost(x, w, groups=1):
+        return layout_choices.cudnn_cost((x.shape, w.shape, x.shape), x, False, groups)
+
+    small, depthwise = torch.empty(2, 64, 24, 24), torch.empty(64, 1, 3, 3)
+    assert sides(joint_graph(two, small, V, W)) == ["rows"] * 4
+    assert cost(small, W) == cost(small, depthwise, 64) == 0
+    assert cost(X, W) < 0 and cost(small.bfloat16(), W.bfloat16()) < 0
+    monkeypatch.setattr(layout_choices, "_uses_tf32", lambda: False)
+    assert cost(small, W) > 0 > cost(small, depthwise, 64)
+
+
 def test_odd_numbers_of_pixels_run_channels_last():
     """A product by rows of 7 x 7 pixels has addresses that the tensor cores do not read; of 8 x 8 it may stay as it is."""
     w = torch.empty(96, 96, 1, 1).bfloat16()
@@ -148,6 +162,7 @@ class Net(nn.Module):
 def test_as_eager(monkeypatch, sizes, dynamic):
     """LY-01: values, gradients and strides, with every convolution made to be channels-last."""
     monkeypatch.setattr(layout_choices, "GPU_CALL_NS", 1e7)
+    monkeypatch.setattr(layout_choices, "GPU_SMALL", 0)
     monkeypatch.setattr(training_layouts, "_PLANES", frozenset())
     torch.manual_seed(0)
     net = Net()
