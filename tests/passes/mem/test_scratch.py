@@ -20,6 +20,15 @@ SLACK = 64 << 10
 """Bytes of small tables, biases and the like that are not estimated."""
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """What the rules are for: with more of them oneDNN keeps sums of each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Shape(NamedTuple):
     images: int
     ins: int
