@@ -22,11 +22,9 @@ a store rounds. Index expressions are `loop.load %x[%i * 2 + 1, %k floordiv s0]`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from typing import Self
 
-from xdsl.dialects import arith
-from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, UnitAttr
+from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Block, Dialect, Region, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
@@ -54,6 +52,7 @@ from .loop_batch import BATCH, BatchOp, batch_symbols
 from .loop_checks import unfilled
 from .loop_contract import ContractOp
 from .loop_local import LocalOp, local_bytes
+from .loop_ranges import integer_range
 from .loop_syntax import (
     INDEX,
     IndexOperands,
@@ -425,18 +424,6 @@ class IndexOp(QuickOp):
         return cls.create(operands=operands.values(parser), result_types=[result], properties={"map": IndexMapAttr.get(m)})
 
 
-def _clamped(value: SSAValue) -> tuple[float, float]:
-    """The least and the greatest that an integer can be, as far as clamps by numbers tell."""
-    clamp = value.owner
-    if isinstance(clamp, (arith.MinSIOp, arith.MaxSIOp)) and isinstance(clamp.operands[1].owner, arith.ConstantOp):
-        limit = clamp.operands[1].owner.value
-        if isinstance(limit, IntegerAttr):
-            n = limit.value.data
-            low, high = _clamped(clamp.operands[0])
-            return (min(low, n), min(high, n)) if isinstance(clamp, arith.MinSIOp) else (max(low, n), max(high, n))
-    return -inf, inf
-
-
 @irdl_op_definition
 class BoundOp(QuickOp):
     """A loaded integer as an index below `size`: `loop.bound %v, s0 "embedding" wrap : i64`. Outside of [0, size) (with wrap: [-size,
@@ -458,8 +445,8 @@ class BoundOp(QuickOp):
 
     @property
     def is_certain(self) -> bool:
-        """Whether the integer was clamped to [0, size) by numbers, so that there is nothing to check."""
-        low, high = _clamped(self.input)
+        """Whether the integer is in [0, size) by what the body says of it, so that there is nothing to check."""
+        low, high = integer_range(self.input)
         size = self.size.data.value
         return size is not None and 0 <= low and high < size
 

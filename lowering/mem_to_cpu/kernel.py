@@ -195,9 +195,9 @@ class NestLowering:
         outer = [o for o in loops if o is not one]
         if schedule.fixed:
             outer, self.inside = loops[: loops.index(one)], loops[loops.index(one) + 1 :]
-        elif schedule.rows_inside:
-            outer, self.inside = [], outer
-        if s.info.root.children:
+        else:
+            outer, self.inside = [o for o in outer if o.dim not in schedule.inside], [o for o in outer if o.dim in schedule.inside]
+        if s.info.root.children or (outer and self.inside and not schedule.fixed):
             self._blocked(outer, one)
         elif outer:
             self._rows(outer, lambda: self._vectors(one, self.span(one)))

@@ -23,7 +23,8 @@ from ...dialects.expr import Expr, free_dims, linear_coeff, sym
 from ...dialects.expr_ranges import RangeEnv
 from .footprint import Footprint
 from .loop_schedule import Cost as Units
-from .loop_schedule import Schedule, body_roots, choose
+from .loop_schedule import Schedule, choose
+from .loops_inside import body_roots
 from .machine import SERVER, Machine
 from .nest_access import Access, NestAccess, Node
 from .nest_info import HEAVY
@@ -176,14 +177,15 @@ def _repeated(units: Units, schedule: Schedule, trips: float) -> float:
     if schedule.style != "lanes" or schedule.vector is None or info.root.children:
         return 0.0
     lanes = schedule.vector.dim
+    inside = units.trips([one for one in info.root.loops if one.dim in schedule.inside])
     saved = 0.0
     for op, roots in body_roots(units, units.info.nest.regions[0].blocks[0], {}):
         if op in info.access or op.results[0] in info.exprs:
             continue
         if lanes not in roots:
             saved += op_cost(op) * (1 - 1 / schedule.lanes)
-        elif schedule.rows_inside and roots == {lanes}:
-            saved += op_cost(op) * (1 - max(1, units.size(schedule.vector.size)) / trips)
+        elif schedule.inside and roots.isdisjoint(schedule.inside):
+            saved += op_cost(op) * (1 - 1 / inside)
     return min(saved / 16 * trips, 0.9 * schedule.cost)
 
 

@@ -170,7 +170,9 @@ class Footprint:
             if d is rows or d is lanes:
                 side = min(n, TILE if rows is not None else schedule.lanes)
                 self.inner[d] = side
-                place = 0 if schedule.rows_inside and rows is None else len(loops)
+                if schedule.inside and rows is None:
+                    loops.sort(key=lambda one: one[0] in schedule.inside)
+                place = sum(1 for one, _ in loops if one not in schedule.inside)
                 loops.insert(place, (d, n / side))
         return Plan(root, loops, [self._child(c, schedule) for c in root.children], self._own(root))
 

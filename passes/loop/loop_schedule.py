@@ -9,7 +9,7 @@ moves from lane to lane, and arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 
@@ -23,10 +23,10 @@ from ...dialects.expr_ranges import Range, RangeEnv
 from ...dialects.nd_types import RangeAttr, element_bytes
 from ..manager import Pass
 from .bent_access import bend
+from .loops_inside import loops_inside
 from .machine import SERVER, WAYS
 from .nest_access import Access, Loop, NestAccess, Node, allocation
 from .nest_key import nest_key
-from .op_costs import op_cost
 from .schedule_attrs import bool_attr, int_attr, is_fixed, schedule_table, tile_sizes, update_schedule
 from .store_groups import shuffles, store_groups
 
@@ -67,8 +67,6 @@ FEW_UNITS = 2
 
 JOINING = {"sum": 5.0, "prod": 5.0, "max": 7.0, "min": 7.0, "any": 5.0, "all": 5.0, "xor": 5.0}
 """Cost of joining the lanes of an accumulator at the end of a row; other kinds are made of several of these."""
-COLUMN_COST = 10.0
-"""Cost of what depends on the vector loop alone from which on the other loops run inside of it."""
 
 
 @dataclass
@@ -87,8 +85,8 @@ class Schedule:
     grain: int = SERIAL_NS
     """Nanoseconds of work that are worth a thread."""
     cost: float = 0.0
-    rows_inside: bool = False
-    """Style "lanes": the other loops run inside of the vector loop, because much depends on the vector loop alone."""
+    inside: frozenset[Expr] = frozenset()
+    """Style "lanes": the dimensions of the loops that run inside of the vector loop, because much does not depend on them."""
     fixed: bool = False
     """The loops of the nest run in the order in which they are written, those after the vector loop inside of it."""
     tiles: dict[Expr, int] = field(default_factory=dict)
@@ -417,9 +415,7 @@ def choose(info: NestAccess, hints: Mapping[Expr, int], grain: int = SERIAL_NS) 
     best.fixed = is_fixed(info.nest)
     best.tiles = _tile_dims(root, tile_sizes(table))
     if best.style == "lanes" and not root.children and best.vector is not None and not best.fixed:
-        outer = [one for one in root.loops if one is not best.vector]
-        if outer and cost.size(best.vector.size) > best.lanes and cost.trips(outer) >= 4:
-            best.rows_inside = _column_cost(cost, best.vector.dim) >= COLUMN_COST
+        best.inside = loops_inside(cost, best.vector, best.lanes)
     lanes = table.get("lanes")
     if isinstance(lanes, IntegerAttr):
         best.lanes = lanes.value.data
@@ -483,30 +479,6 @@ def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
             inner.inner.update(cost.best(child)[1])
         candidates.insert(0, inner)
     return min(candidates, key=lambda c: c.cost)
-
-
-def body_roots(cost: Cost, block: Block, roots: dict[SSAValue, frozenset[Expr]]) -> Iterator[tuple[Operation, frozenset[Expr]]]:
-    """(op, dimensions that its result depends on) for the ops directly in a body of the nest that have one result. `roots` has what values
-    of the bodies around it depend on, and gets what those of this one do."""
-    info = cost.info
-    for op in block.ops:
-        if len(op.results) != 1:
-            continue
-        access = info.access.get(op)
-        if access is not None:
-            found = cost.roots(access.offset)
-        elif op.results[0] in info.exprs:
-            found = cost.roots(info.exprs[op.results[0]])
-        else:
-            found = frozenset()
-        roots[op.results[0]] = found.union(*(roots.get(v, frozenset()) for v in op.operands))
-        yield op, roots[op.results[0]]
-
-
-def _column_cost(cost: Cost, d: Expr) -> float:
-    """Cost of the body ops, loads apart, that depend on loop `d` and on no other."""
-    body = cost.info.nest.regions[0].blocks[0]
-    return sum(op_cost(op) for op, roots in body_roots(cost, body, {}) if roots == {d} and op not in cost.info.access)
 
 
 def _column_lanes(root: Node, one: Loop, cost: Cost) -> int:
