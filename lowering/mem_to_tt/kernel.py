@@ -37,7 +37,7 @@ from .exchange import Group, draw, part_of, words_of
 from .fills import fill_loads
 from .follow import memory_of
 from .joined_axes import reduce_axis
-from .reductions import Accumulator, accumulator
+from .reductions import Accumulator, ArgAccumulator, accumulator
 from .scans import lower_scan
 from .state import Axis, State, UnsupportedNest, address_in, memory_type, scalar_type
 
@@ -509,7 +509,11 @@ class NestLowering:
             own = types[given : given + gives]
             if kind in ("argmax", "argmin") and own[1] == i64 and info.exprs.get(last.operands[taken + 1]) not in (None, *info.opaque):
                 own[1] = self.s.index  # a number that was loaded may be larger than this nest's indices
-            found.append((accumulator(kind, own), slice(taken, taken + takes)))
+            part = accumulator(kind, own)
+            if isinstance(part, ArgAccumulator):
+                part.rising = info.exprs.get(last.operands[taken + 1]) is _flat(info.nodes[op].loops)
+                part.index_only = not op.results[given].uses
+            found.append((part, slice(taken, taken + takes)))
             taken, given = taken + takes, given + gives
         return found
 
@@ -702,6 +706,14 @@ def _written_in_place(node: Node) -> set[SSAValue]:
     for access in node.all_accesses():
         offsets.setdefault(access.buffer, set()).add(access.offset)
     return {a.buffer for a in node.all_accesses() if a.is_store and len(offsets[a.buffer]) == 1}
+
+
+def _flat(loops: Sequence[Loop]) -> Expr:
+    """The number of an iteration among all of them, the last loop the fastest."""
+    at: Expr = ZERO
+    for one in loops:
+        at = at * one.size + one.dim
+    return at
 
 
 def _quotient(s: State, x: SSAValue, y: SSAValue) -> SSAValue:

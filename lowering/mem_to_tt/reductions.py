@@ -96,14 +96,24 @@ class Accumulator:
         state: Values | None = None
         for values, mask in pieces:
             here = self.mask(s, self.single(s, values), mask)
-            state = here if state is None else self.combine(s, state, here)
+            state = here if state is None else self.follow(s, state, here) if pieces[0][1] is None else self.combine(s, state, here)
         assert state is not None
         return state
+
+    def follow(self, s: State, before: Values, after: Values) -> Values:
+        """Two states of values that were counted as one, `after` behind `before` in each lane."""
+        return self.combine(s, before, after)
 
 
 class ArgAccumulator(Accumulator):
     """argmax and argmin: (extreme, its index). The first NaN wins, else the lowest index of the extreme. Indices are kept in
     32 bits where they fit."""
+
+    rising = False
+    """Whether what is yielded later has the higher index."""
+
+    index_only = False
+    """Whether nobody wants the extreme itself (of equal ones it is the first: -0.0 and 0.0 are equal)."""
 
     def single(self, s: State, values: Values) -> Values:
         return [values[0], s.b.resize(values[1], self.types[1])]  # pyright: ignore[reportArgumentType]
@@ -130,8 +140,27 @@ class ArgAccumulator(Accumulator):
         take = s_b.elementwise(arith.OrIOp, (better, s_b.elementwise(arith.AndIOp, (same, lower))))
         return [s_b.select(take, b[0], a[0]), s_b.select(take, b[1], a[1])]
 
+    def follow(self, s: State, before: Values, after: Values) -> Values:
+        """A third of `combine`'s comparisons where indices rise: what is no better has the higher index."""
+        if not self.rising or not is_float(self.types[0]):
+            return self.combine(s, before, after)
+        beyond = s.b.cmpf("ugt" if self.kind == "argmax" else "ult", after[0], before[0])  # a NaN is, behind a number
+        take = s.b.elementwise(arith.AndIOp, (beyond, s.b.cmpf("ord", before[0], before[0])))
+        return [s.b.select(take, b, a) for a, b in zip(before, after, strict=True)]
+
     def across(self, s: State, state: Values, axis: int) -> Values:
-        return reduce_axis(s, state, axis, self.combine)
+        """With a chain of `combine`, which takes Triton long to compile, unless the index is enough: the extreme, then its lowest index."""
+        if not self.index_only:
+            return reduce_axis(s, state, axis, self.combine)
+        values, indices = state
+        (top,) = Accumulator(self.kind.removeprefix("arg"), self.types[:1]).across(s, [values], axis)
+        if is_float(self.types[0]):
+            there = s.b.elementwise(arith.OrIOp, (s.b.cmpf("oeq", values, top), s.b.cmpf("uno", values, values)))
+        else:
+            there = s.b.cmpi("eq", values, top)
+        _, last = self.start(s, None)
+        (index,) = Accumulator("min", self.types[1:]).across(s, [s.b.select(there, indices, last)], axis)
+        return [top, index]
 
 
 class Welford(Accumulator):

@@ -378,6 +378,31 @@ def test_quotients_by_constants_are_products():
         torch.testing.assert_close(got, x / number, rtol=0, atol=0, equal_nan=True)
 
 
+def test_positions_of_extremes_are_found_without_their_values():
+    """The first NaN, else the first of equal extremes; pieces of a row are compared without their indices, which rise."""
+    x = randn(7, 9000).round(decimals=1)
+    x[0, 100::7], x[1], x[2, 8999], x[4, 4097::2], x[5, ::2], x[5, 1::2] = 9.0, -math.inf, math.nan, math.nan, -0.0, 0.0
+    x[6, [3, 5000]] = -math.inf
+    for dtype in (torch.float32, torch.float64, torch.float16, BF16, torch.int64, torch.uint8, torch.int16):
+        y = x.to(dtype) if dtype.is_floating_point else x.nan_to_num(3, 9, -9).mul(10).to(dtype)
+        for columns in (9000, 4096, 1) if dtype == torch.float32 else (130,):
+
+            def positions(y, columns=columns):
+                z = y[:, :columns]
+                return z.argmax(1), z.argmin(1), z.argmax(), z.transpose(0, 1).argmin()
+
+            text, got = computed(lambda y: positions(y), y)
+            for one, wanted in zip(got, positions(y), strict=True):
+                assert torch.equal(one.reshape(wanted.shape), wanted), (dtype, columns)
+    text, _ = computed(lambda x: (x[:, :8192].argmax(1),), x)
+    assert "cmpi" not in text
+    text, got = computed(lambda x: tuple(x.max(1)), x)
+    assert "cmpi" in text
+    for one, wanted in zip(got, x.max(1), strict=True):
+        torch.testing.assert_close(one, wanted, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(got[0].signbit(), x.max(1)[0].signbit())
+
+
 def test_numbers_of_a_row_are_loaded_before_its_reductions():
     text, _ = computed(lambda x, t: (torch.softmax(x, -1) * t,), randn(9, 500), randn(9, 1))
     assert text.index("tt.reduce") > max(m.start() for m in re.finditer("tt.load", text))
