@@ -1,15 +1,16 @@
-"""Loads whose index wraps or stops once in a vector, as masked loads of consecutive elements."""
+"""Loads whose index wraps, stops or turns round once in a vector, as masked loads of consecutive elements."""
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import IntegerType
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerAttr, IntegerType
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.cpu_types import vec
 from ...dialects.expr import Expr, free_dims
 from ...passes.loop.bent_access import Bend, bend
 from .builder import float_attr
-from .memory import address, read
+from .memory import address, read, reverse
 from .state import State
 
 
@@ -23,6 +24,8 @@ def load_bent(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, mask: 
         return None
     if found.modulus is not None:
         return _wrapped(s, buffer, offset, dtype, mask, found.term, found.modulus)
+    if found.mirrored:
+        return _mirrored(s, buffer, offset - found.term, dtype, mask, found)
     return _clamped(s, buffer, offset, dtype, mask, found)
 
 
@@ -73,6 +76,49 @@ def _clamped(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, mask: S
         return value
     zero = b.int(0, dtype) if isinstance(dtype, IntegerType) else b.constant(float_attr(0.0, dtype))
     return b.select(mask, value, b.splat(zero, s.width))
+
+
+def _mirrored(s: State, buffer: SSAValue, rest: Expr, dtype: Attribute, mask: SSAValue | None, found: Bend) -> SSAValue:
+    """The elements between the turns as they lie in memory, in the lanes before the first and behind the second one backwards."""
+    start, inside, before, after = _known(s, found.inner), mask, None, None
+    if found.low is not None:
+        before = (found.low + 1) // 2 - start  # lanes in which low - inner is more
+        if before.value is not None and before.value <= 0:
+            before = None
+    if found.high is not None:
+        after = found.high // 2 + 1 - start  # lanes in which high - inner is not less
+        if after.value is not None and after.value >= s.width:
+            after = None
+    first = last = None
+    if before is not None:
+        first = s.first_lanes(s.scalar(before))
+        inside = _both(s, _not(s, first), inside)
+    if after is not None:
+        last = s.first_lanes(s.scalar(after))
+        inside = _both(s, last, inside)
+    base, at = address(s, buffer, rest + found.inner, dtype)
+    value = read(s, vec(s.width, dtype), buffer, base, at, inside)
+    backwards = None if mask is None else reverse(s, mask)
+    if first is not None and before is not None and found.low is not None:
+        lanes = _both(s, _not(s, s.first_lanes(s.scalar(s.width - before))), backwards)
+        value = s.b.select(first, _backwards(s, buffer, rest + found.low - found.inner, dtype, lanes), value)
+    if last is not None and after is not None and found.high is not None:
+        lanes = _both(s, s.first_lanes(s.scalar(s.width - after)), backwards)
+        value = s.b.select(last, value, _backwards(s, buffer, rest + found.high - found.inner, dtype, lanes))
+    return value
+
+
+def _known(s: State, e: Expr) -> Expr:
+    """An expression, with numbers for the indices of which the kernel knows them here."""
+    owners = {d: s.dims[d].owner for d in free_dims(e) if d in s.dims}
+    numbers = {d: op.value.value.data for d, op in owners.items() if isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr)}
+    return e.subs(numbers) if numbers else e
+
+
+def _backwards(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, lanes: SSAValue) -> SSAValue:
+    """The element at an offset in the first lane, those before it in memory in the others; `lanes` as they lie in memory."""
+    base, at = address(s, buffer, offset - (s.width - 1), dtype)
+    return reverse(s, read(s, vec(s.width, dtype), buffer, base, at, lanes))
 
 
 def _edge(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute) -> SSAValue:

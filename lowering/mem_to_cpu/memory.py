@@ -144,7 +144,7 @@ def load_elements(
         return _load_strided(s, buffer, offset, dtype, step)
     if step == -1 and mask is None:
         base, at = address(s, buffer, offset - (lane.width - 1), dtype)
-        return _reverse(s, read(s, result, buffer, base, at))
+        return reverse(s, read(s, result, buffer, base, at))
     if stride is None and condition is None:
         from .bent import load_bent
 
@@ -186,7 +186,8 @@ def _load_part(s: State, buffer: SSAValue, base: SSAValue, at: SSAValue, start: 
     return value
 
 
-def _reverse(s: State, value: SSAValue) -> SSAValue:
+def reverse(s: State, value: SSAValue) -> SSAValue:
+    """The last lane first."""
     width = lanes_of(value.type)
     return shuffle(s, list(range(width - 1, -1, -1)), value)
 

@@ -1,27 +1,29 @@
-"""Loads whose index wraps or stops once in a vector: `x[(i + 3) mod n]`, `x[min(max(i - 2, 0), n - 1)]` with `i` along the lanes.
+"""Loads whose index wraps, stops or turns round once in a vector: `x[(i + 3) mod n]`, `x[min(max(i - 2, 0), n - 1)]`,
+`x[min(abs(i - 3), 2 * n - 2 - abs(i - 3))]` with `i` along the lanes.
 
 All lanes but those behind the bend are consecutive elements, so that two masked loads, or one and the elements at the edges, stand for a
-gather: periodic stencils, rolled tensors, padding with the edge.
+gather: periodic stencils, rolled tensors, padding with the edge or with what lies behind it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...dialects.expr import ONE, Add, Expr, Max, Min, Mod, free_dims, linear_coeff, prove_ge0
+from ...dialects.expr import ONE, ZERO, Add, Expr, Max, Min, Mod, free_dims, linear_coeff, prove_ge0
 from ...dialects.expr_ranges import RangeEnv
 
 
 @dataclass(frozen=True)
 class Bend:
     """The one term of an offset that is bent: `inner` grows by one from lane to lane; it is taken modulo `modulus`, or stops at `low` and
-    at `high`."""
+    at `high`, or (`mirrored`) is `low - inner` where that is more and `high - inner` where that is less."""
 
     term: Expr
     inner: Expr
     modulus: Expr | None = None
     low: Expr | None = None
     high: Expr | None = None
+    mirrored: bool = False
 
 
 def bend(offset: Expr, lanes: Expr, width: int, ranges: RangeEnv) -> Bend | None:
@@ -36,7 +38,7 @@ def bend(offset: Expr, lanes: Expr, width: int, ranges: RangeEnv) -> Bend | None
         if once and linear_coeff(term.lhs, lanes) is ONE and lanes not in free_dims(term.rhs):
             return Bend(term, term.lhs, modulus=term.rhs)
         return None
-    return _clamped(term, lanes, ranges)
+    return _clamped(term, lanes, ranges) or _mirrored(term, lanes, ranges)
 
 
 def _clamped(term: Expr, lanes: Expr, ranges: RangeEnv) -> Bend | None:
@@ -53,3 +55,28 @@ def _clamped(term: Expr, lanes: Expr, ranges: RangeEnv) -> Bend | None:
     if low is not None and high is not None and not prove_ge0(high - low, ranges):
         return None
     return Bend(term, inner, low=low, high=high)
+
+
+def _mirrored(term: Expr, lanes: Expr, ranges: RangeEnv) -> Bend | None:
+    """`max(i, low - i)`, `min(i, high - i)`, or the latter of the former, where no index turns twice."""
+    inner, low, high = term, None, None
+    if isinstance(inner, Min):
+        inner, high = _turned(inner, lanes)
+    if isinstance(inner, Max):
+        inner, low = _turned(inner, lanes)
+    if (low is None and high is None) or linear_coeff(inner, lanes) is not ONE:
+        return None
+    if low is not None and high is not None and not prove_ge0(high - (low - inner) * 2, ranges):
+        return None
+    return Bend(term, inner, low=low, high=high, mirrored=True)
+
+
+def _turned(either: Min | Max, lanes: Expr) -> tuple[Expr, Expr | None]:
+    """Of two expressions whose sum is the same in all lanes the one that grows, or turns itself, and the sum; None for it where that is not
+    so."""
+    total = sum(either.args, ZERO)
+    if len(either.args) == 2 and lanes not in free_dims(total):
+        for one in either.args:
+            if isinstance(one, Max) or linear_coeff(one, lanes) is ONE:
+                return one, total
+    return either, None

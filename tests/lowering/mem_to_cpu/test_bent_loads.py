@@ -1,4 +1,4 @@
-"""Loads whose index wraps or stops once in a vector take masked loads, not gathers."""
+"""Loads whose index wraps, stops or turns round once in a vector take masked loads, not gathers."""
 
 from __future__ import annotations
 
@@ -60,6 +60,37 @@ def test_stopped(nests, n, index, low, high, dtype):
     assert torch.equal(o, x[:, place.clamp(0, n - 1)])
 
 
+def reflected(x, left, right):
+    return F.pad(x.double()[None], (left, right), mode="reflect")[0].to(x.dtype)
+
+
+TURNED = "max(3 - %j, %j - 3)"
+
+
+@pytest.mark.parametrize("n", [4, 6, 40, 64, 65, 130, 300])
+@pytest.mark.parametrize("index,left,right", [
+    (TURNED, 3, 0), ("min(%j, {twice} - %j)", 0, 2), (f"min({TURNED}, {{twice}} - {TURNED})", 3, 2),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64])
+def test_turned(nests, n, index, left, right, dtype):
+    x, o = row(n, dtype), torch.zeros(2, n + left + right, dtype=dtype)
+    compiled = nests(nest(n, n + left + right, index.format(twice=2 * n - 2), DTYPES[dtype]))
+    assert "cpu.gather" not in compiled.text
+    compiled(x, o)
+    assert torch.equal(o, reflected(x, left, right))
+
+
+def test_indices_that_turn_twice_are_gathered(nests):
+    """The first elements come back from the other end."""
+    inner = "max(5 - %j, %j - 5)"
+    assert "cpu.gather" in nests(nest(3, 12, f"min({inner}, 7 - {inner})")).text
+
+
+def test_vectors_that_end_at_one_turn_have_one_part_more(nests):
+    """Two vectors hold a row of 103: the first has elements before the first turn, the other one none behind the second."""
+    assert nests(nest(100, 103, TURNED)).text.count("cpu.load") == 3
+
+
 def periodic(u):
     return u.roll(1, 0) + u.roll(-1, 0) + u.roll(2, 1) + u.roll(-1, 1) - 4 * u
 
@@ -73,11 +104,15 @@ def circular(u):
     return F.pad(u[None], (1, 2), mode="circular")[0].cumsum(1)
 
 
+def mirror(u):
+    return F.pad(u[None], (3, 1), mode="reflect")[0] * 2
+
+
 def rolled_sum(u):
     return (u.roll(1, 1) * u).sum(1)
 
 
-@pytest.mark.parametrize("fn", [periodic, replicated, circular, rolled_sum])
+@pytest.mark.parametrize("fn", [periodic, replicated, circular, mirror, rolled_sum])
 @pytest.mark.parametrize("shape", [(1, 4), (7, 33), (3, 300)])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_programs(fn, shape, dynamic):
