@@ -113,7 +113,7 @@ class ArgAccumulator(Accumulator):
     """Whether what is yielded later has the higher index."""
 
     index_only = False
-    """Whether nobody wants the extreme itself (of equal ones it is the first: -0.0 and 0.0 are equal)."""
+    """Whether nobody wants the extreme itself."""
 
     def single(self, s: State, values: Values) -> Values:
         return [values[0], s.b.resize(values[1], self.types[1])]  # pyright: ignore[reportArgumentType]
@@ -149,17 +149,19 @@ class ArgAccumulator(Accumulator):
         return [s.b.select(take, b, a) for a, b in zip(before, after, strict=True)]
 
     def across(self, s: State, state: Values, axis: int) -> Values:
-        """With a chain of `combine`, which takes Triton long to compile, unless the index is enough: the extreme, then its lowest index."""
-        if not self.index_only:
-            return reduce_axis(s, state, axis, self.combine)
+        """The extreme, its lowest index, and the value there, which of equal ones (-0.0 and 0.0) may be another. As one chain of
+        `combine` it takes Triton three times as long to compile."""
         values, indices = state
-        (top,) = Accumulator(self.kind.removeprefix("arg"), self.types[:1]).across(s, [values], axis)
+        extreme = Accumulator(self.kind.removeprefix("arg"), self.types[:1])
+        (top,) = extreme.across(s, [values], axis)
         if is_float(self.types[0]):
             there = s.b.elementwise(arith.OrIOp, (s.b.cmpf("oeq", values, top), s.b.cmpf("uno", values, values)))
         else:
             there = s.b.cmpi("eq", values, top)
-        _, last = self.start(s, None)
+        least, last = self.start(s, None)
         (index,) = Accumulator("min", self.types[1:]).across(s, [s.b.select(there, indices, last)], axis)
+        if not self.index_only:
+            (top,) = extreme.across(s, [s.b.select(s.b.cmpi("eq", indices, index), values, least)], axis)
         return [top, index]
 
 

