@@ -436,7 +436,7 @@ class NestLowering:
                 if how == "tile":
                     new = acc.advance(s, old, values, lambda t=acc.types[0]: self._blocks_so_far(t))
                 else:
-                    new = acc.combine(s, old, acc.single(s, values))
+                    new = acc.follow(s, old, acc.single(s, values))
                 if mask is not None:
                     new = [s.b.select(mask, n, o) for n, o in zip(new, old, strict=True)]
                 found += new

@@ -69,7 +69,7 @@ class Accumulator:
 
     def advance(self, s: State, state: Values, values: Values, number: Callable[[], SSAValue]) -> Values:
         """The state after one more yielded value; `number` makes how many there are with it (as a scalar of the first type)."""
-        return self.combine(s, state, self.single(s, values))
+        return self.follow(s, state, self.single(s, values))
 
     def mask(self, s: State, state: Values, mask: SSAValue | None) -> Values:
         """The state with the start where the mask is off."""
@@ -96,7 +96,7 @@ class Accumulator:
         state: Values | None = None
         for values, mask in pieces:
             here = self.mask(s, self.single(s, values), mask)
-            state = here if state is None else self.follow(s, state, here) if pieces[0][1] is None else self.combine(s, state, here)
+            state = here if state is None else self.follow(s, state, here)
         assert state is not None
         return state
 
@@ -141,11 +141,13 @@ class ArgAccumulator(Accumulator):
         return [s_b.select(take, b[0], a[0]), s_b.select(take, b[1], a[1])]
 
     def follow(self, s: State, before: Values, after: Values) -> Values:
-        """A third of `combine`'s comparisons where indices rise: what is no better has the higher index."""
+        """Half of `combine`'s comparisons where indices rise: what is no better has the higher index, but for the start."""
         if not self.rising or not is_float(self.types[0]):
             return self.combine(s, before, after)
         beyond = s.b.cmpf("ugt" if self.kind == "argmax" else "ult", after[0], before[0])  # a NaN is, behind a number
-        take = s.b.elementwise(arith.AndIOp, (beyond, s.b.cmpf("ord", before[0], before[0])))
+        better = s.b.elementwise(arith.AndIOp, (beyond, s.b.cmpf("ord", before[0], before[0])))
+        _, last = self.start(s, None)
+        take = s.b.elementwise(arith.OrIOp, (better, s.b.cmpi("eq", before[1], last)))
         return [s.b.select(take, b, a) for a, b in zip(before, after, strict=True)]
 
     def across(self, s: State, state: Values, axis: int) -> Values:

@@ -394,8 +394,18 @@ def test_positions_of_extremes():
             text, got = computed(lambda y: positions(y), y)
             for one, wanted in zip(got, positions(y), strict=True):
                 assert torch.equal(one.reshape(wanted.shape), wanted), (dtype, columns)
+    long = torch.full((3, 70000), -math.inf)
+    long[1, 69999], long[2, 50000:] = 1.0, math.nan
+    image = torch.full((1, 2, 9, 9), -math.inf)
+    image[0, 1, ::4, ::3] = randn(3, 3)
+
+    def others(long, image):
+        return long.argmax(1), (-long).argmin(1), *F.max_pool2d(image, 3, 2, 1, return_indices=True)
+
+    for one, wanted in zip(computed(others, long, image)[1], others(long, image), strict=True):
+        assert torch.equal(one.reshape(wanted.shape), wanted)
     text, _ = computed(lambda x: (x[:, :8192].argmax(1),), x)
-    assert "cmpi" not in text
+    assert "cmpi slt" not in text
     _, got = computed(lambda x: tuple(x.max(1)), x)
     for one, wanted in zip(got, x.max(1), strict=True):
         torch.testing.assert_close(one, wanted, rtol=0, atol=0, equal_nan=True)
