@@ -49,7 +49,7 @@ from .expr_syntax import ExprAttr, IndexMapAttr, format_expr, parse_expr, parse_
 from .loop_access import STORE_MODES, AccessOp, LoadOp, StoreOp
 from .loop_base import LoopLike, element_type, is_shaped, shaped_dims, walk_bodies
 from .loop_batch import BATCH, BatchOp, batch_symbols
-from .loop_checks import unfilled
+from .loop_checks import makes_tensor, unfilled
 from .loop_contract import ContractOp
 from .loop_local import LocalOp, local_bytes
 from .loop_ranges import integer_range
@@ -146,7 +146,7 @@ class NestOp(LoopLike):
             raise VerifyException("loop.nest: results must have the types of outs (none when these are buffers)")
         if self.schedule is not None and (problem := schedule_problem(self.schedule, len(self.sizes.data))):
             raise VerifyException(f"loop.nest: {problem}")
-        if problem := unfilled(self.outs, self.out_args):
+        if problem := unfilled(self.outs, self.out_args) or makes_tensor(self.body):
             raise VerifyException(f"loop.nest: {problem}")
 
     def print(self, printer: Printer) -> None:

@@ -1,4 +1,5 @@
-"""What the verifiers of `loop` ask about accesses: whether one leaves what it accesses, and whether an out is filled.
+"""What the verifiers of `loop` ask about accesses: whether one leaves what it accesses, whether an out is filled, and whether a body makes
+what none can make.
 
 Only what is certain is an error: an index that leaves its dimension at a corner of the loops around it, whatever the size symbols are.
 What is under a condition or in loops without iterations does not run, and what is read of something empty is not used: such loads may
@@ -11,10 +12,11 @@ from collections.abc import Sequence
 from itertools import product
 
 from xdsl.dialects import scf
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, Region, SSAValue
 
 from .expr import Expr, free_dims
 from .loop_base import LoopLike
+from .nd_types import TensorType
 
 MOST_CORNERS = 1 << 6
 """Corners that are looked at for one index: of six loops all."""
@@ -62,4 +64,12 @@ def unfilled(outs: Sequence[SSAValue], inside: Sequence[SSAValue]) -> str:
         if isinstance(out.owner, Operation) and out.owner.name == "loop.empty":
             if not any(use.operation.name == "loop.store" and use.index == 1 for use in arg.uses):
                 return f"nothing is stored to out {place}, which has no contents before"
+    return ""
+
+
+def makes_tensor(body: Region) -> str:
+    """What is wrong with the body of a nest that holds operations on whole tensors; "" if nothing."""
+    for op in body.walk():
+        if op.name != "loop.local" and any(isinstance(r.type, TensorType) for r in op.results):
+            return f"'{op.name}' in its body makes a tensor; what a nest computes are elements, and memory in it is loop.local"
     return ""

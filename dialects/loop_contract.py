@@ -16,7 +16,7 @@ from xdsl.utils.exceptions import VerifyException
 from .expr import Expr, IndexMap
 from .expr_syntax import ExprAttr, IndexMapAttr, parse_expr
 from .loop_base import LoopLike, shaped_dims
-from .loop_checks import leaves, runs, unfilled
+from .loop_checks import leaves, makes_tensor, runs, unfilled
 from .loop_syntax import INDEX, parse_attrs, parse_loops, parse_outs, print_attrs, print_loops, print_outs, value_names
 from .nd_base import ExprsAttr
 from .nd_types import TensorType
@@ -91,7 +91,7 @@ class ContractOp(LoopLike):
                 raise VerifyException(f"loop.contract: {name}: {problem}")
         if [a.type for a in self.out_args] != [o.type for o in self.outs]:
             raise VerifyException("loop.contract: the body's last arguments must have the types of outs")
-        if problem := unfilled(self.outs, self.out_args):
+        if problem := unfilled(self.outs, self.out_args) or makes_tensor(self.body):
             raise VerifyException(f"loop.contract: {problem}")
 
     def print(self, printer: Printer) -> None:

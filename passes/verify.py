@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import IndexType, IntegerType, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
+from xdsl.parser.core import ForwardDeclaredValue
 from xdsl.traits import IsolatedFromAbove, NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
@@ -92,10 +93,12 @@ def _branches(op: scf.IfOp) -> None:
 
 
 def _signature(func: FuncOp) -> None:
-    """Check that each `nd.layout` of a function has a stride for each dimension of its argument or result."""
+    """Check that each `nd.layout` of a function has a stride for each dimension of its argument or result, and that sizes are integers."""
     sides = ("argument", func.arg_attrs, func.function_type.inputs), ("result", func.res_attrs, func.function_type.outputs)
     for what, attributes, types in sides:
         for index, (own, kind) in enumerate(zip(attributes.data if attributes is not None else (), types.data, strict=False)):
+            if "nd.symbol" in own.data and not isinstance(kind, IndexType | IntegerType):
+                raise InvalidIR(func, f"{what} {index} has nd.symbol, so it is a size, which is an index or an integer, not {kind}")
             layout, dims = own.data.get("nd.layout"), getattr(kind, "dims", None)
             if not isinstance(layout, LayoutAttr) or dims is None:
                 continue
@@ -116,6 +119,8 @@ def _check_operands(op: Operation, visible: set[SSAValue]) -> None:
     for index, operand in enumerate(op._operands):
         if operand in visible:
             continue
+        if isinstance(operand, ForwardDeclaredValue):
+            raise InvalidIR(op, f"operand #{index} is defined only inside of this operation")
         owner = operand.owner
         if isinstance(owner, Operation) and owner.parent is None and not isinstance(owner, ModuleOp):
             raise InvalidIR(op, f"operand #{index} is {_describe(operand)} that is not in the IR any more")
