@@ -110,8 +110,11 @@ def _mirrored(s: State, buffer: SSAValue, rest: Expr, dtype: Attribute, mask: SS
 
 def _known(s: State, e: Expr) -> Expr:
     """An expression, with numbers for the indices of which the kernel knows them here."""
-    owners = {d: s.dims[d].owner for d in free_dims(e) if d in s.dims}
-    numbers = {d: op.value.value.data for d, op in owners.items() if isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr)}
+    numbers: dict[Expr, Expr | int] = {}
+    for d in free_dims(e):
+        op = s.dims[d].owner if d in s.dims else None
+        if isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr):
+            numbers[d] = op.value.value.data
     return e.subs(numbers) if numbers else e
 
 

@@ -2,11 +2,13 @@
 
 A tile of 16 rows of 16 lanes is read along whichever loop is contiguous for the access and transposed in registers
 where that is the rows' loop; the body runs on groups of rows laid end to end. Tiles are visited in blocks that stay
-in the first cache.
+in the first cache. Where a loop is no multiple of 16 its last tile begins earlier and repeats what the one before it
+did, if nothing that is read is written; a loop of less than 16 has one tile with as many rows, or lanes, as it has.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import i1, i64
@@ -14,8 +16,9 @@ from xdsl.ir import SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu_types import lanes_of, vec
-from ...dialects.expr import ZERO, Expr, Range, as_expr, linear_coeff
-from ...passes.loop.nest_access import Access, Loop
+from ...dialects.expr import ZERO, Expr, Range, as_expr, linear_coeff, prove_ge0
+from ...passes.loop.loop_schedule import TILE_SIDE as SIDE
+from ...passes.loop.nest_access import Access, Loop, allocation
 from .body import lower_block
 from .memory import address, before_rounding, memory_type, narrow, read, widen
 from .state import State
@@ -23,7 +26,6 @@ from .state import State
 if TYPE_CHECKING:
     from .kernel import NestLowering
 
-SIDE = 16
 BLOCK = 64
 """Side of a block of tiles."""
 GROUP = 4
@@ -39,6 +41,8 @@ def lower_tiles(k: NestLowering) -> None:
     tall, wide = k.span(rows), k.span(lanes)
     size = (as_expr(k.schedule.tiles.get(rows.dim, rows.size)) + (BLOCK - 1)) // BLOCK
     blocks = Loop(s.info.new_dim(Range.of_size(size)), size, ())
+    ends = [_known_side(k, one) for one in (rows, lanes)]
+    """Rows and lanes of every tile, where they are known; 0 where not."""
 
     def block() -> None:
         first = b.mul(s.dims[blocks.dim], b.int(BLOCK))
@@ -50,23 +54,42 @@ def lower_tiles(k: NestLowering) -> None:
         right = b.min(b.add(left, b.int(BLOCK)), width)
         (row,) = b.begin_for(first, last, side)
         (column,) = b.begin_for(left, right, side)
-        s.dims[rows.dim], s.dims[lanes.dim] = row, column
-        exact = all(_whole(one.size) and _whole(k.schedule.tiles.get(one.dim, 0)) for one in (rows, lanes))
-        if exact:
-            _Tile(k, lanes, rows, None, None).lower()
+        if all(ends):
+            s.dims[rows.dim], s.dims[lanes.dim] = _earlier(s, rows, row), _earlier(s, lanes, column)
+            _Tile(k, lanes, rows, tall=ends[0], wide=ends[1]).lower()
         else:
+            s.dims[rows.dim], s.dims[lanes.dim] = row, column
             below, beside = b.sub(last, row), b.sub(right, column)
             full = b.cmpi("sge", b.min(below, beside), side)
             b.begin_if()
-            _Tile(k, lanes, rows, None, None).lower()
+            _Tile(k, lanes, rows).lower()
             then = b.end_branch()
             b.begin_if()
-            _Tile(k, lanes, rows, below, beside).lower()
+            _Tile(k, lanes, rows, (below, beside)).lower()
             b.end_if(full, then, b.end_branch())
         for _ in range(3):
             b.end_for()
 
     k._rows([*outer, blocks], block)
+
+
+def _known_side(k: NestLowering, one: Loop) -> int:
+    """How many iterations of a loop each of its tiles has: 16, or all of a shorter loop; 0 where that is different from tile to tile."""
+    number = one.size.value
+    if one.dim in k.schedule.tiles:
+        return SIDE if _whole(one.size) and _whole(k.schedule.tiles[one.dim]) else 0
+    if number is not None and number < SIDE:
+        return number
+    repeats = prove_ge0(one.size - SIDE, k.s.info.ranges) and not _reads_what_it_writes(k.s.info.root.accesses)
+    return SIDE if _whole(one.size) or repeats else 0
+
+
+def _earlier(s: State, one: Loop, index: SSAValue) -> SSAValue:
+    """Where the tile that would begin at `index` begins, so that it ends with its loop at the latest."""
+    number = one.size.value
+    if _whole(one.size) or (number is not None and number < SIDE):
+        return index
+    return s.b.min(index, s.scalar(one.size - SIDE))
 
 
 def _whole(size: Expr | int) -> bool:
@@ -75,17 +98,30 @@ def _whole(size: Expr | int) -> bool:
     return number is not None and number % SIDE == 0
 
 
-class _Tile:
-    """One tile at the current indices; `below` and `beside` say how many rows and lanes of it there are (all
-    without)."""
+def _reads_what_it_writes(accesses: Sequence[Access]) -> bool:
+    written = {allocation(a.buffer) for a in accesses if a.is_store}
+    return any(allocation(a.buffer) in written for a in accesses if not a.is_store)
 
-    def __init__(self, k: NestLowering, lanes: Loop, rows: Loop, below: SSAValue | None, beside: SSAValue | None):
+
+class _Tile:
+    """One tile at the current indices: `tall` rows of `wide` lanes, or, where `limits` are given, as many rows and lanes as these say."""
+
+    def __init__(
+        self,
+        k: NestLowering,
+        lanes: Loop,
+        rows: Loop,
+        limits: tuple[SSAValue, SSAValue] | None = None,
+        tall: int = SIDE,
+        wide: int = SIDE,
+    ):
         self.k = k
         self.s: State = k.s
         self.lanes = lanes
         self.rows = rows
-        self.below = below
-        self.beside = beside
+        self.below, self.beside = limits or (None, None)
+        self.tall = tall
+        self.wide = wide
         self.loaded: dict[Access, list[SSAValue]] = {}
 
     def lower(self) -> None:
@@ -96,7 +132,7 @@ class _Tile:
             if not access.is_store and self._crosses(access):
                 self.loaded[access] = self._read_across(access)
         pending: dict[Access, list[SSAValue]] = {a: [] for a in accesses if a.is_store and self._crosses(a)}
-        for first in range(0, SIDE, GROUP):
+        for first in range(0, self.tall, GROUP):
             self._group(first, pending)
         for access, values in pending.items():
             self._write_across(access, values)
@@ -114,41 +150,44 @@ class _Tile:
             mapping[self.lanes.dim] = self.lanes.dim + column
         return offset.subs(mapping) if mapping else offset
 
-    def _mask(self, position: int, limit: SSAValue | None, count: SSAValue | None) -> SSAValue | None:
-        """The mask of `count` lanes, none of them where `position` is not below `limit`."""
-        if limit is None or count is None:
-            return None
+    def _mask(self, position: int, across: bool) -> SSAValue | None:
+        """The mask of one row of the tile, or, `across`, of one of its lanes, along the rows."""
         b = self.s.b
-        inside = b.cmpi("sgt", limit, b.int(position))
-        return b.pure(cpu.LanesOp, (b.select(inside, count, b.int(0)),), vec(SIDE, i1))
+        limit, count = (self.beside, self.below) if across else (self.below, self.beside)
+        if limit is not None and count is not None:
+            inside = b.cmpi("sgt", limit, b.int(position))
+            return b.pure(cpu.LanesOp, (b.select(inside, count, b.int(0)),), vec(SIDE, i1))
+        side = self.tall if across else self.wide
+        return None if side == SIDE else b.pure(cpu.LanesOp, (b.int(side),), vec(SIDE, i1))
 
     def _read_across(self, access: Access) -> list[SSAValue]:
-        """The 16 rows of the tile, read along the rows' loop and transposed."""
+        """The rows of the tile, read along the rows' loop and transposed."""
         s = self.s
         dtype = memory_type(access.dtype)
         columns: list[SSAValue] = []
-        for c in range(SIDE):
+        for c in range(self.wide):
             base, at = address(s, access.buffer, self._at(access.offset, 0, c), dtype)
-            mask = self._mask(c, self.beside, self.below)
-            columns.append(read(s, vec(SIDE, dtype), access.buffer, base, at, mask))
+            columns.append(read(s, vec(SIDE, dtype), access.buffer, base, at, self._mask(c, across=True)))
         return self._transpose(columns)
 
     def _transpose(self, vectors: list[SSAValue]) -> list[SSAValue]:
-        made = cpu.TransposeOp.make(*vectors)
+        """Rows for lanes; what is missing of 16 vectors is anything."""
+        made = cpu.TransposeOp.make(*vectors, *vectors[-1:] * (SIDE - len(vectors)))
         return list(self.s.b.place(made).results)
 
     def _group(self, first: int, pending: dict[Access, list[SSAValue]]) -> None:
-        """The body on rows `first` to `first + GROUP`."""
+        """The body on rows `first` to `first + GROUP`; of those that the tile does not have on its last one."""
         s = self.s
         whole = GROUP * SIDE
+        numbers = [min(first + r, self.tall - 1) for r in range(GROUP)]
 
         def load(op: loop.LoadOp) -> None:
             access = s.info.access[op]
             dtype = memory_type(access.dtype)
             if access in self.loaded:
-                rows = self.loaded[access][first : first + GROUP]
+                rows = [self.loaded[access][r] for r in numbers]
             else:
-                rows = [self._row(access, first + r, dtype) for r in range(GROUP)]
+                rows = [self._row(access, r, dtype) for r in numbers]
             value = rows[0] if all(r is rows[0] for r in rows) and not lanes_of(rows[0].type) else self._concat(rows)
             s.values[op.result] = widen(s, value, access.dtype)
 
@@ -156,13 +195,13 @@ class _Tile:
             access = s.info.access[op]
             value = s.b.splat(s.get(before_rounding(op.value, access.dtype)), whole)
             value = narrow(s, value, access.dtype)
-            parts = [self._slice(value, r) for r in range(GROUP)]
+            parts = [self._slice(value, r) for r in range(min(GROUP, self.tall - first))]
             if access in pending:
                 pending[access] += parts
                 return
             for r, part in enumerate(parts):
                 base, at = address(s, access.buffer, self._at(access.offset, first + r, 0), memory_type(access.dtype))
-                s.b.place(cpu.StoreOp.make(part, base, at, self._mask(first + r, self.below, self.beside)))
+                s.b.place(cpu.StoreOp.make(part, base, at, self._mask(first + r, across=False)))
 
         block = s.info.nest.regions[0].blocks[0]
         rules = {loop.LoadOp: load, loop.StoreOp: store, loop.IndexOp: lambda op: self._index(op, first)}
@@ -174,7 +213,7 @@ class _Tile:
         offset = self._at(access.offset, row, 0)
         base, at = address(s, access.buffer, offset, dtype)  # pyright: ignore[reportArgumentType]
         along = linear_coeff(access.offset, self.lanes.dim)
-        mask = self._mask(row, self.below, self.beside)
+        mask = self._mask(row, across=False)
         if along is ZERO:
             alone = None
             if self.below is not None:
@@ -204,9 +243,9 @@ class _Tile:
         s.values[op.result] = self._concat(rows)
 
     def _write_across(self, access: Access, values: list[SSAValue]) -> None:
-        """The 16 rows of the tile, transposed and written along the rows' loop."""
+        """The rows of the tile, transposed and written along the rows' loop."""
         s = self.s
         dtype = memory_type(access.dtype)
-        for c, column in enumerate(self._transpose(values)):
+        for c, column in enumerate(self._transpose(values)[: self.wide]):
             base, at = address(s, access.buffer, self._at(access.offset, 0, c), dtype)
-            s.b.place(cpu.StoreOp.make(column, base, at, self._mask(c, self.beside, self.below)))
+            s.b.place(cpu.StoreOp.make(column, base, at, self._mask(c, across=True)))

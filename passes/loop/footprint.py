@@ -18,11 +18,8 @@ from ...dialects import loop, mem
 from ...dialects.expr import Expr, evaluate, free_dims, free_syms
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd_types import element_bytes
-from .loop_schedule import LINE, Cost, Schedule
+from .loop_schedule import LINE, TILE_SIDE, Cost, Schedule
 from .nest_access import Access, NestAccess, Node
-
-TILE = 16
-"""Side of the tiles in which a nest with style "tile" runs."""
 
 
 @dataclass
@@ -168,7 +165,7 @@ class Footprint:
         loops = [(d, n) for d, n in sizes if d is not lanes and d is not rows]
         for d, n in sizes:
             if d is rows or d is lanes:
-                side = min(n, TILE if rows is not None else schedule.lanes)
+                side = min(n, TILE_SIDE if rows is not None else schedule.lanes)
                 self.inner[d] = side
                 if schedule.inside and rows is None:
                     loops.sort(key=lambda one: one[0] in schedule.inside)

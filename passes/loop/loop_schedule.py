@@ -44,8 +44,10 @@ NS_PER_UNIT = 0.3
 WIDE_OPS, WIDE_TRIPS = 12, 32
 """A reduction along other loops is wide where its nest has no more operations than the one (their values would not fit the registers) and
 it sums more rows than the other (what follows each row of accumulators would weigh more)."""
-MIN_TILE = 16
-"""Loops of fewer iterations are not transposed in tiles: one register has as many lanes."""
+MIN_TILE = 4
+"""Loops of fewer iterations are not transposed in tiles: strided loads of them are shuffles."""
+TILE_SIDE = 16
+"""Rows and lanes of a whole tile. Lanes that one does not have idle; its transposition takes a little longer for each element."""
 UNROLL_TRIPS = 32
 UNROLL_OPS = 256
 """Loops inside of a vector loop that make at most so many iterations, and so many operations in all, are unrolled."""
@@ -190,7 +192,7 @@ class Cost:
         if stride.value == 1:
             return unit * (2 if access.is_store else 1)
         if stride.value is not None and 2 <= stride.value <= MAX_STRIDE and not access.is_store:
-            return unit * (2 * stride.value - 1)
+            return size / 4 / 16 * (2 * stride.value - 1)
         if stride.value == -1 and not access.is_store:
             return unit * 2
         if access.is_store and self._fills(access, lanes_dim, width):
@@ -511,10 +513,12 @@ def _tiles(cost: Cost, serial: frozenset[Expr], trips: float) -> list[Schedule]:
         for rows in loops:
             if lanes is rows or not _tiles_well(cost, lanes, rows):
                 continue
-            total = trips * (root.num_ops / 16)
+            idle = TILE_SIDE / min(TILE_SIDE, cost.size(lanes.size))
+            short = 0.75 + 0.25 * TILE_SIDE / min(TILE_SIDE, cost.size(rows.size), cost.size(lanes.size))
+            total = trips * idle * root.num_ops / 16
             for access in root.accesses:
                 stride = linear_coeff(access.offset, rows.dim)
-                total += trips * (_across(access) if stride is not None and stride.value == 1 else 0.09)
+                total += trips * (short * _across(access) if stride is not None and stride.value == 1 else 0.09 * idle)
             found.append(Schedule("tile", lanes, rows, 16, cost=total, serial=serial))
     return found
 
