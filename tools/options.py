@@ -218,12 +218,15 @@ def _check_scheme(name: str) -> None:
 def _check_choice(key: str, value: Any, what: str) -> None:
     choices = next(f for f in fields(Options) if f.name == key).metadata.get("choices")
     if choices and value not in choices:
-        raise OptionError(f"{what} is one of {', '.join(map(repr, choices))}, got {value!r}{_near(value, choices)}")
+        raise OptionError(f"{what} is one of {', '.join(map(repr, choices))}, got {value!r}{_near(value, choices, listed=True)}")
 
 
-def _near(name: str, known: Any) -> str:
+def _near(name: Any, known: Any, listed: bool = False) -> str:
+    """The end of a message about a name that is not `known`: names like it, else all of them, unless the message has `listed` them."""
     found = difflib.get_close_matches(str(name), list(known), n=2, cutoff=0.5)
-    return f"; did you mean {' or '.join(repr(f) for f in found)}?" if found else f"; known: {', '.join(known)}"
+    if not found:
+        return "" if listed else f"; known: {', '.join(known)}"
+    return f"; did you mean {' or '.join(repr(f) for f in found)}?"
 
 
 def list_options() -> dict[str, Any]:
@@ -252,10 +255,10 @@ def make_options(mode: str | None = None, options: Mapping[str, Any] | None = No
         known = [f.name for f in fields(Options)]
         if key not in known:
             raise OptionError(f"there is no option {key!r}{_near(key, known)}")
+        _check_choice(key, value, f"option {key!r}")
         if not isinstance(value, _TYPES[key]):
             want = " or ".join(t.__name__ for t in _TYPES[key])
             raise OptionError(f"option {key!r} takes a {want.replace('NoneType', 'None')}, got {value!r} ({type(value).__name__})")
-        _check_choice(key, value, f"option {key!r}")
         if key in ("no_fuse", "fuse"):
             _check_wishes(key, value)
         if key in ("tile", "loop_order"):

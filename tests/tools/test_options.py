@@ -86,6 +86,9 @@ def test_wrong_options():
         make_options(None, {"autotun": True})
     with pytest.raises(OptionError, match="option 'autotune' takes a bool, got 1 "):
         make_options(None, {"autotune": 1})
+    for value in (False, "xyz"):
+        with pytest.raises(OptionError, match=f"option 'cache' is one of 'on', 'objects', 'off', got {value!r}$"):
+            make_options(None, {"cache": value})
 
 
 @pytest.mark.parametrize(
