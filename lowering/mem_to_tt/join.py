@@ -3,7 +3,8 @@
     host.launch @k0(%a, %b) grid [4]; host.launch @k0(%c, %d) grid [4]; host.launch @k1(%e) grid [2]
 ->  host.launch @joined0(%a, %b, %c, %d, %e) grid [10]     which of them a program belongs to follows from its number
 
-A launch takes about 3 us of a GPU whatever it does; an optimiser's step over a list of tensors is hundreds of them. Launches of one
+A launch takes about 3 us of a GPU whatever it does; an optimiser's step over a list of tensors is hundreds of them, and a batch norm counts
+its calls. What nobody needs before waits for others of its kind. Launches of one
 kernel share its code: their addresses are picked from the arguments by a tree of comparisons."""
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ MOST_ARGUMENTS = 400
 """Arguments of a joined kernel; a launch may have 4 KB of them."""
 MOST_KERNELS = 8
 """Different kernels that are joined."""
+MOST_WAITING = 4
+"""Groups that are looked at for each launch."""
 
 
 @dataclass(frozen=True)
 class TtJoinLaunches(Pass):
-    """Makes one launch of small kernels that follow each other and need nothing of each other."""
+    """Makes one launch of small kernels that need nothing of each other, nor anything between them of theirs."""
 
     name = "tt-join-launches"
 
@@ -54,6 +57,40 @@ class TtJoinLaunches(Pass):
         joiner.drop_unused()
 
 
+class Touched:
+    """Memory that is read or written."""
+
+    def __init__(self) -> None:
+        self.places: dict[SSAValue, bool] = {}
+        """Arguments, allocations and results of operators -> whether they are written."""
+
+    def note(self, buffer: SSAValue, written: bool) -> None:
+        """A buffer, all of it."""
+        for place in _places(buffer):
+            self.places[place] = written or self.places.get(place, False)
+
+    def add(self, other: Touched) -> None:
+        """What another touches, too."""
+        for place, written in other.places.items():
+            self.places[place] = written or self.places.get(place, False)
+
+    def meets(self, other: Touched) -> bool:
+        """Whether one writes what the other reads or writes."""
+        if any(place in self.places and (written or self.places[place]) for place, written in other.places.items()):
+            return True
+        shared = [(p, w) for p, w in other.places.items() if _may_be_shared(p)]
+        return bool(shared) and any(
+            (written or w) and _may_overlap(place, p) for place, written in self.places.items() if _may_be_shared(place) for p, w in shared
+        )
+
+
+@dataclass
+class _Group:
+    launches: list[LaunchOp] = field(default_factory=list)
+    touched: Touched = field(default_factory=Touched)
+    """What its launches touch."""
+
+
 @dataclass
 class _Joiner:
     module: ModuleOp
@@ -67,21 +104,24 @@ class _Joiner:
     # ---- which
 
     def groups(self, block: Block) -> list[list[LaunchOp]]:
-        """Launches to be joined, in the order of the program."""
-        found: list[list[LaunchOp]] = []
-        group: list[LaunchOp] = []
+        """Launches to be joined, in the order of the program. They wait for each other while nothing needs the memory that they touch."""
+        found: list[_Group] = []
+        waiting: list[_Group] = []
         for op in block.ops:
             if isinstance(op, (mem.AllocOp, mem.ViewOp)):
                 continue
-            if isinstance(op, LaunchOp) and self._is_small(op):
-                if not self._fits(group, op):
-                    found.append(group)
-                    group = []
-                group.append(op)
-            else:
+            touched = self._touched(op)
+            waiting = [g for g in waiting if touched is not None and not g.touched.meets(touched)]
+            if touched is None or not isinstance(op, LaunchOp) or not self._is_small(op):
+                continue
+            group = next((g for g in reversed(waiting) if self._fits(g.launches, op)), None)
+            if group is None:
+                group = _Group()
                 found.append(group)
-                group = []
-        return [g for g in (*found, group) if len(g) > 1]
+                waiting = [*waiting[-MOST_WAITING + 1 :], group]
+            group.launches.append(op)
+            group.touched.add(touched)
+        return [g.launches for g in found if len(g.launches) > 1]
 
     def _is_small(self, launch: LaunchOp) -> bool:
         programs = launch.grid.data if launch.grid is not None else ()
@@ -93,27 +133,27 @@ class _Joiner:
         return fixed and moved is not None and moved <= self.bytes and all(isinstance(v.type, mem.BufferType) for v in launch.operands)
 
     def _fits(self, group: Sequence[LaunchOp], launch: LaunchOp) -> bool:
-        """Whether a launch can join a group: same number of warps, room for it, and no memory that one writes and the other touches."""
-        if not group:
-            return True
+        """Whether there is room for a launch in a group: same number of warps, not too many arguments and kernels."""
         joined = [*group, launch]
         arguments = {v for one in joined for v in one.operands}
         names = {_name(one) for one in joined}
         if len(arguments) > MOST_ARGUMENTS or len(names) > MOST_KERNELS:
             return False
-        if self._kernel(launch).attributes != self._kernel(group[0]).attributes:
-            return False
-        return not any(self._meet(one, launch) for one in group)
+        return self._kernel(launch).attributes == self._kernel(group[0]).attributes
 
     def _kernel(self, launch: LaunchOp) -> FuncOp:
         return self.kernels[_name(launch)]
 
-    def _meet(self, a: LaunchOp, b: LaunchOp) -> bool:
-        written_a, written_b = self._written(a), self._written(b)
-        assert written_a is not None and written_b is not None
-        return any(
-            (i in written_a or j in written_b) and may_overlap(x, y) for i, x in enumerate(a.operands) for j, y in enumerate(b.operands)
-        )
+    def _touched(self, op: Operation) -> Touched | None:
+        """The memory that an operation reads or writes; None where that is not known."""
+        written = self._written(op) if isinstance(op, LaunchOp) and _name(op) in self.kernels else None
+        if not isinstance(op, (LaunchOp, mem.ExternOp)):
+            return None
+        found = Touched()
+        for k, value in enumerate(op.operands):
+            if isinstance(value.type, mem.BufferType):
+                found.note(value, written is None or k in written)
+        return found
 
     def _written(self, launch: LaunchOp) -> frozenset[int] | None:
         name = _name(launch)
@@ -185,25 +225,35 @@ def _written(kernel: FuncOp) -> frozenset[int] | None:
     return frozenset(found)
 
 
-def may_overlap(a: SSAValue, b: SSAValue) -> bool:
-    """Whether two buffers may share memory."""
-    x, y = _memory(a), _memory(b)
-    if x is y:
-        return True
-    first, second = x.owner, y.owner
+def _places(buffer: SSAValue) -> list[SSAValue]:
+    """What a buffer may be a part of: an argument, the result of an operator, or the buffer of an allocation. An operator may give
+    back a view of any of its operands."""
+    found: dict[SSAValue, None] = {}
+    todo = [buffer]
+    while todo:
+        value = todo.pop()
+        owner = value.owner
+        if isinstance(owner, (mem.ViewOp, mem.AllocOp)) and owner.operands:
+            todo.append(owner.operands[0])
+        elif value not in found:
+            found[value] = None
+            if isinstance(owner, Operation) and not isinstance(owner, mem.AllocOp):
+                todo += [v for v in owner.operands if isinstance(v.type, mem.BufferType)]
+    return list(found)
+
+
+def _may_be_shared(place: SSAValue) -> bool:
+    """Whether a place may have memory in common with another one: arguments that are views of one tensor, parts of the arena."""
+    if isinstance(place, BlockArgument):
+        return _has_base(place)
+    return isinstance(place.owner, mem.AllocOp) and place.owner.kind.data == "arena"
+
+
+def _may_overlap(a: SSAValue, b: SSAValue) -> bool:
+    first, second = a.owner, b.owner
     if isinstance(first, mem.AllocOp) and isinstance(second, mem.AllocOp):
-        return first.kind.data == second.kind.data == "arena" and not _apart(first, second)
-    if isinstance(x, BlockArgument) and isinstance(y, BlockArgument):
-        return _has_base(x) and _has_base(y)
-    # what an operator of a library returns may be a view of something else
-    return not all(isinstance(v, BlockArgument) or isinstance(v.owner, mem.AllocOp) for v in (x, y))
-
-
-def _memory(buffer: SSAValue) -> SSAValue:
-    """What a buffer is a part of: an argument, a result, or the buffer of the arena itself."""
-    while isinstance(owner := buffer.owner, (mem.ViewOp, mem.AllocOp)) and owner.operands:
-        buffer = owner.operands[0]
-    return buffer
+        return not _apart(first, second)
+    return isinstance(first, Block) and isinstance(second, Block)
 
 
 def _apart(a: mem.AllocOp, b: mem.AllocOp) -> bool:

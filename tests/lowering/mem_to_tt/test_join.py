@@ -12,7 +12,7 @@ from stepwell.dialects.expr import as_expr
 from stepwell.dialects.nd_base import ExprAttr
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.lowering.mem_to_tt.join import may_overlap
+from stepwell.lowering.mem_to_tt.join import Touched
 from stepwell.passes.manager import run
 from stepwell.passes.pipelines import default_pipeline
 from stepwell.passes.verify import verify_ir
@@ -67,15 +67,51 @@ def test_what_needs_another_result_is_a_launch_of_its_own():
     assert len(found) >= 2, str(module)  # the second reads what the first leaves
 
 
+def touched(buffer, written: bool = True) -> Touched:
+    found = Touched()
+    found.note(buffer, written)
+    return found
+
+
 def test_memory_that_is_used_again_keeps_launches_apart():
     def alloc(at: int | None, size: int, kind: str = "arena"):
         properties = {"kind": StringAttr(kind), **({} if at is None else {"at": ExprAttr.get(as_expr(at))})}
         return mem.AllocOp.create(result_types=[mem.BufferType.get((size,), f32)], properties=properties).result
 
     first = alloc(0, 16)
-    assert may_overlap(first, first) and may_overlap(first, alloc(60, 4)) and may_overlap(first, alloc(None, 4))
-    apart = (alloc(64, 4), alloc(None, 4, "output"), alloc(None, 4, "pooled"))
-    assert not any(may_overlap(first, other) for other in apart)
+    for other in (first, alloc(60, 4), alloc(None, 4)):
+        assert touched(first).meets(touched(other, False)) and touched(first, False).meets(touched(other))
+        assert not touched(first, False).meets(touched(other, False))
+    for other in (alloc(64, 4), alloc(None, 4, "output"), alloc(None, 4, "pooled")):
+        assert not touched(first).meets(touched(other))
+
+
+def test_counters_wait_for_each_other():
+    """A batch norm counts its calls, which nothing else reads: one launch for all, behind the products."""
+
+    def counted(x, w, *counters):
+        for counter in counters:
+            x = torch.relu(torch.ops.aten.mm(x, w))
+            counter.add_(1)
+        return x, *counters
+
+    module, found = launches(counted, randn(64, 64), randn(64, 64), *(torch.tensor(k) for k in range(5)))
+    products = [op for op in module.walk() if isinstance(op, mem.ExternOp)]
+    assert len(products) == 5 and len(found) == 6, str(module)
+
+
+def test_what_an_operator_reads_or_gives_back_does_not_wait():
+    """The library's result may be a view of its operands."""
+
+    def seen(x, w, counter):
+        counter.add_(1)
+        found = torch.ops.aten.mm(x, w) + counter
+        counter.add_(1)
+        y = torch.ops.aten.mm(counter.expand(64, 64), w)
+        x = x + 1
+        return found, y, x.sort(0)[0], torch.ops.aten.mm(x, w), counter
+
+    launches(seen, randn(64, 64), randn(64, 64), torch.tensor(3.0))
 
 
 def test_large_kernels_stay_alone():
