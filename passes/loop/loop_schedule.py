@@ -51,7 +51,7 @@ TILE_SIDE = 16
 UNROLL_TRIPS = 32
 UNROLL_OPS = 256
 """Loops inside of a vector loop that make at most so many iterations, and so many operations in all, are unrolled."""
-MAX_STRIDE = 4
+MAX_STRIDE = 8
 """Loads with steps up to this from lane to lane are consecutive vectors and shuffles, others gathers."""
 SERIAL_NS = 4000
 """Work below this is not worth a second thread."""
