@@ -13,7 +13,7 @@ from ...dialects.cpu_types import lanes_of, ptr, vec
 from ...dialects.create import create
 from ...dialects.expr import ZERO, Add, Expr, free_dims
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, element_bytes
-from ...passes.loop.loop_schedule import MAX_STRIDE
+from ...passes.loop.loop_schedule import is_shuffled
 from .builder import float_attr, int_property
 from .state import State, scalar_type
 
@@ -140,7 +140,7 @@ def load_elements(
     if step == 1:
         base, at = address(s, buffer, offset, dtype)
         return read(s, result, buffer, base, at, mask)
-    if step is not None and 2 <= step <= MAX_STRIDE and mask is None and lane.width > 1:
+    if step is not None and is_shuffled(step, element_bytes(dtype)) and mask is None and lane.width > 1:
         return _load_strided(s, buffer, offset, dtype, step)
     if step == -1 and mask is None:
         base, at = address(s, buffer, offset - (lane.width - 1), dtype)

@@ -44,6 +44,9 @@ def lower_tiles(k: NestLowering) -> None:
     ends = [_known_side(k, one) for one in (rows, lanes)]
     """Rows and lanes of every tile, where they are known; 0 where not."""
 
+    across = any(a.is_store and _crosses(a, lanes, rows) for a in s.info.root.accesses)
+    """Whether results are written along the rows: the tiles of a row of memory then follow each other."""
+
     def block() -> None:
         first = b.mul(s.dims[blocks.dim], b.int(BLOCK))
         if tall.first is not None:
@@ -52,8 +55,11 @@ def lower_tiles(k: NestLowering) -> None:
         width, side = s.scalar(lanes.size) if wide.last is None else wide.last, b.int(SIDE)
         (left,) = b.begin_for(b.int(0) if wide.first is None else wide.first, width, b.int(BLOCK))
         right = b.min(b.add(left, b.int(BLOCK)), width)
+        if across:
+            (column,) = b.begin_for(left, right, side)
         (row,) = b.begin_for(first, last, side)
-        (column,) = b.begin_for(left, right, side)
+        if not across:
+            (column,) = b.begin_for(left, right, side)
         if all(ends):
             s.dims[rows.dim], s.dims[lanes.dim] = _earlier(s, rows, row), _earlier(s, lanes, column)
             _Tile(k, lanes, rows, tall=ends[0], wide=ends[1]).lower()
@@ -90,6 +96,12 @@ def _earlier(s: State, one: Loop, index: SSAValue) -> SSAValue:
     if _whole(one.size) or (number is not None and number < SIDE):
         return index
     return s.b.min(index, s.scalar(one.size - SIDE))
+
+
+def _crosses(access: Access, lanes: Loop, rows: Loop) -> bool:
+    """Whether an access runs along the rows of a tile."""
+    across, along = linear_coeff(access.offset, rows.dim), linear_coeff(access.offset, lanes.dim)
+    return along is not None and along.value not in (0, 1) and across is not None and across.value == 1
 
 
 def _whole(size: Expr | int) -> bool:
@@ -129,18 +141,13 @@ class _Tile:
         s = self.s
         accesses = s.info.root.accesses
         for access in accesses:
-            if not access.is_store and self._crosses(access):
+            if not access.is_store and _crosses(access, self.lanes, self.rows):
                 self.loaded[access] = self._read_across(access)
-        pending: dict[Access, list[SSAValue]] = {a: [] for a in accesses if a.is_store and self._crosses(a)}
+        pending: dict[Access, list[SSAValue]] = {a: [] for a in accesses if a.is_store and _crosses(a, self.lanes, self.rows)}
         for first in range(0, self.tall, GROUP):
             self._group(first, pending)
         for access, values in pending.items():
             self._write_across(access, values)
-
-    def _crosses(self, access: Access) -> bool:
-        across = linear_coeff(access.offset, self.rows.dim)
-        along = linear_coeff(access.offset, self.lanes.dim)
-        return along is not None and along.value not in (0, 1) and across is not None and across.value == 1
 
     def _at(self, offset: Expr, row: int, column: int) -> Expr:
         mapping: dict[Expr, Expr] = {}

@@ -51,8 +51,8 @@ TILE_SIDE = 16
 UNROLL_TRIPS = 32
 UNROLL_OPS = 256
 """Loops inside of a vector loop that make at most so many iterations, and so many operations in all, are unrolled."""
-MAX_STRIDE = 8
-"""Loads with steps up to this from lane to lane are consecutive vectors and shuffles, others gathers."""
+MAX_STRIDE, MAX_WIDE_STRIDE = 8, 4
+"""Loads with steps up to this from lane to lane are consecutive vectors and shuffles, others gathers; elements of 64 bits: the second."""
 SERIAL_NS = 4000
 """Work below this is not worth a second thread."""
 LINE = 64
@@ -109,6 +109,11 @@ def symbol_facts(module: Operation | None) -> tuple[RangeEnv, dict[Expr, int]]:
                 ranges[sym(name)] = Range(low, high)
                 hints[sym(name)] = max(1, hint)
     return RangeEnv(ranges), hints
+
+
+def is_shuffled(step: int, size: int) -> bool:
+    """Whether a load of elements of `size` bytes with a step from lane to lane is consecutive vectors and shuffles."""
+    return 2 <= step <= (MAX_STRIDE if size <= WORD else MAX_WIDE_STRIDE)
 
 
 # ---- cost
@@ -191,8 +196,8 @@ class Cost:
             return SCATTERED if access.is_store else 0.6
         if stride.value == 1:
             return unit * (2 if access.is_store else 1)
-        if stride.value is not None and 2 <= stride.value <= MAX_STRIDE and not access.is_store:
-            return size / 4 / 16 * (2 * stride.value - 1)
+        if stride.value is not None and is_shuffled(stride.value, size) and not access.is_store:
+            return min(size / WORD / 16 * (2 * stride.value - 1), self._strided(stride, size, width, access.is_store))
         if stride.value == -1 and not access.is_store:
             return unit * 2
         if access.is_store and self._fills(access, lanes_dim, width):
