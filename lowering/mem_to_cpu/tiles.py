@@ -16,8 +16,9 @@ from xdsl.ir import SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu_types import lanes_of, vec
-from ...dialects.expr import ZERO, Expr, Range, as_expr, linear_coeff, prove_ge0
+from ...dialects.expr import ZERO, Expr, Range, as_expr, free_dims, linear_coeff, prove_ge0
 from ...passes.loop.loop_schedule import TILE_SIDE as SIDE
+from ...passes.loop.loop_schedule import Cost
 from ...passes.loop.nest_access import Access, Loop, allocation
 from .body import lower_block
 from .memory import address, before_rounding, memory_type, narrow, read, widen
@@ -44,8 +45,7 @@ def lower_tiles(k: NestLowering) -> None:
     ends = [_known_side(k, one) for one in (rows, lanes)]
     """Rows and lanes of every tile, where they are known; 0 where not."""
 
-    across = any(a.is_store and _crosses(a, lanes, rows) for a in s.info.root.accesses)
-    """Whether results are written along the rows: the tiles of a row of memory then follow each other."""
+    across = follow_rows(k.cost, lanes, rows)
 
     def block() -> None:
         first = b.mul(s.dims[blocks.dim], b.int(BLOCK))
@@ -96,6 +96,18 @@ def _earlier(s: State, one: Loop, index: SSAValue) -> SSAValue:
     if _whole(one.size) or (number is not None and number < SIDE):
         return index
     return s.b.min(index, s.scalar(one.size - SIDE))
+
+
+def follow_rows(cost: Cost, lanes: Loop, rows: Loop) -> bool:
+    """Whether the tiles of a block follow each other along the rows: where the accesses that run along them jump farther from lane to
+    lane than the others do from row to row, or as far and one is a store (lines far apart share a few sets of the first cache)."""
+    jumps: dict[bool, tuple[int, bool]] = {}
+    for access in cost.info.root.accesses:
+        crosses = _crosses(access, lanes, rows)
+        step = linear_coeff(access.offset, (lanes if crosses else rows).dim)
+        far = 0 if step is None or free_dims(step) else abs(step.value) if step.value is not None else cost.size(step)
+        jumps[crosses] = max(jumps.get(crosses, (0, False)), (far, access.is_store))
+    return jumps.get(True, (0, False)) > jumps.get(False, (0, False))
 
 
 def _crosses(access: Access, lanes: Loop, rows: Loop) -> bool:

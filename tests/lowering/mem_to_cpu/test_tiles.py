@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from xdsl.context import Context
+from xdsl.parser import Parser
+
+from stepwell.dialects import load_dialects, loop
+from stepwell.dialects.expr_ranges import RangeEnv
+from stepwell.lowering.mem_to_cpu.tiles import follow_rows
+from stepwell.passes.loop.loop_schedule import Cost
+from stepwell.passes.loop.nest_access import NestAccess
 
 NEST = """
 func.func @forward(%x : {x}, %y : {y}, %o : {o}) {{
@@ -13,6 +21,15 @@ func.func @forward(%x : {x}, %y : {y}, %o : {o}) {{
     %c = arith.{add} %a, %b : {scalar}
     loop.store %c, %oo[%i, %j] : {scalar}, {o}
   }} attributes {{schedule = {{vector = {vector} : i64, lanes = 16 : i64, tile = {tile} : i64{more}}}}}
+  func.return
+}}
+"""
+COPY = """
+func.func @forward(%x : {x}, %o : {o}) {{
+  loop.nest (%i = {n}, %j = {m}) outs(%oo = %o : {o}) {{
+    %a = loop.load %x[%j, %i] : {x} -> f32
+    loop.store %a, %oo[%i, %j] : f32, {o}
+  }}
   func.return
 }}
 """
@@ -72,6 +89,16 @@ def test_masks(nests, n: int, m: int, masks: bool):
     text = nests(nest(n, m)).text
     assert ("cpu.lanes" in text) == masks
     assert "cpu.lanes" not in text.partition("scf.for")[2]
+
+
+@pytest.mark.parametrize("n, m, far", [(64, 1024, True), (1024, 64, False), (512, 512, True)])
+def test_tiles_follow_each_other_where_lines_are_far_apart(n: int, m: int, far: bool):
+    """Along the rows of a result whose lines are at least as far apart as those of what is transposed."""
+    text = COPY.format(x=f"!mem.buffer<{m} x {n} x f32>", o=f"!mem.buffer<{n} x {m} x f32>", n=n, m=m)
+    module = Parser(load_dialects(Context()), text).parse_module()
+    info = NestAccess(next(op for op in module.walk() if isinstance(op, loop.NestOp)), RangeEnv())
+    lanes, rows = info.root.loops
+    assert follow_rows(Cost(info, {}), lanes, rows) == far
 
 
 @pytest.mark.parametrize("shape", [(2000, 12), (12, 2000), (33, 65, 129), (3, 197, 64)])
