@@ -105,8 +105,8 @@ class _MemoryOp(QuickOp):
         """Verify the type of the value, its mask and the alignment."""
         check_value(value, "the value in memory")
         element = element_of(value)
-        if isinstance(element, IntegerType) and element.width.data not in (1, 8, 16, 32, 64):
-            raise VerifyException(f"memory holds integers of 1, 8, 16, 32 or 64 bits, got {element}")
+        if isinstance(element, IntegerType) and element.width.data not in (1, 8, 16, 32, 64, 128):  # 128: a complex number that is moved
+            raise VerifyException(f"memory holds integers of 1, 8, 16, 32, 64 or 128 bits, got {element}")
         if mask is not None:
             check_same(mask.type, mask_of(value), "the mask")
         if alignment is not None:

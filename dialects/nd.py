@@ -13,11 +13,11 @@ The types are in nd_types.py, the pointwise ops in nd_pointwise.py, the shared f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, IntegerAttr, ModuleOp, StringAttr, UnitAttr
-from xdsl.ir import Attribute, Dialect
+from xdsl.ir import Attribute, Dialect, SSAValue
 from xdsl.irdl import (
     irdl_op_definition,
     operand_def,
@@ -607,6 +607,16 @@ class ExternOp(NdOp):
         for k in prop(self, "mutates") or ():
             if not 0 <= k < count:
                 raise VerifyException(f"nd.extern: mutates operand {k}, there are {count} operands")
+        for name, values in (("operand_layouts", self.operands), ("result_layouts", self.results)):
+            self._check_layouts(name, values)
+
+    def _check_layouts(self, name: str, values: Sequence[SSAValue]) -> None:
+        layouts = self.properties.get(name)
+        for k, (layout, value) in enumerate(zip(layouts.data if isinstance(layouts, ArrayAttr) else (), values, strict=False)):
+            if not isinstance(layout, LayoutAttr) or not isinstance(value.type, TensorType):
+                continue
+            if (strides := len(layout.stride_exprs)) != (rank := value.type.rank):
+                raise VerifyException(f"nd.extern: item {k} of {name} has {strides} strides, the tensor {rank} dimensions")
 
 
 @irdl_op_definition

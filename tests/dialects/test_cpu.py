@@ -50,7 +50,7 @@ HEAD = """
 BAD = [
     ("%a = cpu.load %p[%s : f32] : f32", "the offset must be i64 or index, got f32"),
     ("%a = cpu.load %p[%n] : vector<2x2xf32>", "the value in memory must be a 1-D vector of fixed length"),
-    ("%a = cpu.load %p[%n] : i4", "memory holds integers of 1, 8, 16, 32 or 64 bits, got i4"),
+    ("%a = cpu.load %p[%n] : i4", "memory holds integers of 1, 8, 16, 32, 64 or 128 bits, got i4"),
     ("%a = cpu.load %p[%n] {alignment = 24 : i64} : f32", "alignment must be a power of two, got 24"),
     ("%a = cpu.gather %p[%i : vector<4xi32>] : vector<8xf32>", "as many offsets as lanes are needed"),
     ("%a = cpu.gather %p[%v : vector<4xf32>] : vector<4xf32>", "offsets must be i64, i32 or index"),

@@ -269,3 +269,15 @@ def test_activations_by_a_number_of_the_run():
     for alpha in (0.5, 2.0):
         both = (lambda x, a=alpha: sum(compiled(x, a)), lambda x, a=alpha: sum(activations(x, a)))
         torch.testing.assert_close(*(gradients(fn, x) for fn in both))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128])
+def test_complex_numbers_that_are_moved_verify(dtype):
+    """They are integers as wide as they in kernels, those of 128 bits too."""
+
+    def program(x):
+        return x.transpose(0, 1).clone()[:, [0, 2]]
+
+    x = torch.randn(3, 4, 5, dtype=torch.complex64).to(dtype)
+    got = torch.compile(program, backend="stepwell", options={"verify": True})(x)
+    assert torch.equal(torch.view_as_real(got), torch.view_as_real(program(x)))
