@@ -47,7 +47,7 @@ def load_inputs(paths: list[str]) -> list[torch.Tensor]:
 
 
 def to_numpy(value: Any) -> np.ndarray:
-    """A tensor, array or number as an array; types that numpy has not become float32."""
+    """A tensor, array or number as an array; types that numpy has not become float32, or complex64."""
     import numpy as np
     import torch
 
@@ -55,6 +55,8 @@ def to_numpy(value: Any) -> np.ndarray:
         value = value.detach().cpu()
         if value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
             value = value.float()
+        if value.dtype == torch.complex32:
+            value = value.to(torch.complex64)
         return value.numpy()
     return np.asarray(value)
 

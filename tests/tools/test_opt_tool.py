@@ -398,6 +398,13 @@ def test_run_with_random_inputs(opt_tool, runner):
     assert opt_tool("--run", stdin=RUN).out == result.out != opt_tool("--run", "--seed=1", stdin=RUN).out
 
 
+def test_run_of_numbers_that_numpy_has_not(opt_tool, runner):
+    result = opt_tool("--run", stdin="func.func @f(%a: !nd.tensor<2 x complex<f16>>, %b: !nd.tensor<2 x bf16>) {\n  func.return\n}")
+    assert result.code == 0, result.err
+    heads = [line for line in result.out.splitlines() if line.startswith("result")]
+    assert heads == ["result 0: complex32 2", "result 1: bfloat16 2"]
+
+
 def test_run_with_files(opt_tool, runner, tmp_path):
     np = pytest.importorskip("numpy")
     np.save(tmp_path / "x.npy", np.arange(3.0))
