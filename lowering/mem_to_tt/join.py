@@ -67,12 +67,15 @@ class Touched:
     def note(self, buffer: SSAValue, written: bool) -> None:
         """A buffer, all of it."""
         for place in _places(buffer):
-            self.places[place] = written or self.places.get(place, False)
+            self._mark(place, written)
 
     def add(self, other: Touched) -> None:
         """What another touches, too."""
         for place, written in other.places.items():
-            self.places[place] = written or self.places.get(place, False)
+            self._mark(place, written)
+
+    def _mark(self, place: SSAValue, written: bool) -> None:
+        self.places[place] = written or self.places.get(place, False)
 
     def meets(self, other: Touched) -> bool:
         """Whether one writes what the other reads or writes."""
@@ -146,9 +149,9 @@ class _Joiner:
 
     def _touched(self, op: Operation) -> Touched | None:
         """The memory that an operation reads or writes; None where that is not known."""
-        written = self._written(op) if isinstance(op, LaunchOp) and _name(op) in self.kernels else None
         if not isinstance(op, (LaunchOp, mem.ExternOp)):
             return None
+        written = self._written(op) if isinstance(op, LaunchOp) and _name(op) in self.kernels else None
         found = Touched()
         for k, value in enumerate(op.operands):
             if isinstance(value.type, mem.BufferType):
