@@ -98,6 +98,12 @@ def _take(op: nd.ExternOp, choice: object) -> None:
     op.properties["operand_layouts"], op.properties["result_layouts"] = table["operands"], table["results"]
 
 
+def _lies_both_ways(t: TensorType) -> bool:
+    """Whether rows and channels-last are the same order: of one channel or one pixel (weights of 1x1 convolutions)."""
+    _, c, h, w = t.dims
+    return c is ONE or (h is ONE and w is ONE)
+
+
 def _layout(result: SSAValue) -> LayoutAttr | UnitAttr:
     t = result.type
     assert isinstance(t, TensorType)
@@ -116,7 +122,7 @@ class _Problem:
         self.nodes: list[Operation] = []
         self.costs: dict[Operation, int] = {}
         self.owner: dict[SSAValue, object] = {}
-        """Side or op that decides the order of a 4-d tensor."""
+        """Side or op that decides the order of a 4-d tensor, if it has one."""
         self.chosen: dict[Operation, frozenset[int]] = {}
         """Nests with a choice, and which of their results have it."""
         results = func.res_attrs.data if func.res_attrs is not None else ()
@@ -155,7 +161,7 @@ class _Problem:
 
     def _own(self, value: SSAValue, side: object) -> None:
         t = value.type
-        if isinstance(t, TensorType) and t.rank == 4:
+        if isinstance(t, TensorType) and t.rank == 4 and not _lies_both_ways(t):
             self.owner[value] = side
 
     def _bytes(self, value: SSAValue) -> int:

@@ -141,6 +141,18 @@ def test_a_gpu_reads_planes_by_rows():
     assert _gpu_remarks(norms, torch.empty(16, 64, 128, 128).bfloat16(), w, w) == ["missed", "missed"]
 
 
+def test_small_images_stay_by_rows_whatever_the_window():
+    """LY-06: where neither order saves anything nothing is turned; weights of one pixel, which lie both ways, ask for neither."""
+
+    def layers(x, *weights):
+        for w in weights:
+            x = F.silu(F.group_norm(F.conv2d(x, w, padding=w.shape[2] // 2), 1))
+        return x * F.sigmoid(F.conv2d(x.mean((2, 3), keepdim=True), w))
+
+    weights = [torch.empty(8, 8, size, size) for size in (3, 1, 1, 3, 1)]
+    assert _gpu_remarks(layers, torch.empty(2, 8, 64, 64), *weights) == ["missed"] * 5
+
+
 @pytest.mark.parametrize("target", ["gpu", "cpu"])
 def test_a_nest_with_images_in_both_orders_turns_those_with_channels_in_front(target):
     """A layer norm over the channels of each pixel (ConvNeXt) that a sum reads too: [N, H, W, C] by rows, [N, C, H, W] channels-last."""
