@@ -100,6 +100,64 @@ def _replication_pad(b: Importer, x: SSAValue, pad: Sequence[Any]) -> SSAValue:
     return _padded_view(b, x, pad, _nearest)
 
 
+def _pad_backward(edges: Callable[..., list[tuple[Expr, SSAValue]]]) -> Any:
+    """The gradient of a padded view: what lies inside of the pads, and on some places of it what `edges` gives of the pads."""
+
+    def apply(b: Importer, grad: SSAValue, x: SSAValue, pad: Sequence[Any]) -> SSAValue:
+        dims = b.out_dims
+        if any(d is ZERO for d in (*dims, *b.dims(grad))):
+            return b.full(0, b.out_dtype, dims)
+        pads = [as_expr(p) for p in pad]
+        if any(not b.nonnegative(p) and not b.nonnegative(-p) for p in pads):
+            return NotImplemented  # added or cut off, that is not known
+        total = b.widen(grad)
+        for k in reversed(range(len(pad) // 2)):
+            at = len(dims) - 1 - k
+            total = _fold_pads(b, total, at, dims[at], pads[2 * k], pads[2 * k + 1], edges)
+        return b.cast(total, b.out_dtype)
+
+    return apply
+
+
+def _fold_pads(b: Importer, grad: SSAValue, at: int, size: Expr, before: Expr, behind: Expr, edges: Callable[..., Any]) -> SSAValue:
+    """Dimension `at` of `grad` without its pads, which are added to its ends: on a CPU to the few places that they reach, elsewhere in
+    one go."""
+    low: list[Expr] = [ZERO] * b.rank(grad)
+    high = list(low)
+    low[at], high[at] = -before, -behind
+    inside = total = b.pad(grad, low, high, 0)
+    parts = []
+    if before is not ZERO and b.nonnegative(before):
+        parts += edges(b, b.slice_dim(grad, at, 0, before), at, size, before, True)
+    if behind is not ZERO and b.nonnegative(behind):
+        parts += edges(b, b.slice_dim(grad, at, size + before, behind), at, size, behind, False)
+    ends = [place + b.dims(part)[at] for place, part in parts]
+    apart = len(parts) == 2 and b.nonnegative(parts[1][0] - ends[0])
+    for (place, part), end in zip(parts, ends, strict=True):
+        if b.on_cpu:
+            starts: list[Expr | int] = [0] * len(low)
+            starts[at] = place
+            sums = b.add(b.slice_dim(inside if apart else total, at, place, end - place), part)
+            total = b.slice_scatter(total, sums, starts, [1] * len(low))
+        else:
+            low[at], high[at] = place, size - end
+            total = b.add(total, b.pad(part, low, high, 0))
+    return total
+
+
+def _mirrored(b: Importer, part: SSAValue, at: int, size: Expr, length: Expr, before: bool) -> list[tuple[Expr, SSAValue]]:
+    return [(ONE if before else size - 1 - length, b.flip(part, [at]))]
+
+
+def _summed(b: Importer, part: SSAValue, at: int, size: Expr, length: Expr, before: bool) -> list[tuple[Expr, SSAValue]]:
+    return [(ZERO if before else size - 1, b.reduce("sum", part, [at], keepdim=True))]
+
+
+for _spatial in (1, 2, 3):
+    rule(packet(aten, f"reflection_pad{_spatial}d_backward"))(_pad_backward(_mirrored))
+    rule(packet(aten, f"replication_pad{_spatial}d_backward"))(_pad_backward(_summed))
+
+
 # ---- a part replaced
 
 

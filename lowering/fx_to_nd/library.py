@@ -33,8 +33,7 @@ _RESAMPLING = """
 upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa
 _upsample_bicubic2d_aa upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward
 upsample_bicubic2d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward interpolate_backward
-grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward replication_pad1d_backward
-replication_pad2d_backward replication_pad3d_backward
+grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward
 """
 _ORDERING = """
 sort topk kthvalue median nanmedian mode _unique2 unique_consecutive unique_dim unique_dim_consecutive nonzero
