@@ -18,7 +18,7 @@ from ...dialects.expr import ONE, ZERO, Expr, dim, dims_subs, free_dims, simplif
 from ...dialects.expr_ranges import RangeEnv
 from .call_order import needs_besides_values
 from .fusion_align import Alignment, LoopEnvs, align, extractors
-from .fusion_cost import MIN_PARALLEL, SMALL
+from .fusion_cost import LANES, MIN_PARALLEL, SMALL
 from .fusion_facts import NestFacts
 from .fusion_types import Attempt, Group, Member, Unit
 from .nest_info import NestInfo, uses_opaque
@@ -443,6 +443,17 @@ class Grouping(NestFacts):
             return f"only {iterations} of {most} iterations would be left to run in parallel, fewer than {self.keep_parallel}"
         if self.keep_parallel:
             return self._serial_reductions(first, alignment) or self._serial_reductions(second, alignment)
+        return self._idle_lanes(second, alignment)
+
+    def _idle_lanes(self, second: Group, alignment: Alignment) -> str | None:
+        """Why the inner loops of `second` would be too short for vectors: a piece of its last loop is left, inside of loops that keep it
+        from being unrolled along the lanes of a shared one."""
+        left = [d.index - alignment.shared for d in free_dims(alignment.outer[-1])] if alignment.outer else []
+        if not left or min(left) >= 0:
+            return None
+        piece = self.count([alignment.inner[k] for k in left if k >= 0])
+        if 1 < piece < LANES <= self.count(second.outer[-1:]) and self.count(alignment.inner) > piece:
+            return f"{piece} iterations of the last loop would be left inside, less than a vector"
         return None
 
     def _serial_reductions(self, group: Group, alignment: Alignment) -> str | None:
