@@ -41,7 +41,7 @@ from xdsl.traits import (
 from xdsl.utils.exceptions import VerifyException
 
 from .arguments import parse_argument
-from .cpu_types import check_index, check_same, check_value, check_vector, element_of, vec
+from .cpu_types import check_index, check_same, check_value, check_vector, element_of, lanes_of, vec
 from .create import QuickOp
 
 
@@ -280,25 +280,40 @@ class CallOp(QuickOp):
 class AssertOp(QuickOp):
     """Note an error when the condition (or any lane of it) is off, and go on: the first message of a run is kept in
     the module's error slot, which the host program reads after the launches. What follows must be safe all the same
-    (clamp the index).
+    (clamp the index). With values, at most two integers of 64 bits, the message is a format string (`str.format`) and they are what it
+    shows: those of the first lane that is off.
 
-        cpu.assert %ok, "index out of range" : vector<16xi1>
+        cpu.assert %ok, "n must be positive" : i1
+        cpu.assert %fine, "index {0} of {1}"(%index, %size) : vector<16xi1>, vector<16xi64>, i64
     """
 
     name = "cpu.assert"
     condition = operand_def()
+    values = var_operand_def()
     message = prop_def(StringAttr)
     traits = traits_def(MemoryWriteEffect())
-    assembly_format = "$condition `,` $message attr-dict `:` type($condition)"
+    assembly_format = "$condition `,` $message (`(` $values^ `)`)? attr-dict `:` type($condition) (`,` type($values)^)?"
 
     @classmethod
-    def make(cls, condition: SSAValue, message: str) -> AssertOp:
-        """`condition` is an i1 or a vector of them, on where all is well."""
-        return cls.create(operands=(condition,), properties={"message": StringAttr(message)})
+    def make(cls, condition: SSAValue, message: str, values: Sequence[SSAValue] = ()) -> AssertOp:
+        """`condition` is an i1 or a vector of them, on where all is well; `values` are of i64, with as many lanes or none."""
+        return cls.create(operands=(condition, *values), properties={"message": StringAttr(message)})
 
     def verify_(self) -> None:
         check_value(self.condition.type, "the condition")
         check_same(element_of(self.condition.type), i1, "the condition's lanes")
+        if len(self.values) > 2:
+            raise VerifyException(f"a message shows at most two values, got {len(self.values)}")
+        for value in self.values:
+            check_value(value.type, "a value of the message")
+            check_same(element_of(value.type), i64, "a value of the message, its lanes")
+            if lanes_of(value.type) not in (0, lanes_of(self.condition.type)):
+                raise VerifyException(f"a value of the message, {value.type}, has other lanes than the condition, {self.condition.type}")
+        if self.values:
+            try:
+                self.message.data.format(*range(len(self.values)))
+            except (IndexError, KeyError, ValueError) as error:
+                raise VerifyException(f"{self.message.data!r} is not a format string of {len(self.values)} values: {error}") from None
 
 
 @irdl_op_definition

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr, UnitAttr
+from xdsl.dialects.builtin import ArrayAttr, IndexType, IntAttr, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Block, Dialect, Region, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
@@ -426,19 +426,23 @@ class IndexOp(QuickOp):
 
 @irdl_op_definition
 class BoundOp(QuickOp):
-    """A loaded integer as an index below `size`: `loop.bound %v, s0 "embedding" wrap : i64`. Outside of [0, size) (with wrap: [-size,
-    size)) the kernel reports an error that names the operator, and goes on with an index inside."""
+    """A loaded integer as an index below `size`: `loop.bound %v, s0 "embedding" dim 0 wrap : i64`. Outside of [0, size) (with wrap:
+    [-size, size)) the kernel reports an error that names the operator, the dimension that it indexes (where that is given) and the
+    integer, and goes on with an index inside."""
 
     name = "loop.bound"
     input = operand_def()
     size = prop_def(ExprAttr)
     what = prop_def(StringAttr)
+    dim = opt_prop_def(IntAttr)
     wrap = opt_prop_def(UnitAttr)
     result = result_def(IndexType)
 
     @staticmethod
-    def new(value: SSAValue, size: Expr, what: str, wrap: bool) -> BoundOp:
+    def new(value: SSAValue, size: Expr, what: str, wrap: bool, dim: int | None = None) -> BoundOp:
         properties: dict[str, Attribute] = {"size": ExprAttr.get(size), "what": StringAttr(what)}
+        if dim is not None:
+            properties["dim"] = IntAttr(dim)
         if wrap:
             properties["wrap"] = UnitAttr()
         return BoundOp.create(operands=[value], result_types=[INDEX], properties=properties)
@@ -455,6 +459,8 @@ class BoundOp(QuickOp):
         printer.print_ssa_value(self.input)
         printer.print_string(f", {self.size.data} ")
         printer.print_string_literal(self.what.data)
+        if self.dim is not None:
+            printer.print_string(f" dim {self.dim.data}")
         printer.print_string(" wrap : " if self.wrap is not None else " : ")
         printer.print_attribute(self.input.type)
 
@@ -463,6 +469,8 @@ class BoundOp(QuickOp):
         value = parser.parse_unresolved_operand()
         parser.parse_punctuation(",")
         properties: dict[str, Attribute] = {"size": ExprAttr.get(parse_expr(parser)), "what": StringAttr(parser.parse_str_literal())}
+        if parser.parse_optional_keyword("dim"):
+            properties["dim"] = IntAttr(parser.parse_integer(allow_boolean=False, allow_negative=False))
         if parser.parse_optional_keyword("wrap"):
             properties["wrap"] = UnitAttr()
         parser.parse_punctuation(":")

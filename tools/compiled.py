@@ -22,7 +22,8 @@ from .counters import phase
 
 INDEXING = frozenset(
     "index _unsafe_index index_select gather embedding take index_put _index_put_impl _unsafe_index_put index_add index_copy index_fill "
-    "index_reduce scatter scatter_add scatter_reduce nll_loss_forward nll_loss_backward embedding_dense_backward".split()
+    "index_reduce scatter scatter_add scatter_reduce masked_scatter put nll_loss_forward nll_loss_backward "
+    "nll_loss2d_forward nll_loss2d_backward embedding_dense_backward".split()
 )
 """Operators that read or write at places which values say. Kernels check these; equal kernels are shared, so that a kernel does not know
 the line that it was made from."""
@@ -99,11 +100,9 @@ class Runner:
                     results = self.program(args)
             else:
                 results = self.program(args)
-        except IndexError as error:
-            self._note_lines(error, "index")
-            raise
         except Exception as error:
-            self._note_lines(error, "refused")
+            of_index = isinstance(error, IndexError) or str(error).partition(":")[0] in INDEXING
+            self._note_lines(error, "index" if of_index else "refused")
             raise
         if self._plain:
             return results

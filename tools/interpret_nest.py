@@ -164,11 +164,12 @@ _MODES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def bounded(value: int, size: int, what: str, wrap: bool) -> int:
+def bounded(value: int, size: int, what: str, wrap: bool, dim: int | None = None) -> int:
     """loop.bound: a loaded index in [0, size). IndexError that names the operator."""
     found = value + size if wrap and value < 0 else value
     if not 0 <= found < size:
-        raise IndexError(f"{what}: index {value} is out of bounds for a dimension of size {size}")
+        place = "a dimension of" if dim is None else f"dimension {dim} with"
+        raise IndexError(f"{what}: index {value} is out of bounds for {place} size {size}")
     return found
 
 
@@ -324,7 +325,8 @@ class NestRunner:
 
     def _bound(self, op: loop.BoundOp, depth: int) -> None:
         size = evaluate(op.size.data, self.symbols)
-        text = f"bounded({self._name(op.input)}, {size}, {op.what.data!r}, {op.wrap is not None})"
+        axis = op.dim.data if op.dim is not None else None
+        text = f"bounded({self._name(op.input)}, {size}, {op.what.data!r}, {op.wrap is not None}, {axis})"
         self._define(depth, op.result, text)
 
     def _math(self, op: loop.MathOp, depth: int) -> None:

@@ -99,6 +99,11 @@ class Builder:
         self._constants: dict[Any, SSAValue] = {}
         self._layouts: dict[Any, LayoutAttr] = {}
 
+    @property
+    def operator(self) -> str:
+        """The operator of the program that the ops are written for; "" where there is none."""
+        return ""
+
     # ---- values
 
     def dims(self, value: SSAValue) -> Dims:
@@ -478,13 +483,22 @@ class Builder:
 
     # ---- indexing
 
+    def named(self, value: SSAValue) -> SSAValue:
+        """The result of an operation that indexes, with the operator of the program where that has another name: what an index that is
+        out of bounds is reported of."""
+        op, name = value.owner, self.operator
+        if name and isinstance(op, nd.NdOp) and name != op.name.removeprefix("nd."):
+            op.attributes["what"] = text(name)
+        return value
+
     def index(self, value: SSAValue, dims: Sequence[int], indices: Sequence[SSAValue], wrap: bool) -> SSAValue:
         """x[..., i, j] with index tensors at dims."""
         indices, _ = self.broadcast(indices)
         shapes = [self.dims(i) for i in indices]
         sizes = nd.index_result_dims(self.dims(value), tuple(dims), shapes)
         flags = {"wrap": UNIT} if wrap else {}
-        return self.emit(nd.IndexOp, (value, *indices), sizes, self.dtype(value), dims=IntsAttr.get(dims), **flags)
+        result = self.emit(nd.IndexOp, (value, *indices), sizes, self.dtype(value), dims=IntsAttr.get(dims), **flags)
+        return self.named(result)
 
     def index_put(
         self, base: SSAValue, dims: Sequence[int], indices: Sequence[SSAValue], values: SSAValue, mode: str, wrap: bool
@@ -493,17 +507,16 @@ class Builder:
         flags = {"wrap": UNIT} if wrap else {}
         operands = (base, values, *indices)
         dtype = self.dtype(base)
-        return self.emit(
-            nd.IndexPutOp, operands, self.dims(base), dtype, dims=IntsAttr.get(dims), mode=text(mode), **flags
-        )
+        properties = {"dims": IntsAttr.get(dims), "mode": text(mode), **flags}
+        return self.named(self.emit(nd.IndexPutOp, operands, self.dims(base), dtype, **properties))
 
     def gather(self, value: SSAValue, dim: int, index: SSAValue) -> SSAValue:
-        return self.emit(nd.GatherOp, (value, index), self.dims(index), self.dtype(value), dim=IntsAttr.get((dim,)))
+        return self.named(self.emit(nd.GatherOp, (value, index), self.dims(index), self.dtype(value), dim=IntsAttr.get((dim,))))
 
     def scatter(self, base: SSAValue, dim: int, index: SSAValue, source: SSAValue, mode: str) -> SSAValue:
         dtype = self.dtype(base)
         attrs = {"dim": IntsAttr.get((dim,)), "mode": text(mode)}
-        return self.emit(nd.ScatterOp, (base, index, source), self.dims(base), dtype, **attrs)
+        return self.named(self.emit(nd.ScatterOp, (base, index, source), self.dims(base), dtype, **attrs))
 
     def slice_scatter(
         self, base: SSAValue, source: SSAValue, starts: Sequence[Expr | int], steps: Sequence[Expr | int]

@@ -121,6 +121,12 @@ class Importer(Builder):
     # ---- what torch says of the result of the current node
 
     @property
+    def operator(self) -> str:
+        """The name of the node's operator, without overload, namespace and what marks variants of it."""
+        packet = getattr(self.node.target, "overloadpacket", None)
+        return packet.__name__.removeprefix("_").removeprefix("unsafe_").rstrip("_") if packet is not None else ""
+
+    @property
     def out_dims(self) -> Dims:
         """The sizes of the node's tensor result."""
         return self.sizes(self.val.shape)

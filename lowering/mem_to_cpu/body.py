@@ -303,6 +303,23 @@ def index(s: State, op: Operation) -> None:
     """loop.index: stays an expression."""
 
 
+_MESSAGES = {
+    "masked_scatter": "masked_scatter: Number of elements of source < number of ones in mask",
+    **{f"nll_loss{of}": "nll_loss: Target {0} is out of bounds." for of in ("_forward", "_backward", "2d_forward", "2d_backward")},
+}
+"""What eager mode says where the index is not the program's."""
+
+
+def _out_of_bounds(op: loop.BoundOp) -> str:
+    """The message of an index that is out of bounds, with the places of the index and of the size: eager mode's, behind the operator."""
+    what = op.what.data
+    if what in _MESSAGES:
+        return _MESSAGES[what]
+    place = "a dimension of" if op.dim is None else f"dimension {op.dim.data} with"
+    name = what.replace("{", "{{").replace("}", "}}")
+    return f"{name}: index {{0}} is out of bounds for {place} size {{1}}"
+
+
 def bound(s: State, op: Operation) -> None:
     """loop.bound: report what is out of range, go on inside."""
     assert isinstance(op, loop.BoundOp)
@@ -313,12 +330,14 @@ def bound(s: State, op: Operation) -> None:
         s.values[op.result] = value
         return _define_dim(s, op.result)
     lanes = lanes_of(value.type)
-    size = b.splat(s.scalar(s.unroll(op.size.data)), lanes)
+    extent = s.scalar(s.unroll(op.size.data))
+    size = b.splat(extent, lanes)
     zero = b.splat(b.int(0), lanes)
+    given = value
     if op.wrap is not None:
         value = b.select(b.cmpi("slt", value, zero), b.add(value, size), value)
     fine = b.cmpi("ult", value, size)
-    b.place(cpu.AssertOp.make(_or_off(s, fine), f"{op.what.data}: index out of range for a dimension of size {op.size.data}"))
+    b.place(cpu.AssertOp.make(_or_off(s, fine), _out_of_bounds(op), (given, extent)))
     s.values[op.result] = b.select(fine, value, zero)
     _define_dim(s, op.result)
 

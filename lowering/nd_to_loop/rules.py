@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerType, StringAttr, UnitAttr, f32, i1, i64
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntAttr, IntegerType, StringAttr, UnitAttr, f32, i1, i64
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -294,11 +294,11 @@ def _slice_scatter(low: Lowering, op: nd.SliceScatterOp) -> None:
 
 
 def _loaded_index(
-    low: Lowering, b: Body, x: SSAValue, at: Sequence[Expr], size: Expr, what: StringAttr, wrap: bool
+    low: Lowering, b: Body, x: SSAValue, at: Sequence[Expr], size: Expr, what: StringAttr, axis: int, wrap: bool
 ) -> Expr:
     value = low.element(b, x, at)
     value = scalars.cast(b, value, tensor_type(x).element_type, i64)
-    return b.bound(value, size, what, wrap)
+    return b.bound(value, size, what, wrap, IntAttr(axis))
 
 
 def _index_parts(
@@ -324,7 +324,7 @@ def _index_parts(
         tensor_index = [index[k] for k in inner]
         for k, x in zip(indexed, op.indices, strict=True):
             where = broadcast_map(tensor_type(x).dims, inner_dims).apply(tensor_index)
-            full[k] = _loaded_index(low, b, x, where, dims[k], _user_name(op), op.wrap is not None)
+            full[k] = _loaded_index(low, b, x, where, dims[k], _user_name(op), k, op.wrap is not None)
         return full
 
     return list(shape), inner, inner_rank, place
@@ -346,7 +346,7 @@ def _gather(low: Lowering, op: nd.GatherOp) -> None:
     size = tensor_type(op.input).dims[axis]
 
     def build(b: Body, index: tuple[Expr, ...]) -> SSAValue:
-        loaded = _loaded_index(low, b, op.index, index, size, _user_name(op), False)
+        loaded = _loaded_index(low, b, op.index, index, size, _user_name(op), axis, False)
         return low.element(b, op.input, [loaded if k == axis else e for k, e in enumerate(index)])
 
     low.compute(op, build)
@@ -359,7 +359,7 @@ def _scatter(low: Lowering, op: nd.ScatterOp) -> None:
     kept, columns = list(range(axis)), list(range(axis + 1, len(dims)))
 
     def store(b: Body, full: list[Expr], out: SSAValue) -> None:
-        loaded = _loaded_index(low, b, op.index, full, size, _user_name(op), False)
+        loaded = _loaded_index(low, b, op.index, full, size, _user_name(op), axis, False)
         value = low.element(b, op.source, full)
         target = [loaded if k == axis else e for k, e in enumerate(full)]
         b.store(value, out, target, op.mode.data, b.holds_elements(target))

@@ -15,7 +15,19 @@ from contextlib import contextmanager
 from functools import cache
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import UNKNOWN_LOC, FloatAttr, IntegerAttr, IntegerType, LocationAttr, StringAttr, UnitAttr, i1, i32, i64
+from xdsl.dialects.builtin import (
+    UNKNOWN_LOC,
+    FloatAttr,
+    IntAttr,
+    IntegerAttr,
+    IntegerType,
+    LocationAttr,
+    StringAttr,
+    UnitAttr,
+    i1,
+    i32,
+    i64,
+)
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import loop
@@ -243,13 +255,15 @@ class Body:
             high = self.cmpi("slt", self.index_value(e, INDEX), self.index_value(size, INDEX))
         return self.logical_and(low, high)
 
-    def bound(self, value: SSAValue, size: Expr, what: StringAttr, wrap: bool) -> Expr:
+    def bound(self, value: SSAValue, size: Expr, what: StringAttr, wrap: bool, axis: IntAttr | None = None) -> Expr:
         """An integer as an index in [0, size): a new dimension, checked by the kernel; a computed index that is known to be inside stays
-        the expression that it is."""
+        the expression that it is. `what` and `axis`, the dimension that it indexes, are for the message."""
         computed = self._computed.get(value)
         if computed is not None and prove_ge0(computed, self.env) and prove_lt(computed, size, self.env):
             return computed
         properties: dict[str, Attribute] = {"size": ExprAttr.get(size), "what": what}
+        if axis is not None:
+            properties["dim"] = axis
         if wrap:
             properties["wrap"] = UNIT
         index = self.pure(loop.BoundOp, [value], INDEX, properties, self._innermost_optional())

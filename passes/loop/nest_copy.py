@@ -97,7 +97,7 @@ class NestCopy:
         self.values[op.result] = self.body.index_value(e, op.result.type)
 
     def _bound(self, op: loop.BoundOp) -> None:
-        self.place[op.result] = self.body.bound(self.value(op.input), op.size.data, op.what, op.wrap is not None)
+        self.place[op.result] = self.body.bound(self.value(op.input), op.size.data, op.what, op.wrap is not None, op.dim)
 
     def _local(self, op: loop.LocalOp) -> None:
         made = loop.LocalOp.make(op.result.type)

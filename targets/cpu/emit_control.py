@@ -10,7 +10,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import cpu
 from .emit_arith import constant_integer, is_constant, splat_value
-from .emit_text import ERROR_SLOT, FunctionText, splat, type_of
+from .emit_text import ERROR_SLOT, ERROR_VALUES, FunctionText, Type, splat, type_of
 from .emit_vector import all_true
 
 Handler = Callable[[FunctionText, Operation], None]
@@ -241,16 +241,36 @@ def emit_call(f: FunctionText, op: Operation) -> None:
 
 
 def emit_assert(f: FunctionText, op: Operation) -> None:
-    """cpu.assert: the number of the message goes to the error slot, if that is still empty."""
-    condition = op._operands[0]
-    number = f.module.message_id(op.properties["message"].data)  # pyright: ignore
-    good = all_true(f, type_of(condition.type), f.names[condition])
+    """cpu.assert: the number of the message goes to the error slot, if that is still empty, then the values of its first lane that is
+    off beside it."""
+    condition, *values = op._operands
+    message: str = op.properties["message"].data  # pyright: ignore
+    number = f.module.message_id(message if values else message.replace("{", "{{").replace("}", "}}"))
+    type = type_of(condition.type)
+    good = all_true(f, type, f.names[condition])
     bad, after = f.label(), f.label()
     f.do(f"br i1 {good}, label %{after}, label %{bad}")
     f.start(bad)
-    f.let(f"cmpxchg ptr @{ERROR_SLOT}, i32 0, i32 {number} monotonic monotonic, align 4")
+    found = f.let(f"cmpxchg ptr @{ERROR_SLOT}, i32 0, i32 {number} monotonic monotonic, align 4")
+    if values:
+        first = f.label()
+        f.do(f"br i1 {f.let(f'extractvalue {{ i32, i1 }} {found}, 1')}, label %{first}, label %{after}")
+        f.start(first)
+        lane = _first_lane_off(f, type, f.names[condition]) if type.lanes else ""
+        for k, value in enumerate(values):
+            shown, name = type_of(value.type), f.names[value]
+            one = f.let(f"extractelement {shown.text} {name}, i{type.lanes} {lane}") if shown.lanes else name
+            f.do(f"store i64 {one}, ptr getelementptr (i64, ptr @{ERROR_VALUES}, i64 {k})")
     f.do(f"br label %{after}")
     f.start(after)
+
+
+def _first_lane_off(f: FunctionText, type: Type, mask: str) -> str:
+    """The number of the first lane of a mask that is off, where one is, in an integer of as many bits as there are lanes."""
+    bits = f"i{type.lanes}"
+    count = f.module.declare(f"llvm.cttz.{bits}", bits, f"{bits}, i1")
+    off = f.let(f"xor {bits} {f.let(f'bitcast {type.text} {mask} to {bits}')}, -1")
+    return f.let(f"call {bits} {count}({bits} {off}, i1 true)")
 
 
 _PHILOX_KEYS = (0x9E3779B9, 0xBB67AE85)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Handlers = dict[type["Operation"], Callable[["FunctionText", "Operation"], None]]
 
 ERROR_SLOT = "stepwell_error"
+ERROR_VALUES = "stepwell_error_values"
 MESSAGE_TABLE = "stepwell_messages"
 MESSAGE_COUNT = "stepwell_message_count"
 
@@ -162,7 +163,7 @@ class ModuleText:
         return f"@{name}"
 
     def message_id(self, message: str) -> int:
-        """The number that stands for `message` in the error slot, from 1 on."""
+        """The number that stands for `message`, a format string of the values beside it, in the error slot, from 1 on."""
         found = self._message_ids.get(message)
         if found is None:
             self.messages.append(message)
@@ -201,7 +202,7 @@ class ModuleText:
         return "\n".join(lines) + "\n"
 
     def _error_globals(self) -> list[str]:
-        lines = [f"@{ERROR_SLOT} = global i32 0"]
+        lines = [f"@{ERROR_SLOT} = global i32 0", f"@{ERROR_VALUES} = global [2 x i64] zeroinitializer"]
         for i, message in enumerate(self.messages):
             data = message.encode()
             escaped = "".join(chr(b) if 32 <= b < 127 and b not in (34, 92) else f"\\{b:02X}" for b in data)

@@ -22,7 +22,7 @@ from typing import Any
 
 from llvmlite import binding
 
-from .emit_text import ERROR_SLOT, MESSAGE_COUNT, MESSAGE_TABLE
+from .emit_text import ERROR_SLOT, ERROR_VALUES, MESSAGE_COUNT, MESSAGE_TABLE
 from .features import Target, target
 from .library import library_symbols
 
@@ -203,10 +203,15 @@ class Library:
         if number == 0:
             return None
         messages = self.messages()
-        return messages[number - 1] if number <= len(messages) else f"check {number} failed"
+        return messages[number - 1].format(*self.error_values()) if number <= len(messages) else f"check {number} failed"
+
+    def error_values(self) -> tuple[int, ...]:
+        """The values that the message of the first failed check shows, where it shows any."""
+        return tuple((ctypes.c_int64 * 2).from_address(self.address(ERROR_VALUES)))
 
     def messages(self) -> list[str]:
-        """The messages of the checks of this library; number n of the error slot is item n - 1."""
+        """The messages of the checks of this library; number n of the error slot is item n - 1, a
+        format string of `error_values`."""
         count = ctypes.c_int32.from_address(self.address(MESSAGE_COUNT)).value
         table = (ctypes.c_char_p * count).from_address(self.address(MESSAGE_TABLE))
         return [(text or b"").decode() for text in table]

@@ -88,8 +88,9 @@ def _why_not_native() -> str:
 class _Callbacks:
     """The functions that an entry calls when something is wrong or rare; all are f(object or None, a, b, c)."""
 
-    def __init__(self, description: ProgramDescription, gpu: GpuLaunches | None = None):
+    def __init__(self, description: ProgramDescription, library: Library | None, gpu: GpuLaunches | None = None):
         self.description = description
+        self.library = library
         self.gpu = gpu
 
     def raise_check(self, tensor: Any, number: int, sizes: int, strides: int) -> None:
@@ -121,7 +122,8 @@ class _Callbacks:
         raise error
 
     def raise_kernel(self, _: Any, number: int, b: int, c: int) -> None:
-        raise kernel_error(self.description.messages[number - 1])
+        values = self.library.error_values() if self.library is not None else ()
+        raise kernel_error(self.description.messages[number - 1], values)
 
     def raise_device(self, _: Any, code: int, b: int, c: int) -> None:
         assert self.gpu is not None
@@ -159,9 +161,10 @@ class _Items:
         description: ProgramDescription,
         constants: Sequence[Any],
         objects: Sequence[Any],
+        library: Library | None,
         gpu: GpuLaunches | None = None,
     ):
-        self._callbacks = _Callbacks(description, gpu)
+        self._callbacks = _Callbacks(description, library, gpu)
         self._name = description.name
         self._constants = constants
         self._objects = objects
@@ -211,7 +214,7 @@ def native_callable(
     if GPU_TABLE in library:
         slot = library.address(GPU_TABLE)
         gpu = GpuLaunches(description.name, description.device, description.kernels, cuda_driver(), slot)
-    items = _Items(description, constants, objects, gpu)
+    items = _Items(description, constants, objects, library, gpu)
     table = [items.make(item) for item in description.items]
     keep = _Keep(library, table, description.arena_views)
     if table:
@@ -231,7 +234,7 @@ _KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double, "b": 
 def python_callable(
     description: ProgramDescription, library: Library | None, constants: Sequence[Any], objects: Sequence[Any]
 ) -> Any:
-    items = _Items(description, constants, objects)
+    items = _Items(description, constants, objects, library)
     from ..target import find_target
 
     target, launcher = find_target(description.target), None
@@ -259,15 +262,16 @@ def python_callable(
     return run
 
 
-def _error_reader(library: Library | None) -> Callable[[], int]:
+def _error_reader(library: Library | None) -> Callable[[], tuple[int, Sequence[int]]]:
     if library is None or ERROR_SLOT not in library:
-        return lambda: 0
+        return lambda: (0, ())
     slot = ctypes.c_int32.from_address(library.address(ERROR_SLOT))
 
-    def take() -> int:
+    def take() -> tuple[int, Sequence[int]]:
         number = slot.value
-        if number:
-            slot.value = 0
-        return number
+        if not number:
+            return 0, ()
+        slot.value = 0
+        return number, library.error_values()
 
     return take

@@ -48,9 +48,17 @@ def same_sizes(tensor: Any, sizes: Sequence[int]) -> bool:
     return tuple(tensor.shape) == tuple(sizes)
 
 
-def kernel_error(message: str) -> Exception:
-    """The exception for a message that a kernel reported: an index error when it speaks of an index."""
-    return IndexError(message) if "index" in message.lower() else RuntimeError(message)
+_RUNTIME_ERRORS = ("gather", "scatter", "scatter_add", "scatter_reduce", "index_add", "masked_scatter")
+"""Operators that index, whose bad indices are a RuntimeError in eager mode; those of others an IndexError."""
+
+
+def kernel_error(message: str, values: Sequence[int] = ()) -> Exception:
+    """The exception for a message that a kernel reported, a format string of `values`: where it speaks of an index of an operator
+    ("gather: index ..."), the one that eager mode raises there."""
+    message = message.format(*values)
+    operator, _, rest = message.partition(":")
+    of_index = "index" in (rest or message).lower() or "out of bounds" in rest
+    return IndexError(message) if of_index and operator not in _RUNTIME_ERRORS else RuntimeError(message)
 
 
 def library_error(message: str, device: str) -> Exception:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class PythonRuntime:
-    """Helpers of one program; `take_error` gives the number of the error that a kernel reported (0: none), `messages`
-    its text. `launcher` launches kernels that are not in the object of the program."""
+    """Helpers of one program; `take_error` gives the number of the error that a kernel reported (0: none) and what its text in
+    `messages` shows. `launcher` launches kernels that are not in the object of the program."""
 
-    def __init__(self, take_error: Callable[[], int], messages: list[str], launcher: Launcher | None = None):
+    def __init__(self, take_error: Callable[[], tuple[int, Sequence[int]]], messages: list[str], launcher: Launcher | None = None):
         import torch
 
         self.launcher = launcher
@@ -88,9 +88,9 @@ class PythonRuntime:
         return create_string_buffer(pack(f"={form}", *words), max(1, 8 * len(words)))
 
     def poll(self) -> None:
-        number = self._take_error()
+        number, values = self._take_error()
         if number:
-            raise kernel_error(self._messages[number - 1])
+            raise kernel_error(self._messages[number - 1], values)
 
 
 def copy_strided(value: Any, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Any:

@@ -72,6 +72,9 @@ cpu.kernel private @vectors(%p : !cpu.ptr, %s : f32) {
   %q = cpu.math hypot %l, %i : vector<2xf32>
   // CHECK: cpu.assert %{{.*}}, "index out of range" : vector<2xi1>
   cpu.assert %o, "index out of range" : vector<2xi1>
+  // CHECK: cpu.assert %{{.*}}, "index {0}"(%{{.*}}) : vector<2xi1>, vector<2xi64>
+  %wide = cpu.cast extsi %n : vector<2xi32> to vector<2xi64>
+  cpu.assert %o, "index {0}"(%wide) : vector<2xi1>, vector<2xi64>
   cpu.return
 }
 

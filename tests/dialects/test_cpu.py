@@ -76,6 +76,8 @@ BAD = [
     ("%a = cpu.concat %v, %v, %v : vector<4xf32>", "the number of vectors must be a power of two, got 3"),
     ("%a, %b = cpu.transpose %v, %v : vector<4xf32>", "a square is transposed: 2 rows need 2 lanes"),
     ('cpu.assert %s, "no" : f32', "the condition's lanes must be i1, got f32"),
+    ('cpu.assert %m, "{0}"(%i) : vector<4xi1>, vector<4xi32>', "a value of the message, its lanes must be i64, got i32"),
+    ('cpu.assert %m, "{1}"(%n) : vector<4xi1>, i64', "'{1}' is not a format string of 1 values"),
     ("cpu.call @f(%v) : (vector<4xf32>) -> ()", "only pointers and scalars are passed to @f"),
     ("cpu.parallel (%b) = %n, %n : i64 {\n}", "the body takes begin and end"),
     ('cpu.kernel @k() {\n "test.termop"() : () -> ()\n}', "the body must end with cpu.return"),

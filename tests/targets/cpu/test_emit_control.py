@@ -233,6 +233,27 @@ cpu.kernel @k(%x : !cpu.ptr, %n : i64) {
     assert library.messages()[1] == "n must be positive"
 
 
+def test_a_failed_check_shows_the_values_of_its_first_lane_that_is_off() -> None:
+    library = build(
+        """
+cpu.kernel @k(%x : !cpu.ptr, %n : i64) {
+  %c0 = arith.constant 0 : i64
+  %limit = cpu.splat %n : vector<16xi64>
+  %i = cpu.load %x[%c0] : vector<16xi64>
+  %ok = cpu.cmpi slt %i, %limit : vector<16xi64>
+  cpu.assert %ok, "{0} is not below {1}"(%i, %n) : vector<16xi1>, vector<16xi64>, i64
+  cpu.assert %ok, "{braces} stay {0}" : vector<16xi1>
+  cpu.return
+}"""
+    )
+    x = torch.arange(16)
+    with pytest.raises(RuntimeError, match="^13 is not below 13$"):
+        library.call("k", x, 13)
+    with pytest.raises(RuntimeError, match="^-9 is not below -20$"):
+        library.call("k", x * 0 - 9, -20)
+    assert library.messages()[1].format() == "{braces} stay {0}"
+
+
 def philox(seed: int, offset: int, subsequence: int) -> list[int]:
     """Philox4x32-10 in plain integers, from the paper."""
     mask = 2**32 - 1
