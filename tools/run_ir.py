@@ -88,6 +88,8 @@ def run_module(
     given = list(inputs) if inputs is not None else random_inputs(module, function, seed)
     _check_objects(module, len(objects))
     level = level_of(module, function)
+    if level == "mem":
+        _check_places(module)
     if interpret is None:
         interpret = os.environ.get("STEPWELL_INTERPRET", "") not in ("", "0")
     if (interpret or level == "tt") and level in _INTERPRETERS:
@@ -111,6 +113,16 @@ def _check_kernels(module: ModuleOp) -> None:
         if isinstance(op, host.LaunchOp) and (name := op.kernel.root_reference.data) not in kernels:
             hint = did_you_mean(name, kernels) or f"; it has: {', '.join(kernels)}"
             raise PassError(f"the module has no kernel '{name}'{hint}", op=op)
+
+
+def _check_places(module: ModuleOp) -> None:
+    """PassError, at the allocation, where buffers that hold something at the same time share bytes of the arena."""
+    from ..passes.mem.arena_clashes import check_places
+    from ..passes.mem.mem_plan import symbol_hints
+
+    for func in module.ops:
+        if isinstance(func, FuncOp):
+            check_places(func, symbol_hints(module))
 
 
 def _check_objects(module: ModuleOp, count: int) -> None:
