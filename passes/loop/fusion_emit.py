@@ -410,6 +410,9 @@ class GroupWriter:
                 for member in step.members:
                     self._member(member, self._at(member.place), number)
             self.inner = ()
+            if all(member.info.op.results and self.recomputed.issuperset(member.info.op.results) for member in step.members):
+                op.detach()  # later steps compute all of it again
+                op.erase()
 
     def _at(self, index: Sequence[Expr]) -> list[Expr]:
         """An index over the group's loops and those of a step, over the body's dimensions: there the loop that is open comes after
