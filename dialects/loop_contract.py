@@ -20,6 +20,7 @@ from .loop_checks import leaves, makes_tensor, runs, unfilled
 from .loop_syntax import INDEX, parse_attrs, parse_loops, parse_outs, print_attrs, print_loops, print_outs, value_names
 from .nd_base import ExprsAttr
 from .nd_types import TensorType
+from .schedule_check import choice_problem
 
 
 @irdl_op_definition
@@ -91,7 +92,8 @@ class ContractOp(LoopLike):
                 raise VerifyException(f"loop.contract: {name}: {problem}")
         if [a.type for a in self.out_args] != [o.type for o in self.outs]:
             raise VerifyException("loop.contract: the body's last arguments must have the types of outs")
-        if problem := unfilled(self.outs, self.out_args) or makes_tensor(self.body):
+        choice = choice_problem(self.schedule, ("gemm", "library"))
+        if problem := unfilled(self.outs, self.out_args) or makes_tensor(self.body) or choice:
             raise VerifyException(f"loop.contract: {problem}")
 
     def print(self, printer: Printer) -> None:

@@ -33,6 +33,7 @@ from .expr import Expr, as_expr, product, strides_contiguous
 from .expr_syntax import ExprAttr, parse_expr
 from .nd_base import IntsAttr, NdOp, prop
 from .nd_types import element_bytes, parse_shape, print_shape
+from .schedule_check import choice_problem
 
 
 @irdl_attr_definition
@@ -233,6 +234,8 @@ class ExternOp(NdOp):
         for k in (*(prop(self, "mutates") or ()), *(prop(self, "out") or ())):
             if not 0 <= k < count:
                 raise VerifyException(f"mem.extern: names operand {k}, there are {count} operands")
+        if problem := choice_problem(self.schedule, ("generated", "library")):
+            raise VerifyException(f"mem.extern: {problem}")
 
 
 Mem = Dialect("mem", [AllocOp, ViewOp, ExternOp], [BufferType])

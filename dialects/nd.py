@@ -40,6 +40,7 @@ from .nd_base import ExprsAttr, IntsAttr, NdOp, prop
 from .nd_pointwise import ALL as POINTWISE
 from .nd_pointwise import PointwiseOp, broadcast_dims
 from .nd_types import LayoutAttr, RangeAttr, TensorType, is_float, tensor_type
+from .schedule_check import choice_problem
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "xor")
 ARG_REDUCTIONS = ("argmax", "argmin")
@@ -609,6 +610,8 @@ class ExternOp(NdOp):
                 raise VerifyException(f"nd.extern: mutates operand {k}, there are {count} operands")
         for name, values in (("operand_layouts", self.operands), ("result_layouts", self.results)):
             self._check_layouts(name, values)
+        if problem := choice_problem(self.schedule, ("generated", "library")):
+            raise VerifyException(f"nd.extern: {problem}")
 
     def _check_layouts(self, name: str, values: Sequence[SSAValue]) -> None:
         layouts = self.properties.get(name)

@@ -1,5 +1,6 @@
 """What the `schedule` attribute of a nest may say (docs/schedule.md), and `vector` and `lanes` of a loop inside it, checked by the
-verifiers of the `loop` dialect: a key that is misspelt, or a loop that is not there, would otherwise change nothing without a word."""
+verifiers of the `loop` dialect, and what that of a contraction or a library call may: a key that is misspelt, or a loop that is not
+there, would otherwise change nothing without a word."""
 
 from __future__ import annotations
 
@@ -37,6 +38,14 @@ def schedule_problem(schedule: Attribute, loops: int) -> str:
     if tiles is not None and not (isinstance(tiles, DenseArrayBase) and len(tiles) <= loops and all(n >= 0 for n in tiles.iter_values())):
         return f"schedule: 'tiles' is an array of at most {loops} numbers from 0, one for each loop of the nest, not {tiles}"
     return ""
+
+
+def choice_problem(schedule: Attribute | None, choices: tuple[str, ...]) -> str:
+    """What is wrong with the schedule of an operation that says by one word what computes it; "" if nothing is, or nothing is said."""
+    if schedule is None or isinstance(schedule, StringAttr) and schedule.data in choices:
+        return ""
+    words = " or ".join([f'"{word}"' for word in choices])
+    return f"schedule is {words}, not {schedule}"
 
 
 ATTRIBUTES = ("vector", "lanes", "fixed", "no_fuse", "asked", "join", "layouts", "window_rows", "schedule", "label", "sequential")

@@ -65,3 +65,37 @@ def test_wrong_in_a_loop_inside(opt_tool, inner, message):
     result = opt_tool(stdin=SUM.replace("INNER", inner))
     assert result.err.startswith(f"<stdin>:3:10: error: 'loop.reduce' op: loop.reduce: {message}")
     assert opt_tool(stdin=SUM.replace("INNER", 'vector = "none"')).code == 0
+
+
+PRODUCT = """func.func @f(%x: !mem.buffer<8 x 4 x f32>, %w: !mem.buffer<4 x 2 x f32>, %y: !mem.buffer<8 x 2 x f32>) {
+  loop.contract (%i = 8, %j = 2) reduce (4) %x at #nd.map<(d0, d1, d2) -> (d0, d2)> : !mem.buffer<8 x 4 x f32> * %w at #nd.map<(d0, d1, d2) -> (d2, d1)> : !mem.buffer<4 x 2 x f32> into %a : f32 outs(%o = %y : !mem.buffer<8 x 2 x f32>) {
+    loop.store %a, %o[%i, %j] : f32, !mem.buffer<8 x 2 x f32>
+  } attributes {schedule = SCHEDULE}
+  func.return
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"), [('"gemm"', ""), ('"library"', ""), ('"gem"', '"gem"'), ("{tile = 1 : i64}", "{tile = 1 : i64}")]
+)
+def test_what_computes_a_contraction(opt_tool, schedule, message):
+    result = opt_tool(stdin=PRODUCT.replace("SCHEDULE", schedule))
+    if not message:
+        assert (result.code, result.err) == (0, "")
+        return
+    assert result.err.startswith(
+        f"<stdin>:2:3: error: 'loop.contract' op: loop.contract: schedule is \"gemm\" or \"library\", not {message}"
+    )
+
+
+def test_what_computes_a_call():
+    from xdsl.dialects.builtin import StringAttr
+    from xdsl.utils.exceptions import VerifyException
+
+    from stepwell.dialects import nd
+    from stepwell.dialects.call_args import Call, CallAttr
+
+    call = nd.ExternOp.create(properties={"call": CallAttr(Call("aten.relu.default", ())), "schedule": StringAttr("genrated")})
+    with pytest.raises(VerifyException, match='nd.extern: schedule is "generated" or "library", not "genrated"'):
+        call.verify_()
