@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from xdsl.dialects.builtin import DenseArrayBase, DictionaryAttr, IntegerAttr, StringAttr
 from xdsl.ir import Attribute
 
-KEYS = ("vector", "lanes", "tile", "fixed", "tiles", "index_bits", "parallel", "grain", "gpu", "bounds", "measured")
-_NUMBERS = ("fixed", "index_bits", "parallel", "grain")
+KEYS = ("vector", "piece", "lanes", "tile", "fixed", "tiles", "index_bits", "parallel", "grain", "gpu", "bounds", "measured")
+_NUMBERS = ("piece", "fixed", "index_bits", "parallel", "grain")
 
 
 def schedule_problem(schedule: Attribute, loops: int) -> str:
@@ -56,7 +56,7 @@ def misspelt(names: Iterable[str]) -> str:
     """What is wrong with the names of attributes: one that is nearly one of ours, or belongs into the schedule; "" if nothing is. Others
     may be anybody's."""
     for name in names:
-        if name in ("tile", "tiles", "index_bits", "parallel", "grain"):
+        if name in ("piece", "tile", "tiles", "index_bits", "parallel", "grain"):
             return f"'{name}' is a key of its schedule: schedule = {{{name} = ...}}"
         if name not in ATTRIBUTES and (near := get_close_matches(name, ATTRIBUTES, 1, 0.75)):
             return f"it has no attribute '{name}'; did you mean '{near[0]}'?"

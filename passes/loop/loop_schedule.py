@@ -291,7 +291,7 @@ class Cost:
             choice.update(inner)
         given = _given_loop(node)
         for one in node.loops:
-            if given is False or (given is not None and one is not given):
+            if given is False or (given is not None and one is not given) or _number(node, one) is None:
                 continue
             if not self._keeps_order(node, one) if sequential else any(self._meets(node, one.dim)):
                 continue
@@ -390,12 +390,20 @@ def _given_loop(node: Node) -> Loop | bool | None:
     return None
 
 
-def _loop_at(node: Node, position: int) -> Loop | None:
-    """The innermost piece of the loop at `position` of the op."""
-    for one in reversed(node.loops):
-        if position in one.positions:
-            return one
-    return None
+def _loop_at(node: Node, position: int, piece: int = 0) -> Loop | None:
+    """A piece of the loop at `position` of the op: the innermost, or the one `piece` further out, as far as there are any."""
+    pieces = [one for one in reversed(node.loops) if position in one.positions]
+    return pieces[min(max(piece, 0), len(pieces) - 1)] if pieces else None
+
+
+def _number(node: Node, one: Loop, piece: int = 0) -> int | None:
+    """The position of a loop of the op of which another one is that piece."""
+    return next((p for p in reversed(one.positions) if _loop_at(node, p, piece) is one), None)
+
+
+def _name(node: Node, one: Loop) -> tuple[int, int]:
+    """The position of a loop of the op, and which piece of it another one is, as near to the innermost as can be."""
+    return next((p, piece) for piece in range(len(node.loops)) if (p := _number(node, one, piece)) is not None)
 
 
 def serial_dims(cost: Cost) -> frozenset[Expr]:
@@ -464,7 +472,9 @@ def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
     serial = serial_dims(cost)
     trips = cost.trips(root.loops)
     wanted, tile = table.get("vector"), table.get("tile")
-    named = _loop_at(root, wanted.value.data) if isinstance(wanted, IntegerAttr) else None
+    piece = table.get("piece")
+    outwards = piece.value.data if isinstance(piece, IntegerAttr) else 0
+    named = _loop_at(root, wanted.value.data, outwards) if isinstance(wanted, IntegerAttr) else None
     candidates: list[Schedule] = []
     if not cost.info.local and not (isinstance(wanted, StringAttr) and wanted.data == "inner"):
         for one in root.loops:
@@ -512,7 +522,8 @@ def _tiles(cost: Cost, serial: frozenset[Expr], trips: float) -> list[Schedule]:
                 return []
             if stride.value == 1:
                 fastest[one.dim] = fastest.get(one.dim, 0) + 1
-    loops = [one for one in root.loops if one.dim in fastest and cost.size(one.size) >= MIN_TILE and one.dim not in serial]
+    named = [one for one in root.loops if _number(root, one) is not None]
+    loops = [one for one in named if one.dim in fastest and cost.size(one.size) >= MIN_TILE and one.dim not in serial]
     found: list[Schedule] = []
     for lanes in loops:
         for rows in loops:
@@ -555,30 +566,39 @@ def _tiles_well(cost: Cost, lanes: Loop, rows: Loop) -> bool:
 # ---- the pass
 
 
-def describe(schedule: Schedule) -> dict[str, Attribute]:
-    """A schedule as entries of the attribute of the nest."""
+def _number_attr(node: Node, one: Loop) -> Attribute:
+    number = _number(node, one)
+    assert number is not None
+    return int_attr(number)
+
+
+def describe(root: Node, schedule: Schedule) -> dict[str, Attribute]:
+    """The schedule of a nest whose node is `root` as entries of its attribute."""
     table: dict[str, Attribute] = {}
     if schedule.vector is not None:
-        table["vector"] = int_attr(schedule.vector.positions[-1])
+        number, piece = _name(root, schedule.vector)
+        table["vector"] = int_attr(number)
+        if piece:
+            table["piece"] = int_attr(piece)
         table["lanes"] = int_attr(schedule.lanes)
     else:
         table["vector"] = StringAttr("inner")
     if schedule.tile is not None:
-        table["tile"] = int_attr(schedule.tile.positions[-1])
+        table["tile"] = _number_attr(root, schedule.tile)
     table["parallel"] = bool_attr(schedule.parallel)
     if schedule.grain != SERIAL_NS:
         table["grain"] = int_attr(schedule.grain)
     return table
 
 
-def annotate(nest: loop.NestOp, schedule: Schedule) -> None:
-    """Write a schedule on a nest and the loops in it, beside what is said there already."""
-    update_schedule(nest, describe(schedule))
+def annotate(root: Node, schedule: Schedule) -> None:
+    """Write a schedule on the nest of a node and the loops in it, beside what is said there already."""
+    update_schedule(root.op, describe(root, schedule))
     for node, choice in schedule.inner.items():
         if choice is None:
             node.op.attributes["vector"] = StringAttr("none")
         else:
-            node.op.attributes["vector"] = int_attr(choice[0].positions[-1])
+            node.op.attributes["vector"] = _number_attr(node, choice[0])
             node.op.attributes["lanes"] = int_attr(choice[1])
 
 
@@ -610,8 +630,9 @@ class LoopSchedule(Pass):
             if same is not nest:
                 copy_schedule(same, nest)
                 continue
-            schedule = choose(NestAccess(nest, symbols), hints, self.grain)
-            annotate(nest, schedule)
+            info = NestAccess(nest, symbols)
+            schedule = choose(info, hints, self.grain)
+            annotate(info.root, schedule)
             self.statistic(f"num-{schedule.style}")
             if self.remarks_wanted:
                 self.remark(

@@ -304,7 +304,7 @@ class NestAccess:
                     size = _split_size(atom, one)
                     if size is None:
                         continue
-                    inner = Loop(one.dim, size, one.positions)
+                    inner = Loop(one.dim, size, _fastest(node, one.positions, size))
                     count = exact_quotient(one.size, size)
                     assert count is not None
                     outer = Loop(self.new_dim(Range.of_size(count)), count, one.positions)
@@ -313,6 +313,16 @@ class NestAccess:
                     self._substitute({one.dim: outer.dim * size + inner.dim})
                     return True
         return False
+
+
+def _fastest(node: Node, positions: tuple[int, ...], size: Expr) -> tuple[int, ...]:
+    """Those of the loops that were merged into one, the last ones, whose iterations its innermost `size` are."""
+    left = ONE
+    for k in range(len(positions) - 1, -1, -1):
+        left = node.op.loop_sizes[positions[k]] * left  # pyright: ignore[reportAttributeAccessIssue]
+        if exact_quotient(left, size) is not None:
+            return positions[k:]
+    return positions
 
 
 def _as_one(e: Expr, coefficients: dict[Dim, Expr | None], outer: Loop, inner: Loop) -> bool:

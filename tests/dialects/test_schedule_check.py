@@ -21,7 +21,7 @@ SUM = """func.func @f(%x: !mem.buffer<8 x 16 x f32>, %y: !mem.buffer<8 x f32>) {
   func.return
 }
 """
-KEYS = "vector, lanes, tile, fixed, tiles, index_bits, parallel, grain, gpu, bounds, measured"
+KEYS = "vector, piece, lanes, tile, fixed, tiles, index_bits, parallel, grain, gpu, bounds, measured"
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,48 @@ def test_divided_index_is_split():
     assert [one.size.value for one in info.root.loops] in ([8, 32], [16, 16], [8, 2, 16])
 
 
+REPEATED = """
+func.func @forward(%x : !mem.buffer<{rows} x 64 x f32>, %y : {b}, %o : {b}) {{
+  loop.nest ({loops}) outs(%oo = %o : {b}) {{
+    %a = loop.load %x[{at} floordiv 4] : !mem.buffer<{rows} x 64 x f32> -> f32
+    %e = math.exp %a : f32
+    %c = loop.load %y[{index}] : {b} -> f32
+    %m = arith.mulf %e, %c : f32
+    loop.store %m, %oo[{index}] : f32, {b}
+  }}
+  func.return
+}}
+"""
+
+
+def test_pieces_of_merged_loops_have_names():
+    """Rows and columns merged, then split where the index is divided: the rows' number means what the columns' does not."""
+    b = "!mem.buffer<8 x 64 x 256 x f32>"
+    text = REPEATED.format(rows=64, b=b, loops="%i = 8, %j = 64, %k = 256", at="%j, %k", index="%i, %j, %k")
+    ctx, module = parse(text)
+    info = NestAccess(nest_of(module), RangeEnv())
+    assert [(one.size.value, one.positions) for one in info.root.loops] == [(8, (0,)), (4096, (1, 2)), (4, (2,))]
+    LoopSchedule().apply(ctx, module)
+    assert "vector = 1 : i64" in str(module) and "tile = 2 : i64" in str(module)
+    MemToCpu().apply(ctx, module)
+    assert "vector<16xf32>" in str(module)
+
+
+def test_an_outer_piece_of_a_loop_runs_along_the_lanes():
+    """Columns in groups of 3 that lie apart: the groups' numbers are contiguous, and the outer piece of the loop over columns."""
+    b = "!mem.buffer<3 x 64 x f32>"
+    at = "%i mod 3, %i floordiv 3"
+    text = POINTWISE.format(x=b, y=b, o="!mem.buffer<192 x f32>", loops="%i = 192", xi=at, yi=at, oi="%i", schedule="")
+    ctx, module = parse(text)
+    LoopSchedule().apply(ctx, module)
+    written = str(module)
+    assert "piece = 1 : i64" in written
+    again = choose(NestAccess(nest_of(module), RangeEnv()), {})
+    assert (again.style, again.vector.size.value) == ("lanes", 64)
+    MemToCpu().apply(ctx, module)
+    assert "vector<64xf32>" in str(module)
+
+
 @pytest.mark.parametrize(
     "text,style,loop",
     [
