@@ -384,18 +384,24 @@ def _index_put(low: Lowering, op: nd.IndexPutOp) -> None:
     rest = [k for k in range(len(shape)) if k not in inner]
     values = tensor_type(op.values).dims
 
+    def store(b: Body, full: Sequence[Expr], rest_index: Sequence[Expr], inner_index: Sequence[Expr], out: SSAValue) -> None:
+        free = iter(rest_index)
+        target = [e if k in op.dims.data else next(free) for k, e in enumerate(full)]
+        source = _merge(rest, inner, rest_index, inner_index)
+        value = low.element(b, op.values, broadcast_map(values, tuple(shape)).apply(source))
+        b.store(value, out, target, op.mode.data, b.holds_elements(target))
+
     def body(b: Body, index: tuple[Expr, ...], outs: Sequence[SSAValue]) -> None:
         outer = loop.ForOp.build_for([shape[k] for k in inner])
         outer.properties["sequential"] = _UNIT
         with b.inner(outer, outer.body, [shape[k] for k in inner]) as inner_index:
             full = place(b, _merge(rest, inner, [ZERO] * len(rest), inner_index))
-            store = loop.ForOp.build_for([shape[k] for k in rest])
-            with b.inner(store, store.body, [shape[k] for k in rest]) as rest_index:
-                source = _merge(rest, inner, rest_index, inner_index)
-                free = iter(rest_index)
-                target = [e if k in op.dims.data else next(free) for k, e in enumerate(full)]
-                value = low.element(b, op.values, broadcast_map(values, tuple(shape)).apply(source))
-                b.store(value, outs[0], target, op.mode.data, b.holds_elements(target))
+            if not rest:
+                store(b, full, (), inner_index, outs[0])
+                return
+            columns = loop.ForOp.build_for([shape[k] for k in rest])
+            with b.inner(columns, columns.body, [shape[k] for k in rest]) as rest_index:
+                store(b, full, rest_index, inner_index, outs[0])
 
     nest = low.nest(op, [], [low.tensor_or_copy(op.base)], body)
     low.bind(op.result, nest.results[0])

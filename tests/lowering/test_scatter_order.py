@@ -38,3 +38,35 @@ def test_values(axis, dynamic):
     function, given = scatter(axis)
     for got, want in zip(torch.compile(function, backend="stepwell", dynamic=dynamic)(*given), function(*given), strict=True):
         torch.testing.assert_close(got, want)
+
+
+def put(x, i, j, v):
+    return x.index_put((i, j), v)
+
+
+def given_places(count, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(count)
+    i, j = (torch.randint(-n, n, (count,), generator=generator) for n in (4, 5))
+    return torch.zeros(4, 5, dtype=dtype), i, j, torch.arange(count).to(dtype)
+
+
+def test_elements_at_places_are_stored_in_vectors():
+    """No loop stands inside of the one over the places, so that it runs along the lanes."""
+    given = given_places(500)
+    imported = import_graph(make_fx(lambda *xs: (put(*xs),), tracing_mode="fake")(*given), given)
+    run(default_pipeline("cpu", stages=("nd", "loop", "mem")), imported.module, context())
+    (kept,) = [op for op in imported.module.walk() if isinstance(op, loop.ForOp)]
+    assert kept.sequential is not None and "lanes" in kept.attributes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int8, torch.bool])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_last_of_equal_places_stays(dtype, dynamic):
+    torch._dynamo.reset()
+    compiled = torch.compile(put, backend="stepwell", dynamic=dynamic)
+    for count in (0, 1, 100, 1000):
+        given = given_places(count, dtype)
+        torch.testing.assert_close(compiled(*given), put(*given))
+        x, i, j, v = given
+        apart = (x.t().contiguous().t(), i.repeat(2)[::2], j, v)
+        torch.testing.assert_close(compiled(*apart), put(*apart))
