@@ -183,6 +183,9 @@ class GraphCompilers:
                 log.info("graph %d: %d convolutions and gradients of convolutions run channels-last", self.number, chosen)
                 count("training_layouts", chosen)
         if self.options.partitioner is None:
+            from ..lowering.recomputable import spell_out_recomputable
+
+            count("recomputable", spell_out_recomputable(gm))
             return partition(gm, joint_inputs, **kwargs)
         parts = self.options.partitioner(gm, joint_inputs, **kwargs)
         if not isinstance(parts, (tuple, list)) or len(parts) != 2 or not all(isinstance(part, GraphModule) for part in parts):

@@ -1,0 +1,216 @@
+"""Values that backward may compute again instead of reading them from memory: what normalisations give, and some activations.
+
+The minimum cut that splits a joint graph (torch's) knows operators that it may repeat. A normalisation is none: its statistics are worth
+keeping, and its values, which are one subtraction and one product away from its input, come out of the same operator. Here such values
+are written as those arithmetics on the input and the saved statistics, which backward reads anyway; so a chain of convolution,
+normalisation and activation keeps two tensors of its size instead of three, and forward stores one less. What backward needs as a whole
+in memory (the input of a product or of a convolution) stays as it is: there nothing would be gained.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import map_arg
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_VIEWS = frozenset((
+    aten.detach.default, aten.alias.default, aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.transpose.int,
+    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.expand.default,
+))  # fmt: skip
+
+_GRADIENTS = frozenset((
+    aten.hardswish_backward.default, aten.hardsigmoid_backward.default, aten.hardtanh_backward.default, aten.leaky_relu_backward.default,
+    aten.elu_backward.default, aten.softplus_backward.default, aten.mish_backward.default, aten.hardshrink_backward.default,
+    aten.softshrink_backward.default, aten.log_sigmoid_backward.default, aten._prelu_kernel_backward.default, aten.glu_backward.default,
+))  # fmt: skip
+"""Pointwise operators that torch does not call so."""
+
+
+def spell_out_recomputable(gm: GraphModule) -> int:
+    """Rewrite a joint graph in place, before it is split; gives how many operators' values backward may compute again since then."""
+    backward = _backward(gm)
+    spelt = 0
+    for node in list(gm.graph.nodes):
+        formula = _FORMULAS.get(node.target)
+        if formula is None or node in backward:
+            continue
+        value = _first(node) if isinstance(node.meta.get("val"), (tuple, list)) else node
+        if value is None or not _read_by_element(value, backward):
+            continue
+        with gm.graph.inserting_before(_behind(node)):
+            made = formula(_Writer(node))
+        if made is not None and _same(made, value):
+            value.replace_all_uses_with(made)
+            spelt += 1
+    if spelt:
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+    return spelt
+
+
+def _backward(gm: GraphModule) -> set[Node]:
+    """Nodes that need a gradient of an output."""
+    found: set[Node] = set()
+    for node in gm.graph.nodes:
+        tangent = node.op == "placeholder" and "tangents" in str(node.target)
+        if tangent or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _first(node: Node) -> Node | None:
+    """The node of the first of an operator's results."""
+    return next((u for u in node.users if u.target is operator.getitem and u.args[1] == 0), None)
+
+
+def _behind(node: Node) -> Node:
+    """Where an operator and the nodes of its results are over."""
+    at = node.next
+    while at.target is operator.getitem and at.args[0] is node:
+        at = at.next
+    return at
+
+
+def _pointwise(node: Node) -> bool:
+    target = node.target
+    return target in _GRADIENTS or (isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags)
+
+
+def _read_by_element(value: Node, backward: set[Node]) -> bool:
+    """Whether backward reads a value, or something computed from it element by element, only element by element: computed again it is
+    part of the reader then."""
+    readers = list(_readers(value))
+    ours = [u for u in readers if u in backward]
+    if ours and all(_pointwise(u) for u in ours):
+        return True
+    return any(_read_by_element(u, backward) for u in readers if u not in backward and _pointwise(u))
+
+
+def _readers(value: Node) -> Iterator[Node]:
+    """Who reads a value or a view of it."""
+    for user in value.users:
+        if user.target in _VIEWS:
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _same(made: Node, value: Node) -> bool:
+    """Whether a node gives the type, sizes and strides of another one."""
+    a, b = made.meta["val"], value.meta["val"]
+    pairs = zip((*a.shape, *a.stride()), (*b.shape, *b.stride()), strict=True)
+    return a.dtype == b.dtype and a.dim() == b.dim() and all(statically_known_true(x == y) for x, y in pairs)
+
+
+class _Writer:
+    """Adds calls that stand for an operator, with its place in the user's program."""
+
+    def __init__(self, node: Node):
+        self.node = node
+        self.graph = node.graph
+        self.mode: Any = next(v.fake_mode for v in map(_value, node.all_input_nodes) if isinstance(v, FakeTensor))
+
+    def __call__(self, target: Any, *args: Any) -> Node:
+        made = self.graph.call_function(target, args)
+        made.meta.update({k: v for k, v in self.node.meta.items() if k not in ("val", "tensor_meta")})
+        values = map_arg(args, _value)
+        with self.mode, torch.no_grad():
+            made.meta["val"] = target(*values)
+        return made
+
+    def wide(self, x: Node) -> Node:
+        """In the type that the operator computes in: f32 for f16 and bf16."""
+        dtype = _value(x).dtype
+        return x if dtype in (torch.float32, torch.float64) else self(prims.convert_element_type.default, x, torch.float32)
+
+    def like(self, y: Node, x: Node) -> Node:
+        """Converted to the type of `x`."""
+        dtype = _value(x).dtype
+        return y if _value(y).dtype == dtype else self(prims.convert_element_type.default, y, dtype)
+
+    def sizes(self, x: Node) -> list[Any]:
+        """The sizes of a tensor, of symbols the nodes that give them."""
+        every = enumerate(_value(x).shape)
+        return [n if isinstance(n, int) else self(aten.sym_size.int, x, k) for k, n in every]
+
+    def results(self) -> tuple[Node, Node]:
+        """The nodes of the second and third result."""
+        found = {u.args[1]: u for u in self.node.users if u.target is operator.getitem}
+        return tuple(found[k] if k in found else self._result(k) for k in (1, 2))  # pyright: ignore[reportReturnType]
+
+    def _result(self, k: int) -> Node:
+        return self(operator.getitem, self.node, k)
+
+    def affine(self, x: Node, steps: list[tuple[Any, Node | None]], sizes: list[Any] | None) -> Node:
+        """`x` through (operator, operand) one after the other, operands in these sizes and in the type of x."""
+        for target, operand in steps:
+            if operand is not None:
+                shaped = operand if sizes is None else self(aten.view.default, operand, sizes)
+                x = self(target, x, self.like(shaped, x))
+        return x
+
+
+def _value(node: Node) -> Any:
+    return node.meta["val"]
+
+
+def _batch_norm(w: _Writer) -> Node | None:
+    x, weight, bias = w.node.args[:3]
+    if w.node.target is aten._native_batch_norm_legit_functional.default and w.node.args[5] is not True:
+        return None
+    mean, rstd = w.results()
+    steps = [(aten.sub.Tensor, mean), (aten.mul.Tensor, rstd), (aten.mul.Tensor, weight), (aten.add.Tensor, bias)]
+    y = w.affine(w.wide(x), steps, [-1, *[1] * (_value(x).dim() - 2)])  # pyright: ignore[reportArgumentType]
+    return w.like(y, x)  # pyright: ignore[reportArgumentType]
+
+
+def _layer_norm(w: _Writer) -> Node | None:
+    x, weight, bias = w.node.args[0], w.node.args[2], w.node.args[3]
+    mean, rstd = w.results()
+    wide = w.wide(x)  # pyright: ignore[reportArgumentType]
+    if _value(mean).dtype != _value(wide).dtype:
+        return None  # rounded: the values come from more exact ones
+    steps = [(aten.sub.Tensor, mean), (aten.mul.Tensor, rstd), (aten.mul.Tensor, weight), (aten.add.Tensor, bias)]
+    return w.like(w.affine(wide, steps, None), x)  # pyright: ignore[reportArgumentType]
+
+
+def _group_norm(w: _Writer) -> Node | None:
+    x, weight, bias, groups = *w.node.args[:3], w.node.args[6]
+    channels = _value(x).shape[1]  # pyright: ignore[reportArgumentType]
+    if not isinstance(channels, int) or not isinstance(groups, int):
+        return None
+    mean, rstd = w.results()
+    wide = w.wide(x)  # pyright: ignore[reportArgumentType]
+    if _value(mean).dtype != _value(wide).dtype:
+        return None
+    n, _, *places = sizes = w.sizes(x)  # pyright: ignore[reportArgumentType]
+    ones = [1] * len(places)
+    y = w(aten.view.default, wide, [n, groups, channels // groups, *places])
+    y = w.affine(y, [(aten.sub.Tensor, mean), (aten.mul.Tensor, rstd)], [n, groups, 1, *ones])
+    y = w.affine(y, [(aten.mul.Tensor, weight), (aten.add.Tensor, bias)], [groups, channels // groups, *ones])
+    return w.like(w(aten.view.default, y, sizes), x)  # pyright: ignore[reportArgumentType]
+
+
+def _hardswish(w: _Writer) -> Node | None:
+    (x,) = w.node.args
+    wide = w.wide(x)  # pyright: ignore[reportArgumentType]
+    clamped = w(aten.clamp.default, w(aten.add.Tensor, wide, 3), 0, 6)
+    return w.like(w(aten.div.Tensor, w(aten.mul.Tensor, wide, clamped), 6), x)  # pyright: ignore[reportArgumentType]
+
+
+_FORMULAS: dict[Any, Callable[[_Writer], Node | None]] = {
+    aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_norm,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_group_norm.default: _group_norm,
+    aten.hardswish.default: _hardswish,
+}
+"""What an operator's (first) result is, by operators that torch's partitioner may repeat; None where that is another number."""
