@@ -88,7 +88,7 @@ def run_module(
     given = list(inputs) if inputs is not None else random_inputs(module, function, seed)
     _check_objects(module, len(objects))
     level = level_of(module, function)
-    if level == "mem":
+    if level in ("mem", "cpu"):
         _check_places(module)
     if interpret is None:
         interpret = os.environ.get("STEPWELL_INTERPRET", "") not in ("", "0")

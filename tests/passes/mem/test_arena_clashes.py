@@ -44,3 +44,9 @@ def test_places_that_are_taken(opt_tool, second: str, third: str, line: int, mes
     assert message in result.err
     if line:
         assert f"<stdin>:{line}:" in result.err
+
+
+def test_at_the_level_of_vector_code_too(opt_tool):
+    result = opt_tool("-p", "mem-to-cpu", "--run", stdin=PROGRAM.replace("SECOND", "n * 2").replace("THIRD", "n * 8"))
+    assert result.code == 1
+    assert "bytes 16 to 48 of the arena are taken" in result.err
