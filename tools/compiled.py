@@ -124,8 +124,12 @@ class Runner:
             return
         from ..lowering.fx_to_nd.importer import user_place
 
-        places = ((name, user_place(trace)) for name, trace in traces)
-        lines = ", ".join(f"{name} at {place.filename.data}:{place.line.data}" for name, place in places if hasattr(place, "filename"))
+        names: dict[str, str] = {}
+        for name, trace in _of_operator(traces, str(error).partition(":")[0]):
+            place = user_place(trace)
+            if hasattr(place, "filename"):
+                names.setdefault(f"{place.filename.data}:{place.line.data}", name)
+        lines = ", ".join(f"{name} at {place}" for place, name in names.items())
         error.add_note(f"in the {self.kind} graph: {lines}")
 
 
@@ -139,6 +143,12 @@ def _runner_of(graph: CompiledGraph) -> Runner:
     if code is None:
         raise MissingPart
     return replace(graph, code=code).runner()
+
+
+def _of_operator(traces: list[tuple[str, str]], operator: str) -> list[tuple[str, str]]:
+    """Those of the nodes that are named after the operator of a message (nll_loss_forward after nll_loss), all where none is."""
+    same = [(name, trace) for name, trace in traces if name.rstrip("0123456789").rstrip("_") == operator]
+    return same or [(name, trace) for name, trace in traces if name.startswith(operator)] or traces
 
 
 def _output(output: Output, results: Sequence[Any], symbols: Mapping[str, int]) -> Any:

@@ -77,3 +77,28 @@ def test_the_python_path_says_the_same(monkeypatch: pytest.MonkeyPatch):
     run = torch.compile(lambda x, i: x.gather(0, i) - 3, backend="stepwell")
     with pytest.raises(RuntimeError, match="gather: index 50 is out of bounds for dimension 0 with size 5"):
         run(X, t([[0, 50]]))
+
+
+def test_the_note_names_the_lines_of_the_operator_each_once():
+    torch._dynamo.reset()
+    weight = torch.randn(6, 5)
+
+    def fn(x, i):
+        y = F.embedding(i, weight)
+        y = y + torch.stack([x[i], x[i] * 2, x[i] * 3]).sum(0)
+        return F.cross_entropy(y, i)
+
+    run = torch.compile(fn, backend="stepwell")
+    x = torch.randn(7, 5)
+    first = fn.__code__.co_firstlineno
+    for bad, operator, line in ((6, "embedding", 1), (5, "nll_loss_forward", 3)):
+        with pytest.raises(IndexError) as caught:
+            run(x, t([0, bad]))
+        (note,) = caught.value.__notes__
+        assert note.count(" at ") == 1
+        assert note.startswith(f"in the inference graph: {operator} at ")
+        assert note.endswith(f"test_index_messages.py:{first + line}")
+    with pytest.raises(IndexError) as caught:
+        run(x[:4], t([0, 4]))
+    (note,) = caught.value.__notes__
+    assert note.startswith("in the inference graph: index at ") and note.count(" at ") == 1
