@@ -12,6 +12,9 @@ but when one loop does both, its index too must stand at the same place in all o
 memory is never such an index. The body of a reduction whose kind may be computed in two passes (`welford`, `softmax`)
 runs twice, so that nothing that it reads may be overwritten in it.
 
+Reads at places that no store of the nest reaches, in whatever iteration, ask for nothing: the ends of a row that are copied to its other
+ends.
+
 A tensor that is seen with other sizes than those that the nest stores (a matrix product read as a batch of rows) may be
 overwritten where all accesses to the two are in the same loops and at the same address, a different one in each
 iteration.
@@ -24,7 +27,7 @@ from dataclasses import dataclass, field
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import ONE, Dim, Expr, dim, simplify
+from ...dialects.expr import ONE, Dim, Expr, dim, free_dims, prove_ge0, simplify
 from ...dialects.expr_ranges import Range, RangeEnv
 from ...dialects.mem import BufferType
 
@@ -56,10 +59,35 @@ class NestAccesses:
         self._sizes: dict[Dim, Expr] = {}
         self.root = self._level(nest)
 
-    def allows(self, source: SSAValue, out: SSAValue) -> bool:
+    def allows(self, source: SSAValue, out: SSAValue, env: RangeEnv) -> bool:
         """Whether stores to `out` (an argument of the body) may go to the memory of `source`, which has the same
-        type."""
-        return _allows(self.root, (source, out))
+        type. `env` is what is known of symbols."""
+        pair = source, out
+        if _allows(self.root, pair):
+            return True
+        accesses = _below(self.root, pair)
+        stores = [a for a in accesses if a.is_store]
+        ranges = self._twice(env)
+        apart = [a for a in accesses if a.shaped is source and all(self._apart(a, s, ranges) for s in stores)]
+        return bool(apart) and _allows(_without(self.root, {id(a) for a in apart}), pair)
+
+    def _twice(self, env: RangeEnv) -> RangeEnv:
+        """What is known of symbols, of the loops, and of the loops again, with numbers of their own, for another iteration."""
+        found: dict[Expr, Range] = {**env}
+        for d, size in self._sizes.items():
+            found[d] = found[dim(d.index + self._count)] = Range.of_size(size)
+        return RangeEnv(found)
+
+    def _apart(self, read: _Access, store: _Access, ranges: RangeEnv) -> bool:
+        """Whether an access never goes to the element of another one, each in any iteration: somewhere in the index one is always behind
+        the other."""
+        for mine, theirs in zip(read.index, store.index, strict=True):
+            if not all(d in self._sizes for d in (*free_dims(mine), *free_dims(theirs))):
+                continue
+            moved = theirs.subs({d: dim(d.index + self._count) for d in free_dims(theirs)})
+            if prove_ge0(mine - moved - 1, ranges) or prove_ge0(moved - mine - 1, ranges):
+                return True
+        return False
 
     def same_address(self, source: SSAValue, place: BufferType, out: SSAValue, stored: BufferType, env: RangeEnv) -> bool:
         """Whether each iteration of the nest reads `source` (of type `place`) only where it stores to `out` (of type
@@ -121,6 +149,12 @@ def _below(level: _Level, pair: tuple[SSAValue, SSAValue]) -> list[_Access]:
         elif item.shaped in pair:
             found.append(item)
     return found
+
+
+def _without(level: _Level, left_out: set[int]) -> _Level:
+    """A level without some of its accesses, by identity."""
+    items = [_without(i, left_out) if isinstance(i, _Level) else i for i in level.items if id(i) not in left_out]
+    return _Level(level.dims, items, level.repeated)
 
 
 def _address(index: tuple[Expr, ...], t: BufferType, ranges: RangeEnv) -> Expr:

@@ -223,7 +223,7 @@ class Lowering:
             t = source.type
             assert isinstance(t, BufferType)
             if t == stored:
-                return accesses[0].allows(source, out)
+                return accesses[0].allows(source, out, self.env)
             return accesses[0].same_address(source, t, out, stored, self.env)
 
         if isinstance(op, loop.ContractOp):

@@ -90,3 +90,23 @@ def test_gradients_of_pads_on_a_gpu(name):
     torch.testing.assert_close(run_imported(found, list(inputs))[0], *program(*inputs))
     run(default_pipeline("gpu"), found.module, context())
     assert len([op for op in found.module.ops if isinstance(op, tt_structure.FuncOp)]) == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_periodic_borders(dtype, dynamic):
+    """Padding in circles, and the ghost cells of a grid: the ends are copied within one tensor."""
+
+    def program(x, pad):
+        grid = x * 2
+        grid[:, :, 0] = grid[:, :, -2]
+        grid[:, :, -1] = grid[:, :, 1]
+        grid[..., :1] = grid[..., -2:-1]
+        return F.pad(x, pad, mode="circular"), grid
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="stepwell", dynamic=dynamic)
+    x = (torch.randn(2, 3, 7, 20) * 9).to(dtype)
+    for pad in ((2, 2, 1, 3), (20, 20, 7, 7), (-1, 2, 0, -2)):
+        for given in (x, x.mT.contiguous().mT, x[:1, :, 1:6, ::2] if pad[0] < 9 else x):
+            torch.testing.assert_close(compiled(given, pad), program(given, pad), rtol=0, atol=0)

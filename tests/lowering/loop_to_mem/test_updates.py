@@ -190,3 +190,56 @@ def test_a_scatter_into_an_argument_that_stays(level, seeded):
     text = "\n".join(line for line in text.split("\n") if "nd.update" not in line)
     module = level.check(text, [seeded(8), torch.tensor([2, 1, 0]), seeded(3)])
     assert level.copies(module) == 1 and level.allocs(module, "output") == 1
+
+
+MOVED = """func.func @forward(%x: !nd.tensor<3 x 12 x f32>) -> !nd.tensor<3 x 12 x f32> {{
+  %e = loop.empty : !nd.tensor<3 x 12 x f32>
+  %p = loop.nest (%i = 3, %j = 12) outs(%o = %e : !nd.tensor<3 x 12 x f32>) {{
+    %v = loop.load %x[%i, %j] : !nd.tensor<3 x 12 x f32> -> f32
+    %w = math.exp %v : f32
+    loop.store %w, %o[%i, %j] : f32, !nd.tensor<3 x 12 x f32>
+  }}
+  %r = loop.nest ({loops}) outs(%o = %p : !nd.tensor<3 x 12 x f32>) {{
+    %v = loop.load %p[{read}] : !nd.tensor<3 x 12 x f32> -> f32
+    loop.store %v, %o[{stored}] : f32, !nd.tensor<3 x 12 x f32>
+  }}
+  func.return %r : !nd.tensor<3 x 12 x f32>
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("loops", "read", "stored", "copies"),
+    [
+        ("%i = 3, %j = 2", "%i, %j + 2", "%i, %j + 10", 0),
+        ("%i = 3, %j = 2", "%i, -%j + 9", "%i, %j + 10", 0),
+        ("%i = 1, %j = 12", "%i + 2, %j", "%i, -%j + 11", 0),
+        ("%i = 2, %j = 12", "%i + 1, %j", "%i, %j", 1),
+        ("%i = 3, %j = 6", "%i, %j + 5", "%i, %j", 1),
+        ("%i = 3, %j = 6", "%i, %j * 2 + 1", "%i, %j * 2", 1),
+    ],
+    ids=["columns", "reversed", "rows", "overlapping rows", "overlapping columns", "between each other"],
+)
+def test_places_that_are_never_read_are_overwritten(level, seeded, loops, read, stored, copies):
+    """What is read of the tensor that a nest is built on lies apart from where it stores, in whatever iteration."""
+    module = level.check(MOVED.format(loops=loops, read=read, stored=stored), [seeded(3, 12)])
+    assert level.copies(module) == copies
+
+
+@pytest.mark.parametrize(("size", "copies"), [("(s0 + 6)", 0), ("(s0 + 5)", 1)])
+def test_borders_of_rows_of_unknown_length(level, size, copies):
+    """Rows from 6 on, whatever the symbol: two columns of each side and those beside them lie apart."""
+    tensor = f"!nd.tensor<3 x {size} x f32>"
+    text = f"""func.func @forward(%x: {tensor}) -> {tensor} {{
+  %e = loop.empty : {tensor}
+  %p = loop.nest (%i = 3, %j = {size}) outs(%o = %e : {tensor}) {{
+    %v = loop.load %x[%i, %j] : {tensor} -> f32
+    %w = math.exp %v : f32
+    loop.store %w, %o[%i, %j] : f32, {tensor}
+  }}
+  %r = loop.nest (%i = 3, %j = 2) outs(%o = %p : {tensor}) {{
+    %v = loop.load %p[%i, %j + 2] : {tensor} -> f32
+    loop.store %v, %o[%i, %j + {size} - 2] : f32, {tensor}
+  }}
+  func.return %r : {tensor}
+}}"""
+    assert level.copies(level.lower(text)) == copies
