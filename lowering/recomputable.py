@@ -26,13 +26,6 @@ _VIEWS = frozenset((
     aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.expand.default,
 ))  # fmt: skip
 
-_GRADIENTS = frozenset((
-    aten.hardswish_backward.default, aten.hardsigmoid_backward.default, aten.hardtanh_backward.default, aten.leaky_relu_backward.default,
-    aten.elu_backward.default, aten.softplus_backward.default, aten.mish_backward.default, aten.hardshrink_backward.default,
-    aten.softshrink_backward.default, aten.log_sigmoid_backward.default, aten._prelu_kernel_backward.default, aten.glu_backward.default,
-))  # fmt: skip
-"""Pointwise operators that torch does not call so."""
-
 
 def spell_out_recomputable(gm: GraphModule) -> int:
     """Rewrite a joint graph in place, before it is split; gives how many operators' values backward may compute again since then."""
@@ -40,10 +33,8 @@ def spell_out_recomputable(gm: GraphModule) -> int:
     spelt = 0
     for node in list(gm.graph.nodes):
         formula = _FORMULAS.get(node.target)
-        if formula is None or node in backward:
-            continue
-        value = _first(node) if isinstance(node.meta.get("val"), (tuple, list)) else node
-        if value is None or not _read_by_element(value, backward):
+        value = None if formula is None else _first(node) if isinstance(node.meta.get("val"), (tuple, list)) else node
+        if formula is None or value is None or not _gains(node, value, backward):
             continue
         with gm.graph.inserting_before(_behind(node)):
             made = formula(_Writer(node))
@@ -54,6 +45,14 @@ def spell_out_recomputable(gm: GraphModule) -> int:
         gm.graph.eliminate_dead_code()
         gm.recompile()
     return spelt
+
+
+def _gains(node: Node, value: Node, backward: set[Node]) -> bool:
+    """Whether something can be computed again because of how a value is written."""
+    if value is not node:
+        return node not in backward and _read_by_element(value, backward)
+    # an activation that the partitioner does not know keeps what it reads in memory, too
+    return any(n not in backward and _pointwise(n) for n in node.all_input_nodes) or _read_by_element(node, backward)
 
 
 def _backward(gm: GraphModule) -> set[Node]:
@@ -81,17 +80,22 @@ def _behind(node: Node) -> Node:
 
 def _pointwise(node: Node) -> bool:
     target = node.target
-    return target in _GRADIENTS or (isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags)
+    return target in _ACTIVATIONS or (isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags)
 
 
 def _read_by_element(value: Node, backward: set[Node]) -> bool:
     """Whether backward reads a value, or something computed from it element by element, only element by element: computed again it is
     part of the reader then."""
-    readers = list(_readers(value))
-    ours = [u for u in readers if u in backward]
-    if ours and all(_pointwise(u) for u in ours):
-        return True
-    return any(_read_by_element(u, backward) for u in readers if u not in backward and _pointwise(u))
+    waiting, seen = [value], {value}
+    while waiting:
+        readers = list(_readers(waiting.pop()))
+        ours = [u for u in readers if u in backward]
+        if ours and all(_pointwise(u) for u in ours):
+            return True
+        further = [u for u in readers if u not in backward and u not in seen and _pointwise(u)]
+        waiting += further
+        seen.update(further)
+    return False
 
 
 def _readers(value: Node) -> Iterator[Node]:
@@ -118,12 +122,12 @@ class _Writer:
         self.graph = node.graph
         self.mode: Any = next(v.fake_mode for v in map(_value, node.all_input_nodes) if isinstance(v, FakeTensor))
 
-    def __call__(self, target: Any, *args: Any) -> Node:
-        made = self.graph.call_function(target, args)
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        made = self.graph.call_function(target, args, kwargs)
         made.meta.update({k: v for k, v in self.node.meta.items() if k not in ("val", "tensor_meta")})
         values = map_arg(args, _value)
         with self.mode, torch.no_grad():
-            made.meta["val"] = target(*values)
+            made.meta["val"] = target(*values, **kwargs)
         return made
 
     def wide(self, x: Node) -> Node:
@@ -149,7 +153,16 @@ class _Writer:
     def _result(self, k: int) -> Node:
         return self(operator.getitem, self.node, k)
 
-    def affine(self, x: Node, steps: list[tuple[Any, Node | None]], sizes: list[Any] | None) -> Node:
+    def statistics(self, wide: Node, dims: list[int], eps: Any) -> tuple[Node, Node]:
+        """Mean and inverse deviation that values are normalised by: what the operator gives, or computed apart where it rounds them."""
+        given = self.results()
+        if _value(given[0]).dtype == _value(wide).dtype:
+            return given
+        both = self(aten.var_mean.correction, wide, dims, correction=0, keepdim=True)
+        var, mean = (self(operator.getitem, both, k) for k in (0, 1))
+        return mean, self(aten.rsqrt.default, self(aten.add.Tensor, var, eps))
+
+    def affine(self, x: Node, steps: list[tuple[Any, Any]], sizes: list[Any] | None) -> Node:
         """`x` through (operator, operand) one after the other, operands in these sizes and in the type of x."""
         for target, operand in steps:
             if operand is not None:
@@ -173,27 +186,23 @@ def _batch_norm(w: _Writer) -> Node | None:
 
 
 def _layer_norm(w: _Writer) -> Node | None:
-    x, weight, bias = w.node.args[0], w.node.args[2], w.node.args[3]
-    mean, rstd = w.results()
+    x, shape, weight, bias, eps = w.node.args
     wide = w.wide(x)  # pyright: ignore[reportArgumentType]
-    if _value(mean).dtype != _value(wide).dtype:
-        return None  # rounded: the values come from more exact ones
+    rank = _value(wide).dim()
+    mean, rstd = w.statistics(wide, list(range(rank - len(shape), rank)), eps)  # pyright: ignore[reportArgumentType]
     steps = [(aten.sub.Tensor, mean), (aten.mul.Tensor, rstd), (aten.mul.Tensor, weight), (aten.add.Tensor, bias)]
     return w.like(w.affine(wide, steps, None), x)  # pyright: ignore[reportArgumentType]
 
 
 def _group_norm(w: _Writer) -> Node | None:
-    x, weight, bias, groups = *w.node.args[:3], w.node.args[6]
+    x, weight, bias, *_, groups, eps = w.node.args
     channels = _value(x).shape[1]  # pyright: ignore[reportArgumentType]
     if not isinstance(channels, int) or not isinstance(groups, int):
         return None
-    mean, rstd = w.results()
-    wide = w.wide(x)  # pyright: ignore[reportArgumentType]
-    if _value(mean).dtype != _value(wide).dtype:
-        return None
     n, _, *places = sizes = w.sizes(x)  # pyright: ignore[reportArgumentType]
     ones = [1] * len(places)
-    y = w(aten.view.default, wide, [n, groups, channels // groups, *places])
+    y = w(aten.view.default, w.wide(x), [n, groups, channels // groups, *places])  # pyright: ignore[reportArgumentType]
+    mean, rstd = w.statistics(y, list(range(2, 3 + len(places))), eps)
     y = w.affine(y, [(aten.sub.Tensor, mean), (aten.mul.Tensor, rstd)], [n, groups, 1, *ones])
     y = w.affine(y, [(aten.mul.Tensor, weight), (aten.add.Tensor, bias)], [groups, channels // groups, *ones])
     return w.like(w(aten.view.default, y, sizes), x)  # pyright: ignore[reportArgumentType]
@@ -206,11 +215,23 @@ def _hardswish(w: _Writer) -> Node | None:
     return w.like(w(aten.div.Tensor, w(aten.mul.Tensor, wide, clamped), 6), x)  # pyright: ignore[reportArgumentType]
 
 
+def _hardswish_backward(w: _Writer) -> Node | None:
+    grad, x = w.node.args
+    wide, x = w.wide(grad), w.wide(x)  # pyright: ignore[reportArgumentType]
+    middle = w(aten.mul.Tensor, wide, w(aten.add.Tensor, w(aten.div.Tensor, x, 3), 0.5))
+    inner = w(aten.where.self, w(aten.lt.Scalar, x, 3), middle, wide)
+    return w.like(w(aten.where.ScalarSelf, w(aten.le.Scalar, x, -3), 0.0, inner), grad)  # pyright: ignore[reportArgumentType]
+
+
+_ACTIVATIONS: dict[Any, Callable[[_Writer], Node | None]] = {
+    aten.hardswish.default: _hardswish,
+    aten.hardswish_backward.default: _hardswish_backward,
+}
 _FORMULAS: dict[Any, Callable[[_Writer], Node | None]] = {
     aten._native_batch_norm_legit_functional.default: _batch_norm,
     aten._native_batch_norm_legit.no_stats: _batch_norm,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_group_norm.default: _group_norm,
-    aten.hardswish.default: _hardswish,
+    **_ACTIVATIONS,
 }
 """What an operator's (first) result is, by operators that torch's partitioner may repeat; None where that is another number."""

@@ -185,7 +185,8 @@ class GraphCompilers:
         if self.options.partitioner is None:
             from ..lowering.recomputable import spell_out_recomputable
 
-            count("recomputable", spell_out_recomputable(gm))
+            if spelt := spell_out_recomputable(gm):
+                count("recomputable", spelt)
             return partition(gm, joint_inputs, **kwargs)
         parts = self.options.partitioner(gm, joint_inputs, **kwargs)
         if not isinstance(parts, (tuple, list)) or len(parts) != 2 or not all(isinstance(part, GraphModule) for part in parts):
