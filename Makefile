@@ -1,26 +1,39 @@
 # make demo   a trained model, compiled by stepwell, searches Python's standard library   [QUERY="..."]
 # make test   the tests                                                                    [TESTS=tests/dialects]
+# make test-triton   kernels for GPUs compiled to cubin and hsaco, which needs Triton but no GPU
 # make lint   ruff and the type checker
 #
 # Each makes .venv when it is not there and installs what it needs; the second time it starts at once.
-# PYTHON= another interpreter (3.11 or newer); TORCH= another torch requirement (2.11 to 2.13).
+# PYTHON= another interpreter (3.11 or newer); TORCH= another torch requirement (2.11 to 2.13);
+# TRITON= another Triton (3.6.0 to 3.9.0; Linux).
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TRITON ?= triton==3.6.0
 VENV ?= .venv
 TESTS ?= tests
 QUERY ?=
 
 PY := $(VENV)/bin/python
+TRITON_FOLDER := $(VENV)/$(subst ==,-,$(TRITON))
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-triton lint clean
 
 demo: $(VENV)/installed-demo
 	$(PY) -m stepwell.tools.demo $(if $(QUERY),"$(QUERY)")
 
 test: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope $(TESTS)
+
+test-triton: $(VENV)/installed-test $(TRITON_FOLDER)
+	OMP_NUM_THREADS=1 STEPWELL_TEST_TRITON=$(abspath $(TRITON_FOLDER)) \
+	  $(PY) -m pytest -q -n 2 --dist loadscope tests/targets/triton tests/lowering/mem_to_tt -k triton
+
+# beside the virtual environment's packages: the other tests see a machine without Triton
+$(TRITON_FOLDER): | $(PY)
+	@echo "installing $(TRITON) into $@ ..."
+	@$(PIP) --no-deps --target $@ '$(TRITON)'
 
 lint: $(VENV)/installed-lint
 	$(VENV)/bin/ruff check .
