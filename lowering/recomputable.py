@@ -28,7 +28,8 @@ _VIEWS = frozenset((
 
 
 def spell_out_recomputable(gm: GraphModule) -> int:
-    """Rewrite a joint graph in place, before it is split; gives how many operators' values backward may compute again since then."""
+    """Rewrite a joint graph in place, before it is split (which takes out what nobody reads any more); gives how many operators' values
+    backward may compute again since then."""
     backward = _backward(gm)
     spelt = 0
     for node in list(gm.graph.nodes):
@@ -41,9 +42,6 @@ def spell_out_recomputable(gm: GraphModule) -> int:
         if made is not None and _same(made, value):
             value.replace_all_uses_with(made)
             spelt += 1
-    if spelt:
-        gm.graph.eliminate_dead_code()
-        gm.recompile()
     return spelt
 
 
@@ -148,10 +146,7 @@ class _Writer:
     def results(self) -> tuple[Node, Node]:
         """The nodes of the second and third result."""
         found = {u.args[1]: u for u in self.node.users if u.target is operator.getitem}
-        return tuple(found[k] if k in found else self._result(k) for k in (1, 2))  # pyright: ignore[reportReturnType]
-
-    def _result(self, k: int) -> Node:
-        return self(operator.getitem, self.node, k)
+        return tuple(found.get(k) or self(operator.getitem, self.node, k) for k in (1, 2))  # pyright: ignore[reportReturnType]
 
     def statistics(self, wide: Node, dims: list[int], eps: Any) -> tuple[Node, Node]:
         """Mean and inverse deviation that values are normalised by: what the operator gives, or computed apart where it rounds them."""
