@@ -4,6 +4,7 @@
     %p = nd.matmul %a, %b   (rank over 2)             ->   aten.bmm of the operands with one batch dimension
     %p = nd.matmul %a, %b   (tiny)                    ->   nd.mul ; nd.reduce, a kernel of ours: a call costs the host more than that
     %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
+    %c = nd.conv %x, %w     (1x1, small, of float32)  ->   aten.bmm of channels and pixels; its gradients too: see pixel_products
 
 The library's kernels take transposed operands as they lie; a batch of several dimensions that do not follow each other in memory is copied.
 Rows whose length is odd keep the library from its fast kernels: see product_padding.
@@ -27,6 +28,7 @@ from ..loop.library_cost import size
 from ..loop.loop_fuse import symbol_hints
 from ..manager import Pass
 from .nd_small_products import as_terms
+from .pixel_products import SMALL, convolution_as_product, gradients_as_products
 from .product_padding import padded_product, product_call
 from .rewriter import Rewriter
 
@@ -121,18 +123,31 @@ class NdLibraryProducts(Pass):
     tiny: int = TINY
     """Multiplications of a product up to which it becomes a kernel of ours."""
 
+    small: int = SMALL
+    """Numbers in input and result below which a 1x1 convolution of float32, and its gradients, become products; 0: none does."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
 
         def tiny_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             return product_of_few(rw, found, hints, self.tiny) if isinstance(found, nd.MatmulOp) else None
 
+        def pixel_product(rw: Rewriter, found: Operation) -> SSAValue | None:
+            as_product = convolution_as_product if isinstance(found, nd.ConvOp) else gradients_as_products
+            made = as_product(rw, found, hints, self.small)  # pyright: ignore[reportArgumentType]
+            if made is not None:
+                self.remark(found, f"products of channels and pixels: fewer than {self.small} numbers of float32 (small)", "applied")
+            return made
+
         symbols = nd.symbol_ranges(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            if not any(isinstance(o, (nd.MatmulOp, nd.ConvOp)) for o in func.body.block.ops):
+            if not any(isinstance(o, (nd.MatmulOp, nd.ConvOp, nd.ExternOp)) for o in func.body.block.ops):
                 continue
-            rules = {OPS["add"]: [biased_product], nd.MatmulOp: [tiny_product, library_product], nd.ConvOp: [convolution_bias]}
+            rules = {
+                OPS["add"]: [biased_product], nd.MatmulOp: [tiny_product, library_product], nd.ConvOp: [convolution_bias, pixel_product],
+                nd.ExternOp: [pixel_product],
+            }  # fmt: skip
             rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]
             rewriter.run()
-            for rule in (biased_product, tiny_product, library_product, convolution_bias):
+            for rule in (biased_product, tiny_product, library_product, convolution_bias, pixel_product):
                 self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))
