@@ -4,32 +4,30 @@ The minimum cut that splits a joint graph (torch's) knows operators that it may 
 keeping, and its values, which are one subtraction and one product away from its input, come out of the same operator. Here such values
 are written as those arithmetics on the input and the saved statistics, which backward reads anyway; so a chain of convolution,
 normalisation and activation keeps two tensors of its size instead of three, and forward stores one less. What backward needs as a whole
-in memory (the input of a product or of a convolution) stays as it is: there nothing would be gained.
+in memory (the input of a product or of a convolution) stays as it is: there nothing would be gained. Views that the cut does not know
+are written as those that it does.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.fx.node import map_arg
 
-aten, prims = torch.ops.aten, torch.ops.prims
+from .fx_graphs import VIEWS, Writer, value_of
+from .recomputable_activations import ACTIVATIONS, BY_SIDE, Formula
 
-_VIEWS = frozenset((
-    aten.detach.default, aten.alias.default, aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.transpose.int,
-    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.expand.default,
-))  # fmt: skip
+aten = torch.ops.aten
 
 
 def spell_out_recomputable(gm: GraphModule) -> int:
     """Rewrite a joint graph in place, before it is split (which takes out what nobody reads any more); gives how many operators' values
     backward may compute again since then."""
+    _spell_out_views(gm)
     backward = _backward(gm)
     spelt = 0
     for node in list(gm.graph.nodes):
@@ -38,17 +36,35 @@ def spell_out_recomputable(gm: GraphModule) -> int:
         if formula is None or value is None or not _gains(node, value, backward):
             continue
         with gm.graph.inserting_before(_behind(node)):
-            made = formula(_Writer(node))
+            made = formula(Writer(node), *node.args, **node.kwargs)
         if made is not None and _same(made, value):
             value.replace_all_uses_with(made)
             spelt += 1
     return spelt
 
 
+def _spell_out_views(gm: GraphModule) -> None:
+    """Read what a view without a change is of, where that is no result; transposes are permutations."""
+    for node in list(gm.graph.nodes):
+        if node.target in (aten.detach.default, aten.alias.default):
+            node.replace_all_uses_with(node.args[0], delete_user_cb=lambda user: user.op != "output")
+        elif node.target is aten.transpose.int and value_of(node).dim():
+            x, *swapped = node.args
+            order = list(range(value_of(node).dim()))
+            first, second = (order[k] for k in swapped)
+            order[first], order[second] = second, first
+            with gm.graph.inserting_before(node):
+                made = gm.graph.call_function(aten.permute.default, (x, order))
+            made.meta.update(node.meta)
+            node.replace_all_uses_with(made)
+
+
 def _gains(node: Node, value: Node, backward: set[Node]) -> bool:
     """Whether something can be computed again because of how a value is written."""
     if value is not node:
         return node not in backward and _read_by_element(value, backward)
+    if node.target in BY_SIDE and node in backward:
+        return any(n not in backward and not _in_memory(n, backward) for n in node.all_input_nodes)
     # an activation that the partitioner does not know keeps what it reads in memory, too
     return any(n not in backward and _pointwise(n) for n in node.all_input_nodes) or _read_by_element(node, backward)
 
@@ -78,7 +94,7 @@ def _behind(node: Node) -> Node:
 
 def _pointwise(node: Node) -> bool:
     target = node.target
-    return target in _ACTIVATIONS or (isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags)
+    return target in ACTIVATIONS or (isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags)
 
 
 def _read_by_element(value: Node, backward: set[Node]) -> bool:
@@ -96,10 +112,15 @@ def _read_by_element(value: Node, backward: set[Node]) -> bool:
     return False
 
 
+def _in_memory(value: Node, backward: set[Node]) -> bool:
+    """Whether backward finds a value in memory whatever is saved: what is passed in, and what it reads as a whole."""
+    return value.op == "placeholder" or any(u in backward and not _pointwise(u) for u in _readers(value))
+
+
 def _readers(value: Node) -> Iterator[Node]:
     """Who reads a value or a view of it."""
     for user in value.users:
-        if user.target in _VIEWS:
+        if user.target in VIEWS:
             yield from _readers(user)
         else:
             yield user
@@ -112,121 +133,67 @@ def _same(made: Node, value: Node) -> bool:
     return a.dtype == b.dtype and a.dim() == b.dim() and all(statically_known_true(x == y) for x, y in pairs)
 
 
-class _Writer:
-    """Adds calls that stand for an operator, with its place in the user's program."""
-
-    def __init__(self, node: Node):
-        self.node = node
-        self.graph = node.graph
-        self.mode: Any = next(v.fake_mode for v in map(_value, node.all_input_nodes) if isinstance(v, FakeTensor))
-
-    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        made = self.graph.call_function(target, args, kwargs)
-        made.meta.update({k: v for k, v in self.node.meta.items() if k not in ("val", "tensor_meta")})
-        values = map_arg(args, _value)
-        with self.mode, torch.no_grad():
-            made.meta["val"] = target(*values, **kwargs)
-        return made
-
-    def wide(self, x: Node) -> Node:
-        """In the type that the operator computes in: f32 for f16 and bf16."""
-        dtype = _value(x).dtype
-        return x if dtype in (torch.float32, torch.float64) else self(prims.convert_element_type.default, x, torch.float32)
-
-    def like(self, y: Node, x: Node) -> Node:
-        """Converted to the type of `x`."""
-        dtype = _value(x).dtype
-        return y if _value(y).dtype == dtype else self(prims.convert_element_type.default, y, dtype)
-
-    def sizes(self, x: Node) -> list[Any]:
-        """The sizes of a tensor, of symbols the nodes that give them."""
-        every = enumerate(_value(x).shape)
-        return [n if isinstance(n, int) else self(aten.sym_size.int, x, k) for k, n in every]
-
-    def results(self) -> tuple[Node, Node]:
-        """The nodes of the second and third result."""
-        found = {u.args[1]: u for u in self.node.users if u.target is operator.getitem}
-        return tuple(found.get(k) or self(operator.getitem, self.node, k) for k in (1, 2))  # pyright: ignore[reportReturnType]
-
-    def statistics(self, wide: Node, dims: list[int], eps: Any) -> tuple[Node, Node]:
-        """Mean and inverse deviation that values are normalised by: what the operator gives, or computed apart where it rounds them."""
-        given = self.results()
-        if _value(given[0]).dtype == _value(wide).dtype:
-            return given
-        both = self(aten.var_mean.correction, wide, dims, correction=0, keepdim=True)
-        var, mean = (self(operator.getitem, both, k) for k in (0, 1))
-        return mean, self(aten.rsqrt.default, self(aten.add.Tensor, var, eps))
-
-    def affine(self, x: Node, steps: list[tuple[Any, Any]], sizes: list[Any] | None) -> Node:
-        """`x` through (operator, operand) one after the other, operands in these sizes and in the type of x."""
-        for target, operand in steps:
-            if operand is not None:
-                shaped = operand if sizes is None else self(aten.view.default, operand, sizes)
-                x = self(target, x, self.like(shaped, x))
-        return x
+def _results(w: Writer) -> tuple[Node, Node]:
+    """The nodes of an operator's second and third result."""
+    found = {u.args[1]: u for u in w.node.users if u.target is operator.getitem}
+    return tuple(found.get(k) or w(operator.getitem, w.node, k) for k in (1, 2))  # pyright: ignore[reportReturnType]
 
 
-def _value(node: Node) -> Any:
-    return node.meta["val"]
+def _statistics(w: Writer, wide: Node, dims: list[int], eps: Any) -> tuple[Node, Node]:
+    """Mean and inverse deviation that values are normalised by: what the operator gives, or computed apart where it rounds them."""
+    given = _results(w)
+    if value_of(given[0]).dtype == value_of(wide).dtype:
+        return given
+    both = w(aten.var_mean.correction, wide, dims, correction=0, keepdim=True)
+    var, mean = (w(operator.getitem, both, k) for k in (0, 1))
+    return mean, w(aten.rsqrt.default, w(aten.add.Tensor, var, eps))
 
 
-def _batch_norm(w: _Writer) -> Node | None:
-    x, weight, bias = w.node.args[:3]
-    if w.node.target is aten._native_batch_norm_legit_functional.default and w.node.args[5] is not True:
+def _affine(w: Writer, x: Node, steps: list[tuple[Any, Any]], sizes: list[Any] | None) -> Node:
+    """`x` through (operator, operand) one after the other, operands in these sizes and in the type of x."""
+    for target, operand in steps:
+        if operand is not None:
+            shaped = operand if sizes is None else w(aten.view.default, operand, sizes)
+            x = w(target, x, w.like(shaped, x))
+    return x
+
+
+def _batch_norm(w: Writer, x: Node, weight: Any, bias: Any, *rest: Any) -> Node | None:
+    if w.node.target is aten._native_batch_norm_legit_functional.default and rest[2] is not True:
         return None
-    mean, rstd = w.results()
+    mean, rstd = _results(w)
     steps = [(aten.sub.Tensor, mean), (aten.mul.Tensor, rstd), (aten.mul.Tensor, weight), (aten.add.Tensor, bias)]
-    y = w.affine(w.wide(x), steps, [-1, *[1] * (_value(x).dim() - 2)])  # pyright: ignore[reportArgumentType]
-    return w.like(y, x)  # pyright: ignore[reportArgumentType]
+    y = _affine(w, w.wide(x), steps, [-1, *[1] * (value_of(x).dim() - 2)])
+    return w.like(y, x)
 
 
-def _layer_norm(w: _Writer) -> Node | None:
-    x, shape, weight, bias, eps = w.node.args
-    wide = w.wide(x)  # pyright: ignore[reportArgumentType]
-    rank = _value(wide).dim()
-    mean, rstd = w.statistics(wide, list(range(rank - len(shape), rank)), eps)  # pyright: ignore[reportArgumentType]
+def _layer_norm(w: Writer, x: Node, shape: list[Any], weight: Any, bias: Any, eps: float) -> Node:
+    wide = w.wide(x)
+    rank = value_of(wide).dim()
+    mean, rstd = _statistics(w, wide, list(range(rank - len(shape), rank)), eps)
     steps = [(aten.sub.Tensor, mean), (aten.mul.Tensor, rstd), (aten.mul.Tensor, weight), (aten.add.Tensor, bias)]
-    return w.like(w.affine(wide, steps, None), x)  # pyright: ignore[reportArgumentType]
+    return w.like(_affine(w, wide, steps, None), x)
 
 
-def _group_norm(w: _Writer) -> Node | None:
-    x, weight, bias, *_, groups, eps = w.node.args
-    channels = _value(x).shape[1]  # pyright: ignore[reportArgumentType]
+def _group_norm(w: Writer, x: Node, weight: Any, bias: Any, *sizes_groups_eps: Any) -> Node | None:
+    *_, groups, eps = sizes_groups_eps
+    channels = value_of(x).shape[1]
     if not isinstance(channels, int) or not isinstance(groups, int):
         return None
-    n, _, *places = sizes = w.sizes(x)  # pyright: ignore[reportArgumentType]
+    n, _, *places = sizes = w.sizes(x)
     ones = [1] * len(places)
-    y = w(aten.view.default, w.wide(x), [n, groups, channels // groups, *places])  # pyright: ignore[reportArgumentType]
-    mean, rstd = w.statistics(y, list(range(2, 3 + len(places))), eps)
-    y = w.affine(y, [(aten.sub.Tensor, mean), (aten.mul.Tensor, rstd)], [n, groups, 1, *ones])
-    y = w.affine(y, [(aten.mul.Tensor, weight), (aten.add.Tensor, bias)], [groups, channels // groups, *ones])
-    return w.like(w(aten.view.default, y, sizes), x)  # pyright: ignore[reportArgumentType]
+    y = w(aten.view.default, w.wide(x), [n, groups, channels // groups, *places])
+    mean, rstd = _statistics(w, y, list(range(2, 3 + len(places))), eps)
+    y = _affine(w, y, [(aten.sub.Tensor, mean), (aten.mul.Tensor, rstd)], [n, groups, 1, *ones])
+    y = _affine(w, y, [(aten.mul.Tensor, weight), (aten.add.Tensor, bias)], [groups, channels // groups, *ones])
+    return w.like(w(aten.view.default, y, sizes), x)
 
 
-def _hardswish(w: _Writer) -> Node | None:
-    (x,) = w.node.args
-    wide = w.wide(x)  # pyright: ignore[reportArgumentType]
-    clamped = w(aten.clamp.default, w(aten.add.Tensor, wide, 3), 0, 6)
-    return w.like(w(aten.div.Tensor, w(aten.mul.Tensor, wide, clamped), 6), x)  # pyright: ignore[reportArgumentType]
-
-
-def _hardswish_backward(w: _Writer) -> Node | None:
-    grad, x = w.node.args
-    wide, x = w.wide(grad), w.wide(x)  # pyright: ignore[reportArgumentType]
-    middle = w(aten.mul.Tensor, wide, w(aten.add.Tensor, w(aten.div.Tensor, x, 3), 0.5))
-    inner = w(aten.where.self, w(aten.lt.Scalar, x, 3), middle, wide)
-    return w.like(w(aten.where.ScalarSelf, w(aten.le.Scalar, x, -3), 0.0, inner), grad)  # pyright: ignore[reportArgumentType]
-
-
-_ACTIVATIONS: dict[Any, Callable[[_Writer], Node | None]] = {
-    aten.hardswish.default: _hardswish,
-    aten.hardswish_backward.default: _hardswish_backward,
-}
-_FORMULAS: dict[Any, Callable[[_Writer], Node | None]] = {
+_FORMULAS: dict[Any, Formula] = {
     aten._native_batch_norm_legit_functional.default: _batch_norm,
     aten._native_batch_norm_legit.no_stats: _batch_norm,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_group_norm.default: _group_norm,
-    **_ACTIVATIONS,
+    **ACTIVATIONS,
 }
 """What an operator's (first) result is, by operators that torch's partitioner may repeat; None where that is another number."""

@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 from ..passes.loop.loop_layout import PRICES, Cut
+from .fx_graphs import VIEWS_IN_ANY_ORDER
 from .fx_to_nd.layout_choices import cudnn_cost, cudnn_gradient_cost, size_hints
 
 aten = torch.ops.aten
@@ -49,8 +50,7 @@ _FOLLOWING = frozenset((
 _READING = frozenset((
     aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default, aten.var_mean.correction, aten.var.correction,
     aten.amax.default, aten.amin.default, aten.native_layer_norm.default, aten.native_layer_norm_backward.default,
-    aten.permute.default, aten.transpose.int, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.select.int,
-    aten.slice.Tensor, aten.expand.default, aten.detach.default, aten.alias.default, aten.copy_.default,
+    aten.copy_.default, *VIEWS_IN_ANY_ORDER,
 ))  # fmt: skip
 """Operators that read either order as well, and whose result is whatever comes out."""
 

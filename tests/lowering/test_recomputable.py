@@ -33,7 +33,25 @@ NORMS = {
     "group, no weight": lambda: nn.GroupNorm(4, 8, affine=False),
     "layer": lambda: nn.LayerNorm([8, 6, 5]),
 }
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "hardswish": F.hardswish, "gate": lambda y: y * torch.sigmoid(y.mean((2, 3), keepdim=True))}
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gate": lambda y: y * torch.sigmoid(y.mean((2, 3), keepdim=True)),
+    **{f.__name__: f for f in (F.hardswish, F.leaky_relu, F.elu, F.selu, F.mish, F.hardsigmoid, F.hardtanh, F.relu6, F.softplus)},
+    "celu": lambda y: F.celu(y, 1.5),
+    "elu, three numbers": lambda y: torch.ops.aten.elu(y, 1.5, 0.75, 1.25),
+    "elu of the result": lambda y: F.elu_(y.clone(), 0.7),
+    "tanhshrink": F.tanhshrink,
+    "logsigmoid": F.logsigmoid,
+    "prelu": nn.PReLU(8),
+    "rectified twice": lambda y: F.relu(F.relu(y) * 2 - 0.5),
+}
+"""Each followed by a convolution, whose gradient reads what comes of it as a whole."""
+
+SIDES = {f.__name__: f for f in (F.relu, F.leaky_relu, F.hardtanh, F.relu6, F.hardsigmoid)} | {
+    "threshold": lambda y: F.threshold(y, 0.2, -1.0)
+}
+"""Their gradients ask only which side of a threshold a value is on."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,20 +60,21 @@ def _forget():
 
 
 @pytest.fixture
-def saved(monkeypatch):
-    """Tensors of 4 dimensions that forward keeps for backward, parameters and what is passed in not counted, a number for each graph."""
-    numbers = []
+def kept(monkeypatch):
+    """Tensors of some size that forward keeps for backward, parameters and what is passed in not counted, a list for each graph."""
+    graphs = []
 
     def partition(gm, inputs, **kwargs):
         forward, backward = original(gm, inputs, **kwargs)
         given = {n.name for n in forward.graph.nodes if n.op == "placeholder"}
         held = [n for n in backward.graph.nodes if n.op == "placeholder" and "tangents" not in n.name and n.name not in given]
-        numbers.append(sum(n.meta["val"].numel() >= 100 for n in held if isinstance(n.meta.get("val"), torch.Tensor)))
+        tensors = [v for n in held if isinstance(v := n.meta.get("val"), torch.Tensor)]
+        graphs.append([t for t in tensors if t.dim() > 1 and t.numel() >= 40])
         return forward, backward
 
     original = torch_backend.partition
     monkeypatch.setattr(torch_backend, "partition", partition)
-    return numbers
+    return graphs
 
 
 def _check(net: nn.Module, x: torch.Tensor, dynamic: bool | None = None, **options: str) -> None:
@@ -80,34 +99,128 @@ def _check(net: nn.Module, x: torch.Tensor, dynamic: bool | None = None, **optio
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_forward_keeps_one_tensor_less(norm, saved):
+def test_forward_keeps_one_tensor_less(norm, kept):
     torch.manual_seed(0)
     _check(Block(NORMS[norm](), F.silu), torch.randn(3, 4, 6, 5))
-    assert saved == [2]  # what the normalisation reads, and what the second convolution reads
+    assert [len(graph) for graph in kept] == [2]  # what the normalisation reads, and what the second convolution reads
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations(activation, saved):
+def test_activations(activation, kept):
     torch.manual_seed(0)
     counters.clear()
     _check(Block(nn.BatchNorm2d(8), ACTIVATIONS[activation]), torch.randn(3, 4, 6, 5))
-    assert saved == [2] and counters["recomputable"] >= 1
+    assert [len(graph) for graph in kept] == [2] and counters["recomputable"] >= 1
+
+
+class Perceptron(nn.Module):
+    """An activation between what backward reads as a whole, twice."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.before, self.after, self.activation = nn.Linear(8, 16), nn.Linear(16, 4), activation
+
+    def forward(self, x):
+        return self.after(self.activation(self.activation(self.before(x) + 1) * 0.5) + 0.25)
+
+
+@pytest.mark.parametrize("activation", SIDES)
+@pytest.mark.parametrize(("dtype", "dynamic"), [(torch.float32, None), (torch.float32, True), (torch.float64, None)], ids=str)
+def test_one_byte_tells_the_side_of_a_threshold(activation, dtype, dynamic, kept):
+    torch.manual_seed(0)
+    net = Perceptron(SIDES[activation]).to(dtype)
+    _check(net, torch.randn(12, 8, dtype=dtype), dynamic=dynamic)
+    types = [t.dtype for t in kept[0]]
+    assert types.count(torch.bool) == 2 and types.count(dtype) == 1  # and what the second product reads
+
+
+@pytest.mark.parametrize("activation", ["elu", "celu", "prelu", "mish", "tanhshrink"])
+def test_a_chain_keeps_its_input(activation, kept):
+    torch.manual_seed(0)
+    act = nn.PReLU() if activation == "prelu" else ACTIVATIONS[activation]
+    _check(Perceptron(act), torch.randn(12, 8))
+    assert len(kept[0]) == 2  # what the first product gives, and what the second reads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gated_halves(dtype, kept):
+    torch.manual_seed(0)
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.after = nn.Linear(8, 32), nn.Linear(16, 4)
+
+        def forward(self, x):
+            return self.after(F.glu(self.before(x) * 2) + 1)
+
+    _check(Gated().to(dtype), torch.randn(12, 8, dtype=dtype))
+    assert sorted(t.numel() for t in kept[0]) == [12 * 16, 12 * 32]
+
+
+@pytest.mark.parametrize("activation", [*SIDES, "elu", "celu", "hardswish", "elu, three numbers"])
+def test_edges_of_activations_and_odd_numbers(activation):
+    """Bit for bit what backward gives where the operator is left whole: at thresholds, for infinities and NaN."""
+    values = [-torch.inf, -7.0, -3.0, -1.0, -0.0, 0.0, 0.2, 1.0, 3.0, 6.0, 7.0, torch.inf, torch.nan]
+    x = torch.tensor(values * 3)
+    act = SIDES.get(activation) or ACTIVATIONS[activation]
+
+    def twice(x):
+        return act(act(x) * 1.5).sum()
+
+    grads = []
+    for spell in (recomputable.spell_out_recomputable, lambda gm: 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(recomputable, "spell_out_recomputable", spell)
+            torch._dynamo.reset()
+            given = x.clone().requires_grad_()
+            torch.compile(twice, backend="stepwell", options={"cache": "off"})(given).backward()
+            grads.append(given.grad)
+    torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_view_is_not_kept_beside_what_it_is_of(kept):
+    torch.manual_seed(0)
+
+    class Products(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(8, 16)
+
+        def forward(self, x):
+            y = torch.tanh(self.first(x))
+            return torch.bmm(y.transpose(1, 2), y)
+
+    _check(Products(), torch.randn(3, 5, 8))
+    assert sorted(tuple(t.shape) for t in kept[0]) == [(3, 5, 16), (15, 8)]
+
+
+def test_a_detached_result_is_one_of_its_own():
+    def f(x):
+        y = torch.tanh(x)
+        return y, y.detach(), y.transpose(0, 1)
+
+    x = torch.randn(3, 4, requires_grad=True)
+    y, z, t = torch.compile(f, backend="stepwell", options={"cache": "off"})(x)
+    assert y.requires_grad and not z.requires_grad and t.stride() == (1, 4)
+    (y + t.T).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * (1 - torch.tanh(x) ** 2))
 
 
 @pytest.mark.parametrize("norm", ["batch", "group", "layer"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_types(norm, dtype, saved):
+def test_types(norm, dtype, kept):
     """Statistics that torch rounds to 16 bits are computed apart, so that values come from the exact ones."""
     torch.manual_seed(0)
     _check(Block(NORMS[norm](), F.silu).to(dtype), torch.randn(3, 4, 6, 5).to(dtype))
-    assert saved == [2]
+    assert [len(graph) for graph in kept] == [2]
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_sizes_that_are_symbols(norm, saved):
+def test_sizes_that_are_symbols(norm, kept):
     torch.manual_seed(0)
     _check(Block(NORMS[norm](), F.silu), torch.randn(3, 4, 6, 5), dynamic=True)
-    assert saved == [2]
+    assert [len(graph) for graph in kept] == [2]
 
 
 @pytest.mark.parametrize("sizes", [(2, 4, 1, 1), (1, 4, 3, 2)], ids=str)
@@ -121,7 +234,7 @@ def test_images_without_elements():
     _check(Block(nn.GroupNorm(2, 8), F.silu), torch.randn(0, 4, 3, 2))
 
 
-def test_channels_last_and_gaps(saved):
+def test_channels_last_and_gaps(kept):
     torch.manual_seed(0)
     for norm in ("batch", "group"):
         _check(Block(NORMS[norm](), F.silu), torch.randn(3, 4, 6, 5).to(memory_format=torch.channels_last))
