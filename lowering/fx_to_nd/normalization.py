@@ -217,26 +217,30 @@ def _normalised(b: Importer, x: SSAValue, mean: SSAValue, rstd: SSAValue, weight
     return _scaled(b, y, *parameters)
 
 
-def _batch_statistics(b: Importer, wide: SSAValue, eps: Any) -> tuple[SSAValue, SSAValue, SSAValue]:
+def _batch_statistics(
+    b: Importer, wide: SSAValue, eps: Any, low: Attribute | None
+) -> tuple[SSAValue, SSAValue, SSAValue]:
     """Variance and mean of each channel, and its inverse deviation as values are normalised by it."""
     var, mean = b.var_mean(wide, _other_dims(b, wide), 0.0, False)
-    low, scale = _rounded_statistics(b), var
+    scale = var
     if low is not None and low == bf16:
         n = _count(b, wide)
         scale = _round(b, b.div(_round(b, b.mul(var, b.size(n, b.dtype(var))), low), _low_size(b, n, low)), low)
-    return var, mean, _rounded(b, _inverse_deviation(b, scale, eps))
+    return var, mean, _rounded(b, _inverse_deviation(b, scale, eps), low)
 
 
-def _rounded_statistics(b: Importer) -> Attribute | None:
-    """The type that torch's kernel for the CPU rounds statistics to where its weights have it too (of bf16 every step on the way to
-    them; on GPUs none). Values are normalised by the statistics that backward gets: their errors are the same in every place of a channel,
-    so that they are most of what a network's gradients are off, and any others than torch's put the gradients elsewhere."""
+def _rounded_statistics(b: Importer, *parameters: Any) -> Attribute | None:
+    """The type that torch's kernel for the CPU rounds statistics to where its `parameters` (weights, running statistics) have it too (of
+    bf16 every step on the way to them; on GPUs none). Beside wider ones, as under autocast, the kernel rounds none, whatever its fake
+    kernel says of the statistics that it returns. Values are normalised by the statistics that backward gets: their errors are the same in
+    every place of a channel, so that they are most of what a network's gradients are off, and any others than torch's put the gradients
+    elsewhere."""
     dtype = _statistic_dtype(b, 1)
-    return dtype if b.device == "cpu" and dtype in LOW_PRECISION else None
+    narrow = dtype in LOW_PRECISION and all(p is None or b.dtype(p) == dtype for p in parameters)
+    return dtype if b.device == "cpu" and narrow else None
 
 
-def _rounded(b: Importer, statistic: SSAValue) -> SSAValue:
-    low = _rounded_statistics(b)
+def _rounded(b: Importer, statistic: SSAValue, low: Attribute | None) -> SSAValue:
     return statistic if low is None else _round(b, statistic, low)
 
 
@@ -254,9 +258,11 @@ def _count(b: Importer, wide: SSAValue) -> Expr:
     return product(b.dims(wide)[d] for d in _other_dims(b, wide))
 
 
-def _running(b: Importer, wide: SSAValue, old: SSAValue, new: SSAValue, momentum: Any, unbiased: bool) -> SSAValue:
+def _running(
+    b: Importer, wide: SSAValue, old: SSAValue, new: SSAValue, momentum: Any, unbiased: bool, low: Attribute | None
+) -> SSAValue:
     """momentum * new + (1 - momentum) * old; a variance is made unbiased first."""
-    dtype, n, low = b.dtype(new), _count(b, wide), _rounded_statistics(b)
+    dtype, n = b.dtype(new), _count(b, wide)
     if low is not None and low == bf16:
         if unbiased:
             total = _round(b, b.mul(new, b.size(n, dtype)), low)
@@ -290,11 +296,11 @@ def _batch_norm_functional(
     if not training:
         y, mean, rstd = _batch_norm_inference(b, x, weight, bias, running_mean, running_var, momentum, eps)
         return y, mean, rstd, running_mean, running_var
-    wide = b.widen(x)
-    var, mean, rstd = _batch_statistics(b, wide, eps)
-    y = _normalised(b, wide, _rounded(b, mean), rstd, weight, bias)
-    new_mean = _running(b, wide, running_mean, mean, momentum, False)
-    new_var = _running(b, wide, running_var, var, momentum, True)
+    wide, low = b.widen(x), _rounded_statistics(b, weight, bias, running_mean, running_var)
+    var, mean, rstd = _batch_statistics(b, wide, eps, low)
+    y = _normalised(b, wide, _rounded(b, mean, low), rstd, weight, bias)
+    new_mean = _running(b, wide, running_mean, mean, momentum, False, low)
+    new_var = _running(b, wide, running_var, var, momentum, True, low)
     return y, b.cast(mean, _statistic_dtype(b, 1)), b.cast(rstd, _statistic_dtype(b, 2)), new_mean, new_var
 
 
@@ -322,9 +328,9 @@ def _batch_norm_inference(
 def _batch_norm_no_statistics(
     b: Importer, x: SSAValue, weight: Any, bias: Any, training: bool, momentum: Any, eps: Any
 ) -> Any:
-    wide = b.widen(x)
-    _, mean, rstd = _batch_statistics(b, wide, eps)
-    y = _normalised(b, wide, _rounded(b, mean), rstd, weight, bias)
+    wide, low = b.widen(x), _rounded_statistics(b, weight, bias)
+    _, mean, rstd = _batch_statistics(b, wide, eps, low)
+    y = _normalised(b, wide, _rounded(b, mean, low), rstd, weight, bias)
     return y, b.cast(mean, _statistic_dtype(b, 1)), b.cast(rstd, _statistic_dtype(b, 2))
 
 

@@ -72,3 +72,28 @@ def test_gradients_of_bf16_networks_are_off_where_eagers_are():
             found.append([p.grad.double().flatten() for p in net.parameters() if p.grad is not None])
         alike += [torch.cosine_similarity(a - truth, b - truth, dim=0) for truth, a, b in zip(*found, strict=True)]
     assert torch.stack(alike).mean() > 0.7
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_statistics_beside_wider_parameters_are_not_rounded(dtype, dynamic):
+    """Under autocast values are narrow, weights and running statistics are not: torch's kernel keeps statistics in their type."""
+
+    def fn(x, weight, bias, mean, var):
+        running = torch.nn.functional.batch_norm(x, mean, var, weight, bias, True, 0.1)
+        return running, torch.nn.functional.batch_norm(x, None, None, weight, bias, True)
+
+    torch._dynamo.reset()
+    ours = torch.compile(fn, backend="stepwell", fullgraph=True, dynamic=dynamic)
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((4, 3, 5, 7), (6, 3, 9, 7)):
+        x = (torch.randn(shape, generator=generator) * 3 + 1).to(dtype)
+        weight, bias, mean, var = (torch.rand(3, generator=generator) + k for k in (0.5, 0, 0, 1))
+        found = []
+        for f in (ours, fn):
+            running = mean.clone(), var.clone()
+            found.append((*f(x, weight, bias, *running), *running))
+        for got, want in zip(*found, strict=True):
+            assert got.dtype == want.dtype
+            # a sum in another order may round the other way: one unit of the values, no more of the statistics than in f32
+            torch.testing.assert_close(got, want, rtol=torch.finfo(got.dtype).eps, atol=1e-6)
