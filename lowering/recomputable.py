@@ -11,7 +11,7 @@ are written as those that it does.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -19,21 +19,23 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .fx_graphs import VIEWS, Writer, value_of
+from .max_pool_offsets import keep_offsets
 from .recomputable_activations import ACTIVATIONS, BY_SIDE, Formula
 
 aten = torch.ops.aten
 
 
-def spell_out_recomputable(gm: GraphModule) -> int:
+def spell_out_recomputable(gm: GraphModule, left: Collection[str] = ()) -> int:
     """Rewrite a joint graph in place, before it is split (which takes out what nobody reads any more); gives how many operators' values
-    backward may compute again since then."""
+    backward may compute again since then. `left`: names of operators ("aten.elu_backward") that stay as they are."""
     _spell_out_views(gm)
+    keep_offsets(gm, left)
     backward = _backward(gm)
     spelt = 0
     for node in list(gm.graph.nodes):
         formula = _FORMULAS.get(node.target)
         value = None if formula is None else _first(node) if isinstance(node.meta.get("val"), (tuple, list)) else node
-        if formula is None or value is None or not _gains(node, value, backward):
+        if formula is None or value is None or str(node.target.overloadpacket) in left or not _gains(node, value, backward):
             continue
         with gm.graph.inserting_before(_behind(node)):
             made = formula(Writer(node), *node.args, **node.kwargs)

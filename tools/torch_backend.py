@@ -185,7 +185,7 @@ class GraphCompilers:
         if self.options.partitioner is None:
             from ..lowering.recomputable import spell_out_recomputable
 
-            if spelt := spell_out_recomputable(gm):
+            if spelt := spell_out_recomputable(gm, self.options.fallback):
                 count("recomputable", spelt)
             return partition(gm, joint_inputs, **kwargs)
         parts = self.options.partitioner(gm, joint_inputs, **kwargs)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import i64
+from xdsl.dialects.builtin import i8, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.expr import ZERO, Expr, as_expr, dim, product
@@ -67,25 +68,53 @@ def _max_pool(b: Importer, count: int, x: SSAValue, size: Any, stride: Any, padd
     windows = windows_of(count, size, stride, padding, dilation)
     if windows is None:
         return NotImplemented
-    rank = b.rank(x)
+    value, inside = _maxima(b, x, windows)
+    if inside is None:
+        return value, b.full(0, i64, b.dims(value))
+    return value, _flat_position(b, inside, windows, b.dims(x)[b.rank(x) - count :])
+
+
+def _maxima(b: Importer, x: SSAValue, windows: Sequence[Window]) -> tuple[SSAValue, SSAValue | None]:
+    """The maximum of each window and, where somebody reads it, its row-major position within the window."""
+    rank, count = b.rank(x), len(windows)
     outputs = b.sizes(b.val[0].shape)[-count:]
     view = windowed(b, x, windows, outputs, lowest(b.dtype(x)))
     over = list(range(rank, rank + count))
-    if not b.used(1):
-        value = b.reduce("max", view, over)
-        return value, b.full(0, i64, b.dims(value))
-    value, inside = arg_reduce(b, "argmax", view, over)
-    return value, _flat_position(b, inside, windows, b.dims(x)[rank - count :])
+    return arg_reduce(b, "argmax", view, over) if b.used(1) else (b.reduce("max", view, over), None)
+
+
+@rule("stepwell::max_pool_with_offsets")
+def _max_pool_with_offsets(
+    b: Importer, x: SSAValue, size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> tuple[SSAValue, SSAValue]:
+    """lowering/max_pool_offsets.py writes these. A position in padding is that of a window as low as its padding, and the first of all:
+    the first one that is no padding stands for it."""
+    windows = windows_of(len(size), size, stride, padding, dilation)
+    assert windows is not None
+    value, inside = _maxima(b, x, windows)
+    if inside is None:
+        return value, b.full(0, i8, b.dims(value))
+    dims, first = b.dims(value), None
+    for k, w in enumerate(windows):
+        if w.padding:
+            start = b.mul(b.iota(dims, b.rank(x) - len(windows) + k, i64), -w.stride)
+            ahead = b.op("maximum", b.add(start, w.padding + w.dilation - 1), 0)
+            scale = prod(other.size for other in windows[k + 1 :])
+            ahead = b.mul(ahead if w.dilation == 1 else b.op("floor_div", ahead, w.dilation), scale)
+            first = ahead if first is None else b.add(first, ahead)
+    return value, b.cast(inside if first is None else b.op("maximum", inside, first), i8)
+
+
+def window_starts(b: Importer, dims: Sequence[Expr], windows: Sequence[Window]) -> list[SSAValue]:
+    """Where each window begins, padding being below 0, for each of the last dimensions."""
+    lead = len(dims) - len(windows)
+    starts = [b.mul(b.iota(dims, lead + k, i64), w.stride) for k, w in enumerate(windows)]
+    return [b.add(start, -w.padding) if w.padding else start for w, start in zip(windows, starts, strict=True)]
 
 
 def _flat_position(b: Importer, inside: SSAValue, windows: Sequence[Window], sizes: Sequence[Expr]) -> SSAValue:
     """The position in the input's spatial dimensions (row-major) of a row-major position within a window."""
-    dims = b.dims(inside)
-    lead = len(dims) - len(windows)
-    starts = [
-        b.add(b.mul(b.iota(dims, lead + k, i64), w.stride), -w.padding) if w.padding else b.mul(b.iota(dims, lead + k, i64), w.stride)
-        for k, w in enumerate(windows)
-    ]
+    starts = window_starts(b, b.dims(inside), windows)
     first = [
         None if not w.padding else b.op("maximum", start, 0) if w.dilation == 1 else b.op("remainder", start, w.dilation)
         for w, start in zip(windows, starts, strict=True)
@@ -123,25 +152,19 @@ def flat_position(
 
 
 @rule(aten.max_pool2d_with_indices.default)
-def _max_pool2d(
-    b: Importer, x: SSAValue, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> Any:
+def _max_pool2d(b: Importer, x: SSAValue, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Any:
     return _max_pool(b, 2, x, size, stride, padding, dilation)
 
 
 @rule(aten.max_pool3d_with_indices.default)
-def _max_pool3d(
-    b: Importer, x: SSAValue, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> Any:
+def _max_pool3d(b: Importer, x: SSAValue, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Any:
     return _max_pool(b, 3, x, size, stride, padding, dilation)
 
 
 # ---- average
 
 
-def _avg_pool(
-    b: Importer, count: int, x: SSAValue, size: Any, stride: Any, padding: Any, include_pad: bool, divisor: Any
-) -> SSAValue:
+def _avg_pool(b: Importer, count: int, x: SSAValue, size: Any, stride: Any, padding: Any, include_pad: bool, divisor: Any) -> SSAValue:
     windows = windows_of(count, size, stride, padding)
     if windows is None or (divisor is not None and not isinstance(divisor, int)):
         return NotImplemented
@@ -176,9 +199,7 @@ def window_counts(
     return counts
 
 
-def all_windows_full(
-    windows: Sequence[Window], sizes: Sequence[Expr], outputs: Sequence[Expr], include_pad: bool
-) -> bool:
+def all_windows_full(windows: Sequence[Window], sizes: Sequence[Expr], outputs: Sequence[Expr], include_pad: bool) -> bool:
     """Whether it is known that every window has all of its elements to count."""
     return all(
         (include_pad or w.padding == 0) and s.is_const and o.is_const and _inside(w, int(s), int(o))

@@ -10,13 +10,13 @@ from math import prod
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import i64
+from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import SSAValue
 
 from ...dialects.expr import Expr, as_expr, dim, product
 from .builder import ONE, ZERO
 from .importer import Importer
-from .pooling import Window, all_windows_full, window_counts, windows_of
+from .pooling import Window, all_windows_full, flat_position, window_counts, window_starts, windows_of
 from .pooling_adaptive import positions, scattered_gradient, scatters
 from .registry import packet, rule
 
@@ -31,9 +31,7 @@ def _covering(w: Window) -> int:
     return (w.size - 1) * w.dilation // w.stride + 1
 
 
-def _covering_view(
-    b: Importer, x: SSAValue, windows: Sequence[Window], sizes: Sequence[Expr], fill: int | float
-) -> SSAValue:
+def _covering_view(b: Importer, x: SSAValue, windows: Sequence[Window], sizes: Sequence[Expr], fill: int | float) -> SSAValue:
     """[..., sizes..., covering...]: what `x` [..., outputs...] has for the windows over each element, the nearest
     first; `fill` where there is no window."""
     rank, count = b.rank(x), len(windows)
@@ -142,3 +140,57 @@ def _maximum_backward(count: int) -> Any:
 
 rule(packet(aten, "max_pool2d_with_indices_backward"))(_maximum_backward(2))
 rule(packet(aten, "max_pool3d_with_indices_backward"))(_maximum_backward(3))
+
+
+_NOWHERE = 1 << 12
+"""Added to the position in a window that an element is not in: above all that are in one byte."""
+
+
+@rule("stepwell::max_pool_offsets_backward")
+def _offsets_backward(
+    b: Importer,
+    grad: SSAValue,
+    offsets: SSAValue,
+    input_size: Any,
+    size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    channels_last: bool,
+) -> SSAValue:
+    """lowering/max_pool_offsets.py writes these."""
+    count = len(size)
+    windows = windows_of(count, size, stride, padding, dilation)
+    assert windows is not None
+    dims = b.out_dims
+    if any(d is ZERO for d in dims):
+        return b.full(0, b.dtype(grad), dims)
+    sizes = dims[-count:]
+    if scatters(b) or prod(map(_covering, windows)) > _MOST_COVERING:
+        starts, extents = window_starts(b, b.dims(grad), windows), [as_expr(w.size) for w in windows]
+        flat = flat_position(b, b.cast(offsets, i64), extents, starts, sizes, [w.dilation for w in windows])
+        return scattered_gradient(b, grad, flat, count)
+    chosen = b.cast(_covering_view(b, offsets, windows, sizes, -1), i32)
+    view = _covering_view(b, b.widen(grad), windows, sizes, 0.0)
+    return _gathered(b, b.select(b.cmp("eq", chosen, _places(b, windows, sizes)), view, 0.0), count)
+
+
+def _places(b: Importer, windows: Sequence[Window], sizes: Sequence[Expr]) -> SSAValue:
+    """[sizes..., covering...]: the row-major position of each element in each of the windows over it, at least _NOWHERE in those that
+    reach it between or before their elements. (Window (h + padding) // stride - j has h at (h + padding) % stride + j * stride.)"""
+    count, found = len(windows), None
+    for k, (w, s) in enumerate(zip(windows, sizes, strict=True)):
+        h = b.op("remainder", b.add(b.iota((s,), 0, i32), w.padding), w.stride)
+        distance = b.add(b.reshape(h, (s, ONE)), b.mul(b.iota((as_expr(_covering(w)),), 0, i32), w.stride))
+        place = distance if w.dilation == 1 else b.op("floor_div", distance, w.dilation)
+        if w.size * w.dilation % w.stride or w.dilation != 1:
+            there = b.cmp("lt", place, w.size)
+            if w.dilation != 1:
+                there = b.op("and", there, b.cmp("eq", b.op("remainder", distance, w.dilation), 0))
+            place = b.select(there, place, _NOWHERE)
+        axes: list[Expr] = [ONE] * (2 * count)
+        axes[k], axes[count + k] = s, as_expr(_covering(w))
+        own = b.mul(b.reshape(place, axes), prod(other.size for other in windows[k + 1 :]))
+        found = own if found is None else b.add(found, own)
+    assert found is not None
+    return found

@@ -18,6 +18,7 @@ from stepwell.dialects.float8 import encode, f8e4m3fn
 from stepwell.errors import StepwellError
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.lowering.max_pool_offsets import max_pool_offsets_backward, max_pool_with_offsets
 from stepwell.passes.manager import run
 from stepwell.passes.pipelines import default_pipeline
 from stepwell.passes.verify import verify_ir
@@ -178,6 +179,11 @@ PROGRAMS = {
     "batch norm, channels last": (batch_norm, channels_last(8, 40, 9, 11), randn(40), randn(40)),
     "variance of many rows": (lambda x: torch.var_mean(x, 0), randn(2048, 10)),
     "sums over odd rows": (lambda x: (x.sum(0), x.sum((0, 1))), randn(50, 41, 7)),
+    "max-pool that keeps offsets": (lambda x: max_pool_with_offsets(x, [3, 2], [2, 1], [1, 0], [1, 1], False), randn(2, 3, 11, 13)),
+    "gradient of a max-pool": (
+        lambda g, o: max_pool_offsets_backward(g, o, [2, 3, 11, 13], [3, 2], [2, 1], [1, 0], [1, 1], False),
+        randn(2, 3, 6, 12), whole(2, 4, 2, 3, 6, 12).to(torch.int8),
+    ),  # fmt: skip
     "max-pool, channels last": (lambda x: F.max_pool2d(x, 3, 2, 1), channels_last(1, 12, 11, 13)),
     "pool of narrow rows": (lambda x: F.avg_pool2d(x, 2), randn(3, 5, 6, 10)),
     "scatter": (lambda x, i, v: x.scatter(1, i, v), randn(6, 9), torch.argsort(randn(6, 9), 1)[:, :4].contiguous(), randn(6, 4)),
