@@ -41,25 +41,30 @@ def _by_recurrence(b: Importer, x: SSAValue, n: int, first: First, step: Step) -
     return newer
 
 
+def _less(b: Importer, x: SSAValue, y: SSAValue, z: SSAValue) -> SSAValue:
+    """x * y - z, rounded once, as torch's loops are compiled."""
+    return b.fma(x, y, b.op("neg", z))
+
+
 def _chebyshev_step(b: Importer, x: SSAValue, q: SSAValue, p: SSAValue, k: int) -> SSAValue:
-    return b.sub(b.mul(b.add(x, x), q), p)
+    return _less(b, b.add(x, x), q, p)
 
 
 def _physicist_step(b: Importer, x: SSAValue, q: SSAValue, p: SSAValue, k: int) -> SSAValue:
-    return b.sub(b.mul(b.add(x, x), q), b.mul(p, 2.0 * k))
+    return _less(b, b.add(x, x), q, b.mul(p, 2.0 * k))
 
 
 def _probabilist_step(b: Importer, x: SSAValue, q: SSAValue, p: SSAValue, k: int) -> SSAValue:
-    return b.sub(b.mul(x, q), b.mul(p, float(k)))
+    return _less(b, x, q, b.mul(p, float(k)))
 
 
 def _laguerre_step(b: Importer, x: SSAValue, q: SSAValue, p: SSAValue, k: int) -> SSAValue:
     slope = b.add(_one_less(b, x), 2.0 * k)
-    return b.div(b.sub(b.mul(slope, q), b.mul(p, float(k))), k + 1.0)
+    return b.div(_less(b, slope, q, b.mul(p, float(k))), k + 1.0)
 
 
 def _legendre_step(b: Importer, x: SSAValue, q: SSAValue, p: SSAValue, k: int) -> SSAValue:
-    return b.div(b.sub(b.mul(b.mul(x, 2.0 * k + 1.0), q), b.mul(p, float(k))), k + 1.0)
+    return b.div(_less(b, b.mul(x, 2.0 * k + 1.0), q, b.mul(p, float(k))), k + 1.0)
 
 
 def _same(b: Importer, x: SSAValue) -> SSAValue:

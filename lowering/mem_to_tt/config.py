@@ -437,7 +437,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         warps = _warps(CHUNK, IN_PHASES if _phases(inside) > 1 else THREAD)
         block = min(CHUNK // 2, 256 * warps)
         return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=CHUNK // block)
-    warps = min(16 if kept or pieces == 1 else 8, _warps(rows * block * pieces, THREAD if rows > 1 else MANY))
+    warps = min(16, _warps(rows * block * pieces, THREAD if rows > 1 else MANY))
     while warps < 16 and held > 32 * warps * MOST_ELEMENTS:
         warps *= 2
     if FEW_WARPS < held <= MANY_WARPS:

@@ -57,7 +57,7 @@ def _chebyshev(first: First, closed: Closed, shifted: bool) -> Callable[[Code, s
         degree = m.call("trunc", n)
         x = m.sub(m.add(x, x), m.c(1.0)) if shifted else x
         by_angle = m.both(m.cmp("ogt", degree, m.c(_CLOSED)), m.cmp("olt", m.abs(x), m.c(1.0)))
-        value = _by_recurrence(m, x, degree, m.off(by_angle), first, lambda m, x, q, p, k: m.sub(m.mul(m.add(x, x), q), p))
+        value = _by_recurrence(m, x, degree, m.off(by_angle), first, lambda m, x, q, p, k: _less(m, m.add(x, x), q, p))
         value = m.where(by_angle, value, lambda: closed(m, _function(m, "acos", x), degree))
         return _ends(m, degree, value)
 
@@ -79,6 +79,11 @@ def _other(first: First, step: Step, limited: bool) -> Callable[[Code, str, str]
     return form
 
 
+def _less(m: Code, a: str, b: str, c: str) -> str:
+    """a * b - c, rounded once, as torch's loops are compiled."""
+    return m.fma(a, b, m.neg(c))
+
+
 def _twice(m: Code, x: str) -> str:
     return m.add(x, x)
 
@@ -88,21 +93,21 @@ def _one_less(m: Code, x: str) -> str:
 
 
 def _physicist_step(m: Code, x: str, q: str, p: str, k: str) -> str:
-    return m.sub(m.mul(m.add(x, x), q), m.mul(m.add(k, k), p))
+    return _less(m, m.add(x, x), q, m.mul(m.add(k, k), p))
 
 
 def _probabilist_step(m: Code, x: str, q: str, p: str, k: str) -> str:
-    return m.sub(m.mul(x, q), m.mul(k, p))
+    return _less(m, x, q, m.mul(k, p))
 
 
 def _laguerre_step(m: Code, x: str, q: str, p: str, k: str) -> str:
     slope = m.add(m.add(k, k), _one_less(m, x))
-    return m.div(m.sub(m.mul(slope, q), m.mul(k, p)), m.add(k, m.c(1.0)))
+    return m.div(_less(m, slope, q, m.mul(k, p)), m.add(k, m.c(1.0)))
 
 
 def _legendre_step(m: Code, x: str, q: str, p: str, k: str) -> str:
     slope = m.mul(m.add(m.add(k, k), m.c(1.0)), x)
-    return m.div(m.sub(m.mul(slope, q), m.mul(k, p)), m.add(k, m.c(1.0)))
+    return m.div(_less(m, slope, q, m.mul(k, p)), m.add(k, m.c(1.0)))
 
 
 def _closed_t(m: Code, angle: str, n: str) -> str:

@@ -21,8 +21,10 @@ LONGEST = 0.1
 """Seconds after which a kernel has been measured enough."""
 CACHE_BYTES = 256 << 20
 """More than the last cache of any GPU holds."""
-FILLING = 0.5
-"""The value of floating-point elements: no overflow, no denormal numbers."""
+LEAST, MOST = 0.25, 0.75
+"""Between what floating-point elements lie, at random: no overflow, no denormal numbers, few that are alike."""
+UNIFORM = ("float16", "bfloat16", "float32", "float64")
+"""Types of which torch makes random numbers; elements of others are all alike."""
 
 
 class CudaTimer:
@@ -68,8 +70,12 @@ class CudaTimer:
             if any(k == place for k, _ in self._memory):
                 self._memory = {key: held for key, held in self._memory.items() if key[0] != place}
             found = self._memory[place, memory] = torch.zeros(-(-max(memory.bytes, 1) // 16) * 16, dtype=torch.uint8, device=self._place)
-            if memory.kind:
-                found.view(getattr(torch, memory.kind)).fill_(FILLING)
+            if memory.kind in UNIFORM:
+                # a generator of its own: the program's random numbers do not depend on what is measured
+                numbers = torch.Generator(self._place).manual_seed(place)
+                found.view(getattr(torch, memory.kind)).uniform_(LEAST, MOST, generator=numbers)
+            elif memory.kind:
+                found.view(getattr(torch, memory.kind)).fill_(MOST)
         return found
 
     def _measured(self, kernel: GpuKernel, grid: tuple[int, ...], values: list[int]) -> float:
