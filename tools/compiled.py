@@ -23,7 +23,7 @@ from .counters import phase
 INDEXING = frozenset(
     "index _unsafe_index index_select gather embedding take index_put _index_put_impl _unsafe_index_put index_add index_copy index_fill "
     "index_reduce scatter scatter_add scatter_reduce masked_scatter put nll_loss_forward nll_loss_backward "
-    "nll_loss2d_forward nll_loss2d_backward embedding_dense_backward".split()
+    "nll_loss2d_forward nll_loss2d_backward embedding_dense_backward max_unpool2d max_unpool3d".split()
 )
 """Operators that read or write at places which values say. Kernels check these; equal kernels are shared, so that a kernel does not know
 the line that it was made from."""

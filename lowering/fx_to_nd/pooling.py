@@ -15,6 +15,7 @@ from ...dialects.expr import ZERO, Expr, as_expr, dim, product
 from ...dialects.nd_types import FLOATS
 from .builder import lowest
 from .importer import Importer
+from .indexing import in_any_order
 from .reductions import arg_reduce
 from .registry import Rule, packet, rule
 
@@ -159,6 +160,22 @@ def _max_pool2d(b: Importer, x: SSAValue, size: Any, stride: Any = (), padding: 
 @rule(aten.max_pool3d_with_indices.default)
 def _max_pool3d(b: Importer, x: SSAValue, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Any:
     return _max_pool(b, 3, x, size, stride, padding, dilation)
+
+
+def _unpool(b: Importer, x: SSAValue, indices: SSAValue, output_size: Any, *_windows: Any) -> SSAValue:
+    """Zeros with each element of `x` at its position in its own plane or volume; a position outside of that is an error."""
+    if in_any_order(b):
+        return NotImplemented
+    dims, lead = b.out_dims, b.rank(x) - len(output_size)
+    if any(d is ZERO for d in (*dims, *b.dims(x))):
+        return b.full(0, b.dtype(x), dims)
+    zeros = b.full(0, b.dtype(x), (*dims[:lead], product(dims[lead:])))
+    places = (*dims[:lead], product(b.dims(x)[lead:]))
+    return b.reshape(b.scatter(zeros, lead, b.reshape(indices, places), b.reshape(x, places), "set"), dims)
+
+
+rule(packet(aten, "max_unpool2d"))(_unpool)
+rule(packet(aten, "max_unpool3d"))(_unpool)
 
 
 # ---- average

@@ -305,6 +305,7 @@ def index(s: State, op: Operation) -> None:
 
 _MESSAGES = {
     "masked_scatter": "masked_scatter: Number of elements of source < number of ones in mask",
+    **{f"max_unpool{n}d": f"max_unpool{n}d: Found an invalid max index: {{0}}" for n in (2, 3)},
     **{f"nll_loss{of}": "nll_loss: Target {0} is out of bounds." for of in ("_forward", "_backward", "2d_forward", "2d_backward")},
 }
 """What eager mode says where the index is not the program's."""

@@ -48,7 +48,7 @@ def same_sizes(tensor: Any, sizes: Sequence[int]) -> bool:
     return tuple(tensor.shape) == tuple(sizes)
 
 
-_RUNTIME_ERRORS = ("gather", "scatter", "scatter_add", "scatter_reduce", "index_add", "masked_scatter")
+_RUNTIME_ERRORS = ("gather", "scatter", "scatter_add", "scatter_reduce", "index_add", "masked_scatter", "max_unpool2d", "max_unpool3d")
 """Operators that index, whose bad indices are a RuntimeError in eager mode; those of others an IndexError."""
 
 

@@ -34,6 +34,16 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...], str]]
     ),
     "take": (lambda x, i: x.take(i), (t([1, 37]),), "take: index 37 is out of bounds for dimension 0 with size 30"),
     "cross_entropy": (lambda x, i: F.cross_entropy(x, i), (t([1, 2, -3, 6, 1]),), "nll_loss: Target -3 is out of bounds."),
+    "max_unpool2d": (
+        lambda x, i: F.max_unpool2d(x[None], i, 2),
+        (t([[[0, 3] * 3, [2, 1] * 3, *[[5, 8, 9, 12, 240, 4]] * 3]]),),
+        "max_unpool2d: Found an invalid max index: 240",
+    ),
+    "max_unpool3d": (
+        lambda x, i: F.max_unpool3d(x[None, None], i, (1, 2, 2)),
+        (torch.full((1, 1, 5, 6), -1),),
+        "max_unpool3d: Found an invalid max index: -1",
+    ),
     "masked_scatter": (
         lambda x, m: x.masked_scatter(m, x[0]),
         (X > 3,),

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from stepwell import counters
+
 
 def with_gradient(fn):
     """A function of x that gives fn's results and the gradient of the first."""
@@ -112,3 +114,28 @@ def test_fractional(check, spatial, dtype):
             torch.randn(shape, dtype=dtype),
         )
         assert not found.counts.extern
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_unpooled_maxima_and_their_gradients(dynamic):
+    torch._dynamo.reset()
+    counters.clear()
+
+    def plane(x):
+        y, at = F.max_pool2d(x, 2, return_indices=True)
+        return F.max_unpool2d(y * 2, at, 2, output_size=x.shape[-2:])
+
+    def volume(x):
+        y, at = F.max_pool3d(x, 2, return_indices=True)
+        return F.max_unpool3d(y * 2, at, 2, output_size=x.shape[-3:])
+
+    compiled = [torch.compile(fn, backend="stepwell", dynamic=dynamic) for fn in (plane, volume)]
+    inputs = [(plane, compiled[0], (2, 3, 7, 8)), (plane, compiled[0], (4, 6, 9)), (volume, compiled[1], (2, 3, 4, 5, 6))]
+    for fn, run, sizes in inputs:
+        x, z = (torch.randn(sizes, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
+        got, want = run(x), fn(z)
+        assert torch.equal(got, want)
+        (got**2).sum().backward()
+        (want**2).sum().backward()
+        torch.testing.assert_close(x.grad, z.grad)
+    assert "fallback" not in counters
