@@ -176,6 +176,9 @@ class GraphCompilers:
 
     def partition(self, gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         gm = self.passed("joint", gm, joint_inputs)
+        from ..lowering.wide_statistics import widen_statistics
+
+        widen_statistics(gm)
         if "loop-layout" not in self.options.disable_passes:
             from ..lowering.training_layouts import choose_training_layouts
 

@@ -97,3 +97,28 @@ def test_statistics_beside_wider_parameters_are_not_rounded(dtype, dynamic):
             assert got.dtype == want.dtype
             # a sum in another order may round the other way: one unit of the values, no more of the statistics than in f32
             torch.testing.assert_close(got, want, rtol=torch.finfo(got.dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", [{}, {"fallback": ["aten._native_batch_norm_legit_functional"]}])
+def test_gradients_beside_wider_parameters_are_as_exact_as_eagers(dtype, options):
+    """The statistics that forward saves are as wide as torch's kernel saves them, whatever its fake kernel says."""
+
+    def step(net, call, x, gradient):
+        x = x.clone().requires_grad_()
+        net.zero_grad()
+        y = call(x)
+        y.backward(gradient.to(y.dtype))
+        return [v.double() for v in (x.grad, *(p.grad for p in net.parameters()))]
+
+    torch._dynamo.reset()
+    ours = torch.nn.Sequential(torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.BatchNorm2d(8))
+    eager, exact = copy.deepcopy(ours), copy.deepcopy(ours).double()
+    compiled = torch.compile(ours, backend="stepwell", fullgraph=True, options=options)
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((4, 8, 5, 7), (6, 8, 9, 7)):
+        x, gradient = ((torch.randn(shape, generator=generator) * 2 + k).to(dtype) for k in (1, 0))
+        truth = step(exact, exact, x.double(), gradient)
+        for got, plain, want in zip(step(ours, compiled, x, gradient), step(eager, eager, x, gradient), truth, strict=True):
+            limit = 2 * (plain - want).square().mean().sqrt() + 1e-5 * want.abs().max()
+            assert (got - want).square().mean().sqrt() <= limit
