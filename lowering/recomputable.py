@@ -11,12 +11,13 @@ are written as those that it does.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils.checkpoint import CheckpointPolicy
 
 from .fx_graphs import VIEWS, Writer, value_of
 from .max_pool_offsets import keep_offsets
@@ -42,7 +43,36 @@ def spell_out_recomputable(gm: GraphModule, left: Collection[str] = ()) -> int:
         if made is not None and _same(made, value):
             value.replace_all_uses_with(made)
             spelt += 1
+    _save_shared(gm, backward)
     return spelt
+
+
+def _save_shared(gm: GraphModule, backward: set[Node]) -> None:
+    """Have what backward reads saved where it is of f16 or bf16 and many places share its elements, such as gates of channels. It is
+    small, and its rounding does not average out over these places: what is saved is rounded where forward reads it, too
+    (`nd-to-loop`), so that both, and eager, see the same numbers."""
+    for node in gm.graph.nodes:
+        if node in backward or "recompute" in node.meta or not _pointwise(node) or not any(u in backward for u in _readers(node)):
+            continue
+        value = value_of(node)
+        if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16) and _is_shared(node):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _is_shared(value: Node) -> bool:
+    """Whether an operator on elements reads a value, or a view of it, of other sizes than its result has."""
+    sizes = value_of(value).shape
+    for user in value.users:
+        given = user.meta.get("val")
+        if user.target is aten.expand.default or (user.target in VIEWS and _is_shared(user)):
+            return True
+        if _pointwise(user) and isinstance(given, torch.Tensor) and not _alike(given.shape, sizes):
+            return True
+    return False
+
+
+def _alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(statically_known_true(x == y) for x, y in zip(a, b, strict=True))
 
 
 def _spell_out_views(gm: GraphModule) -> None:
@@ -131,8 +161,7 @@ def _readers(value: Node) -> Iterator[Node]:
 def _same(made: Node, value: Node) -> bool:
     """Whether a node gives the type, sizes and strides of another one."""
     a, b = made.meta["val"], value.meta["val"]
-    pairs = zip((*a.shape, *a.stride()), (*b.shape, *b.stride()), strict=True)
-    return a.dtype == b.dtype and a.dim() == b.dim() and all(statically_known_true(x == y) for x, y in pairs)
+    return a.dtype == b.dtype and _alike((*a.shape, *a.stride()), (*b.shape, *b.stride()))
 
 
 def _results(w: Writer) -> tuple[Node, Node]:
