@@ -201,3 +201,8 @@ def strides_contiguous(shape: Sequence[ExprLike]) -> tuple[Expr, ...]:
         if size is not ZERO:
             stride = stride * size
     return tuple(reversed(strides))
+
+
+def is_row_major(dims: Sequence[ExprLike], strides: Sequence[Expr]) -> bool:
+    """Whether elements lie as in a row-major tensor; the strides of axes of size 1 do not matter."""
+    return all(as_expr(n) is ONE or a is b for n, a, b in zip(dims, strides, strides_contiguous(dims), strict=True))

@@ -15,13 +15,13 @@ from ...dialects.expr import (
     as_expr,
     dim,
     free_syms,
+    is_row_major,
     maximum,
     minimum,
     mod,
     product,
     prove_ge0,
     prove_le,
-    strides_contiguous,
 )
 from ...dialects.nd_types import element_bytes, ui8
 from . import externs
@@ -318,7 +318,7 @@ def _as_strided_scatter(
     if not _within(dims, strides, start, b.dims(memory)[0]):
         return NotImplemented
     source = b.cast(source, b.dtype(x))
-    if all(s is t or d is ONE for s, t, d in zip(strides, strides_contiguous(dims), dims, strict=True)):
+    if is_row_major(dims, strides):
         row = b.reshape(source, (product(dims),))
         whole = b.dims(row)[0] is b.dims(memory)[0]
         memory = b.reshape(row, b.dims(memory)) if whole else b.slice_scatter(memory, row, [start], [1])

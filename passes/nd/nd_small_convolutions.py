@@ -11,11 +11,14 @@ with what stands before and behind it. Microseconds on one thread, nest and libr
 Depthwise convolutions of any number of channels have a price for each way (`depthwise_ns`, `library_ns`): the nest, the library's call
 between row-major tensors, and its channels-last one with a copy on either side. Beside other convolutions, which hand channels-last from
 one to the next, it is the nest that would need the copies.
+
+The three real convolutions that torch makes of a complex one stay calls: their results are subtracted from each other, where terms that
+were added up in another order stand out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -25,7 +28,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import nd
-from ...dialects.expr import ONE, Expr, IndexMap, as_expr, dim, strides_contiguous
+from ...dialects.expr import ONE, Expr, IndexMap, as_expr, dim, is_row_major
 from ...dialects.expr_syntax import IndexMapAttr
 from ...dialects.nd_base import ExprsAttr, IntsAttr
 from ...dialects.nd_pointwise import OPS, CastOp
@@ -66,7 +69,9 @@ class NdSmallConvolutions(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = nd.symbol_ranges(op), symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            found = [o for o in func.body.block.ops if isinstance(o, nd.ConvOp)]
+            every = [o for o in func.body.block.ops if isinstance(o, nd.ConvOp)]
+            of_complex = complex_products(every)
+            found = [o for o in every if o not in of_complex]
             if not found:
                 continue
             library = [o for o in found if not few_channels(o)]
@@ -90,6 +95,26 @@ class NdSmallConvolutions(Pass):
         prices = f"depthwise: as a nest {nest / 1e3:.0f} us, as a call of the library {library / 1e3:.0f} us"
         self.remark(op, prices, "applied" if pays else "missed")
         return pays
+
+
+def complex_products(convolutions: Sequence[nd.ConvOp]) -> set[nd.ConvOp]:
+    """Those of real parts (a), of imaginary parts (b) and of the sums of the two (c) that make a complex one: a - b and c - a - b."""
+
+    def is_convolution(x: SSAValue) -> bool:
+        return isinstance(x.owner, nd.ConvOp)
+
+    found: set[nd.ConvOp] = set()
+    for a in convolutions:
+        less = [u.operation for u in a.result.uses if isinstance(u.operation, OPS["sub"])]
+        others = {s.operands[1] for s in less if s.operands[0] is a.result and is_convolution(s.operands[1])}
+        for s in less:
+            c, taken = s.operands
+            if taken is not a.result or not is_convolution(c):
+                continue
+            again = [u.operation.operands[1] for u in s.results[0].uses if isinstance(u.operation, OPS["sub"]) and u.index == 0]
+            for b in others.intersection(again):
+                found |= {x.owner for x in (a.result, b, c) if isinstance(x.owner, nd.ConvOp)}
+    return found
 
 
 def depthwise_ns(op: nd.ConvOp, hints: Mapping[str, int], beside: bool) -> float:
@@ -130,10 +155,7 @@ def _has_form(op: nd.ConvOp) -> bool:
     result = tensor_type(op.result)
     if op.transposed is not None or result.element_type not in FLOATS or op.stride.data[-1] > MOST_STEP:
         return False
-    if op.layout is None:
-        return True
-    pairs = zip(result.dims, op.layout.stride_exprs, strides_contiguous(result.dims), strict=True)
-    return all(length is ONE or stride is row_major for length, stride, row_major in pairs)
+    return op.layout is None or is_row_major(result.dims, op.layout.stride_exprs)
 
 
 def few_channels(op: nd.ConvOp) -> bool:

@@ -18,7 +18,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import nd
 from ...dialects.call_args import Arg
-from ...dialects.expr import ONE, Expr, product, strides_contiguous
+from ...dialects.expr import ONE, Expr, is_row_major, product
 from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_types import LayoutAttr, tensor_type
 from ..loop.library_cost import size
@@ -35,7 +35,7 @@ def convolution_as_product(rw: Rewriter, op: nd.ConvOp, hints: Mapping[str, int]
     if op.bias is not None or op.transposed is not None or op.groups.data != (1,):
         return None
     layouts = op.attributes.get("operand_layouts")
-    rows = _is_row_major(op.input, _item(layouts, 0)) and _is_row_major(op.result, op.layout)
+    rows = _by_rows(op.input, _item(layouts, 0)) and _by_rows(op.result, op.layout)
     if not rows or not _fits(op.input, op.weight, op.result, (op.stride.data, op.padding.data), hints, most):
         return None
     t = tensor_type(op.result)
@@ -53,7 +53,7 @@ def gradients_as_products(rw: Rewriter, op: nd.ExternOp, hints: Mapping[str, int
     if None in operands or transposed or groups != 1 or by_bias or len(op.results) != by_input + by_weight:
         return None
     gradient, source, weight = (v for v in operands if v is not None)
-    rows = _is_row_major(source, _item(op.operand_layouts, x.index)) and _is_row_major(gradient, _item(op.operand_layouts, g.index))
+    rows = _by_rows(source, _item(op.operand_layouts, x.index)) and _by_rows(gradient, _item(op.operand_layouts, g.index))
     if not rows or not _fits(source, weight, gradient, (stride, padding), hints, most):
         return None
     made: list[SSAValue] = []
@@ -86,12 +86,9 @@ def _item(layouts: Attribute | None, k: int) -> Attribute | None:
     return layouts.data[k] if isinstance(layouts, ArrayAttr) and k < len(layouts.data) else None
 
 
-def _is_row_major(x: SSAValue, layout: Attribute | None) -> bool:
+def _by_rows(x: SSAValue, layout: Attribute | None) -> bool:
     """Whether a tensor lies by rows where its layout is given."""
-    if not isinstance(layout, LayoutAttr):
-        return True
-    dims = tensor_type(x).dims
-    return all(n is ONE or a is b for n, a, b in zip(dims, layout.stride_exprs, strides_contiguous(dims), strict=True))
+    return not isinstance(layout, LayoutAttr) or is_row_major(tensor_type(x).dims, layout.stride_exprs)
 
 
 def _reshaped(rw: Rewriter, x: SSAValue, *dims: Expr) -> SSAValue:

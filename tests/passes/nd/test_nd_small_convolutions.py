@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from stepwell.dialects import nd
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import parse_pipeline
+from stepwell.tools.compile_graph import context
 
 
 def conv(kind, **arguments):
@@ -82,3 +92,29 @@ def test_channels_last_stays_with_the_library():
     got, want = torch.compile(function, backend="stepwell")(x, w), function(x, w)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     assert got.stride() == want.stride()
+
+
+def convolutions_left(function, *arguments):
+    graph = make_fx(lambda *args: (function(*args),), decomposition_table=decomposition_table(), tracing_mode="fake")(*arguments)
+    module = import_graph(graph, arguments).module
+    run(parse_pipeline("nd-canonicalize,nd-small-convolutions"), module, context())
+    return sum(isinstance(op, nd.ConvOp) for op in module.walk())
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("bias", [False, True])
+def test_complex_ones_stay_with_the_library_and_give_the_same_bits(dtype, bias):
+    """The three real convolutions of one are subtracted from each other: terms in another order would stand out."""
+    torch._dynamo.reset()
+    torch.manual_seed(2)
+    x, w, b = (9 * torch.randn(*s, dtype=dtype) for s in ((1, 3, 4, 4), (3, 3, 3, 3), (3,)))
+    function = functools.partial(F.conv2d, stride=2, padding=2)
+    arguments = (x, w, b) if bias else (x, w)
+    got = torch.compile(function, backend="stepwell")(*arguments)
+    torch.testing.assert_close(got, function(*arguments), rtol=0, atol=0)
+    assert convolutions_left(function, *arguments) == 3
+
+
+def test_differences_of_other_convolutions_are_nests():
+    x, narrow, wide = torch.randn(1, 1, 12, 12), torch.randn(1, 1, 3, 3), torch.randn(1, 1, 5, 5)
+    assert convolutions_left(lambda x, a, b: F.conv2d(x, a, padding=1) - F.conv2d(x, b, padding=2), x, narrow, wide) == 0
