@@ -64,7 +64,18 @@ from .host_base import (
     parse_value_type,
     print_typed,
 )
-from .host_tensors import ArenaPtrOp, CheckOp, EmptyOutputOp, EnsureOp, FromArenaOp, LayoutOp, ReleaseOp, ViewOp, layout
+from .host_tensors import (
+    ArenaPtrOp,
+    CheckOp,
+    EmptyOutputOp,
+    EnsureOp,
+    FromArenaOp,
+    LayoutOp,
+    ReleaseOp,
+    ViewOp,
+    WorkspaceOp,
+    layout,
+)
 from .nd_base import ExprsAttr, IntsAttr
 
 
@@ -298,7 +309,8 @@ class LaunchOp(HostOp):
 
     With `entries n` the kernel walks over a list of n entries: operands and sizes are those of one entry after the
     other, and the kernel gets two tables, with a row of addresses (then of numbers, 8 bytes each) and a row of sizes
-    for each entry, and n. A kernel of a GPU has a `grid`, the numbers of its programs."""
+    for each entry, and n. A kernel of a GPU has a `grid`, the numbers of its programs. One that `clears` fills workspaces
+    with zeros, and is not launched where they are memory that stays (host.workspace)."""
 
     name = "host.launch"
     kernel = prop_def(SymbolRefAttr)
@@ -307,6 +319,7 @@ class LaunchOp(HostOp):
     bytes = opt_prop_def(ExprAttr)
     entries = opt_prop_def(IntAttr)
     grid = opt_prop_def(ExprsAttr)
+    clears = opt_prop_def(UnitAttr)
     inputs = var_operand_def()
     traits = traits_def()
 
@@ -320,6 +333,7 @@ class LaunchOp(HostOp):
         bytes: Expr | int | None = None,
         entries: int | None = None,
         grid: Sequence[Expr | int] = (),
+        clears: bool = False,
     ) -> LaunchOp:
         props: dict[str, Attribute] = {"kernel": SymbolRefAttr(kernel), "sizes": ExprsAttr.get(sizes)}
         if any(as_expr(o) is not as_expr(0) for o in offsets):
@@ -330,6 +344,8 @@ class LaunchOp(HostOp):
             props["entries"] = IntAttr(entries)
         if grid:
             props["grid"] = ExprsAttr.get(grid)
+        if clears:
+            props["clears"] = UnitAttr()
         return cls.create(operands=inputs, properties=props)
 
     def print(self, printer: Printer) -> None:
@@ -345,6 +361,8 @@ class LaunchOp(HostOp):
             printer.print_string(f" entries {self.entries.data}")
         if self.grid is not None:
             printer.print_string(f" grid {exprs_text(self.grid.data)}")
+        if self.clears is not None:
+            printer.print_string(" clears")
 
     @classmethod
     def parse(cls, parser: Parser) -> LaunchOp:
@@ -359,6 +377,8 @@ class LaunchOp(HostOp):
             props["entries"] = IntAttr(parser.parse_integer(allow_boolean=False, allow_negative=False))
         if parser.parse_optional_keyword("grid"):
             props["grid"] = parse_exprs(parser)
+        if parser.parse_optional_keyword("clears"):
+            props["clears"] = UnitAttr()
         return cls.create(operands=operands, properties=props)
 
     def verify_(self) -> None:
@@ -375,6 +395,15 @@ class LaunchOp(HostOp):
             raise VerifyException(
                 f"host.launch @{kernel}: {len(self.offsets.data)} offsets for {len(self.operands)} operands"
             )
+        if self.clears is not None:
+            self._verify_clears(kernel)
+
+    def _verify_clears(self, kernel: str) -> None:
+        if self.grid is None or self.sizes.data:
+            raise VerifyException(f"host.launch @{kernel}: what clears workspaces is a kernel with a grid, and takes no sizes")
+        for value in self.operands:
+            if isinstance(value.type, (TensorType, PtrType)) and not isinstance(value.owner, WorkspaceOp):
+                raise VerifyException(f"host.launch @{kernel}: it clears memory that is no host.workspace")
 
     def check_kernel(self, kernel: Operation) -> None:
         """VerifyException unless `kernel`, which this launches, takes as many arguments as are given."""
@@ -519,7 +548,7 @@ def program_of(module: Operation) -> ProgramOp:
 
 OPS: list[type[HostOp]] = [
     ProgramOp, BindOp, AssertOp, CheckOp, EnsureOp, EmptyOutputOp, ViewOp, FromArenaOp, ArenaPtrOp, ConstantOp,
-    LaunchOp, PollOp, ExternOp, ReleaseOp, ReturnOp,
+    WorkspaceOp, LaunchOp, PollOp, ExternOp, ReleaseOp, ReturnOp,
 ]  # fmt: skip
 
 Host = Dialect("host", [*OPS], [TensorType, PtrType, ObjectType])
@@ -527,5 +556,5 @@ Host = Dialect("host", [*OPS], [TensorType, PtrType, ObjectType])
 __all__ = [
     "ArenaPtrOp", "AssertOp", "BindOp", "CheckOp", "ConstantOp", "EmptyOutputOp", "EnsureOp", "ExternOp",
     "FromArenaOp", "Host", "HostOp", "LaunchOp", "LayoutOp", "ObjectType", "PollOp", "ProgramOp", "PtrType",
-    "ReleaseOp", "ReturnOp", "TensorType", "ViewOp", "is_number", "layout", "program_of",
+    "ReleaseOp", "ReturnOp", "TensorType", "ViewOp", "WorkspaceOp", "is_number", "layout", "program_of",
 ]  # fmt: skip

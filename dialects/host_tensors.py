@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from xdsl.dialects.builtin import NoneAttr, StringAttr
+from xdsl.dialects.builtin import IntAttr, NoneAttr, StringAttr
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
     irdl_op_definition,
@@ -191,6 +191,41 @@ class ArenaPtrOp(HostOp):
     @classmethod
     def parse(cls, parser: Parser) -> ArenaPtrOp:
         return cls.make(parse_expr(parser))
+
+
+@irdl_op_definition
+class WorkspaceOp(HostOp):
+    """Memory that kernels of a GPU leave as the next launch of the same kernel needs it, zero at first: `%w = host.workspace 4112 else %p`.
+
+    On the default stream (handle 0, where launches never overlap, and which cannot be captured) it is that many bytes of memory
+    that stays with the program, a piece of its own for each of these operations. On any other it is memory of the call, the operand:
+    launches that `clears` fill it with zeros then."""
+
+    name = "host.workspace"
+    bytes = prop_def(IntAttr)
+    other = operand_def(PtrType)
+    result = result_def(PtrType)
+
+    @classmethod
+    def make(cls, bytes: int, other: SSAValue) -> WorkspaceOp:
+        return cls.create(operands=(other,), result_types=(ptr,), properties={"bytes": IntAttr(bytes)})
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(f" {self.bytes.data} else ")
+        printer.print_ssa_value(self.other)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> WorkspaceOp:
+        bytes = parser.parse_integer(allow_boolean=False, allow_negative=False)
+        parser.parse_keyword("else", " before the memory of other streams")
+        return cls.make(bytes, parser.resolve_operand(parser.parse_unresolved_operand(), ptr))
+
+    def verify_(self) -> None:
+        if self.bytes.data < 1:
+            raise VerifyException("host.workspace: it has no bytes")
+        for use in self.result.uses:
+            if use.operation.name != "host.launch":
+                raise VerifyException(f"host.workspace: only kernels take a workspace, not {use.operation.name}")
 
 
 @irdl_op_definition

@@ -245,6 +245,8 @@ class _Lowering:
             self.unplanned = at + (bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         self.arena_ends.append(at + bytes)
         pointer = self.add(host.ArenaPtrOp.make(at), op).results[0]
+        if op.workspace is not None:
+            pointer = self.add(host.WorkspaceOp.make(int(bytes), pointer), op).results[0]
         keep_name(pointer, op.result)
         self.memory[op.result] = _Memory(pointer, type, as_expr(0), in_arena=True)
 
@@ -300,7 +302,8 @@ class _Lowering:
         kernel = op.kernel.string_value()
         entries = None if op.entries is None else op.entries.data
         grid = () if op.grid is None else op.grid.data
-        self.add(host.LaunchOp.make(kernel, values, op.sizes.data, offsets, self._typical_traffic(op), entries, grid), op)
+        clears = op.clears is not None and all(isinstance(value.owner, host.WorkspaceOp) for value in values)
+        self.add(host.LaunchOp.make(kernel, values, op.sizes.data, offsets, self._typical_traffic(op), entries, grid, clears), op)
         self.pending_poll |= kernel in self.checked
 
     def _typical_traffic(self, op: host.LaunchOp) -> int | None:

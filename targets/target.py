@@ -39,7 +39,8 @@ class Kernel(Protocol):
 
 
 class Launcher(Protocol):
-    """Launches the kernels of one program."""
+    """Launches the kernels of one program. One that has a method `workspaces(bytes)` gives the address of memory that stays with the
+    program, zero at first, where launches do not overlap, else 0: launches that only clear such memory are left out (host.workspace)."""
 
     def launch(self, number: int, grid: tuple[int, ...], arguments: Sequence[int | float | bool]) -> None:
         """Launch kernel `number`. arguments: the address of each buffer's first element, then sizes, then other numbers, as its

@@ -9,6 +9,7 @@ Native entries call it as they call libcuda, so that what they pass (arguments, 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,7 @@ class InterpretedDriver:
         self.current, self.stream = context, stream
         self._functions: list[tuple[GpuKernel, int, ModuleOp]] = []
         self._error = ""
+        self._one_at_a_time = threading.Lock()
         self._calls: dict[str, Any] = {name: kind(function) for name, (kind, function) in self._callbacks().items()}
 
     def _callbacks(self) -> dict[str, tuple[Any, Callable[..., int]]]:
@@ -112,7 +114,8 @@ class InterpretedDriver:
         try:
             types = kernel_of(module).body.block.arg_types
             given = [v if isinstance(t, PointerType) else _number(t, v) for t, v in zip(types, values, strict=True)]
-            run_kernel(module, with_memory(types, given), list(grid))
+            with self._one_at_a_time:  # as on a stream
+                run_kernel(module, with_memory(types, given), list(grid))
         except Exception as error:
             self._error = f"{type(error).__name__}: {error}"
             return FAILED

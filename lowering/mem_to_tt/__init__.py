@@ -36,6 +36,7 @@ from ...passes.mem.levels import refuse_tensors
 from ..outline import Arguments, Outliner
 from .bounds import BEYOND, bounds_of, choose_bounds, is_within, narrowed, nest_beyond, write_bounds
 from .config import Machine, choose, machine
+from .cooperative import CLEARS
 from .follow import memory_of
 from .kernel import is_aligned, lower_nest
 from .state import UnsupportedNest
@@ -95,7 +96,10 @@ class MemToTt(Pass):
                 assert isinstance(nest, loop.NestOp)
                 try:
                     beyond = nest_beyond(nest) if bounds_of(nest) else None
+                    clears = nest.attributes.get(CLEARS)
                     launch, shared = outliner.outline(nest)
+                    if clears is not None:
+                        launch.properties["clears"] = clears
                     if beyond is not None:
                         assert launch.parent is not None
                         launch.parent.insert_op_after(beyond, launch)

@@ -1,7 +1,7 @@
 """gpu-cooperative-rows: rows that no program can keep are shared by several programs, and read once.
 
     loop.nest (%i = 2048) outs(%y) { reduce over 131072; for 131072 }
-->  %w = mem.alloc : !mem.buffer<32784 x i64>; loop.nest (%k = 32784) outs(%w) { store 0 }
+->  %w = mem.alloc {workspace} : !mem.buffer<65552 x i64>; loop.nest (%k = 32784) outs(%w) { store 0 } attributes {clears}
     loop.nest (%i = 2048) outs(%y, %w) { reduce over 131072; for 131072 } attributes {schedule = {gpu = {..., group = 8}}}
 
 What a nest computes stays the same; the tile says how many programs have a row, and exchange.py how they agree. It pays where a nest reads
@@ -9,7 +9,10 @@ its rows more than once, no program can keep one beside another program's, and a
 have as many iterations each, of which every program has a part; whatever there is one of for a row all of them compute, and the first
 stores. A nest behind it that reads the rows again becomes a part of it first (follow.py).
 
-The nest that fills the workspace with zeros runs before every launch, so that launches need nothing of each other, on whatever stream."""
+The nest that fills the first half of the workspace with zeros runs before every launch, so that launches need nothing of each other, on
+whatever stream. What it does is not needed where the workspace is memory that stays and no launches over it overlap: a kernel leaves it as
+the next launch needs it, if all have the same sizes. So where the size of the workspace is a number the allocation says `workspace`, and
+the nest `clears`; the host program has such memory, and does without the nest, on the default stream (host.workspace)."""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr, f64, i64
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr, f64, i64
+from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import Expr, IndexMap, Sym, free_dims, product
@@ -36,7 +39,7 @@ from ...passes.manager import Pass
 from . import config
 from .bounds import narrowed, near_sizes, with_room, write_bounds
 from .config import Machine, Sizes, Tile, has_effect, machine, power_of_two
-from .exchange import part_of, words_of, workspace_words
+from .exchange import HEADER, half_words, part_of, words_of
 from .follow import follower, joined_nest, replace_nests
 from .state import UnsupportedNest, scalar_type
 from .tiles import GPU, write_tile
@@ -53,6 +56,8 @@ BESIDE = 16
 """Registers of a thread beside them; half as many again for each tensor that is read along the rows once."""
 PIECES_OF_RUNS = 32
 """Blocks that a program keeps of its runs at most: each is code of its own, and what Triton makes of 224 takes a minute."""
+CLEARS = "clears"
+"""Attribute of a nest that clears a workspace which may be memory that stays."""
 LEAST = 64 << 20
 """Bytes that a nest moves at least: what is less stays in the cache, where rows may as well be read twice."""
 
@@ -268,12 +273,15 @@ def _for_stores(value: SSAValue) -> bool:
 def add_workspace(nest: loop.NestOp, info: NestAccess, tile: Tile, words: int) -> None:
     """Note a tile with a group on a nest, which gets the memory that its programs exchange `words` words a row through."""
     write_tile(nest, info, tile)
-    size = workspace_words(product(one.size for one in info.root.loops), tile.group, words)
+    half = half_words(product(one.size for one in info.root.loops), tile.group, words)
     device = next(o.type.device.data for o in nest.outs if isinstance(o.type, mem.BufferType))
-    kind = mem.BufferType.get((size,), i64, None, 0, device)
-    made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")})
-    clear = loop.NestOp.build_nest([size], [made.result])
+    kind = mem.BufferType.get((half * 2 + HEADER,), i64, None, 0, device)
+    props: dict[str, Attribute] = {"kind": StringAttr("arena")}
+    made = mem.AllocOp.create(result_types=[kind], properties=props | ({"workspace": UnitAttr()} if half.is_const else {}))
+    clear = loop.NestOp.build_nest([half + HEADER], [made.result])
     clear.properties["label"] = StringAttr(f"{label_of(nest)} workspace")
+    if half.is_const:
+        clear.attributes[CLEARS] = UnitAttr()
     at = Cursor(clear.block)
     at.place(loop.StoreOp.new(at.constant(0, i64), clear.out_args[0], IndexMap.identity(1), list(clear.indices)))
     block = nest.parent

@@ -6,10 +6,25 @@ Programs 8k to 8k + 7 have row k, and each keeps an eighth of it on chip. A redu
 it puts that into the workspace, waits for the states of the others, and joins all of them in the order of the programs, so that every
 program of the row goes on with the very same numbers. Memory is read once, whatever the length of the row.
 
-**Words.** The workspace is memory of i64, zero when the kernel begins. Its first word counts programs, those from HEADER on hold states,
-each written once and never zero then: two numbers of 32 bits with all bits inverted (of NaNs there is one, which is not all ones), or half
-of a number of 64 bits under a bit that is set. A word is written and read in one access, so that who sees it has all of it; no fences are
-needed, and a state costs one trip to the cache that all multiprocessors share and one back.
+**Words.** The workspace is memory of i64. Its first word counts programs, those from HEADER on hold states, in two halves of which a
+launch uses one. A word of that half is zero when the kernel begins, is written once, and is never zero then: two numbers of 32 bits with
+all bits inverted (of NaNs there is one, which is not all ones), or half of a number of 64 bits under a bit that is set. A word is written
+and read in one access, so that who sees it has all of it; no fences are needed, and a state costs one trip to the cache that all
+multiprocessors share and one back.
+
+**Halves.** The highest bit of the first word says which half is in use: clear, the first; set, the second. The bits below count tickets.
+Each program draws its ticket by one addition, and finds both in what was there. Whoever draws the last ticket of the grid stores the word
+for the next launch, no tickets and the other half: all programs have drawn theirs, and nobody else reads or writes the word until the
+kernel ends. For each word that a program writes it clears the word at the same place of the half that is not in use, which nobody reads in
+this launch and nobody else writes.
+
+Say that launches over a workspace do not overlap, that each sees what the one before it wrote, and that all have the same grid and the
+same words, W of a half. If a launch begins with no tickets and with zeros in W of the half that the first word names, then so does the
+next one: each word of W has one program that writes it, whatever the numbers are, and that program has cleared the other half's. What the
+launch leaves in its own half is cleared by the next one. So a workspace whose header and first half were zero once serves launch after
+launch, and one whose header and first half are cleared before a launch serves that launch, whatever is in its second half. The end of a
+kernel orders what it wrote before the next kernel of its stream, and a kernel that is launched early waits for that by its first
+instruction (overlap.py), in front of every access. An empty grid launches nothing, and changes nothing.
 
 **Why nobody waits for ever.** The number of a program is not its place in the grid, which says nothing of when it starts, but a ticket that
 it draws when it starts. Say that the device runs R >= G programs of the kernel at once, G of them for a row, and that the rows up to row k
@@ -38,7 +53,8 @@ from ...dialects.expr_ranges import Range
 from ...dialects.mem import BufferType
 from ...dialects.tt_arith import ExtUIOp, SIToFPOp, TruncIOp
 from ...dialects.tt_compute import BitcastOp
-from ...dialects.tt_memory import AtomicRMWOp, LoadOp
+from ...dialects.tt_memory import AtomicRMWOp, LoadOp, StoreOp
+from ...dialects.tt_structure import GetNumProgramsOp
 from ...dialects.tt_types import element_of, like, shape_of
 from .builder import NO_OVERFLOW_FLAGS
 from .config import power_of_two
@@ -53,6 +69,8 @@ HEADER = 16
 """Words in front of the states: the first counts programs, the others keep it in a line of the cache of its own."""
 _FULL = 1 << 32
 """Half of a number is written with this bit."""
+_SECOND = 1 << 63
+"""The bit of the first word that says that the second half is in use."""
 
 
 def words_of(kind: str, types: Sequence[Attribute]) -> int:
@@ -74,9 +92,9 @@ SENT = {"welford": 2}
 """How many numbers of a state are sent, where that is not all: how many values each program has the others know."""
 
 
-def workspace_words(rows: Expr, group: int, words: int) -> Expr:
-    """Words of the workspace of a kernel of `rows` rows, each shared by `group` programs that exchange `words` words."""
-    return rows * (group * words) + HEADER
+def half_words(rows: Expr, group: int, words: int) -> Expr:
+    """Words of a half of the workspace of a kernel of `rows` rows, each shared by `group` programs that exchange `words` words."""
+    return rows * (group * words)
 
 
 @dataclass
@@ -93,16 +111,24 @@ class Group:
     row: SSAValue
     first: SSAValue
     """Whether this is the first of them, which stores what there is one of for a row."""
+    half: SSAValue
+    """The first word of the half that the launch uses."""
+    idle: SSAValue
+    """The first word of the other one."""
     used: int = 0
 
     @staticmethod
-    def of(kernel: NestLowering, row: SSAValue, member: SSAValue, words: int) -> Group:
+    def of(kernel: NestLowering, ticket: Ticket, words: int, rows: Expr) -> Group:
+        """The group of a program with a ticket, in a kernel of `rows` rows."""
         s = kernel.s
+        row, member = ticket.row, ticket.member
+        halves = s.b.int(HEADER, s.index), s.number(half_words(rows, kernel.tile.group, words) + HEADER)
+        half, idle = s.b.select(ticket.second, *reversed(halves)), s.b.select(ticket.second, *halves)
         member_dim = s.info.new_dim(Range.of_size(as_expr(kernel.tile.group)))
         s.dims[member_dim] = member
         first = s.b.cmpi("eq", member, s.b.int(0, s.index))
         workspace = s.pointers[kernel.nest.outs[-1]]
-        return Group(kernel, kernel.tile.group, workspace, words, member, member_dim, row, first)
+        return Group(kernel, kernel.tile.group, workspace, words, member, member_dim, row, first, half, idle)
 
     # ---- parts of a row
 
@@ -162,21 +188,22 @@ class Group:
         return result
 
     def _put(self, word: SSAValue, lane: SSAValue) -> SSAValue:
-        """Write a word for the others; where those of all programs lie."""
+        """Write a word for the others, and clear its place in the other half; where those of all programs lie."""
         s = self.kernel.s
-        here, everyone = self._places(lane)
+        place = self._place()
+        here = s.b.add(s.b.add(place, self.half), self.member)
         pointer, word = s.b.together(s.pointers_to(self.workspace, here), word)
         s.b.place(AtomicRMWOp.make("exch", pointer, word))
+        there = s.b.add(s.b.add(place, self.idle), self.member)
+        s.b.place(StoreOp.make(s.pointers_to(self.workspace, there), s.b.constant(0, i64)))
         self.used += 1
-        return s.pointers_to(self.workspace, everyone)
+        return s.pointers_to(self.workspace, s.b.add(s.b.add(place, self.half), lane))
 
-    def _places(self, lane: SSAValue) -> tuple[SSAValue, SSAValue]:
-        """Where the next word of this program lies, and those of all programs of the row."""
-        s = self.kernel.s
-        b = s.b
-        number = b.add(b.mul(self.row, b.int(self.words, s.index)), b.int(self.used, s.index))
-        base = b.add(b.mul(number, b.int(self.size, s.index)), b.int(HEADER, s.index))
-        return b.add(base, self.member), b.add(base, lane)
+    def _place(self) -> SSAValue:
+        """Where the next words of all programs of the row begin in a half."""
+        b, index = self.kernel.s.b, self.kernel.s.index
+        number = b.add(b.mul(self.row, b.int(self.words, index)), b.int(self.used, index))
+        return b.mul(number, b.int(self.size, index))
 
     def _wait(self, sources: Sequence[SSAValue], inside: SSAValue | None) -> Values:
         """The words at `sources` once all of them are written.
@@ -218,8 +245,19 @@ def part_of(trips: int, group: int) -> int:
     return part if part * group == trips else -(-part // 16) * 16
 
 
-def draw(kernel: NestLowering) -> tuple[SSAValue, SSAValue]:
-    """Draw a ticket: the row of the program, and its number among those that share the row."""
+@dataclass(frozen=True)
+class Ticket:
+    """What a program has drawn."""
+
+    row: SSAValue
+    member: SSAValue
+    """Its number among the programs that share the row."""
+    second: SSAValue
+    """Whether the launch uses the second half of the workspace."""
+
+
+def draw(kernel: NestLowering) -> Ticket:
+    """Draw a ticket; with the last one, prepare the word that counts them for the next launch."""
     s = kernel.s
     b = s.b
     nest = kernel.nest
@@ -229,10 +267,15 @@ def draw(kernel: NestLowering) -> tuple[SSAValue, SSAValue]:
     if not isinstance(workspace, BufferType) or workspace.element_type != i64 or len(workspace.dims) != 1:
         raise UnsupportedNest("schedule: a tile with a group needs a workspace, the last of the nest's outs: one dimension of i64")
     counter = s.pointers[nest.outs[-1]]
-    one = b.constant(1, i64)
-    ticket = b.resize(b.place(AtomicRMWOp.make("add", counter, one)).results[0], s.index)
+    found = b.place(AtomicRMWOp.make("add", counter, b.constant(1, i64))).results[0]
+    second = b.cmpi("slt", found, b.constant(0, i64))
+    ticket = b.resize(b.elementwise(arith.AndIOp, (found, b.constant(_SECOND - 1, i64))), s.index)
+    programs = b.resize(b.place(GetNumProgramsOp.make(0)).results[0], s.index)
+    last = b.cmpi("eq", ticket, b.sub(programs, b.int(1, s.index)))
+    following = b.select(second, b.constant(0, i64), b.constant(_SECOND, i64))
+    b.place(AtomicRMWOp.make("exch", counter, following, last))
     size = b.int(kernel.tile.group, s.index)
-    return b.elementwise(arith.DivSIOp, (ticket, size)), b.elementwise(arith.RemSIOp, (ticket, size))
+    return Ticket(b.elementwise(arith.DivSIOp, (ticket, size)), b.elementwise(arith.RemSIOp, (ticket, size)), second)
 
 
 def _words(s: State, state: Values) -> list[SSAValue]:

@@ -4,7 +4,8 @@
 ->  host.launch @joined0(%a, %b, %c, %d, %e) grid [10]     which of them a program belongs to follows from its number
 
 A launch takes about 3 us of a GPU whatever it does; an optimiser's step over a list of tensors is hundreds of them, and a batch norm counts
-its calls. What nobody needs before waits for others of its kind. Launches of one
+its calls. What nobody needs before waits for others of its kind. Launches that clear workspaces, which host programs leave out where they
+can, stay by themselves. Launches of one
 kernel share its code: their addresses are picked from the arguments by a tree of comparisons."""
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ class _Joiner:
         kernel = self.kernels.get(_name(launch))
         if kernel is None or len(kernel.body.blocks) != 1 or self._written(launch) is None:
             return False
-        fixed = len(programs) == 1 and programs[0].value is not None and not launch.sizes.data and launch.offsets is None
+        plain = not launch.sizes.data and launch.offsets is None and launch.clears is None
+        fixed = len(programs) == 1 and programs[0].value is not None and plain
         return fixed and moved is not None and moved <= self.bytes and all(isinstance(v.type, mem.BufferType) for v in launch.operands)
 
     def _fits(self, group: Sequence[LaunchOp], launch: LaunchOp) -> bool:

@@ -287,12 +287,12 @@ class NestLowering:
     def _join_group(self) -> SSAValue:
         """The tile that this program shares with others."""
         s = self.s
-        tile, member = draw(self)
+        ticket = draw(self)
         words = sum(words_of(acc.kind, acc.types) for op in self._shared() for acc, _ in self._parts(op))
-        self.group = Group.of(self, tile, member, words)
+        self.group = Group.of(self, ticket, words, product(one.size for one in s.info.root.loops))
         s.owner = self.group.first
         s.owned = {a.buffer for a in s.info.root.accesses if a.is_store}
-        return tile
+        return ticket.row
 
     def _shared(self) -> list[loop.ReduceOp]:
         """The reductions that several programs do together."""

@@ -40,7 +40,8 @@ def leave_arena(func: FuncOp, sizes: Sizes, use_outputs: bool, use_pool: bool) -
     found = [one if one.bytes.is_const else replace(one, bytes=as_expr(sizes.typical(one.bytes))) for one in real]
     symbolic = {one: true for one, true in zip(found, real, strict=True) if one is not true}
     known = entry_symbols(func) if symbolic else frozenset[Sym]()
-    arena = [one for one in found if one.kind == "arena" and (one not in symbolic or free_syms(symbolic[one].bytes) <= known)]
+    movable = (one for one in found if one.kind == "arena" and not one.bound)
+    arena = [one for one in movable if one not in symbolic or free_syms(symbolic[one].bytes) <= known]
     fixed = (one for one in found if one.kind == "output" and one not in symbolic and int(one.bytes) >= SMALLEST)
     outputs = sorted(fixed, key=lambda o: -int(o.bytes))
     if not arena:

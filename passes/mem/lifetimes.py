@@ -25,7 +25,7 @@ class Lifetime:
     """A piece of memory: the buffer that it begins as, its size in bytes, the first and the last op that touch it.
 
     `kind` is "arena", "pooled" or "output" for an allocation ("guest" for one in the memory of an output), "extern" for the result
-    of a library call."""
+    of a library call. A `bound` one stays where it is."""
 
     buffer: SSAValue
     kind: str
@@ -34,6 +34,8 @@ class Lifetime:
     last: int
     returned: bool = False
     """Whether the caller gets it, so that it is alive to the end."""
+    bound: bool = False
+    """Whether it has to be a piece of the arena, in no other memory."""
 
     def overlaps(self, other: Lifetime) -> bool:
         return self.first <= other.last and other.first <= self.last
@@ -49,7 +51,8 @@ def lifetimes(func: FuncOp) -> list[Lifetime]:
             t = op.result.type
             assert isinstance(t, mem.BufferType)
             kind = op.kind.data if op.home is None else "guest"
-            root[op.result] = made = Lifetime(op.result, kind, mem.buffer_bytes(t), len(ops), -1)
+            bound = op.workspace is not None
+            root[op.result] = made = Lifetime(op.result, kind, mem.buffer_bytes(t), len(ops), -1, bound=bound)
             found.append(made)
             continue
         for value in buffers_used(op):

@@ -368,6 +368,10 @@ class _Emitter:
         entry.fail_if(entry.let(f"icmp eq ptr {arena}, null"), "memory")
         entry.arena_block = entry.load(entry.let(f"getelementptr i8, ptr {arena}, i64 8"))
 
+    def workspace(self, op: host.WorkspaceOp) -> None:
+        assert self.gpu is not None, "a workspace needs the kernels of a GPU"
+        self.gpu.workspace(op)
+
     def from_arena(self, op: host.FromArenaOp) -> None:
         op.verify_()  # torch ends the process where a stride is negative
         entry, type = self.entry, op.result.type.element_type
@@ -510,6 +514,7 @@ _RULES: dict[type, Callable[[_Emitter, host.HostOp], None]] = {
     host.ViewOp: _Emitter.view,
     host.FromArenaOp: _Emitter.from_arena,
     host.ArenaPtrOp: _Emitter.arena_ptr,
+    host.WorkspaceOp: _Emitter.workspace,
     host.ConstantOp: _Emitter.constant,
     host.LaunchOp: _Emitter.launch,
     host.PollOp: _Emitter.poll,

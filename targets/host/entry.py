@@ -57,7 +57,7 @@ _SIGNATURES: dict[str, str] = {
 
 CALLBACKS = (
     "raise_check", "raise_assert", "raise_operator", "raise_kernel", "raise_device", "copy_strided", "view_dtype", "gpu_table",
-    "gpu_launch",
+    "gpu_workspaces", "gpu_launch",
 )  # fmt: skip
 """Python functions that the entry calls as f(object, a, b, c), see load.py."""
 

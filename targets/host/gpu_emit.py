@@ -14,7 +14,8 @@ from xdsl.ir import SSAValue
 from ...dialects import host
 from ...dialects.expr import as_expr
 from .description import GPU_TABLE, dtype_code
-from .gpu_runtime_ir import SIZES_SHIFT, TABLE_HEAD, VARIANT_BYTES, VARIANTS
+from .gpu_runtime_ir import SIZES_SHIFT, TABLE_HEAD, TABLE_WORKSPACES, VARIANT_BYTES, VARIANTS
+from .workspaces import workspace_bytes, workspace_places
 
 if TYPE_CHECKING:
     from ..triton.kernels import GpuKernel
@@ -54,6 +55,9 @@ class GpuEntry:
         self.kernels = {kernel.name: (k, kernel.aligned, kernel.even) for k, kernel in enumerate(kernels)}
         """Name -> number in the program's table, addresses and sizes that it takes for multiples of 16."""
         self.table = ""
+        self.workspaces = ""
+        """The register of the address of the memory that stays; null where the stream is not the default one."""
+        self.places = workspace_places(emitter.program)
         emitter.entry.uses_gpu = True
 
     def enter(self) -> None:
@@ -82,6 +86,29 @@ class GpuEntry:
         entry.do(f"br label %{onward}")
         entry.start(onward)
         self.table = entry.let(f"phi ptr [ {known}, %{first} ], [ {fresh}, %{last} ]")
+        if self.places:
+            self._enter_workspaces(context)
+
+    def _enter_workspaces(self, context: str) -> None:
+        """Find the memory that stays on the default stream; Python makes it at the first call there."""
+        entry = self.emitter.entry
+        stream = entry.load(entry.let("getelementptr i8, ptr %gpu, i64 8"))
+        before = entry.block
+        default, ask, onward = entry.label(), entry.label(), entry.label()
+        entry.do(f"br i1 {entry.let(f'icmp eq ptr {stream}, null')}, label %{default}, label %{onward}")
+        entry.start(default)
+        place = entry.let(f"getelementptr i8, ptr {self.table}, i64 {TABLE_WORKSPACES}")
+        known = entry.load(place)
+        entry.do(f"br i1 {entry.let(f'icmp eq ptr {known}, null')}, label %{ask}, label %{onward}")
+        entry.start(ask)
+        callback, number = entry.item("callback", "gpu_workspaces"), entry.let(f"ptrtoint ptr {context} to i64")
+        made = entry.call("stepwell_call", callback, "null", number, str(workspace_bytes(self.emitter.program)), "0")
+        entry.fail_if(entry.let(f"icmp eq ptr {made}, null"), "python")
+        entry.call("Py_DecRef", made)
+        fresh, last = entry.load(place), entry.block
+        entry.do(f"br label %{onward}")
+        entry.start(onward)
+        self.workspaces = entry.let(f"phi ptr [ null, %{before} ], [ {known}, %{default} ], [ {fresh}, %{last} ]")
 
     # -- memory
 
@@ -111,6 +138,16 @@ class GpuEntry:
         entry.require_ok(entry.call("stepwell_gpu_from_blob", data, rank, sizes, strides, code, str(index), "%out"))
         self.emitter.values.own_handle(op.result, entry.load("%out"))
 
+    def workspace(self, op: host.WorkspaceOp) -> None:
+        """The program's memory that stays, or that of the call."""
+        entry, values = self.emitter.entry, self.emitter.values
+        other = values.data(values[op.other])
+        own = entry.let(f"getelementptr i8, ptr {self.workspaces}, i64 {self.places[op]}")
+        values.define(op.result).data = entry.let(f"select i1 {self._has_workspaces()}, ptr {own}, ptr {other}")
+
+    def _has_workspaces(self) -> str:
+        return self.emitter.entry.let(f"icmp ne ptr {self.workspaces}, null")
+
     # -- launches
 
     def launch(self, op: host.LaunchOp) -> None:
@@ -120,6 +157,8 @@ class GpuEntry:
         words, pointers = self._arguments(op)
         grid = [entry.size(e) for e in op.grid.data] if op.grid is not None else []
         grid += ["1"] * (3 - len(grid))
+        if op.clears is not None:  # an empty grid is not launched
+            grid[0] = entry.let(f"select i1 {self._has_workspaces()}, i64 0, i64 {grid[0]}")
         addresses = self._together([pointers[k] for k in aligned if k in pointers])
         if even:
             low = entry.let(f"shl i64 {self._together([words[k] for k in even])}, {SIZES_SHIFT}")
@@ -145,8 +184,8 @@ class GpuEntry:
             address = entry.let(f"ptrtoint ptr {emitter.values.data(emitter.values[value])} to i64")
             if offset is not as_expr(0):
                 address = entry.let(f"add i64 {address}, {entry.size(offset)}")
-            # memory that torch's allocator has just given begins at multiples of 512
-            if not isinstance(value.owner, (host.ArenaPtrOp, host.EmptyOutputOp)):
+            # memory that torch's allocator has given begins at multiples of 512
+            if not isinstance(value.owner, (host.ArenaPtrOp, host.EmptyOutputOp, host.WorkspaceOp)):
                 pointers[len(memory)] = address
             memory.append(address)
         return [*memory, *(entry.size(size) for size in op.sizes.data), *numbers], pointers

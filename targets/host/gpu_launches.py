@@ -1,4 +1,5 @@
-"""The launches of one program as Python sees them: the table of its kernels in each context, loading what is missing, errors.
+"""The launches of one program as Python sees them: the table of its kernels in each context, memory that stays, loading what is missing,
+errors.
 
 Native entries come here at the first launch in a context, for the first launch of each kernel, and when the driver refuses one. The
 Python path launches everything through here."""
@@ -12,7 +13,19 @@ from struct import pack
 from typing import TYPE_CHECKING, Any
 
 from .gpu_driver import Driver, LaunchError
-from .gpu_runtime_ir import ADDRESSES, ALL, MISSING, NOTHING, RECORD_HEAD, SIZES_SHIFT, TABLE_HEAD, TOO_LARGE, VARIANT_BYTES, VARIANTS
+from .gpu_runtime_ir import (
+    ADDRESSES,
+    ALL,
+    MISSING,
+    NOTHING,
+    RECORD_HEAD,
+    SIZES_SHIFT,
+    TABLE_HEAD,
+    TABLE_WORKSPACES,
+    TOO_LARGE,
+    VARIANT_BYTES,
+    VARIANTS,
+)
 
 if TYPE_CHECKING:
     from ..triton.kernels import GpuKernel
@@ -31,6 +44,7 @@ class GpuLaunches:
         self._slot = slot
         self._tables: dict[int, Any] = {}
         self._functions: dict[tuple[int, int, int], tuple[int, int, int]] = {}
+        self._workspaces: dict[int, Any] = {}
         self._lock = threading.Lock()
 
     # -- for native entries
@@ -45,6 +59,10 @@ class GpuLaunches:
                 found[0] = context
             assert self._slot is not None
             ctypes.c_int64.from_address(self._slot).value = ctypes.addressof(found)
+
+    def table_workspaces(self, context: int, bytes: int) -> None:
+        """Enter the memory that stays into the table for `context`, which is there; the current stream is the default one."""
+        self._tables[context][TABLE_WORKSPACES // 8] = self._staying(context, bytes)
 
     def rescue(self, words: Sequence[int], state: Sequence[int], launch: Any) -> None:
         """What to do about a launch that did not take place: `words` are its code, the number of the kernel, the addresses of its
@@ -85,6 +103,20 @@ class GpuLaunches:
         if code:
             raise self._refused(kernel, code, grid)
 
+    def workspaces(self, bytes: int) -> int:
+        """The address of so many bytes of memory that stays, zero at first; 0 where the current stream is not the default one."""
+        context, stream = self._here()
+        return 0 if stream else self._staying(context, bytes)
+
+    def _staying(self, context: int, bytes: int) -> int:
+        """The address of the program's memory that stays in a context, made when it is new: torch's, of the current stream, which is the
+        default one. What fills it comes before every launch that is given it, and what takes its place when the program is gone behind the
+        last one. Of threads that come here at once one has its tensor kept; torch may run other code meanwhile, so that no lock is held."""
+        found = self._workspaces.get(context)
+        if found is None:
+            found = self._workspaces.setdefault(context, _zeros(bytes, self.device))
+        return found.data_ptr()
+
     def _here(self) -> tuple[int, int]:
         """The context of the calling thread and the address of the current stream."""
         if self.device == "cpu":
@@ -110,6 +142,15 @@ class GpuLaunches:
             limits = " x ".join(map(str, GRID_LIMITS))
             return LaunchError(f"{kernel.place} has a grid of {size} programs; a GPU takes at most {limits}")
         return LaunchError(f"{kernel.place} could not be launched on a grid of {size}: {self.driver.message(code)}")
+
+
+def _zeros(bytes: int, device: str) -> Any:
+    """A tensor of zeros, a real one whatever mode the caller is in; torch.OutOfMemoryError."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return torch.zeros(bytes, dtype=torch.uint8, device=device)
 
 
 def _variant(addresses: int, sizes: int) -> int:

@@ -1,8 +1,9 @@
 """LLVM text of what native entries call around launches on a GPU, linked once a process.
 
 - the state of a call `{ ptr guard, ptr stream, ptr context }`: torch's device guard and current stream, and the driver's context;
-- the table of a program `{ ptr context, [n x 3 variants x { ptr function, i64 threads, i64 shared, i64 overlaps }] }`: one for each
-  context that it ran in; `overlaps` is 1 where a launch may begin while the one before it ends. The second variant of a kernel does not
+- the table of a program `{ ptr context, ptr workspaces, [n x 3 variants x { ptr function, i64 threads, i64 shared, i64 overlaps }] }`: one
+  for each context that it ran in; `workspaces` is memory that stays (host.workspace), null before the first call on the default stream;
+  `overlaps` is 1 where a launch may begin while the one before it ends. The second variant of a kernel does not
   rely on aligned addresses, nor on sizes that are multiples of 16, the third on addresses only. Entries are filled when they are first
   needed;
 - the record of a launch `{ i64 x, i64 y, i64 z, i64 count, i64 addresses, [count x i64] values }`: the grid, the addresses that the kernel
@@ -19,7 +20,9 @@ ALL, NOTHING, ADDRESSES = range(VARIANTS)
 """What a variant of a kernel relies on."""
 SIZES_SHIFT = 60
 """Where the record has the lowest bits of sizes, above those of any address."""
-TABLE_HEAD = 8
+TABLE_WORKSPACES = 8
+"""Where a table has the address of the memory that stays."""
+TABLE_HEAD = 16
 RECORD_HEAD = 5
 """Words of a record in front of the values."""
 EXTRA_ARGUMENTS = 4

@@ -133,6 +133,10 @@ class _Callbacks:
         assert self.gpu is not None
         self.gpu.table(context)
 
+    def gpu_workspaces(self, _: Any, context: int, bytes: int, c: int) -> None:
+        assert self.gpu is not None
+        self.gpu.table_workspaces(context, bytes)
+
     def gpu_launch(self, _: Any, words: int, state: int, c: int) -> None:
         assert self.gpu is not None
         launch = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)

@@ -18,6 +18,7 @@ from ...dialects.call_args import Arg, Obj
 from ...dialects.expr import Expr, as_expr, to_python
 from .description import Item, ItemTable, dtype_name, is_constant_leaf
 from .extern import PYTHON_CALL, leaves_item, result_form
+from .workspaces import workspace_bytes, workspace_places
 
 
 def python_source(
@@ -36,6 +37,7 @@ class _Writer:
         self.items = ItemTable()
         self.names: dict[SSAValue, str] = {}
         self.lines: list[str] = []
+        self.workspaces: dict[host.WorkspaceOp, int] = {}
 
     def run(self) -> str:
         block = self.program.body.block
@@ -117,6 +119,13 @@ class _Writer:
             self.do(f"arena = rt.arena({to_python(size)}, {self.device!r})")
         self.do(f"{self.define(op.result)} = arena.data_ptr() + {to_python(op.offset.data)}")
 
+    def workspace(self, op: host.WorkspaceOp) -> None:
+        if not self.workspaces:
+            self.workspaces = workspace_places(self.program)
+            self.do(f"workspaces = rt.workspaces({workspace_bytes(self.program)})")
+        other = self.names[op.other]
+        self.do(f"{self.define(op.result)} = workspaces + {self.workspaces[op]} if workspaces else {other}")
+
     def from_arena(self, op: host.FromArenaOp) -> None:
         source, layout, offset = self.names[op.source], self.layout(op), self.offset(op.offset)
         self.do(f"{self.define(op.result)} = rt.from_arena(arena, {source}, {layout}, {offset})")
@@ -140,6 +149,8 @@ class _Writer:
         sizes = [to_python(size) for size in op.sizes.data]
         if (number := self.kernels.get(op.kernel.string_value())) is not None:
             grid = self.sizes(op.grid.data if op.grid is not None else ())
+            if op.clears is not None:  # an empty grid is not launched
+                grid = f"(0,) if workspaces else {grid}"
             self.do(f"rt.launcher.launch({number}, {grid}, ({''.join(w + ', ' for w in (*memory, *sizes, *numbers))}))")
             return
         if op.entries is not None:
@@ -211,6 +222,7 @@ _RULES: dict[type, Callable[[_Writer, Any], None]] = {
     host.EmptyOutputOp: _Writer.empty_output,
     host.ViewOp: _Writer.view,
     host.ArenaPtrOp: _Writer.arena_ptr,
+    host.WorkspaceOp: _Writer.workspace,
     host.FromArenaOp: _Writer.from_arena,
     host.ConstantOp: _Writer.constant,
     host.LaunchOp: _Writer.launch,

@@ -61,6 +61,12 @@ class PythonRuntime:
     def arena(self, size: int, device: str) -> Any:
         return self._torch.empty(max(size, 64), dtype=self._torch.uint8, device=device)
 
+    def workspaces(self, bytes: int) -> int:
+        """The address of the program's memory that stays; 0 where there is none: the current stream is not the default one, or what
+        launches the kernels has no such memory."""
+        find = getattr(self.launcher, "workspaces", None)
+        return find(bytes) if find is not None else 0
+
     def from_arena(
         self,
         arena: Any,

@@ -22,6 +22,9 @@ builtin.module {
     %y = host.empty_output [s0, 64] strides [64, 1] : !host.tensor<bf16>
     host.launch @k0(%x : !host.tensor<f32>, %p : !host.ptr, %r : f64) [s0, s0 * 64] offsets [0, 128, 0] bytes s0 * 512
     host.launch @k1(%p : !host.ptr, %y : !host.tensor<bf16>) []
+    %w = host.workspace 4112 else %p
+    host.launch @k2(%w : !host.ptr) [] grid [5] clears
+    host.launch @k3(%y : !host.tensor<bf16>, %w : !host.ptr) [s0] grid [s0]
     host.poll
     %t = host.from_arena %p [s0, 64] strides [64, 1] offset 4 : !host.ptr -> !host.tensor<f32>
     %v = host.view %x [s1] strides [1] offset s2 : !host.tensor<f32> -> !host.tensor<f32>
@@ -58,6 +61,7 @@ def test_text_round_trip():
     assert str(parse(printed)) == printed
     assert "host.bind s1 = size %x 1 : !host.tensor<f32>" in printed
     assert "[s0, s0 * 64] offsets [0, 128, 0] bytes s0 * 512" in printed
+    assert "host.workspace 4112 else %p\n" in printed and "grid [5] clears" in printed
     assert program_of(module).sym_name.data == "forward"
 
 
@@ -83,6 +87,13 @@ def test_text_round_trip():
             'host.extern #nd.call<"aten.a.b", [arg(0)]>(%p) : (!host.ptr) -> ()',
             "an operator takes tensors, not pointers",
         ),
+        ("%w = host.workspace 0 else %p", "host.workspace: it has no bytes"),
+        (
+            "%w = host.workspace 8 else %p\n%t = host.from_arena %w [2] strides [1] : !host.ptr -> !host.tensor<f32>",
+            "only kernels take a workspace, not host.from_arena",
+        ),
+        ("host.launch @k(%p : !host.ptr) [] grid [1] clears", "@k: it clears memory that is no host.workspace"),
+        ("%w = host.workspace 8 else %p\nhost.launch @k(%w : !host.ptr) [] clears", "a kernel with a grid, and takes no sizes"),
         ('host.assert ge (1, 2), "no"', "unknown predicate 'ge'"),
         ("%k = arith.constant 1 : i64", "holds arith.constant, which is not an op of host"),
     ],
@@ -99,6 +110,7 @@ def test_verifier_messages(ops, message):
         ("host.bind s0 = shape %x : !host.tensor<f32>", "unknown kind 'shape'; known: value, size, stride, item"),
         ("host.check %x [4] : !host.tensor<f32>", "Expected 'strides' after the sizes"),
         ("host.extern 4(%x) : (!host.tensor<f32>) -> ()", "expected a call template"),
+        ("%w = host.workspace 8", "Expected 'else' before the memory of other streams"),
     ],
 )
 def test_parse_messages(ops, message):

@@ -20,6 +20,9 @@ FUNC = """func.func @f() attributes {{mem.arena_bytes = #nd.expr<{room}>}} {{
         ("s0 * 4", '{kind = "arena", at = 0}', "s0", ""),
         ("s0 * 4", '{kind = "arena", at = 4}', "s0", "reaches byte s0 * 4 + 4, the function's block (mem.arena_bytes) has s0 * 4"),
         ("s0 * 4", '{kind = "arena", at = 0}', "s1", ""),  # s1 may be less than s0
+        ("64", '{kind = "arena", at = 32, workspace}', "8", ""),
+        ("64", '{kind = "arena", workspace}', "s0", "the size of a workspace is a number, not s0 * 4 bytes"),
+        ("64", '{kind = "output", workspace}', "8", "a workspace is a piece of the arena"),
     ],
 )
 def test_places(opt_tool, room, place, shape, message):

@@ -64,6 +64,21 @@ def test_a_view_is_an_offset_of_the_launch():
     assert torch.equal(run(text, x)[0], 2 * x[1])
 
 
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_workspace_has_memory_of_the_call_beside_it(planned):
+    """Where mem-plan gave it a place; a tensor of the call is cleared in every call."""
+    w, room = "!mem.buffer<5 x i64>", "attributes {mem.arena_bytes = #nd.expr<104>} "
+    text = f"""func.func @forward() {room}{{
+      %w = mem.alloc {{kind = "arena"{", at = 64" if planned else ""}, workspace}} : {w}
+      host.launch @clear(%w : {w}) [] grid [1] clears
+      host.launch @use(%w : {w}) [] grid [2]
+      func.return
+    }}"""
+    printed = str(lowered(text))
+    assert ("host.arena_ptr 64" in printed, "host.workspace 40 else %" in printed) == (planned, planned)
+    assert ("grid [1] clears" in printed) == planned and "grid [1]" in printed
+
+
 def test_arena_pieces_without_a_plan_do_not_overlap():
     text = f"""func.func @forward(%x: {V}) -> ({V}, {V}) {{
       %a = mem.alloc {{kind = "arena"}} : {V}

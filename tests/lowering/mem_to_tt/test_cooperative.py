@@ -15,17 +15,23 @@ from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, ModuleOp, i64
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
-from stepwell.dialects import tt_structure
+from stepwell.dialects import host, mem, tt_structure
 from stepwell.errors import StepwellError
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.lowering.mem_to_tt.exchange import part_of
+from stepwell.lowering.mem_to_tt.exchange import HEADER, part_of
 from stepwell.passes.loop.nest_key import is_nest_in_memory
 from stepwell.passes.loop.schedule_attrs import schedule_table, update_schedule
 from stepwell.passes.manager import run
 from stepwell.passes.pipelines import default_pipeline
 from stepwell.passes.verify import verify_ir
+from stepwell.targets.cpu.emit import emit_kernels
+from stepwell.targets.cpu.jit import compile_text
+from stepwell.targets.host.emit import emit_host
+from stepwell.targets.host.gpu_driver import use_driver
+from stepwell.targets.host.load import load_object_code, load_program
 from stepwell.tools.compile_graph import context
+from stepwell.tools.interpret_gpu import InterpretedDriver, interpreted_kernels
 from stepwell.tools.interpret_loop import run_loop
 from stepwell.tools.interpret_tt import KernelError, run_kernel
 
@@ -120,8 +126,11 @@ def shared(module: ModuleOp) -> list[tt_structure.FuncOp]:
 
 
 def check(imported, function, args) -> None:
+    check_values(run_loop(imported.module, [a.clone() for a in args], imported.constants, imported.objects), function, args)
+
+
+def check_values(got, function, args) -> None:
     expected = pytree.tree_leaves(function(*[a.clone() for a in args]))
-    got = run_loop(imported.module, [a.clone() for a in args], imported.constants, imported.objects)
     for a, b in zip(got, expected, strict=True):
         close = {BF16: 2e-2, torch.float16: 2e-3}.get(b.dtype, 2e-5)
         torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close, equal_nan=True)
@@ -196,6 +205,21 @@ def test_warps_wait_without_the_others():
     assert "bar.sync" not in body and "atom." not in body
 
 
+def test_nothing_is_touched_before_the_kernels_in_front_are_done():
+    pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
+    from stepwell.targets.triton.compile import compile_kernel
+    from stepwell.targets.triton.gpu import gpu_target
+
+    function, *args = PROGRAMS["group norm"]
+    module = lowered(function, args).module
+    run(["tt-overlap-launches"], module, context())
+    (kernel,) = shared(module)
+    text = compile_kernel(ModuleOp([kernel.clone()]), gpu_target("sm_90"), stage="ptx").code
+    assert isinstance(text, str)
+    waits = text.index("griddepcontrol.wait")
+    assert waits < min(text.index(access) for access in ("atom.", "ld.global", "ld.volatile.global", "st.global"))
+
+
 # ---- waiting
 
 
@@ -227,6 +251,87 @@ def test_memory_that_is_not_zero_is_found_out():
     arguments[1][0] = grid
     with pytest.raises(KernelError, match=r"tt.load"):
         run_kernel(module, arguments, [grid])
+
+
+# ---- one launch after the other
+
+
+def run_again(module, grid, arguments, times):
+    """What is in the workspace after each of several launches over it."""
+    for _ in range(times):
+        arguments[0].fill_(torch.nan)
+        run_kernel(module, arguments, [grid])
+        yield arguments[1].clone()
+
+
+def test_halves_take_turns():
+    """A launch fills its half, leaves zeros in the other one, and says so in the first word."""
+    module, grid, arguments, expected = kernel_and_arguments()
+    half = (len(arguments[1]) - HEADER) // 2
+    for k, left in enumerate(run_again(module, grid, arguments, 5)):
+        torch.testing.assert_close(arguments[0], expected)
+        first, second = left[HEADER : HEADER + half], left[HEADER + half :]
+        used, idle = (second, first) if k % 2 else (first, second)
+        assert (used != 0).all() and not idle.any()
+        assert left[0] == (0 if k % 2 else -(1 << 63)) and not left[1:HEADER].any()
+
+
+def test_where_the_workspace_is_cleared_the_second_half_may_hold_anything():
+    module, grid, arguments, expected = kernel_and_arguments()
+    half = (len(arguments[1]) - HEADER) // 2
+    for _ in range(3):
+        arguments[1][HEADER + half :] = 77
+        arguments[1][: HEADER + half] = 0  # what the nest before it does
+        next(run_again(module, grid, arguments, 1))
+        torch.testing.assert_close(arguments[0], expected)
+
+
+def compiled(imported, driver):
+    """The program of a graph, whose launches go to `driver`."""
+    run(default_pipeline("gpu", stages=["host"]), imported.module, context())
+    with use_driver(driver):
+        text = emit_kernels(imported.module)
+        program = next(op for op in imported.module.ops if isinstance(op, host.ProgramOp))
+        description = emit_host(text, program, native=True, kernels=interpreted_kernels(imported.module))
+        return load_program(description, load_object_code(compile_text(text.text()), True), imported.constants, imported.objects)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_workspaces_that_stay_need_no_clearing(name):
+    function, *args = PROGRAMS[name]
+    imported = lowered(function, args)
+    driver = InterpretedDriver(imported.module)
+    call = compiled(imported, driver)
+    clearing = {op.kernel.string_value() for op in imported.module.walk() if isinstance(op, host.LaunchOp) and op.clears is not None}
+    assert len(clearing) == 1
+    for _ in range(3):
+        check_values(call([a.clone() for a in args]), function, args)
+    assert driver.launches and not clearing & {launch.kernel for launch in driver.launches}
+
+
+def two_norms(x, w, b, y):
+    return layer_norm(x, w, b), torch.softmax(y, -1)
+
+
+def test_kernels_of_one_program_have_workspaces_of_their_own():
+    args = randn(3, 300), randn(300), randn(300), randn(2, 400)
+    imported = lowered(two_norms, args)
+    assert len(shared(imported.module)) == 2
+    driver = InterpretedDriver(imported.module)
+    call = compiled(imported, driver)
+    for _ in range(3):
+        check_values(call([a.clone() for a in args]), two_norms, args)
+    assert len(driver.launches) == 6
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_workspaces_whose_size_is_a_symbol_are_always_cleared(mode):
+    function, x = PROGRAMS["softmax"]
+    module = lowered(function, [x], mode=mode).module
+    launches = [op for op in module.walk() if isinstance(op, host.LaunchOp)]
+    (made,) = (op for op in module.walk() if isinstance(op, mem.AllocOp) and op.result.type.element_type == i64)
+    assert (made.workspace is None) == (mode == "symbolic")
+    assert [op.clears is not None for op in launches][0] == (mode == "fake")
 
 
 # ---- the pass

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.dialects.builtin import ModuleOp, StringAttr, f32
+from xdsl.parser import Parser
 
 from stepwell.dialects import host, mem, tt_structure
 from stepwell.dialects.expr import as_expr
@@ -136,3 +137,27 @@ def test_triton_compiles_them(target):
     assert any(isinstance(op, tt_structure.FuncOp) and op.sym_name.data.startswith("joined") for op in module.ops)
     for built in compile_kernels(kernel_modules(module), gpu_target(target)):
         assert isinstance(built.code, bytes)
+
+
+@pytest.mark.parametrize(("mark", "left"), [("", 1), (" clears", 2)])
+def test_what_clears_workspaces_stays_by_itself(mark, left):
+    """The host program leaves such a launch out where it can."""
+    t = "!mem.buffer<4 x i64>"
+    text = f"""builtin.module {{
+      func.func @forward(%a: {t}, %b: {t}, %c: {t}) {{
+        host.launch @zero(%a : {t}) [] bytes 32 grid [1]{mark}
+        host.launch @zero(%b : {t}) [] bytes 32 grid [1]
+        host.launch @zero(%c : {t}) [] bytes 32 grid [1]
+        func.return
+      }}
+      tt.func public @zero(%x: !tt.ptr<i64>) attributes {{num_warps = 1 : i32}} {{
+        %zero = arith.constant 0 : i64
+        tt.store %x, %zero : !tt.ptr<i64>
+        tt.return
+      }}
+    }}"""
+    module = Parser(context(), text).parse_module()
+    run(["tt-join-launches"], module, context())
+    found = [op for op in module.walk() if isinstance(op, host.LaunchOp)]
+    assert len(found) == left
+    assert [op.clears is not None for op in found] == [True, False][2 - left :]

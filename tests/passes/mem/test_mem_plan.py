@@ -185,3 +185,26 @@ def test_random_slots_do_not_overlap(seed):
             assert not any(one.overlaps(other) for other in slot.members[:k]), seed
             for values in ({"s0": 1, "s1": 1}, {"s0": 7, "s1": 300}):
                 assert evaluate(one.bytes, values) <= evaluate(slot.bytes, values), seed
+
+
+@pytest.mark.parametrize("workspace", ["", ", workspace"])
+def test_a_workspace_stays_in_the_arena(workspace):
+    """What may as well be memory that stays from call to call is no part of an output."""
+    _, _, allocs = plan(f"""
+      func.func @forward(%x: !mem.buffer<2000 x f32>) -> !mem.buffer<2000 x f32> {{
+        %w = mem.alloc {{kind = "arena"{workspace}}} : !mem.buffer<2000 x f32>
+        loop.nest (%i = 2000) outs(%o = %w : !mem.buffer<2000 x f32>) {{
+          %v = loop.load %x[%i] : !mem.buffer<2000 x f32> -> f32
+          loop.store %v, %o[%i] : f32, !mem.buffer<2000 x f32> }}
+        %s = mem.alloc {{kind = "arena"}} : !mem.buffer<1 x f32>
+        loop.nest (%i = 1) outs(%o = %s : !mem.buffer<1 x f32>) {{
+          %v = loop.load %w[%i] : !mem.buffer<2000 x f32> -> f32
+          loop.store %v, %o[%i] : f32, !mem.buffer<1 x f32> }}
+        %y = mem.alloc {{kind = "output"}} : !mem.buffer<2000 x f32>
+        loop.nest (%i = 2000) outs(%o = %y : !mem.buffer<2000 x f32>) {{
+          %v = loop.load %s[0] : !mem.buffer<1 x f32> -> f32
+          loop.store %v, %o[%i] : f32, !mem.buffer<2000 x f32> }}
+        func.return %y : !mem.buffer<2000 x f32>
+      }}""")
+    first = next(op for op in allocs if op.result.type.dims[0].value == 2000 and op.kind.data == "arena")
+    assert (first.home is None) == bool(workspace) and first.at is not None

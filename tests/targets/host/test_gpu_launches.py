@@ -1,10 +1,15 @@
 """Programs of a GPU without a GPU: native entries and Python launch through a driver that runs kernels in the interpreter."""
 
+import gc
 import struct
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -15,7 +20,7 @@ from stepwell.passes.manager import run
 from stepwell.passes.pipelines import default_pipeline
 from stepwell.targets.cpu.emit import emit_kernels
 from stepwell.targets.cpu.jit import compile_text
-from stepwell.targets.host import messages
+from stepwell.targets.host import gpu_emit, gpu_launches, messages
 from stepwell.targets.host.emit import emit_host
 from stepwell.targets.host.gpu_driver import LaunchError, use_driver
 from stepwell.targets.host.gpu_runtime_ir import ADDRESSES, ALL, NOTHING
@@ -258,3 +263,142 @@ def test_running_out_of_memory_has_torchs_type(monkeypatch):
     assert type(messages.library_error("", "cuda:0")) is torch.OutOfMemoryError
     assert type(messages.library_error("", "cuda:0")) is RuntimeError
     assert "library operator failed" in str(messages.library_error("", "cpu"))
+
+
+WORKSPACES = """builtin.module {
+  host.program @forward(%x: !host.tensor<i64, "DEVICE">, %y: !host.tensor<i64, "DEVICE">) arena 1024 {
+    %a = host.arena_ptr 0
+    %b = host.arena_ptr 512
+    %v = host.workspace 24 else %a
+    %w = host.workspace 8 else %b
+    host.launch @clear(%v : !host.ptr) [] grid [1] clears
+    host.launch @clear(%w : !host.ptr) [] grid [1] clears
+    host.launch @count(%x : !host.tensor<i64, "DEVICE">, %v : !host.ptr) [] grid [1]
+    host.launch @count(%y : !host.tensor<i64, "DEVICE">, %w : !host.ptr) [] grid [1]
+    host.launch @count(%y : !host.tensor<i64, "DEVICE">, %w : !host.ptr) [] grid [1]
+    host.return() []
+  }
+  tt.func public @clear(%w: !tt.ptr<i64> {tt.divisibility = 16 : i32}) {
+    %zero = arith.constant 0 : i64
+    tt.store %w, %zero : !tt.ptr<i64>
+    tt.return
+  }
+  tt.func public @count(%x: !tt.ptr<i64>, %w: !tt.ptr<i64> {tt.divisibility = 16 : i32}) {
+    %one = arith.constant 1 : i64
+    %n = tt.atomic_rmw add, relaxed, gpu, %w, %one : (!tt.ptr<i64>, i64) -> i64
+    tt.store %x, %n : !tt.ptr<i64>
+    tt.return
+  }
+}"""
+"""Gives how often the kernels have been launched over their workspaces."""
+
+
+@pytest.fixture
+def counters(build, request, monkeypatch):
+    """A function that makes (count, driver): `count()` calls the program above on the stream `driver.stream`, in the context
+    `driver.current`, and gives both numbers. All memory is the CPU's."""
+    from xdsl.parser import Parser
+
+    native = request.node.callspec.params["build"] == "native"
+    monkeypatch.setattr(gpu_emit, "device_codes", lambda device: (0, -1))
+    zeros = gpu_launches._zeros
+    monkeypatch.setattr(gpu_launches, "_zeros", lambda bytes, device: zeros(bytes, "cpu"))
+
+    def make(device="cuda:0" if native else "cpu", **driver):
+        module = Parser(context(), WORKSPACES.replace("DEVICE", device)).parse_module()
+        run, launcher = build(None, module=module, **driver)
+        if not native:
+            monkeypatch.setattr(gpu_launches.GpuLaunches, "_here", lambda self: (launcher.current, launcher.stream))
+
+        def count():
+            x, y = torch.full((2, 1), -1)
+            run([x, y])
+            return x.item(), y.item()
+
+        return count, launcher
+
+    return make
+
+
+def test_workspaces_stay_on_the_default_stream(counters):
+    count, driver = counters(context=5)
+    assert [count() for _ in range(3)] == [(0, 1), (1, 3), (2, 5)]
+    assert [launch.kernel for launch in driver.launches] == ["count"] * 9
+    assert len({launch.values[1] for launch in driver.launches}) == 2
+    assert all(launch.values[1] % 16 == 0 for launch in driver.launches)
+
+
+def test_workspaces_of_other_streams_are_cleared_in_every_call(counters):
+    count, driver = counters(context=5, stream=77)
+    assert [count() for _ in range(3)] == [(0, 1)] * 3
+    assert [launch.kernel for launch in driver.launches] == ["clear", "clear", "count", "count", "count"] * 3
+    driver.stream = 0
+    assert [count() for _ in range(2)] == [(0, 1), (1, 3)]
+    driver.stream = 77
+    assert count() == (0, 1)
+    driver.stream = 0
+    assert count() == (2, 5)
+
+
+def test_each_context_and_each_program_has_workspaces_of_its_own(counters):
+    count, driver = counters(context=5)
+    assert count() == (0, 1)
+    driver.current = 6
+    assert [count() for _ in range(2)] == [(0, 1), (1, 3)]
+    driver.current = 5
+    assert count() == (1, 3)
+    other, _ = counters(context=5)
+    assert other() == (0, 1) and count() == (2, 5)
+
+
+def test_threads_that_call_first_at_once_have_the_same_workspaces(counters, monkeypatch):
+    count, _ = counters(context=5)
+    zeros, both = gpu_launches._zeros, threading.Barrier(2)
+
+    def slow(*args):
+        both.wait(timeout=60)
+        return zeros(*args)
+
+    monkeypatch.setattr(gpu_launches, "_zeros", slow)
+    with ThreadPoolExecutor(2) as pool:
+        found = [call.result() for call in [pool.submit(count) for _ in range(2)]]
+    assert sorted(x for x, _ in found) == [0, 1]
+    assert count()[0] == 2
+
+
+def test_a_call_without_memory_for_workspaces_fails_and_the_next_one_works(counters, monkeypatch):
+    count, _ = counters(device="cpu")
+    zeros = gpu_launches._zeros
+
+    def none(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(gpu_launches, "_zeros", none)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        count()
+    monkeypatch.setattr(gpu_launches, "_zeros", zeros)
+    assert [count() for _ in range(2)] == [(0, 1), (1, 3)]
+
+
+def test_workspaces_go_with_their_program(counters, monkeypatch):
+    zeros, made = gpu_launches._zeros, []
+
+    def noted(*args):
+        found = zeros(*args)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(gpu_launches, "_zeros", noted)
+    count, _ = counters(context=5)
+    count()
+    gc.collect()
+    assert [ref() is not None for ref in made] == [True]
+    del count
+    gc.collect()
+    assert [ref() for ref in made] == [None]
+
+
+def test_workspaces_are_real_where_a_mode_makes_tensors_fake():
+    with FakeTensorMode():
+        found = gpu_launches._zeros(24, "cpu")
+    assert type(found) is torch.Tensor and found.tolist() == [0] * 24
