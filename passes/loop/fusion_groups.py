@@ -41,6 +41,10 @@ SIDE_BY_SIDE = 1 << 13
 BRIEF = 1 << 18
 """Elements of a nest that takes no longer than its launch, however few programs do it."""
 
+LAYERS = 4
+"""Products within a row, with what stands between them, that a program of a GPU does one after the other: Triton takes 0.1 s to compile
+each, a launch 5 us."""
+
 MAX_MEMBERS = 24
 """Nests that one group may have: beyond it planning would be quadratic, and the loop's code outgrow the first-level cache."""
 
@@ -442,7 +446,8 @@ class Grouping(NestFacts):
         if iterations < self.keep_parallel <= most and work > LAUNCH:
             return f"only {iterations} of {most} iterations would be left to run in parallel, fewer than {self.keep_parallel}"
         if self.keep_parallel:
-            return self._serial_reductions(first, alignment) or self._serial_reductions(second, alignment)
+            serial = self._serial_reductions(first, alignment) or self._serial_reductions(second, alignment)
+            return serial or self._many_layers(first, second, alignment)
         return self._idle_lanes(second, alignment)
 
     def _idle_lanes(self, second: Group, alignment: Alignment) -> str | None:
@@ -468,6 +473,16 @@ class Grouping(NestFacts):
             if work > STRAIGHT * each * self.count(m.inner) and not brief:
                 return f"{dropped} reductions of each row would run one after the other"
         return None
+
+    def _many_layers(self, first: Group, second: Group, alignment: Alignment) -> str | None:
+        """Why a program of a GPU would be long: of the products of a row that it does."""
+        layers = [
+            m
+            for group in (first, second)
+            for m in group.members
+            if m.info.inner_sizes and self.count((*group.outer[alignment.shared :], *m.inner)) > FEW
+        ]
+        return f"{len(layers)} products of each row would be one program, more than {LAYERS}" if len(layers) > LAYERS else None
 
     # ---- merging
 

@@ -18,6 +18,7 @@ from stepwell.dialects.tt_memory import LoadOp, StoreOp
 from stepwell.dialects.tt_structure import FuncOp
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.loop.fusion_groups import LAYERS
 from stepwell.passes.loop.nest_key import is_nest_in_memory
 from stepwell.passes.manager import run
 from stepwell.passes.pipelines import default_pipeline
@@ -159,6 +160,20 @@ def test_positions_of_parts_keep_64_bits():
     assert [str(t) for t in kernel_of(last).body.block.arg_types] == ["!tt.ptr<i64>", "!tt.ptr<i8>", "!tt.ptr<i64>"]
     run_kernel(last, [found, values, positions], [1])
     assert found.item() == 1900 * 1_500_000
+
+
+def small_layers(x, *weights):
+    for w in weights:
+        x = torch.nn.functional.layer_norm(torch.nn.functional.gelu(x @ w), (w.shape[1],))
+    return x
+
+
+@pytest.mark.parametrize("layers", [LAYERS, 3 * LAYERS + 2, 5 * LAYERS])
+def test_a_program_does_a_few_layers_and_those_between_the_first_and_the_last_are_one_kernel(layers):
+    found, module = nests(small_layers, empty(32, 64), *(empty(64, 64) for _ in range(layers)))
+    assert len(found) == -(-layers // LAYERS)
+    run(default_pipeline("gpu", stages=["tt"]), module, context())
+    assert len(kernel_modules(module)) == min(3, len(found))
 
 
 def two_layers(x, a, b, w, c):
