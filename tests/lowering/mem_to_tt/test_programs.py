@@ -240,6 +240,26 @@ def test_values(name):
         torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close, equal_nan=True)
 
 
+def on_gpu(value):
+    return value.cuda() if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_on_a_gpu(name, dynamic):
+    torch._dynamo.reset()
+    function, *args = PROGRAMS[name]
+    compiled = torch.compile(function, backend="stepwell", dynamic=dynamic)
+    with torch.device("cuda"):
+        got, want = (pytree.tree_leaves(f(*map(on_gpu, args))) for f in (compiled, function))
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        assert a.device == b.device and a.stride() == b.stride()
+        close = {torch.bfloat16: 2e-2, torch.float16: 2e-3}.get(b.dtype, 2e-4)
+        torch.testing.assert_close(a, b, rtol=close, atol=close, equal_nan=True)
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_casts_to_8_bits_are_exact_with_and_without_instructions_for_them(target):
     name = "float8_e4m3fn and back"
