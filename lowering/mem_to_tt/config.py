@@ -14,6 +14,8 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from xdsl.ir import Attribute, SSAValue
+
 from ...dialects import loop
 from ...dialects.expr import (
     ONE,
@@ -143,6 +145,11 @@ class Machine:
         return self._capability >= 89
 
     @property
+    def takes_ptx(self) -> bool:
+        """Whether kernels may have NVIDIA's assembly in them."""
+        return self._capability > 0
+
+    @property
     def overlaps_launches(self) -> bool:
         """Whether a kernel can be launched while the one before it ends: NVIDIA's from Hopper on."""
         return self._capability >= 90
@@ -183,7 +190,8 @@ class Tile:
     how many programs share the loops inside of a tile (exchange.py), `run` after how many iterations a block begins whatever the one
     before it has left (0: nowhere), `registers` how many a thread may have (0: as many as it likes), `strip` how many iterations of the
     last of `rest` a program has, one after the other, `apart` whether a program has one block of one of the loops inside, which follow
-    each other, `cross` the block of an axis for loops inside that have reductions of the whole row in them (0: there is none)."""
+    each other, `cross` the block of an axis for loops inside that have reductions of the whole row in them (0: there is none), `halves`
+    whether 16-bit numbers that several loops read stay on chip as they are, and each loop widens them."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
@@ -197,6 +205,7 @@ class Tile:
     strip: int = 1
     apart: int = 0
     cross: int = 0
+    halves: int = 0
 
     @property
     def elements(self) -> int:
@@ -549,15 +558,20 @@ def _phases(inside: Sequence[Node]) -> int:
 
 def kept_tensors(inside: Sequence[Node]) -> int:
     """How many tensors that vary along the loops inside of a nest stay on chip: two of these read them, or a loop around sums them up."""
-    seen: dict[object, set[Node]] = {}
-    loaded = {access.buffer for node in inside for access in node.accesses if not access.is_store}
+    return len(kept_types(inside)) + _sums(inside)
+
+
+def kept_types(inside: Sequence[Node]) -> list[Attribute]:
+    """The types of the elements, in memory, of those that several loops read."""
+    seen: dict[SSAValue, set[Node]] = {}
+    loaded = {access.buffer: access.dtype for node in inside for access in node.accesses if not access.is_store}
     for node in inside:
         if not has_effect(node) or not node.loops:
             continue
         for access in node.accesses:
             if linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
                 seen.setdefault(access.buffer, set()).add(node)
-    return sum(len(nodes) > 1 for buffer, nodes in seen.items() if buffer in loaded) + _sums(inside)
+    return [loaded[buffer] for buffer, nodes in seen.items() if len(nodes) > 1 and buffer in loaded]
 
 
 def _is_narrow(inside: Sequence[Node]) -> bool:

@@ -27,7 +27,7 @@ from xdsl.ir import Attribute, SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import Expr, IndexMap, Sym, free_dims, product
 from ...dialects.expr_ranges import RangeEnv, range_of
-from ...dialects.nd_types import element_bytes
+from ...dialects.nd_types import LOW_PRECISION, element_bytes
 from ...passes.loop.loop_rewrite import add_out
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_access import Loop, NestAccess, Node
@@ -54,6 +54,14 @@ THREAD = 112
 """Of these a thread's at most: few warps have little to wait for."""
 BESIDE = 16
 """Registers of a thread beside them; half as many again for each tensor that is read along the rows once."""
+VECTOR = 8
+"""Numbers of 16 bits that a thread loads at once."""
+BLOCK_OF_HALVES = 2048
+"""Elements of a block of a row that is kept in 16 bits: a block at a time is widened, and its numbers are gone before the next one's."""
+BESIDE_HALVES, EACH_HALVES = 28, 12
+"""Registers of a thread beside what it keeps of such rows, and more for each tensor but one that is read and one that is stored along them.
+From what ptxas spills (Triton 3.6 and 3.9): softmax of 131,072, standard deviation and RMS norm of 65,536 nothing with 64 in all, layer
+norm with 80, with a residual with 96."""
 PIECES_OF_RUNS = 32
 """Blocks that a program keeps of its runs at most: each is code of its own, and what Triton makes of 224 takes a minute."""
 CLEARS = "clears"
@@ -129,7 +137,8 @@ class GpuCooperativeRows(Pass):
         longest = max(sizes.trips(n.loops) for n in inside)
         elements = longest * kept
         # a program of all the warps that there are has too little of 16-bit data under way
-        crowded = config.FEW_WARPS < elements <= config.MANY_WARPS and all(element_bytes(a.dtype) <= 2 for n in inside for a in n.accesses)
+        narrow = all(element_bytes(a.dtype) <= 2 for n in inside for a in n.accesses)
+        crowded = narrow and elements > config.FEW_WARPS
         # where deviations wait for a mean (group norm), nothing is under way meanwhile but what another program has
         moments = any("welford" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
         alone = min(self.alone, config.MANY_WARPS) if moments else self.alone
@@ -141,7 +150,12 @@ class GpuCooperativeRows(Pass):
         _check_memory(info, inside)
         words = sum(_words(n.op) for n in inside if isinstance(n.op, loop.ReduceOp))
         tile = self._rows(info, trips, run, kept, sizes, gpu)
-        return replace(tile, warps=max(1, tile.warps * 32 // gpu.lanes), registers=_registers(tile, inside, kept, gpu)), words
+        if kept == sum(t in LOW_PRECISION for t in config.kept_types(inside)):
+            tile = _in_halves(tile, trips, inside, gpu)
+        if config.MANY_WARPS < elements <= alone and not tile.halves:
+            raise UnsupportedNest("")
+        tile = replace(tile, registers=_registers(tile, inside, kept, gpu))
+        return replace(tile, warps=max(1, tile.warps * 32 // gpu.lanes)), words
 
     def _rows(self, info: NestAccess, trips: int, run: int, kept: int, sizes: Sizes, gpu: Machine) -> Tile:
         """Of all groups of programs one that keeps about as much as it should, in blocks that are full. Where the length of runs, or their
@@ -182,12 +196,28 @@ class GpuCooperativeRows(Pass):
         return max(4, min(16, power_of_two(held // (32 * THREAD))))
 
 
+def _in_halves(tile: Tile, trips: int, inside: Sequence[Node], gpu: Machine) -> Tile:
+    """The tile with numbers of 16 bits kept as they are, where programs load them in whole vectors: others come in a register each, which
+    two of them share too late. Where positions are looked for, these take the registers."""
+    fixed = all(product(one.size for one in n.loops).value == trips for n in inside)
+    positions = any(isinstance(n.op, loop.ReduceOp) and {"argmax", "argmin"} & set(n.op.kind_names) for n in inside)
+    if tile.run or not fixed or trips % VECTOR or positions or not gpu.takes_ptx:
+        return tile
+    block = min(tile.inner, BLOCK_OF_HALVES)
+    return replace(tile, halves=1, inner=block, pieces=-(-tile.inner * tile.pieces // block))
+
+
 def _registers(tile: Tile, inside: Sequence[Node], kept: int, gpu: Machine) -> int:
     """Registers of a thread with which as many programs run side by side as what they keep leaves room for."""
     threads = tile.warps * 32
     loads = [(n, a) for n in inside for a in n.accesses if not a.is_store]
     streams = {a.buffer for n, a in loads if n.loops[-1].dim in free_dims(a.offset)}
-    each = tile.inner * tile.pieces * kept // threads + BESIDE + BESIDE // 2 * max(0, len(streams) - kept)
+    held = tile.inner * tile.pieces * kept // threads
+    if tile.halves:
+        stored = {a.buffer for n in inside for a in n.accesses if a.is_store}
+        each = held // 2 + BESIDE_HALVES + EACH_HALVES * (len(streams) + len(stored) - 2)
+    else:
+        each = held + BESIDE + BESIDE // 2 * max(0, len(streams) - kept)
     programs = max(1, gpu.registers // (threads * each))
     return min(255, gpu.registers // (threads * programs) // 8 * 8)
 

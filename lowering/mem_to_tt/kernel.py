@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product as tuples
@@ -30,7 +31,18 @@ from ..outline import Arguments
 from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
-from .config import CROSSED_PIECES, UNROLL, Machine, Tile, fits_i32, has_effect, is_crossed, most_trips, padded_trips, run_length
+from .config import (
+    CROSSED_PIECES,
+    UNROLL,
+    Machine,
+    Tile,
+    fits_i32,
+    has_effect,
+    is_crossed,
+    most_trips,
+    padded_trips,
+    run_length,
+)
 from .derived_sizes import shared_quotients, typical_value
 from .early_loads import load_early, load_once
 from .exchange import Group, draw, part_of, words_of
@@ -140,6 +152,9 @@ class NestLowering:
         index = i32 if fits_i32(info) and not wide else i64
         axes = [Axis(block) for _, block in tile.axes]
         self.s = s = State(Builder(entry), info, axes, index, gpu, tile.warps * gpu.lanes, exact)
+        if tile.halves and not gpu.takes_ptx:
+            raise UnsupportedNest(f"schedule: {gpu.name} has no instructions for a tile with halves, they are NVIDIA's")
+        s.keeps_halves = bool(tile.halves)
         if tile.cross:
             s.cross_axis = len(axes)
             axes.append(Axis(tile.cross))
@@ -472,11 +487,21 @@ class NestLowering:
         assert s.inner_axis is not None
         total = product(one.size for one in node.loops)
         pieces: list[tuple[list[SSAValue], SSAValue | None]] = []
+        seen: list[slice] = []
+        again = s.keeps_halves and not any(a.is_store for a in node.all_accesses())
 
         def body(state: Sequence[SSAValue], mask: SSAValue | None) -> list[SSAValue]:
             self.lower_body(op.block)
             pieces.append(([s.b.to_shape(v, s.full) for v in self.yielded(op.block)], mask))
             return []
+
+        def through(place: slice) -> list[tuple[list[SSAValue], SSAValue | None]]:
+            """The values that one accumulator takes, each time it goes through them: computed again where less is kept then."""
+            if seen and again:
+                pieces.clear()
+                self.tiled(node, [], body)
+            seen.append(place)
+            return [(values[place], mask) for values, mask in pieces]
 
         self.tiled(node, [], body)
         group, trips = self.group, self.whole(node) or 0
@@ -492,7 +517,7 @@ class NestLowering:
             found = _across(s, parts, found)
         else:
             for acc, place in parts:
-                found += acc.whole(s, [(values[place], mask) for values, mask in pieces], count, s.inner_axis)
+                found += acc.whole(s, functools.partial(through, place), count, s.inner_axis)
         if self.group is not None:
             found = self.group.share([acc for acc, _ in parts], found, counted)
         self._define(op, found)
@@ -601,6 +626,7 @@ class NestLowering:
         elif trips is not None:
             state = start
             around = s.fixed
+            s.loops_begun += 1
             s.in_place = _written_in_place(node)
             here, origin = (trips, ZERO) if self.group is None else (self.group.part(trips), self.group.start(trips))
             in_runs = total.value is None and self.tile.run > 0

@@ -7,12 +7,14 @@ from typing import Any
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
+    BoolAttr,
     DenseIntOrFPElementsAttr,
     Float32Type,
     Float64Type,
     FloatAttr,
     IntegerAttr,
     IntegerType,
+    StringAttr,
     TensorType,
     i1,
     i32,
@@ -23,9 +25,9 @@ from xdsl.ir import SSAValue
 from ...dialects import loop
 from ...dialects.expr import ONE, ZERO, free_dims, linear_coeff
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, c128, compute_type
-from ...dialects.tt_compute import BitcastOp
+from ...dialects.tt_compute import TWO_AS_THEY_ARE, BitcastOp, ElementwiseInlineAsmOp
 from ...dialects.tt_memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
-from ...dialects.tt_types import PointerType, element_of, shape_of
+from ...dialects.tt_types import PointerType, element_of, int32, shape_of
 from ...passes.loop.nest_access import Access
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder, joined
 from .state import State, UnsupportedNest, memory_type, scalar_type
@@ -61,7 +63,7 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
     owner = s.owner if not s.inner and access.buffer in s.owned else None  # others may find it overwritten already
     # another mask of the axes: another loop runs along them, over other elements
     key = ("load", access.buffer, s.versions.get(access.buffer, 0), pointer, s.mask(shape_of(pointer.type)), condition, other, owner)
-    value = b.find(key)
+    value = _known(s, key, access.dtype)
     if value is None:
         at = shape_of(pointer.type)
         mask = b.both(b.both(s.mask(at), condition), owner)
@@ -71,12 +73,49 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
         s.before_load(access, pointer)
         once = s.scatters and free_dims(access.offset).isdisjoint(s.info.opaque)
         load = LoadOp.make(pointer, mask, fill, evict="evict_first" if once else s.eviction.get(op, "evict_normal"))
-        value = s.widen(b.place(load).results[0], access.dtype)
-        b.remember(key, value)
+        loaded = b.place(load).results[0]
+        value = s.widen(loaded, access.dtype)
+        _note(s, key, loaded, value)
     if condition is not None and other is None:
         assert op.other is not None
         value = b.select(condition, value, s.get(op.other))
     s.values[op.result] = value
+
+
+def _note(s: State, key: Any, narrow: SSAValue, wide: SSAValue) -> None:
+    """Remember what lies in memory, as it lies there and in its compute type; from loop to loop it stays as it lies there where that is to
+    be so (State.keeps_halves)."""
+    halves = s.keeps_halves and s.inner and element_of(narrow.type) in LOW_PRECISION
+    if halves and math.prod(shape_of(narrow.type) or ()) >= 2 * s.threads:
+        s.b.remember(("halves", key), _in_pairs(s, narrow))
+        s.b.remember((key, s.loops_begun), wide)
+    else:
+        s.b.remember(key, wide)
+
+
+def _known(s: State, key: Any, dtype: Any) -> SSAValue | None:
+    """What was remembered under `key`, in its compute type: what an earlier loop widened is widened again, of a number that LLVM and ptxas
+    do not know, for they would keep the wide one, in twice the registers."""
+    b = s.b
+    narrow = b.find(("halves", key))
+    if narrow is None:
+        return b.find(key)
+    value = b.find((key, s.loops_begun))
+    if value is None:
+        value = s.widen(_in_pairs(s, narrow), dtype)
+        b.remember((key, s.loops_begun), value)
+    return value
+
+
+def _in_pairs(s: State, value: SSAValue) -> SSAValue:
+    """A tensor of 16-bit numbers, two in a register, of which the compilers behind do not know what they are."""
+    properties = {
+        "asm_string": StringAttr(TWO_AS_THEY_ARE),
+        "constraints": StringAttr("=r,r"),
+        "packed_element": int32(2),
+        "pure": BoolAttr.from_bool(False),
+    }
+    return s.b.place(ElementwiseInlineAsmOp.create(operands=[value], result_types=[value.type], properties=properties)).results[0]
 
 
 def _in_memory(s: State, value: SSAValue, dtype: Any) -> SSAValue | None:
@@ -172,7 +211,7 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
     if condition is None and mode == "set":
         version = s.versions.get(access.buffer, 0)
         for known_in in (version, version + 1) if access.buffer in s.in_place else (version,):  # + 1: after the loops that write in place
-            b.remember(("load", access.buffer, known_in, pointer, own, None, None, None), s.widen(value, access.dtype))
+            _note(s, ("load", access.buffer, known_in, pointer, own, None, None, None), value, s.widen(value, access.dtype))
 
 
 def _neighbours_gather(s: State, access: Access) -> bool:

@@ -26,6 +26,8 @@ from .state import State
 
 Piece = tuple[Values, SSAValue | None]
 """Values of a part of a row, and where they count (None: everywhere)."""
+Through = Callable[[], Sequence[Piece]]
+"""All parts of a row, each time that an accumulator goes through them."""
 
 _BITWISE = {"any": arith.OrIOp, "all": arith.AndIOp, "xor": arith.XOrIOp}
 _OF_BOOLS = {"sum": arith.OrIOp, "prod": arith.AndIOp, "max": arith.OrIOp, "min": arith.AndIOp}
@@ -87,9 +89,9 @@ class Accumulator:
         (found,) = reduce_axis(s, [wide], axis, lambda s, a, b: [s.b.elementwise(op, (a[0], b[0]))])
         return [s.b.cmpi("ne", found, s.b.int(0))]
 
-    def whole(self, s: State, pieces: Sequence[Piece], count: SSAValue, axis: int) -> Values:
+    def whole(self, s: State, through: Through, count: SSAValue, axis: int) -> Values:
         """The result over all of an axis whose values are at hand; `count` of them count, those in the masks."""
-        return self.across(s, self.over_pieces(s, pieces), axis)
+        return self.across(s, self.over_pieces(s, through()), axis)
 
     def over_pieces(self, s: State, pieces: Sequence[Piece]) -> Values:
         """The states of the pieces of a row as one."""
@@ -206,11 +208,11 @@ class Welford(Accumulator):
     def across(self, s: State, state: Values, axis: int) -> Values:
         return reduce_axis(s, state, axis, self.combine)
 
-    def whole(self, s: State, pieces: Sequence[Piece], count: SSAValue, axis: int) -> Values:
+    def whole(self, s: State, through: Through, count: SSAValue, axis: int) -> Values:
         """All values are at hand: the mean first, then the differences from it."""
         element = self.types[0]
         add = Accumulator("sum", [element])
-        (total,) = add.whole(s, pieces, count, axis)
+        (total,) = add.whole(s, through, count, axis)
         n = s.b.cast(SIToFPOp, count, element)
         fixed = count.owner.value if isinstance(count.owner, arith.ConstantOp) else None
         if isinstance(fixed, IntegerAttr):
@@ -219,10 +221,10 @@ class Welford(Accumulator):
             some = s.b.elementwise(arith.MaximumfOp, (n, s.b.constant(1.0, element)), NO_FLAGS)
             mean = s.b.elementwise(arith.DivfOp, (total, some), NO_FLAGS)
         squares: list[Piece] = []
-        for values, mask in pieces:
+        for values, mask in through():
             difference = s.b.elementwise(arith.SubfOp, (values[0], mean), NO_FLAGS)
             squares.append(([s.b.elementwise(arith.MulfOp, (difference, difference), NO_FLAGS)], mask))
-        return [mean, *add.whole(s, squares, count, axis), n]
+        return [mean, *add.whole(s, lambda: squares, count, axis), n]
 
 
 class Softmax(Accumulator):
@@ -252,14 +254,14 @@ class Softmax(Accumulator):
         kept = b.elementwise(arith.MulfOp, (total, b.select(beyond, power, one)), NO_FLAGS)
         return [highest, b.elementwise(arith.AddfOp, (kept, b.select(beyond, one, power)), NO_FLAGS)]
 
-    def whole(self, s: State, pieces: Sequence[Piece], count: SSAValue, axis: int) -> Values:
+    def whole(self, s: State, through: Through, count: SSAValue, axis: int) -> Values:
         """All values are at hand: the maximum first, so that each exponential is computed once."""
-        (top,) = Accumulator("max", self.types[:1]).whole(s, [(v[:1], m) for v, m in pieces], count, axis)
+        (top,) = Accumulator("max", self.types[:1]).whole(s, lambda: [(v[:1], m) for v, m in through()], count, axis)
         element = self.types[0]
         lowest = s.b.constant(-math.inf, element)
         below = s.b.select(s.b.cmpf("oeq", top, lowest), s.b.constant(0.0, element), top)  # of nothing but -inf the sum is 0
-        powers: list[Piece] = [([_exp(s, s.b.elementwise(arith.SubfOp, (v[0], below), NO_FLAGS))], mask) for v, mask in pieces]
-        return [top, *Accumulator("sum", self.types[1:]).whole(s, powers, count, axis)]
+        powers: list[Piece] = [([_exp(s, s.b.elementwise(arith.SubfOp, (v[0], below), NO_FLAGS))], mask) for v, mask in through()]
+        return [top, *Accumulator("sum", self.types[1:]).whole(s, lambda: powers, count, axis)]
 
     def across(self, s: State, state: Values, axis: int) -> Values:
         """The maximum first: then each sum is scaled once."""

@@ -123,6 +123,10 @@ class State:
         self.in_place: set[SSAValue] = set()
         """Buffers of which the loops that run now read the elements that they write, and no others: what was loaded for another piece of
         the row is still there."""
+        self.keeps_halves = False
+        """Whether numbers of 16 bits that loops inside of the nest read one after the other stay so on chip: each loop widens them."""
+        self.loops_begun = 0
+        """How many of these loops there were so far."""
         self.eviction: dict[Operation, str] = {}
         """What the cache is told of loads."""
         self.certain: set[SSAValue] = set()

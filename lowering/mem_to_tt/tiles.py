@@ -5,7 +5,8 @@
 A tile that several programs share has `group = 8` beside (exchange.py), `run = 3136` where a block begins with every 3136 iterations of the
 loops inside, and `registers = 128`, which a thread has at most. With `strip = 8` a program takes 8 iterations of the last of `rest`, with
 `apart = 1` one block of one of the loops inside. `cross = 64` is the block of one more axis, for loops inside that have reductions in
-them. Loops are those of the nest as the analysis has merged and split them (the remark of gpu-schedule says which), by number.
+them. With `halves = 1` 16-bit numbers stay on chip as they are from one loop inside to the next. Loops are those of the nest as the
+analysis has merged and split them (the remark of gpu-schedule says which), by number.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ GPU = "gpu"
 """Key in the schedule of a nest."""
 LARGEST_GROUP = 32
 """Programs that may share a tile: each lane of a warp looks after one of them."""
-SHARED = {"group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0}
+SHARED = {"group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0, "halves": 0}
 """Numbers that few tiles have, and what they are for the others."""
 NUMBERS = ("inner", "pieces", "stages", "warps")
 

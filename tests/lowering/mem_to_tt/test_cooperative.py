@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 import torch
@@ -11,11 +12,14 @@ from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
-from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, ModuleOp, i64
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, ModuleOp, bf16, f16, i64
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
 from stepwell.dialects import host, mem, tt_structure
+from stepwell.dialects.tt_compute import ElementwiseInlineAsmOp
+from stepwell.dialects.tt_memory import LoadOp
+from stepwell.dialects.tt_types import element_of
 from stepwell.errors import StepwellError
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
@@ -169,6 +173,73 @@ def test_values_where_lengths_are_symbols(name):
         check(imported, function, [randn(*shape, dtype=x.dtype), *rest])
 
 
+def rows_of_halves(count: int) -> list[torch.Tensor]:
+    return [randn(2 + k, 9000, dtype=BF16)[:2] for k in range(count)]
+
+
+HALVES = {
+    "softmax": (lambda x: torch.softmax(x, -1), randn(3, 9000, dtype=BF16)),
+    "log-softmax": (lambda x: torch.log_softmax(x, -1), randn(2, 9600, dtype=torch.float16)),
+    "softmax of -inf": (lambda x: torch.softmax(x, -1), lowest(randn(3, 9000)).to(BF16)),
+    "softmax backward": (lambda g, y: torch.ops.aten._softmax_backward_data(g, y, -1, BF16), *rows_of_halves(2)),
+    "layer norm": (layer_norm, randn(3, 9000, dtype=BF16), randn(9000, dtype=BF16), randn(9000, dtype=BF16)),
+    "residual and norm": (
+        lambda x, y, w: (x + y, F.rms_norm(x + y, (9000,), w)), *rows_of_halves(2), randn(9000, dtype=BF16),
+    ),
+    "standard deviation": (lambda x: (x - x.mean(-1, True)) / x.std(-1, keepdim=True), randn(3, 9000, dtype=BF16)),
+}  # fmt: skip
+
+
+LONGER = {"residual and norm": lambda x, y, w: (x + y, F.rms_norm(x + y, (36000,), w))}
+"""Programs that name the length of their rows, for rows four times as long."""
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_numbers_of_16_bits_are_kept_as_they_are(name):
+    """Blocks of 2048 at most, each loaded once and widened again where it is needed again."""
+    function, *args = HALVES[name]
+    options = "alone=1000 part=4096 most=8192 least=0 multiprocessors=24"
+    imported = lowered(function, args, options)
+    (kernel,) = shared(imported.module)
+    again = [op for op in kernel.walk() if isinstance(op, ElementwiseInlineAsmOp)]
+    loads = [op for op in kernel.walk() if isinstance(op, LoadOp) and element_of(op.result.type) in (bf16, f16)]
+    assert again and all(element_of(op.operands[0].type) in (bf16, f16) for op in again)
+    assert len(loads) == len({op.operands[0] for op in loads})
+    assert max(math.prod(op.result.type.get_shape()) for op in loads) <= 2048
+    check(imported, function, args)
+    assert "tt.elementwise_inline_asm" not in str(lowered(function, args, options, target="gfx942").module)
+
+
+WIDE = {
+    "an odd length": (lambda x: torch.softmax(x, -1), randn(2, 8191, dtype=BF16)),
+    "no multiple of a vector": (lambda x: torch.softmax(x, -1), randn(2, 9004, dtype=BF16)),
+    "positions": (lambda x: (x.argmax(-1), x - x.amax(-1, True)), randn(3, 9000, dtype=BF16)),
+    "one tensor of 32 bits": (lambda x, y: torch.softmax(x * y, -1), randn(2, 9000, dtype=BF16), randn(2, 9000)),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_numbers_of_16_bits_that_are_kept_wide(name):
+    function, *args = WIDE[name]
+    imported = lowered(function, args, "alone=1000 part=4096 most=8192 least=0 multiprocessors=24")
+    assert len(shared(imported.module)) == 1 and "tt.elementwise_inline_asm" not in str(imported.module)
+    check(imported, function, args)
+
+
+def test_halves_are_refused_where_there_is_no_assembly_of_nvidia():
+    function, *args = HALVES["softmax"]
+    module = lowered(function, args, "alone=1000 part=4096 most=8192 least=0", stages=("nd", "loop", "mem")).module
+    with pytest.raises(StepwellError, match="gfx942 has no instructions for a tile with halves"):
+        run(["mem-to-tt{target=gfx942}"], module, context())
+
+
+def test_long_rows_of_16_bits_are_shared_by_programs_that_keep_them_so():
+    for dtype, target, share in ((BF16, "sm_90", True), (torch.float32, "sm_90", False), (BF16, "gfx942", False)):
+        x, stages = torch.empty(4096, 40000, dtype=dtype), ("nd", "loop", "mem")
+        module = lowered(lambda x: torch.softmax(x, -1), [x], "multiprocessors=132", target=target, stages=stages).module
+        assert ("group = " in str(module)) == share
+
+
 def test_all_programs_of_a_row_go_on_with_the_same_numbers():
     function, *args = PROGRAMS["standard deviation"]
     imported = lowered(function, args)
@@ -187,6 +258,21 @@ def test_triton_compiles_it(name, target):
     modules = [ModuleOp([k.clone()]) for k in shared(lowered(function, args, target=target).module)]
     (built,) = compile_kernels(modules, gpu_target(target))
     assert isinstance(built.code, bytes) and built.code.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_registers_suffice_for_rows_of_16_bits_with_triton(name):
+    """Of those that the tile has ptxas puts next to nothing into memory."""
+    pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
+    from stepwell.targets.triton.compile import compile_kernel
+    from stepwell.targets.triton.gpu import gpu_target
+
+    function, *args = HALVES[name]
+    options = "alone=1000 part=8192 most=16384 least=0 multiprocessors=24"
+    wide = [torch.cat([a] * 4, -1) for a in args]
+    (kernel,) = shared(lowered(LONGER.get(name, function), wide, options).module)
+    built = compile_kernel(ModuleOp([kernel.clone()]), gpu_target("sm_90"))
+    assert built.details["spills"] <= 16
 
 
 def test_warps_wait_without_the_others():
