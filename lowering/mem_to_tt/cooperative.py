@@ -25,12 +25,12 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr, f64, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import loop, mem
-from ...dialects.expr import Expr, IndexMap, Sym, free_dims, product
+from ...dialects.expr import ONE, ZERO, Expr, IndexMap, Sym, free_dims, product, split_linear
 from ...dialects.expr_ranges import RangeEnv, range_of
 from ...dialects.nd_types import LOW_PRECISION, element_bytes
 from ...passes.loop.loop_rewrite import add_out
 from ...passes.loop.loop_schedule import symbol_facts
-from ...passes.loop.nest_access import Loop, NestAccess, Node
+from ...passes.loop.nest_access import Access, Loop, NestAccess, Node
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.loop.nest_transform import label_of
 from ...passes.loop.reduction_kinds import Cursor
@@ -151,7 +151,7 @@ class GpuCooperativeRows(Pass):
         words = sum(_words(n.op) for n in inside if isinstance(n.op, loop.ReduceOp))
         tile = self._rows(info, trips, run, kept, sizes, gpu)
         if kept == sum(t in LOW_PRECISION for t in config.kept_types(inside)):
-            tile = _in_halves(tile, trips, inside, gpu)
+            tile = _in_halves(tile, info, trips, gpu)
         if config.MANY_WARPS < elements <= alone and not tile.halves:
             raise UnsupportedNest("")
         tile = replace(tile, registers=_registers(tile, inside, kept, gpu))
@@ -196,15 +196,27 @@ class GpuCooperativeRows(Pass):
         return max(4, min(16, power_of_two(held // (32 * THREAD))))
 
 
-def _in_halves(tile: Tile, trips: int, inside: Sequence[Node], gpu: Machine) -> Tile:
+def _in_halves(tile: Tile, info: NestAccess, trips: int, gpu: Machine) -> Tile:
     """The tile with numbers of 16 bits kept as they are, where programs load them in whole vectors: others come in a register each, which
     two of them share too late. Where positions are looked for, these take the registers."""
+    inside = [n for n in info.root.children if has_effect(n) and n.loops]
     fixed = all(product(one.size for one in n.loops).value == trips for n in inside)
     positions = any(isinstance(n.op, loop.ReduceOp) and {"argmax", "argmin"} & set(n.op.kind_names) for n in inside)
-    if tile.run or not fixed or trips % VECTOR or positions or not gpu.takes_ptx:
+    vectors = all(_in_vectors(a, [*info.root.loops, *n.loops]) for n in inside for a in n.accesses if not a.is_store)
+    if tile.run or not fixed or trips % VECTOR or positions or not vectors or not gpu.takes_ptx:
         return tile
     block = min(tile.inner, BLOCK_OF_HALVES)
     return replace(tile, halves=1, inner=block, pieces=-(-tile.inner * tile.pieces // block))
+
+
+def _in_vectors(access: Access, loops: Sequence[Loop]) -> bool:
+    """Whether elements lie side by side along the last of the loops, from multiples of a vector on; or do not vary along it."""
+    found = split_linear(access.offset, [one.dim for one in loops])
+    if found is None:
+        return False
+    steps, start = found
+    step = steps.pop(loops[-1].dim, ZERO)
+    return step is ZERO or (step is ONE and all(e.value is not None and e.value % VECTOR == 0 for e in (start, *steps.values())))
 
 
 def _registers(tile: Tile, inside: Sequence[Node], kept: int, gpu: Machine) -> int:

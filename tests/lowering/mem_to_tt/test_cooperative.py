@@ -183,6 +183,7 @@ HALVES = {
     "softmax of -inf": (lambda x: torch.softmax(x, -1), lowest(randn(3, 9000)).to(BF16)),
     "softmax backward": (lambda g, y: torch.ops.aten._softmax_backward_data(g, y, -1, BF16), *rows_of_halves(2)),
     "layer norm": (layer_norm, randn(3, 9000, dtype=BF16), randn(9000, dtype=BF16), randn(9000, dtype=BF16)),
+    "part of a row": (lambda x: torch.softmax(x[:, 8:9008], -1), randn(3, 9048, dtype=BF16)),
     "residual and norm": (
         lambda x, y, w: (x + y, F.rms_norm(x + y, (9000,), w)), *rows_of_halves(2), randn(9000, dtype=BF16),
     ),
@@ -213,6 +214,9 @@ def test_numbers_of_16_bits_are_kept_as_they_are(name):
 WIDE = {
     "an odd length": (lambda x: torch.softmax(x, -1), randn(2, 8191, dtype=BF16)),
     "no multiple of a vector": (lambda x: torch.softmax(x, -1), randn(2, 9004, dtype=BF16)),
+    "an odd stride": (lambda x: torch.softmax(x[:, :9000], -1), randn(3, 9001, dtype=BF16)),
+    "an odd start": (lambda x: torch.softmax(x[:, 1:9001], -1), randn(3, 9008, dtype=BF16)),
+    "every second": (lambda x: torch.softmax(x[:, ::2], -1), randn(2, 18000, dtype=BF16)),
     "positions": (lambda x: (x.argmax(-1), x - x.amax(-1, True)), randn(3, 9000, dtype=BF16)),
     "one tensor of 32 bits": (lambda x, y: torch.softmax(x * y, -1), randn(2, 9000, dtype=BF16), randn(2, 9000)),
 }
