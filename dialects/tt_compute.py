@@ -294,9 +294,9 @@ _TRUE = BoolAttr.from_bool(True)
 
 GRID_WAIT = "griddepcontrol.wait; // $0"
 """Assembly of NVIDIA's GPUs (sm_90 and later): wait until the kernels before this one are done and what they wrote can be read."""
-TWO_AS_THEY_ARE = "{ .reg .u32 z; mov.u32 z, %nctaid.z; shr.u32 z, z, 16; or.b32 $0, $1, z; }"
-"""Assembly of NVIDIA's GPUs: two numbers of 16 bits, of which neither LLVM nor ptxas sees that they are the same as before: a grid has at
-most 65,535 programs along z, so that 0 is what is added to their bits."""
+TWO_AS_THEY_ARE = "or.b32 $0, $1, $2;"
+"""Assembly of NVIDIA's GPUs: two numbers of 16 bits and a 0 of which neither LLVM nor ptxas knows that it is one, nor so that the numbers
+stay the same."""
 
 
 @irdl_op_definition

@@ -354,7 +354,7 @@ def _assembly(runner: Runner, op: Any) -> list[torch.Tensor]:
     if op.asm_string.data == GRID_WAIT:  # here kernels run one after the other
         return [_scalar(0, torch.int32)]
     if op.asm_string.data == TWO_AS_THEY_ARE:
-        return list(runner.operands(op))
+        return list(runner.operands(op))[:1]
     function = runner.functions.get(op.asm_string.data)
     if function is None:
         raise KernelError(f"assembly cannot be interpreted: {op.asm_string.data!r}")

@@ -254,6 +254,8 @@ class Ticket:
     """Its number among the programs that share the row."""
     second: SSAValue
     """Whether the launch uses the second half of the workspace."""
+    zero: SSAValue
+    """The highest bit of 32 of the ticket's number, which no grid reaches: an i32."""
 
 
 def draw(kernel: NestLowering) -> Ticket:
@@ -269,13 +271,14 @@ def draw(kernel: NestLowering) -> Ticket:
     counter = s.pointers[nest.outs[-1]]
     found = b.place(AtomicRMWOp.make("add", counter, b.constant(1, i64))).results[0]
     second = b.cmpi("slt", found, b.constant(0, i64))
-    ticket = b.resize(b.elementwise(arith.AndIOp, (found, b.constant(_SECOND - 1, i64))), s.index)
+    number = b.elementwise(arith.AndIOp, (found, b.constant(_SECOND - 1, i64)))
+    ticket, zero = b.resize(number, s.index), b.elementwise(arith.ShRUIOp, (b.resize(number, i32), b.constant(31, i32)))
     programs = b.resize(b.place(GetNumProgramsOp.make(0)).results[0], s.index)
     last = b.cmpi("eq", ticket, b.sub(programs, b.int(1, s.index)))
     following = b.select(second, b.constant(0, i64), b.constant(_SECOND, i64))
     b.place(AtomicRMWOp.make("exch", counter, following, last))
     size = b.int(kernel.tile.group, s.index)
-    return Ticket(b.elementwise(arith.DivSIOp, (ticket, size)), b.elementwise(arith.RemSIOp, (ticket, size)), second)
+    return Ticket(b.elementwise(arith.DivSIOp, (ticket, size)), b.elementwise(arith.RemSIOp, (ticket, size)), second, zero)
 
 
 def _words(s: State, state: Values) -> list[SSAValue]:

@@ -154,7 +154,7 @@ class NestLowering:
         self.s = s = State(Builder(entry), info, axes, index, gpu, tile.warps * gpu.lanes, exact)
         if tile.halves and not gpu.takes_ptx:
             raise UnsupportedNest(f"schedule: {gpu.name} has no instructions for a tile with halves, they are NVIDIA's")
-        s.keeps_halves = bool(tile.halves)
+        s.keeps_halves = bool(tile.halves) and tile.group > 1
         if tile.cross:
             s.cross_axis = len(axes)
             axes.append(Axis(tile.cross))
@@ -303,6 +303,7 @@ class NestLowering:
         """The tile that this program shares with others."""
         s = self.s
         ticket = draw(self)
+        s.hidden_zero = ticket.zero
         words = sum(words_of(acc.kind, acc.types) for op in self._shared() for acc, _ in self._parts(op))
         self.group = Group.of(self, ticket, words, product(one.size for one in s.info.root.loops))
         s.owner = self.group.first

@@ -87,7 +87,7 @@ def _note(s: State, key: Any, narrow: SSAValue, wide: SSAValue) -> None:
     be so (State.keeps_halves)."""
     halves = s.keeps_halves and s.inner and element_of(narrow.type) in LOW_PRECISION
     if halves and math.prod(shape_of(narrow.type) or ()) >= 2 * s.threads:
-        s.b.remember(("halves", key), _in_pairs(s, narrow))
+        s.b.remember(("halves", key), narrow)
         s.b.remember((key, s.loops_begun), wide)
     else:
         s.b.remember(key, wide)
@@ -102,20 +102,22 @@ def _known(s: State, key: Any, dtype: Any) -> SSAValue | None:
         return b.find(key)
     value = b.find((key, s.loops_begun))
     if value is None:
-        value = s.widen(_in_pairs(s, narrow), dtype)
+        value = s.widen(_as_it_is(s, narrow), dtype)
         b.remember((key, s.loops_begun), value)
     return value
 
 
-def _in_pairs(s: State, value: SSAValue) -> SSAValue:
-    """A tensor of 16-bit numbers, two in a register, of which the compilers behind do not know what they are."""
+def _as_it_is(s: State, value: SSAValue) -> SSAValue:
+    """A tensor of 16-bit numbers, two in a register, of which the compilers behind do not know that they are the same."""
+    assert s.hidden_zero is not None
+    zeros = s.b.to_shape(s.hidden_zero, shape_of(value.type))
     properties = {
         "asm_string": StringAttr(TWO_AS_THEY_ARE),
-        "constraints": StringAttr("=r,r"),
+        "constraints": StringAttr("=r,r,r,r"),
         "packed_element": int32(2),
         "pure": BoolAttr.from_bool(False),
     }
-    return s.b.place(ElementwiseInlineAsmOp.create(operands=[value], result_types=[value.type], properties=properties)).results[0]
+    return s.b.place(ElementwiseInlineAsmOp.create(operands=[value, zeros], result_types=[value.type], properties=properties)).results[0]
 
 
 def _in_memory(s: State, value: SSAValue, dtype: Any) -> SSAValue | None:

@@ -125,6 +125,8 @@ class State:
         the row is still there."""
         self.keeps_halves = False
         """Whether numbers of 16 bits that loops inside of the nest read one after the other stay so on chip: each loop widens them."""
+        self.hidden_zero: SSAValue | None = None
+        """An i32 that is 0 where they do, which the compilers behind do not know."""
         self.loops_begun = 0
         """How many of these loops there were so far."""
         self.eviction: dict[Operation, str] = {}
