@@ -65,6 +65,8 @@ STREAM = 4096
 """Elements that are read at once of a row that is read once."""
 ONLINE = 8192
 """Elements that are read at once of a row whose maximum and sum of exponentials are found together."""
+ONLINE_THREAD = 32
+"""Elements of a thread where nothing else is done with such a row: the more of them share a maximum, the fewer instructions each takes."""
 SCANNED = 8192
 """Elements of a row that are scanned at once."""
 THREAD = 16
@@ -410,9 +412,11 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             return Tile(axes, inner=block, warps=min(8, _warps(block, THREAD)))
         if not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
             return Tile(axes, inner=block, warps=_warps(block, THREAD))
+        online = any("softmax" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
         if not kept:
-            return Tile(axes, inner=min(block, STREAM), warps=_warps(min(block, STREAM), THREAD), stages=STAGES)
-        if any("softmax" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp)):
+            each = ONLINE_THREAD if online else THREAD
+            return Tile(axes, inner=min(block, STREAM), warps=_warps(min(block, STREAM), each), stages=STAGES)
+        if online:
             return Tile(axes, inner=min(block, ONLINE), warps=_warps(min(block, ONLINE), THREAD), stages=STAGES)
         return Tile(axes, inner=block, warps=_warps(block, 8))
     rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
@@ -558,11 +562,11 @@ def _phases(inside: Sequence[Node]) -> int:
 
 def kept_tensors(inside: Sequence[Node]) -> int:
     """How many tensors that vary along the loops inside of a nest stay on chip: two of these read them, or a loop around sums them up."""
-    return len(kept_types(inside)) + _sums(inside)
+    return len(kept_buffers(inside)) + _sums(inside)
 
 
-def kept_types(inside: Sequence[Node]) -> list[Attribute]:
-    """The types of the elements, in memory, of those that several loops read."""
+def kept_buffers(inside: Sequence[Node]) -> dict[SSAValue, Attribute]:
+    """Those that several loops read, with the types of their elements in memory."""
     seen: dict[SSAValue, set[Node]] = {}
     loaded = {access.buffer: access.dtype for node in inside for access in node.accesses if not access.is_store}
     for node in inside:
@@ -571,7 +575,7 @@ def kept_types(inside: Sequence[Node]) -> list[Attribute]:
         for access in node.accesses:
             if linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
                 seen.setdefault(access.buffer, set()).add(node)
-    return [loaded[buffer] for buffer, nodes in seen.items() if len(nodes) > 1 and buffer in loaded]
+    return {buffer: loaded[buffer] for buffer, nodes in seen.items() if len(nodes) > 1 and buffer in loaded}
 
 
 def _is_narrow(inside: Sequence[Node]) -> bool:

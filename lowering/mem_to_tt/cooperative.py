@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr, f64, i64
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import ONE, ZERO, Expr, IndexMap, Sym, free_dims, product, split_linear
@@ -41,6 +41,7 @@ from .bounds import narrowed, near_sizes, with_room, write_bounds
 from .config import Machine, Sizes, Tile, has_effect, machine, power_of_two
 from .exchange import HEADER, half_words, part_of, words_of
 from .follow import follower, joined_nest, replace_nests
+from .online import computed_alike
 from .state import UnsupportedNest, scalar_type
 from .tiles import GPU, write_tile
 
@@ -58,10 +59,10 @@ VECTOR = 8
 """Numbers of 16 bits that a thread loads at once."""
 BLOCK_OF_HALVES = 2048
 """Elements of a block of a row that is kept in 16 bits: a block at a time is widened, and its numbers are gone before the next one's."""
-BESIDE_HALVES, EACH_HALVES = 28, 12
+BESIDE_HALVES, EACH_HALVES = 20, 12
 """Registers of a thread beside what it keeps of such rows, and more for each tensor but one that is read and one that is stored along them.
-From what ptxas spills (Triton 3.6 and 3.9): softmax of 131,072, standard deviation and RMS norm of 65,536 nothing with 64 in all, layer
-norm with 80, with a residual with 96."""
+From measurements (docs/triton.md) and what ptxas spills: softmax of 131,072 nothing with 56 in all, RMS norm of 65,536 two registers with
+64, layer norm nothing with 80, with a residual nothing with 128."""
 PIECES_OF_RUNS = 32
 """Blocks that a program keeps of its runs at most: each is code of its own, and what Triton makes of 224 takes a minute."""
 CLEARS = "clears"
@@ -150,7 +151,8 @@ class GpuCooperativeRows(Pass):
         _check_memory(info, inside)
         words = sum(_words(n.op) for n in inside if isinstance(n.op, loop.ReduceOp))
         tile = self._rows(info, trips, run, kept, sizes, gpu)
-        if kept == sum(t in LOW_PRECISION for t in config.kept_types(inside)):
+        low = sum(t in LOW_PRECISION for t in config.kept_buffers(inside).values())
+        if kept == low < 2 * _wide_values(inside):
             tile = _in_halves(tile, info, trips, gpu)
         if config.MANY_WARPS < elements <= alone and not tile.halves:
             raise UnsupportedNest("")
@@ -207,6 +209,46 @@ def _in_halves(tile: Tile, info: NestAccess, trips: int, gpu: Machine) -> Tile:
         return tile
     block = min(tile.inner, BLOCK_OF_HALVES)
     return replace(tile, halves=1, inner=block, pieces=-(-tile.inner * tile.pieces // block))
+
+
+def _wide_values(inside: Sequence[Node]) -> int:
+    """How many numbers for each element of a row are wanted again and again: x + y is one where no loop has another use for x and y."""
+    kept = config.kept_buffers(inside)
+    found: list[tuple[SSAValue, Node]] = []
+    for n in inside:
+        loads: set[SSAValue] = {a.op.results[0] for a in n.accesses if a.buffer in kept and not a.is_store}
+        for value in {_together(load, loads) for load in loads}:
+            if not any(computed_alike(other, value, _same_element(m, n)) for other, m in found):
+                found.append((value, n))
+    return len(found)
+
+
+def _together(load: SSAValue, loads: set[SSAValue]) -> SSAValue:
+    """What one of several loads becomes where it is first computed with another one, if it has no other use; itself, if there is none."""
+    value = load
+    while len(uses := list(value.uses)) == 1 and len(results := uses[0].operation.results) == 1 and not uses[0].operation.regions:
+        value = results[0]
+        if any(load not in found and found & loads for operand in uses[0].operation.operands if (found := _behind(operand))):
+            return value
+    return load
+
+
+def _behind(value: SSAValue) -> set[SSAValue]:
+    """The results of all operations without regions that a value is computed by."""
+    found, todo = set[SSAValue](), [value]
+    while todo:
+        one = todo.pop()
+        if one not in found and isinstance(one.owner, Operation) and not one.owner.regions:
+            found.add(one)
+            todo += one.owner.operands
+    return found
+
+
+def _same_element(first: Node, second: Node) -> dict[SSAValue, SSAValue]:
+    """The indices of one loop, each with that of another that goes over the same."""
+    assert isinstance(first.op, loop.LoopLike) and isinstance(second.op, loop.LoopLike)
+    before, after = first.op.indices, second.op.indices
+    return dict(zip(before, after, strict=True)) if len(before) == len(after) else {}
 
 
 def _in_vectors(access: Access, loops: Sequence[Loop]) -> bool:

@@ -18,7 +18,7 @@ Combine = Callable[[State, Values, Values], Values]
 
 def reduce_axis(s: State, values: Values, axis: int, combine: Combine) -> Values:
     """Tensors of one shape joined along an axis; the results have size 1 there (scalars, where it is the only one)."""
-    return [_keep_axis(s.b, v, axis) for v in reduce_values(s, values, axis, combine)]
+    return [keep_axis(s.b, v, axis) for v in reduce_values(s, values, axis, combine)]
 
 
 def reduce_values(s: State, values: Values, axis: int, combine: Combine) -> Values:
@@ -33,7 +33,7 @@ def reduce_values(s: State, values: Values, axis: int, combine: Combine) -> Valu
     return list(b.place(ReduceOp.make(values, axis, Region(block))).results)
 
 
-def _keep_axis(b: Builder, value: SSAValue, axis: int) -> SSAValue:
+def keep_axis(b: Builder, value: SSAValue, axis: int) -> SSAValue:
     shape = shape_of(value.type)
     if shape is None:
         return value

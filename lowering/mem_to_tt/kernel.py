@@ -439,7 +439,7 @@ class NestLowering:
             self._reduce_whole(op, node, parts)
             return
         shape = s.full if how == "tile" else s.active
-        start = [v for acc, _ in parts for v in acc.start(s, shape)]
+        start = [v for acc, _ in parts for v in acc.start(s, acc.lanes(s, shape) if how == "tile" else shape)]
 
         def join(state: Sequence[SSAValue], mask: SSAValue | None) -> list[SSAValue]:
             self.lower_body(op.block)
@@ -450,12 +450,9 @@ class NestLowering:
                 old = list(state[at : at + len(acc.types)])
                 values = [s.b.to_shape(v, shape) for v in yielded[place]]
                 if how == "tile":
-                    new = acc.advance(s, old, values, lambda t=acc.types[0]: self._blocks_so_far(t))
+                    found += acc.advance(s, old, values, mask, lambda t=acc.types[0]: self._blocks_so_far(t))
                 else:
-                    new = acc.follow(s, old, acc.single(s, values))
-                if mask is not None:
-                    new = [s.b.select(mask, n, o) for n, o in zip(new, old, strict=True)]
-                found += new
+                    found += acc.follow(s, old, acc.single(s, values))
                 at += len(acc.types)
             return found
 
@@ -659,11 +656,12 @@ class NestLowering:
 
             s.lane(axis)
             state, begin = start, None
-            if start and total.value is None and all(size == 1 for _, size in self.tile.axes):
+            ragged = total.value is None or total.value % block != 0
+            costly = total.value is None or (isinstance(node.op, loop.ReduceOp) and "softmax" in node.op.kind_names)
+            if start and ragged and costly and all(size == 1 for _, size in self.tile.axes):
                 # what is reduced under a mask takes three times the instructions: only the last block has one
                 begin = b.mul(b.elementwise(arith.DivSIOp, (limit, b.int(block, s.index))), b.int(block, s.index))
                 state = self._for(node, begin, block, start, lambda at, now: step(at, now, False))
-            ragged = total.value is None or total.value % block != 0
             state = self._for(node, limit, block, state, lambda at, now: step(at, now, ragged), begin)
         s.inner, s.spread = False, outside
         s.axes[axis].mask = None

@@ -2,11 +2,14 @@
 
     %m = loop.reduce (%j) max { %x }  %s = loop.reduce (%k) sum { exp(%x - %m) }    ->    %m, %s = loop.reduce (%j) softmax { %x }
 
+What is below an infinite maximum may be taken from 0 instead (logsumexp): the sum is exp(%m) then.
+
 Rows that fit on chip are read once either way (Milakov and Gimelshein, 2018, have the rule of the pairs).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -20,8 +23,10 @@ from ...dialects.expr import product
 from ...dialects.nd_types import is_float
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_key import is_nest_in_memory
+from ...passes.loop.reduction_kinds import CMPF
 from ...passes.manager import Pass
 from .config import ON_CHIP, Sizes
+from .exponentials import constant_of
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,28 @@ def _are_pair(highest: loop.ReduceOp, total: loop.ReduceOp) -> bool:
         return False
     if any(isinstance(op, (loop.StoreOp, loop.LoopLike)) for reduce in (highest, total) for op in reduce.block.ops):
         return False
+    difference = _exponent(total)
+    if difference is None or _finite_of(difference.rhs)[0] is not highest.results[0]:
+        return False
+    return computed_alike(_yielded(highest), difference.lhs, dict(zip(highest.indices, total.indices, strict=True)))
+
+
+def _exponent(total: loop.ReduceOp) -> arith.SubfOp | None:
+    """The difference whose exponentials a loop adds up, if it does that."""
     power = _yielded(total).owner
-    if not isinstance(power, mlir_math.ExpOp):
-        return False
-    difference = power.operands[0].owner
-    if not isinstance(difference, arith.SubfOp) or difference.rhs is not highest.results[0]:
-        return False
-    return _same(_yielded(highest), difference.lhs, dict(zip(highest.indices, total.indices, strict=True)))
+    difference = power.operand.owner if isinstance(power, mlir_math.ExpOp) else None
+    return difference if isinstance(difference, arith.SubfOp) else None
+
+
+def _finite_of(value: SSAValue) -> tuple[SSAValue, SSAValue | None]:
+    """%m and what says that it is infinite, where a value is 0 then and else %m; any other value itself."""
+    choice = value.owner
+    if isinstance(choice, arith.SelectOp) and constant_of(choice.lhs) == 0.0 and isinstance(compared := choice.cond.owner, arith.CmpfOp):
+        size, found = compared.lhs.owner, choice.rhs
+        infinite = compared.predicate.value.data == CMPF["oeq"] and constant_of(compared.rhs) == math.inf
+        if infinite and isinstance(size, mlir_math.AbsFOp) and size.operand is found:
+            return found, choice.cond
+    return value, None
 
 
 def _yielded(reduce: loop.ReduceOp) -> SSAValue:
@@ -71,7 +91,7 @@ def _yielded(reduce: loop.ReduceOp) -> SSAValue:
     return last.operands[0]
 
 
-def _same(a: SSAValue, b: SSAValue, known: dict[SSAValue, SSAValue]) -> bool:
+def computed_alike(a: SSAValue, b: SSAValue, known: dict[SSAValue, SSAValue]) -> bool:
     """Whether two values are computed alike, by operations that only load and compute; `known` pairs values that are."""
     if known.get(a, a) is b:
         return True
@@ -80,7 +100,7 @@ def _same(a: SSAValue, b: SSAValue, known: dict[SSAValue, SSAValue]) -> bool:
         return False
     if len(x.results) != 1 or len(x.operands) != len(y.operands) or x.properties != y.properties:
         return False
-    if not all(_same(p, q, known) for p, q in zip(x.operands, y.operands, strict=True)):
+    if not all(computed_alike(p, q, known) for p, q in zip(x.operands, y.operands, strict=True)):
         return False
     known[a] = b
     return True
@@ -98,7 +118,16 @@ def _merge(highest: loop.ReduceOp, total: loop.ReduceOp) -> None:
     block = highest.parent
     assert block is not None
     block.insert_op_before(new, highest)
-    total.results[0].replace_all_uses_with(new.results[1])
+    difference = _exponent(total)
+    assert difference is not None
+    infinite = _finite_of(difference.rhs)[1]
+    if infinite is None:
+        total.results[0].replace_all_uses_with(new.results[1])
+    else:
+        power = mlir_math.ExpOp(new.results[0])
+        either = arith.SelectOp(infinite, power.result, new.results[1])
+        block.insert_ops_before([power, either], total)
+        total.results[0].replace_all_uses_with(either.result)
     total.detach()
     total.erase()
     highest.results[0].replace_all_uses_with(new.results[0])

@@ -17,11 +17,13 @@ from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.nd_types import is_float
 from ...dialects.tt_arith import ExtUIOp, SIToFPOp
+from ...dialects.tt_shape import ReshapeOp
 from ...dialects.tt_types import element_of, shape_of
 from ...passes.loop.reduction_kinds import identity
 from .body import library
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS
-from .joined_axes import Values, reduce_axis
+from .exponentials import power_of_e
+from .joined_axes import Values, keep_axis, reduce_axis, reduce_values
 from .state import State
 
 Piece = tuple[Values, SSAValue | None]
@@ -29,6 +31,8 @@ Piece = tuple[Values, SSAValue | None]
 Through = Callable[[], Sequence[Piece]]
 """All parts of a row, each time that an accumulator goes through them."""
 
+BESIDE = 8
+"""Numbers of a thread at least that have a state each in a loop: what a thread loads at once."""
 _BITWISE = {"any": arith.OrIOp, "all": arith.AndIOp, "xor": arith.XOrIOp}
 _OF_BOOLS = {"sum": arith.OrIOp, "prod": arith.AndIOp, "max": arith.OrIOp, "min": arith.AndIOp}
 _OF_FLOATS = {
@@ -69,9 +73,15 @@ class Accumulator:
         properties = NO_OVERFLOW_FLAGS if self.kind in ("sum", "prod") else {}
         return [s.b.elementwise(_OF_INTS[self.kind], (a[0], b[0]), properties)]
 
-    def advance(self, s: State, state: Values, values: Values, number: Callable[[], SSAValue]) -> Values:
-        """The state after one more yielded value; `number` makes how many there are with it (as a scalar of the first type)."""
-        return self.follow(s, state, self.single(s, values))
+    def lanes(self, s: State, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """The shape of the state that a loop keeps which goes through the last axis block after block, each of this shape."""
+        return shape
+
+    def advance(self, s: State, state: Values, values: Values, mask: SSAValue | None, number: Callable[[], SSAValue]) -> Values:
+        """The state after one more block of yielded values, of which those in the mask count; `number` makes how many blocks there are with
+        it (as a scalar of the first type)."""
+        new = self.follow(s, state, self.single(s, values))
+        return new if mask is None else [s.b.select(mask, n, o) for n, o in zip(new, state, strict=True)]
 
     def mask(self, s: State, state: Values, mask: SSAValue | None) -> Values:
         """The state with the start where the mask is off."""
@@ -192,7 +202,7 @@ class Welford(Accumulator):
         spread = op(arith.MulfOp, op(arith.MulfOp, delta, delta), op(arith.MulfOp, a[2], share))
         return [mean, op(arith.AddfOp, op(arith.AddfOp, a[1], b[1]), spread), total]
 
-    def advance(self, s: State, state: Values, values: Values, number: Callable[[], SSAValue]) -> Values:
+    def advance(self, s: State, state: Values, values: Values, mask: SSAValue | None, number: Callable[[], SSAValue]) -> Values:
         """All elements have seen as many values, so that one quotient serves them all (Welford, 1962)."""
 
         def op(cls: type, x: SSAValue, y: SSAValue) -> SSAValue:
@@ -203,7 +213,8 @@ class Welford(Accumulator):
         delta = op(arith.SubfOp, values[0], state[0])
         mean = op(arith.AddfOp, state[0], op(arith.MulfOp, delta, op(arith.DivfOp, one, n)))
         squares = op(arith.AddfOp, state[1], op(arith.MulfOp, delta, op(arith.SubfOp, values[0], mean)))
-        return [mean, squares, op(arith.AddfOp, state[2], one)]
+        new = [mean, squares, op(arith.AddfOp, state[2], one)]
+        return new if mask is None else [s.b.select(mask, n, o) for n, o in zip(new, state, strict=True)]
 
     def across(self, s: State, state: Values, axis: int) -> Values:
         return reduce_axis(s, state, axis, self.combine)
@@ -241,18 +252,35 @@ class Softmax(Accumulator):
         parts = [s.b.elementwise(arith.MulfOp, (x[1], exp_below(s, x[0], top)), NO_FLAGS) for x in (a, b)]
         return [top, s.b.elementwise(arith.AddfOp, parts, NO_FLAGS)]
 
-    def advance(self, s: State, state: Values, values: Values, number: Callable[[], SSAValue]) -> Values:
-        """One exponential: either the sum so far is scaled and the value counts as 1, or the other way round."""
+    def lanes(self, s: State, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        assert shape is not None
+        return (*shape[:-1], shape[-1] // self._together(s, shape))
+
+    def _together(self, s: State, shape: tuple[int, ...]) -> int:
+        """How many parts of a block lie side by side, so that a thread has some of each: all but the last 8 elements of a thread."""
+        return max(1, min(math.prod(shape) // s.threads // BESIDE, shape[-1]))
+
+    def advance(self, s: State, state: Values, values: Values, mask: SSAValue | None, number: Callable[[], SSAValue]) -> Values:
+        """The maximum of as many values as share a state first: one exponential each, and the sum so far is scaled once for them all."""
         b = s.b
         top, total = state
         x = values[0]
-        element = element_of(x.type)
-        one = b.constant(1.0, element)
-        beyond = b.cmpf("ogt", x, top)
-        highest = b.elementwise(arith.MaximumfOp, (top, x), NO_FLAGS)
-        power = exp_below(s, b.elementwise(arith.MinimumfOp, (top, x), NO_FLAGS), highest)
-        kept = b.elementwise(arith.MulfOp, (total, b.select(beyond, power, one)), NO_FLAGS)
-        return [highest, b.elementwise(arith.AddfOp, (kept, b.select(beyond, one, power)), NO_FLAGS)]
+        element, shape = element_of(x.type), shape_of(x.type)
+        assert shape is not None
+        lowest = b.constant(-math.inf, element)
+        if mask is not None:
+            x = b.select(mask, x, lowest)
+        parts = (*shape[:-1], self._together(s, shape), shape[-1] // self._together(s, shape))
+        here = b.place(ReshapeOp.make(x, parts)).results[0]
+        axis = len(parts) - 2
+        (top_here,) = reduce_values(s, [here], axis, Accumulator("max", [element]).combine)
+        highest = b.elementwise(arith.MaximumfOp, (top, top_here), NO_FLAGS)
+        below = b.select(b.cmpf("oeq", highest, lowest), b.constant(0.0, element), highest)  # exp(-inf - 0) is 0, of -inf - -inf NaN
+        around = b.to_shape(keep_axis(b, below, axis), parts)
+        powers = _summand(s, b.elementwise(arith.SubfOp, (here, around), NO_FLAGS))
+        (total_here,) = reduce_values(s, [powers], axis, Accumulator("sum", [element]).combine)
+        scaled = b.elementwise(arith.MulfOp, (total, _summand(s, b.elementwise(arith.SubfOp, (top, below), NO_FLAGS))), NO_FLAGS)
+        return [highest, b.elementwise(arith.AddfOp, (scaled, total_here), NO_FLAGS)]
 
     def whole(self, s: State, through: Through, count: SSAValue, axis: int) -> Values:
         """All values are at hand: the maximum first, so that each exponential is computed once."""
@@ -260,7 +288,7 @@ class Softmax(Accumulator):
         element = self.types[0]
         lowest = s.b.constant(-math.inf, element)
         below = s.b.select(s.b.cmpf("oeq", top, lowest), s.b.constant(0.0, element), top)  # of nothing but -inf the sum is 0
-        powers: list[Piece] = [([_exp(s, s.b.elementwise(arith.SubfOp, (v[0], below), NO_FLAGS))], mask) for v, mask in through()]
+        powers: list[Piece] = [([_summand(s, s.b.elementwise(arith.SubfOp, (v[0], below), NO_FLAGS))], m) for v, m in through()]
         return [top, *Accumulator("sum", self.types[1:]).whole(s, lambda: powers, count, axis)]
 
     def across(self, s: State, state: Values, axis: int) -> Values:
@@ -275,6 +303,11 @@ def exp_below(s: State, x: SSAValue, top: SSAValue) -> SSAValue:
     both = s.b.cmpf("oeq", x, top)
     difference = s.b.elementwise(arith.SubfOp, (x, top), NO_FLAGS)
     return s.b.select(both, s.b.constant(1.0, element_of(difference.type)), _exp(s, difference))
+
+
+def _summand(s: State, x: SSAValue) -> SSAValue:
+    """exp(x) that is added, as it is or times a sum so far, to what has an exp(0) in it: 0 where it is below 2**-126."""
+    return power_of_e(s, x, 1.0) if element_of(x.type) == f32 and not s.exact else _exp(s, x)
 
 
 def _exp(s: State, x: SSAValue) -> SSAValue:

@@ -219,11 +219,14 @@ WIDE = {
     "every second": (lambda x: torch.softmax(x[:, ::2], -1), randn(2, 18000, dtype=BF16)),
     "positions": (lambda x: (x.argmax(-1), x - x.amax(-1, True)), randn(3, 9000, dtype=BF16)),
     "one tensor of 32 bits": (lambda x, y: torch.softmax(x * y, -1), randn(2, 9000, dtype=BF16), randn(2, 9000)),
+    "a sum that all loops want": (lambda x, y: torch.softmax(x / 8 + y, -1), *rows_of_halves(2)),
+    "a residual that is not stored": (lambda x, y, w: F.rms_norm(x + y, (9000,), w), *rows_of_halves(2), randn(9000, dtype=BF16)),
 }
 
 
 @pytest.mark.parametrize("name", WIDE)
 def test_numbers_of_16_bits_that_are_kept_wide(name):
+    """Those that come one by one; and two that are added up first: as they are they take as many registers, and are added each time."""
     function, *args = WIDE[name]
     imported = lowered(function, args, "alone=1000 part=4096 most=8192 least=0 multiprocessors=24")
     assert len(shared(imported.module)) == 1 and "tt.elementwise_inline_asm" not in str(imported.module)

@@ -91,6 +91,12 @@ def test_long_rows_are_read_once_for_maximum_and_sum(columns, kinds):
     assert len(inside(nest, loop.StoreOp)) == 1
 
 
+def test_the_sum_of_exponentials_below_what_is_finite_of_a_maximum():
+    found, _ = nests(lambda x: torch.logsumexp(x, -1), empty(1000, 60000))
+    (nest,) = [n for n in found if inside(n, loop.ReduceOp)]
+    assert [r.kind_names for r in inside(nest, loop.ReduceOp)] == [["softmax"]]
+
+
 @pytest.mark.parametrize(
     ("function", "args", "loops"),
     [

@@ -65,6 +65,19 @@ def cross_entropy_gradient(x, t):
     return F.cross_entropy(x, torch.where(t < 0, -100, t)), (shares - wanted.float()) * (t >= 0)[:, None] / (t >= 0).sum()
 
 
+def long_rows(*special: tuple[int, float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Rows that are read block after block, the last of them of nothing but -inf, with numbers at places of the others."""
+    x = randn(len(special) + 2, 49999) * 3
+    for row, (place, number) in enumerate(special):
+        x[row, place:] = torch.where(torch.arange(49999 - place) % 17 == 0, number, x[row, place:])
+    x[-2, :45000], x[-1] = -math.inf, -math.inf
+    return x.to(dtype)
+
+
+def losses(x, t):
+    return torch.logsumexp(x, -1), F.cross_entropy(x, t, reduction="none"), torch.log_softmax(x, -1)[:, ::1000]
+
+
 def batch_norm(x, w, b):
     return F.relu(F.batch_norm(x, None, None, w, b, training=True))
 
@@ -113,6 +126,11 @@ PROGRAMS = {
     "one element": (lambda x: torch.softmax(x, -1), randn(1, 1)),
     "softmax": (lambda x: torch.softmax(x, -1), randn(7, 100)),
     "softmax, block after block": (lambda x: torch.softmax(x, -1), randn(2, 50000)),
+    "sums of exponentials, block after block": (losses, long_rows((0, 200.0), (40000, -200.0)), torch.tensor([0, 17, 49998, 3])),
+    "sums of exponentials of bf16": (losses, long_rows((5, 100.0), dtype=BF16), torch.tensor([0, 49998, 3])),
+    "sums of exponentials of f64": (losses, long_rows((5, 1e30)).double(), torch.tensor([5, 49998, 3])),
+    "sums of exponentials, NaN and infinity": (losses, long_rows((9, math.nan), (70, math.inf), (8, -math.inf)), whole(0, 49999, 5)),
+    "sums of exponentials of columns": (lambda x: (torch.logsumexp(x, 0), torch.log_softmax(x, 0)[7]), long_rows((5, 80.0)).T.clone()),
     "small layers": (small_layers, randn(5, 33), randn(33, 70), randn(70, 33), randn(33, 64)),
     "small products in a batch": (lambda x, w: torch.softmax(x @ w, -1).sum(-1), randn(2, 9, 40), randn(2, 40, 36)),
     "small products of bf16": (lambda x, w: F.normalize((x @ w).float(), dim=-1), randn(9, 100, dtype=BF16), randn(100, 36, dtype=BF16)),
