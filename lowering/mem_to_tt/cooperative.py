@@ -59,8 +59,9 @@ VECTOR = 8
 """Numbers of 16 bits that a thread loads at once."""
 BLOCK_OF_HALVES = 2048
 """Elements of a block of a row that is kept in 16 bits: a block at a time is widened, and its numbers are gone before the next one's."""
-BESIDE_HALVES, EACH_HALVES = 20, 12
-"""Registers of a thread beside what it keeps of such rows, and more for each tensor but one that is read and one that is stored along them.
+BESIDE_HALVES, EACH_HALVES, MOMENTS = 20, 12, 8
+"""Registers of a thread beside what it keeps of such rows, and more for each tensor but one that is read and one that is stored along them,
+and where mean and variance are found.
 From measurements (docs/triton.md) and what ptxas spills: softmax of 131,072 nothing with 56 in all, RMS norm of 65,536 two registers with
 64, layer norm nothing with 80, with a residual nothing with 128."""
 PIECES_OF_RUNS = 32
@@ -156,7 +157,7 @@ class GpuCooperativeRows(Pass):
             tile = _in_halves(tile, info, trips, gpu)
         if config.MANY_WARPS < elements <= alone and not tile.halves:
             raise UnsupportedNest("")
-        tile = replace(tile, registers=_registers(tile, inside, kept, gpu))
+        tile = replace(tile, registers=_registers(tile, inside, kept, moments, gpu))
         return replace(tile, warps=max(1, tile.warps * 32 // gpu.lanes)), words
 
     def _rows(self, info: NestAccess, trips: int, run: int, kept: int, sizes: Sizes, gpu: Machine) -> Tile:
@@ -261,7 +262,7 @@ def _in_vectors(access: Access, loops: Sequence[Loop]) -> bool:
     return step is ZERO or (step is ONE and all(e.value is not None and e.value % VECTOR == 0 for e in (start, *steps.values())))
 
 
-def _registers(tile: Tile, inside: Sequence[Node], kept: int, gpu: Machine) -> int:
+def _registers(tile: Tile, inside: Sequence[Node], kept: int, moments: bool, gpu: Machine) -> int:
     """Registers of a thread with which as many programs run side by side as what they keep leaves room for."""
     threads = tile.warps * 32
     loads = [(n, a) for n in inside for a in n.accesses if not a.is_store]
@@ -269,7 +270,7 @@ def _registers(tile: Tile, inside: Sequence[Node], kept: int, gpu: Machine) -> i
     held = tile.inner * tile.pieces * kept // threads
     if tile.halves:
         stored = {a.buffer for n in inside for a in n.accesses if a.is_store}
-        each = held // 2 + BESIDE_HALVES + EACH_HALVES * (len(streams) + len(stored) - 2)
+        each = held // 2 + BESIDE_HALVES + MOMENTS * moments + EACH_HALVES * (len(streams) + len(stored) - 2)
     else:
         each = held + BESIDE + BESIDE // 2 * max(0, len(streams) - kept)
     programs = max(1, gpu.registers // (threads * each))
