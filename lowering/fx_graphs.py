@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -24,6 +26,20 @@ VIEWS = VIEWS_IN_ANY_ORDER | {aten.view.default, aten._unsafe_view.default}
 def value_of(node: Node) -> Any:
     """What a node gives, as far as it is known without running it."""
     return node.meta["val"]
+
+
+def readers(value: Node) -> Iterator[Node]:
+    """Who reads a value or a view of it."""
+    for user in value.users:
+        if user.target in VIEWS:
+            yield from readers(user)
+        else:
+            yield user
+
+
+def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether sizes, or strides, are the same for all values that their symbols may have."""
+    return len(a) == len(b) and all(statically_known_true(x == y) for x, y in zip(a, b, strict=True))
 
 
 class Writer:
@@ -54,5 +70,11 @@ class Writer:
 
     def sizes(self, x: Node) -> list[Any]:
         """The sizes of a tensor, of symbols the nodes that give them."""
-        every = enumerate(value_of(x).shape)
-        return [n if isinstance(n, int) else self(aten.sym_size.int, x, k) for k, n in every]
+        return [n if isinstance(n, int) else self._given(n) or self(aten.sym_size.int, x, k) for k, n in enumerate(value_of(x).shape)]
+
+    def _given(self, size: torch.SymInt) -> Node | None:
+        """The argument of the graph that is a symbol: asking a tensor for it would be a reason to keep that."""
+        for node in self.graph.find_nodes(op="placeholder"):
+            if isinstance(found := value_of(node), torch.SymInt) and found.node.expr == size.node.expr:
+                return node
+        return None

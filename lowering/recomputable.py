@@ -1,4 +1,4 @@
-"""Values that backward may compute again instead of reading them from memory: what normalisations give, and some activations.
+"""Values that backward may compute again instead of reading them from memory: what normalisations and softmaxes give, and some activations.
 
 The minimum cut that splits a joint graph (torch's) knows operators that it may repeat. A normalisation is none: its statistics are worth
 keeping, and its values, which are one subtraction and one product away from its input, come out of the same operator. Here such values
@@ -11,17 +11,17 @@ are written as those that it does.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .fx_graphs import VIEWS, Writer, value_of
+from .fx_graphs import VIEWS, Writer, readers, same_sizes, value_of
 from .max_pool_offsets import keep_offsets
 from .recomputable_activations import ACTIVATIONS, BY_SIDE, Formula
+from .recomputable_softmax import forget_shapes, spell_out_softmaxes
 
 aten = torch.ops.aten
 
@@ -31,8 +31,9 @@ def spell_out_recomputable(gm: GraphModule, left: Collection[str] = ()) -> int:
     backward may compute again since then. `left`: names of operators ("aten.elu_backward") that stay as they are."""
     _spell_out_views(gm)
     keep_offsets(gm, left)
+    forget_shapes(gm.graph, left)
     backward = _backward(gm)
-    spelt = 0
+    spelt = spell_out_softmaxes(gm.graph, backward, left, _pointwise)
     for node in list(gm.graph.nodes):
         formula = _FORMULAS.get(node.target)
         value = None if formula is None else _first(node) if isinstance(node.meta.get("val"), (tuple, list)) else node
@@ -52,7 +53,7 @@ def _save_shared(gm: GraphModule, backward: set[Node]) -> None:
     small, and its rounding does not average out over these places: what is saved is rounded where forward reads it, too
     (`nd-to-loop`), so that both, and eager, see the same numbers."""
     for node in gm.graph.nodes:
-        if node in backward or "recompute" in node.meta or not _pointwise(node) or not any(u in backward for u in _readers(node)):
+        if node in backward or "recompute" in node.meta or not _pointwise(node) or not any(u in backward for u in readers(node)):
             continue
         value = value_of(node)
         if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16) and _is_shared(node):
@@ -66,13 +67,9 @@ def _is_shared(value: Node) -> bool:
         given = user.meta.get("val")
         if user.target is aten.expand.default or (user.target in VIEWS and _is_shared(user)):
             return True
-        if _pointwise(user) and isinstance(given, torch.Tensor) and not _alike(given.shape, sizes):
+        if _pointwise(user) and isinstance(given, torch.Tensor) and not same_sizes(given.shape, sizes):
             return True
     return False
-
-
-def _alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return len(a) == len(b) and all(statically_known_true(x == y) for x, y in zip(a, b, strict=True))
 
 
 def _spell_out_views(gm: GraphModule) -> None:
@@ -80,8 +77,8 @@ def _spell_out_views(gm: GraphModule) -> None:
     for node in list(gm.graph.nodes):
         if node.target in (aten.detach.default, aten.alias.default):
             node.replace_all_uses_with(node.args[0], delete_user_cb=lambda user: user.op != "output")
-        elif node.target is aten.transpose.int and value_of(node).dim():
-            x, *swapped = node.args
+        elif node.target in (aten.transpose.int, aten.t.default) and value_of(node).dim() > 1:
+            x, *swapped = (*node.args, 0, 1)[:3]
             order = list(range(value_of(node).dim()))
             first, second = (order[k] for k in swapped)
             order[first], order[second] = second, first
@@ -134,11 +131,11 @@ def _read_by_element(value: Node, backward: set[Node]) -> bool:
     part of the reader then."""
     waiting, seen = [value], {value}
     while waiting:
-        readers = list(_readers(waiting.pop()))
-        ours = [u for u in readers if u in backward]
+        found = list(readers(waiting.pop()))
+        ours = [u for u in found if u in backward]
         if ours and all(_pointwise(u) for u in ours):
             return True
-        further = [u for u in readers if u not in backward and u not in seen and _pointwise(u)]
+        further = [u for u in found if u not in backward and u not in seen and _pointwise(u)]
         waiting += further
         seen.update(further)
     return False
@@ -146,22 +143,13 @@ def _read_by_element(value: Node, backward: set[Node]) -> bool:
 
 def _in_memory(value: Node, backward: set[Node]) -> bool:
     """Whether backward finds a value in memory whatever is saved: what is passed in, and what it reads as a whole."""
-    return value.op == "placeholder" or any(u in backward and not _pointwise(u) for u in _readers(value))
-
-
-def _readers(value: Node) -> Iterator[Node]:
-    """Who reads a value or a view of it."""
-    for user in value.users:
-        if user.target in VIEWS:
-            yield from _readers(user)
-        else:
-            yield user
+    return value.op == "placeholder" or any(u in backward and not _pointwise(u) for u in readers(value))
 
 
 def _same(made: Node, value: Node) -> bool:
     """Whether a node gives the type, sizes and strides of another one."""
     a, b = made.meta["val"], value.meta["val"]
-    return a.dtype == b.dtype and _alike((*a.shape, *a.stride()), (*b.shape, *b.stride()))
+    return a.dtype == b.dtype and same_sizes((*a.shape, *a.stride()), (*b.shape, *b.stride()))
 
 
 def _results(w: Writer) -> tuple[Node, Node]:
