@@ -30,6 +30,7 @@ def spell_out_recomputable(gm: GraphModule, left: Collection[str] = ()) -> int:
     """Rewrite a joint graph in place, before it is split (which takes out what nobody reads any more); gives how many operators' values
     backward may compute again since then. `left`: names of operators ("aten.elu_backward") that stay as they are."""
     _spell_out_views(gm)
+    _spell_out_frozen_gradients(gm, left)
     keep_offsets(gm, left)
     forget_shapes(gm.graph, left)
     backward = _backward(gm)
@@ -86,6 +87,27 @@ def _spell_out_views(gm: GraphModule) -> None:
                 made = gm.graph.call_function(aten.permute.default, (x, order))
             made.meta.update(node.meta)
             node.replace_all_uses_with(made)
+
+
+def _spell_out_frozen_gradients(gm: GraphModule, left: Collection[str]) -> None:
+    """Gradients of batch norms by running statistics, without one of the weight, are a product, for which the input is not needed."""
+    for node in list(gm.graph.nodes):
+        if node.target is not aten.native_batch_norm_backward.default or "aten.native_batch_norm_backward" in left:
+            continue
+        grad, _, weight, _, var, _, _, train, eps, wanted = node.args
+        found = {u.args[1]: u for u in node.users}
+        if train or wanted[1] or not found.keys() <= {0, 2}:
+            continue
+        with gm.graph.inserting_before(node):
+            w = Writer(node)
+            wide = w.wide(grad)
+            made = [_normalised_by(w, wide, var, eps, weight), w(aten.sum.dim_IntList, wide, [0, *range(2, value_of(wide).dim())])]
+            made = {k: w.like(made[k // 2], u) for k, u in found.items()}
+        if all(_same(made[k], u) for k, u in found.items()):
+            for k, u in found.items():
+                u.replace_all_uses_with(made[k])
+                gm.graph.erase_node(u)
+            gm.graph.erase_node(node)
 
 
 def _gains(node: Node, value: Node, backward: set[Node]) -> bool:
@@ -186,6 +208,18 @@ def _batch_norm(w: Writer, x: Node, weight: Any, bias: Any, *rest: Any) -> Node 
     return w.like(y, x)
 
 
+def _normalised_by(w: Writer, x: Node, var: Node, eps: float, weight: Any, bias: Any = None) -> Node:
+    """`x`, of f32 or f64, by the deviation of running statistics, times weight, plus bias."""
+    rstd = w(aten.rsqrt.default, w(aten.add.Tensor, w.like(var, x), eps))
+    steps = [(aten.mul.Tensor, rstd), (aten.mul.Tensor, weight), (aten.add.Tensor, bias)]
+    return _affine(w, x, steps, [-1, *[1] * (value_of(x).dim() - 2)])
+
+
+def _batch_norm_inference(w: Writer, x: Node, weight: Any, bias: Any, mean: Node, var: Node, _momentum: Any, eps: float) -> Node:
+    centred = _affine(w, w.wide(x), [(aten.sub.Tensor, mean)], [-1, *[1] * (value_of(x).dim() - 2)])
+    return w.like(_normalised_by(w, centred, var, eps, weight, bias), x)
+
+
 def _layer_norm(w: Writer, x: Node, shape: list[Any], weight: Any, bias: Any, eps: float) -> Node:
     wide = w.wide(x)
     rank = value_of(wide).dim()
@@ -211,6 +245,7 @@ def _group_norm(w: Writer, x: Node, weight: Any, bias: Any, *sizes_groups_eps: A
 _FORMULAS: dict[Any, Formula] = {
     aten._native_batch_norm_legit_functional.default: _batch_norm,
     aten._native_batch_norm_legit.no_stats: _batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm_inference,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_group_norm.default: _group_norm,
     **ACTIVATIONS,

@@ -255,11 +255,45 @@ def test_what_backward_needs_in_memory_is_kept():
     assert "recomputable" not in counters
 
 
-def test_evaluation_is_left_alone(monkeypatch):
-    """With running statistics for its values a batch norm gives none to compute them from."""
-    found = []
-    original = recomputable.spell_out_recomputable
-    monkeypatch.setattr(recomputable, "spell_out_recomputable", lambda gm, left: found.append(original(gm, left)) or found[-1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+def test_running_statistics(dtype, affine, kept):
+    """Values by them come from the input and two small tensors."""
     torch.manual_seed(0)
-    _check(Block(nn.BatchNorm2d(8), F.silu).eval(), torch.randn(3, 4, 6, 5))
-    assert found == [0]
+    norm = nn.BatchNorm2d(8, affine=affine)
+    norm.running_mean.uniform_(-1, 1), norm.running_var.uniform_(0.5, 2)
+    _check(Block(norm, F.silu).to(dtype).eval(), torch.randn(3, 4, 6, 5).to(dtype))
+    assert [len(graph) for graph in kept] == [2]  # what the normalisation reads, and what the second convolution reads
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("wanted", [(False, False), (False, True), (True, False)], ids=str)
+def test_a_frozen_normalisation_keeps_nothing(wanted, memory_format, kept):
+    """The gradient of its input is a product; the input is needed for that of the weight only."""
+
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.norm, self.after = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)
+            self.norm.running_var.uniform_(0.5, 2)
+            self.norm.weight.requires_grad_(wanted[0]), self.norm.bias.requires_grad_(wanted[1])
+
+        def forward(self, x):
+            return self.after(self.norm(self.before(x)))
+
+    torch.manual_seed(0)
+    net = Frozen().eval()
+    frozen = [p for p in (net.norm.weight, net.norm.bias) if not p.requires_grad]
+    x = torch.randn(3, 4, 6, 5).to(memory_format=memory_format)
+    got, want = (copy.deepcopy(net) for _ in range(2))
+    results = []
+    for f, one in ((torch.compile(got, backend="stepwell", options={"cache": "off"}), got), (want, want)):
+        given = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        y = f(given)
+        y.square().sum().backward()
+        results.append([y, given.grad, *(p.grad for p in one.parameters() if p.requires_grad)])
+    assert len(frozen) == 2 - sum(wanted)
+    for a, b in zip(*results, strict=True):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert [len(graph) for graph in kept] == [2 if wanted[0] else 1]
