@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.context import Context
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr, f64, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -151,18 +152,22 @@ class GpuCooperativeRows(Pass):
         run, trips = _check_loops(inside, info)
         _check_memory(info, inside)
         words = sum(_words(n.op) for n in inside if isinstance(n.op, loop.ReduceOp))
-        tile = self._rows(info, trips, run, kept, sizes, gpu)
+        values = _wide_values(inside)
         low = sum(t in LOW_PRECISION for t in config.kept_buffers(inside).values())
-        if kept == low < 2 * _wide_values(inside):
-            tile = _in_halves(tile, info, trips, gpu)
+        in_vectors = kept == low and not run and _in_vectors(info, inside, trips)
+        halves = in_vectors and kept < 2 * values and _take_halves(inside, trips, gpu)
+        if in_vectors and not halves:
+            kept = min(kept, values)
+        tile = self._rows(info, trips, run, kept, sizes, gpu, halves)
         if config.MANY_WARPS < elements <= alone and not tile.halves:
             raise UnsupportedNest("")
         tile = replace(tile, registers=_registers(tile, inside, kept, moments, gpu))
         return replace(tile, warps=max(1, tile.warps * 32 // gpu.lanes)), words
 
-    def _rows(self, info: NestAccess, trips: int, run: int, kept: int, sizes: Sizes, gpu: Machine) -> Tile:
+    def _rows(self, info: NestAccess, trips: int, run: int, kept: int, sizes: Sizes, gpu: Machine, halves: bool) -> Tile:
         """Of all groups of programs one that keeps about as much as it should, in blocks that are full. Where the length of runs, or their
-        number, is a symbol, programs have whole ones."""
+        number, is a symbol, programs have whole ones. Of two tensors that stay in 16 bits it keeps as much each as of one."""
+        wanted = self.part * min(kept, 2) if halves else self.part
         open_ended = any(product(one.size for one in n.loops).value is None for n in info.root.children if has_effect(n) and n.loops)
         most = gpu.together
         if trips * kept > most * self.most:
@@ -171,7 +176,7 @@ class GpuCooperativeRows(Pass):
         axes = [(loops, 1)] if loops else []
         found: list[tuple[float, Tile]] = []
         for group in range(2, most + 1):
-            part = part_of(trips, group)
+            part = part_of(trips, group, run)
             if open_ended and run and (part % run or trips % part):
                 continue
             tile = self._part(axes, part, trips, run, group, part if open_ended else part - 1)
@@ -179,37 +184,37 @@ class GpuCooperativeRows(Pass):
             if held <= self.most * 3 // 2:
                 filled = trips / (group * tile.inner * tile.pieces)
                 across = 2 if not tile.run and run % tile.inner else 0  # each element would compute which run it lies in
-                found.append((round((1 - filled) * 8) + abs(math.log2(held / self.part)) + across, replace(tile, warps=self._warps(held))))
+                cost = round((1 - filled) * 8) + abs(math.log2(held / wanted)) + across
+                found.append((cost, replace(tile, warps=self._warps(held // 2 if halves else held))))
         if not found:
             raise UnsupportedNest("no group of programs keeps a row")
         runs = [tile for _, tile in found if tile.run]
         if runs and all(tile.pieces > PIECES_OF_RUNS for tile in runs):
             raise UnsupportedNest(f"its rows lie in runs of {run}, each of which would be code of its own")
-        return min((one for one in found if not one[1].run or one[1].pieces <= PIECES_OF_RUNS), key=lambda one: one[0])[1]
+        best = min((one for one in found if not one[1].run or one[1].pieces <= PIECES_OF_RUNS), key=lambda one: one[0])[1]
+        if not halves:
+            return best
+        block = min(best.inner, BLOCK_OF_HALVES)
+        return replace(best, halves=1, inner=block, pieces=-(-best.inner * best.pieces // block))
 
     def _part(self, axes: list[tuple[list[Loop], int]], part: int, trips: int, run: int, group: int, longest: int) -> Tile:
         """The blocks of a part of a row, which begin with each run that is at most `longest`."""
         if run and part % run == 0 and trips % part == 0 and run <= longest:
             block = max({max(1, power_of_two(run) >> k) for k in range(4)}, key=lambda n: (-round(8 * -(-run // n) * n / run), n))
             return Tile(axes, inner=block, pieces=-(-run // block) * (part // run), group=group, run=run)
-        block, pieces = config.cut(part)
+        block, pieces = config.cut(part_of(trips, group))
         return Tile(axes, inner=block, pieces=pieces, group=group)
 
     def _warps(self, held: int) -> int:
         return max(4, min(16, power_of_two(held // (32 * THREAD))))
 
 
-def _in_halves(tile: Tile, info: NestAccess, trips: int, gpu: Machine) -> Tile:
-    """The tile with numbers of 16 bits kept as they are, where programs load them in whole vectors: others come in a register each, which
-    two of them share too late. Where positions are looked for, these take the registers."""
-    inside = [n for n in info.root.children if has_effect(n) and n.loops]
+def _take_halves(inside: Sequence[Node], trips: int, gpu: Machine) -> bool:
+    """Whether numbers of 16 bits that lie in whole vectors may be kept as they are. Where positions are looked for, these take the
+    registers."""
     fixed = all(product(one.size for one in n.loops).value == trips for n in inside)
     positions = any(isinstance(n.op, loop.ReduceOp) and {"argmax", "argmin"} & set(n.op.kind_names) for n in inside)
-    vectors = all(_in_vectors(a, [*info.root.loops, *n.loops]) for n in inside for a in n.accesses if not a.is_store)
-    if tile.run or not fixed or trips % VECTOR or positions or not vectors or not gpu.takes_ptx:
-        return tile
-    block = min(tile.inner, BLOCK_OF_HALVES)
-    return replace(tile, halves=1, inner=block, pieces=-(-tile.inner * tile.pieces // block))
+    return fixed and not positions and gpu.takes_ptx
 
 
 def _wide_values(inside: Sequence[Node]) -> int:
@@ -225,11 +230,13 @@ def _wide_values(inside: Sequence[Node]) -> int:
 
 
 def _together(load: SSAValue, loads: set[SSAValue]) -> SSAValue:
-    """What one of several loads becomes where it is first computed with another one, if it has no other use; itself, if there is none."""
+    """What one of several loads becomes where it is first computed with another one, if it has no other use; itself, if there is none. A
+    product is computed again with what is added to it, in one instruction, and its factors are kept."""
     value = load
     while len(uses := list(value.uses)) == 1 and len(results := uses[0].operation.results) == 1 and not uses[0].operation.regions:
         value = results[0]
-        if any(load not in found and found & loads for operand in uses[0].operation.operands if (found := _behind(operand))):
+        others = (_behind(operand) for operand in uses[0].operation.operands)
+        if not isinstance(value.owner, arith.MulfOp) and any(load not in found and found & loads for found in others):
             return value
     return load
 
@@ -252,7 +259,13 @@ def _same_element(first: Node, second: Node) -> dict[SSAValue, SSAValue]:
     return dict(zip(before, after, strict=True)) if len(before) == len(after) else {}
 
 
-def _in_vectors(access: Access, loops: Sequence[Loop]) -> bool:
+def _in_vectors(info: NestAccess, inside: Sequence[Node], trips: int) -> bool:
+    """Whether programs load whole vectors of a row: other numbers come in a register each, which two of 16 bits share too late."""
+    loads = [(a, [*info.root.loops, *n.loops]) for n in inside for a in n.accesses if not a.is_store]
+    return trips % VECTOR == 0 and all(_side_by_side(access, loops) for access, loops in loads)
+
+
+def _side_by_side(access: Access, loops: Sequence[Loop]) -> bool:
     """Whether elements lie side by side along the last of the loops, from multiples of a vector on; or do not vary along it."""
     found = split_linear(access.offset, [one.dim for one in loops])
     if found is None:

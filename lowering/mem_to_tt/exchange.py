@@ -134,7 +134,7 @@ class Group:
 
     def part(self, trips: int) -> int:
         """Iterations that each program has of `trips`; the last ones may have fewer."""
-        return part_of(trips, self.size)
+        return part_of(trips, self.size, self.kernel.tile.run)
 
     def is_even(self, trips: int) -> bool:
         """Whether all programs have as many."""
@@ -239,10 +239,12 @@ class Group:
         return b.place(op).results[0]
 
 
-def part_of(trips: int, group: int) -> int:
-    """Iterations of a program that shares `trips` of them with group - 1 others: a multiple of 16, so that parts begin where vectors do."""
+def part_of(trips: int, group: int, run: int = 0) -> int:
+    """Iterations of a program that shares `trips` of them with group - 1 others: as many as they have where these are whole runs, or a
+    multiple of 8, so that parts begin where vectors do; else a multiple of 16."""
     part = -(-trips // group)
-    return part if part * group == trips else -(-part // 16) * 16
+    even = part * group == trips and (part % run if run else part % 8) == 0
+    return part if even else -(-part // 16) * 16
 
 
 @dataclass(frozen=True)

@@ -557,7 +557,7 @@ class NestLowering:
     def whole(self, node: Node) -> int | None:
         """How many iterations the loops of a node have at most, if all of them are on chip at once."""
         trips = padded_trips(node, self.s.info, self.tile.run, self.length)
-        part = trips if trips is None or self.tile.group == 1 else part_of(trips, self.tile.group)
+        part = trips if trips is None or self.tile.group == 1 else part_of(trips, self.tile.group, self.tile.run)
         pieces = min(self.tile.pieces, CROSSED_PIECES) if self.s.crossing else self.tile.pieces
         return trips if part is not None and len(self.tile.blocks(part)) <= pieces else None
 
@@ -657,7 +657,8 @@ class NestLowering:
             s.lane(axis)
             state, begin = start, None
             ragged = total.value is None or total.value % block != 0
-            costly = total.value is None or (isinstance(node.op, loop.ReduceOp) and "softmax" in node.op.kind_names)
+            kinds = node.op.kind_names if isinstance(node.op, loop.ReduceOp) else []
+            costly = total.value is None or any(KINDS[kind][1] > 1 for kind in kinds)
             if start and ragged and costly and all(size == 1 for _, size in self.tile.axes):
                 # what is reduced under a mask takes three times the instructions: only the last block has one
                 begin = b.mul(b.elementwise(arith.DivSIOp, (limit, b.int(block, s.index))), b.int(block, s.index))

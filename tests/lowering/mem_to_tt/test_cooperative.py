@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 
 import pytest
 import torch
@@ -188,6 +189,7 @@ HALVES = {
         lambda x, y, w: (x + y, F.rms_norm(x + y, (9000,), w)), *rows_of_halves(2), randn(9000, dtype=BF16),
     ),
     "standard deviation": (lambda x: (x - x.mean(-1, True)) / x.std(-1, keepdim=True), randn(3, 9000, dtype=BF16)),
+    "a product": (lambda x, y: torch.softmax(x * y, -1), *rows_of_halves(2)),  # multiplied again in what subtracts the maximum
 }  # fmt: skip
 
 
@@ -231,6 +233,17 @@ def test_numbers_of_16_bits_that_are_kept_wide(name):
     imported = lowered(function, args, "alone=1000 part=4096 most=8192 least=0 multiprocessors=24")
     assert len(shared(imported.module)) == 1 and "tt.elementwise_inline_asm" not in str(imported.module)
     check(imported, function, args)
+
+
+def test_a_sum_that_is_kept_takes_the_place_of_one_tensor():
+    """As many programs share a row of x + y as one of x where both load vectors; otherwise each number of x and y has a register first."""
+
+    def programs(function, *args) -> int:
+        return int(re.findall(r"group = (\d+)", str(lowered(function, args, "", stages=("nd", "loop", "mem")).module))[0])
+
+    for dtype, columns, share in ((BF16, 65536, 8), (BF16, 65535, 16), (torch.float32, 65536, 16)):
+        x, y = (torch.empty(2048, columns, dtype=dtype) for _ in range(2))
+        assert programs(lambda x, y: torch.softmax(x / 8 + y, -1), x, y) == share
 
 
 def test_halves_are_refused_where_there_is_no_assembly_of_nvidia():
@@ -476,7 +489,8 @@ def test_small_nests_stay_as_they_are():
 
 
 def test_parts_begin_where_vectors_do():
-    assert [part_of(n, 4) for n in (64, 60, 61, 0)] == [16, 15, 16, 0]
+    assert [part_of(n, 4) for n in (64, 96, 60, 61, 0)] == [16, 24, 16, 16, 0]
+    assert part_of(60, 4, run=5) == 15  # blocks begin with each run anyway
     assert all(part_of(n, g) * g >= n for n in range(0, 900, 7) for g in range(2, 33))
 
 

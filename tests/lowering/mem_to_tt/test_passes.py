@@ -91,6 +91,14 @@ def test_long_rows_are_read_once_for_maximum_and_sum(columns, kinds):
     assert len(inside(nest, loop.StoreOp)) == 1
 
 
+@pytest.mark.parametrize("function", [torch.logsumexp, torch.var, torch.argmax])
+def test_only_the_last_block_of_a_row_has_a_mask(function):
+    _, module = nests(lambda x: function(x, -1), empty(5336, 50304))
+    run(default_pipeline("gpu", stages=["tt"]), module, context())
+    first, last = (op for op in module.walk() if isinstance(op, LoadOp))
+    assert first.mask is None and last.mask is not None
+
+
 def test_the_sum_of_exponentials_below_what_is_finite_of_a_maximum():
     found, _ = nests(lambda x: torch.logsumexp(x, -1), empty(1000, 60000))
     (nest,) = [n for n in found if inside(n, loop.ReduceOp)]
