@@ -95,7 +95,8 @@ def _cost(node: Node) -> float | None:
     sizes = [size_hints(t) for t in (x, weight, out)]  # pyright: ignore[reportArgumentType]
     if any(s is None or 0 in s for s in sizes) or _ROWS not in (_side(x), _side(out)) or not (backward or _side(out) == _ROWS):
         return None
-    transposed, groups = (node.args[7], node.args[9]) if backward else (node.args[6], node.args[8])
+    transposed = bool(node.args[7 if backward else 6])
+    groups = sizes[2 if transposed else 0][1] // sizes[1][1]  # type: ignore[index]  # the argument may be a symbol
     if backward:
         return cudnn_gradient_cost(sizes, x, transposed, groups, node.args[10])  # pyright: ignore[reportArgumentType]
     return cudnn_cost(sizes, x, transposed, groups)  # pyright: ignore[reportArgumentType]

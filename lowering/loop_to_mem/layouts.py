@@ -86,12 +86,15 @@ def base_strides(view: nd.IndexViewOp, wanted: Strides, env: RangeEnv) -> Stride
     """Strides of the base with which `view` has the strides `wanted`, if the view shows all of the base; else None."""
     base, seen = tensor_type(view.input), tensor_type(view.result)
     m = view.map.data
-    found: list[Expr] = []
-    for e, size in zip(m.results, base.dims, strict=True):
-        step = ONE if size is ONE else _step(e, wanted)
+    found: list[Expr] = [ONE] * base.rank
+    running: Expr = ONE
+    for k in range(base.rank - 1, -1, -1):
+        # where the size is 1 as a row-major tensor has it: libraries take it for the length of a row
+        step = running if base.dims[k] is ONE else _step(m.results[k], wanted)
         if step is None:
             return None
-        found.append(step)
+        found[k] = step
+        running = step * base.dims[k]
     if not prove_eq(base.numel, seen.numel, env) or overlaps(base.dims, found):
         return None
     made = view_strides(seen.dims, found, ZERO, m, env)

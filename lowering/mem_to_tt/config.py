@@ -223,6 +223,11 @@ class Tile:
         ends = [min(trips, first + run) for first in range(0, max(trips, 1), run)]
         return [(at, min(self.inner, end - at)) for k, end in enumerate(ends) for at in range(k * run, max(end, 1), self.inner)]
 
+    def count(self, trips: int) -> int:
+        """How many blocks that are; a bound for a size that is a symbol may be any number."""
+        runs, rest = divmod(trips, self.run) if self.run else (0, trips)
+        return max(1, runs * -(-self.run // self.inner) + -(-rest // self.inner))
+
     def programs(self, sizes: Sizes) -> int:
         """How many programs the grid has."""
         total = sizes.trips(self.rest)

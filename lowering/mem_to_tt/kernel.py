@@ -559,7 +559,7 @@ class NestLowering:
         trips = padded_trips(node, self.s.info, self.tile.run, self.length)
         part = trips if trips is None or self.tile.group == 1 else part_of(trips, self.tile.group, self.tile.run)
         pieces = min(self.tile.pieces, CROSSED_PIECES) if self.s.crossing else self.tile.pieces
-        return trips if part is not None and len(self.tile.blocks(part)) <= pieces else None
+        return trips if part is not None and self.tile.count(part) <= pieces else None
 
     def iterations(self, node: Node):
         """Go through the loops of a node, each index a constant for a while (`s.fixed`)."""

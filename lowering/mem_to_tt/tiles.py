@@ -113,7 +113,7 @@ def _is_shared(tile: Tile, info: NestAccess) -> bool:
     for node in inside:
         trips = padded_trips(node, info, tile.run, length)
         part = 0 if trips is None else part_of(trips, tile.group, tile.run)
-        if trips is None or len(tile.blocks(part)) > tile.pieces or (tile.run and length.value is None and part % tile.run):
+        if trips is None or tile.count(part) > tile.pieces or (tile.run and length.value is None and part % tile.run):
             return False
     return True
 

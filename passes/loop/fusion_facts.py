@@ -32,6 +32,9 @@ REPEATED_OPS = 24
 """A nest of more operations is not repeated in several readers."""
 MAX_BODY = 192
 """Ops that a body may grow to by inlining; beyond it a value is stored (very deep expressions stay compilable)."""
+MAX_COPIES = 512
+"""Ops of all copies of a producer, one for each element that its readers need at a time (three passes of an interpolation, each of six
+taps, would be 216 loads in one body, which Triton compiles for a minute)."""
 
 
 class NestFacts:
@@ -219,8 +222,12 @@ class NestFacts:
                 reason = self.wishes.forbids(op, c.op)
                 if reason is not None:
                     return reason
-        if self.weight(info)[0] > MAX_BODY:
+        ops = self.weight(info)[0]
+        if ops > MAX_BODY:
             return f"its body would be over {MAX_BODY} operations"
+        copies = sum(a.tensor is tensor for c in consumers for a in c.reads)
+        if copies > 1 and copies * ops > MAX_COPIES:
+            return f"its readers need {copies} elements at a time, and would have {copies * ops} operations for them"
         return ""
 
     def not_worth_inlining(self, info: NestInfo) -> str:

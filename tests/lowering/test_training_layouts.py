@@ -185,6 +185,21 @@ def test_as_eager(monkeypatch, sizes, dynamic):
         torch.testing.assert_close(p, q)
 
 
+@pytest.mark.parametrize("convolution", [F.conv2d, F.conv_transpose2d])
+def test_strides_and_groups_that_are_symbols(monkeypatch, convolution):
+    monkeypatch.setattr(layout_choices, "GPU_CALL_NS", 1e7)
+    monkeypatch.setattr(layout_choices, "GPU_SMALL", 0)
+
+    def run(x, w, stride, padding, groups):
+        return convolution(x, w, stride=stride, padding=padding, groups=groups)
+
+    compiled = torch.compile(run, backend="stepwell", dynamic=True, options={"cache": "off"})
+    for stride, padding, groups in ((2, 3, 8), (3, 2, 4), ((2, 3), (1, 2), 2)):
+        x, w = torch.randn(2, 8, 9, 11, requires_grad=True), torch.randn(8, 8 // groups, 3, 5, requires_grad=True)
+        got, expected = (torch.autograd.grad(f(x, w, stride, padding, groups).square().sum(), (x, w)) for f in (compiled, run))
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
 def test_the_choice_can_be_left_out(monkeypatch):
     monkeypatch.setattr(layout_choices, "GPU_CALL_NS", 1e7)
     counters.clear()

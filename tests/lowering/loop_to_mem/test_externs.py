@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from stepwell.dialects import mem
+
 PRODUCER = """%e = loop.empty : !nd.tensor<4 x 6 x f32>
   %a = loop.nest (%i = 4, %j = 6) outs(%o = %e : !nd.tensor<4 x 6 x f32>) {
     %v = loop.load %x[%i, %j] : !nd.tensor<4 x 6 x f32> -> f32
@@ -75,6 +77,21 @@ def test_views_reach_calls_as_views(level, seeded):
     x = seeded(4, 6)
     module = level.check(text, [x], want=[(x + x).t() @ x.flip(0)])
     assert level.copies(module) == 1  # a negative stride is none
+
+
+def test_one_row_that_is_returned_without_its_dimension_is_row_major(level):
+    """cuBLAS takes the stride of the only row for the length of rows."""
+    row, square, flat = (f'!nd.tensor<{shape} x f32, "cuda:0">' for shape in ("1 x 4", "4 x 4", "4"))
+    text = function(
+        f"""%r = nd.extern %x, %y {{call = #nd.call<"aten.mm.default", [arg(0), arg(1)]>,
+    result_layouts = [#nd.layout<[4, 1], 0>]}} : ({row}, {square}) -> {row}
+  %v = nd.view %r {{map = #nd.map<(d0) -> (0, d0)>}} : ({row}) -> {flat}
+  func.return %v : {flat}""",
+        results=f" -> ({flat} {{nd.layout = #nd.layout<[1], 0>}})",
+        args=f"%x: {row}, %y: {square}",
+    )
+    (result,) = (op.result.type for op in level.lower(text).walk() if isinstance(op, mem.AllocOp))
+    assert tuple(map(str, result.stride_exprs)) == ("4", "1")
 
 
 def test_products_are_computed_in_the_arena(level, seeded):

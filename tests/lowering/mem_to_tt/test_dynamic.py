@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from stepwell.dialects.host import LaunchOp
 from stepwell.dialects.tt_structure import RARE, AssertOp, FuncOp
+from stepwell.lowering import whole_operators  # noqa: F401 - its operators
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager import run
@@ -69,8 +70,12 @@ def lowered(name: str, strided: bool, dtype: torch.dtype, target: str = "sm_90")
 
 
 def lowered_from(name: str, x: torch.Tensor, target: str):
+    return lowered_function(PROGRAMS[name], x, target)
+
+
+def lowered_function(function, x: torch.Tensor, target: str = "sm_90"):
     def flat(x):
-        return tuple(pytree.tree_leaves(PROGRAMS[name](x)))
+        return tuple(pytree.tree_leaves(function(x)))
 
     table = decomposition_table()
     gm = make_fx(functionalize(flat), decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
@@ -112,6 +117,37 @@ def test_long_rows(name):
     imported = lowered_from(name, x, "sm_90")
     for shape in [(2, 5000), (3, 4096), (1, 3), (2, 8193)]:
         check_with(imported, name, example(shape, False, torch.float32), 1e-3)
+
+
+def test_sizes_that_are_one_symbol():
+    """Statistics of n images of n pixels, with a bound for n that torch has found, and rows as long as its square."""
+
+    def statistics(x):
+        torch._check(x.shape[0] < 1 << 28)
+        return torch.var_mean(x, (0, 2))
+
+    imported = lowered_function(statistics, torch.randn(5, 5, 5))
+    for n in (5, 3, 40):
+        x = torch.randn(n, n, n, generator=torch.Generator().manual_seed(n))
+        got = run_loop(imported.module, [x], imported.constants, imported.objects)
+        for found, want in zip(got, statistics(x), strict=True):
+            torch.testing.assert_close(found.reshape(want.shape), want, rtol=1e-4, atol=1e-4)
+
+
+def test_three_passes_of_six_taps_are_several_kernels():
+    """In one body they would be 216 loads, which Triton compiles for a minute."""
+
+    def gradient(x):
+        y = F.interpolate(x, scale_factor=1.7, mode="trilinear")
+        scales = [1.7, 1.7, 1.7]
+        return torch.ops.stepwell.interpolate_backward(y, "upsample_trilinear3d", list(y.shape[2:]), list(x.shape), False, scales)
+
+    imported = lowered_function(gradient, torch.randn(2, 3, 6, 6, 6))
+    loads = [sum(op.name == "tt.load" for op in f.walk()) for f in imported.module.ops if isinstance(f, FuncOp)]
+    assert max(loads) < 100
+    x = torch.randn(2, 3, 10, 10, 10, generator=torch.Generator().manual_seed(0))
+    (got,) = run_loop(imported.module, [x], imported.constants, imported.objects)
+    torch.testing.assert_close(got, gradient(x), rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_computed_from_sizes_is_passed_by_the_host():

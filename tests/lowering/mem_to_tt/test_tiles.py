@@ -15,7 +15,7 @@ from stepwell.errors import StepwellError
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.lowering.mem_to_tt.bounds import BOUNDS
-from stepwell.lowering.mem_to_tt.config import choose, machine
+from stepwell.lowering.mem_to_tt.config import Tile, choose, machine
 from stepwell.lowering.mem_to_tt.tiles import GPU, candidates, read_tile, tile_attr
 from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.loop.loop_schedule import symbol_facts
@@ -174,6 +174,15 @@ def test_bounds_of_sizes_stand_in_the_schedule_and_can_be_edited(shape, bounded)
     y = randn(*shape)
     (got,) = run_loop(imported.module, [y], imported.constants, imported.objects)
     torch.testing.assert_close(got.reshape(shape), function(y)[0], rtol=2e-5, atol=2e-5)
+
+
+def test_blocks_are_counted_without_a_list_of_them():
+    """A bound for a size that is a symbol may be any number: the rows of a batch norm over n images of n x n have up to 2**62 elements."""
+    for length in (0, 1, 7, 16, 40):
+        for trips in range(90):
+            tile = Tile(inner=16, run=length)
+            assert tile.count(trips) == len(tile.blocks(trips))
+    assert Tile(inner=1024).count(1 << 62) == 1 << 52
 
 
 def test_warps_of_a_machine_with_wide_ones():
