@@ -33,8 +33,8 @@ REPEATED_OPS = 24
 MAX_BODY = 192
 """Ops that a body may grow to by inlining; beyond it a value is stored (very deep expressions stay compilable)."""
 MAX_COPIES = 512
-"""Ops of all copies of a producer, one for each element that its readers need at a time (three passes of an interpolation, each of six
-taps, would be 216 loads in one body, which Triton compiles for a minute)."""
+"""Ops of all copies of a producer, one for each element that its readers need at a time, their own counting once (three passes of an
+interpolation, each of six taps, would be 216 loads in one body, which Triton compiles for a minute)."""
 
 
 class NestFacts:
@@ -225,7 +225,8 @@ class NestFacts:
         ops = self.weight(info)[0]
         if ops > MAX_BODY:
             return f"its body would be over {MAX_BODY} operations"
-        copies = sum(a.tensor is tensor for c in consumers for a in c.reads)
+        places = [None if uses_opaque(a.index, c.opaque) else tuple(a.index) for c in consumers for a in c.reads if a.tensor is tensor]
+        copies = places.count(None) + len({place for place in places if place is not None})
         if copies > 1 and copies * ops > MAX_COPIES:
             return f"its readers need {copies} elements at a time, and would have {copies * ops} operations for them"
         return ""
