@@ -96,7 +96,7 @@ def _cost(node: Node) -> float | None:
     if any(s is None or 0 in s for s in sizes) or _ROWS not in (_side(x), _side(out)) or not (backward or _side(out) == _ROWS):
         return None
     transposed = bool(node.args[7 if backward else 6])
-    groups = sizes[2 if transposed else 0][1] // sizes[1][1]  # type: ignore[index]  # the argument may be a symbol
+    groups = sizes[2 if transposed else 0][1] // sizes[1][1]  # pyright: ignore[reportOptionalSubscript]  (the argument may be a symbol)
     if backward:
         return cudnn_gradient_cost(sizes, x, transposed, groups, node.args[10])  # pyright: ignore[reportArgumentType]
     return cudnn_cost(sizes, x, transposed, groups)  # pyright: ignore[reportArgumentType]
