@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from stepwell import counters
 from stepwell.lowering import max_pool_offsets
 from stepwell.lowering.fx_to_nd import pooling_backward
-from stepwell.tools import torch_backend
 
 WINDOWS = {
     "2": {"kernel_size": 2},
@@ -38,19 +37,9 @@ def way(request, monkeypatch):
 
 
 @pytest.fixture
-def kept(monkeypatch):
+def kept(saved_tensors):
     """Types and sizes of what forward keeps for backward, a list for each graph."""
-    graphs = []
-
-    def partition(gm, inputs, **kwargs):
-        forward, backward = original(gm, inputs, **kwargs)
-        held = [n.meta.get("val") for n in backward.graph.nodes if n.op == "placeholder" and "tangents" not in n.name]
-        graphs.append([(t.dtype, tuple(t.shape)) for t in held if isinstance(t, torch.Tensor)])
-        return forward, backward
-
-    original = torch_backend.partition
-    monkeypatch.setattr(torch_backend, "partition", partition)
-    return graphs
+    return saved_tensors(lambda made, given: [(t.dtype, tuple(t.shape)) for t in {**given, **made}.values()])
 
 
 def _check(fn, x, dynamic=None, **options):

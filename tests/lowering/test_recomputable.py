@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from stepwell import counters
 from stepwell.lowering import recomputable
-from stepwell.tools import torch_backend
 
 
 class Block(nn.Module):
@@ -60,21 +59,9 @@ def _forget():
 
 
 @pytest.fixture
-def kept(monkeypatch):
+def kept(saved_tensors):
     """Tensors of some size that forward keeps for backward, parameters and what is passed in not counted, a list for each graph."""
-    graphs = []
-
-    def partition(gm, inputs, **kwargs):
-        forward, backward = original(gm, inputs, **kwargs)
-        given = {n.name for n in forward.graph.nodes if n.op == "placeholder"}
-        held = [n for n in backward.graph.nodes if n.op == "placeholder" and "tangents" not in n.name and n.name not in given]
-        tensors = [v for n in held if isinstance(v := n.meta.get("val"), torch.Tensor)]
-        graphs.append([t for t in tensors if t.dim() > 1 and t.numel() >= 40])
-        return forward, backward
-
-    original = torch_backend.partition
-    monkeypatch.setattr(torch_backend, "partition", partition)
-    return graphs
+    return saved_tensors(lambda made, given: [t for t in made.values() if t.dim() > 1 and t.numel() >= 40])
 
 
 def _check(net: nn.Module, x: torch.Tensor, dynamic: bool | None = None, **options: str) -> None:

@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional as F
 
 from stepwell.lowering import recomputable
-from stepwell.tools import torch_backend
 
 BF16 = torch.bfloat16
 ROWS, CLASSES, DEPTH = 32, 103, 16
@@ -36,20 +35,9 @@ def _forget():
 
 
 @pytest.fixture
-def kept(monkeypatch):
+def kept(saved_tensors):
     """The names of tensors as large as the logits that forward keeps for backward, a list for each graph."""
-    graphs = []
-
-    def partition(gm, inputs, **kwargs):
-        forward, backward = original(gm, inputs, **kwargs)
-        saved = [n for n in backward.graph.find_nodes(op="placeholder") if "tangents" not in n.name]
-        values = {n.name: n.meta.get("val") for n in saved}
-        graphs.append([k for k, v in values.items() if isinstance(v, torch.Tensor) and v.numel() == ROWS * CLASSES])
-        return forward, backward
-
-    original = torch_backend.partition
-    monkeypatch.setattr(torch_backend, "partition", partition)
-    return graphs
+    return saved_tensors(lambda made, given: [k for k, t in {**given, **made}.items() if t.numel() == ROWS * CLASSES])
 
 
 def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
