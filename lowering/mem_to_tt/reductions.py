@@ -267,15 +267,15 @@ class Softmax(Accumulator):
         x = values[0]
         element, shape = element_of(x.type), shape_of(x.type)
         assert shape is not None
-        lowest = b.constant(-math.inf, element)
         if mask is not None:
-            x = b.select(mask, x, lowest)
-        parts = (*shape[:-1], self._together(s, shape), shape[-1] // self._together(s, shape))
+            x = b.select(mask, x, b.constant(-math.inf, element))
+        together = self._together(s, shape)
+        parts = (*shape[:-1], together, shape[-1] // together)
         here = b.place(ReshapeOp.make(x, parts)).results[0]
         axis = len(parts) - 2
         (top_here,) = reduce_values(s, [here], axis, Accumulator("max", [element]).combine)
         highest = b.elementwise(arith.MaximumfOp, (top, top_here), NO_FLAGS)
-        below = b.select(b.cmpf("oeq", highest, lowest), b.constant(0.0, element), highest)  # exp(-inf - 0) is 0, of -inf - -inf NaN
+        below = _above(s, highest)
         around = b.to_shape(keep_axis(b, below, axis), parts)
         powers = _summand(s, b.elementwise(arith.SubfOp, (here, around), NO_FLAGS))
         (total_here,) = reduce_values(s, [powers], axis, Accumulator("sum", [element]).combine)
@@ -285,9 +285,7 @@ class Softmax(Accumulator):
     def whole(self, s: State, through: Through, count: SSAValue, axis: int) -> Values:
         """All values are at hand: the maximum first, so that each exponential is computed once."""
         (top,) = Accumulator("max", self.types[:1]).whole(s, lambda: [(v[:1], m) for v, m in through()], count, axis)
-        element = self.types[0]
-        lowest = s.b.constant(-math.inf, element)
-        below = s.b.select(s.b.cmpf("oeq", top, lowest), s.b.constant(0.0, element), top)  # of nothing but -inf the sum is 0
+        below = _above(s, top)
         powers: list[Piece] = [([_summand(s, s.b.elementwise(arith.SubfOp, (v[0], below), NO_FLAGS))], m) for v, m in through()]
         return [top, *Accumulator("sum", self.types[1:]).whole(s, lambda: powers, count, axis)]
 
@@ -296,6 +294,12 @@ class Softmax(Accumulator):
         (top,) = Accumulator("max", self.types[:1]).across(s, state[:1], axis)
         scaled = s.b.elementwise(arith.MulfOp, (state[1], exp_below(s, state[0], top)), NO_FLAGS)
         return [top, *Accumulator("sum", self.types[1:]).across(s, [scaled], axis)]
+
+
+def _above(s: State, top: SSAValue) -> SSAValue:
+    """A maximum, and 0 for that of nothing but -inf: exp(-inf - 0) is 0, of -inf - -inf NaN."""
+    element = element_of(top.type)
+    return s.b.select(s.b.cmpf("oeq", top, s.b.constant(-math.inf, element)), s.b.constant(0.0, element), top)
 
 
 def exp_below(s: State, x: SSAValue, top: SSAValue) -> SSAValue:

@@ -225,10 +225,12 @@ class NestFacts:
         ops = self.weight(info)[0]
         if ops > MAX_BODY:
             return f"its body would be over {MAX_BODY} operations"
-        places = [None if uses_opaque(a.index, c.opaque) else tuple(a.index) for c in consumers for a in c.reads if a.tensor is tensor]
-        copies = places.count(None) + len({place for place in places if place is not None})
-        if copies > 1 and copies * ops > MAX_COPIES:
-            return f"its readers need {copies} elements at a time, and would have {copies * ops} operations for them"
+        accesses = [(a, c) for c in consumers for a in c.reads if a.tensor is tensor]
+        if len(accesses) * ops > MAX_COPIES:
+            places = [None if uses_opaque(a.index, c.opaque) else tuple(a.index) for a, c in accesses]
+            copies = places.count(None) + len({place for place in places if place is not None})
+            if copies > 1 and copies * ops > MAX_COPIES:
+                return f"its readers need {copies} elements at a time, and would have {copies * ops} operations for them"
         return ""
 
     def not_worth_inlining(self, info: NestInfo) -> str:
