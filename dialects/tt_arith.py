@@ -7,6 +7,7 @@ one of them on scalars becomes xDSL's operation, so that there is one class for 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 from xdsl.dialects import arith
@@ -206,6 +207,11 @@ class TruncIOp(_CastOp):
             raise VerifyException(f"the result must be narrower than the operand, got {source} to {result}")
 
 
+@cache
+def _predicate(number: int) -> IntegerAttr:
+    return IntegerAttr(number, i64)
+
+
 class _CompareOp(_TensorOp):
     PREDICATES: ClassVar[list[str]]
     predicate = prop_def(IntegerAttr)
@@ -222,7 +228,7 @@ class _CompareOp(_TensorOp):
     @classmethod
     def make(cls, predicate: str, lhs: SSAValue, rhs: SSAValue) -> Any:
         """Compare tensors, or scalars (with xDSL's operation); `predicate` is a keyword."""
-        properties = {"predicate": IntegerAttr(cls.PREDICATES.index(predicate), i64)}
+        properties = {"predicate": _predicate(cls.PREDICATES.index(predicate))}
         return cls.create(operands=(lhs, rhs), result_types=(like(lhs.type, i1),), properties=properties)
 
     def verify_(self) -> None:

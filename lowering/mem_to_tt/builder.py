@@ -79,20 +79,21 @@ class Builder:
 
     def constant(self, value: float, element: Attribute, shape: tuple[int, ...] | None = None) -> SSAValue:
         """A number of type `element`, or a tensor of it."""
-        attr: Attribute
+        number: float | int
         if is_float(element):
-            attr = FloatAttr(float(value), element)  # pyright: ignore[reportArgumentType, reportCallIssue]
+            number = float(value)
         else:
             assert isinstance(element, IntegerType)
-            attr = IntegerAttr(_wrapped(int(value), element.width.data), element)
-        key = (arith.ConstantOp, attr, shape)
+            number = _wrapped(int(value), element.width.data)
+        key = (arith.ConstantOp, repr(number), element, shape)
         found = self.find(key)
         if found is not None:
             return found
+        attr: Attribute = FloatAttr(number, element) if isinstance(number, float) else IntegerAttr(number, element)  # pyright: ignore
         result = element
         if shape is not None:
             result = tensor(shape, element)
-            attr = DenseIntOrFPElementsAttr.from_list(result, [attr.value.data])  # pyright: ignore[reportArgumentType, reportCallIssue]
+            attr = DenseIntOrFPElementsAttr.from_list(result, [attr.value.data])  # pyright: ignore
         op = arith.ConstantOp.create(result_types=(result,), properties={"value": attr})
         # constants go to the front: they serve every block
         entry, memo = self.blocks[0]

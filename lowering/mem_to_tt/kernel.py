@@ -87,7 +87,7 @@ def lower_nest(
     outs = set(nest.outs)
     read = {entry.args[k] for k, b in enumerate(arguments.buffers) if b not in outs}
     load_early(entry, read, tile.warps * gpu.lanes, drawn=tile.group > 1)
-    if lowering.sums:
+    if lowering.sums or tile.strip > 1:
         load_once(entry, read, tile.warps * gpu.lanes)
     func = FuncOp.make(name, Region(entry), hints=hints)
     func.attributes["num_warps"] = int32(tile.warps)
@@ -223,9 +223,14 @@ class NestLowering:
         even = size.value is not None and size.value % self.tile.strip == 0
         first = s.info.new_dim(Range.of_size(size))
         s.dims[first] = s.b.mul(s.dims[last], s.b.int(self.tile.strip, s.index))
-        for k in range(self.tile.strip):
-            s.fixed = {last: first + k if even else minimum(first + k, size - 1)}
-            self.lower_body(self.nest.block)
+        row = s.info.new_dim(Range.of_size(as_expr(self.tile.strip)))
+
+        def step(at: SSAValue, _: Sequence[SSAValue]) -> list[SSAValue]:
+            s.dims[row] = at
+            s.fixed = {last: first + row if even else minimum(first + row, size - 1)}
+            return self._body(self.nest.block)
+
+        self._for(s.info.root, s.b.int(self.tile.strip, s.index), 1, [], step)
         s.fixed = {}
 
     # ---- the grid

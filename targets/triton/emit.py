@@ -8,7 +8,7 @@ from __future__ import annotations
 from io import StringIO
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.printer import Printer
 
 from ...dialects.tt_structure import OVERLAPS, RARE, FuncOp
@@ -26,7 +26,22 @@ _BESIDE = OPTION_NAMES | {RARE, OVERLAPS}
 
 class _Nowhere(Printer):
     """Writes one location everywhere and numbers for names: the text, and the binary that is made of it, then depend on no file or name of
-    a program."""
+    a program. Each attribute is printed once, and found again after."""
+
+    _printed: dict[Attribute, str]
+
+    def __init__(self, stream: StringIO) -> None:
+        super().__init__(stream=stream)
+        self._printed = {}
+
+    def print_attribute(self, attribute: Attribute) -> None:
+        text = self._printed.get(attribute)
+        if text is None:
+            outer, self.stream = self.stream, StringIO()
+            super().print_attribute(attribute)
+            text = self._printed[attribute] = self.stream.getvalue()
+            self.stream = outer
+        self.print_string(text)
 
     def print_op(self, op: Operation) -> None:
         # xDSL's own printing of locations puts some where MLIR has none. An unknown one does not do for calls.

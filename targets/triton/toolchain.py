@@ -13,12 +13,14 @@ import tempfile
 import threading
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ...dialects.tt_types import SPELLINGS, Spelling
 from .emit import spelling_of
 from .gpu import GpuTarget, KernelOptions, TargetError
 from .packed_sums import sums_apart
+from .rolled_loops import rolled_loops
 
 OLDEST = (3, 6)
 
@@ -95,7 +97,7 @@ def backend_of(target: GpuTarget) -> Any:
 def fingerprint(target: GpuTarget) -> str:
     """The versions that decide what a kernel becomes: Triton's, that of the assembler, and what is done between the two."""
     try:
-        return f"triton {version()}; {backend_of(target).hash()}; sums apart"
+        return f"triton {version()}; {backend_of(target).hash()}; sums apart, loops rolled"
     except (OSError, subprocess.SubprocessError) as error:
         raise TargetError(f"the assembler that comes with Triton cannot be run: {error}") from error
 
@@ -104,6 +106,46 @@ def build(text: str, target: GpuTarget, options: KernelOptions, stage: str) -> B
     """Take a kernel's text through Triton's stages up to `stage` (one of `target.stages`).
 
     Raises TargetError for a target that this Triton lacks, StageError where a stage fails."""
+    if library := _instructions_suffice(text, target):
+        try:
+            return _build(text, target, options, stage, library)
+        except _FunctionMissing:
+            pass
+    return _build(text, target, options, stage, None)
+
+
+class _FunctionMissing(Exception):
+    """The library that was linked lacks a function that the kernel calls."""
+
+
+_INSTRUCTIONS = Path(__file__).with_name("instructions.ll")
+_MENTIONED = re.compile(r"math\.(\w+)|\"(__nv_\w+)\"")
+_DECLARED = re.compile(r"^declare [^\n]*@__nv_", re.MULTILINE)
+_INSTRUCTIONS_OF_MATH = {"absf", "ceil", "exp", "exp2", "floor", "fma", "rsqrt", "sqrt"}
+"""Operations that Triton takes for at most one function of instructions.ll, but for some types."""
+
+
+def _instructions_suffice(text: str, target: GpuTarget) -> Path | None:
+    """The library instead of NVIDIA's if a kernel's text mentions nothing that it lacks. The kernel may lack something even so."""
+    if target.backend != "cuda":
+        return None
+    from triton import knobs  # pyright: ignore
+
+    if knobs.nvidia.libdevice_path:
+        return None
+    for operation, function in _MENTIONED.findall(text):
+        if operation not in _INSTRUCTIONS_OF_MATH if operation else f"@{function}(" not in _instructions():
+            return None
+    return _INSTRUCTIONS
+
+
+@cache
+def _instructions() -> str:
+    return _INSTRUCTIONS.read_text()
+
+
+def _build(text: str, target: GpuTarget, options: KernelOptions, stage: str, library: Path | None) -> Built:
+    """`build` with a library in place of Triton's; _FunctionMissing where it lacks one that the kernel calls."""
     from triton._C.libtriton import ir  # pyright: ignore[reportMissingImports]
     from triton.backends.compiler import Language  # pyright: ignore[reportMissingImports]
 
@@ -113,7 +155,8 @@ def build(text: str, target: GpuTarget, options: KernelOptions, stage: str) -> B
     backend.load_dialects(context)
     module, path = _parse(ir, text, context)
     try:
-        chosen = backend.parse_options(triton_options(options, target))
+        wanted = triton_options(options, target)
+        chosen = backend.parse_options(wanted | {"extern_libs": {"libdevice": str(library)}} if library else wanted)
     except ValueError as error:
         raise StageError("options", str(error)) from error
     steps: dict[str, Any] = {}
@@ -126,9 +169,11 @@ def build(text: str, target: GpuTarget, options: KernelOptions, stage: str) -> B
                 metadata |= found
             else:
                 module = steps[name](module, metadata)
+                if name == "llir" and library and _DECLARED.search(str(module)):
+                    raise _FunctionMissing
                 if name == "ptx":
-                    module = sums_apart(str(module))
-        except StageError:
+                    module = rolled_loops(sums_apart(str(module)))
+        except (StageError, _FunctionMissing):
             raise
         except Exception as error:
             raise StageError(name, str(error).strip() or type(error).__name__) from error

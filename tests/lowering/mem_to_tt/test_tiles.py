@@ -413,7 +413,26 @@ def test_rows_that_are_made_of_the_same_rows_follow_each_other():
     imported = in_memory("resampled")
     assert "strip = 8" in str(imported.module)
     check(imported, "resampled")
-    assert str(imported.module).count("tt.store") == 8
+    (rows,) = (op for op in imported.module.walk() if op.name == "scf.for")
+    assert rows.ub.owner.value.value.data == 8
+    names = [op.name for op in rows.walk()]
+    assert names.count("tt.store") == 1 and str(imported.module).count("tt.store") == 1
+    assert names.count("tt.load") == 1
+
+
+def test_places_of_columns_are_loaded_once_for_all_rows_of_a_program():
+    PROGRAMS["places"] = (
+        lambda x, i, j: (x[:, :, i[:, None], j] * 2,), randn(1, 3, 16, 64), torch.arange(32) // 2, torch.arange(128) // 2,
+    )  # fmt: skip
+    try:
+        imported = in_memory("places")
+        assert "strip = 8" in str(imported.module)
+        check(imported, "places")
+    finally:
+        del PROGRAMS["places"]
+    (rows,) = (op for op in imported.module.walk() if op.name == "scf.for")
+    assert [op.name for op in rows.walk()].count("tt.load") == 2  # the place of the row, and what lies there
+    assert str(imported.module).count("tt.load") == 3
 
 
 def test_weights_are_read_once_by_a_program_that_goes_through_rows():
