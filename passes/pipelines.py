@@ -43,7 +43,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "mem": (
             "loop-to-mem", "gpu-parallel-scatter", "gpu-recompute", "gpu-split-rows", "gpu-online-softmax", "gpu-cooperative-rows",
-            "gpu-fission", "gpu-split-reduction", "mem-plan", "gpu-schedule",
+            "gpu-fission", "gpu-split-reduction", "mem-plan", "mem-view-offsets", "gpu-schedule",
         ),
         "tt": ("mem-to-tt", "tt-join-launches"),
         "host": ("to-host",),

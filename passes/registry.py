@@ -69,6 +69,7 @@ OURS: dict[str, str] = {
     "mem-plan": "passes.mem.mem_plan:MemPlan",
     "mem-split-scalars": "passes.mem.mem_split_scalars:MemSplitScalars",
     "mem-stage-rows": "passes.mem.mem_stage_rows:MemStageRows",
+    "mem-view-offsets": "passes.mem.mem_view_offsets:MemViewOffsets",
 }
 """Pass name -> ``module:Class``, the module relative to the package."""
 

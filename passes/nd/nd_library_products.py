@@ -29,7 +29,7 @@ from ..loop.loop_fuse import symbol_hints
 from ..manager import Pass
 from .nd_small_products import as_terms
 from .pixel_products import SMALL, convolution_as_product, gradients_as_products
-from .product_padding import padded_product, product_call
+from .product_padding import PART, padded_product, product_call
 from .rewriter import Rewriter
 
 ONE = as_expr(1)
@@ -39,15 +39,15 @@ TINY = 1 << 17
 (measured on an H200)."""
 
 
-def biased_product(rw: Rewriter, op: Operation) -> SSAValue | None:
-    """product + bias as one call: the bias is a vector over the columns."""
+def with_bias(rw: Rewriter, op: Operation, part: int) -> SSAValue | None:
+    """product + bias as one call: the bias is a vector over the columns. `part`: see `padded_product`."""
     for k, value in enumerate(op.operands):
         found, bias = value.owner, op.operands[1 - k]
         if not isinstance(found, nd.MatmulOp) or len(list(value.uses)) != 1:
             continue
         t, b = tensor_type(value), tensor_type(bias)
         if t.rank == 2 and b.rank == 1 and b.dims[0] is t.dims[1] and b.element_type == t.element_type:
-            return padded_product(rw, found.lhs, found.rhs, bias, t) or product_call(rw, (bias, found.lhs, found.rhs), t)
+            return padded_product(rw, found.lhs, found.rhs, bias, t, part) or product_call(rw, (bias, found.lhs, found.rhs), t)
     return None
 
 
@@ -61,12 +61,11 @@ def product_of_few(rw: Rewriter, op: nd.MatmulOp, hints: Mapping[str, int], most
     return as_terms(rw, op) if fixed and work <= most and t.element_type in FLOATS else None
 
 
-def library_product(rw: Rewriter, op: Operation) -> SSAValue | None:
-    """A product as aten.mm or aten.bmm."""
-    assert isinstance(op, nd.MatmulOp)
+def as_call(rw: Rewriter, op: nd.MatmulOp, part: int) -> SSAValue | None:
+    """A product as aten.mm or aten.bmm. `part`: see `padded_product`."""
     t = tensor_type(op.result)
     if t.rank == 2:
-        return None if _awaits_bias(op) else padded_product(rw, op.lhs, op.rhs, None, t) or product_call(rw, op.operands, t)
+        return None if _awaits_bias(op) else padded_product(rw, op.lhs, op.rhs, None, t, part) or product_call(rw, op.operands, t)
     flat = [_flat(rw, x) for x in (op.lhs, op.rhs)]
     batch, rows, depth = tensor_type(flat[0]).dims
     columns = t.dims[-1]
@@ -126,8 +125,17 @@ class NdLibraryProducts(Pass):
     small: int = SMALL
     """Numbers in input and result below which a 1x1 convolution of float32, and its gradients, become products; 0: none does."""
 
+    part: int = PART
+    """Bytes of a product for the caller that is made at once, where its rows are padded (passes/nd/product_padding.py); 0: all of it."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
+
+        def biased_product(rw: Rewriter, found: Operation) -> SSAValue | None:
+            return with_bias(rw, found, self.part)
+
+        def library_product(rw: Rewriter, found: Operation) -> SSAValue | None:
+            return as_call(rw, found, self.part) if isinstance(found, nd.MatmulOp) else None
 
         def tiny_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             return product_of_few(rw, found, hints, self.tiny) if isinstance(found, nd.MatmulOp) else None

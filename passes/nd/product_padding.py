@@ -6,6 +6,11 @@
 Measured on an H200, bf16, 8192 x 768 x n: n = 50264 0.89 ms, 50257 6.67 ms; 30528 0.56 ms, 30522 1.61 ms. Operands are padded with zeros in
 the dimension that is misaligned, which costs a copy of each and often one of the result; `pays` weighs that. Sizes that are symbols stay,
 and count as their typical value.
+
+A large result that the caller gets, without gaps between its rows, is made by parts of its rows (`part` bytes each), each copied to its
+place before the next one is made: the memory of one part is needed beside it, not as much again.
+
+    %q0 = aten.mm %x[0:256], %w ; %q1 = aten.mm %x[256:512], %w ; ... ; %p = nd.cat %q0[:, :50257], %q1[:, :50257], ...
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from xdsl.ir import Block, SSAValue
 from ...dialects import nd
 from ...dialects.call_args import Arg, Call, CallAttr
 from ...dialects.expr import Expr, as_expr, evaluate, free_syms, strides_contiguous
-from ...dialects.nd_base import ExprsAttr
+from ...dialects.nd_base import ExprsAttr, IntsAttr
 from ...dialects.nd_types import LayoutAttr, TensorType, tensor_type
 from ..mem.mem_plan import symbol_hints
 from .rewriter import Rewriter
@@ -39,6 +44,15 @@ START = 3e-6
 TYPICAL = 64
 """A size of which nothing is known."""
 
+PART = 32 << 20
+"""Bytes of a padded result that is made at once."""
+
+FEWEST = 4
+"""Parts of a result that are worth their launches."""
+
+ROWS = 128
+"""Rows of a product of whose multiples parts are: a tile of the library's kernels."""
+
 SLOWER = {1: 7.5, 2: 2.9, 4: 1.5, 8: 1.0}
 """How much longer a product takes where rows begin at multiples of so many elements."""
 
@@ -51,8 +65,11 @@ def product_call(rw: Rewriter, operands: Sequence[SSAValue], t: TensorType) -> S
     return rw.new(nd.ExternOp.create(operands=operands, result_types=[t], properties={"call": call, "result_layouts": layouts}))
 
 
-def padded_product(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, bias: SSAValue | None, t: TensorType) -> SSAValue | None:
-    """lhs @ rhs (+ bias) of two matrices with aligned rows, None where they are or where it does not pay."""
+def padded_product(
+    rw: Rewriter, lhs: SSAValue, rhs: SSAValue, bias: SSAValue | None, t: TensorType, part: int = PART
+) -> SSAValue | None:
+    """lhs @ rhs (+ bias) of two matrices with aligned rows, None where they are or where it does not pay. `part`: bytes of a result for the
+    caller that is made at once; 0: all of it."""
     sizes = (*t.dims, tensor_type(lhs).dims[1])
     if t.element_type not in (bf16, f16) or any(n.value == 0 for n in sizes):
         return None
@@ -71,10 +88,53 @@ def padded_product(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, bias: SSAValue | 
     operands = [_padded(rw, lhs, (m, k), turned[0]), _padded(rw, rhs, (k, n), turned[1])]
     if bias is not None:
         operands.insert(0, _padded(rw, bias, (n,), False))
+    if part and m == rows and n != columns and _goes_to_caller(rw) and (count := _rows_of_part(m, n, part)):
+        return _by_parts(rw, operands, t, n, count)
     made = product_call(rw, operands, t.with_dims((m, n)))
-    if (m, n) == (rows, columns):
-        return made
-    return rw.new(nd.SliceOp.new((made,), t, starts=ExprsAttr.get([0, 0]), steps=ExprsAttr.get([1, 1])))
+    return made if (m, n) == (rows, columns) else _cut(rw, made, (0, 0), t)
+
+
+def _rows_of_part(rows: Expr, columns: Expr, part: int) -> int:
+    """How many rows of a result of 16-bit numbers are made at once; 0: all of them."""
+    if rows.value is None or columns.value is None:
+        return 0
+    count = max(2, part // (columns.value * 2 * ROWS)) * ROWS
+    return count if rows.value >= FEWEST * count else 0
+
+
+def _by_parts(rw: Rewriter, operands: Sequence[SSAValue], t: TensorType, n: Expr, count: int) -> SSAValue:
+    """The product of `operands` (bias, rows, columns), whose result has `n` columns, by `count` rows at a time; the first columns of it."""
+    *bias, lhs, rhs = operands
+    rows, depth = tensor_type(lhs).dims
+    parts: list[SSAValue] = []
+    assert rows.value is not None
+    for first in range(0, rows.value, count):
+        here = min(count, rows.value - first)
+        some = _cut(rw, lhs, (first, 0), tensor_type(lhs).with_dims((here, depth)))
+        made = product_call(rw, [*bias, some, rhs], t.with_dims((here, n)))
+        parts.append(_cut(rw, made, (0, 0), t.with_dims((here, t.dims[1]))))
+    return rw.new(nd.CatOp.new(parts, t, dim=IntsAttr.get([0])))
+
+
+def _cut(rw: Rewriter, x: SSAValue, starts: Sequence[int], t: TensorType) -> SSAValue:
+    return rw.new(nd.SliceOp.new((x,), t, starts=ExprsAttr.get(starts), steps=ExprsAttr.get([1] * t.rank)))
+
+
+def _goes_to_caller(rw: Rewriter) -> bool:
+    """Whether what is being replaced is returned, maybe in another shape, as a tensor without gaps."""
+    assert rw.at is not None
+    layouts = rw.func.res_attrs.data if rw.func.res_attrs is not None else ()
+    todo = [rw.at.results[0]]
+    while todo:
+        for use in todo.pop().uses:
+            if isinstance(use.operation, nd.ReshapeOp):
+                todo.append(use.operation.result)
+            elif use.operation.name == "func.return" and use.index < len(layouts):
+                layout = layouts[use.index].data.get("nd.layout")  # pyright: ignore
+                found = tensor_type(use.operation.operands[use.index])
+                if isinstance(layout, LayoutAttr) and tuple(layout.stride_exprs) == tuple(strides_contiguous(found.dims)):
+                    return True
+    return False
 
 
 def pays(before: Sequence[int], after: Sequence[int], alignment: int) -> bool:

@@ -145,3 +145,34 @@ def test_padding_is_for_16_bits():
     args = (r(2048, 512), r(512, 4097))
     module = lowered(lambda x, w: x @ w, args, "nd-canonicalize,nd-library-products")
     assert not any(op.name == "nd.pad" for op in module.walk())
+
+
+PARTS = "nd-canonicalize,nd-library-products{part=2097152}"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, w, c: x @ w, lambda x, w, c: F.linear(x, w.t(), c), lambda x, w, c: (x @ w).view(2, 1000, 4097)],
+    ids=["product", "bias", "another shape"],
+)
+def test_a_padded_result_for_the_caller_is_made_by_parts(function):
+    args = (b(2000, 512), b(512, 4097), b(4097))
+    module = lowered(function, args, PARTS)
+    rows = [op.results[0].type.dims[0].value for op in module.walk() if op.name == "nd.extern"]
+    assert rows == [256] * 7 + [208]
+    (got,) = run_nd(module, list(args), (), (), "forward")
+    torch.testing.assert_close(got, function(*args), rtol=2e-2, atol=2e-1)
+    assert len(calls(lowered(function, args, "nd-canonicalize,nd-library-products{part=0}"))) == 1
+    assert len(calls(lowered(function, args, "nd-canonicalize,nd-library-products"))) == 1  # 16 MB are not large
+
+
+def test_a_padded_result_that_stays_inside_is_made_at_once():
+    """What reads it reads the padded rows, without a copy; and the caller may want other strides."""
+    args = (b(2000, 512), b(512, 4097))
+    for function in (lambda x, w: (x @ w).sum(1), lambda x, w: (x @ w).t(), lambda x, w: x @ w[:, :4096]):
+        assert len(calls(lowered(function, args, PARTS))) == 1
+
+
+def test_rows_that_are_a_symbol_are_one_part():
+    module = symbolic(lambda x, w: x @ w, (b(2000, 512), b(512, 4097)), {(0, 0)}, PARTS)
+    assert calls(module) == ["aten.mm.default"]
