@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
 from ...dialects import loop, mem
@@ -67,11 +67,9 @@ def _constant(e: Expr) -> int:
 
 
 def _outside(nest: loop.NestOp, access: Operation) -> list[SSAValue]:
-    """The buffer that an access in a nest is to, as it is called outside."""
+    """The buffer of an access in a nest, as it is called outside."""
     value = access.shaped  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(value, BlockArgument):
-        return [out for out, argument in zip(nest.outs, nest.out_args, strict=True) if argument is value]
-    return [value]
+    return [out for out, argument in zip(nest.outs, nest.out_args, strict=True) if argument is value] or [value]
 
 
 @dataclass
@@ -104,14 +102,13 @@ class Reach:
             op.properties["map"] = IndexMapAttr.get(
                 IndexMap(m.num_dims, [e - c for e, c in zip(m.results, self.starts, strict=True)])
             )
-        inside = {op.shaped for op in self.ops}
         for op in (self.nest, *self.ops):
             for k, value in enumerate(op.operands):
                 if value is self.buffer:
                     op.operands[k] = view.result
-        for value in inside:
-            if isinstance(value, BlockArgument):
-                Rewriter.replace_value_with_new_type(value, t)
+        for out, argument in zip(self.nest.outs, self.nest.out_args, strict=True):
+            if out is view.result:
+                Rewriter.replace_value_with_new_type(argument, t)
 
 
 def _offset(t: mem.BufferType, starts: Sequence[int]) -> Expr:

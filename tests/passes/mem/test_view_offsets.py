@@ -78,3 +78,24 @@ def test_what_is_behind_the_first_element(place, offset):
     assert begins == ([] if offset is None else [offset, 0])
     if offset is not None:
         assert not any("+" in line for line in str(module).splitlines() if "loop.store" in line)
+
+
+def test_parts_of_an_argument():
+    """The argument keeps its type: other nests read all of it."""
+
+    def halves(x, w):
+        a, b = x[:32] @ w, x[32:] @ w  # calls between the nests keep them apart
+        return (x[:32].sum(1) * a.sum()) + (x[32:].sum(1) * b.sum()) + x.sum()
+
+    args = torch.randn(64, 300), torch.randn(300, 72)
+    _, views = compiled(halves, args)
+    assert any(t.offset_expr.value for t in views)
+    ctx = load_dialects(Context())
+    text = NEST.replace("PLACE", "%i").replace("nd.tensor<8 x", "nd.tensor<16 x").replace("%x[%i, %j]", "%x[%i + 8, %j]", 1)
+    module, _ = parse_file(text, "text", ctx)
+    run(parse_pipeline("loop-to-mem,mem-plan,mem-view-offsets"), module, ctx)
+    module.verify()
+    (func,) = module.ops
+    assert [d.value for d in func.body.block.args[0].type.dims] == [16, 32]
+    begins = [(op.input.name_hint, op.result.type.offset_expr.value) for op in module.walk() if op.name == "mem.view"]
+    assert begins == [("x", 256), ("x", 0)]
