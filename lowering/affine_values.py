@@ -84,7 +84,7 @@ def _name(node: Node) -> str:
     return name.strip("_") if ours else ""
 
 
-def _writes(node: Node) -> bool:
+def writes(node: Node) -> bool:
     """Whether a node may write to its arguments."""
     if node.op == "call_module" or "out" in node.kwargs:
         return True
@@ -107,7 +107,7 @@ def _writes(node: Node) -> bool:
 def _written(graph: Graph) -> set[Node]:
     """The nodes that an update may reach, with everything that they are made from: those may share their memory. What is made by
     arithmetic on floating point numbers shares none with integers."""
-    todo = [source for node in graph.nodes if _writes(node) for source in node.all_input_nodes]
+    todo = [source for node in graph.nodes if writes(node) for source in node.all_input_nodes]
     found: set[Node] = set()
     while todo:
         node = todo.pop()

@@ -37,7 +37,7 @@ def _simplify(node: Node, values: AffineValues) -> bool:
     if made is None or made.dtype != torch.bool or given.get("is_causal"):
         return False
     value = values(mask)
-    causal = value is not None and _is_causal(value.constant, value.steps) and _is_square(given, made)
+    causal = value is not None and is_causal(value.constant, value.steps) and _is_square(given, made)
     if truth(value) is not True and not causal:
         return False
     node.args = ()
@@ -45,7 +45,7 @@ def _simplify(node: Node, values: AffineValues) -> bool:
     return True
 
 
-def _is_causal(constant: int, steps: tuple[int, ...]) -> bool:
+def is_causal(constant: int, steps: tuple[int, ...]) -> bool:
     """Whether row i sees column j where j <= i: constant + s * (i - j) >= 0 with 0 <= constant < s."""
     if len(steps) < 2 or any(steps[:-2]):
         return False

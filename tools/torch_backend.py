@@ -51,6 +51,7 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     from ..lowering.decompositions import decomposition_table
     from ..lowering.powers import keep_powers
     from ..lowering.quantised_tensors import as_integers, has_quantised
+    from ..lowering.spelled_attention import call_attention
     from ..lowering.whole_operators import keep_whole
 
     options = compilers.options
@@ -80,7 +81,9 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
         keep_whole(gm)
         keep_powers(gm)
         graph, rebuild = gm, flatten_outputs(gm)
-        if compilers.options.numerics == "default" and not compilers.options.fallback_random:
+        if options.numerics == "default" and not options.fallback_random:
+            if "nd-attention" not in options.disable_passes and not torch.are_deterministic_algorithms_enabled():
+                call_attention(gm)
             simplify_masks(gm)
     else:
         graph: Any = Flat(gm)
