@@ -163,7 +163,8 @@ def _rule(*names: str) -> Callable[[_Rule], _Rule]:
     return note
 
 
-def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+    """What a call gives for a parameter, by its place or by its name."""
     return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
 
 
@@ -194,12 +195,12 @@ def _zeros(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None
 
 @_rule("full", "full_like")
 def _full(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
-    return _same(_argument(node, 1, "fill_value"), made)
+    return _same(argument(node, 1, "fill_value"), made)
 
 
 @_rule("new_full")
 def _new_full(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
-    return _same(_argument(node, 2, "fill_value"), made)
+    return _same(argument(node, 2, "fill_value"), made)
 
 
 def _operands(values: AffineValues, node: Node, made: torch.Tensor) -> tuple[Value, Value] | None:
@@ -300,7 +301,7 @@ def _not(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
 
 @_rule("tril", "triu")
 def _triangle(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
-    diagonal = _argument(node, 1, "diagonal", 0)
+    diagonal = argument(node, 1, "diagonal", 0)
     if made.dtype != torch.bool or truth(values(node.args[0])) is not True or type(diagonal) is not int:
         return None
     sign = 1 if _name(node) == "tril" else -1
@@ -325,7 +326,7 @@ def _expanded(values: AffineValues, node: Node, made: torch.Tensor) -> Value | N
 
 @_rule("unsqueeze")
 def _unsqueezed(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
-    value, dim = values(node.args[0]), _argument(node, 1, "dim")
+    value, dim = values(node.args[0]), argument(node, 1, "dim")
     if value is None or type(dim) is not int:
         return None
     dim %= made.dim()
@@ -334,7 +335,7 @@ def _unsqueezed(values: AffineValues, node: Node, made: torch.Tensor) -> Value |
 
 @_rule("transpose")
 def _transposed(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
-    value, dims = values(node.args[0]), (_argument(node, 1, "dim0"), _argument(node, 2, "dim1"))
+    value, dims = values(node.args[0]), (argument(node, 1, "dim0"), argument(node, 2, "dim1"))
     if value is None or not all(type(d) is int for d in dims):
         return None
     steps, (a, b) = list(value.steps), dims
@@ -350,15 +351,15 @@ def _reshaped(values: AffineValues, node: Node, made: torch.Tensor) -> Value | N
         return None
     if value.is_constant:
         return Value(value.constant, (0,) * made.dim())
-    before = [(_size(n), s) for n, s in zip(source.shape, value.steps, strict=True) if _size(n) != 1]
-    after = [_size(n) for n in made.shape]
+    before = [(size_of(n), s) for n, s in zip(source.shape, value.steps, strict=True) if size_of(n) != 1]
+    after = [size_of(n) for n in made.shape]
     if [n for n, _ in before] != [n for n in after if n != 1]:
         return None
     steps = iter(s for _, s in before)
     return Value(value.constant, tuple(0 if n == 1 else next(steps) for n in after))
 
 
-def _size(n: Any) -> Any:
+def size_of(n: Any) -> Any:
     """A size that can be compared without a guard."""
     return n if isinstance(n, int) else n.node.expr
 
@@ -430,15 +431,15 @@ def _gathered(values: AffineValues, value: Value, index: Sequence[Any], made: to
 @_rule("diff")
 def _differences(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
     value = values(node.args[0])
-    dim, before = _argument(node, 2, "dim", -1), _argument(node, 3, "prepend")
-    plain = _argument(node, 1, "n", 1) == 1 and _argument(node, 4, "append") is None and type(dim) is int
+    dim, before = argument(node, 2, "dim", -1), argument(node, 3, "prepend")
+    plain = argument(node, 1, "n", 1) == 1 and argument(node, 4, "append") is None and type(dim) is int
     if value is None or not plain or made.dtype == torch.bool:
         return None
     step = value.steps[dim]
     if before is not None:
         first, width = values(before), tensor_of(before)
         rest = tuple(s for d, s in enumerate(value.steps) if d != dim % made.dim())
-        if first is None or width is None or _size(width.shape[dim]) != 1:
+        if first is None or width is None or size_of(width.shape[dim]) != 1:
             return None
         if first.constant != value.constant - step or tuple(s for d, s in enumerate(first.steps) if d != dim % made.dim()) != rest:
             return None
@@ -447,7 +448,7 @@ def _differences(values: AffineValues, node: Node, made: torch.Tensor) -> Value 
 
 @_rule("cumsum")
 def _running_sum(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
-    value, dim = values(node.args[0]), _argument(node, 1, "dim")
+    value, dim = values(node.args[0]), argument(node, 1, "dim")
     source = tensor_of(node.args[0]) if isinstance(node.args[0], Node) else None
     if value is None or source is None or not value.is_constant or type(dim) is not int:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .affine_values import AffineValues, tensor_of, truth
+from .affine_values import AffineValues, size_of, tensor_of, truth
 
 ATTENTION = torch._C._nn.scaled_dot_product_attention  # pyright: ignore[reportAttributeAccessIssue]
 _PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -57,5 +57,5 @@ def _is_square(given: dict[str, Any], mask: torch.Tensor) -> bool:
     query, key = (tensor_of(given[name]) if isinstance(given[name], Node) else None for name in ("query", "key"))
     if query is None or key is None:
         return False
-    sizes = [n if isinstance(n, int) else n.node.expr for n in (query.shape[-2], key.shape[-2], *mask.shape[-2:])]
+    sizes = [size_of(n) for n in (query.shape[-2], key.shape[-2], *mask.shape[-2:])]
     return all(n == sizes[0] for n in sizes)

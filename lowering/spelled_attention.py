@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
-from .affine_values import AffineValues, Value, tensor_of, truth, writes
+from .affine_values import AffineValues, Value, argument, size_of, tensor_of, truth, writes
 from .attention_masks import ATTENTION, is_causal
 
 FEWEST = 256 * 256
-"""Scores of a head from which on a call is faster than products and a softmax (H200); sizes that are symbols count as large."""
+"""Scores of a head, as many as nd-attention's (GPU_SCORES), from which on there is a call; sizes that are symbols count as large."""
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -81,20 +81,16 @@ def _is(node: Any, targets: tuple[Any, ...]) -> bool:
     return any(node.target == t if isinstance(t, str) else node.target is t for t in targets if isinstance(t, str) == names)
 
 
-def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
-
-
 def _recognise(end: Node, values: AffineValues) -> Spelled | None:
-    weights, value = _argument(end, 0, "input"), _argument(end, 1, "other")
+    weights, value = argument(end, 0, "input"), argument(end, 1, "other")
     if not isinstance(weights, Node) or not isinstance(value, Node):
         return None
     chain: list[Node] = []
     node = _unchanged(weights, chain)
-    if not _is(node, _SOFTMAX) or not _is_last(node, _argument(node, 1, "dim")) or not _is_float(node):
+    if not _is(node, _SOFTMAX) or not _is_last(node, argument(node, 1, "dim")) or not _is_float(node):
         return None
     chain.append(node)
-    node = _unchanged(_argument(node, 0, "input"), chain)
+    node = _unchanged(argument(node, 0, "input"), chain)
     causal = False
     masked = _masked(node, values)
     if masked is not None:
@@ -107,7 +103,7 @@ def _recognise(end: Node, values: AffineValues) -> Spelled | None:
         node = _unchanged(node, chain)
     scale = 1.0
     if _is(node, (*_TIMES, *_OVER)):
-        first, second = _argument(node, 0, "input"), _argument(node, 1, "other")
+        first, second = argument(node, 0, "input"), argument(node, 1, "other")
         if _is(node, _TIMES) and isinstance(second, Node):
             first, second = second, first
         if not isinstance(second, int | float) or not second:
@@ -116,7 +112,7 @@ def _recognise(end: Node, values: AffineValues) -> Spelled | None:
         node, scale = first, float(second) if _is(node, _TIMES) else 1.0 / second
     if not _is(node, _PRODUCT):
         return None
-    query, key = _argument(node, 0, "input"), _swapped(_argument(node, 1, "other"))
+    query, key = argument(node, 0, "input"), _swapped(argument(node, 1, "other"))
     chain.append(node)
     if not isinstance(query, Node) or key is None or any(len(n.users) != 1 or n.kwargs.keys() & {"out", "rounding_mode"} for n in chain):
         return None
@@ -127,12 +123,12 @@ def _unchanged(node: Any, chain: list[Node]) -> Any:
     """What a node was made from by casts and by dropout that drops nothing."""
     while isinstance(node, Node):
         if _is(node, _DROPOUT):
-            if _argument(node, 1, "p", 0.5) != 0 and _argument(node, 2, "training", True) is not False:
+            if argument(node, 1, "p", 0.5) != 0 and argument(node, 2, "training", True) is not False:
                 break
         elif not _is(node, _CASTS) or not _is_float(node):
             break
         chain.append(node)
-        node = _argument(node, 0, "input")
+        node = argument(node, 0, "input")
     return node
 
 
@@ -150,12 +146,12 @@ def _is_last(node: Node, dim: Any) -> bool:
 def _masked(node: Any, values: AffineValues) -> tuple[Any, Value | None] | None:
     """The scores under a mask, and where they count; None if there is no mask."""
     if _is(node, _FILL):
-        hidden = values(_argument(node, 1, "mask"))
+        hidden = values(argument(node, 1, "mask"))
         visible = None if hidden is None else Value(-hidden.constant - 1, tuple(-s for s in hidden.steps))
-        scores, filler = _argument(node, 0, "input"), _argument(node, 2, "value")
+        scores, filler = argument(node, 0, "input"), argument(node, 2, "value")
     elif _is(node, (torch.where,)):
-        visible = values(_argument(node, 0, "condition"))
-        scores, filler = _argument(node, 1, "input"), _argument(node, 2, "other")
+        visible = values(argument(node, 0, "condition"))
+        scores, filler = argument(node, 1, "input"), argument(node, 2, "other")
     else:
         return None
     made = tensor_of(node)
@@ -169,14 +165,14 @@ def _swapped(node: Any) -> Node | None:
     if made is None or made.dim() != 4:
         return None
     if _is(node, _SWAP):
-        dims = {d % 4 for d in (_argument(node, 1, "dim0"), _argument(node, 2, "dim1")) if isinstance(d, int)}
+        dims = {d % 4 for d in (argument(node, 1, "dim0"), argument(node, 2, "dim1")) if isinstance(d, int)}
         matches = dims == {2, 3}
     elif _is(node, _PERMUTE):
         dims = node.args[1] if len(node.args) == 2 else node.args[1:]
         matches = isinstance(dims, tuple | list) and [d % 4 if isinstance(d, int) else d for d in dims] == [0, 1, 3, 2]
     else:
         matches = node.op == "call_function" and node.target is getattr and node.args[1] == "mT"
-    source = _argument(node, 0, "input")
+    source = argument(node, 0, "input")
     return source if matches and isinstance(source, Node) else None
 
 
@@ -188,18 +184,13 @@ def _fits(found: Spelled, devices: Collection[str], dtypes: Collection[torch.dty
         return False
     if q.device.type not in devices or q.dtype not in dtypes or any((t.dtype, t.device) != (q.dtype, q.device) for t in (k, v)):
         return False
-    (b, h, t, e), keys, held = ([_size(n) for n in x.shape] for x in (q, k, v))
+    (b, h, t, e), keys, held = ([size_of(n) for n in x.shape] for x in (q, k, v))
     s = keys[2]
     if keys != held or [b, h, s, e] != keys or (found.causal and t != s):
         return False
     if not found.causal and not any(x.requires_grad for x in (q, k, v)):
         return False
     return not isinstance(t, int) or not isinstance(s, int) or t * s >= FEWEST
-
-
-def _size(n: Any) -> Any:
-    """A size that can be compared without a guard."""
-    return n if isinstance(n, int) else n.node.expr
 
 
 def _replace(gm: GraphModule, end: Node, found: Spelled) -> None:

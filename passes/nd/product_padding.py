@@ -65,9 +65,7 @@ def product_call(rw: Rewriter, operands: Sequence[SSAValue], t: TensorType) -> S
     return rw.new(nd.ExternOp.create(operands=operands, result_types=[t], properties={"call": call, "result_layouts": layouts}))
 
 
-def padded_product(
-    rw: Rewriter, lhs: SSAValue, rhs: SSAValue, bias: SSAValue | None, t: TensorType, part: int = PART
-) -> SSAValue | None:
+def padded_product(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, bias: SSAValue | None, t: TensorType, part: int) -> SSAValue | None:
     """lhs @ rhs (+ bias) of two matrices with aligned rows, None where they are or where it does not pay. `part`: bytes of a result for the
     caller that is made at once; 0: all of it."""
     sizes = (*t.dims, tensor_type(lhs).dims[1])
