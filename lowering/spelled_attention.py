@@ -52,7 +52,7 @@ def call_attention(gm: GraphModule, devices: Collection[str] = ("cuda",), dtypes
         found = _recognise(end, values)
         if found is None or not _fits(found, devices, dtypes):
             continue
-        if any(writes(n) for n, k in order.items() if order[found.product] < k < order[end]):
+        if any(writes(n) for n, k in order.items() if order[found.chain[-1]] < k < order[end]):
             continue  # to the operands, maybe
         _replace(gm, end, found)
         changed += 1
@@ -63,14 +63,13 @@ def call_attention(gm: GraphModule, devices: Collection[str] = ("cuda",), dtypes
 
 @dataclass(frozen=True)
 class Spelled:
-    """What an attention is made of. `product` is q @ k^T; `chain` are all nodes from the weights to it."""
+    """What an attention is made of. `chain` are all nodes from the weights to q @ k^T."""
 
     query: Node
     key: Node
     value: Node
     scale: float
     causal: bool
-    product: Node
     chain: list[Node]
 
 
@@ -116,7 +115,7 @@ def _recognise(end: Node, values: AffineValues) -> Spelled | None:
     chain.append(node)
     if not isinstance(query, Node) or key is None or any(len(n.users) != 1 or n.kwargs.keys() & {"out", "rounding_mode"} for n in chain):
         return None
-    return Spelled(query, key, value, scale, causal, node, chain)
+    return Spelled(query, key, value, scale, causal, chain)
 
 
 def _unchanged(node: Any, chain: list[Node]) -> Any:
