@@ -63,6 +63,8 @@ NEAR = 32 << 10
 
 STRAIGHT = 400
 """Operations of a body, times its iterations, that become straight code: Triton takes minutes for thousands."""
+ABREAST = 2
+"""Rows of a strip whose loads are under way together, as far as they divide it."""
 
 
 def lower_nest(
@@ -224,13 +226,16 @@ class NestLowering:
         first = s.info.new_dim(Range.of_size(size))
         s.dims[first] = s.b.mul(s.dims[last], s.b.int(self.tile.strip, s.index))
         row = s.info.new_dim(Range.of_size(as_expr(self.tile.strip)))
+        abreast = gcd(self.tile.strip, ABREAST)
 
         def step(at: SSAValue, _: Sequence[SSAValue]) -> list[SSAValue]:
             s.dims[row] = at
-            s.fixed = {last: first + row if even else minimum(first + row, size - 1)}
-            return self._body(self.nest.block)
+            for k in range(abreast):
+                s.fixed = {last: first + row + k if even else minimum(first + row + k, size - 1)}
+                self.lower_body(self.nest.block)
+            return []
 
-        self._for(s.info.root, s.b.int(self.tile.strip, s.index), 1, [], step)
+        self._for(s.info.root, s.b.int(self.tile.strip, s.index), abreast, [], step)
         s.fixed = {}
 
     # ---- the grid

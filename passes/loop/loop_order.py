@@ -110,6 +110,11 @@ class Graph:
         self._keep([u.value for u in updates])
         for update in updates:
             self._write_after_reads(update)
+        self.after: list[list[int]] = [[] for _ in self.steps]
+        """For each step those that have to come behind it."""
+        for at, step in enumerate(self.steps):
+            for b in step.before:
+                self.after[b].append(at)
 
     def _arguments(self, func: FuncOp) -> None:
         attrs = func.arg_attrs.data if func.arg_attrs is not None else ()
@@ -216,6 +221,16 @@ def _results(op: Operation) -> Iterator[tuple[SSAValue, SSAValue | None]]:
 # ---- what is alive, and moves
 
 
+@dataclass(frozen=True)
+class Move:
+    """Steps that change their place together."""
+
+    gain: int
+    """Bytes less at the peak, as it promises."""
+    steps: tuple[tuple[int, int | None], ...]
+    """Each with the step that it comes to stand in front of; None: it comes last."""
+
+
 class Profile:
     """An order of the steps and the bytes alive at each place in it."""
 
@@ -257,47 +272,68 @@ class Profile:
     def _last(self, tensor: Tensor) -> int:
         return max((self.place[u] for u in tensor.users), default=-1)
 
-    def move(self, source: int, target: int) -> None:
-        """The step at place `source` comes to stand at place `target`."""
-        order = self.order
-        order.insert(target, order.pop(source))
-        for at in range(min(source, target), max(source, target) + 1):
-            self.place[order[at]] = at
+    def move(self, move: Move) -> None:
+        """Make a move."""
+        order = list(self.order)
+        for k, following in move.steps:
+            order.remove(k)
+            order.insert(len(order) if following is None else order.index(following), k)
+        self.place_again(order)
+
+    def place_again(self, order: list[int]) -> None:
+        """Take `order`, and count anew."""
+        self.order = order
+        for at, k in enumerate(order):
+            self.place[k] = at
         self.measure()
 
-    def moves(self, peak: int) -> list[tuple[int, int, int]]:
-        """Legal moves past the place `peak` that promise less memory there: bytes, from, to; the best first."""
+    def moves(self, peak: int) -> list[Move]:
+        """Legal moves past the place `peak` that promise less memory there, the best first."""
         found = [*self._earlier(peak), *self._later(peak)]
-        return sorted(found, key=lambda m: (-m[0], abs(m[1] - m[2]), m[1]))
+        return sorted(found, key=lambda m: (-m.gain, self._distance(m), self.place[m.steps[0][0]]))
 
-    def _earlier(self, peak: int) -> Iterator[tuple[int, int, int]]:
+    def _distance(self, move: Move) -> int:
+        return sum(abs(self.place[k] - (len(self.order) if following is None else self.place[following])) for k, following in move.steps)
+
+    def _earlier(self, peak: int) -> Iterator[Move]:
         steps, place = self.graph.steps, self.place
         for at in range(peak + 1, min(peak + WINDOW, len(self.order))):
-            step = steps[self.order[at]]
+            k = self.order[at]
+            step = steps[k]
             if step.fixed:
                 return
             if all(place[b] < peak for b in step.before):
-                freed = sum(t.bytes for t in step.uses if not t.kept and all(place[u] < peak or u == self.order[at] for u in t.users))
+                freed = sum(t.bytes for t in step.uses if not t.kept and all(place[u] < peak or u == k for u in t.users))
                 gain = freed - sum(t.bytes for t in step.makes)
                 if gain > 0:
-                    yield gain, at, peak
+                    yield Move(gain, ((k, self.order[peak]),))
 
-    def _later(self, peak: int) -> Iterator[tuple[int, int, int]]:
+    def _later(self, peak: int) -> Iterator[Move]:
+        """Steps that go to just before what needs them: each alone, and those together that use the same memory, which is then alive for
+        longer once for all of them."""
         steps, place, order = self.graph.steps, self.place, self.order
-        needed = {b: at for at in range(min(peak + WINDOW, len(order)) - 1, peak, -1) for b in steps[order[at]].before}
-        barrier = next((at for at in range(peak, len(order)) if steps[order[at]].fixed), len(order))
+        until = min(next((at for at in range(peak, len(order)) if steps[order[at]].fixed), len(order)), peak + WINDOW)
+        together: dict[Tensor, list[tuple[int, int, int | None]]] = {}
         for at in range(peak - 1, max(peak - WINDOW, -1), -1):
             k = order[at]
             step = steps[k]
             if step.fixed:
-                return
-            if any(k in steps[order[j]].before for j in range(at + 1, peak + 1)):
+                break
+            first = min([place[u] for u in self.graph.after[k]] + [until])
+            if first <= peak:
                 continue
-            until = min(needed.get(k, peak + WINDOW), barrier, len(order)) - 1
-            longer = sum(t.bytes for t in step.uses if not t.kept and all(place[u] <= peak for u in t.users))
-            gain = sum(t.bytes for t in step.makes) - longer
-            if gain > 0 and until > peak - 1:
-                yield gain, at, until
+            following = order[first] if first < len(order) else None
+            longer = [t for t in step.uses if not t.kept and all(place[u] <= peak for u in t.users)]
+            gain = sum(t.bytes for t in step.makes) - sum(t.bytes for t in longer)
+            if gain > 0:
+                yield Move(gain, ((k, following),))
+            for t in longer:
+                if gain + t.bytes > 0:
+                    together.setdefault(t, []).append((gain + t.bytes, k, following))
+        for t, users in together.items():
+            gain = sum(g for g, _, _ in users) - t.bytes
+            if len(users) > 1 and gain > 0:
+                yield Move(gain, tuple((k, following) for _, k, following in users))
 
 
 def lower_peak(graph: Graph) -> tuple[list[int], int, int]:
@@ -313,21 +349,22 @@ def lower_peak(graph: Graph) -> tuple[list[int], int, int]:
 
     best = weight()
     tries = MOST_MOVES
-    refused: set[tuple[int, int]] = set()
+    refused: set[tuple[tuple[int, ...], int]] = set()
     while tries > 0:
         peak = max(range(len(now.alive)), key=lambda at: now.alive[at])
-        for _, source, target in now.moves(peak):
-            if tries == 0 or (now.order[source], now.order[peak]) in refused:
+        for move in now.moves(peak):
+            key = tuple(k for k, _ in move.steps), now.order[peak]
+            if tries == 0 or key in refused:
                 continue
             tries -= 1
-            step = now.order[source], now.order[peak]
-            now.move(source, target)
+            before = now.order
+            now.move(move)
             found = weight()
             if found < best:
                 best = found
                 break
-            refused.add(step)
-            now.move(target, source)
+            refused.add(key)
+            now.place_again(before)
         else:
             break
     return now.order, first, best[0]

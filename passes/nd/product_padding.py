@@ -44,13 +44,13 @@ START = 3e-6
 TYPICAL = 64
 """A size of which nothing is known."""
 
-PART = 32 << 20
+PART = 96 << 20
 """Bytes of a padded result that is made at once."""
 
 FEWEST = 4
 """Parts of a result that are worth their launches."""
 
-ROWS = 128
+ROWS = 256
 """Rows of a product of whose multiples parts are: a tile of the library's kernels."""
 
 SLOWER = {1: 7.5, 2: 2.9, 4: 1.5, 8: 1.0}
@@ -96,7 +96,7 @@ def _rows_of_part(rows: Expr, columns: Expr, part: int) -> int:
     """How many rows of a result of 16-bit numbers are made at once; 0: all of them."""
     if rows.value is None or columns.value is None:
         return 0
-    count = max(2, part // (columns.value * 2 * ROWS)) * ROWS
+    count = max(1, part // (columns.value * 2 * ROWS)) * ROWS
     return count if rows.value >= FEWEST * count else 0
 
 

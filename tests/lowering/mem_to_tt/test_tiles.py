@@ -16,6 +16,7 @@ from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.lowering.mem_to_tt.bounds import BOUNDS
 from stepwell.lowering.mem_to_tt.config import Tile, choose, machine
+from stepwell.lowering.mem_to_tt.kernel import ABREAST
 from stepwell.lowering.mem_to_tt.tiles import GPU, candidates, read_tile, tile_attr
 from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.loop.loop_schedule import symbol_facts
@@ -414,10 +415,10 @@ def test_rows_that_are_made_of_the_same_rows_follow_each_other():
     assert "strip = 8" in str(imported.module)
     check(imported, "resampled")
     (rows,) = (op for op in imported.module.walk() if op.name == "scf.for")
-    assert rows.ub.owner.value.value.data == 8
+    assert (rows.ub.owner.value.value.data, rows.step.owner.value.value.data) == (8, ABREAST)
     names = [op.name for op in rows.walk()]
-    assert names.count("tt.store") == 1 and str(imported.module).count("tt.store") == 1
-    assert names.count("tt.load") == 1
+    assert names.count("tt.store") == ABREAST and str(imported.module).count("tt.store") == ABREAST
+    assert names.count("tt.load") == ABREAST
 
 
 def test_places_of_columns_are_loaded_once_for_all_rows_of_a_program():
@@ -431,8 +432,8 @@ def test_places_of_columns_are_loaded_once_for_all_rows_of_a_program():
     finally:
         del PROGRAMS["places"]
     (rows,) = (op for op in imported.module.walk() if op.name == "scf.for")
-    assert [op.name for op in rows.walk()].count("tt.load") == 2  # the place of the row, and what lies there
-    assert str(imported.module).count("tt.load") == 3
+    assert [op.name for op in rows.walk()].count("tt.load") == 2 * ABREAST  # the place of each row, and what lies there
+    assert str(imported.module).count("tt.load") == 2 * ABREAST + 1
 
 
 def test_weights_are_read_once_by_a_program_that_goes_through_rows():

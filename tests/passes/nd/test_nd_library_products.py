@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager import run
+from stepwell.passes.mem.peak import peak_bytes
 from stepwell.passes.pipelines import parse_pipeline
 from stepwell.tools.compile_graph import context
 from stepwell.tools.interpret_nd import run_nd
@@ -164,6 +165,16 @@ def test_a_padded_result_for_the_caller_is_made_by_parts(function):
     torch.testing.assert_close(got, function(*args), rtol=2e-2, atol=2e-1)
     assert len(calls(lowered(function, args, "nd-canonicalize,nd-library-products{part=0}"))) == 1
     assert len(calls(lowered(function, args, "nd-canonicalize,nd-library-products"))) == 1  # 16 MB are not large
+
+
+def test_one_part_is_in_memory_at_a_time():
+    """Catalogue J05: the padded weight, which every part reads, is larger than a part: one product later is no gain, all are."""
+    args = (b(2000, 512), b(4097, 512))
+    for part, beside in ((0, 2000), (2097152, 256)):
+        passes = f"nd-canonicalize,nd-library-products{{part={part}}},stepwell-gpu{{from=loop to=mem}}"
+        (func,) = (op for op in lowered(lambda x, w: x @ w.t(), args, passes).ops if op.name == "func.func")
+        result, weight, padded = 2000 * 4097 * 2, 4104 * 512 * 2, beside * 4104 * 2
+        assert peak_bytes(func) <= result + (weight if part else 0) + padded + 4096
 
 
 def test_a_padded_result_that_stays_inside_is_made_at_once():
