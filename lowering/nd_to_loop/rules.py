@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xdsl.dialects import arith, math
@@ -263,15 +263,36 @@ def _scan(low: Lowering, op: nd.ScanOp) -> None:
 
 
 def _cat(low: Lowering, op: nd.CatOp) -> None:
-    (axis,) = op.dim.data
-    tensor, start = low.empty(op.result.type), ZERO
-    for x in op.operands:
-        dims = tensor_type(x).dims
-        if dims[axis] is ZERO:
-            continue
-        tensor = _store_slice(low, op, x, tensor, [start if k == axis else ZERO for k in range(len(dims))], [as_expr(1)] * len(dims))
-        start = start + dims[axis]
+    if _is_part(op):
+        return  # its operands go to their places in the whole
+    tensor = low.empty(op.result.type)
+    for x, starts in _pieces(op):
+        tensor = _store_slice(low, op, x, tensor, starts, [as_expr(1)] * len(starts))
     low.bind(op.result, tensor)
+
+
+def _is_part(op: Operation) -> bool:
+    """Whether all that becomes of a joined tensor is a part of another one."""
+    return isinstance(op, nd.CatOp) and [isinstance(use.operation, nd.CatOp) for use in op.result.uses] == [True]
+
+
+def _pieces(op: nd.CatOp) -> Iterator[tuple[SSAValue, list[Expr]]]:
+    """What a join is made of and where each begins in it, joins of joins included."""
+    todo: list[tuple[SSAValue, list[Expr]]] = [(op.result, [ZERO] * tensor_type(op.result).rank)]
+    while todo:
+        joined, starts = todo.pop()
+        cat = joined.owner
+        if not isinstance(cat, nd.CatOp) or not (cat is op or _is_part(cat)):
+            yield joined, starts
+            continue
+        (axis,) = cat.dim.data
+        parts: list[tuple[SSAValue, list[Expr]]] = []
+        for x in cat.operands:
+            size = tensor_type(x).dims[axis]
+            if size is not ZERO:
+                parts.append((x, starts))
+                starts = [s + size if k == axis else s for k, s in enumerate(starts)]
+        todo += reversed(parts)
 
 
 def _store_slice(

@@ -8,9 +8,10 @@ the dimension that is misaligned, which costs a copy of each and often one of th
 and count as their typical value.
 
 A large result that the caller gets, without gaps between its rows, is made by parts of its rows (`part` bytes each), each copied to its
-place before the next one is made: the memory of one part is needed beside it, not as much again.
+place before the next one is made: the memory of one part is needed beside it, not as much again. The weight of a linear layer, of
+50257 rows of 768 numbers, is not padded then: there is a product of its first 50256, and one of its last 8, of which one column is taken.
 
-    %q0 = aten.mm %x[0:256], %w ; %q1 = aten.mm %x[256:512], %w ; ... ; %p = nd.cat %q0[:, :50257], %q1[:, :50257], ...
+    %q0 = aten.mm %x[0:768], %w ; %q1 = aten.mm %x[768:1536], %w ; ... ; %p = nd.cat %q0[:, :50257], %q1[:, :50257], ...
 """
 
 from __future__ import annotations
@@ -83,11 +84,14 @@ def padded_product(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, bias: SSAValue | 
     before, after = (_typical(rw, e) for e in (sizes, (m, n, k)))
     if not pays(before, after, min(_alignment(s) for s in strides)):
         return None
+    count = _rows_of_part(m, n, part) if part and m == rows and n != columns and _goes_to_caller(rw) else 0
+    if count and k == depth and turned[1]:
+        return _and_last_columns(rw, lhs, rhs, bias, t, count)
     operands = [_padded(rw, lhs, (m, k), turned[0]), _padded(rw, rhs, (k, n), turned[1])]
     if bias is not None:
         operands.insert(0, _padded(rw, bias, (n,), False))
-    if part and m == rows and n != columns and _goes_to_caller(rw) and (count := _rows_of_part(m, n, part)):
-        return _by_parts(rw, operands, t, n, count)
+    if count:
+        return rw.new(nd.CatOp.new(_parts(rw, operands, t, n, count), t, dim=IntsAttr.get([0])))
     made = product_call(rw, operands, t.with_dims((m, n)))
     return made if (m, n) == (rows, columns) else _cut(rw, made, (0, 0), t)
 
@@ -100,8 +104,9 @@ def _rows_of_part(rows: Expr, columns: Expr, part: int) -> int:
     return count if rows.value >= FEWEST * count else 0
 
 
-def _by_parts(rw: Rewriter, operands: Sequence[SSAValue], t: TensorType, n: Expr, count: int) -> SSAValue:
-    """The product of `operands` (bias, rows, columns), whose result has `n` columns, by `count` rows at a time; the first columns of it."""
+def _parts(rw: Rewriter, operands: Sequence[SSAValue], t: TensorType, n: Expr, count: int) -> list[SSAValue]:
+    """The product of `operands` (bias, rows, columns), whose result has `n` columns, by `count` rows at a time; the first columns of it
+    that `t` has."""
     *bias, lhs, rhs = operands
     rows, depth = tensor_type(lhs).dims
     parts: list[SSAValue] = []
@@ -110,8 +115,27 @@ def _by_parts(rw: Rewriter, operands: Sequence[SSAValue], t: TensorType, n: Expr
         here = min(count, rows.value - first)
         some = _cut(rw, lhs, (first, 0), tensor_type(lhs).with_dims((here, depth)))
         made = product_call(rw, [*bias, some, rhs], t.with_dims((here, n)))
-        parts.append(_cut(rw, made, (0, 0), t.with_dims((here, t.dims[1]))))
-    return rw.new(nd.CatOp.new(parts, t, dim=IntsAttr.get([0])))
+        parts.append(made if n == t.dims[1] else _cut(rw, made, (0, 0), t.with_dims((here, t.dims[1]))))
+    return parts
+
+
+def _and_last_columns(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, bias: SSAValue | None, t: TensorType, count: int) -> SSAValue:
+    """A product by parts of its rows whose right side, where columns lie in memory one after the other, is not copied: the columns up to a
+    multiple of ALIGNED, and the others from a product of the last ALIGNED ones."""
+    rows, columns = t.dims
+    depth = tensor_type(lhs).dims[1]
+    assert columns.value is not None
+    first = columns.value // ALIGNED * ALIGNED
+
+    def some(start: int, n: int) -> list[SSAValue]:
+        of_bias = [] if bias is None else [_cut(rw, bias, (start,), tensor_type(bias).with_dims((n,)))]
+        return [*of_bias, lhs, _cut(rw, rhs, (0, start), tensor_type(rhs).with_dims((depth, n)))]
+
+    most = t.with_dims((rows, first))
+    joined = rw.new(nd.CatOp.new(_parts(rw, some(0, first), most, as_expr(first), count), most, dim=IntsAttr.get([0])))
+    last = product_call(rw, some(columns.value - ALIGNED, ALIGNED), t.with_dims((rows, ALIGNED)))
+    rest = _cut(rw, last, (0, first + ALIGNED - columns.value), t.with_dims((rows, columns - first)))
+    return rw.new(nd.CatOp.new([joined, rest], t, dim=IntsAttr.get([1])))
 
 
 def _cut(rw: Rewriter, x: SSAValue, starts: Sequence[int], t: TensorType) -> SSAValue:
