@@ -244,6 +244,7 @@ def test_dynamic_sizes():
 
 def test_dynamic_training():
     torch.manual_seed(0)
+    w = torch.randn(16, 12) / 4  # products of larger numbers cancel: eager itself is off by 2e-4
 
     def fn(x, w):
         return torch.softmax(x @ w, -1) * x.shape[0]
@@ -254,8 +255,7 @@ def test_dynamic_training():
         compiled = torch.compile(fn, backend="stepwell", dynamic=True)
         for n in (5, 9, 3):
             x = torch.randn(n, 16)
-            # numbers up to 100 cancel: eager is off by 2e-4 too
-            torch.testing.assert_close(gradients(compiled, x, W), gradients(fn, x, W), rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(gradients(compiled, x, w), gradients(fn, x, w), rtol=1e-4, atol=1e-4)
     assert counters["aot_cache_hits"] >= 1 and counters["aot_cache_misses"] == 0
 
 
