@@ -472,11 +472,11 @@ def _extremum(cls: type[Min] | type[Max], pick: Callable[[int, int], int], xs: S
     if not xs:
         raise ValueError(f"{cls.__name__.lower()} of no index expressions")
     best: dict[Terms, int] = {}  # arguments that differ by a constant are one
-    todo = [as_expr(x) for x in reversed(xs)]
-    while todo:
-        e = todo.pop()
+    worklist = [as_expr(x) for x in reversed(xs)]
+    while worklist:
+        e = worklist.pop()
         if isinstance(e, cls):
-            todo.extend(e.args)
+            worklist.extend(e.args)
             continue
         seen = best.get(e.terms)
         best[e.terms] = e.constant if seen is None else pick(seen, e.constant)

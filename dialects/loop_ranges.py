@@ -70,15 +70,15 @@ def _integer_part(x: float) -> float:
 def _limits(condition: SSAValue, value: SSAValue) -> list[tuple[str, float]]:
     """(relation, number) for each comparison of `value` with a number that a condition implies."""
     found: list[tuple[str, float]] = []
-    todo, seen = [condition], set[SSAValue]()
-    while todo:
-        one = todo.pop()
+    worklist, seen = [condition], set[SSAValue]()
+    while worklist:
+        one = worklist.pop()
         if one in seen:
             continue
         seen.add(one)
         owner = one.owner
         if isinstance(owner, arith.AndIOp):
-            todo += owner.operands
+            worklist += owner.operands
         elif isinstance(owner, (arith.CmpfOp, arith.CmpiOp)):
             relation = (_FLOAT if isinstance(owner, arith.CmpfOp) else _INT).get(owner.predicate.value.data)
             lhs, rhs = owner.operands

@@ -107,15 +107,15 @@ def writes(node: Node) -> bool:
 def _written(graph: Graph) -> set[Node]:
     """The nodes that an update may reach, with everything that they are made from: those may share their memory. What is made by
     arithmetic on floating point numbers shares none with integers."""
-    todo = [source for node in graph.nodes if writes(node) for source in node.all_input_nodes]
+    worklist = [source for node in graph.nodes if writes(node) for source in node.all_input_nodes]
     found: set[Node] = set()
-    while todo:
-        node = todo.pop()
+    while worklist:
+        node = worklist.pop()
         made = tensor_of(node)
         if node in found or (made is not None and made.dtype not in _DTYPES and _name(node) != "view"):
             continue
         found.add(node)
-        todo.extend(node.all_input_nodes)
+        worklist.extend(node.all_input_nodes)
     return found
 
 

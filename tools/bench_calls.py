@@ -41,15 +41,15 @@ def calls(only: Sequence[str], device: str, jobs: int, samples: int, dtypes: Seq
     import torch
 
     cases = _read(kept) if kept and os.path.exists(kept) else {}
-    todo = [
+    worklist = [
         (name, str(dtype)[6:])
         for name, (_, supported) in _table(device).items()
         if not only or any(o in name for o in only)
         for dtype in supported
         if str(dtype)[6:] in dtypes and f"{name}|{str(dtype)[6:]}" not in cases
     ]
-    random.Random(0).shuffle(todo)  # what is not reached is no family of operators
-    todo.sort(key=lambda case: dtypes.index(case[1]))
+    random.Random(0).shuffle(worklist)  # what is not reached is no family of operators
+    worklist.sort(key=lambda case: dtypes.index(case[1]))
     with open(kept or os.devnull, "a") as f, ThreadPoolExecutor(jobs) as pool:
 
         def found(key: str, row: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def calls(only: Sequence[str], device: str, jobs: int, samples: int, dtypes: Seq
             f.flush()
 
         f.write("\n")  # ends a line that was cut off
-        chunks = [todo[k : k + _CHUNK] for k in range(0, len(todo), _CHUNK)]
+        chunks = [worklist[k : k + _CHUNK] for k in range(0, len(worklist), _CHUNK)]
         for _ in pool.map(lambda chunk: _count(chunk, {"device": device, "samples": samples}, found), chunks):
             print(f"{len(cases)} cases", flush=True)
     results = {"cases": cases, "device": device, "torch": torch.__version__.partition("+")[0]}

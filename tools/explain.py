@@ -136,16 +136,16 @@ def _backward(result: Any) -> None:
     outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
     leaves: dict[int, Any] = {}
     seen: set[Any] = set()
-    todo = [t.grad_fn for t in outputs]
-    while todo:
-        node = todo.pop()
+    worklist = [t.grad_fn for t in outputs]
+    while worklist:
+        node = worklist.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         variable = getattr(node, "variable", None)
         if variable is not None:
             leaves[id(variable)] = variable
-        todo += [n for n, _ in node.next_functions]
+        worklist += [n for n, _ in node.next_functions]
     if outputs and leaves:
         torch.autograd.grad(outputs, list(leaves.values()), [torch.ones_like(t) for t in outputs], allow_unused=True)
 

@@ -461,15 +461,15 @@ def _store(runner: Runner, op: Any) -> None:
 def _from_memory(pointer: SSAValue) -> bool:
     """Whether a place is computed from what was loaded."""
     seen: set[SSAValue] = set()
-    todo = [pointer]
-    while todo:
-        value = todo.pop()
+    worklist = [pointer]
+    while worklist:
+        value = worklist.pop()
         if value in seen or not isinstance(value.owner, Operation):
             continue
         if value.owner.name == "tt.load":
             return True
         seen.add(value)
-        todo += value.owner.operands
+        worklist += value.owner.operands
     return False
 
 

@@ -226,11 +226,11 @@ def _called(module: ModuleOp, entry: Operation | None) -> set[str]:
     """The names of the functions that `entry` (None: any function of the module) calls, and that these call."""
     functions = {_name(op): op for op in module.ops if isinstance(op, FuncOp)}
     found: set[str] = set()
-    todo = [module if entry is None else entry]
-    while todo:
-        names = {op.callee.string_value() for op in todo.pop().walk() if isinstance(op, CallOp)} - found
+    worklist = [module if entry is None else entry]
+    while worklist:
+        names = {op.callee.string_value() for op in worklist.pop().walk() if isinstance(op, CallOp)} - found
         found |= names
-        todo.extend(functions[name] for name in names if name in functions)
+        worklist.extend(functions[name] for name in names if name in functions)
     return found
 
 

@@ -61,14 +61,14 @@ def _may_be_zero(divisor: SSAValue) -> bool:
         return False
     if isinstance(owner, arith.MaxSIOp) and any((_integer(o) or 0) > 0 for o in owner.operands):
         return False
-    todo, seen = [divisor], {divisor}
-    while todo:
-        owner = todo.pop().owner
+    worklist, seen = [divisor], {divisor}
+    while worklist:
+        owner = worklist.pop().owner
         if not isinstance(owner, Operation) or isinstance(owner, loop.LoopLike):
             continue
         if isinstance(owner, loop.LoadOp) and owner.masked is not None:
             return False
-        todo += [o for o in owner.operands if o not in seen]
+        worklist += [o for o in owner.operands if o not in seen]
         seen.update(owner.operands)
     return True
 

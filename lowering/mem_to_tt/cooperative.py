@@ -243,12 +243,12 @@ def _together(load: SSAValue, loads: set[SSAValue]) -> SSAValue:
 
 def _behind(value: SSAValue) -> set[SSAValue]:
     """The results of all operations without regions that a value is computed by."""
-    found, todo = set[SSAValue](), [value]
-    while todo:
-        one = todo.pop()
+    found, worklist = set[SSAValue](), [value]
+    while worklist:
+        one = worklist.pop()
         if one not in found and isinstance(one.owner, Operation) and not one.owner.regions:
             found.add(one)
-            todo += one.owner.operands
+            worklist += one.owner.operands
     return found
 
 

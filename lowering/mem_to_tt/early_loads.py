@@ -73,15 +73,15 @@ def load_once(entry: Block, constant: Container[SSAValue], threads: int) -> None
 def _invariant(load: LoadOp, order: dict[Operation, int], body: Block) -> set[Operation] | None:
     """What a load is computed from in the body of a loop, itself included; None where that depends on the iteration."""
     found: set[Operation] = set()
-    todo: list[Operation] = [load]
-    while todo:
-        op = todo.pop()
+    worklist: list[Operation] = [load]
+    while worklist:
+        op = worklist.pop()
         if op in found or op not in order:
             continue
         if op.regions or (op is not load and not is_side_effect_free(op)) or any(v.owner is body for v in op.operands):
             return None
         found.add(op)
-        todo += [v.owner for v in op.operands if isinstance(v.owner, Operation)]
+        worklist += [v.owner for v in op.operands if isinstance(v.owner, Operation)]
     return found
 
 
@@ -89,15 +89,15 @@ def _before(load: LoadOp, order: dict[Operation, int], known: int) -> set[Operat
     """What a load is computed from, itself included, what comes before operation `known` aside; None where that is more than arithmetic, or
     depends on the program."""
     found: set[Operation] = set()
-    todo: list[Operation] = [load]
-    while todo:
-        op = todo.pop()
+    worklist: list[Operation] = [load]
+    while worklist:
+        op = worklist.pop()
         if op in found or (op in order and order[op] < known):
             continue
         if op not in order or op.regions or op.name == "tt.get_program_id" or (op is not load and not is_side_effect_free(op)):
             return None
         found.add(op)
-        todo += [v.owner for v in op.operands if isinstance(v.owner, Operation)]
+        worklist += [v.owner for v in op.operands if isinstance(v.owner, Operation)]
     return found
 
 

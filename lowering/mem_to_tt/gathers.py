@@ -14,7 +14,7 @@ def index_loops(info: NestAccess) -> set[Expr]:
     """The dimensions that loaded and computed indices of the nest's loads depend on."""
     found: set[Expr] = set()
     seen: set[SSAValue] = set()
-    todo: list[SSAValue] = []
+    worklist: list[SSAValue] = []
 
     def visit(dims: Iterable[Expr]) -> None:
         for d in dims:
@@ -23,13 +23,13 @@ def index_loops(info: NestAccess) -> set[Expr]:
                 found.add(d)
             elif value not in seen:
                 seen.add(value)
-                todo.append(value)
+                worklist.append(value)
 
     for access in info.access.values():
         if not access.is_store:
             visit(d for d in free_dims(access.offset) if d in info.opaque)
-    while todo:
-        op = todo.pop().owner
+    while worklist:
+        op = worklist.pop().owner
         if not isinstance(op, Operation):
             continue
         access = info.access.get(op)
@@ -40,5 +40,5 @@ def index_loops(info: NestAccess) -> set[Expr]:
                 visit(free_dims(info.exprs[operand]))
             elif operand not in seen:
                 seen.add(operand)
-                todo.append(operand)
+                worklist.append(operand)
     return found

@@ -234,16 +234,16 @@ def _places(buffer: SSAValue) -> list[SSAValue]:
     """What a buffer may be a part of: an argument, the result of an operator, or the buffer of an allocation. An operator may give
     back a view of any of its operands."""
     found: dict[SSAValue, None] = {}
-    todo = [buffer]
-    while todo:
-        value = todo.pop()
+    worklist = [buffer]
+    while worklist:
+        value = worklist.pop()
         owner = value.owner
         if isinstance(owner, (mem.ViewOp, mem.AllocOp)) and owner.operands:
-            todo.append(owner.operands[0])
+            worklist.append(owner.operands[0])
         elif value not in found:
             found[value] = None
             if isinstance(owner, Operation) and not isinstance(owner, mem.AllocOp):
-                todo += [v for v in owner.operands if isinstance(v.type, mem.BufferType)]
+                worklist += [v for v in owner.operands if isinstance(v.type, mem.BufferType)]
     return list(found)
 
 

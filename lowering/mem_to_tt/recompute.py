@@ -133,13 +133,13 @@ def _slice(store: loop.StoreOp) -> list[Operation] | None:
     inside = store.parent
     assert inside is not None
     wanted: set[Operation] = set()
-    todo = [store.value]
+    worklist = [store.value]
     nest = store.parent_op()
     while nest is not None and not isinstance(nest, loop.NestOp):
         nest = nest.parent_op()
     assert nest is not None
-    while todo:
-        owner = todo.pop().owner
+    while worklist:
+        owner = worklist.pop().owner
         if not isinstance(owner, Operation) or owner.parent is not inside or owner in wanted:
             continue
         if owner.regions or isinstance(owner, (loop.StoreOp, loop.BoundOp)) or len(wanted) == MOST:
@@ -147,5 +147,5 @@ def _slice(store: loop.StoreOp) -> list[Operation] | None:
         if isinstance(owner, loop.LoadOp) and owner.source in (*nest.out_args, *nest.outs):
             return None
         wanted.add(owner)
-        todo += owner.operands
+        worklist += owner.operands
     return [op for op in inside.ops if op in wanted]

@@ -302,14 +302,14 @@ def _returned_and_shared(func: FuncOp) -> set[SSAValue]:
     """Values of f16 and bf16 that the function returns, or stores into an argument, and whose elements many places share, such as gates
     of channels that forward saves: both are to be the same numbers, whatever is fused, since the error of one does not average out over
     these places. Casts round by themselves; a product of matrices is recognised by what it stores, and stays as it is."""
-    todo: list[SSAValue] = []
+    worklist: list[SSAValue] = []
     for op in func.body.block.ops:
         if isinstance(op, ReturnOp):
-            todo += op.arguments
+            worklist += op.arguments
         elif isinstance(op, nd.UpdateOp):
-            todo.append(op.value)
+            worklist.append(op.value)
     found: set[SSAValue] = set()
-    for value in todo:
+    for value in worklist:
         while isinstance(value.owner, nd.ViewOp):
             value = value.owner.input
         computed = isinstance(value.owner, Operation) and not isinstance(value.owner, CastOp | nd.MatmulOp)

@@ -278,9 +278,9 @@ def _is_part(op: Operation) -> bool:
 
 def _pieces(op: nd.CatOp) -> Iterator[tuple[SSAValue, list[Expr]]]:
     """What a join is made of and where each begins in it, joins of joins included."""
-    todo: list[tuple[SSAValue, list[Expr]]] = [(op.result, [ZERO] * tensor_type(op.result).rank)]
-    while todo:
-        joined, starts = todo.pop()
+    worklist: list[tuple[SSAValue, list[Expr]]] = [(op.result, [ZERO] * tensor_type(op.result).rank)]
+    while worklist:
+        joined, starts = worklist.pop()
         cat = joined.owner
         if not isinstance(cat, nd.CatOp) or not (cat is op or _is_part(cat)):
             yield joined, starts
@@ -292,7 +292,7 @@ def _pieces(op: nd.CatOp) -> Iterator[tuple[SSAValue, list[Expr]]]:
             if size is not ZERO:
                 parts.append((x, starts))
                 starts = [s + size if k == axis else s for k, s in enumerate(starts)]
-        todo += reversed(parts)
+        worklist += reversed(parts)
 
 
 def _store_slice(

@@ -244,14 +244,14 @@ class Footprint:
         """Where a stream meets its elements again: each loop along which it does not move, outermost first, with the reuse distance: the
         bytes, in lines, that all streams touch in one iteration of that loop. A cache that holds them keeps the elements."""
         found: list[tuple[Expr, float]] = []
-        todo = [self.plan]
-        while todo:
-            plan = todo.pop(0)
+        worklist = [self.plan]
+        while worklist:
+            plan = worklist.pop(0)
             if stream not in self.under(plan):
                 continue
             still = [k for k, (d, n) in enumerate(plan.loops) if n > 1 and not self._moves(stream, d)]
             found += [(plan.loops[k][0], self.working_set(plan, k + 1)) for k in still]
-            todo += plan.children
+            worklist += plan.children
         return found
 
     def _moves(self, stream: int, d: Expr) -> bool:

@@ -296,14 +296,14 @@ class GroupWriter:
 
     def _is_heavy(self, info: NestInfo) -> bool:
         """Whether a nest computes something expensive, inlined producers counted in."""
-        todo, seen = [info], {id(info)}
-        while todo:
-            info = todo.pop()
+        worklist, seen = [info], {id(info)}
+        while worklist:
+            info = worklist.pop()
             if info.heavy:
                 return True
             more = {id(i): i for a in info.reads if (i := self.inlined.get(a.tensor)) is not None and id(i) not in seen}
             seen.update(more)
-            todo += more.values()
+            worklist += more.values()
         return False
 
     def _computes_again(self, tensor: SSAValue, late: list[tuple[Member, tuple[Expr, ...] | None]]) -> bool:
@@ -311,15 +311,15 @@ class GroupWriter:
         member = self.locals[tensor].member
         if not member.info.is_pointwise or self._same_tensor_chain(member) or len({i for _, i in late}) > MOST_PLACES:
             return False
-        todo, seen, work = [tensor], {tensor}, 0.0
-        while todo and work <= MOST_WORK:
-            value = todo.pop()
+        worklist, seen, work = [tensor], {tensor}, 0.0
+        while worklist and work <= MOST_WORK:
+            value = worklist.pop()
             info = self.locals[value].member.info if value in self.locals else self.inlined[value]
             work += sum([units for _, units in info.parts])
             for t in {a.tensor for a in info.reads} - seen:
                 seen.add(t)
                 if t in self.inlined or (t in self.locals and not (self.needed(t) or self._is_scalar(t) or t in self.shared_out)):
-                    todo.append(t)
+                    worklist.append(t)
         return work <= MOST_WORK
 
     def _inner_dims(self, member: Member) -> list[Expr]:

@@ -157,41 +157,41 @@ class NestFacts:
     def computed_in(self, infos: Iterable[NestInfo]) -> list[Operation]:
         """Nests, the last one first, with those that are computed in them."""
         found: dict[Operation, None] = {}
-        todo = list(infos)
-        while todo:
-            info = todo.pop()
+        worklist = list(infos)
+        while worklist:
+            info = worklist.pop()
             if info.op not in found:
                 found[info.op] = None
-                todo += [self.inlined[a.tensor] for a in info.reads if a.tensor in self.inlined]
+                worklist += [self.inlined[a.tensor] for a in info.reads if a.tensor in self.inlined]
         return list(found)
 
     def readers(self, tensor: SSAValue) -> list[NestInfo]:
         """The nests that read a tensor or compute what reads it, those that are computed in others left out."""
         found: dict[Operation, NestInfo] = {}
-        todo, passed = list(self.consumers.get(tensor, ())), set[SSAValue]()
-        while todo:
-            info = todo.pop()
+        worklist, passed = list(self.consumers.get(tensor, ())), set[SSAValue]()
+        while worklist:
+            info = worklist.pop()
             value = info.op.results[0] if info.op.results else None
             if value is None or value not in self.inlined:
                 found[info.op] = info
             elif value not in passed:
                 passed.add(value)
-                todo += self.consumers.get(value, ())
+                worklist += self.consumers.get(value, ())
         return sorted(found.values(), key=lambda info: self.position[info.op])
 
     def forget(self, info: NestInfo) -> list[NestInfo]:
         """Drop what was derived from whether a nest's result is stored; returns the nests that this concerns."""
-        todo = list(self.consumers.get(info.op.results[0], ()))
+        worklist = list(self.consumers.get(info.op.results[0], ()))
         found: list[NestInfo] = []
-        while todo:
-            reader = todo.pop()
+        while worklist:
+            reader = worklist.pop()
             found.append(reader)
             self._reads.pop(reader.op, None)
             self._read_bytes.pop(reader.op, None)
             self._weight.pop(reader.op, None)
             self._units.pop(reader.op, None)
             if reader.op.results and reader.op.results[0] in self.inlined:
-                todo += self.consumers.get(reader.op.results[0], ())
+                worklist += self.consumers.get(reader.op.results[0], ())
         return found
 
     # ---- inlining

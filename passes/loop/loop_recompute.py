@@ -122,9 +122,9 @@ def _collect(plan: _Plan, nest: loop.NestOp, stored: Attribute) -> bool:
     assert inside is not None
     wanted: set[Operation] = set()
     loads = small = 0
-    todo: list[SSAValue] = [plan.value]
-    while todo:
-        value = todo.pop()
+    worklist: list[SSAValue] = [plan.value]
+    while worklist:
+        value = worklist.pop()
         owner = value.owner
         if isinstance(owner, Operation) and (owner.parent is inside or isinstance(owner, arith.ConstantOp)):
             if owner in wanted:
@@ -143,7 +143,7 @@ def _collect(plan: _Plan, nest: loop.NestOp, stored: Attribute) -> bool:
             elif not isinstance(owner, CHEAP):
                 return False
             else:
-                todo += owner.operands
+                worklist += owner.operands
         elif isinstance(owner, Operation) and owner.parent is nest.block and value.type == f32:
             if value not in plan.row_values:
                 plan.row_values.append(value)

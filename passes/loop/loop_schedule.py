@@ -159,9 +159,9 @@ class Cost:
     def _value_roots(self, value: SSAValue) -> frozenset[Expr]:
         """The loop dimensions that a computed value depends on."""
         found: set[Expr] = set()
-        todo, seen = [value], set()
-        while todo:
-            v = todo.pop()
+        worklist, seen = [value], set()
+        while worklist:
+            v = worklist.pop()
             if v in seen:
                 continue
             seen.add(v)
@@ -172,7 +172,7 @@ class Cost:
             if e is not None and e not in self.info.opaque:
                 found |= self.roots(e)
             elif isinstance(v.owner, Operation):
-                todo += v.owner.operands
+                worklist += v.owner.operands
         return frozenset(found)
 
     def access(self, access: Access, lanes_dim: Expr, width: int, mode_serial: bool) -> float:

@@ -120,15 +120,15 @@ class _Split:
     def _needed(self) -> list[Operation]:
         """Ops of the nest's body that the reduction needs, in order; small merges of parts are not loops in this sense."""
         wanted: set[Operation] = set()
-        todo: list[Operation] = [self.reduce]
-        while todo:
-            op = todo.pop()
+        worklist: list[Operation] = [self.reduce]
+        while worklist:
+            op = worklist.pop()
             for inner in (op, *loop.walk_bodies(op)):
                 for value in inner.operands:
                     owner = value.owner
                     if isinstance(owner, Operation) and owner.parent is self.nest.block and owner not in wanted:
                         wanted.add(owner)
-                        todo.append(owner)
+                        worklist.append(owner)
         return [op for op in self.nest.block.ops if op in wanted]
 
     # ---- the rewrite

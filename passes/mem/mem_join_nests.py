@@ -265,13 +265,13 @@ class _Order:
 
     def _allocates(self, nest: loop.NestOp, first: int) -> bool:
         """Whether a nest needs memory outside of the arena that is taken behind position `first`."""
-        todo = list(nest.outs)
-        while todo:
-            owner = todo.pop().owner
+        worklist = list(nest.outs)
+        while worklist:
+            owner = worklist.pop().owner
             if isinstance(owner, _DEFINITIONS) and self.position[owner] > first:
                 if isinstance(owner, mem.AllocOp) and (owner.kind.data != "arena" or owner.at is None):
                     return True
-                todo += owner.operands
+                worklist += owner.operands
         return False
 
     def join(self, members: Sequence[_Member], number: int) -> None:

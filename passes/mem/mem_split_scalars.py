@@ -161,12 +161,12 @@ def is_plain(op: Operation) -> bool:
 def slice_of(values: Iterable[SSAValue], block: Block) -> set[Operation]:
     """The ops of a block that compute `values`."""
     found: set[Operation] = set()
-    todo = list(values)
-    while todo:
-        op = todo.pop().owner
+    worklist = list(values)
+    while worklist:
+        op = worklist.pop().owner
         if isinstance(op, Operation) and op.parent is block and op not in found:
             found.add(op)
-            todo += op.operands
+            worklist += op.operands
     return found
 
 

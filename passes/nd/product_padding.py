@@ -146,11 +146,11 @@ def _goes_to_caller(rw: Rewriter) -> bool:
     """Whether what is being replaced is returned, maybe in another shape, as a tensor without gaps."""
     assert rw.at is not None
     layouts = rw.func.res_attrs.data if rw.func.res_attrs is not None else ()
-    todo = [rw.at.results[0]]
-    while todo:
-        for use in todo.pop().uses:
+    worklist = [rw.at.results[0]]
+    while worklist:
+        for use in worklist.pop().uses:
             if isinstance(use.operation, nd.ReshapeOp):
-                todo.append(use.operation.result)
+                worklist.append(use.operation.result)
             elif use.operation.name == "func.return" and use.index < len(layouts):
                 layout = layouts[use.index].data.get("nd.layout")  # pyright: ignore
                 found = tensor_type(use.operation.operands[use.index])
