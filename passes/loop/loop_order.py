@@ -2,9 +2,9 @@
 
 Any order that keeps the dependences computes the same; the graph's own is eager's. Where most memory is alive, a step that frees more
 than it makes comes before it, or one that makes more than it frees comes behind it: the gradient of a weight before that of the
-activation, since the saved activation goes with it. List scheduling by bytes would begin anew and lose what neighbours share in the
-cache; moves from the given order leave it where it does no harm. XLA's memory scheduler chooses among whole
-schedules instead.
+activation, since the saved activation goes with it. Steps that read the same (a weight) come behind it together, since one of them alone
+would only keep that alive. List scheduling by bytes would begin anew and lose what neighbours share in the cache; moves from the given
+order leave it where it does no harm. XLA's memory scheduler chooses among whole schedules instead.
 """
 
 from __future__ import annotations
