@@ -40,6 +40,7 @@ from ...errors import StepwellError
 from ...passes.loop.nest_access import Access, Loop, NestAccess, Node
 from .follow import memory_of
 from .gathers import index_loops
+from .product_nests import HALVES, product_loops
 
 DEFAULT_HINT = 64
 """What a size counts for about which nothing is known."""
@@ -99,6 +100,8 @@ UNROLL = 32
 """Iterations of a window (a reduction over several loops) that become straight code."""
 SHORT_LOOP = 8
 """The same for a single loop."""
+SHARING = 4
+"""Rows of a tile that are multiplied by the same vector, where that has more bytes than each of them."""
 IN_WINDOW = 2
 """Elements of a thread where each comes from a window: more would lie too far apart for the warp to load side by side."""
 GATHERED = 16
@@ -113,6 +116,23 @@ CROSSED_TILE = 4096
 """Elements of the tile of such a program, which 8 warps share."""
 CROSSED_PIECES = 2
 """Such tiles that are on chip at once."""
+LEAST_DOT = 16
+"""The shortest side of what the units for matrix products take."""
+MOST_DOT = 64
+"""Rows of a product that a program has all of: it reads the other matrix once."""
+LEAST_PRODUCT = 1 << 17
+"""Multiplications of a product from which on it is one of matrices."""
+DOT_STAGES = 4
+"""Iterations under way of a loop over a product's terms; one less where a program has many columns of 16-bit numbers as they are."""
+DOT_COLUMNS = (128, 64, 32)
+"""Columns of a product that a program may have: as many as leave DOT_PROGRAMS programs."""
+DOT_BLOCK = 128 * 128
+"""Elements of the other matrix that a program multiplies by at once; where they are computed, which takes registers, 8 warps have them,
+otherwise 4, and by 64 rows half as many."""
+DOT_TERMS = (256, 128, 64, 32)
+"""Columns of the rows, or terms of their sums, that these may be."""
+DOT_PROGRAMS = 96
+"""Programs below which a product has shorter blocks of columns, or its sums are split."""
 I32_MAX = 2**31 - 1
 
 
@@ -157,6 +177,11 @@ class Machine:
         return self._capability >= 90
 
     @property
+    def multiplies_halves(self) -> bool:
+        """Whether it has units for products of 16-bit numbers, bf16 among them: NVIDIA's from Ampere on, AMD's."""
+        return self._capability >= 80 or not self.takes_ptx
+
+    @property
     def _capability(self) -> int:
         return int(self.name[3:].rstrip("af")) if self.name.startswith("sm_") else 0
 
@@ -193,7 +218,8 @@ class Tile:
     before it has left (0: nowhere), `registers` how many a thread may have (0: as many as it likes), `strip` how many iterations of the
     last of `rest` a program has, one after the other, `apart` whether a program has one block of one of the loops inside, which follow
     each other, `cross` the block of an axis for loops inside that have reductions of the whole row in them (0: there is none), `halves`
-    whether 16-bit numbers that several loops read stay on chip as they are, and each loop widens them."""
+    whether 16-bit numbers that several loops read stay on chip as they are, and each loop widens them, `dot` whether the sum of products
+    that the loops inside are, of a value along each of the two axes, is a matrix product (products.py)."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
@@ -208,6 +234,7 @@ class Tile:
     apart: int = 0
     cross: int = 0
     halves: int = 0
+    dot: int = 0
 
     @property
     def elements(self) -> int:
@@ -258,7 +285,7 @@ class Sizes:
 
 def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Machine = MACHINES["sm_90"]) -> Tile:
     """The tile of a nest."""
-    tile = _within(_choose(info, Sizes(hints), gpu), info, gpu)
+    tile = product_tile(info, Sizes(hints), gpu) or _within(_choose(info, Sizes(hints), gpu), info, gpu)
     warps = max(1, tile.warps * 32 // gpu.lanes)
     return replace(tile, warps=min(warps, gpu.max_warps))
 
@@ -273,6 +300,32 @@ def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
     if x is not None:
         return _columns(loops, x, long, sizes, gpu)
     return _rows(info, loops, long, sizes)
+
+
+def product_tile(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile | None:
+    """The tile of a product of few rows; None for another nest, and one of too many rows, or too small. A program has all rows, and blocks of
+    the other matrix, or matrices, under way in shared memory."""
+    loops = product_loops(info) if gpu.multiplies_halves else None
+    if loops is None:
+        return None
+    few, many = sorted(loops, key=lambda one: sizes(one.size))
+    inside = [n for n in info.root.walk() if n is not info.root]
+    most, depth = range_of(few.size, info.ranges).hi, min(sizes.trips(n.loops) for n in inside)
+    if most is None or most > MOST_DOT or sizes(few.size) * sizes(many.size) * depth < LEAST_PRODUCT:
+        return None
+    rest = [one for one in info.root.loops if one is not few and one is not many]
+    rows, around = max(LEAST_DOT, power_of_two(most)), sizes.trips(rest)
+    columns = next((n for n in DOT_COLUMNS if around * (sizes(many.size) // n) >= DOT_PROGRAMS), DOT_COLUMNS[-1])
+    loads = [a for n in inside for a in n.accesses if not a.is_store and any(one.dim in free_dims(a.offset) for one in n.loops)]
+    each = sum(element_bytes(a.dtype) * (rows if few.dim in free_dims(a.offset) else columns) for a in loads)
+    computes = any(a.dtype not in HALVES for a in loads)
+    stages = DOT_STAGES if computes or columns < DOT_COLUMNS[0] else DOT_STAGES - 1
+    longest = DOT_BLOCK // columns // (2 if computes and rows == MOST_DOT else 1)
+    # one program multiplies while another one waits: two have room
+    fitting = [n for n in DOT_TERMS if n <= longest and each * n * (stages - 1) <= gpu.shared // 2] or [DOT_TERMS[-1]]
+    terms = next((n for n in fitting if depth % n == 0), fitting[0])
+    warps = 8 if computes and columns == DOT_COLUMNS[0] else 4
+    return Tile([([few], rows), ([many], columns)], rest, inner=terms, stages=stages, warps=warps, dot=1)
 
 
 def _within(tile: Tile, info: NestAccess, gpu: Machine) -> Tile:
@@ -405,6 +458,8 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             warps = _warps(cross * block, THREAD)
             return Tile([(list(loops), 1)] if loops else [], inner=block, warps=warps, pieces=-(-longest // block), cross=cross)
     kept = kept_tensors(inside)
+    if loops and not kept and longest >= TILE and sizes.trips(loops) >= TILE and _shares_more(inside):
+        return Tile([(list(loops), SHARING)], inner=TILE, warps=4, stages=STAGES)
     scans = any(isinstance(n.op, loop.ScanOp) for n in inside)
     block, pieces = min(SCANNED if scans else CHUNK, power_of_two(longest)), 1
     if fixed and not reads_once(inside, longest) and longest * max(1, kept) <= ON_CHIP:
@@ -464,6 +519,18 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         block = 512 * warps  # the elements of a thread in more, shorter pieces take fewer registers
         pieces = -(-longest // block)
     return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
+
+
+def _shares_more(inside: Sequence[Node]) -> bool:
+    """Whether rows that are summed up have more in common than each has for itself, in bytes: a matrix of bytes times a vector of 16 bits."""
+    if any(not isinstance(n.op, loop.ReduceOp) or set(n.op.kind_names) != {"sum"} for n in inside):
+        return False
+    moved = {True: 0, False: 0}
+    for n in inside:
+        own = {one.dim for one in n.loops}
+        for a in n.accesses:
+            moved[free_dims(a.offset) <= own] += element_bytes(a.dtype)
+    return moved[True] > moved[False]
 
 
 def is_crossed(node: Node) -> bool:

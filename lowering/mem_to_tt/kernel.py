@@ -13,7 +13,7 @@ from typing import Any
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import IntegerType, StringAttr, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
-from xdsl.traits import is_side_effect_free
+from xdsl.transforms.dead_code_elimination import is_trivially_dead
 
 from ...dialects import loop
 from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, exact_quotient, linear_coeff, minimum, product
@@ -49,6 +49,7 @@ from .exchange import Group, draw, part_of, words_of
 from .fills import fill_loads
 from .follow import memory_of
 from .joined_axes import reduce_axis
+from .products import lower_product
 from .reductions import Accumulator, ArgAccumulator, accumulator
 from .scans import lower_scan
 from .state import Axis, State, UnsupportedNest, address_in, memory_type, scalar_type
@@ -120,12 +121,12 @@ def is_aligned(buffer: SSAValue) -> bool:
 
 
 def drop_unused(block: Block) -> None:
-    """Take away pure operations whose results nobody uses."""
+    """Take away operations whose results nobody uses, if they do nothing else than make them."""
     for op in reversed(list(block.ops)):
         for region in op.regions:
             for inner in region.blocks:
                 drop_unused(inner)
-        if op.results and not any(r.first_use for r in op.results) and is_side_effect_free(op):
+        if op.results and is_trivially_dead(op):
             op.detach()
             op.erase()
 
@@ -443,6 +444,9 @@ class NestLowering:
         """loop.reduce."""
         s = self.s
         node = s.info.nodes[op]
+        if self.tile.dot:
+            self._define(op, lower_product(self, op, node))
+            return
         parts = self._parts(op)
         how = self.how(node)
         if how == "tile" and self.whole(node) is not None:

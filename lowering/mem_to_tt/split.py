@@ -22,7 +22,7 @@ from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_transform import Refused
 from ...passes.loop.schedule_attrs import schedule_table
 from ...passes.manager import Pass
-from .config import LANES, UNROLL, Sizes, column_loop
+from .config import DOT_PROGRAMS, LANES, UNROLL, Sizes, Tile, column_loop, machine, product_tile
 from .tiles import GPU
 
 PROGRAMS = 2112
@@ -33,6 +33,10 @@ IDLE = 132
 """The same where the nest reads again what it reduces: split, it would no longer find it in the nearest cache."""
 FEWEST_PARTS = 4
 """Fewer parts than these are not worth a kernel that puts them together."""
+DOT_PARTS = (2, 4, 8)
+"""In how many parts the sums of a product may be split."""
+DOT_BLOCKS = 2
+"""Blocks of terms that a part has at least."""
 LONG = 4096
 """Elements that a program reads at least; a reduction that is shorter stays whole."""
 
@@ -46,13 +50,20 @@ class GpuSplitReduction(Pass):
     programs: int = PROGRAMS
     """How many programs there should be."""
 
+    target: str = "sm_90"
+    """The GPU: sm_80, sm_90, gfx942 or another of their makers."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
-        sizes = Sizes(hints)
+        sizes, gpu = Sizes(hints), machine(self.target)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
                 for reduce in [r for r in nest.block.ops if isinstance(r, loop.ReduceOp)]:
                     info = NestAccess(nest, symbols)
+                    tile = product_tile(info, sizes, gpu)
+                    if tile is not None:
+                        self._split_product(nest, reduce, tile, sizes, symbols)
+                        continue
                     wanted = self._wanted(nest, reduce, sizes, info)
                     if wanted >= FEWEST_PARTS:
                         self._split(nest, reduce, wanted, info, sizes, symbols)
@@ -70,6 +81,17 @@ class GpuSplitReduction(Pass):
             self.remark(nest, f"reduction not split: {refused}", kind="missed")
             return
         self.remark(nest, f"reduction split: {said}", kind="applied")
+        self.statistic("num-split")
+
+    def _split_product(self, nest: loop.NestOp, reduce: loop.ReduceOp, tile: Tile, sizes: Sizes, symbols: RangeEnv) -> None:
+        """Parts of a product's sums, of whole blocks each, where there are few blocks of columns."""
+        programs, blocks = tile.programs(sizes), sizes(reduce.loop_sizes[0]) // tile.inner
+        even = [n for n in DOT_PARTS if blocks % n == 0 and blocks // n >= DOT_BLOCKS]
+        if programs >= DOT_PROGRAMS or not even or len(reduce.loop_sizes) != 1:
+            return
+        parts = next((n for n in even if programs * n >= DOT_PROGRAMS), even[-1])
+        said = LoopSplitReduction(parts=parts, parts_first=True).transform(nest, reduce, symbols)
+        self.remark(nest, f"product split: {said}", kind="applied")
         self.statistic("num-split")
 
     def _wanted(self, nest: loop.NestOp, reduce: loop.ReduceOp, sizes: Sizes, info: NestAccess) -> int:

@@ -5,7 +5,8 @@
 A tile that several programs share has `group = 8` beside (exchange.py), `run = 3136` where a block begins with every 3136 iterations of the
 loops inside, and `registers = 128`, which a thread has at most. With `strip = 8` a program takes 8 iterations of the last of `rest`, with
 `apart = 1` one block of one of the loops inside. `cross = 64` is the block of one more axis, for loops inside that have reductions in
-them. With `halves = 1` 16-bit numbers stay on chip as they are from one loop inside to the next. Loops are those of the nest as the
+them. With `halves = 1` 16-bit numbers stay on chip as they are from one loop inside to the next. With `dot = 1` the loops inside are a
+matrix product, whose factors vary along one of two axes each. Loops are those of the nest as the
 analysis has merged and split them (the remark of gpu-schedule says which), by number.
 """
 
@@ -24,6 +25,7 @@ from ...passes.loop.schedule_attrs import schedule_table, update_schedule
 from .config import (
     BLOCK,
     FEWEST_LANES,
+    LEAST_DOT,
     SQUARE,
     Machine,
     Sizes,
@@ -44,7 +46,7 @@ GPU = "gpu"
 """Key in the schedule of a nest."""
 LARGEST_GROUP = 32
 """Programs that may share a tile: each lane of a warp looks after one of them."""
-SHARED = {"group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0, "halves": 0}
+SHARED = {"group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0, "halves": 0, "dot": 0}
 """Numbers that few tiles have, and what they are for the others."""
 NUMBERS = ("inner", "pieces", "stages", "warps")
 
@@ -96,6 +98,8 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
         raise UnsupportedNest("schedule: strip divides the last of the loops of rest where a nest reads what it stores, or adds to it")
     if values.get("cross") and (not values["inner"] or values.get("group", 1) > 1 or values.get("apart")):
         raise UnsupportedNest("schedule: a tile with cross has inner as well, and neither group nor apart")
+    if values.get("dot") and (len(axes) != 2 or min(*blocks, values["inner"]) < LEAST_DOT):
+        raise UnsupportedNest(f"schedule: a tile with dot has two axes, their blocks and inner are at least {LEAST_DOT}")
     run = values.get("run", 0)
     if run and any(has_effect(n) and (not n.loops or (n.loops[-1].size.value or 0) % run) for n in long_loops(info)):
         raise UnsupportedNest("schedule: the last of the loops inside is as long as a run, or as several")

@@ -16,7 +16,7 @@ from ...dialects.create import create
 from ...dialects.expr import Expr, FloorDiv, IndexMap, Mod, as_expr, dim, free_dims, product, strides_contiguous
 from ...dialects.expr_ranges import Range, RangeEnv
 from ...dialects.expr_walk import children
-from ...dialects.nd_pointwise import OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
+from ...dialects.nd_pointwise import CONTRACT, OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, is_float, tensor_type
 from ...passes.loop.body import Body
 from ...passes.loop.repeat_find import INLINE
@@ -43,7 +43,10 @@ def _named_pointwise(low: Lowering, op: Operation) -> None:
 
     def build(b: Body, index: tuple[Expr, ...]) -> SSAValue:
         x = _operands(low, op, b, index)
-        return emit(b, dtype, x) if emit else scalars.named(b, name, x, compute_type(dtype))
+        made = emit(b, dtype, x) if emit else scalars.named(b, name, x, compute_type(dtype))
+        if CONTRACT in op.attributes and isinstance(made.owner, arith.MulfOp):
+            made.owner.properties["fastmath"] = arith.FastMathFlagsAttr([arith.FastMathFlag.ALLOW_CONTRACT])
+        return made
 
     low.compute(op, build)
 

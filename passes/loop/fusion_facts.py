@@ -28,6 +28,9 @@ FAR = 8
 ONCE, FEW_TIMES = 1.5, 8
 """A producer is computed in its only reader where that needs each element fewer times than the one, on the average, or the loops of the
 reader go round the other times for each element that it makes or needs: then it costs little beside the rest."""
+MOST_PRODUCTS = 64
+"""Products that an element is a factor of, up to which it is computed where they are, heavy or not: as many rows are few to a GPU's kernel of
+a product, which computes the other matrix as it reads it, once."""
 REPEATED_OPS = 24
 """A nest of more operations is not repeated in several readers."""
 MAX_BODY = 192
@@ -238,6 +241,10 @@ class NestFacts:
         tensor = info.op.results[0]
         consumers = self.consumers[tensor]
         ops, heavy = self.weight(info)
+        for reader in consumers:
+            repeats = self.iterations(reader) // max(self._times_read(reader, tensor), 1) if reader.multiplies else 0
+            if repeats > MOST_PRODUCTS and (heavy or sum(self.bytes(r.tensor) for r in self.reads(info)) > 2 * self.bytes(tensor)):
+                return f"each of its elements is a factor of {repeats} products, and costs more than to load it"
         if len(consumers) == 1:
             if heavy == 0:
                 return ""

@@ -57,6 +57,8 @@ class NestInfo:
     reductions: int = 0
     other_loops: int = 0
     sequential: bool = False
+    multiplies: bool = False
+    """Whether it is the terms of a matrix product (`fastmath<contract>`)."""
 
     @property
     def is_pointwise(self) -> bool:
@@ -120,6 +122,7 @@ class _Walk:
                 self.loop(op, sizes)
             info.ops += 1
             info.heavy += op.name in HEAVY
+            info.multiplies |= isinstance(op, arith.MulfOp) and arith.FastMathFlag.ALLOW_CONTRACT in op.fastmath.data
             units += op_cost(op)
         info.parts.append((sizes, units))
 

@@ -404,6 +404,9 @@ class RowPlanner:
                 return f"{rows} rows are too few to share out among programs"
         if (columns or facts.inner) and any(self._contiguous_along(a, fusion.rows) for a in (*facts.reads, *facts.writes)):
             return "the elements of a row do not lie side by side"
+        added_up = [(a, [d.index for d in p.reduced if d in p.place]) for p in columns for a in p.facts.reads]
+        if any(self._contiguous_along(a, rows) for a, rows in added_up):
+            return "the elements of a row do not lie side by side"
         if not columns:
             return ""
         if not all(k in COLUMN_MODES and t in (f32, f64, i32, i64) for p in columns for k, t in _results(p)):

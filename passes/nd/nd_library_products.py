@@ -3,6 +3,7 @@
     %p = nd.matmul %a, %b ; %y = nd.add %p, %bias     ->   aten.addmm(%bias, %a, %b), where nothing else needs the product
     %p = nd.matmul %a, %b   (rank over 2)             ->   aten.bmm of the operands with one batch dimension
     %p = nd.matmul %a, %b   (tiny)                    ->   nd.mul ; nd.reduce, a kernel of ours: a call costs the host more than that
+    %p = nd.matmul %a, %b   (few rows, large %b)      ->   the same, which fuses with what computes %b: see few_rows
     %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
     %c = nd.conv %x, %w     (1x1, small, of float32)  ->   aten.bmm of channels and pixels; its gradients too: see pixel_products
 
@@ -27,6 +28,7 @@ from ...dialects.nd_types import FLOATS, tensor_type
 from ..loop.library_cost import size
 from ..loop.loop_fuse import symbol_hints
 from ..manager import Pass
+from .few_rows import ROWS, product_of_few_rows
 from .nd_small_products import as_terms
 from .pixel_products import SMALL, convolution_as_product, gradients_as_products
 from .product_padding import PART, padded_product, product_call
@@ -39,15 +41,15 @@ TINY = 1 << 17
 (measured on an H200)."""
 
 
-def with_bias(rw: Rewriter, op: Operation, part: int) -> SSAValue | None:
-    """product + bias as one call: the bias is a vector over the columns. `part`: see `padded_product`."""
+def product_and_bias(op: Operation) -> tuple[nd.MatmulOp, SSAValue] | None:
+    """The product and the vector over its columns that an addition adds, where nothing else needs the product."""
     for k, value in enumerate(op.operands):
         found, bias = value.owner, op.operands[1 - k]
         if not isinstance(found, nd.MatmulOp) or len(list(value.uses)) != 1:
             continue
         t, b = tensor_type(value), tensor_type(bias)
         if t.rank == 2 and b.rank == 1 and b.dims[0] is t.dims[1] and b.element_type == t.element_type:
-            return padded_product(rw, found.lhs, found.rhs, bias, t, part) or product_call(rw, (bias, found.lhs, found.rhs), t)
+            return found, bias
     return None
 
 
@@ -128,17 +130,38 @@ class NdLibraryProducts(Pass):
     part: int = PART
     """Bytes of a product for the caller that is made at once, where its rows are padded (passes/nd/product_padding.py); 0: all of it."""
 
+    rows: int = ROWS
+    """Rows (or columns) of a product of 16-bit numbers that are few, so that it becomes a kernel of ours, which computes the other matrix as
+    it goes through it (passes/nd/few_rows.py); 0: none are."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
 
+        def of_few_rows(rw: Rewriter, found: nd.MatmulOp, bias: SSAValue | None = None) -> SSAValue | None:
+            made = product_of_few_rows(rw, found, hints, self.rows, bias)
+            if made is not None:
+                self.remark(found, f"a kernel of its own: at most {self.rows} rows (rows)", "applied")
+            return made
+
         def biased_product(rw: Rewriter, found: Operation) -> SSAValue | None:
-            return with_bias(rw, found, self.part)
+            """product + bias as one kernel, or one call."""
+            pair = product_and_bias(found)
+            if pair is None:
+                return None
+            op, bias = pair
+            t = tensor_type(op.result)
+            made = of_few_rows(rw, op, bias)
+            return made or padded_product(rw, op.lhs, op.rhs, bias, t, self.part) or product_call(rw, (bias, op.lhs, op.rhs), t)
 
         def library_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             return as_call(rw, found, self.part) if isinstance(found, nd.MatmulOp) else None
 
         def tiny_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             return product_of_few(rw, found, hints, self.tiny) if isinstance(found, nd.MatmulOp) else None
+
+        def few_rows(rw: Rewriter, found: Operation) -> SSAValue | None:
+            assert isinstance(found, nd.MatmulOp)
+            return None if _awaits_bias(found) else of_few_rows(rw, found)
 
         def pixel_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             as_product = convolution_as_product if isinstance(found, nd.ConvOp) else gradients_as_products
@@ -152,10 +175,10 @@ class NdLibraryProducts(Pass):
             if not any(isinstance(o, (nd.MatmulOp, nd.ConvOp, nd.ExternOp)) for o in func.body.block.ops):
                 continue
             rules = {
-                OPS["add"]: [biased_product], nd.MatmulOp: [tiny_product, library_product], nd.ConvOp: [convolution_bias, pixel_product],
+                OPS["add"]: [biased_product], nd.MatmulOp: [tiny_product, few_rows, library_product], nd.ConvOp: [convolution_bias, pixel_product],
                 nd.ExternOp: [pixel_product],
             }  # fmt: skip
             rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]
             rewriter.run()
-            for rule in (biased_product, tiny_product, library_product, convolution_bias, pixel_product):
+            for rule in (biased_product, tiny_product, few_rows, library_product, convolution_bias, pixel_product):
                 self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import nd
 from ...dialects.expr import as_expr, product
 from ...dialects.nd_base import IntsAttr
-from ...dialects.nd_pointwise import OPS, CastOp, CmpOp, FmaOp, PointwiseOp, SelectOp
+from ...dialects.nd_pointwise import CONTRACT, OPS, CastOp, CmpOp, FmaOp, PointwiseOp, SelectOp
 from ...dialects.nd_types import FLOATS, TensorType, compute_type, element_bytes, tensor_type
 from ..loop.library_cost import size
 from ..loop.loop_fuse import symbol_hints
@@ -53,21 +53,42 @@ FEWEST_TILES = 32
 """Register tiles below which the difference is not worth the code of another nest."""
 
 
-def as_terms(rw: Rewriter, op: nd.MatmulOp) -> SSAValue:
-    """A product as multiplications and a sum over them, in f32 for 16-bit numbers."""
+def as_terms(rw: Rewriter, op: nd.MatmulOp, rounded: bool = False) -> SSAValue:
+    """A product as multiplications and a sum over them, in f32 for 16-bit numbers; `rounded`: of operands that are rounded to their type
+    even where what computes them stands in the same nest, and whose products may be added up by a unit for matrix products."""
+    made = sum_of_terms(rw, op, rounded)
+    return made if tensor_type(made) == tensor_type(op.result) else rw.new(CastOp.new((made,), op.result.type))
+
+
+def sum_of_terms(rw: Rewriter, op: nd.MatmulOp, rounded: bool = False) -> SSAValue:
+    """The same, not yet rounded to the type of the product."""
     a, b, t = (tensor_type(x) for x in (op.lhs, op.rhs, op.result))
     *batch, rows, columns = t.dims
     depth, wide = a.dims[-1], compute_type(t.element_type)
     order = [*range(len(batch)), len(batch) + 1, len(batch)]
-    left = rw.new(nd.ReshapeOp.new((op.lhs,), a.with_dims((*batch, rows, ONE, depth))))
-    right = rw.new(nd.PermuteOp.new((op.rhs,), b.with_dims((*batch, columns, depth)), dims=IntsAttr.get(order)))
+    lhs, rhs = (_rounded(rw, x) for x in op.operands) if rounded else op.operands
+    left = rw.new(nd.ReshapeOp.new((lhs,), a.with_dims((*batch, rows, ONE, depth))))
+    right = rw.new(nd.PermuteOp.new((rhs,), b.with_dims((*batch, columns, depth)), dims=IntsAttr.get(order)))
     right = rw.new(nd.ReshapeOp.new((right,), b.with_dims((*batch, ONE, columns, depth))))
     if wide != t.element_type:
         left, right = (rw.new(CastOp.new((x,), TensorType.get(tensor_type(x).dims, wide, t.device.data))) for x in (left, right))
     terms = rw.new(OPS["mul"].new((left, right), TensorType.get((*t.dims, depth), wide, t.device.data)))
+    if rounded:
+        terms.owner.attributes[CONTRACT] = UnitAttr()
     total = TensorType.get(t.dims, wide, t.device.data)
-    made = rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=IntsAttr.get([t.rank])))
-    return made if wide == t.element_type else rw.new(CastOp.new((made,), t))
+    return rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=IntsAttr.get([t.rank])))
+
+
+def _rounded(rw: Rewriter, x: SSAValue) -> SSAValue:
+    """A tensor of 16-bit numbers, by way of f32 where something else than a cast computes it: a cast rounds wherever it stands."""
+    source = x
+    while isinstance(source.owner, nd.ViewOp):
+        source = source.owner.operands[0]
+    if isinstance(source.owner, Block | nd.ExternOp | CastOp):
+        return x
+    t = tensor_type(x)
+    wide = TensorType.get(t.dims, compute_type(t.element_type), t.device.data)
+    return rw.new(CastOp.new((rw.new(CastOp.new((x,), wide)),), t))
 
 
 def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = DEEPEST, widest: int = WIDEST) -> bool:

@@ -74,7 +74,7 @@ def padded_product(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, bias: SSAValue | 
         return None
     rows, columns, depth = sizes
     # whose length is the distance of rows in memory: of the result and a row-major right side the columns, and so on
-    turned = _is_turned(rw, lhs), _is_turned(rw, rhs)
+    turned = is_turned(rw, lhs), is_turned(rw, rhs)
     strides = [n.value for n in (columns, rows if turned[0] else depth, depth if turned[1] else columns) if n.value is not None]
     m = _up(rows) if turned[0] else rows
     n = _up(columns)
@@ -185,14 +185,14 @@ def _alignment(n: int) -> int:
     return min(n & -n, ALIGNED)
 
 
-def _is_turned(rw: Rewriter, x: SSAValue) -> bool:
+def is_turned(rw: Rewriter, x: SSAValue) -> bool:
     """Whether the columns of a matrix lie in memory as its rows."""
     op = x.owner
     if isinstance(op, Block):
         attributes = rw.func.arg_attrs
         layout = attributes.data[op.args.index(x)].data.get("nd.layout") if attributes is not None else None  # pyright: ignore
         return isinstance(layout, LayoutAttr) and layout.stride_exprs[0].value == 1 and layout.stride_exprs[1].value != 1
-    return isinstance(op, nd.PermuteOp) and list(op.dims.data) == [1, 0] and not _is_turned(rw, op.input)
+    return isinstance(op, nd.PermuteOp) and list(op.dims.data) == [1, 0] and not is_turned(rw, op.input)
 
 
 def _padded(rw: Rewriter, x: SSAValue, sizes: tuple[Expr, ...], turned: bool) -> SSAValue:

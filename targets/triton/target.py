@@ -32,6 +32,7 @@ class GpuTarget(Target):
             for name, given in (
                 ("gpu-cooperative-rows", options),
                 ("gpu-fission", options),
+                ("gpu-split-reduction", options.split()[0]),
                 ("gpu-schedule", options),
                 ("mem-to-tt", options.split()[0]),
             ):
@@ -40,6 +41,8 @@ class GpuTarget(Target):
             target = options.split()[0]
             if "tt-overlap-launches" not in names and "to-host" in names and machine(target.partition("=")[2]).overlaps_launches:
                 pipeline.add("tt", f"tt-overlap-launches{{{target}}}", "end")
+            if "nd-library-products" in plain and not machine(target.partition("=")[2]).multiplies_halves:
+                pipeline.replace("nd-library-products", "nd-library-products{rows=0}")
         if "nd-attention" in names and not has_fast_attention(device):
             pipeline.remove("nd-attention")
         if measure != "never" and "gpu-schedule" in names and "gpu-tune" not in names:
