@@ -316,7 +316,7 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile | None:
     rest = [one for one in info.root.loops if one is not few and one is not many]
     rows, around = max(LEAST_DOT, power_of_two(most)), sizes.trips(rest)
     columns = next((n for n in DOT_COLUMNS if around * (sizes(many.size) // n) >= DOT_PROGRAMS), DOT_COLUMNS[-1])
-    loads = [a for n in inside for a in n.accesses if not a.is_store and any(one.dim in free_dims(a.offset) for one in n.loops)]
+    loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
     each = sum(element_bytes(a.dtype) * (rows if few.dim in free_dims(a.offset) else columns) for a in loads)
     computes = any(a.dtype not in HALVES for a in loads)
     stages = DOT_STAGES if computes or columns < DOT_COLUMNS[0] else DOT_STAGES - 1

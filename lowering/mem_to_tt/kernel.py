@@ -665,7 +665,12 @@ class NestLowering:
                 self.block_start = at
                 flat = b.add(at, s.lane(axis))
                 s.axes[axis].mask = b.cmpi("slt", flat, limit) if ragged else None
-                self.decode(flat, node.loops)
+                if len(node.loops) > 1 and (node.loops[-1].size.value or 1) % block == 0:
+                    last, size = node.loops[-1], s.number(node.loops[-1].size)
+                    s.dims[last.dim] = b.add(_remainder(s, at, size), s.lane(axis))
+                    self.decode(_quotient(s, at, size), node.loops[:-1])  # the same for the whole block
+                else:
+                    self.decode(flat, node.loops)
                 return body(now, s.axes[axis].mask)
 
             s.lane(axis)

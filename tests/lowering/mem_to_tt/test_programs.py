@@ -109,6 +109,10 @@ def eight_bits(dtype, x):
     return made.view(torch.uint8), codes.float(), codes.roll(1).clone().view(torch.uint8)
 
 
+def few_rows(*shape, dtype=BF16):
+    return (randn(*shape) / 16).to(dtype)
+
+
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
 PROGRAMS = {
     "gelu": (lambda x, y, z: F.gelu(x) * y + z, randn(20, 60), randn(20, 60), randn(60)),
@@ -223,6 +227,28 @@ PROGRAMS = {
     "layer norm of bf16": (layer_norm, randn(5, 300, dtype=BF16), randn(300, dtype=BF16), randn(300, dtype=BF16)),
     "where": (lambda x, y: torch.where(x > y, x, y.exp()), randn(20, 30), randn(30)),
     "gather along rows": (lambda x, i: x[:, :, i] * 2, randn(6, 40, 7), whole(0, 7, 130)),
+    "few rows": (lambda x, w, b: F.gelu(F.linear(x, w, b)), few_rows(16, 1024), few_rows(1030, 1024), few_rows(1030)),
+    "few rows, columns side by side": (lambda x, w: x @ w, few_rows(33, 1000, dtype=torch.float16), few_rows(1000, 1056, dtype=torch.float16)),
+    "few rows, a long sum": (lambda x, w: x @ w.t(), few_rows(3, 4096), few_rows(260, 4096)),
+    "few columns": (lambda x, w: w @ x.t(), few_rows(5, 1024), few_rows(1032, 1024)),
+    "few rows by bytes": (
+        lambda x, w, s: (x @ w.to(x.dtype).t()) * s, few_rows(16, 1024), whole(-127, 128, 1024, 1024).to(torch.int8), few_rows(1024)
+    ),
+    "few rows by bytes and scales": (
+        lambda x, w, s: x @ ((w.to(x.dtype) - 128).view(1032, 8, 128) * s[..., None]).view(1032, 1024).t(),
+        few_rows(5, 1024), whole(0, 256, 1032, 1024).to(torch.uint8), few_rows(1032, 8),
+    ),  # fmt: skip
+    "few rows by halves of bytes": (
+        lambda x, w, s: x @ ((torch.stack([w & 15, w >> 4], -1).view(1032, 1024).to(torch.int8) - 8).to(x.dtype) * s).t(),
+        few_rows(2, 1024), whole(0, 256, 1032, 512).to(torch.uint8), few_rows(1032, 1),
+    ),  # fmt: skip
+    "few rows by 8-bit floats": (lambda x, w: x @ w.to(x.dtype).t(), few_rows(9, 1024), few_rows(1024, 1024).to(torch.float8_e4m3fn)),
+    "few rows by two matrices": (
+        lambda x, v, w: F.silu(x @ v.t()) * (x @ w.t()), few_rows(4, 1024), few_rows(1024, 1024), few_rows(1024, 1024)
+    ),
+    "one row by bytes": (
+        lambda x, w, s: (x @ w.to(x.dtype).t()) * s, few_rows(1, 1024), whole(-127, 128, 1028, 1024).to(torch.int8), few_rows(1028)
+    ),
     "rows over their largest": (lambda x: ((x / x.abs().amax(-1, keepdim=True) * 448).clamp(-448, 448).to(F8).float(),), randn(9, 70)),
 }
 
