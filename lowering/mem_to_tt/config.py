@@ -310,8 +310,9 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile | None:
         return None
     few, many = sorted(loops, key=lambda one: sizes(one.size))
     inside = [n for n in info.root.walk() if n is not info.root]
-    most, depth = range_of(few.size, info.ranges).hi, min(sizes.trips(n.loops) for n in inside)
-    if most is None or most > MOST_DOT or sizes(few.size) * sizes(many.size) * depth < LEAST_PRODUCT:
+    most = range_of(few.size, info.ranges).hi
+    work = sizes(few.size) * sizes(many.size) * min(sizes.trips(n.loops) for n in inside)
+    if most is None or most > MOST_DOT or work < LEAST_PRODUCT:
         return None
     rest = [one for one in info.root.loops if one is not few and one is not many]
     rows, around = max(LEAST_DOT, power_of_two(most)), sizes.trips(rest)
@@ -323,7 +324,9 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile | None:
     longest = DOT_BLOCK // columns // (2 if computes and rows == MOST_DOT else 1)
     # one program multiplies while another one waits: two have room
     fitting = [n for n in DOT_TERMS if n <= longest and each * n * (stages - 1) <= gpu.shared // 2] or [DOT_TERMS[-1]]
-    terms = next((n for n in fitting if depth % n == 0), fitting[0])
+    # a block within one iteration of the loops around the last: what these index (scales of groups) is the same for all of it
+    last = [sizes(n.loops[-1].size) for n in inside]
+    terms = next((n for n in fitting if all(size % n == 0 for size in last)), fitting[0])
     warps = 8 if computes and columns == DOT_COLUMNS[0] else 4
     return Tile([([few], rows), ([many], columns)], rest, inner=terms, stages=stages, warps=warps, dot=1)
 

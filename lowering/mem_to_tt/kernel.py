@@ -667,8 +667,11 @@ class NestLowering:
                 s.axes[axis].mask = b.cmpi("slt", flat, limit) if ragged else None
                 if len(node.loops) > 1 and (node.loops[-1].size.value or 1) % block == 0:
                     last, size = node.loops[-1], s.number(node.loops[-1].size)
-                    s.dims[last.dim] = b.add(_remainder(s, at, size), s.lane(axis))
-                    self.decode(_quotient(s, at, size), node.loops[:-1])  # the same for the whole block
+                    row = _quotient(s, at, size)  # the same for the whole block
+                    # no remainder, of which Triton does not know that it is aligned
+                    first = b.int(0, s.index) if last.size.value == block else b.sub(at, b.mul(row, size))
+                    s.dims[last.dim] = b.add(first, s.lane(axis))
+                    self.decode(row, node.loops[:-1])
                 else:
                     self.decode(flat, node.loops)
                 return body(now, s.axes[axis].mask)

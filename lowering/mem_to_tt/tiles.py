@@ -132,6 +132,11 @@ def candidates(info: NestAccess, hints: Mapping[Expr, int], machine: Machine) ->
         if fits and tile.elements * tile.pieces <= 8 * BLOCK and tile not in found:
             found.append(tile)
 
+    if first.dot:  # nothing that takes more shared memory
+        few, (loops, columns) = first.axes
+        fewer = replace(first, axes=[few, (loops, columns // 2)])
+        changed = (replace(first, warps=12 - first.warps), replace(first, stages=first.stages - 1), replace(first, inner=first.inner // 2))
+        return [first, *changed, *([fewer] if columns > LEAST_DOT else [])]
     for warps in (first.warps * 2, first.warps // 2, first.warps * 4):
         add(replace(first, warps=warps))
     if first.inner:
