@@ -24,7 +24,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntAttr, StringAttr, UnitAttr
+from xdsl.dialects.utils.fast_math import FastMathFlag
 from xdsl.ir import Attribute, Block, Dialect, Region, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
@@ -68,6 +70,9 @@ from .loop_syntax import (
 from .nd_base import ExprsAttr
 from .nd_types import TensorType
 from .schedule_check import schedule_problem
+
+CONTRACTED = arith.FastMathFlagsAttr([FastMathFlag.ALLOW_CONTRACT])
+"""Flags of an arith.mulf that is a term of a matrix product: a unit for these may make it, and round the sums in its own way."""
 
 KINDS: dict[str, tuple[int, int]] = {
     "sum": (1, 1), "prod": (1, 1), "max": (1, 1), "min": (1, 1), "any": (1, 1), "all": (1, 1), "xor": (1, 1),

@@ -21,8 +21,8 @@ from .special import ORTHOGONAL_POLYNOMIALS
 
 ONE = as_expr(1)
 CONTRACT = "contract"
-"""Attribute of an nd.mul whose results are added up and nothing else: `arith.mulf ... fastmath<contract>` in the nest, which a unit for matrix
-products may do, with its way to round the sums."""
+"""Attribute of an nd.mul whose results are added up and nothing else: `arith.mulf ... fastmath<contract>` in the nest, which a unit for
+matrix products may do, with its way to round the sums."""
 
 
 def broadcast_dims(*shapes: tuple[Expr, ...]) -> tuple[Expr, ...] | None:

@@ -303,8 +303,8 @@ def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
 
 
 def product_tile(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile | None:
-    """The tile of a product of few rows; None for another nest, and one of too many rows, or too small. A program has all rows, and blocks of
-    the other matrix, or matrices, under way in shared memory."""
+    """The tile of a product of few rows; None for another nest, and one of too many rows, or too small. A program has all rows, and blocks
+    of the other matrix, or matrices, under way in shared memory."""
     loops = product_loops(info) if gpu.multiplies_halves else None
     if loops is None:
         return None
@@ -525,7 +525,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
 
 
 def _shares_more(inside: Sequence[Node]) -> bool:
-    """Whether rows that are summed up have more in common than each has for itself, in bytes: a matrix of bytes times a vector of 16 bits."""
+    """Whether rows that are summed up have more bytes in common than each has for itself: a matrix of bytes times a vector of 16 bits."""
     if any(not isinstance(n.op, loop.ReduceOp) or set(n.op.kind_names) != {"sum"} for n in inside):
         return False
     moved = {True: 0, False: 0}

@@ -53,9 +53,7 @@ def factors(info: NestAccess, node: Node) -> Sequence[Factors]:
 
 def _factors(info: NestAccess, value: SSAValue) -> Factors | None:
     times = value.owner
-    if not isinstance(times, arith.MulfOp) or times.result.type != f32 or times.fastmath is None:
-        return None
-    if arith.FastMathFlag.ALLOW_CONTRACT not in times.fastmath.data:
+    if not isinstance(times, arith.MulfOp) or times.result.type != f32 or times.properties.get("fastmath") != loop.CONTRACTED:
         return None
     types = exact_types(times.lhs) & exact_types(times.rhs)
     left, right = (_varies_along(info, x) for x in (times.lhs, times.rhs))

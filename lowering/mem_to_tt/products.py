@@ -2,22 +2,23 @@
 
     loop.reduce (%k = 8192) sum { mulf %x[%i, %k], %w[%j, %k] }     ->     scf.for: tt.dot %x [16 x 128], (tt.trans %w [128 x 128]), %sums
 
-The tile has three axes, of which each factor varies along two. Triton keeps what it loads for a product in shared memory, several steps ahead,
-only where it sees matrices: what a factor is computed from is written once more without the axis that it does not vary along.
+The tile has three axes, of which each factor varies along two. Triton keeps what it loads for a product in shared memory, several steps
+ahead, only where it sees matrices: what a factor is computed from is written once more without the axis that it does not vary along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import DenseArrayBase, IntegerType, TensorType, f32, i8, i32
+from xdsl.dialects.builtin import DenseArrayBase, DenseIntOrFPElementsAttr, IntegerType, TensorType, f32, i8, i32
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from ...dialects import loop, tt_arith
-from ...dialects.expr import ONE, linear_coeff
+from ...dialects.expr import ONE, free_dims, linear_coeff
 from ...dialects.tt_compute import DotOp
 from ...dialects.tt_memory import LoadOp
 from ...dialects.tt_shape import BroadcastOp, ExpandDimsOp, ReshapeOp, SplatOp, TransOp
@@ -48,7 +49,8 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         sums: list[SSAValue] = []
         for one, total in zip(parts, state, strict=True):
             left, right = (_matrix(kernel, one.along[axes[k]], one.element, k, mask) for k in (LEFT, RIGHT))
-            right = turned(b, right) if _lies_along(s.info, node, axes[RIGHT]) else transposed(b, right)
+            turn, kind = Transposed(b), tensor((shape_of(right.type) or ())[::-1], one.element)
+            right = turn(right) if _lies_along(s.info, node, axes[RIGHT]) else turn.moved(right, kind)
             sums.append(b.place(DotOp.make(left, right, total)).results[0])
         return sums
 
@@ -56,8 +58,9 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
 
 
 def _lies_along(info: NestAccess, node: Node, one: Loop) -> bool:
-    """Whether neighbours along a loop of the nest lie side by side in memory, of something that a reduction reads."""
-    return any(linear_coeff(access.offset, one.dim) is ONE for access in node.accesses)
+    """Whether neighbours along a loop of the nest lie side by side in memory, of a matrix that a reduction reads."""
+    matrices = [a.offset for a in node.accesses if node.loops[-1].dim in free_dims(a.offset)]
+    return any(linear_coeff(offset, one.dim) is ONE for offset in matrices)
 
 
 def _matrix(kernel: NestLowering, value: SSAValue, element: Attribute, axis: int, mask: SSAValue | None) -> SSAValue:
@@ -68,7 +71,7 @@ def _matrix(kernel: NestLowering, value: SSAValue, element: Attribute, axis: int
     narrow = b.to_shape(narrow, shape)
     if mask is not None:
         narrow = b.select(mask, narrow, b.constant(0.0, element))
-    return without_axis(b, narrow, 1 - axis)
+    return WithoutAxis(b, 1 - axis)(narrow)
 
 
 def _rounded(b: Builder, value: SSAValue, element: Attribute) -> SSAValue:
@@ -106,77 +109,101 @@ def _widened_from(value: SSAValue, element: Attribute) -> SSAValue | None:
     return op.input if isinstance(op, arith.ExtFOp) and element_of(op.input.type) == element else None
 
 
-def without_axis(b: Builder, value: SSAValue, axis: int) -> SSAValue:
-    """A tensor without an axis of size 1: what it is computed from once more, as far as that is work on elements of one place; loads too."""
+class Again(ABC):
+    """Tensors in another shape: what they are computed from once more in that shape, as far as it is work on elements of one place; loads
+    too, so that they are of that shape."""
 
-    def expanded(op: ExpandDimsOp, at: int, kind: TensorType[Any]) -> SSAValue:
-        if at == axis:
-            return op.operands[0]
-        inner = without_axis(b, op.operands[0], axis - (at < axis))
-        return b.pure(ExpandDimsOp, (inner,), kind, {"axis": int32(at - (axis < at))})
+    def __init__(self, b: Builder):
+        self.b = b
 
-    def shaped(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*shape[:axis], *shape[axis + 1 :])
-
-    return _once_more(b, value, ("without", axis), shaped, expanded, lambda kind: b.pure(ReshapeOp, (value,), kind))
-
-
-def turned(b: Builder, value: SSAValue) -> SSAValue:
-    """The transpose of a matrix: what it is computed from once more, loads too, so that it is loaded as it lies in memory."""
-
-    def expanded(op: ExpandDimsOp, at: int, kind: TensorType[Any]) -> SSAValue:
-        return b.pure(ExpandDimsOp, (op.operands[0],), kind, {"axis": int32(1 - at)})
-
-    return _once_more(b, value, ("turned",), lambda shape: shape[::-1], expanded, lambda kind: transposed(b, value))
-
-
-def transposed(b: Builder, value: SSAValue) -> SSAValue:
-    """The transpose of a matrix that is there."""
-    shape = shape_of(value.type)
-    assert shape is not None
-    return b.pure(TransOp, (value,), tensor(shape[::-1], element_of(value.type)), {"order": DenseArrayBase.from_list(i32, [1, 0])})
-
-
-def _once_more(
-    b: Builder,
-    value: SSAValue,
-    how: tuple[object, ...],
-    shaped: Callable[[tuple[int, ...]], tuple[int, ...]],
-    expanded: Callable[[ExpandDimsOp, int, TensorType[Any]], SSAValue],
-    otherwise: Callable[[TensorType[Any]], SSAValue],
-) -> SSAValue:
-    """A tensor in another shape (`shaped`), computed from what it is computed from, in that shape: `expanded` says what becomes of new axes,
-    `otherwise` of what is no work on elements of one place. `how`: what tells this change of shapes from others."""
-    shape = shape_of(value.type)
-    if shape is None:
-        return value
-    key = (*how, value)
-    found = b.find(key)
-    if found is not None:
+    def __call__(self, value: SSAValue) -> SSAValue:
+        """A tensor in the other shape; a scalar as it is."""
+        shape = shape_of(value.type)
+        if shape is None:
+            return value
+        key = (*self.key, value)
+        found = self.b.find(key)
+        if found is None:
+            found = self._again(value, self.shape(shape))
+            self.b.remember(key, found)
         return found
-    op, wanted = value.owner, shaped(shape)
-    kind = tensor(wanted, element_of(value.type))
 
-    def again(x: SSAValue) -> SSAValue:
-        return without_axis(b, x, how[1]) if len(how) > 1 else turned(b, x)  # pyright: ignore[reportArgumentType]
+    def _again(self, value: SSAValue, shape: tuple[int, ...]) -> SSAValue:
+        b, op = self.b, value.owner
+        kind = tensor(shape, element_of(value.type))
+        if isinstance(op, ExpandDimsOp):
+            return self.expanded(op.operands[0], op.axis.value.data, kind)
+        if isinstance(op, SplatOp):
+            return b.splat(op.operands[0], shape)
+        if isinstance(op, BroadcastOp):
+            return b.to_shape(self(op.operands[0]), shape)
+        if isinstance(op, arith.ConstantOp) and isinstance(op.value, DenseIntOrFPElementsAttr):
+            return b.constant(op.value.get_values()[0], element_of(value.type), shape)  # pyright: ignore[reportArgumentType]
+        if isinstance(op, LoadOp):
+            operands = [self(x) for x in op.operands]
+            load = LoadOp.create(operands=operands, result_types=[kind], properties=op.properties, attributes=op.attributes)
+            return b.place(load).results[0]
+        if isinstance(op, Operation) and _is_elementwise(op):
+            return b.pure(type(op), [self(x) for x in op.operands], kind, op.properties)
+        return self.moved(value, kind)
 
-    if isinstance(op, ExpandDimsOp):
-        made = expanded(op, op.axis.value.data, kind)
-    elif isinstance(op, SplatOp):
-        made = b.splat(op.operands[0], wanted)
-    elif isinstance(op, BroadcastOp):
-        made = b.to_shape(again(op.operands[0]), wanted)
-    elif isinstance(op, arith.ConstantOp):
-        made = b.constant(op.value.get_values()[0], element_of(value.type), wanted)  # pyright: ignore[reportAttributeAccessIssue]
-    elif isinstance(op, LoadOp):
-        operands = [again(x) for x in op.operands]
-        made = b.place(LoadOp.create(operands=operands, result_types=[kind], properties=op.properties, attributes=op.attributes)).results[0]
-    elif isinstance(op, Operation) and _is_elementwise(op):
-        made = b.pure(type(op), [again(x) for x in op.operands], kind, op.properties)
-    else:
-        made = otherwise(kind)
-    b.remember(key, made)
-    return made
+    @property
+    @abstractmethod
+    def key(self) -> tuple[object, ...]:
+        """What tells this change of shapes from others."""
+
+    @abstractmethod
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What becomes of a shape."""
+
+    @abstractmethod
+    def expanded(self, source: SSAValue, at: int, kind: TensorType[Any]) -> SSAValue:
+        """What becomes of a tensor with a new axis `at`."""
+
+    @abstractmethod
+    def moved(self, value: SSAValue, kind: TensorType[Any]) -> SSAValue:
+        """A tensor that is there, its elements moved."""
+
+
+class WithoutAxis(Again):
+    """Without an axis of size 1."""
+
+    def __init__(self, b: Builder, axis: int):
+        super().__init__(b)
+        self.axis = axis
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return WithoutAxis, self.axis
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*shape[: self.axis], *shape[self.axis + 1 :])
+
+    def expanded(self, source: SSAValue, at: int, kind: TensorType[Any]) -> SSAValue:
+        if at == self.axis:
+            return source
+        inner = WithoutAxis(self.b, self.axis - (at < self.axis))(source)
+        return self.b.pure(ExpandDimsOp, (inner,), kind, {"axis": int32(at - (self.axis < at))})
+
+    def moved(self, value: SSAValue, kind: TensorType[Any]) -> SSAValue:
+        return self.b.pure(ReshapeOp, (value,), kind)
+
+
+class Transposed(Again):
+    """The transpose of matrices."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (Transposed,)
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[::-1]
+
+    def expanded(self, source: SSAValue, at: int, kind: TensorType[Any]) -> SSAValue:
+        return self.b.pure(ExpandDimsOp, (source,), kind, {"axis": int32(1 - at)})
+
+    def moved(self, value: SSAValue, kind: TensorType[Any]) -> SSAValue:
+        return self.b.pure(TransOp, (value,), kind, {"order": DenseArrayBase.from_list(i32, [1, 0])})
 
 
 def _is_elementwise(op: Operation) -> bool:

@@ -45,7 +45,7 @@ def _named_pointwise(low: Lowering, op: Operation) -> None:
         x = _operands(low, op, b, index)
         made = emit(b, dtype, x) if emit else scalars.named(b, name, x, compute_type(dtype))
         if CONTRACT in op.attributes and isinstance(made.owner, arith.MulfOp):
-            made.owner.properties["fastmath"] = arith.FastMathFlagsAttr([arith.FastMathFlag.ALLOW_CONTRACT])
+            made.owner.properties["fastmath"] = loop.CONTRACTED
         return made
 
     low.compute(op, build)

@@ -29,8 +29,8 @@ ONCE, FEW_TIMES = 1.5, 8
 """A producer is computed in its only reader where that needs each element fewer times than the one, on the average, or the loops of the
 reader go round the other times for each element that it makes or needs: then it costs little beside the rest."""
 MOST_PRODUCTS = 64
-"""Products that an element is a factor of, up to which it is computed where they are, heavy or not: as many rows are few to a GPU's kernel of
-a product, which computes the other matrix as it reads it, once."""
+"""Products that an element is a factor of, up to which it is computed where they are, heavy or not: as many rows are few to a GPU's kernel
+of a product, which computes the other matrix as it reads it, once."""
 REPEATED_OPS = 24
 """A nest of more operations is not repeated in several readers."""
 MAX_BODY = 192

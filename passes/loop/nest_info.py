@@ -122,7 +122,7 @@ class _Walk:
                 self.loop(op, sizes)
             info.ops += 1
             info.heavy += op.name in HEAVY
-            info.multiplies |= isinstance(op, arith.MulfOp) and arith.FastMathFlag.ALLOW_CONTRACT in op.fastmath.data
+            info.multiplies |= kind is arith.MulfOp and op.properties.get("fastmath") == loop.CONTRACTED
             units += op_cost(op)
         info.parts.append((sizes, units))
 

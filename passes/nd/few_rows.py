@@ -34,7 +34,9 @@ VECTOR = 8
 """Elements that are read at once: rows of the matrix are a number of these."""
 
 
-def product_of_few_rows(rw: Rewriter, op: nd.MatmulOp, hints: Mapping[str, int], most: int, bias: SSAValue | None = None) -> SSAValue | None:
+def product_of_few_rows(
+    rw: Rewriter, op: nd.MatmulOp, hints: Mapping[str, int], most: int, bias: SSAValue | None = None
+) -> SSAValue | None:
     """A product of matrices of 16-bit numbers, of which one has at most `most` rows (of the right one: columns), as multiplications and a
     sum, to which a bias is added before it is rounded. How many rows these are may be a symbol whose range says so."""
     if not _has_few_rows(rw, op, hints, most):

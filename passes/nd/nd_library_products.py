@@ -131,8 +131,8 @@ class NdLibraryProducts(Pass):
     """Bytes of a product for the caller that is made at once, where its rows are padded (passes/nd/product_padding.py); 0: all of it."""
 
     rows: int = ROWS
-    """Rows (or columns) of a product of 16-bit numbers that are few, so that it becomes a kernel of ours, which computes the other matrix as
-    it goes through it (passes/nd/few_rows.py); 0: none are."""
+    """Rows (or columns) of a product of 16-bit numbers that are few, so that it becomes a kernel of ours, which computes the other matrix
+    as it goes through it (passes/nd/few_rows.py); 0: none are."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
@@ -175,8 +175,8 @@ class NdLibraryProducts(Pass):
             if not any(isinstance(o, (nd.MatmulOp, nd.ConvOp, nd.ExternOp)) for o in func.body.block.ops):
                 continue
             rules = {
-                OPS["add"]: [biased_product], nd.MatmulOp: [tiny_product, few_rows, library_product], nd.ConvOp: [convolution_bias, pixel_product],
-                nd.ExternOp: [pixel_product],
+                OPS["add"]: [biased_product], nd.MatmulOp: [tiny_product, few_rows, library_product],
+                nd.ConvOp: [convolution_bias, pixel_product], nd.ExternOp: [pixel_product],
             }  # fmt: skip
             rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]
             rewriter.run()

@@ -72,9 +72,10 @@ def sum_of_terms(rw: Rewriter, op: nd.MatmulOp, rounded: bool = False) -> SSAVal
     right = rw.new(nd.ReshapeOp.new((right,), b.with_dims((*batch, ONE, columns, depth))))
     if wide != t.element_type:
         left, right = (rw.new(CastOp.new((x,), TensorType.get(tensor_type(x).dims, wide, t.device.data))) for x in (left, right))
-    terms = rw.new(OPS["mul"].new((left, right), TensorType.get((*t.dims, depth), wide, t.device.data)))
+    times = OPS["mul"].new((left, right), TensorType.get((*t.dims, depth), wide, t.device.data))
     if rounded:
-        terms.owner.attributes[CONTRACT] = UnitAttr()
+        times.attributes[CONTRACT] = UnitAttr()
+    terms = rw.new(times)
     total = TensorType.get(t.dims, wide, t.device.data)
     return rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=IntsAttr.get([t.rank])))
 

@@ -44,7 +44,8 @@ def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), options=""):
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         args = [mode.from_tensor(a) for a in args]
-        gm = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+        trace = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
+        gm = trace(*args)
         module = import_graph(gm, args).module
     pipeline = default_pipeline("gpu", stages=stages)
     if options:

@@ -113,6 +113,7 @@ def few_rows(*shape, dtype=BF16):
     return (randn(*shape) / 16).to(dtype)
 
 
+F16 = torch.float16
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
 PROGRAMS = {
     "gelu": (lambda x, y, z: F.gelu(x) * y + z, randn(20, 60), randn(20, 60), randn(60)),
@@ -228,7 +229,7 @@ PROGRAMS = {
     "where": (lambda x, y: torch.where(x > y, x, y.exp()), randn(20, 30), randn(30)),
     "gather along rows": (lambda x, i: x[:, :, i] * 2, randn(6, 40, 7), whole(0, 7, 130)),
     "few rows": (lambda x, w, b: F.gelu(F.linear(x, w, b)), few_rows(16, 1024), few_rows(1030, 1024), few_rows(1030)),
-    "few rows, columns side by side": (lambda x, w: x @ w, few_rows(33, 1000, dtype=torch.float16), few_rows(1000, 1056, dtype=torch.float16)),
+    "few rows, columns side by side": (lambda x, w: x @ w, few_rows(33, 1000, dtype=F16), few_rows(1000, 1056, dtype=F16)),
     "few rows, a long sum": (lambda x, w: x @ w.t(), few_rows(3, 4096), few_rows(260, 4096)),
     "few columns": (lambda x, w: w @ x.t(), few_rows(5, 1024), few_rows(1032, 1024)),
     "few rows by bytes": (
