@@ -24,8 +24,6 @@ from .nd_small_products import as_terms, sum_of_terms
 from .product_padding import is_turned
 from .rewriter import Rewriter
 
-ROWS = 64
-"""Rows of a product that are few: up to there reading the other matrix takes longer than multiplying by it."""
 LEAST = 1 << 20
 """Elements of that matrix from which on a kernel of its own is worth the time that it takes to compile."""
 LEAST_DEPTH = 64

@@ -28,7 +28,7 @@ from ...dialects.nd_types import FLOATS, tensor_type
 from ..loop.library_cost import size
 from ..loop.loop_fuse import symbol_hints
 from ..manager import Pass
-from .few_rows import ROWS, product_of_few_rows
+from .few_rows import product_of_few_rows
 from .nd_small_products import as_terms
 from .pixel_products import SMALL, convolution_as_product, gradients_as_products
 from .product_padding import PART, padded_product, product_call
@@ -130,9 +130,9 @@ class NdLibraryProducts(Pass):
     part: int = PART
     """Bytes of a product for the caller that is made at once, where its rows are padded (passes/nd/product_padding.py); 0: all of it."""
 
-    rows: int = ROWS
+    rows: int = 0
     """Rows (or columns) of a product of 16-bit numbers that are few, so that it becomes a kernel of ours, which computes the other matrix
-    as it goes through it (passes/nd/few_rows.py); 0: none are."""
+    as it goes through it (passes/nd/few_rows.py), on a GPU with units for such products; 0: none are."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)

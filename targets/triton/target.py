@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
 
 from ...lowering.mem_to_tt.config import machine
 from ...passes.manager import Pipeline
+from ...passes.nd.nd_library_products import NdLibraryProducts
 from ...passes.pipelines import TARGETS
 from ..target import Kernels, Launcher, Measure, Target
 from .kernels import GpuKernel, device_multiprocessors, device_shared_memory, device_target, start_program_kernels
@@ -41,8 +43,9 @@ class GpuTarget(Target):
             target = options.split()[0]
             if "tt-overlap-launches" not in names and "to-host" in names and machine(target.partition("=")[2]).overlaps_launches:
                 pipeline.add("tt", f"tt-overlap-launches{{{target}}}", "end")
-            if "nd-library-products" in plain and not machine(target.partition("=")[2]).multiplies_halves:
-                pipeline.replace("nd-library-products", "nd-library-products{rows=0}")
+            if "nd-library-products" in names and not machine(target.partition("=")[2]).multiplies_halves:
+                products = next(p for p in pipeline.passes() if isinstance(p, NdLibraryProducts))
+                pipeline.replace(products.name, replace(products, rows=0))
         if "nd-attention" in names and not has_fast_attention(device):
             pipeline.remove("nd-attention")
         if measure != "never" and "gpu-schedule" in names and "gpu-tune" not in names:

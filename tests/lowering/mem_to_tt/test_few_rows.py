@@ -9,6 +9,7 @@ from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+from xdsl.dialects.builtin import ModuleOp
 
 import stepwell
 from stepwell.dialects.mem import ExternOp
@@ -26,6 +27,7 @@ from stepwell.passes.loop.schedule_attrs import schedule_table, update_schedule
 from stepwell.passes.manager import run
 from stepwell.passes.nd import few_rows
 from stepwell.passes.pipelines import default_pipeline
+from stepwell.targets.triton.target import GpuTarget
 from stepwell.tools.compile_graph import context
 from stepwell.tools.interpreted_target import InterpretedTarget
 
@@ -36,8 +38,8 @@ def empty(*shape, dtype=BF16):
     return torch.empty(shape, dtype=dtype)
 
 
-def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), options=""):
-    """A program down to kernels; nothing is computed."""
+def imported(function, *args):
+    """A program; nothing is computed."""
 
     def flat(*inputs):
         return tuple(pytree.tree_leaves(function(*inputs)))
@@ -45,8 +47,12 @@ def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), options=""):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         args = [mode.from_tensor(a) for a in args]
         trace = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
-        gm = trace(*args)
-        module = import_graph(gm, args).module
+        return import_graph(trace(*args), args).module
+
+
+def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), options=""):
+    """A program down to kernels."""
+    module = imported(function, *args)
     pipeline = default_pipeline("gpu", stages=stages)
     if options:
         pipeline.replace("nd-library-products", f"nd-library-products{{{options}}}")
@@ -91,6 +97,17 @@ def test_the_number_of_rows_is_an_option():
     args = empty(16, 1024), empty(8192, 1024)
     assert found(lowered(layer, *args, options="rows=15"), ExternOp) and found(lowered(layer, *args, options="rows=0"), ExternOp)
     assert not found(lowered(layer, *args, options="rows=16"), ExternOp)
+
+
+@pytest.mark.parametrize(("target", "calls"), [("sm_75", 1), ("sm_80", 0), ("gfx942", 0)])
+def test_gpus_without_units_for_products_call_the_library(monkeypatch, target, calls):
+    gpu = GpuTarget()
+    monkeypatch.setattr(gpu, "machine_options", lambda device: f"target={target} multiprocessors=40")
+    pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
+    gpu.fit(pipeline, ModuleOp([]), "cuda:0", "never")
+    module = imported(layer, empty(16, 1024), empty(8192, 1024))
+    run(pipeline, module, context())
+    assert len(found(module, ExternOp)) == calls == 1 - len(found(module, DotOp))
 
 
 @pytest.mark.parametrize(("columns", "parts"), [(14336, 1), (4096, 1), (1024, 4), (512, 8)])
