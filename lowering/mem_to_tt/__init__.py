@@ -7,6 +7,7 @@
     random_numbers.py                                                accumulate.py  columns kept while rows go by
     tiles.py       tiles in the IR, candidates                       user_kernels.py  launches of users' kernels
     exchange.py    programs that share a row                         bounds.py      kernels for sizes within bounds
+    products.py    sums of products as matrix products               product_nests.py  which nests are these
 
 Before it: gpu-parallel-scatter (scatter.py), gpu-recompute (recompute.py), gpu-split-rows (rows.py), gpu-online-softmax (online.py),
 gpu-cooperative-rows (cooperative.py), gpu-split-reduction (split.py). After it: tt-join-launches (join.py), tt-overlap-launches
