@@ -348,6 +348,21 @@ class NestLowering:
             s.dims[one.dim] = _remainder(s, flat, size)
             flat = _quotient(s, flat, size)
 
+    def _decode_block(self, at: SSAValue, flat: SSAValue, loops: Sequence[Loop]) -> None:
+        """The same of a block along the last axis that begins with iteration `at`: where the last loop is a number of blocks, the other
+        indices are the same for all of it."""
+        s, b, last = self.s, self.s.b, loops[-1]
+        if len(loops) == 1 or last.size.value is None or last.size.value % self.tile.inner:
+            self.decode(flat, loops)
+            return
+        assert s.inner_axis is not None
+        size = s.number(last.size)
+        row = _quotient(s, at, size)
+        # no remainder, of which Triton does not know that it is aligned
+        first = b.int(0, s.index) if last.size.value == self.tile.inner else b.sub(at, b.mul(row, size))
+        s.dims[last.dim] = b.add(first, s.lane(s.inner_axis))
+        self.decode(row, loops[:-1])
+
     def places(self, flat: Expr, loops: Sequence[Loop]) -> dict[Expr, Expr]:
         """The same, as expressions: quotients by the length of a piece of a row are numbers."""
         found: dict[Expr, Expr] = {}
@@ -665,15 +680,7 @@ class NestLowering:
                 self.block_start = at
                 flat = b.add(at, s.lane(axis))
                 s.axes[axis].mask = b.cmpi("slt", flat, limit) if ragged else None
-                if len(node.loops) > 1 and (node.loops[-1].size.value or 1) % block == 0:
-                    last, size = node.loops[-1], s.number(node.loops[-1].size)
-                    row = _quotient(s, at, size)  # the same for the whole block
-                    # no remainder, of which Triton does not know that it is aligned
-                    first = b.int(0, s.index) if last.size.value == block else b.sub(at, b.mul(row, size))
-                    s.dims[last.dim] = b.add(first, s.lane(axis))
-                    self.decode(row, node.loops[:-1])
-                else:
-                    self.decode(flat, node.loops)
+                self._decode_block(at, flat, node.loops)
                 return body(now, s.axes[axis].mask)
 
             s.lane(axis)

@@ -135,8 +135,8 @@ def candidates(info: NestAccess, hints: Mapping[Expr, int], machine: Machine) ->
     if first.dot:  # nothing that takes more shared memory
         few, (loops, columns) = first.axes
         fewer = replace(first, axes=[few, (loops, columns // 2)])
-        changed = (replace(first, warps=12 - first.warps), replace(first, stages=first.stages - 1), replace(first, inner=first.inner // 2))
-        return [first, *changed, *([fewer] if columns > LEAST_DOT else [])]
+        changed = [replace(first, warps=4 if first.warps == 8 else 8), replace(first, stages=first.stages - 1)]
+        return [first, *changed, replace(first, inner=first.inner // 2), *([fewer] if columns > LEAST_DOT else [])]
     for warps in (first.warps * 2, first.warps // 2, first.warps * 4):
         add(replace(first, warps=warps))
     if first.inner:
