@@ -17,7 +17,7 @@ from stepwell.lowering.fx_to_nd import import_graph, layout_choices
 from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.loop.loop_layout import Cut
 from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline, parse_pipeline
+from stepwell.passes.pipelines import default_pipeline
 from stepwell.tools.compile_graph import context
 
 
@@ -115,7 +115,7 @@ def _gpu_remarks(function, *args: torch.Tensor, products: bool = True) -> list[s
     module, remarks = import_graph(gm, fakes).module, []
     pipeline = default_pipeline("gpu", stages=["nd", "loop"])
     if not products:
-        pipeline = parse_pipeline(str(pipeline).replace("nd-library-products", "nd-library-products{small=0}"))
+        pipeline.replace("nd-library-products", "nd-library-products{small=0}")
     run(pipeline, module, context(), Instrumentation(remarks=remarks.append))
     module.verify()
     return [r.kind for r in remarks if "runs" in str(r) and "loop-layout" in str(r)]
