@@ -405,7 +405,7 @@ class RowPlanner:
         if (columns or facts.inner) and any(self._contiguous_along(a, fusion.rows) for a in (*facts.reads, *facts.writes)):
             return "the elements of a row do not lie side by side"
         added_up = [(a, [d.index for d in p.reduced if d in p.place]) for p in columns for a in p.facts.reads]
-        if any(self._contiguous_along(a, rows) for a, rows in added_up):
+        if any(self._contiguous_along(a, over) for a, over in added_up):
             return "the elements of a row do not lie side by side"
         if not columns:
             return ""

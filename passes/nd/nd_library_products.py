@@ -48,7 +48,7 @@ def product_and_bias(op: Operation) -> tuple[nd.MatmulOp, SSAValue] | None:
         if not isinstance(found, nd.MatmulOp) or len(list(value.uses)) != 1:
             continue
         t, b = tensor_type(value), tensor_type(bias)
-        if t.rank == 2 and b.rank == 1 and b.dims[0] is t.dims[1] and b.element_type == t.element_type:
+        if t.rank == 2 and b.rank == 1 and b.dims[0] is t.dims[1] and b.element_type == t.element_type and b.device == t.device:
             return found, bias
     return None
 
@@ -77,12 +77,9 @@ def as_call(rw: Rewriter, op: nd.MatmulOp, part: int) -> SSAValue | None:
 
 def _awaits_bias(op: nd.MatmulOp) -> bool:
     """Whether the addition that comes next takes the product over."""
-    uses = list(op.result.uses)
-    if len(uses) != 1 or not isinstance(uses[0].operation, OPS["add"]):
-        return False
-    add, t = uses[0].operation, tensor_type(op.result)
-    b = tensor_type(add.operands[1 - uses[0].index])
-    return b.rank == 1 and b.dims[0] is t.dims[1] and b.element_type == t.element_type and b.device == t.device
+    adds = [use.operation for use in op.result.uses if isinstance(use.operation, OPS["add"])]
+    pair = product_and_bias(adds[0]) if adds else None
+    return pair is not None and pair[0] is op
 
 
 def _flat(rw: Rewriter, x: SSAValue) -> SSAValue:

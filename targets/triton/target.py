@@ -41,9 +41,10 @@ class GpuTarget(Target):
                 if name in plain:
                     pipeline.replace(name, f"{name}{{{given}}}")
             target = options.split()[0]
-            if "tt-overlap-launches" not in names and "to-host" in names and machine(target.partition("=")[2]).overlaps_launches:
+            gpu = machine(target.partition("=")[2])
+            if "tt-overlap-launches" not in names and "to-host" in names and gpu.overlaps_launches:
                 pipeline.add("tt", f"tt-overlap-launches{{{target}}}", "end")
-            if "nd-library-products" in names and not machine(target.partition("=")[2]).multiplies_halves:
+            if "nd-library-products" in names and not gpu.multiplies_halves:
                 products = next(p for p in pipeline.passes() if isinstance(p, NdLibraryProducts))
                 pipeline.replace(products.name, replace(products, rows=0))
         if "nd-attention" in names and not has_fast_attention(device):
