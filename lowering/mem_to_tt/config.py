@@ -119,9 +119,7 @@ CROSSED_PIECES = 2
 LEAST_DOT = 16
 """The shortest side of what the units for matrix products take."""
 MOST_DOT = 64
-"""Rows of a product that a program has all of: it reads the other matrix once."""
-LEAST_PRODUCT = 1 << 17
-"""Multiplications of a product from which on it is one of matrices."""
+"""Rows of a product that a program has at most: up to so many the other matrix is read once."""
 DOT_STAGES = 4
 """Iterations under way of a loop over a product's terms; one less where a program has many columns of 16-bit numbers as they are."""
 DOT_COLUMNS = (128, 64, 32)
@@ -303,19 +301,17 @@ def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
 
 
 def product_tile(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile | None:
-    """The tile of a product of few rows; None for another nest, and one of too many rows, or too small. A program has all rows, and blocks
-    of the other matrix, or matrices, under way in shared memory."""
-    loops = product_loops(info) if gpu.multiplies_halves else None
-    if loops is None:
+    """The tile of a product of few rows; None for another nest. A program has all rows, or MOST_DOT of them, and blocks of the other
+    matrix, or matrices, under way in shared memory."""
+    loops = product_loops(info) if gpu.multiplies_halves else []
+    if not loops:
         return None
     few, many = sorted(loops, key=lambda one: sizes(one.size))
     inside = [n for n in info.root.walk() if n is not info.root]
     most = range_of(few.size, info.ranges).hi
-    work = sizes(few.size) * sizes(many.size) * min(sizes.trips(n.loops) for n in inside)
-    if most is None or most > MOST_DOT or work < LEAST_PRODUCT:
-        return None
     rest = [one for one in info.root.loops if one is not few and one is not many]
-    rows, around = max(LEAST_DOT, power_of_two(most)), sizes.trips(rest)
+    rows = MOST_DOT if most is None else min(MOST_DOT, max(LEAST_DOT, power_of_two(most)))
+    around = sizes.trips(rest) * -(-sizes(few.size) // rows)
     columns = next((n for n in DOT_COLUMNS if around * (sizes(many.size) // n) >= DOT_PROGRAMS), DOT_COLUMNS[-1])
     loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
     each = sum(element_bytes(a.dtype) * (rows if few.dim in free_dims(a.offset) else columns) for a in loads)

@@ -30,15 +30,16 @@ class Factors:
     element: Attribute
 
 
-def product_loops(info: NestAccess) -> tuple[Loop, Loop] | None:
-    """The two loops of a nest whose reductions are all products of what varies along one of them by what varies along the other; None for
-    another nest."""
+def product_loops(info: NestAccess) -> list[Loop]:
+    """The two loops of a nest whose reductions are all products of what varies along one of them by what varies along the other, in the
+    nest's order; none for another nest."""
     nodes = [n for n in info.root.walk() if n is not info.root]
     found = [factors(info, n) for n in nodes]
-    if not found or not all(found):
-        return None
-    loops = {frozenset(f.along) for parts in found for f in parts}
-    return tuple(loops.pop()) if len(loops) == 1 else None  # pyright: ignore[reportReturnType]
+    pairs = {frozenset(f.along) for parts in found for f in parts}
+    if not all(found) or len(pairs) != 1:
+        return []
+    (pair,) = pairs
+    return [one for one in info.root.loops if one in pair]
 
 
 def factors(info: NestAccess, node: Node) -> Sequence[Factors]:
@@ -55,7 +56,7 @@ def _factors(info: NestAccess, value: SSAValue) -> Factors | None:
     times = value.owner
     if not isinstance(times, arith.MulfOp) or times.result.type != f32 or times.properties.get("fastmath") != loop.CONTRACTED:
         return None
-    types = exact_types(times.lhs) & exact_types(times.rhs)
+    types = _exact_types(times.lhs) & _exact_types(times.rhs)
     left, right = (_varies_along(info, x) for x in (times.lhs, times.rhs))
     if not types or left is None or right is None:
         return None
@@ -66,7 +67,7 @@ def _factors(info: NestAccess, value: SSAValue) -> Factors | None:
     return Factors({rows[0]: times.lhs, columns[0]: times.rhs}, bf16 if bf16 in types else f16)
 
 
-def exact_types(value: SSAValue) -> frozenset[Attribute]:
+def _exact_types(value: SSAValue) -> frozenset[Attribute]:
     """The 16-bit formats that a number of 32 bits surely is a number of."""
     op = value.owner
     if isinstance(op, loop.LoadOp):

@@ -29,6 +29,7 @@ from stepwell.passes.nd import few_rows
 from stepwell.passes.pipelines import default_pipeline
 from stepwell.targets.triton.target import GpuTarget
 from stepwell.tools.compile_graph import context
+from stepwell.tools.interpret_loop import run_loop
 from stepwell.tools.interpreted_target import InterpretedTarget
 
 BF16 = torch.bfloat16
@@ -98,6 +99,12 @@ def test_the_number_of_rows_is_an_option():
     args = empty(16, 1024), empty(8192, 1024)
     assert found(lowered(layer, *args, options="rows=15"), ExternOp) and found(lowered(layer, *args, options="rows=0"), ExternOp)
     assert not found(lowered(layer, *args, options="rows=16"), ExternOp)
+
+
+def test_more_rows_than_a_program_has_are_several_programs():
+    x, w = (torch.randn(n, 1024, generator=torch.Generator().manual_seed(n)).bfloat16() / 16 for n in (130, 1024))
+    (got,) = run_loop(lowered(layer, x, w, options="rows=200"), [x, w], [], [])
+    torch.testing.assert_close(got, layer(x, w), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize(("target", "calls"), [("sm_75", 1), ("sm_80", 0), ("gfx942", 0)])
