@@ -104,7 +104,7 @@ def accumulate(kernel: NestLowering, node: Node, op: loop.ForOp, columns: Sequen
     def step(at: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
         values = iter(state)
         s.carried = {a.op: [next(values) for _ in range(n)] for a, n in zip(columns, pieces, strict=True)}
-        kernel.decode(at, node.loops)
+        kernel.s.decode(at, node.loops)
         kernel.lower_body(op.block)
         return [v for a in columns for v in s.carried[a.op]]
 

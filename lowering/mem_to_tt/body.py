@@ -23,6 +23,7 @@ from .builder import NO_FLAGS
 from .exponentials import constant_of, exponential, multiple, one_more_erf, power_of_e
 from .integer_powers import integer_power
 from .memory import lower_load, lower_store
+from .pairs import find_pairs
 from .random_numbers import lower_random
 from .state import State, UnsupportedNest, scalar_type
 
@@ -508,6 +509,7 @@ _ELEMENTWISE = frozenset(
 
 def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[Any], None]]) -> None:
     """Lower every op of a body; `nested` lowers the loops in it."""
+    s.pairs |= find_pairs(s, block)
     for op in block.ops:
         s.b.location = op.location
         _lower_op(s, op, nested)

@@ -461,7 +461,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         return Tile([(list(loops), SHARING)], inner=TILE, warps=4, stages=STAGES)
     scans = any(isinstance(n.op, loop.ScanOp) for n in inside)
     block, pieces = min(SCANNED if scans else CHUNK, power_of_two(longest)), 1
-    if fixed and not reads_once(inside, longest) and longest * max(1, kept) <= ON_CHIP:
+    if fixed and not reads_once(inside, longest) and longest * max(1, kept or _streams(inside)) <= ON_CHIP:
         block, pieces = cut(longest)
     if pieces > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
         block, pieces = CHUNK, 1  # what is written and not read again need not be on chip
@@ -647,6 +647,14 @@ def kept_buffers(inside: Sequence[Node]) -> dict[SSAValue, Attribute]:
             if linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
                 seen.setdefault(access.buffer, set()).add(node)
     return {buffer: loaded[buffer] for buffer, nodes in seen.items() if len(nodes) > 1 and buffer in loaded}
+
+
+def _streams(inside: Sequence[Node]) -> int:
+    """How many tensors the loop inside of a nest that reads most of them reads along its last one."""
+    return max(
+        len({a.buffer for a in n.accesses if not a.is_store and linear_coeff(a.offset, n.loops[-1].dim) is not ZERO})
+        for n in inside
+    )
 
 
 def _is_narrow(inside: Sequence[Node]) -> bool:

@@ -264,8 +264,8 @@ class NestLowering:
                 place(at)
                 break
             n = s.number(count)
-            place(_remainder(s, at, n))
-            at = _quotient(s, at, n)
+            place(s.remainder(at, n))
+            at = s.quotient(at, n)
         return programs * self.tile.group
 
     def _part_loops(self) -> int:
@@ -335,33 +335,23 @@ class NestLowering:
             s.halves[loops[0].dim] = first, s.lane(axis)
         if block > 1 and (total.value is None or total.value % block):
             s.axes[axis].mask = b.cmpi("slt", flat, s.number(total))
-        self.decode(flat, loops)
-
-    def decode(self, flat: SSAValue, loops: Sequence[Loop]) -> None:
-        """The indices of `loops` from their number among all iterations."""
-        s = self.s
-        for k, one in enumerate(reversed(loops)):
-            if k == len(loops) - 1:
-                s.dims[one.dim] = flat
-                return
-            size = s.number(one.size)
-            s.dims[one.dim] = _remainder(s, flat, size)
-            flat = _quotient(s, flat, size)
+        s.decode(flat, loops)
+        s.blocks[axis] = at, total, loops
 
     def _decode_block(self, at: SSAValue, flat: SSAValue, loops: Sequence[Loop]) -> None:
         """The same of a block along the last axis that begins with iteration `at`: where the last loop is a number of blocks, the other
         indices are the same for all of it."""
         s, b, last = self.s, self.s.b, loops[-1]
         if len(loops) == 1 or last.size.value is None or last.size.value % self.tile.inner:
-            self.decode(flat, loops)
+            s.decode(flat, loops)
             return
         assert s.inner_axis is not None
         size = s.number(last.size)
-        row = _quotient(s, at, size)
+        row = s.quotient(at, size)
         # no remainder, of which Triton does not know that it is aligned
         first = b.int(0, s.index) if last.size.value == self.tile.inner else b.sub(at, b.mul(row, size))
         s.dims[last.dim] = b.add(first, s.lane(s.inner_axis))
-        self.decode(row, loops[:-1])
+        s.decode(row, loops[:-1])
 
     def places(self, flat: Expr, loops: Sequence[Loop]) -> dict[Expr, Expr]:
         """The same, as expressions: quotients by the length of a piece of a row are numbers."""
@@ -447,7 +437,7 @@ class NestLowering:
         s.spread, s.crossing, s.axes[axis].mask = outside, False, None
 
     def _step(self, node: Node, at: SSAValue, block: Block) -> list[SSAValue]:
-        self.decode(at, node.loops)
+        self.s.decode(at, node.loops)
         self.lower_body(block)
         return []
 
@@ -492,7 +482,7 @@ class NestLowering:
         elif how == "loop":
 
             def step(at: SSAValue, now: Sequence[SSAValue]) -> list[SSAValue]:
-                self.decode(at, node.loops)
+                self.s.decode(at, node.loops)
                 return join(now, None)
 
             state = self.sequential(node, start, step)
@@ -769,12 +759,3 @@ def _flat(loops: Sequence[Loop]) -> Expr:
     for one in loops:
         at = at * one.size + one.dim
     return at
-
-
-def _quotient(s: State, x: SSAValue, y: SSAValue) -> SSAValue:
-    return s.b.elementwise(arith.DivSIOp, (x, y))
-
-
-def _remainder(s: State, x: SSAValue, y: SSAValue) -> SSAValue:
-    return s.b.elementwise(arith.RemSIOp, (x, y))
-

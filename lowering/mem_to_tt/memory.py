@@ -30,6 +30,7 @@ from ...dialects.tt_memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
 from ...dialects.tt_types import PointerType, element_of, int32, shape_of
 from ...passes.loop.nest_access import Access
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder, joined
+from .pairs import load_pair, store_pair
 from .state import State, UnsupportedNest, memory_type, scalar_type
 
 CONTIGUITY = "tt.contiguity"
@@ -56,6 +57,11 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
         return
     if access.dtype == c128:
         s.values[op.result] = _load_halves(s, access, op)
+        return
+    if (pair := s.pairs.get(op)) is not None:
+        if op not in s.waiting:
+            s.waiting[pair.lower.op], s.waiting[pair.upper.op] = load_pair(s, pair)
+        s.values[op.result] = s.widen(s.waiting.pop(op), access.dtype)
         return
     shape = None if condition is None else shape_of(condition.type)
     pointer = s.address(access.buffer, s.fix(access.offset), shape)
@@ -156,6 +162,11 @@ def lower_store(s: State, op: loop.StoreOp) -> None:
         return
     if s.owner is not None and not s.inner:
         condition = s.b.both(s.owner, condition)
+    if (pair := s.pairs.get(op)) is not None:
+        s.waiting[op] = s.narrow(s.get(op.value), access.dtype)
+        if len(both := [one.op for one in (pair.lower, pair.upper) if one.op in s.waiting]) == 2:
+            store_pair(s, pair, *(s.waiting.pop(one) for one in both))
+        return
     put(s, access, s.get(op.value), condition)
 
 

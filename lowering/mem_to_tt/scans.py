@@ -51,7 +51,7 @@ def lower_scan(kernel: NestLowering, op: loop.ScanOp) -> None:
         shape = s.active
 
         def step(at: SSAValue, now: Sequence[SSAValue]) -> list[SSAValue]:
-            kernel.decode(at, node.loops)
+            kernel.s.decode(at, node.loops)
             kernel.lower_body(op.block)
             here = running.single(s, kernel.yielded(op.block), at)
             found = running.combine(s, list(now), [s.b.to_shape(v, shape) for v in here])

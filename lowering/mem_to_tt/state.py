@@ -6,8 +6,10 @@ ranges decide are Python bools.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith, gpu
 from xdsl.dialects.builtin import ComplexType, IndexType, IntegerType, StringAttr, f16, f32, f64, i1, i8, i32, i64
@@ -29,6 +31,9 @@ from .builder import Builder, is_zero, joined
 from .config import Machine
 from .follow import memory_of
 from .gathers import index_loops
+
+if TYPE_CHECKING:
+    from .pairs import Pair
 
 
 class UnsupportedNest(Exception):
@@ -142,6 +147,13 @@ class State:
         self.loaded: dict[SSAValue, set[object]] = {}
         """Where it was loaded from (None: at other places in each iteration of a loop)."""
 
+        self.blocks: dict[int, tuple[SSAValue, Expr, Sequence[Loop]]] = {}
+        """Axes of the tile along parallel loops: the number of the block, how many iterations there are, the loops."""
+        self.pairs: dict[Operation, Pair] = {}
+        """Accesses to neighbours in memory that are made together (pairs.py), by each of the two."""
+        self.waiting: dict[Operation, SSAValue] = {}
+        """What the second access of such a pair has to do with: what was loaded for it, or what the first one stores."""
+
     # ---- axes
 
     @property
@@ -207,6 +219,24 @@ class State:
                 if size > 1:
                     found = self.b.both(found, axis.mask)
         return found
+
+    def decode(self, flat: SSAValue, loops: Sequence[Loop]) -> None:
+        """The indices of `loops` from their number among all iterations."""
+        for k, one in enumerate(reversed(loops)):
+            if k == len(loops) - 1:
+                self.dims[one.dim] = flat
+                return
+            size = self.number(one.size)
+            self.dims[one.dim] = self.remainder(flat, size)
+            flat = self.quotient(flat, size)
+
+    def quotient(self, x: SSAValue, y: SSAValue) -> SSAValue:
+        """x // y, of which neither is negative."""
+        return self.b.elementwise(arith.DivSIOp, (x, y))
+
+    def remainder(self, x: SSAValue, y: SSAValue) -> SSAValue:
+        """x % y, of which neither is negative."""
+        return self.b.elementwise(arith.RemSIOp, (x, y))
 
     # ---- values
 

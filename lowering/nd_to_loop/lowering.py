@@ -22,6 +22,7 @@ from ...dialects.names import keep_name
 from ...dialects.nd_pointwise import CastOp, PointwiseOp
 from ...dialects.nd_types import LOW_PRECISION, TensorType, compute_type, tensor_type
 from ...passes.loop.body import INDEX, Body
+from ..loop_to_mem.layouts import base_strides, view_strides
 from . import scalars
 
 ZERO, ONE = as_expr(0), as_expr(1)
@@ -267,17 +268,30 @@ class Lowering:
         found = self._materialised.get(key)
         if found is not None and found.type == old.type:
             return found
+        found = None
         root = value.root
         if isinstance(root, nd.PadOp) and root.result is not old and tensor_type(root.result).numel is tensor_type(old).numel:
             root = self.tensor(root.result)  # stored once for all that view it, in whatever order
         if isinstance(root, SSAValue) and tensor_type(root).element_type == tensor_type(old).element_type:
             view = nd.IndexViewOp.create(operands=[root], result_types=[old.type], properties={"map": IndexMapAttr.get(value.map)})
-            self.block.add_op(view)
-            found = view.results[0]
-        else:
-            found = self.copy(old)
+            if self._has_strides(view):
+                self.block.add_op(view)
+                found = view.result
+            else:
+                view.erase()
+        found = found or self.copy(old)
         self._materialised[key] = found
         return found
+
+    def _has_strides(self, view: nd.IndexViewOp) -> bool:
+        """Whether strides may express a view. Of what a nest computes they do, row-major or so that the view is row-major, or the view
+        is a copy: a nest of its own, so that what computes its elements may fuse with it."""
+        if not isinstance(view.input.owner, loop.NestOp):
+            return True
+        base, seen = tensor_type(view.input), tensor_type(view.result)
+        if view_strides(seen.dims, strides_contiguous(base.dims), ZERO, view.map.data, self.symbols) is not None:
+            return True
+        return base_strides(view, strides_contiguous(seen.dims), self.symbols) is not None
 
     def tensor_or_copy(self, old: SSAValue) -> SSAValue:
         """`old` as a tensor with its own dimensions that a nest can take as the initial value of an out."""

@@ -17,8 +17,8 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
 from ...dialects import nd
-from ...dialects.expr import Expr, as_expr
-from ...dialects.nd_base import ExprsAttr
+from ...dialects.expr import Expr, as_expr, exact_quotient
+from ...dialects.nd_base import ExprsAttr, IntsAttr
 from ...dialects.nd_pointwise import PointwiseOp
 from ...dialects.nd_types import tensor_type
 from ..manager import Pass
@@ -34,57 +34,83 @@ def sink(rw: Rewriter, op: PointwiseOp) -> SSAValue | None:
     for k, x in enumerate(op.operands):
         cat = x.owner
         if isinstance(cat, nd.CatOp) and len(list(x.uses)) == 1 and tensor_type(x).dims == t.dims and len(cat.operands) <= MAX_PIECES:
-            return _sunk(rw, op, op.operands, k, cat)
+            (axis,) = cat.dim.data
+            return _sunk(rw, op, op.operands, k, cat.operands, t.dims, axis)
     return None
 
 
-def _sunk(rw: Rewriter, op: PointwiseOp, given: Sequence[SSAValue], at: int, cat: nd.CatOp) -> SSAValue:
-    """`op` of the operands `given`, of which `cat` is the one at `at`, as the concatenation of its pieces."""
-    t = tensor_type(op.result).with_dims(tensor_type(cat.result).dims)
-    (axis,) = cat.dim.data
+def _sunk(
+    rw: Rewriter, op: PointwiseOp, given: Sequence[SSAValue], at: int, parts: Sequence[SSAValue], dims: Sequence[Expr], axis: int
+) -> SSAValue:
+    """`op` of the operands `given`, of which that at `at` consists of `parts` along `axis`, as the concatenation of its own; `dims` are
+    those of its result."""
+    t = tensor_type(op.result).with_dims(dims)
     from_end = t.rank - axis
     pieces: list[SSAValue] = []
     start = ZERO
-    for piece in cat.operands:
+    for piece in parts:
         size = tensor_type(piece).dims[axis]
         operands = [piece if k == at else _part(rw, x, from_end, start, size) for k, x in enumerate(given)]
-        dims = tensor_type(piece).dims
-        pieces.append(rw.new(type(op).create(operands=operands, result_types=[t.with_dims(dims)], properties=op.properties)))
+        own = tensor_type(piece).dims
+        pieces.append(rw.new(type(op).create(operands=operands, result_types=[t.with_dims(own)], properties=op.properties)))
         start = start + size
-    return rw.new(nd.CatOp.new(pieces, t, dim=cat.dim))
+    return rw.new(nd.CatOp.new(pieces, t, dim=IntsAttr.get([axis])))
 
 
 def sink_merged(rw: Rewriter, op: PointwiseOp) -> SSAValue | None:
     """Move one pointwise op in front of a reshape that joins dimensions of the concatenation that it reads, and of that."""
     t = tensor_type(op.result)
     for k, x in enumerate(op.operands):
-        reshape = x.owner
-        if not isinstance(reshape, nd.ReshapeOp) or len(list(x.uses)) != 1 or tensor_type(x).dims != t.dims:
+        if not isinstance(x.owner, nd.ReshapeOp) or tensor_type(x).dims != t.dims:
             continue
-        cat = reshape.input.owner
-        if not isinstance(cat, nd.CatOp) or len(list(cat.result.uses)) != 1 or len(cat.operands) > MAX_PIECES:
+        source = x
+        while isinstance(source.owner, nd.ReshapeOp) and len(list(source.uses)) == 1:
+            source = source.owner.input
+        cat = source.owner
+        if not isinstance(cat, nd.CatOp) or len(list(source.uses)) != 1 or len(cat.operands) > MAX_PIECES:
             continue
-        joined = _joined(tensor_type(cat.result).dims, t.dims)
+        joined = _joined(tensor_type(cat.result).dims, t.dims, cat.dim.data[0])
         if joined is None:
             continue
-        operands = [cat.result if j == k else _apart(rw, y, joined) for j, y in enumerate(op.operands)]
-        return rw.new(nd.ReshapeOp.new((_sunk(rw, op, operands, k, cat),), t))
+        groups, axis = joined
+        dims = [d for group in groups for d in group]
+        parts = [_reshaped(rw, piece, dims, axis, tensor_type(piece).dims[cat.dim.data[0]]) for piece in cat.operands]
+        operands = [x if j == k else _apart(rw, y, groups) for j, y in enumerate(op.operands)]
+        return rw.new(nd.ReshapeOp.new((_sunk(rw, op, operands, k, parts, dims, axis),), t))
     return None
 
 
-def _joined(dims: Sequence[Expr], result: Sequence[Expr]) -> list[tuple[Expr, ...]] | None:
-    """For each dimension of `result` those of `dims`, in order, whose product it is; None where it is not such products."""
+def _joined(dims: Sequence[Expr], result: Sequence[Expr], axis: int) -> tuple[list[tuple[Expr, ...]], int] | None:
+    """For each dimension of `result` those of `dims`, in order, whose product it is, and where dimension `axis` is among these; others
+    than that may be taken for several. None where it is not such products."""
     groups: list[tuple[Expr, ...]] = []
-    at = 0
+    left = [(d, k == axis) for k, d in enumerate(dims)]
+    place = count = 0
     for size in result:
-        first, found = at, ONE
-        while at < len(dims) and (found is not size or at == first or dims[at] is ONE):
-            found = found * dims[at]
-            at += 1
+        group: list[Expr] = []
+        found = ONE
+        while left and (found is not size or not group or left[0][0] is ONE):
+            d, is_axis = left.pop(0)
+            missing = exact_quotient(size, found)
+            if is_axis:
+                place = count + len(group)
+            elif missing is not None and (more := exact_quotient(d, missing)) is not None and more is not ONE:
+                left.insert(0, (more, False))
+                d = missing
+            group.append(d)
+            found = found * d
         if found is not size:
             return None
-        groups.append(tuple(dims[first:at]))
-    return groups if at == len(dims) else None
+        groups.append(tuple(group))
+        count += len(group)
+    return None if left else (groups, place)
+
+
+def _reshaped(rw: Rewriter, piece: SSAValue, dims: Sequence[Expr], axis: int, size: Expr) -> SSAValue:
+    """A piece of a concatenation along `axis` of which it has `size`, with the dimensions `dims` otherwise."""
+    t = tensor_type(piece)
+    own = [size if k == axis else d for k, d in enumerate(dims)]
+    return piece if tuple(own) == t.dims else rw.new(nd.ReshapeOp.new((piece,), t.with_dims(own)))
 
 
 def _apart(rw: Rewriter, x: SSAValue, joined: Sequence[tuple[Expr, ...]]) -> SSAValue:
