@@ -52,6 +52,8 @@ SHORT = 128
 """A fastest loop shorter than this may take in its neighbours."""
 FILLED = 0.7
 """Share of a block along an axis that should be used."""
+KEPT_FILLED = 0.8
+"""The same of a row of which several tensors are kept on chip."""
 ON_CHIP = 49152
 """Elements, of all tensors that vary along a row, that are kept on chip: 96 a thread with 16 warps."""
 BLOCK = 16384
@@ -68,6 +70,9 @@ ONLINE = 8192
 """Elements that are read at once of a row whose maximum and sum of exponentials are found together."""
 ONLINE_THREAD = 32
 """Elements of a thread where nothing else is done with such a row: the more of them share a maximum, the fewer instructions each takes."""
+HEAVY = 32
+"""Operations of an element, as the cost model counts them, above which blocks of a row that is read once are short: what is computed for
+the elements of a thread side by side takes registers."""
 SCANNED = 8192
 """Elements of a row that are scanned at once."""
 THREAD = 16
@@ -77,7 +82,7 @@ IN_PHASES = 64
 MANY = 32
 """The same for rows of which a program has one: fewer warps have less to exchange."""
 LANES = 32
-"""Columns of a tile whose reductions go across the fastest dimension."""
+"""Columns of a tile whose reductions go across the fastest dimension; twice as many of 16-bit numbers."""
 FEWEST_LANES = 8
 """The same where these would not keep every multiprocessor busy: 32 bytes of f32 are what memory gives at once."""
 DEPTH = 4096
@@ -106,6 +111,12 @@ IN_WINDOW = 2
 """Elements of a thread where each comes from a window: more would lie too far apart for the warp to load side by side."""
 GATHERED = 16
 """The same where indices are loaded, each of which then serves more rows."""
+OUTER = 256
+"""Results of a program, each of which a row of one tensor and a row of another one are reduced to."""
+OUTER_ROWS = 4
+"""Rows of the one that it has at least; of the other one 64 at most."""
+OUTER_TERMS = 32
+"""Elements of each row at once."""
 STRIP = 8
 """Rows that a program resamples one after the other, where it is neighbouring rows that they are made of."""
 STAGES = 3
@@ -292,8 +303,12 @@ def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
     weights = _unit_strides(info, sizes)
     loops = in_memory_order(info, sizes)
     long = long_loops(info)
+    if not long and (rows := _short_rows(info, sizes)):
+        return _rows(info, loops, rows, sizes)
     if not long:
         return _plain(info, loops, weights, sizes)
+    if (tile := _outer(info, loops, sizes)) is not None:
+        return tile
     x = column_loop(info, sizes, weights)
     if x is not None:
         return _columns(loops, x, long, sizes, gpu)
@@ -368,6 +383,23 @@ def long_loops(info: NestAccess) -> list[Node]:
     return [n for n in long if not any(inner in long for inner in n.walk() if inner is not n)]
 
 
+def _short_rows(info: NestAccess, sizes: Sizes) -> list[Node]:
+    """The loops inside of a nest over many rows of a few elements, side by side in memory, which it writes: threads that have a row each
+    would write every third element of 3, so that these lie along an axis of the tile too."""
+    inside = [n for n in info.root.children if has_effect(n)]
+    lengths = {product(one.size for one in n.loops).value for n in inside}
+    stores = [a for n in inside for a in n.accesses if a.is_store]
+    if len(lengths) != 1 or not stores or any(n.children or len(n.loops) != 1 for n in inside) or sizes.trips(info.root.loops) < TILE:
+        return []
+    (length,) = lengths
+    rows = [one.dim for one in info.root.loops]
+    def beside(a: Access) -> bool:
+        steps = [linear_coeff(a.offset, d) for d in rows]
+        return linear_coeff(a.offset, a.node.loops[-1].dim) is ONE and any(e is not None and e.value == length for e in steps)
+
+    return inside if length is not None and length > 2 and all(map(beside, stores)) else []
+
+
 def column_loop(info: NestAccess, sizes: Sizes, weights: Mapping[Expr, float] | None = None) -> Loop | None:
     """The parallel loop along which most of what a nest reads is contiguous; None where that is a loop inside."""
     weights = _unit_strides(info, sizes) if weights is None else weights
@@ -426,7 +458,7 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
         rest = [one for one in loops if one is not x and one is not y]
         return Tile([([y], side), ([x], side)], rest, warps=_warps(side * side, 16))
     fast, others = [x], [one for one in loops if one is not x]
-    while width < SHORT and others and width < FILLED * power_of_two(width):
+    while others and not _fills(width, most if not info.opaque else SHORT):
         fast.insert(0, others.pop())
         width = sizes.trips(fast)
     block = min(most, power_of_two(width))
@@ -443,6 +475,12 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
     if sizes(y.size) % rows == 0:
         return Tile([(fast, block), ([y], rows)], [one for one in others if one is not y], warps=_warps(rows * block, each))
     return Tile([(fast, block), (others, rows)], warps=_warps(rows * block, each))
+
+
+def _fills(width: int, most: int) -> bool:
+    """Whether blocks of `most` elements, or one that has fewer, along a loop are full enough."""
+    block = min(most, power_of_two(width))
+    return width >= FILLED * -(-width // block) * block
 
 
 def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
@@ -462,7 +500,9 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     scans = any(isinstance(n.op, loop.ScanOp) for n in inside)
     block, pieces = min(SCANNED if scans else CHUNK, power_of_two(longest)), 1
     if fixed and not reads_once(inside, longest) and longest * max(1, kept or _streams(inside)) <= ON_CHIP:
-        block, pieces = cut(longest)
+        block, pieces = cut(longest, FILLED if kept < 2 else KEPT_FILLED)
+    if loops and not kept and longest > TILE and max(n.num_ops for n in inside) > HEAVY and not scans:
+        return Tile([(list(loops), 1)], inner=TILE, warps=_warps(TILE, 8), stages=STAGES)
     if pieces > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
         block, pieces = CHUNK, 1  # what is written and not read again need not be on chip
     if block * pieces < longest:
@@ -518,6 +558,29 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         block = 512 * warps  # the elements of a thread in more, shorter pieces take fewer registers
         pieces = -(-longest // block)
     return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
+
+
+def _outer(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> Tile | None:
+    """The tile of a reduction for each row of one tensor and each of another one, as distances are; None for another nest. What is loaded
+    of a row serves all rows of the other tensor that the program has."""
+    nodes = [n for n in info.root.walk() if n is not info.root]
+    if len(nodes) != 1 or not isinstance(nodes[0].op, loop.ReduceOp) or not set(nodes[0].op.kind_names) <= {"sum", "prod", "max", "min"}:
+        return None
+    (node,) = nodes
+    if sizes.trips(node.loops) < OUTER_TERMS:
+        return None
+    along = [free_dims(a.offset) for a in node.accesses if node.loops[-1].dim in free_dims(a.offset)]
+    for second in reversed(loops):
+        for first in loops:
+            ones, others = [d for d in along if first.dim in d], [d for d in along if second.dim in d]
+            if first is second or not ones or not others or any(second.dim in d for d in ones):
+                continue
+            columns = min(OUTER // OUTER_ROWS, power_of_two(sizes(second.size)))
+            rows = min(OUTER // columns, power_of_two(sizes(first.size)))
+            if rows >= OUTER_ROWS and rows * columns == OUTER:
+                rest = [one for one in loops if one is not first and one is not second]
+                return Tile([([first], rows), ([second], columns)], rest, inner=OUTER_TERMS, warps=_warps(OUTER * OUTER_TERMS, MANY))
+    return None
 
 
 def _shares_more(inside: Sequence[Node]) -> bool:
@@ -685,14 +748,14 @@ def has_effect(node: Node) -> bool:
     return any(a.is_store for a in node.all_accesses()) or any(isinstance(op, loop.BoundOp) for op in loop.walk_bodies(node.op))
 
 
-def cut(longest: int) -> tuple[int, int]:
-    """The block of a row that is kept on chip, and how many make the row: one, unless that would be half empty."""
+def cut(longest: int, filled: float = FILLED) -> tuple[int, int]:
+    """The block of a row that is kept on chip, and how many make the row: one, unless less of it than `filled` would be used."""
     block = power_of_two(longest)
-    if block <= BLOCK and longest >= FILLED * block:
+    if block <= BLOCK and longest >= filled * block:
         return block, 1
     for block in (PIECE, PIECE // 2, PIECE // 4, PIECE // 8, PIECE // 16):
         pieces = -(-longest // block)
-        if pieces <= PIECES and longest >= FILLED * block * pieces:
+        if pieces <= PIECES and longest >= filled * block * pieces:
             return block, pieces
     return (power_of_two(longest), 1) if power_of_two(longest) <= BLOCK else (PIECE, -(-longest // PIECE))
 
@@ -700,7 +763,8 @@ def cut(longest: int) -> tuple[int, int]:
 def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Sizes, gpu: Machine) -> Tile:
     rest = [one for one in loops if one is not x]
     around = sizes.trips(rest)
-    block = min(LANES, power_of_two(sizes(x.size)))
+    narrow = _is_narrow(inside)
+    block = min(LANES * (2 if narrow else 1), power_of_two(sizes(x.size)))
     while block > FEWEST_LANES and around * -(-sizes(x.size) // block) < gpu.multiprocessors:
         block //= 2
     longest = max(sizes.trips(n.loops) for n in inside)
@@ -710,7 +774,8 @@ def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Size
     while even > depth // 4 and longest % even:
         even //= 2
     depth = depth if longest % even else even
-    return Tile([([x], block)], rest, inner=depth, warps=_warps(block * depth, THREAD // 2 if states else THREAD), stages=STAGES)
+    each = THREAD // 2 if states else THREAD * 2 if narrow else THREAD
+    return Tile([([x], block)], rest, inner=depth, warps=_warps(block * depth, each), stages=STAGES)
 
 
 def _warps(elements: int, each: int) -> int:
