@@ -336,7 +336,7 @@ class NestLowering:
         if block > 1 and (total.value is None or total.value % block):
             s.axes[axis].mask = b.cmpi("slt", flat, s.number(total))
         s.decode(flat, loops)
-        s.blocks[axis] = at, total, loops
+        s.blocks[axis] = first, total, loops
 
     def _decode_block(self, at: SSAValue, flat: SSAValue, loops: Sequence[Loop]) -> None:
         """The same of a block along the last axis that begins with iteration `at`: where the last loop is a number of blocks, the other
@@ -658,6 +658,8 @@ class NestLowering:
                 else:
                     s.axes[axis].mask = None if size == block else b.cmpi("slt", s.lane(axis), b.int(size, s.index))
                 s.fixed = {**around, **self._in_block(origin, first, node.loops)}
+                if left is None and not in_runs:
+                    s.blocks[axis] = b.int(0, s.index), as_expr(size), [Loop(s.lane_dim, as_expr(block), ())]
                 state = body(state, s.axes[axis].mask)
             s.fixed = around
             written, s.in_place = s.in_place, set()
@@ -671,6 +673,7 @@ class NestLowering:
                 flat = b.add(at, s.lane(axis))
                 s.axes[axis].mask = b.cmpi("slt", flat, limit) if ragged else None
                 self._decode_block(at, flat, node.loops)
+                s.blocks[axis] = at, total, node.loops
                 return body(now, s.axes[axis].mask)
 
             s.lane(axis)
@@ -685,6 +688,7 @@ class NestLowering:
             state = self._for(node, limit, block, state, lambda at, now: step(at, now, ragged), begin)
         s.inner, s.spread = False, outside
         s.axes[axis].mask = None
+        s.blocks.pop(axis, None)
         return state
 
     def _for(

@@ -43,16 +43,16 @@ class Pair:
 def find_pairs(s: State, block: Block) -> dict[Operation, Pair]:
     """The pairs of a body that the axes of the tile run along, by each of their accesses."""
     found: dict[Operation, Pair] = {}
-    if s.inner or s.owner is not None:
+    if s.owner is not None:
         return found
     for axis, (_, total, loops) in s.blocks.items():
-        if s.index == i32 and not prove_lt(total * 2, I32_MAX, s.info.ranges):
+        if (s.index == i32 and not prove_lt(total * 2, I32_MAX, s.info.ranges)) or s.inner != (axis == s.inner_axis):
             continue
         apart: dict[tuple[type[Operation], SSAValue], list[Access]] = {}
         for op in block.ops:
             if isinstance(op, loop.LoadOp | loop.StoreOp) and op.mask is None and op not in found:
                 access = s.info.access[op]
-                step = linear_coeff(access.offset, loops[-1].dim)
+                step = linear_coeff(s.fix(access.offset), loops[-1].dim)
                 if step is not None and step.value == 2 and access.mode == "set" and access.dtype != c128:
                     apart.setdefault((type(op), access.buffer), []).append(access)
         for accesses in apart.values():
@@ -137,9 +137,8 @@ def _reordered(s: State, value: SSAValue, order: Sequence[int]) -> SSAValue:
 def _both(s: State, pair: Pair, shape: tuple[int, ...] | None = None) -> tuple[SSAValue, SSAValue | None]:
     """Pointers to the elements of a pair side by side, along an axis that is twice as long, and where they are inside of the loops."""
     b, axis = s.b, pair.axis
-    at, total, loops = s.blocks[axis]
-    block = 2 * s.axes[axis].block
-    first, lane = b.mul(at, b.int(block, s.index)), s.lane(axis, block)
+    begin, total, loops = s.blocks[axis]
+    first, lane = b.mul(begin, b.int(2, s.index)), s.lane(axis, 2 * s.axes[axis].block)
     flat = b.add(first, lane)
     element = s.info.new_dim(Range.of_size(pair.last.size * 2))
     dims, halves = dict(s.dims), dict(s.halves)

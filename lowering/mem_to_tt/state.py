@@ -148,7 +148,7 @@ class State:
         """Where it was loaded from (None: at other places in each iteration of a loop)."""
 
         self.blocks: dict[int, tuple[SSAValue, Expr, Sequence[Loop]]] = {}
-        """Axes of the tile along parallel loops: the number of the block, how many iterations there are, the loops."""
+        """What axes of the tile run along: the iteration that the block begins with, how many there are, the loops."""
         self.pairs: dict[Operation, Pair] = {}
         """Accesses to neighbours in memory that are made together (pairs.py), by each of the two."""
         self.waiting: dict[Operation, SSAValue] = {}
