@@ -36,7 +36,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "host": ("to-host",),
     },
     "gpu": {
-        "nd": ("nd-canonicalize", "nd-attention{target=gpu}", "nd-sink-cat{merged}", "nd-library-products{rows=64}"),
+        "nd": ("nd-canonicalize", "nd-attention{target=gpu}", "nd-sink-cat{merged}", "nd-library-products{rows=64 short=8}"),
         "loop": (
             "nd-to-loop", "loop-fuse{keep-parallel=264}", "loop-fuse-rows{columns-only}", "loop-recompute", "loop-layout{target=gpu}",
             "loop-order",

@@ -17,10 +17,10 @@ from xdsl.ir import SSAValue
 from ...dialects import nd
 from ...dialects.expr import product
 from ...dialects.expr_ranges import range_of
-from ...dialects.nd_pointwise import OPS, CastOp, PointwiseOp
-from ...dialects.nd_types import TensorType, tensor_type
+from ...dialects.nd_pointwise import PointwiseOp
+from ...dialects.nd_types import tensor_type
 from ..loop.library_cost import size
-from .nd_small_products import as_terms, sum_of_terms
+from .nd_small_products import as_terms
 from .product_padding import is_turned
 from .rewriter import Rewriter
 
@@ -37,15 +37,7 @@ def product_of_few_rows(
 ) -> SSAValue | None:
     """A product of matrices of 16-bit numbers, of which one has at most `most` rows (of the right one: columns), as multiplications and a
     sum, to which a bias is added before it is rounded. How many rows these are may be a symbol whose range says so."""
-    if not _has_few_rows(rw, op, hints, most):
-        return None
-    if bias is None:
-        return as_terms(rw, op, rounded=True)
-    total = sum_of_terms(rw, op, rounded=True)
-    wide = tensor_type(total)
-    b = tensor_type(bias)
-    added = rw.new(OPS["add"].new((total, rw.new(CastOp.new((bias,), TensorType.get(b.dims, wide.element_type, b.device.data)))), wide))
-    return rw.new(CastOp.new((added,), op.result.type))
+    return as_terms(rw, op, rounded=True, bias=bias) if _has_few_rows(rw, op, hints, most) else None
 
 
 def _has_few_rows(rw: Rewriter, op: nd.MatmulOp, hints: Mapping[str, int], most: int) -> bool:

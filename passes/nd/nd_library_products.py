@@ -3,6 +3,7 @@
     %p = nd.matmul %a, %b ; %y = nd.add %p, %bias     ->   aten.addmm(%bias, %a, %b), where nothing else needs the product
     %p = nd.matmul %a, %b   (rank over 2)             ->   aten.bmm of the operands with one batch dimension
     %p = nd.matmul %a, %b   (tiny)                    ->   nd.mul ; nd.reduce, a kernel of ours: a call costs the host more than that
+    %p = nd.matmul %a, %b   (N x 3 times 3 x 3)       ->   the same: a call would take times as long as reading and writing
     %p = nd.matmul %a, %b   (few rows, large %b)      ->   the same, which fuses with what computes %b: see few_rows
     %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
     %c = nd.conv %x, %w     (1x1, small, of float32)  ->   aten.bmm of channels and pixels; its gradients too: see pixel_products
@@ -53,14 +54,21 @@ def product_and_bias(op: Operation) -> tuple[nd.MatmulOp, SSAValue] | None:
     return None
 
 
-def product_of_few(rw: Rewriter, op: nd.MatmulOp, hints: Mapping[str, int], most: int) -> SSAValue | None:
-    """A product of at most `most` multiplications as these and a sum. How many rows it has may be a symbol, which counts with its hint;
-    what a row takes is known."""
+def is_tiny(op: nd.MatmulOp, hints: Mapping[str, int], most: int) -> bool:
+    """Whether a product has at most `most` multiplications. How many rows it has may be a symbol, which counts with its hint; what a row
+    takes is known."""
     t = tensor_type(op.result)
     depth = tensor_type(op.lhs).dims[-1]
-    work = size(product((*t.dims, depth)), hints)
     fixed = depth.value is not None and t.dims[-1].value is not None
-    return as_terms(rw, op) if fixed and work <= most and t.element_type in FLOATS else None
+    return fixed and size(product((*t.dims, depth)), hints) <= most and t.element_type in FLOATS
+
+
+def is_short(op: nd.MatmulOp, most: int) -> bool:
+    """Whether the sums of a product have at most `most` terms, and its result at most as many rows, or columns."""
+    t = tensor_type(op.result)
+    depth = tensor_type(op.lhs).dims[-1]
+    sides = [n.value for n in t.dims[-2:] if n.value is not None]
+    return depth.value is not None and bool(sides) and max(depth.value, min(sides)) <= most and t.element_type in FLOATS
 
 
 def as_call(rw: Rewriter, op: nd.MatmulOp, part: int) -> SSAValue | None:
@@ -131,13 +139,23 @@ class NdLibraryProducts(Pass):
     """Rows (or columns) of a product of 16-bit numbers that are few, so that it becomes a kernel of ours, which computes the other matrix
     as it goes through it (passes/nd/few_rows.py), on a GPU with units for such products; 0: none are."""
 
+    short: int = 0
+    """Terms of a sum, and rows or columns of the result, up to which a product is a kernel of ours whatever the other side is: it takes the
+    time of reading and writing, and fuses with what is around it; 0: none is."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
 
-        def of_few_rows(rw: Rewriter, found: nd.MatmulOp, bias: SSAValue | None = None) -> SSAValue | None:
-            made = product_of_few_rows(rw, found, hints, self.rows, bias)
+        def own_kernel(rw: Rewriter, op: nd.MatmulOp, bias: SSAValue | None = None) -> SSAValue | None:
+            """A product, and its bias, as multiplications and a sum."""
+            if is_tiny(op, hints, self.tiny):
+                return as_terms(rw, op, bias=bias)
+            if is_short(op, self.short):
+                self.remark(op, f"multiplications and a sum: at most {self.short} terms, and rows or columns (short)", "applied")
+                return as_terms(rw, op, bias=bias)
+            made = product_of_few_rows(rw, op, hints, self.rows, bias)
             if made is not None:
-                self.remark(found, f"a kernel of its own: at most {self.rows} rows (rows)", "applied")
+                self.remark(op, f"a kernel of its own: at most {self.rows} rows (rows)", "applied")
             return made
 
         def biased_product(rw: Rewriter, found: Operation) -> SSAValue | None:
@@ -147,18 +165,15 @@ class NdLibraryProducts(Pass):
                 return None
             op, bias = pair
             t = tensor_type(op.result)
-            made = of_few_rows(rw, op, bias)
+            made = own_kernel(rw, op, bias)
             return made or padded_product(rw, op.lhs, op.rhs, bias, t, self.part) or product_call(rw, (bias, op.lhs, op.rhs), t)
+
+        def own_product(rw: Rewriter, found: Operation) -> SSAValue | None:
+            assert isinstance(found, nd.MatmulOp)
+            return None if _awaits_bias(found) else own_kernel(rw, found)
 
         def library_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             return as_call(rw, found, self.part) if isinstance(found, nd.MatmulOp) else None
-
-        def tiny_product(rw: Rewriter, found: Operation) -> SSAValue | None:
-            return product_of_few(rw, found, hints, self.tiny) if isinstance(found, nd.MatmulOp) else None
-
-        def few_rows(rw: Rewriter, found: Operation) -> SSAValue | None:
-            assert isinstance(found, nd.MatmulOp)
-            return None if _awaits_bias(found) else of_few_rows(rw, found)
 
         def pixel_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             as_product = convolution_as_product if isinstance(found, nd.ConvOp) else gradients_as_products
@@ -172,10 +187,10 @@ class NdLibraryProducts(Pass):
             if not any(isinstance(o, (nd.MatmulOp, nd.ConvOp, nd.ExternOp)) for o in func.body.block.ops):
                 continue
             rules = {
-                OPS["add"]: [biased_product], nd.MatmulOp: [tiny_product, few_rows, library_product],
+                OPS["add"]: [biased_product], nd.MatmulOp: [own_product, library_product],
                 nd.ConvOp: [convolution_bias, pixel_product], nd.ExternOp: [pixel_product],
             }  # fmt: skip
             rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]
             rewriter.run()
-            for rule in (biased_product, tiny_product, few_rows, library_product, convolution_bias, pixel_product):
+            for rule in (biased_product, own_product, library_product, convolution_bias, pixel_product):
                 self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))

@@ -53,15 +53,22 @@ FEWEST_TILES = 32
 """Register tiles below which the difference is not worth the code of another nest."""
 
 
-def as_terms(rw: Rewriter, op: nd.MatmulOp, rounded: bool = False) -> SSAValue:
-    """A product as multiplications and a sum over them, in f32 for 16-bit numbers; `rounded`: of operands that are rounded to their type
-    even where what computes them stands in the same nest, and whose products may be added up by a unit for matrix products."""
-    made = sum_of_terms(rw, op, rounded)
-    return made if tensor_type(made) == tensor_type(op.result) else rw.new(CastOp.new((made,), op.result.type))
+def as_terms(rw: Rewriter, op: nd.MatmulOp, rounded: bool = False, bias: SSAValue | None = None) -> SSAValue:
+    """A product as multiplications and a sum over them, in f32 for 16-bit numbers, to which a bias is added before it is rounded;
+    `rounded`: of operands that are rounded to their type even where what computes them stands in the same nest, and whose products may be
+    added up by a unit for matrix products."""
+    made = _sum_of_terms(rw, op, rounded)
+    wide = tensor_type(made)
+    if bias is not None:
+        b = tensor_type(bias)
+        if b.element_type != wide.element_type:
+            bias = rw.new(CastOp.new((bias,), TensorType.get(b.dims, wide.element_type, b.device.data)))
+        made = rw.new(OPS["add"].new((made, bias), wide))
+    return made if wide == tensor_type(op.result) else rw.new(CastOp.new((made,), op.result.type))
 
 
-def sum_of_terms(rw: Rewriter, op: nd.MatmulOp, rounded: bool = False) -> SSAValue:
-    """The same, not yet rounded to the type of the product."""
+def _sum_of_terms(rw: Rewriter, op: nd.MatmulOp, rounded: bool) -> SSAValue:
+    """A product not yet rounded to its type."""
     a, b, t = (tensor_type(x) for x in (op.lhs, op.rhs, op.result))
     *batch, rows, columns = t.dims
     depth, wide = a.dims[-1], compute_type(t.element_type)

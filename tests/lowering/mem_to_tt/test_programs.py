@@ -136,6 +136,8 @@ PROGRAMS = {
     "sums of exponentials of f64": (losses, long_rows((5, 1e30)).double(), torch.tensor([5, 49998, 3])),
     "sums of exponentials, NaN and infinity": (losses, long_rows((9, math.nan), (70, math.inf), (8, -math.inf)), whole(0, 49999, 5)),
     "sums of exponentials of columns": (lambda x: (torch.logsumexp(x, 0), torch.log_softmax(x, 0)[7]), long_rows((5, 80.0)).T.clone()),
+    "colours": (lambda x, m: torch.einsum("bchw,dc->bdhw", x, m), randn(2, 3, 130, 130), randn(3, 3)),
+    "points": (lambda p, m, t: F.relu(p @ m.T + t), randn(9000, 4), randn(4, 4), randn(4)),
     "small layers": (small_layers, randn(5, 33), randn(33, 70), randn(70, 33), randn(33, 64)),
     "small products in a batch": (lambda x, w: torch.softmax(x @ w, -1).sum(-1), randn(2, 9, 40), randn(2, 40, 36)),
     "small products of bf16": (lambda x, w: F.normalize((x @ w).float(), dim=-1), randn(9, 100, dtype=BF16), randn(100, 36, dtype=BF16)),
