@@ -22,7 +22,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": (
             "nd-canonicalize", "nd-attention", "attention-select", "nd-sink-cat{merged}", "nd-stack-products", "nd-small-products",
-            "nd-small-convolutions",
+            "nd-small-convolutions", "nd-split-reductions",
         ),
         "loop": (
             "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "loop-fuse{local-bytes=65536}", "loop-fuse-rows",
@@ -36,7 +36,10 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "host": ("to-host",),
     },
     "gpu": {
-        "nd": ("nd-canonicalize", "nd-attention{target=gpu}", "nd-sink-cat{merged}", "nd-library-products{rows=64 short=8}"),
+        "nd": (
+            "nd-canonicalize", "nd-attention{target=gpu}", "nd-sink-cat{merged}", "nd-library-products{rows=64 short=8}",
+            "nd-split-reductions{rows=264}",
+        ),
         "loop": (
             "nd-to-loop", "loop-fuse{keep-parallel=264}", "loop-fuse-rows{columns-only}", "loop-recompute", "loop-layout{target=gpu}",
             "loop-order",

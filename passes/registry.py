@@ -40,6 +40,7 @@ OURS: dict[str, str] = {
     "nd-small-convolutions": "passes.nd.nd_small_convolutions:NdSmallConvolutions",
     "nd-small-products": "passes.nd.nd_small_products:NdSmallProducts",
     "nd-sink-cat": "passes.nd.nd_sink_cat:NdSinkCat",
+    "nd-split-reductions": "passes.nd.nd_split_reductions:NdSplitReductions",
     "contract-accumulate": "passes.loop.contract_accumulate:ContractAccumulate",
     "contract-bias": "passes.loop.contract_bias:ContractBias",
     "contract-expand": "passes.loop.contract_expand:ContractExpand",

@@ -35,6 +35,7 @@ SMALL = {
 }  # fmt: skip
 """Constants of lowering/mem_to_tt with which rules for large tensors apply to small ones."""
 THRESHOLDS = {
+    "nd-split-reductions{rows=264}": "nd-split-reductions{rows=2}",
     "gpu-split-rows": "gpu-split-rows{programs=3}",
     "gpu-online-softmax": "gpu-online-softmax{longest=2}",
     "gpu-cooperative-rows": "gpu-cooperative-rows{target=sm_90 multiprocessors=24 alone=8 part=8 most=64 least=0}",
