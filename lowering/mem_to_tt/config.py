@@ -70,6 +70,8 @@ ONLINE = 8192
 """Elements that are read at once of a row whose maximum and sum of exponentials are found together."""
 ONLINE_THREAD = 32
 """Elements of a thread where nothing else is done with such a row: the more of them share a maximum, the fewer instructions each takes."""
+NEAR_STEP = 4
+"""Elements from one iteration of a loop to the next up to which neighbours lie in one line of memory: every second one, say."""
 HEAVY = 32
 """Operations of an element, as the cost model counts them, above which blocks of a row that is read once are short: what is computed for
 the elements of a thread side by side takes registers."""
@@ -416,14 +418,15 @@ def _is_short(node: Node) -> bool:
 
 
 def _unit_strides(info: NestAccess, sizes: Sizes) -> dict[Expr, float]:
-    """For each loop dimension, the bytes of accesses that are contiguous along it."""
+    """For each loop dimension, the bytes of accesses that are contiguous along it, or nearly so."""
     weights: dict[Expr, float] = {}
     for node in info.root.walk():
         for access, around, moved in bytes_moved(node, info, sizes):
             for one in around:
                 stride = linear_coeff(access.offset, one.dim)
-                if stride is not None and stride.value in (1, -1):
-                    weights[one.dim] = weights.get(one.dim, 0) + moved
+                step = 0 if stride is None or stride.value is None else abs(stride.value)
+                if 0 < step <= NEAR_STEP:
+                    weights[one.dim] = weights.get(one.dim, 0) + moved / step
     return weights
 
 

@@ -443,12 +443,19 @@ class Grouping(NestFacts):
         if iterations < MIN_PARALLEL and iterations < before and work > SMALL:
             return f"only {iterations} iterations would be left to run in parallel"
         most = max(self.count(first.outer), self.count(second.outer))
-        if iterations < self.keep_parallel <= most and work > LAUNCH:
+        if iterations < self.keep_parallel <= most and work > LAUNCH and not self._only_reduces(first, second, alignment):
             return f"only {iterations} of {most} iterations would be left to run in parallel, fewer than {self.keep_parallel}"
         if self.keep_parallel:
             serial = self._serial_reductions(first, alignment) or self._serial_reductions(second, alignment)
             return serial or self._many_layers(first, second, alignment)
         return self._idle_lanes(second, alignment)
+
+    def _only_reduces(self, first: Group, second: Group, alignment: Alignment) -> bool:
+        """Whether `second` has nothing but reductions, of as few rows by itself, and `first` is what these are of, element by element:
+        gpu-split-reduction has as many programs take part in them as there is work for."""
+        if self.count(second.outer) != self.count(first.outer[: alignment.shared]) or any(m.inner for m in first.members):
+            return False
+        return all(m.info.reductions and not m.info.other_loops for m in second.members)
 
     def _idle_lanes(self, second: Group, alignment: Alignment) -> str | None:
         """Why the inner loops of `second` would be too short for vectors: a piece of its last loop is left, inside of loops that keep it

@@ -38,6 +38,9 @@ class Rewriter:
     def visit(self, op: Operation) -> None:
         """Simplify one op in place."""
         self.at = op
+        if len(op.results) > 1 and (same := self._equal(op)) is not None:
+            self._replace(op, *same.results)
+            return
         value = self._replacement(op)
         if value is not None and value is not op.results[0]:
             self._replace(op, value)
@@ -49,23 +52,26 @@ class Rewriter:
                 name = rule.__name__.strip("_")
                 self.changed[name] = self.changed.get(name, 0) + 1
                 return value
-        return self._known(op)
+        same = self._equal(op) if len(op.results) == 1 else None
+        return None if same is None else same.results[0]
 
-    def _known(self, op: Operation) -> SSAValue | None:
-        """An earlier equal op (common subexpression); ops with effects, randomness or several results are left alone."""
-        if len(op.results) != 1 or op.regions or op.name in ("nd.extern", "nd.random", "nd.barrier"):
+    def _equal(self, op: Operation) -> Operation | None:
+        """An earlier equal op (common subexpression); ops with effects or randomness are left alone."""
+        if not op.results or op.regions or op.name in ("nd.extern", "nd.random", "nd.barrier"):
             return None
-        key = (type(op), op.results[0].type, *map(id, op.operands), *sorted(op.properties.items(), key=lambda item: item[0]))
+        types = (r.type for r in op.results)
+        key = (type(op), *types, *map(id, op.operands), *sorted(op.properties.items(), key=lambda item: item[0]))
         found = self.known.setdefault(key, op)
         if found is op:
             return None
         self.changed["cse"] = self.changed.get("cse", 0) + 1
-        return found.results[0]
+        return found
 
-    def _replace(self, op: Operation, value: SSAValue) -> None:
-        if value.name_hint is None:
-            value.name_hint = op.results[0].name_hint
-        op.results[0].replace_all_uses_with(value)
+    def _replace(self, op: Operation, *values: SSAValue) -> None:
+        for result, value in zip(op.results, values, strict=True):
+            if value.name_hint is None:
+                value.name_hint = result.name_hint
+            result.replace_all_uses_with(value)
         op.detach()
         op.erase()
 
