@@ -452,7 +452,8 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
     if len(loops) == 1:
         block = min(most, power_of_two(total))
         return Tile([([loops[0]], block)], warps=_warps(block, each))
-    ranked = sorted(info.root.loops, key=lambda one: weights.get(one.dim, 0), reverse=True)
+    stored = {d for a in info.root.all_accesses() if a.is_store for d in free_dims(a.offset) if linear_coeff(a.offset, d) is ONE}
+    ranked = sorted(info.root.loops, key=lambda one: (weights.get(one.dim, 0), one.dim in stored and sizes(one.size) < SHORT), reverse=True)
     x = ranked[0]
     width = sizes(x.size)
     y = next((one for one in ranked[1:] if weights.get(one.dim, 0) > 0.2 * weights.get(x.dim, 0)), None)
@@ -466,6 +467,8 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
         width = sizes.trips(fast)
     block = min(most, power_of_two(width))
     rows = min(most // block, power_of_two(sizes.trips(others))) if others else 1
+    if rows == 1 and (y := _outer_loop(info, x, others)) is not None and sizes(y.size) > 1:
+        return Tile([(fast, block // 2), ([y], 2)], [one for one in others if one is not y], warps=_warps(block, each))
     if rows == 1:
         return Tile([(fast, block)], others, warps=_warps(block, each))
     y = others[-1]
@@ -478,6 +481,15 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
     if sizes(y.size) % rows == 0:
         return Tile([(fast, block), ([y], rows)], [one for one in others if one is not y], warps=_warps(rows * block, each))
     return Tile([(fast, block), (others, rows)], warps=_warps(rows * block, each))
+
+
+def _outer_loop(info: NestAccess, x: Loop, others: Sequence[Loop]) -> Loop | None:
+    """A loop with two iterations of which a program should have the same elements along `x`, since what is loaded along that varies along
+    `x` alone; None where there is none."""
+    along = [free_dims(a.offset) for a in info.root.all_accesses() if not a.is_store and x.dim in free_dims(a.offset)]
+    if not along or info.opaque:
+        return None
+    return next((one for one in reversed(others) if not any(one.dim in dims for dims in along)), None)
 
 
 def _fills(width: int, most: int) -> bool:
