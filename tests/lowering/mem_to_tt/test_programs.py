@@ -54,6 +54,23 @@ def rope(q, cos, sin):
     return q * cos + torch.cat((-second, first), -1) * sin
 
 
+def turned_neighbours(x, cos, sin):
+    a, b = x[..., ::2], x[..., 1::2]
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+def halves_of_bytes(w, scales):
+    values = torch.stack([w & 15, w >> 4], -1).flatten(1).to(BF16) - 8
+    return (values.view(w.shape[0], -1, 8) * scales[..., None]).flatten(1)
+
+
+def overlaps(a, b):
+    low, high = torch.maximum(a[:, None, :2], b[None, :, :2]), torch.minimum(a[:, None, 2:], b[None, :, 2:])
+    width, height = (high - low).clamp(min=0).unbind(-1)
+    return width * height
+
+
 def norm_backward(g, x, mean, rstd, w):
     return torch.ops.aten.native_layer_norm_backward(g, x, [x.shape[-1]], mean, rstd, w, w, [True, True, True])
 
@@ -136,6 +153,13 @@ PROGRAMS = {
     "sums of exponentials of f64": (losses, long_rows((5, 1e30)).double(), torch.tensor([5, 49998, 3])),
     "sums of exponentials, NaN and infinity": (losses, long_rows((9, math.nan), (70, math.inf), (8, -math.inf)), whole(0, 49999, 5)),
     "sums of exponentials of columns": (lambda x: (torch.logsumexp(x, 0), torch.log_softmax(x, 0)[7]), long_rows((5, 80.0)).T.clone()),
+    "neighbours turned": (turned_neighbours, randn(2, 33, 3, 64, dtype=BF16), randn(33, 32, dtype=BF16), randn(33, 32, dtype=BF16)),
+    "halves of bytes": (halves_of_bytes, whole(0, 255, 70, 64).to(torch.uint8), randn(70, 16, dtype=BF16)),
+    "neighbours multiplied": (lambda x: (x[..., ::2] * x[..., 1::2]).sum(-1), randn(5, 3002)),
+    "distances": (lambda x, y: (x[:, None] - y[None]).abs().sum(-1), randn(70, 100), randn(90, 100)),
+    "short rows": (lambda x: x / x.norm(dim=-1, keepdim=True), randn(1100, 3)),
+    "boxes": (overlaps, randn(50, 4), randn(600, 4)),
+    "channels in another order": (lambda x: F.relu(x).view(2, 4, 8, 9, 7).transpose(1, 2).flatten(1, 2), randn(2, 32, 9, 7)),
     "colours": (lambda x, m: torch.einsum("bchw,dc->bdhw", x, m), randn(2, 3, 130, 130), randn(3, 3)),
     "points": (lambda p, m, t: F.relu(p @ m.T + t), randn(9000, 4), randn(4, 4), randn(4)),
     "small layers": (small_layers, randn(5, 33), randn(33, 70), randn(70, 33), randn(33, 64)),

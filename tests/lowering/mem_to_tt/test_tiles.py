@@ -452,3 +452,67 @@ def test_weights_are_read_once_by_a_program_that_goes_through_rows():
     assert loads == [4]  # those of the row: not the weights
     for got, expected in zip(run_loop(imported.module, args, imported.constants, imported.objects), backward(*args), strict=True):
         torch.testing.assert_close(got.reshape(expected.shape), expected, rtol=1e-4, atol=1e-4)
+
+
+def chosen(function, *args):
+    """The tiles of a program's nests."""
+    PROGRAMS["chosen"] = (lambda *given: (function(*given),), *args)
+    try:
+        imported = in_memory("chosen")
+        symbols, _ = symbol_facts(imported.module)
+        return [read_tile(n, NestAccess(n, symbols)) for n in nests(imported.module)]
+    finally:
+        del PROGRAMS["chosen"]
+
+
+def blocks(tile):
+    return [block for _, block in tile.axes]
+
+
+def test_distances_have_rows_of_both_tensors():
+    (tile,) = chosen(lambda x, y: (x[:, None] - y[None]).abs().amax(-1), randn(90, 128), randn(100, 128))
+    assert (blocks(tile), tile.inner) == ([4, 64], 32)
+
+
+def test_rows_of_a_few_elements_lie_along_an_axis():
+    (tile,) = chosen(lambda x: x / x.norm(dim=-1, keepdim=True), randn(5000, 3))
+    assert (blocks(tile), tile.inner) == ([256], 4)
+    (tile,) = chosen(lambda x: x.norm(dim=-1), randn(5000, 3))  # a number a row: nothing is written side by side
+    assert tile.inner == 0
+
+
+def test_columns_of_16_bits_are_read_by_whole_lines():
+    assert [blocks(t)[0] for t in chosen(lambda x: x.sum(0), randn(300, 20000).bfloat16())][:1] == [64]
+    assert [blocks(t)[0] for t in chosen(lambda x: x.sum(0), randn(300, 20000))][:1] == [32]
+
+
+def test_what_does_not_vary_along_a_loop_serves_two_of_its_iterations():
+    (tile,) = chosen(lambda x, y: (x[:, None] - y[None]).tanh(), randn(600), randn(3000))
+    assert blocks(tile) == [512, 2]
+    (tile,) = chosen(lambda x, y: x * y, randn(600, 3000), randn(3000))  # most of what is read is another one in each row
+    assert blocks(tile) == [1024]
+
+
+def test_loops_that_leave_blocks_half_empty_are_flattened():
+    (tile,) = chosen(lambda x: torch.nn.functional.pad(x, (3, 3, 3, 3), mode="reflect") * 2, randn(2, 4, 128, 128))
+    assert [len(loops) for loops, _ in tile.axes] == [2] and blocks(tile) == [1024]
+
+
+def test_rows_that_are_read_once_are_not_all_on_chip_where_that_takes_too_many_registers():
+    """Two tensors of 32768 elements, or much arithmetic for each element."""
+    function = lambda x, y: (torch.exp(x) * y).sum(-1)  # noqa: E731
+    (tile,) = chosen(function, randn(600, 32768)[:, :32768], randn(600, 32768))
+    assert (tile.inner, tile.pieces, tile.stages) == (4096, 1, 3)
+
+    def much(x):
+        for _ in range(8):
+            x = torch.tanh(x) * x + torch.exp(x)
+        return x.sum(-1)
+
+    (tile,) = chosen(much, randn(600, 8192))
+    assert (tile.inner, tile.pieces) == (1024, 1)
+
+
+def test_every_second_element_counts_as_near():
+    (tile,) = chosen(lambda x: (x[:, ::2] * x[:, 1::2]).sum(-1), randn(600, 2048))
+    assert blocks(tile) == [1] and tile.inner == 1024

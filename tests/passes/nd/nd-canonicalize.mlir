@@ -127,3 +127,15 @@ func.func @reduce_with_view(%x : !nd.tensor<2 x 32 x 64 x f32>) -> (!nd.tensor<6
   %z = nd.exp %a : !nd.tensor<64 x 64 x f32>
   func.return %s, %z : !nd.tensor<64 x f32>, !nd.tensor<64 x 64 x f32>
 }
+
+// Equal values are one, those of several results too.
+// CHECK-LABEL: func.func @deviations
+// CHECK-COUNT-1: nd.var_mean
+// CHECK-NOT: nd.var_mean
+// CHECK: func.return
+func.func @deviations(%x : !nd.tensor<4 x 8 x f32>) -> (!nd.tensor<f32>, !nd.tensor<f32>) {
+  %v, %m = nd.var_mean %x {dims = [0, 1], correction = 1.000000e+00 : f64} : (!nd.tensor<4 x 8 x f32>) -> (!nd.tensor<f32>, !nd.tensor<f32>)
+  %w, %n = nd.var_mean %x {dims = [0, 1], correction = 1.000000e+00 : f64} : (!nd.tensor<4 x 8 x f32>) -> (!nd.tensor<f32>, !nd.tensor<f32>)
+  %y = nd.add %v, %w : !nd.tensor<f32>
+  func.return %y, %n : !nd.tensor<f32>, !nd.tensor<f32>
+}

@@ -27,3 +27,16 @@ func.func @elsewhere(%a : !nd.tensor<6 x 4 x f32>, %b : !nd.tensor<6 x 4 x f32>)
   %y = nd.neg %r : !nd.tensor<4 x 12 x f32>
   func.return %y : !nd.tensor<4 x 12 x f32>
 }
+
+// A dimension that was not concatenated may be cut into groups, through several reshapes: scales of nibbles.
+// CHECK-LABEL: func.func @groups
+// CHECK: nd.mul {{.*}} : (!nd.tensor<8 x 4 x 8 x 1 x f32>, !nd.tensor<8 x 4 x 1 x 1 x f32>) -> !nd.tensor<8 x 4 x 8 x 1 x f32>
+// CHECK: %[[C:.*]] = nd.cat %{{.*}}, %{{.*}} {dim = [3]} : {{.*}} -> !nd.tensor<8 x 4 x 8 x 2 x f32>
+// CHECK-NEXT: nd.reshape %[[C]] : (!nd.tensor<8 x 4 x 8 x 2 x f32>) -> !nd.tensor<8 x 4 x 16 x f32>
+func.func @groups(%lo : !nd.tensor<8 x 32 x 1 x f32>, %hi : !nd.tensor<8 x 32 x 1 x f32>, %s : !nd.tensor<8 x 4 x 1 x f32>) -> !nd.tensor<8 x 4 x 16 x f32> {
+  %c = nd.cat %lo, %hi {dim = [2]} : (!nd.tensor<8 x 32 x 1 x f32>, !nd.tensor<8 x 32 x 1 x f32>) -> !nd.tensor<8 x 32 x 2 x f32>
+  %r = nd.reshape %c : (!nd.tensor<8 x 32 x 2 x f32>) -> !nd.tensor<8 x 64 x f32>
+  %g = nd.reshape %r : (!nd.tensor<8 x 64 x f32>) -> !nd.tensor<8 x 4 x 16 x f32>
+  %y = nd.mul %g, %s : (!nd.tensor<8 x 4 x 16 x f32>, !nd.tensor<8 x 4 x 1 x f32>) -> !nd.tensor<8 x 4 x 16 x f32>
+  func.return %y : !nd.tensor<8 x 4 x 16 x f32>
+}

@@ -1,0 +1,158 @@
+"""Neighbours in memory that a body accesses one by one: one load or store of a kernel for both."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import stepwell
+from stepwell.dialects.tt_memory import LoadOp, StoreOp
+from stepwell.dialects.tt_shape import JoinOp, SplitOp
+from stepwell.dialects.tt_types import shape_of
+from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager import run
+from stepwell.passes.pipelines import default_pipeline
+from stepwell.tools.compile_graph import context
+from stepwell.tools.interpreted_target import InterpretedTarget
+
+BF16 = torch.bfloat16
+
+
+def rope(x, cos, sin):
+    a, b = x[..., ::2], x[..., 1::2]
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+def complex_rope(x, turns):
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns[:, None]).flatten(-2)
+
+
+def halves_of_bytes(w, scales):
+    values = torch.stack([w & 15, w >> 4], -1).flatten(1).to(BF16) - 8
+    return (values.view(w.shape[0], -1, 8) * scales[..., None]).flatten(1)
+
+
+def butterflies(x):
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a - b, a + b], -1).flatten(-2)
+
+
+def kernels(function, *args):
+    def flat(*inputs):
+        return (function(*inputs),)
+
+    graph = make_fx(flat, decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    module = import_graph(graph, args).module
+    run(default_pipeline("gpu", stages=["nd", "loop", "mem", "tt"]), module, context())
+    return module
+
+
+def count(module, *kinds):
+    return [sum(isinstance(op, kind) for op in module.walk()) for kind in kinds]
+
+
+@pytest.fixture
+def interpreted():
+    stepwell.register_target(InterpretedTarget, replace=True)
+    yield
+    stepwell.unregister_target("interpreted")
+    torch._dynamo.reset()
+
+
+def test_a_stack_is_one_store():
+    module = kernels(lambda x, y: torch.stack([x * 2, y], -1), torch.randn(300), torch.randn(300))
+    assert count(module, LoadOp, StoreOp, JoinOp) == [2, 1, 1]
+    (store,) = (op for op in module.walk() if isinstance(op, StoreOp))
+    assert shape_of(store.ptr.type) == (1024,)
+
+
+def test_a_rotation_of_neighbours_loads_and_stores_both_at_once():
+    module = kernels(rope, torch.randn(2, 16, 4, 64), torch.randn(16, 32), torch.randn(16, 32))
+    assert count(module, LoadOp, StoreOp, JoinOp, SplitOp) == [3, 1, 1, 1]
+
+
+def test_loops_inside_load_both_at_once():
+    module = kernels(lambda x: (x[..., ::2] * x[..., 1::2]).sum(-1), torch.randn(5, 2048))
+    assert count(module, LoadOp, SplitOp) == [1, 1]
+    assert "tensor<1x1024xf32>" in str(next(op for op in module.walk() if isinstance(op, SplitOp)))
+
+
+def test_halves_of_bytes_and_their_scales_are_one_kernel():
+    """The group of a scale is some of the columns that the halves are interleaved to."""
+    module = kernels(halves_of_bytes, torch.zeros(64, 128, dtype=torch.uint8), torch.randn(64, 32, dtype=BF16))
+    assert str(module).count("tt.func") == 1 and count(module, StoreOp, JoinOp) == [1, 1]
+
+
+def test_what_reads_in_between_sees_the_first_store():
+    def function(x):
+        x = x.clone()
+        x[::2] = 1.0
+        return x * 2
+
+    assert count(kernels(function, torch.randn(64)), JoinOp) == [0]
+
+
+SHAPES = [
+    ((2, 5, 3, 8), torch.float16),
+    ((3, 33, 2, 10), BF16),
+    ((1, 1, 1, 2), torch.float64),
+    ((0, 5, 3, 8), torch.float32),
+    ((2, 5, 3, 14), torch.int8),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), SHAPES)
+def test_rotations_are_as_eager(shape, dtype, interpreted):
+    seeded, scale = torch.Generator().manual_seed(shape[1]), 1 if dtype.is_floating_point else 4
+    angles = (shape[1], shape[3] // 2)
+    x, cos, sin = (torch.randn(*s, generator=seeded).mul(scale).to(dtype) for s in (shape, angles, angles))
+    got, wanted = torch.compile(rope, backend="stepwell", dynamic=False)(x, cos, sin), rope(x, cos, sin)
+    assert got.stride() == wanted.stride()
+    close = 3e-2 if dtype.itemsize == 2 else 1e-5
+    torch.testing.assert_close(got, wanted, rtol=close, atol=close)
+
+
+PROGRAMS = {
+    "complex numbers": (complex_rope, torch.randn(2, 5, 3, 8), torch.polar(torch.ones(5, 4), torch.randn(5, 4))),
+    "halves of bytes": (halves_of_bytes, torch.randint(0, 255, (9, 36), dtype=torch.uint8), torch.randn(9, 9, dtype=BF16)),
+    "three of them": (lambda x: torch.stack([x, x * 2, x + 1], -1), torch.randn(333)),
+    "four of them": (lambda x: torch.stack([x, x * 2, x + 1, -x], -1), torch.randn(333)),
+    "booleans": (lambda x: torch.stack([x > 0, x > 1], -1), torch.randn(333)),
+    "the other way round": (lambda x: torch.stack([x[1::2], x[::2]], -1).flatten(), torch.randn(1000)),
+    "columns": (lambda x: torch.stack([x.t() * 2, x.t() + 1], -1), torch.randn(37, 65)),
+    "rows": (lambda x: torch.stack([x * 2, x + 1], 1).flatten(0, 1), torch.randn(37, 65)),
+    "of every second one": (butterflies, torch.randn(6, 80)[:, ::2]),
+    "turned round": (butterflies, torch.randn(40, 6).t()),
+    "padded": (lambda x: torch.stack([F.pad(x, (1, 0))[:-1], x], -1), torch.randn(333)),
+    "behind a norm": (lambda x: butterflies(F.layer_norm(x, (x.shape[-1],))), torch.randn(5, 200)),
+    "behind a softmax": (lambda x: butterflies(torch.softmax(x, -1)), torch.randn(3, 2048, dtype=BF16)),
+    "summed up": (lambda x: (x[..., ::2] * x[..., 1::2]).sum(-1), torch.randn(3, 3002)),
+    "columns summed up": (lambda x: (x[::2] * x[1::2]).sum(0), torch.randn(300, 14)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_of_any_size_are_as_eager(name, interpreted):
+    function, *args = PROGRAMS[name]
+    got, wanted = torch.compile(function, backend="stepwell", dynamic=True)(*args), function(*args)
+    assert got.stride() == wanted.stride() and got.dtype == wanted.dtype
+    close = 2e-2 if got.dtype == BF16 else 1e-4
+    torch.testing.assert_close(got, wanted, rtol=close, atol=close)
+
+
+def test_both_are_written_in_place(interpreted):
+    def function(x):
+        a, b = x[::2].clone(), x[1::2].clone()
+        x[::2] = a + b
+        x[1::2] = a - b
+        return x.sum()
+
+    x = torch.randn(64)
+    y = x.clone()
+    total = torch.compile(function, backend="stepwell")(y)
+    torch.testing.assert_close(total, function(x))
+    torch.testing.assert_close(x, y)
