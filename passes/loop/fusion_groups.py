@@ -386,6 +386,8 @@ class Grouping(NestFacts):
             shared += 1
         if shared and shared == least and (wanted or self._read_alike(first, second, shared)):
             return Alignment(shared, tuple([dim(k) for k in range(len(second.outer))]), second.outer[shared:])
+        if not first.outer and not second.outer and self._reduce_alike(first, second):
+            return Alignment(0, (), ())
         if not least:
             return APART
         full_env = self.envs((*first.outer, *_widest_inner(first)))
@@ -416,6 +418,18 @@ class Grouping(NestFacts):
                 if r.index and r.tensor in theirs and r.tensor not in pairs:
                     pairs[r.tensor] = theirs[r.tensor], self.placed(second, m, r.index)
         return [pairs[t] for t in sorted(pairs, key=self.bytes, reverse=True)[:MAX_PAIRS]]
+
+    def _reduce_alike(self, first: Group, second: Group) -> bool:
+        """Whether both reduce all of one tensor, in the same order."""
+        return any(
+            m.info.reductions and n.info.reductions and m.info.inner_sizes == n.info.inner_sizes and self._read_in_common(m, n)
+            for m in first.members
+            for n in second.members
+        )
+
+    def _read_in_common(self, m: Member, n: Member) -> bool:
+        read = {(r.tensor, r.index) for r in self.reads(m.info) if r.index}
+        return any((r.tensor, r.index) in read for r in self.reads(n.info))
 
     def _read_alike(self, first: Group, second: Group, shared: int) -> bool:
         """Whether some tensor is read by both at places that the shared loops determine alike."""
