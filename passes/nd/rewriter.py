@@ -68,7 +68,8 @@ class Rewriter:
         return found
 
     def _replace(self, op: Operation, *values: SSAValue) -> None:
-        for result, value in zip(op.results, values, strict=True):
+        """Have values take the place of the first results; the others, if any, nobody uses."""
+        for result, value in zip(op.results, values, strict=False):
             if value.name_hint is None:
                 value.name_hint = result.name_hint
             result.replace_all_uses_with(value)
