@@ -305,8 +305,6 @@ def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
     weights = _unit_strides(info, sizes)
     loops = in_memory_order(info, sizes)
     long = long_loops(info)
-    if not long and (rows := _short_rows(info, sizes)):
-        return _rows(info, loops, rows, sizes)
     if not long:
         return _plain(info, loops, weights, sizes)
     if (tile := _outer(info, loops, sizes)) is not None:
@@ -385,23 +383,6 @@ def long_loops(info: NestAccess) -> list[Node]:
     return [n for n in long if not any(inner in long for inner in n.walk() if inner is not n)]
 
 
-def _short_rows(info: NestAccess, sizes: Sizes) -> list[Node]:
-    """The loops inside of a nest over many rows of a few elements, side by side in memory, which it writes: threads that have a row each
-    would write every third element of 3, so that these lie along an axis of the tile too."""
-    inside = [n for n in info.root.children if has_effect(n)]
-    lengths = {product(one.size for one in n.loops).value for n in inside}
-    stores = [a for n in inside for a in n.accesses if a.is_store]
-    if len(lengths) != 1 or not stores or any(n.children or len(n.loops) != 1 for n in inside) or sizes.trips(info.root.loops) < TILE:
-        return []
-    (length,) = lengths
-    rows = [one.dim for one in info.root.loops]
-    def beside(a: Access) -> bool:
-        steps = [linear_coeff(a.offset, d) for d in rows]
-        return linear_coeff(a.offset, a.node.loops[-1].dim) is ONE and any(e is not None and e.value == length for e in steps)
-
-    return inside if length is not None and length > 2 and all(map(beside, stores)) else []
-
-
 def column_loop(info: NestAccess, sizes: Sizes, weights: Mapping[Expr, float] | None = None) -> Loop | None:
     """The parallel loop along which most of what a nest reads is contiguous; None where that is a loop inside."""
     weights = _unit_strides(info, sizes) if weights is None else weights
@@ -447,14 +428,19 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
     if not loops:
         return Tile(warps=1)
     each = IN_WINDOW if info.root.children else GATHERED if info.opaque and len(loops) > 1 else 8
-    most = each * TILE // 8
-    total = sizes.trips(loops)
-    if len(loops) == 1:
-        block = min(most, power_of_two(total))
-        return Tile([([loops[0]], block)], warps=_warps(block, each))
-    stored = {d for a in info.root.all_accesses() if a.is_store for d in free_dims(a.offset) if linear_coeff(a.offset, d) is ONE}
-    ranked = sorted(info.root.loops, key=lambda one: (weights.get(one.dim, 0), one.dim in stored and sizes(one.size) < SHORT), reverse=True)
+    ranked = sorted(info.root.loops, key=lambda one: weights.get(one.dim, 0), reverse=True)
     x = ranked[0]
+    if _lies_apart(info, x, sizes):
+        each = 1
+    most = each * TILE // 8
+    if len(loops) == 1:
+        block = min(most, power_of_two(sizes.trips(loops)))
+        return Tile([([loops[0]], block)], warps=_warps(block, each))
+    few = next((one for one in loops if one is not x and 2 < sizes(one.size) <= SHORT_LOOP and _is_stored_along(info, one)), None)
+    if few is not None and not info.opaque:
+        side = power_of_two(sizes(few.size))
+        rest = [one for one in loops if one is not x and one is not few]
+        return Tile([([few], side), ([x], min(TILE // side, power_of_two(sizes(x.size))))], rest)
     width = sizes(x.size)
     y = next((one for one in ranked[1:] if weights.get(one.dim, 0) > 0.2 * weights.get(x.dim, 0)), None)
     side = min(SQUARE, power_of_two(width), power_of_two(sizes(y.size))) if y is not None else 0
@@ -481,6 +467,27 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
     if sizes(y.size) % rows == 0:
         return Tile([(fast, block), ([y], rows)], [one for one in others if one is not y], warps=_warps(rows * block, each))
     return Tile([(fast, block), (others, rows)], warps=_warps(rows * block, each))
+
+
+def _is_stored_along(info: NestAccess, one: Loop) -> bool:
+    """Whether a nest's results lie side by side along a loop that what it loads does not vary along."""
+    accesses = list(info.root.all_accesses())
+    stores = all(linear_coeff(a.offset, one.dim) is ONE for a in accesses if a.is_store)
+    return stores and not any(linear_coeff(a.offset, one.dim) is ONE for a in accesses if not a.is_store)
+
+
+def _lies_apart(info: NestAccess, x: Loop, sizes: Sizes) -> bool:
+    """Whether most of what is accessed along a loop lies three elements and more apart, as coordinates of points do: threads side by side
+    then have one of them each."""
+    near = apart = 0
+    for node in info.root.walk():
+        for access, _, moved in bytes_moved(node, info, sizes):
+            step = linear_coeff(access.offset, x.dim)
+            if step is not None and step.value is not None and abs(step.value) > 2:
+                apart += moved
+            elif x.dim in free_dims(access.offset):
+                near += moved
+    return apart > near
 
 
 def _outer_loop(info: NestAccess, x: Loop, others: Sequence[Loop]) -> Loop | None:

@@ -378,8 +378,6 @@ class NestLowering:
             return "unroll" if trips is not None and self._is_few(node, limit) else "loop"
         if any(product(one.size for one in c.loops).value is None or self._trips(c) > FEW for c in node.children):
             return "unroll" if trips is not None and self._is_few(node, FEW) else "loop"
-        if trips is not None and 2 < trips <= self.tile.inner <= 4:
-            return "tile"
         return "unroll" if trips is not None and trips <= 4 else "tile"
 
     def _trips(self, node: Node) -> int:

@@ -465,11 +465,14 @@ class Grouping(NestFacts):
         return self._idle_lanes(second, alignment)
 
     def _only_reduces(self, first: Group, second: Group, alignment: Alignment) -> bool:
-        """Whether `second` has nothing but reductions, of as few rows by itself, and `first` is what these are of, element by element:
-        gpu-split-reduction has as many programs take part in them as there is work for."""
-        if self.count(second.outer) != self.count(first.outer[: alignment.shared]) or any(m.inner for m in first.members):
+        """Whether `second` has nothing but reductions, of as few rows by itself, and `first` is what these, or others, are of, element by
+        element, and nothing else: gpu-split-reduction has as many programs take part in them as there is work for."""
+        if self.count(second.outer) != self.count(first.outer[: alignment.shared]) or any(m.info.has_loops for m in first.members):
             return False
-        return all(m.info.reductions and not m.info.other_loops for m in second.members)
+        readers = [r for value in first.results for r in self.readers(value)]
+        if any(self.whole_users(value) for value in first.results):
+            return False
+        return all(i.reductions and not i.other_loops for i in (*readers, *[m.info for m in second.members]))
 
     def _idle_lanes(self, second: Group, alignment: Alignment) -> str | None:
         """Why the inner loops of `second` would be too short for vectors: a piece of its last loop is left, inside of loops that keep it
