@@ -521,9 +521,9 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         return Tile([(list(loops), SHARING)], inner=TILE, warps=4, stages=STAGES)
     scans = any(isinstance(n.op, loop.ScanOp) for n in inside)
     block, pieces = min(SCANNED if scans else CHUNK, power_of_two(longest)), 1
-    if fixed and not reads_once(inside, longest) and longest * max(1, kept or _streams(inside)) <= ON_CHIP:
+    if fixed and not reads_once(inside, longest) and longest * max(1, kept or streams(inside)) <= ON_CHIP:
         block, pieces = cut(longest, FILLED if kept < 2 else KEPT_FILLED)
-    if loops and not kept and longest > TILE and max(n.num_ops for n in inside) > HEAVY and not scans:
+    if loops and not kept and longest > TILE and _is_heavy(inside) and not scans:
         return Tile([(list(loops), 1)], inner=TILE, warps=_warps(TILE, 8), stages=STAGES)
     if pieces > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
         block, pieces = CHUNK, 1  # what is written and not read again need not be on chip
@@ -531,6 +531,8 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         axes = [(list(loops), 1)] if loops else []
         if scans:
             return Tile(axes, inner=block, warps=min(8, _warps(block, THREAD)))
+        if _is_heavy(inside):
+            return Tile(axes, inner=TILE, warps=_warps(TILE, 8), stages=STAGES)
         if not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
             return Tile(axes, inner=block, warps=_warps(block, THREAD))
         online = any("softmax" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
@@ -734,7 +736,17 @@ def kept_buffers(inside: Sequence[Node]) -> dict[SSAValue, Attribute]:
     return {buffer: loaded[buffer] for buffer, nodes in seen.items() if len(nodes) > 1 and buffer in loaded}
 
 
-def _streams(inside: Sequence[Node]) -> int:
+def finds_positions(inside: Sequence[Node]) -> bool:
+    """Whether a loop inside of a nest looks for the place of the largest or smallest element."""
+    return any(isinstance(n.op, loop.ReduceOp) and {"argmax", "argmin"} & set(n.op.kind_names) for n in inside)
+
+
+def _is_heavy(inside: Sequence[Node]) -> bool:
+    """Whether what is computed of the elements of a row takes so many registers that few of them should be under way."""
+    return max(n.num_ops for n in inside) > HEAVY or (finds_positions(inside) and streams(inside) > 1)
+
+
+def streams(inside: Sequence[Node]) -> int:
     """How many tensors the loop inside of a nest that reads most of them reads along its last one."""
     return max(
         len({a.buffer for a in n.accesses if not a.is_store and linear_coeff(a.offset, n.loops[-1].dim) is not ZERO})

@@ -151,6 +151,8 @@ class GpuCooperativeRows(Pass):
             raise UnsupportedNest("a part of a row is not contiguous")
         run, trips = _check_loops(inside, info)
         _check_memory(info, inside)
+        if config.streams(inside) > 1 and config.finds_positions(inside):
+            raise UnsupportedNest("positions in rows of several tensors take more registers than a program has")
         words = sum(_words(n.op) for n in inside if isinstance(n.op, loop.ReduceOp))
         values = _wide_values(inside)
         low = sum(t in LOW_PRECISION for t in config.kept_buffers(inside).values())
@@ -213,7 +215,7 @@ def _take_halves(inside: Sequence[Node], trips: int, gpu: Machine) -> bool:
     """Whether numbers of 16 bits that lie in whole vectors may be kept as they are. Where positions are looked for, these take the
     registers."""
     fixed = all(product(one.size for one in n.loops).value == trips for n in inside)
-    positions = any(isinstance(n.op, loop.ReduceOp) and {"argmax", "argmin"} & set(n.op.kind_names) for n in inside)
+    positions = config.finds_positions(inside)
     return fixed and not positions and gpu.takes_ptx
 
 

@@ -658,7 +658,7 @@ class NestLowering:
                 else:
                     s.axes[axis].mask = None if size == block else b.cmpi("slt", s.lane(axis), b.int(size, s.index))
                 s.fixed = {**around, **self._in_block(origin, first, node.loops)}
-                if left is None and not in_runs:
+                if left is None and not in_runs and isinstance(s.lane_dim, Dim):
                     s.blocks[axis] = b.int(0, s.index), as_expr(size), [Loop(s.lane_dim, as_expr(block), ())]
                 state = body(state, s.axes[axis].mask)
             s.fixed = around

@@ -474,11 +474,19 @@ def test_distances_have_rows_of_both_tensors():
     assert (blocks(tile), tile.inner) == ([4, 64], 32)
 
 
-def test_rows_of_a_few_elements_lie_along_an_axis():
+def test_threads_have_one_element_each_of_those_that_lie_apart():
+    """Points of three coordinates, boxes of four."""
     (tile,) = chosen(lambda x: x / x.norm(dim=-1, keepdim=True), randn(5000, 3))
-    assert (blocks(tile), tile.inner) == ([256], 4)
-    (tile,) = chosen(lambda x: x.norm(dim=-1), randn(5000, 3))  # a number a row: nothing is written side by side
-    assert tile.inner == 0
+    assert (blocks(tile), tile.warps) == ([128], 4)
+    (tile,) = chosen(lambda x: (x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1]), randn(5000, 4))
+    assert (blocks(tile), tile.warps) == ([128], 4)
+    (tile,) = chosen(lambda x: x[:, 1] * 2, randn(4, 5000))  # a column of a tensor is as far from the next one as it is
+    assert blocks(tile) == [4]
+
+
+def test_few_results_side_by_side_are_an_axis():
+    (tile,) = chosen(lambda x, m: torch.einsum("bchw,dc->bdhw", x, m), randn(2, 3, 130, 130), randn(3, 3))
+    assert blocks(tile) == [4, 256]
 
 
 def test_columns_of_16_bits_are_read_by_whole_lines():
@@ -511,6 +519,8 @@ def test_rows_that_are_read_once_are_not_all_on_chip_where_that_takes_too_many_r
 
     (tile,) = chosen(much, randn(600, 8192))
     assert (tile.inner, tile.pieces) == (1024, 1)
+    (tile,) = chosen(lambda x, y: (torch.softmax(x, -1) / y).argmax(-1), randn(600, 50000), randn(600, 50000))
+    assert (tile.inner, tile.group) == (1024, 1)
 
 
 def test_every_second_element_counts_as_near():
