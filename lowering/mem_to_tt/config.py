@@ -749,7 +749,7 @@ def _is_heavy(inside: Sequence[Node]) -> bool:
 def streams(inside: Sequence[Node]) -> int:
     """How many tensors the loop inside of a nest that reads most of them reads along its last one."""
     return max(
-        len({a.buffer for a in n.accesses if not a.is_store and linear_coeff(a.offset, n.loops[-1].dim) is not ZERO})
+        len({a.buffer for a in n.accesses if not a.is_store and n.loops and linear_coeff(a.offset, n.loops[-1].dim) is not ZERO})
         for n in inside
     )
 

@@ -12,6 +12,7 @@ from xdsl.dialects.builtin import BoolAttr, f32, i1, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from ...dialects import loop
+from ...dialects.expr import ZERO
 from ...dialects.nd_types import is_float
 from ...dialects.tt_arith import ExtUIOp
 from ...dialects.tt_compute import ScanOp, ScanReturnOp
@@ -32,6 +33,8 @@ def lower_scan(kernel: NestLowering, op: loop.ScanOp) -> None:
     node = s.info.nodes[op]
     types = [scalar_type(v.type) for v in op.do_block.args[1:]]
     running = Running(op.kind, types)
+    if op.loop_sizes[0] is ZERO:
+        return
     if not node.loops:
         kernel.lower_body(op.block)
         s.dims.update({s.info.expr(v): s.b.int(0, s.index) for v in (op.block.args[0], op.do_block.args[0])})
