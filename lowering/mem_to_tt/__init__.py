@@ -10,8 +10,8 @@
     products.py    sums of products as matrix products               product_nests.py  which nests are these
 
 Before it: gpu-parallel-scatter (scatter.py), gpu-recompute (recompute.py), gpu-split-rows (rows.py), gpu-online-softmax (online.py),
-gpu-cooperative-rows (cooperative.py), gpu-split-reduction (split.py). After it: tt-join-launches (join.py), tt-overlap-launches
-(overlap.py).
+gpu-cooperative-rows (cooperative.py), gpu-fission (fission.py), gpu-split-reduction (split.py), gpu-split-scan (split_scan.py). After it:
+tt-join-launches (join.py), tt-overlap-launches (overlap.py).
 """
 
 from __future__ import annotations

@@ -527,6 +527,8 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         return Tile([(list(loops), 1)], inner=TILE, warps=_warps(TILE, 8), stages=STAGES)
     if pieces > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
         block, pieces = CHUNK, 1  # what is written and not read again need not be on chip
+    if scans and pieces > 1 and not kept and longest % SCANNED == 0:
+        block, pieces = SCANNED, 1
     if block * pieces < longest:
         axes = [(list(loops), 1)] if loops else []
         if scans:

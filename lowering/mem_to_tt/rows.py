@@ -21,7 +21,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import ZERO, Expr, IndexMap, as_expr, ceildiv, dim, product
 from ...dialects.expr_ranges import RangeEnv, simplify
-from ...passes.loop.loop_rewrite import Place, clone_into, index_op, index_operands
+from ...passes.loop.loop_rewrite import Place, clone_into, drop_index, index_op, index_operands
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.loop.nest_transform import label_of
@@ -163,12 +163,9 @@ class _Split:
         for op in self.rows.block.ops:
             inside.place(clone_into(op, values, {number: place}, self.symbols))
         if there is not None:
-            _only_where(there, rows)
-        elif not any(True for _ in number.uses):
-            owner = number.owner
-            assert isinstance(owner, Operation)
-            owner.detach()
-            owner.erase()
+            only_where(there, list(loop.walk_bodies(rows)), set(rows.indices))
+        else:
+            drop_index(number)
         at.place(rows)
 
     def _add_up(self, dims: Sequence[Expr], memory: Sequence[SSAValue], targets: Sequence[SSAValue], kinds: Sequence[str]) -> None:
@@ -204,10 +201,9 @@ class _Split:
         self._before(made)
 
 
-def _only_where(there: SSAValue, rows: loop.ForOp) -> None:
-    """Put what the body of a loop stores under a condition, and what it loads where its index says."""
-    varies: set[SSAValue] = set(rows.indices)
-    for op in list(loop.walk_bodies(rows)):
+def only_where(there: SSAValue, ops: Sequence[Operation], varies: set[SSAValue]) -> None:
+    """Put what the body of a loop stores under a condition, and what it loads where an index says that `varies`."""
+    for op in ops:
         depends = any(v in varies for v in op.operands)
         if isinstance(op, loop.StoreOp):
             _replace(op, loop.StoreOp.new(op.value, op.target, op.index_map, list(op.index_operands), op.store_mode, _both(op, there)))

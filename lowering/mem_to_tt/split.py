@@ -96,15 +96,22 @@ class GpuSplitReduction(Pass):
 
     def _wanted(self, nest: loop.NestOp, reduce: loop.ReduceOp, sizes: Sizes, info: NestAccess) -> int:
         """How many parts a reduction should have; below 2: it stays whole."""
-        loops = info.root.loops
-        x = column_loop(info, sizes)
-        block = 1 if x is None else min(LANES, sizes(x.size))
-        programs = sizes.trips(loops) if x is None else sizes.trips([one for one in loops if one is not x]) * -(-sizes(x.size) // block)
+        programs, block = programs_of(info, sizes)
         trips = sizes(product(reduce.loop_sizes))
         alone = all(isinstance(o, (loop.ReduceOp, loop.StoreOp)) for o in nest.block.ops if isinstance(o, (loop.LoopLike, loop.StoreOp)))
         if programs >= (FEW if alone else IDLE) or trips <= UNROLL or trips * block < 2 * LONG:
             return 1
         return min(-(-self.programs // programs), trips * block // LONG)
+
+
+def programs_of(info: NestAccess, sizes: Sizes) -> tuple[int, int]:
+    """How many programs a nest has about, and how many neighbouring columns each of them has (1: it has rows)."""
+    loops = info.root.loops
+    x = column_loop(info, sizes)
+    if x is None:
+        return sizes.trips(loops), 1
+    block = min(LANES, sizes(x.size))
+    return sizes.trips([one for one in loops if one is not x]) * -(-sizes(x.size) // block), block
 
 
 def collapse(reduce: loop.ReduceOp, count: int, symbols: RangeEnv) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from xdsl.dialects import arith
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ZERO, Dim, Expr, IndexMap, dim, dims_subs, free_dims
@@ -69,6 +69,14 @@ def index_op(e: Expr, values: Sequence[SSAValue]) -> Operation:
         return arith.ConstantOp.from_int_and_width(e.value, INDEX)
     m, used = _compact([e], values)
     return loop.IndexOp.create(operands=used, result_types=[INDEX], properties={"map": IndexMapAttr.get(m)})
+
+
+def drop_index(number: SSAValue) -> None:
+    """Remove the op that makes an index, if nothing uses it."""
+    owner = number.owner
+    if isinstance(owner, Operation) and number.first_use is None:
+        owner.detach()
+        owner.erase()
 
 
 def has_map(op: Operation) -> bool:
@@ -135,6 +143,21 @@ def constant_index(value: SSAValue) -> int | None:
 def index_ranges(values: Sequence[SSAValue], symbols: RangeEnv) -> RangeEnv:
     """What is known of `Dim(k)` for values[k], and of symbols."""
     return RangeEnv({**symbols, **{dim(k): index_range(v) for k, v in enumerate(values)}})
+
+
+def needed_by(ops: Iterable[Operation], block: Block) -> list[Operation]:
+    """The ops of a block whose results `ops`, which may stand in one of its loops, need, in order."""
+    wanted: set[Operation] = set()
+    worklist = list(ops)
+    while worklist:
+        op = worklist.pop()
+        for inner in (op, *loop.walk_bodies(op)):
+            for value in inner.operands:
+                owner = value.owner
+                if isinstance(owner, Operation) and owner.parent is block and owner not in wanted:
+                    wanted.add(owner)
+                    worklist.append(owner)
+    return [op for op in block.ops if op in wanted]
 
 
 def clone_into(op: Operation, values: dict[SSAValue, SSAValue], places: Mapping[SSAValue, Place], symbols: RangeEnv) -> Operation:

@@ -20,7 +20,7 @@ from ...dialects import loop, mem
 from ...dialects.expr import ONE, ZERO, Expr, IndexMap, dim, maximum
 from ...dialects.expr_ranges import RangeEnv, simplify
 from ...dialects.nd_types import TensorType
-from .loop_rewrite import Place, clone_into, drop_out, index_op
+from .loop_rewrite import Place, clone_into, drop_index, drop_out, index_op, needed_by
 from .nest_transform import NestTransform, Refused, label_of, loop_name, loop_number
 from .reduction_kinds import Cursor, merge_parts
 
@@ -86,7 +86,7 @@ class _Split:
             raise Refused("the body of the reduction stores to a tensor; nests on buffers (behind loop-to-mem) are split then too")
         if any(isinstance(r.type, IndexType) for r in self.reduce.results):
             raise Refused("a result of type index cannot be kept in memory; yield it as i64")
-        needed = self._needed()
+        needed = needed_by([self.reduce], self.nest.block)
         for op in needed:
             if isinstance(op, loop.LoopLike):
                 size = " x ".join(map(str, op.loop_sizes))
@@ -116,20 +116,6 @@ class _Split:
         while isinstance(value.owner, mem.ViewOp):
             value = value.owner.input
         return value
-
-    def _needed(self) -> list[Operation]:
-        """Ops of the nest's body that the reduction needs, in order; small merges of parts are not loops in this sense."""
-        wanted: set[Operation] = set()
-        worklist: list[Operation] = [self.reduce]
-        while worklist:
-            op = worklist.pop()
-            for inner in (op, *loop.walk_bodies(op)):
-                for value in inner.operands:
-                    owner = value.owner
-                    if isinstance(owner, Operation) and owner.parent is self.nest.block and owner not in wanted:
-                        wanted.add(owner)
-                        worklist.append(owner)
-        return [op for op in self.nest.block.ops if op in wanted]
 
     # ---- the rewrite
 
@@ -245,9 +231,7 @@ class _Split:
         inside = {**values, **dict(zip(old.indices, new.indices, strict=True)), old.indices[self.axis]: number}
         for op in old.block.ops:
             at.place(clone_into(op, inside, {number: place}, self.symbols))
-        if not any(True for _ in number.uses):
-            number.owner.detach()  # pyright: ignore[reportAttributeAccessIssue]
-            number.owner.erase()  # pyright: ignore[reportAttributeAccessIssue]
+        drop_index(number)
         return new
 
 

@@ -35,6 +35,7 @@ class GpuTarget(Target):
                 ("gpu-cooperative-rows", options),
                 ("gpu-fission", options),
                 ("gpu-split-reduction", options.split()[0]),
+                ("gpu-split-scan", options),
                 ("gpu-schedule", options),
                 ("mem-to-tt", options.split()[0]),
             ):

@@ -40,6 +40,7 @@ THRESHOLDS = {
     "gpu-online-softmax": "gpu-online-softmax{longest=2}",
     "gpu-cooperative-rows": "gpu-cooperative-rows{target=sm_90 multiprocessors=24 alone=8 part=8 most=64 least=0}",
     "gpu-split-reduction": "gpu-split-reduction{programs=8}",
+    "gpu-split-scan": "gpu-split-scan{programs=8}",
 }
 
 
