@@ -439,8 +439,8 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
     few = next((one for one in loops if one is not x and 2 < sizes(one.size) <= SHORT_LOOP and _is_stored_along(info, one)), None)
     if few is not None and not info.opaque:
         side = power_of_two(sizes(few.size))
-        rest = [one for one in loops if one is not x and one is not few]
-        return Tile([([few], side), ([x], min(TILE // side, power_of_two(sizes(x.size))))], rest)
+        if sizes(x.size) >= TILE // side:
+            return Tile([([few], side), ([x], TILE // side)], [one for one in loops if one is not x and one is not few])
     width = sizes(x.size)
     y = next((one for one in ranked[1:] if weights.get(one.dim, 0) > 0.2 * weights.get(x.dim, 0)), None)
     side = min(SQUARE, power_of_two(width), power_of_two(sizes(y.size))) if y is not None else 0
@@ -448,7 +448,7 @@ def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float
         rest = [one for one in loops if one is not x and one is not y]
         return Tile([([y], side), ([x], side)], rest, warps=_warps(side * side, 16))
     fast, others = [x], [one for one in loops if one is not x]
-    while others and not _fills(width, most if not info.opaque else SHORT):
+    while others and (width < SHORT or not info.opaque) and not _fills(width, most):
         fast.insert(0, others.pop())
         width = sizes.trips(fast)
     block = min(most, power_of_two(width))
