@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import DenseArrayBase, i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import linear_coeff
+from ...dialects.expr import free_dims, linear_coeff
 from ...dialects.expr_ranges import Range, prove_lt
 from ...dialects.nd_types import c128
 from ...dialects.tt_memory import LoadOp, StoreOp
@@ -53,7 +53,8 @@ def find_pairs(s: State, block: Block) -> dict[Operation, Pair]:
             if isinstance(op, loop.LoadOp | loop.StoreOp) and op.mask is None and op not in found:
                 access = s.info.access[op]
                 step = linear_coeff(s.fix(access.offset), loops[-1].dim)
-                if step is not None and step.value == 2 and access.mode == "set" and access.dtype != c128:
+                plain = access.mode == "set" and access.dtype != c128 and free_dims(access.offset).isdisjoint(s.info.opaque)
+                if plain and step is not None and step.value == 2:
                     apart.setdefault((type(op), access.buffer), []).append(access)
         for accesses in apart.values():
             for k, first in enumerate(accesses):

@@ -116,7 +116,14 @@ def test_rotations_are_as_eager(shape, dtype, interpreted):
     torch.testing.assert_close(got, wanted, rtol=close, atol=close)
 
 
+def at_indices(x, i):
+    """Pairs of which a loaded index says the row."""
+    y = x[i, torch.arange(x.shape[1])]
+    return y[..., 0] * y[..., 1] + y[..., 0]
+
+
 PROGRAMS = {
+    "at loaded places": (at_indices, torch.randn(7, 40, 2), torch.randint(0, 7, (40,))),
     "complex numbers": (complex_rope, torch.randn(2, 5, 3, 8), torch.polar(torch.ones(5, 4), torch.randn(5, 4))),
     "halves of bytes": (halves_of_bytes, torch.randint(0, 255, (9, 36), dtype=torch.uint8), torch.randn(9, 9, dtype=BF16)),
     "three of them": (lambda x: torch.stack([x, x * 2, x + 1], -1), torch.randn(333)),
