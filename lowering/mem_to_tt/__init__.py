@@ -8,6 +8,7 @@
     tiles.py       tiles in the IR, candidates                       user_kernels.py  launches of users' kernels
     exchange.py    programs that share a row                         bounds.py      kernels for sizes within bounds
     products.py    sums of products as matrix products               product_nests.py  which nests are these
+    pairs.py       neighbours in memory as one access                machine.py     GPUs
 
 Before it: gpu-parallel-scatter (scatter.py), gpu-recompute (recompute.py), gpu-split-rows (rows.py), gpu-online-softmax (online.py),
 gpu-cooperative-rows (cooperative.py), gpu-fission (fission.py), gpu-split-reduction (split.py), gpu-split-scan (split_scan.py). After it:
@@ -36,10 +37,11 @@ from ...passes.manager import Pass
 from ...passes.mem.levels import refuse_tensors
 from ..outline import Arguments, Outliner
 from .bounds import BEYOND, bounds_of, choose_bounds, is_within, narrowed, nest_beyond, write_bounds
-from .config import Machine, choose, machine
+from .config import choose
 from .cooperative import CLEARS
 from .follow import memory_of
 from .kernel import is_aligned, lower_nest
+from .machine import Machine, machine
 from .state import UnsupportedNest
 from .tiles import read_tile, write_tile
 from .user_kernels import lower_user_kernels

@@ -10,7 +10,6 @@ The figures follow from measurements: 8 to 64 elements a thread, a row within as
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -36,10 +35,10 @@ from ...dialects.expr import (
 )
 from ...dialects.expr_ranges import range_of
 from ...dialects.nd_types import element_bytes
-from ...errors import StepwellError
 from ...passes.loop.nest_access import Access, Loop, NestAccess, Node
 from .follow import memory_of
 from .gathers import index_loops
+from .machine import MACHINES, Machine
 from .product_nests import HALVES, product_loops
 
 DEFAULT_HINT = 64
@@ -145,79 +144,6 @@ DOT_TERMS = (256, 128, 64, 32)
 DOT_PROGRAMS = 96
 """Programs below which a product has shorter blocks of columns, or its sums are split."""
 I32_MAX = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the choice of tiles needs to know of a GPU."""
-
-    name: str
-    multiprocessors: int
-    """Units that programs run on, those of the usual model."""
-    lanes: int = 32
-    """Threads of a warp."""
-    max_warps: int = 32
-    """Warps of a program at most."""
-    registers: int = 65536
-    """Registers of a multiprocessor, of 32 bits."""
-
-    @property
-    def together(self) -> int:
-        """How many programs may wait for each other: a quarter of those that surely run at once, so that kernels of four streams get on
-        side by side; no more than a warp has lanes, each of which looks after one."""
-        return max(1, min(self.lanes, self.multiprocessors // 4))
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory that a program may have."""
-        return SHARED.get(self.name, 64 << 10)
-
-    @property
-    def casts_float8(self) -> bool:
-        """Whether it has instructions for casts to and from E4M3FN and E5M2: NVIDIA's from Ada on."""
-        return self._capability >= 89
-
-    @property
-    def takes_ptx(self) -> bool:
-        """Whether kernels may have NVIDIA's assembly in them."""
-        return self._capability > 0
-
-    @property
-    def overlaps_launches(self) -> bool:
-        """Whether a kernel can be launched while the one before it ends: NVIDIA's from Hopper on."""
-        return self._capability >= 90
-
-    @property
-    def multiplies_halves(self) -> bool:
-        """Whether it has units for products of 16-bit numbers, bf16 among them: NVIDIA's from Ampere on, AMD's."""
-        return self._capability >= 80 or not self.takes_ptx
-
-    @property
-    def _capability(self) -> int:
-        return int(self.name[3:].rstrip("af")) if self.name.startswith("sm_") else 0
-
-
-MACHINES = {
-    m.name: m for m in (Machine("sm_80", 108), Machine("sm_90", 132), Machine("gfx942", 304, lanes=64, max_warps=16))
-}  # fmt: skip
-"""GPUs by the name of their target."""
-
-
-SHARED = {
-    "sm_70": 96 << 10, "sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
-    "sm_100": 227 << 10, "sm_103": 227 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10, "gfx950": 160 << 10,
-}  # fmt: skip
-"""Bytes of shared memory of a program at most (CUDA C++ Programming Guide, technical specifications by compute capability; AMD's ISA
-guides); 64 KB for GPUs that are not listed."""
-
-
-def machine(name: str, multiprocessors: int = 0) -> Machine:
-    """The GPU of a target, for one that is not in the table the nearest of its maker; with another number of multiprocessors, if given.
-    StepwellError for a name that is none of a GPU."""
-    if not re.match(r"sm_\d|gfx\d", name):
-        raise StepwellError(f"there is no GPU target '{name}' (sm_80, sm_90, gfx942 and the like)")
-    found = MACHINES.get(name) or MACHINES["gfx942" if name.startswith("gfx") else "sm_90"]
-    return replace(found, name=name, multiprocessors=multiprocessors or found.multiprocessors)
 
 
 @dataclass

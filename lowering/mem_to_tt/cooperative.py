@@ -39,9 +39,10 @@ from ...passes.loop.schedule_attrs import schedule_table
 from ...passes.manager import Pass
 from . import config
 from .bounds import narrowed, near_sizes, with_room, write_bounds
-from .config import Machine, Sizes, Tile, has_effect, machine, power_of_two
+from .config import Sizes, Tile, has_effect, power_of_two
 from .exchange import HEADER, half_words, part_of, words_of
 from .follow import follower, joined_nest, replace_nests
+from .machine import Machine, machine
 from .online import computed_alike
 from .state import UnsupportedNest, scalar_type
 from .tiles import GPU, write_tile

@@ -32,8 +32,9 @@ from ...passes.loop.schedule_attrs import schedule_table
 from ...passes.manager import Pass
 from ...passes.mem.mem_split_scalars import drop_unused, has_buffer, is_plain, load_value, reads_own, slice_of, store_values
 from . import config
-from .config import Machine, Sizes, machine
+from .config import Sizes
 from .follow import memory_of
+from .machine import Machine, machine
 from .tiles import GPU
 
 BANDWIDTH = 4000.0

@@ -34,7 +34,6 @@ from .builder import Builder
 from .config import (
     CROSSED_PIECES,
     UNROLL,
-    Machine,
     Tile,
     fits_i32,
     has_effect,
@@ -49,6 +48,7 @@ from .exchange import Group, draw, part_of, words_of
 from .fills import fill_loads
 from .follow import memory_of
 from .joined_axes import reduce_axis
+from .machine import Machine
 from .products import lower_product
 from .reductions import Accumulator, ArgAccumulator, accumulator
 from .scans import lower_scan
@@ -658,7 +658,8 @@ class NestLowering:
                 else:
                     s.axes[axis].mask = None if size == block else b.cmpi("slt", s.lane(axis), b.int(size, s.index))
                 s.fixed = {**around, **self._in_block(origin, first, node.loops)}
-                if left is None and not in_runs and isinstance(s.lane_dim, Dim):
+                if left is None and not in_runs:
+                    assert isinstance(s.lane_dim, Dim)
                     s.blocks[axis] = b.int(0, s.index), as_expr(size), [Loop(s.lane_dim, as_expr(block), ())]
                 state = body(state, s.axes[axis].mask)
             s.fixed = around

@@ -20,7 +20,7 @@ from ...dialects.tt_compute import GRID_WAIT, ElementwiseInlineAsmOp
 from ...dialects.tt_structure import OVERLAPS, FuncOp
 from ...dialects.tt_types import int32
 from ...passes.manager import Pass
-from .config import machine
+from .machine import machine
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_transform import Refused
 from ...passes.loop.schedule_attrs import schedule_table
 from ...passes.manager import Pass
-from .config import DOT_PROGRAMS, LANES, UNROLL, Sizes, Tile, column_loop, machine, product_tile
+from .config import DOT_PROGRAMS, LANES, UNROLL, Sizes, Tile, column_loop, product_tile
+from .machine import machine
 from .tiles import GPU
 
 PROGRAMS = 2112

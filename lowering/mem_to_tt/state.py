@@ -28,9 +28,9 @@ from ...dialects.tt_types import int32, shape_of, tensor
 from ...passes.loop.nest_access import Access, Loop, NestAccess
 from . import float8
 from .builder import Builder, is_zero, joined
-from .config import Machine
 from .follow import memory_of
 from .gathers import index_loops
+from .machine import Machine
 
 if TYPE_CHECKING:
     from .pairs import Pair

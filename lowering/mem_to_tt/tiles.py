@@ -27,7 +27,6 @@ from .config import (
     FEWEST_LANES,
     LEAST_DOT,
     SQUARE,
-    Machine,
     Sizes,
     Tile,
     choose,
@@ -40,6 +39,7 @@ from .config import (
     run_length,
 )
 from .exchange import part_of
+from .machine import Machine
 from .state import UnsupportedNest
 
 GPU = "gpu"

@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 
 from ...dialects.tt_structure import OVERLAPS, RARE, FuncOp
 from ...dialects.tt_types import PointerType
-from ...lowering.mem_to_tt.config import machine
+from ...lowering.mem_to_tt.machine import machine
 from ...passes.locations import source_location
 from .compile import CompiledKernel, Job, compile_text, start_kernels
 from .emit import kernel_modules, kernel_of, ttir_for_compiling

@@ -9,7 +9,7 @@ from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
 
-from ...lowering.mem_to_tt.config import machine
+from ...lowering.mem_to_tt.machine import machine
 from ...passes.manager import Pipeline
 from ...passes.nd.nd_library_products import NdLibraryProducts
 from ...passes.pipelines import TARGETS

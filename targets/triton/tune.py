@@ -35,8 +35,9 @@ from ...dialects.mem import BufferType
 from ...dialects.nd_types import element_bytes
 from ...dialects.tt_structure import FuncOp
 from ...errors import StepwellError
-from ...lowering.mem_to_tt.config import DEFAULT_HINT, Machine, choose
+from ...lowering.mem_to_tt.config import DEFAULT_HINT, choose
 from ...lowering.mem_to_tt.kernel import lower_nest
+from ...lowering.mem_to_tt.machine import Machine
 from ...lowering.mem_to_tt.state import UnsupportedNest, memory_type
 from ...lowering.mem_to_tt.tiles import GPU, candidates, doubt, read_tile, tile_attr
 from ...lowering.outline import Arguments
@@ -90,7 +91,7 @@ class GpuTune(Pass):
     """Bytes that such a nest moves at least."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        from ...lowering.mem_to_tt.config import machine
+        from ...lowering.mem_to_tt.machine import machine
 
         timer = device_timer(self.device)
         if timer is None:

@@ -15,8 +15,9 @@ from stepwell.errors import StepwellError
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.lowering.mem_to_tt.bounds import BOUNDS
-from stepwell.lowering.mem_to_tt.config import Tile, choose, machine
+from stepwell.lowering.mem_to_tt.config import Tile, choose
 from stepwell.lowering.mem_to_tt.kernel import ABREAST
+from stepwell.lowering.mem_to_tt.machine import machine
 from stepwell.lowering.mem_to_tt.tiles import GPU, candidates, read_tile, tile_attr
 from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.loop.loop_schedule import symbol_facts
