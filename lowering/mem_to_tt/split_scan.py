@@ -46,7 +46,7 @@ counted from the end."""
 LAST = (1 << 63) - 1
 """An index behind all others."""
 SCANS_ROWS, SCANS_COLUMNS = 60.0, 25.0
-"""Bytes a nanosecond of one program that scans a row, or columns side by side."""
+"""Bytes a nanosecond that one program which scans a row, or columns side by side, is taken to move: estimates, not measured apart."""
 
 
 @dataclass(frozen=True)
