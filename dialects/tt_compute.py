@@ -299,6 +299,19 @@ TWO_AS_THEY_ARE = "or.b32 $0, $1, $2;"
 stay the same."""
 
 
+def four_to_8_bits(kind: str, signed_nan: bool) -> str:
+    """Assembly of NVIDIA's GPUs (sm_89 and later): four f32 rounded to the nearest `e4m3` or `e5m2`, at most to the largest finite number.
+    The instruction drops the sign of NaN; `signed_nan` puts it there, as the last of three moves of bytes that collect the signs.
+
+    Not the casts of Triton, one byte of which after the other is at hand: ptxas of CUDA 12.8 takes what two of them give for one register
+    where they are packed as well as used apart, and reads another one for what it lost."""
+    four = f"cvt.rn.satfinite.{kind}x2.f32 a, $2, $1; cvt.rn.satfinite.{kind}x2.f32 b, $4, $3;"
+    if not signed_nan:
+        return f"{{ .reg .b16 a, b; {four} mov.b32 $0, {{a, b}}; }}"
+    signs = "prmt.b32 s, $1, $2, 0x0073; prmt.b32 t, $3, $4, 0x0073; prmt.b32 s, s, t, 0x5410;"
+    return f"{{ .reg .b16 a, b; .reg .b32 c, s, t; {four} mov.b32 c, {{a, b}}; {signs} lop3.b32 $0, c, s, 0x80808080, 0xf8; }}"
+
+
 @irdl_op_definition
 class ElementwiseInlineAsmOp(TTOp):
     """Assembly of the target for each element, `packed_element` of them at a time.

@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Operation, SSAValue
 
 from ..dialects.tt_base import integers, number
-from ..dialects.tt_compute import GRID_WAIT, TWO_AS_THEY_ARE
+from ..dialects.tt_compute import GRID_WAIT, TWO_AS_THEY_ARE, four_to_8_bits
 from ..dialects.tt_types import NAN, RMW, ROUNDING, SCALED_TYPE, element_of, loaded
 from . import interpret_tt_blocks
 from .interpret_tt import RULES, KernelError, Runner, shape_or_scalar
@@ -349,13 +349,32 @@ def _extern(runner: Runner, op: Any) -> list[torch.Tensor]:
     return _elementwise(function)(runner, op)  # pyright: ignore[reportReturnType]
 
 
+def _cast(dtype: torch.dtype, signed_nan: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What the instructions of `four_to_8_bits` compute, of the bits of f32."""
+
+    def cast(bits: torch.Tensor) -> torch.Tensor:
+        value = bits.contiguous().view(torch.float32)
+        most = torch.finfo(dtype).max
+        code = torch.where(value.isnan(), torch.nan, value.clamp(-most, most)).to(dtype).view(torch.int8)
+        return code | ((bits >> 24) & 0x80).to(torch.int8) if signed_nan else code
+
+    return cast
+
+
+_CASTS = {
+    four_to_8_bits(kind, signed): _cast(dtype, signed)
+    for kind, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2))
+    for signed in (False, True)
+}
+
+
 @rule("tt.elementwise_inline_asm")
 def _assembly(runner: Runner, op: Any) -> list[torch.Tensor]:
     if op.asm_string.data == GRID_WAIT:  # here kernels run one after the other
         return [_scalar(0, torch.int32)]
     if op.asm_string.data == TWO_AS_THEY_ARE:
         return list(runner.operands(op))[:1]
-    function = runner.functions.get(op.asm_string.data)
+    function = runner.functions.get(op.asm_string.data) or _CASTS.get(op.asm_string.data)
     if function is None:
         raise KernelError(f"assembly cannot be interpreted: {op.asm_string.data!r}")
     results = function(*runner.operands(op))

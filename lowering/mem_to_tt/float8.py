@@ -1,8 +1,8 @@
 """Casts between f32 and 8-bit floats, whose elements are i8 in a kernel: by integer arithmetic (see
 targets/cpu/emit_float8.py for why each step is exact), or by the instructions of a GPU that has them.
 
-Those (Triton's fp_to_fp) know two of the five formats, make the largest finite number of what torch rounds to an infinite E5M2, and
-drop the sign of NaN: what they get wrong is put right."""
+Those know two of the five formats, make the largest finite number of what torch rounds to an infinite E5M2, and drop the sign of NaN:
+what they get wrong is put right."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, f32, i8, i32
+from xdsl.dialects.builtin import BoolAttr, DenseIntOrFPElementsAttr, FloatAttr, StringAttr, f32, i8, i32
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import tt_arith
 from ...dialects.float8 import FORMATS, f8e4m3fn, f8e5m2, f8e8m0fnu
-from ...dialects.tt_compute import BitcastOp, FpToFpOp
-from ...dialects.tt_types import ROUNDING, like
+from ...dialects.tt_compute import BitcastOp, ElementwiseInlineAsmOp, FpToFpOp, four_to_8_bits
+from ...dialects.tt_types import element_of, int32, like
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder
 
 LARGEST = {f8e4m3fn: 448.0, f8e5m2: 57344.0}
 """Formats that a GPU may have instructions for, with their largest finite numbers."""
+KINDS = {f8e4m3fn: "e4m3", f8e5m2: "e5m2"}
+"""What their instructions call them."""
 BEYOND = {f8e4m3fn: ("ogt", 464.0), f8e5m2: ("oge", 61440.0)}
 """Which numbers are too large where torch does not saturate: they are nearer to the next code than to the largest number, or as near and
 that code is even."""
@@ -97,26 +99,32 @@ def narrow(b: Builder, value: SSAValue, dtype: Attribute, hardware: bool) -> SSA
 
 def _convert(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
     """By the GPU's instruction, which saturates: what was clamped to the finite numbers before needs no more."""
-    w = _Words(b)
     form = FORMATS[dtype]
     inside, bound = _clamped(value)
-    if bound == LARGEST[dtype]:
-        value = inside
-    nearest = {"rounding": ROUNDING.attr("rtne")}
-    code = b.cast(BitcastOp, b.pure(FpToFpOp, (value,), like(value.type, dtype), nearest), i8)
     if bound <= LARGEST[dtype]:
-        return code
-    bits = w.bits(value)
-    sign = w.op(arith.AndIOp, w.op(arith.ShRUIOp, bits, 24), 0x80)
-    def special(code: int) -> SSAValue:
-        return b.cast(tt_arith.TruncIOp, w.op(arith.OrIOp, sign, code), i8)
+        return _rounded(b, inside if bound == LARGEST[dtype] else value, dtype, signed_nan=False)
+    if form.saturates:
+        return _rounded(b, value, dtype, signed_nan=True)
+    predicate, least = BEYOND[dtype]
+    beyond = b.cmpf(predicate, b.elementwise(mlir_math.AbsFOp, (value,), NO_FLAGS), b.constant(least, f32))
+    if form.infinity is None:
+        bits = _Words(b).bits(value)
+        return _rounded(b, b.select(beyond, _Words(b).op(arith.OrIOp, bits, 0x7FC00000), bits), dtype, signed_nan=True)
+    code = _rounded(b, value, dtype, signed_nan=True)
+    infinity = b.elementwise(arith.OrIOp, (b.elementwise(arith.AndIOp, (code, b.int(-128, i8))), b.int(form.infinity, i8)))
+    return b.select(beyond, infinity, code)
 
-    if not form.saturates:
-        predicate, least = BEYOND[dtype]
-        size = b.elementwise(mlir_math.AbsFOp, (value,), NO_FLAGS)
-        too_large = form.nan if form.infinity is None else form.infinity
-        code = b.select(b.cmpf(predicate, size, b.constant(least, f32)), special(too_large), code)
-    return b.select(b.cmpf("uno", value, value), special(form.nan), code)
+
+def _rounded(b: Builder, value: SSAValue, dtype: Attribute, signed_nan: bool) -> SSAValue:
+    """The codes of f32 or their bits, four at a time."""
+    properties = {
+        "asm_string": StringAttr(four_to_8_bits(KINDS[dtype], signed_nan)),
+        "constraints": StringAttr("=r,r,r,r,r"),
+        "packed_element": int32(4),
+        "pure": BoolAttr.from_bool(True),
+    }
+    bits = _Words(b).bits(value) if element_of(value.type) == f32 else value
+    return b.pure(ElementwiseInlineAsmOp, (bits,), like(bits.type, i8), properties)
 
 
 def _clamped(value: SSAValue) -> tuple[SSAValue, float]:
