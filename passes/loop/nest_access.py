@@ -163,7 +163,7 @@ class NestAccess:
         """A dimension of its own, of which `known` is known."""
         d = dim(self._count)
         self._count += 1
-        self._known[d] = known
+        self._known[d] = self.ranges[d] = known  # nobody has asked for it yet
         return d
 
     def _node(self, op: Operation, parent: Node | None) -> Node:

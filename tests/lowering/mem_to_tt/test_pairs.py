@@ -81,6 +81,12 @@ def test_loops_inside_load_both_at_once():
     assert "tensor<1x1024xf32>" in str(next(op for op in module.walk() if isinstance(op, SplitOp)))
 
 
+def test_shuffled_pixels_are_stored_two_at_once():
+    """gpu-neighbours: two planes are read, each along its rows."""
+    module = kernels(lambda x: F.pixel_shuffle(x, 2) * 2, torch.randn(2, 12, 40, 40))
+    assert count(module, LoadOp, StoreOp, JoinOp) == [2, 1, 1]
+
+
 def test_halves_of_bytes_and_their_scales_are_one_kernel():
     """The group of a scale is some of the columns that the halves are interleaved to."""
     module = kernels(halves_of_bytes, torch.zeros(64, 128, dtype=torch.uint8), torch.randn(64, 32, dtype=BF16))
@@ -138,14 +144,21 @@ PROGRAMS = {
     "behind a norm": (lambda x: butterflies(F.layer_norm(x, (x.shape[-1],))), torch.randn(5, 200)),
     "behind a softmax": (lambda x: butterflies(torch.softmax(x, -1)), torch.randn(3, 2048, dtype=BF16)),
     "summed up": (lambda x: (x[..., ::2] * x[..., 1::2]).sum(-1), torch.randn(3, 3002)),
+    "pixels shuffled": (lambda x: F.pixel_shuffle(x, 2) + 1, torch.randn(2, 12, 20, 33)),
+    "pixels shuffled by three": (lambda x: F.pixel_shuffle(x, 3), torch.randn(1, 18, 20, 33, dtype=BF16)),
+    "channels-last pixels shuffled": (lambda x: F.pixel_shuffle(x, 2), torch.randn(2, 12, 20, 20).to(memory_format=torch.channels_last)),
+    "shuffled and compared": (lambda x: torch.where(F.pixel_shuffle(x, 2) > 9, 1, 0), torch.randint(0, 20, (4, 17, 16))),
+    "shuffled and padded": (lambda x: F.pad(F.pixel_shuffle(x, 2), (2, 2, 1, 1)), torch.randn(1, 8, 20, 20)),
+    "planes interleaved": (lambda x: x.view(2, -1).t().reshape(5, -1), torch.randn(10, 40)),
     "columns summed up": (lambda x: (x[::2] * x[1::2]).sum(0), torch.randn(300, 14)),
 }
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_of_any_size_are_as_eager(name, interpreted):
+def test_programs_are_as_eager(name, dynamic, interpreted):
     function, *args = PROGRAMS[name]
-    got, wanted = torch.compile(function, backend="stepwell", dynamic=True)(*args), function(*args)
+    got, wanted = torch.compile(function, backend="stepwell", dynamic=dynamic)(*args), function(*args)
     assert got.stride() == wanted.stride() and got.dtype == wanted.dtype
     close = 2e-2 if got.dtype == BF16 else 1e-4
     torch.testing.assert_close(got, wanted, rtol=close, atol=close)
