@@ -17,7 +17,8 @@ from ...dialects.expr import ONE, Expr, Sym, free_syms, maximum, minimum, produc
 from ...dialects.expr_ranges import Range, RangeEnv
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.schedule_attrs import schedule_table, update_schedule
-from .config import DEFAULT_HINT, Sizes, column_loop, fits_i32, fits_on_chip, long_loops, power_of_two
+from .config import column_loop, fits_i32, fits_on_chip, long_loops
+from .tile import DEFAULT_HINT, Sizes, power_of_two
 from .tiles import GPU
 
 BOUNDS = "bounds"

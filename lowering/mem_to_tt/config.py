@@ -1,17 +1,17 @@
 """How a nest is cut into programs: which loops run along the axes of the tile, how long the tile is along each, how many
 warps share it.
 
-Three shapes of nests: without loops inside (one axis, two where accesses disagree about the fastest loop, or where that
-one is short); reductions along the fastest dimension (`rows`: an axis of few rows, the last axis runs along the inner
-loops, all of a row at once where it fits on chip); reductions across it (`columns`: an axis of neighbouring columns).
+Three shapes of nests: without loops inside (value_tiles.py); reductions along the fastest dimension (`rows`: an axis of few rows, the
+last axis runs along the inner loops, all of a row at once where it fits on chip); reductions across it (`columns`: an axis of neighbouring
+columns).
 The figures follow from measurements: 8 to 64 elements a thread, a row within as few warps as that allows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 
 from xdsl.ir import Attribute, SSAValue
 
@@ -26,10 +26,8 @@ from ...dialects.expr import (
     Min,
     Mod,
     Mul,
-    evaluate,
     exact_quotient,
     free_dims,
-    free_syms,
     linear_coeff,
     product,
 )
@@ -40,17 +38,9 @@ from .follow import memory_of
 from .gathers import index_loops
 from .machine import MACHINES, Machine
 from .product_nests import HALVES, product_loops
+from .tile import FILLED, IN_WINDOW, MAX_WARPS, SHORT_LOOP, TILE, Sizes, Tile, bytes_moved, power_of_two, warps_for
+from .value_tiles import value_tile
 
-DEFAULT_HINT = 64
-"""What a size counts for about which nothing is known."""
-TILE = 1024
-"""Elements of a tile that only moves data: 8 a thread with 4 warps, 16 bytes of bf16."""
-SQUARE = 64
-"""Side of a tile whose accesses disagree about the fastest dimension."""
-SHORT = 128
-"""A fastest loop shorter than this may take in its neighbours."""
-FILLED = 0.7
-"""Share of a block along an axis that should be used."""
 KEPT_FILLED = 0.8
 """The same of a row of which several tensors are kept on chip."""
 ON_CHIP = 49152
@@ -82,6 +72,8 @@ IN_PHASES = 64
 """The same where several reductions of a row wait for each other: all warps of a program wait each time."""
 MANY = 32
 """The same for rows of which a program has one: fewer warps have less to exchange."""
+BUSY = 40
+"""Operations of an element in all loops of a row above which its threads have as few elements as those of several rows."""
 LANES = 32
 """Columns of a tile whose reductions go across the fastest dimension; twice as many of 16-bit numbers."""
 FEWEST_LANES = 8
@@ -90,7 +82,6 @@ DEPTH = 4096
 """Elements of such a tile."""
 DEPTH_OF_STATES = 512
 """The same where each column has several numbers (Welford's): more of them would be registers."""
-MAX_WARPS = 32
 MOST_ELEMENTS = 96
 """Elements a thread can hold; with more than 16 warps half as many."""
 FEW_WARPS, MANY_WARPS = 24576, 32768
@@ -104,22 +95,14 @@ AHEAD = 100 << 10
 """Bytes that such a program may have under way: twice that is on chip."""
 UNROLL = 32
 """Iterations of a window (a reduction over several loops) that become straight code."""
-SHORT_LOOP = 8
-"""The same for a single loop."""
 SHARING = 4
 """Rows of a tile that are multiplied by the same vector, where that has more bytes than each of them."""
-IN_WINDOW = 2
-"""Elements of a thread where each comes from a window: more would lie too far apart for the warp to load side by side."""
-GATHERED = 16
-"""The same where indices are loaded, each of which then serves more rows."""
 OUTER = 256
 """Results of a program, each of which a row of one tensor and a row of another one are reduced to."""
 OUTER_ROWS = 4
 """Rows of the one that it has at least; of the other one 64 at most."""
 OUTER_TERMS = 32
 """Elements of each row at once."""
-STRIP = 8
-"""Rows that a program resamples one after the other, where it is neighbouring rows that they are made of."""
 STAGES = 3
 """Iterations under way of a loop that streams through memory."""
 CROSSED = 64
@@ -146,80 +129,6 @@ DOT_PROGRAMS = 96
 I32_MAX = 2**31 - 1
 
 
-@dataclass
-class Tile:
-    """`axes` are the parallel axes, the last of them innermost in the grid, each the loops that it runs along (flattened) and its
-    block; `rest` are loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none), `pieces`
-    how many such blocks may be on chip at once, `stages` how many iterations of its loops are under way (0: as Triton has it), `group`
-    how many programs share the loops inside of a tile (exchange.py), `run` after how many iterations a block begins whatever the one
-    before it has left (0: nowhere), `registers` how many a thread may have (0: as many as it likes), `strip` how many iterations of the
-    last of `rest` a program has, one after the other, `apart` whether a program has one block of one of the loops inside, which follow
-    each other, `cross` the block of an axis for loops inside that have reductions of the whole row in them (0: there is none), `halves`
-    whether 16-bit numbers that several loops read stay on chip as they are, and each loop widens them, `dot` whether the sum of products
-    that the loops inside are, of a value along each of the two axes, is a matrix product (products.py)."""
-
-    axes: list[tuple[list[Loop], int]] = field(default_factory=list)
-    rest: list[Loop] = field(default_factory=list)
-    inner: int = 0
-    warps: int = 4
-    pieces: int = 1
-    stages: int = 0
-    group: int = 1
-    run: int = 0
-    registers: int = 0
-    strip: int = 1
-    apart: int = 0
-    cross: int = 0
-    halves: int = 0
-    dot: int = 0
-
-    @property
-    def elements(self) -> int:
-        """Elements of the whole tile."""
-        total = max(1, self.inner) * max(1, self.cross)
-        for _, block in self.axes:
-            total *= block
-        return total
-
-    def blocks(self, trips: int) -> list[tuple[int, int]]:
-        """The blocks that `trips` iterations of the loops inside lie in, one after the other: first iteration and number of them."""
-        run = self.run or max(trips, 1)
-        ends = [min(trips, first + run) for first in range(0, max(trips, 1), run)]
-        return [(at, min(self.inner, end - at)) for k, end in enumerate(ends) for at in range(k * run, max(end, 1), self.inner)]
-
-    def count(self, trips: int) -> int:
-        """How many blocks that are; a bound for a size that is a symbol may be any number."""
-        runs, rest = divmod(trips, self.run) if self.run else (0, trips)
-        return max(1, runs * -(-self.run // self.inner) + -(-rest // self.inner))
-
-    def programs(self, sizes: Sizes) -> int:
-        """How many programs the grid has."""
-        total = sizes.trips(self.rest)
-        for loops, block in self.axes:
-            total *= -(-sizes.trips(loops) // block)
-        return total * self.group
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n (and at least 1)."""
-    return 1 << max(0, n - 1).bit_length()
-
-
-class Sizes:
-    """Numbers for sizes: their values, or typical ones for symbols."""
-
-    def __init__(self, hints: Mapping[Expr, int]):
-        self.hints = hints
-
-    def __call__(self, e: Expr) -> int:
-        if e.value is not None:
-            return e.value
-        return max(1, evaluate(e, {s: self.hints.get(s, DEFAULT_HINT) for s in free_syms(e)}))
-
-    def trips(self, loops: Sequence[Loop]) -> int:
-        return self(product(one.size for one in loops))
-
-
 def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Machine = MACHINES["sm_90"]) -> Tile:
     """The tile of a nest."""
     tile = product_tile(info, Sizes(hints), gpu) or _within(_choose(info, Sizes(hints), gpu), info, gpu)
@@ -232,7 +141,7 @@ def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
     loops = in_memory_order(info, sizes)
     long = long_loops(info)
     if not long:
-        return _plain(info, loops, weights, sizes)
+        return value_tile(info, loops, weights, sizes)
     if (tile := _outer(info, loops, sizes)) is not None:
         return tile
     x = column_loop(info, sizes, weights)
@@ -337,100 +246,6 @@ def _unit_strides(info: NestAccess, sizes: Sizes) -> dict[Expr, float]:
     return weights
 
 
-def bytes_moved(node: Node, info: NestAccess, sizes: Sizes) -> Iterator[tuple[Access, Sequence[Loop], int]]:
-    """The accesses of a node's own body, the loops around them, and what each moves: every element that it reaches once."""
-    around: list[Loop] = []
-    up: Node | None = node
-    while up is not None:
-        around += up.loops
-        up = up.parent
-    for access in node.accesses:
-        known = free_dims(access.offset)
-        gathers = not known.isdisjoint(info.opaque)
-        yield access, around, sizes.trips([one for one in around if gathers or one.dim in known]) * element_bytes(access.dtype)
-
-
-def _plain(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, float], sizes: Sizes) -> Tile:
-    if not loops:
-        return Tile(warps=1)
-    each = IN_WINDOW if info.root.children else GATHERED if info.opaque and len(loops) > 1 else 8
-    ranked = sorted(info.root.loops, key=lambda one: weights.get(one.dim, 0), reverse=True)
-    x = ranked[0]
-    if _lies_apart(info, x, sizes):
-        each = 1
-    most = each * TILE // 8
-    if len(loops) == 1:
-        block = min(most, power_of_two(sizes.trips(loops)))
-        return Tile([([loops[0]], block)], warps=_warps(block, each))
-    few = next((one for one in loops if one is not x and 2 < sizes(one.size) <= SHORT_LOOP and _is_stored_along(info, one)), None)
-    if few is not None and not info.opaque:
-        side = power_of_two(sizes(few.size))
-        if sizes(x.size) >= TILE // side:
-            return Tile([([few], side), ([x], TILE // side)], [one for one in loops if one is not x and one is not few])
-    width = sizes(x.size)
-    y = next((one for one in ranked[1:] if weights.get(one.dim, 0) > 0.2 * weights.get(x.dim, 0)), None)
-    side = min(SQUARE, power_of_two(width), power_of_two(sizes(y.size))) if y is not None else 0
-    if y is not None and side >= SQUARE // 2:
-        rest = [one for one in loops if one is not x and one is not y]
-        return Tile([([y], side), ([x], side)], rest, warps=_warps(side * side, 16))
-    fast, others = [x], [one for one in loops if one is not x]
-    while others and (width < SHORT or not info.opaque) and not _fills(width, most):
-        fast.insert(0, others.pop())
-        width = sizes.trips(fast)
-    block = min(most, power_of_two(width))
-    rows = min(most // block, power_of_two(sizes.trips(others))) if others else 1
-    if rows == 1 and (y := _outer_loop(info, x, others)) is not None and sizes(y.size) > 1:
-        return Tile([(fast, block // 2), ([y], 2)], [one for one in others if one is not y], warps=_warps(block, each))
-    if rows == 1:
-        return Tile([(fast, block)], others, warps=_warps(block, each))
-    y = others[-1]
-    if info.opaque:  # rows that read at the same places share what it takes to find them
-        indexed = index_loops(info)
-        if x.dim in indexed and y.dim in indexed and sizes(y.size) % STRIP == 0 and (y.size.value or only_sets(info)):
-            # neighbouring rows read the same rows, which one warp after the other finds in the nearest cache
-            return Tile([(fast, block)], others, warps=max(1, block // 128), strip=STRIP)
-        y = next((one for one in reversed(others) if one.dim not in indexed and sizes(one.size) >= rows), y)
-    if sizes(y.size) % rows == 0:
-        return Tile([(fast, block), ([y], rows)], [one for one in others if one is not y], warps=_warps(rows * block, each))
-    return Tile([(fast, block), (others, rows)], warps=_warps(rows * block, each))
-
-
-def _is_stored_along(info: NestAccess, one: Loop) -> bool:
-    """Whether a nest's results lie side by side along a loop that what it loads does not vary along."""
-    accesses = list(info.root.all_accesses())
-    stores = all(linear_coeff(a.offset, one.dim) is ONE for a in accesses if a.is_store)
-    return stores and not any(linear_coeff(a.offset, one.dim) is ONE for a in accesses if not a.is_store)
-
-
-def _lies_apart(info: NestAccess, x: Loop, sizes: Sizes) -> bool:
-    """Whether most of what is accessed along a loop lies three elements and more apart, as coordinates of points do: threads side by side
-    then have one of them each."""
-    near = apart = 0
-    for node in info.root.walk():
-        for access, _, moved in bytes_moved(node, info, sizes):
-            step = linear_coeff(access.offset, x.dim)
-            if step is not None and step.value is not None and abs(step.value) > 2:
-                apart += moved
-            elif x.dim in free_dims(access.offset):
-                near += moved
-    return apart > near
-
-
-def _outer_loop(info: NestAccess, x: Loop, others: Sequence[Loop]) -> Loop | None:
-    """A loop with two iterations of which a program should have the same elements along `x`, since what is loaded along that varies along
-    `x` alone; None where there is none."""
-    along = [free_dims(a.offset) for a in info.root.all_accesses() if not a.is_store and x.dim in free_dims(a.offset)]
-    if not along or info.opaque:
-        return None
-    return next((one for one in reversed(others) if not any(one.dim in dims for dims in along)), None)
-
-
-def _fills(width: int, most: int) -> bool:
-    """Whether blocks of `most` elements, or one that has fewer, along a loop are full enough."""
-    block = min(most, power_of_two(width))
-    return width >= FILLED * -(-width // block) * block
-
-
 def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
     caps = [most_trips(n, info) for n in inside]
     fixed = None not in caps
@@ -440,7 +255,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         cross = min(CROSSED, max(power_of_two(sizes.trips(n.loops)) for n in crossed))
         block = min(CROSSED_TILE // cross, power_of_two(longest))
         if longest <= PIECES * block:
-            warps = _warps(cross * block, THREAD)
+            warps = warps_for(cross * block, THREAD)
             return Tile([(list(loops), 1)] if loops else [], inner=block, warps=warps, pieces=-(-longest // block), cross=cross)
     kept = kept_tensors(inside)
     if loops and not kept and longest >= TILE and sizes.trips(loops) >= TILE and _shares_more(inside):
@@ -450,7 +265,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     if fixed and not reads_once(inside, longest) and longest * max(1, kept or streams(inside)) <= ON_CHIP:
         block, pieces = cut(longest, FILLED if kept < 2 else KEPT_FILLED)
     if loops and not kept and longest > TILE and _is_heavy(inside) and not scans:
-        return Tile([(list(loops), 1)], inner=TILE, warps=_warps(TILE, 8), stages=STAGES)
+        return Tile([(list(loops), 1)], inner=TILE, warps=_heavy_warps(inside), stages=STAGES)
     if pieces > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
         block, pieces = CHUNK, 1  # what is written and not read again need not be on chip
     if scans and pieces > 1 and not kept and longest % SCANNED == 0:
@@ -458,24 +273,27 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     if block * pieces < longest:
         axes = [(list(loops), 1)] if loops else []
         if scans:
-            return Tile(axes, inner=block, warps=min(8, _warps(block, THREAD)))
+            return Tile(axes, inner=block, warps=min(8, warps_for(block, THREAD)))
         if _is_heavy(inside):
-            return Tile(axes, inner=TILE, warps=_warps(TILE, 8), stages=STAGES)
+            return Tile(axes, inner=TILE, warps=_heavy_warps(inside), stages=STAGES)
         if not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
-            return Tile(axes, inner=block, warps=_warps(block, THREAD))
+            return Tile(axes, inner=block, warps=warps_for(block, THREAD))
         online = any("softmax" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
         if not kept:
             each = ONLINE_THREAD if online else THREAD
-            return Tile(axes, inner=min(block, STREAM), warps=_warps(min(block, STREAM), each), stages=STAGES)
+            return Tile(axes, inner=min(block, STREAM), warps=warps_for(min(block, STREAM), each), stages=STAGES)
         if online:
-            return Tile(axes, inner=min(block, ONLINE), warps=_warps(min(block, ONLINE), THREAD), stages=STAGES)
-        return Tile(axes, inner=block, warps=_warps(block, 8))
+            return Tile(axes, inner=min(block, ONLINE), warps=warps_for(min(block, ONLINE), THREAD), stages=STAGES)
+        return Tile(axes, inner=block, warps=warps_for(block, 8))
+    if block * pieces <= TILE and info.opaque and any(n.loops[-1].dim in index_loops(info) for n in inside):
+        few = max(1, min(32 * IN_WINDOW // block, power_of_two(sizes.trips(loops))))
+        return Tile([(list(loops), few)] if loops else [], inner=block, warps=warps_for(few * block * pieces, IN_WINDOW), pieces=pieces)
     rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
     held = block * pieces * kept
     if not any(isinstance(n.op, (loop.ReduceOp, loop.ScanOp)) for n in inside):
         if rows == 1 and not kept and _are_apart(info, inside):
-            return Tile([(list(loops), 1)] if loops else [], inner=TILE, warps=_warps(TILE, 8), apart=1)
-        warps = _warps(rows * block, THREAD if rows > 1 else 8)
+            return Tile([(list(loops), 1)] if loops else [], inner=TILE, warps=warps_for(TILE, 8), apart=1)
+        warps = warps_for(rows * block, THREAD if rows > 1 else 8)
         return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
     if _sums(inside):
         rows_of = {
@@ -494,14 +312,19 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             block, pieces = PIECE // 2, pieces * 2
         axes = [(list(loops), rows)] if loops else []
         return Tile(axes, inner=block, warps=warps, pieces=pieces, stages=stages, registers=registers)
-    if block == longest == CHUNK and kept == 1 and _phases(inside) == 1 and _is_narrow(inside):
+    if kept == 1 and _phases(inside) == 1 and _is_narrow(inside):
         # read again from the nearest cache: without the row in their registers, four programs fit a multiprocessor
-        return Tile([(list(loops), rows)] if loops else [], inner=PIECE, warps=_warps(CHUNK, THREAD))
+        if block == longest == CHUNK:
+            return Tile([(list(loops), rows)] if loops else [], inner=PIECE, warps=warps_for(CHUNK, THREAD))
+        if longest == 2 * CHUNK and not finds_positions(inside):
+            inner = CHUNK if all(len(n.loops) == 1 for n in inside) else longest
+            return Tile([(list(loops), 1)] if loops else [], inner=inner, warps=warps_for(CHUNK, MANY))
     if block == CHUNK and kept:
-        warps = _warps(CHUNK, IN_PHASES if _phases(inside) > 1 else THREAD)
+        warps = warps_for(CHUNK, IN_PHASES if _phases(inside) > 1 else THREAD)
         block = min(CHUNK // 2, 256 * warps)
         return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=CHUNK // block)
-    warps = min(16, _warps(rows * block * pieces, THREAD if rows > 1 else MANY))
+    busy = pieces == 1 and sum(n.num_ops for n in inside) > BUSY
+    warps = min(16, warps_for(rows * block * pieces, THREAD if rows > 1 or busy else MANY))
     while warps < 16 and held > 32 * warps * MOST_ELEMENTS:
         warps *= 2
     if FEW_WARPS < held <= MANY_WARPS:
@@ -531,7 +354,7 @@ def _outer(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> Tile | None
             rows = min(OUTER // columns, power_of_two(sizes(first.size)))
             if rows >= OUTER_ROWS and rows * columns == OUTER:
                 rest = [one for one in loops if one is not first and one is not second]
-                return Tile([([first], rows), ([second], columns)], rest, inner=OUTER_TERMS, warps=_warps(OUTER * OUTER_TERMS, MANY))
+                return Tile([([first], rows), ([second], columns)], rest, inner=OUTER_TERMS, warps=warps_for(OUTER * OUTER_TERMS, MANY))
     return None
 
 
@@ -593,13 +416,6 @@ def fits_on_chip(info: NestAccess) -> bool:
     if reads_once(long, max((n or 0 for n in caps), default=0)):
         return False
     return bool(caps) and all(n is not None and n * max(1, kept_tensors(long)) <= ON_CHIP for n in caps)
-
-
-def only_sets(info: NestAccess) -> bool:
-    """Whether an iteration may run twice: nothing that a nest stores is added up, or read by it."""
-    stores = [a for a in info.root.all_accesses() if a.is_store]
-    read = {memory_of(a.buffer) for a in info.root.all_accesses() if not a.is_store}
-    return all(a.mode == "set" and memory_of(a.buffer) not in read for a in stores)
 
 
 def _are_apart(info: NestAccess, inside: Sequence[Node]) -> bool:
@@ -674,6 +490,11 @@ def _is_heavy(inside: Sequence[Node]) -> bool:
     return max(n.num_ops for n in inside) > HEAVY or (finds_positions(inside) and streams(inside) > 1)
 
 
+def _heavy_warps(inside: Sequence[Node]) -> int:
+    """Warps that have a block of such a row: more of them where no places are kept beside what is found."""
+    return warps_for(TILE, 8 if finds_positions(inside) else 4)
+
+
 def streams(inside: Sequence[Node]) -> int:
     """How many tensors the loop inside of a nest that reads most of them reads along its last one."""
     return max(
@@ -737,12 +558,7 @@ def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Size
         even //= 2
     depth = depth if longest % even else even
     each = THREAD // 2 if states else THREAD * 2 if narrow else THREAD
-    return Tile([([x], block)], rest, inner=depth, warps=_warps(block * depth, each), stages=STAGES)
-
-
-def _warps(elements: int, each: int) -> int:
-    """Warps that give every thread about `each` elements."""
-    return max(1, min(MAX_WARPS, power_of_two(elements // (32 * each))))
+    return Tile([([x], block)], rest, inner=depth, warps=warps_for(block * depth, each), stages=STAGES)
 
 
 def fits_i32(info: NestAccess) -> bool:

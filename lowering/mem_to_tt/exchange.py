@@ -57,10 +57,10 @@ from ...dialects.tt_memory import AtomicRMWOp, LoadOp, StoreOp
 from ...dialects.tt_structure import GetNumProgramsOp
 from ...dialects.tt_types import element_of, like, shape_of
 from .builder import NO_OVERFLOW_FLAGS
-from .config import power_of_two
 from .joined_axes import reduce_values
 from .reductions import Accumulator, Values
 from .state import State, UnsupportedNest
+from .tile import power_of_two
 
 if TYPE_CHECKING:
     from .kernel import NestLowering

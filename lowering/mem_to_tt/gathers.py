@@ -10,8 +10,8 @@ from ...dialects.expr import Expr, free_dims
 from ...passes.loop.nest_access import NestAccess
 
 
-def index_loops(info: NestAccess) -> set[Expr]:
-    """The dimensions that loaded and computed indices of the nest's loads depend on."""
+def index_loops(info: NestAccess, stores: bool = False) -> set[Expr]:
+    """The dimensions that loaded and computed indices of the nest's loads, or of its stores, depend on."""
     found: set[Expr] = set()
     seen: set[SSAValue] = set()
     worklist: list[SSAValue] = []
@@ -26,7 +26,7 @@ def index_loops(info: NestAccess) -> set[Expr]:
                 worklist.append(value)
 
     for access in info.access.values():
-        if not access.is_store:
+        if access.is_store == stores:
             visit(d for d in free_dims(access.offset) if d in info.opaque)
     while worklist:
         op = worklist.pop().owner

@@ -16,8 +16,8 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.transforms.dead_code_elimination import is_trivially_dead
 
 from ...dialects import loop
-from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, exact_quotient, linear_coeff, minimum, product
-from ...dialects.expr_ranges import Range, prove_lt, simplify
+from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, exact_quotient, free_dims, linear_coeff, minimum, product
+from ...dialects.expr_ranges import Range, prove_lt, range_of, simplify
 from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
 from ...dialects.names import name_indices
@@ -31,17 +31,7 @@ from ..outline import Arguments
 from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
-from .config import (
-    CROSSED_PIECES,
-    UNROLL,
-    Tile,
-    fits_i32,
-    has_effect,
-    is_crossed,
-    most_trips,
-    padded_trips,
-    run_length,
-)
+from .config import CROSSED_PIECES, UNROLL, fits_i32, has_effect, is_crossed, most_trips, padded_trips, run_length
 from .derived_sizes import shared_quotients, typical_value
 from .early_loads import load_early, load_once
 from .exchange import Group, draw, part_of, words_of
@@ -53,6 +43,7 @@ from .products import lower_product
 from .reductions import Accumulator, ArgAccumulator, accumulator
 from .scans import lower_scan
 from .state import Axis, State, UnsupportedNest, address_in, memory_type, scalar_type
+from .tile import Tile
 
 NO_SIZES: Mapping[Expr, int] = {}
 
@@ -61,6 +52,9 @@ FEW = 16
 
 NEAR = 32 << 10
 """Bytes at most of a row that is read again from the nearest cache, beside those of other programs."""
+
+SHARED_BYTES = 16 << 20
+"""Bytes at most of what stays in the cache for programs that read it again."""
 
 STRAIGHT = 400
 """Operations of a body, times its iterations, that become straight code: Triton takes minutes for thousands."""
@@ -194,7 +188,10 @@ class NestLowering:
         return programs
 
     def _note_evictions(self) -> None:
-        """Rows that loops read one after the other, if they are short enough for it, all but the first find in the nearest cache."""
+        """What several programs read stays in the cache, where what they write beside it would push it out. Rows that loops read one after
+        the other, if they are short enough for it, all but the first find in the nearest cache."""
+        if not self.tile.inner:
+            self._note_shared()
         loops = [n for n in self.s.info.root.children if has_effect(n) and n.loops and self.how(n) == "tile"]
         if len(loops) < 2 or any(n.children or self.whole(n) is not None for n in loops):
             return
@@ -211,6 +208,19 @@ class NestLowering:
         for found in again:
             for access in found:
                 self.s.eviction[access.op] = "evict_first" if access.node is found[-1].node else "evict_last"
+
+    def _note_shared(self) -> None:
+        """Loads that do not vary along all loops, of what is small."""
+        info = self.s.info
+        for access in info.root.accesses:
+            along = free_dims(access.offset)
+            same = [one for one in info.root.loops if one.dim not in along]
+            if access.is_store or not same or not along or not along.isdisjoint(info.opaque):
+                continue
+            elements = product(one.size for one in info.root.loops if one.dim in along)
+            most = range_of(elements, info.ranges).hi
+            if most is not None and most * element_bytes(access.dtype) <= SHARED_BYTES:
+                self.s.eviction[access.op] = "evict_last"
 
     def lower_body(self, block: Block) -> None:
         lower_block(self.s, block, self.nested)
@@ -337,6 +347,11 @@ class NestLowering:
             s.axes[axis].mask = b.cmpi("slt", flat, s.number(total))
         s.decode(flat, loops)
         s.blocks[axis] = first, total, loops
+        if len(loops) > 1:
+            s.flat[axis] = number = s.info.new_dim(Range.of_size(total))
+            s.dims[number] = flat
+            if block > 1:
+                s.halves[number] = first, s.lane(axis)
 
     def _decode_block(self, at: SSAValue, flat: SSAValue, loops: Sequence[Loop]) -> None:
         """The same of a block along the last axis that begins with iteration `at`: where the last loop is a number of blocks, the other

@@ -25,8 +25,9 @@ from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_key import is_nest_in_memory
 from ...passes.loop.reduction_kinds import CMPF
 from ...passes.manager import Pass
-from .config import ON_CHIP, Sizes
+from .config import ON_CHIP
 from .exponentials import constant_of
+from .tile import Sizes
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,8 @@ def _both(s: State, pair: Pair, shape: tuple[int, ...] | None = None) -> tuple[S
     first, lane = b.mul(begin, b.int(2, s.index)), s.lane(axis, 2 * s.axes[axis].block)
     flat = b.add(first, lane)
     element = s.info.new_dim(Range.of_size(pair.last.size * 2))
-    dims, halves = dict(s.dims), dict(s.halves)
+    dims, halves, numbers = dict(s.dims), dict(s.halves), dict(s.flat)
+    s.flat.pop(axis, None)
     if len(loops) == 1:
         s.dims[element], s.halves[element] = flat, (first, lane)
     else:
@@ -150,7 +151,7 @@ def _both(s: State, pair: Pair, shape: tuple[int, ...] | None = None) -> tuple[S
         s.dims[element] = s.remainder(flat, size)
         s.decode(s.quotient(flat, size), loops[:-1])
     pointer = s.address(pair.lower.buffer, s.fix(pair.lower.offset) - pair.last.dim * 2 + element, shape)
-    s.dims, s.halves = dims, halves
+    s.dims, s.halves, s.flat = dims, halves, numbers
     mask = None
     for k, size in enumerate(shape_of(pointer.type) or ()):
         if size > 1:

@@ -28,7 +28,7 @@ from ...passes.loop.nest_transform import label_of
 from ...passes.loop.reduction_kinds import Cursor
 from ...passes.manager import Pass
 from .accumulate import KINDS
-from .config import TILE, Sizes, power_of_two
+from .tile import TILE, Sizes, power_of_two
 
 SMALL = 4
 """How many times as many programs run at once where a tile of them is enough for one or two warps."""

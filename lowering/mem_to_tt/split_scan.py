@@ -32,12 +32,13 @@ from ...passes.loop.nest_transform import Refused, label_of
 from ...passes.loop.reduction_kinds import Cursor, combine, identity
 from ...passes.loop.schedule_attrs import schedule_table
 from ...passes.manager import Pass
-from .config import SCANNED, UNROLL, Sizes, bytes_moved, choose, column_loop, power_of_two
+from .config import SCANNED, UNROLL, choose, column_loop
 from .fission import BANDWIDTH, GAIN, LAUNCH_NS
 from .follow import memory_of
 from .machine import machine
 from .rows import only_where
 from .split import FEWEST_PARTS, LONG, programs_of
+from .tile import Sizes, bytes_moved, power_of_two
 from .tiles import GPU
 
 KINDS = {"sum": "sum", "prod": "prod", "max": "argmax", "min": "argmin", "logsumexp": "softmax"}

@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import ComplexType, IndexType, IntegerType, StringAtt
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop, tt_memory
-from ...dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, free_dims, linear_coeff, prove_ge0
+from ...dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, free_dims, linear_coeff, product, prove_ge0
 from ...dialects.expr_ranges import range_of, simplify
 from ...dialects.float8 import FLOAT8
 from ...dialects.mem import BufferType
@@ -93,6 +93,8 @@ class State:
         self.dims: dict[Expr, SSAValue] = {}
         self.halves: dict[Expr, tuple[SSAValue, SSAValue]] = {}
         """Of dimensions along which the tile goes by steps of 1: where it begins, and how far from there each element is."""
+        self.flat: dict[int, Expr] = {}
+        """The number among all iterations of the loops that an axis of the tile runs along, where these are several."""
         self.fixed: dict[Expr, Expr] = {}
         """Dimensions that are replaced by an expression for now (unrolled loops)."""
         self.sizes: dict[Expr, SSAValue] = {}
@@ -362,6 +364,7 @@ class State:
         between the elements of a thread then stand in its instructions. A number comes last: instructions that access memory add it by
         themselves, to what all pieces of a row have in common."""
         b = self.b
+        offset = self._flattened(offset)
         parts: dict[tuple[int, ...] | None, list[SSAValue]] = {}
         for term, times in offset.terms if isinstance(offset, Add) else ((offset, 1),):
             for value in self.halves.get(term) or (self.number(term),):
@@ -376,6 +379,25 @@ class State:
         if isinstance(offset, Add) and offset.constant:
             pointer = self.pointers_to(pointer, b.int(offset.constant, self.index))
         return b.to_shape(pointer, joined(shape_of(pointer.type), shape))
+
+    def _flattened(self, offset: Expr) -> Expr:
+        """An offset in which loops of one axis that lie in memory as one, each step of a loop as far as all of the next one, are one: it
+        needs fewer quotients, and Triton sees what lies side by side."""
+        for axis, flat in self.flat.items():
+            loops = self.blocks[axis][2]
+            steps = [linear_coeff(offset, one.dim) or ZERO for one in loops]
+            first = 0
+            for k, one in enumerate(loops):
+                if steps[k] is ZERO:
+                    first = k + 1
+                elif k + 1 == len(loops) or steps[k] is not steps[k + 1] * loops[k + 1].size:
+                    if first < k:
+                        number = flat // product(n.size for n in loops[k + 1 :])
+                        number = number if first == 0 else number % product(n.size for n in loops[first : k + 1])
+                        places: dict[Expr, Expr] = {n.dim: ZERO for n in loops[first:k]}
+                        offset = offset.subs({**places, one.dim: number})
+                    first = k + 1
+        return offset
 
     def pointers_to(self, pointer: SSAValue, step: SSAValue) -> SSAValue:
         """A pointer, or several, `step` elements further."""

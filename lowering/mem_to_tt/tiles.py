@@ -22,25 +22,12 @@ from ...dialects import loop
 from ...dialects.expr import Expr
 from ...passes.loop.nest_access import Loop, NestAccess
 from ...passes.loop.schedule_attrs import schedule_table, update_schedule
-from .config import (
-    BLOCK,
-    FEWEST_LANES,
-    LEAST_DOT,
-    SQUARE,
-    Sizes,
-    Tile,
-    choose,
-    column_loop,
-    has_effect,
-    long_loops,
-    only_sets,
-    padded_trips,
-    power_of_two,
-    run_length,
-)
+from .config import BLOCK, FEWEST_LANES, LEAST_DOT, choose, column_loop, has_effect, long_loops, padded_trips, run_length
 from .exchange import part_of
 from .machine import Machine
 from .state import UnsupportedNest
+from .tile import Sizes, Tile, power_of_two
+from .value_tiles import SQUARE, only_sets
 
 GPU = "gpu"
 """Key in the schedule of a nest."""

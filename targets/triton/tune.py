@@ -35,10 +35,11 @@ from ...dialects.mem import BufferType
 from ...dialects.nd_types import element_bytes
 from ...dialects.tt_structure import FuncOp
 from ...errors import StepwellError
-from ...lowering.mem_to_tt.config import DEFAULT_HINT, choose
+from ...lowering.mem_to_tt.config import choose
 from ...lowering.mem_to_tt.kernel import lower_nest
 from ...lowering.mem_to_tt.machine import Machine
 from ...lowering.mem_to_tt.state import UnsupportedNest, memory_type
+from ...lowering.mem_to_tt.tile import DEFAULT_HINT
 from ...lowering.mem_to_tt.tiles import GPU, candidates, doubt, read_tile, tile_attr
 from ...lowering.outline import Arguments
 from ...passes.instrumentation import remark

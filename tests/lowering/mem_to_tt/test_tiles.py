@@ -15,9 +15,10 @@ from stepwell.errors import StepwellError
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.lowering.mem_to_tt.bounds import BOUNDS
-from stepwell.lowering.mem_to_tt.config import Tile, choose
+from stepwell.lowering.mem_to_tt.config import choose
 from stepwell.lowering.mem_to_tt.kernel import ABREAST
 from stepwell.lowering.mem_to_tt.machine import machine
+from stepwell.lowering.mem_to_tt.tile import Tile
 from stepwell.lowering.mem_to_tt.tiles import GPU, candidates, read_tile, tile_attr
 from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.loop.loop_schedule import symbol_facts
@@ -497,7 +498,7 @@ def test_columns_of_16_bits_are_read_by_whole_lines():
 
 def test_what_does_not_vary_along_a_loop_serves_two_of_its_iterations():
     (tile,) = chosen(lambda x, y: (x[:, None] - y[None]).tanh(), randn(600), randn(3000))
-    assert blocks(tile) == [512, 2]
+    assert blocks(tile) == [2, 512]
     (tile,) = chosen(lambda x, y: x * y, randn(600, 3000), randn(3000))  # most of what is read is another one in each row
     assert blocks(tile) == [1024]
 
@@ -527,3 +528,64 @@ def test_rows_that_are_read_once_are_not_all_on_chip_where_that_takes_too_many_r
 def test_every_second_element_counts_as_near():
     (tile,) = chosen(lambda x: (x[:, ::2] * x[:, 1::2]).sum(-1), randn(600, 2048))
     assert blocks(tile) == [1] and tile.inner == 1024
+
+
+def test_loops_that_memory_has_as_one_are_one():
+    """But for what is the same along one of them: the channels of pixels, and of groups."""
+    (tile,) = chosen(lambda x, m: x.float() - m, torch.zeros(2, 64, 64, 3, dtype=torch.uint8), randn(3))
+    assert [len(loops) for loops, _ in tile.axes] == [2] and blocks(tile) == [1024]
+    pixels = randn(4, 400, 320).transpose(1, 2)
+    (tile,) = chosen(lambda x, m: (x.view(4, 32, 10, 400) + m).contiguous(), pixels, randn(32, 1, 1))
+    assert [len(loops) for loops, _ in tile.axes] == [1, 2] and blocks(tile) == [64, 64]
+
+
+def test_rows_of_tables_are_no_windows():
+    """Rows that indices say are read by 16 bytes; windows, which overlap, by few elements."""
+    table, rows, weights = randn(900, 1024).bfloat16(), torch.zeros(700, 2, dtype=torch.long), randn(700, 2).bfloat16()
+    (tile,) = chosen(lambda x, i, w: (x[i] * w[..., None]).sum(1), table, rows, weights)
+    assert tile.elements // (32 * tile.warps) == 16
+    (tile,) = chosen(lambda x: torch.nn.functional.avg_pool2d(x, 3, 1, 1), randn(2, 8, 64, 64))
+    assert tile.elements // (32 * tile.warps) == 2
+
+
+def test_threads_have_few_elements_of_those_that_lie_anywhere():
+    """Sums at a place for each element, and rows that are gathered."""
+    x, i = randn(50, 4096), torch.zeros(50, 4096, dtype=torch.long)
+    *_, tile = chosen(lambda x, i: torch.zeros(50, 70).scatter_add(1, i, x), x, i)
+    assert (blocks(tile), tile.warps) == ([256], 4)
+    (tile,) = chosen(lambda x, i: x.gather(1, i[:, :64]).softmax(-1), x, i)
+    assert (blocks(tile), tile.inner, tile.warps) == ([1], 64, 1)
+    (tile,) = chosen(lambda x, i: x.gather(1, i[:, :16]).softmax(-1), x, i)
+    assert (blocks(tile), tile.inner, tile.warps) == ([4], 16, 1)
+
+
+def test_threads_have_16_bytes_of_bytes():
+    (tile,) = chosen(lambda x: x.to(torch.int8), randn(9000).bfloat16())
+    assert (blocks(tile), tile.warps) == ([1024], 2)
+    (tile,) = chosen(lambda x: x.to(torch.int8), randn(9000))  # as many of four bytes are more than a thread should have
+    assert (blocks(tile), tile.warps) == ([1024], 4)
+
+
+def test_what_programs_share_stays_in_the_cache():
+    text = kernels_of(lambda x, y: (x[:, :, None] * y[:, None],), randn(30, 64), randn(30, 128))
+    assert text.count("evictionPolicy = evict_last") == text.count("tt.load") == 2
+    text = kernels_of(lambda x, y: (x * y,), randn(30, 2048), randn(30, 2048))
+    assert "evictionPolicy" not in text
+
+
+def test_much_arithmetic_is_shared_by_more_threads():
+    (tile,) = chosen(lambda x: (torch.tanh(x / 50) * 50).softmax(-1), randn(600, 1024))
+    assert (tile.inner, tile.warps) == (1024, 2)
+    (tile,) = chosen(lambda x: x.softmax(-1), randn(600, 1024))
+    assert (tile.inner, tile.warps) == (1024, 1)
+    function = lambda x, y: ((x * y).sigmoid() * (1 - y).exp().log1p() * (x - y).abs().log()).sum(-1)  # noqa: E731
+    (tile,) = chosen(function, randn(600, 9000), randn(600, 9000))
+    assert (tile.inner, tile.warps) == (1024, 8)
+
+
+def test_rows_of_16_bits_that_one_reduction_is_made_of_are_read_twice():
+    (tile,) = chosen(lambda x: (x / x.abs().amax(-1, keepdim=True) * 127).to(torch.int8), torch.empty(600, 16384, dtype=torch.bfloat16))
+    assert (tile.inner, tile.pieces, tile.warps) == (8192, 1, 8)
+    blocks_of_rows = torch.empty(30, 128, 20, 128, dtype=torch.bfloat16)
+    (tile,) = chosen(lambda x: (x / x.abs().amax((1, 3), keepdim=True) * 127).to(torch.int8), blocks_of_rows)
+    assert (tile.inner, tile.pieces, tile.warps) == (16384, 1, 8)
