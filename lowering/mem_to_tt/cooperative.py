@@ -39,12 +39,14 @@ from ...passes.loop.schedule_attrs import schedule_table
 from ...passes.manager import Pass
 from . import config
 from .bounds import narrowed, near_sizes, with_room, write_bounds
-from .config import Sizes, Tile, has_effect, power_of_two
+from .config import has_effect
 from .exchange import HEADER, half_words, part_of, words_of
 from .follow import follower, joined_nest, replace_nests
 from .machine import Machine, machine
 from .online import computed_alike
+from .short_runs import shortest_run
 from .state import UnsupportedNest, scalar_type
+from .tile import Sizes, Tile, power_of_two
 from .tiles import GPU, write_tile
 
 ALONE = config.ON_CHIP
@@ -150,6 +152,8 @@ class GpuCooperativeRows(Pass):
             raise UnsupportedNest("")
         if config.column_loop(info, sizes) is not None:
             raise UnsupportedNest("a part of a row is not contiguous")
+        if (run := shortest_run(info, sizes)) is not None:
+            raise UnsupportedNest(f"its rows are runs of {run} bytes")
         run, trips = _check_loops(inside, info)
         _check_memory(info, inside)
         if config.streams(inside) > 1 and config.finds_positions(inside):

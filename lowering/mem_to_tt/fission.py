@@ -32,9 +32,10 @@ from ...passes.loop.schedule_attrs import schedule_table
 from ...passes.manager import Pass
 from ...passes.mem.mem_split_scalars import drop_unused, has_buffer, is_plain, load_value, reads_own, slice_of, store_values
 from . import config
-from .config import Sizes
 from .follow import memory_of
 from .machine import Machine, machine
+from .short_runs import RUN, shortest_run
+from .tile import Sizes, bytes_moved
 from .tiles import GPU
 
 BANDWIDTH = 4000.0
@@ -94,9 +95,10 @@ def nanoseconds(
     info, sizes = NestAccess(nest, symbols), Sizes(hints)
     programs = config.choose(info, hints, gpu).programs(sizes)
     inside = [n for child in info.root.children if child.op in loops for n in child.walk()]
-    moved = sum(moves for n in inside for _, _, moves in config.bytes_moved(n, info, sizes))
+    moved = sum(moves for n in inside for _, _, moves in bytes_moved(n, info, sizes))
     rate = OF_ROWS if config.column_loop(info, sizes) is None else OF_COLUMNS
-    return moved / min(BANDWIDTH, programs * rate), moved / BANDWIDTH + len(loops) * LAUNCH_NS
+    share = (shortest_run(info, sizes) or RUN) / RUN
+    return moved / (min(BANDWIDTH, programs * rate) * share), moved / BANDWIDTH + len(loops) * LAUNCH_NS
 
 
 def _last_loops(nest: loop.NestOp) -> list[loop.ForOp]:

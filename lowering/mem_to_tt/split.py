@@ -22,8 +22,10 @@ from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_transform import Refused
 from ...passes.loop.schedule_attrs import schedule_table
 from ...passes.manager import Pass
-from .config import DOT_PROGRAMS, LANES, UNROLL, Sizes, Tile, column_loop, product_tile
+from .config import DOT_PROGRAMS, LANES, UNROLL, column_loop, product_tile
 from .machine import machine
+from .short_runs import short_run
+from .tile import Sizes, Tile
 from .tiles import GPU
 
 PROGRAMS = 2112
@@ -59,6 +61,8 @@ class GpuSplitReduction(Pass):
         sizes, gpu = Sizes(hints), machine(self.target)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
+                self._split_runs(nest, sizes, symbols)
+            for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
                 for reduce in [r for r in nest.block.ops if isinstance(r, loop.ReduceOp)]:
                     info = NestAccess(nest, symbols)
                     tile = product_tile(info, sizes, gpu)
@@ -68,6 +72,24 @@ class GpuSplitReduction(Pass):
                     wanted = self._wanted(nest, reduce, sizes, info)
                     if wanted >= FEWEST_PARTS:
                         self._split(nest, reduce, wanted, info, sizes, symbols)
+
+    def _split_runs(self, nest: loop.NestOp, sizes: Sizes, symbols: RangeEnv) -> None:
+        """Each place of a short run gets a reduction of its own: those of the nest's rows are columns, side by side (short_runs.py)."""
+        info = NestAccess(nest, symbols)
+        for node in info.root.children:
+            run = short_run(info, node, sizes)
+            if run is None:
+                continue
+            assert isinstance(node.op, loop.ReduceOp)
+            length = node.op.loop_sizes[run.axis].value
+            assert length is not None
+            try:
+                said = LoopSplitReduction(parts=length, axis=str(run.axis)).transform(nest, node.op, symbols)
+            except Refused as refused:
+                self.remark(nest, f"runs of {run.bytes} bytes not split: {refused}", kind="missed")
+                continue
+            self.remark(nest, f"runs of {run.bytes} bytes split: {said}", kind="applied")
+            self.statistic("num-split")
 
     def _split(self, nest: loop.NestOp, reduce: loop.ReduceOp, wanted: int, info: NestAccess, sizes: Sizes, symbols: RangeEnv) -> None:
         columns = column_loop(info, sizes) is not None
