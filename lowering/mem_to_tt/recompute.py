@@ -34,11 +34,12 @@ class GpuRecompute(Pass):
         for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
             assert isinstance(nest, loop.NestOp)
             for argument, buffer in list(zip(nest.out_args, nest.outs, strict=True)):
-                if not _forward(nest, argument, buffer):
-                    continue
-                self.statistic("num-recomputed")
-                self.remark(nest, "a value that it kept in memory is computed again", kind="applied")
-                if not any(True for _ in argument.uses):
+                forwarded = 0
+                while _forward(nest, argument, buffer):
+                    forwarded += 1
+                    self.statistic("num-recomputed")
+                    self.remark(nest, "a value that it kept in memory is computed again", kind="applied")
+                if forwarded and not any(True for _ in argument.uses):
                     drop_out(nest, argument)
                     allocation = buffer.owner
                     assert isinstance(allocation, Operation)
@@ -60,9 +61,9 @@ def is_private(buffer: SSAValue) -> bool:
 
 
 def _forward(nest: loop.NestOp, argument: SSAValue, buffer: SSAValue) -> bool:
-    """Replace the loads of a buffer by what was stored, and drop that store; whether that was possible.
+    """Replace the loads of what the first store to a buffer leaves by that, and drop the store; whether that was possible.
 
-    Nobody else may see what is stored: the buffer is the nest's own, or another store overwrites it after the loads."""
+    Nobody else may see what is stored: the buffer is the nest's own, or the next store overwrites it after the loads."""
     accesses = [op for op in loop.walk_bodies(nest) if argument in op.operands]
     stores = [o for o in accesses if isinstance(o, loop.StoreOp)]
     loads = [o for o in accesses if isinstance(o, loop.LoadOp)]
@@ -72,9 +73,9 @@ def _forward(nest: loop.NestOp, argument: SSAValue, buffer: SSAValue) -> bool:
         return False
     store, *later = stores
     if later:
-        (last, *more) = later
-        if more or _indices(store, last) is None or accesses[-1] is not last:
+        if accesses[0] is not store or _indices(store, later[0]) is None:
             return False
+        loads = [o for o in accesses[: accesses.index(later[0])] if isinstance(o, loop.LoadOp)]
     elif not is_private(buffer):
         return False
     source = _slice(store)

@@ -144,6 +144,18 @@ def windows(x):
     return y, torch.nn.functional.avg_pool2d(y, 2)
 
 
+def gate(x):
+    p = torch.softmax(x, -1)
+    return p * (p >= p.amax(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("shape", [(70, 64), (3, 9000)])
+def test_values_that_loops_overwrite_one_after_the_other_are_computed_again(shape):
+    """Exponentials, shares and what is left of these would take turns in the result."""
+    (nest,), _ = nests(gate, empty(*shape))
+    assert len(inside(nest, loop.StoreOp)) == 1
+
+
 def test_a_thread_loads_nothing_that_another_one_may_have_stored():
     """Not even from where the program has stored, in the same order: Triton gives a thread as many elements side by side as it loads at
     once, which are more than it stores at once."""
