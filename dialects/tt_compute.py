@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import BoolAttr, IntegerAttr, StringAttr, i8
-from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     irdl_op_definition,
@@ -21,7 +21,7 @@ from xdsl.irdl import (
 )
 from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.traits import HasParent, IsTerminator, Pure
+from xdsl.traits import EffectInstance, HasParent, IsTerminator, MemoryEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from .tt_base import (
@@ -247,6 +247,15 @@ def _elementwise(operands: Sequence[SSAValue], results: Sequence[Attribute]) -> 
         check_shape(type, results[0], "every operand and result")
 
 
+class PureIfSaid(MemoryEffect):
+    """Pure where the operation's property `pure` says so."""
+
+    @classmethod
+    def get_effects(cls, op: Operation) -> set[EffectInstance] | None:
+        pure = op.properties.get("pure")
+        return set() if isinstance(pure, IntegerAttr) and pure.value.data else None
+
+
 @irdl_op_definition
 class ExternElementwiseOp(TTOp):
     """A function of a device library, for each element.
@@ -262,6 +271,7 @@ class ExternElementwiseOp(TTOp):
     symbol = prop_def(StringAttr)
     pure = prop_def(IntegerAttr)
     result = result_def()
+    traits = traits_def(PureIfSaid())
 
     @classmethod
     def make(cls, symbol: str, operands: Sequence[SSAValue], result: Attribute) -> ExternElementwiseOp:
@@ -327,6 +337,7 @@ class ElementwiseInlineAsmOp(TTOp):
     packed_element = prop_def(IntegerAttr)
     args = var_operand_def()
     res = var_result_def()
+    traits = traits_def(PureIfSaid())
 
     def check(self) -> None:
         _elementwise(self.args, [r.type for r in self.results])

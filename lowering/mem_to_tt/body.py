@@ -20,7 +20,7 @@ from ...dialects.nd_types import is_float
 from ...dialects.tt_compute import BitcastOp, ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
 from ...dialects.tt_types import element_of, like, shape_of
 from .builder import NO_FLAGS
-from .exponentials import constant_of, exponential, multiple, one_more_erf, power_of_e
+from .exponentials import constant_of, exponential, multiple, one_more, power_of_e
 from .integer_powers import integer_power
 from .memory import lower_load, lower_store
 from .pairs import find_pairs
@@ -469,7 +469,7 @@ RULES: dict[type[Operation], Rule] = {
     arith.CmpiOp: compare_integers,
     arith.CmpfOp: compare_floats,
     arith.SelectOp: select,
-    arith.AddfOp: shortened(one_more_erf),
+    arith.AddfOp: shortened(one_more),
     arith.MulfOp: shortened(multiple),
     mlir_math.ExpOp: shortened(exponential),
     arith.DivfOp: divide,

@@ -1,6 +1,7 @@
 """Exponentials of f32 and what is made of them, in as few instructions as their use allows (not under `numerics="eager"`).
 
     %e = math.erf (%x * c); %f = (%e + 1) * k         ->    a power of two, k * (1 + erf) (see ONE_LESS_ERF)
+    %t = math.tanh (%x * c); %f = (%t + 1) * k        ->    2 * k / (1 + exp(-2 * c * %x))
     %p = math.exp (%x * c); ... %p * k                ->    one power of two, with c and k in its exponent
     math.exp (%x - %m - log of the sum of exp(%x - %m))   ->    exp(%x - %m) / sum, where the row's exponentials are at hand
 
@@ -33,17 +34,22 @@ NOT_TINY = 2.0**-96
 """A number to which adding another one below 2**-126 changes nothing."""
 
 
-def one_more_erf(s: State, op: Operation) -> SSAValue | None:
-    """The value of `op`, a sum 1 + erf(x) or its product with a positive number; None where it is something else.
+def one_more(s: State, op: Operation) -> SSAValue | None:
+    """The value of `op`, a sum 1 + erf(x) or 1 + tanh(x), or its product with a positive number; None where it is something else.
 
-    GELU and its gradient need it. Its absolute error, that of a rounding near 1, is all that is left of erf's, and the library's function
-    is as exact near 0, which takes it three times as long. A number that x is multiplied by is part of the polynomial."""
-    inside, factor = _one_more_erf(op)
-    if inside is None or s.exact or op.results[0].type != f32:
+    GELU and its gradient need it. Its absolute error, that of a rounding near 1, is all that is left of the function's, and the library's
+    is as exact near 0, which takes it three times as long. A number that x is multiplied by is part of the polynomial, or the exponent."""
+    function, factor = _one_more(op)
+    if function is None or s.exact or op.results[0].type != f32:
         return None
-    b = s.b
-    inside, scale = _factored(inside)
+    inside, scale = _factored(function.operands[0])
     x = s.get(inside)
+    return _one_more_erf(s, x, scale, factor) if isinstance(function, mlir_math.ErfOp) else _one_more_tanh(s, x, scale, factor)
+
+
+def _one_more_erf(s: State, x: SSAValue, scale: float, factor: float) -> SSAValue:
+    """factor * (1 + erf(scale * x))."""
+    b = s.b
 
     def number(value: float) -> SSAValue:
         return b.constant(value, f32)
@@ -63,17 +69,25 @@ def one_more_erf(s: State, op: Operation) -> SSAValue | None:
     return b.select(negative, rest, other)
 
 
-def _one_more_erf(op: Operation) -> tuple[SSAValue | None, float]:
-    """x and k where an operation computes k * (1 + erf(x)), k > 0."""
+def _one_more_tanh(s: State, x: SSAValue, scale: float, factor: float) -> SSAValue:
+    """factor * (1 + tanh(scale * x))."""
+    b = s.b
+    power = power_of_e(s, x, -2.0 * scale)
+    whole = b.elementwise(arith.AddfOp, (power, b.constant(1.0, f32)), NO_FLAGS)
+    return b.elementwise(arith.DivfOp, (b.constant(2.0 * factor, f32), whole), NO_FLAGS)
+
+
+def _one_more(op: Operation) -> tuple[mlir_math.ErfOp | mlir_math.TanhOp | None, float]:
+    """f(x) and k where an operation computes k * (1 + f(x)), k > 0."""
     if isinstance(op, arith.AddfOp):
         for a, one in (op.operands, reversed(op.operands)):
-            if isinstance(a.owner, mlir_math.ErfOp) and constant_of(one) == 1.0:
-                return a.owner.operand, 1.0
+            if isinstance(a.owner, mlir_math.ErfOp | mlir_math.TanhOp) and constant_of(one) == 1.0:
+                return a.owner, 1.0
     elif isinstance(op, arith.MulfOp):
         for a, k in (op.operands, reversed(op.operands)):
             number = constant_of(k)
             if number is not None and 0 < number < math.inf and isinstance(a.owner, arith.AddfOp):
-                return _one_more_erf(a.owner)[0], number
+                return _one_more(a.owner)[0], number
     return None, 1.0
 
 
@@ -143,14 +157,14 @@ def power_of_e(s: State, x: SSAValue, scale: float, factor: float = 1.0) -> SSAV
 
 
 def multiple(s: State, op: Operation) -> SSAValue | None:
-    """The value of a product with an exponential or with 1 + erf(x) that nothing else needs; None for another product."""
+    """The value of a product with an exponential, 1 + erf(x) or 1 + tanh(x) that nothing else needs; None for another product."""
     for value, k in (op.operands, reversed(op.operands)):
         number = constant_of(k)
         if number is None or not 0 < number < math.inf or not value.has_one_use():
             continue
         if isinstance(value.owner, mlir_math.ExpOp):
             return exponential(s, value.owner, number)
-        return one_more_erf(s, op)
+        return one_more(s, op)
     return None
 
 
@@ -183,11 +197,11 @@ def _is_absorbed(value: SSAValue, products: int = 3) -> bool:
 
 
 def _is_large(value: SSAValue) -> bool:
-    """Whether a number is surely not tiny, or is one of those whose absolute error is larger (1 + erf)."""
+    """Whether a number is surely not tiny, or is one of those whose absolute error is larger (1 + erf, 1 + tanh)."""
     number = constant_of(value)
     if number is not None:
         return abs(number) >= NOT_TINY
-    return isinstance(value.owner, arith.AddfOp | arith.MulfOp) and _one_more_erf(value.owner)[0] is not None
+    return isinstance(value.owner, arith.AddfOp | arith.MulfOp) and _one_more(value.owner)[0] is not None
 
 
 def constant_of(value: SSAValue) -> float | None:

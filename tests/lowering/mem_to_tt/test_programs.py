@@ -414,6 +414,19 @@ def test_one_more_than_erf_is_a_power():
     torch.testing.assert_close(got.double(), (1 + (x.double() * -0.5).erf()) * 3, rtol=0, atol=7.5e-7, equal_nan=True)
 
 
+def test_one_more_than_tanh_is_a_quotient():
+    """GELU's approximation: no branch, and no polynomial."""
+    x = torch.cat([torch.linspace(-60, 60, 3000), torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38])])
+    text, (got,) = computed(lambda x: ((1 + (x * -0.5).tanh()) * 3,), x)
+    assert "__nv_tanhf" not in text and text.count("math.exp2") == 1
+    torch.testing.assert_close(got.double(), (-x.double()).sigmoid() * 6, rtol=1e-5, atol=0, equal_nan=True)
+    text, (got,) = computed(lambda x: (F.gelu(x, approximate="tanh"),), x[:3000])
+    assert "__nv_tanhf" not in text and "olt" not in text
+    torch.testing.assert_close(got, F.gelu(x[:3000], approximate="tanh"), rtol=1e-5, atol=2e-6)
+    text, _ = computed(lambda x: (F.gelu(x, approximate="tanh"),), x, numerics="eager")
+    assert "__nv_tanhf" in text
+
+
 def test_exponentials_that_are_added_to_something_are_powers_of_two():
     x = torch.cat([torch.linspace(-130, 130, 3000), torch.tensor([0.0, float("inf"), -float("inf"), float("nan")])])
 
