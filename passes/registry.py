@@ -33,6 +33,7 @@ OURS: dict[str, str] = {
     "gpu-split-reduction": "lowering.mem_to_tt.split:GpuSplitReduction",
     "gpu-split-scan": "lowering.mem_to_tt.split_scan:GpuSplitScan",
     "gpu-neighbours": "lowering.mem_to_tt.neighbours:GpuNeighbours",
+    "gpu-interleave": "lowering.mem_to_tt.interleave:GpuInterleave",
     "mem-to-tt": "lowering.mem_to_tt:MemToTt",
     "to-host": "lowering.to_host:ToHost",
     "nd-canonicalize": "passes.nd.nd_canonicalize:NdCanonicalize",

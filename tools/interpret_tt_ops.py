@@ -349,20 +349,20 @@ def _extern(runner: Runner, op: Any) -> list[torch.Tensor]:
     return _elementwise(function)(runner, op)  # pyright: ignore[reportReturnType]
 
 
-def _cast(dtype: torch.dtype, signed_nan: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+def _codes(dtype: torch.dtype, signed_nan: bool) -> Callable[[torch.Tensor], torch.Tensor]:
     """What the instructions of `four_to_8_bits` compute, of the bits of f32."""
 
-    def cast(bits: torch.Tensor) -> torch.Tensor:
+    def codes(bits: torch.Tensor) -> torch.Tensor:
         value = bits.contiguous().view(torch.float32)
         most = torch.finfo(dtype).max
         code = torch.where(value.isnan(), torch.nan, value.clamp(-most, most)).to(dtype).view(torch.int8)
         return code | ((bits >> 24) & 0x80).to(torch.int8) if signed_nan else code
 
-    return cast
+    return codes
 
 
 _CASTS = {
-    four_to_8_bits(kind, signed): _cast(dtype, signed)
+    four_to_8_bits(kind, signed): _codes(dtype, signed)
     for kind, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2))
     for signed in (False, True)
 }

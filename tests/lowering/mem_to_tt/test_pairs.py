@@ -87,6 +87,12 @@ def test_shuffled_pixels_are_stored_two_at_once():
     assert count(module, LoadOp, StoreOp, JoinOp) == [2, 1, 1]
 
 
+def test_a_stack_of_three_is_one_store():
+    """gpu-interleave: a thread stores what lies side by side."""
+    module = kernels(lambda x, y, z: torch.stack([x, y, z], -1), *(torch.randn(40, 65) for _ in "xyz"))
+    assert count(module, LoadOp, StoreOp) == [3, 1]
+
+
 def test_halves_of_bytes_and_their_scales_are_one_kernel():
     """The group of a scale is some of the columns that the halves are interleaved to."""
     module = kernels(halves_of_bytes, torch.zeros(64, 128, dtype=torch.uint8), torch.randn(64, 32, dtype=BF16))
@@ -134,6 +140,12 @@ PROGRAMS = {
     "halves of bytes": (halves_of_bytes, torch.randint(0, 255, (9, 36), dtype=torch.uint8), torch.randn(9, 9, dtype=BF16)),
     "three of them": (lambda x: torch.stack([x, x * 2, x + 1], -1), torch.randn(333)),
     "four of them": (lambda x: torch.stack([x, x * 2, x + 1, -x], -1), torch.randn(333)),
+    "three tensors": (lambda x, y, z: torch.stack([x, y.exp(), z + x], -1) / 3, torch.randn(37, 65), torch.randn(37, 65), torch.randn(65)),
+    "five of 16 bits": (lambda x: torch.stack([x, x * 2, x, -x, x + 1], -1).flatten(), torch.randn(40, 65, dtype=BF16)),
+    "three columns": (lambda x: torch.stack([x.t(), x.t() * 2, x.t() + 1], -1), torch.randn(37, 65)),
+    "three padded": (lambda x: torch.stack([F.pad(x, (1, 0))[:-1], x, F.pad(x, (0, 1))[1:]], -1), torch.randn(333)),
+    "three of none": (lambda x: torch.stack([x, x * 2, x + 1], -1), torch.randn(4, 0)),
+    "three of one": (lambda x: torch.stack([x, x * 2, x + 1], -1), torch.randn(1, 1)),
     "booleans": (lambda x: torch.stack([x > 0, x > 1], -1), torch.randn(333)),
     "the other way round": (lambda x: torch.stack([x[1::2], x[::2]], -1).flatten(), torch.randn(1000)),
     "columns": (lambda x: torch.stack([x.t() * 2, x.t() + 1], -1), torch.randn(37, 65)),
