@@ -9,10 +9,11 @@
     exchange.py    programs that share a row                         bounds.py      kernels for sizes within bounds
     products.py    sums of products as matrix products               product_nests.py  which nests are these
     pairs.py       neighbours in memory as one access                machine.py     GPUs
+    value_tiles.py the choice for nests without loops                tile.py        what a tile is
 
 Before it: gpu-parallel-scatter (scatter.py), gpu-recompute (recompute.py), gpu-split-rows (rows.py), gpu-online-softmax (online.py),
-gpu-cooperative-rows (cooperative.py), gpu-fission (fission.py), gpu-split-reduction (split.py), gpu-split-scan (split_scan.py). After it:
-tt-join-launches (join.py), tt-overlap-launches (overlap.py).
+gpu-cooperative-rows (cooperative.py), gpu-fission (fission.py), gpu-split-reduction (split.py), gpu-split-scan (split_scan.py),
+gpu-neighbours (neighbours.py), gpu-interleave (interleave.py). After it: tt-join-launches (join.py), tt-overlap-launches (overlap.py).
 """
 
 from __future__ import annotations
