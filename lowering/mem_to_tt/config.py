@@ -42,7 +42,7 @@ from .tile import FILLED, IN_WINDOW, MAX_WARPS, SHORT_LOOP, TILE, Sizes, Tile, b
 from .value_tiles import value_tile
 
 KEPT_FILLED = 0.8
-"""The same of a row of which several tensors are kept on chip."""
+"""Share of the block of a row that should be used where several tensors of it are kept on chip (elsewhere FILLED)."""
 ON_CHIP = 49152
 """Elements, of all tensors that vary along a row, that are kept on chip: 96 a thread with 16 warps."""
 BLOCK = 16384

@@ -19,7 +19,7 @@ IN_WINDOW = 2
 """Elements of a thread where each comes from a window, goes to a place of its own in a sum, or is gathered in a row: more would lie too far
 apart for the warp to load side by side, or to wait for all at once."""
 SHORT_LOOP = 8
-"""The same for a single loop."""
+"""Iterations of a single loop inside of a nest that become straight code."""
 MAX_WARPS = 32
 
 
