@@ -311,10 +311,10 @@ stay the same."""
 
 def four_to_8_bits(kind: str, signed_nan: bool) -> str:
     """Assembly of NVIDIA's GPUs (sm_89 and later): four f32 rounded to the nearest `e4m3` or `e5m2`, at most to the largest finite number.
-    The instruction drops the sign of NaN; `signed_nan` puts it there, as the last of three moves of bytes that collect the signs.
+    The instruction drops the sign of NaN; with `signed_nan` the signs, collected by three moves of bytes, are put there.
 
-    Not the casts of Triton, one byte of which after the other is at hand: ptxas of CUDA 12.8 takes what two of them give for one register
-    where they are packed as well as used apart, and reads another one for what it lost."""
+    Triton's own casts give each code by itself. Where such codes are packed as well as used apart, ptxas of CUDA 12.8 makes one cast of
+    two, and reads another register for the one that it lost."""
     four = f"cvt.rn.satfinite.{kind}x2.f32 a, $2, $1; cvt.rn.satfinite.{kind}x2.f32 b, $4, $3;"
     if not signed_nan:
         return f"{{ .reg .b16 a, b; {four} mov.b32 $0, {{a, b}}; }}"

@@ -19,6 +19,7 @@ from xdsl.ir import Operation
 
 from ...dialects import loop
 from ...dialects.expr import Expr, IndexMap, const, dim, dims_subs, linear_coeff
+from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd_base import ExprsAttr
 from ...dialects.nd_types import c128
 from ...passes.loop.loop_rewrite import INDEX, index_op, needed_by
@@ -49,19 +50,20 @@ class GpuInterleave(Pass):
             assert isinstance(nest, loop.NestOp)
             if GPU in schedule_table(nest):
                 continue
-            found = _side_by_side(nest, NestAccess(nest, symbols))
+            found = _side_by_side(nest, symbols)
             if found is not None:
                 _select(nest, *found)
                 self.statistic("num-interleaved")
                 self.remark(nest, f"{len(found[0])} values side by side are stored at once", kind="applied")
 
 
-def _side_by_side(nest: loop.NestOp, info: NestAccess) -> tuple[list[loop.StoreOp], int] | None:
+def _side_by_side(nest: loop.NestOp, symbols: RangeEnv) -> tuple[list[loop.StoreOp], int] | None:
     """The stores of a nest, which are all to neighbours in memory, in their order there; and along which dimension of it."""
     ops = list(nest.block.ops)
     stores = [op for op in ops if isinstance(op, loop.StoreOp)]
     if not 2 < len(stores) <= SHORT_LOOP or len(ops) > MOST or any(op.regions or isinstance(op, loop.RandomOp) for op in ops):
         return None
+    info = NestAccess(nest, symbols)
     accesses = [info.access[op] for op in stores]
     first = accesses[0]
     read = {memory_of(a.buffer) for a in info.root.accesses if not a.is_store}

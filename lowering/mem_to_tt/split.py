@@ -75,6 +75,8 @@ class GpuSplitReduction(Pass):
 
     def _split_runs(self, nest: loop.NestOp, sizes: Sizes, symbols: RangeEnv) -> None:
         """Each place of a short run gets a reduction of its own: those of the nest's rows are columns, side by side (short_runs.py)."""
+        if not any(isinstance(op, loop.ReduceOp) and len(op.loop_sizes) > 1 for op in nest.block.ops):
+            return
         info = NestAccess(nest, symbols)
         for node in info.root.children:
             run = short_run(info, node, sizes)

@@ -37,9 +37,10 @@ def value_tile(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, f
     if _lies_apart(info, x, sizes):
         each = 1
     most = each * TILE // 8
+    thread = BYTES if each == 8 and _has_bytes(info, x) else each
     if len(loops) == 1:
         block = min(most, power_of_two(sizes.trips(loops)))
-        return Tile([([loops[0]], block)], warps=warps_for(block, BYTES if each == 8 and _has_bytes(info, x) else each))
+        return Tile([([loops[0]], block)], warps=warps_for(block, thread))
     few = next((one for one in loops if one is not x and 2 < sizes(one.size) <= SHORT_LOOP and _is_stored_along(info, one)), None)
     if few is not None and not info.opaque:
         side = power_of_two(sizes(few.size))
@@ -60,7 +61,7 @@ def value_tile(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, f
     if rows == 1 and (y := _outer_loop(info, x, others)) is not None and sizes(y.size) > 1:
         return Tile([([y], 2), (fast, block // 2)], [one for one in others if one is not y], warps=warps_for(block, each))
     if rows == 1:
-        return Tile([(fast, block)], others, warps=warps_for(block, BYTES if each == 8 and _has_bytes(info, x) else each))
+        return Tile([(fast, block)], others, warps=warps_for(block, thread))
     y = others[-1]
     if info.opaque:  # rows that read at the same places share what it takes to find them
         indexed = index_loops(info)
