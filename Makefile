@@ -1,5 +1,6 @@
 # make demo   a trained model, compiled by stepwell, searches Python's standard library   [QUERY="..."]
 # make test   the tests                                                                    [TESTS=tests/dialects]
+# make test-long     the long suites, those marked `long`
 # make test-triton   kernels for GPUs compiled to cubin and hsaco, which needs Triton but no GPU
 # make lint   ruff and the type checker
 #
@@ -18,13 +19,16 @@ PY := $(VENV)/bin/python
 TRITON_FOLDER := $(VENV)/$(subst ==,-,$(TRITON))
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-triton lint clean
+.PHONY: demo test test-long test-triton lint clean
 
 demo: $(VENV)/installed-demo
 	$(PY) -m stepwell.tools.demo $(if $(QUERY),"$(QUERY)")
 
 test: $(VENV)/installed-test
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope $(TESTS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope -m "not long" $(TESTS)
+
+test-long: $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope -m long $(TESTS)
 
 # sm_90 and gfx942; with -k triton the programs compile for sm_80, too
 test-triton: $(VENV)/installed-test $(TRITON_FOLDER)
