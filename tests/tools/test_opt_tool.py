@@ -441,18 +441,6 @@ def test_start_loads_neither_torch_nor_numpy_nor_llvm():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
 
 
-def test_universe():
-    from xdsl.universe import Universe
-
-    from stepwell.dialects import DIALECTS
-    from stepwell.tools.universe import UNIVERSE
-
-    assert isinstance(UNIVERSE, Universe)
-    assert list(UNIVERSE.all_dialects) == list(DIALECTS)
-    assert "nd-to-loop" in UNIVERSE.all_passes
-    assert UNIVERSE.all_dialects["cpu"]().name == "cpu"
-
-
 KERNEL = """cpu.kernel @k(%p : !cpu.ptr, %q : !cpu.ptr) {
   %zero = arith.constant 0 : i64
   %a = cpu.load %p[%zero] : vector<4xf32>
