@@ -1,0 +1,1 @@
+"""Reduction: the smallest program of ours, or graph of torch's, that still fails."""
