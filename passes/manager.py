@@ -244,6 +244,8 @@ class Stage:
 
     name: str
     entries: list[Entry] = field(default_factory=list)
+    resumes: str = ""
+    """The pipeline in text that it is of, where that begins behind the level of the IR (passes/resume.py)."""
 
     def __post_init__(self) -> None:
         self.entries = [as_pass(e) for e in self.entries]
@@ -341,7 +343,7 @@ class Pipeline:
 
     def copy(self) -> Pipeline:
         """A pipeline that can be edited without touching this one."""
-        return Pipeline(self.name, [Stage(s.name, list(s.entries)) for s in self.stages])
+        return Pipeline(self.name, [Stage(s.name, list(s.entries), s.resumes) for s in self.stages])
 
     def from_stage(self, name: str) -> Pipeline:
         """The part from stage `name` on."""
@@ -442,6 +444,11 @@ def run(
         instrument = outer.instrument
     runner = _Runner(pipeline, module, ctx, instrument)
     with entered(runner.state):
+        if any(stage.resumes for stage in pipeline.stages):
+            from .resume import resumed
+
+            runner.state.current = next(stage.resumes for stage in pipeline.stages if stage.resumes)
+            runner.pipeline = resumed(pipeline, module)
         runner.run()
     return module
 

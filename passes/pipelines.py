@@ -2,7 +2,7 @@
 
 A target's pipeline is a table: stage -> names of passes in order.  `default_pipeline` makes it, the passes that users
 registered included; `parse_pipeline` reads text, in which ``stepwell-cpu{from=loop to=mem}`` stands for (a part of) a
-target's pipeline.
+target's pipeline.  Without `from` it begins behind the level of the IR that it runs on (passes/resume.py).
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Target -> stage -> the passes of the stage, as pipeline text.  A stage begins with the lowering to its level."""
 
-LOWERINGS = frozenset(("nd-to-loop", "loop-to-mem", "mem-to-cpu", "mem-to-tt", "to-host"))
-"""Passes that take a module from one level to the next; all others may be left out."""
+LEVELS: dict[str, int] = {"nd": 0, "loop": 1, "mem": 2, "cpu": 3, "tt": 3, "host": 4}
+"""Level -> how far down it is.  The stages of our targets are named as levels."""
+
+LOWERINGS: dict[str, str] = {"nd-to-loop": "loop", "loop-to-mem": "mem", "mem-to-cpu": "cpu", "mem-to-tt": "tt", "to-host": "host"}
+"""Passes that take a module from one level to the next -> the level that they lead to; all others may be left out."""
 
 NAMED_PIPELINES: dict[str, str] = {f"stepwell-{target}": target for target in TARGETS}
 """Name in pipeline text -> target whose pipeline it stands for."""
@@ -286,9 +289,13 @@ class _Builder:
         if first > last:
             raise self.fail(f"stage '{bounds['from']}' comes after stage '{bounds['to']}'", element)
         try:
-            return default_pipeline(target, stages=names[first : last + 1]).stages
+            stages = default_pipeline(target, stages=names[first : last + 1]).stages
         except PipelineError as error:
             raise self.fail(error.message, element) from error
+        if all(option.key != "from" for option in element.options):
+            for stage in stages:
+                stage.resumes = element.name
+        return stages
 
     def entry(self, element: Element, anchor: str, *, explicit: bool) -> Entry:
         """One element under `anchor`; `explicit` refuses a pass whose own anchor is another one."""

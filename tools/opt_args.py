@@ -13,7 +13,8 @@ from ..passes.errors import PipelineError, did_you_mean
 
 DESCRIPTION = """\
 Reads IR of any level of stepwell, runs passes on it, and writes IR, LLVM IR, assembly or results.
-What torch.compile(backend="stepwell") does is -p stepwell-cpu; parts of it: -p 'stepwell-cpu{from=loop to=mem}'."""
+What torch.compile(backend="stepwell") does is -p stepwell-cpu; on IR of a later level, what is left of it.
+Parts of it: -p 'stepwell-cpu{from=loop to=mem}'."""
 
 _OPTIONAL_VALUE = {"--run": "", "--verify-each": "1", "--remarks": "all", "--verify-results": "auto"}
 """Flags whose value may be left out (and is then this): a value must stand behind ``=``."""
@@ -240,7 +241,8 @@ def write_passes(out: TextIO) -> None:
 
     out.write("\npipelines:\n")
     for name, target in NAMED_PIPELINES.items():
-        out.write(f"  {name}{{from=STAGE to=STAGE}}\n      The pipeline of target '{target}'; its stages and passes:\n")
+        out.write(f"  {name}{{from=STAGE to=STAGE}}\n      The pipeline of target '{target}', without `from` behind the level of the input")
+        out.write(" (--remarks=analysis\n      says where it begins); its stages and passes:\n")
         for stage, passes in TARGETS[target].items():
             out.write(f"      {stage}: {', '.join(passes)}\n")
     ours = [n for n in registry.PASSES if n in registry.OURS]

@@ -284,6 +284,7 @@ class _Tool:
         from ..passes.errors import PassError
         from ..passes.manager import run, write_reproducer
         from ..passes.pipelines import parse_pipeline
+        from ..passes.resume import resumed
         from ..passes.verify import InvalidIR, verify_ir
         from .opt_parser import SyntaxProblem, parse_file
 
@@ -315,7 +316,7 @@ class _Tool:
                 _dump(pipeline)
         if args.mlir_generate_reproducer:
             write_reproducer(
-                args.mlir_generate_reproducer, _generic(module), str(pipeline), verify_each=args.verify_each
+                args.mlir_generate_reproducer, _generic(module), str(resumed(pipeline, module)), verify_each=args.verify_each
             )
         try:
             if args.verify_results is not False:

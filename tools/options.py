@@ -171,7 +171,7 @@ def _check_names(key: str, value: Any) -> None:
     elif key == "disable_passes":
         from ..passes.pipelines import LOWERINGS
 
-        if needed := LOWERINGS & set(value):
+        if needed := LOWERINGS.keys() & set(value):
             raise OptionError(f"option 'disable_passes': {', '.join(sorted(needed))} takes graphs to the next level and cannot be left out")
 
 

@@ -21,7 +21,9 @@ from ..dialects import host
 from ..dialects.call_args import CallAttr, Obj
 from ..dialects.loop_batch import BATCH
 from ..errors import StepwellError
+from ..passes import pipelines
 from ..passes.errors import PassError, did_you_mean
+from ..passes.resume import function_level
 from .opt_inputs import entry_function, random_inputs
 
 if TYPE_CHECKING:
@@ -45,16 +47,9 @@ def level_of(module: ModuleOp, function: str | None = None) -> str:
         raise StepwellError(f"'{entry.name}' cannot be run by itself; run the function or program that launches it")
     called = _called(module, entry)
     bodies = [entry, *(f for f in module.ops if isinstance(f, FuncOp) and _name(f) in called and f.body.blocks)]
-    ops = [op for body in bodies for op in body.body.block.ops]
-    found = {op.name for op in ops}
-    buffers = any(str(a.type).startswith("!mem.") for op in ops for a in (*op.operands, *op.results))
-    if "host.launch" in found:
-        return kernel_target(module)[1]
-    if buffers or any(name.startswith("mem.") for name in found):
-        return "mem"
-    if any(name.startswith("loop.") for name in found):
-        return "loop"
-    return "nd"
+    levels = [level for body in bodies if (level := function_level(body)) is not None]
+    level = min(levels, key=pipelines.LEVELS.__getitem__, default="nd")
+    return kernel_target(module)[1] if level == "cpu" else level
 
 
 def kernel_target(module: ModuleOp) -> tuple[str, str]:

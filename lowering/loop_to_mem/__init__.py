@@ -30,7 +30,9 @@ from xdsl.ir import Operation
 
 from ...dialects import loop, nd
 from ...dialects.nd import symbol_ranges
+from ...passes.instrumentation import remark
 from ...passes.manager import Pass
+from ...passes.resume import function_level
 from .batches import finish_batches, lower_batch
 from .externs import lower_extern
 from .lowering import PASS, Lowering
@@ -60,7 +62,12 @@ class LoopToMem(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Rewrites the functions of the module."""
         symbols = symbol_ranges(op)
-        for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
+        functions = [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]
+        tensors = [f for f in functions if function_level(f) not in ("mem", "cpu")]
+        if functions and not tensors:
+            remark(op, "nothing to lower: the functions are on buffers")
+            return
+        for func in tensors:
             split_sums(func, symbols)
             order_reads(func)
             Lowering(func, symbols, second_homes).run(RULES)

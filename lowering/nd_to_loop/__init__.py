@@ -18,6 +18,8 @@ from ...dialects.expr_ranges import RangeEnv
 from ...dialects.loop import BatchOp
 from ...dialects.nd import ExternOp, UpdateOp, symbol_ranges
 from ...passes.errors import PassError
+from ...passes.instrumentation import remark
+from ...passes.resume import function_level
 from .lowering import Lowering
 from .rules import RULES
 
@@ -37,6 +39,9 @@ class NdToLoop(ModulePass):
         given = op.attributes.get("nd.numerics")
         numerics = given.data if self.numerics == "module" and isinstance(given, StringAttr) else self.numerics
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            if function_level(func) == "loop":
+                remark(func, "nothing to lower: the function is at level loop")
+                continue
             lower_function(func, symbols, numerics == "eager")
 
 
@@ -54,7 +59,7 @@ def lower_function(func: FuncOp, symbols: RangeEnv, eager_rounding: bool) -> Non
         rule = RULES.get(type(op))
         if rule is None:
             behind = op.name.partition(".")[0] in _BEHIND
-            hint = ": this function is behind it already; a pipeline goes on by 'stepwell-cpu{from=STAGE}'" if behind else ""
+            hint = ": this function is behind it already; a pipeline without `from` begins at its level" if behind else ""
             raise PassError(f"nd-to-loop has no rule for {op.name}{hint}", op=op)
         rule(low, op)
     old = func.body.block
