@@ -1,6 +1,7 @@
 # make demo   a trained model, compiled by stepwell, searches Python's standard library   [QUERY="..."]
 # make test   the tests                                                                    [TESTS=tests/dialects]
 # make test-long     the long suites, those marked `long`
+# make fuzz   random programs against eager, SECONDS=120; prints its seed                  [SEED=...] [KEEP=folder]
 # make test-triton   kernels for GPUs compiled to cubin and hsaco, which needs Triton but no GPU
 # make lint   ruff and the type checker
 #
@@ -14,12 +15,15 @@ TRITON ?= triton==3.6.0
 VENV ?= .venv
 TESTS ?= tests
 QUERY ?=
+SECONDS ?= 120
+SEED ?=
+KEEP ?= fuzz-found
 
 PY := $(VENV)/bin/python
 TRITON_FOLDER := $(VENV)/$(subst ==,-,$(TRITON))
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-long test-triton lint clean
+.PHONY: demo test test-long test-triton fuzz lint clean
 
 demo: $(VENV)/installed-demo
 	$(PY) -m stepwell.tools.demo $(if $(QUERY),"$(QUERY)")
@@ -29,6 +33,9 @@ test: $(VENV)/installed-test
 
 test-long: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope -m long $(TESTS)
+
+fuzz: $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(PY) -m stepwell.tools.fuzz --seconds $(SECONDS) --jobs 2 --keep $(KEEP) $(if $(SEED),--seed $(SEED))
 
 # sm_90 and gfx942; with -k triton the programs compile for sm_80, too
 test-triton: $(VENV)/installed-test $(TRITON_FOLDER)

@@ -1,16 +1,14 @@
-"""Random programs (test_random_programs.py, test_properties.py) through every pass of the GPU pipeline, their kernels run by the
+"""Random programs (tools/fuzz, test_properties.py) through every pass of the GPU pipeline, their kernels run by the
 interpreter, agree with eager: values, dtypes, strides, updated inputs, gradients, dynamic sizes.
 
 Small programs reach few of the rules for large ones, so they are compiled in two ways: as for an H200, and with tiles of a few elements
 and thresholds of passes to match, so that rows go by in blocks, reductions are split and programs of the grid share rows.
-Seeds by hand: `python tests/e2e/test_random_gpu_programs.py FIRST COUNT [updates] [small]`.
+More of them: `python -m stepwell.tools.fuzz --device gpu --seed FIRST --count COUNT`.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import pkgutil
 import random
 import sys
 from pathlib import Path
@@ -20,43 +18,11 @@ import pytest
 import torch
 from xdsl.dialects.builtin import f32, f64, i32
 
-import stepwell
+import stepwell  # noqa: F401 - registers the backend
 from stepwell.dialects.tt_types import PointerType
-from stepwell.lowering import mem_to_tt
-from stepwell.targets.target import isolated
+from stepwell.tools.fuzz.compare import check_seed
+from stepwell.tools.fuzz.small_tiles import large_tiles, small_tiles
 from stepwell.tools.interpret_gpu import with_memory
-from stepwell.tools.interpreted_target import InterpretedTarget
-
-SMALL = {
-    "TILE": 16, "SQUARE": 4, "SHORT": 4, "ON_CHIP": 64, "BLOCK": 16, "PIECE": 16, "PIECES": 4, "CHUNK": 8, "STREAM": 8, "ONLINE": 8,
-    "SCANNED": 8, "LANES": 4, "FEWEST_LANES": 2, "DEPTH": 16, "DEPTH_OF_STATES": 8, "UNROLL": 3, "SHORT_LOOP": 2, "CROSSED": 4,
-    "CROSSED_TILE": 16, "LONG": 4, "FEW": 1 << 20, "IDLE": 1 << 20, "FEWEST_PARTS": 2, "SHORTEST": 1,
-    "LAUNCH_NS": 0.0, "GAIN": 1.0, "OF_ROWS": 1e9, "FEWEST": 2,
-}  # fmt: skip
-"""Constants of lowering/mem_to_tt with which rules for large tensors apply to small ones."""
-THRESHOLDS = {
-    "nd-split-reductions{rows=264}": "nd-split-reductions{rows=2}",
-    "gpu-split-rows": "gpu-split-rows{programs=3}",
-    "gpu-online-softmax": "gpu-online-softmax{longest=2}",
-    "gpu-cooperative-rows": "gpu-cooperative-rows{target=sm_90 multiprocessors=24 alone=8 part=8 most=64 least=0}",
-    "gpu-split-reduction": "gpu-split-reduction{programs=8}",
-    "gpu-split-scan": "gpu-split-scan{programs=8}",
-}
-
-
-class SmallTiles(InterpretedTarget):
-    """The pipeline with thresholds for small tensors."""
-
-    name = "small_tiles"
-    stages = {stage: tuple(THRESHOLDS.get(one, one) for one in passes) for stage, passes in InterpretedTarget.stages.items()}
-
-
-def use_small_tiles(patch: pytest.MonkeyPatch) -> None:
-    parts = [f"{mem_to_tt.__name__}.{one.name}" for one in pkgutil.iter_modules(mem_to_tt.__path__)]
-    for module in [mem_to_tt, *map(importlib.import_module, parts)]:
-        for name in SMALL.keys() & vars(module).keys():
-            patch.setattr(module, name, SMALL[name])
-    stepwell.register_target(SmallTiles, replace=True)
 
 
 def beside(name: str) -> Any:
@@ -70,22 +36,17 @@ def beside(name: str) -> Any:
 
 
 @pytest.fixture(params=["as for an H200", "small tiles"])
-def gpu(request, monkeypatch):
+def gpu(request):
     torch._dynamo.reset()
-    with isolated():
-        if request.param == "small tiles":
-            use_small_tiles(monkeypatch)
-        else:
-            stepwell.register_target(InterpretedTarget, replace=True)
+    with small_tiles() if request.param == "small tiles" else large_tiles():
         yield request.param
     torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("first", [7000, 7010])
 def test_random_programs(gpu, first):
-    programs = beside("test_random_programs")
     for seed in range(first, first + 10):
-        programs.check_seed(seed + 500 * (gpu == "small tiles"), updates=seed % 3 == 0)
+        check_seed(seed + 500 * (gpu == "small tiles"), updates=seed % 3 == 0)
 
 
 def test_views_graphs_and_updates(gpu):
@@ -142,10 +103,3 @@ def test_tensors_side_by_side(gpu):
     want = function(x, y)
     torch.testing.assert_close(torch.compile(function, backend="stepwell")(x, y), want)
 
-
-if __name__ == "__main__":
-    if "small" in sys.argv:
-        use_small_tiles(pytest.MonkeyPatch())
-    else:
-        stepwell.register_target(InterpretedTarget, replace=True)
-    beside("test_random_programs").main(int(sys.argv[1]), int(sys.argv[2]), "updates" in sys.argv)

@@ -9,9 +9,6 @@ seen, or memory that two threads write, is a wrong value here.
 from __future__ import annotations
 
 import copy
-import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import stepwell
+from stepwell.tools.fuzz.compare import check_seed
 
 
 @pytest.fixture
@@ -37,20 +35,10 @@ def joined(alone):
     stepwell.register_pass("mem", "mem-join-nests{always=true}", "before:mem-join-nests")
 
 
-def random_programs():
-    """The module that writes random programs and compares them with eager."""
-    spec = importlib.util.spec_from_file_location("random_programs", Path(__file__).parent / "test_random_programs.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["random_programs"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("first", range(5000, 5040, 10))
 def test_random_programs(joined, first):
-    programs = random_programs()
     for seed in range(first, first + 10):
-        programs.check_seed(seed, updates=seed % 3 == 0)
+        check_seed(seed, updates=seed % 3 == 0)
 
 
 def gradients(fn, inputs):

@@ -1,0 +1,107 @@
+"""The fuzzer: programs follow from their seeds, what is wrong is found and written down, rounding raises no alarm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import stepwell
+from stepwell.tools.fuzz.case import Case, inputs_text
+from stepwell.tools.fuzz.check import verdict
+from stepwell.tools.fuzz.kinds import KINDS
+from stepwell.tools.fuzz.rounding import samples, unexplained
+from stepwell.tools.fuzz.values import tensor
+
+WRONG = """
+from xdsl.dialects.arith import AddfOp, SubfOp
+from stepwell.passes.manager import Pass
+
+class Subtract(Pass):
+    name = "subtract"
+
+    def apply(self, ctx, op):
+        for add in [nested for nested in op.walk() if isinstance(nested, AddfOp)]:
+            sub = SubfOp(add.lhs, add.rhs)
+            add.parent.insert_op_before(sub, add)
+            add.results[0].replace_all_uses_with(sub.results[0])
+            add.detach()
+"""
+
+
+def case(body: str, *inputs: torch.Tensor, **settings) -> Case:
+    parameters = ", ".join(f"x{k}" for k in range(len(inputs)))
+    return Case("test", 0, f"def program({parameters}):\n    {body}\n", inputs_text(inputs), **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_and_a_seed_name_a_program(kind):
+    first, second, other = (KINDS[kind](seed).source() for seed in (41, 41, 42))
+    assert first == second != other
+    compile(first, "<program>", "exec")
+
+
+def test_a_right_program_and_one_that_eager_refuses():
+    x = torch.randn(3, 4)
+    assert verdict(case("return x0.exp() + 1, x0.t()", x)) == ("right", "")
+    assert verdict(case("return (x0.exp() + 1).sum(),", x, grad=True)) == ("right", "")
+    assert verdict(case("return x0 @ x0,", x))[0] == "skipped"
+    assert verdict(case("return torch.rand(1) * x0,", x))[0] == "right", "random numbers come from a seed"
+
+
+def test_a_wrong_pass_is_found(own_passes):
+    scope: dict = {}
+    exec(WRONG, scope)
+    stepwell.register_pass("mem", scope["Subtract"])
+    result, why = verdict(case("return x0 * 2 + x0.exp(),", torch.randn(3, 4)))
+    assert result == "wrong" and "result 0: 12 of 12 elements differ" in why
+
+
+def test_what_rounding_decides_is_no_fault():
+    """Whether sin(x) * 1e6 is rounded up or down follows from its last digits; by how much a sum of such steps may differ, too."""
+
+    def program(inputs):
+        steps = torch.floor(torch.sin(inputs[0]) * 1e6)
+        return {"result 0": steps, "result 1": (inputs[0] - inputs[0].mean()).sum(), "result 2": inputs[0] > 0.5}
+
+    x = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    found = samples(program, lambda: [x.clone()])
+    a, b, c = (found[0][f"result {k}"] for k in range(3))
+    assert not unexplained(a.where(torch.arange(1000) % 7 > 0, found[-1]["result 0"].float()), [f["result 0"] for f in found]).any()
+    assert not unexplained(b + 1e-5, [f["result 1"] for f in found]).any()
+    assert unexplained(b + 1e-2, [f["result 1"] for f in found]).all()
+    assert not unexplained(c, [f["result 2"] for f in found]).any()
+    assert unexplained(~c, [f["result 2"] for f in found]).all(), "inputs are what they are: nothing rounds before the comparison"
+
+
+def test_nan_and_infinity_are_looked_at():
+    def program(inputs):
+        return {"result 0": inputs[0] / inputs[1]}
+
+    given = [torch.tensor([1.0, -1.0, 0.0, 2.0]), torch.tensor([0.0, 0.0, 0.0, 4.0])]
+    found = [f["result 0"] for f in samples(program, lambda: [g.clone() for g in given])]
+    inf, nan = float("inf"), float("nan")
+    assert not unexplained(torch.tensor([inf, -inf, nan, 0.5]), found).any()
+    assert unexplained(torch.tensor([3e38, inf, 0.0, nan]), found).all()
+
+
+def test_inputs_come_back_with_their_layout():
+    odd = torch.tensor([float("inf"), float("nan")])
+    for value in (torch.arange(12.0).reshape(3, 4).t(), torch.zeros(2, 0), torch.randn(70).bfloat16(), odd):
+        scope = {"torch": torch, "tensor": tensor}
+        exec(inputs_text([value]), scope)
+        (found,) = scope["inputs"]()
+        torch.testing.assert_close(found, value, rtol=0, atol=0, equal_nan=True)
+        assert found.stride() == value.stride()
+
+
+def test_the_command_line():
+    """Two programs, each in a worker process; the file of a failure would be kept."""
+    command = [sys.executable, "-m", "stepwell.tools.fuzz", "--seed", "3", "--count", "2", "--kinds", "random", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "seed 3" in done.stdout and "0 failures" in done.stdout and "random right: 2" in done.stdout
+    wrong = subprocess.run([*command[:3], "--kinds", "nonsense"], capture_output=True, text=True, timeout=300)
+    assert wrong.returncode == 2 and "there is no kind 'nonsense'" in wrong.stderr

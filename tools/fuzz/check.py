@@ -1,0 +1,185 @@
+"""Whether stepwell compiles a random program right: results, updated inputs, gradients, strides, and what shares memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch._dynamo import exc
+from torch.utils import _pytree as pytree
+
+from .case import Case
+from .rounding import samples, unexplained
+from .values import groups
+
+REFUSALS = (exc.TorchRuntimeError, exc.Unsupported, exc.UserError)
+"""What Dynamo and its fake tensors refuse before the backend is asked."""
+OPTIONS = {"cache": "off", "verify": True, "fallback_random": True}
+DEVICES = ("cpu", "gpu", "small-gpu")
+"""Where programs run: the CPU; a GPU as large as an H200, interpreted; one whose tiles have a few elements."""
+MEMORY = "which results share memory"
+
+
+class Wrong(Exception):
+    """A compiled program is another than eager, or does not compile."""
+
+
+class Skipped(Exception):
+    """Nothing can be said about a program: eager, Dynamo or torch's own functionalisation do not agree about it."""
+
+
+def on(device: str) -> AbstractContextManager[None]:
+    """Compile for a device of DEVICES inside of this block."""
+    if device == "cpu":
+        return nullcontext()
+    from .small_tiles import large_tiles, small_tiles
+
+    return small_tiles() if device == "small-gpu" else large_tiles()
+
+
+def evaluate(function: Callable[..., Any], inputs: Sequence[Any], grad: bool) -> dict[str, Any]:
+    """What a call gives, by name: results, inputs as it leaves them, gradients, what shares memory."""
+    torch.manual_seed(0)
+    inputs = list(inputs)
+    if grad:
+        chosen = any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+        inputs = [x.detach().requires_grad_(x.requires_grad if chosen else x.is_floating_point()) if _is_tensor(x) else x for x in inputs]
+    results = pytree.tree_leaves(function(*inputs))
+    tensors = [r for r in results if isinstance(r, torch.Tensor)]
+    found: dict[str, Any] = {f"result {k}": r.detach() if isinstance(r, torch.Tensor) else r for k, r in enumerate(results)}
+    found |= {f"input {k}": x.detach() for k, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+    given = [x for x in inputs if isinstance(x, torch.Tensor)]
+    if not grad:
+        return found | {MEMORY: groups([*given, *tensors])}
+    wanted = [x for x in given if x.requires_grad]
+    sums = [(t.real if t.is_complex() else t).double().sin().sum() for t in tensors if t.requires_grad]
+    if sums and wanted:
+        gradients = torch.autograd.grad(torch.stack(sums).sum(), wanted, allow_unused=True)
+        found |= {f"gradient {k}": g for k, g in enumerate(gradients)}
+    return found
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def check(case: Case, backend: str = "stepwell") -> None:
+    """Raises Wrong with the first difference, Skipped where there is nothing to compare with."""
+    torch._dynamo.reset()
+    function, make_inputs = case.load()
+    options = OPTIONS if backend == "stepwell" else None
+    compiled = torch.compile(function, backend=backend, dynamic=case.dynamic or None, fullgraph=case.fullgraph, options=options)
+    for which in range(case.sets):
+        try:
+            want, again = (evaluate(function, make_inputs(which), case.grad) for _ in range(2))
+        except Exception as error:
+            if which:
+                return  # a program of the first sizes only
+            raise Skipped(f"eager raises {type(error).__name__}: {error}") from error
+        if problem(want, again, case, strict=True):
+            raise Skipped("eager gives another result each time")
+        try:
+            got = evaluate(compiled, make_inputs(which), case.grad)
+        except REFUSALS as error:
+            raise Skipped(f"Dynamo refuses it: {type(error).__name__}") from error
+        except Exception as error:
+            raise Wrong(f"{type(error).__name__}: {error}"[:2000]) from error
+        wrong = problem(want, got, case)
+        if wrong and not case.exact:
+            found = samples(lambda xs: evaluate(function, xs, case.grad), lambda which=which: make_inputs(which))
+            wrong = problem(want, got, case, found)
+        if wrong:
+            raise Wrong(wrong + (f", with the second sizes ({which})" if which else ""))
+
+
+def verdict(case: Case, device: str = "cpu") -> tuple[str, str]:
+    """("right" | "wrong" | "skipped", why).  A program that torch's own tracing changes, too, is skipped."""
+    try:
+        with on(device):
+            check(case)
+    except Skipped as error:
+        return "skipped", str(error)
+    except Wrong as error:
+        try:
+            check(case, "aot_eager")
+        except (Wrong, Skipped) as other:
+            return "skipped", f"torch's functionalised program is wrong, too: {other}"
+        return "wrong", str(error)
+    finally:
+        torch._dynamo.reset()
+    return "right", ""
+
+
+def problem(want: dict[str, Any], got: dict[str, Any], case: Case, found: Sequence[dict[str, Any]] = (), strict: bool = False) -> str:
+    """What differs, "" if nothing does; `found` are samples of what rounding may do to the results (rounding.py)."""
+    if list(want) != list(got):
+        return f"it has {', '.join(got)}; eager {', '.join(want)}"
+    for name, value in want.items():
+        other = got[name]
+        if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+            if type(value) is not type(other) or (value != other and not _near(value, other)):
+                return f"{name}: {other}, in eager {value}"
+            continue
+        if (value.dtype, value.shape) != (other.dtype, other.shape):
+            return f"{name}: {other.dtype} {tuple(other.shape)}, in eager {value.dtype} {tuple(value.shape)}"
+        if not name.startswith("gradient") and (text := _strides(value, other)):
+            return f"{name}: {text}"
+        if text := _values(name, value, other, case, found, strict):
+            return f"{name}: {text}"
+    return ""
+
+
+def _near(value: Any, other: Any) -> bool:
+    if not isinstance(value, float):
+        return False
+    return (value != value and other != other) or abs(value - other) <= 1e-4 * max(1.0, abs(value))
+
+
+def _strides(want: torch.Tensor, got: torch.Tensor) -> str:
+    kept = [d for d, n in enumerate(want.shape) if n > 1]
+    if want.layout != torch.strided or not want.numel() or [got.stride(d) for d in kept] == [want.stride(d) for d in kept]:
+        return ""
+    return f"strides {tuple(got.stride())}, in eager {tuple(want.stride())}"
+
+
+def _values(name: str, want: torch.Tensor, got: torch.Tensor, case: Case, found: Sequence[dict[str, Any]], strict: bool) -> str:
+    inexact = want.is_floating_point() or want.is_complex()
+    close = (5 if name.startswith("gradient") else 1) * case.tolerance if inexact and not strict else 0.0
+    if want.dtype.itemsize <= 2 and inexact and not strict:
+        close = max(close, 1e-2)
+    if torch.equal(got, want) or _closeness(got, want, close).all():
+        return ""
+    wrong = ~_closeness(got, want, close)
+    if found:
+        outside = unexplained(got, [f[name] for f in found if name in f and isinstance(f[name], torch.Tensor)])
+        outside = outside.any(-1) if want.is_complex() else outside
+        wrong &= outside
+        if not wrong.any():
+            return ""
+    place = tuple(int(k) for k in wrong.nonzero()[0])
+    values = f"{got[place].item()!r}, in eager {want[place].item()!r}"
+    return f"{int(wrong.sum())} of {want.numel()} elements differ, the first at {list(place)}: {values}"
+
+
+def _closeness(a: torch.Tensor, b: torch.Tensor, close: float) -> torch.Tensor:
+    if not (b.is_floating_point() or b.is_complex()):
+        return a == b
+    wide = torch.complex128 if b.is_complex() else torch.float64
+    return torch.isclose(a.to(wide), b.to(wide), rtol=close, atol=close, equal_nan=True)
+
+
+def main(program: Callable[..., Any], inputs: Callable[..., list[Any]], *, device: str = "cpu", **settings: Any) -> None:
+    """What a kept file does when it runs: exit code 1 and the difference where the program is compiled wrong."""
+    os.environ["STEPWELL_ON_FAILURE"] = "raise"
+
+    class Loaded(Case):
+        def load(self) -> Any:
+            return program, inputs
+
+    result, why = verdict(Loaded("file", 0, "", "", **settings), device)
+    print(f"{result}: {why}" if why else result)
+    sys.exit(int(result == "wrong"))

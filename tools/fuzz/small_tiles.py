@@ -1,0 +1,62 @@
+"""The GPU's pipeline with tiles of a few elements and thresholds of passes to match: small programs reach the rules for large ones."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...lowering import mem_to_tt
+from ...targets.target import isolated, register_target
+from ..interpreted_target import InterpretedTarget
+
+SMALL = {
+    "TILE": 16, "SQUARE": 4, "SHORT": 4, "ON_CHIP": 64, "BLOCK": 16, "PIECE": 16, "PIECES": 4, "CHUNK": 8, "STREAM": 8, "ONLINE": 8,
+    "SCANNED": 8, "LANES": 4, "FEWEST_LANES": 2, "DEPTH": 16, "DEPTH_OF_STATES": 8, "UNROLL": 3, "SHORT_LOOP": 2, "CROSSED": 4,
+    "CROSSED_TILE": 16, "LONG": 4, "FEW": 1 << 20, "IDLE": 1 << 20, "FEWEST_PARTS": 2, "SHORTEST": 1,
+    "LAUNCH_NS": 0.0, "GAIN": 1.0, "OF_ROWS": 1e9, "FEWEST": 2,
+}  # fmt: skip
+"""Constants of lowering/mem_to_tt with which rules for large tensors apply to small ones."""
+THRESHOLDS = {
+    "nd-split-reductions{rows=264}": "nd-split-reductions{rows=2}",
+    "gpu-split-rows": "gpu-split-rows{programs=3}",
+    "gpu-online-softmax": "gpu-online-softmax{longest=2}",
+    "gpu-cooperative-rows": "gpu-cooperative-rows{target=sm_90 multiprocessors=24 alone=8 part=8 most=64 least=0}",
+    "gpu-split-reduction": "gpu-split-reduction{programs=8}",
+    "gpu-split-scan": "gpu-split-scan{programs=8}",
+}
+
+
+class SmallTiles(InterpretedTarget):
+    """The pipeline with thresholds for small tensors."""
+
+    name = "small_tiles"
+    stages = {stage: tuple(THRESHOLDS.get(str(one), one) for one in passes) for stage, passes in InterpretedTarget.stages.items()}
+
+
+@contextmanager
+def small_tiles() -> Iterator[None]:
+    """Inside of it programs of the CPU are compiled for a GPU with small tiles, and interpreted."""
+    parts = [f"{mem_to_tt.__name__}.{one.name}" for one in pkgutil.iter_modules(mem_to_tt.__path__)]
+    changed: list[tuple[Any, str, Any]] = []
+    try:
+        for module in [mem_to_tt, *map(importlib.import_module, parts)]:
+            for name in SMALL.keys() & vars(module).keys():
+                changed.append((module, name, getattr(module, name)))
+                setattr(module, name, SMALL[name])
+        with isolated():
+            register_target(SmallTiles, replace=True)
+            yield
+    finally:
+        for module, name, value in changed:
+            setattr(module, name, value)
+
+
+@contextmanager
+def large_tiles() -> Iterator[None]:
+    """Inside of it programs of the CPU are compiled as for an H200, and interpreted."""
+    with isolated():
+        register_target(InterpretedTarget, replace=True)
+        yield

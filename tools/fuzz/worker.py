@@ -1,0 +1,47 @@
+"""A process that tries random programs.  It may crash, or be killed when it takes too long."""
+
+from __future__ import annotations
+
+import io
+import os
+import traceback
+from typing import Any
+
+from ..worker_pool import serve
+
+
+def main() -> None:
+    """Serve requests until the input ends."""
+    os.environ["STEPWELL_ON_FAILURE"] = "raise"
+    import logging
+    import warnings
+
+    import torch
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    serve(answer)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Write the program of a kind and a seed and check it on a device: verdict, reason, source."""
+    from .check import verdict
+    from .kinds import KINDS
+
+    kind, seed, device = request["kind"], request["seed"], request["device"]
+    try:
+        case = KINDS[kind](seed)
+    except Exception:  # a fault of the generator
+        return {"verdict": "skipped", "why": f"no program: {traceback.format_exc()[-1500:]}", "source": ""}
+    try:
+        found, why = verdict(case, device)
+    except Exception:
+        found, why = "wrong", f"the fuzzer itself: {traceback.format_exc()[-3000:]}"
+    note = io.StringIO()
+    note.write(f"python -m stepwell.tools.fuzz --kinds {kind} --seed {seed} --count 1 --device {device}\n{why}")
+    return {"verdict": found, "why": why, "source": case.source(note.getvalue(), device) if found == "wrong" else ""}
+
+
+if __name__ == "__main__":
+    main()
