@@ -260,7 +260,8 @@ class _Lowering:
         source, type = self.memory[op.input], op.result.type
         assert isinstance(type, mem.BufferType)
         self.memory[op.result] = _Memory(source.value, type, source.start, source.in_arena)
-        if type == source.type and op.input in self.tensors:
+        returned = any(isinstance(use.operation, func.ReturnOp) for use in op.result.uses)  # as an object of its own
+        if type == source.type and op.input in self.tensors and not returned:
             self.tensors[op.result] = self.tensors[op.input]
 
     def _layout(

@@ -142,8 +142,10 @@ class Lowering:
 
     def view(self, buffer: SSAValue, t: BufferType, name: str | None = None) -> SSAValue:
         """`buffer` with another type, in the same storage."""
-        if buffer.type == t:
-            return buffer
+        return buffer if buffer.type == t else self.own_view(buffer, t, name)
+
+    def own_view(self, buffer: SSAValue, t: BufferType, name: str | None = None) -> SSAValue:
+        """`buffer` as a buffer of its own in the same storage, even where the types are equal."""
         op = mem.ViewOp.create(operands=[buffer], result_types=[t])
         self.insert(op)
         op.result.name_hint = name

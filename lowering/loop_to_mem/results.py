@@ -1,6 +1,7 @@
 """The end of a function: what the caller gets, and the new values of its arguments.
 
-A result is fresh memory: never an argument's, never that of another result, unless its attribute nd.alias says so.
+A result is fresh memory: never an argument's, never that of another result, unless its attribute nd.alias says so. A view of another result
+is a buffer of its own, since the caller gets an object of its own, of which it may change the sizes.
 All copies that read arguments come before the first copy that overwrites one.
 """
 
@@ -106,7 +107,8 @@ def _aliased_result(low: Lowering, op: Operation, k: int, alias: str, values: li
     if isinstance(layout, LayoutAttr):
         offset = offset + layout.offset_expr
     strides = low.layouts.result_strides(k, TensorType.get(t.dims, t.element_type, t.device.data))
-    return low.view(base, BufferType.get(t.dims, t.element_type, strides, offset, t.device.data))
+    view = low.view if what == "arg" else low.own_view  # the caller makes its own view of an argument
+    return view(base, BufferType.get(t.dims, t.element_type, strides, offset, t.device.data))
 
 
 def _finish_updates(low: Lowering) -> None:

@@ -194,3 +194,71 @@ def test_select_with_symbolic_index(index):
     x = torch.randn(5, 4)
     for a, b in zip(compiled(x, index), program(x, index), strict=True):
         assert torch.equal(a, b)
+
+
+def a_value_seen_whole(x):
+    y = x + 1
+    return y, y.t().t(), y.detach(), y.view_as(y), y[:], y.contiguous(), y.clone(), y[1:], y[1:]
+
+
+def views_of_a_hidden_value(x):
+    y = (x + 1).t()
+    return y[1:], y[1:], y[1:].detach()
+
+
+def views_of_a_constant(x):
+    c = torch.tensor([1.0, 2.0])
+    return c, c[:], c.detach(), (x > 0), (x > 0)[:]
+
+
+def views_of_an_input(x):
+    return x, x[:], x.detach(), x.view_as(x), x.t().t()
+
+
+def views_of_an_updated_input(x):
+    x.add_(1)
+    return x, x[:], x.detach(), x.view_as(x)
+
+
+SEEN_WHOLE = [a_value_seen_whole, views_of_a_hidden_value, views_of_a_constant, views_of_an_input, views_of_an_updated_input]
+
+
+def objects_and_memory(x, results):
+    """Which of the input and the results are one object, and which one memory."""
+    every = [x, *results]
+    return (
+        [next(k for k, other in enumerate(every) if other is r) for r in results],
+        [next(k for k, other in enumerate(every) if other.untyped_storage().data_ptr() == r.untyped_storage().data_ptr()) for r in results],
+    )
+
+
+@pytest.mark.parametrize(("dynamic", "host"), [(False, ""), (True, ""), (False, "python")])
+@pytest.mark.parametrize("program", SEEN_WHOLE, ids=lambda f: f.__name__)
+def test_a_view_of_the_whole_is_an_object_of_its_own(program, dynamic, host, monkeypatch):
+    """OUT-02, OUT-03: what changes the sizes of one result leaves the others as they are."""
+    torch._dynamo.reset()
+    if host:
+        monkeypatch.setenv("STEPWELL_HOST", host)
+    compiled = torch.compile(program, backend="stepwell", dynamic=dynamic)
+    for _ in range(2):
+        ours, theirs = torch.ones(3, 4), torch.ones(3, 4)
+        got, want = compiled(ours), program(theirs)
+        assert objects_and_memory(ours, got) == objects_and_memory(theirs, want)
+        got[1].unsqueeze_(0), want[1].unsqueeze_(0)
+        for a, b in zip(got, want, strict=True):
+            assert torch.equal(a, b) and a.stride() == b.stride()
+
+
+def test_views_beside_a_result_with_gradients_are_objects_of_their_own():
+    """OUT-03, OUT-06"""
+
+    def program(x):
+        y = x * 2
+        place = x.argmax(1)
+        return y.sum(), y.detach(), place, place[:], place.view_as(place)
+
+    torch._dynamo.reset()
+    x = torch.randn(3, 4, requires_grad=True)
+    got, want = torch.compile(program, backend="stepwell")(x), program(x)
+    assert objects_and_memory(x, got) == objects_and_memory(x, want)
+    assert [r.requires_grad for r in got] == [r.requires_grad for r in want]
