@@ -9,7 +9,7 @@ The counterpart in Inductor is the combo kernel of `foreach` nodes; multi-tensor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -23,6 +23,7 @@ from ...dialects.nd_base import ExprsAttr, IntsAttr
 from ...dialects.nd_types import RangeAttr, TensorType, tensor_type
 from ..manager import Pass
 from .batch_find import Part, Parts, is_free, is_scalar
+from .call_order import needs_besides_values
 from .fusion_wishes import is_named, operator_of
 from .loop_fuse import symbol_hints
 
@@ -50,13 +51,17 @@ class LoopBatch(Pass):
                 self.remark(part.ops[-1], f"not in a list with {count} equal parts: {part.refused}", kind="missed")
             writer = BatchWriter(op, func)
             for family in families.found:
-                made = writer.write(family)
-                if isinstance(made, str):
-                    self.remark(family[0].ops[-1], f"{len(family)} equal parts are no list: {made}", kind="missed")
-                    continue
-                self.statistic("num-batches")
-                self.statistic("num-entries", len(family))
-                self.remark(made, f"{len(family)} equal parts of {len(family[0].ops)} operations are one list", kind="applied")
+                left = list(family)
+                while entries := writer.at_once(left, self.fewest):
+                    made = writer.write(entries)
+                    gone = set(map(id, entries))
+                    left = [part for part in left if id(part) not in gone]
+                    self.statistic("num-batches")
+                    self.statistic("num-entries", len(entries))
+                    self.remark(made, f"{len(entries)} equal parts of {len(entries[0].ops)} operations are one list", kind="applied")
+                if left:
+                    where = f"not in a list ({len(left)} of {len(family)} equal parts)"
+                    self.remark(left[0].ops[-1], f"{where}: an entry needs what is computed from another one", kind="missed")
 
     def _is_apart(self, op: Operation) -> bool:
         return any(is_named(op, operator_of(entry)) for entry in self.apart)
@@ -94,25 +99,68 @@ def _by_roles(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 class BatchWriter:
-    """Replaces the families of one function by batches."""
+    """Replaces parts of one function by batches."""
 
     def __init__(self, module: ModuleOp, func: FuncOp):
         self.module = module
         self.block = func.body.block
-        self.position: dict[Operation, float] = {op: float(k) for k, op in enumerate(self.block.ops)}
+        self.order: list[Operation] = []
+        self.position: dict[Operation, int] = {}
+        self._number()
+        self.results: dict[SSAValue, SSAValue] = {}
+        """What parts gave -> the results of batches in their place."""
+        self.needs = needs_besides_values(list(self.block.ops))
         self.hints = symbol_hints(module)
         self._names = {o.sym_name.data for o in module.ops if isinstance(o, FuncOp)}
-        self._anchors: dict[float, tuple[Operation | None, int]] = {}
-        self._at = list(self.block.ops)
 
-    def write(self, family: Sequence[Part]) -> loop.BatchOp | str:
-        """The batch that takes the place of the parts; or why there cannot be one, and nothing is changed."""
-        after = max((self._defined(v) for part in family for v in part.inputs), default=-1.0)
-        inside = {op for part in family for op in part.ops}
+    def _number(self) -> None:
+        self.order = list(self.block.ops)
+        self.position = {op: k for k, op in enumerate(self.order)}
+
+    # ---- what may run at once
+
+    def at_once(self, family: Sequence[Part], fewest: int) -> list[Part]:
+        """Parts of a family that one operation can compute; none where there are fewer than `fewest`.
+
+        A part may stand anywhere between the last operation that it needs and the first that needs it. One place lies in the ranges of
+        all parts that are given. So none of them needs another one: its range would begin where that of the other has ended."""
+        if len(family) < fewest:
+            return []
         for part in family:
-            for value in part.outputs:
-                if any(self.position[u.operation] <= after for u in value.uses if u.operation not in inside):
-                    return "an entry needs what is computed from another one"
+            part.inputs = [self.results.get(v, v) for v in part.inputs]
+        makers = {op: part for part in family for op in part.ops}
+        ranges = [(self._ready(part), self._needed(part, makers)) for part in family]
+        first = min(end for _, end in ranges)
+        if all(begin < first for begin, _ in ranges):
+            return list(family)
+        places = {end for _, end in ranges}
+        most = max(places, key=lambda place: (sum(begin < place <= end for begin, end in ranges), -place))
+        found = [part for part, (begin, end) in zip(family, ranges, strict=True) if begin < most <= end]
+        return found if len(found) >= fewest else []
+
+    def _ready(self, part: Part) -> int:
+        """The position of the last operation that a part needs, -1 without one."""
+        before = [v.owner for v in part.inputs] + [op for own in part.ops for op in self.needs.get(own, ())]
+        return max((self.position[op] for op in before if isinstance(op, Operation)), default=-1)
+
+    def _needed(self, part: Part, makers: Mapping[Operation, Part]) -> int:
+        """The position of the first operation that needs a part. Where another part of the family does, that of the value that it needs."""
+        found = [len(self.position)]
+        for value in part.outputs:
+            assert isinstance(value.owner, Operation)
+            for use in value.uses:
+                user = makers.get(use.operation)
+                if user is None:
+                    found.append(self.position[use.operation])
+                elif user is not part:
+                    found.append(self.position[value.owner])
+        return min(found)
+
+    # ---- the rewrite
+
+    def write(self, family: Sequence[Part]) -> loop.BatchOp:
+        """The batch that takes the place of parts that can run at once."""
+        after = max(map(self._ready, family))
         # the entry whose values are not all scalars says what a tensor of the body is
         model = next((p for p in family if p.dims is not None), family[0])
         symbols, body = self._body(model, family)
@@ -126,9 +174,9 @@ class BatchWriter:
             for old, new in zip(part.outputs, results, strict=True):
                 new.name_hint = old.name_hint
                 old.replace_all_uses_with(new)
+                self.results[old] = new
         for part in family:
             for op in part.ops:
-                self.position[op] = self.position[batch]
                 op.detach()
         constants = {v.owner for part in family for op in part.ops for v in op.operands if v not in part.inputs}
         for part in family:
@@ -137,28 +185,15 @@ class BatchWriter:
         for op in constants:
             if isinstance(op, Operation) and is_free(op) and op.parent is not None and not op.results[0].uses:
                 op.detach()
+        self._number()
         return batch
 
-    def _defined(self, value: SSAValue) -> float:
-        owner = value.owner
-        return self.position[owner] if isinstance(owner, Operation) else -1.0
-
-    def _insert(self, batch: loop.BatchOp, after: float) -> None:
-        """Put the batch behind the op at position `after` and behind the batches that are there already."""
-        anchor, count = self._anchors.get(after, (self._op_at(after), 0))
-        if anchor is not None:
-            self.block.insert_op_after(batch, anchor)
+    def _insert(self, batch: loop.BatchOp, after: int) -> None:
+        """Put the batch behind the op at position `after`."""
+        if after >= 0:
+            self.block.insert_op_after(batch, self.order[after])
         elif self.block.first_op is not None:
             self.block.insert_op_before(batch, self.block.first_op)
-        self._anchors[after] = batch, count + 1
-        self.position[batch] = after + (count + 1) / 1e6
-
-    def _op_at(self, position: float) -> Operation | None:
-        if position < 0:
-            return None
-        if position.is_integer():
-            return self._at[int(position)]
-        return next(op for op, at in self.position.items() if at == position and isinstance(op, loop.BatchOp))
 
     # ---- the body
 
