@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from ..errors import StepwellError
+from ..errors import StepwellError, UserError
 
 if TYPE_CHECKING:
     from xdsl.ir import Operation
@@ -55,6 +55,8 @@ class PassError(StepwellError):
         self.op = op
         self.after = after
         """The pass returned, but the IR that it left does not verify."""
+        self.foreign = False
+        """The pass is a user's (filled in by the pass manager)."""
         if location is None and op is not None:
             from .locations import source_location
 
@@ -74,7 +76,7 @@ class PassError(StepwellError):
         return f"{self.location}: {self.text}" if self.location is not None else self.text
 
 
-class PipelineError(StepwellError):
+class PipelineError(UserError):
     """A mistake in a pipeline: `text[start:end]` is what is wrong, `message` says why.
 
     ``str()`` shows the line with a caret.  A pipeline built in Python has no text; then it is the message alone.

@@ -504,7 +504,7 @@ class _Runner:
             else:
                 self._pass(entry, op)
                 if is_foreign(type(entry)):
-                    self._verify(op)
+                    self._verify(op, foreign=True)
 
     def _pass(self, p: ModulePass, op: Operation) -> None:
         self.state.current = p.name
@@ -517,15 +517,20 @@ class _Runner:
                 _apply_in_module(p, self.ctx, op)
         except PassError as error:
             error.pass_name = error.pass_name or p.name
+            error.foreign = error.foreign or is_foreign(type(p))
+            raise
+        except MemoryError:
             raise
         except Exception as error:
             raise _failure(p, error) from error
 
-    def _verify(self, op: Operation) -> None:
+    def _verify(self, op: Operation, foreign: bool = False) -> None:
         try:
             verify_ir(op)
         except InvalidIR as error:
-            raise PassError(error.message, pass_name=self.state.current, op=error.op, after=True) from error
+            failure = PassError(error.message, pass_name=self.state.current, op=error.op, after=True)
+            failure.foreign = foreign
+            raise failure from error
 
     def _watched_pass(self, p: ModulePass, op: Operation) -> None:
         instrument = self.instrument
@@ -543,7 +548,7 @@ class _Runner:
                 instrument.add_time((*self.path, type(p).__name__), perf_counter() - start)
             if instrument.verify_each or is_foreign(type(p)):
                 start = perf_counter()
-                self._verify(op)
+                self._verify(op, is_foreign(type(p)))
                 if instrument.timing:
                     instrument.add_time((*self.path, "(verify)"), perf_counter() - start)
             if instrument.after_pass is not None:
@@ -615,7 +620,9 @@ def _failure(p: ModulePass, error: Exception) -> PassError:
     if not is_deliberate(error) or not text:
         text = (f"{type(error).__name__}: {text}" if text else type(error).__name__) + _raised_at(p, error)
     op = getattr(error, "op", None)
-    return PassError(text, pass_name=p.name, op=op if isinstance(op, Operation) else None)
+    failure = PassError(text, pass_name=p.name, op=op if isinstance(op, Operation) else None)
+    failure.foreign = is_foreign(type(p))
+    return failure
 
 
 def _raised_at(p: ModulePass, error: Exception) -> str:

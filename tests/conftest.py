@@ -21,6 +21,8 @@ import pytest
 
 # tests take parts of the compiler apart: each runs all of it, but for those of the cache
 os.environ.setdefault("STEPWELL_CACHE", "objects")
+# what fails inside of stepwell is to be seen
+os.environ.setdefault("STEPWELL_ON_FAILURE", "raise")
 
 
 @dataclass

@@ -21,7 +21,7 @@ from xdsl.pattern_rewriter import PatternRewriter, PatternRewriterListener
 from xdsl.transforms.dead_code_elimination import is_trivially_dead
 
 from ..dialects.nd_types import TensorType
-from ..errors import StepwellError
+from ..errors import UserError
 from ..passes.errors import PassError, did_you_mean
 from ..passes.instrumentation import remark, statistic
 from ..passes.locations import source_location
@@ -32,7 +32,7 @@ from .opt_parser import SyntaxProblem, parse_file
 UNSUPPORTED = (pdl.OperandsOp, pdl.ResultsOp, pdl.TypesOp, pdl.RangeOp, pdl.ApplyNativeRewriteOp)
 
 
-class PatternProblem(StepwellError):
+class PatternProblem(UserError):
     """A file of patterns that cannot be read or used; the message begins with the place."""
 
 

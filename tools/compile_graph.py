@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Callable, MutableSet, Sequence
+from collections.abc import Callable, Collection, MutableSet, Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from ..dialects import load_dialects
 from ..dialects.expr import free_syms
 from ..lowering.attention_heads import fix_head_sizes
 from ..lowering.fx_to_nd import Border, Imported, import_graph
+from ..lowering.fx_to_nd.subgraphs import Program
 from ..passes.errors import PipelineError, did_you_mean
 from ..passes.instrumentation import Instrumentation, Remark, print_ir
 from ..passes.manager import Pipeline, run
@@ -89,13 +90,17 @@ def lower_graph(
     watch: Watch | None = None,
     matched: MutableSet[str] | None = None,
     make: Build | None = None,
+    without: Collection[str] = (),
+    left: frozenset[str] = frozenset(),
+    compile_body: Callable[[GraphModule], Program] | None = None,
 ) -> CompiledGraph:
     """Take `gm` (ATen, functional but for updates of inputs) through the whole compiler.
 
     kind is "forward", "backward" or "inference", followed by "-body" for a subgraph of a higher-order operator, and names the graph in logs
     and dumps. `border`: see import_graph. `watch` is told
     what happens; `matched` is shared by the graphs of one compilation (see fusion_control.apply_wishes). `make` does what `build` does, for
-    the graph and its subgraphs."""
+    the graph and its subgraphs. without: passes that do not run; left: nodes that are calls of ATen whatever rule there is, by name;
+    compile_body: what compiles subgraphs, else this does."""
     number = next(_serial)
     debug = DebugFolder.make(options.debug, kind, number)
     if debug:
@@ -114,10 +119,10 @@ def lower_graph(
                 numerics=options.numerics,
                 fallback_random=options.fallback_random,
                 forced=frozenset(options.fallback) | library_operators(n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"),
+                left=left,
                 implicit_fallbacks=options.implicit_fallbacks,
-                compile_body=lambda body: compile_graph(
-                    body, (), options, kind=f"{kind}-body", watch=watch, matched=matched, make=make
-                ),
+                compile_body=compile_body
+                or (lambda body: compile_graph(body, (), options, kind=f"{kind}-body", watch=watch, matched=matched, make=make)),
                 make_kernel=_make_kernel,
             )
         _count_ops(imported)
@@ -132,6 +137,7 @@ def lower_graph(
         if watch:
             plan_each_layer(pipeline)
         leave_out(pipeline, options)
+        take_out(pipeline, without)
         known, last = set() if matched is None else matched, kind in ("backward", "inference")
         apply_wishes(pipeline, imported.module, options, marked(gm), known, last)
         # gradients get loops of their own, to which what was asked for does not apply
@@ -180,6 +186,14 @@ def leave_out(pipeline: Pipeline, options: Options) -> None:
             raise PipelineError(f"option 'disable_passes': there is no pass '{name}'{did_you_mean(name, here | everywhere)}")
     if "loop-inline" in options.disable_passes:
         plan_each_layer(pipeline)  # nobody would take the functions of layers back
+
+
+def take_out(pipeline: Pipeline, names: Collection[str]) -> None:
+    """Take the passes of these names out that the pipeline has."""
+    for name in {p.name for p in pipeline.passes()} & set(names):
+        pipeline.remove(name)
+    if "loop-inline" in names:
+        plan_each_layer(pipeline)
 
 
 def _count_ops(imported: Imported) -> None:

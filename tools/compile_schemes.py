@@ -4,7 +4,7 @@
 |---|---|
 | process | compiles in this thread; the first call waits |
 | serialized | the same through bytes: what was compiled is written, read back and run, as in another process |
-| subprocess | another process compiles, and the first call waits: other threads go on, and a crash of the compiler is an error |
+| subprocess | another process compiles, and the first call waits: other threads go on, and a crash of the compiler costs one graph |
 | background | the graph runs by torch's own kernels at once; a thread compiles it, and then its calls run compiled |
 | progressive | compiles at once without measuring; a thread compiles with `autotune`, and then that runs |
 
@@ -31,6 +31,7 @@ from .compiled import CompiledGraph, Runner
 from .counters import count
 from .graph_cache import from_bytes, to_bytes
 from .graph_key import Uncacheable
+from .recovery import LeftToAten
 
 if TYPE_CHECKING:
     from .compile_graph import Build
@@ -140,6 +141,8 @@ class Later:
 
     def _take(self, job: Future[Boxed]) -> None:
         if error := job.exception():
+            if isinstance(error, LeftToAten):  # which has been said
+                return
             log.warning("a graph could not be compiled in the background: %s: %s", type(error).__name__, error)
             return
         self._run, self._make = job.result(), None

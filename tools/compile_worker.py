@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from xdsl.dialects.builtin import ModuleOp
 
-from ..errors import CompileError, StepwellError
+from ..errors import CompileError, CrashError, StepwellError
 from ..passes.instrumentation import print_ir
 from ..passes.manager import Pipeline, is_foreign
 from ..passes.pipelines import default_pipeline, parse_pipeline
@@ -122,7 +122,7 @@ class Worker:
                 _send(self.process.stdin, request)
                 return _receive(self.process.stdout)
             except (EOFError, BrokenPipeError) as error:
-                raise CompileError(f"the process that compiled the graph {_end_of(self.process.wait())}") from error
+                raise CrashError(f"the process that compiled the graph {_end_of(self.process.wait())}") from error
             except BaseException:  # interrupted: what it answers would be taken for the next answer
                 self.process.kill()
                 raise

@@ -18,13 +18,14 @@
 | aot_cache_hits, aot_cache_misses | graphs for which AOTAutograd did not have to run, and looked for in vain, see docs/cache.md |
 | aot_cache_bypasses | graphs that AOTAutograd traces in each process |
 | schemes | graphs compiled, or taken from the disk, by how that was carried out (option `scheme`) |
+| recovered | failures inside of stepwell that ended no program, by what was left out: pass, operator, graph (see docs/options.md) |
 | compile_seconds | seconds by phase: cache, import, nd, loop, mem, cpu, host, emit, object, load |
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -32,6 +33,7 @@ from typing import Any
 from .trace import trace_phase
 
 counters: dict[str, Any] = {}
+_TABLES = ("compile_seconds.", "fallback_ops.", "schemes.", "recovered.")
 _lock = threading.Lock()
 _records = threading.local()
 
@@ -43,7 +45,7 @@ def reset_counters() -> None:
         counters.update(
             graphs=0, bodies=0, ops=0, kernels=0, launches=0, extern=0, fallback=0, fallback_ops={}, bytes_read=0, bytes_written=0,
             cache_hits=0, cache_misses=0, graph_cache_hits=0, graph_cache_misses=0, graph_cache_bypasses=0, seconds_saved=0.0,
-            aot_cache_hits=0, aot_cache_misses=0, aot_cache_bypasses=0, compile_seconds={}, schemes={},
+            aot_cache_hits=0, aot_cache_misses=0, aot_cache_bypasses=0, compile_seconds={}, schemes={}, recovered={},
         )  # fmt: skip
 
 
@@ -53,7 +55,7 @@ def count(name: str, n: int | float = 1) -> None:
         record[name] = record.get(name, 0) + n
     with _lock:
         table = counters
-        *path, last = name.split(".", 1) if name.startswith(("compile_seconds.", "fallback_ops.", "schemes.")) else [name]
+        *path, last = name.split(".", 1) if name.startswith(_TABLES) else [name]
         for part in path:
             table = table.setdefault(part, {})
         table[last] = table.get(last, 0) + n
@@ -84,6 +86,17 @@ def recorded() -> Iterator[dict[str, int | float]]:
         yield record
     finally:
         _records.open = [r for r in _records.open if r is not record]
+
+
+def take_back(record: Mapping[str, int | float]) -> None:
+    """Undo what was counted, as `recorded` gave it; seconds that were spent stay."""
+    for name, n in record.items():
+        if not name.startswith("compile_seconds."):
+            count(name, -n)
+    with _lock:
+        for table in [t for t in counters.values() if isinstance(t, dict)]:
+            for name in [name for name, n in table.items() if n == 0]:
+                del table[name]
 
 
 reset_counters()

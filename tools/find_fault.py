@@ -95,7 +95,7 @@ class _Trial:
 
     def wrong(self, more: dict[str, Any], watch: bool = False) -> str:
         """What differs from eager with these options; an exception differs too."""
-        given = {"fallback_random": True, "cache": "objects", **self.options}
+        given = {"fallback_random": True, "cache": "objects", "on_failure": "raise", **self.options}
         for key, names in more.items():
             given[key] = [*dict.fromkeys([*given.get(key, ()), *names])]
         if watch:

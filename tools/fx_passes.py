@@ -10,12 +10,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from ..errors import StepwellError
+from ..errors import UserError
 from ..lowering.fx_to_nd import ensure_metadata
 from .user_decompositions import described, same_kind
 
 
-class FxPassError(StepwellError):
+class FxPassError(UserError):
     """A user's function on an FX graph failed, or left something that is no graph of the same results."""
 
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
-from ..errors import StepwellError
+from ..errors import UserError
 from ..passes.errors import PipelineError, did_you_mean
 from ..passes.loop.fusion_wishes import is_named, names_of, origins
 from ..passes.loop.loop_interchange import LoopInterchange
@@ -52,16 +52,16 @@ def loop_order(*order: int) -> AbstractContextManager[None]:
 def _check_numbers(what: str, numbers: Sequence[Any], lowest: int | None) -> None:
     if not numbers or any(not isinstance(n, int) or isinstance(n, bool) or (lowest is not None and n < lowest) for n in numbers):
         shown = ", ".join([repr(n) for n in numbers])
-        raise StepwellError(f"{what} takes numbers{'' if lowest is None else f' from {lowest}'}, got {shown or 'none'}")
+        raise UserError(f"{what} takes numbers{'' if lowest is None else f' from {lowest}'}, got {shown or 'none'}")
 
 
 def check_loop_wishes(key: str, wishes: Mapping[Any, Any]) -> None:
     """Raises StepwellError for a value of the options `tile` or `loop_order` that cannot be read."""
     for entry, numbers in wishes.items():
         if not isinstance(entry, str) or not entry:
-            raise StepwellError(f"{key} takes a dict from names of values or file:line, got {entry!r}")
+            raise UserError(f"{key} takes a dict from names of values or file:line, got {entry!r}")
         if not isinstance(numbers, (list, tuple)):
-            raise StepwellError(f"{key} of '{entry}' takes a list of numbers, got {numbers!r}")
+            raise UserError(f"{key} of '{entry}' takes a list of numbers, got {numbers!r}")
         _check_numbers(f"{key} of '{entry}'", numbers, 0 if key == "tile" else None)
 
 

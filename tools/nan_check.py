@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ..errors import StepwellError
+from ..errors import UserError
 from ..lowering.fx_to_nd.importer import user_place
 
 
-class NanError(StepwellError):
+class NanError(UserError):
     """A result of a graph has NaN; the message names the result, its line, and the inputs that have NaN already."""
 
 

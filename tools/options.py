@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..errors import StepwellError
+from ..errors import StepwellError, UserError
 
 log = logging.getLogger("stepwell")
 
@@ -23,7 +23,7 @@ MODES: dict[str, dict[str, Any]] = {
 compiled graph is one native call already."""
 
 
-class OptionError(StepwellError):
+class OptionError(UserError):
     """An unknown mode or option, or a value of the wrong type."""
 
 
@@ -100,6 +100,10 @@ class Options:
     """How compilations are carried out: "process" at once, "serialized" through bytes, "subprocess" in another process, "background" in a
     thread while torch runs the graph, "progressive" at once and again in a thread with `autotune`; or one of stepwell.register_scheme."""
 
+    on_failure: str | None = field(default=None, metadata={"choices": ("recover", "raise")})
+    """When something inside of stepwell fails: "recover" leaves out what failed, at last the whole graph, which then runs by torch's own
+    kernels, with a warning in the log; "raise" raises the error. None recovers, but raises errors of passes of users."""
+
     cache: str = field(default="on", metadata={"choices": ("on", "objects", "off")})
     """What is kept on disk (STEPWELL_CACHE_DIR): "on" compiled graphs and machine code, "objects" machine code alone (every graph goes
     through the whole compiler), "off" nothing. Without this option, the variable STEPWELL_CACHE says it."""
@@ -118,7 +122,7 @@ class Options:
 QUIET = frozenset(("verify", "debug", "cache", "cache_limit", "print_ir", "timing"))
 """Options that do not change what is made."""
 
-OUTSIDE = frozenset(("fx_passes", "partitioner", "decompositions", "check_nan", "scheme"))
+OUTSIDE = frozenset(("fx_passes", "partitioner", "decompositions", "check_nan", "scheme", "on_failure"))
 """Options that act before a graph has its key in the cache, or when it is called."""
 
 _TYPES: dict[str, tuple[Any, ...]] = {
@@ -129,6 +133,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
     "no_fuse": (list, tuple), "fuse": (list, tuple), "tile": (Mapping,), "loop_order": (Mapping,), "verify": (bool,),
     "debug": (str, os.PathLike, type(None)), "scheme": (str,), "cache": (str,), "cache_limit": (str, type(None)),
+    "on_failure": (str, type(None)),
     "print_ir": (bool,), "timing": (bool,),
 }  # fmt: skip
 
@@ -217,7 +222,7 @@ def _check_scheme(name: str) -> None:
 
 def _check_choice(key: str, value: Any, what: str) -> None:
     choices = next(f for f in fields(Options) if f.name == key).metadata.get("choices")
-    if choices and value not in choices:
+    if choices and value not in choices and not (value is None and type(None) in _TYPES.get(key, ())):
         raise OptionError(f"{what} is one of {', '.join(map(repr, choices))}, got {value!r}{_near(value, choices, listed=True)}")
 
 

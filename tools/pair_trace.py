@@ -21,7 +21,7 @@ from xdsl.dialects.func import FuncOp
 from ..dialects import nd
 from ..dialects.expr import Sym, evaluate, free_syms, sym
 from ..dialects.nd_types import RangeAttr, TensorType
-from ..errors import StepwellError
+from ..errors import UserError
 from ..lowering.fx_to_nd import import_graph
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
 from ..passes.nd.graph_match import Number, Pattern
@@ -33,7 +33,7 @@ Ranges = Mapping[str, RangeAttr]
 """What is known of size symbols, by name."""
 
 
-class TraceFailure(StepwellError):
+class TraceFailure(UserError):
     """A function that is no pattern, or cannot be traced for these arguments; the message says why."""
 
 

@@ -11,16 +11,20 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..errors import CompileError, StepwellError
+from ..errors import CompileError, StepwellError, of_user
+from ..targets.cpu.cache import discard
 from ..targets.cpu.cache_limit import parse_size, set_limit
 from .aot_cache import find_record
+from .aten_graph import AtenGraph
 from .compile_log import changed, compilation, log, next_number
 from .compile_schemes import SCHEMES, Task
 from .compiled import CompiledGraph, Runner, is_empty, passthrough, rare_garbage_collection
 from .counters import count, phase
-from .graph_cache import find_slot
+from .fx_snapshot import Snapshot
+from .graph_cache import find_slot, graph_path
 from .lazy_bits import without_bits
 from .options import OptionError, Options, make_options
+from .recovery import LeftToAten, Recovery, Rewrite
 from .trace import trace
 
 if TYPE_CHECKING:
@@ -44,15 +48,63 @@ def stepwell(
 
 def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile Dynamo's graph by `compilers`, which AOTAutograd calls for its parts."""
+    if not compilers.recovery.active:
+        return _traced_and_compiled(compilers, gm, example_inputs)
+    before = Snapshot(gm) if isinstance(gm, GraphModule) else None
+    try:
+        return _traced_and_compiled(compilers, gm, example_inputs)
+    except Exception as error:
+        compilers.recovery.check(error)
+        failure = error
+    if before is not None:
+        before.restore()
+    return _by_aten(compilers, gm, example_inputs, failure)
+
+
+def _by_aten(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs: Sequence[Any], failure: Exception) -> Callable[..., Any]:
+    """The program as AOTAutograd makes it of a graph by itself, by ATen's kernels. Where that fails too, `failure` was not ours: it is
+    raised."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    forget_symbols(example_inputs)
+    compilers.record, compilers.weights = None, None
+    graph, rebuild = flat(gm)
+
+    def by_aten(gm: GraphModule, _: Sequence[Any]) -> AtenGraph:
+        return AtenGraph(gm)
+
+    try:
+        run = aot_autograd(fw_compiler=by_aten, bw_compiler=by_aten, keep_inference_input_mutations=True)(graph, list(example_inputs))
+    except Exception as error:
+        log.info("graph %d: AOTAutograd fails by itself, too: %s: %s", compilers.number, type(error).__name__, error)
+        raise failure from failure.__cause__
+    compilers.recovery.say("graph", failure, "the program is left to ATen", "all that compiling it saves")
+    return run if rebuild is None else lambda *args: rebuild(run(*args))
+
+
+def forget_symbols(example_inputs: Sequence[Any]) -> None:
+    """Make torch forget sizes that a trace which failed had found, and not yet given to anything."""
+    from torch._guards import detect_fake_mode
+
+    mode = detect_fake_mode(example_inputs)
+    if mode is not None and mode.shape_env is not None:
+        mode.shape_env.pending_fresh_unbacked_symbols.clear()
+
+
+def flat(gm: torch.nn.Module) -> tuple[Any, Callable[[Sequence[Any]], Any] | None]:
+    """What is given to AOTAutograd, whose results are a flat tuple, and what makes of those the results of `gm`."""
+    if isinstance(gm, GraphModule):
+        return gm, flatten_outputs(gm)
+    graph = Flat(gm)
+    return graph, graph.rebuild
+
+
+def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config as functorch_config
 
-    from ..lowering.attention_masks import simplify_masks
     from ..lowering.decompositions import decomposition_table
-    from ..lowering.powers import keep_powers
     from ..lowering.quantised_tensors import as_integers, has_quantised
-    from ..lowering.spelled_attention import call_attention
-    from ..lowering.whole_operators import keep_whole
 
     options = compilers.options
     if options.cache_limit is not None:
@@ -78,16 +130,8 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
 
     if isinstance(gm, GraphModule):
         gm = compilers.passed("pre_grad", gm)
-        keep_whole(gm)
-        keep_powers(gm)
-        graph, rebuild = gm, flatten_outputs(gm)
-        if options.numerics == "default" and not options.fallback_random:
-            if "nd-attention" not in options.disable_passes and not torch.are_deterministic_algorithms_enabled():
-                call_attention(gm)
-            simplify_masks(gm)
-    else:
-        graph: Any = Flat(gm)
-        rebuild = graph.rebuild
+        compilers.recovery.rewrite(gm, _rewrites(options))
+    graph, rebuild = flat(gm)
     backend = aot_autograd(
         fw_compiler=compilers.forward,
         bw_compiler=compilers.backward,
@@ -107,6 +151,21 @@ def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs:
     if quantised is not None:
         return lambda *args: quantised(run(*args))
     return run if rebuild is None else lambda *args: rebuild(run(*args))
+
+
+def _rewrites(options: Options) -> list[Rewrite]:
+    """What is changed in Dynamo's graph before it is traced."""
+    from ..lowering.attention_masks import simplify_masks
+    from ..lowering.powers import keep_powers
+    from ..lowering.spelled_attention import call_attention
+    from ..lowering.whole_operators import keep_whole
+
+    found: list[Rewrite] = [("keep_whole", keep_whole), ("keep_powers", keep_powers)]
+    if options.numerics == "default" and not options.fallback_random:
+        if "nd-attention" not in options.disable_passes and not torch.are_deterministic_algorithms_enabled():
+            found.append(("call_attention", call_attention))
+        found.append(("simplify_masks", simplify_masks))
+    return found
 
 
 class Flat(torch.nn.Module):
@@ -162,6 +221,7 @@ class GraphCompilers:
         self.options = options
         self.watch = watch
         self.number = next_number()
+        self.recovery = Recovery(options, self.number, active=watch is None)
         self.matched: set[str] = set()
         self.weights: Weights | None = None
         """What may become constants of an inference graph, while one is compiled."""
@@ -181,20 +241,27 @@ class GraphCompilers:
         gm = self.passed("joint", gm, joint_inputs)
         from ..lowering.wide_statistics import widen_statistics
 
-        widen_statistics(gm)
+        rewrites: list[Rewrite] = [("widen_statistics", widen_statistics)]
+        found: dict[str, int] = {}
         if "loop-layout" not in self.options.disable_passes:
             from ..lowering.training_layouts import choose_training_layouts
 
-            if chosen := choose_training_layouts(gm):
-                log.info("graph %d: %d convolutions and gradients of convolutions run channels-last", self.number, chosen)
-                count("training_layouts", chosen)
+            rewrites.append(("choose_training_layouts", lambda gm: found.update(training_layouts=choose_training_layouts(gm))))
         if self.options.partitioner is None:
             from ..lowering.recomputable import spell_out_recomputable
 
-            if spelt := spell_out_recomputable(gm, self.options.fallback):
-                count("recomputable", spelt)
+            kept = self.options.fallback
+            rewrites.append(("spell_out_recomputable", lambda gm: found.update(recomputable=spell_out_recomputable(gm, kept))))
+        self.recovery.rewrite(gm, rewrites)
+        for name, n in found.items():
+            if n:
+                count(name, n)
+        if chosen := found.get("training_layouts"):
+            log.info("graph %d: %d convolutions and gradients of convolutions run channels-last", self.number, chosen)
+        if self.options.partitioner is None:
             return partition(gm, joint_inputs, **kwargs)
-        parts = self.options.partitioner(gm, joint_inputs, **kwargs)
+        with of_user():
+            parts = self.options.partitioner(gm, joint_inputs, **kwargs)
         if not isinstance(parts, (tuple, list)) or len(parts) != 2 or not all(isinstance(part, GraphModule) for part in parts):
             raise OptionError(f"option 'partitioner': it returned {parts!r}, not the forward and the backward graph")
         return parts[0], parts[1]
@@ -221,14 +288,7 @@ class GraphCompilers:
         if device := emulates_bf16(gm):
             log.warning("%s does not compute in bfloat16 by itself: the %s graph runs without being compiled", device, kind)
             return boxed(gm)
-        try:
-            edge = border(gm, kind)
-            program = self._frozen(gm, edge) if kind == "inference" and self.weights else self._guarded(gm, example_inputs, kind, edge)
-        except (StepwellError, torch._dynamo.exc.TorchDynamoException):  # pyright: ignore[reportAttributeAccessIssue]
-            raise
-        except Exception as error:
-            raise CompileError(f"the {kind} graph could not be compiled: {type(error).__name__}: {error}") from error
-        program = without_bits(gm, program)
+        program = self._program(gm, example_inputs, kind)
         report_strides(gm)
         self._record(kind, gm, program)
         if self.options.check_nan:
@@ -236,6 +296,24 @@ class GraphCompilers:
 
             return checked(gm, kind, program)
         return program
+
+    def _program(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
+        """What computes a graph: compiled, else by ATen."""
+        try:
+            edge = border(gm, kind)
+            program = self._frozen(gm, edge) if kind == "inference" and self.weights else self._guarded(gm, example_inputs, kind, edge)
+            return without_bits(gm, program)
+        except LeftToAten:
+            return AtenGraph(gm)
+        except (StepwellError, torch._dynamo.exc.TorchDynamoException) as error:  # pyright: ignore[reportAttributeAccessIssue]
+            self.recovery.check(error)
+            failure: Exception = error
+        except Exception as error:
+            failure = CompileError(f"the {kind} graph could not be compiled: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self.recovery.check(failure)
+        self.recovery.left_to_aten(failure, gm, kind)
+        return AtenGraph(gm)
 
     def _record(self, kind: str, gm: GraphModule, program: Callable[..., Any]) -> None:
         if self.record is not None:
@@ -258,7 +336,11 @@ class GraphCompilers:
 
         def linked(graph: CompiledGraph, key: str) -> Runner:
             with _lock, _disable_current_modes():  # tensors of its own tell it, once a process, how torch lays them out
-                runner = graph.runner()
+                try:
+                    runner = graph.runner()
+                except Exception as error:
+                    self.recovery.check(error)
+                    runner, key = self._compiled_again(error, gm, example_inputs, kind, edge, key), ""
             runner.know_lines(gm, kind)
             runner.key = key
             return runner
@@ -275,12 +357,21 @@ class GraphCompilers:
         if slot:
             trace(f"graph_cache_{'hit' if graph else 'miss'}", lambda: slot.key)
         if graph is None:
-            from .compile_graph import lower_graph
-
-            graph = lower_graph(gm, example_inputs, options, kind=kind, border=edge, watch=self.watch, matched=self.matched, make=make)
-            if slot:
+            given = dict(kind=kind, border=edge, watch=self.watch, matched=self.matched, make=make)
+            before = self.recovery.times
+            graph = self.recovery.lower(gm, example_inputs, options, **given)
+            if slot and self.recovery.times == before:
                 graph = slot.store(graph)
         return graph, slot.key if slot and slot.kept else ""
+
+    def _compiled_again(
+        self, error: Exception, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None, key: str
+    ) -> Runner:
+        """The function of a graph whose program cannot be linked."""
+        if key:
+            discard(graph_path(key), f"cannot be linked ({type(error).__name__}: {error})")
+        given = dict(kind=kind, border=edge, watch=self.watch, matched=self.matched)
+        return self.recovery.again(error, gm, example_inputs, self.options, **given).runner()
 
 
 class Tracer(GraphCompilers):
@@ -288,6 +379,7 @@ class Tracer(GraphCompilers):
 
     def __init__(self, options: Options):
         super().__init__(options)
+        self.recovery.active = False
         self.caches = False
         self.graphs: dict[str, GraphModule] = {}
 

@@ -11,14 +11,14 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils import _pytree as pytree
 
-from ..errors import StepwellError
+from ..errors import UserError, of_user
 from ..lowering.fx_to_nd.importer import user_place
 
 _UNKNOWN = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 """Of operators whose results torch does not know before the run."""
 
 
-class DecompositionError(StepwellError):
+class DecompositionError(UserError):
     """A user's decomposition gave something else than the results of the operator."""
 
 
@@ -30,7 +30,8 @@ def checked(given: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., 
 def _checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        made = function(*args, **kwargs)
+        with of_user():
+            made = function(*args, **kwargs)
         if made is not NotImplemented and (wanted := _results(op, args, kwargs)) is not None:
             _compare(op, function, _leaves(made), wanted)
         return made

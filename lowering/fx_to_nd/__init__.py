@@ -111,6 +111,7 @@ def import_graph(
     compile_body: Callable[[GraphModule], Program] | None = None,
     make_kernel: MakeKernel | None = None,
     forced: frozenset[str] = frozenset(),
+    left: frozenset[str] = frozenset(),
     implicit_fallbacks: bool = True,
 ) -> Imported:
     """Write `gm` as a module of `nd` ops.
@@ -123,7 +124,8 @@ def import_graph(
     from the library's generator, as eager draws them. compile_body: compiles a subgraph of a higher-order operator; without it such a
     subgraph runs operator by operator. make_kernel: makes the user's Triton kernels (user_kernels.py); without it Triton launches them.
     forced: operators that are library calls whatever rule there is, by name
-    ("aten.gelu" or "aten.gelu.default"); implicit_fallbacks: whether operators without a rule may be.
+    ("aten.gelu" or "aten.gelu.default"); left: the same for single nodes, by name. implicit_fallbacks: whether operators without a rule
+    may be.
     Raises ImportFailure with the node and the user's line."""
     load_rules()
     from .collectives import later_waits
@@ -131,7 +133,7 @@ def import_graph(
     ensure_metadata(gm, example_inputs)
     block = Block()
     b = Importer(gm, block, fallback_random, compile_body, numerics == "eager", make_kernel)
-    b.forced, b.implicit_fallbacks = forced, implicit_fallbacks
+    b.forced, b.left, b.implicit_fallbacks = forced, left, implicit_fallbacks
     nodes = list(gm.graph.nodes)
     inputs, attributes, places = _arguments(b, nodes, frozenset(static_inputs), (border or Border()).donated)
     output = nodes[-1]

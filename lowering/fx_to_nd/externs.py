@@ -22,7 +22,7 @@ from ...dialects.expr import Expr
 from ...dialects.float8 import FLOAT8
 from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_types import TensorType
-from ...errors import StepwellError
+from ...errors import UserError
 from .builder import UNIT, number_attr, text
 from .library import library_reason
 from .metadata import COMPUTED, INLINE_LIMIT, device_name, element_type, is_nonoverlapping_dense
@@ -308,11 +308,11 @@ def refuse_fallback(node: Node) -> None:
     from torch._decomp import decomposition_table
 
     if target in decomposition_table:
-        raise StepwellError(
+        raise UserError(
             f"missing decomposition: {target} at node {node.name} has no rule; torch has a decomposition of it: "
             "give it by options={'decompositions': ...} or allow implicit_fallbacks"
         )
-    raise StepwellError(f"missing rule: {target} at node {node.name} has neither a rule nor a decomposition; implicit_fallbacks are off")
+    raise UserError(f"missing rule: {target} at node {node.name} has neither a rule nor a decomposition; implicit_fallbacks are off")
 
 
 def is_fallback(target: Any) -> bool:

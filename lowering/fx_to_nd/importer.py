@@ -44,6 +44,9 @@ _TORCH_FOLDER = torch.__path__[0]
 class ImportFailure(StepwellError):
     """A node that could not be imported: names the node, its operator and the user's line."""
 
+    node = ""
+    """The name of the node."""
+
 
 @dataclass
 class Counts:
@@ -116,6 +119,7 @@ class Importer(Builder):
         self.seeds: SSAValue | None = None
         self._places: dict[str | None, Any] = {}
         self.forced: frozenset[str] = frozenset()
+        self.left: frozenset[str] = frozenset()
         self.implicit_fallbacks = True
 
     # ---- what torch says of the result of the current node
@@ -236,7 +240,9 @@ class Importer(Builder):
         except StepwellError:
             raise
         except Exception as error:
-            raise ImportFailure(self._failure_text(node, error)) from error
+            failure = ImportFailure(self._failure_text(node, error))
+            failure.node = node.name
+            raise failure from error
 
     def _value_of(self, node: Node, val: Any) -> Any:
         if node.op == "get_attr":
@@ -283,7 +289,7 @@ class Importer(Builder):
         if node.kwargs:
             _refuse_out(node)
         rule = find_rule(target)
-        if self.forced and _is_named(target, self.forced):
+        if node.name in self.left or (self.forced and _is_named(target, self.forced)):
             return externs.operator_call(self, node, chosen=True)
         if rule is None and not self.implicit_fallbacks:
             externs.refuse_fallback(node)

@@ -19,7 +19,7 @@ from xdsl.dialects.builtin import ArrayAttr, FileLineColLoc, FusedLoc, NameLoc
 from xdsl.ir import Attribute, Operation
 
 from ...dialects import loop, nd
-from ...errors import StepwellError
+from ...errors import UserError
 from ..errors import did_you_mean
 from .nest_info import nest_info
 
@@ -107,10 +107,10 @@ def check_wishes(no_fuse: Sequence[str], fuse: Sequence[Sequence[str]]) -> None:
     """Raise StepwellError for entries that cannot be read."""
     for entry in no_fuse:
         if not isinstance(entry, str) or not entry:
-            raise StepwellError(f"no_fuse takes names of values or file:line, got {entry!r}")
+            raise UserError(f"no_fuse takes names of values or file:line, got {entry!r}")
     for wish in fuse:
         if isinstance(wish, str) or len(wish) < 2 or not all(isinstance(e, str) and e for e in wish):
-            raise StepwellError(f"fuse takes lists of at least two names of values or file:line, got {wish!r}")
+            raise UserError(f"fuse takes lists of at least two names of values or file:line, got {wish!r}")
 
 
 class Wishes:

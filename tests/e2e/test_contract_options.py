@@ -44,7 +44,8 @@ def test_opt_06_variables_of_the_environment(monkeypatch):
     ],
 )
 def test_err_07_a_wrong_variable_is_said_once_and_taken_away(monkeypatch, caplog, name, value, known):
-    monkeypatch.delenv("STEPWELL_CACHE", raising=False)
+    for variable in ("STEPWELL_CACHE", "STEPWELL_ON_FAILURE"):  # of conftest.py
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv(f"STEPWELL_{name}", value)
     for _ in range(2):
         assert make_options() == Options()
@@ -55,7 +56,8 @@ def test_err_07_a_wrong_variable_is_said_once_and_taken_away(monkeypatch, caplog
 
 @pytest.mark.parametrize("name", ["TILE", "PIPELINE", "DISABLE_PASSES"])
 def test_err_07_a_variable_of_an_option_that_none_sets(monkeypatch, caplog, name):
-    monkeypatch.delenv("STEPWELL_CACHE", raising=False)
+    for variable in ("STEPWELL_CACHE", "STEPWELL_ON_FAILURE"):  # of conftest.py
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv(f"STEPWELL_{name}", "3")
     for _ in range(2):
         assert make_options() == Options()
