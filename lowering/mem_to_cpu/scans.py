@@ -1,13 +1,18 @@
 """Running reductions: in registers along the scanned loop where it is contiguous, else one element after the other in
-all lanes."""
+all lanes.
+
+Running sums and products of f32 are kept in f64, as torch's kernels for the CPU keep them. In registers, lanes join in groups
+that f64 cannot overflow in; groups, and lanes of f64, follow one after the other. So a regrouped value is finite wherever one
+element after the other is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import IntegerType, i1
+from xdsl.dialects.builtin import IntegerType, f32, f64, i1
 from xdsl.ir import Attribute, Block, SSAValue
 
 from ...dialects import cpu, loop
@@ -22,7 +27,16 @@ from .memory import shuffle
 from .state import State, scalar_type
 
 LANES = 16
-"""Lanes of a scan in registers: four steps give 16 running values."""
+"""Lanes of a scan in registers."""
+
+GROUP = 4
+"""Lanes of f32 that are joined in f64 before what came before them is: a product of four has an exponent of at most 4 x 149, f64 of 1022.
+They also fill a register of AVX2."""
+
+
+def carried_type(kind: str, dtype: Attribute) -> Attribute:
+    """The type in which running values are kept."""
+    return f64 if kind in ("sum", "prod") and dtype == f32 else dtype
 
 
 class ScanLowering:
@@ -51,13 +65,20 @@ class ScanLowering:
         s.dims[one.dim] = index
         self.region(op.block)
         new = self._next(op.kind, list(state), self._values(op))
-        self._do(op, new)
+        self._do(op, [self._as(v, t) for v, t in zip(new, types, strict=True)])
         b.end_for(new)
 
     def _values(self, op: loop.ScanOp) -> list[SSAValue]:
         last = op.block.last_op
         assert last is not None
         return [self.s.get_vector(v) for v in last.operands]
+
+    def _as(self, value: SSAValue, dtype: Attribute) -> SSAValue:
+        """A running value as f32 or f64."""
+        have = element_of(value.type)
+        if have == dtype or not is_float(have):
+            return value
+        return self.s.b.cast("extf" if dtype == f64 else "truncf", value, dtype)
 
     def _do(self, op: loop.ScanOp, state: list[SSAValue]) -> None:
         for argument, value in zip(op.do_block.args[1:], state, strict=True):
@@ -73,14 +94,14 @@ class ScanLowering:
         s = self.s
         if kind == "logsumexp":
             return [red.number(s, -float("inf"), types[0], s.width)]
-        first = red.number(s, red.identity(kind, types[0]), types[0], s.width)
+        first = red.number(s, red.identity(kind, types[0]), carried_type(kind, types[0]), s.width)
         return [first] if len(types) == 1 else [first, red.number(s, 0, types[1], s.width)]
 
     def _next(self, kind: str, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
         s = self.s
         value = values[0]
         if kind in ("sum", "prod"):
-            return [red.COMBINE[kind](s, state[0], value)]
+            return [red.COMBINE[kind](s, state[0], self._as(value, element_of(state[0].type)))]
         if kind == "logsumexp":
             return [self._log_add(state[0], value)]
         # the later of equal values, and a NaN once it is there (torch.cummax)
@@ -118,7 +139,7 @@ class ScanLowering:
         return step is not None and step.value is not None and step.value > 0
 
     def _in_registers(self, op: loop.ScanOp, one: Loop) -> None:
-        """Running values of 16 lanes by shifts, and what came before joined to all of them."""
+        """Running values of 16 lanes by shifts, joined to what came before."""
         s, b = self.s, self.s.b
         join = {"max": self._extremes, "min": self._extremes, "logsumexp": self._log_sums}.get(op.kind, self._totals)
         parts: list[Segment] = segments(Span.whole(one.size), LANES)
@@ -128,10 +149,7 @@ class ScanLowering:
             self.region(op.block)
             results, last = join(op, state)
             self._do(op, results)
-            assert s.lane is not None
-            width = s.lane.width
-            end = {"index": int_property(width - 1, b.int(0).type)["value"]}
-            return [b.pure(cpu.ExtractOp, (v,), element_of(v.type), end, width - 1) for v in last]
+            return last
 
         # one segment after the other, each beginning with what the one before ended with
         span = Span.whole(one.size)
@@ -151,7 +169,7 @@ class ScanLowering:
         types = [scalar_type(v.type) for v in op.do_block.args[1:]]
         if op.kind == "logsumexp":
             return [red.number(s, -float("inf"), types[0]), red.number(s, 0, types[0])]
-        first = red.number(s, red.identity(op.kind, types[0]), types[0])
+        first = red.number(s, red.identity(op.kind, types[0]), carried_type(op.kind, types[0]))
         return [first] if len(types) == 1 else [first, red.number(s, 0, self._index_type(op))]
 
     def _index_type(self, op: loop.ScanOp) -> Attribute:
@@ -166,12 +184,31 @@ class ScanLowering:
         assert lane is not None
         return value if lane.mask is None else self.s.b.select(lane.mask, value, neutral)
 
-    def _prefix(self, values: list[SSAValue], neutral: list[SSAValue], join: Callable[..., list[SSAValue]]) -> list[SSAValue]:
-        """Each lane joined with all lanes before it; `join` takes the values of the earlier lanes, then those of the later ones."""
+    def _lane(self, value: SSAValue, k: int) -> SSAValue:
+        """Lane number k as a scalar."""
+        place = {"index": int_property(k, self.s.b.int(0).type)["value"]}
+        return self.s.b.pure(cpu.ExtractOp, (value,), element_of(value.type), place, k)
+
+    def _last(self, values: list[SSAValue]) -> list[SSAValue]:
+        return [self._lane(v, lanes_of(v.type) - 1) for v in values]
+
+    def _beside(self, scalars: Sequence[SSAValue], each: int) -> SSAValue:
+        """A vector with every scalar in `each` lanes; there is a power of two of them."""
+        vectors = [self.s.b.splat(v, each) for v in scalars]
+        while len(vectors) > 1:
+            picks = list(range(2 * lanes_of(vectors[0].type)))
+            vectors = [shuffle(self.s, picks, a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+        return vectors[0]
+
+    def _prefix(
+        self, values: list[SSAValue], neutral: list[SSAValue], join: Callable[..., list[SSAValue]], group: int = LANES
+    ) -> list[SSAValue]:
+        """Each lane joined with all lanes before it in its group; `join` takes the values of the earlier lanes, then those of the later
+        ones."""
         width = lanes_of(values[0].type)
         shift = 1
-        while shift < width:
-            picks = [width + k if k < shift else k - shift for k in range(width)]
+        while shift < min(width, group):
+            picks = [width + k if k % group < shift else k - shift for k in range(width)]
             earlier = [shuffle(self.s, picks, v, n) for v, n in zip(values, neutral, strict=True)]
             values = join(*earlier, *values)
             shift *= 2
@@ -181,11 +218,19 @@ class ScanLowering:
         """Running sums and products: (the results, what is carried on)."""
         s, kind = self.s, op.kind
         (value,) = self._values(op)
-        width, dtype = lanes_of(value.type), element_of(value.type)
-        neutral = red.number(s, red.identity(kind, dtype), dtype, width)
-        (value,) = self._prefix([self._masked(value, neutral)], [neutral], lambda a, b: [red.COMBINE[kind](s, a, b)])
-        value = red.COMBINE[kind](s, value, s.b.splat(state[0], width))
-        return [value], [value]
+        dtype = element_of(value.type)
+        value = self._as(value, element_of(state[0].type))
+        width, kept = lanes_of(value.type), element_of(value.type)
+        neutral = red.number(s, red.identity(kind, dtype), kept, width)
+        group = min(width, GROUP if kept != dtype else 1 if is_float(dtype) else width)
+        value = self._masked(value, neutral)
+        (value,) = self._prefix([value], [neutral], lambda a, b: [red.COMBINE[kind](s, a, b)], group)
+        before = [state[0]]
+        for end in range(group - 1, width, group):
+            before.append(red.COMBINE[kind](s, before[-1], self._lane(value, end)))
+        carried = before.pop()
+        value = red.COMBINE[kind](s, self._beside(before, group), value)
+        return [self._as(value, dtype)], [carried]
 
     def _extremes(self, op: loop.ScanOp, state: list[SSAValue]) -> tuple[list[SSAValue], list[SSAValue]]:
         """Running extremes with their indices: those of the last lane so far that equals the extreme up to it, or is a NaN."""
@@ -207,7 +252,7 @@ class ScanLowering:
         place = s.b.select(new, s.b.splat(s.number(s.expr(last.operands[1]), index_type), width), before)
         (place,) = self._prefix([place], [before], lambda a, b: [red.COMBINE["max"](s, a, b)])
         wide = red.convert(s, place, scalar_type(last.operands[1].type))
-        return [found, wide], [found, place]
+        return [found, wide], self._last([found, place])
 
     def _log_sums(self, op: loop.ScanOp, state: list[SSAValue]) -> tuple[list[SSAValue], list[SSAValue]]:
         """log of running sums of exponentials, carried as (the largest exponent, the sum of the others relative to it)."""
@@ -219,7 +264,7 @@ class ScanLowering:
         pair = [self._masked(value, neutral[0]), self._masked(one, neutral[1])]
         pair = self._prefix(pair, neutral, self._add_exponentials)
         pair = self._add_exponentials(*(s.b.splat(v, width) for v in state), *pair)
-        return [red.float_op(s, arith.AddfOp, pair[0], red.float_op(s, mlir_math.LogOp, pair[1]))], pair
+        return [red.float_op(s, arith.AddfOp, pair[0], red.float_op(s, mlir_math.LogOp, pair[1]))], self._last(pair)
 
     def _add_exponentials(self, top: SSAValue, total: SSAValue, other_top: SSAValue, other: SSAValue) -> list[SSAValue]:
         """exp(top) * total + exp(other_top) * other as such a pair."""

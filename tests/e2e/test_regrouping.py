@@ -1,0 +1,72 @@
+"""Scans and reductions are regrouped; that never makes infinite, NaN or 0 what eager's order leaves finite.
+
+The rows are near the ends of the range: sums that cancel, products whose factors alone would overflow or underflow."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+F32, F64 = torch.float32, torch.float64
+LARGEST = {F32: 3e38, F64: 1.5e308}
+LARGE = {F32: 1e30, F64: 1e250}
+SMALL = {F32: 1e-30, F64: 1e-250}
+MIDDLE = {F32: 1e13, F64: 1e100}
+
+
+def rows(n: int, dtype: torch.dtype) -> torch.Tensor:
+    """A row for each danger, of n elements."""
+    most, large, small, middle = (table[dtype] for table in (LARGEST, LARGE, SMALL, MIDDLE))
+
+    def row(*pattern: float) -> torch.Tensor:
+        return torch.tensor(pattern, dtype=dtype).repeat(-(-n // len(pattern)))[:n].clone()
+
+    found = [row(most, -most), row(most, most, -most, -most), row(-most, most, most, -most), row(most), row(large, small), row(large)]
+    found += [row(most, -most).sort()[0], row(large, small).sort()[0], row(large, small).sort(descending=True)[0], row(small)]
+    zero_first, zero_later, recovers, late = row(large), row(large), row(1.0), row(1.0)
+    zero_first[0] = zero_later[n // 2] = 0
+    recovers[0], recovers[1:6] = small, middle
+    late[0], late[-6:-1] = small, middle
+    special = torch.linspace(-1, 1, n, dtype=dtype)
+    special[1], special[n // 2] = float("-inf"), float("inf")
+    return torch.stack([*found, zero_first, zero_later, recovers, late, torch.linspace(0.5, 1, n, dtype=dtype) * most, special])
+
+
+def assert_no_less_finite(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Where eager is finite so is the result, and near; it is NaN only where eager is."""
+    got, want = got.double(), want.double()
+    finite = torch.isfinite(want)
+    assert not (torch.isnan(got) & ~torch.isnan(want)).any()
+    assert torch.isfinite(got[finite]).all()
+    torch.testing.assert_close(got[finite], want[finite], rtol=1e-3, atol=0)
+
+
+def scans(x: torch.Tensor) -> list[torch.Tensor]:
+    t = x.t().contiguous()
+    return [f(a, dim) for f in (torch.cumsum, torch.cumprod, torch.logcumsumexp) for a, dim in ((x, 1), (t, 0))]
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("n", [5, 16, 77])
+def test_scans(fresh, compiled, dtype, n):
+    x = rows(n, dtype)
+    for got, want in zip(compiled(scans)(x), scans(x), strict=True):
+        assert_no_less_finite(got, want)
+
+
+def test_scans_of_any_length(fresh, compiled):
+    run = compiled(scans, dynamic=True)
+    for n in (40, 21):
+        x = rows(n, F32)
+        for got, want in zip(run(x), scans(x), strict=True):
+            assert_no_less_finite(got, want)
+
+
+def test_the_first_product_counts(fresh, compiled):
+    """As in the report: factors behind a 0, and a running product that comes back from 1e-30."""
+    x = torch.tensor([[0.0, 1e30, 1e30, 2.0, 3.0, 1.0], [1e-30, *[1e13] * 5]], requires_grad=True)
+    got, want = compiled(lambda x: x.cumprod(1))(x), x.cumprod(1)
+    torch.testing.assert_close(got, want)
+    weights = torch.full_like(want, 1e-3)
+    for a, b in zip(torch.autograd.grad(got, x, weights), torch.autograd.grad(want, x, weights), strict=True):
+        assert_no_less_finite(a, b)
