@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import IndexType, IntegerType, ModuleOp
+from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.parser.core import ForwardDeclaredValue
@@ -62,6 +62,8 @@ def _structure(op: Operation) -> None:
         _signature(op)
     if isinstance(op, scf.IfOp):
         _branches(op)
+    if isinstance(op, (scf.ForOp, scf.ParallelOp)):
+        _steps(op)
     try:
         op.verify(verify_nested_ops=False)
     except VerifyException as error:
@@ -90,6 +92,14 @@ def _branches(op: scf.IfOp) -> None:
         if yielded != given:
             texts = [", ".join(map(str, types)) or "nothing" for types in (yielded, given)]
             raise InvalidIR(op, f"its {name} branch yields {texts[0]}, its results are {texts[1]}")
+
+
+def _steps(op: scf.ForOp | scf.ParallelOp) -> None:
+    """Check that a loop counts up, as far as its steps are constants: xDSL's verifier takes one that never ends."""
+    for step in (op.step,) if isinstance(op, scf.ForOp) else op.step:
+        value = step.owner.properties.get("value") if isinstance(step.owner, Operation) and step.owner.name == "arith.constant" else None
+        if isinstance(value, IntegerAttr) and value.value.data <= 0:
+            raise InvalidIR(op, f"its step is {value.value.data}; a loop counts up, by 1 or more")
 
 
 def _signature(func: FuncOp) -> None:

@@ -392,6 +392,8 @@ def _call(runner: Runner, op: Any) -> list[Any]:
 @rule("scf.for")
 def _for(runner: Runner, op: Any) -> list[Any]:
     low, high, step, *carried = runner.operands(op)
+    if int(step) <= 0:
+        raise KernelError(f"its step is {int(step)}; a loop counts up, by 1 or more")
     for i in range(int(low), int(high), int(step)):
         carried = runner.region(op.body, [_scalar(i, low.dtype), *carried])
     return carried

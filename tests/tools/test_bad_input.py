@@ -299,3 +299,35 @@ def test_inputs_of_a_run(opt_tool, tmp_path, monkeypatch):
     assert missing.err == (f"<stdin>: error: --run: cannot read '{tmp_path}/none.npy': No such file or directory\n")
     bad = opt_tool("--run", "--args", tmp_path / "bad.npy", stdin=FUNC)
     assert bad.code == 1 and bad.err.startswith(f"<stdin>: error: --run: '{tmp_path}/bad.npy' is not a .npy file of")
+
+
+STEPS = """cpu.kernel @k(%p : !cpu.ptr) {
+  %low = arith.constant 0 : i64
+  %high = arith.constant 4 : i64
+  %step = arith.constant STEP : i64
+  %v = arith.constant 1.0 : f32
+  scf.for %i = %low to %high step %step : i64 {
+    cpu.store %v, %p[%i] : f32
+  }
+  cpu.return
+}
+"""
+
+
+@pytest.mark.parametrize("step", [0, -1])
+def test_loop_that_does_not_count_up(opt_tool, step):
+    """Compiled, it would not end."""
+    result = opt_tool("-t", "asm", stdin=STEPS.replace("STEP", str(step)))
+    assert result.code == 1 and f"6:3: error: 'scf.for' op: its step is {step}; a loop counts up, by 1 or more" in result.err
+    parallel = """"func.func"() <{sym_name = "f", function_type = () -> ()}> ({
+  %a = arith.constant 0 : index
+  %c = arith.constant STEP : index
+  "scf.parallel"(%a, %a, %c) <{operandSegmentSizes = array<i32: 1, 1, 1, 0>}> ({
+  ^bb0(%i: index):
+    "scf.reduce"() : () -> ()
+  }) : (index, index, index) -> ()
+  func.return
+}) : () -> ()
+"""
+    result = opt_tool("-t", "asm", stdin=parallel.replace("STEP", str(step)))
+    assert result.code == 1 and f"4:3: error: 'scf.parallel' op: its step is {step}; a loop counts up, by 1 or more" in result.err

@@ -318,3 +318,20 @@ def test_tensors_that_overlap():
     whole, view, out = memory[:15], memory[5:20], torch.zeros(15)
     run_kernel(sample("vector_add.3.9.ttir"), [whole, view, out, 15], [1])
     close(out, memory[:15] + memory[5:])
+
+
+def test_a_loop_with_a_step_that_does_not_count_up():
+    text = """tt.func public @k(%p: !tt.ptr<f32>, %step: i64) {
+  %low = arith.constant 0 : i64
+  %high = arith.constant 4 : i64
+  %v = arith.constant 1.0 : f32
+  scf.for %i = %low to %high step %step : i64 {
+    tt.store %p, %v : !tt.ptr<f32>
+  }
+  tt.return
+}"""
+    module, _ = parse_file(text, "loop.mlir", load_dialects(Context()))
+    run_kernel(module, [torch.zeros(1), 2], [1])
+    for step in (0, -3):
+        with pytest.raises(KernelError, match=rf"loop.mlir:5:3: .*'scf.for'.*its step is {step}; a loop counts up, by 1 or more"):
+            run_kernel(module, [torch.zeros(1), step], [1])
