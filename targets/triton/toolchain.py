@@ -83,6 +83,7 @@ _loading = threading.Lock()
 def backend_of(target: GpuTarget) -> Any:
     """Triton's back end for a target.  TargetError if it has none, or is not installed."""
     version()
+    _check_architecture(target)
     with _loading:
         from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
         from triton.compiler.compiler import make_backend  # pyright: ignore[reportMissingImports]
@@ -91,6 +92,38 @@ def backend_of(target: GpuTarget) -> Any:
             return make_backend(GPUTarget(target.backend, target.arch, target.warp_size))
         except RuntimeError as error:
             raise TargetError(f"this Triton has no back end for {target.name}: {error}") from error
+
+
+_EVERY_TRITON = frozenset((75, 80, 86, 87, 89, 90, 100, 120))
+"""Architectures of NVIDIA that every Triton since `OLDEST` compiles for: of these nobody is asked."""
+
+_FIRST_ARCHITECTURE = 70
+"""What Triton makes of every kernel needs it."""
+
+
+def _check_architecture(target: GpuTarget) -> None:
+    """TargetError for an architecture that the assemblers of this Triton do not know: its LLVM would end the process."""
+    if target.backend != "cuda" or target.arch in _EVERY_TRITON:
+        return
+    known = _architectures()
+    if known and target.arch not in known:
+        names = ", ".join(f"sm_{arch}" for arch in known)
+        raise TargetError(f"Triton {version()} knows no {target.name}; it compiles for {names}, gfx90a, gfx942 and the like")
+
+
+@cache
+def _architectures() -> tuple[int, ...]:
+    """The architectures of NVIDIA that the assemblers beside Triton know; empty where none can be run."""
+    import triton  # pyright: ignore[reportMissingImports]
+
+    found: set[int] = set()
+    for tool in sorted((Path(triton.__file__).parent / "backends" / "nvidia" / "bin").glob("ptxas*")):
+        try:
+            page = subprocess.run([tool, "--help"], capture_output=True, text=True, timeout=60).stdout
+        except (OSError, subprocess.SubprocessError):
+            continue
+        found |= {int(arch) for arch in re.findall(r"'sm_(\d+)'", page)}
+    return tuple(sorted(arch for arch in found if arch >= _FIRST_ARCHITECTURE))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -157,6 +158,15 @@ tt.func public @k(%x: !tt.ptr<f32>) {
 def test_unknown_targets(name, message):
     with pytest.raises(StepwellError, match=message):
         gpu_target(name)
+
+
+@pytest.mark.parametrize("stage", ["ptx", "cubin", "ttgir"])
+def test_an_architecture_that_this_triton_does_not_know(triton, opt_tool, tmp_path, stage):
+    """Its LLVM would end the process."""
+    outcome = opt_tool("-t", stage, "--target", "sm_99", "-o", tmp_path / "k", stdin=ADD)
+    assert outcome.code == 1
+    assert re.search(r"Triton 3\.\d+\.\d+ knows no sm_99; it compiles for .*sm_80, .*sm_90, .*gfx942 and the like", outcome.err)
+    assert opt_tool("-t", "ptx", "--target", "sm_10", stdin=ADD).code == 1
 
 
 @pytest.mark.parametrize(
