@@ -16,7 +16,7 @@ Reads IR of any level of stepwell, runs passes on it, and writes IR, LLVM IR, as
 What torch.compile(backend="stepwell") does is -p stepwell-cpu; on IR of a later level, what is left of it.
 Parts of it: -p 'stepwell-cpu{from=loop to=mem}'."""
 
-_OPTIONAL_VALUE = {"--run": "", "--verify-each": "1", "--remarks": "all", "--verify-results": "auto"}
+_OPTIONAL_VALUE = {"--run": "", "--verify-each": "1", "--remarks": "all", "--verify-results": "auto", "--reduce": ""}
 """Flags whose value may be left out (and is then this): a value must stand behind ``=``."""
 
 REMARK_CHOICES = ("all", "applied", "missed", "analysis")
@@ -139,6 +139,18 @@ def argument_parser(targets: list[str]) -> argparse.ArgumentParser:
     add("--mlir-pass-pipeline-local-reproducer", action="store_true", help="... of the failing pass alone")
     add("--mlir-generate-reproducer", metavar="FILE", help="write IR and pipeline here in any case")
     add("--run-reproducer", action="store_true", help="take the pipeline from the file")
+    add = parser.add_argument_group("reduction (progress on standard error)").add_argument
+    add(
+        "--reduce",
+        metavar="COMMAND",
+        default=False,
+        help="write the smallest module that still fails. COMMAND is run with the path of a candidate at its end, or in the place of %%s; "
+        "it fails as the whole file does if its exit code is the same, and not 0. Without COMMAND: this command line without --reduce "
+        "(passes, --verify-results, -t, --run) has the same first error, but for numbers and types",
+    )
+    add("--reduce-matching", metavar="REGEX", help="a candidate fails if it fails at all and REGEX is found in what is said about it")
+    add("--reduce-seconds", type=float, metavar="N", help="after so long, write the best so far (as after an interrupt)")
+    add("-j", dest="jobs", type=int, default=1, metavar="N", help="candidates at once (default: 1; passes then run in other processes)")
     return parser
 
 
@@ -186,6 +198,7 @@ def parse_arguments(argv: list[str], targets: list[str]) -> argparse.Namespace:
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} cannot be used together")
     _check_run_flags(namespace)
+    _check_reduce_flags(namespace)
     for pass_name in (*namespace.mlir_print_ir_before, *namespace.mlir_print_ir_after):
         if not registry.is_known(pass_name) and not namespace.load_module:
             raise UsageError(f"there is no pass '{pass_name}' to print the IR around{did_you_mean(pass_name, registry.all_passes())}")
@@ -216,6 +229,27 @@ def _check_run_flags(namespace: argparse.Namespace) -> None:
     ):
         if given and not enough:
             raise UsageError(f"{flag} says how a function is run: it needs --run")
+
+
+def _check_reduce_flags(namespace: argparse.Namespace) -> None:
+    """UsageError for flags that say how a file is reduced where none is, and for what does not go with it."""
+    if namespace.jobs < 1:
+        raise UsageError(f"argument -j: expected a number of candidates from 1, not '{namespace.jobs}'")
+    reducing = namespace.reduce is not False
+    for flag, given in (
+        ("--reduce-matching", namespace.reduce_matching is not None),
+        ("--reduce-seconds", namespace.reduce_seconds is not None),
+        ("-j", namespace.jobs > 1),
+    ):
+        if given and not reducing:
+            raise UsageError(f"{flag} says how a file is reduced: it needs --reduce")
+    if namespace.reduce_matching is not None:
+        try:
+            re.compile(namespace.reduce_matching)
+        except re.error as error:
+            raise UsageError(f"argument --reduce-matching: '{namespace.reduce_matching}' is no regular expression: {error}") from error
+    if reducing and (namespace.split_input_file or namespace.verify_diagnostics):
+        raise UsageError("--reduce takes a file of one module whose errors are errors, no --split-input-file or --verify-diagnostics")
 
 
 def _takes_value(parser: argparse.ArgumentParser, name: str) -> bool:

@@ -85,7 +85,40 @@ def _main(arguments: list[str]) -> int:
         if args.help or args.list_passes or args.show_dialects:
             _pages(args)
             return 0
+        if args.reduce is not False:
+            return _reduce(args, arguments)
         return _Tool(args).run()
+
+
+def _reduce(args: Namespace, arguments: list[str]) -> int:
+    """Write the smallest module that fails as the file does."""
+    from .opt_parser import SyntaxProblem
+    from .reduce.opt import reduce_file
+
+    try:
+        text, _ = reduce_file(args, arguments, read_input(args.file))
+    except SyntaxProblem as error:
+        sys.stderr.write(Diagnostic("error", error.message, error.file, error.line, error.column).render() + "\n")
+        return 1
+    write_output(args.output, [text])
+    return 0
+
+
+def parse(arguments: list[str]) -> Namespace:
+    """Arguments as `main` reads them, with the modules that they load."""
+    for path in _values(arguments, "--load-module"):
+        load_module(path)
+    return parse_arguments(arguments, list(TARGETS))
+
+
+def errors_of(args: Namespace, text: str) -> list[str]:
+    """The errors that opt-tool has about the text of a file, which are said to nobody; its output is not written."""
+    tool = _Tool(args, quiet=True)
+    try:
+        tool.try_text(text)
+    except Exception as error:  # what main would say
+        return [_message(error, debug=False)]
+    return [d.message for d in tool.diagnostics if d.severity == "error"]
 
 
 def _values(arguments: list[str], flag: str) -> list[str]:
@@ -159,8 +192,10 @@ def _line_in(path: str, error: BaseException) -> str:
 class _Tool:
     """One call of opt-tool on one file."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Namespace, quiet: bool = False) -> None:
         self.args = args
+        self.quiet = quiet
+        """Messages are kept, not written."""
         self.file = "<stdin>" if args.file == "-" else args.file
         self.source = ""
         self.diagnostics: list[Diagnostic] = []
@@ -203,6 +238,8 @@ class _Tool:
             self._show(diagnostic)
 
     def _show(self, diagnostic: Diagnostic) -> None:
+        if self.quiet:
+            return
         sys.stderr.write(diagnostic.render(self.source if diagnostic.file == self.file else None) + "\n")
 
     def _error(self, error: Exception, prefix: str = "") -> None:
@@ -228,6 +265,14 @@ class _Tool:
         self._say(Diagnostic("error", prefix + text, self.file))
 
     # The work.
+
+    def try_text(self, text: str) -> None:
+        """Do with the text of one module what the command line says; `diagnostics` are what came of it."""
+        from ..passes.pipelines import parse_pipeline
+
+        pipeline = None if self.args.run_reproducer else parse_pipeline(self.args.pipeline_text, name="opt-tool")
+        self.source = text
+        self._chunk(_Chunk(text, 1), pipeline)
 
     def run(self) -> int:
         from ..passes.pipelines import parse_pipeline

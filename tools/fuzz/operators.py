@@ -18,9 +18,9 @@ RANDOM = frozenset(
     randperm empty empty_like empty_permuted empty_strided new_empty new_empty_strided torch.ops.aten._efficient_attention_forward
     nn.functional.dropout nn.functional.dropout2d nn.functional.dropout3d nn.functional.alpha_dropout nn.functional.feature_alpha_dropout
     nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d nn.functional.rrelu nn.functional.multi_head_attention_forward
-    svd_lowrank pca_lowrank""".split()
+    svd_lowrank pca_lowrank unsafe_split unsafe_chunk""".split()
 )
-"""Operators that draw numbers or give memory as it was."""
+"""Operators that draw numbers, give memory as it was, or say nothing about whose memory they give."""
 LIMIT = 3000
 """Elements of a value at most."""
 SAMPLES = 24

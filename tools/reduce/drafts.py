@@ -69,13 +69,13 @@ def is_valid(module: ModuleOp) -> bool:
     return True
 
 
-def erase(op: Operation) -> None:
-    """Take an operation whose results have no uses out of its block, then what only it used."""
+def erase(op: Operation, alone: bool = False) -> None:
+    """Take an operation whose results have no uses out of its block, then (but for `alone`) what only it used."""
     used = {operand.owner for nested in op.walk() for operand in nested._operands if isinstance(operand, OpResult)}
     op.detach()
     op.erase()
     for owner in used:
-        if isinstance(owner, Operation) and owner.parent is not None and not any(r.first_use for r in owner.results):
+        if not alone and isinstance(owner, Operation) and owner.parent is not None and not any(r.first_use for r in owner.results):
             erase(owner)
 
 

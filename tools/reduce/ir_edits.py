@@ -76,6 +76,8 @@ class Unused(OpEdits):
     """Operations that give nothing to others: stores, updates, nests on buffers, launches."""
 
     name = "operations without uses"
+    alone = False
+    """What only they use stays."""
 
     def parts(self, op: Operation) -> int:
         return int(not any(r.first_use for r in op.results) and not is_terminator(op) and not isinstance(op.parent_op(), ModuleOp))
@@ -83,8 +85,15 @@ class Unused(OpEdits):
     def edit(self, op: Operation, part: int) -> bool:
         if any(r.first_use for r in op.results):
             return False
-        erase(op)
+        erase(op, self.alone)
         return True
+
+
+class UnusedAlone(Unused):
+    """The same, where what they use is needed for the failure."""
+
+    name = "operations without uses, alone"
+    alone = True
 
 
 def _is_used(op: Operation) -> bool:
@@ -415,5 +424,5 @@ def all_edits(verify: bool) -> list[OpEdits]:
     """All kinds, in the order in which they find most with the fewest tries."""
     operands = [ByOperands(verify, which) for which in range(3)]
     first = [kind(verify) for kind in (Symbols, Returned, Unused, ByArguments)]
-    last = [kind(verify) for kind in (ByOuterValues, ByConstants, Bodies, Outs, Arguments, Names, Attributes, Constants)]
+    last = [kind(verify) for kind in (UnusedAlone, ByOuterValues, ByConstants, Bodies, Outs, Arguments, Names, Attributes, Constants)]
     return [*first, *operands, *last]
