@@ -59,6 +59,7 @@ def _build() -> dict[Any, Callable[..., Any]]:
         if find_rule(target) is None:
             table[target] = fn
     table.update(_foreach_decompositions())
+    table[torch.ops.aten._weight_norm_interface.default] = _weight_norm
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
     table[torch.ops.aten._new_zeros_with_same_feature_meta.default] = _zero_tangent
     table[torch.ops.aten.convolution_backward.default] = _convolution_backward
@@ -109,9 +110,24 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, bias_sizes: Any, *rest
     return by_input, by_weight, grad.sum([k for k in range(grad.dim()) if k != 1])
 
 
+def _weight_norm(v: Any, g: Any, dim: int = 0) -> tuple[Any, Any]:
+    """A direction and a length as a weight, and the norms of `v` along `dim` in the type that torch's kernels save them in."""
+    import torch
+
+    if v.dtype != g.dtype:
+        return NotImplemented  # pyright: ignore[reportReturnType] - torch says what is wrong
+    wide = v.to(torch.promote_types(v.dtype, torch.float32))
+    norms = torch.linalg.vector_norm(wide, 2, [k for k in range(v.dim()) if k != dim], keepdim=True)
+    weight = (wide * (g.to(wide.dtype) / norms)).to(v.dtype)
+    return weight, norms.to(v.dtype) if v.dtype == torch.float16 and v.device.type == "cpu" else norms
+
+
 def _weight_norm_backward(grad: Any, v: Any, g: Any, norms: Any, dim: int) -> tuple[Any, Any]:
     """Gradients of a direction and a length, whose product is a weight: `norms` are those of `v` along `dim`."""
-    wide, direction = grad.to(norms.dtype), v.to(norms.dtype)
+    import torch
+
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    wide, direction, norms = grad.to(dtype), v.to(dtype), norms.to(dtype)
     along = (wide * direction).sum([k for k in range(v.dim()) if k != dim], keepdim=True)
     by_length = along / norms
     by_direction = (wide - direction * (by_length / norms)) * (g / norms)

@@ -1,8 +1,8 @@
-"""The saved statistics of batch norm in the type that torch's kernel for the CPU gives them.
+"""The saved statistics of a norm in the type that torch's kernels for the CPU give them.
 
-Where values are narrow and parameters are not (autocast), the kernel saves mean and inverse deviation as wide as the parameters; its fake
-kernel says that they are as narrow as the values. Backward on rounded ones gives a gradient of the weight that is off by a rounding of the
-narrow type (measured: four orders of magnitude more than eager's). A training graph is mended before it is split."""
+Where values are narrow and parameters are not (autocast), a kernel saves mean and inverse deviation as wide as the parameters; its fake
+kernel says that they are as narrow as the values. Backward on rounded ones is off by a rounding of the narrow type, which a gradient
+through a few elements amplifies without a bound. A training graph is mended before it is split."""
 
 from __future__ import annotations
 
@@ -13,38 +13,63 @@ import torch
 from torch.fx import GraphModule, Node
 
 aten = torch.ops.aten
-_FORWARD = (aten._native_batch_norm_legit_functional.default,)
-_BACKWARD = (aten.native_batch_norm_backward.default,)
+_PARAMETERS: dict[Any, slice] = {
+    aten._native_batch_norm_legit_functional.default: slice(1, 5),
+    aten._native_batch_norm_legit.no_stats: slice(1, 3),
+    aten.native_group_norm.default: slice(1, 3),
+    aten.native_layer_norm.default: slice(2, 4),
+}
+"""Where the arguments of a norm have its weight, bias and running statistics. Its results 1 and 2 are the saved statistics."""
+_TRAINING = {aten._native_batch_norm_legit_functional.default: 5, aten._native_batch_norm_legit.no_stats: 3}
+"""Where the arguments say whether statistics are those of the values; of other norms they always are."""
+_DETACHED = (aten.detach.default, aten.alias.default)
+_BACKWARD = (aten.native_batch_norm_backward.default, aten.native_group_norm_backward.default, aten.native_layer_norm_backward.default)
 
 
 def widen_statistics(gm: GraphModule) -> int:
-    """Correct what a joint graph says of saved statistics; gives how many batch norms it was wrong about.
+    """Correct what a graph with forward and backward says of saved statistics; gives how many norms it was wrong about.
 
     The results of one whose statistics anything but its backward reads stay as they are: the others were traced for the narrow type."""
-    return sum(_widen(node) for node in gm.graph.nodes if node.target in _FORWARD)
+    return sum(_widen(node) for node in gm.graph.nodes if node.target in _PARAMETERS)
+
+
+def has_backward(gm: GraphModule) -> bool:
+    """Whether a graph holds the backward of a norm."""
+    return any(node.target in _BACKWARD for node in gm.graph.nodes)
 
 
 def _widen(node: Node) -> bool:
     wide = _wide_type(node)
-    saved = [u for u in node.users if u.target is operator.getitem and u.args[1] in (1, 2)]
-    if wide is None or any(reader.target not in _BACKWARD for value in saved for reader in value.users):
+    saved = _saved(node)
+    if wide is None or any(reader.target not in _BACKWARD and reader not in saved for value in saved for reader in value.users):
         return False
-    values = list(node.meta["val"])
-    for k in (1, 2):
-        values[k] = values[k].to(wide)
-    node.meta["val"] = tuple(values)
+    node.meta["val"] = tuple(value.to(wide) if k in (1, 2) else value for k, value in enumerate(node.meta["val"]))
     for value in saved:
-        value.meta["val"] = values[value.args[1]]  # pyright: ignore[reportArgumentType, reportCallIssue]
+        value.meta["val"] = value.meta["val"].to(wide)
         value.meta.pop("tensor_meta", None)
     return True
 
 
+def _saved(node: Node) -> dict[Node, None]:
+    """The statistics that a norm gives, and these detached, as autograd saves them for backward."""
+    found = {u: None for u in node.users if u.target is operator.getitem and u.args[1] in (1, 2)}
+    pending = [*found]
+    while pending:
+        detached = [u for u in pending.pop().users if u.target in _DETACHED and u not in found]
+        found.update(dict.fromkeys(detached))
+        pending += detached
+    return found
+
+
 def _wide_type(node: Node) -> torch.dtype | None:
     """The type of the parameters (weight, bias, running mean and variance) if it is another than that of the saved statistics."""
-    x, *parameters = (_value(n) for n in node.args[:5])
-    if x is None or x.device.type != "cpu" or node.args[5] is not True or not isinstance(node.meta.get("val"), (tuple, list)):
+    x = _value(node.args[0])
+    training = _TRAINING.get(node.target)
+    if training is not None and node.args[training] is not True:
         return None
-    types = {p.dtype for p in parameters if p is not None}
+    if x is None or x.device.type != "cpu" or not isinstance(node.meta.get("val"), (tuple, list)):
+        return None
+    types = {p.dtype for p in map(_value, node.args[_PARAMETERS[node.target]]) if p is not None}
     narrow = node.meta["val"][1].dtype
     return types.pop() if len(types) == 1 and narrow == x.dtype and narrow not in types else None
 

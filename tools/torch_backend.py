@@ -276,8 +276,12 @@ class GraphCompilers:
         return self._compile(gm, example_inputs, "inference")
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
-        if kind == "inference":
+        if kind == "inference":  # with forward and backward in it, where the program itself asks for gradients
             gm = self.passed("joint", gm, example_inputs)
+            from ..lowering.wide_statistics import has_backward, widen_statistics
+
+            if has_backward(gm):
+                self.recovery.rewrite(gm, [("widen_statistics", widen_statistics)])
         gm = self.passed("post_grad", gm, example_inputs)
         if is_empty(gm):
             program = passthrough(gm)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from xdsl.dialects.builtin import i1
+from xdsl.dialects.builtin import f32, i1
 from xdsl.ir import SSAValue
 
 from ...dialects.expr import product
-from ...dialects.nd_types import FLOATS
+from ...dialects.nd_types import FLOATS, LOW_PRECISION
 from .promotion import common_dtype
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ _FLOATS_ONLY = """
 lerp:2 logaddexp:2 logcumsumexp:1 round.decimals:1 var.correction:1 var_mean.correction:1
 """
 """Operators that have kernels of floating point (and perhaps complex) numbers alone."""
+
+
+_PARAMETERS = """
+_native_batch_norm_legit.no_stats:1:3 _native_batch_norm_legit_functional:1:5 _native_batch_norm_legit_no_training:1:5
+native_group_norm:1:3 native_layer_norm:2:4
+"""
+"""Norms, each with the first of its arguments that are parameters or running statistics, and the one behind the last."""
 
 
 def is_refused(b: Importer, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -82,6 +89,18 @@ def _masks_by_numbers(b: Importer, args: Sequence[Any], kwargs: dict[str, Any]) 
     return b.dtype(args[1]) != i1
 
 
+def _mixes_parameters(first: int, last: int) -> Check:
+    """Refuses parameters (the arguments from `first` up to `last`) that torch's kernels for the CPU do not take beside these values: they
+    have the type of the values, or all are f32 where values are narrower."""
+
+    def check(b: Importer, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        types = {b.dtype(p) for p in args[first:last] if p is not None}
+        values = b.dtype(args[0])
+        return b.device == "cpu" and bool(types) and types != {values} and not (values in LOW_PRECISION and types == {f32})
+
+    return check
+
+
 def _find(name: str) -> Any:
     """An operator packet or overload of ATen by name; None where this torch has none."""
     packet, _, overload = name.partition(".")
@@ -98,6 +117,9 @@ def _table() -> dict[Any, Check]:
         for name, count in (row.split(":") for row in rows.split()):
             if (target := _find(name)) is not None:
                 found[target] = _computes(int(count), floats_only)
+    for name, first, last in (row.split(":") for row in _PARAMETERS.split()):
+        if (target := _find(name)) is not None:
+            found[target] = _mixes_parameters(int(first), int(last))
     return found
 
 
