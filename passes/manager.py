@@ -82,11 +82,13 @@ def most_rewrites(module: ModuleOp) -> int:
 class PatternPass(ModulePass):
     """A pass that applies one RewritePattern until nothing changes; made by `as_pass`."""
 
-    pattern: ClassVar[RewritePattern]
+    pattern: ClassVar[RewritePattern | type[RewritePattern]]
+    """A class is made an instance of in each run: what it looks at when it is made may have changed."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Rewrite everything in `op`. PassError where the pattern goes on and on."""
-        if PatternRewriteWalker(_Bounded(type(self).pattern, most_rewrites(op))).rewrite_module(op):
+        pattern = type(self).pattern
+        if PatternRewriteWalker(_Bounded(pattern() if isinstance(pattern, type) else pattern, most_rewrites(op))).rewrite_module(op):
             statistic("num-runs-that-changed")
 
 
@@ -140,10 +142,12 @@ def pass_class(source: Any) -> type[ModulePass]:
     name = getattr(source, "name", None)
     namespace = {
         "name": name if isinstance(name, str) else kebab(pattern_class.__name__),
-        "pattern": source() if isinstance(source, type) else source,
+        "pattern": source,
         "__doc__": pattern_class.__doc__,
         "__module__": pattern_class.__module__,
     }
+    if isinstance(source, type):
+        source()  # one that takes arguments fails here
     made = type(pattern_class.__name__, (PatternPass,), namespace)
     _PATTERN_CLASSES[id(source)] = (source, made)
     return made
@@ -186,7 +190,7 @@ def anchor_of(p: ModulePass | type[ModulePass]) -> str | None:
 
 def is_foreign(cls: type[ModulePass]) -> bool:
     """True for a pass from outside of stepwell and xDSL, and for one of ours that does what a user's file or functions say (it has a method
-    `identity` that gives them as text, or None where they have no lasting text). The IR is always verified after such a pass."""
+    `identity` that gives them as text, or raises Uncacheable). The IR is always verified after such a pass."""
     found = _FOREIGN.get(cls)
     if found is None:
         outside = cls.__module__.partition(".")[0] not in ("xdsl", __name__.partition(".")[0])
@@ -307,36 +311,28 @@ class Pipeline:
 
     __hash__ = None  # type: ignore[assignment]  # a pipeline is edited in place
 
-    def fingerprint(self) -> str | None:
-        """Equal for equal work, for cache keys: from the passes, their options and the source of foreign ones.
+    def fingerprint(self) -> str:
+        """Equal for equal work, for cache keys: from the passes, their options and what the code of foreign ones means.
 
-        None if the source of a foreign pass cannot be found (one typed into an interpreter) or does not say everything (a class made in
-        a function, a pattern that holds objects): then nothing that the pipeline makes may be cached.
+        Raises Uncacheable, with the reason, where that cannot be said: for a pass typed into an interpreter, for a class made in a
+        function, and where something reads what has no lasting value.
         """
         import hashlib
-        import sys
+
+        from .fingerprint import Fingerprint, Uncacheable
 
         digest = hashlib.sha256(str(self).encode())
-        foreign = [p for p in self.passes() if is_foreign(type(p))]
-        for p in [p for p in foreign if hasattr(p, "identity")]:
-            foreign.remove(p)
-            said: str | None = p.identity()  # pyright: ignore[reportAttributeAccessIssue]
-            if said is None:
-                return None
-            digest.update(said.encode())
-        for subject in (getattr(p, "pattern", p) for p in foreign):
-            state = [] if isinstance(subject, ModulePass) else sorted(getattr(subject, "__dict__", {}).items())
-            if "<locals>" in type(subject).__qualname__ or not all(isinstance(v, (bool, int, float, str)) for _, v in state):
-                return None
-            digest.update(repr((type(subject).__qualname__, state)).encode())
-        for module in sorted({type(p).__module__ for p in foreign}):
-            source = getattr(sys.modules.get(module), "__file__", None)
-            try:
-                digest.update(Path(source).read_bytes() if source else b"")
-            except OSError:
-                source = None
-            if not source:
-                return None
+        for p in [p for p in self.passes() if is_foreign(type(p))]:
+            if hasattr(p, "identity"):
+                digest.update(p.identity().encode())  # pyright: ignore[reportAttributeAccessIssue]
+                continue
+            subject = getattr(p, "pattern", p)
+            cls = subject if isinstance(subject, type) else type(subject)
+            if "<locals>" in cls.__qualname__:
+                raise Uncacheable(f"class '{cls.__name__}' of pass '{p.name}' is made in a function")
+            told = Fingerprint()
+            told.add(p, f"pass '{p.name}'")
+            digest.update(told.hexdigest().encode())
         return digest.hexdigest()
 
     # Parts.

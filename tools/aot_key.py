@@ -59,7 +59,7 @@ def trace_key(gm: GraphModule, inputs: Sequence[Any], options: Options) -> str:
     writer.inputs(gm, inputs)
     writer.graph(gm)
     writer.sizes(tracing.fake_mode.shape_env)
-    writer.targets(options)
+    writer.extensions(options)
     return writer.digest()
 
 

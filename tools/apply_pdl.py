@@ -84,7 +84,7 @@ class ApplyPdl(Pass):
         if changed:
             _drop_dead(op)
 
-    def identity(self) -> str | None:
+    def identity(self) -> str:
         """What the pass does, as text for keys of caches."""
         return "" if self.file is None else hashlib.sha256(_text_of(self.file).encode()).hexdigest()
 

@@ -27,7 +27,8 @@ from ..targets.cpu.cache import cache_folder, discard, object_path, read, write
 from .compile_log import once
 from .compiled import CompiledGraph, MissingPart
 from .counters import count
-from .graph_key import Uncacheable, graph_key, tensor_bytes
+from .extensions import tensor_bytes
+from .graph_key import Uncacheable, graph_key
 from .options import QUIET, Options
 from .trace import trace
 

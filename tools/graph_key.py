@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -17,19 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..passes.code_modules import Uncacheable
 from ..targets.cpu.cache import environment
 from ..targets.cpu.features import target
+from .extensions import passes_text, rules_text, targets_text, tensor_digest
 from .options import OUTSIDE, QUIET, Options
 
 if TYPE_CHECKING:
     from ..lowering.fx_to_nd import Border
-    from ..targets.target import Target
 
 _FUNCTION_MODULES = ("_operator", "operator", "math", "torch", "builtins")
-
-
-class Uncacheable(Exception):
-    """What is compiled depends on something that has no lasting name; the message says on what."""
 
 
 def graph_key(gm: GraphModule, kind: str, border: Border | None, options: Options, parts: list[str] | None = None) -> str:
@@ -41,7 +37,7 @@ def graph_key(gm: GraphModule, kind: str, border: Border | None, options: Option
         writer.value((sorted(border.views.items()), sorted(border.updates.items()), sorted(border.donated)))
     writer.graph(gm)
     writer.symbols_of(gm)
-    writer.targets(options)
+    writer.extensions(options)
     if parts is not None:
         parts += writer.parts
     return writer.digest()
@@ -59,29 +55,6 @@ def settings_key(options: Options) -> str:
     writer.value((environment(), torch.backends.mkldnn.is_available()))
     writer.value([os.environ.get("STEPWELL_HOST"), *(getattr(target(), f.name) for f in fields(target()))])
     return writer.digest()
-
-
-def _pipeline_fingerprint(target: str, options: Options) -> str:
-    from ..passes.pipelines import default_pipeline
-
-    found = default_pipeline(target, {"passes": options.passes, "pipeline": options.pipeline}).fingerprint()
-    if found is None:
-        raise Uncacheable("a user's pass has no source that says all that it does")
-    return found
-
-
-def tensor_digest(value: torch.Tensor) -> str:
-    """The hash of a dense tensor's elements, type and layout. Raises Uncacheable for another one."""
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.device.type != "cpu":
-        raise Uncacheable(f"a constant is a {type(value).__name__} on {value.device}, {value.layout}")
-    head = repr((value.dtype, tuple(value.shape), value.stride(), value.is_conj(), value.is_neg()))
-    return hashlib.sha256(head.encode() + tensor_bytes(value)).hexdigest()
-
-
-def tensor_bytes(value: torch.Tensor) -> bytes:
-    """The elements of a tensor in row-major order."""
-    flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def is_user_kernel(target: Any) -> bool:
@@ -228,41 +201,15 @@ class Writer:
         self.parts.append(repr(sorted((str(s), r.lo, r.hi) for s, r in ranges.items())))
         self.parts.append(repr(sorted((str(s), n) for s, n in hints.items())))
 
-    def targets(self, options: Options) -> None:
-        """What the devices that were met are compiled by, with passes of users, and the kinds of GPUs."""
-        user = sys.modules.get(f"{__name__.partition('.')[0]}.passes.user")  # where nobody has imported it, nothing is registered
-        if options.passes or (user is not None and user.registered()):
-            self.user_passes(options)
-        targets = sys.modules.get(f"{__name__.partition('.')[0]}.targets.target")  # where nobody has imported it, nothing is registered
-        if targets is not None:
-            for kind in sorted({d.partition(":")[0] for d in self.devices}):
-                target = targets.target_of(kind)
-                if target.name not in targets.BUILT_IN:
-                    self.target(target, kind, options)
+    def extensions(self, options: Options) -> None:
+        """What users have added to the compiler, as far as it takes part for the devices that were met, and the kinds of GPUs."""
+        kinds = {d.partition(":")[0] for d in self.devices}
+        self.value((passes_text(kinds, options), rules_text(), targets_text(kinds, options)))
         devices = sorted(d for d in self.devices if d.startswith("cuda"))
         if devices:
             from ..targets.triton.kernels import device_multiprocessors, device_target
 
             self.parts += [f"{device_target(device).name} {device_multiprocessors(device)}" for device in devices]
-
-
-    def user_passes(self, options: Options) -> None:
-        """The pipelines of the devices, with what users have put into them. A stage that only one of them has is no error of another."""
-        from ..passes.errors import PipelineError
-        from ..passes.pipelines import DEVICES
-
-        kinds = {d.partition(":")[0] for d in self.devices} or {"cpu"}
-        for name in sorted({DEVICES.get(kind, DEVICES["cpu"]) for kind in kinds}):
-            try:
-                self.value((name, _pipeline_fingerprint(name, options)))
-            except PipelineError:
-                self.value((name, None))
-
-    def target(self, target: Target, kind: str, options: Options) -> None:
-        """A target of a user's, for a kind of device."""
-        if target.version is None:
-            raise Uncacheable(f"target '{target.name}' has no version")
-        self.value((kind, target.name, target.version, target.fallback, _pipeline_fingerprint(target.name, options)))
 
 
 def _attribute(gm: GraphModule, path: str) -> Any:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -26,10 +25,12 @@ from ..dialects.expr import free_syms
 from ..dialects.nd_types import FLOATS, TensorType
 from ..lowering.fx_to_nd.builder import number_attr
 from ..lowering.fx_to_nd.metadata import device_name, element_type
+from ..passes.code_modules import Uncacheable
 from ..passes.errors import PassError, PipelineError
 from ..passes.instrumentation import remark, statistic
 from ..passes.manager import Pass, kebab
 from ..passes.nd.graph_match import Found, Number, Pattern, matches, put_in_place
+from .extensions import meaning
 from .pair_trace import Ranges, Traced, TraceFailure, examples, is_traceable, trace, with_powers, with_symbols
 
 WAYS = 32
@@ -64,8 +65,8 @@ class ReplacePass(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         type(self).pair.run(op)
 
-    def identity(self) -> str | None:
-        """What the pass does, as text for keys of caches; None where that cannot be said."""
+    def identity(self) -> str:
+        """What the pass does, as text for keys of caches. Raises Uncacheable."""
         return type(self).pair.identity()
 
 
@@ -149,11 +150,13 @@ class Pair:
     check: Callable[[Match], Any] | None
     _traces: dict[Any, Traced | TraceFailure] = field(default_factory=dict)
     _structures: dict[Any, list[Structure]] = field(default_factory=dict)
+    _traced_meaning: str | None = None
 
     # ---- when it is made
 
     def test(self) -> None:
         """Trace both functions for the examples. Raises PipelineError."""
+        self._forget_old_traces()
         try:
             old = self._traced(self.pattern, self.examples, {}, "default")
         except TraceFailure as error:
@@ -257,6 +260,7 @@ class Pair:
 
     def run(self, module: ModuleOp) -> None:
         """Rewrite the functions of a module. Raises PassError."""
+        self._forget_old_traces()
         table, numerics = module.attributes.get("nd.symbols"), module.attributes.get("nd.numerics")
         ranges: Any = table.data if isinstance(table, DictionaryAttr) else {}
         kind = numerics.data if isinstance(numerics, StringAttr) else "default"
@@ -346,20 +350,24 @@ class Pair:
 
     # ---- for caches
 
-    def identity(self) -> str | None:
+    def identity(self) -> str:
         """See `ReplacePass.identity`."""
-        parts = [str(self.examples)]
-        for fn in (self.pattern, self.replacement, self.check):
-            if fn is None:
-                continue
-            code, file = getattr(fn, "__code__", None), inspect.getsourcefile(fn) if inspect.isfunction(fn) else None
-            values = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
-            if code is None or file is None or not Path(file).is_file():
-                return None
-            if not all(isinstance(v, (bool, int, float, str)) for v in values):
-                return None
-            parts += [fn.__qualname__, str(code.co_firstlineno), code.co_code.hex(), repr(values), Path(file).read_text(encoding="utf-8")]
-        return "\0".join(parts)
+        return self._meaning(lasting=True)
+
+    def _meaning(self, lasting: bool) -> str:
+        functions = ((self.pattern, "the pattern"), (self.replacement, "the replacement"), (self.check, "the check"))
+        return " ".join((str(self.examples), *(meaning(fn, role, lasting) for fn, role in functions)))
+
+    def _forget_old_traces(self) -> None:
+        """Drop what was traced of functions that read something else by now."""
+        try:
+            now = self._meaning(lasting=False)
+        except Uncacheable:
+            now = None
+        if now is None or now != self._traced_meaning:
+            self._traces.clear()
+            self._structures.clear()
+        self._traced_meaning = now
 
 
 @dataclass(frozen=True)

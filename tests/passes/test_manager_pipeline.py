@@ -8,6 +8,7 @@ import pytest
 from xdsl.passes import ModulePass
 
 from stepwell.passes import registry, user
+from stepwell.passes.code_modules import Uncacheable
 from stepwell.passes.errors import PipelineError
 from stepwell.passes.manager import Nest, Pass, Pipeline, Stage, as_pass
 from stepwell.passes.pipeline_text import option_lines, pass_text
@@ -323,7 +324,8 @@ def test_fingerprint():
     with_options = Pipeline("a", [Stage("s", [Options()])]).fingerprint()
     assert with_options is not None and with_options != Pipeline("a", [Stage("s", [Options(number=5)])]).fingerprint()
     typed = type("Typed", (ModulePass,), {"name": "typed", "__module__": "__console__", "apply": lambda *a: None})
-    assert Pipeline("a", [Stage("s", [typed()])]).fingerprint() is None
+    with pytest.raises(Uncacheable, match="class 'Typed' is in no module"):
+        Pipeline("a", [Stage("s", [typed()])]).fingerprint()
 
 
 def test_our_names_do_not_clash_with_those_of_xdsl():

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from xdsl.passes import ModulePass
 
 import stepwell
+from stepwell.passes.code_modules import Uncacheable
 from stepwell.passes.errors import PipelineError
 from stepwell.passes.pipelines import default_pipeline
 
@@ -313,7 +314,28 @@ def test_key_for_caches():
     assert keys[0] == keys[1] != keys[2] and None not in keys
     held = [1.5]
     pair = stepwell.replace(lambda x: x.exp(), lambda x: x.exp() * held[0], name="mine")
-    assert default_pipeline("cpu", {"passes": {"nd": [pair]}}).fingerprint() is None  # nothing says what it holds
+    keys = []
+    for held[0] in (1.5, 1.5, 2.5, object):
+        keys.append(default_pipeline("cpu", {"passes": {"nd": [pair]}}).fingerprint())
+    assert keys[0] == keys[1] and len(set(keys)) == 3
+    held[0] = iter([1.5])
+    with pytest.raises(Uncacheable, match="an element of 'held', which .* closes over, is a builtins.list_iterator"):
+        default_pipeline("cpu", {"passes": {"nd": [pair]}}).fingerprint()
+
+
+def test_a_pair_that_reads_something_else_by_now():
+    """What was traced of a function is forgotten where a value that it reads has changed."""
+    scale = [2.0]
+
+    def doubled(x):
+        return torch.exp(x * scale[0])
+
+    pair = stepwell.replace(lambda x: torch.exp(x), doubled, name="mine")
+    x = torch.randn(3)
+    for scale[0] in (2.0, 3.0, 2.0):
+        torch._dynamo.reset()
+        run = torch.compile(torch.exp, backend="stepwell", options={"passes": {"nd": [pair]}})
+        torch.testing.assert_close(run(x), torch.exp(x * scale[0]))
 
 
 GELU = """func.func @f(%x: !nd.tensor<s0 x DTYPE>) -> !nd.tensor<s0 x DTYPE> {
