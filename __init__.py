@@ -21,6 +21,8 @@ _PUBLIC: dict[str, str] = {
     "list_options": ".tools.options",
     "loop_order": ".tools.loop_control",
     "no_fuse": ".tools.fusion_control",
+    "Reduced": ".tools.reduce.graph",
+    "reduce": ".tools.reduce.graph",
     "register_pass": ".passes.user",
     "register_scheme": ".tools.compile_schemes",
     "register_target": ".targets.target",
