@@ -1,8 +1,8 @@
 """Runs a module at the loop or memory level through Python, for tests, translation validation and `opt-tool --run`.
 
 Ops of `nd` that stand at the loop level (views, library calls, updates) run as in interpret_nd.py, kernels of a GPU that
-are launched as in interpret_tt.py. At the memory level the buffers of the arena really lie in one block, at the places
-that mem-plan chose, so that a wrong plan gives wrong results.
+are launched as in interpret_tt.py, those of the CPU as machine code. At the memory level the buffers
+of the arena really lie in one block, at the places that mem-plan chose, so that a wrong plan gives wrong results.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from ..dialects.nd_base import prop
 from ..dialects.nd_types import LayoutAttr, TensorType
 from ..errors import StepwellError
 from ..lowering.fx_to_nd.metadata import TORCH_DTYPES
+from ..targets.cpu.jit import Library
 from ..targets.host.python_runtime import reinterpret
 from .interpret_batch import run_batch
-from .interpret_kernels import kernel_module, run_user_kernel
+from .interpret_kernels import call_cpu_kernel, cpu_kernels, kernel_module, run_user_kernel
 from .interpret_nd import NdInterpreter, call_arguments, find_operator
 from .interpret_nest import AccessCounter, Memory, NestRunner, Order, poisoned
 from .interpret_tt import run_kernel
@@ -40,6 +41,8 @@ class LoopInterpreter(NdInterpreter):
         self.func = func
         self.order = order
         self.arena: torch.Tensor | None = None
+        self.library: Library | None = None
+        """The kernels of the CPU, once one is launched."""
         self.starts: dict[SSAValue, Any] = {}
         """Where the storage of a buffer begins, in elements of the torch tensor's storage."""
 
@@ -107,11 +110,15 @@ class LoopInterpreter(NdInterpreter):
         self.values[op.result] = poisoned(torch.empty(self.sizes(t.dims), dtype=TORCH_DTYPES[t.element_type]))
 
     def launch(self, op: host.LaunchOp) -> None:
-        """Every program of the grid of a GPU's kernel, one after the other."""
+        """Every program of the grid of a GPU's kernel, one after the other; a kernel of the CPU as machine code."""
         name = op.kernel.root_reference.data
-        if op.grid is None:
-            raise StepwellError(f"host.launch @{name}: a kernel of a GPU has a grid")
         values = [self.values[o] for o in op.inputs]
+        if op.grid is None:
+            self.library = self.library or cpu_kernels(op)
+            if self.library is None:
+                raise StepwellError(f"host.launch @{name}: a kernel of a GPU has a grid")
+            call_cpu_kernel(self.library, op, values, self.sizes(op.sizes.data))
+            return
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         scalars = [v for v in values if not isinstance(v, torch.Tensor)]
         run_kernel(kernel_module(op, name), [*tensors, *self.sizes(op.sizes.data), *scalars], self.sizes(op.grid.data))

@@ -1,8 +1,8 @@
 """Runs a module at whatever level it is: what is left of the CPU pipeline is applied to a copy of it, and the program
 is executed. A module with kernels of a GPU takes that one's pipeline, and its launches run in the interpreter.
 
-With `interpret` (or the environment variable STEPWELL_INTERPRET=1) the levels nd, loop and mem run through their
-reference interpreters instead, as they stand.
+With `interpret` (or the environment variable STEPWELL_INTERPRET=1) the levels nd, loop, mem and cpu run through their
+reference interpreters instead, as they stand; kernels of the CPU are machine code there too.
 """
 
 from __future__ import annotations
@@ -153,6 +153,7 @@ _INTERPRETERS: dict[str, Callable[..., list[Any]]] = {
     "nd": _interpret_nd,
     "loop": _interpret_loop,
     "mem": _interpret_loop,
+    "cpu": _interpret_loop,
     "tt": _interpret_loop,
 }
 

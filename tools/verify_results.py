@@ -1,8 +1,8 @@
 """``opt-tool --verify-results``: runs the module before the first pass and after each one, on the same inputs, and stops at the first pass
 that changes a result.
 
-The levels nd, loop, mem and tt run in their reference interpreters, which no later pass can spoil; cpu and host run as machine code. So do
-loop and mem where the interpreter would take long, and the interpreter has the last word where a result seems to differ.
+The levels nd, loop, mem and tt run in their reference interpreters, which no later pass can spoil; kernels of the CPU and host programs run
+as machine code. So do loop and mem where the interpreter would take long, and it has the last word where a result seems to differ.
 """
 
 from __future__ import annotations
