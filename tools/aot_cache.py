@@ -67,7 +67,7 @@ def find_record(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Tra
     if options.freezing or not can_cache(options):
         return None
     try:
-        if options.fx_passes or options.decompositions or options.partitioner or options.check_nan:
+        if options.fx_passes or options.decompositions or options.partitioner or options.check_nan or options.check:
             raise Uncacheable("functions of the user's take part")
         return TraceRecord(trace_key(gm, inputs, options), gm, inputs)
     except Uncacheable as reason:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
@@ -16,6 +17,9 @@ from .options import Options
 from .trace import trace_phase
 
 log = logging.getLogger("stepwell")
+compile_lock = threading.RLock()
+"""Held by the thread that compiles."""
+
 _numbers = itertools.count()
 _said: set[str] = set()
 

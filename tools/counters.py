@@ -53,6 +53,8 @@ def count(name: str, n: int | float = 1) -> None:
     """Add `n` to a counter; `name` may be a path such as "compile_seconds.import"."""
     for record in getattr(_records, "open", ()):
         record[name] = record.get(name, 0) + n
+    if getattr(_records, "unheard", 0):
+        return
     with _lock:
         table = counters
         *path, last = name.split(".", 1) if name.startswith(_TABLES) else [name]
@@ -65,6 +67,16 @@ def count_phase(name: str, start: float, end: float) -> None:
     """Count the seconds of a phase of a compilation (of perf_counter), and have torch's trace show it."""
     count(f"compile_seconds.{name}", end - start)
     trace_phase(name, start, end)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """What this thread compiles meanwhile is no part of the user's program: `counters` stay as they are."""
+    _records.unheard = getattr(_records, "unheard", 0) + 1
+    try:
+        yield
+    finally:
+        _records.unheard -= 1
 
 
 @contextmanager

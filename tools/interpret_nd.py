@@ -114,9 +114,10 @@ def run_nd(
     return _execute(NdInterpreter(objects), module, [*inputs, *constants], name)
 
 
-def run_imported(imported: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Run what the importer gave (an `Imported`) on the inputs of the FX graph; returns the outputs of the FX graph."""
-    run = NdInterpreter(imported.objects)
+def run_imported(imported: Any, inputs: Sequence[Any], run: NdInterpreter | None = None) -> list[Any]:
+    """Run what the importer gave (an `Imported`) on the inputs of the FX graph; returns the outputs of the FX graph. `run` is the
+    interpreter to do it, which has the values of all operations afterwards."""
+    run = run or NdInterpreter(imported.objects)
     results = _execute(run, imported.module, [*(inputs[k] for k in imported.inputs), *imported.constants], None)
     made = {"result": lambda v: results[v], "constant": lambda v: v, "expr": run.size}
     return [made[output.kind](output.value) for output in imported.outputs]

@@ -78,6 +78,10 @@ class Options:
     check_nan: bool = False
     """Look for NaN in the results of each graph, in each call; an error names the result and its line."""
 
+    check: int = 0
+    """How many first calls of each graph are judged against float64; a wrong one raises stepwell.WrongResult with a report of the
+    operation and the pass (docs/checking.md). Later calls cost nothing."""
+
     no_fuse: Sequence[str] = ()
     """Values (FX node names) and source lines (`file.py:12`) to be kept in nests of their own."""
 
@@ -122,13 +126,13 @@ class Options:
 QUIET = frozenset(("verify", "debug", "cache", "cache_limit", "print_ir", "timing"))
 """Options that do not change what is made."""
 
-OUTSIDE = frozenset(("fx_passes", "partitioner", "decompositions", "check_nan", "scheme", "on_failure"))
+OUTSIDE = frozenset(("fx_passes", "partitioner", "decompositions", "check_nan", "check", "scheme", "on_failure"))
 """Options that act before a graph has its key in the cache, or when it is called."""
 
 _TYPES: dict[str, tuple[Any, ...]] = {
     "disable_passes": (list, tuple), "fx_passes": (Mapping,), "decompositions": (Mapping,), "partitioner": (Callable, type(None)),
     "fallback": (list, tuple),
-    "implicit_fallbacks": (bool,), "check_nan": (bool,),
+    "implicit_fallbacks": (bool,), "check_nan": (bool,), "check": (int,),
     "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "tune_unsure": (bool,), "freezing": (bool,),
     "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
     "no_fuse": (list, tuple), "fuse": (list, tuple), "tile": (Mapping,), "loop_order": (Mapping,), "verify": (bool,),
@@ -272,6 +276,8 @@ def make_options(mode: str | None = None, options: Mapping[str, Any] | None = No
             _check_names(key, value)
         if key == "scheme":
             _check_scheme(value)
+        if key == "check" and value < 0:
+            raise OptionError(f"option 'check': the number of calls is not negative, got {value}")
         if key == "cache_limit" and value is not None:
             _check_size(key, value)
         given[key] = value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from ..targets.cpu.cache import discard
 from ..targets.cpu.cache_limit import parse_size, set_limit
 from .aot_cache import find_record
 from .aten_graph import AtenGraph
-from .compile_log import changed, compilation, log, next_number
+from .compile_log import changed, compilation, compile_lock, log, next_number
 from .compile_schemes import SCHEMES, Task
 from .compiled import CompiledGraph, Runner, is_empty, passthrough, rare_garbage_collection
 from .counters import count, phase
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from .aot_cache import TraceRecord
     from .compile_graph import Build, Watch
     from .frozen import Weights
-
-_lock = threading.RLock()
 
 
 def stepwell(
@@ -298,7 +295,12 @@ class GraphCompilers:
         if self.options.check_nan:
             from .nan_check import checked
 
-            return checked(gm, kind, program)
+            program = checked(gm, kind, program)
+        if self.options.check:
+            from .check.graph_check import checked as judged
+            from .check.graph_check import raise_if_wrong
+
+            program = judged(gm, kind, program, self.options, self.options.check, raise_if_wrong)
         return program
 
     def _program(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
@@ -335,11 +337,11 @@ class GraphCompilers:
         """Compile a graph as the option `scheme` says, one at a time, unseen by the modes of the caller."""
 
         def compiled(options: Options, make: Build | None = None) -> tuple[CompiledGraph, str]:
-            with _lock, _disable_current_modes(), compilation(kind, self.number, options):
+            with compile_lock, _disable_current_modes(), compilation(kind, self.number, options):
                 return self._compiled(gm, example_inputs, kind, edge, options, make)
 
         def linked(graph: CompiledGraph, key: str) -> Runner:
-            with _lock, _disable_current_modes():  # tensors of its own tell it, once a process, how torch lays them out
+            with compile_lock, _disable_current_modes():  # tensors of its own tell it, once a process, how torch lays them out
                 try:
                     runner = graph.runner()
                 except Exception as error:

@@ -6,7 +6,7 @@ is the door.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +74,7 @@ class Imported:
     object(k) in a call names. inputs: for each leading argument the position of the FX placeholder that it takes.
     outputs: how each output of the FX graph is made (see `Output`). counts: operator nodes by treatment. device: where its kernels run.
     handed_on: the positions of placeholders with a size symbol that is no argument, since only outputs want it. refused: the calls that
-    eager refuses, by their place among the nodes, and operator."""
+    eager refuses, by their place among the nodes, and operator. values: what each node became, values of the module among them."""
 
     module: ModuleOp
     constants: list[torch.Tensor]
@@ -85,6 +85,7 @@ class Imported:
     device: str = "cpu"
     handed_on: dict[str, int] = field(default_factory=dict)
     refused: list[tuple[int, str]] = field(default_factory=list)
+    values: Mapping[Node, Any] = field(default_factory=dict)
 
 
 def load_rules() -> None:
@@ -219,7 +220,7 @@ def _assemble(
     if numerics != "default":
         module.attributes["nd.numerics"] = StringAttr(numerics)
     refused = [(k, str(n.target)) for k, n in enumerate(b.gm.graph.nodes) if n in b.refused] if b.refused else []
-    return Imported(module, b.constants, b.objects, inputs, results.outputs, b.counts, b.device, b.handed_on, refused)
+    return Imported(module, b.constants, b.objects, inputs, results.outputs, b.counts, b.device, b.handed_on, refused, b.env)
 
 
 def _expressions(b: Importer) -> set[Expr]:
