@@ -19,7 +19,7 @@ from ...dialects.expr import Expr, IndexMap, as_expr, const, product
 from ...dialects.expr_syntax import ExprAttr, IndexMapAttr
 from ...dialects.float8 import FLOAT8, rounded
 from ...dialects.nd_base import ExprsAttr, IntsAttr
-from ...dialects.nd_pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, PointwiseOp, SelectOp, broadcast_dims, computes
+from ...dialects.nd_pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, PointwiseOp, PredicateOp, SelectOp, broadcast_dims, computes
 from ...dialects.nd_types import FLOATS, LOW_PRECISION, LayoutAttr, TensorType, ui8, ui16, ui32, ui64
 from ...passes.pipelines import DEVICES
 
@@ -265,7 +265,8 @@ class Builder:
         return size is ONE
 
     def op(self, name: str, *operands: Operand) -> SSAValue:
-        """The pointwise op nd.`name`; numbers take the element type of the first tensor."""
+        """The pointwise op nd.`name`; numbers take the element type of the first tensor, which the result has (see `predicate`)."""
+        assert not issubclass(OPS[name], PredicateOp), name
         return self._pointwise(OPS[name], operands, None)
 
     def predicate(self, name: str, value: SSAValue) -> SSAValue:

@@ -351,7 +351,7 @@ def _scatter_extreme(
     if mode == "min":
         x, source = b.op("neg", x), b.op("neg", source)
     if include_self:
-        x = b.select(b.op("isnan", x), float("nan"), x)
+        x = b.select(b.predicate("isnan", x), float("nan"), x)
     else:
         x = _scatter(b, x, d, index, _spread(b, x, index, lowest(wide)), "set")
     result = _scatter(b, x, d, index, source, "max")

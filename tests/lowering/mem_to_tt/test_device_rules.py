@@ -141,6 +141,19 @@ def test_extremes_and_means_of_integers_that_are_scattered(x, index, each, value
         assert got.dtype == x.dtype and torch.equal(got, want)
 
 
+@pytest.mark.parametrize("include_self", [True, False])
+def test_extremes_of_floats_that_are_scattered(include_self):
+    """NaN stays where it was, and goes where it is scattered to."""
+    x, values = torch.tensor([1.0, float("nan"), -0.5]), torch.tensor([2.0, -3.0, float("nan"), 0.25])
+    index = torch.tensor([0, 0, 2, 1])
+
+    def extremes(x, values, index):
+        return tuple(x.scatter_reduce(0, index, values, kind, include_self=include_self) for kind in ("amax", "amin"))
+
+    given = x, values, index
+    torch.testing.assert_close(list(on_gpu(extremes, *given)), list(extremes(*given)), rtol=0, atol=0, equal_nan=True)
+
+
 @combining("float16", "bfloat16")
 def test_sums_of_16_bits_that_are_scattered_are_rounded_once(x, index, each, values):
     def means(x, index, each, values):
