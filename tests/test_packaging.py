@@ -70,7 +70,7 @@ def test_a_wheel_holds_the_modules_on_disk_and_nothing_of_a_stale_build_folder(t
 
 @pytest.mark.parametrize(
     ("group", "name"),
-    [("console_scripts", "opt-tool"), ("torch_dynamo_backends", "stepwell"), ("xdsl.universe", "stepwell")],
+    [("console_scripts", "opt-tool"), ("xdsl.universe", "stepwell")],
 )
 def test_entry_point_loads(group, name):
     (entry,) = [e for e in importlib.metadata.entry_points(group=group, name=name) if e.value.startswith("stepwell.")]
@@ -79,8 +79,10 @@ def test_entry_point_loads(group, name):
 
 def test_torch_lists_the_backend():
     import torch
+    from torch._dynamo.backends.registry import lookup_backend
 
     assert "stepwell" in torch.compiler.list_backends()
+    assert lookup_backend("stepwell").__module__ == "stepwell.tools.torch_backend"
 
 
 def test_version_is_that_of_the_distribution():

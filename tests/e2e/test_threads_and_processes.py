@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -183,3 +184,50 @@ def test_spawn():
     process.join()
     assert process.exitcode == 0
     assert torch.equal(here, there)
+
+
+FIRST = textwrap.dedent(
+    """
+    import sys, threading, tomllib
+    from importlib.metadata import EntryPoint
+    from torch._dynamo.backends import registry
+    import torch
+
+    def round_of_threads(work):
+        start, found = threading.Barrier(8), []
+
+        def one():
+            start.wait()
+            try:
+                found.append(work(torch.compile(torch.sin, backend="stepwell")))
+            except BaseException as error:
+                found.append(f"{type(error).__name__}: {error}")
+
+        threads = [threading.Thread(target=one) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [None] * 8, found
+
+    value = tomllib.load(open(sys.argv[1], "rb"))["project"]["entry-points"]["torch_dynamo_backends"]["stepwell"]
+    registry._lazy_import()
+    registry._BACKENDS["stepwell"] = EntryPoint("stepwell", value, "torch_dynamo_backends")  # as it is in this tree
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    for _ in range(5):
+        registry._COMPILER_FNS.pop("stepwell", None)
+        for name in [n for n in sys.modules if n == value.partition(":")[0]]:
+            del sys.modules[name]
+        round_of_threads(lambda compiled: None)
+    sys.setswitchinterval(switch)
+    assert torch.compile(torch.sin, backend="stepwell")(torch.ones(3)).tolist() == torch.ones(3).sin().tolist()
+    """
+)
+
+
+def test_the_first_ones_that_ask_for_the_backend():
+    """Torch registers what an entry point gives for each thread that asks at the same time, and refuses a second registration."""
+    pyproject = Path(__file__).parents[2] / "pyproject.toml"
+    done = subprocess.run([sys.executable, "-c", FIRST, pyproject], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
