@@ -26,6 +26,7 @@ from ..sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
 from ..tt_functions import kernel_functions
 from . import complex_numbers, device_parts, devices, externs, higher_order
 from .aliases import write_through
+from .asserted_symbols import asserted_call, asserted_places
 from .builder import Builder, Dims, Uncovered
 from .metadata import element_type, shape_env
 from .refused import is_refused
@@ -255,14 +256,18 @@ class Importer(Builder):
         if self.has_unbacked and (view := data_dependent_view(self, node)) is not NotImplemented:
             self.counts.rule += 1
             return view
-        if self.has_unbacked and (new := self.unbound_symbols(node)):
-            self.defines_sizes = True
-            try:
-                value = self.call(node, target, val, defines=True)
-            finally:
-                self.defines_sizes = False
-            self.known_unbacked |= new
-            return value
+        if self.has_unbacked:
+            new = self.unbound_symbols(node)
+            asserted = asserted_places(self, node, new)
+            if new or asserted:
+                self.defines_sizes = bool(new)
+                try:
+                    value = asserted_call(self, node, asserted) if asserted else self.call(node, target, val, defines=True)
+                finally:
+                    self.defines_sizes = False
+                self.known_unbacked |= new
+                if value is not None:
+                    return value
         if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return sym_value(self, val)
         if isinstance(val, (bool, int, float)):
