@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.printer import Printer
 
+from .errors import PassError, did_you_mean
 from .locations import SourceLocation, source_location
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 RemarkKind = Literal["applied", "missed", "analysis"]
 REMARK_KINDS: tuple[RemarkKind, ...] = ("applied", "missed", "analysis")
+
+
+def unknown_remark(kind: object) -> str:
+    """What is said about a kind of remark that there is not."""
+    return f"there is no kind of remark {kind!r}{did_you_mean(str(kind), REMARK_KINDS)} (the kinds are: {', '.join(REMARK_KINDS)})"
 
 
 @dataclass(frozen=True)
@@ -256,7 +262,9 @@ def remarks_wanted() -> bool:
 
 
 def remark(op: Operation, message: str | Callable[[], str], kind: RemarkKind = "analysis") -> None:
-    """Leave a remark about `op`; `message` may be a function, called only if somebody listens."""
+    """Leave a remark about `op`; `message` may be a function, called only if somebody listens.  PassError for another kind."""
+    if kind not in REMARK_KINDS:
+        raise PassError(unknown_remark(kind), op=op)
     state = _ACTIVE.get()
     if state is None or state.instrument is None or state.instrument.remarks is None:
         return

@@ -36,6 +36,7 @@ from .instrumentation import (
     statistic,
 )
 from .locations import source_location
+from .pass_check import check_method, check_name, check_pass_class
 from .pipeline_text import pass_text
 from .verify import InvalidIR, verify_ir
 
@@ -127,6 +128,7 @@ def pass_class(source: Any) -> type[ModulePass]:
     if isinstance(source, type) and issubclass(source, ModulePass):
         if not isinstance(getattr(source, "name", None), str):
             raise PipelineError(f"pass class '{source.__name__}' has no name: set `name = \"...\"` in it")
+        check_pass_class(source)
         return source
     pattern_class = source if isinstance(source, type) else type(source)
     if not issubclass(pattern_class, RewritePattern):
@@ -139,9 +141,12 @@ def pass_class(source: Any) -> type[ModulePass]:
     known = _PATTERN_CLASSES.get(id(source))
     if known is not None:
         return known[1]
-    name = getattr(source, "name", None)
+    given = getattr(source, "name", None)
+    name = given if isinstance(given, str) else kebab(pattern_class.__name__)
+    check_name(name, f"pattern '{pattern_class.__name__}'")
+    check_method(pattern_class, "match_and_rewrite", ("self", "op", "rewriter"), "use the rewriter")
     namespace = {
-        "name": name if isinstance(name, str) else kebab(pattern_class.__name__),
+        "name": name,
         "pattern": source,
         "__doc__": pattern_class.__doc__,
         "__module__": pattern_class.__module__,
@@ -164,7 +169,11 @@ def as_pass(source: PassLike) -> ModulePass | Nest:
         return parse_pass(source if isinstance(source, str) else _pdl_text(Path(source)))
     if isinstance(source, Nest):
         return source
-    made = source if isinstance(source, ModulePass) else _instance(pass_class(source))
+    if isinstance(source, ModulePass):
+        pass_class(type(source))
+        made = source
+    else:
+        made = _instance(pass_class(source))
     anchor = anchor_of(made)
     return made if anchor in (None, MODULE) else Nest(anchor, (made,))
 
@@ -505,12 +514,12 @@ class _Runner:
     def _pass(self, p: ModulePass, op: Operation) -> None:
         self.state.current = p.name
         try:
-            if isinstance(op, ModuleOp):
-                p.apply(self.ctx, op)
-            elif anchor_of(p) in (None, op.name):
-                p.apply(self.ctx, op)  # type: ignore[arg-type]
+            if isinstance(op, ModuleOp) or anchor_of(p) in (None, op.name):
+                result: Any = p.apply(self.ctx, op)  # type: ignore[arg-type]
             else:
-                _apply_in_module(p, self.ctx, op)
+                result = _apply_in_module(p, self.ctx, op)
+            if result is not None and is_foreign(type(p)):
+                raise PassError(f"its apply gave back a {type(result).__name__}, which is ignored; change `op` in place")
         except PassError as error:
             error.pass_name = error.pass_name or p.name
             error.foreign = error.foreign or is_foreign(type(p))
@@ -583,15 +592,15 @@ def _only(entry: Entry, p: ModulePass) -> str:
     return f"{entry.anchor}({_only(inner, p)})"
 
 
-def _apply_in_module(p: ModulePass, ctx: Context, op: Operation) -> None:
-    """Run a pass for modules on one nested operation: it is lent to a module of its own meanwhile."""
+def _apply_in_module(p: ModulePass, ctx: Context, op: Operation) -> Any:
+    """Run a pass for modules on one nested operation, lent to a module of its own meanwhile; what `apply` gave back."""
     block = op.parent
     assert block is not None
     following = op.next_op
     op.detach()
     module = ModuleOp([op])
     try:
-        p.apply(ctx, module)
+        return p.apply(ctx, module)
     finally:
         for result in list(module.ops):
             result.detach()

@@ -217,6 +217,26 @@ def type_text(hint: Any) -> str:
     return {str: "string", bool: "bool"}.get(hint, getattr(hint, "__name__", str(hint)))
 
 
+def can_be_said(hint: Any) -> bool:
+    """Whether text can say the values of an option of this type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return all(a is NoneType or can_be_said(a) for a in arguments)
+    if origin in (tuple, list):
+        kinds = {a for a in arguments if a is not Ellipsis}
+        return len(kinds) == 1 and _is_scalar(*kinds)
+    return _is_scalar(hint)
+
+
+def _is_scalar(hint: Any) -> bool:
+    return hint in (int, float, bool, str) or (get_origin(hint) is Literal and all(isinstance(a, (int, str)) for a in get_args(hint)))
+
+
+def is_name(text: str) -> bool:
+    """Whether text of pipelines can name a pass so."""
+    return _NAME.fullmatch(text) is not None
+
+
 class _NoMatch(Exception):
     pass
 

@@ -101,10 +101,24 @@ def xdsl_passes() -> dict[str, PassLoader]:
 
 
 def register(name: str, load: PassLoader) -> None:
-    """Make a pass known under `name`; `load` returns its class.  PipelineError if one of ours has that name."""
-    if name in OURS:
-        raise PipelineError(f"there is a pass '{name}' in stepwell already")
+    """Make a pass known under `name`; `load` returns its class.
+
+    A class takes the place of an earlier one of the same module and name.  PipelineError if another pass is called `name`.
+    """
+    refuse_taken(name)
+    if name in PASSES:
+        old, new = PASSES[name](), load()
+        if (old.__module__, old.__qualname__) != (new.__module__, new.__qualname__):
+            raise PipelineError(
+                f"there is a pass '{name}' already, {old.__module__}.{old.__qualname__}; stepwell.unregister_pass('{name}') takes it out"
+            )
     PASSES[name] = load
+
+
+def refuse_taken(name: str) -> None:
+    """PipelineError if stepwell or xDSL has a pass called `name`."""
+    if name in OURS or name in xdsl_passes():
+        raise PipelineError(f"there is a pass '{name}' in {'stepwell' if name in OURS else 'xDSL'} already")
 
 
 def unregister(name: str) -> None:

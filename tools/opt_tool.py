@@ -10,6 +10,7 @@ import os
 import sys
 from argparse import Namespace
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import StepwellError
@@ -152,6 +153,8 @@ def load_module(path: str) -> None:
     from xdsl.passes import ModulePass
 
     from ..passes import pipelines, registry
+    from ..passes.errors import PipelineError
+    from ..passes.manager import pass_class
     from ..targets.target import Target, register_target
 
     if not os.path.isfile(path):
@@ -171,11 +174,25 @@ def load_module(path: str) -> None:
     for value in list(vars(module).values()):
         if isinstance(value, type) and issubclass(value, ModulePass) and value.__module__ == name:
             pass_name = getattr(value, "name", None)
-            if isinstance(pass_name, str) and pass_name not in registry.PASSES:
-                registry.register(pass_name, lambda cls=value: cls)
+            if isinstance(pass_name, str) and not _is_base(value):
+                try:
+                    registry.register(pass_name, partial(_given, pass_class(value)))
+                except PipelineError as error:
+                    raise UsageError(f"--load-module: {path}: {error}") from error
     for value in list(vars(module).values()):
         if isinstance(value, type) and issubclass(value, Target) and value.__module__ == name and value.name not in pipelines.TARGETS:
             register_target(value, replace=True)
+
+
+def _given(cls: type) -> type:
+    return cls
+
+
+def _is_base(cls: type) -> bool:
+    """Whether a class without the method that does the work is there for others, which have it."""
+    from inspect import isabstract
+
+    return isabstract(cls) and bool(cls.__subclasses__())
 
 
 def _line_in(path: str, error: BaseException) -> str:
