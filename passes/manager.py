@@ -570,18 +570,19 @@ class _Runner:
     def _reproduce(self, instrument: Instrumentation, start: str, error: PassError) -> None:
         pipeline = str(self.pipeline)
         if instrument.local_reproducer:
-            failed = next((p for p in self.pipeline.passes() if p.name == error.pass_name), None)
-            if failed is not None:
-                pipeline = f"{MODULE}({self._under_anchor(failed)})"
+            pipeline = local_pipeline(self.pipeline, error.pass_name)
             start = self.before_pass
         assert instrument.reproducer is not None
         write_reproducer(instrument.reproducer, start, pipeline, verify_each=instrument.verify_each, error=error.text)
 
-    def _under_anchor(self, p: ModulePass) -> str:
-        for entry in self.pipeline.entries:
-            if isinstance(entry, Nest) and p in tuple(_flat((entry,))):
-                return _only(entry, p)
-        return pass_text(p)
+
+def local_pipeline(pipeline: Pipeline, name: str | None) -> str:
+    """The text of the pass of that name alone, under its anchors; the whole pipeline's where it has none."""
+    found = next((p for p in pipeline.passes() if p.name == name), None)
+    if found is None:
+        return str(pipeline)
+    entry = next(e for e in pipeline.entries if found in tuple(_flat((e,))))
+    return f"{MODULE}({_only(entry, found)})"
 
 
 def _only(entry: Entry, p: ModulePass) -> str:

@@ -91,6 +91,9 @@ class Target:
         """What launches the kernels of program `name`, in this process."""
         raise NotImplementedError(f"target '{self.name}' launches no kernels")
 
+    def load(self, kernels: Sequence[Any], device: str) -> None:
+        """Load the kernels of a program before it is first called; where that raises, ATen runs the graph. May be left to the launcher."""
+
     def current(self, device: str) -> AbstractContextManager[Any]:
         """In this context a program of the device runs."""
         return nullcontext()

@@ -17,6 +17,7 @@ import pickle
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-from ..targets.cpu.cache import cache_folder, discard, read, write
+from ..targets.cpu.cache import cache_folder, discard, forget, object_path, read, write
 from .aot_key import trace_key
 from .compiled import CompiledGraph, Passthrough, Runner, Trace
 from .counters import count
@@ -34,6 +35,10 @@ from .graph_key import Uncacheable
 from .options import Options
 
 _lock = threading.Lock()
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+Instead = Callable[[Exception, Callable[[], GraphModule], str], Boxed]
+"""What runs a graph in the place of a program: from why that cannot be used, what traces the graph, and its kind."""
 
 
 @dataclass(frozen=True)
@@ -105,18 +110,18 @@ class TraceRecord:
         self._programs: list[Program] = []
         self._closed = False
 
-    def load(self, backward_graph: Callable[[], GraphModule]) -> Callable[..., Any] | None:
-        """What computes the graph, if all of it is there and the conditions on sizes hold. `backward_graph` traces it again, for compiled
-        autograd, which takes backward's graph apart."""
+    def load(self, graph_of: Callable[[str], GraphModule], instead: Instead) -> Callable[..., Any] | None:
+        """What computes the graph, if all of it is there and the conditions on sizes hold. `graph_of` traces it again, for compiled
+        autograd, which takes backward's graph apart, and for `instead`: what runs a graph whose program cannot be linked or loaded."""
         with _lock:
             found = self._read()
-            programs = self._programs_of(found) if found else []
+            programs = self._programs_of(found, graph_of, instead) if found else []
             graphs = [p.graph for p in programs if isinstance(p, Linked)]
             if found is None or not programs or not guards_hold([*found.guards, *(c for g in graphs for c in g.guards)], self._env):
                 count("aot_cache_misses")
                 return None
             try:
-                run = restore(found, programs, backward_graph)
+                run = restore(found, programs, lambda: graph_of("backward"))
             except (TypeError, AttributeError, ImportError) as error:  # torch's wrappers are its own affair and differ between versions
                 self._closed = True
                 bypass(f"torch's wrappers cannot be made ({type(error).__name__}: {error})")
@@ -143,7 +148,9 @@ class TraceRecord:
             discard(path, f"cannot be used ({type(error).__name__}: {error})")
             return None
 
-    def _programs_of(self, found: TracedGraph) -> list[Passthrough | Linked]:
+    def _programs_of(
+        self, found: TracedGraph, graph_of: Callable[[str], GraphModule], instead: Instead
+    ) -> list[Passthrough | Linked]:
         """All programs of a graph; none if one is missing."""
         programs: list[Passthrough | Linked] = []
         for program in found.programs:
@@ -151,8 +158,19 @@ class TraceRecord:
             if graph is None:
                 return []
             lines = [(why, name, self._traces[k]) for why, name, k in program.lines if k < len(self._traces)]
-            programs.append(graph if isinstance(graph, Passthrough) else Linked(graph, program.kind, lines))
+            if isinstance(graph, Passthrough):
+                programs.append(graph)
+                continue
+            other = partial(self._instead, graph.code_key, partial(graph_of, program.kind), program.kind, instead)
+            programs.append(Linked(graph, program.kind, lines, other))
         return programs
+
+    def _instead(self, code: str, graph: Callable[[], GraphModule], kind: str, instead: Instead, error: Exception) -> Boxed:
+        """What runs a graph whose program failed before it ran. It is made again in the next process."""
+        made = instead(error, graph, kind)
+        for path in (record_path(self.key), object_path(code)):
+            forget(path)
+        return made
 
     def add(self, kind: str, gm: GraphModule, program: Any) -> None:
         """Remember what became of one of the graphs that AOTAutograd made; the last one writes the file."""
@@ -240,20 +258,30 @@ def detached(backward: GraphModule, metadata: Any) -> list[int]:
 class Linked:
     """The boxed function of a compiled graph, which is linked when it is first called."""
 
-    def __init__(self, graph: CompiledGraph, kind: str, traces: list[Trace]):
+    def __init__(self, graph: CompiledGraph, kind: str, traces: list[Trace], instead: Callable[[Exception], Boxed]):
         self._boxed_call = True
         self.graph = graph
         self._kind = kind
         self._traces = traces
-        self._runner: Runner | None = None
+        self._instead = instead
+        self._runner: Boxed | None = None
 
-    def _link(self) -> Runner:
+    def _link(self) -> Boxed:
         with _lock:
             if self._runner is None:
-                runner = self.graph.runner()
-                runner.kind, runner.traces = self._kind, self._traces
-                self.graph, self._runner = runner.graph, runner
+                self._runner = self._linked()
             return self._runner
+
+    def _linked(self) -> Boxed:
+        try:
+            runner = self.graph.runner()
+        except Exception as error:
+            return self._instead(error)
+        runner.kind, runner.traces = self._kind, self._traces
+        if runner.loads_kernels:
+            runner.loaded_first(self._instead)
+        self.graph = runner.graph
+        return runner
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         return (self._runner or self._link())(args)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
+from sympy import Integer
 from torch.fx import GraphModule, Node
 
 
@@ -28,12 +29,12 @@ class AtenGraph:
         args.clear()
         with torch.no_grad():
             results = list(self._gm(*values))
-            known: dict[Any, int] | None = None
+            known: dict[Any, Any] | None = None
             for k, strides in self._strides:
                 if results[k] is None:
                     continue
                 if any(isinstance(s, torch.SymInt) for s in strides):
-                    known = known if known is not None else {s: read(values) for s, read in self._symbols.items()}
+                    known = known if known is not None else {s: Integer(read(values)) for s, read in self._symbols.items()}
                     strides = _evaluated(strides, known)
                 if strides is not None:
                     results[k] = laid_out(results[k], strides)
@@ -70,7 +71,7 @@ def _symbols(inputs: Sequence[Node]) -> dict[Any, Callable[[Sequence[Any]], int]
     return {expr: read for expr, read in found.items() if expr.is_symbol}
 
 
-def _evaluated(strides: Sequence[Any], known: dict[Any, int]) -> list[int] | None:
+def _evaluated(strides: Sequence[Any], known: dict[Any, Any]) -> list[int] | None:
     """Strides of symbols as numbers; None where a symbol is unknown."""
     made: list[int] = []
     for stride in strides:

@@ -82,11 +82,37 @@ class Runner:
         self.traces: list[Trace] = []
         self.key = ""
         """The key of the graph in the cache; "" for one that is not kept."""
+        self._other: Callable[[list[Any]], Sequence[Any]] | None = None
+        """What is called in place of the program."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _runner_of, (self.graph,)
 
+    @property
+    def loads_kernels(self) -> bool:
+        """Whether kernels are loaded when the program is first called."""
+        return bool(self.graph.description.kernels)
+
+    def loaded_first(self, instead: Callable[[Exception], Callable[[list[Any]], Sequence[Any]]]) -> None:
+        """Load all kernels before the first call begins; where one cannot be, what `instead` gives runs the graph from then on."""
+        from ..targets.target import find_target
+
+        description = self.graph.description
+
+        def first(args: list[Any]) -> Sequence[Any]:
+            try:
+                find_target(description.target).load(description.kernels, description.device)
+            except Exception as error:
+                self._other = instead(error)
+            else:
+                self._other = None
+            return self(args)
+
+        self._other = first
+
     def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if self._other is not None:
+            return self._other(args)
         values: dict[str, int] = {name: args[k] for name, k in self._symbols.items()}  # the ragged size of a jagged tensor is no int
         if len(self.inputs) != len(args):
             if len(args) <= max(self.inputs, default=-1):

@@ -18,7 +18,7 @@
 | aot_cache_hits, aot_cache_misses | graphs for which AOTAutograd did not have to run, and looked for in vain, see docs/cache.md |
 | aot_cache_bypasses | graphs that AOTAutograd traces in each process |
 | schemes | graphs compiled, or taken from the disk, by how that was carried out (option `scheme`) |
-| recovered | failures inside of stepwell that ended no program, by what was left out: pass, operator, graph (see docs/options.md) |
+| recovered | failures inside of stepwell that ended no program, by what was left out: pass, operator, graph, cache; again: nothing |
 | compile_seconds | seconds by phase: cache, import, nd, loop, mem, cpu, host, emit, object, load |
 """
 

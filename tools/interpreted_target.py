@@ -47,6 +47,9 @@ class InterpretedTarget(GpuTarget):
             return Kernels()
         return Kernels([InterpretedKernel(kernel_of(one).sym_name.data, one) for one in kernel_modules(module)])
 
+    def load(self, kernels: Sequence[InterpretedKernel], device: str) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """There is nothing to load."""
+
     def launcher(self, name: str, kernels: Sequence[InterpretedKernel], device: str) -> InterpretedLauncher:
         """Launches in the interpreter, at once."""
         return InterpretedLauncher(kernels)

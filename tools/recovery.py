@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.fx import GraphModule, Node
@@ -23,6 +23,7 @@ from .aten_graph import AtenGraph
 from .compiled import CompiledGraph
 from .counters import count, recorded, take_back
 from .fx_snapshot import Snapshot
+from .recovery_report import Diagnosis, Failure, write_report
 
 if TYPE_CHECKING:
     from .options import Options
@@ -35,6 +36,9 @@ SEARCH_SECONDS = 20.0
 
 Rewrite = tuple[str, Callable[[GraphModule], Any]]
 """A rewrite of an FX graph in place, with its name."""
+
+
+T = TypeVar("T")
 
 
 class LeftToAten(Exception):  # noqa: N818 - nothing is wrong any more: it has been said
@@ -105,7 +109,18 @@ class Recovery:
             assert before is not None
             before.restore()
             wanted.remove(failed)
-            self.say("pass", failure, f"the rewrite '{failed[0]}' of the FX graph is left out", "code that is less fast")
+            self.say("pass", failure, f"the rewrite '{failed[0]}' of the FX graph is left out", "code that is less fast", gm)
+
+    # ---- the cache
+
+    def cached(self, access: Callable[[], T], otherwise: T) -> T:
+        """What an access to the cache gives, `otherwise` where it fails: then the graph is compiled as if there were none."""
+        try:
+            return access()
+        except Exception as error:
+            self.check(error)
+            self.say("cache", error, "done without the cache", "the time that the cache saves, in each process")
+            return otherwise
 
     # ---- compilations
 
@@ -156,13 +171,16 @@ class Recovery:
 
     # ---- what is said
 
-    def left_to_aten(self, error: BaseException, gm: GraphModule, kind: str) -> None:
+    def left_to_aten(self, error: BaseException, gm: GraphModule, kind: str, diagnosis: Diagnosis | None = None) -> None:
         """Say that a graph runs by ATen's kernels."""
         operators = sum(n.op == "call_function" for n in gm.graph.nodes)
-        self.say("graph", error, f"the {kind} graph is left to ATen", f"what compiling it gains: {operators} operators run one by one")
+        cost = f"what compiling it gains: {operators} operators run one by one"
+        self.say("graph", error, f"the {kind} graph is left to ATen", cost, gm, diagnosis)
 
-    def say(self, level: str, error: BaseException, done: str, cost: str) -> None:
-        """Count a failure and warn of it, once for each that looks the same."""
+    def say(
+        self, level: str, error: BaseException, done: str, cost: str, gm: GraphModule | None = None, diagnosis: Diagnosis | None = None
+    ) -> None:
+        """Count a failure and warn of it, once for each that looks the same; `gm` is the graph that it is about."""
         self.times += 1
         count(f"recovered.{level}")
         signature = level, _signature(error)
@@ -170,7 +188,9 @@ class Recovery:
             log.info("graph %d: %s", self.number, done)
             return
         self._said.add(signature)
-        log.warning("graph %d: %s; the program runs on: %s, which costs %s", self.number, summary(error), done, cost)
+        folder, command = write_report(Failure(error, gm, diagnosis), done, self.options.cache == "on")
+        where = f"; see {folder}" + (f" ({command})" if command else "") if folder else ""
+        log.warning("graph %d: %s; the program runs on: %s, which costs %s%s", self.number, summary(error), done, cost, where)
 
 
 def _signature(error: BaseException) -> str:
@@ -191,27 +211,30 @@ class Search:
         self, recovery: Recovery, gm: GraphModule, inputs: Sequence[Any], options: Options, given: dict[str, Any], error: Exception
     ):
         self.recovery = recovery
-        self.gm, self.inputs, self.options, self.given = gm, inputs, options, given
+        self.gm, self.inputs, self.given = gm, inputs, given
         self.error = error
+        """What the first compilation failed with."""
+        self.options = replace(options, cache="off")
         self.deadline = monotonic() + SEARCH_SECONDS
+        self.diagnosis = Diagnosis(error=error)
         self.last = error
 
     def run(self) -> CompiledGraph:
         """The graph compiled with as much as can be. Raises LeftToAten."""
         crashed = any(isinstance(e, CrashError) for e in chain(self.error))
-        found = None if crashed else self._without_passes() or self._with_calls()
+        found = None if crashed else self._verified() or self._without_passes() or self._with_calls()
         if found is not None:
             for name, n in found.counts.items():
                 count(name, n)
             return found
-        self.recovery.left_to_aten(self.error, self.gm, self.given["kind"])
+        self.recovery.left_to_aten(self.error, self.gm, self.given["kind"], self.diagnosis)
         raise LeftToAten from self.error
 
-    def tried(self, how: Attempt) -> CompiledGraph | None:
+    def tried(self, how: Attempt, **more: Any) -> CompiledGraph | None:
         """The graph compiled that way and linked for a trial, which counts nothing; None where it fails, which `last` has then."""
         with recorded() as counts:
             try:
-                graph = self.recovery._attempt(self.gm, self.inputs, self.options, how, self.given)
+                graph = self.recovery._attempt(self.gm, self.inputs, self.options, how, {**self.given, **more})
                 graph.runner()
                 return graph
             except Exception as error:
@@ -220,6 +243,17 @@ class Search:
                 return None
             finally:
                 take_back(counts)
+
+    def say(self, level: str, done: str, cost: str) -> None:
+        self.recovery.say(level, self.diagnosis.error or self.error, done, cost, self.gm, self.diagnosis)
+
+    def _verified(self) -> CompiledGraph | None:
+        """Compile the graph as it was, with the IR verified after every pass: what fails is often not what broke it."""
+        if graph := self.tried(Attempt(), make=self.diagnosis):
+            self.say("again", "compiled a second time", "that time")
+            return graph
+        self.diagnosis.error = self.last
+        return None
 
     def _without_passes(self) -> CompiledGraph | None:
         """Leave out the pass that fails, and the next one where that fails then."""
@@ -231,14 +265,14 @@ class Search:
             without.append(name)
             if graph := self.tried(Attempt(tuple(without))):
                 names = ", ".join(f"'{n}'" for n in without)
-                self.recovery.say("pass", self.error, f"compiled without {names}", "what the pass gains")
+                self.say("pass", f"compiled without {names}", "what the pass gains")
                 return graph
         return None
 
     def _with_calls(self) -> CompiledGraph | None:
         """Leave operators to ATen: the one that the error is about, else the fewest that are found in time."""
         nodes = [n.name for n in self.gm.graph.nodes if can_be_left(n)]
-        about = [name for name in named_nodes(self.error) if name in nodes]
+        about = [name for name in (*named_nodes(self.error), *named_nodes(self.diagnosis.error)) if name in nodes]
         for few in dict.fromkeys(about):
             if graph := self.tried(Attempt(left=frozenset((few,)))):
                 return self._said(graph, [few])
@@ -271,7 +305,7 @@ class Search:
         names = {n.name: str(n.target) for n in self.gm.graph.nodes if n.name in left}
         shown = ", ".join(f"{name} ({target})" for name, target in list(names.items())[:3])
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        self.recovery.say("operator", self.error, f"{shown}{more} left to ATen", "a call for each and what fusion gains there")
+        self.say("operator", f"{shown}{more} left to ATen", "a call for each and what fusion gains there")
         return graph
 
 
@@ -283,9 +317,9 @@ def optional_pass(error: BaseException) -> str:
     return "" if found in LOWERINGS else found
 
 
-def named_nodes(error: BaseException) -> list[str]:
+def named_nodes(error: BaseException | None) -> list[str]:
     """The FX nodes that an error is about."""
-    found = (getattr(e, "node", "") or getattr(getattr(e, "location", None), "name", "") for e in chain(error))
+    found = (getattr(e, "node", "") or getattr(getattr(e, "location", None), "name", "") for e in chain(error)) if error is not None else ()
     return [name for name in found if name]
 
 

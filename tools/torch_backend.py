@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CompileError, StepwellError, of_user
-from ..targets.cpu.cache import discard
+from ..targets.cpu.cache import forget
 from ..targets.cpu.cache_limit import parse_size, set_limit
 from .aot_cache import find_record
 from .aten_graph import AtenGraph
@@ -116,7 +116,8 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
     if compilers.caches and quantised is None and isinstance(gm, GraphModule):
         with phase("cache"):
             record = compilers.record = find_record(gm, example_inputs, options)
-            found = record.load(_backward_graph(gm, options)) if record else None
+            graph_of = _graph_of(gm, options)
+            found = compilers.recovery.cached(lambda: record.load(graph_of, compilers.left_to_aten), None) if record else None
         if record:
             trace(f"aot_cache_{'hit' if found else 'miss'}", lambda: record.key)
         if found is not None:
@@ -321,9 +322,16 @@ class GraphCompilers:
         self.recovery.left_to_aten(failure, gm, kind)
         return AtenGraph(gm)
 
+    def left_to_aten(self, error: Exception, graph: Callable[[], GraphModule], kind: str) -> AtenGraph:
+        """A graph, made when it is wanted, by ATen's kernels: its program failed before it ran. Raises what ends the user's program."""
+        self.recovery.check(error)
+        gm = graph()
+        self.recovery.left_to_aten(error, gm, kind)
+        return AtenGraph(gm)
+
     def _record(self, kind: str, gm: GraphModule, program: Callable[..., Any]) -> None:
-        if self.record is not None:
-            self.record.add(kind, gm, program)
+        if (record := self.record) is not None:
+            self.recovery.cached(lambda: record.add(kind, gm, program), None)
 
     def _frozen(self, gm: GraphModule, edge: Border | None) -> Callable[..., Any]:
         """The graph with its weights as constants."""
@@ -349,6 +357,8 @@ class GraphCompilers:
                     runner, key = self._compiled_again(error, gm, example_inputs, kind, edge, key), ""
             runner.know_lines(gm, kind)
             runner.key = key
+            if self.recovery.active and runner.loads_kernels:
+                runner.loaded_first(lambda error: self.left_to_aten(error, lambda: gm, kind))
             return runner
 
         return SCHEMES["process" if self.watch else self.options.scheme](Task(gm, self.options, compiled, linked))
@@ -359,7 +369,7 @@ class GraphCompilers:
         """The graph from the disk, or compiled (by `make`, see lower_graph) and kept there, with its key."""
         with phase("cache"):
             slot = None if self.watch else find_slot(gm, kind, edge, options)
-            graph = slot.load() if slot else None
+            graph = self.recovery.cached(slot.load, None) if slot else None
         if slot:
             trace(f"graph_cache_{'hit' if graph else 'miss'}", lambda: slot.key)
         if graph is None:
@@ -367,7 +377,8 @@ class GraphCompilers:
             before = self.recovery.times
             graph = self.recovery.lower(gm, example_inputs, options, **given)
             if slot and self.recovery.times == before:
-                graph = slot.store(graph)
+                whole = graph
+                graph = self.recovery.cached(lambda: slot.store(whole), whole)
         return graph, slot.key if slot and slot.kept else ""
 
     def _compiled_again(
@@ -375,7 +386,7 @@ class GraphCompilers:
     ) -> Runner:
         """The function of a graph whose program cannot be linked."""
         if key:
-            discard(graph_path(key), f"cannot be linked ({type(error).__name__}: {error})")
+            forget(graph_path(key))
         given = dict(kind=kind, border=edge, watch=self.watch, matched=self.matched)
         return self.recovery.again(error, gm, example_inputs, self.options, **given).runner()
 
@@ -398,18 +409,20 @@ class Tracer(GraphCompilers):
         return boxed(gm)
 
 
-def _backward_graph(gm: GraphModule, options: Options) -> Callable[[], GraphModule]:
-    """Traces a graph of Dynamo's again, long after, and gives backward's graph."""
+def _graph_of(gm: GraphModule, options: Options) -> Callable[[str], GraphModule]:
+    """Traces a graph of Dynamo's again, long after, and gives the graph of a kind."""
     inputs = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
+    grad = torch.is_grad_enabled()
 
-    def traced() -> GraphModule:
+    def traced(kind: str) -> GraphModule:
         from torch._guards import TracingContext, detect_fake_mode, tracing
 
         tracer = Tracer(options)
-        with _disable_current_modes(), tracing(TracingContext(detect_fake_mode(inputs))), torch.enable_grad():
-            compile_with(tracer, gm, inputs)
-        assert "backward" in tracer.graphs, "the graph was compiled for training"
-        return tracer.graphs["backward"]
+        with _disable_current_modes(), tracing(TracingContext(detect_fake_mode(inputs))):
+            with torch.set_grad_enabled(grad or kind != "inference"):
+                compile_with(tracer, gm, inputs)
+        assert kind in tracer.graphs, f"the graph was compiled with a {kind} graph"
+        return tracer.graphs[kind]
 
     return traced
 

@@ -145,6 +145,11 @@ def read(path: Path) -> bytes | None:
 def discard(path: Path, problem: str) -> None:
     """Say what is wrong with a file, and remove it, so that it is said once."""
     log.warning("cache: %s %s and is made again", path, problem)
+    forget(path)
+
+
+def forget(path: Path) -> None:
+    """Remove a file, if there is one."""
     try:
         path.unlink()
     except OSError:  # what cannot be removed is written over, or mentioned again

@@ -71,6 +71,22 @@ class GpuTarget(Target):
 
         return GpuLaunches(name, device, kernels, cuda_driver())
 
+    def load(self, kernels: Sequence[GpuKernel], device: str) -> None:
+        """Into the context of the device, in the variant for addresses and sizes that are multiples of 16."""
+        import torch
+
+        from ..host.gpu_driver import cuda_driver
+        from ..host.gpu_runtime_ir import ALL
+
+        driver = cuda_driver()
+        with self.current(device):
+            context = driver.context()
+            if not context and device != "cpu":  # a thread that has not used the device yet
+                torch.cuda.synchronize(device)
+                context = driver.context()
+            for kernel in kernels:
+                driver.load(context, kernel, ALL)
+
     def current(self, device: str) -> AbstractContextManager[Any]:
         """The device is the current one; nothing where its kernels are interpreted on the CPU."""
         import torch

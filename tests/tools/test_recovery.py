@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +15,12 @@ from stepwell.passes.registry import load_pass
 
 
 @pytest.fixture(autouse=True)
-def recovering(monkeypatch):
+def recovering(monkeypatch, tmp_path):
     """As a user has it, with nothing kept on disk."""
     monkeypatch.delenv("STEPWELL_ON_FAILURE", raising=False)
     monkeypatch.setenv("STEPWELL_CACHE", "off")
+    monkeypatch.setattr("stepwell.tools.recovery_report.REDUCTION_SECONDS", 0.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     torch._dynamo.reset()
     torch.manual_seed(0)
     stepwell.reset_counters()
@@ -194,3 +198,195 @@ def test_what_was_recovered_is_not_kept(monkeypatch, tmp_path):
     torch.testing.assert_close(compiled(fn)(x), fn(x))
     assert stepwell.counters["recovered"] == {} and stepwell.counters["graphs"] == 1
     assert list(tmp_path.glob("graphs/*"))
+
+
+# ---- what a failure leaves for those who look for it
+
+
+def test_the_folder_shows_the_failure_again(monkeypatch, caplog, tmp_path):
+    """A pass fails on an operation: the reduced module has little more than that one, and the command shows it."""
+    from stepwell.tools import opt_tool
+
+    cls = load_pass("nd-canonicalize")
+    whole = cls.apply
+
+    def broken_by_tanh(self, ctx, op):
+        if any("tanh" in inner.name for inner in op.walk()):
+            raise ValueError("tanh")
+        whole(self, ctx, op)
+
+    monkeypatch.setattr(cls, "apply", broken_by_tanh)
+    monkeypatch.setattr("stepwell.tools.recovery_report.REDUCTION_SECONDS", 10.0)
+    x = torch.randn(4, 6)
+    fn = lambda x: torch.softmax(x.tanh() * 2 + 1, -1).sum(0).exp() - x.mean()  # noqa: E731
+    torch.testing.assert_close(compiled(fn)(x), fn(x))
+    (warning,) = warnings_of(caplog)
+    folder = Path(warning.message.partition("see ")[2].partition(" ")[0])
+    assert folder.parent == tmp_path / "stepwell" / "recovered"
+    assert {p.name for p in folder.iterdir()} == {"README.txt", "graph.py", "program.py", "input.mlir", "before.mlir", "reduced.mlir"}
+    assert (folder / "reduced.mlir").read_text().count("nd.") < (folder / "before.mlir").read_text().count("nd.") / 3
+    said = (folder / "README.txt").read_text()
+    assert "compiled without 'nd-canonicalize'" in said and 'raise ValueError("tanh")' in said
+    for name in ("input", "before", "reduced"):
+        assert f"opt-tool {folder}/{name}.mlir --run-reproducer" in said
+        assert opt_tool.main([str(folder / f"{name}.mlir"), "--run-reproducer", "-o", str(tmp_path / "out")]) == 1
+    with pytest.raises(Exception, match="ValueError: tanh"):
+        exec(compile((folder / "program.py").read_text(), "program.py", "exec"), {})
+    monkeypatch.undo()
+    exec(compile((folder / "program.py").read_text(), "program.py", "exec"), {})
+
+
+def test_few_folders_are_kept(monkeypatch, tmp_path):
+    from stepwell.tools import recovery_report
+
+    monkeypatch.setattr(recovery_report, "MAX_FOLDERS", 3)
+    for k in range(5):
+        recovery_report.write_report(recovery_report.Failure(ValueError(str(k))), "nothing", keep=False)
+    assert len(list((tmp_path / "stepwell" / "recovered").iterdir())) == 3
+
+
+def test_no_folder_can_be_made(monkeypatch, caplog, tmp_path):
+    (tmp_path / "stepwell").write_text("a file")
+    broken(monkeypatch, "loop-fuse")
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(lambda x: x.sin() + 1)(x), x.sin() + 1)
+    assert len(warnings_of(caplog)) == 1 and "see" not in warnings_of(caplog)[0].message
+
+
+def test_the_pass_that_broke_the_ir_is_left_out_not_the_one_that_fails_on_it(monkeypatch, caplog):
+    from xdsl.dialects.func import ReturnOp
+
+    def forgets_a_result(self, ctx, op):
+        for inner in op.walk():
+            if isinstance(inner, ReturnOp):
+                inner.operands = inner.operands[1:]
+
+    monkeypatch.setattr(load_pass("nd-sink-cat"), "apply", forgets_a_result)
+    x = torch.randn(3, 4)
+    fn = lambda x: (x.sin() + 1, x.sum(0))  # noqa: E731
+    torch.testing.assert_close(compiled(fn)(x), fn(x))
+    (warning,) = warnings_of(caplog)
+    assert "after pass 'nd-sink-cat'" in warning.message and "compiled without 'nd-sink-cat'" in warning.message
+
+
+def test_what_fails_once_is_compiled_again(monkeypatch, caplog):
+    cls = load_pass("loop-to-mem")
+    whole, calls = cls.apply, []
+
+    def once(self, ctx, op):
+        calls.append(1)
+        injected() if len(calls) == 1 else whole(self, ctx, op)
+
+    monkeypatch.setattr(cls, "apply", once)
+    trains_as_eager(model(), torch.randn(5, 8, requires_grad=True))
+    assert len(warnings_of(caplog)) == 1 and stepwell.counters["recovered"] == {"again": 1} and stepwell.counters["graphs"] == 2
+
+
+# ---- the cache, and what is found in it
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """A cache of its own."""
+    monkeypatch.setenv("STEPWELL_CACHE", "on")
+    monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+ACCESSES = (
+    "targets.cpu.cache.read", "targets.cpu.cache.write", "tools.graph_cache.read", "tools.graph_cache.write", "tools.graph_cache.to_bytes",
+    "tools.graph_cache.from_bytes", "tools.aot_cache.read", "tools.aot_cache.write", "tools.aot_cache.runtime_metadata",
+    "tools.aot_cache.restore", "targets.cpu.cache.object_key",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+def test_an_access_to_the_cache_that_fails_costs_time_alone(monkeypatch, caplog, kept, access):
+    fn, x = (lambda x: torch.softmax(x * 2, -1).sum(0)), torch.randn(3, 4, requires_grad=True)
+    monkeypatch.setattr(f"stepwell.{access}", injected)
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch.testing.assert_close(compiled(fn)(x), fn(x))
+        torch.testing.assert_close(torch.autograd.grad(compiled(fn)(x).sum(), x), torch.autograd.grad(fn(x).sum(), x))
+    assert len(warnings_of(caplog)) <= 2 and set(stepwell.counters["recovered"]) <= {"cache", "again"}
+    monkeypatch.undo()
+    assert not [p for p in kept.rglob("*") if p.name.startswith(".new")]
+
+
+def test_a_program_of_the_cache_that_cannot_be_linked_is_left_to_aten_and_made_again(monkeypatch, caplog, kept):
+    net, x = model(), torch.randn(5, 8, requires_grad=True)
+    trains_as_eager(net, x)
+    torch._dynamo.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr("stepwell.tools.compiled.load_object_code", injected)
+        trains_as_eager(net, x)
+    assert stepwell.counters["aot_cache_hits"] == 1 and stepwell.counters["recovered"] == {"graph": 2}
+    assert len(warnings_of(caplog)) == 1
+    torch._dynamo.reset()
+    stepwell.reset_counters()
+    trains_as_eager(net, x)
+    assert stepwell.counters["graphs"] == 2 and stepwell.counters["aot_cache_hits"] == 0
+
+
+def test_inference_found_in_the_cache_that_cannot_be_linked(monkeypatch, kept):
+    fn, x = (lambda x: (x.t(), x.sin().cumsum(0))), torch.randn(3, 4)
+    compiled(fn, dynamic=True)(x)
+    torch._dynamo.reset()
+    monkeypatch.setattr("stepwell.tools.compiled.load_object_code", injected)
+    run = compiled(fn, dynamic=True)
+    for size in (3, 6):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(run(x), fn(x))
+    assert stepwell.counters["recovered"] == {"graph": 1}
+
+
+def test_a_kernel_that_cannot_be_loaded_leaves_the_graph_to_aten(monkeypatch, caplog):
+    """Before anything ran: an input that the program updates is updated once."""
+    from stepwell.targets.target import isolated, register_target
+    from stepwell.tools.interpreted_target import InterpretedTarget
+
+    monkeypatch.setattr(InterpretedTarget, "load", injected)
+    with isolated():
+        register_target(InterpretedTarget, replace=True)
+
+        def program(x):
+            x.add_(1)
+            return x.exp().sum(0)
+
+        mine, eager = torch.ones(3, 4), torch.ones(3, 4)
+        run = compiled(program)
+        for _ in range(2):
+            torch.testing.assert_close(run(mine), program(eager))
+            torch.testing.assert_close(mine, eager)
+    assert len(warnings_of(caplog)) == 1 and stepwell.counters["recovered"] == {"graph": 1}
+
+
+def test_a_subgraph_that_cannot_be_compiled_is_left_to_aten(monkeypatch, caplog):
+    cls = load_pass("nd-to-loop")
+    whole = cls.apply
+
+    def broken_by_sine(self, ctx, op):
+        if any("sin" in inner.name for inner in op.walk()):
+            raise ValueError("sine")
+        whole(self, ctx, op)
+
+    monkeypatch.setattr(cls, "apply", broken_by_sine)
+    monkeypatch.setattr("stepwell.tools.recovery.can_be_left", lambda node: False)
+
+    def program(x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x * 2, (x,)) * 3
+
+    run = compiled(program)
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(run(x), program(x))
+    assert stepwell.counters["recovered"] == {"graph": 1} and stepwell.counters["graphs"] == 1
+    assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.parametrize("scheme", ["serialized", "background", "progressive"])
+def test_every_scheme_recovers(monkeypatch, caplog, scheme):
+    broken(monkeypatch, "loop-fuse")
+    net, x = model(), torch.randn(5, 8, requires_grad=True)
+    trains_as_eager(net, x, options={"scheme": scheme})
+    assert stepwell.wait_for_compilations(60)
+    assert len(warnings_of(caplog)) == 1
