@@ -23,10 +23,10 @@ from .aten_graph import AtenGraph
 from .compiled import CompiledGraph
 from .counters import count, recorded, take_back
 from .fx_snapshot import Snapshot
-from .recovery_report import Diagnosis, Failure, write_report
 
 if TYPE_CHECKING:
     from .options import Options
+    from .recovery_report import Diagnosis
 
 log = logging.getLogger("stepwell")
 
@@ -188,6 +188,8 @@ class Recovery:
             log.info("graph %d: %s", self.number, done)
             return
         self._said.add(signature)
+        from .recovery_report import Failure, write_report
+
         folder, command = write_report(Failure(error, gm, diagnosis), done, self.options.cache == "on")
         where = f"; see {folder}" + (f" ({command})" if command else "") if folder else ""
         log.warning("graph %d: %s; the program runs on: %s, which costs %s%s", self.number, summary(error), done, cost, where)
@@ -210,6 +212,8 @@ class Search:
     def __init__(
         self, recovery: Recovery, gm: GraphModule, inputs: Sequence[Any], options: Options, given: dict[str, Any], error: Exception
     ):
+        from .recovery_report import Diagnosis
+
         self.recovery = recovery
         self.gm, self.inputs, self.given = gm, inputs, given
         self.error = error
