@@ -32,6 +32,7 @@ from ..passes.manager import Pass, kebab
 from ..passes.nd.graph_match import Found, Number, Pattern, matches, put_in_place
 from .extensions import meaning
 from .pair_trace import Ranges, Traced, TraceFailure, examples, is_traceable, trace, with_powers, with_symbols
+from .pair_verify import compare, small
 
 WAYS = 32
 """How many ways in which a pattern can stand at one place are looked at."""
@@ -77,6 +78,7 @@ def replace(
     *,
     check: Callable[[Match], Any] | None = None,
     name: str | None = None,
+    verify: bool | float = True,
 ) -> type[ReplacePass]:
     """A pass for `register_pass("nd", ...)` that computes by `replacement` what stands in a graph as `pattern`.
 
@@ -86,20 +88,26 @@ def replace(
     any constant; choose an unusual one, such as 0.37, since it is found by its value. What the pattern computes inside must not be used by
     anything else in the graph. `check` is called for each match and refuses it by returning False. `name` is the name of the pass.
 
+    Both functions are called with small random tensors on the CPU, now (without a `check`) and for each new combination of types and
+    sizes that is found. `verify` is the tolerance of their results, relative to the largest value (True: by element type), or False.
+
     Raises PipelineError for functions that cannot be a pair, with the reason."""
     parameters = _parameters(pattern, "pattern")
     if len(_parameters(replacement, "replacement")) != len(parameters):
         raise PipelineError(f"pattern {_name(pattern)} and replacement {_name(replacement)} differ in the number of parameters")
     if check is not None and not callable(check):
         raise PipelineError(f"check takes a function of a match, not {check!r}")
+    if not isinstance(verify, (bool, int, float)) or not 0 <= verify < math.inf:
+        raise PipelineError(f"verify takes True, False or a relative tolerance such as 1e-3, not {verify!r}")
     if name is None:
         if "<lambda>" in (pattern.__name__, replacement.__name__):
             raise PipelineError("a pair with a lambda needs a name: replace(..., name=\"...\")")
         name = f"{kebab(pattern.__name__).replace('_', '-')}-to-{kebab(replacement.__name__).replace('_', '-')}"
-    pair = Pair(pattern, replacement, tuple(parameters), _examples(pattern, parameters, example_inputs), check)
+    pair = Pair(pattern, replacement, tuple(parameters), _examples(pattern, parameters, example_inputs), check, verify)
     pair.test()
     doc = inspect.getdoc(replacement) or inspect.getdoc(pattern) or f"{_name(replacement)} in the place of {_name(pattern)}."
-    namespace = {"name": name, "pair": pair, "__doc__": doc, "__module__": pattern.__module__}
+    qualified = f"replace({pattern.__qualname__}, {replacement.__qualname__})"
+    namespace = {"name": name, "pair": pair, "__doc__": doc, "__module__": pattern.__module__, "__qualname__": qualified}
     return type("ReplacePass", (ReplacePass,), namespace)
 
 
@@ -148,6 +156,8 @@ class Pair:
     parameters: tuple[str, ...]
     examples: tuple[TensorType | Number, ...]
     check: Callable[[Match], Any] | None
+    verify: bool | float
+    _verified: set[str] = field(default_factory=set)
     _traces: dict[Any, Traced | TraceFailure] = field(default_factory=dict)
     _structures: dict[Any, list[Structure]] = field(default_factory=dict)
     _traced_meaning: str | None = None
@@ -169,6 +179,36 @@ class Pair:
         if difference := _difference(old, new):
             raise PipelineError(f"replacement {_name(self.replacement)} {difference} as pattern {_name(self.pattern)} does")
         self._structures_for(self.examples, "default")
+        for arguments in (self.examples, with_powers(self.examples)) if self.check is None else ():  # a check waits for its match
+            if wrong := self._wrong(arguments, {}):
+                raise PipelineError(wrong)
+
+    def _wrong(self, arguments: Sequence[TensorType | Number], ranges: Ranges) -> str:
+        """That the replacement computes something else than the pattern, for tensors like these; nothing where it does not, or was asked
+        before, or where `check` would refuse the small ones."""
+        key = _listed(arguments)
+        if self.verify is False or key in self._verified:
+            return ""
+        self._verified.add(key)
+        sizes = small(arguments, ranges)
+        if self.check is not None and sizes != tuple(arguments) and not self._wants(sizes):
+            return ""
+        tolerance = None if self.verify is True else float(self.verify)
+        difference = compare(self.pattern, self.replacement, self.parameters, sizes, tolerance)
+        if not difference:
+            return ""
+        names = f"replacement {_name(self.replacement)} does not compute what pattern {_name(self.pattern)} does"
+        return f"{names}: {difference}; verify=TOLERANCE allows more, verify=False everything"
+
+    def _wants(self, arguments: Sequence[TensorType | Number]) -> bool:
+        """Whether `check` would take a match with tensors of these sizes."""
+        assert self.check is not None
+        try:
+            owner = self._traced(self.pattern, arguments, {}, "default").plain.outputs[0].owner
+            made, _ = examples(arguments, {})
+            return isinstance(owner, Operation) and bool(self.check(Match(dict(zip(self.parameters, made, strict=True)), owner)))
+        except Exception:  # a check written for places in graphs says its mistakes there
+            return False
 
     def _hint(self) -> str:
         given = [str(e) for e in self.examples]
@@ -313,6 +353,8 @@ class Pair:
         if difference := _difference(old, new):
             text = f"replacement {_name(self.replacement)} {difference} as the pattern does, for {_listed(arguments)}"
             raise PassError(f"{text}; `check` can refuse such a match", op=op)
+        if wrong := self._wrong(arguments, ranges):
+            raise PassError(wrong, op=op)
         remark(op, lambda: f"{_name(self.replacement)} takes the place of {len(exact.ops)} operations", "applied")
         return put_in_place(exact, new.canonical)
 
@@ -366,6 +408,7 @@ class Pair:
             now = None
         if now is None or now != self._traced_meaning:
             self._traces.clear()
+            self._verified.clear()
             self._structures.clear()
         self._traced_meaning = now
 

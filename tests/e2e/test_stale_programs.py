@@ -64,7 +64,7 @@ def use(way):
     elif way == "pattern":
         stepwell.register_pass("nd", Pattern, "begin")
     elif way == "pair":
-        stepwell.register_pass("nd", stepwell.replace(seen, replacement))
+        stepwell.register_pass("nd", stepwell.replace(seen, replacement, verify=False))
     elif way == "rule":
         rule(torch.ops.aten.exp.default)(by_rule)
     elif way == "fx":
@@ -132,7 +132,7 @@ def test_a_function_that_a_later_cell_defines_again(own_passes):
     user = importlib.import_module("their_code.user")
     cell = {"__name__": "__notebook__", "torch": torch}
     exec("def seen(x):\n    return torch.exp(x)\ndef scaled(x):\n    return x * 2.0\ndef replacement(x):\n    return scaled(x)", cell)
-    options = {"passes": {"nd": [stepwell.replace(cell["seen"], cell["replacement"])]}}
+    options = {"passes": {"nd": [stepwell.replace(cell["seen"], cell["replacement"], verify=False)]}}
     assert run(user, options, "pair") == (2.0, 0, 0)
     exec("def scaled(x):\n    return x * 3.0", cell)
     assert run(user, options, "pair") == (3.0, 0, 0) and counters["graph_cache_bypasses"] == 1
