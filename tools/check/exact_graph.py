@@ -103,7 +103,7 @@ class ExactGraph:
             if node.op == "placeholder":
                 self.env[node] = widened_runs(next(places))
             elif node in self.known:
-                self.env[node] = widened_runs(self.known[node])
+                self.env[node] = self.drawn(node)
             else:
                 self.env[node] = self.value(node)
             if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
@@ -114,6 +114,17 @@ class ExactGraph:
                 if last.get(used, node) is node and used in self.env:
                     del self.env[used]
         return found
+
+    def drawn(self, node: Node) -> list[Any]:
+        """The runs of a node that draws random numbers; dropout takes its mask from there."""
+        known = self.known[node]
+        if operator_name(node) != "native_dropout":
+            return widened_runs(known)
+        mask, scale = known[1], 1 / (1 - float(node.args[1])) if float(node.args[1]) < 1 else 0.0  # pyright: ignore[reportArgumentType]
+        runs = self.env[node.args[0]]  # pyright: ignore[reportArgumentType]
+        kept = [(x * mask * scale, mask) for x in runs]
+        kept[2:] = [(self._rounded(x, runs[EAGER], 1.0), mask) for x, _ in kept[2:]]
+        return kept
 
     def value(self, node: Node) -> list[Any]:
         """The runs of one node, whose operands have been run."""
@@ -129,9 +140,12 @@ class ExactGraph:
         """The runs of a node on runs of its operands (in the order of `all_input_nodes`)."""
         place = {n: k for k, n in enumerate(node.all_input_nodes)}
         name = operator_name(node)
+        mutates = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
         def call(run: int, values: Sequence[Any], wide: bool) -> Any:
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: values[place[n]])
+            if mutates:  # runs share what is the same in all of them
+                values = pytree.tree_map_only(torch.Tensor, torch.clone, list(values))
+            args, kwargs = _plain(map_arg((node.args, dict(node.kwargs)), lambda n: values[place[n]]))
             if wide:
                 args, kwargs = _widened_arguments(name, args, kwargs)
             with torch.no_grad():
@@ -323,6 +337,15 @@ def _like(value: Any, own: Any) -> Any:
     if isinstance(value, torch.Tensor) and isinstance(own, torch.Tensor) and value.dtype != own.dtype:
         return torch.empty_like(own).copy_(value) if own.layout == torch.strided and own.shape == value.shape else value.to(own.dtype)
     return value
+
+
+def _plain(value: Any) -> Any:
+    """FX's immutable lists and dictionaries as common ones, as operators written in Python want them."""
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return tuple(map(_plain, value)) if type(value) is tuple else value
 
 
 def _leaves(value: Any) -> Iterator[torch.Tensor]:

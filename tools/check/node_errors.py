@@ -24,6 +24,9 @@ MAX_STEPS = 24
 """Graphs that are compiled at most in the search for the first wrong node."""
 
 
+_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 @dataclass(frozen=True)
 class NodeError:
     """The own error of a node."""
@@ -99,7 +102,7 @@ class SeenValues:
                 self.values[node] = next(places)
             elif node.op == "get_attr":
                 self.values[node] = self.exact.value(node)[EAGER]
-            elif node.op == "call_function" and node not in self.values and not _is_tuple(node) and not _writes(node):
+            elif node.op == "call_function" and isinstance(node.meta.get("val"), _NUMBERS):
                 self.values[node] = self._number(node)
 
     def _number(self, node: Node) -> Any:
@@ -113,8 +116,11 @@ class SeenValues:
             if node.op != "call_function" or draws(node) or _writes(node) or node.target is operator.getitem or is_undefined(node):
                 continue
             parts = [u for u in node.users if u.target is operator.getitem and _is_tensor(u)] if _is_tuple(node) else []
-            if not parts and not _is_tensor(node):
+            parts = [u for u in parts if self.values[u] is not None]
+            if not parts and (not _is_tensor(node) or self.values[node] is None):
                 continue
+            if any(_is_tensor(n) and self.values[n] is None for n in node.all_input_nodes):
+                continue  # a token, which only orders effects
             if any(isinstance(n.meta.get("val"), (list, tuple)) for n in node.all_input_nodes):
                 continue
             bound = bound_of(self.exact.apply(node, [self._runs(n) for n in node.all_input_nodes]))

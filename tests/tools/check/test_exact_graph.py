@@ -119,3 +119,11 @@ def test_operators_without_float64_run_in_their_own_types():
     x = torch.randn(4)
     b = bound(lambda x: x.view(torch.int32) + 1, x)
     assert judge(x.view(torch.int32) + 1, b).wrong == ""
+
+
+def test_what_is_written_in_place_is_written_in_each_run_alone():
+    x, y = torch.randn(8), torch.randn(8)
+    given = x.clone()
+    b = bound(lambda x, y: x.copy_(y.sqrt().square().sum()), x, y.abs())
+    assert torch.equal(x, given) and float(b.spread.max()) > 0
+    assert float((b.exact - y.abs().double().sum()).abs().max()) < 1e-5
