@@ -7,52 +7,26 @@ operands, functions for rewriting) is refused when the file is read, with the li
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects import pdl
 from xdsl.dialects.builtin import UNKNOWN_LOC, ModuleOp
-from xdsl.interpreters.pdl import PDLRewritePattern
-from xdsl.ir import Attribute, Operation, OpResult, SSAValue
+from xdsl.ir import Operation, OpResult
 from xdsl.irdl import IRDLOperation
 from xdsl.pattern_rewriter import PatternRewriter, PatternRewriterListener
 from xdsl.transforms.dead_code_elimination import is_trivially_dead
 
-from ..dialects.nd_types import TensorType
-from ..errors import UserError
 from ..passes.errors import PassError, did_you_mean
 from ..passes.instrumentation import remark, statistic
 from ..passes.locations import source_location
 from ..passes.manager import Pass, most_rewrites
 from ..passes.verify import InvalidIR, verify_ir
 from .opt_parser import SyntaxProblem, parse_file
+from .pdl_constraints import ConstrainedPattern, PatternProblem, check_constraint, problem
 
 UNSUPPORTED = (pdl.OperandsOp, pdl.ResultsOp, pdl.TypesOp, pdl.RangeOp, pdl.ApplyNativeRewriteOp)
-
-
-class PatternProblem(UserError):
-    """A file of patterns that cannot be read or used; the message begins with the place."""
-
-
-def _one_use(op: Operation) -> bool:
-    return sum(1 for result in op.results for _ in result.uses) == 1
-
-
-def _element_type(value: SSAValue | Attribute, wanted: Attribute) -> bool:
-    kind = value.type if isinstance(value, SSAValue) else value
-    return getattr(kind, "element_type", kind) == wanted
-
-
-def _rank(value: SSAValue | Attribute, wanted: Any) -> bool:
-    kind = value.type if isinstance(value, SSAValue) else value
-    return isinstance(kind, TensorType) and kind.rank == wanted.value.data
-
-
-CONSTRAINTS: dict[str, Callable[..., bool]] = {"one_use": _one_use, "element_type": _element_type, "rank": _rank}
-"""What `pdl.apply_native_constraint` can name: an operation whose result is used once; a value (or type) with elements of a type; a tensor
-of so many dimensions."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +92,10 @@ def read_patterns(file: str, ctx: Context) -> ModuleOp:
     except SyntaxProblem as error:
         raise PatternProblem(str(error)) from error
     except InvalidIR as error:
-        raise _problem(error.op, error.message) from error
+        raise problem(error.op, error.message) from error
     if not any(isinstance(op, pdl.PatternOp) for op in module.ops):
         raise PatternProblem(f"{file}: the file holds no pdl.pattern")
     return module
-
-
-def _problem(op: Operation, message: str) -> PatternProblem:
-    return PatternProblem(f"{source_location(op.location)}: {message}")
 
 
 class _Rewrite:
@@ -140,7 +110,7 @@ class _Rewrite:
         assert isinstance(rewrite.root.op, pdl.OperationOp)
         named = rewrite.root.op.opName
         self.root = named.data if named is not None else None
-        self.inner = PDLRewritePattern(rewrite, ctx, None, CONSTRAINTS)
+        self.inner = ConstrainedPattern(rewrite, ctx)
 
     def applied(self, op: Operation) -> bool:
         """Rewrite at an operation; whether anything changed."""
@@ -155,7 +125,8 @@ class _Rewrite:
             self.inner.match_and_rewrite(op, rewriter)
         except Exception as error:
             place = source_location(self.pattern.location)
-            raise PassError(f"pattern '{self.name}' ({place}) failed: {type(error).__name__}: {error}", op=probe) from error
+            text = str(error) if isinstance(error, PatternProblem) else f"{type(error).__name__}: {error}"
+            raise PassError(f"pattern '{self.name}' ({place}) failed: {text}", op=probe) from error
         if not rewriter.has_done_action:
             return False
         for new in made:
@@ -172,13 +143,12 @@ def _check(pattern: pdl.PatternOp, ctx: Context) -> None:
     rewrite = pattern.body.block.last_op
     assert isinstance(rewrite, pdl.RewriteOp)
     if rewrite.name_ is not None or rewrite.root is None:
-        raise _problem(rewrite, "pdl.rewrite needs a root operation and a body; functions for rewriting are not supported")
+        raise problem(rewrite, "pdl.rewrite needs a root operation and a body; functions for rewriting are not supported")
     for op in pattern.walk():
         if isinstance(op, UNSUPPORTED):
-            raise _problem(op, f"{op.name} is not supported: patterns name each operand, result and type")
-        if isinstance(op, pdl.ApplyNativeConstraintOp) and op.constraint_name.data not in CONSTRAINTS:
-            hint = did_you_mean(op.constraint_name.data, CONSTRAINTS) or f"; there are: {', '.join(CONSTRAINTS)}"
-            raise _problem(op, f"there is no constraint '{op.constraint_name.data}'{hint}")
+            raise problem(op, f"{op.name} is not supported: patterns name each operand, result and type")
+        if isinstance(op, pdl.ApplyNativeConstraintOp):
+            check_constraint(op, pattern)
         if isinstance(op, pdl.OperationOp) and op.opName is not None:
             _check_operation(op, op.opName.data, ctx)
 
@@ -188,11 +158,11 @@ def _check_operation(op: pdl.OperationOp, name: str, ctx: Context) -> None:
     dialect = name.partition(".")[0]
     if found is None:
         known = [n for n in ctx._loaded_ops if n.startswith(f"{dialect}.")]
-        raise _problem(op, f"there is no operation '{name}'{did_you_mean(name, known)}")
+        raise problem(op, f"there is no operation '{name}'{did_you_mean(name, known)}")
     if not issubclass(found, IRDLOperation):
         return
     definition = found.get_irdl_definition()
     known = [*definition.properties, *definition.attributes]
     for attribute in op.attributeValueNames.data:
         if dialect == "nd" and attribute.data not in known:
-            raise _problem(op, f"'{name}' has no property '{attribute.data}' (it has: {', '.join(known) or 'none'})")
+            raise problem(op, f"'{name}' has no property '{attribute.data}' (it has: {', '.join(known) or 'none'})")

@@ -118,6 +118,60 @@ def test_mistakes(opt_tool, tmp_path, text, message):
     assert result.code == 1 and message.replace("{file}", str(file)) in result.err, result.err
 
 
+def constrained(text, more=""):
+    """A pattern of sinh with more operations in it, and a constraint."""
+    return pattern(f"{SINH}\n{more}  pdl.apply_native_constraint {text}", COSH)
+
+
+RESULT = "  %r = pdl.result 0 of %root\n"
+NUMBER = "  %n = pdl.attribute = 0 : i64\n"
+SCALAR = "func.func @f(%x: !nd.tensor<T>) -> !nd.tensor<T> {\n  %s = nd.sinh %x : !nd.tensor<T>\n  func.return %s : !nd.tensor<T>\n}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        (constrained('"rank"(%r, %n : !pdl.value, !pdl.attribute)', NUMBER + RESULT), True),
+        (constrained('"rank"(%r, %n : !pdl.value, !pdl.attribute)', NUMBER.replace("0 :", "1 :") + RESULT), False),
+        (constrained('"rank"(%t, %n : !pdl.type, !pdl.attribute)', NUMBER), True),
+        (constrained('"one_use"(%root : !pdl.operation)'), True),
+        (constrained('"one_use"(%root : !pdl.operation) {"isNegated" = true}'), False),
+    ],
+)  # fmt: skip
+def test_constraints(opt_tool, tmp_path, text, holds):
+    file = tmp_path / "rules.pdl"
+    file.write_text(text)
+    result = opt_tool("-p", f"apply-pdl{{file={file}}}", stdin=SCALAR.replace("T", "f32"))
+    assert result.code == 0, result.err
+    assert ("nd.cosh" in result.out) == holds
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (constrained('"one_use"(%x : !pdl.value)'), "{file}:5:3: constraint 'one_use' takes (operation), got (value)"),
+        (constrained('"rank"(%x : !pdl.value)'), "{file}:5:3: constraint 'rank' takes (value or type, attribute), got (value)"),
+        (constrained('"rank"(%root, %n : !pdl.operation, !pdl.attribute)', NUMBER),
+         "{file}:6:3: constraint 'rank' takes (value or type, attribute), got (operation, attribute)"),
+        (constrained('"rank"(%x, %n : !pdl.value, !pdl.attribute)', '  %n = pdl.attribute = "two"\n'),
+         "{file}:6:3: argument 1 of constraint 'rank' must be a number such as 2 : i64, got \"two\""),
+        (constrained('"element_type"(%x, %n : !pdl.value, !pdl.attribute)', NUMBER),
+         "{file}:6:3: argument 1 of constraint 'element_type' must be a type such as f32, got 0 : i64"),
+        (constrained('"rank"(%y, %n : !pdl.value, !pdl.attribute)', NUMBER + "  %y = pdl.operand\n"),
+         "{file}:7:3: argument 0 of constraint 'rank' is not known: nothing that leads to the root of the pattern has it"),
+        (constrained('"element_type"(%x, %n : !pdl.value, !pdl.attribute)', "  %n = pdl.attribute\n"),
+         "{file}:6:3: argument 1 of constraint 'element_type' is not known"),
+        (constrained('"rank"(%r, %n : !pdl.value, !pdl.attribute)', NUMBER + "  %r = pdl.result 1 of %root\n"),
+         "pattern 'mine' ({file}:1:1) failed: {file}:6:8: 'nd.sinh' has 1 results, no result 1"),
+    ],
+)  # fmt: skip
+def test_constraints_with_mistakes(opt_tool, tmp_path, text, message):
+    file = tmp_path / "rules.pdl"
+    file.write_text(text)
+    result = opt_tool("-p", f"apply-pdl{{file={file}}}", stdin=SCALAR.replace("T", "f32"))
+    assert result.code == 1 and message.replace("{file}", str(file)) in result.err, result.err
+
+
 def test_file_that_is_not_there(opt_tool):
     result = opt_tool("-p", "apply-pdl{file=none.pdl}", stdin="func.func private @f()")
     assert result.code == 1 and "pass 'apply-pdl' failed: cannot read 'none.pdl': No such file or directory" in result.err
