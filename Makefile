@@ -3,16 +3,20 @@
 # make test-long     the long suites, those marked `long`
 # make fuzz   random programs against eager, SECONDS=120; prints its seed                  [SEED=...] [KEEP=folder]
 # make test-triton   kernels for GPUs compiled to cubin and hsaco, which needs Triton but no GPU
+# make smoke  README's examples and a few tests of each layer, for another torch: TORCH=torch==2.14.1
 # make lint   ruff and the type checker
 #
-# Each makes .venv when it is not there and installs what it needs; the second time it starts at once.
-# PYTHON= another interpreter (3.11 or newer); TORCH= another torch requirement (2.11 to 2.13);
+# Each makes a virtual environment when it is not there and installs what it needs; the second time it starts at once.
+# PYTHON= another interpreter (3.11 to 3.14); TORCH= another torch requirement (2.11 or newer), in an environment of its own;
 # TRITON= another Triton (3.6.0 to 3.9.0; Linux).
 
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+PINNED := torch==2.13.0
+TORCH ?= $(PINNED)
 TRITON ?= triton==3.6.0
-VENV ?= .venv
+# .venv for the pinned torch, .venv-torch-2.14.1 for another one
+NAME_OF_TORCH := $(shell printf %s '$(TORCH)' | tr -c 'a-zA-Z0-9.+' '-' | tr -s -)
+VENV ?= .venv$(if $(filter-out $(PINNED),$(TORCH)),-$(NAME_OF_TORCH))
 TESTS ?= tests
 QUERY ?=
 SECONDS ?= 120
@@ -23,7 +27,11 @@ PY := $(VENV)/bin/python
 TRITON_FOLDER := $(VENV)/$(subst ==,-,$(TRITON))
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-long test-triton fuzz lint clean
+SMOKE := tests/test_readme.py tests/test_packaging.py tests/passes/test_fingerprint.py tests/targets/host tests/tools/test_aot_cache.py \
+  tests/lowering/fx_to_nd/test_pointwise.py tests/e2e/test_contract_driver.py tests/e2e/test_contract_operators.py \
+  tests/e2e/test_contract_layouts.py tests/e2e/test_quantised_tensors.py tests/e2e/test_threads_and_processes.py
+
+.PHONY: demo test test-long test-triton smoke fuzz lint clean
 
 demo: $(VENV)/installed-demo
 	$(PY) -m stepwell.tools.demo $(if $(QUERY),"$(QUERY)")
@@ -33,6 +41,9 @@ test: $(VENV)/installed-test
 
 test-long: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope -m long $(TESTS)
+
+smoke: $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope -m "not long" $(SMOKE)
 
 fuzz: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(PY) -m stepwell.tools.fuzz --seconds $(SECONDS) --jobs 2 --keep $(KEEP) $(if $(SEED),--seed $(SEED))
@@ -52,7 +63,7 @@ lint: $(VENV)/installed-lint
 	$(VENV)/bin/basedpyright
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf .venv .venv-torch* $(VENV) build *.egg-info
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

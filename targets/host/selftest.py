@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,9 @@ end:
 """
 
 
+TESTED = (2, 14)
+"""The newest torch that the tests have run with. With a newer one the self-test decides, as with any other."""
+
 HOSTS = ("native", "python")
 """What STEPWELL_HOST takes; the first is the default."""
 
@@ -56,6 +60,7 @@ def native_wanted() -> bool:
 @cache
 def passes_selftest() -> bool:
     """Whether a native program gives right results in this process (found out once, loudly when it does not)."""
+    _mention_newer_torch()
     absent = missing()
     if absent:
         log.warning("no native host programs, they run through Python: this process lacks %s", ", ".join(absent))
@@ -67,6 +72,14 @@ def passes_selftest() -> bool:
     if problem:
         log.warning("no native host programs, they run through Python: the self-test failed (%s)", problem)
     return not problem
+
+
+def _mention_newer_torch() -> None:
+    import torch
+
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found and (int(found[1]), int(found[2])) > TESTED:
+        log.warning("torch %s is newer than the last one that stepwell was tested with (%d.%d)", torch.__version__, *TESTED)
 
 
 def _run() -> str | None:

@@ -53,6 +53,14 @@ def test_a_missing_symbol_is_said_and_python_runs(fresh_selftest, monkeypatch, c
     assert run([torch.ones(3)])[0].tolist() == [2.5] * 3
 
 
+@pytest.mark.parametrize(("version", "lines"), [("2.11.0", 0), ("2.14.1+cu130", 0), ("2.15.0a0+git1", 1), ("3.0", 1), ("unknown", 0)])
+def test_a_torch_newer_than_tested_is_said_once(fresh_selftest, monkeypatch, caplog, version, lines):
+    monkeypatch.setattr(torch, "__version__", version)
+    with caplog.at_level(logging.WARNING, logger="stepwell"):
+        assert selftest.passes_selftest() and selftest.passes_selftest()
+    assert [r.getMessage().partition(" is newer")[0] for r in caplog.records] == [f"torch {version}"] * lines
+
+
 def test_a_failed_selftest_is_said(fresh_selftest, monkeypatch, caplog):
     monkeypatch.setattr(selftest, "_run", lambda: "got nonsense")
     with caplog.at_level(logging.WARNING, logger="stepwell"):
