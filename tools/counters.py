@@ -8,8 +8,8 @@
 | kernels | distinct kernels generated |
 | launches | kernel launches a call makes, over all graphs |
 | extern | library calls by choice (convolutions, attention, ...) |
-| fallback | nodes run by the library for want of a rule |
-| fallback_ops | the same by operator |
+| fallback | nodes without a rule, which run as torch has them: operators of ATen, of users, of other libraries |
+| fallback_ops | the same by operator, also named once in the log |
 | bytes_read, bytes_written | bytes that the launches of one call of each graph touch, sizes at their hints |
 | cache_hits, cache_misses | objects taken from the disk, and compiled |
 | graph_cache_hits, graph_cache_misses | whole graphs taken from the disk, and looked for in vain, see docs/cache.md |
@@ -32,21 +32,30 @@ from typing import Any
 
 from .trace import trace_phase
 
-counters: dict[str, Any] = {}
+
+class Counters(dict[str, Any]):
+    """The counters by name; one that is cleared has every documented key, at zero."""
+
+    def clear(self) -> None:
+        """Set every counter to zero."""
+        with _lock:
+            super().clear()
+            self.update(
+                graphs=0, bodies=0, ops=0, kernels=0, launches=0, extern=0, fallback=0, fallback_ops={}, bytes_read=0, bytes_written=0,
+                cache_hits=0, cache_misses=0, graph_cache_hits=0, graph_cache_misses=0, graph_cache_bypasses=0, seconds_saved=0.0,
+                aot_cache_hits=0, aot_cache_misses=0, aot_cache_bypasses=0, compile_seconds={}, schemes={}, recovered={},
+            )  # fmt: skip
+
+
+counters = Counters()
 _TABLES = ("compile_seconds.", "fallback_ops.", "schemes.", "recovered.")
 _lock = threading.Lock()
 _records = threading.local()
 
 
 def reset_counters() -> None:
-    """Set every counter to zero."""
-    with _lock:
-        counters.clear()
-        counters.update(
-            graphs=0, bodies=0, ops=0, kernels=0, launches=0, extern=0, fallback=0, fallback_ops={}, bytes_read=0, bytes_written=0,
-            cache_hits=0, cache_misses=0, graph_cache_hits=0, graph_cache_misses=0, graph_cache_bypasses=0, seconds_saved=0.0,
-            aot_cache_hits=0, aot_cache_misses=0, aot_cache_bypasses=0, compile_seconds={}, schemes={}, recovered={},
-        )  # fmt: skip
+    """Set every counter to zero; `counters.clear()` does the same."""
+    counters.clear()
 
 
 def count(name: str, n: int | float = 1) -> None:

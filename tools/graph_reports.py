@@ -27,8 +27,9 @@ def report(imported: Imported) -> None:
     """Log and trace it; what is the same in every graph is said once."""
     for name in imported.counts.names["fallback"]:
         if once(f"fallback {name}"):
-            log.warning("%s has no rule and runs through ATen", name)
-            hints.info("%s runs through ATen: nothing is fused with it", name)
+            runs = "through ATen" if name.startswith(("aten.", "prims.")) else "as it is registered"
+            log.warning("%s has no rule and runs %s", name, runs)
+            hints.info("%s runs %s: nothing is fused with it", name, runs)
     hint_tf32(imported.module, imported.device)
     if log.isEnabledFor(logging.INFO) and (table := products(imported.module)):
         log.info("matrix products:\n%s", table)

@@ -24,7 +24,7 @@ from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_types import TensorType
 from ...errors import UserError
 from .builder import UNIT, number_attr, text
-from .library import library_reason
+from .library import BY_CHOICE, library_reason
 from .metadata import COMPUTED, INLINE_LIMIT, device_name, element_type, is_nonoverlapping_dense
 from .scalars import ScalarValue, SymScalar, scalar_number
 
@@ -316,8 +316,11 @@ def refuse_fallback(node: Node) -> None:
 
 
 def is_fallback(target: Any) -> bool:
-    """Whether an operator should have a rule: torch's own ones that are not in the list of library operators."""
-    return target.namespace in ("aten", "prims") and library_reason(target._schema.name.split("::")[1]) is None
+    """Whether an operator has no rule but should: ATen's that are not in the list of library operators, and those of users and of libraries
+    outside of torch."""
+    if target.namespace in ("aten", "prims"):
+        return library_reason(target._schema.name.split("::")[1]) is None
+    return target.namespace not in BY_CHOICE
 
 
 def overload_call(

@@ -1,9 +1,16 @@
 """The operators of torch that are library calls by choice: no rule is meant to exist for them.
 
-Everything else of torch's own that reaches a library call is counted as a fallback.
+Everything else that reaches a library call is counted as a fallback: operators of ATen, of users, of libraries outside of torch.
 """
 
 from __future__ import annotations
+
+BY_CHOICE = frozenset(
+    "stepwell c10d _c10d_functional _c10d_functional_autograd c10d_functional symm_mem _dtensor fsdp streams profiler quantized _quantized "
+    "quantization quantized_decomposed onednn mkldnn mkldnn_prepacked mkl sparse rngprims debugprims inductor inductor_prims flex_lib "
+    "static_runtime debug_mode_ops export prim higher_order".split()
+)
+"""Namespaces of torch's operators beside ATen, and ours, all of whose operators are library calls by choice."""
 
 _LINEAR_ALGEBRA = """
 _linalg_check_errors _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd cholesky
