@@ -10,7 +10,8 @@ strides (views, library calls, what the caller sees) gets those of before.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -20,13 +21,28 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
-from ..passes.loop.loop_layout import PRICES, Cut
+from ..passes.loop.loop_layout import PRICES, Cut, Prices
 from .fx_graphs import VIEWS_IN_ANY_ORDER
-from .fx_to_nd.layout_choices import cudnn_cost, cudnn_gradient_cost, size_hints
+from .fx_to_nd.layout_choices import cudnn_cost, cudnn_gradient_cost, onednn_cost, onednn_gradient_cost, size_hints
 
 aten = torch.ops.aten
-_DEVICES = ("cuda",)
-"""Where there is a choice."""
+
+@dataclass(frozen=True)
+class Library:
+    """Who computes convolutions on a kind of device. prices: the target whose prices count for nests and copies. forward, gradients: what
+    channels-last costs. orders_weights: it takes a weight in any order."""
+
+    prices: str
+    forward: Callable[..., float | None]
+    gradients: Callable[..., float | None]
+    orders_weights: bool
+
+
+_LIBRARIES = {
+    "cuda": Library("gpu", cudnn_cost, cudnn_gradient_cost, False),
+    "cpu": Library("cpu", onednn_cost, onednn_gradient_cost, True),
+}
+"""By kind of device."""
 
 _ROWS, _LAST = "rows", "channels-last"
 _FORMATS = {_ROWS: torch.contiguous_format, _LAST: torch.channels_last}
@@ -54,6 +70,9 @@ _READING = frozenset((
 ))  # fmt: skip
 """Operators that read either order as well, and whose result is whatever comes out."""
 
+_NAMES = frozenset((operator.getitem, aten.detach.default, aten.alias.default))
+"""What only gives a tensor another name."""
+
 _PLANES = frozenset((aten.native_group_norm.default, aten.native_group_norm_backward.default))
 """Operators for which pixels next to each other are worth more than convolutions save (a U-Net's step in bf16: 18.0 ms by rows,
 25.1 with its convolutions channels-last, 18.6 with those that no group norm reads or feeds)."""
@@ -61,11 +80,14 @@ _PLANES = frozenset((aten.native_group_norm.default, aten.native_group_norm_back
 
 def choose_training_layouts(gm: GraphModule) -> int:
     """Rewrite a joint graph in place; gives how many convolutions and gradients of convolutions run channels-last that did not before.
-    Only graphs for NVIDIA's GPUs have a choice: oneDNN orders data by itself."""
+    A graph whose convolutions are on several kinds of devices stays as it is."""
     costs = {n: cost for n in gm.graph.nodes if n.target in _CONVOLUTIONS and (cost := _cost(n)) is not None}
     if not any(cost < 0 for cost in costs.values()) or any(n.target in _PLANES for n in gm.graph.nodes):
         return 0
-    last = _Problem(gm, costs).channels_last()
+    libraries = {_library(n) for n in costs}
+    if len(libraries) > 1:
+        return 0
+    last = _Problem(gm, costs, PRICES[libraries.pop().prices]).channels_last()
     chosen = len(last & costs.keys())
     if chosen:
         graph, copies = _copied(gm.graph)
@@ -89,7 +111,7 @@ def _cost(node: Node) -> float | None:
     backward = node.target is aten.convolution_backward.default
     images = node.args[1:3] if backward else node.args[:2]
     tensors = [_tensor(n) for n in (*images, node.args[0] if backward else node)]
-    if any(t is None or t.dim() != 4 or t.device.type not in _DEVICES for t in tensors):
+    if any(t is None or t.dim() != 4 or t.device.type not in _LIBRARIES for t in tensors):
         return None
     x, weight, out = tensors
     sizes = [size_hints(t) for t in (x, weight, out)]  # pyright: ignore[reportArgumentType]
@@ -97,9 +119,17 @@ def _cost(node: Node) -> float | None:
         return None
     transposed = bool(node.args[7 if backward else 6])
     groups = sizes[2 if transposed else 0][1] // sizes[1][1]  # pyright: ignore[reportOptionalSubscript]  (the argument may be a symbol)
+    library = _library(node)
     if backward:
-        return cudnn_gradient_cost(sizes, x, transposed, groups, node.args[10])  # pyright: ignore[reportArgumentType]
-    return cudnn_cost(sizes, x, transposed, groups)  # pyright: ignore[reportArgumentType]
+        return library.gradients(sizes, x, transposed, groups, node.args[10])
+    return library.forward(sizes, x, transposed, groups)
+
+
+def _library(node: Node) -> Library:
+    """What computes a convolution."""
+    image = _tensor(node.args[0])
+    assert image is not None
+    return _LIBRARIES[image.device.type]
 
 
 def _tensor(node: Any) -> torch.Tensor | None:
@@ -138,15 +168,17 @@ def _follows(node: Node) -> bool:
 
 
 def _source(node: Node) -> Node:
-    """The operator of whose results this is one."""
-    return node.args[0] if node.target is operator.getitem else node  # pyright: ignore[reportReturnType]
+    """The operator of whose results this is one, or another name."""
+    while node.target in _NAMES:
+        node = node.args[0]  # pyright: ignore[reportAssignmentType]
+    return node
 
 
 class _Problem:
     """Who pays how much for being on another side than whom."""
 
-    def __init__(self, gm: GraphModule, costs: dict[Node, float]):
-        self.prices = PRICES["gpu"]
+    def __init__(self, gm: GraphModule, costs: dict[Node, float], prices: Prices):
+        self.prices = prices
         self.costs = costs
         self.cut = Cut()
         for node in gm.graph.nodes:
@@ -225,7 +257,7 @@ class _Rewrite:
     def _images(self, node: Node, side: str) -> None:
         """Give a convolution its tensors on one side; the weight of one that stays row-major is as it was."""
         places = _CONVOLUTIONS[node.target]  # pyright: ignore[reportArgumentType]
-        for k in (*places, places[-1] + 1):
+        for k in places if _library(node).orders_weights else (*places, places[-1] + 1):
             if (given := node.args[k]) is not None and _side(_tensor(given)) not in (side, None):
                 node.update_arg(k, self._clone(given, _FORMATS[side]))
 

@@ -8,6 +8,7 @@ tensor cores are channels-last too: around them it reorders, slowly, what is row
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -18,12 +19,23 @@ from xdsl.ir import Attribute
 from .builder import ONE
 from .importer import Importer
 
-GROUPED_NS, DENSE_NS, WEIGHT_NS = 0.09, 0.0, 0.13
-"""Nanoseconds a byte that channels-last saves on input and output (of depthwise and grouped convolutions, of others), and that it costs on
-the weight; measured with oneDNN on an Intel Xeon with AVX-512, one thread, 3x3, 7x7 and depthwise convolutions from 3x3 to 96x96 (1x1 with
-stride 1: no difference). Dense ones by themselves save as much, but in whole models nothing was gained (a small U-Net lost an eighth to
-the nests around them), so that they follow their neighbours and do not pull.
-"""
+
+@dataclass(frozen=True)
+class Saved:
+    """Nanoseconds that channels-last saves for each byte of input and output: of a convolution, and of both its gradients."""
+
+    forward: float
+    gradients: float
+
+
+ONEDNN_DEPTHWISE, ONEDNN_GROUPED = Saved(0.09, 0.12), Saved(0.12, 0.25)
+"""Measured with oneDNN in one thread (docs/lab/grouped-convolutions.md)."""
+
+ONEDNN_DENSE = Saved(0.0, 0.0)
+"""Dense convolutions follow their neighbours and do not pull: what they save by themselves the nests around them lose."""
+
+ONEDNN_WEIGHT_NS = 0.13
+"""What channels-last costs for each byte of the weight, which both kinds of kernels reorder. A window of one pixel has one order."""
 
 GPU_CALL_NS = 3000.0
 """What cuDNN's own reordering takes beside the bytes: the launches of its kernels. Here and below by 27 shapes of ResNet, U-Net, ConvNeXt
@@ -67,7 +79,7 @@ def convolution_choices(
     sizes = [size_hints(t) for t in (x, weight, out)]
     if any(s is None or 0 in s for s in sizes):
         return None
-    price = {"cpu": _onednn_cost, "cuda": cudnn_cost}.get(x.device.type)
+    price = {"cpu": onednn_cost, "cuda": cudnn_cost}.get(x.device.type)
     cost = None if price is None else price(sizes, x, transposed, groups)
     if cost is None:
         return None
@@ -81,14 +93,33 @@ def convolution_choices(
     return ArrayAttr([DictionaryAttr(table)])
 
 
-def _onednn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int) -> float | None:
-    """Nanoseconds that channels-last takes more, for `sizes` of input, weight and result; None where it is no choice."""
+def onednn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int) -> float | None:
+    """Nanoseconds that oneDNN takes more channels-last, for `sizes` of input `x`, weight and result; None where it is no choice."""
     if transposed or not torch.backends.mkldnn.is_available():
         return None
     source, weight, result = sizes
-    plain = tuple(weight[2:]) == (1, 1) and source[2:] == result[2:]
-    saved = 0.0 if plain else (GROUPED_NS if groups > 1 else DENSE_NS) * (prod(source) + prod(result))
-    return (WEIGHT_NS * prod(weight) - saved) * x.element_size()
+    saved = _onednn_saved(weight, groups).forward
+    return (_onednn_weight(weight) - saved * (prod(source) + prod(result))) * x.element_size()
+
+
+def onednn_gradient_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int, wanted: Sequence[bool]) -> float | None:
+    """The same for the gradients of input and weight that are `wanted`, each half of both."""
+    if transposed or not torch.backends.mkldnn.is_available():
+        return None
+    source, weight, result = sizes
+    count = sum(map(bool, wanted[:2]))
+    saved = _onednn_saved(weight, groups).gradients * count / 2
+    return (_onednn_weight(weight) * count - saved * (prod(source) + prod(result))) * x.element_size()
+
+
+def _onednn_saved(weight: Sequence[int], groups: int) -> Saved:
+    if groups == 1:
+        return ONEDNN_DENSE
+    return ONEDNN_DEPTHWISE if weight[1] == 1 else ONEDNN_GROUPED
+
+
+def _onednn_weight(weight: Sequence[int]) -> float:
+    return 0.0 if prod(weight[2:]) == 1 else ONEDNN_WEIGHT_NS * prod(weight)
 
 
 def cudnn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int) -> float | None:

@@ -1,5 +1,5 @@
-"""Convolutions of training graphs channels-last. The decision is one for GPUs; taken on the CPU, whose library runs either order, what
-comes out of it is compared with eager."""
+"""Convolutions of training graphs channels-last. Most decisions here are those for GPUs, taken on the CPU, whose library runs either order:
+what comes out of them is compared with eager."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ aten = torch.ops.aten
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
+ONEDNN, CUDNN = training_layouts._LIBRARIES["cpu"], training_layouts._LIBRARIES["cuda"]
+
+
 @pytest.fixture(autouse=True)
-def a_choice_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(training_layouts, "_DEVICES", ("cpu",))
+def choices_of_a_gpu(monkeypatch):
+    monkeypatch.setattr(training_layouts, "_LIBRARIES", {"cpu": CUDNN})
     monkeypatch.setattr(layout_choices, "_uses_tf32", lambda: True)
     torch._dynamo.reset()
 
@@ -198,6 +201,57 @@ def test_strides_and_groups_that_are_symbols(monkeypatch, convolution):
         x, w = torch.randn(2, 8, 9, 11, requires_grad=True), torch.randn(8, 8 // groups, 3, 5, requires_grad=True)
         got, expected = (torch.autograd.grad(f(x, w, stride, padding, groups).square().sum(), (x, w)) for f in (compiled, run))
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+class Grouped(nn.Module):
+    """Two blocks of a RegNet: 1x1, 3x3 in groups with a stride, 1x1, and what goes around them."""
+
+    def __init__(self, channels: int = 48, width: int = 8):
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 3, 2, 1, bias=False)
+        self.blocks = nn.ModuleList(self.block(channels, width, stride) for stride in (1, 2))
+        self.around = nn.Conv2d(channels, channels, 1, 2, bias=False)
+        self.last = nn.Linear(channels, 5)
+
+    def block(self, channels: int, width: int, stride: int) -> nn.Sequential:
+        def norm():
+            return nn.BatchNorm2d(channels)
+
+        grouped = nn.Conv2d(channels, channels, 3, stride, 1, groups=channels // width, bias=False)
+        ends = [nn.Conv2d(channels, channels, 1, bias=False) for _ in range(2)]
+        return nn.Sequential(ends[0], norm(), nn.ReLU(), grouped, norm(), nn.ReLU(), ends[1], norm())
+
+    def forward(self, x):
+        a = F.relu(self.stem(x))
+        b = F.relu(a + self.blocks[0](a))
+        return self.last(F.relu(self.around(b) + self.blocks[1](b)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("width, dynamic", [(1, None), (8, None), (8, True), (24, None)])
+def test_ly_06_grouped_convolutions_of_a_cpu(monkeypatch, width, dynamic):
+    """oneDNN computes depthwise and grouped convolutions, and their gradients, faster channels-last; all others of the network follow."""
+    monkeypatch.setattr(training_layouts, "_LIBRARIES", {"cpu": ONEDNN})
+    torch.manual_seed(0)
+    net, x = Grouped(width=width), torch.randn(4, 3, 48, 48)
+    reference = copy.deepcopy(net).double()
+    counters.clear()
+    compiled = torch.compile(net, backend="stepwell", dynamic=dynamic, options={"cache": "off"})
+    for size in (48, 40) if dynamic else (48,):
+        x = torch.randn(4, 3, size, size)
+        given, expected = x.clone().requires_grad_(), x.double().requires_grad_()
+        result, wanted = compiled(given), reference(expected)
+        torch.testing.assert_close(result.double(), wanted, rtol=1e-4, atol=1e-4)
+        parameters = [given, *net.parameters()], [expected, *reference.parameters()]
+        got, want = torch.autograd.grad(result.sum(), parameters[0]), torch.autograd.grad(wanted.sum(), parameters[1])
+        for p, q in zip(got, want, strict=True):
+            assert p.stride() == q.stride()
+            assert (p - q).abs().max() <= 1e-3 * max(1, q.abs().max())
+    assert counters["training_layouts"] == 16  # eight convolutions, forward and backward
+
+
+def test_dense_convolutions_of_a_cpu_stay_by_rows(monkeypatch):
+    monkeypatch.setattr(training_layouts, "_LIBRARIES", {"cpu": ONEDNN})
+    assert sides(joint_graph(two, X, V, W)) == ["rows"] * 4
 
 
 def test_the_choice_can_be_left_out(monkeypatch):
