@@ -99,6 +99,28 @@ class Found:
         owners = [self.values[op.results[0]].owner for op in self.pattern.ops]
         return {op: None for op in owners if isinstance(op, Operation)}
 
+    @cached_property
+    def inside(self) -> dict[Operation, None]:
+        """What the pattern covers, and copies of that which serve nothing else: equal operations that are not one value yet."""
+        covered = dict(self.ops)
+        block = self.outputs[0].owner.parent if isinstance(self.outputs[0].owner, Operation) else None
+        outputs = set(self.outputs)
+        while block is not None:
+            users = {use.operation for op in covered for r in op.results if r not in outputs for use in r.uses}
+            users |= {v.owner for op in covered for v in op.operands if isinstance(v.owner, Operation)}
+            added = [
+                op
+                for op in users
+                if op not in covered
+                and op.results
+                and all(use.operation in covered for r in op.results for use in r.uses)
+                and any(type(op) is type(own) and same_value(own.results[0], op.results[0]) for own in self.ops)
+            ]
+            if not added:
+                break
+            covered.update(dict.fromkeys(added))
+        return covered
+
     def used_elsewhere(self) -> Operation | None:
         """An operation that computes something inside of the pattern that others use too."""
         outputs = set(self.outputs)
@@ -106,9 +128,32 @@ class Found:
             if isinstance(op, SHARED):
                 continue
             for result in op.results:
-                if result not in outputs and any(use.operation not in self.ops for use in result.uses):
+                if result not in outputs and any(use.operation not in self.inside for use in result.uses):
                     return op
         return None
+
+
+def same_value(a: SSAValue, b: SSAValue) -> bool:
+    """Whether two values are one, or results of equal trees of operations without effects, which CSE would make one."""
+    pairs, seen = [(a, b)], set[tuple[SSAValue, SSAValue]]()
+    while pairs:
+        pair = pairs.pop()
+        mine, theirs = pair
+        if mine is theirs or pair in seen:
+            continue
+        seen.add(pair)
+        if mine.type != theirs.type or isinstance(mine, BlockArgument) or isinstance(theirs, BlockArgument):
+            return False
+        one, other = mine.owner, theirs.owner
+        assert isinstance(one, Operation) and isinstance(other, Operation)
+        if type(one) is not type(other) or mine.index != theirs.index:  # pyright: ignore[reportAttributeAccessIssue]
+            return False
+        if one.regions or isinstance(one, (nd.ExternOp, nd.RandomOp)) or has_effect(one) or one.properties != other.properties:
+            return False
+        if len(one.operands) != len(other.operands):
+            return False
+        pairs.extend(zip(one.operands, other.operands, strict=True))
+    return True
 
 
 def matches(pattern: Pattern, root: Operation, *, exact: bool) -> Iterator[Found]:
@@ -140,7 +185,7 @@ class _Matcher:
         (wanted, value), rest = goals[0], goals[1:]
         bound = values.get(wanted)
         if bound is not None:
-            if value is None or bound is value:
+            if value is None or same_value(bound, value):
                 yield from self.solve(rest, values, numbers)
             return
         if value is None:
@@ -231,7 +276,7 @@ def put_in_place(found: Found, replacement: Pattern) -> str | None:
         if value.name_hint is None or isinstance(value.owner, Operation) and value.owner.parent is block:
             value.name_hint = old.name_hint or value.name_hint
         old.replace_all_uses_with(value)
-    for op in sorted(found.ops, key=at.__getitem__, reverse=True):
+    for op in sorted(found.inside, key=at.__getitem__, reverse=True):
         if not any(result.uses for result in op.results):
             op.detach()
             op.erase()

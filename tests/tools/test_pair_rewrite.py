@@ -373,3 +373,36 @@ def test_opt_tool(opt_tool, tmp_path, dtype):
     assert result.code == 0, result.err
     assert "nd.erf" in result.out and "nd.tanh" not in result.out and f"!nd.tensor<s0 x {dtype}>" in result.out
     assert "1 num-replaced" in result.err and "'gelu' takes the place of" in result.err
+
+
+def squares(x):
+    y = torch.sinh(-x)
+    return y * y
+
+
+@pytest.mark.parametrize("position", ["begin", "end"])
+def test_equal_operands_that_are_not_one_value_yet(position):
+    """At the beginning of the stage nothing has made one operation of two equal ones."""
+    pair = stepwell.replace(squares, lambda x: torch.cosh(-x) ** 2 - 1, name="squares")
+    twice = [lambda x: torch.sinh(-x) * torch.sinh(-x), lambda x: torch.sinh(-x) * torch.sinh(x.neg())]
+    for fn in (squares, *twice):
+        torch._dynamo.reset()
+        (ops,) = rewritten(lambda x, fn=fn: fn(x * 3 + 1), torch.randn(4), passes=[pair], position=position)
+        assert "nd.sinh" not in ops and "nd.cosh" in ops
+    for fn in (lambda x: torch.sinh(-x) * torch.sinh(x), lambda x: torch.sinh(-x) * torch.sinh(-x.flip(0))):
+        torch._dynamo.reset()
+        (ops,) = rewritten(fn, torch.randn(4), passes=[pair], position=position)
+        assert "nd.sinh" in ops and "nd.cosh" not in ops
+
+
+def test_equal_operands_of_which_one_is_needed_elsewhere():
+    pair = stepwell.replace(squares, lambda x: torch.cosh(-x) ** 2 - 1, name="squares")
+
+    def fn(x):
+        y = torch.sinh(-x)
+        return torch.sinh(-x) * y, y
+
+    seen = []
+    options = {"passes": {"nd": [(pair, "begin"), (spy(seen), "begin")]}, "cache": "off"}
+    x = torch.randn(4)
+    torch.testing.assert_close(torch.compile(fn, backend="stepwell", options=options)(x), fn(x), rtol=1e-3, atol=1e-3)
