@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
@@ -344,6 +345,19 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def _product(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The product of floats without a partial result that overflows: of halves and their exponents, pair by pair."""
+    half, exponent = torch.frexp(x.double().movedim(dim, -1))
+    exponent = exponent.sum(-1)
+    while half.shape[-1] > 1:
+        half = F.pad(half, (0, half.shape[-1] % 2), value=1.0)
+        half, more = torch.frexp(half[..., ::2] * half[..., 1::2])
+        exponent = exponent + more.sum(-1)
+    one = half[..., 0] if half.shape[-1] else torch.ones(half.shape[:-1], dtype=half.dtype)
+    exponent = exponent.clamp(-2200, 2200).double()
+    return torch.ldexp(torch.ldexp(one, (exponent / 2).floor()), (exponent / 2).ceil()).to(x.dtype)
+
+
 def _neutral(kind: str, dtype: torch.dtype) -> float | int:
     """What the maximum or minimum of nothing is."""
     if dtype.is_floating_point:
@@ -360,7 +374,7 @@ def _reduce(run: NdInterpreter, op: Any, x: torch.Tensor) -> torch.Tensor:
     if kind == "prod":
         result = x.to(dtype) if torch.empty((), dtype=dtype).element_size() > x.element_size() else _wide(x)
         for d in sorted(dims, reverse=True):
-            result = result.prod(d, dtype=dtype if not result.is_floating_point() else None)
+            result = _product(result, d) if result.is_floating_point() else result.prod(d, dtype=dtype)
         return result.to(dtype)
     if kind in ("max", "min"):
         if any(x.shape[d] == 0 for d in dims):

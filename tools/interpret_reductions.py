@@ -110,6 +110,27 @@ class Welford:
         return self.mean, self.squares, self.count
 
 
+class ScaledProduct:
+    """A product as m and k: m * 2**(u * k)."""
+
+    def __init__(self, t: Attribute):
+        self.unit = 716 if isinstance(t, Float64Type) else 100
+        self.m, self.k = 1.0, 0
+
+    def add(self, x: Any) -> None:
+        self.m *= self._scaled(float(x))
+        self.m = self._scaled(self.m)
+
+    def _scaled(self, x: float) -> float:
+        """One factor of 2**u more or less, counted."""
+        step = 1 if abs(x) > 2.0 ** (self.unit // 2) else -1 if abs(x) < 2.0 ** -(self.unit // 2) else 0
+        self.k += step
+        return x * 2.0 ** (-self.unit * step)
+
+    def value(self) -> tuple[Any, ...]:
+        return self.m, self.k
+
+
 class Softmax:
     """Maximum and sum of exp(x - maximum)."""
 
@@ -146,6 +167,8 @@ def reduction(kind: str, t: Attribute) -> Any:
         return Fold(initial if _is_int(t) else float(initial) if kind in ("sum", "prod") else initial, combine)
     if kind in ("argmax", "argmin"):
         return Extreme(t, kind == "argmax")
+    if kind == "scaled_prod":
+        return ScaledProduct(t)
     return Welford() if kind == "welford" else Softmax()
 
 

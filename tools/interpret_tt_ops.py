@@ -658,16 +658,17 @@ def _full(values: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[
 
 @rule("tt.scan")
 def _scan(runner: Runner, op: Any) -> list[torch.Tensor]:
+    """Over distances 1, 2, 4, ...: elements behind are joined with each other before what is in front, as in the lanes of a warp."""
     axis = number(op.axis)
     parts = [p.flip(axis) if number(op.reverse) else p for p in runner.operands(op)]
-    slices = [[x] for x in (p.select(axis, 0) for p in parts)]
-    for i in range(1, parts[0].shape[axis]):
-        before = [s[-1] for s in slices]
-        after = _full(runner.region(op.combineOp, [*before, *(p.select(axis, i) for p in parts)]), before)
-        for s, value in zip(slices, after, strict=True):
-            s.append(value)
-    out = [torch.stack(s, axis) for s in slices]
-    return [p.flip(axis) if number(op.reverse) else p for p in out]
+    size, distance = parts[0].shape[axis], 1
+    while distance < size:
+        before = [p.narrow(axis, 0, size - distance) for p in parts]
+        after = [p.narrow(axis, distance, size - distance) for p in parts]
+        joined = _full(runner.region(op.combineOp, [*before, *after]), before)
+        parts = [torch.cat([p.narrow(axis, 0, distance), v], axis) for p, v in zip(parts, joined, strict=True)]
+        distance *= 2
+    return [p.flip(axis) if number(op.reverse) else p for p in parts]
 
 
 @rule("tt.map_elementwise")

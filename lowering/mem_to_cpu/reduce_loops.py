@@ -196,7 +196,9 @@ class ReduceLowering:
         for kind in op.kind_names:
             takes, gives = loop.KINDS[kind]
             types = [scalar_type(v.type) for v in last.operands[at : at + takes]]
-            if kind in ("argmax", "argmin"):
+            if kind == "scaled_prod":
+                found.append(red.ScaledProduct(kind, [scalar_type(r.type) for r in op.outputs[out : out + gives]]))
+            elif kind in ("argmax", "argmin"):
                 index = last.operands[at + 1]
                 first = None
                 if s.is_index(index):
@@ -225,8 +227,8 @@ class ReduceLowering:
         found: list[list[SSAValue]] = []
         at = 0
         for slot in slots:
-            found.append([self._value(v, t) for v, t in zip(last.operands[at : at + slot.count], slot.types, strict=True)])
-            at += slot.count
+            found.append([self._value(v, t) for v, t in zip(last.operands[at : at + slot.takes], slot.types, strict=False)])
+            at += slot.takes
         return found
 
     def _pass(
@@ -336,7 +338,7 @@ class ReduceLowering:
                 if isinstance(slot, red.PartAccumulator):
                     found.append(slot.single(self.s, self.s.get_vector(last.operands[at])))
                 else:
-                    found.append([self._value(v, t) for v, t in zip(last.operands[at : at + takes], slot.types, strict=True)])
+                    found.append([self._value(v, t) for v, t in zip(last.operands[at : at + takes], slot.types, strict=False)])
                 at += takes
             return found
 
@@ -373,15 +375,17 @@ class ReduceLowering:
         last = op.block.last_op
         assert last is not None
         found: list[red.Accumulator] = []
-        at = 0
+        at = out = 0
         for kind in op.kind_names:
-            takes = loop.KINDS[kind][0]
+            takes, gives = loop.KINDS[kind]
             types = [scalar_type(v.type) for v in last.operands[at : at + takes]]
-            if kind in ("argmax", "argmin"):
+            if kind == "scaled_prod":
+                found.append(red.ScaledProduct(kind, [scalar_type(r.type) for r in op.outputs[out : out + gives]]))
+            elif kind in ("argmax", "argmin"):
                 found.append(red.ArgAccumulator(kind, types, None))
             else:
                 found.append(red.Accumulator(instead.get(kind, kind), types))
-            at += takes
+            at, out = at + takes, out + gives
         return found
 
     def _chunk(

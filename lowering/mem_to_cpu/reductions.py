@@ -18,7 +18,7 @@ from xdsl.ir import Attribute, SSAValue
 from ...dialects import cpu
 from ...dialects.cpu_types import element_of, lanes_of, vec
 from ...dialects.nd_types import is_float
-from ...passes.loop.reduction_kinds import identity
+from ...passes.loop.reduction_kinds import identity, unit
 from .builder import cpu_kind, float_attr
 from .state import State
 
@@ -78,7 +78,13 @@ class Accumulator:
 
     @property
     def count(self) -> int:
+        """Values of a state."""
         return len(self.types)
+
+    @property
+    def takes(self) -> int:
+        """Values that a step yields."""
+        return self.count
 
     def start(self, s: State, lanes: int) -> list[SSAValue]:
         """The state before the first value."""
@@ -187,6 +193,40 @@ def _same(s: State, a: SSAValue, b: SSAValue) -> SSAValue:
     return s.b.pure(arith.OrIOp, (_cmpf(s, "oeq", a, b), nans), nans.type)
 
 
+class ScaledProduct(Accumulator):
+    """A product as (m, k), see `unit`: a state for each lane, which are merged like halves."""
+
+    @property
+    def takes(self) -> int:
+        return 1
+
+    def start(self, s: State, lanes: int) -> list[SSAValue]:
+        return [number(s, 1, self.types[0], lanes), number(s, 0, self.types[1], lanes)]
+
+    def join(self, s: State, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
+        return self.merge(s, state, self._scaled(s, values[0]))
+
+    def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
+        m, steps = self._scaled(s, float_op(s, arith.MulfOp, a[0], b[0]))
+        return [m, s.b.add(s.b.add(a[1], b[1]), steps)]
+
+    def across(self, s: State, state: list[SSAValue]) -> list[SSAValue]:
+        return first_lanes(s, self.fold(s, state, 1))
+
+    def _scaled(self, s: State, x: SSAValue) -> list[SSAValue]:
+        """`scaled` of reduction_kinds in lanes."""
+        (dtype, steps), u, lanes = self.types, unit(self.types[0]), lanes_of(x.type)
+
+        def choose(large: float, small: float, else_: float, t: Attribute) -> SSAValue:
+            rest = s.b.select(is_small, number(s, small, t, lanes), number(s, else_, t, lanes))
+            return s.b.select(is_large, number(s, large, t, lanes), rest)
+
+        size = s.b.pure(mlir_math.AbsFOp, (x,), x.type, _CONTRACT)
+        is_large = _cmpf(s, "ogt", size, number(s, 2.0 ** (u // 2), dtype, lanes))
+        is_small = _cmpf(s, "olt", size, number(s, 2.0 ** -(u // 2), dtype, lanes))
+        return [float_op(s, arith.MulfOp, x, choose(2.0**-u, 2.0**u, 1, dtype)), choose(1, -1, 0, steps)]
+
+
 class PartAccumulator(Accumulator):
     """A kind whose state is made of several values and merged as a whole: a single value joins as a part of its own."""
 
@@ -202,7 +242,12 @@ class PartAccumulator(Accumulator):
         return self.merge(s, state, values)
 
     def across(self, s: State, state: list[SSAValue]) -> list[SSAValue]:
-        return [s.b.pure(cpu.ExtractOp, (v,), element_of(v.type), {"index": IntegerAttr(0, i64)}, 0) for v in self.fold(s, state, 1)]
+        return first_lanes(s, self.fold(s, state, 1))
+
+
+def first_lanes(s: State, state: list[SSAValue]) -> list[SSAValue]:
+    """The first lane of each value."""
+    return [s.b.pure(cpu.ExtractOp, (v,), element_of(v.type), {"index": IntegerAttr(0, i64)}, 0) for v in state]
 
 
 class WelfordMerge(PartAccumulator):

@@ -19,7 +19,7 @@ from ...dialects.nd_types import is_float
 from ...dialects.tt_arith import ExtUIOp, SIToFPOp
 from ...dialects.tt_shape import ReshapeOp
 from ...dialects.tt_types import element_of, shape_of
-from ...passes.loop.reduction_kinds import identity
+from ...passes.loop.reduction_kinds import identity, unit
 from .body import library
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS
 from .exponentials import power_of_e
@@ -179,6 +179,44 @@ class ArgAccumulator(Accumulator):
         return [top, index]
 
 
+class ScaledProduct(Accumulator):
+    """A product as (m, k), see `unit`."""
+
+    def start(self, s: State, shape: tuple[int, ...] | None) -> Values:
+        return [s.b.constant(1.0, self.types[0], shape), s.b.constant(0, self.types[1], shape)]
+
+    def single(self, s: State, values: Values) -> Values:
+        return self._scaled(s, values[0])
+
+    def combine(self, s: State, a: Values, b: Values) -> Values:
+        m, steps = self._scaled(s, s.b.elementwise(arith.MulfOp, (a[0], b[0]), NO_FLAGS))
+        return [m, s.b.add(s.b.add(a[1], b[1]), steps)]
+
+    def _scaled(self, s: State, x: SSAValue) -> Values:
+        """`scaled` of reduction_kinds for tiles."""
+        (dtype, steps), u = self.types, unit(self.types[0])
+
+        def choose(large: float, small: float, else_: float, t: Attribute) -> SSAValue:
+            rest = s.b.select(is_small, s.b.constant(small, t), s.b.constant(else_, t))
+            return s.b.select(is_large, s.b.constant(large, t), rest)
+
+        size = s.b.elementwise(mlir_math.AbsFOp, (x,), NO_FLAGS)
+        is_large = s.b.cmpf("ogt", size, s.b.constant(2.0 ** (u // 2), dtype))
+        is_small = s.b.cmpf("olt", size, s.b.constant(2.0 ** -(u // 2), dtype))
+        return [s.b.elementwise(arith.MulfOp, (x, choose(2.0**-u, 2.0**u, 1, dtype)), NO_FLAGS), choose(1, -1, 0, steps)]
+
+    def value(self, s: State, state: Values) -> SSAValue:
+        """The product itself, as `unscaled` of reduction_kinds."""
+        m, k = state
+        u = unit(self.types[0])
+        for limit in (0, 1):
+            high = s.b.cmpi("sgt", k, s.b.constant(limit, self.types[1]))
+            low = s.b.cmpi("slt", k, s.b.constant(-limit, self.types[1]))
+            small = s.b.select(low, s.b.constant(2.0**-u, self.types[0]), s.b.constant(1, self.types[0]))
+            m = s.b.elementwise(arith.MulfOp, (m, s.b.select(high, s.b.constant(2.0**u, self.types[0]), small)), NO_FLAGS)
+        return m
+
+
 class Welford(Accumulator):
     """Mean, sum of squared differences and count, merged by Chan, Golub and LeVeque's formula (1979)."""
 
@@ -322,6 +360,7 @@ def _exp(s: State, x: SSAValue) -> SSAValue:
 
 _CLASSES: dict[str, type[Accumulator]] = {
     "argmax": ArgAccumulator, "argmin": ArgAccumulator, "welford": Welford, "softmax": Softmax,
+    "scaled_prod": ScaledProduct,
 }  # fmt: skip
 
 

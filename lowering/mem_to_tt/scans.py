@@ -1,5 +1,9 @@
 """loop.scan: running reductions along the last axis of the tile, block after block with a carried state where a row does
-not fit at once."""
+not fit at once.
+
+The hardware joins elements in any grouping, so running values of floats are kept in a form in which no partial result overflows
+or underflows: sums of f32 as f64, products as `scaled_prod`. Sums of f64 have nothing wider, in torch's kernels neither.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import BoolAttr, f32, i1, i32
+from xdsl.dialects.builtin import BoolAttr, f32, f64, i1, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from ...dialects import loop
@@ -20,7 +24,7 @@ from ...dialects.tt_types import element_of, int32, tensor
 from .body import library
 from .builder import NO_FLAGS
 from .joined_axes import reduce_axis
-from .reductions import Accumulator, Values, exp_below, identity
+from .reductions import Accumulator, ScaledProduct, Values, exp_below, identity
 from .state import State, scalar_type
 
 if TYPE_CHECKING:
@@ -38,7 +42,7 @@ def lower_scan(kernel: NestLowering, op: loop.ScanOp) -> None:
     if not node.loops:
         kernel.lower_body(op.block)
         s.dims.update({s.info.expr(v): s.b.int(0, s.index) for v in (op.block.args[0], op.do_block.args[0])})
-        _do(kernel, op, running.single(s, kernel.yielded(op.block), s.b.int(0, s.index)))
+        _do(kernel, op, running, running.single(s, kernel.yielded(op.block), s.b.int(0, s.index)))
         return
     (one,) = node.loops
     how = kernel.how(node)
@@ -48,7 +52,7 @@ def lower_scan(kernel: NestLowering, op: loop.ScanOp) -> None:
             kernel.lower_body(op.block)
             here = running.single(s, kernel.yielded(op.block), s.number(s.fix(one.dim)))
             state = here if state is None else running.combine(s, state, here)
-            _do(kernel, op, state)
+            _do(kernel, op, running, state)
         return
     if how == "loop":
         shape = s.active
@@ -58,7 +62,7 @@ def lower_scan(kernel: NestLowering, op: loop.ScanOp) -> None:
             kernel.lower_body(op.block)
             here = running.single(s, kernel.yielded(op.block), at)
             found = running.combine(s, list(now), [s.b.to_shape(v, shape) for v in here])
-            _do(kernel, op, found)
+            _do(kernel, op, running, found)
             return found
 
         kernel.sequential(node, running.start(s, shape), step)
@@ -78,15 +82,15 @@ def lower_scan(kernel: NestLowering, op: loop.ScanOp) -> None:
             found = running.combine(s, list(now), found)
             total = running.total(s, here, axis)
             carried = running.combine(s, list(now), [s.b.to_shape(v, kept) for v in total])
-        _do(kernel, op, found)
+        _do(kernel, op, running, found)
         return carried
 
     kernel.tiled(node, [] if at_once else running.start(s, kept), body)
 
 
-def _do(kernel: NestLowering, op: loop.ScanOp, values: Values) -> None:
+def _do(kernel: NestLowering, op: loop.ScanOp, running: Running, state: Values) -> None:
     """What is done with each running value."""
-    for argument, value in zip(op.do_block.args[1:], values, strict=True):
+    for argument, value in zip(op.do_block.args[1:], running.values(kernel.s, state), strict=True):
         kernel.s.values[argument] = value
     kernel.lower_body(op.do_block)
 
@@ -98,9 +102,19 @@ class Running:
     def __init__(self, kind: str, types: Sequence[Attribute]):
         self.kind = kind
         self.types = list(types)
+        """The types of a state."""
+        self.product: ScaledProduct | None = None
+        if kind == "scaled_prod" or (kind == "prod" and is_float(types[0])):
+            self.types = [types[0], i32]
+            self.product = ScaledProduct("scaled_prod", self.types)
+        self.widens = kind == "sum" and types[0] == f32
+        if self.widens:
+            self.types = [f64]
 
     def start(self, s: State, shape: tuple[int, ...] | None) -> Values:
         """The state before the first element."""
+        if self.product is not None:
+            return self.product.start(s, shape)
         if self.kind == "logsumexp":
             return [s.b.constant(float("-inf"), self.types[0], shape)]
         first = s.b.constant(identity(self.kind, self.types[0]), self.types[0], shape)
@@ -108,7 +122,15 @@ class Running:
 
     def single(self, s: State, values: Values, index: SSAValue) -> Values:
         """The state of one element alone."""
-        return values
+        if self.product is not None:
+            return self.product.single(s, values)
+        return [s.b.cast(arith.ExtFOp, values[0], f64)] if self.widens else values
+
+    def values(self, s: State, state: Values) -> Values:
+        """The running values of a state."""
+        if self.product is not None and self.kind == "prod":
+            return [self.product.value(s, state)]
+        return [s.b.cast(arith.TruncFOp, state[0], f32)] if self.widens else state
 
     def mask(self, s: State, state: Values, mask: SSAValue | None) -> Values:
         """The state with the start where the mask is off."""
@@ -118,6 +140,8 @@ class Running:
 
     def combine(self, s: State, a: Values, b: Values) -> Values:
         """Two states as one; the elements of `b` come later."""
+        if self.product is not None:
+            return self.product.combine(s, a, b)
         if self.kind in ("sum", "prod"):
             return Accumulator(self.kind, self.types).combine(s, a, b)
         if self.kind == "logsumexp":

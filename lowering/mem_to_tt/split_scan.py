@@ -8,6 +8,8 @@ where `before` is what the parts before p come to, which each program finds by i
 its values are computed twice. Parts are a number of whole blocks; where they do not divide the loop, the last one is shorter, under a
 mask. It runs behind gpu-split-reduction, which would take the reductions apart once more. Counterparts: the scan of Blelloch (1990) by
 blocks; `split_scan` of Inductor, which reads once, and where a part waits for those before it.
+
+As in scans.py, sums of f32 are kept as f64 and products of floats as `scaled_prod`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import ModuleOp, StringAttr, i1, i64
+from xdsl.dialects.builtin import ModuleOp, StringAttr, f32, f64, i1, i32, i64
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
@@ -29,7 +31,7 @@ from ...passes.loop.loop_rewrite import clone_into, drop_index, index_op, needed
 from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.loop.nest_access import NestAccess
 from ...passes.loop.nest_transform import Refused, label_of
-from ...passes.loop.reduction_kinds import Cursor, combine, identity
+from ...passes.loop.reduction_kinds import Cursor, combine, identity, unscaled
 from ...passes.loop.schedule_attrs import schedule_table
 from ...passes.manager import Pass
 from .config import SCANNED, UNROLL, choose, column_loop
@@ -41,7 +43,7 @@ from .split import FEWEST_PARTS, LONG, programs_of
 from .tile import Sizes, bytes_moved, power_of_two
 from .tiles import GPU
 
-KINDS = {"sum": "sum", "prod": "prod", "max": "argmax", "min": "argmin", "logsumexp": "softmax"}
+KINDS = {"sum": "sum", "prod": "prod", "scaled_prod": "scaled_prod", "max": "argmax", "min": "argmin", "logsumexp": "softmax"}
 """Kinds of scans, and of the reduction of a part. argmax and argmin find the lowest index, a scan keeps the last one: what they get is
 counted from the end."""
 LAST = (1 << 63) - 1
@@ -222,7 +224,8 @@ class _Split:
             self._clone(scan.op.block, Cursor(reduce.block), reduce.block.args[0], made.indices[-1], values)
             last = reduce.block.last_op
             assert last is not None
-            last.operands = last.operands[: len(scan.kept)]
+            last.operands = last.operands[: loop.KINDS[scan.kind][0]]
+            scan.widen(last)
             if scan.with_index:
                 _count_from_end(last, self.size)
             at.place(reduce)
@@ -235,9 +238,12 @@ class _Split:
         """The scan becomes one of a part, which goes on from what is before it."""
         old = scan.op
         before = self._before(scan, Cursor(self.nest.block, old), memory, part)
-        new = loop.ScanOp.build_scan(self.length, old.kind, [a.type for a in old.do_block.args[1:]])
+        new = loop.ScanOp.build_scan(self.length, scan.scanned, scan.running)
         new.location = old.location
         self._clone(old.block, Cursor(new.block), new.block.args[0], part, {}, masked=not self.even)
+        last = new.block.last_op
+        assert last is not None
+        scan.widen(last)
         do = Cursor(new.do_block)
         found = scan.join(do, before, new.do_block.args[1:])
         values: dict[SSAValue, SSAValue] = dict(zip(old.do_block.args[1:], found, strict=False))
@@ -264,10 +270,11 @@ class _Split:
 
     def _before(self, scan: _Scan, at: Cursor, memory: list[SSAValue], part: SSAValue) -> list[SSAValue]:
         """What the parts before `part` come to."""
-        reduce = scan.reduction(self.before)
+        reduce = scan.reduction(self.before, scan.merged)
         inside, each = Cursor(reduce.block), reduce.block.args[0]
         there = inside.compare("slt", each, part)
-        nothing = [identity("max" if scan.kind == "softmax" else scan.kind, scan.kept[0]), LAST]
+        second = 0 if scan.kind == "scaled_prod" else LAST
+        nothing = [identity("max" if scan.kind == "softmax" else scan.kind, scan.kept[0]), second]
         place, indices = self._place(len(self.nest.loop_sizes) - 1), [*self.nest.indices[:-1], each]
         loads = [
             inside.place(loop.LoadOp.new(buffer, place, indices, there, inside.constant(value, dtype))).results[0]
@@ -278,6 +285,9 @@ class _Split:
         found: list[SSAValue] = list(reduce.results)
         if scan.kind == "softmax":
             return [_log_sum(at, *found)]
+        if scan.kind == "scaled_prod":
+            m, k, steps = found
+            return [m, at.emit(arith.AddiOp, (k, steps), i32, overflowFlags=arith.IntegerOverflowAttr("none"))]
         if scan.with_index:
             last = at.place(loop.IndexOp.new(self.size - 1, [], i64)).results[0]
             found[1] = at.emit(arith.SubiOp, (last, found[1]), i64, overflowFlags=arith.IntegerOverflowAttr("none"))
@@ -294,6 +304,16 @@ class _Scan:
         self.kind = KINDS[op.kind] if op.kind not in ("max", "min") or self.with_index else op.kind
         self.kept: list[Attribute] = [v.type for v in _yielded(op.block)][: 2 if self.with_index else 1]
         """The types of what is kept of a part."""
+        self.scanned = op.kind
+        """The kind of the scan of a part, and the types of its running values."""
+        self.running: list[Attribute] = [a.type for a in op.do_block.args[1:]]
+        if op.kind == "prod" and is_float(self.kept[0]):
+            self.kind = self.scanned = "scaled_prod"
+            self.kept = self.running = [self.kept[0], i32]
+        if op.kind == "sum" and self.kept[0] == f32:
+            self.kept = self.running = [f64]
+        self.merged = [self.kind, "sum"] if self.kind == "scaled_prod" else [self.kind]
+        """The kinds that merge what is kept of parts."""
 
     def check(self, sizes: Sizes, even: bool) -> None:
         """See _Split.check."""
@@ -309,17 +329,30 @@ class _Scan:
         if self.with_index and not isinstance(_yielded(self.op.block)[1].owner, loop.IndexOp):
             raise Refused("the index of an extreme is computed")
 
-    def reduction(self, size: Expr) -> loop.ReduceOp:
-        """An empty reduction to what is kept of a part."""
-        made = loop.ReduceOp.build_reduce([size], [self.kind], self.kept * (2 if self.kind == "softmax" else 1))
+    def widen(self, last: Operation) -> None:
+        """Make what a body yields f64 where that is kept."""
+        (value, *_), block = last.operands, last.parent
+        assert block is not None
+        if value.type == f32 and self.kept[0] == f64:
+            last.operands = [Cursor(block, last).emit(arith.ExtFOp, (value,), f64), *last.operands[1:]]
+
+    def reduction(self, size: Expr, kinds: Sequence[str] = ()) -> loop.ReduceOp:
+        """An empty reduction to what is kept of a part, or of `kinds`, which merge that."""
+        kinds = kinds or [self.kind]
+        types = self.kept * 2 if self.kind == "softmax" else [*self.kept, *[i32] * (len(kinds) - 1)]
+        made = loop.ReduceOp.build_reduce([size], kinds, types)
         made.location = self.op.location
         return made
 
     def join(self, at: Cursor, before: list[SSAValue], running: Sequence[SSAValue]) -> list[SSAValue]:
         """Running values of a part and what is before it. Of equal extremes the last one counts, of NaN too."""
         here = running[0]
+        if self.kind == "scaled_prod":
+            return [unscaled(at, *combine(at, self.kind, before, running))]
         if self.op.kind in ("sum", "prod"):
-            return combine(at, self.op.kind, before, running)
+            found = combine(at, self.op.kind, before, running)
+            wide = found[0].type != self.op.do_block.args[1].type
+            return [at.emit(arith.TruncFOp, found, f32)] if wide else found
         if self.op.kind == "logsumexp":
             return [_log_add(at, before[0], here)]
         beyond = "gt" if self.op.kind == "max" else "lt"

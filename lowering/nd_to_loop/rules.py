@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntAttr, IntegerType, StringAttr, UnitAttr, f32, i1, i64
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntAttr, IntegerType, StringAttr, UnitAttr, f32, i1, i32, i64
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -19,6 +19,7 @@ from ...dialects.expr_walk import children
 from ...dialects.nd_pointwise import CONTRACT, OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, is_float, tensor_type
 from ...passes.loop.body import Body
+from ...passes.loop.reduction_kinds import unscaled
 from ...passes.loop.repeat_find import INLINE
 from . import scalars
 from .lowering import Lowering, broadcast_map
@@ -184,6 +185,13 @@ def _reduction(
 def _reduce(low: Lowering, op: nd.ReduceOp) -> None:
     source, target = tensor_type(op.input).element_type, tensor_type(op.result).element_type
     kind, order = compute_type(target), _signed_order if op.kind.data in ("max", "min") else _as_is
+    if op.kind.data == "prod" and is_float(kind):
+        _reduction(
+            low, op, op.dims.data, "scaled_prod", [kind, i32],
+            lambda b, x, i, s: [scalars.cast(b, x, source, target, exact=False)],
+            lambda b, r: [low.rounded(b, unscaled(b, r[0], r[1]), op.result)],
+        )  # fmt: skip
+        return
     _reduction(
         low, op, op.dims.data, op.kind.data, [kind],
         lambda b, x, i, s: [order(b, scalars.cast(b, x, source, target, exact=False), target)],

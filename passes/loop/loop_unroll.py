@@ -44,9 +44,11 @@ class LoopUnroll(NestTransform):
         if isinstance(target, loop.ReduceOp):
             if total == 0:
                 raise Refused("it has no iterations")
-            pair = next((k for k in target.kind_names if k in ("welford", "softmax")), None)
-            if pair is not None:
-                raise Refused(f"the kind {pair} makes one pass for all values and one for each")
+            for kind in target.kind_names:
+                if kind in ("welford", "softmax"):
+                    raise Refused(f"the kind {kind} makes one pass for all values and one for each")
+                if kind == "scaled_prod":
+                    raise Refused(f"the kind {kind} makes two numbers of each value")
         unroll(target, [s for s in sizes if s is not None], symbols)
         return f"{target.name} of {total} iterations is unrolled"
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, i1, i64
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, f64, i1, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
@@ -13,7 +14,7 @@ from ...dialects.expr import Expr
 from ...dialects.nd_types import is_float
 
 CMPI = {"eq": 0, "slt": 2, "sgt": 4, "ult": 6, "ugt": 8}
-CMPF = {"oeq": 1, "ogt": 2, "ord": 7, "ugt": 9, "ult": 11, "uno": 14}
+CMPF = {"oeq": 1, "ogt": 2, "olt": 4, "ord": 7, "ugt": 9, "ult": 11, "uno": 14}
 
 
 class Cursor:
@@ -59,8 +60,11 @@ _BOOL: dict[str, type[Operation]] = {**_INT, "sum": arith.OrIOp, "prod": arith.A
 
 
 def combine(at: Cursor, kind: str, a: Sequence[SSAValue], b: Sequence[SSAValue]) -> list[SSAValue]:
-    """Two partial results of a simple or arg kind as one."""
+    """Two partial results of a simple or arg kind, or of `scaled_prod`, as one."""
     dtype = a[0].type
+    if kind == "scaled_prod":
+        m, k = scaled(at, at.emit(arith.MulfOp, (a[0], b[0]), dtype))
+        return [m, at.emit(arith.AddiOp, (at.emit(arith.AddiOp, (a[1], b[1]), i32, **_WRAPS), k), i32, **_WRAPS)]
     if kind in ("argmax", "argmin"):
         return _better(at, kind == "argmax", a, b)
     table = _FLOAT if is_float(dtype) else _BOOL if dtype == i1 else _INT
@@ -83,6 +87,55 @@ def _better(at: Cursor, highest: bool, a: Sequence[SSAValue], b: Sequence[SSAVal
     return [at.select(take, b[0], a[0]), at.select(take, b[1], a[1])]
 
 
+# ---- products as m * 2**(u * k)
+
+
+def unit(dtype: Attribute) -> int:
+    """The u of `scaled_prod`. m is kept between 2**(-u / 2) and 2**(u / 2): of any element one scaling makes such an m, the least one
+    included, and the product of two of them is in the range of the type."""
+    return 716 if dtype == f64 else 100
+
+
+_WRAPS = {"overflowFlags": arith.IntegerOverflowAttr("none")}
+
+
+class Emitter(Protocol):
+    """What appends scalar ops to a body."""
+
+    def emit(self, cls: type[Operation], operands: Sequence[SSAValue], result: Attribute, **properties: Attribute) -> SSAValue: ...
+
+    def constant(self, value: float, dtype: Attribute) -> SSAValue: ...
+
+    def select(self, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue: ...
+
+
+def scaled(at: Emitter, x: SSAValue) -> tuple[SSAValue, SSAValue]:
+    """An element, or the product of two m, as (m, k). 0, infinities and NaN stay what they are."""
+    dtype, u = x.type, unit(x.type)
+
+    def beyond(predicate: str, limit: float) -> SSAValue:
+        return at.emit(arith.CmpfOp, (size, at.constant(limit, dtype)), i1, predicate=IntegerAttr(CMPF[predicate], i64))
+
+    size = at.emit(math.AbsFOp, (x,), dtype)
+    large, small = beyond("ogt", 2.0 ** (u // 2)), beyond("olt", 2.0 ** -(u // 2))
+    factor = at.select(large, at.constant(2.0**-u, dtype), at.select(small, at.constant(2.0**u, dtype), at.constant(1, dtype)))
+    step = at.select(large, at.constant(1, i32), at.select(small, at.constant(-1, i32), at.constant(0, i32)))
+    return at.emit(arith.MulfOp, (x, factor), dtype), step
+
+
+def unscaled(at: Emitter, m: SSAValue, k: SSAValue) -> SSAValue:
+    """m * 2**(u * k), which is infinite or 0 from |k| = 2 on. Only the last of two factors rounds."""
+    dtype, u = m.type, unit(m.type)
+    for limit in (0, 1):
+        high, low = (
+            at.emit(arith.CmpiOp, (k, at.constant(bound, i32)), i1, predicate=IntegerAttr(CMPI[predicate], i64))
+            for predicate, bound in (("sgt", limit), ("slt", -limit))
+        )
+        factor = at.select(high, at.constant(2.0**u, dtype), at.select(low, at.constant(2.0**-u, dtype), at.constant(1, dtype)))
+        m = at.emit(arith.MulfOp, (m, factor), dtype)
+    return m
+
+
 Load = Callable[[Cursor, int, SSAValue], SSAValue]
 """Loads the partial result number k at an index over the parts."""
 
@@ -90,11 +143,16 @@ Load = Callable[[Cursor, int, SSAValue], SSAValue]
 def merge_parts(at: Cursor, kind: str, types: Sequence[Attribute], parts: Expr, load: Load) -> list[SSAValue]:
     """The results of `kind`, merged from `parts` partial ones in memory. An empty part does not count.
 
-    welford: the formula of Chan, Golub and LeVeque (1979) for many parts at once; softmax: sums scaled to the common maximum."""
+    welford: the formula of Chan, Golub and LeVeque (1979) for many parts at once; softmax: sums scaled to the common maximum;
+    scaled_prod: the product of the m, and the sum of the k."""
     if kind == "welford":
         return _merge_welford(at, types[0], parts, load)
     if kind == "softmax":
         return _merge_softmax(at, types[0], parts, load)
+    if kind == "scaled_prod":
+        inner, index = _reduce(parts, [kind, "sum"], [*types, types[1]])
+        m, k, steps = _end(at, inner, [load(inner, n, index) for n in range(2)])
+        return [m, at.emit(arith.AddiOp, (k, steps), types[1], **_WRAPS)]
     inner, index = _reduce(parts, [kind], types)
     values = [load(inner, k, index) for k in range(len(types))]
     return _end(at, inner, values)
@@ -152,4 +210,4 @@ def identity(kind: str, dtype: Attribute) -> float:
         return -(1 << (width - 1)) if highest else (1 << (width - 1)) - 1
     if kind == "all":
         return -1 if dtype != i1 else 1
-    return 1 if kind == "prod" else 0
+    return 1 if kind in ("prod", "scaled_prod") else 0

@@ -21,7 +21,7 @@ from ...dialects import nd
 from ...dialects.expr import ONE, Expr, product
 from ...dialects.nd_base import IntsAttr
 from ...dialects.nd_pointwise import PointwiseOp
-from ...dialects.nd_types import LOW_PRECISION, tensor_type
+from ...dialects.nd_types import LOW_PRECISION, is_float, tensor_type
 from ..loop.fusion_cost import MIN_PARALLEL
 from ..loop.library_cost import size
 from ..loop.loop_fuse import symbol_hints
@@ -75,6 +75,8 @@ def _sizes(op: Statistic) -> tuple[Expr, tuple[Expr, ...]]:
 
 def _may_split(op: nd.ReduceOp, statistics: Iterable[tuple[Expr, tuple[Expr, ...]]]) -> bool:
     """Whether statistics of such sizes may be of the rows of `op`: most reductions are passed over without a look at their operands."""
+    if op.kind.data == "prod" and is_float(tensor_type(op.result).element_type):
+        return False  # the product of a row may overflow where that of all does not
     numel, sizes = _sizes(op)
     return any(n is numel and len(columns) < len(sizes) and columns[0] in sizes for n, columns in statistics if columns)
 

@@ -4,8 +4,18 @@ The rows are near the ends of the range: sums that cancel, products whose factor
 
 from __future__ import annotations
 
+import math
+import sys
+from fractions import Fraction
+
 import pytest
 import torch
+
+import stepwell
+from stepwell.lowering.mem_to_tt import config, split_scan
+from stepwell.passes.pipelines import TARGETS
+from stepwell.targets.target import isolated
+from stepwell.tools.interpreted_target import InterpretedTarget
 
 F32, F64 = torch.float32, torch.float64
 LARGEST = {F32: 3e38, F64: 1.5e308}
@@ -33,17 +43,88 @@ def rows(n: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def assert_no_less_finite(got: torch.Tensor, want: torch.Tensor) -> None:
-    """Where eager is finite so is the result, and near; it is NaN only where eager is."""
+    """Where eager is finite so is the result, and near, unless eager has underflowed to 0; it is NaN only where eager is."""
     got, want = got.double(), want.double()
     finite = torch.isfinite(want)
     assert not (torch.isnan(got) & ~torch.isnan(want)).any()
     assert torch.isfinite(got[finite]).all()
+    finite &= want != 0
     torch.testing.assert_close(got[finite], want[finite], rtol=1e-3, atol=0)
 
 
 def scans(x: torch.Tensor) -> list[torch.Tensor]:
     t = x.t().contiguous()
     return [f(a, dim) for f in (torch.cumsum, torch.cumprod, torch.logcumsumexp) for a, dim in ((x, 1), (t, 0))]
+
+
+def products(x: torch.Tensor) -> list[torch.Tensor]:
+    t = x.t().contiguous()
+    return [x.prod(1), t.prod(0), x[2].prod(), x.abs().prod(1)]
+
+
+def exact_products(x: torch.Tensor) -> torch.Tensor:
+    """Of each row, rounded once."""
+    found = []
+    for row in x.tolist():
+        exact = math.prod(map(Fraction, row)) if all(map(math.isfinite, row)) else math.prod(row)
+        found.append(float(exact) if abs(exact) < sys.float_info.max else math.inf if exact > 0 else -math.inf)
+    return torch.tensor(found, dtype=F64).to(x.dtype)
+
+
+class ShortTiles(InterpretedTarget):
+    """The pipeline of a GPU with scans in parts, in the interpreter."""
+
+    name = "short_tiles"
+    stages = {
+        stage: tuple("gpu-split-scan{programs=24}" if one == "gpu-split-scan" else one for one in passes)
+        for stage, passes in TARGETS["gpu"].items()
+    }
+
+
+@pytest.fixture(params=["one program", "blocks", "parts"])
+def gpu(request, fresh, monkeypatch):
+    """A GPU whose programs scan a row at once, block after block, or in parts side by side."""
+    if request.param != "one program":
+        monkeypatch.setattr(config, "SCANNED", 8)
+    if request.param == "parts":
+        monkeypatch.setattr(split_scan, "SCANNED", 8)
+        monkeypatch.setattr(split_scan, "LAUNCH_NS", 0.0)
+    with isolated():
+        stepwell.register_target(ShortTiles if request.param == "parts" else InterpretedTarget, replace=True)
+        yield request.param
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("n", [5, 77])
+def test_products(fresh, compiled, dtype, n):
+    x = rows(n, dtype)
+    exact = exact_products(x)
+    got = compiled(products)(x)
+    for found, want in zip(got, [exact, exact, exact[2], exact.abs()], strict=True):
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=0, equal_nan=True)
+
+
+def test_products_on_a_gpu(gpu, compiled):
+    x = rows(77, F32)
+    exact = exact_products(x)
+    for found in compiled(lambda x, t: (x.prod(1), t.prod(0)))(x, x.t().contiguous()):
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_scans_on_a_gpu(gpu, compiled, dim):
+    x = rows(67, F32) if dim else rows(67, F32).t().contiguous()
+
+    def scan(x):
+        return x.cumsum(dim), x.cumprod(dim)
+
+    for got, want in zip(compiled(scan)(x), scan(x), strict=True):
+        assert_no_less_finite(got, want)
+
+
+def test_products_of_f64_on_a_gpu(gpu, compiled):
+    x = rows(40, F64)
+    assert_no_less_finite(compiled(lambda x: x.cumprod(1))(x), x.cumprod(1))
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])

