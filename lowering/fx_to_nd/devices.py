@@ -38,6 +38,13 @@ _SAME_TENSOR = frozenset((aten.lift_fresh_copy.default, aten.alias.default, aten
 def graph_device(nodes: Sequence[Node]) -> tuple[torch.device, bool]:
     """The device that kernels are made for, and whether the graph has tensors on others too: of the devices beside the CPU that have a
     target that of most nodes, the CPU where there is none."""
+    found = tensor_devices(nodes)
+    own = next((device for device, _ in found.most_common() if device.type != "cpu" and device.type in DEVICES), CPU)
+    return own, len(found) > 1 or (bool(found) and own not in found)
+
+
+def tensor_devices(nodes: Iterable[Node]) -> Counter[torch.device]:
+    """The devices that nodes have their tensors on, with how many do."""
     found: Counter[torch.device] = Counter()
     for node in nodes:
         val = node.meta.get("val")
@@ -45,8 +52,7 @@ def graph_device(nodes: Sequence[Node]) -> tuple[torch.device, bool]:
             found[val.device] += 1
         elif isinstance(val, (list, tuple)) and val and isinstance(val[0], torch.Tensor):
             found[val[0].device] += 1
-    own = next((device for device, _ in found.most_common() if device.type != "cpu" and device.type in DEVICES), CPU)
-    return own, len(found) > 1 or (bool(found) and own not in found)
+    return found
 
 
 def is_elsewhere(b: Importer, node: Node, val: Any) -> bool:

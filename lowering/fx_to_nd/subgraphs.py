@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ...dialects.expr import strides_contiguous
+from . import devices
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -123,7 +124,7 @@ def _strides(b: Importer, val: Any) -> Any:
 
 def inline(b: Importer, fn: Callable[..., Any], args: Any) -> Any:
     """The value of `fn(*args)`, torch's definition of an operator, at nodes of the graph that is imported: its operators are written in
-    place of the call."""
+    place of the call. The definition may bring tensors of other devices (a constant of the CPU) into a graph that had none."""
     from torch._guards import detect_fake_mode
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -145,8 +146,9 @@ def inline(b: Importer, fn: Callable[..., Any], args: Any) -> Any:
     for k, place in enumerate(n for n in traced.graph.nodes if n.op == "placeholder"):
         b.env[place] = b.env[nodes[k]]
     trace = b.node.meta.get("stack_trace")
-    outer = b.gm, b.node, b.val, b.location
-    b.gm = traced
+    outer = b.gm, b.node, b.val, b.location, b.numbers
+    b.gm, b.numbers = traced, None
+    b.mixed_devices = b.mixed_devices or any(device != b.torch_device for device in devices.tensor_devices(traced.graph.nodes))
     try:
         for node in traced.graph.nodes:
             if node.op not in ("placeholder", "output"):
@@ -154,7 +156,7 @@ def inline(b: Importer, fn: Callable[..., Any], args: Any) -> Any:
                 b.run(node)
         result = b.argument(traced.graph.output_node().args[0])
     finally:
-        b.gm, b.node, b.val, b.location = outer
+        b.gm, b.node, b.val, b.location, b.numbers = outer
     return result
 
 

@@ -54,6 +54,20 @@ def test_a_small_constant_of_the_cpu_stands_in_the_kernel():
     assert len(kernels) == 1 and calls == []
 
 
+@pytest.mark.parametrize("constant", [torch.tensor(2.0), torch.arange(40.0)[:4]])
+def test_a_definition_that_is_written_in_line_may_bring_a_constant_of_the_cpu(constant):
+    """As the gradients of flex_attention do."""
+
+    def larger(a, b):
+        return torch.where(a > b, a, constant if constant.dim() == 0 else constant.to(a.device))
+
+    kernels, calls = lowered(lambda x: torch.ops.higher_order.associative_scan(larger, [x], ()), ((8, 4), "cuda"))
+    assert kernels and not calls
+    imported = traced(lambda x: torch.ops.higher_order.associative_scan(larger, [x], ()), ((8, 4), "cuda"))
+    selects = [op for op in imported.module.walk() if op.name == "nd.select"]
+    assert selects and all("cuda:0" in str(operand.type) for op in selects for operand in op.operands)
+
+
 def test_what_happens_on_another_gpu_is_no_fallback():
     imported = traced(lambda x, y: (x * 2 + 1, (y + 1).sum(0)), ((4, 5), "cuda:0"), ((4, 5), "cuda:1"))
     assert imported.device == "cuda:0"
