@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,11 +28,11 @@ from ..targets.triton.emit import kernel_modules, kernel_of, ttir_for_compiling
 from ..targets.triton.gpu import gpu_target, options_of
 from ..targets.triton.kernels import Binary, GpuKernel, kernel_place, multiples_of_16
 from ..targets.triton.toolchain import installed_spelling
-from .interpret_tt import run_kernel
+from .interpret_tt import KernelError, run_kernel
 from .interpret_tt_types import dtype_of
 
 REACH = 1 << 26
-"""Bytes behind an address that a kernel may touch: how much belongs to it, a driver does not know."""
+"""Bytes behind an address that a kernel may touch where a driver does not know how much belongs to it."""
 FAILED = 999
 """The driver's code for a kernel that the interpreter could not run."""
 
@@ -115,7 +117,7 @@ class InterpretedDriver:
             types = kernel_of(module).body.block.arg_types
             given = [v if isinstance(t, PointerType) else _number(t, v) for t, v in zip(types, values, strict=True)]
             with self._one_at_a_time:  # as on a stream
-                run_kernel(module, with_memory(types, given), list(grid))
+                run_kernel(module, with_memory(types, given, mapped_memory()), list(grid))
         except Exception as error:
             self._error = f"{type(error).__name__}: {error}"
             return FAILED
@@ -149,16 +151,36 @@ def _number(type: Any, bits: int) -> Any:
     return bool(bits & 1) if isinstance(type, IntegerType) and type.width.data == 1 else bits
 
 
-def with_memory(types: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """The arguments of a kernel with the elements from an address on in place of each address. What is in reach of each other is one
-    storage, which begins at a multiple of 16 bytes: elements of all types lie at multiples of their size."""
-    addresses = sorted({int(v) for t, v in zip(types, values, strict=True) if isinstance(t, PointerType) and v})
+def mapped_memory() -> list[tuple[int, int]]:
+    """Begin and end of the memory that the process has, in order: what an address outside of it means is no allocation."""
     spans: list[tuple[int, int]] = []
-    for address in addresses:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights = line.split()[:2]
+        if rights.startswith("rw"):
+            begin, end = (int(part, 16) for part in place.split("-"))
+            if spans and spans[-1][1] == begin:
+                spans[-1] = spans[-1][0], end
+            else:
+                spans.append((begin, end))
+    return spans
+
+
+def with_memory(types: Sequence[Any], values: Sequence[Any], live: Sequence[tuple[int, int]]) -> list[Any]:
+    """The arguments of a kernel with the elements from an address on, to the end of its allocation, in place of each address; KernelError
+    where an address lies in none of `live`, the begins and ends of allocations in order. What is in reach of each other is one storage,
+    which begins at a multiple of 16 bytes: elements of all types lie at multiples of their size."""
+    spans: list[tuple[int, int]] = []
+    begins = [begin for begin, _ in live]
+    numbers = {int(v): k for k, (t, v) in enumerate(zip(types, values, strict=True)) if isinstance(t, PointerType) and v}
+    for address, number in sorted(numbers.items()):
+        place = bisect_right(begins, address) - 1
+        if place < 0 or address >= live[place][1]:
+            raise KernelError(f"argument {number}: the address {address:#x} lies in no allocation")
+        end = min(address + REACH, live[place][1])
         if spans and address < spans[-1][1]:
-            spans[-1] = spans[-1][0], address + REACH
+            spans[-1] = spans[-1][0], max(spans[-1][1], end)
         else:
-            spans.append((address - address % 16, address + REACH))
+            spans.append((address - address % 16, end))
     storages = [torch.frombuffer((ctypes.c_char * (end - begin)).from_address(begin), dtype=torch.uint8) for begin, end in spans]
 
     def memory(address: int, dtype: torch.dtype) -> torch.Tensor:
@@ -166,7 +188,8 @@ def with_memory(types: Sequence[Any], values: Sequence[Any]) -> list[Any]:
             return torch.empty(0, dtype=dtype)
         number = max(k for k, (begin, _) in enumerate(spans) if begin <= address)
         begin = address - spans[number][0]
-        return storages[number][begin : begin + REACH].view(dtype)
+        reach = min(REACH, len(storages[number]) - begin)
+        return storages[number][begin : begin + reach - reach % dtype.itemsize].view(dtype)
 
     return [memory(int(v), dtype_of(t.pointee)) if isinstance(t, PointerType) else v for t, v in zip(types, values, strict=True)]
 

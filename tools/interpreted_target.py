@@ -7,9 +7,11 @@ makes of a program for a GPU can be looked at, and compared with eager, where th
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from ..dialects.tt_structure import FuncOp
@@ -57,12 +59,26 @@ class InterpretedTarget(GpuTarget):
 
 @dataclass
 class InterpretedLauncher:
-    """Runs the kernels of a program. Raises KernelError."""
+    """Runs the kernels of a program. Raises KernelError, also for an address that lies in no tensor whose address the program asked for."""
 
     kernels: Sequence[InterpretedKernel]
+    watched: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+
+    def watch(self, tensor: torch.Tensor) -> None:
+        """Of a tensor whose address the program hands to kernels."""
+        self.watched[id(tensor)] = weakref.ref(tensor)
 
     def launch(self, number: int, grid: tuple[int, ...], arguments: Sequence[int | float | bool]) -> None:
         """See Launcher."""
         module = self.kernels[number].module
         if 0 not in grid:
-            run_kernel(module, with_memory(list(kernel_of(module).body.block.arg_types), arguments), list(grid))
+            run_kernel(module, with_memory(list(kernel_of(module).body.block.arg_types), arguments, self._live()), list(grid))
+
+    def _live(self) -> list[tuple[int, int]]:
+        self.watched = {key: tensor for key, tensor in self.watched.items() if tensor() is not None}
+        storages = [tensor.untyped_storage() for found in self.watched.values() if (tensor := found()) is not None]
+        ends: dict[int, int] = {}
+        for storage in storages:
+            begin = storage.data_ptr()
+            ends[begin] = max(ends.get(begin, 0), begin + storage.nbytes())
+        return sorted(ends.items())

@@ -16,7 +16,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.transforms.dead_code_elimination import is_trivially_dead
 
 from ...dialects import loop
-from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, exact_quotient, free_dims, linear_coeff, minimum, product
+from ...dialects.expr import ONE, ZERO, Dim, Expr, Sym, as_expr, ceildiv, exact_quotient, free_dims, linear_coeff, minimum, product
 from ...dialects.expr_ranges import Range, prove_lt, range_of, simplify
 from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
@@ -660,6 +660,9 @@ class NestLowering:
             around = s.fixed
             s.loops_begun += 1
             s.in_place = _written_in_place(node)
+            # of symbols alone: that a loop's own size is 1 or more holds inside of it
+            symbols = {e: r for e, r in s.info.ranges.items() if isinstance(e, Sym)}
+            s.runs = None if prove_lt(0, total, symbols) else b.cmpi("slt", b.int(0, s.index), s.number(total))
             here, origin = (trips, ZERO) if self.group is None else (self.group.part(trips), self.group.start(trips))
             in_runs = total.value is None and self.tile.run > 0
             left = s.number(total) if total.value is None and not in_runs else None
@@ -677,7 +680,7 @@ class NestLowering:
                     assert isinstance(s.lane_dim, Dim)
                     s.blocks[axis] = b.int(0, s.index), as_expr(size), [Loop(s.lane_dim, as_expr(block), ())]
                 state = body(state, s.axes[axis].mask)
-            s.fixed = around
+            s.fixed, s.runs = around, None
             written, s.in_place = s.in_place, set()
             for buffer in written:
                 s.written(buffer)

@@ -121,6 +121,8 @@ class State:
         """Stores that combine, in a loop that keeps what they have combined so far: that, for each piece of the row."""
         self.piece = 0
         """The piece of the row that is at hand."""
+        self.runs: SSAValue | None = None
+        """Whether the loops that run at once have any iteration; None: they do. What is the same in all of them is not there otherwise."""
         self.owner: SSAValue | None = None
         """Whether this program stores what there is one of for a row; None: a row has one program."""
         self.owned: set[SSAValue] = set()
@@ -215,7 +217,8 @@ class State:
 
     def mask(self, shape: tuple[int, ...] | None) -> SSAValue | None:
         """Where a tensor of this shape lies inside of the loops; None: everywhere."""
-        found: SSAValue | None = None
+        varies = shape is not None and self.inner_axis is not None and shape[self.inner_axis] > 1
+        found = None if varies or not self.inner else self.runs
         if shape is not None:
             for axis, size in zip(self.axes, shape, strict=True):
                 if size > 1:

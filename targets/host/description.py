@@ -26,7 +26,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
-from ...dialects.call_args import Enum
+from ...dialects.call_args import Call, Enum
 
 SYMBOL = "stepwell_entry"
 OBJECTS = "stepwell_objects"
@@ -118,13 +118,21 @@ class Check:
     words: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class LibraryCall:
+    """A call of a library operator: its template, and for each operand the reference (steps.py) of what it is, None for a number."""
+
+    call: Call
+    operands: tuple[int | None, ...]
+
+
 @dataclass
 class ProgramDescription:
     """All of a host program but its machine code.
 
     `native` tells whether the object code has an entry, whose object table `items` describes; `python` is the program
     as Python source, for the other path, and `python_items` what its names `i0, i1, ...` stand for. `messages` are
-    the texts of the errors that kernels report; `targets` names the library operators, in order, for error
+    the texts of the errors that kernels report; `calls` are those of library operators, in order, for error
     messages."""
 
     name: str
@@ -136,7 +144,7 @@ class ProgramDescription:
     checks: list[Check] = field(default_factory=list)
     asserts: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
-    targets: list[str] = field(default_factory=list)
+    calls: list[LibraryCall] = field(default_factory=list)
     arena_views: int = 0
     device: str = "cpu"
     """The device of the program: kernels of a GPU are launched there, and memory is taken there."""

@@ -18,12 +18,15 @@ from ...dialects import host
 from ...dialects.call_args import Arg, Obj
 from ...dialects.expr import Expr, as_expr
 from ...dialects.nd_types import element_bytes
+from ...errors import CompileError
 from ..cpu.emit_text import ModuleText
+from .checks import check_devices
 from .description import (
     ARENA,
     SYMBOL,
     Check,
     ItemTable,
+    LibraryCall,
     ProgramDescription,
     dtype_code,
     dtype_name,
@@ -58,6 +61,8 @@ def emit_host(
     the same text, others in `kernels`. `native` tells whether there shall be an entry; by default it is there when it can run
     (selftest.py). `device` is where the kernels run, by default what the tensors of the program say; `target` what they are made by, by
     default the CPU's, or a GPU's where there are `kernels`."""
+    check_launches(program)
+    check_devices(program)
     device, target = device or program_device(program), target or ("gpu" if kernels else "cpu")
     if native is None:
         from ..target import find_target  # the self-test, which every process runs, does without
@@ -80,8 +85,27 @@ def emit_host(
         emitter = _Emitter(text, program, items, device, kernels)
         emitter.run()
         description.items, description.checks, description.asserts = items.items, emitter.checks, emitter.asserts
-        description.targets, description.arena_views = emitter.targets, emitter.entry.views
+        description.calls, description.arena_views = emitter.calls, emitter.entry.views
     return description
+
+
+def check_launches(program: host.ProgramOp) -> None:
+    """CompileError for a kernel whose operands lie on several devices: it could not reach those of the others."""
+    for op in program.body.block.ops:
+        if not isinstance(op, host.LaunchOp):
+            continue
+        places = {k: v.type.device.data for k, v in enumerate(op.inputs) if isinstance(v.type, host.TensorType)}
+        if len(set(places.values())) > 1:
+            listed = ", ".join(f"{k} ({operand_name(op, k)}) on {place}" for k, place in places.items())
+            kernel = op.kernel.string_value()
+            raise CompileError(f"kernel @{kernel} of host program @{program.sym_name.data} has operands on several devices: {listed}")
+
+
+def operand_name(op: host.LaunchOp, number: int) -> str:
+    """What messages call an operand of a launch: the value's name, its element type."""
+    value = op.inputs[number]
+    element = f" of {value.type.element_type}" if isinstance(value.type, host.TensorType) else ""
+    return f"%{value.name_hint or number}{element}"
 
 
 def extent_bytes(sizes: Sequence[Expr], strides: Sequence[Expr], element: int) -> Expr:
@@ -112,7 +136,7 @@ class _Emitter:
         self.values = Values(self.entry)
         self.checks: list[Check] = []
         self.asserts: list[str] = []
-        self.targets: list[str] = []
+        self.calls: list[LibraryCall] = []
         self.done: set[host.HostOp] = set()
         self.on_gpu = device != "cpu"
         self.gpu = GpuEntry(self, device, kernels) if self.on_gpu or kernels else None
@@ -441,8 +465,13 @@ class _Emitter:
         self.entry.poll()
 
     def extern(self, op: host.ExternOp) -> None:
-        self.targets.append(op.call.data.target)
-        emit_extern(self, op, len(self.targets) - 1)
+        emit_extern(self, op, len(self.calls))
+        # where operands are now: a call through Python makes objects of handles
+        self.calls.append(LibraryCall(op.call.data, tuple(self._reference(value) for value in op.inputs)))
+
+    def _reference(self, value: SSAValue) -> int | None:
+        """Where the frame has an operand of a call; None for a number."""
+        return self.values[value].reference() if isinstance(value.type, host.TensorType) else None
 
     def release(self, op: host.ReleaseOp) -> None:
         self.values.release([self.values[value] for value in op.values])

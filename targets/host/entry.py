@@ -56,8 +56,8 @@ _SIGNATURES: dict[str, str] = {
 }
 
 CALLBACKS = (
-    "raise_check", "raise_assert", "raise_operator", "raise_kernel", "raise_device", "copy_strided", "view_dtype", "gpu_table",
-    "gpu_workspaces", "gpu_launch",
+    "raise_check", "raise_assert", "raise_operator", "raise_torch", "note_operator", "raise_kernel", "raise_device", "copy_strided",
+    "view_dtype", "gpu_table", "gpu_workspaces", "gpu_launch",
 )  # fmt: skip
 """Python functions that the entry calls as f(object, a, b, c), see load.py."""
 
@@ -374,8 +374,9 @@ class Entry(FunctionText):
         self.do(f"store i64 {number}, ptr %where")
 
     def fail_if(self, condition: str, reason: str) -> None:
-        """Leave when the i1 holds. Reasons: "python" (the exception is set), "torch" (the C shim has its text),
-        "memory", and the callbacks "raise_check", "raise_assert", "raise_kernel", which get what `where` says."""
+        """Leave when the i1 holds. Reasons: "python" (the exception is set), "noted" (the same, by the call that `where` says),
+        "torch" (the C shim has its text), "operator" (the same, of the call that `where` says), "memory", and the callbacks
+        "raise_check", "raise_assert", "raise_kernel", which get what `where` says."""
         label = reason.replace("_", ".") if self.has_lock else reason.replace("_", ".") + ".unlocked"
         self.exits.add(label)
         onward = self.label()
@@ -432,21 +433,26 @@ class Entry(FunctionText):
         self.do("ret ptr null")
 
     def _raise(self, label: str) -> None:
+        if label == "noted":
+            function, frame = self.item("callback", "note_operator"), self.let("ptrtoint ptr %frame to i64")
+            self.call("stepwell_note", function, self.load("%where", "i64"), frame)
+            return
         if label == "memory":
             self.call("stepwell_no_memory", self.arena_bytes)
             return
-        if label in ("steps", "torch"):
+        if label in ("steps", "torch", "operator"):
             # an operator that fails in a mode of Python's (AOTAutograd has one around the first call) leaves the exception itself
             error, ask = self.let(f"icmp ne ptr {self.call('PyErr_Occurred')}, null"), self.label()
             self.do(f"br i1 {error}, label %fail.python, label %{ask}")
             self.start(ask)
-            label = "torch"
-        text = "0"
-        if label == "torch" and error_text_available():
+            label = "raise.operator" if label == "operator" else "raise.torch"
+        text, frame = "0", "0"
+        if label in ("raise.operator", "raise.torch") and error_text_available():
             text = self.let(f"ptrtoint ptr {self.call('torch_exception_get_what_without_backtrace')} to i64")
-        callback = "raise_operator" if label == "torch" else label.replace(".", "_")
-        function = self.item("callback", callback)
-        self.call("stepwell_call", function, "null", self.load("%where", "i64"), text, "0")
+        if label == "raise.operator":
+            frame = self.let("ptrtoint ptr %frame to i64")
+        function = self.item("callback", label.replace(".", "_"))
+        self.call("stepwell_call", function, "null", self.load("%where", "i64"), text, frame)
 
     def _frame(self) -> list[str]:
         """Instructions that fill the frame, which steps work on; the arena comes in when it is acquired."""

@@ -40,7 +40,7 @@ def emit_extern(emitter: _Emitter, op: host.ExternOp, number: int) -> None:
     try:
         plan = _plan_shim(op, call)
     except _NoShim:
-        _emit_python(emitter, op, call)
+        _emit_python(emitter, op, call, number)
     else:
         _emit_shim(emitter, op, plan, number)
     _forget_addresses(emitter, op, call)
@@ -288,7 +288,7 @@ def _emit_shim(emitter: _Emitter, op: host.ExternOp, plan: _Plan, number: int) -
     entry.where(number)
     entry.drop_lock()
     entry.module.declare(plan.symbol, "i32", ", ".join(plan.types))
-    entry.require_ok(entry.let(f"call i32 @{plan.symbol}({', '.join(texts)})"))
+    entry.require_ok(entry.let(f"call i32 @{plan.symbol}({', '.join(texts)})"), "operator")
     if plan.aliased is not None:
         emitter.values.alias(op.results[0], _shared(emitter, op.inputs[plan.aliased.index]))
         return
@@ -395,7 +395,7 @@ def leaves_item(op: host.ExternOp) -> tuple[str, Any]:
     return ("flatten", len(op.results)) if op.kept is None else ("kept", tuple(op.kept.data))
 
 
-def _emit_python(emitter: _Emitter, op: host.ExternOp, call: Call) -> None:
+def _emit_python(emitter: _Emitter, op: host.ExternOp, call: Call, number: int) -> None:
     entry = emitter.entry
     entry.take_lock()
     temporaries: list[tuple[str, int]] = []
@@ -409,11 +409,12 @@ def _emit_python(emitter: _Emitter, op: host.ExternOp, call: Call) -> None:
     objects += [_python_argument(emitter, op, leaf, temporaries) for _, leaf in call.kwargs]
     names = entry.item("names", tuple(k for k, _ in call.kwargs)) if call.kwargs else "null"
     arguments = entry.scratch("ptr", objects) if objects else "null"
+    entry.where(number)
     made = entry.call("PyObject_Vectorcall", function, arguments, str(len(leaves)), names)
     for register, slot in temporaries:
         entry.call("Py_DecRef", register)
         entry.forget_object(slot)
-    entry.require_object(made)
+    entry.fail_if(entry.let(f"icmp eq ptr {made}, null"), "python" if call.target == PYTHON_CALL else "noted")
     _python_results(emitter, op, made)
 
 

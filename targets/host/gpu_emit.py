@@ -13,6 +13,7 @@ from xdsl.ir import SSAValue
 
 from ...dialects import host
 from ...dialects.expr import as_expr
+from .checks import has_elements
 from .description import GPU_TABLE, dtype_code
 from .gpu_runtime_ir import SIZES_SHIFT, TABLE_HEAD, TABLE_WORKSPACES, VARIANT_BYTES, VARIANTS
 from .workspaces import workspace_bytes, workspace_places
@@ -44,6 +45,18 @@ def program_device(program: host.ProgramOp) -> str:
         if isinstance(v.type, host.TensorType)
     }
     return next(iter(sorted(with_kernels & devices) or sorted(devices)), "cpu")
+
+
+def filled_operands(op: host.LaunchOp) -> int:
+    """A bit for each of the first 63 memory operands of a launch: whether it is a tensor that has elements, so that it must have an
+    address. What the program takes memory for itself is not asked for."""
+    memory = [value for value in op.inputs if not host.is_number(value.type)][:63]
+    return sum(1 << k for k, value in enumerate(memory) if not _is_own(value) and has_elements(value))
+
+
+def _is_own(value: SSAValue) -> bool:
+    """Whether the program takes the memory of an operand itself."""
+    return isinstance(value.owner, (host.ArenaPtrOp, host.EmptyOutputOp, host.WorkspaceOp))
 
 
 class GpuEntry:
@@ -163,7 +176,7 @@ class GpuEntry:
         if even:
             low = entry.let(f"shl i64 {self._together([words[k] for k in even])}, {SIZES_SHIFT}")
             addresses = entry.let(f"or i64 {addresses}, {low}")
-        record = entry.scratch("i64", [*grid, str(len(words)), addresses, *words])
+        record = entry.scratch("i64", [*grid, str(len(words)), addresses, str(filled_operands(op)), *words])
         variants = entry.let(f"getelementptr i8, ptr {self.table}, i64 {TABLE_HEAD + VARIANTS * VARIANT_BYTES * number}")
         stream = entry.load(entry.let("getelementptr i8, ptr %gpu, i64 8"))
         entry.drop_lock()
@@ -183,9 +196,11 @@ class GpuEntry:
                 continue
             address = entry.let(f"ptrtoint ptr {emitter.values.data(emitter.values[value])} to i64")
             if offset is not as_expr(0):
-                address = entry.let(f"add i64 {address}, {entry.size(offset)}")
+                start, address = address, entry.let(f"add i64 {address}, {entry.size(offset)}")
+                if not _is_own(value):  # null stays null
+                    address = entry.let(f"select i1 {entry.let(f'icmp eq i64 {start}, 0')}, i64 0, i64 {address}")
             # memory that torch's allocator has given begins at multiples of 512
-            if not isinstance(value.owner, (host.ArenaPtrOp, host.EmptyOutputOp, host.WorkspaceOp)):
+            if not _is_own(value):
                 pointers[len(memory)] = address
             memory.append(address)
         return [*memory, *(entry.size(size) for size in op.sizes.data), *numbers], pointers

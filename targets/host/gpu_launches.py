@@ -17,6 +17,7 @@ from .gpu_runtime_ir import (
     ADDRESSES,
     ALL,
     MISSING,
+    NO_MEMORY,
     NOTHING,
     RECORD_HEAD,
     SIZES_SHIFT,
@@ -26,6 +27,7 @@ from .gpu_runtime_ir import (
     VARIANT_BYTES,
     VARIANTS,
 )
+from .messages import no_memory
 
 if TYPE_CHECKING:
     from ..triton.kernels import GpuKernel
@@ -77,6 +79,11 @@ class GpuLaunches:
             place[1], place[2], place[3] = threads, shared, kernel.overlaps
             place[0] = function  # last: from then on other threads use it
             code = launch(variants, record, state[1])
+        if code == NO_MEMORY:
+            head = (ctypes.c_int64 * RECORD_HEAD).from_address(record)
+            values = (ctypes.c_int64 * head[3]).from_address(record + 8 * RECORD_HEAD)
+            empty = [str(k) for k, value in enumerate(values[:63]) if not value and head[5] >> k & 1]
+            raise LaunchError(f"{kernel.place}: {no_memory(', '.join(empty))}")
         if code:
             grid = (ctypes.c_int64 * 3).from_address(record)
             raise self._refused(kernel, code, list(grid))

@@ -6,9 +6,9 @@
   `overlaps` is 1 where a launch may begin while the one before it ends. The second variant of a kernel does not
   rely on aligned addresses, nor on sizes that are multiples of 16, the third on addresses only. Entries are filled when they are first
   needed;
-- the record of a launch `{ i64 x, i64 y, i64 z, i64 count, i64 addresses, [count x i64] values }`: the grid, the addresses that the kernel
-  believes to be multiples of 16, or'ed, with the lowest bits of the sizes of which it does so in the highest, and its arguments, each in
-  8 bytes.
+- the record of a launch `{ i64 x, i64 y, i64 z, i64 count, i64 addresses, i64 filled, [count x i64] values }`: the grid, the addresses
+  that the kernel believes to be multiples of 16, or'ed, with the lowest bits of the sizes of which it does so in the highest, a bit for
+  each of the first arguments that must not be null, and its arguments, each in 8 bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIZES_SHIFT = 60
 TABLE_WORKSPACES = 8
 """Where a table has the address of the memory that stays."""
 TABLE_HEAD = 16
-RECORD_HEAD = 5
+RECORD_HEAD = 6
 """Words of a record in front of the values."""
 EXTRA_ARGUMENTS = 4
 """Null pointers after a kernel's own arguments: scratch memory that Triton's kernels may take (two in 3.6), which ours do not use."""
@@ -32,6 +32,8 @@ MISSING = -1
 """What stepwell_gpu_launch gives where the table has no function yet."""
 TOO_LARGE = -2
 """What it gives for a grid that no GPU takes."""
+NO_MEMORY = -3
+"""What it gives where a buffer that has elements has no address."""
 
 CONFIG = "{ i32, i32, i32, i32, i32, i32, i32, ptr, ptr, i32 }"
 """CUlaunchConfig: the grid, the threads, shared memory, the stream, attributes and their number."""
@@ -44,6 +46,7 @@ declare i32 @aoti_torch_create_cuda_guard(i32, ptr)
 declare i32 @aoti_torch_delete_cuda_guard(ptr)
 declare i32 @aoti_torch_get_current_cuda_stream(i32, ptr)
 declare i32 @cuCtxGetCurrent(ptr)
+declare i64 @llvm.umin.i64(i64, i64)
 declare i32 @cuCtxSetCurrent(ptr)
 declare i32 @cuDevicePrimaryCtxRetain(ptr, i32)
 declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)
@@ -136,6 +139,8 @@ pack:
   %shared = load i64, ptr %mp
   %np = getelementptr i64, ptr %record, i64 3
   %n = load i64, ptr %np
+  %filledp = getelementptr i64, ptr %record, i64 5
+  %filled = load i64, ptr %filledp
   %all = add i64 %n, {EXTRA_ARGUMENTS}
   %params = alloca ptr, i64 %all
   %null = alloca ptr
@@ -150,7 +155,14 @@ one:
   %word = add i64 %i, {RECORD_HEAD}
   %wp = getelementptr i64, ptr %record, i64 %word
   %p = select i1 %own, ptr %wp, ptr %null
-  br label %store
+  %shift = call i64 @llvm.umin.i64(i64 %i, i64 63)
+  %bits = lshr i64 %filled, %shift
+  %asked = trunc i64 %bits to i1
+  br i1 %asked, label %look, label %store
+look:
+  %address = load i64, ptr %wp
+  %nowhere = icmp eq i64 %address, 0
+  br i1 %nowhere, label %nomemory, label %store
 store:
   %pp = getelementptr ptr, ptr %params, i64 %i
   store ptr %p, ptr %pp
@@ -183,6 +195,8 @@ nothing:
   ret i32 0
 missing:
   ret i32 {MISSING}
+nomemory:
+  ret i32 {NO_MEMORY}
 toolarge:
   ret i32 {TOO_LARGE}
 }}

@@ -22,11 +22,13 @@ from ..cpu.jit import Library, load_object, object_symbols
 from .description import ALIGNED, ARENA, GPU_TABLE, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
 from .gpu_driver import cuda_driver
 from .gpu_launches import GpuLaunches
-from .messages import kernel_error, layout_error, library_error
+from .library_errors import call_text, failed_call, library_error
+from .messages import kernel_error, layout_error
 from .python_runtime import PythonRuntime, call_aligned, copy_strided, flatten_results, keep_results, reinterpret
 from .runtime import HostUnavailable, entry_symbols, gpu_runtime
 from .selftest import native_wanted
-from .symbols import missing
+from .steps import Kind
+from .symbols import missing, symbols
 
 log = logging.getLogger("stepwell")
 
@@ -49,10 +51,10 @@ def load_object_code(data: bytes, native: bool) -> Library:
         raise CompileError(f"code for {target().triple} ({target().name}) cannot run on this machine; opt-tool -t asm or obj writes it")
     if not native:
         return load_object(data)
-    symbols = entry_symbols()
+    addresses = entry_symbols()
     if GPU_TABLE in object_symbols(data)[0]:
-        symbols = {**symbols, **gpu_runtime(cuda_driver())}
-    return load_object(data, symbols)
+        addresses = {**addresses, **gpu_runtime(cuda_driver())}
+    return load_object(data, addresses)
 
 
 def load_program(
@@ -114,11 +116,19 @@ class _Callbacks:
     def raise_assert(self, _: Any, number: int, b: int, c: int) -> None:
         raise AssertionError(self.description.asserts[number])
 
-    def raise_operator(self, _: Any, number: int, text: int, c: int) -> None:
-        message = ctypes.string_at(text).decode(errors="replace") if text else ""
-        error = library_error(message, self.description.device)
-        if number < len(self.description.targets):
-            error.add_note(f"in {self.description.targets[number]}, called by host program @{self.description.name}")
+    def raise_operator(self, _: Any, number: int, text: int, frame: int) -> None:
+        call = self.description.calls[number]
+        operands = [None if r is None else _tensor(frame, r) for r in call.operands]
+        raise failed_call(call.call, operands, _text(text), self.description.device, self.description.name)
+
+    def note_operator(self, error: Any, number: int, frame: int, c: int) -> None:
+        call = self.description.calls[number]
+        operands = [None if r is None else _tensor(frame, r) for r in call.operands]
+        error.add_note(f"in {call_text(call.call, operands)}, called by host program @{self.description.name}")
+
+    def raise_torch(self, _: Any, number: int, text: int, c: int) -> None:
+        error = library_error(_text(text), self.description.device)
+        error.add_note(f"while host program @{self.description.name} makes or looks at tensors")
         raise error
 
     def raise_kernel(self, _: Any, number: int, b: int, c: int) -> None:
@@ -155,6 +165,23 @@ class _Callbacks:
 def _words(address: int, count: int) -> tuple[int, ...]:
     """`count` i64 at an address."""
     return tuple((ctypes.c_int64 * count).from_address(address)) if count else ()
+
+
+def _text(address: int) -> str:
+    return ctypes.string_at(address).decode(errors="replace") if address else ""
+
+
+def _tensor(frame: int, word: int) -> Any:
+    """The tensor that a reference (steps.py) means in the frame of an entry; None where there is none (any more)."""
+    parts, kind, place = _words(frame, 8), word & 7, word >> 3
+    if kind in (Kind.OBJECT, Kind.ITEM):
+        (address,) = _words(parts[0 if kind == Kind.OBJECT else 6] + 8 * place, 1)
+        return ctypes.cast(address, ctypes.py_object).value if address else None
+    if kind not in (Kind.HANDLE, Kind.VIEW):
+        return None
+    (handle,) = _words(parts[1] + 8 * place if kind == Kind.HANDLE else parts[5] + 8 * (4 + place), 1)
+    wrap = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(symbols()["stepwell_wrap"])
+    return wrap(handle) if handle else None
 
 
 class _Items:

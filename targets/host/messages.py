@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-_out_of_memory: dict[str, int] = {}
-"""How often the allocator of a GPU had run out of memory when a library operator last failed there."""
-
 
 def layout_error(
     tensor: Any, label: str, sizes: Sequence[int], strides: Sequence[int], dtype: str, device: str = "cpu"
@@ -61,17 +58,7 @@ def kernel_error(message: str, values: Sequence[int] = ()) -> Exception:
     return IndexError(message) if of_index and operator not in _RUNTIME_ERRORS else RuntimeError(message)
 
 
-def library_error(message: str, device: str) -> Exception:
-    """The exception for a library operator that failed; "" is a message that torch's C shim does not hand on (it has printed it).
-    Programs catch torch.OutOfMemoryError, which the shim makes a failure like any other: its text tells, else the allocator's count."""
-    import torch
-
-    if device == "cpu":
-        return RuntimeError(message or "a library operator failed")
-    if message:
-        return (torch.OutOfMemoryError if "out of memory" in message else RuntimeError)(message)
-    count = torch.cuda.memory_stats(device).get("num_ooms", 0)
-    before, _out_of_memory[device] = _out_of_memory.get(device, 0), count
-    if count > before:
-        return torch.OutOfMemoryError("the GPU ran out of memory; what its allocator says of it is on standard error")
-    return RuntimeError("a library operator failed")
+def no_memory(operand: str) -> str:
+    """Of a launch: an operand (or several, by their numbers) that has elements and whose address is null."""
+    reason = "its address is null: its storage was freed, or it is no real tensor"
+    return f"operand {operand} of the launch has elements but no memory ({reason})"

@@ -144,7 +144,7 @@ class _Writer:
                 numbers.append(name)
                 kinds += _number_kind(value.type)
                 continue
-            address = f"{name}.data_ptr()" if isinstance(value.type, host.TensorType) else name
+            address = f"rt.address({name}, {len(memory)})" if isinstance(value.type, host.TensorType) else name
             memory.append(address if offset is as_expr(0) else f"{address} + {to_python(offset)}")
         sizes = [to_python(size) for size in op.sizes.data]
         if (number := self.kernels.get(op.kernel.string_value())) is not None:

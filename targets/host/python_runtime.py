@@ -7,7 +7,7 @@ from ctypes import create_string_buffer
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
-from .messages import is_there, kernel_error, layout_error, same_sizes
+from .messages import is_there, kernel_error, layout_error, no_memory, same_sizes
 
 if TYPE_CHECKING:
     from ..target import Launcher
@@ -21,6 +21,7 @@ class PythonRuntime:
         import torch
 
         self.launcher = launcher
+        self._watch: Callable[[Any], None] | None = getattr(launcher, "watch", None)
         self._torch = torch
         self._take_error = take_error
         self._messages = messages
@@ -58,8 +59,20 @@ class PythonRuntime:
     ) -> Any:
         return reinterpret(value, sizes, strides, dtype, offset)
 
+    def address(self, value: Any, number: int) -> int:
+        """The address of a tensor's first element, for operand `number` of a launch. RuntimeError where it has elements but no memory."""
+        found = value.data_ptr()
+        if not found and value.numel():
+            raise RuntimeError(no_memory(str(number)))
+        if self._watch is not None:
+            self._watch(value)
+        return found
+
     def arena(self, size: int, device: str) -> Any:
-        return self._torch.empty(max(size, 64), dtype=self._torch.uint8, device=device)
+        made = self._torch.empty(max(size, 64), dtype=self._torch.uint8, device=device)
+        if self._watch is not None:
+            self._watch(made)
+        return made
 
     def workspaces(self, bytes: int) -> int:
         """The address of the program's memory that stays; 0 where there is none: the current stream is not the default one, or what

@@ -18,6 +18,10 @@ _DECLARATIONS = """
 @PyList_Type = external global [0 x i8]
 @THPVariableClass = external global ptr
 declare ptr @PyErr_Format(ptr, ptr, ...)
+declare void @PyErr_Clear()
+declare void @PyErr_Fetch(ptr, ptr, ptr)
+declare void @PyErr_NormalizeException(ptr, ptr, ptr)
+declare void @PyErr_Restore(ptr, ptr, ptr)
 declare i32 @PyType_IsSubtype(ptr, ptr)
 declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
@@ -556,6 +560,31 @@ define ptr @stepwell_call(ptr %function, ptr %object, i64 %a, i64 %b, i64 %c) {
   ret ptr %r
 }
 
+; Calls function(exception, a, b, 0) with the exception that is set, which stays set.
+define void @stepwell_note(ptr %function, i64 %a, i64 %b) {
+  %type = alloca ptr
+  %value = alloca ptr
+  %trace = alloca ptr
+  call void @PyErr_Fetch(ptr %type, ptr %value, ptr %trace)
+  call void @PyErr_NormalizeException(ptr %type, ptr %value, ptr %trace)
+  %error = load ptr, ptr %value
+  %r = call ptr @stepwell_call(ptr %function, ptr %error, i64 %a, i64 %b, i64 0)
+  %failed = icmp eq ptr %r, null
+  br i1 %failed, label %clear, label %drop
+clear:
+  call void @PyErr_Clear()
+  br label %restore
+drop:
+  call void @Py_DecRef(ptr %r)
+  br label %restore
+restore:
+  %t = load ptr, ptr %type
+  %v = load ptr, ptr %value
+  %b2 = load ptr, ptr %trace
+  call void @PyErr_Restore(ptr %t, ptr %v, ptr %b2)
+  ret void
+}
+
 ; Drops what a program still holds: n Python objects and m tensor handles (null where there is none any more).
 define void @stepwell_drop(ptr %objects, i64 %n, ptr %handles, i64 %m) {
 entry:
@@ -606,6 +635,7 @@ FUNCTIONS: dict[str, str] = {
     "stepwell_compare": "i64 (ptr, i64, i64, ptr, ptr)",
     "stepwell_compare_table": "i64 (ptr, ptr, i64, ptr)",
     "stepwell_call": "ptr (ptr, ptr, i64, i64, i64)",
+    "stepwell_note": "void (ptr, i64, i64)",
     "stepwell_drop": "void (ptr, i64, ptr, i64)",
     "stepwell_steps": "i32 (ptr, ptr, i64, i1)",
 }

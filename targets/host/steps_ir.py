@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from .messages import no_memory
 from .steps import Kind, Step
+
+NO_MEMORY = -1000
+"""Below every code of the C shim."""
 
 STEPS = """
 declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
+declare i32 @aoti_torch_get_numel(ptr, ptr)
 declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
 declare i32 @aoti_torch__reinterpret_tensor(ptr, i64, ptr, ptr, i64, ptr)
 declare ptr @stepwell_wrap(ptr)
@@ -13,6 +18,9 @@ declare ptr @PyList_New(i64)
 declare i32 @PyList_SetItem(ptr, i64, ptr)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
+
+@PyExc_RuntimeError = external global ptr
+@null_text = internal constant [NULL_TEXT_BYTES x i8] c"NULL_TEXT\\00"
 
 ; A frame is { objects, handles, numbers, scratch, address of the thread state, arena, items, functions }.
 define internal ptr @frame_part(ptr %frame, i64 %k) {
@@ -101,7 +109,7 @@ define internal ptr @step_handle(ptr %frame, i64 %ref) {
   ret ptr %handle
 }
 
-; the word that a kernel is given for an operand, at %to: 0, or an error of torch's
+; the word that a kernel is given for an operand, at %to: 0, NO_MEMORY for a tensor that has elements and no address, or an error of torch's
 define internal i32 @step_operand(ptr %frame, i64 %ref, i64 %word, ptr %to) {
   %v = call i64 @step_number(ptr %frame, i64 %word)
   %kind = and i64 %ref, 7
@@ -120,8 +128,25 @@ tensor:
   %handle = call ptr @step_handle(ptr %frame, i64 %ref)
   %code = call i32 @aoti_torch_get_data_ptr(ptr %handle, ptr %to)
   %data = load i64, ptr %to
+  %nowhere = icmp eq i64 %data, 0
+  br i1 %nowhere, label %null, label %there
+there:
   %moved = add i64 %data, %v
   store i64 %moved, ptr %to
+  ret i32 %code
+null:
+  %bad = icmp ne i32 %code, 0
+  br i1 %bad, label %failed, label %ask
+ask:
+  %ncode = call i32 @aoti_torch_get_numel(ptr %handle, ptr %to)
+  %n = load i64, ptr %to
+  store i64 0, ptr %to
+  %nbad = icmp ne i32 %ncode, 0
+  %some = icmp ne i64 %n, 0
+  %nomemory = select i1 %some, i32 NO_MEMORY, i32 0
+  %answer = select i1 %nbad, i32 %ncode, i32 %nomemory
+  ret i32 %answer
+failed:
   ret i32 %code
 }
 
@@ -135,7 +160,7 @@ define internal i64 @step_memory(ptr %frame, i64 %word) {
   ret i64 %at
 }
 
-; n operands in the scratch memory, whose address is at %base: 0, or an error of torch's
+; n operands in the scratch memory, whose address is at %base: 0, NO_MEMORY less the number of an operand, or an error of torch's
 define internal i32 @step_operands(ptr %frame, ptr %words, i64 %n, ptr %base) {
 entry:
   br label %loop
@@ -157,7 +182,11 @@ next:
   %in = add i64 %i, 1
   br label %loop
 failed:
-  ret i32 %code
+  %none = icmp eq i32 %code, NO_MEMORY
+  %number = trunc i64 %i to i32
+  %numbered = sub i32 %code, %number
+  %which = select i1 %none, i32 %numbered, i32 %code
+  ret i32 %which
 done:
   ret i32 0
 }
@@ -452,7 +481,7 @@ launch:
   %kernel = load ptr, ptr %kernelp
   %ocode = call i32 @step_operands(ptr %frame, ptr %w2p, i64 %on, ptr %scratch)
   %obad = icmp ne i32 %ocode, 0
-  br i1 %obad, label %failed, label %launched
+  br i1 %obad, label %unread, label %launched
 launched:
   call void %kernel(ptr %scratch)
   br label %next
@@ -470,7 +499,7 @@ list:
   %lkernel = load ptr, ptr %lkernelp
   %lcode = call i32 @step_operands(ptr %frame, ptr %w4p, i64 %ln, ptr %scratch)
   %lbad = icmp ne i32 %lcode, 0
-  br i1 %lbad, label %failed, label %listed
+  br i1 %lbad, label %unread, label %listed
 listed:
   %sizestable = call ptr @step_numbers(ptr %frame, ptr %lsizes, i64 %lm, i64 %ln)
   call void %lkernel(ptr %scratch, ptr %sizestable, i64 %entries)
@@ -494,6 +523,23 @@ collect:
 collected:
   br label %next
 
+unread:
+  %unreadcode = phi i32 [ %ocode, %launch ], [ %lcode, %list ]
+  %nomemory = icmp sle i32 %unreadcode, NO_MEMORY
+  br i1 %nomemory, label %null, label %failed
+null:
+  br i1 %lock, label %saynull, label %locknull
+locknull:
+  %t5 = load ptr, ptr %thread
+  call void @PyEval_RestoreThread(ptr %t5)
+  br label %saynull
+saynull:
+  %which32 = sub i32 NO_MEMORY, %unreadcode
+  %which = sext i32 %which32 to i64
+  %error = load ptr, ptr @PyExc_RuntimeError
+  %e = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %error, ptr @null_text, i64 %which)
+  br label %out
+
 failed:
   br i1 %lock, label %out, label %relock
 relock:
@@ -508,7 +554,8 @@ out:
 
 def steps_text() -> str:
     """The functions; `HANDLE_OFFSET` stands where the offset of the handle in a tensor's Python object belongs."""
-    text = STEPS
+    null = no_memory("%lld")
+    text = STEPS.replace("NULL_TEXT_BYTES", str(len(null) + 1)).replace("NULL_TEXT", null).replace("NO_MEMORY", str(NO_MEMORY))
     for step in sorted(Step, key=lambda s: -len(s.name)):
         text = text.replace(f"STEP_{step.name}", str(step.value))
     for kind in Kind:

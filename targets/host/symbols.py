@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 PYTHON = (
-    "PyBool_FromLong", "PyErr_Format", "PyErr_Occurred", "PyEval_RestoreThread",
+    "PyBool_FromLong", "PyErr_Clear", "PyErr_Fetch", "PyErr_Format", "PyErr_NormalizeException", "PyErr_Occurred", "PyErr_Restore",
+    "PyEval_RestoreThread",
     "PyEval_SaveThread", "PyFloat_AsDouble", "PyFloat_FromDouble", "PyList_New", "PyList_SetItem",
     "PyLong_AsLongLong", "PyLong_FromLongLong", "PyObject_IsTrue", "PyObject_Size", "PyObject_Vectorcall",
     "PySequence_GetItem", "PyType_IsSubtype", "Py_DecRef", "Py_IncRef",
 )  # fmt: skip
-PYTHON_DATA = ("PyExc_MemoryError", "PyExc_TypeError", "PyList_Type", "_Py_NoneStruct")
+PYTHON_DATA = ("PyExc_MemoryError", "PyExc_RuntimeError", "PyExc_TypeError", "PyList_Type", "_Py_NoneStruct")
 TORCH = (
     "aoti_torch__reinterpret_tensor", "aoti_torch_clone_preserve_strides", "aoti_torch_delete_tensor_object", "aoti_torch_empty_strided",
     "aoti_torch_get_data_ptr", "aoti_torch_get_device_index", "aoti_torch_get_device_type", "aoti_torch_get_dim", "aoti_torch_get_dtype",
-    "aoti_torch_get_size", "aoti_torch_get_sizes", "aoti_torch_get_stride", "aoti_torch_get_strides",
+    "aoti_torch_get_numel", "aoti_torch_get_size", "aoti_torch_get_sizes", "aoti_torch_get_stride", "aoti_torch_get_strides",
     "aoti_torch_grad_mode_is_enabled", "aoti_torch_grad_mode_set_enabled", "aoti_torch_item_int64",
     "aoti_torch_new_tensor_handle",
     "torch_from_blob",

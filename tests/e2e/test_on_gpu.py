@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import stepwell
 
@@ -166,6 +167,28 @@ def test_training_takes_the_steps_of_eager(dynamic, half):
     close = 2e-2 if half else 2e-3
     for (name, a), b in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=close, atol=close, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 256, 64), (2, 4, 512, 32)])
+@pytest.mark.parametrize("whole", [False, True])
+def test_flex_attention_is_trained(shape, whole):
+    """The definition of its gradients has a constant of the CPU."""
+    size = shape[2]
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, size, size, device="cuda")
+    q, k, v, g = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=n < 3) for n in range(4))
+
+    def gradients(q, k, v, g):
+        return torch.autograd.grad(flex_attention(q, k, v, block_mask=mask), (q, k, v), g)
+
+    if whole:
+        with torch._dynamo.config.patch(trace_autograd_ops=True):
+            found = compiled(gradients)(q, k, v, g)
+    else:
+        found = torch.autograd.grad(compiled(lambda q, k, v: flex_attention(q, k, v, block_mask=mask))(q, k, v), (q, k, v), g)
+    q, k, v, g = (x.detach().double().requires_grad_(x.requires_grad) for x in (q, k, v, g))
+    exact = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), g)
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=2e-2, atol=2e-2)
 
 
 def test_arguments_are_written_to_through_views_and_strides():

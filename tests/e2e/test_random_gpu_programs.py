@@ -23,6 +23,7 @@ from stepwell.dialects.tt_types import PointerType
 from stepwell.tools.fuzz.compare import check_seed
 from stepwell.tools.fuzz.small_tiles import large_tiles, small_tiles
 from stepwell.tools.interpret_gpu import with_memory
+from stepwell.tools.interpret_tt import KernelError
 
 
 def beside(name: str) -> Any:
@@ -93,9 +94,13 @@ def test_tensors_side_by_side(gpu):
     x, y = memory[1:9], memory[16:32].view(torch.float64)
     y.copy_(torch.arange(8))
     given = [x.data_ptr(), y.data_ptr(), 7]
-    first, second, number = with_memory([PointerType(f32), PointerType(f64), i32], given)
+    live = [(memory.data_ptr(), memory.data_ptr() + 4 * memory.numel())]
+    first, second, number = with_memory([PointerType(f32), PointerType(f64), i32], given, live)
     assert [first.data_ptr(), second.data_ptr(), number] == given and torch.equal(second[:8], y)
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+    with pytest.raises(KernelError, match=r"argument 1: the address 0x10 lies in no allocation"):
+        with_memory([PointerType(f32), PointerType(f64), i32], [given[0], 16, 7], live)
 
     def function(x, y):
         return x[:, None] + y, y.sum(), x * 2

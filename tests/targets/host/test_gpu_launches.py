@@ -1,6 +1,7 @@
 """Programs of a GPU without a GPU: native entries and Python launch through a driver that runs kernels in the interpreter."""
 
 import gc
+import re
 import struct
 import threading
 import weakref
@@ -12,15 +13,17 @@ import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from xdsl.parser import Parser
 
 from stepwell.dialects import host
+from stepwell.errors import CompileError
 from stepwell.lowering.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager import run
 from stepwell.passes.pipelines import default_pipeline
 from stepwell.targets.cpu.emit import emit_kernels
 from stepwell.targets.cpu.jit import compile_text
-from stepwell.targets.host import gpu_emit, gpu_launches, messages
+from stepwell.targets.host import gpu_emit, gpu_launches, library_errors
 from stepwell.targets.host.emit import emit_host
 from stepwell.targets.host.gpu_driver import LaunchError, use_driver
 from stepwell.targets.host.gpu_runtime_ir import ADDRESSES, ALL, NOTHING
@@ -95,8 +98,6 @@ def test_sizes_and_numbers_are_passed_by_their_bits(build):
         tt.return
       }
     }"""
-    from xdsl.parser import Parser
-
     module = Parser(context(), text).parse_module()
     run, driver = build(None, module=module)
     x = torch.randn(10)
@@ -125,8 +126,6 @@ def test_a_kernel_that_waits_itself_may_be_launched_early(build):
         tt.return
       }
     }"""
-    from xdsl.parser import Parser
-
     run, driver = build(None, module=Parser(context(), text).parse_module())
     for _ in range(2):
         run([torch.randn(4)])
@@ -206,8 +205,6 @@ def test_a_grid_that_is_too_large_is_refused(build):
         tt.return
       }
     }"""
-    from xdsl.parser import Parser
-
     run, driver = build(None, module=Parser(context(), text).parse_module())
     with pytest.raises(LaunchError, match="kernel @k has a grid of 1 x 65536 x 1 programs; a GPU takes at most"):
         run([torch.randn(4), 65536])
@@ -255,14 +252,56 @@ def test_running_out_of_memory_has_torchs_type(monkeypatch):
     """Also where the C shim hands no text on: then the allocator's count tells."""
     ooms = {"num_ooms": 0}
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: ooms)
-    monkeypatch.setattr(messages, "_out_of_memory", {})
-    assert type(messages.library_error("CUDA out of memory. Tried to allocate 2 GiB", "cuda:0")) is torch.OutOfMemoryError
-    assert type(messages.library_error("mat1 and mat2 shapes", "cuda:0")) is RuntimeError
-    assert type(messages.library_error("", "cuda:0")) is RuntimeError
+    monkeypatch.setattr(library_errors, "_out_of_memory", {})
+    assert type(library_errors.library_error("CUDA out of memory. Tried to allocate 2 GiB", "cuda:0")) is torch.OutOfMemoryError
+    assert type(library_errors.library_error("mat1 and mat2 shapes", "cuda:0")) is RuntimeError
+    assert type(library_errors.library_error("", "cuda:0")) is RuntimeError
     ooms["num_ooms"] = 2
-    assert type(messages.library_error("", "cuda:0")) is torch.OutOfMemoryError
-    assert type(messages.library_error("", "cuda:0")) is RuntimeError
-    assert "library operator failed" in str(messages.library_error("", "cpu"))
+    assert type(library_errors.library_error("", "cuda:0")) is torch.OutOfMemoryError
+    assert type(library_errors.library_error("", "cuda:0")) is RuntimeError
+    assert "library operator failed" in str(library_errors.library_error("", "cpu"))
+
+
+NULLS = """builtin.module {
+  host.program @forward(%x: !host.tensor<f32>, %y: !host.tensor<f32>) {
+    host.bind s0 = size %y 0 : !host.tensor<f32>
+    host.check %x [4, 3] strides [3, 1] "argument 0" : !host.tensor<f32>
+    host.check %y [s0] strides [1] "argument 1" : !host.tensor<f32>
+    host.launch @k(%y : !host.tensor<f32>, %x : !host.tensor<f32>) [] offsets [0, 8] grid [1]
+    host.return() []
+  }
+  tt.func public @k(%y: !tt.ptr<f32>, %x: !tt.ptr<f32>) {
+    tt.return
+  }
+}"""
+
+
+def test_a_buffer_without_memory_is_refused_before_the_launch(build):
+    """A storage that was freed, as sharded parameters are, or a tensor that is none; a tensor without elements has no address either."""
+    run, driver = build(None, module=Parser(context(), NULLS).parse_module())
+    x = torch.rand(4, 3)
+    run([x, torch.empty(0)])
+    assert len(driver.launches) == 1
+    x.untyped_storage().resize_(0)
+    with pytest.raises(Exception, match="operand 1 of the launch has elements but no memory"):
+        run([x, torch.empty(0)])
+    assert len(driver.launches) == 1
+
+
+def test_an_address_that_is_no_allocations_is_refused_by_the_interpreter(build):
+    run, driver = build(None, module=Parser(context(), NULLS).parse_module())
+    function, here = driver.load(0, interpreted_kernels(Parser(context(), NULLS).parse_module())[0], ALL)[0], torch.rand(4, 3)
+    assert driver.launch(function, (1, 1, 1), 32, 0, 0, [here.data_ptr(), here.data_ptr()]) == 0
+    assert driver.launch(function, (1, 1, 1), 32, 0, 0, [here.data_ptr(), 0x1234560]) != 0
+    assert "argument 1: the address 0x1234560 lies in no allocation" in driver.message(999)
+
+
+def test_operands_on_several_devices_are_refused_while_compiling():
+    text = re.sub(r'(%x ?: |0" : )!host.tensor<f32>', r'\1!host.tensor<f32, "cuda:0">', NULLS)
+    module = Parser(context(), text).parse_module()
+    said = "kernel @k of host program @forward has operands on several devices: 0 (%y of f32) on cpu, 1 (%x of f32) on cuda:0"
+    with pytest.raises(CompileError, match=re.escape(said)):
+        emit_host(emit_kernels(module), host.program_of(module), native=False, kernels=interpreted_kernels(module))
 
 
 WORKSPACES = """builtin.module {
@@ -297,8 +336,6 @@ WORKSPACES = """builtin.module {
 def counters(build, request, monkeypatch):
     """A function that makes (count, driver): `count()` calls the program above on the stream `driver.stream`, in the context
     `driver.current`, and gives both numbers. All memory is the CPU's."""
-    from xdsl.parser import Parser
-
     native = request.node.callspec.params["build"] == "native"
     monkeypatch.setattr(gpu_emit, "device_codes", lambda device: (0, -1))
     zeros = gpu_launches._zeros
