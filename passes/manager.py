@@ -386,6 +386,11 @@ class Pipeline:
         entry = as_pass(source)
         self._edit(self.stages, name, lambda old: (old,) if plain and entry_text(old) != name else (entry,))
 
+    def update(self, change: Callable[[ModulePass], ModulePass]) -> None:
+        """Put `change(p)` in the place of every pass p."""
+        for name in dict.fromkeys(p.name for p in self.passes()):
+            self._edit(self.stages, name, lambda old: (old if isinstance(old, Nest) else change(old),))
+
     def _edit(self, stages: Sequence[Stage], name: str, change: Callable[[Entry], tuple[Entry, ...]]) -> None:
         found = False
 

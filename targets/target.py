@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
 
 from ..passes import pipelines, user
 from ..passes.errors import PipelineError, did_you_mean
-from ..passes.manager import PassLike, Pipeline
+from ..passes.manager import PassLike, Pipeline, is_foreign
 
 Measure = Literal["always", "unsure", "never"]
 """Whether passes may measure what they choose: all that can (option autotune), only where rules are not sure, or none."""
@@ -80,8 +81,8 @@ class Target:
     """Whether the native entry of programs knows how to launch the kernels."""
 
     def fit(self, pipeline: Pipeline, module: ModuleOp, device: str, measure: Measure) -> None:
-        """Adapt the pipeline to the machine before it runs on `module`, an imported graph of `device`. A pass that is not there, or has
-        options of its own, is the user's."""
+        """Adapt the pipeline to the machine before it runs on `module`, an imported graph of `device`. A pass that is not there, and an
+        option that has a value, are the user's (`with_facts`)."""
 
     def kernels(self, module: ModuleOp, device: str) -> Kernels:
         """The kernels of a module that went through the pipeline; those of the CPU's dialect are not among them."""
@@ -97,6 +98,15 @@ class Target:
     def current(self, device: str) -> AbstractContextManager[Any]:
         """In this context a program of the device runs."""
         return nullcontext()
+
+
+def with_facts(one: ModulePass, facts: Mapping[str, Any]) -> ModulePass:
+    """A pass with what is known of the machine: those of its options that are called as a fact, and that mean nothing as they are (no text,
+    0, false). An option that says something by default is never taken for one."""
+    if is_foreign(type(one)) or not is_dataclass(one):  # a user's options mean what the user says
+        return one
+    names = {f.name for f in fields(one) if f.name in facts and not f.default and not getattr(one, f.name)}
+    return replace(one, **{name: facts[name] for name in names}) if names else one
 
 
 BUILT_IN = {"cpu": "cpu.target:CpuTarget", "gpu": "triton.target:GpuTarget"}

@@ -54,8 +54,8 @@ class GpuSchedule(Pass):
 
     name = "gpu-schedule"
 
-    target: str = "sm_90"
-    """The GPU: sm_80, sm_90, gfx942 or another of their makers."""
+    target: str = ""
+    """The GPU: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one sm_90."""
 
     multiprocessors: int = 0
     """How many multiprocessors it has; 0: as many as the usual model."""
@@ -88,8 +88,9 @@ class MemToTt(Pass):
 
     name = "mem-to-tt"
 
-    target: str = "sm_90"
-    """The GPU whose instructions may be used: sm_80, sm_90, gfx942 or another of their makers."""
+    target: str = ""
+    """The GPU whose instructions may be used: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one
+    sm_90."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         refuse_tensors(self, op)

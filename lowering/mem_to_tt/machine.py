@@ -72,9 +72,14 @@ SHARED = {
 guides); 64 KB for GPUs that are not listed."""
 
 
+USUAL = "sm_90"
+"""The GPU that is meant where none is named."""
+
+
 def machine(name: str, multiprocessors: int = 0) -> Machine:
-    """The GPU of a target, for one that is not in the table the nearest of its maker; with another number of multiprocessors, if given.
-    StepwellError for a name that is none of a GPU."""
+    """The GPU of a target ("": the usual one), for one that is not in the table the nearest of its maker; with another number of
+    multiprocessors, if given. StepwellError for a name that is none of a GPU."""
+    name = name or USUAL
     if not re.match(r"sm_\d|gfx\d", name):
         raise StepwellError(f"there is no GPU target '{name}' (sm_80, sm_90, gfx942 and the like)")
     found = MACHINES.get(name) or MACHINES["gfx942" if name.startswith("gfx") else "sm_90"]

@@ -29,12 +29,13 @@ class TtOverlapLaunches(Pass):
 
     name = "tt-overlap-launches"
 
-    target: str = "sm_90"
-    """The GPU: sm_80, sm_90, gfx942 or another of their makers."""
+    target: str = ""
+    """The GPU: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one sm_90."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if not machine(self.target).overlaps_launches:
-            self.remark(op, f"{self.target} begins a kernel when the one before it is done", kind="missed")
+        gpu = machine(self.target)
+        if not gpu.overlaps_launches:
+            self.remark(op, f"{gpu.name} begins a kernel when the one before it is done", kind="missed")
             return
         launched = {one.kernel.root_reference.data for one in op.walk() if isinstance(one, LaunchOp)}
         for kernel in [f for f in op.ops if isinstance(f, FuncOp) and f.sym_name.data in launched]:

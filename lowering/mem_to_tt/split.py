@@ -53,8 +53,8 @@ class GpuSplitReduction(Pass):
     programs: int = PROGRAMS
     """How many programs there should be."""
 
-    target: str = "sm_90"
-    """The GPU: sm_80, sm_90, gfx942 or another of their makers."""
+    target: str = ""
+    """The GPU: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one sm_90."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)

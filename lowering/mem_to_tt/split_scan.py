@@ -61,8 +61,8 @@ class GpuSplitScan(Pass):
     programs: int = 528
     """How many programs there should be."""
 
-    target: str = "sm_90"
-    """The GPU: sm_80, sm_90, gfx942 or another of their makers."""
+    target: str = ""
+    """The GPU: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one sm_90."""
 
     multiprocessors: int = 0
     """How many multiprocessors it has; 0: as many as the usual model."""

@@ -51,8 +51,8 @@ class MemJoinNests(Pass):
 
     name = "mem-join-nests"
 
-    threads: int = 2
-    """Threads to reckon with; for one thread nothing is joined."""
+    threads: int = 0
+    """Threads to reckon with; for one thread nothing is joined. 0: those that torch uses, without torch two."""
 
     longest: float = 100.0
     """Microseconds of one thread above which a nest stays alone: what a region costs is little beside it."""
@@ -61,11 +61,12 @@ class MemJoinNests(Pass):
     """Join whatever may be joined, without asking the cost model."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if self.threads < 2:
+        threads = self.threads or 2
+        if threads < 2:
             return
         symbols, hints = symbol_facts(op)
         prices = _Prices(symbols, hints)
-        machine = SERVER.with_threads(self.threads)
+        machine = SERVER.with_threads(threads)
         number = max((n for nest in op.walk() if (n := join_number(nest)) is not None), default=-1)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and f.body.blocks and loop.batch_symbols(f) is None]:
             work = {nest: _work(nest, hints) for nest in func.body.block.ops if is_nest_in_memory(nest) and join_number(nest) is None}

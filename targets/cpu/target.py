@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from xdsl.dialects.builtin import ModuleOp
 
 from ...passes.manager import Pipeline
 from ...passes.pipelines import TARGETS
-from ..target import Measure, Target
+from ..target import Measure, Target, with_facts
 from .forecast import expected_products
 from .library import prepare
 
@@ -24,8 +26,7 @@ class CpuTarget(Target):
         import torch
 
         prepare(expected_products(module))
-        plain = {str(p) for p in pipeline.passes()}
-        if "mem-join-nests" in plain:
-            pipeline.replace("mem-join-nests", f"mem-join-nests{{threads={torch.get_num_threads()}}}", plain=True)
-        if measure == "always" and "contract-select" in plain:
-            pipeline.replace("contract-select", "contract-select{measure=true}", plain=True)
+        facts: dict[str, Any] = {"threads": torch.get_num_threads()}
+        if measure == "always":
+            facts["measure"] = True
+        pipeline.update(lambda one: with_facts(one, facts))

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
 
 from ...lowering.mem_to_tt.machine import machine
 from ...passes.manager import Pipeline
 from ...passes.nd.nd_library_products import NdLibraryProducts
 from ...passes.pipelines import TARGETS
-from ..target import Kernels, Launcher, Measure, Target
+from ..target import Kernels, Launcher, Measure, Target, with_facts
 from .kernels import GpuKernel, device_multiprocessors, device_shared_memory, device_target, start_program_kernels
 
 
@@ -29,30 +30,28 @@ class GpuTarget(Target):
         """Tiles and instructions are chosen for the GPU that there is; without one all stays as it is."""
         names = {p.name for p in pipeline.passes()}
         options = self.machine_options(device)
+        if measure != "never" and "gpu-schedule" in names and "gpu-tune" not in names:
+            pipeline.add("mem", f"gpu-tune{{{'unsure' if measure == 'unsure' else ''}}}", "before:gpu-schedule")
         if options:
-            plain = {str(p) for p in pipeline.passes()}
-            for name, given in (
-                ("gpu-cooperative-rows", options),
-                ("gpu-fission", options),
-                ("gpu-split-reduction", options.split()[0]),
-                ("gpu-split-scan", options),
-                ("gpu-schedule", options),
-                ("mem-to-tt", options.split()[0]),
-            ):
-                if name in plain:
-                    pipeline.replace(name, f"{name}{{{given}}}")
-            target = options.split()[0]
-            gpu = machine(target.partition("=")[2])
+            gpu = machine(options.partition("target=")[2].split()[0])
             if "tt-overlap-launches" not in names and "to-host" in names and gpu.overlaps_launches:
-                pipeline.add("tt", f"tt-overlap-launches{{{target}}}", "end")
-            if "nd-library-products" in names and not gpu.multiplies_halves:
-                products = next(p for p in pipeline.passes() if isinstance(p, NdLibraryProducts))
-                pipeline.replace(products.name, replace(products, rows=0))
+                pipeline.add("tt", "tt-overlap-launches", "end")
+            usual = NdLibraryProducts(rows=64, short=8)
+            if not gpu.multiplies_halves:
+                pipeline.update(lambda one: replace(usual, rows=0) if one == usual else one)
         if "nd-attention" in names and not has_fast_attention(device):
             pipeline.remove("nd-attention")
-        if measure != "never" and "gpu-schedule" in names and "gpu-tune" not in names:
-            given = f"{options} device={device.partition(':')[2] or 0}{' unsure' if measure == 'unsure' else ''}".strip()
-            pipeline.add("mem", f"gpu-tune{{{given}}}", "before:gpu-schedule")
+        facts: dict[str, Any] = {"device": int(device.partition(":")[2] or 0)}
+        for option in options.split():
+            name, _, value = option.partition("=")
+            facts[name] = int(value) if value.isdigit() else value
+        pipeline.update(lambda one: self._on_machine(one, facts))
+
+    def _on_machine(self, one: ModulePass, facts: dict[str, Any]) -> ModulePass:
+        """A pass with what it does not say of the GPU; where it names another one, how many multiprocessors ours has says nothing."""
+        named = getattr(one, "target", "")
+        other = named and named != facts.get("target")
+        return with_facts(one, {k: v for k, v in facts.items() if k != "multiprocessors" or not other})
 
     def machine_options(self, device: str) -> str:
         """What a pass needs to know of a GPU, as options; "" where there is none."""

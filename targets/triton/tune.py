@@ -76,8 +76,8 @@ class GpuTune(Pass):
 
     name = "gpu-tune"
 
-    target: str = "sm_90"
-    """The GPU: sm_80, sm_90 or another of that maker."""
+    target: str = ""
+    """The GPU: sm_80, sm_90 or another of that maker; "": the one of the machine, without one sm_90."""
 
     multiprocessors: int = 0
     """How many multiprocessors it has; 0: as many as the usual model."""
@@ -101,7 +101,7 @@ class GpuTune(Pass):
         tiles = Tiles(cache_folder() / "tiles.json")
         gpu = machine(self.target, self.multiprocessors)
         least = self.least if self.unsure else None
-        self.statistic("num-measured", tune(ctx, op, gpu_target(self.target), gpu, timer, tiles, least))
+        self.statistic("num-measured", tune(ctx, op, gpu_target(gpu.name), gpu, timer, tiles, least))
 
 
 @dataclass

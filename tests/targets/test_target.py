@@ -5,13 +5,16 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from xdsl.dialects.builtin import ModuleOp
 
 import stepwell
 from stepwell.passes.errors import PipelineError
+from stepwell.passes.manager import Pass
 from stepwell.passes.pipelines import DEVICES, TARGETS, default_pipeline, parse_pipeline
 from stepwell.targets.target import Kernels, Target, find_target, isolated, target_of
 
@@ -198,3 +201,67 @@ def test_dv_04_kernels_without_a_launcher(fresh_targets):
     stepwell.register_target(Forgetful, replace=True)
     with pytest.raises(Exception, match="target 'written' launches no kernels"):
         compiled_like_eager()
+
+
+GPU = "target=sm_86 multiprocessors=84"
+
+
+@pytest.mark.parametrize("given", ["{always}", "{multiprocessors=7}", "{target=sm_86}", ""])
+def test_a_pass_with_an_option_still_learns_the_machine(monkeypatch, given):
+    """What the user did not say is filled in, option by option."""
+    gpu = find_target("gpu")
+    monkeypatch.setattr("stepwell.targets.triton.target.has_fast_attention", lambda device: True)
+    monkeypatch.setattr(gpu, "machine_options", lambda device: GPU)
+    pipeline = default_pipeline("gpu")
+    pipeline.replace("gpu-fission", f"gpu-fission{given}")
+    pipeline.replace("gpu-split-reduction", "gpu-split-reduction{programs=8}")
+    pipeline.replace("gpu-schedule", "gpu-schedule{target=sm_90}")
+    gpu.fit(pipeline, ModuleOp([]), "cuda:1", "unsure")
+    found = {p.name: p for p in pipeline.passes()}
+    fission = found["gpu-fission"]
+    assert (fission.target, fission.multiprocessors) == ("sm_86", 7 if "=7" in given else 84)
+    assert fission.always is ("always" in given)
+    assert (found["gpu-split-reduction"].programs, found["gpu-split-reduction"].target) == (8, "sm_86")
+    assert (found["gpu-schedule"].target, found["gpu-schedule"].multiprocessors) == ("sm_90", 0)  # another GPU: its usual model
+    assert found["nd-attention"].target == "gpu"  # another thing of that name
+    tune = found["gpu-tune"]
+    assert (tune.target, tune.multiprocessors, tune.device, tune.unsure) == ("sm_86", 84, 1, True)
+
+
+def test_tuning_that_the_user_asks_for_is_for_this_machine_too(monkeypatch):
+    gpu = find_target("gpu")
+    monkeypatch.setattr(gpu, "machine_options", lambda device: GPU)
+    pipeline = default_pipeline("gpu")
+    pipeline.add("mem", "gpu-tune{least=5}", "before:gpu-schedule")
+    pipeline.replace("nd-library-products", "nd-library-products{rows=32}")
+    gpu.fit(pipeline, ModuleOp([]), "cuda:0", "always")
+    (tune,) = (p for p in pipeline.passes() if p.name == "gpu-tune")
+    assert (tune.least, tune.target, tune.multiprocessors) == (5, "sm_86", 84)
+    monkeypatch.setattr(gpu, "machine_options", lambda device: "target=sm_75 multiprocessors=40")
+    gpu.fit(pipeline, ModuleOp([]), "cuda:0", "never")
+    assert next(p for p in pipeline.passes() if p.name == "nd-library-products").rows == 32  # as the user says
+
+
+@pytest.mark.parametrize(("given", "threads"), [("", 5), ("{always}", 5), ("{threads=3}", 3), ("{longest=20.0}", 5)])
+def test_nests_are_joined_for_the_threads_of_torch(monkeypatch, given, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    pipeline = default_pipeline("cpu")
+    pipeline.replace("mem-join-nests", f"mem-join-nests{given}")
+    find_target("cpu").fit(pipeline, ModuleOp([]), "cpu", "always")
+    found = {p.name: p for p in pipeline.passes()}
+    assert found["mem-join-nests"].threads == threads and found["contract-select"].measure is True
+
+
+def test_options_of_a_users_pass_are_the_users():
+    @dataclass(frozen=True)
+    class Own(Pass):
+        name = "own"
+        target: str = ""
+
+        def apply(self, ctx, op):
+            pass
+
+    pipeline = default_pipeline("gpu")
+    pipeline.add("nd", Own, "end")
+    find_target("gpu").fit(pipeline, ModuleOp([]), "cuda:0", "never")
+    assert next(p for p in pipeline.passes() if p.name == "own").target == ""
