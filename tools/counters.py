@@ -17,6 +17,8 @@
 | seconds_saved | what graphs taken from the disk had cost to compile |
 | aot_cache_hits, aot_cache_misses | graphs for which AOTAutograd did not have to run, and looked for in vain, see docs/cache.md |
 | aot_cache_bypasses | graphs that AOTAutograd traces in each process |
+| launch_graphs | graphs of launches recorded (option `launch_graphs`) |
+| launch_graph_skips | graphs, or calls, whose launches are not recorded or replayed, by reason |
 | schemes | graphs compiled, or taken from the disk, by how that was carried out (option `scheme`) |
 | recovered | failures inside of stepwell that ended no program, by what was left out: pass, operator, graph, cache; again: nothing |
 | compile_seconds | seconds by phase: cache, import, nd, loop, mem, cpu, host, emit, object, load |
@@ -44,11 +46,12 @@ class Counters(dict[str, Any]):
                 graphs=0, bodies=0, ops=0, kernels=0, launches=0, extern=0, fallback=0, fallback_ops={}, bytes_read=0, bytes_written=0,
                 cache_hits=0, cache_misses=0, graph_cache_hits=0, graph_cache_misses=0, graph_cache_bypasses=0, seconds_saved=0.0,
                 aot_cache_hits=0, aot_cache_misses=0, aot_cache_bypasses=0, compile_seconds={}, schemes={}, recovered={},
+                launch_graphs=0, launch_graph_skips={},
             )  # fmt: skip
 
 
 counters = Counters()
-_TABLES = ("compile_seconds.", "fallback_ops.", "schemes.", "recovered.")
+_TABLES = ("compile_seconds.", "fallback_ops.", "schemes.", "recovered.", "launch_graph_skips.")
 _lock = threading.Lock()
 _records = threading.local()
 

@@ -15,12 +15,11 @@ log = logging.getLogger("stepwell")
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
-    "reduce-overhead": {},
-    "max-autotune": {"autotune": True},
+    "reduce-overhead": {"launch_graphs": True},
+    "max-autotune": {"autotune": True, "launch_graphs": True},
     "max-autotune-no-cudagraphs": {"autotune": True},
 }
-"""Mode -> the options that it sets. "reduce-overhead" captures graphs of launches on a GPU; on the CPU it changes nothing, since a
-compiled graph is one native call already."""
+"""Mode -> the options that it sets."""
 
 
 class OptionError(UserError):
@@ -48,6 +47,10 @@ class Options:
     freezing: bool = False
     """In inference without gradients, parameters and buffers are constants: what is computed from them alone is computed once,
     normalisation and scales go into the weights of convolutions and products. Later updates of the weights have no effect."""
+
+    launch_graphs: bool = False
+    """On a GPU, record what a graph launches and replay it as a whole (docs/launch-graphs.md). On the CPU it changes nothing: a compiled
+    graph is one native call already."""
 
     passes: Mapping[str, Any] | None = None
     """Stage -> passes (or patterns) to add at its end."""
@@ -126,13 +129,15 @@ class Options:
 QUIET = frozenset(("verify", "debug", "cache", "cache_limit", "print_ir", "timing"))
 """Options that do not change what is made."""
 
-OUTSIDE = frozenset(("fx_passes", "partitioner", "decompositions", "check_nan", "check", "scheme", "on_failure"))
+OUTSIDE = frozenset(
+    ("fx_passes", "partitioner", "decompositions", "check_nan", "check", "scheme", "on_failure", "launch_graphs")
+)
 """Options that act before a graph has its key in the cache, or when it is called."""
 
 _TYPES: dict[str, tuple[Any, ...]] = {
     "disable_passes": (list, tuple), "fx_passes": (Mapping,), "decompositions": (Mapping,), "partitioner": (Callable, type(None)),
     "fallback": (list, tuple),
-    "implicit_fallbacks": (bool,), "check_nan": (bool,), "check": (int,),
+    "implicit_fallbacks": (bool,), "check_nan": (bool,), "check": (int,), "launch_graphs": (bool,),
     "numerics": (str,), "fallback_random": (bool,), "autotune": (bool,), "tune_unsure": (bool,), "freezing": (bool,),
     "passes": (Mapping, type(None)), "pipeline": (str, type(None)),
     "no_fuse": (list, tuple), "fuse": (list, tuple), "tile": (Mapping,), "loop_order": (Mapping,), "verify": (bool,),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .aot_cache import TraceRecord
     from .compile_graph import Build, Watch
     from .frozen import Weights
+    from .launch_graphs import LaunchGraphs
 
 
 def stepwell(
@@ -223,9 +224,11 @@ class GraphCompilers:
         self.matched: set[str] = set()
         self.weights: Weights | None = None
         """What may become constants of an inference graph, while one is compiled."""
-        self.caches = watch is None
+        self.caches = watch is None and not options.launch_graphs
         self.record: TraceRecord | None = None
         """Where what AOTAutograd makes of the graph is kept."""
+        self.recorded: LaunchGraphs | None = None
+        """What the graph before (forward) became, if its launches are recorded."""
 
     def passed(self, stage: str, gm: GraphModule, inputs: Sequence[Any] = ()) -> GraphModule:
         """The graph after the functions that the user gave for a stage."""
@@ -309,7 +312,7 @@ class GraphCompilers:
         try:
             edge = border(gm, kind)
             program = self._frozen(gm, edge) if kind == "inference" and self.weights else self._guarded(gm, example_inputs, kind, edge)
-            return without_bits(gm, program)
+            return without_bits(gm, self._with_launch_graphs(gm, kind, program))
         except LeftToAten:
             return AtenGraph(gm)
         except (StepwellError, torch._dynamo.exc.TorchDynamoException) as error:  # pyright: ignore[reportAttributeAccessIssue]
@@ -328,6 +331,16 @@ class GraphCompilers:
         gm = graph()
         self.recovery.left_to_aten(error, gm, kind)
         return AtenGraph(gm)
+
+    def _with_launch_graphs(self, gm: GraphModule, kind: str, program: Callable[..., Any]) -> Callable[..., Any]:
+        if not self.options.launch_graphs:
+            return program
+        from .launch_graph_reasons import with_launch_graphs
+        from .launch_graphs import LaunchGraphs
+
+        made = with_launch_graphs(gm, kind, program, self.recorded)
+        self.recorded = made if isinstance(made, LaunchGraphs) else None
+        return made
 
     def _record(self, kind: str, gm: GraphModule, program: Callable[..., Any]) -> None:
         if (record := self.record) is not None:
