@@ -225,7 +225,7 @@ class _Lowering:
     def alloc(self, op: mem.AllocOp) -> None:
         type = op.result.type
         assert isinstance(type, mem.BufferType)
-        bytes = (type.extent() + type.offset_expr) * element_bytes(type.element_type)
+        bytes = mem.buffer_bytes(type)
         at = None if op.at is None else op.at.data
         if op.home is not None and at is not None:
             home = self.memory[op.home]

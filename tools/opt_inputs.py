@@ -112,6 +112,17 @@ def _symbol_values(module: ModuleOp, dims: Iterable[Expr]) -> dict[Any, int]:
     return values
 
 
+def with_own_memory(value: Any) -> Any:
+    """A tensor with the same elements and strides in memory of its own, with its gaps and shared elements; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return value
+    extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
+    with torch.no_grad():
+        flat = value.as_strided((extent,), (1,)).clone() if extent else value.new_empty(0)
+        made = flat.as_strided(value.shape, value.stride())
+    return made.requires_grad_(value.requires_grad)
+
+
 def _random(kind: Attribute, own: Mapping[str, Attribute], sizes: dict[Any, int], generator: torch.Generator) -> Any:
     if isinstance(kind, (TensorType, BufferType)):
         layout = own.get("nd.layout")

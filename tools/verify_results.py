@@ -23,6 +23,7 @@ from ..errors import StepwellError
 from ..passes.errors import PassError
 from ..passes.instrumentation import print_ir, remark
 from ..passes.loop.loop_fuse import symbol_hints
+from .opt_inputs import with_own_memory
 from .opt_run import inputs_of, kept_arguments
 from .run_ir import level_of, run_module
 
@@ -67,7 +68,7 @@ class ResultVerifier:
         """What the function returns and what it leaves in its arguments, by names for messages.
 
         Without `interpret` every level runs as machine code."""
-        inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in self.inputs]
+        inputs = [with_own_memory(value) for value in self.inputs]
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(self.seed)
             returned = run_module(module, self.ctx, inputs, self.function, interpret=interpret)

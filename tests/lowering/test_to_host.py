@@ -294,3 +294,13 @@ def test_a_buffer_without_a_place_is_kept_out_of_a_planned_arena():
     }"""
     planned = str(lowered(plain.replace("ATTRIBUTES", "attributes {mem.arena_bytes = #nd.expr<64>}")))
     assert planned.count("host.arena_ptr") == 1 and planned.count("host.empty_output") == 2
+
+
+def test_an_empty_buffer_of_two_empty_dimensions_takes_no_bytes():
+    text = """
+  func.func @forward(%x : !mem.buffer<0 x 0 x f32> {nd.layout = #nd.layout<[1, 1], 0>}) {
+    %y = mem.alloc {kind = "arena", at = 0} : !mem.buffer<1 x 0 x 0 x f32>
+    func.return
+  }
+"""
+    lowered(text).verify()

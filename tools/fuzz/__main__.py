@@ -96,7 +96,7 @@ class Fuzz:
         if self.args.keep is not None:
             self.args.keep.mkdir(parents=True, exist_ok=True)
             text = answer["source"] or f'"""{request}\n{answer["why"]}\n"""\n'
-            (self.args.keep / f"{name}.py").write_text(text)
+            (self.args.keep / f"{name}.{answer.get('suffix', 'py')}").write_text(text)
 
     def summary(self) -> int:
         for name, count in sorted(self.counts.items()):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -32,6 +34,14 @@ class Case:
     exact: bool = False
     """The generator knows which values are exact: a difference beyond the tolerance is a fault."""
 
+    suffix = "py"
+
+    def verdict(self, device: str = "cpu") -> tuple[str, str]:
+        """("right" | "wrong" | "skipped", why)."""
+        from .check import verdict
+
+        return verdict(self, device)
+
     def source(self, note: str = "", device: str = "cpu") -> str:
         """A Python file that shows whether the program is compiled right."""
         given = {"sets": self.sets, "dynamic": self.dynamic, "grad": self.grad, "fullgraph": self.fullgraph, "tolerance": self.tolerance}
@@ -45,9 +55,9 @@ class Case:
 
     def load(self) -> tuple[Callable[..., Any], Callable[[int], list[Any]]]:
         """The function, and what makes its inputs."""
-        scope: dict[str, Any] = {"__name__": "random_program"}
-        exec(compile(self.source(), "<random program>", "exec"), scope)
-        return scope["program"], scope["inputs"]
+        module = sys.modules["stepwell_random_program"] = ModuleType("stepwell_random_program")  # where Dynamo looks for its globals
+        exec(compile(self.source(), "<random program>", "exec"), vars(module))
+        return module.program, module.inputs
 
 
 def inputs_text(inputs: Sequence[Any]) -> str:

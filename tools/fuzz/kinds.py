@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .case import Case
+from .ir import IRCase, ir_case
 from .operators import operators_case
+from .structures import cells_case, flow_case, lists_case
 from .writer import SIZES, Writer
 
 
@@ -24,9 +26,13 @@ def written_case(seed: int, updates: bool = False) -> Case:
     )  # fmt: skip
 
 
-KINDS: dict[str, Callable[[int], Case]] = {
-    "random": written_case,
-    "updates": lambda seed: written_case(seed, updates=True),
-    "operators": operators_case,
+KINDS: dict[str, Callable[[int, str], Case | IRCase]] = {
+    "random": lambda seed, device: written_case(seed),
+    "updates": lambda seed, device: written_case(seed, updates=True),
+    "operators": lambda seed, device: operators_case(seed),
+    "ir": ir_case,
+    "cells": lambda seed, device: cells_case(seed),
+    "lists": lambda seed, device: lists_case(seed),
+    "flow": lambda seed, device: flow_case(seed),
 }
-"""Name -> what writes the program of a seed."""
+"""Name -> what writes the program of a seed for a device."""

@@ -26,21 +26,22 @@ def main() -> None:
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Write the program of a kind and a seed and check it on a device: verdict, reason, source."""
-    from .check import verdict
+    from .check import on
     from .kinds import KINDS
 
     kind, seed, device = request["kind"], request["seed"], request["device"]
     try:
-        case = KINDS[kind](seed)
+        with on(device):
+            case = KINDS[kind](seed, device)
     except Exception:  # a fault of the generator
         return {"verdict": "skipped", "why": f"no program: {traceback.format_exc()[-1500:]}", "source": ""}
     try:
-        found, why = verdict(case, device)
+        found, why = case.verdict(device)
     except Exception:
         found, why = "wrong", f"the fuzzer itself: {traceback.format_exc()[-3000:]}"
     note = io.StringIO()
     note.write(f"python -m stepwell.tools.fuzz --kinds {kind} --seed {seed} --count 1 --device {device}\n{why}")
-    return {"verdict": found, "why": why, "source": case.source(note.getvalue(), device) if found == "wrong" else ""}
+    return {"verdict": found, "why": why, "source": case.source(note.getvalue(), device) if found == "wrong" else "", "suffix": case.suffix}
 
 
 if __name__ == "__main__":

@@ -12,25 +12,13 @@ import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from ..opt_inputs import with_own_memory
 from .search import ReduceError, Search
 
 Fails = Callable[[GraphModule, Sequence[Any]], bool]
 SMALL = (1, 2, 3)
 FEW_RUNS = 4
 """Runs with other roundings that show whether a candidate differs (fuzz/rounding.py)."""
-
-
-def copied(value: Any) -> Any:
-    """A tensor of its own with the same elements and strides; anything else as it is."""
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return value
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    with torch.no_grad():
-        if all(s or n < 2 for n, s in zip(value.shape, value.stride(), strict=True)):
-            made.copy_(value)
-        else:  # elements that share memory
-            made = value.detach().clone(memory_format=torch.contiguous_format)
-    return made.requires_grad_(value.requires_grad)
 
 
 class GraphDraft:
@@ -49,7 +37,7 @@ class GraphDraft:
         """What each node is on the inputs.  Raises what the graph raises."""
         recorder = _Recorder(self.graph)
         with torch.no_grad():
-            recorder.run(*map(copied, self.inputs))
+            recorder.run(*map(with_own_memory, self.inputs))
         return recorder.values
 
     @cached_property
@@ -91,7 +79,7 @@ class _Recorder(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
-        self.values[n.name] = copied(value)
+        self.values[n.name] = with_own_memory(value)
         return value
 
 
@@ -159,7 +147,7 @@ class ByInputs(_NodeEdits):
             new = graph.placeholder(f"given_{node.name}")
         value = best.values[old.name]
         differentiable = value.is_floating_point() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in best.inputs)
-        inputs.append(copied(value).requires_grad_(differentiable))
+        inputs.append(with_own_memory(value).requires_grad_(differentiable))
         node.replace_all_uses_with(new)
         _erase(node)
 
@@ -302,7 +290,7 @@ def reduce_graph(
     `fails` is given inputs of its own.  What it raises counts as False, but for the first call: then it goes to the caller.  Every
     candidate runs in eager.  Raises ReduceError where the graph does not fail.
     """
-    if not fails(gm, [copied(value) for value in inputs]):
+    if not fails(gm, [with_own_memory(value) for value in inputs]):
         raise ReduceError("there is nothing to reduce: the graph does not fail")
     first = GraphDraft(*_with_lifted_constants(gm, inputs))
     if not _holds(fails, first):  # what hangs on constants that are no inputs
@@ -322,7 +310,7 @@ def _key(draft: GraphDraft) -> int:
 
 def _holds(fails: Fails, draft: GraphDraft) -> bool:
     try:
-        return bool(fails(draft.graph, [copied(value) for value in draft.inputs]))
+        return bool(fails(draft.graph, [with_own_memory(value) for value in draft.inputs]))
     except Exception:  # a candidate that cannot even be tried
         return False
 
@@ -389,11 +377,11 @@ def reduce(
     graphs = [(fn, list(args))] if isinstance(fn, GraphModule) else list(captured(fn, args))
     for gm, inputs in graphs:
         grad = any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
-        found = _failure(gm, [copied(value) for value in inputs], grad, options) if fails is None else ""
+        found = _failure(gm, [with_own_memory(value) for value in inputs], grad, options) if fails is None else ""
         if fails is None and not found:
             continue
         decide = fails or _same_failure(_kind(found), grad, options)
-        if not decide(gm, [copied(value) for value in inputs]):
+        if not decide(gm, [with_own_memory(value) for value in inputs]):
             continue
         return Reduced(*reduce_graph(gm, inputs, decide, seconds=seconds), failure=found, grad=grad)
     raise ReduceError("there is nothing to reduce: " + ("no graph of the function fails" if graphs else "Dynamo makes no graph of it"))
@@ -413,7 +401,7 @@ def captured(fn: Callable[..., Any], args: Sequence[Any]) -> Iterator[tuple[Grap
         def call(*given: Any) -> Any:
             nonlocal seen
             if not seen:
-                found.append((gm, [copied(value) for value in given]))
+                found.append((gm, [with_own_memory(value) for value in given]))
             seen = True
             return gm(*given)
 
@@ -421,7 +409,7 @@ def captured(fn: Callable[..., Any], args: Sequence[Any]) -> Iterator[tuple[Grap
 
     torch._dynamo.reset()
     try:
-        torch.compile(fn, backend=backend, dynamic=False)(*[copied(a) for a in args])
+        torch.compile(fn, backend=backend, dynamic=False)(*[with_own_memory(a) for a in args])
     finally:
         torch._dynamo.reset()
     return iter(found)
@@ -434,7 +422,7 @@ def _failure(gm: GraphModule, inputs: Sequence[Any], grad: bool, options: dict[s
 
     class Loaded(Case):
         def load(self) -> Any:
-            return gm, lambda which: [copied(value) for value in inputs]
+            return gm, lambda which: [with_own_memory(value) for value in inputs]
 
     try:
         check(Loaded("reduce", 0, "", "", grad=grad), options=options, runs=FEW_RUNS)

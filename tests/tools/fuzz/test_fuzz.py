@@ -38,9 +38,10 @@ def case(body: str, *inputs: torch.Tensor, **settings) -> Case:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_and_a_seed_name_a_program(kind):
-    first, second, other = (KINDS[kind](seed).source() for seed in (41, 41, 42))
+    first, second, other = (KINDS[kind](seed, "cpu").source() for seed in (41, 41, 42))
     assert first == second != other
-    compile(first, "<program>", "exec")
+    if kind != "ir":
+        compile(first, "<program>", "exec")
 
 
 def test_a_right_program_and_one_that_eager_refuses():
@@ -57,6 +58,18 @@ def test_a_wrong_pass_is_found(own_passes):
     stepwell.register_pass("mem", scope["Subtract"])
     result, why = verdict(case("return x0 * 2 + x0.exp(),", torch.randn(3, 4)))
     assert result == "wrong" and "result 0: 12 of 12 elements differ" in why
+
+
+def test_changed_ir_and_a_wrong_pass_behind_it(own_passes):
+    """The interpreter of the level where IR was changed says what the passes behind it have to keep."""
+    right = [KINDS["ir"](seed, "cpu") for seed in range(50, 52)]
+    assert [one.verdict() for one in right] == [("right", "")] * 2 and any(one.changes for one in right)
+    scope: dict = {}
+    exec(WRONG, scope)
+    stepwell.register_pass("mem", scope["Subtract"])
+    found = [KINDS["ir"](seed, "cpu") for seed in range(50, 56)]
+    wrong = next(one for one in found if one.verdict()[0] == "wrong")
+    assert "-p" in wrong.source() and "subtract" in wrong.source()
 
 
 def test_what_rounding_decides_is_no_fault():
