@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from ..errors import StepwellError
 from ..passes.loop.machine import Machine
 from .explain_collect import Collector
+from .explain_dynamo import watched
 from .explain_html import page
-from .explain_model import Graph, Wish
+from .explain_model import Eager, Graph, Wish
 from .explain_report import Block, report
 from .explain_screen import show
 
@@ -29,18 +30,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Explanation:
-    """What `explain` found: `graphs` as data (explain_model.py), `str()` as text, `html()` as a page."""
+    """What `explain` found: `graphs` and `eager` as data (explain_model.py), `str()` as text, `html()` as a page."""
 
     graphs: list[Graph]
     machine: Machine
     name: str = ""
+    eager: list[Eager] = field(default_factory=list)
+    """What Dynamo left to eager."""
     _blocks: list[Block] = field(default_factory=list, repr=False)
 
     @property
     def blocks(self) -> list[Block]:
         """The report, from which text and page are made."""
         if not self._blocks:
-            self._blocks = report(self.graphs, self.machine, self.name)
+            self._blocks = report(self.graphs, self.machine, self.name, self.eager)
         return self._blocks
 
     def __str__(self) -> str:
@@ -90,11 +93,13 @@ def explain(
 
     # what torch.compile already wrapped is told as it would be compiled here
     fn = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", fn)
-    result = torch.compile(fn, backend=backend)(*args, **kwargs)
+    eager: list[Eager] = []
+    with watched(eager):
+        result = torch.compile(fn, backend=backend)(*args, **kwargs)
     _backward(result)
     _unknown(collector.graphs, chosen, compilers.matched)
     name = getattr(fn, "__name__", type(fn).__name__)
-    return _finish(Explanation(collector.graphs, machine, name), html, quiet)
+    return _finish(Explanation(collector.graphs, machine, name, eager), html, quiet)
 
 
 def _measured() -> Machine:

@@ -23,6 +23,16 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Eager:
+    """A part of the program that Dynamo left to eager: where, what (`the line`, or all of a function), why, and what may help."""
+
+    place: Place
+    what: str
+    why: str
+    hints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Operator:
     """An operator of the graph: its name (that of the FX node), what it calls, and where the user wrote it."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..passes.loop.machine import Machine
-from .explain_model import Graph, Operator, Pair, Place, Step, TensorUse
+from .explain_model import Eager, Graph, Operator, Pair, Place, Step, TensorUse
 from .explain_walk import listed, walk
 
 
@@ -90,12 +90,12 @@ def lines_of(places: Sequence[Place]) -> str:
     return "; ".join(dict.fromkeys(found))
 
 
-def report(graphs: Sequence[Graph], machine: Machine, name: str) -> list[Block]:
-    """All blocks of a report."""
+def report(graphs: Sequence[Graph], machine: Machine, name: str, eager: Sequence[Eager] = ()) -> list[Block]:
+    """All blocks of a report; `eager` is what Dynamo did not give to the compiler."""
     blocks: list[Block] = [Heading(1, f"stepwell: {name}" if name else "stepwell")]
     if not graphs:
-        blocks.append(Text(("Nothing was compiled: the function computes nothing with tensors, or returns its inputs.",)))
-        return blocks
+        blocks.append(Text((NOTHING if not eager else "Nothing was compiled: Dynamo gave no graph.",)))
+        return blocks + _left(eager)
     blocks.append(
         Text(
             (
@@ -104,9 +104,28 @@ def report(graphs: Sequence[Graph], machine: Machine, name: str) -> list[Block]:
             )
         )
     )
+    blocks += _left(eager)
     for k, graph in enumerate(graphs):
         blocks += [_known_columns(block) if isinstance(block, Table) else block for block in _graph(k, graph, machine)]
     return blocks
+
+
+NOTHING = (
+    "Nothing was compiled: the function computes nothing with tensors, or returns its inputs. "
+    "(What an earlier call left to eager is not tried again before torch._dynamo.reset().)"
+)
+
+
+def _left(eager: Sequence[Eager]) -> list[Block]:
+    """What runs in eager, and why."""
+    if not eager:
+        return []
+    lines: list[str] = []
+    for part in eager:
+        where = f"{lines_of([part.place])} " if part.place.line else ""
+        lines.append(f"{where}({part.what} runs in eager): {part.why}")
+        lines += [f"  hint: {hint}" for hint in part.hints]
+    return [Heading(2, "Left to eager by Dynamo"), Text(tuple(lines))]
 
 
 def _known_columns(table: Table) -> Table:
