@@ -7,6 +7,7 @@ leaves out of that table; `KEPT` are library calls by choice. Foreach operators 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -42,6 +43,7 @@ def _build() -> dict[Any, Callable[..., Any]]:
     from torch import _decomp
 
     from .fx_to_nd import load_rules
+    from .fx_to_nd.refused import DECOMPOSED_FLOATS_ONLY
     from .fx_to_nd.registry import find_rule
 
     load_rules()
@@ -49,6 +51,7 @@ def _build() -> dict[Any, Callable[..., Any]]:
     # the public form adds every composite operator to a lazy table, which takes longer than the rest of this function
     core = getattr(_decomp, "_core_aten_decompositions_post_autograd", _decomp.core_aten_decompositions)()
     extra, kept = frozenset(_EXTRA.split()), frozenset(_KEPT.split())
+    of_floats = {name: int(count) for name, count in (row.split(":") for row in DECOMPOSED_FLOATS_ONLY.split())}
     table: dict[Any, Callable[..., Any]] = {}
     for target, fn in everything.items():
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
@@ -57,7 +60,7 @@ def _build() -> dict[Any, Callable[..., Any]]:
         if name in kept or (name not in extra and target not in core):
             continue
         if find_rule(target) is None:
-            table[target] = fn
+            table[target] = _of_floats(fn, of_floats[name]) if name in of_floats else fn
     table.update(_foreach_decompositions())
     table[torch.ops.aten._weight_norm_interface.default] = _weight_norm
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
@@ -65,6 +68,19 @@ def _build() -> dict[Any, Callable[..., Any]]:
     table[torch.ops.aten.convolution_backward.default] = _convolution_backward
     table[torch.ops.aten.linspace.default] = _linspace
     return table
+
+
+def _of_floats(decomposition: Callable[..., Any], operands: int) -> Callable[..., Any]:
+    """`decomposition` where the first operands together are floating point or complex; other calls stay whole, and torch refuses them."""
+    import torch
+
+    @functools.wraps(decomposition)
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        types = [a.dtype for a in args[:operands] if isinstance(a, torch.Tensor)]
+        wide = functools.reduce(torch.promote_types, types, torch.bool)
+        return decomposition(*args, **kwargs) if wide.is_floating_point or wide.is_complex else NotImplemented
+
+    return decomposed
 
 
 def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:

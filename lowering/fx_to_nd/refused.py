@@ -32,10 +32,17 @@ round:1 threshold:1 trunc:1
 """Operators that have no kernel of booleans, each with how many of its operands decide the type in which it computes."""
 
 _FLOATS_ONLY = """
-lerp:2 logaddexp:2 logcumsumexp:1 round.decimals:1 var.correction:1 var_mean.correction:1
+_log_softmax_backward_data:1 _prelu_kernel:1 _softmax_backward_data:1 adaptive_max_pool2d:1 adaptive_max_pool3d:1 lerp:2 logaddexp:2
+logcumsumexp:1 max_unpool2d:1 max_unpool3d:1 nll_loss2d_forward:1 nll_loss_forward:1 round.decimals:1 var.correction:1
+var_mean.correction:1
 """
-"""Operators that have kernels of floating point (and perhaps complex) numbers alone."""
+"""Operators that have kernels of floating point (and perhaps complex) numbers alone. A narrow float without a kernel on the CPU is
+computed all the same: on a GPU it has one."""
 
+DECOMPOSED_FLOATS_ONLY = """
+binary_cross_entropy:2 celu:1 grid_sampler_2d:2 huber_loss:2 log_sigmoid_forward:1 logaddexp2:2 smooth_l1_loss:2 soft_margin_loss:1
+"""
+"""The same of operators that torch's decompositions take apart: `lowering/decompositions.py` leaves calls with other numbers whole."""
 
 _PARAMETERS = """
 _native_batch_norm_legit.no_stats:1:3 _native_batch_norm_legit_functional:1:5 _native_batch_norm_legit_no_training:1:5
