@@ -20,6 +20,11 @@ from ..worker_pool import DIED, Pool
 from .check import DEVICES
 from .kinds import KINDS
 
+SHRINK_SECONDS = 45.0
+"""So long a failure is reduced."""
+MAX_SHRUNK = 8
+"""So many failures of a run are reduced."""
+
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m stepwell.tools.fuzz", description="Random programs against eager and the interpreters.")
@@ -29,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--kinds", default=",".join(KINDS), metavar="NAMES", help=f"kinds of programs (default: all): {', '.join(KINDS)}")
     made.add_argument("--device", default=",".join(DEVICES), metavar="NAMES", help="cpu, gpu, small-gpu (all; GPUs are interpreted)")
     made.add_argument("--jobs", type=int, default=1, metavar="N", help="programs at once (default: 1)")
-    made.add_argument("--keep", type=Path, metavar="DIR", help="write failures there, as Python files")
+    made.add_argument("--keep", type=Path, metavar="DIR", help="write failures there, as files that show them, whole and reduced")
     made.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="longest time for one program (default: 60)")
     made.add_argument("--verbose", action="store_true", help="say what was skipped, and why")
     return made
@@ -54,6 +59,8 @@ class Fuzz:
         self.seconds = args.seconds if args.seconds is not None else (60.0 if args.count is None else float("inf"))
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
+        self.waiting: list[dict[str, Any]] = []
+        """Failures that are to be reduced."""
 
     def request(self, number: int) -> dict[str, Any]:
         """The program of a number; its device is drawn, for three quarters the first one, which is the fastest."""
@@ -74,6 +81,9 @@ class Fuzz:
                         worker.begin(self.request(number), self.args.limit)
                         number += 1
                         continue
+                    if self.waiting and (worker := pool.idle) is not None:
+                        worker.begin(self.waiting.pop(0), 2 * SHRINK_SECONDS + self.args.limit)
+                        continue
                     if not pool.busy:
                         break
                     for request, answer in pool.wait():
@@ -85,6 +95,9 @@ class Fuzz:
     def note(self, request: dict[str, Any], answer: dict[str, Any]) -> None:
         if DIED in answer:
             answer = {"verdict": "wrong", "why": answer[DIED], "source": ""}
+        if "shrink" in request:
+            self.keep(request, answer, "-small")
+            return
         verdict, name = answer["verdict"], f"{request['kind']}-{request['seed']}-{request['device']}"
         self.counts[f"{request['kind']} {verdict}"] += 1
         if verdict == "skipped" and self.args.verbose:
@@ -93,10 +106,21 @@ class Fuzz:
             return
         self.failures.append(f"{name}: {answer['why'].splitlines()[0] if answer['why'] else ''}")
         print(f"\nFAILED {name}\n{answer['source'] or answer['why']}\n", flush=True)
-        if self.args.keep is not None:
-            self.args.keep.mkdir(parents=True, exist_ok=True)
-            text = answer["source"] or f'"""{request}\n{answer["why"]}\n"""\n'
-            (self.args.keep / f"{name}.{answer.get('suffix', 'py')}").write_text(text)
+        self.keep(request, answer)
+        if answer["source"] and self.args.keep is not None and len(self.failures) <= MAX_SHRUNK:
+            self.waiting.append({**request, "shrink": SHRINK_SECONDS})
+
+    def keep(self, request: dict[str, Any], answer: dict[str, Any], ending: str = "") -> None:
+        """Write the source of a failure, or what is known of it, where failures are kept."""
+        name = f"{request['kind']}-{request['seed']}-{request['device']}{ending}"
+        text = answer["source"]
+        if ending and text:
+            print(f"\nREDUCED {name}\n{text}\n", flush=True)
+        if self.args.keep is None or (ending and not text):
+            return
+        self.args.keep.mkdir(parents=True, exist_ok=True)
+        text = text or f'"""{request}\n{answer["why"]}\n"""\n'
+        (self.args.keep / f"{name}.{answer.get('suffix', 'py')}").write_text(text)
 
     def summary(self) -> int:
         for name, count in sorted(self.counts.items()):

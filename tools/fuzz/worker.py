@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import traceback
 from typing import Any
@@ -25,9 +24,10 @@ def main() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Write the program of a kind and a seed and check it on a device: verdict, reason, source."""
+    """Write the program of a kind and a seed and check it on a device: verdict, reason, source; with `shrink` (seconds) a smaller one."""
     from .check import on
     from .kinds import KINDS
+    from .shrink import shrunk
 
     kind, seed, device = request["kind"], request["seed"], request["device"]
     try:
@@ -39,9 +39,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         found, why = case.verdict(device)
     except Exception:
         found, why = "wrong", f"the fuzzer itself: {traceback.format_exc()[-3000:]}"
-    note = io.StringIO()
-    note.write(f"python -m stepwell.tools.fuzz --kinds {kind} --seed {seed} --count 1 --device {device}\n{why}")
-    return {"verdict": found, "why": why, "source": case.source(note.getvalue(), device) if found == "wrong" else "", "suffix": case.suffix}
+    source, note = "", f"python -m stepwell.tools.fuzz --kinds {kind} --seed {seed} --count 1 --device {device}\n{why}"
+    if found == "wrong" and "shrink" in request:
+        source = shrunk(case, why, f"reduced from {note}", device, request["shrink"])
+    elif found == "wrong":
+        source = case.source(note, device)
+    return {"verdict": found, "why": why, "source": source, "suffix": case.suffix}
 
 
 if __name__ == "__main__":

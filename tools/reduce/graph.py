@@ -340,10 +340,15 @@ class Reduced:
     failure: str
     grad: bool = False
 
+    @property
+    def program(self) -> str:
+        """The graph as a Python function `program`."""
+        return program_text(self.graph)
+
     def __str__(self) -> str:
         from ..fuzz.case import Case, inputs_text
 
-        case = Case("reduced", 0, program_text(self.graph), inputs_text(self.inputs), grad=self.grad)
+        case = Case("reduced", 0, self.program, inputs_text(self.inputs), grad=self.grad)
         return case.source(self.failure)
 
 
@@ -380,7 +385,7 @@ def reduce(
         found = _failure(gm, [with_own_memory(value) for value in inputs], grad, options) if fails is None else ""
         if fails is None and not found:
             continue
-        decide = fails or _same_failure(_kind(found), grad, options)
+        decide = fails or _same_failure(failure_kind(found), grad, options)
         if not decide(gm, [with_own_memory(value) for value in inputs]):
             continue
         return Reduced(*reduce_graph(gm, inputs, decide, seconds=seconds), failure=found, grad=grad)
@@ -388,7 +393,7 @@ def reduce(
 
 
 def _same_failure(kind: str, grad: bool, options: dict[str, Any] | None) -> Fails:
-    return lambda gm, inputs: _kind(_failure(gm, inputs, grad, options)) == kind
+    return lambda gm, inputs: failure_kind(_failure(gm, inputs, grad, options)) == kind
 
 
 def captured(fn: Callable[..., Any], args: Sequence[Any]) -> Iterator[tuple[GraphModule, list[Any]]]:
@@ -433,7 +438,7 @@ def _failure(gm: GraphModule, inputs: Sequence[Any], grad: bool, options: dict[s
     return ""
 
 
-def _kind(failure: str) -> str:
+def failure_kind(failure: str) -> str:
     """What two failures have in common that are the same one."""
     from .opt import failure_of
 

@@ -118,3 +118,16 @@ def test_the_command_line():
     assert "seed 3" in done.stdout and "0 failures" in done.stdout and "random right: 2" in done.stdout
     wrong = subprocess.run([*command[:3], "--kinds", "nonsense"], capture_output=True, text=True, timeout=300)
     assert wrong.returncode == 2 and "there is no kind 'nonsense'" in wrong.stderr
+
+
+def test_failures_are_reduced(own_passes):
+    """A program becomes the operation that is compiled wrong; IR keeps the pass that is."""
+    from stepwell.tools.fuzz.shrink import shrunk
+
+    scope: dict = {}
+    exec(WRONG, scope)
+    stepwell.register_pass("mem", scope["Subtract"])
+    whole = case("y = x0.exp() * 2\n    return (torch.tanh(y) + x0).cos(), y", torch.randn(3, 4))
+    result, why = whole.verdict()
+    small = shrunk(whole, why, "note", "cpu", 30)
+    assert result == "wrong" and small.startswith("# note") and "torch.tanh" not in small and "cos" not in small and " + " in small
