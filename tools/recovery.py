@@ -196,8 +196,9 @@ class Recovery:
 
 
 def _signature(error: BaseException) -> str:
-    last = list(chain(error))[-1]
-    return f"{getattr(error, 'pass_name', '')} {type(last).__name__}"
+    causes = list(chain(error))
+    name = next((e.pass_name for e in causes if isinstance(e, PassError) and e.pass_name), "")
+    return name or type(causes[-1]).__name__
 
 
 def summary(error: BaseException) -> str:

@@ -343,7 +343,7 @@ class GraphCompilers:
         return made
 
     def _record(self, kind: str, gm: GraphModule, program: Callable[..., Any]) -> None:
-        if (record := self.record) is not None:
+        if (record := self.record) is not None and not self.recovery.times:
             self.recovery.cached(lambda: record.add(kind, gm, program), None)
 
     def _frozen(self, gm: GraphModule, edge: Border | None) -> Callable[..., Any]:
