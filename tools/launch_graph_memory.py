@@ -165,6 +165,11 @@ class CudaCapture:
 _captures: dict[torch.device, Any] = {}
 
 
+def can_capture() -> bool:
+    """Whether there is a device whose launches can be captured."""
+    return bool(_captures) or torch.cuda.is_available()
+
+
 @contextmanager
 def use_capture(device: torch.device, capture: Any) -> Iterator[Any]:
     """Graphs that are compiled inside for a device record their launches by `capture` (see launch_graphs.Capture)."""

@@ -104,7 +104,7 @@ def _call(node: Node, device: torch.device) -> str:
     if name in _WAITS or name.startswith(_WAITING_FAMILIES):
         return f"{target} waits for the GPU"
     for one in val if isinstance(val, (list, tuple)) else (val,):
-        if free_unbacked_symbols(one):
+        if isinstance(one, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) and free_unbacked_symbols(one):
             return f"{target} has results whose sizes depend on values"
         if isinstance(one, torch.Tensor) and one.layout is not torch.strided:
             return f"{target} gives a tensor of layout {one.layout}"
@@ -133,7 +133,7 @@ def known_inputs(nodes: Sequence[Node], kind: str) -> tuple[Inputs, list[bool]]:
         if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Node) and value in places
     }
     symbolic = any(_has_symbols(n.meta.get("val")) for n in places)
-    results = len(nodes[-1].args[0])
+    results = len(nodes[-1].args[0])  # pyright: ignore[reportArgumentType]
     tracing = TracingContext.try_get()
     metadata = tracing.fw_metadata if tracing is not None else None
     saved: frozenset[int] = frozenset()

@@ -80,7 +80,7 @@ class Recording:
     def run(self, args: list[Any]) -> list[Any]:
         """The results of a call; empties `args`."""
         if self.buffers:
-            torch._foreach_copy_(self._packed, [self._pack(k, args[k]) for k in self.buffers])
+            torch._foreach_copy_(self._packed, [self._pack(k, args[k]) for k in self.buffers])  # pyright: ignore[reportPrivateImportUsage]
         self.replay()
         for k in self.written:
             args[k].copy_(self.buffers[k])

@@ -213,6 +213,12 @@ def partition(gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tu
     return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
 
 
+def _captures_launches() -> bool:
+    from .launch_graph_memory import can_capture
+
+    return can_capture()
+
+
 class GraphCompilers:
     """The three compilers that AOTAutograd calls, with the options of one torch.compile call (backward may be compiled much later)."""
 
@@ -224,7 +230,7 @@ class GraphCompilers:
         self.matched: set[str] = set()
         self.weights: Weights | None = None
         """What may become constants of an inference graph, while one is compiled."""
-        self.caches = watch is None and not options.launch_graphs
+        self.caches = watch is None and not (options.launch_graphs and _captures_launches())
         self.record: TraceRecord | None = None
         """Where what AOTAutograd makes of the graph is kept."""
         self.recorded: LaunchGraphs | None = None
