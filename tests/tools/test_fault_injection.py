@@ -25,6 +25,7 @@ import stepwell
 from stepwell.passes.instrumentation import active_run
 from stepwell.passes.pipelines import default_pipeline
 from stepwell.passes.registry import load_pass
+from stepwell.targets.host.selftest import passes_selftest
 from stepwell.targets.target import isolated, register_target
 from stepwell.tools import counters
 from stepwell.tools.compile_log import compile_lock
@@ -217,6 +218,7 @@ def clean(monkeypatch, tmp_path):
     monkeypatch.setattr("stepwell.tools.compile_log._said", set())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
+    assert passes_selftest()  # once a process: a fault in it is said, and leaves all programs to the path through Python
     yield
     torch._dynamo.reset()
 
