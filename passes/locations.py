@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from xdsl.dialects.builtin import ArrayAttr, CallSiteLoc, FileLineColLoc, FusedLoc, NameLoc
+from xdsl.dialects.builtin import UNKNOWN_LOC, ArrayAttr, CallSiteLoc, FileLineColLoc, FusedLoc, LocationAttr, NameLoc, NoneAttr
 from xdsl.ir import Attribute
 
 
@@ -42,3 +43,11 @@ def source_location(location: Attribute | None) -> SourceLocation | None:
             location = None
         else:
             return SourceLocation("", 0, 0, name) if name else None
+
+
+def joined(locations: Iterable[LocationAttr]) -> LocationAttr:
+    """The location of what several operations became: theirs, each once."""
+    known = [location for location in dict.fromkeys(locations) if location != UNKNOWN_LOC]
+    if len(known) > 1:
+        return FusedLoc(ArrayAttr(known), NoneAttr())
+    return known[0] if known else UNKNOWN_LOC

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import StringAttr
@@ -29,13 +29,21 @@ def sources(op: Operation) -> tuple[list[str], list[Place]]:
     """The operators that an op was made from and the user's lines, in the order of the code."""
     names: dict[str, None] = {}
     places: dict[Place, None] = {}
-    for inner in (*loop.walk_bodies(op), op):
+    for inner in _inside_out(op):
         for name, file, line in origins(inner.location):
             if name:
                 names[name] = None
             if line:
                 places[Place(file, line)] = None
     return list(names), list(places)
+
+
+def _inside_out(op: Operation) -> Iterator[Operation]:
+    """An operation behind all that it holds: a sum behind what it is of, in the order of the program."""
+    for region in op.regions:
+        for inner in region.block.ops if region.blocks else ():
+            yield from _inside_out(inner)
+    yield op
 
 
 def kernel_step(

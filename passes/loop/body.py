@@ -303,8 +303,8 @@ class Body:
     @contextmanager
     def inner(self, op: Operation, region: Region, sizes: Sequence[Expr]) -> Iterator[tuple[Expr, ...]]:
         """Build inside the block of `region` of `op` (whose first arguments are loop indices over `sizes`); gives their dimensions. The op
-        is appended when its (first) block is complete."""
-        depth, env = len(self.indices), self.env
+        is appended when its (first) block is complete, with the location that was the body's at the beginning."""
+        depth, env, location = len(self.indices), self.env, self.location
         block = region.blocks[0]
         self.blocks.append(block)
         self._keys.append([])
@@ -321,7 +321,7 @@ class Body:
         self.blocks.pop()
         for key in self._keys.pop():
             del self._known[key]
-        self.env = env
+        self.env, self.location = env, location
         del self.indices[depth:]
         if op.parent is None:
             self.append(op)

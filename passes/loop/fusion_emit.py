@@ -17,6 +17,7 @@ from xdsl.ir import Block, BlockArgument, SSAValue
 from ...dialects import loop
 from ...dialects.expr import Dim, Expr, RangeEnv, dim, dims_subs, free_dims, prove_lt
 from ...dialects.nd_types import tensor_type
+from ..locations import joined
 from .body import Body
 from .fusion_align import LoopEnvs
 from .fusion_types import Group, Member
@@ -437,6 +438,7 @@ class GroupWriter:
         for m in reducing:
             copy = copies[id(m)] = _Copy(self, m, number, dict(zip(m.info.indices, m.place, strict=True)))
             copy.until_loop(m.info.op.block)
+        self.body.location = joined(op.location for op in ops if op)
         with self.body.inner(new, new.body, step.sizes) as self.inner:
             yielded: list[SSAValue] = []
             for m in step.members:

@@ -24,6 +24,7 @@ from ...dialects import loop
 from ...dialects.expr import ONE, ZERO, Dim, Expr, dim
 from ...dialects.expr_ranges import RangeEnv
 from ...dialects.nd_types import TensorType, tensor_type
+from ..locations import joined
 from .body import Body
 from .nest_copy import NestCopy
 from .reduction_kinds import identity
@@ -106,6 +107,7 @@ class RowWriter:
         sizes = [self.rows.sizes[k] for k in fusion.rows]
         scalars = [p for p in fusion.parts if p.scalar]
         op = _loop_of(sizes, scalars)
+        body.location = joined(p.reduce.location for p in scalars)
         with body.inner(op, op.regions[0], sizes) as dims:
             place = dict(zip([*fusion.outer, *fusion.rows], [*(dim(k) for k in range(len(fusion.outer))), *dims], strict=True))
             values = self._row(place)
@@ -159,6 +161,7 @@ class RowWriter:
         self._hosted = {k for k, fit in inside.items() if fit}
         reducing = [k for k in self._hosted if inside[k] == "reduced"]
         op = _loop_of(sizes, [self.fusion.parts[k] for k in reducing])
+        self.body.location = joined(self.fusion.parts[k].reduce.location for k in reducing)
         with self.body.inner(op, op.regions[0], sizes) as dims:
             copy.enter(indices, dims)
             copy.block(block)
@@ -262,6 +265,7 @@ class RowWriter:
             return copy.yielded(reduce.block)
         sizes = [part.size(d) for d in rest]
         new = loop.ReduceOp.build_reduce(sizes, reduce.kind_names, reduce.result_types)
+        self.body.location = reduce.location
         with self.body.inner(new, new.body, sizes) as dims:
             copy.enter([own[d] for d in rest], dims)
             self.body.append(loop.YieldOp.create(operands=copy.yielded(reduce.block)))
@@ -275,6 +279,7 @@ class RowWriter:
     def _add(self, k: int, at: dict[Dim, Expr], values: Sequence[SSAValue]) -> None:
         """Combine a row's values with the columns."""
         columns = self.columns[k]
+        self.body.location = columns.part.reduce.location  # what is stored is the sum, not what it is of
         index = [at[d] for d in columns.part.kept]
         for value, target, kind in zip(values, columns.targets, columns.part.reduce.kind_names, strict=True):
             self.body.store(value, self.args[target], index, COLUMN_MODES[kind])
@@ -284,6 +289,7 @@ class RowWriter:
     def _start(self, columns: _Columns) -> None:
         """Every column begins with what a reduction of nothing gives."""
         part = columns.part
+        self.body.location = part.reduce.location
         sizes = [part.size(d) for d in part.kept]
         op = loop.ForOp.build_for(sizes)
         with self.body.inner(op, op.body, sizes) as dims:
