@@ -202,6 +202,8 @@ class ExactGraph:
     def _tied(self, operand: torch.Tensor, values: torch.Tensor, places: torch.Tensor, dim: int, sample: int) -> torch.Tensor:
         """Places of elements that equal those of `values`: the first, the last, or any of them."""
         single = values.dim() < operand.dim()
+        if operand.dtype == torch.bool:
+            operand, values = operand.byte(), values.byte()
         v = (values.unsqueeze(dim) if single else values).movedim(dim, -1).contiguous()
         p = (places.unsqueeze(dim) if single else places).movedim(dim, -1)
         ordered, order = operand.movedim(dim, -1).contiguous().sort(dim=-1, stable=True)

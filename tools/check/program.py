@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from ..find_fault import Trial, find_fault
 from ..options import make_options
 from ..torch_backend import GraphCompilers, compile_with
+from ..verify_results import TOLERANCE
 from .exact_graph import chooses
 from .graph_case import GraphCase, Wrong, draws
 from .graph_check import checked, diagnose, name_operation, node_errors
@@ -39,6 +40,9 @@ def check(fn: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None 
         failure = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     else:
         differs = trial.difference(found)
+        if differs and tolerance is None and watch.tolerance:
+            trial.tolerance = tolerance = watch.tolerance
+            differs = trial.difference(found)
     finally:
         torch._dynamo.reset()
     if watch.wrong:
@@ -64,6 +68,8 @@ class Watched:
         self.wrong: list[tuple[GraphCase, Wrong, str]] = []
         self.notes: list[str] = []
         self.draws = self.chooses = False
+        self.tolerance = 0.0
+        """What rounding to the narrowest type of a graph explains in the whole, 0 where all have 32 bits or more."""
 
     def __call__(self, case: GraphCase, wrong: Wrong | None, name: str, failure: str) -> None:
         if failure:
@@ -72,6 +78,9 @@ class Watched:
         self.cases.append(case)
         self.draws = self.draws or any(map(draws, case.gm.graph.nodes))
         self.chooses = self.chooses or any(map(chooses, case.gm.graph.nodes))
+        values = [n.meta.get("val") for n in case.gm.graph.nodes]
+        narrow = {v.dtype for v in values if isinstance(v, torch.Tensor)} & {torch.float16, torch.bfloat16}
+        self.tolerance = max(self.tolerance, *(TOLERANCE[dtype] for dtype in narrow), 0.0)
         if wrong is not None:
             self.wrong.append((case, wrong, name))
 

@@ -99,6 +99,21 @@ def test_pass_11_a_wrong_pass_of_the_user():
     assert (report.pass_name, report.operation, report.line) == ("exp-is-sin", "aten.exp.default", line(2))
 
 
+def test_pass_11_where_interpreters_would_take_long_passes_are_left_out(monkeypatch):
+    from stepwell.tools.check import pass_search
+
+    class ExpIsSin(RewritePattern):
+        @op_type_rewrite_pattern
+        def match_and_rewrite(self, op: Exp, rewriter: PatternRewriter):
+            rewriter.replace(op, [Sin.create(operands=op.operands, result_types=[op.result.type])])
+
+    monkeypatch.setattr(pass_search, "SOON", 0)
+    stepwell.register_pass("nd", ExpIsSin)
+    report = stepwell.check(lambda x: x.exp() + 1, torch.randn(5))
+    assert (report.pass_name, report.operation) == ("exp-is-sin", "aten.exp.default")
+    assert report.how == "right where it is left out: options={'disable_passes': ['exp-is-sin']}"
+
+
 def test_pass_11_wrong_code_of_the_emitter(monkeypatch):
     monkeypatch.setitem(emit_math.FUNCTIONS, "exp", emit_math.FUNCTIONS["sin"])
     report = stepwell.check(program, *inputs())
@@ -235,6 +250,7 @@ RIGHT = {
     "updates of arguments": lambda: (update, randn(6, 5), torch.tensor([0, 1, 1, 5]), randn(5)),
     "random numbers": lambda: (lambda x: (F.dropout(x, 0.3), torch.rand_like(x) + x, torch.randint(0, 9, (7,))), randn(8, 8, grad=True)),
     "f16": lambda: (lambda x, w: ((x @ w).relu(), F.silu(x), (x * 100).exp()), randn(6, 6, dtype=half), randn(6, 6, dtype=half)),
+    "f16 on the way": lambda: (lambda x: ((x.half() * 3 + 0.1).sin() * 7 - 1).float() * 1.5, randn(40)),
     "long sums": lambda: (lambda x, w: ((x @ w).sum(), torch.log_softmax(x @ w, -1), (x @ w).std()), randn(64, 300), randn(300, 64)),
     "complex numbers": lambda: (lambda x: (torch.fft.rfft(x).abs(), torch.view_as_complex(torch.stack([x, x], -1)) * 2j), randn(4, 8)),
     "losses, training": lambda: (
