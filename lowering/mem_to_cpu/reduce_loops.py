@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import gcd
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import i64
+from xdsl.dialects.builtin import f64, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import loop
@@ -405,15 +405,25 @@ class ReduceLowering:
             vector = (chosen[0], chosen[1], pairs[-1][1])
             pairs = pairs[:-1]
         first_slots = self._accumulators_as(op, {"welford": "sum", "softmax": "max"})
-        first = self._pass(op, first_slots, pairs, vector, self._values)
         count = self._count(order, span)
+        scales = {t: self._mean_scale(order, span, count, t) for k, t in enumerate(self._first_types(op)) if op.kind_names[k] == "welford"}
+
+        def values(op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
+            found = self._values(op, slots)
+            for k, kind in enumerate(op.kind_names):
+                if kind == "welford":
+                    x = found[k][0]
+                    found[k] = [red.float_op(s, arith.MulfOp, x, s.b.splat(scales[slots[k].types[0]], lanes_of(x.type)))]
+            return found
+
+        first = self._pass(op, first_slots, pairs, vector, values)
         centres: dict[int, SSAValue] = {}
         at = 0
         for k, (kind, slot) in enumerate(zip(op.kind_names, first_slots, strict=True)):
             value = first[at]
             if kind == "welford":
-                n = s.b.splat(s.b.cast("sitofp", count, slot.types[0]), lanes_of(value.type))
-                centres[k] = red.float_op(s, arith.DivfOp, value, n)
+                n = red.float_op(s, arith.MulfOp, s.b.cast("sitofp", count, slot.types[0]), scales[slot.types[0]])
+                centres[k] = red.float_op(s, arith.DivfOp, value, s.b.splat(n, lanes_of(value.type)))
             elif kind == "softmax":
                 centres[k] = value
             at += slot.count
@@ -440,6 +450,25 @@ class ReduceLowering:
                 results += first[at : at + slot.count]
             at += slot.count
         return results
+
+    def _first_types(self, op: loop.ReduceOp) -> list[Attribute]:
+        """The type of the first result of each kind."""
+        found: list[Attribute] = []
+        at = 0
+        for kind in op.kind_names:
+            found.append(scalar_type(op.outputs[at].type))
+            at += loop.KINDS[kind][1]
+        return found
+
+    def _mean_scale(self, order: Sequence[Loop], span: Span, count: SSAValue, dtype: Attribute) -> SSAValue:
+        """A power of two by which as many elements as there are can be multiplied, so that their sum is no larger than the largest one."""
+        s, inner = self.s, product([one.size for one in order[1:]]).value
+        if span.count is not None and inner is not None:
+            return red.number(s, 2.0 ** -max(0, span.count * inner - 1).bit_length(), dtype)
+        bits, exponent = (i64, -1 << 52) if dtype == f64 else (i32, -1 << 23)
+        n = s.b.cast("bitcast", s.b.cast("sitofp", count, dtype), bits)
+        power = s.b.cast("bitcast", s.b.pure(arith.AndIOp, (n, s.b.int(exponent, bits)), bits), dtype)
+        return red.float_op(s, arith.DivfOp, red.number(s, 0.5, dtype), power)
 
     def _count(self, order: Sequence[Loop], span: Span) -> SSAValue:
         s = self.s

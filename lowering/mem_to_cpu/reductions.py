@@ -267,7 +267,8 @@ class WelfordMerge(PartAccumulator):
         share = float_op(s, arith.DivfOp, b[2], s.b.select(zero, number(s, 1, element, lanes), total))
         delta = float_op(s, arith.SubfOp, b[0], a[0])
         mean = float_op(s, arith.AddfOp, a[0], float_op(s, arith.MulfOp, delta, share))
-        spread = float_op(s, arith.MulfOp, float_op(s, arith.MulfOp, delta, delta), float_op(s, arith.MulfOp, a[2], share))
+        # in this order, so that nothing is added for an empty part, however large the mean is
+        spread = float_op(s, arith.MulfOp, delta, float_op(s, arith.MulfOp, delta, float_op(s, arith.MulfOp, a[2], share)))
         squares = float_op(s, arith.AddfOp, float_op(s, arith.AddfOp, a[1], b[1]), spread)
         return [mean, squares, total]
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import IntegerAttr, f32, i1, i32
+from xdsl.dialects.builtin import IntegerAttr, f32, f64, i1, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.nd_types import is_float
 from ...dialects.tt_arith import ExtUIOp, SIToFPOp
+from ...dialects.tt_compute import BitcastOp
 from ...dialects.tt_shape import ReshapeOp
 from ...dialects.tt_types import element_of, shape_of
 from ...passes.loop.reduction_kinds import identity, unit
@@ -237,7 +238,8 @@ class Welford(Accumulator):
         share = op(arith.DivfOp, b[2], s.b.select(zero, s.b.constant(1.0, element), total))
         delta = op(arith.SubfOp, b[0], a[0])
         mean = op(arith.AddfOp, a[0], op(arith.MulfOp, delta, share))
-        spread = op(arith.MulfOp, op(arith.MulfOp, delta, delta), op(arith.MulfOp, a[2], share))
+        # in this order, so that nothing is added for an empty part, however large the mean is
+        spread = op(arith.MulfOp, delta, op(arith.MulfOp, delta, op(arith.MulfOp, a[2], share)))
         return [mean, op(arith.AddfOp, op(arith.AddfOp, a[1], b[1]), spread), total]
 
     def advance(self, s: State, state: Values, values: Values, mask: SSAValue | None, number: Callable[[], SSAValue]) -> Values:
@@ -261,19 +263,34 @@ class Welford(Accumulator):
         """All values are at hand: the mean first, then the differences from it."""
         element = self.types[0]
         add = Accumulator("sum", [element])
-        (total,) = add.whole(s, through, count, axis)
         n = s.b.cast(SIToFPOp, count, element)
         fixed = count.owner.value if isinstance(count.owner, arith.ConstantOp) else None
+        some = s.b.elementwise(arith.MaximumfOp, (n, s.b.constant(1.0, element)), NO_FLAGS)
+        # by a power of two, so that the sum of as many is no larger than the largest of them
         if isinstance(fixed, IntegerAttr):
-            mean = s.b.elementwise(arith.MulfOp, (total, s.b.constant(1.0 / fixed.value.data, element)), NO_FLAGS)
+            power = 2.0 ** -max(0, fixed.value.data - 1).bit_length()
+            scale = s.b.constant(power, element)
+        else:
+            power, scale = 0.0, self._scale(s, some)
+        parts: list[Piece] = [([s.b.elementwise(arith.MulfOp, (values[0], scale), NO_FLAGS)], mask) for values, mask in through()]
+        (total,) = add.whole(s, lambda: parts, count, axis)
+        if isinstance(fixed, IntegerAttr):
+            mean = s.b.elementwise(arith.MulfOp, (total, s.b.constant(1.0 / (fixed.value.data * power), element)), NO_FLAGS)
         else:  # a program that shares a row may have nothing of it
-            some = s.b.elementwise(arith.MaximumfOp, (n, s.b.constant(1.0, element)), NO_FLAGS)
-            mean = s.b.elementwise(arith.DivfOp, (total, some), NO_FLAGS)
+            mean = s.b.elementwise(arith.DivfOp, (total, s.b.elementwise(arith.MulfOp, (some, scale), NO_FLAGS)), NO_FLAGS)
         squares: list[Piece] = []
         for values, mask in through():
             difference = s.b.elementwise(arith.SubfOp, (values[0], mean), NO_FLAGS)
             squares.append(([s.b.elementwise(arith.MulfOp, (difference, difference), NO_FLAGS)], mask))
         return [mean, *add.whole(s, lambda: squares, count, axis), n]
+
+
+    def _scale(self, s: State, number: SSAValue) -> SSAValue:
+        """Half of the inverse of the largest power of two up to a number."""
+        element = self.types[0]
+        word, exponent = (i64, -1 << 52) if element == f64 else (i32, -1 << 23)
+        bits = s.b.elementwise(arith.AndIOp, (s.b.cast(BitcastOp, number, word), s.b.constant(exponent, word)))
+        return s.b.elementwise(arith.DivfOp, (s.b.constant(0.5, element), s.b.cast(BitcastOp, bits, element)), NO_FLAGS)
 
 
 class Softmax(Accumulator):

@@ -171,12 +171,14 @@ def _end(at: Cursor, inner: Cursor, values: Sequence[SSAValue]) -> list[SSAValue
 
 
 def _merge_welford(at: Cursor, dtype: Attribute, parts: Expr, load: Load) -> list[SSAValue]:
-    inner, index = _reduce(parts, ["sum", "sum"], [dtype, dtype])
+    inner, index = _reduce(parts, ["sum"], [dtype])
+    (number,) = _end(at, inner, [load(inner, 2, index)])
+    inner, index = _reduce(parts, ["sum"], [dtype])
     zero, count = inner.constant(0, dtype), load(inner, 2, index)
-    weighted = inner.emit(arith.MulfOp, (load(inner, 0, index), count), dtype)
-    total, number = _end(at, inner, [inner.select(inner.compare("ogt", count, zero), weighted, zero), count])
+    share = inner.emit(arith.DivfOp, (count, number), dtype)  # of a sum of mean * count more might overflow than of the elements
+    weighted = inner.emit(arith.MulfOp, (load(inner, 0, index), share), dtype)
+    (mean,) = _end(at, inner, [inner.select(inner.compare("ogt", count, zero), weighted, zero)])
     zero = at.constant(0, dtype)
-    mean = at.select(at.compare("ogt", number, zero), at.emit(arith.DivfOp, (total, number), dtype), zero)
     inner, index = _reduce(parts, ["sum"], [dtype])
     count = load(inner, 2, index)
     away = inner.emit(arith.SubfOp, (load(inner, 0, index), mean), dtype)

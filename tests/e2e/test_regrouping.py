@@ -151,3 +151,38 @@ def test_the_first_product_counts(fresh, compiled):
     weights = torch.full_like(want, 1e-3)
     for a, b in zip(torch.autograd.grad(got, x, weights), torch.autograd.grad(want, x, weights), strict=True):
         assert_no_less_finite(a, b)
+
+
+def means(x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+    normed = torch.nn.functional.layer_norm(x, x.shape[-1:], weight)
+    return [normed, torch.nn.functional.group_norm(x.view(1, x.shape[0], -1), x.shape[0]), torch.var_mean(x, -1)[1]]
+
+
+def large_rows(n: int) -> torch.Tensor:
+    """Rows whose sums overflow, while their means do not."""
+    return torch.tensor([2.0**127, -(2.0**127), 2.0**120, 1.0])[:, None].expand(4, n).contiguous()
+
+
+@pytest.mark.parametrize("n", [37, 9000])
+def test_means_of_large_numbers(fresh, compiled, n):
+    x, weight = large_rows(n), torch.ones(n)
+    for got, want in zip(compiled(means)(x, weight), means(x.double(), weight.double()), strict=True):
+        torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_means_of_any_length(fresh, compiled):
+    run = compiled(means, dynamic=True)
+    for n in (40, 21):
+        x, weight = large_rows(n), torch.ones(n)
+        for got, want in zip(run(x, weight), means(x.double(), weight.double()), strict=True):
+            torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_means_on_a_gpu(fresh, compiled, dynamic):
+    x, weight = large_rows(70), torch.ones(70)
+    with isolated():
+        stepwell.register_target(InterpretedTarget, replace=True)
+        got = compiled(means, dynamic=dynamic)(x, weight)
+    for one, want in zip(got, means(x.double(), weight.double()), strict=True):
+        torch.testing.assert_close(one, want.float(), rtol=1e-5, atol=1e-5)
