@@ -171,20 +171,28 @@ def _constant(runner: Runner, op: arith.ConstantOp) -> list[torch.Tensor]:
         return [_scalar(value.value.data, dtype)]
     assert isinstance(value, DenseIntOrFPElementsAttr)
     shape = shape_or_scalar(type)
-    entries = list(value.get_values())
-    if len(entries) == 1:
-        return [_scalar(entries[0], dtype).expand(shape)]
-    return [torch.stack([_scalar(e, dtype) for e in entries]).reshape(shape)]
+    if value.is_splat():
+        return [_scalar(value.get_values()[0], dtype).expand(shape)]
+    return [_tensor([_number(v, dtype) for v in value.get_values()], dtype).reshape(shape)]
 
 
 def _scalar(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    return _tensor(_number(value, dtype), dtype)
+
+
+def _number(value: Any, dtype: torch.dtype) -> float | int:
+    """A value as a type has it: integers wrap."""
     if dtype.is_floating_point:
-        return torch.tensor(float(value), dtype=torch.float64).to(dtype)
+        return float(value)
     if dtype is torch.bool:
-        return torch.tensor(bool(value))
+        return bool(value)
     bits = dtype.itemsize * 8
     value = int(value) & ((1 << bits) - 1)
-    return torch.tensor(value - (1 << bits) if value >> (bits - 1) else value, dtype=dtype)
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def _tensor(values: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64 if dtype.is_floating_point else dtype).to(dtype)
 
 
 @rule("ub.poison")

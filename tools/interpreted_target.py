@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from xdsl.dialects.builtin import ModuleOp
 
 from ..dialects.tt_structure import FuncOp
@@ -72,7 +73,9 @@ class InterpretedLauncher:
         """See Launcher."""
         module = self.kernels[number].module
         if 0 not in grid:
-            run_kernel(module, with_memory(list(kernel_of(module).body.block.arg_types), arguments, self._live()), list(grid))
+            memory = with_memory(list(kernel_of(module).body.block.arg_types), arguments, self._live())
+            with _disable_current_modes():  # AOTAutograd watches the first call by one, which would see each step of the interpreter
+                run_kernel(module, memory, list(grid))
 
     def _live(self) -> list[tuple[int, int]]:
         self.watched = {key: tensor for key, tensor in self.watched.items() if tensor() is not None}
