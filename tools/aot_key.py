@@ -38,6 +38,9 @@ _SILENT = frozenset(
 _KERNEL_KEYS = frozenset(("CPU", "CUDA", "HIP", "HPU", "Meta", "MPS", "MTIA", "XLA", "XPU"))
 """Dispatch keys of kernels, which tracing never runs, and of shape functions, which nobody can replace."""
 
+_OWN = frozenset(("aten/to_dense/FuncTorchDynamicLayerFrontMode", "aten/to_dense/PythonTLSSnapshot"))
+"""What torch 2.14 itself registers from Python."""
+
 _SETTINGS = """
 _get_deterministic_algorithms _get_deterministic_algorithms_warn_only _get_deterministic_fill_uninitialized_memory _get_cublas_allow_tf32
 _get_cublas_allow_fp16_reduced_precision_reduction _get_cublas_allow_bf16_reduced_precision_reduction _get_cublas_allow_fp16_accumulation
@@ -79,7 +82,7 @@ def _check_surroundings(gm: GraphModule, tracing: TracingContext) -> None:
         raise Uncacheable("hooks for saved tensors are set")
     if next(gm.parameters(), None) is not None or next(gm.buffers(), None) is not None:
         raise Uncacheable("the graph holds tensors")
-    for name in torch.library._impls:
+    for name in torch.library._impls - _OWN:
         namespace, _, rest = name.partition("/")
         if namespace in ("aten", "prim") and rest.rpartition("/")[2] not in _KERNEL_KEYS:
             raise Uncacheable(f"somebody has replaced {name}")
