@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
@@ -156,7 +156,7 @@ class Outliner:
 def operators(nests: Sequence[Operation]) -> str:
     """The operators that nests compute, as their places name them, each once and without its number; "" where none is named."""
     names: dict[str, None] = {}
-    for op in (inner for nest in nests for inner in (*loop.walk_bodies(nest), nest)):
+    for op in (op for nest in nests for op in _innermost_first(nest)):
         names |= dict.fromkeys(_NUMBER.sub("", _ODD.sub("_", name)).strip("_") for name, _, _ in origins(op.location) if name)
     text = ""
     for name in [n for n in names if n and n not in _PLUMBING] or list(names):
@@ -164,6 +164,15 @@ def operators(nests: Sequence[Operation]) -> str:
             break
         text += f"_{name}" if text else name
     return text[:LONGEST]
+
+
+def _innermost_first(op: Operation) -> Iterator[Operation]:
+    """The operations of a nest as they are computed: a reduction behind what it is of."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.ops:
+                yield from _innermost_first(inner)
+    yield op
 
 
 def traffic(operands: Sequence[SSAValue]) -> Expr | int:

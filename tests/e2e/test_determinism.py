@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 import torch
@@ -58,6 +60,7 @@ def texts(folder: Path, seed: int) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.long
 def test_two_processes_make_the_same(tmp_path):
     first, second = (texts(tmp_path / str(seed), seed) for seed in (1, 2))
     assert len([name for name in first if name.endswith("kernels.ll")]) >= 6

@@ -99,6 +99,7 @@ def follow(x: torch.Tensor, steps: list[Any]) -> torch.Tensor:
     return x
 
 
+@pytest.mark.long
 @examples(50)
 @given(st.lists(st.tuples(st.sampled_from(LAYOUTS), st.lists(step, min_size=2, max_size=7)), min_size=50, max_size=50))
 def test_chains_of_views(chains):
@@ -146,6 +147,7 @@ def graph(xs: list[torch.Tensor], steps: list[Any]) -> torch.Tensor:
     return values[-1] + values[len(values) // 2]
 
 
+@pytest.mark.long
 @examples(50)
 @given(st.lists(st.lists(step, min_size=3, max_size=9), min_size=50, max_size=50), st.sampled_from(TYPES))
 def test_graphs_of_pointwise_operators_and_reductions(programs, dtype):
@@ -212,6 +214,7 @@ def check_updates(programs: list[tuple[str, list[Any]]]) -> None:
         assert torch.equal(pairs[0], pairs[1]) and torch.equal(pairs[2], pairs[3]), drawn
 
 
+@pytest.mark.long
 @examples(50)
 @given(st.lists(st.tuples(st.sampled_from(LAYOUTS[:4]), st.lists(step, min_size=3, max_size=10)), min_size=50, max_size=50))
 def test_updates_through_views(programs):

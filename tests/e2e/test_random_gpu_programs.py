@@ -44,12 +44,14 @@ def gpu(request):
     torch._dynamo.reset()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [7000, 7010])
 def test_random_programs(gpu, first):
     for seed in range(first, first + 10):
         check_seed(seed + 500 * (gpu == "small tiles"), updates=seed % 3 == 0)
 
 
+@pytest.mark.long
 def test_views_graphs_and_updates(gpu):
     """Batches as in test_properties.py, drawn by a seed."""
     properties = beside("test_properties")

@@ -11,13 +11,13 @@ import pytest
 from stepwell.tools.fuzz.compare import check_seed
 
 
-@pytest.mark.parametrize("first", range(0, 150, 10))
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 150, 10))])
 def test_random_programs(first):
     for seed in range(first, first + 10):
         check_seed(seed)
 
 
-@pytest.mark.parametrize("first", range(0, 80, 10))
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 80, 10))])
 def test_random_updates(first):
     for seed in range(first, first + 10):
         check_seed(seed, updates=True)

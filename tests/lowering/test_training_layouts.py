@@ -141,6 +141,9 @@ def test_odd_numbers_of_pixels_run_channels_last():
         assert sides(joint_graph(lambda x, w: F.conv2d(F.conv2d(F.conv2d(x, w), w), w), x, w)) == [side] * 6, pixels
 
 
+SMALL_IMAGES = ((1, 3, 8, 24), (2, 3, 4, 4))
+
+
 class Net(nn.Module):
     """Normalisation, pools, a residual sum, parts side by side, resampling, a view, a depthwise and a transposed convolution."""
 
@@ -161,7 +164,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("sizes", [(4, 3, 16, 16), (1, 3, 8, 24), (2, 3, 4, 4)], ids=str)
+@pytest.mark.parametrize("sizes", [(4, 3, 16, 16), *(pytest.param(s, marks=pytest.mark.long) for s in SMALL_IMAGES)], ids=str)
 def test_as_eager(monkeypatch, sizes, dynamic):
     """LY-01: values, gradients and strides, with every convolution made to be channels-last."""
     monkeypatch.setattr(layout_choices, "GPU_CALL_NS", 1e7)

@@ -74,6 +74,7 @@ def test_unknown_backend(tmp_path):
     assert done.stderr.startswith("No torch.compile backend is named 'no_such_backend'; there are: ")
 
 
+@pytest.mark.long
 @needs_packages
 def test_the_whole_demo_in_short(tmp_path):
     done, numbers = run_demo(tmp_path, "absolute value", "--limit", "192", "--epochs", "2")

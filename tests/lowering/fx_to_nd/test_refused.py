@@ -102,7 +102,7 @@ def test_the_error_names_the_line():
         torch._dynamo.reset()
         with pytest.raises(NotImplementedError) as raised:
             torch.compile(program, backend="stepwell")(INTEGERS)
-        assert [f"test_refused.py:{line}" in note for note in raised.value.__notes__] == [True]
+        assert sum(f"test_refused.py:{line}" in note for note in raised.value.__notes__) == 1
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -110,6 +110,7 @@ def test_rows_with_gaps(name):
     check(name, (5, 37), strided=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["extremes", "sums", "halves swapped"])
 def test_long_rows(name):
     """Rows that go by in blocks, of which the last may hang over; halves whose lengths have bounds."""
@@ -134,6 +135,7 @@ def test_sizes_that_are_one_symbol():
             torch.testing.assert_close(found.reshape(want.shape), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_three_passes_of_six_taps_are_several_kernels():
     """In one body they would be 216 loads, which Triton compiles for a minute."""
 
