@@ -64,7 +64,7 @@ def _saved(node: Node) -> dict[Node, None]:
 def _wide_type(node: Node) -> torch.dtype | None:
     """The type of the parameters (weight, bias, running mean and variance) if it is another than that of the saved statistics."""
     x = _value(node.args[0])
-    training = _TRAINING.get(node.target)
+    training = _TRAINING.get(node.target)  # pyright: ignore[reportArgumentType]
     if training is not None and node.args[training] is not True:
         return None
     if x is None or x.device.type != "cpu" or not isinstance(node.meta.get("val"), (tuple, list)):

@@ -661,7 +661,7 @@ class NestLowering:
             s.loops_begun += 1
             s.in_place = _written_in_place(node)
             # of symbols alone: that a loop's own size is 1 or more holds inside of it
-            symbols = {e: r for e, r in s.info.ranges.items() if isinstance(e, Sym)}
+            symbols: dict[Expr, Range] = {e: r for e, r in s.info.ranges.items() if isinstance(e, Sym)}
             s.runs = None if prove_lt(0, total, symbols) else b.cmpi("slt", b.int(0, s.index), s.number(total))
             here, origin = (trips, ZERO) if self.group is None else (self.group.part(trips), self.group.start(trips))
             in_runs = total.value is None and self.tile.run > 0
