@@ -253,6 +253,23 @@ def _var_mean(b: Importer, x: SSAValue, dims: Any = None, *, correction: Any = N
     return moments(b, x, reduced_dims(b, x, dims), _correction(correction), keepdim, b.dtype(x))
 
 
+def _deviation(b: Importer, x: SSAValue, dims: Any, correction: Any, keepdim: bool) -> tuple[SSAValue, SSAValue]:
+    """Standard deviation and mean. On the CPU f64 inside, as in torch: the square of a deviation may be beyond the range of f32."""
+    wide = b.cast(x, f64) if b.on_cpu else b.widen(x)
+    var, mean = moments(b, wide, reduced_dims(b, x, dims), _correction(correction), keepdim, b.dtype(wide))
+    return b.cast(b.op("sqrt", var), b.dtype(x)), b.cast(mean, b.dtype(x))
+
+
+@rule(aten.std.correction)
+def _std(b: Importer, x: SSAValue, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> SSAValue:
+    return _deviation(b, x, dims, correction, keepdim)[0]
+
+
+@rule(aten.std_mean.correction)
+def _std_mean(b: Importer, x: SSAValue, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    return _deviation(b, x, dims, correction, keepdim)
+
+
 @rule(packet(prims, "var"))
 def _prims_var(b: Importer, x: SSAValue, dims: Any, correction: Any = 1, *, output_dtype: Any = None) -> SSAValue:
     return moments(b, x, reduced_dims(b, x, dims), _correction(correction), False, b.out_dtype)[0]

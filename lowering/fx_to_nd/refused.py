@@ -33,8 +33,8 @@ round:1 threshold:1 trunc:1
 
 _FLOATS_ONLY = """
 _log_softmax_backward_data:1 _prelu_kernel:1 _softmax_backward_data:1 adaptive_max_pool2d:1 adaptive_max_pool3d:1 lerp:2 logaddexp:2
-logcumsumexp:1 max_unpool2d:1 max_unpool3d:1 nll_loss2d_forward:1 nll_loss_forward:1 round.decimals:1 var.correction:1
-var_mean.correction:1
+logcumsumexp:1 max_unpool2d:1 max_unpool3d:1 nll_loss2d_forward:1 nll_loss_forward:1 round.decimals:1 std.correction:1
+std_mean.correction:1 var.correction:1 var_mean.correction:1
 """
 """Operators that have kernels of floating point (and perhaps complex) numbers alone. A narrow float without a kernel on the CPU is
 computed all the same: on a GPU it has one."""

@@ -170,6 +170,16 @@ def test_means_of_large_numbers(fresh, compiled, n):
         torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1e25, 1e-25])
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16])
+def test_deviations_whose_squares_are_beyond_the_range(fresh, compiled, dtype, scale):
+    def deviations(x):
+        return x.std(), x.std(-1), x.std(0, correction=0, keepdim=True), *torch.std_mean(x, (0, 1))
+
+    x = (torch.randn(5, 700, generator=torch.Generator().manual_seed(0)) * scale).to(dtype)
+    torch.testing.assert_close(compiled(deviations)(x), deviations(x), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=0)
+
+
 def test_means_of_any_length(fresh, compiled):
     run = compiled(means, dynamic=True)
     for n in (40, 21):
