@@ -13,6 +13,7 @@ import torch.distributed as dist
 import stepwell  # noqa: F401 - registers the backend
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch without gloo")
 def test_k02_n33_two_processes(tmp_path):
     """D21, D22: in place too, and with work between the start and the wait."""

@@ -18,6 +18,8 @@ from torch import nn
 import stepwell
 from stepwell.tools.fuzz.compare import check_seed
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def alone(own_passes):

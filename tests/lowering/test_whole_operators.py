@@ -87,6 +87,7 @@ def test_channels_last_stays():
     _both(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), [x.requires_grad_()])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_shuffled_channels_stay_last(dynamic, grad):

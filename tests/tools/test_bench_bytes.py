@@ -6,6 +6,8 @@ import pytest
 
 from stepwell.tools.bench_bytes import compare
 
+pytestmark = pytest.mark.long
+
 KERNELS = """
 import torch
 from torch.nn import functional as F

@@ -32,6 +32,7 @@ def test_only_what_is_between_the_marks_changes(tmp_path):
     assert text.startswith(f"before\n{BEGIN}\n") and text.endswith(f"{END}\nafter\n") and "old" not in text
 
 
+@pytest.mark.long
 def test_cases_are_kept_and_not_counted_again(tmp_path):
     kept = tmp_path / "cases.jsonl"
     kept.write_text('["linalg.det|float32", {"stepwell": ["aten.kept"], "inductor": []}]\n["cut off')

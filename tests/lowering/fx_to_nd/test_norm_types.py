@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 import stepwell
 
+pytestmark = pytest.mark.long
+
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 MIXES = [(BF16, None), (BF16, BF16), (BF16, F32), (F16, None), (F16, F16), (F16, F32), (F32, None), (F32, F32), (F64, F64)]
 """Element types of values and of parameters."""

@@ -112,6 +112,7 @@ def rolled_sum(u):
     return (u.roll(1, 1) * u).sum(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fn", [periodic, replicated, circular, mirror, rolled_sum])
 @pytest.mark.parametrize("shape", [(1, 4), (7, 33), (3, 300)])
 @pytest.mark.parametrize("dynamic", [False, True])
