@@ -356,6 +356,8 @@ def _check_memory(info: NestAccess, inside: Sequence[Node]) -> None:
     for access in info.root.accesses:
         if not access.is_store and access.buffer in own and not _for_stores(access.op.results[0]):
             raise UnsupportedNest("its rows depend on memory that it overwrites")
+    if any(not a.is_store and a.buffer in own for node in inside for a in node.accesses):
+        raise UnsupportedNest("its loops read from memory what one program stores for the row")
     for node in inside:
         offsets: dict[SSAValue, set[object]] = {}
         for access in node.accesses:

@@ -28,7 +28,7 @@ from stepwell.lowering.mem_to_tt.exchange import HEADER, part_of
 from stepwell.passes.loop.nest_key import is_nest_in_memory
 from stepwell.passes.loop.schedule_attrs import schedule_table, update_schedule
 from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
+from stepwell.passes.pipelines import default_pipeline, parse_pipeline
 from stepwell.passes.verify import verify_ir
 from stepwell.targets.cpu.emit import emit_kernels
 from stepwell.targets.cpu.jit import compile_text
@@ -547,3 +547,32 @@ def test_rows_of_any_number():
     assert len(shared(imported.module)) == 1
     for rows in (1, 2, 5):
         check(imported, function, [randn(rows, 300)])
+
+
+RELOADED = """
+func.func @forward(%x: !mem.buffer<1 x 600 x f32>, %m: !mem.buffer<1 x f32>, %y: !mem.buffer<1 x 600 x f32>) {
+  loop.nest (%i = 1) outs(%out = %y : !mem.buffer<1 x 600 x f32>, %kept = %m : !mem.buffer<1 x f32>) {
+    %sum = loop.reduce (%j = 600) sum {
+      %a = loop.load %x[%i, %j] : !mem.buffer<1 x 600 x f32> -> f32
+      loop.yield %a : f32
+    } -> f32
+    loop.store %sum, %kept[%i] : f32, !mem.buffer<1 x f32>
+    loop.for (%k = 600) {
+      %b = loop.load %x[%i, %k] : !mem.buffer<1 x 600 x f32> -> f32
+      %s = loop.load %kept[0] : !mem.buffer<1 x f32> -> f32
+      %c = arith.subf %b, %s : f32
+      loop.store %c, %out[%i, %k] : f32, !mem.buffer<1 x 600 x f32>
+    }
+  }
+  func.return
+}
+"""
+
+
+@pytest.mark.parametrize("text, shared", [(RELOADED, False), (RELOADED.replace("loop.load %kept[0]", "loop.load %m0[0]"), True)])
+def test_what_one_program_stores_for_a_row_is_not_read_from_memory(text, shared):
+    """The others would read it before it is there."""
+    text = text.replace("%y: !mem.buffer<1 x 600 x f32>)", "%y: !mem.buffer<1 x 600 x f32>, %m0: !mem.buffer<1 x f32>)")
+    module = Parser(context(), text).parse_module()
+    run(parse_pipeline(f"gpu-cooperative-rows{{{SMALL}}}"), module, context())
+    assert ("group = " in str(module)) == shared
