@@ -18,7 +18,6 @@ from ...dialects import host
 from ...dialects.call_args import Arg, Obj
 from ...dialects.expr import Expr, as_expr
 from ...dialects.nd_types import element_bytes
-from ...errors import CompileError
 from ..cpu.emit_text import ModuleText
 from .checks import check_devices
 from .description import (
@@ -61,7 +60,6 @@ def emit_host(
     the same text, others in `kernels`. `native` tells whether there shall be an entry; by default it is there when it can run
     (selftest.py). `device` is where the kernels run, by default what the tensors of the program say; `target` what they are made by, by
     default the CPU's, or a GPU's where there are `kernels`."""
-    check_launches(program)
     check_devices(program)
     device, target = device or program_device(program), target or ("gpu" if kernels else "cpu")
     if native is None:
@@ -87,25 +85,6 @@ def emit_host(
         description.items, description.checks, description.asserts = items.items, emitter.checks, emitter.asserts
         description.calls, description.arena_views = emitter.calls, emitter.entry.views
     return description
-
-
-def check_launches(program: host.ProgramOp) -> None:
-    """CompileError for a kernel whose operands lie on several devices: it could not reach those of the others."""
-    for op in program.body.block.ops:
-        if not isinstance(op, host.LaunchOp):
-            continue
-        places = {k: v.type.device.data for k, v in enumerate(op.inputs) if isinstance(v.type, host.TensorType)}
-        if len(set(places.values())) > 1:
-            listed = ", ".join(f"{k} ({operand_name(op, k)}) on {place}" for k, place in places.items())
-            kernel = op.kernel.string_value()
-            raise CompileError(f"kernel @{kernel} of host program @{program.sym_name.data} has operands on several devices: {listed}")
-
-
-def operand_name(op: host.LaunchOp, number: int) -> str:
-    """What messages call an operand of a launch: the value's name, its element type."""
-    value = op.inputs[number]
-    element = f" of {value.type.element_type}" if isinstance(value.type, host.TensorType) else ""
-    return f"%{value.name_hint or number}{element}"
 
 
 def extent_bytes(sizes: Sequence[Expr], strides: Sequence[Expr], element: int) -> Expr:
