@@ -27,8 +27,8 @@ PY := $(VENV)/bin/python
 TRITON_FOLDER := $(VENV)/$(subst ==,-,$(TRITON))
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
-SMOKE := tests/test_readme.py tests/test_packaging.py tests/passes/test_fingerprint.py tests/targets/host tests/tools/test_aot_cache.py \
-  tests/lowering/fx_to_nd/test_pointwise.py tests/e2e/test_contract_driver.py tests/e2e/test_contract_operators.py \
+SMOKE := tests/test_readme.py tests/test_packaging.py tests/passes/fingerprint/test_fingerprint.py tests/targets/host tests/tools/cache/test_aot_cache.py \
+  tests/lowering/fx_to_nd/rules/test_pointwise.py tests/e2e/test_contract_driver.py tests/e2e/test_contract_operators.py \
   tests/e2e/test_contract_layouts.py tests/e2e/test_quantised_tensors.py tests/e2e/test_threads_and_processes.py
 
 .PHONY: demo test test-long test-triton smoke fuzz lint clean

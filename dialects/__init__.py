@@ -1,4 +1,4 @@
-"""The dialects of stepwell: one file a dialect.  This module is the table of them; it imports none."""
+"""The dialects of stepwell: one folder a dialect.  This module is the table of them; it imports none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def dialect_loader(name: str) -> Callable[[], Dialect]:
 
 def _arith() -> Dialect:
     """`arith` with the operations on tensors that xDSL lacks."""
-    from .tt_arith import arith_dialect
+    from .tt.arith import arith_dialect
 
     return arith_dialect()
 

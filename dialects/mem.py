@@ -1,4 +1,4 @@
-"""`mem`: the memory level. A value is a buffer: sizes, dtype, strides, offset; nests read and write buffers (loop.py) and have no results.
+"""`mem`: the memory level. A value is a buffer: sizes, dtype, strides, offset; nests read and write buffers (loop) and have no results.
 
 `!mem.buffer<8 x 4 x f32>` is row-major at offset 0; `!mem.buffer<8 x 4 x f32, [1, 8]>` names its strides and
 `!mem.buffer<8 x 4 x f32, [1, 8], 16>` also the offset, all counted in elements. Strides may be size expressions.
@@ -28,12 +28,12 @@ from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from .call_args import Arg, CallAttr
 from .expr import Expr, as_expr, product, strides_contiguous
-from .expr_syntax import ExprAttr, parse_expr
-from .nd_base import IntsAttr, NdOp, prop
-from .nd_types import element_bytes, parse_shape, print_shape
-from .schedule_check import choice_problem
+from .expr.syntax import ExprAttr, parse_expr
+from .nd.base import IntsAttr, NdOp, prop
+from .nd.call_args import Arg, CallAttr
+from .nd.types import element_bytes, parse_shape, print_shape
+from .support.schedule_check import choice_problem
 
 
 @irdl_attr_definition

@@ -12,14 +12,14 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ..dialects import loop
 from ..dialects.expr import Expr, Sym, free_syms
-from ..dialects.expr_ranges import RangeEnv
+from ..dialects.expr.ranges import RangeEnv
 from ..dialects.host import LaunchOp
 from ..dialects.mem import BufferType
-from ..dialects.names import keep_name
-from ..dialects.nd_types import element_bytes
-from ..passes.loop.fusion_wishes import origins
-from ..passes.loop.nest_access import NestAccess
-from ..passes.loop.nest_key import nest_key
+from ..dialects.nd.types import element_bytes
+from ..dialects.support.names import keep_name
+from ..passes.analysis.nest_access import NestAccess
+from ..passes.analysis.nest_key import nest_key
+from ..passes.loop.fusion.directives import origins
 
 LONGEST = 64
 """Characters of a kernel's name, without its number."""

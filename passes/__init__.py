@@ -1,1 +1,1 @@
-"""The passes and what runs them: `manager` (pipelines), `pipelines` (those of the targets), `registry` (names)."""
+"""The passes and what runs them: `manager` (pass manager, pipelines, registry), `analysis` (facts), `cost` (prices), a folder a level."""

@@ -22,9 +22,9 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from ..passes import pipelines, user
-from ..passes.errors import PipelineError, did_you_mean
-from ..passes.manager import PassLike, Pipeline, is_foreign
+from ..passes.manager import pipelines, user
+from ..passes.manager.errors import PipelineError, did_you_mean
+from ..passes.manager.pass_manager import PassLike, Pipeline, is_foreign
 
 Measure = Literal["always", "unsure", "never"]
 """Whether passes may measure what they choose: all that can (option autotune), only where rules are not sure, or none."""

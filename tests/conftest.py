@@ -50,7 +50,7 @@ def _in_process(main, arguments: list[str], stdin: str) -> Outcome:
 
 
 def _opt_tool(arguments: list[str]) -> int:
-    from stepwell.tools.opt_tool import main
+    from stepwell.tools.opt.main import main
 
     return main(arguments)
 
@@ -204,7 +204,7 @@ def own_passes():
     """What a test registers is gone behind it, and nothing compiled before or in it is found again."""
     import torch
 
-    from stepwell.passes import user
+    from stepwell.passes.manager import user
 
     torch._dynamo.reset()
     with user.isolated():

@@ -82,7 +82,7 @@ def test_torch_lists_the_backend():
     from torch._dynamo.backends.registry import lookup_backend
 
     assert "stepwell" in torch.compiler.list_backends()
-    assert lookup_backend("stepwell").__module__ == "stepwell.tools.torch_backend"
+    assert lookup_backend("stepwell").__module__ == "stepwell.tools.backend.torch_backend"
 
 
 def test_version_is_that_of_the_distribution():

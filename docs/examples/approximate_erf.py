@@ -10,9 +10,9 @@ from xdsl.dialects.builtin import FloatAttr, f32
 
 import stepwell
 from stepwell.dialects.nd import FullOp
-from stepwell.dialects.nd_pointwise import OPS
-from stepwell.dialects.nd_types import TensorType
-from stepwell.passes.manager import Pass
+from stepwell.dialects.nd.pointwise import OPS
+from stepwell.dialects.nd.types import TensorType
+from stepwell.passes.manager.pass_manager import Pass
 
 Add, Erf, Mul, Tanh = (OPS[name] for name in ("add", "erf", "mul", "tanh"))
 

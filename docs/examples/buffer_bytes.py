@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import stepwell
 from stepwell.dialects import mem
 from stepwell.dialects.mem import buffer_bytes
-from stepwell.passes.manager import Pass
+from stepwell.passes.manager.pass_manager import Pass
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,15 @@ from xdsl.traits import IsolatedFromAbove, NoTerminator
 import stepwell
 from stepwell.dialects import loop, mem
 from stepwell.dialects.expr import Sym, as_expr, evaluate, free_syms
-from stepwell.dialects.nd_base import ExprsAttr
-from stepwell.lowering.fx_to_nd.metadata import TORCH_DTYPES
+from stepwell.dialects.nd.base import ExprsAttr
+from stepwell.lowering.fx_to_nd.core.metadata import TORCH_DTYPES
 from stepwell.lowering.outline import Arguments, Outliner
+from stepwell.passes.analysis.nest_access import NestAccess
+from stepwell.passes.analysis.nest_key import is_nest_in_memory
 from stepwell.passes.loop.loop_schedule import symbol_facts
-from stepwell.passes.loop.nest_access import NestAccess
-from stepwell.passes.loop.nest_key import is_nest_in_memory
-from stepwell.passes.manager import Pass
+from stepwell.passes.manager.pass_manager import Pass
 from stepwell.targets.target import Kernels
-from stepwell.tools.interpret_nest import NestRunner, Order
+from stepwell.tools.interpret.nest import NestRunner, Order
 
 
 @irdl_op_definition

@@ -5,8 +5,8 @@
 
 from dataclasses import dataclass
 
-from stepwell.passes.loop.fusion_cost import GroupWork
-from stepwell.passes.loop.loop_fuse import LoopFuse
+from stepwell.passes.loop.fusion.loop_fuse import LoopFuse
+from stepwell.passes.loop.fusion.price import GroupWork
 
 
 @dataclass(frozen=True)

@@ -19,49 +19,49 @@ from xdsl.ir import Block, Region
 
 from ...dialects import nd
 from ...dialects.expr import Expr
-from ...dialects.nd_types import TensorType
-from ..outputs import Output
-from .builder import UNIT
-from .importer import Counts, Importer, ImportFailure
-from .input_views import Border, input_views
-from .metadata import shape_env
-from .signature import Results, constant_attributes, placeholder, symbol_ranges
-from .subgraphs import Program
-from .user_kernels import MakeKernel
+from ...dialects.nd.types import TensorType
+from ..fx.outputs import Output
+from .calls.user_kernels import MakeKernel
+from .core.builder import UNIT
+from .core.importer import Counts, Importer, ImportFailure
+from .core.input_views import Border, input_views
+from .core.metadata import shape_env
+from .core.signature import Results, constant_attributes, placeholder, symbol_ranges
+from .regions.subgraphs import Program
 
 __all__ = ["Border", "Counts", "ImportFailure", "Imported", "Output", "import_graph"]
 
 _FAMILIES = (
-    "attention",
-    "complex_functions",
-    "collectives",
-    "contractions",
-    "copies",
-    "creation",
-    "embedding_bags",
-    "folding",
-    "indexing",
-    "interpolation",
-    "jagged",
-    "joining",
-    "losses",
-    "normalization",
-    "ordering",
-    "pointwise",
-    "polygamma",
-    "polynomials",
-    "activations",
-    "pooling",
-    "pooling_adaptive",
-    "pooling_backward",
-    "prims",
-    "random",
-    "reductions",
-    "resampling",
-    "sampling_grids",
-    "scans",
-    "special",
-    "views",
+    "rules.attention",
+    "rules.complex_functions",
+    "calls.collectives",
+    "rules.contractions",
+    "rules.copies",
+    "rules.creation",
+    "rules.embedding_bags",
+    "rules.folding",
+    "rules.indexing",
+    "rules.interpolation",
+    "rules.jagged",
+    "rules.joining",
+    "rules.losses",
+    "rules.normalization",
+    "rules.ordering",
+    "rules.pointwise",
+    "rules.polygamma",
+    "rules.polynomials",
+    "rules.activations",
+    "rules.pooling",
+    "rules.pooling_adaptive",
+    "rules.pooling_backward",
+    "rules.prims",
+    "rules.random",
+    "rules.reductions",
+    "rules.resampling",
+    "rules.sampling_grids",
+    "rules.scans",
+    "rules.special",
+    "rules.views",
 )
 _loaded = False
 
@@ -129,7 +129,7 @@ def import_graph(
     may be.
     Raises ImportFailure with the node and the user's line."""
     load_rules()
-    from .collectives import later_waits
+    from .calls.collectives import later_waits
 
     ensure_metadata(gm, example_inputs)
     block = Block()
@@ -198,7 +198,7 @@ def _results(
 def _assemble(
     b: Importer, name: str, numerics: str, inputs: list[int], attributes: list[DictionaryAttr], results: Results
 ) -> Imported:
-    from .random import write_seeds
+    from .rules.random import write_seeds
 
     write_seeds(b)
     b.insert(ReturnOp(*results.values))

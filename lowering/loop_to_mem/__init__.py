@@ -30,9 +30,9 @@ from xdsl.ir import Operation
 
 from ...dialects import loop, nd
 from ...dialects.nd import symbol_ranges
-from ...passes.instrumentation import remark
-from ...passes.manager import Pass
-from ...passes.resume import function_level
+from ...passes.manager.instrumentation import remark
+from ...passes.manager.pass_manager import Pass
+from ...passes.manager.resume import function_level
 from .batches import finish_batches, lower_batch
 from .externs import lower_extern
 from .lowering import PASS, Lowering

@@ -17,8 +17,8 @@ from xdsl.rewriter import Rewriter
 from ...dialects import loop, mem, nd
 from ...dialects.expr import Expr
 from ...dialects.mem import BufferType
-from ...dialects.nd_types import tensor_type
-from ...passes.errors import PassError
+from ...dialects.nd.types import tensor_type
+from ...passes.manager.errors import PassError
 from .lowering import ARENA, PASS, Lowering, Storage
 
 

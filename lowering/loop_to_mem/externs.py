@@ -10,8 +10,8 @@ from xdsl.ir import Attribute, SSAValue
 from ...dialects import mem, nd
 from ...dialects.expr import as_expr, strides_contiguous
 from ...dialects.mem import BufferType
-from ...dialects.nd_base import IntsAttr, prop
-from ...dialects.nd_types import TensorType, tensor_type
+from ...dialects.nd.base import IntsAttr, prop
+from ...dialects.nd.types import TensorType, tensor_type
 from .layouts import Strides, layout_of, overlaps
 from .liveness import is_tensor
 from .lowering import Lowering, Storage

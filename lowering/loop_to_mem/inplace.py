@@ -28,7 +28,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ONE, Dim, Expr, dim, free_dims, prove_ge0, simplify
-from ...dialects.expr_ranges import Range, RangeEnv
+from ...dialects.expr.ranges import Range, RangeEnv
 from ...dialects.mem import BufferType
 
 TWO_PASSES = frozenset({"welford", "softmax"})

@@ -30,9 +30,9 @@ from ...dialects.expr import (
     split_linear,
     strides_contiguous,
 )
-from ...dialects.expr_ranges import Range, RangeEnv
+from ...dialects.expr.ranges import Range, RangeEnv
 from ...dialects.mem import BufferType
-from ...dialects.nd_types import LayoutAttr, TensorType, tensor_type
+from ...dialects.nd.types import LayoutAttr, TensorType, tensor_type
 from .liveness import Liveness, is_tensor
 
 Strides = tuple[Expr, ...]

@@ -14,9 +14,9 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop, nd
-from ...dialects.nd_base import prop
-from ...dialects.nd_types import TensorType
-from ...passes.mem.peak import DONATED
+from ...dialects.nd.base import prop
+from ...dialects.nd.types import TensorType
+from ...passes.mem.arena.peak import DONATED
 
 
 class Liveness:

@@ -18,15 +18,15 @@ from xdsl.ir import Attribute, Operation, SSAValue, Use
 from xdsl.rewriter import Rewriter
 
 from ...dialects import loop, mem, nd
-from ...dialects.call_args import Arg, Call, CallAttr
 from ...dialects.expr import ZERO, IndexMap, dim, dims_subs, free_dims
-from ...dialects.expr_ranges import RangeEnv
-from ...dialects.expr_syntax import IndexMapAttr
+from ...dialects.expr.ranges import RangeEnv
+from ...dialects.expr.syntax import IndexMapAttr
 from ...dialects.mem import BufferType
-from ...dialects.nd_base import IntsAttr
-from ...dialects.nd_types import TensorType, tensor_type
-from ...passes.errors import PassError
-from ...passes.instrumentation import remark, statistic
+from ...dialects.nd.base import IntsAttr
+from ...dialects.nd.call_args import Arg, Call, CallAttr
+from ...dialects.nd.types import TensorType, tensor_type
+from ...passes.manager.errors import PassError
+from ...passes.manager.instrumentation import remark, statistic
 from .copies import copy_nest
 from .inplace import NestAccesses
 from .layouts import Layouts, Strides, overlaps, same_strides, view_strides

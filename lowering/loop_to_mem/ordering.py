@@ -9,7 +9,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop, nd
-from ...passes.instrumentation import statistic
+from ...passes.manager.instrumentation import statistic
 
 
 def order_reads(func: FuncOp) -> None:

@@ -18,12 +18,12 @@ from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, nd
 from ...dialects.expr import IndexMap, dim, product
-from ...dialects.expr_ranges import RangeEnv
-from ...dialects.nd_base import prop
-from ...dialects.nd_types import TensorType, element_bytes, tensor_type
-from ...passes.instrumentation import remark, statistic
-from ...passes.loop.body import Body
-from ...passes.mem.peak import DONATED
+from ...dialects.expr.ranges import RangeEnv
+from ...dialects.nd.base import prop
+from ...dialects.nd.types import TensorType, element_bytes, tensor_type
+from ...passes.loop.transform.body import Body
+from ...passes.manager.instrumentation import remark, statistic
+from ...passes.mem.arena.peak import DONATED
 from .liveness import Liveness, is_tensor
 
 SMALLEST = 16384

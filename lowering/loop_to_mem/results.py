@@ -14,8 +14,8 @@ from xdsl.ir import Operation, SSAValue
 from ...dialects import mem, nd
 from ...dialects.expr import ZERO, floordiv
 from ...dialects.mem import BufferType
-from ...dialects.nd_types import LayoutAttr, TensorType, element_bytes
-from ...passes.errors import PassError
+from ...dialects.nd.types import LayoutAttr, TensorType, element_bytes
+from ...passes.manager.errors import PassError
 from .layouts import same_strides
 from .lowering import OUTPUT, PASS, Lowering
 

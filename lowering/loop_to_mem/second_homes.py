@@ -14,8 +14,8 @@ from xdsl.ir import SSAValue
 
 from ...dialects import loop, nd
 from ...dialects.mem import BufferType
-from ...dialects.nd_types import tensor_type
-from ...passes.instrumentation import statistic
+from ...dialects.nd.types import tensor_type
+from ...passes.manager.instrumentation import statistic
 from .layouts import overlaps, same_strides
 from .lowering import FOREVER, OUTPUT, Lowering, Storage
 

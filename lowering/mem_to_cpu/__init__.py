@@ -25,13 +25,13 @@ from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import Expr
-from ...dialects.expr_ranges import RangeEnv
+from ...dialects.expr.ranges import RangeEnv
 from ...dialects.host import LaunchOp
+from ...passes.analysis.levels import refuse_tensors
+from ...passes.analysis.nest_access import NestAccess
+from ...passes.analysis.nest_key import is_nest_in_memory
 from ...passes.loop.loop_schedule import NS_PER_UNIT, SERIAL_NS, Cost, choose, grain_of, symbol_facts
-from ...passes.loop.nest_access import NestAccess
-from ...passes.loop.nest_key import is_nest_in_memory
-from ...passes.manager import Pass
-from ...passes.mem.levels import refuse_tensors
+from ...passes.manager.pass_manager import Pass
 from ...passes.mem.mem_join_nests import joined_nests
 from ..outline import Arguments, Outliner
 from .attention import AttentionLowering

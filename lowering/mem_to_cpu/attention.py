@@ -9,12 +9,12 @@ from xdsl.dialects.builtin import StringAttr, bf16, f16, f32, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import cpu, host, mem
-from ...dialects.call_args import Arg, Call
-from ...dialects.cpu_attention import AttentionOp
+from ...dialects.cpu.attention import AttentionOp
 from ...dialects.expr import Expr, Sym, as_expr, free_syms, product
 from ...dialects.mem import BufferType
-from ...dialects.nd_base import prop
-from ...dialects.nd_types import TensorType, element_bytes
+from ...dialects.nd.base import prop
+from ...dialects.nd.call_args import Arg, Call
+from ...dialects.nd.types import TensorType, element_bytes
 from ...passes.nd.nd_attention import TARGET
 from .builder import Builder, float_attr
 from .contract import emit_expr

@@ -15,13 +15,13 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Region, SSAValue
 
 from ...dialects import cpu, loop
-from ...dialects.cpu_types import ptr
+from ...dialects.cpu.types import ptr
 from ...dialects.expr import Expr, as_expr
 from ...dialects.host import LaunchOp
 from ...dialects.mem import BufferType
-from ...dialects.nd_types import element_bytes
-from ...passes.errors import PassError
+from ...dialects.nd.types import element_bytes
 from ...passes.loop.loop_schedule import SERIAL_NS
+from ...passes.manager.errors import PassError
 from .builder import Builder
 from .state import scalar_type
 

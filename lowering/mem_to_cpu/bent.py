@@ -6,9 +6,9 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerAttr, IntegerType
 from xdsl.ir import Attribute, SSAValue
 
-from ...dialects.cpu_types import vec
+from ...dialects.cpu.types import vec
 from ...dialects.expr import Expr, free_dims
-from ...passes.loop.bent_access import Bend, bend
+from ...passes.analysis.bent_access import Bend, bend
 from .builder import float_attr
 from .memory import address, read, reverse
 from .state import State

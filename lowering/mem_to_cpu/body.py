@@ -12,10 +12,10 @@ from xdsl.dialects.builtin import FloatAttr, IntegerAttr, bf16, f32, f64, i1, i3
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu, loop
-from ...dialects.cpu_types import lanes_of, like, vec
-from ...dialects.cpu_vector import CMPF_PREDICATES, CMPI_PREDICATES, MATH_FUNCTIONS
+from ...dialects.cpu.types import lanes_of, like, vec
+from ...dialects.cpu.vector import CMPF_PREDICATES, CMPI_PREDICATES, MATH_FUNCTIONS
 from ...dialects.expr import Dim
-from ...dialects.names import keep_names
+from ...dialects.support.names import keep_names
 from .builder import cpu_kind, float_attr
 from .interleave import store_together
 from .memory import lower_load, lower_store

@@ -18,9 +18,9 @@ from xdsl.dialects.builtin import UNKNOWN_LOC, AnyFloat, FloatAttr, IntegerAttr,
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import cpu
-from ...dialects.cpu_types import vec
-from ...dialects.create import create
-from ...dialects.names import name_indices
+from ...dialects.cpu.types import vec
+from ...dialects.support.create import create
+from ...dialects.support.names import name_indices
 
 _NO_PROPERTIES: dict[str, Attribute] = {}
 _INTS: dict[tuple[int, Attribute], dict[str, Attribute]] = {}

@@ -15,8 +15,7 @@ from xdsl.dialects.builtin import StringAttr, bf16, f16, f32, f64, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu, host, loop, mem
-from ...dialects.call_args import Arg, Call, CallAttr
-from ...dialects.cpu_gemm import GemmOp
+from ...dialects.cpu.gemm import GemmOp
 from ...dialects.expr import (
     Add,
     Const,
@@ -35,9 +34,10 @@ from ...dialects.expr import (
     linear_coeff,
     product,
 )
-from ...dialects.nd_base import IntsAttr
-from ...dialects.nd_types import element_bytes
-from ...passes.errors import PassError
+from ...dialects.nd.base import IntsAttr
+from ...dialects.nd.call_args import Arg, Call, CallAttr
+from ...dialects.nd.types import element_bytes
+from ...passes.manager.errors import PassError
 from .builder import Builder
 
 ZERO, ONE = as_expr(0), as_expr(1)

@@ -1,4 +1,4 @@
-"""Memory of an iteration that every iteration fills with the same values (passes/loop/repeated_fills.py): a thread fills it once,
+"""Memory of an iteration that every iteration fills with the same values (passes/analysis/repeated_fills.py): a thread fills it once,
 before the loops of its share of the nest. Loads from it are then like those from memory that the nest does not write: they leave loops.
 """
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from ...dialects import cpu, loop
-from ...dialects.cpu_types import lanes_of
-from ...dialects.nd_types import element_bytes
-from ...passes.loop.store_groups import store_groups
+from ...dialects.cpu.types import lanes_of
+from ...dialects.nd.types import element_bytes
+from ...passes.analysis.store_groups import store_groups
 from .memory import REGISTER_BYTES, address, before_rounding, memory_type, narrow, shuffle
 from .state import State
 

@@ -22,11 +22,11 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr, i64
 from xdsl.ir import Region, SSAValue
 
 from ...dialects import cpu
-from ...dialects.cpu_types import ptr
+from ...dialects.cpu.types import ptr
 from ...dialects.expr import Expr, Sym, as_expr
 from ...dialects.host import LaunchOp
 from ...dialects.mem import BufferType
-from ...passes.loop.nest_access import NestAccess
+from ...passes.analysis.nest_access import NestAccess
 from ..outline import traffic
 from .builder import Builder
 from .kernel import Units

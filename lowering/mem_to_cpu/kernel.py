@@ -11,19 +11,19 @@ from xdsl.dialects.builtin import DenseArrayBase, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import cpu, loop
-from ...dialects.cpu_types import ptr
+from ...dialects.cpu.types import ptr
 from ...dialects.expr import Expr, Range, as_expr, exact_quotient, product
+from ...passes.analysis.nest_access import Loop, NestAccess
 from ...passes.loop.loop_schedule import NS_PER_UNIT, SERIAL_NS, Cost, Schedule, has_few_units
-from ...passes.loop.nest_access import Loop, NestAccess
 from ..outline import Arguments
 from .body import lower_block
 from .builder import Builder, drop_unused
 from .fills import FillLowering
 from .loops import LoopLowering, Span, run_segments, segments, sequential
 from .pieces import pieces, ranges_within
-from .reduce_loops import ReduceLowering
-from .row_cache import RowCache
-from .scans import ScanLowering
+from .reductions.reduce_loops import ReduceLowering
+from .reductions.row_cache import RowCache
+from .reductions.scans import ScanLowering
 from .state import State, scalar_type
 from .tiles import lower_tiles
 

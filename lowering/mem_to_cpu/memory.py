@@ -8,11 +8,11 @@ from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, Signednes
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import cpu, loop
-from ...dialects.cpu_memory import _segments
-from ...dialects.cpu_types import lanes_of, ptr, vec
-from ...dialects.create import create
+from ...dialects.cpu.memory import _segments
+from ...dialects.cpu.types import lanes_of, ptr, vec
 from ...dialects.expr import ZERO, Add, Expr, free_dims
-from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, element_bytes
+from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, compute_type, element_bytes
+from ...dialects.support.create import create
 from ...passes.loop.loop_schedule import is_shuffled
 from .builder import float_attr, int_property
 from .state import State, scalar_type
@@ -345,7 +345,7 @@ def _combine_lanes(
 
 def combine(s: State, mode: str, old: SSAValue, new: SSAValue, dtype: Attribute) -> SSAValue:
     """What a combining store leaves: add, prod, max or min of the old and the new element."""
-    from .reductions import COMBINE
+    from .reductions.reductions import COMBINE
 
     kind = {"add": "sum"}.get(mode, mode)
     return COMBINE["u" + kind if kind in ("max", "min") and dtype in UNSIGNED else kind](s, old, new)

@@ -11,9 +11,9 @@ from itertools import pairwise, product
 from xdsl.dialects import arith
 
 from ...dialects.expr import Dim, Expr, free_dims, linear_coeff
-from ...dialects.expr_ranges import Range, RangeEnv
+from ...dialects.expr.ranges import Range, RangeEnv
+from ...passes.analysis.nest_access import NestAccess
 from ...passes.loop.loop_schedule import Schedule
-from ...passes.loop.nest_access import NestAccess
 
 MAX_PIECES = 4
 SHORTEST_VECTORS = 32

@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import FloatAttr, f32, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu, loop
-from ...dialects.cpu_types import lanes_of, like, vec
+from ...dialects.cpu.types import lanes_of, like, vec
 from .memory import shuffle
 from .state import State
 

@@ -15,14 +15,14 @@ from xdsl.dialects.builtin import f32, f64, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import cpu, loop
-from ...dialects.cpu_types import ptr, vec
+from ...dialects.cpu.types import ptr, vec
 from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, free_dims, linear_coeff, maximum, minimum, product, strides_contiguous
-from ...dialects.expr_ranges import Range
-from ...dialects.nd_types import element_bytes
-from ...passes.loop.nest_access import Access, Loop, Node, buffer_strides
-from . import reductions as red
+from ...dialects.expr.ranges import Range
+from ...dialects.nd.types import element_bytes
+from ...passes.analysis.nest_access import Access, Loop, Node, buffer_strides
 from .loops import Span, run_segments, segments
 from .memory import combine, memory_type
+from .reductions import reductions as red
 from .state import State
 
 SHARES = 64

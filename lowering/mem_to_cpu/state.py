@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import ComplexType, IndexType, IntegerType, f16, f32,
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu
-from ...dialects.cpu_types import lanes_of, like, vec
+from ...dialects.cpu.types import lanes_of, like, vec
 from ...dialects.expr import (
     ZERO,
     Add,
@@ -35,12 +35,12 @@ from ...dialects.expr import (
     prove_ge0,
     range_of,
 )
-from ...passes.loop.nest_access import NestAccess
+from ...passes.analysis.nest_access import NestAccess
 from .builder import Builder
 
 if TYPE_CHECKING:
-    from ...passes.loop.store_groups import StoreGroup
-    from .row_cache import RowCache
+    from ...passes.analysis.store_groups import StoreGroup
+    from .reductions.row_cache import RowCache
 
 I32_MAX = 2**31 - 1
 

@@ -15,11 +15,11 @@ from xdsl.dialects.builtin import i1, i64
 from xdsl.ir import SSAValue
 
 from ...dialects import cpu, loop
-from ...dialects.cpu_types import lanes_of, vec
+from ...dialects.cpu.types import lanes_of, vec
 from ...dialects.expr import ZERO, Expr, Range, as_expr, free_dims, linear_coeff, prove_ge0
+from ...passes.analysis.nest_access import Access, Loop, allocation
 from ...passes.loop.loop_schedule import TILE_SIDE as SIDE
 from ...passes.loop.loop_schedule import Cost
-from ...passes.loop.nest_access import Access, Loop, allocation
 from .body import lower_block
 from .memory import address, before_rounding, memory_type, narrow, read, widen
 from .state import State
@@ -246,7 +246,7 @@ class _Tile:
         return self.s.b.pure(cpu.ConcatOp, tuple(rows), result)
 
     def _slice(self, value: SSAValue, row: int) -> SSAValue:
-        from .reductions import _slice
+        from .reductions.reductions import _slice
 
         return _slice(self.s, value, row * SIDE, SIDE)
 

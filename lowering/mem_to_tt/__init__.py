@@ -1,19 +1,14 @@
 """mem -> tt: every loop nest on buffers becomes a Triton kernel (`tt.func`) and a launch of it; equal nests share one.
 
     kernel.py      arguments, the grid, loops inside of the nest     reductions.py  what each reduction kind does
-    config.py      the choice of tiles                               scans.py       running reductions
-    state.py       values, axes, masks, index expressions            memory.py      loads, stores, atomics
-    body.py        body ops by table                                 builder.py     blocks, constants, broadcasts
-    random_numbers.py                                                accumulate.py  columns kept while rows go by
-    tiles.py       tiles in the IR, candidates                       user_kernels.py  launches of users' kernels
-    exchange.py    programs that share a row                         bounds.py      kernels for sizes within bounds
-    products.py    sums of products as matrix products               product_nests.py  which nests are these
-    pairs.py       neighbours in memory as one access                machine.py     GPUs
-    value_tiles.py the choice for nests without loops                tile.py        what a tile is
+    state.py       values, axes, masks, index expressions            scans.py       running reductions
+    body.py        body ops by table                                 memory.py      loads, stores, atomics
+    functions/     functions that Triton lacks                       builder.py     blocks, constants, broadcasts
+    exchange.py    programs that share a row                         accumulate.py  columns kept while rows go by
+    products.py    sums of products as matrix products               pairs.py       neighbours in memory as one access
+    user_kernels.py  launches of users' kernels
 
-Before it: gpu-parallel-scatter (scatter.py), gpu-recompute (recompute.py), gpu-split-rows (rows.py), gpu-online-softmax (online.py),
-gpu-cooperative-rows (cooperative.py), gpu-fission (fission.py), gpu-split-reduction (split.py), gpu-split-scan (split_scan.py),
-gpu-neighbours (neighbours.py), gpu-interleave (interleave.py). After it: tt-join-launches (join.py), tt-overlap-launches (overlap.py).
+Before it run the passes of passes/gpu on nests; after it tt-join-launches (join.py) and tt-overlap-launches (overlap.py).
 """
 
 from __future__ import annotations
@@ -29,22 +24,22 @@ from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Expr
-from ...dialects.expr_ranges import RangeEnv
-from ...dialects.tt_structure import RARE
+from ...dialects.expr.ranges import RangeEnv
+from ...dialects.tt.structure import RARE
+from ...passes.analysis.levels import refuse_tensors
+from ...passes.analysis.nest_access import NestAccess
+from ...passes.analysis.nest_key import is_nest_in_memory
+from ...passes.gpu.gpu_cooperative_rows import CLEARS
+from ...passes.gpu.nest_merge import memory_of
+from ...passes.gpu.nest_types import UnsupportedNest
+from ...passes.gpu.tiles.bounds import BEYOND, bounds_of, choose_bounds, is_within, narrowed, nest_beyond, write_bounds
+from ...passes.gpu.tiles.candidates import read_tile, write_tile
+from ...passes.gpu.tiles.machine import Machine, machine
+from ...passes.gpu.tiles.rules import choose
 from ...passes.loop.loop_schedule import symbol_facts
-from ...passes.loop.nest_access import NestAccess
-from ...passes.loop.nest_key import is_nest_in_memory
-from ...passes.manager import Pass
-from ...passes.mem.levels import refuse_tensors
+from ...passes.manager.pass_manager import Pass
 from ..outline import Arguments, Outliner
-from .bounds import BEYOND, bounds_of, choose_bounds, is_within, narrowed, nest_beyond, write_bounds
-from .config import choose
-from .cooperative import CLEARS
-from .follow import memory_of
 from .kernel import is_aligned, lower_nest
-from .machine import Machine, machine
-from .state import UnsupportedNest
-from .tiles import read_tile, write_tile
 from .user_kernels import lower_user_kernels
 
 

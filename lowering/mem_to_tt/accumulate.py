@@ -4,7 +4,7 @@
 
 The sums are carried by the loop over the rows, and combined with memory once, after it.
 
-Where all that a row stores stands under the condition %p + %i * P < N (rows.py), the loop ends with the last row for which it holds.
+Where all that a row stores stands under the condition %p + %i * P < N (gpu-split-rows), the loop ends with the last row for which it holds.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from xdsl.ir import SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ZERO, Expr, free_dims, linear_coeff
-from ...dialects.expr_ranges import prove_ge0, simplify
-from ...dialects.tt_types import shape_of
-from ...passes.loop.nest_access import Access, Node
-from ...passes.loop.reduction_kinds import CMPI, identity
+from ...dialects.expr.ranges import prove_ge0, simplify
+from ...dialects.tt.types import shape_of
+from ...passes.analysis.nest_access import Access, Node
+from ...passes.analysis.reduction_kinds import CMPI, identity
+from ...passes.gpu.atomics import KINDS
 from .memory import put
 
 if TYPE_CHECKING:
     from .kernel import NestLowering
-
-KINDS = {"add": "sum", "prod": "prod", "max": "max", "min": "min"}
-"""The reduction that does what stores of a mode do."""
 
 
 def accumulated(kernel: NestLowering, node: Node) -> list[Access]:

@@ -11,21 +11,24 @@ from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, f32, i1, i32, i64
 from xdsl.ir import Block, Operation, SSAValue
 
-from ...dialects import loop, tt_arith
+from ...dialects import loop
 from ...dialects.expr import Expr, as_expr, free_dims
-from ...dialects.expr_ranges import Range, prove_le, prove_lt, range_of
-from ...dialects.float8 import FLOAT8
-from ...dialects.names import keep_names
-from ...dialects.nd_types import is_float
-from ...dialects.tt_compute import BitcastOp, ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
-from ...dialects.tt_types import element_of, like, shape_of
+from ...dialects.expr.ranges import Range, prove_le, prove_lt, range_of
+from ...dialects.nd.types import is_float
+from ...dialects.support.float8 import FLOAT8
+from ...dialects.support.names import keep_names
+from ...dialects.tt import arith as tt_arith
+from ...dialects.tt.compute import BitcastOp, ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
+from ...dialects.tt.types import element_of, like, shape_of
+from ...passes.analysis.constants import constant_of
+from ...passes.gpu.nest_types import UnsupportedNest, scalar_type
 from .builder import NO_FLAGS
-from .exponentials import constant_of, exponential, multiple, one_more, power_of_e
-from .integer_powers import integer_power
+from .functions.exponentials import exponential, multiple, one_more, power_of_e
+from .functions.integer_powers import integer_power
+from .functions.random_numbers import lower_random
 from .memory import lower_load, lower_store
 from .pairs import find_pairs
-from .random_numbers import lower_random
-from .state import State, UnsupportedNest, scalar_type
+from .state import State
 
 Rule = Callable[[State, Operation], None]
 

@@ -13,9 +13,10 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import UNKNOWN_LOC, DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, IntegerType, LocationAttr, i1, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from ...dialects import tt_arith, tt_shape
-from ...dialects.nd_types import is_float
-from ...dialects.tt_types import element_of, like, shape_of, tensor
+from ...dialects.nd.types import is_float
+from ...dialects.tt import arith as tt_arith
+from ...dialects.tt import shape as tt_shape
+from ...dialects.tt.types import element_of, like, shape_of, tensor
 
 NO_FLAGS: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
 NO_OVERFLOW_FLAGS: dict[str, Attribute] = {"overflowFlags": arith.IntegerOverflowAttr("none")}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...dialects.expr import Expr, FloorDiv, Max, Min, Mod, evaluate, free_dims, free_syms
-from ...dialects.expr_walk import children
-from ...passes.loop.nest_access import NestAccess
+from ...dialects.expr.walk import children
+from ...passes.analysis.nest_access import NestAccess
 
 
 def shared_quotients(info: NestAccess) -> list[Expr]:

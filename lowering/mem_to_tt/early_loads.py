@@ -12,9 +12,9 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
-from ...dialects.tt_compute import ReduceOp
-from ...dialects.tt_memory import LoadOp
-from ...dialects.tt_types import bits_of, element_of, shape_of
+from ...dialects.tt.compute import ReduceOp
+from ...dialects.tt.memory import LoadOp
+from ...dialects.tt.types import bits_of, element_of, shape_of
 
 REGISTERS = 16
 """Registers of a thread that what was loaded early may take: with more, fewer programs run side by side."""

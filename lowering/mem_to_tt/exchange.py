@@ -45,56 +45,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import BoolAttr, Float32Type, Float64Type, i1, i32, i64
+from xdsl.dialects.builtin import BoolAttr, Float32Type, i1, i32, i64
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from ...dialects.expr import Dim, Expr, as_expr, exact_quotient
-from ...dialects.expr_ranges import Range
+from ...dialects.expr.ranges import Range
 from ...dialects.mem import BufferType
-from ...dialects.tt_arith import ExtUIOp, SIToFPOp, TruncIOp
-from ...dialects.tt_compute import BitcastOp
-from ...dialects.tt_memory import AtomicRMWOp, LoadOp, StoreOp
-from ...dialects.tt_structure import GetNumProgramsOp
-from ...dialects.tt_types import element_of, like, shape_of
+from ...dialects.tt.arith import ExtUIOp, SIToFPOp, TruncIOp
+from ...dialects.tt.compute import BitcastOp
+from ...dialects.tt.memory import AtomicRMWOp, LoadOp, StoreOp
+from ...dialects.tt.structure import GetNumProgramsOp
+from ...dialects.tt.types import element_of, like, shape_of
+from ...passes.gpu.nest_types import UnsupportedNest
+from ...passes.gpu.shared_rows import _FULL, _SECOND, HEADER, SENT, half_words, part_of
+from ...passes.gpu.tiles.tile import power_of_two
 from .builder import NO_OVERFLOW_FLAGS
 from .joined_axes import reduce_values
 from .reductions import Accumulator, Values
-from .state import State, UnsupportedNest
-from .tile import power_of_two
+from .state import State
 
 if TYPE_CHECKING:
     from .kernel import NestLowering
-
-HEADER = 16
-"""Words in front of the states: the first counts programs, the others keep it in a line of the cache of its own."""
-_FULL = 1 << 32
-"""Half of a number is written with this bit."""
-_SECOND = 1 << 63
-"""The bit of the first word that says that the second half is in use."""
-
-
-def words_of(kind: str, types: Sequence[Attribute]) -> int:
-    """How many words the state of a reduction with results of these types takes.  UnsupportedNest for a type that has none."""
-    sent = types[: SENT.get(kind, len(types))]
-    floats = sum(isinstance(t, Float32Type) for t in sent)
-    total = -(-floats // 2)
-    for t in sent:
-        if t == i64 or isinstance(t, Float64Type):
-            total += 2
-        elif t in (i1, i32):
-            total += 1
-        elif not isinstance(t, Float32Type):
-            raise UnsupportedNest(f"programs that share a row do not exchange numbers of type {t}")
-    return total
-
-
-SENT = {"welford": 2}
-"""How many numbers of a state are sent, where that is not all: how many values each program has the others know."""
-
-
-def half_words(rows: Expr, group: int, words: int) -> Expr:
-    """Words of a half of the workspace of a kernel of `rows` rows, each shared by `group` programs that exchange `words` words."""
-    return rows * (group * words)
 
 
 @dataclass
@@ -237,14 +208,6 @@ class Group:
         op = LoadOp.make(pointer, mask, other)
         op.properties["isVolatile"] = BoolAttr.from_bool(True)
         return b.place(op).results[0]
-
-
-def part_of(trips: int, group: int, run: int = 0) -> int:
-    """Iterations of a program that shares `trips` of them with group - 1 others: as many as they have where these are whole runs, or a
-    multiple of 8, so that parts begin where vectors do; else a multiple of 16."""
-    part = -(-trips // group)
-    even = part * group == trips and (part % run if run else part % 8) == 0
-    return part if even else -(-part // 16) * 16
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, TensorType
 from xdsl.ir import Block, SSAValue
 
-from ...dialects.nd_types import is_float
-from ...dialects.tt_arith import CmpFOp, SelectOp
-from ...dialects.tt_compute import ReduceOp
-from ...dialects.tt_memory import LoadOp
-from ...dialects.tt_shape import BroadcastOp, ExpandDimsOp, SplatOp
-from .exponentials import constant_of
+from ...dialects.nd.types import is_float
+from ...dialects.tt.arith import CmpFOp, SelectOp
+from ...dialects.tt.compute import ReduceOp
+from ...dialects.tt.memory import LoadOp
+from ...dialects.tt.shape import BroadcastOp, ExpandDimsOp, SplatOp
+from ...passes.analysis.constants import constant_of
 
 _EQUAL = CmpFOp.PREDICATES.index("oeq")
 

@@ -22,9 +22,9 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from ...dialects import mem
 from ...dialects.expr import Expr, as_expr
 from ...dialects.host import LaunchOp
-from ...dialects.nd_types import element_bytes
-from ...dialects.tt_structure import FuncOp, GetProgramIdOp, ReturnOp
-from ...passes.manager import Pass
+from ...dialects.nd.types import element_bytes
+from ...dialects.tt.structure import FuncOp, GetProgramIdOp, ReturnOp
+from ...passes.manager.pass_manager import Pass
 from .builder import Builder
 
 MOST_ARGUMENTS = 400

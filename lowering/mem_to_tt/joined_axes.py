@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from xdsl.ir import Block, Region, SSAValue
 
-from ...dialects.tt_compute import ReduceOp, ReduceReturnOp
-from ...dialects.tt_shape import ExpandDimsOp
-from ...dialects.tt_types import element_of, int32, shape_of, tensor
+from ...dialects.tt.compute import ReduceOp, ReduceReturnOp
+from ...dialects.tt.shape import ExpandDimsOp
+from ...dialects.tt.types import element_of, int32, shape_of, tensor
 from .builder import Builder
 from .state import State
 

@@ -17,33 +17,35 @@ from xdsl.transforms.dead_code_elimination import is_trivially_dead
 
 from ...dialects import loop
 from ...dialects.expr import ONE, ZERO, Dim, Expr, Sym, as_expr, ceildiv, exact_quotient, free_dims, linear_coeff, minimum, product
-from ...dialects.expr_ranges import Range, prove_lt, range_of, simplify
+from ...dialects.expr.ranges import Range, prove_lt, range_of, simplify
 from ...dialects.loop import KINDS
 from ...dialects.mem import BufferType
-from ...dialects.names import name_indices
-from ...dialects.nd_types import c128, element_bytes
-from ...dialects.tt_arith import SIToFPOp
-from ...dialects.tt_structure import AssertOp, FuncOp, GetProgramIdOp, ReturnOp
-from ...dialects.tt_types import int32, ptr
-from ...passes.locations import source_location
-from ...passes.loop.nest_access import Access, Loop, NestAccess, Node
+from ...dialects.nd.types import c128, element_bytes
+from ...dialects.support.names import name_indices
+from ...dialects.tt.arith import SIToFPOp
+from ...dialects.tt.structure import AssertOp, FuncOp, GetProgramIdOp, ReturnOp
+from ...dialects.tt.types import int32, ptr
+from ...passes.analysis.nest_access import Access, Loop, NestAccess, Node
+from ...passes.gpu.nest_merge import memory_of
+from ...passes.gpu.nest_types import UnsupportedNest, memory_type, scalar_type
+from ...passes.gpu.shared_rows import part_of, words_of
+from ...passes.gpu.tiles.machine import Machine
+from ...passes.gpu.tiles.rules import CROSSED_PIECES, UNROLL, fits_i32, has_effect, is_crossed, most_trips, padded_trips, run_length
+from ...passes.gpu.tiles.tile import Tile
+from ...passes.manager.locations import source_location
 from ..outline import Arguments
 from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
-from .config import CROSSED_PIECES, UNROLL, fits_i32, has_effect, is_crossed, most_trips, padded_trips, run_length
 from .derived_sizes import shared_quotients, typical_value
 from .early_loads import load_early, load_once
-from .exchange import Group, draw, part_of, words_of
+from .exchange import Group, draw
 from .fills import fill_loads
-from .follow import memory_of
 from .joined_axes import reduce_axis
-from .machine import Machine
 from .products import lower_product
 from .reductions import Accumulator, ArgAccumulator, accumulator
 from .scans import lower_scan
-from .state import Axis, State, UnsupportedNest, address_in, memory_type, scalar_type
-from .tile import Tile
+from .state import Axis, State, address_in
 
 NO_SIZES: Mapping[Expr, int] = {}
 

@@ -9,7 +9,6 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
     BoolAttr,
     DenseIntOrFPElementsAttr,
-    Float32Type,
     Float64Type,
     FloatAttr,
     IntegerAttr,
@@ -24,14 +23,16 @@ from xdsl.ir import SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ONE, ZERO, free_dims, linear_coeff
-from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, c128, compute_type
-from ...dialects.tt_compute import TWO_AS_THEY_ARE, BitcastOp, ElementwiseInlineAsmOp
-from ...dialects.tt_memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
-from ...dialects.tt_types import PointerType, element_of, int32, shape_of
-from ...passes.loop.nest_access import Access
+from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, c128, compute_type
+from ...dialects.tt.compute import TWO_AS_THEY_ARE, BitcastOp, ElementwiseInlineAsmOp
+from ...dialects.tt.memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
+from ...dialects.tt.types import PointerType, element_of, int32, shape_of
+from ...passes.analysis.nest_access import Access
+from ...passes.gpu.atomics import atomic
+from ...passes.gpu.nest_types import UnsupportedNest, memory_type, scalar_type
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder, joined
 from .pairs import load_pair, store_pair
-from .state import State, UnsupportedNest, memory_type, scalar_type
+from .state import State
 
 CONTIGUITY = "tt.contiguity"
 """What Triton takes for the number of neighbours that a thread should have, along each axis."""
@@ -231,22 +232,6 @@ def _neighbours_gather(s: State, access: Access) -> bool:
     """Whether elements that a store writes side by side come from loads at indices of their own. Those of a warp then lie side by side,
     each a thread's: where a thread stored several, the warp's loads would lie as far apart."""
     return any(linear_coeff(access.offset, d) is ONE for d in s.indexed)
-
-
-def atomic(mode: str, dtype: Any) -> str:
-    """Triton's word for a combining store, "fmax" for one of two (see _atomic_maximum), "store" for booleans (see put).  UnsupportedNest
-    where the hardware has none."""
-    if dtype == i1:
-        return "store"
-    ints = isinstance(dtype, IntegerType)
-    wide = ints and dtype.width.data >= 32
-    if mode == "add" and (wide or not ints):
-        return "add" if ints else "fadd"
-    if mode in ("max", "min") and wide:
-        return ("u" if dtype in UNSIGNED else "") + mode
-    if mode == "max" and isinstance(dtype, Float32Type | Float64Type):
-        return "fmax"
-    raise UnsupportedNest(f"a scatter with '{mode}' of {dtype} has no atomic instruction")
 
 
 def _halves(s: State, access: Access, shape: tuple[int, ...] | None) -> list[SSAValue]:

@@ -16,11 +16,11 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import BoolAttr, ModuleOp, StringAttr, UnitAttr, i32
 
 from ...dialects.host import LaunchOp
-from ...dialects.tt_compute import GRID_WAIT, ElementwiseInlineAsmOp
-from ...dialects.tt_structure import OVERLAPS, FuncOp
-from ...dialects.tt_types import int32
-from ...passes.manager import Pass
-from .machine import machine
+from ...dialects.tt.compute import GRID_WAIT, ElementwiseInlineAsmOp
+from ...dialects.tt.structure import OVERLAPS, FuncOp
+from ...dialects.tt.types import int32
+from ...passes.gpu.tiles.machine import machine
+from ...passes.manager.pass_manager import Pass
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,15 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import free_dims, linear_coeff
-from ...dialects.expr_ranges import Range, prove_lt
-from ...dialects.nd_types import c128
-from ...dialects.tt_memory import LoadOp, StoreOp
-from ...dialects.tt_shape import JoinOp, ReshapeOp, SplitOp, TransOp
-from ...dialects.tt_types import element_of, shape_of, tensor
-from ...passes.loop.nest_access import Access, Loop
+from ...dialects.expr.ranges import Range, prove_lt
+from ...dialects.nd.types import c128
+from ...dialects.tt.memory import LoadOp, StoreOp
+from ...dialects.tt.shape import JoinOp, ReshapeOp, SplitOp, TransOp
+from ...dialects.tt.types import element_of, shape_of, tensor
+from ...passes.analysis.nest_access import Access, Loop
+from ...passes.gpu.nest_merge import memory_of
+from ...passes.gpu.tiles.rules import I32_MAX
 from .builder import joined
-from .config import I32_MAX
-from .follow import memory_of
 from .state import State
 
 

@@ -17,16 +17,17 @@ from xdsl.dialects.builtin import DenseArrayBase, DenseIntOrFPElementsAttr, Inte
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
-from ...dialects import loop, tt_arith
+from ...dialects import loop
 from ...dialects.expr import ONE, free_dims, linear_coeff
-from ...dialects.tt_compute import DotOp
-from ...dialects.tt_memory import LoadOp
-from ...dialects.tt_shape import BroadcastOp, ExpandDimsOp, ReshapeOp, SplatOp, TransOp
-from ...dialects.tt_types import element_of, int32, shape_of, tensor
-from ...passes.loop.nest_access import Loop, NestAccess, Node
+from ...dialects.tt import arith as tt_arith
+from ...dialects.tt.compute import DotOp
+from ...dialects.tt.memory import LoadOp
+from ...dialects.tt.shape import BroadcastOp, ExpandDimsOp, ReshapeOp, SplatOp, TransOp
+from ...dialects.tt.types import element_of, int32, shape_of, tensor
+from ...passes.analysis.nest_access import Loop, NestAccess, Node
+from ...passes.gpu.nest_types import UnsupportedNest
+from ...passes.gpu.tiles.product_nests import EXACT_BITS, factors
 from .builder import NO_FLAGS, Builder
-from .product_nests import EXACT_BITS, factors
-from .state import UnsupportedNest
 
 if TYPE_CHECKING:
     from .kernel import NestLowering

@@ -15,15 +15,15 @@ from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import IntegerAttr, f32, f64, i1, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
-from ...dialects.nd_types import is_float
-from ...dialects.tt_arith import ExtUIOp, SIToFPOp
-from ...dialects.tt_compute import BitcastOp
-from ...dialects.tt_shape import ReshapeOp
-from ...dialects.tt_types import element_of, shape_of
-from ...passes.loop.reduction_kinds import identity, unit
+from ...dialects.nd.types import is_float
+from ...dialects.tt.arith import ExtUIOp, SIToFPOp
+from ...dialects.tt.compute import BitcastOp
+from ...dialects.tt.shape import ReshapeOp
+from ...dialects.tt.types import element_of, shape_of
+from ...passes.analysis.reduction_kinds import identity, unit
 from .body import library
 from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS
-from .exponentials import power_of_e
+from .functions.exponentials import power_of_e
 from .joined_axes import Values, keep_axis, reduce_axis, reduce_values
 from .state import State
 

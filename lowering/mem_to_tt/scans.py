@@ -17,15 +17,16 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ZERO
-from ...dialects.nd_types import is_float
-from ...dialects.tt_arith import ExtUIOp
-from ...dialects.tt_compute import ScanOp, ScanReturnOp
-from ...dialects.tt_types import element_of, int32, tensor
+from ...dialects.nd.types import is_float
+from ...dialects.tt.arith import ExtUIOp
+from ...dialects.tt.compute import ScanOp, ScanReturnOp
+from ...dialects.tt.types import element_of, int32, tensor
+from ...passes.gpu.nest_types import scalar_type
 from .body import library
 from .builder import NO_FLAGS
 from .joined_axes import reduce_axis
 from .reductions import Accumulator, ScaledProduct, Values, exp_below, identity
-from .state import State, scalar_type
+from .state import State
 
 if TYPE_CHECKING:
     from .kernel import NestLowering

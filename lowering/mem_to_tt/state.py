@@ -12,59 +12,30 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith, gpu
-from xdsl.dialects.builtin import ComplexType, IndexType, IntegerType, StringAttr, f16, f32, f64, i1, i8, i32, i64
+from xdsl.dialects.builtin import IntegerType, StringAttr, f32, i1, i8, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from ...dialects import loop, tt_memory
+from ...dialects import loop
 from ...dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, free_dims, linear_coeff, product, prove_ge0
-from ...dialects.expr_ranges import range_of, simplify
-from ...dialects.float8 import FLOAT8
+from ...dialects.expr.ranges import range_of, simplify
 from ...dialects.mem import BufferType
-from ...dialects.nd_types import LOW_PRECISION, element_bytes, is_float
-from ...dialects.tt_arith import ExtUIOp
-from ...dialects.tt_shape import ExpandDimsOp, MakeRangeOp
-from ...dialects.tt_structure import AssertOp
-from ...dialects.tt_types import int32, shape_of, tensor
-from ...passes.loop.nest_access import Access, Loop, NestAccess
-from . import float8
+from ...dialects.nd.types import LOW_PRECISION, element_bytes
+from ...dialects.support.float8 import FLOAT8
+from ...dialects.tt import memory as tt_memory
+from ...dialects.tt.arith import ExtUIOp
+from ...dialects.tt.shape import ExpandDimsOp, MakeRangeOp
+from ...dialects.tt.structure import AssertOp
+from ...dialects.tt.types import int32, shape_of, tensor
+from ...passes.analysis.nest_access import Access, Loop, NestAccess
+from ...passes.gpu.nest_merge import memory_of
+from ...passes.gpu.nest_types import scalar_type
+from ...passes.gpu.tiles.gathers import index_loops
+from ...passes.gpu.tiles.machine import Machine
 from .builder import Builder, is_zero, joined
-from .follow import memory_of
-from .gathers import index_loops
-from .machine import Machine
+from .functions import float8
 
 if TYPE_CHECKING:
     from .pairs import Pair
-
-
-class UnsupportedNest(Exception):
-    """Something in a nest that the Triton target has no code for; the message names it."""
-
-
-_COMPLEX_BITS: dict[Attribute, Attribute] = {f16: i32, f32: i64, f64: i64}
-
-
-def scalar_type(t: Attribute) -> Attribute:
-    """The type that the kernel has for a scalar of a body: an index is an i64, an 8-bit float its code, a complex number, which is only
-    moved, an integer as wide as it (one of 128 bits is two, see memory.py)."""
-    if t in FLOAT8:
-        return i8
-    if isinstance(t, ComplexType) and t.element_type in _COMPLEX_BITS:
-        return _COMPLEX_BITS[t.element_type]
-    return i64 if isinstance(t, IndexType) else t
-
-
-def memory_type(dtype: Attribute) -> Attribute:
-    """The type of an element in memory: a bool or an 8-bit float is an i8, integers are signless, complex numbers are bits.
-    UnsupportedNest for others."""
-    if isinstance(dtype, ComplexType):
-        return scalar_type(dtype)
-    if dtype == i1 or dtype in FLOAT8:
-        return i8
-    if isinstance(dtype, IntegerType):
-        return IntegerType(dtype.width.data)
-    if not is_float(dtype):
-        raise UnsupportedNest(f"kernels for GPUs do not read or write elements of {dtype}")
-    return dtype
 
 
 @dataclass

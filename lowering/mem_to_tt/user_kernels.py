@@ -6,11 +6,11 @@ from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAtt
 from xdsl.ir import SSAValue
 
 from ...dialects import mem
-from ...dialects.call_args import KERNEL_CALL, Arg
 from ...dialects.expr import Expr, as_expr
 from ...dialects.host import LaunchOp
 from ...dialects.mem import BufferType
-from ...dialects.tt_structure import FuncOp
+from ...dialects.nd.call_args import KERNEL_CALL, Arg
+from ...dialects.tt.structure import FuncOp
 from ..outline import traffic
 from .kernel import is_aligned
 

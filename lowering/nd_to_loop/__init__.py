@@ -1,7 +1,7 @@
 """nd -> loop: every computed `nd` op becomes a nest of its own, views fold into the accesses of whoever reads through them.
 
 The counterpart of MLIR's `convert-elementwise-to-linalg` and `linalg-generalize-named-ops`. What is merged is decided later
-(passes/loop/loop_fuse.py), so that this level shows one readable nest for each operator.
+(passes/loop/fusion/loop_fuse.py), so that this level shows one readable nest for each operator.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
-from ...dialects.expr_ranges import RangeEnv
+from ...dialects.expr.ranges import RangeEnv
 from ...dialects.loop import BatchOp
 from ...dialects.nd import ExternOp, UpdateOp, symbol_ranges
-from ...passes.errors import PassError
-from ...passes.instrumentation import remark
-from ...passes.resume import function_level
+from ...passes.manager.errors import PassError
+from ...passes.manager.instrumentation import remark
+from ...passes.manager.resume import function_level
 from .lowering import Lowering
 from .rules import RULES
 

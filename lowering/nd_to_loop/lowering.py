@@ -16,12 +16,12 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop, nd
 from ...dialects.expr import Expr, IndexMap, as_expr, dim, strides_contiguous
-from ...dialects.expr_ranges import Range, RangeEnv, prove_eq
-from ...dialects.expr_syntax import IndexMapAttr
-from ...dialects.names import keep_name
-from ...dialects.nd_pointwise import CastOp, PointwiseOp
-from ...dialects.nd_types import LOW_PRECISION, TensorType, compute_type, tensor_type
-from ...passes.loop.body import INDEX, Body
+from ...dialects.expr.ranges import Range, RangeEnv, prove_eq
+from ...dialects.expr.syntax import IndexMapAttr
+from ...dialects.nd.pointwise import CastOp, PointwiseOp
+from ...dialects.nd.types import LOW_PRECISION, TensorType, compute_type, tensor_type
+from ...dialects.support.names import keep_name
+from ...passes.loop.transform.body import INDEX, Body
 from ..loop_to_mem.layouts import base_strides, view_strides
 from . import scalars
 
@@ -32,7 +32,7 @@ ZERO, ONE = as_expr(0), as_expr(1)
 class Value:
     """Where the elements of an `nd` value come from: element `index` is element map(index) of `root`, which is a tensor of the new
     function (of f16 or bf16, say, for a value of f32 that is cast from one: the same in their compute type) or an inline op (see INLINE
-    in passes/loop/repeat_find.py) of the old one."""
+    in passes/loop/repeats/repeat_find.py) of the old one."""
 
     root: SSAValue | Operation
     map: IndexMap

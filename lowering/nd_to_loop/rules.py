@@ -11,16 +11,16 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop, nd
-from ...dialects.call_args import UNDEFINED, Arg, Call, CallAttr
-from ...dialects.create import create
 from ...dialects.expr import Expr, FloorDiv, IndexMap, Mod, as_expr, dim, free_dims, product, strides_contiguous
-from ...dialects.expr_ranges import Range, RangeEnv
-from ...dialects.expr_walk import children
-from ...dialects.nd_pointwise import CONTRACT, OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
-from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, is_float, tensor_type
-from ...passes.loop.body import Body
-from ...passes.loop.reduction_kinds import unscaled
-from ...passes.loop.repeat_find import INLINE
+from ...dialects.expr.ranges import Range, RangeEnv
+from ...dialects.expr.walk import children
+from ...dialects.nd.call_args import UNDEFINED, Arg, Call, CallAttr
+from ...dialects.nd.pointwise import CONTRACT, OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
+from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, compute_type, is_float, tensor_type
+from ...dialects.support.create import create
+from ...passes.analysis.reduction_kinds import unscaled
+from ...passes.loop.repeats.repeat_find import INLINE
+from ...passes.loop.transform.body import Body
 from . import scalars
 from .lowering import Lowering, broadcast_map
 

@@ -13,8 +13,8 @@ from xdsl.dialects.builtin import IntegerType, StringAttr, f32, f64, i1, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.nd_types import LOW_PRECISION, UNSIGNED, compute_type, float_widens, is_float
-from ...passes.loop.body import Body
+from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, compute_type, float_widens, is_float
+from ...passes.loop.transform.body import Body
 
 Emit = Callable[[Body, Attribute, list[SSAValue]], SSAValue]
 

@@ -25,9 +25,9 @@ from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, nd
 from ...dialects.expr import ONE, Dim, Expr, dim, evaluate, free_dims, free_syms
-from ...dialects.nd_types import LayoutAttr, TensorType, element_bytes
-from ..manager import Pass
-from ..mem.mem_plan import symbol_hints
+from ...dialects.nd.types import LayoutAttr, TensorType, element_bytes
+from ..manager.pass_manager import Pass
+from ..mem.arena.mem_plan import symbol_hints
 
 CHOICES, LAYOUTS = "layout_choices", "layouts"
 

@@ -19,12 +19,12 @@ from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, nd
 from ...dialects.expr import product
-from ...dialects.nd_base import prop
-from ...dialects.nd_types import TensorType, element_bytes
-from ..manager import Pass
-from ..mem.peak import DONATED, value_of
-from ..mem.scratch import scratch_bytes
-from .loop_fuse import symbol_hints
+from ...dialects.nd.base import prop
+from ...dialects.nd.types import TensorType, element_bytes
+from ..manager.pass_manager import Pass
+from ..mem.arena.peak import DONATED, value_of
+from ..mem.arena.scratch import scratch_bytes
+from .fusion.loop_fuse import symbol_hints
 
 LEAST_GAIN = 1000
 """The peak has to fall by one part in so many, else the order stays."""

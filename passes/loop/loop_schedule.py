@@ -19,16 +19,16 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ZERO, Dim, Expr, evaluate, free_dims, free_syms, linear_coeff, sym
-from ...dialects.expr_ranges import Range, RangeEnv
-from ...dialects.nd_types import RangeAttr, element_bytes
-from ..manager import Pass
-from .bent_access import bend
-from .loops_inside import loops_inside
-from .machine import SERVER, WAYS
-from .nest_access import Access, Loop, NestAccess, Node, allocation
-from .nest_key import nest_key
-from .schedule_attrs import bool_attr, int_attr, is_fixed, schedule_table, tile_sizes, update_schedule
-from .store_groups import shuffles, store_groups
+from ...dialects.expr.ranges import Range, RangeEnv
+from ...dialects.nd.types import RangeAttr, element_bytes
+from ..analysis.bent_access import bend
+from ..analysis.nest_access import Access, Loop, NestAccess, Node, allocation
+from ..analysis.nest_key import nest_key
+from ..analysis.schedule_attrs import bool_attr, int_attr, is_fixed, schedule_table, tile_sizes, update_schedule
+from ..analysis.store_groups import shuffles, store_groups
+from ..cost.loops_inside import loops_inside
+from ..cost.machine import SERVER, WAYS
+from ..manager.pass_manager import Pass
 
 DEFAULT_HINT = 64
 LANES = (64, 32, 16, 8, 4)

@@ -22,16 +22,16 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import Expr, evaluate, free_syms
-from ...dialects.expr_ranges import RangeEnv
-from ..errors import PassError
+from ...dialects.expr.ranges import RangeEnv
+from ..analysis.dependences import dependences
+from ..analysis.lifetimes import entry_symbols
+from ..analysis.nest_access import NestAccess
+from ..analysis.nest_key import is_nest_in_memory, nest_key
+from ..analysis.schedule_attrs import bool_attr, int_attr, update_schedule
+from ..cost.machine import SERVER, Machine
 from ..loop.loop_schedule import DEFAULT_HINT, NS_PER_UNIT, SERIAL_NS, Cost, choose, has_few_units, symbol_facts
-from ..loop.machine import SERVER, Machine
-from ..loop.nest_access import NestAccess
-from ..loop.nest_key import is_nest_in_memory, nest_key
-from ..loop.schedule_attrs import bool_attr, int_attr, update_schedule
-from ..manager import Pass
-from .dependences import dependences
-from .lifetimes import entry_symbols
+from ..manager.errors import PassError
+from ..manager.pass_manager import Pass
 
 JOIN = "join"
 """Attribute of nests that run in one parallel region: a number that they share."""

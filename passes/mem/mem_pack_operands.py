@@ -21,14 +21,14 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import ONE, Expr, IndexMap, free_dims
-from ...dialects.expr_ranges import RangeEnv
+from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd import symbol_ranges
-from ..loop.cost_model import nest_cost
-from ..loop.loop_fuse import symbol_hints
-from ..loop.machine import SERVER
-from ..loop.nest_access import allocation
-from ..loop.nest_key import is_nest_in_memory
-from ..manager import Pass
+from ..analysis.nest_access import allocation
+from ..analysis.nest_key import is_nest_in_memory
+from ..cost.cost_model import nest_cost
+from ..cost.machine import SERVER
+from ..loop.fusion.loop_fuse import symbol_hints
+from ..manager.pass_manager import Pass
 
 LEAST_GAIN, LEAST_NS = 0.15, 2000.0
 """Share of the nest's time that has to be saved, and time."""

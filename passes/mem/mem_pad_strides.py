@@ -25,16 +25,16 @@ from xdsl.rewriter import Rewriter
 
 from ...dialects import loop, mem
 from ...dialects.expr import ONE, Expr, as_expr, strides_contiguous, sym
-from ...dialects.expr_ranges import RangeEnv
+from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd import symbol_ranges
-from ...dialects.nd_types import element_bytes
-from ..loop.cost_model import nest_cost
-from ..loop.footprint import LINE, Footprint, Plan, Stream
-from ..loop.loop_fuse import symbol_hints
+from ...dialects.nd.types import element_bytes
+from ..analysis.nest_access import NestAccess
+from ..cost.cost_model import nest_cost
+from ..cost.footprint import LINE, Footprint, Plan, Stream
+from ..cost.machine import SERVER, WAYS, Machine
+from ..loop.fusion.loop_fuse import symbol_hints
 from ..loop.loop_schedule import Cost, choose
-from ..loop.machine import SERVER, WAYS, Machine
-from ..loop.nest_access import NestAccess
-from ..manager import Pass
+from ..manager.pass_manager import Pass
 
 LEAST_GAIN = 0.02
 """Part of the time of the nests around a buffer that padding has to save."""

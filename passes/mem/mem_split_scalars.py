@@ -22,16 +22,16 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import IndexMap
-from ..loop.cost_model import nest_cost
-from ..loop.loop_fuse import symbol_hints
-from ..loop.loop_rewrite import add_out, drop_out
+from ..analysis.nest_access import NestAccess, allocation
+from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.op_costs import op_cost
+from ..analysis.schedule_attrs import schedule_table
+from ..cost.cost_model import nest_cost
+from ..cost.machine import SERVER
+from ..loop.fusion.loop_fuse import symbol_hints
 from ..loop.loop_schedule import choose, symbol_facts
-from ..loop.machine import SERVER
-from ..loop.nest_access import NestAccess, allocation
-from ..loop.nest_key import is_nest_in_memory
-from ..loop.op_costs import op_cost
-from ..loop.schedule_attrs import schedule_table
-from ..manager import Pass
+from ..loop.transform.loop_rewrite import add_out, drop_out
+from ..manager.pass_manager import Pass
 
 FUNCTION = 12.0
 """Cost (op_costs.py) from which on an operation is a function that is worth a vector."""

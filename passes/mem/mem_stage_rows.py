@@ -23,12 +23,12 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import IndexMap
-from ...dialects.nd_types import element_bytes
+from ...dialects.nd.types import element_bytes
+from ..analysis.nest_access import NestAccess, allocation
+from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.schedule_attrs import schedule_table
 from ..loop.loop_schedule import choose, symbol_facts
-from ..loop.nest_access import NestAccess, allocation
-from ..loop.nest_key import is_nest_in_memory
-from ..loop.schedule_attrs import schedule_table
-from ..manager import Pass
+from ..manager.pass_manager import Pass
 from .mem_split_scalars import has_buffer, is_function, is_plain, slice_of
 
 SHORTEST = 4

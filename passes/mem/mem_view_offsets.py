@@ -21,13 +21,13 @@ from xdsl.rewriter import Rewriter
 
 from ...dialects import loop, mem
 from ...dialects.expr import Add, Expr, IndexMap, as_expr, dims_subs
-from ...dialects.expr_ranges import RangeEnv, range_of
-from ...dialects.expr_syntax import IndexMapAttr
-from ...dialects.nd_types import element_bytes
+from ...dialects.expr.ranges import RangeEnv, range_of
+from ...dialects.expr.syntax import IndexMapAttr
+from ...dialects.nd.types import element_bytes
+from ..analysis.nest_access import NestAccess, allocation
+from ..analysis.nest_key import is_nest_in_memory
 from ..loop.loop_schedule import symbol_facts
-from ..loop.nest_access import NestAccess, allocation
-from ..loop.nest_key import is_nest_in_memory
-from ..manager import Pass
+from ..manager.pass_manager import Pass
 
 ALIGNED = 16
 """Bytes at whose multiples views begin."""

@@ -17,14 +17,14 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, SSAValue
 
 from ...dialects import nd
-from ...dialects.call_args import Arg, Call, CallAttr
 from ...dialects.expr import Expr, as_expr, strides_contiguous
-from ...dialects.expr_ranges import prove_le
-from ...dialects.nd_base import IntsAttr
-from ...dialects.nd_pointwise import OPS, CastOp
-from ...dialects.nd_types import FLOATS, LOW_PRECISION, LayoutAttr, TensorType, tensor_type
-from ..manager import Pass
-from .rewriter import Rewriter
+from ...dialects.expr.ranges import prove_le
+from ...dialects.nd.base import IntsAttr
+from ...dialects.nd.call_args import Arg, Call, CallAttr
+from ...dialects.nd.pointwise import OPS, CastOp
+from ...dialects.nd.types import FLOATS, LOW_PRECISION, LayoutAttr, TensorType, tensor_type
+from ..manager.pass_manager import Pass
+from .algebra.rewriter import Rewriter
 
 TARGET = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 GPU_TARGET = "aten._scaled_dot_product_cudnn_attention.default"

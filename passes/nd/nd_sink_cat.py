@@ -18,11 +18,12 @@ from xdsl.ir import SSAValue
 
 from ...dialects import nd
 from ...dialects.expr import Expr, as_expr, exact_quotient
-from ...dialects.nd_base import ExprsAttr, IntsAttr
-from ...dialects.nd_pointwise import PointwiseOp
-from ...dialects.nd_types import tensor_type
-from ..manager import Pass
-from .rewriter import Rewriter
+from ...dialects.nd.base import ExprsAttr, IntsAttr
+from ...dialects.nd.pointwise import ALL as POINTWISE
+from ...dialects.nd.pointwise import PointwiseOp
+from ...dialects.nd.types import tensor_type
+from ..manager.pass_manager import Pass
+from .algebra.rewriter import Rewriter
 
 ZERO, ONE = as_expr(0), as_expr(1)
 MAX_PIECES = 8
@@ -144,7 +145,7 @@ class NdSinkCat(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols = nd.symbol_ranges(op)
-        rules = {cls: [sink, sink_merged] if self.merged else [sink] for cls in nd.POINTWISE}
+        rules = {cls: [sink, sink_merged] if self.merged else [sink] for cls in POINTWISE}
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             if any(isinstance(o, nd.CatOp) for o in func.body.block.ops):
                 rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]

@@ -19,13 +19,13 @@ from xdsl.ir import Operation, SSAValue
 
 from ...dialects import nd
 from ...dialects.expr import ONE, Expr, product
-from ...dialects.nd_base import IntsAttr
-from ...dialects.nd_pointwise import PointwiseOp
-from ...dialects.nd_types import LOW_PRECISION, is_float, tensor_type
-from ..loop.fusion_cost import MIN_PARALLEL
-from ..loop.library_cost import size
-from ..loop.loop_fuse import symbol_hints
-from ..manager import Pass
+from ...dialects.nd.base import IntsAttr
+from ...dialects.nd.pointwise import PointwiseOp
+from ...dialects.nd.types import LOW_PRECISION, is_float, tensor_type
+from ..cost.library_cost import size
+from ..loop.fusion.loop_fuse import symbol_hints
+from ..loop.fusion.price import MIN_PARALLEL
+from ..manager.pass_manager import Pass
 
 MOST_VALUES = 128
 """Values that an operand is computed from, up to which statistics are looked for: those farther away are hardly in the same nest."""

@@ -3,7 +3,7 @@
 | folder | files | key |
 |---|---|---|
 | `objects` | machine code of a graph or of a library body | LLVM text, CPU and features, versions, level of the code generator |
-| `graphs` | compiled graphs (tools/graph_cache.py) | the graph and all that decides what becomes of it |
+| `graphs` | compiled graphs (tools/cache/graph_cache.py) | the graph and all that decides what becomes of it |
 | `constants` | large constants of graphs | their bytes |
 | `selftest` | the program that tries native entries, as a graph | versions, source, target |
 | `kernels` | GPU kernels (targets/triton/compile.py) | text, target, options, versions |

@@ -11,11 +11,11 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
 from ...dialects import nd
-from ...dialects.nd_types import tensor_type
+from ...dialects.nd.types import tensor_type
 from ...lowering.mem_to_cpu.contract import DTYPES
 from .features import target
-from .gemm_choice import prefer_own_gemm
-from .gemm_spec import GemmSpec, isa_for
+from .gemm.choice import prefer_own_gemm
+from .gemm.spec import GemmSpec, isa_for
 
 TYPICAL = 64
 """Stands for sizes that are not known."""

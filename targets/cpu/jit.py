@@ -22,7 +22,7 @@ from typing import Any
 
 from llvmlite import binding
 
-from .emit_text import ERROR_SLOT, ERROR_VALUES, MESSAGE_COUNT, MESSAGE_TABLE
+from .emit.text import ERROR_SLOT, ERROR_VALUES, MESSAGE_COUNT, MESSAGE_TABLE
 from .features import Target, target
 from .library import library_symbols
 

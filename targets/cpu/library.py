@@ -16,9 +16,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 
-from .attention_spec import AttentionSpec
+from .attention.spec import AttentionSpec
 from .cache import cached_object
-from .gemm_spec import ISAS, GemmSpec
+from .gemm.spec import ISAS, GemmSpec
 
 _TYPES = "f32|bf16|f16|f64"
 _ISAS = "|".join(sorted(ISAS, key=len, reverse=True))
@@ -53,10 +53,10 @@ def spec_of(symbol: str) -> GemmSpec | AttentionSpec | None:
 def module_of(spec: GemmSpec | AttentionSpec) -> str:
     """The LLVM module that defines `spec.shared_symbol`."""
     if isinstance(spec, AttentionSpec):
-        from .attention import shared_attention_module
+        from .attention.driver import shared_attention_module
 
         return shared_attention_module(spec)
-    from .gemm import shared_gemm_module
+    from .gemm.driver import shared_gemm_module
 
     return shared_gemm_module(spec)
 

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from time import perf_counter
 
+from ...passes.cost.machine import SERVER, Level, Machine
 from ...passes.loop.loop_schedule import NS_PER_UNIT
-from ...passes.loop.machine import SERVER, Level, Machine
 from .cache import cache_folder, write_atomically
 from .features import target
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
 
-from ...passes.manager import Pipeline
-from ...passes.pipelines import TARGETS
+from ...passes.manager.pass_manager import Pipeline
+from ...passes.manager.pipelines import TARGETS
 from ..target import Measure, Target, with_facts
 from .forecast import expected_products
 from .library import prepare

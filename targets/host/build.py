@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from ...dialects.host import program_of
 from ..cpu.cache import cached_object
-from ..cpu.emit import emit_kernels
+from ..cpu.emit.module import emit_kernels
 from ..cpu.features import Target
 from .description import ProgramDescription
 from .emit import emit_host

@@ -26,7 +26,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
-from ...dialects.call_args import Call, Enum
+from ...dialects.nd.call_args import Call, Enum
 
 SYMBOL = "stepwell_entry"
 OBJECTS = "stepwell_objects"
@@ -211,8 +211,8 @@ def python_value(value: Any) -> Any:
 
 def is_constant_leaf(value: Any) -> bool:
     """Whether a template value holds neither operands, sizes nor objects of the module."""
-    from ...dialects.call_args import Arg, Obj
     from ...dialects.expr import Expr
+    from ...dialects.nd.call_args import Arg, Obj
 
     if isinstance(value, tuple):
         return all(is_constant_leaf(item) for item in value)

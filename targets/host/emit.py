@@ -15,27 +15,17 @@ from xdsl.dialects.builtin import Float64Type, IntegerType, StringAttr
 from xdsl.ir import Attribute, BlockArgument, SSAValue
 
 from ...dialects import host
-from ...dialects.call_args import Arg, Obj
 from ...dialects.expr import Expr, as_expr
-from ...dialects.nd_types import element_bytes
-from ..cpu.emit_text import ModuleText
+from ...dialects.nd.call_args import Arg, Obj
+from ...dialects.nd.types import element_bytes
+from ..cpu.emit.text import ModuleText
 from .checks import check_devices
-from .description import (
-    ARENA,
-    SYMBOL,
-    Check,
-    ItemTable,
-    LibraryCall,
-    ProgramDescription,
-    dtype_code,
-    dtype_name,
-    kind_code,
-)
+from .description import ARENA, SYMBOL, Check, ItemTable, LibraryCall, ProgramDescription, dtype_code, dtype_name, kind_code
 from .entry import Entry
 from .extern import emit_extern
-from .gpu_emit import GpuEntry, program_device
-from .python_path import python_source
-from .runtime import native_launches
+from .gpu.emit import GpuEntry, program_device
+from .interpreted.python_path import python_source
+from .runtime.runtime import native_launches
 from .selftest import native_wanted
 from .steps import Kind, Step, reference
 from .values import Value, Values

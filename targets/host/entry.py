@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...dialects.expr import Add, Const, Expr, FloorDiv, Max, Min, Mod, Mul, Sym
-from ..cpu.emit_text import ERROR_SLOT, FunctionText, ModuleText
+from ..cpu.emit.text import ERROR_SLOT, FunctionText, ModuleText
 from . import steps
 from .description import ARENA, GPU_TABLE, OBJECTS, SYMBOL, ItemTable
-from .gpu_runtime_ir import GPU_FUNCTIONS, STATE_BYTES
-from .runtime_ir import FUNCTIONS
+from .gpu.runtime_ir import GPU_FUNCTIONS, STATE_BYTES
+from .runtime.runtime_ir import FUNCTIONS
 from .steps import Step
 from .symbols import error_text_available
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from xdsl.dialects.builtin import Float64Type, i1
 
 from ...dialects import host
-from ...dialects.call_args import Arg, Call, Enum, Obj
 from ...dialects.expr import Expr, as_expr
-from ...dialects.nd_types import is_float
+from ...dialects.nd.call_args import Arg, Call, Enum, Obj
+from ...dialects.nd.types import is_float
 from .description import ALIGNED, DTYPE_CODES, is_constant_leaf
-from .gpu_emit import DEVICE_TYPES, device_codes
+from .gpu.emit import DEVICE_TYPES, device_codes
 from .shims import Parameter, shim_name, signature
 from .symbols import cuda_shim_address, error_text_available, shim_address
 

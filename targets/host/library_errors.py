@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...dialects.call_args import Arg, Call, Obj, format_leaf
 from ...dialects.expr import Expr
+from ...dialects.nd.call_args import Arg, Call, Obj, format_leaf
 from .description import python_value, resolve_operator
 
 _out_of_memory: dict[str, int] = {}

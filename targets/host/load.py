@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import CompileError
-from ..cpu.emit_text import ERROR_SLOT
+from ..cpu.emit.text import ERROR_SLOT
 from ..cpu.features import is_runnable, target
 from ..cpu.jit import Library, load_object, object_symbols
 from .description import ALIGNED, ARENA, GPU_TABLE, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
-from .gpu_driver import cuda_driver
-from .gpu_launches import GpuLaunches
+from .gpu.driver import cuda_driver
+from .gpu.launches import GpuLaunches
+from .interpreted.python_runtime import PythonRuntime, call_aligned, copy_strided, flatten_results, keep_results, reinterpret
 from .library_errors import call_text, failed_call, library_error
 from .messages import kernel_error, layout_error
-from .python_runtime import PythonRuntime, call_aligned, copy_strided, flatten_results, keep_results, reinterpret
-from .runtime import HostUnavailable, entry_symbols, gpu_runtime
+from .runtime.runtime import HostUnavailable, entry_symbols, gpu_runtime
 from .selftest import native_wanted
 from .steps import Kind
 from .symbols import missing, symbols

@@ -115,7 +115,7 @@ def _compiled() -> tuple[ProgramDescription, bytes]:
     found = read(path)
     if found is not None:
         return pickle.loads(found)
-    from ..cpu.emit_text import ModuleText
+    from ..cpu.emit.text import ModuleText
     from ..cpu.jit import compile_text
     from .emit import emit_host
 
@@ -132,8 +132,8 @@ def _program():
     from xdsl.dialects.builtin import f32, i64
 
     from ...dialects import host
-    from ...dialects.call_args import Arg, Call
     from ...dialects.expr import sym
+    from ...dialects.nd.call_args import Arg, Call
 
     s0, t = sym("s0"), host.TensorType.get(f32)
     program = host.ProgramOp.build_program("selftest", (t, i64), arena=s0 * 12)

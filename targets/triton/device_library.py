@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr, f32
 
-from ...dialects.tt_compute import ExternElementwiseOp
-from ...dialects.tt_types import element_of
+from ...dialects.tt.compute import ExternElementwiseOp
+from ...dialects.tt.types import element_of
 
 _CUDA = "__nv_"
 _OTHER_NAMES = {

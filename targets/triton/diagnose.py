@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 from xdsl.parser import Parser
 
-from ...passes.errors import PassError
+from ...passes.manager.errors import PassError
 from .device_library import library_of
 from .emit import kernel_of, ttir_text
 from .gpu import GpuTarget, KernelOptions

@@ -11,9 +11,9 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, Operation, SSAValue, TypeAttribute
 from xdsl.printer import Printer
 
-from ...dialects.tt_structure import OVERLAPS, RARE, FuncOp
-from ...dialects.tt_types import SPELLINGS, Spelling, spelled
-from ...passes.errors import PassError
+from ...dialects.tt.structure import OVERLAPS, RARE, FuncOp
+from ...dialects.tt.types import SPELLINGS, Spelling, spelled
+from ...passes.manager.errors import PassError
 from .device_library import library_of
 from .gpu import OPTION_NAMES
 

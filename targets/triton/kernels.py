@@ -14,10 +14,10 @@ from typing import Any
 
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 
-from ...dialects.tt_structure import OVERLAPS, RARE, FuncOp
-from ...dialects.tt_types import PointerType
-from ...lowering.mem_to_tt.machine import machine
-from ...passes.locations import source_location
+from ...dialects.tt.structure import OVERLAPS, RARE, FuncOp
+from ...dialects.tt.types import PointerType
+from ...passes.gpu.tiles.machine import machine
+from ...passes.manager.locations import source_location
 from .compile import CompiledKernel, Job, compile_text, start_kernels
 from .emit import kernel_modules, kernel_of, ttir_for_compiling
 from .gpu import GpuTarget, KernelOptions, TargetError, options_of

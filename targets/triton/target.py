@@ -10,10 +10,10 @@ from typing import Any
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from ...lowering.mem_to_tt.machine import machine
-from ...passes.manager import Pipeline
-from ...passes.nd.nd_library_products import NdLibraryProducts
-from ...passes.pipelines import TARGETS
+from ...passes.gpu.tiles.machine import machine
+from ...passes.manager.pass_manager import Pipeline
+from ...passes.manager.pipelines import TARGETS
+from ...passes.nd.products.nd_library_products import NdLibraryProducts
 from ..target import Kernels, Launcher, Measure, Target, with_facts
 from .kernels import GpuKernel, device_multiprocessors, device_shared_memory, device_target, start_program_kernels
 
@@ -65,8 +65,8 @@ class GpuTarget(Target):
 
     def launcher(self, name: str, kernels: Sequence[GpuKernel], device: str) -> Launcher:
         """Launches through the driver."""
-        from ..host.gpu_driver import cuda_driver
-        from ..host.gpu_launches import GpuLaunches
+        from ..host.gpu.driver import cuda_driver
+        from ..host.gpu.launches import GpuLaunches
 
         return GpuLaunches(name, device, kernels, cuda_driver())
 
@@ -74,8 +74,8 @@ class GpuTarget(Target):
         """Into the context of the device, in the variant for addresses and sizes that are multiples of 16."""
         import torch
 
-        from ..host.gpu_driver import cuda_driver
-        from ..host.gpu_runtime_ir import ALL
+        from ..host.gpu.driver import cuda_driver
+        from ..host.gpu.runtime_ir import ALL
 
         driver = cuda_driver()
         with self.current(device):
@@ -107,6 +107,6 @@ def has_fast_attention(device: str) -> bool:
 
 def _rare_kernels(module: ModuleOp) -> frozenset[str]:
     """The kernels of which each launch has another one beside it that runs as a rule."""
-    from ...dialects.tt_structure import RARE, FuncOp
+    from ...dialects.tt.structure import RARE, FuncOp
 
     return frozenset(op.sym_name.data for op in module.body.block.ops if isinstance(op, FuncOp) and RARE in op.attributes)

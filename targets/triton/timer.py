@@ -48,7 +48,7 @@ def device_timer(index: int) -> Timer | None:
     """The timer of GPU `index`; None on a machine without one."""
     if _chosen:
         return _chosen[-1]
-    from ..host.gpu_timer import cuda_timer
+    from ..host.gpu.timer import cuda_timer
 
     return cuda_timer(index)
 

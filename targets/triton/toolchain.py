@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...dialects.tt_types import SPELLINGS, Spelling
+from ...dialects.tt.types import SPELLINGS, Spelling
 from .emit import spelling_of
 from .gpu import GpuTarget, KernelOptions, TargetError
 from .packed_sums import sums_apart

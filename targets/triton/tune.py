@@ -30,24 +30,24 @@ from xdsl.utils.exceptions import ParseError
 
 from ...dialects import loop
 from ...dialects.expr import Expr, evaluate, free_syms
-from ...dialects.expr_ranges import RangeEnv
+from ...dialects.expr.ranges import RangeEnv
 from ...dialects.mem import BufferType
-from ...dialects.nd_types import element_bytes
-from ...dialects.tt_structure import FuncOp
+from ...dialects.nd.types import element_bytes
+from ...dialects.tt.structure import FuncOp
 from ...errors import StepwellError
-from ...lowering.mem_to_tt.config import choose
 from ...lowering.mem_to_tt.kernel import lower_nest
-from ...lowering.mem_to_tt.machine import Machine
-from ...lowering.mem_to_tt.state import UnsupportedNest, memory_type
-from ...lowering.mem_to_tt.tile import DEFAULT_HINT
-from ...lowering.mem_to_tt.tiles import GPU, candidates, doubt, read_tile, tile_attr
 from ...lowering.outline import Arguments
-from ...passes.instrumentation import remark
+from ...passes.analysis.nest_access import NestAccess
+from ...passes.analysis.nest_key import is_nest_in_memory, nest_key
+from ...passes.analysis.schedule_attrs import schedule_table, update_schedule
+from ...passes.gpu.nest_types import UnsupportedNest, memory_type
+from ...passes.gpu.tiles.candidates import GPU, candidates, doubt, read_tile, tile_attr
+from ...passes.gpu.tiles.machine import Machine
+from ...passes.gpu.tiles.rules import choose
+from ...passes.gpu.tiles.tile import DEFAULT_HINT
 from ...passes.loop.loop_schedule import symbol_facts
-from ...passes.loop.nest_access import NestAccess
-from ...passes.loop.nest_key import is_nest_in_memory, nest_key
-from ...passes.loop.schedule_attrs import schedule_table, update_schedule
-from ...passes.manager import Pass
+from ...passes.manager.instrumentation import remark
+from ...passes.manager.pass_manager import Pass
 from ..cpu.cache import cache_folder, write_atomically
 from .compile import compile_kernels
 from .gpu import GpuTarget, gpu_target
@@ -92,7 +92,7 @@ class GpuTune(Pass):
     """Bytes that such a nest moves at least."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        from ...lowering.mem_to_tt.machine import machine
+        from ...passes.gpu.tiles.machine import machine
 
         timer = device_timer(self.device)
         if timer is None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import stepwell
 from stepwell.errors import StepwellError
-from stepwell.passes.manager import Pass
+from stepwell.passes.manager.pass_manager import Pass
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -47,7 +47,7 @@ def texts(fn, *inputs, stage="loop", position="end", **options):
 def test_twelve_08_asking_for_a_layout_decides_nothing():
     """TWELVE-08: the same questions, asked again or in another order, leave the module as it is."""
     from stepwell.dialects import loop
-    from stepwell.passes.loop.cost_model import nest_cost
+    from stepwell.passes.cost.cost_model import nest_cost
     from stepwell.targets.cpu.machine import host_machine
 
     modules = []
@@ -112,7 +112,7 @@ def test_defect_09_a_refused_fusion_changes_nothing():
 
 def test_defect_12_an_error_inside_of_fusion_is_an_error(monkeypatch):
     """DEFECT-12: it stops the compilation, names the pass, and is not taken for a fusion that does not pay."""
-    from stepwell.passes.loop import loop_fuse
+    from stepwell.passes.loop.fusion import loop_fuse
 
     def broken(*_, **__):
         raise ZeroDivisionError("a bug")
@@ -202,8 +202,8 @@ def test_rg_02_values_that_do_not_exist_are_named():
     from xdsl.parser import Parser
     from xdsl.utils.exceptions import ParseError
 
-    from stepwell.passes.pipelines import default_pipeline
-    from stepwell.tools.compile_graph import context
+    from stepwell.passes.manager.pipelines import default_pipeline
+    from stepwell.tools.backend.compile_graph import context
 
     with pytest.raises(ParseError, match="%y"):
         Parser(context(), 'builtin.module { func.func @f(%x: f32) -> f32 { func.return %y : f32 } }').parse_module()
@@ -281,9 +281,9 @@ def test_m21_what_is_decomposed():
     """M21: an operator has a rule, or a decomposition, or is a library call for a reason that is written down."""
     from torch._decomp import core_aten_decompositions
 
-    from stepwell.lowering.decompositions import decomposition_table
+    from stepwell.lowering.fx.decompositions import decomposition_table
     from stepwell.lowering.fx_to_nd import load_rules
-    from stepwell.lowering.fx_to_nd.registry import find_rule
+    from stepwell.lowering.fx_to_nd.core.registry import find_rule
 
     load_rules()
     table = decomposition_table()

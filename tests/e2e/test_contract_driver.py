@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import stepwell
-from stepwell.tools.torch_backend import stepwell as backend
+from stepwell.tools.backend.torch_backend import stepwell as backend
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -159,7 +159,7 @@ def test_aot_03_the_partitioner_saves_little():
     saved = []
 
     def spy(gm, inputs, **kwargs):
-        from stepwell.tools import torch_backend
+        from stepwell.tools.backend import torch_backend
 
         forward, backward = torch_backend.partition(gm, inputs, **kwargs)
         saved.append(saved_elements(backward))
@@ -428,7 +428,7 @@ def test_err_01_failures_outside_of_passes_too(monkeypatch):
     def fail(*_, **__):
         raise KeyError("lost")
 
-    monkeypatch.setattr("stepwell.tools.compile_graph.import_graph", fail)
+    monkeypatch.setattr("stepwell.tools.backend.compile_graph.import_graph", fail)
     with pytest.raises(Exception, match="the inference graph could not be compiled: KeyError: 'lost'") as caught:
         compiled(lambda x: x + 1)(torch.randn(3))
     assert isinstance(caught.value.inner_exception, stepwell.StepwellError)

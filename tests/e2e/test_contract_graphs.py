@@ -13,9 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import stepwell
 from stepwell.errors import StepwellError
-from stepwell.tools.compile_graph import compile_graph
-from stepwell.tools.options import Options
-from stepwell.tools.torch_backend import stepwell as backend
+from stepwell.tools.backend.compile_graph import compile_graph
+from stepwell.tools.backend.options import Options
+from stepwell.tools.backend.torch_backend import stepwell as backend
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -86,9 +86,9 @@ def test_ce_16_modes_of_the_caller_do_not_see_the_compiler(monkeypatch):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             raise AssertionError(f"the compiler ran {func}")
 
-    from stepwell.tools.compiled import CompiledGraph
-    from stepwell.tools.options import make_options
-    from stepwell.tools.torch_backend import GraphCompilers
+    from stepwell.tools.backend.compiled import CompiledGraph
+    from stepwell.tools.backend.options import make_options
+    from stepwell.tools.backend.torch_backend import GraphCompilers
 
     runner = CompiledGraph.runner
 
@@ -391,7 +391,7 @@ def test_err_04_a_wrong_fake_kernel_is_found(compiled):
 
 def test_err_06_a_failed_compilation_leaves_nothing_behind(check, monkeypatch):
     """OP-13, PASS-09, ERR-01: the error names the operator, what went wrong and the user's line; the next compilation is a good one."""
-    from stepwell.lowering.fx_to_nd import registry
+    from stepwell.lowering.fx_to_nd.core import registry
 
     x = torch.randn(5)
     target = torch.ops.aten.sinh

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 import stepwell
-from stepwell.passes.pipelines import LOWERINGS, TARGETS
-from stepwell.tools.nan_check import NanError
-from stepwell.tools.options import Options, make_options
+from stepwell.passes.manager.pipelines import LOWERINGS, TARGETS
+from stepwell.tools.backend.options import Options, make_options
+from stepwell.tools.debug.nan_check import NanError
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 import stepwell
-from stepwell.tools.graph_reports import hint_tf32
-from stepwell.tools.options import Options
-from stepwell.tools.torch_backend import GraphCompilers, compile_with
-from stepwell.tools.torch_backend import stepwell as backend
+from stepwell.tools.backend.options import Options
+from stepwell.tools.backend.torch_backend import GraphCompilers, compile_with
+from stepwell.tools.backend.torch_backend import stepwell as backend
+from stepwell.tools.debug.graph_reports import hint_tf32
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -228,7 +228,7 @@ def test_sg_04_branches_of_the_same_names_in_two_conditionals():
 @pytest.fixture
 def hints():
     """The messages of torch's performance hints."""
-    found, logger = [], logging.getLogger("stepwell.tools.graph_reports.__perf_hints")
+    found, logger = [], logging.getLogger("stepwell.tools.debug.graph_reports.__perf_hints")
     torch._logging.set_logs(perf_hints=True)
 
     class Keep(logging.Handler):
@@ -244,7 +244,7 @@ def hints():
 
 def test_op_09_hints_name_what_runs_in_the_library(hints, monkeypatch):
     """DBG-11 too."""
-    monkeypatch.setattr("stepwell.tools.compile_log._said", set())
+    monkeypatch.setattr("stepwell.tools.debug.compile_log._said", set())
     for _ in range(2):
         torch._dynamo.reset()
         torch.compile(lambda x: torch._aminmax(x)[0] + 1, backend="stepwell", options={"cache": "off"})(torch.randn(3))
@@ -254,7 +254,7 @@ def test_op_09_hints_name_what_runs_in_the_library(hints, monkeypatch):
 def test_pass_08_tf32_is_hinted_at_once(caplog, monkeypatch, fresh):
     module = _imported(lambda x: x @ x, torch.randn(4, 4))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("stepwell.tools.compile_log._said", set())
+    monkeypatch.setattr("stepwell.tools.debug.compile_log._said", set())
     for device, said in (("cpu", 0), ("cuda:0", 1), ("cuda:0", 1)):
         hint_tf32(module, device)
         assert sum("set_float32_matmul_precision" in m for m in caplog.messages) == said
@@ -291,7 +291,7 @@ def test_dbg_08_a_dump_is_replayed_without_the_model(tmp_path):
     import os
     import shlex
 
-    from stepwell.tools.opt_tool import main
+    from stepwell.tools.opt.main import main
 
     def fn(x):
         return (x.t() * 2).softmax(-1)
@@ -315,7 +315,7 @@ def test_dbg_08_a_dump_is_replayed_without_the_model(tmp_path):
 
 def test_dbg_04_phases_and_keys_are_in_the_trace(tmp_path, monkeypatch):
     """FXC-14 too: the texts of two keys differ in the line that made the second a miss."""
-    import stepwell.tools.trace as traced
+    import stepwell.tools.debug.trace as traced
 
     events, artefacts = [], {}
 
@@ -385,7 +385,7 @@ def _on_devices(*tensors):
 def test_pass_05_passes_run_with_the_only_gpu_of_their_graph(monkeypatch):
     from contextlib import contextmanager
 
-    from stepwell.tools.fx_passes import run_fx_passes
+    from stepwell.tools.extensions.fx_passes import run_fx_passes
 
     current, seen = ["cuda:0"], []
 
@@ -405,7 +405,7 @@ def test_pass_05_passes_run_with_the_only_gpu_of_their_graph(monkeypatch):
 
 
 def test_dv_07_a_gpu_without_bfloat16_runs_the_graph_eagerly(monkeypatch):
-    from stepwell.tools.torch_backend import emulates_bf16
+    from stepwell.tools.backend.torch_backend import emulates_bf16
 
     half = _on_devices(("cuda:1", torch.bfloat16), ("cpu", torch.float32))
     single = _on_devices(("cuda:1", torch.float32), ("cpu", torch.bfloat16))
@@ -419,7 +419,7 @@ def test_dv_07_a_gpu_without_bfloat16_runs_the_graph_eagerly(monkeypatch):
 
 
 def test_dv_07_says_so(monkeypatch, caplog):
-    monkeypatch.setattr("stepwell.tools.torch_backend.emulates_bf16", lambda gm: "an old GPU")
+    monkeypatch.setattr("stepwell.tools.backend.torch_backend.emulates_bf16", lambda gm: "an old GPU")
     x = torch.randn(4)
     with caplog.at_level(logging.WARNING, "stepwell"):
         got = torch.compile(lambda x: x.sin() + 1, backend="stepwell", options={"cache": "off"})(x)
@@ -460,7 +460,7 @@ def test_cm_07_kernels_are_compiled_at_once_and_failures_are_raised(monkeypatch,
 @pytest.mark.parametrize("given, message", [("wrong", "gave 'wrong', not a value"), ((1, 2), "gave .*, not a value")])
 def test_a03_a_rule_that_gives_no_value_is_named(given, message, monkeypatch):
     from stepwell.errors import StepwellError
-    from stepwell.lowering.fx_to_nd import registry
+    from stepwell.lowering.fx_to_nd.core import registry
 
     monkeypatch.setitem(registry.REGISTRY, torch.ops.aten.sinc.default, lambda b, x: given)
     monkeypatch.setattr(registry, "_RESOLVED", {})

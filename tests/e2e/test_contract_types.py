@@ -106,8 +106,8 @@ def test_m16_out_arguments_are_refused():
     graph = torch.fx.Graph()
     x, out = graph.placeholder("x"), graph.placeholder("out")
     graph.output((graph.call_function(torch.ops.aten.sin.out, (x,), {"out": out}),))
-    from stepwell.tools.compile_graph import compile_graph
-    from stepwell.tools.options import Options
+    from stepwell.tools.backend.compile_graph import compile_graph
+    from stepwell.tools.backend.options import Options
 
     with pytest.raises(StepwellError, match=r"node sin_out: aten.sin.out writes to its argument 'out'; graphs are functional"):
         compile_graph(torch.fx.GraphModule({}, graph), [torch.ones(3), torch.empty(3)], Options())
@@ -239,7 +239,7 @@ def test_an_index_without_dimensions_selects(compiled):
 
 def test_op_10_an_operator_with_a_rule_of_the_user_s(compiled):
     """OP-10, M20: a function on FX graphs puts an operator of the user's in, whose rule writes our IR: no call is left."""
-    from stepwell.lowering.fx_to_nd import registry
+    from stepwell.lowering.fx_to_nd.core import registry
 
     aten = torch.ops.aten
     with torch.library._scoped_library("stepwell_rules", "DEF") as lib:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import stepwell
-from stepwell.dialects.float8 import FLOAT8, decode, encode
-from stepwell.lowering.fx_to_nd.metadata import TORCH_DTYPES
+from stepwell.dialects.support.float8 import FLOAT8, decode, encode
+from stepwell.lowering.fx_to_nd.core.metadata import TORCH_DTYPES
 
 DTYPES = [TORCH_DTYPES[t] for t in sorted(FLOAT8, key=str)]
 CODES = torch.arange(256).to(torch.uint8)

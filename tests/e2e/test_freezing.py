@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import stepwell
-from stepwell.tools import compile_log
+from stepwell.tools.debug import compile_log
 
 pytestmark = pytest.mark.usefixtures("fresh")
 FROZEN = {"freezing": True}
@@ -42,7 +42,7 @@ def operators(caught) -> list[str]:
 @pytest.fixture
 def graphs(monkeypatch):
     """The ATen graphs that are compiled, as they are when the weights are constants."""
-    from stepwell.tools.torch_backend import GraphCompilers
+    from stepwell.tools.backend.torch_backend import GraphCompilers
 
     seen, real = [], GraphCompilers._guarded
     monkeypatch.setattr(GraphCompilers, "_guarded", lambda self, gm, *rest: seen.append(gm) or real(self, gm, *rest))
@@ -127,7 +127,7 @@ def test_fz_05_the_call_stays_as_it_was():
 
 
 def test_one_graph_serves_few_sets_of_weights_and_then_any(monkeypatch):
-    from stepwell.tools import frozen
+    from stepwell.tools.backend import frozen
 
     monkeypatch.setattr(frozen, "MOST_PROGRAMS", 2)
     net = nn.Linear(4, 4)

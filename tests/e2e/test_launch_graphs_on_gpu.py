@@ -1,5 +1,5 @@
 """Graphs of launches (docs/launch-graphs.md) on the GPU of the machine: inference, training, several sizes, updates, random numbers,
-captures that fail. Their logic without a GPU: tests/tools/test_launch_graphs.py."""
+captures that fail. Their logic without a GPU: tests/tools/launch_graphs/test_launch_graphs.py."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import stepwell
-from stepwell.tools import launch_graph_reasons
-from stepwell.tools.launch_graph_memory import COPIED_BYTES
-from stepwell.tools.launch_graphs import WARM_UP
+from stepwell.tools.launch_graphs import reasons as launch_graph_reasons
+from stepwell.tools.launch_graphs.launch_graphs import WARM_UP
+from stepwell.tools.launch_graphs.memory import COPIED_BYTES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 from xdsl.parser import Parser
 
-import stepwell.tools.compile_graph as compile_graph
-from stepwell.passes.instrumentation import print_ir
-from stepwell.tools.run_ir import run_module
+import stepwell.tools.backend.compile_graph as compile_graph
+from stepwell.passes.manager.instrumentation import print_ir
+from stepwell.tools.opt.run_ir import run_module
 
 LEVELS = ("0_import", "1_nd", "2_loop", "3_mem", "4_cpu", "5_host")
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from stepwell.lowering.decompositions import decomposition_table
-from stepwell.tools.compile_graph import compile_graph
-from stepwell.tools.options import Options
+from stepwell.lowering.fx.decompositions import decomposition_table
+from stepwell.tools.backend.compile_graph import compile_graph
+from stepwell.tools.backend.options import Options
 
 EXAMPLES = int(os.environ.get("STEPWELL_EXAMPLES", "1000"))
 

@@ -19,11 +19,11 @@ import torch
 from xdsl.dialects.builtin import f32, f64, i32
 
 import stepwell  # noqa: F401 - registers the backend
-from stepwell.dialects.tt_types import PointerType
+from stepwell.dialects.tt.types import PointerType
 from stepwell.tools.fuzz.compare import check_seed
 from stepwell.tools.fuzz.small_tiles import large_tiles, small_tiles
-from stepwell.tools.interpret_gpu import with_memory
-from stepwell.tools.interpret_tt import KernelError
+from stepwell.tools.interpret.gpu import with_memory
+from stepwell.tools.interpret.tt.run import KernelError
 
 
 def beside(name: str) -> Any:

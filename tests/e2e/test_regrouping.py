@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import stepwell
-from stepwell.lowering.mem_to_tt import config, split_scan
-from stepwell.passes.pipelines import TARGETS
+from stepwell.passes.gpu import gpu_split_scan as split_scan
+from stepwell.passes.gpu.tiles import rules as config
+from stepwell.passes.manager.pipelines import TARGETS
 from stepwell.targets.target import isolated
-from stepwell.tools.interpreted_target import InterpretedTarget
+from stepwell.tools.interpret.target import InterpretedTarget
 
 F32, F64 = torch.float32, torch.float64
 LARGEST = {F32: 3e38, F64: 1.5e308}

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import stepwell
-from stepwell.lowering.fx_to_nd import registry
-from stepwell.tools.counters import counters, reset_counters
+from stepwell.lowering.fx_to_nd.core import registry
+from stepwell.tools.backend.counters import counters, reset_counters
 
 HELPER = "SCALE = {scale}\ndef scaled(x):\n    return x * SCALE\n"
 USER = '''
@@ -21,7 +21,7 @@ from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import RewritePattern, op_type_rewrite_pattern
 import stepwell
 from stepwell.dialects import nd
-from stepwell.lowering.fx_to_nd.registry import rule
+from stepwell.lowering.fx_to_nd.core.registry import rule
 from . import helper
 
 class Constants(ModulePass):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepwell.dialects import loop
-from stepwell.passes.manager import Pass
+from stepwell.passes.manager.pass_manager import Pass
 
 WIDTH = 64
 COUNTS: list[int] = []

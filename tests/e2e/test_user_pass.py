@@ -10,9 +10,9 @@ from xdsl.dialects.builtin import f64
 from xdsl.passes import ModulePass
 
 import stepwell
-from stepwell.dialects.nd_pointwise import OPS
-from stepwell.dialects.nd_types import TensorType
-from stepwell.passes import user
+from stepwell.dialects.nd.pointwise import OPS
+from stepwell.dialects.nd.types import TensorType
+from stepwell.passes.manager import user
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "approximate_erf.py"
 gelu = torch.nn.functional.gelu

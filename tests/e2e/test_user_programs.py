@@ -114,7 +114,7 @@ def test_weight_norm_is_arithmetic(dim, dtype):
 
 
 def test_an_interrupt_while_compiling_leaves_nothing_behind(monkeypatch):
-    from stepwell.tools import compile_graph
+    from stepwell.tools.backend import compile_graph
 
     lower = compile_graph.lower_graph
 

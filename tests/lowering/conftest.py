@@ -10,7 +10,7 @@ import torch
 def saved_tensors(monkeypatch):
     """`saved_tensors(select)`: a list that gets `select(made, given)` of each graph that is split, where these are the tensors that
     backward finds in memory, by name: made by forward, or passed to it."""
-    from stepwell.tools import torch_backend
+    from stepwell.tools.backend import torch_backend
 
     original = torch_backend.partition
 

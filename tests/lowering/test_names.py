@@ -9,15 +9,15 @@ from xdsl.context import Context
 
 from stepwell.dialects import load_dialects
 from stepwell.dialects.host import LaunchOp
-from stepwell.dialects.tt_types import SPELLINGS
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.dialects.tt.types import SPELLINGS
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.lowering.outline import LONGEST
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.targets.triton.emit import kernel_modules, ttir_for_compiling
-from stepwell.tools.compile_graph import context as compiling_context
-from stepwell.tools.opt_parser import parse_file
+from stepwell.tools.backend.compile_graph import context as compiling_context
+from stepwell.tools.ir_parser import parse_file
 
 SOURCE = """func.func @f(%x: !nd.tensor<20 x 64 x f32>, %w: !nd.tensor<s0 x f32>) -> (!nd.tensor<20 x 64 x f32>, !nd.tensor<s0 x f32>) {
   %total = nd.reduce %x {kind = "sum", dims = [1]} : (!nd.tensor<20 x 64 x f32>) -> !nd.tensor<20 x f32>

@@ -10,10 +10,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_loop import run_loop
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
 
 
 def blocks(a, b, c, d):

@@ -7,9 +7,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import stepwell  # noqa: F401 - registers the backend
 from stepwell.dialects import loop
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.tools.compile_graph import context
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.tools.backend.compile_graph import context
 
 SOURCES = {0: (50, 16, 3), 1: (4, 60, 3), 2: (4, 16, 70)}
 

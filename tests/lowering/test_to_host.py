@@ -6,9 +6,9 @@ from xdsl.context import Context
 from xdsl.parser import Parser
 
 from stepwell.dialects import load_dialects
-from stepwell.lowering.out_variants import out_variant
+from stepwell.lowering.fx.out_variants import out_variant
 from stepwell.lowering.to_host import ToHost
-from stepwell.passes.errors import PassError
+from stepwell.passes.manager.errors import PassError
 from stepwell.targets.host.build import compile_program, load_compiled
 
 KERNELS = """

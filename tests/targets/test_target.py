@@ -13,9 +13,9 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 import stepwell
-from stepwell.passes.errors import PipelineError
-from stepwell.passes.manager import Pass
-from stepwell.passes.pipelines import DEVICES, TARGETS, default_pipeline, parse_pipeline
+from stepwell.passes.manager.errors import PipelineError
+from stepwell.passes.manager.pass_manager import Pass
+from stepwell.passes.manager.pipelines import DEVICES, TARGETS, default_pipeline, parse_pipeline
 from stepwell.targets.target import Kernels, Target, find_target, isolated, target_of
 
 ROOT = Path(__file__).parents[2]

@@ -232,7 +232,7 @@ def test_module_without_functions(opt_tool):
 
 ENDLESS = """
 import stepwell
-from stepwell.dialects.nd_pointwise import OPS
+from stepwell.dialects.nd.pointwise import OPS
 from xdsl.pattern_rewriter import PatternRewriter, RewritePattern, op_type_rewrite_pattern
 
 Exp = OPS["exp"]
@@ -288,11 +288,11 @@ def test_more_memory_than_there_is(opt_tool):
 def test_inputs_of_a_run(opt_tool, tmp_path, monkeypatch):
     import sys
 
-    from stepwell.tools import opt_run
+    from stepwell.tools.opt import run as opt_run
 
-    runner = type(sys)("stepwell.tools.toy_runner")
+    runner = type(sys)("stepwell.tools.opt.toy_runner")
     runner.run_module = lambda *a, **k: []
-    monkeypatch.setitem(sys.modules, "stepwell.tools.toy_runner", runner)
+    monkeypatch.setitem(sys.modules, "stepwell.tools.opt.toy_runner", runner)
     monkeypatch.setattr(opt_run, "RUNNER", ".toy_runner:run_module")
     (tmp_path / "bad.npy").write_text("not an array")
     missing = opt_tool("--run", "--args", tmp_path / "none.npy", stdin=FUNC)

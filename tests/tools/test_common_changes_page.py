@@ -12,8 +12,9 @@ import torch
 from xdsl.dialects.builtin import ModuleOp, f32
 from xdsl.ir import SSAValue
 
-from stepwell.dialects import nd
+import stepwell.dialects.nd
 from stepwell.dialects.expr import sym
+from stepwell.dialects.nd import ops as nd
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/common-changes.md").read_text()
@@ -42,10 +43,10 @@ TEXT = """func.func @forward(%a: !nd.tensor<s0 x f32> {nd.layout = #nd.layout<[1
 def outer(monkeypatch):
     """The operation of the page, in the places that the page names."""
     from stepwell.lowering.nd_to_loop import rules
-    from stepwell.tools import interpret_nd
+    from stepwell.tools.interpret import nd as interpret_nd
 
     places = re.findall(r"`((?:dialects|lowering|tools)/[\w/]+)\.py`", PAGE.partition("## An operation on tensors")[2])[:3]
-    assert places == ["dialects/nd", "lowering/nd_to_loop/rules", "tools/interpret_nd"]
+    assert places == ["dialects/nd/ops", "lowering/nd_to_loop/rules", "tools/interpret/nd"]
     monkeypatch.setattr(nd, "SSAValue", SSAValue, raising=False)
     monkeypatch.setattr(nd, "OuterOp", None, raising=False)
     monkeypatch.setattr(interpret_nd, "_RULES", dict(interpret_nd._RULES))
@@ -53,6 +54,7 @@ def outer(monkeypatch):
         module = importlib.import_module("stepwell." + place.replace("/", "."))
         namespace = vars(module) if module is nd else dict(vars(module))
         exec(compile("from __future__ import annotations\n" + code, place, "exec"), namespace)
+        monkeypatch.setattr(stepwell.dialects.nd, "OuterOp", nd.OuterOp, raising=False)  # pyright: ignore[reportAttributeAccessIssue]
         if module is rules:
             monkeypatch.setitem(rules.RULES, nd.OuterOp, namespace["_outer"])  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setattr(nd.Nd, "_operations", [*nd.Nd.operations, nd.OuterOp])  # pyright: ignore[reportAttributeAccessIssue]

@@ -22,14 +22,14 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
 import stepwell
-from stepwell.passes.instrumentation import active_run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.passes.registry import load_pass
+from stepwell.passes.manager.instrumentation import active_run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.passes.manager.registry import load_pass
 from stepwell.targets.host.selftest import passes_selftest
 from stepwell.targets.target import isolated, register_target
-from stepwell.tools import counters
-from stepwell.tools.compile_log import compile_lock
-from stepwell.tools.interpreted_target import InterpretedTarget
+from stepwell.tools.backend import counters
+from stepwell.tools.debug.compile_log import compile_lock
+from stepwell.tools.interpret.target import InterpretedTarget
 
 SEED = int(os.environ.get("STEPWELL_TEST_SEED", random.randrange(10**6)))
 
@@ -135,21 +135,26 @@ class Fault:
 
 
 FUNCTIONS = (
-    "tools.compile_graph.import_graph", "tools.compile_graph.target_of", "tools.compile_graph.run", "tools.compile_graph.emit",
-    "tools.compile_graph.default_pipeline", "tools.compile_graph.apply_wishes", "tools.compile_graph.report",
-    "targets.cpu.emit.emit_kernels", "targets.host.emit.emit_host", "targets.cpu.jit.compile_text", "targets.cpu.cache.object_key",
-    "targets.cpu.cache.cached_object", "targets.cpu.jit.binding.parse_assembly", "tools.compiled.load_object_code",
-    "tools.compiled.load_program", "targets.host.load.load_object", "targets.host.load.entry_symbols", "tools.torch_backend.border",
-    "tools.torch_backend.without_bits", "tools.torch_backend.partition", "lowering.decompositions.decomposition_table",
-    "lowering.whole_operators.keep_whole", "lowering.powers.keep_powers", "lowering.spelled_attention.call_attention",
-    "lowering.attention_masks.simplify_masks", "lowering.wide_statistics.widen_statistics",
-    "lowering.training_layouts.choose_training_layouts", "lowering.recomputable.spell_out_recomputable",
+    "tools.backend.compile_graph.import_graph", "tools.backend.compile_graph.target_of",
+    "tools.backend.compile_graph.run", "tools.backend.compile_graph.emit",
+    "tools.backend.compile_graph.default_pipeline", "tools.backend.compile_graph.apply_wishes", "tools.backend.compile_graph.report",
+    "targets.cpu.emit.module.emit_kernels", "targets.host.emit.emit_host", "targets.cpu.jit.compile_text", "targets.cpu.cache.object_key",
+    "targets.cpu.cache.cached_object", "targets.cpu.jit.binding.parse_assembly", "tools.backend.compiled.load_object_code",
+    "tools.backend.compiled.load_program", "targets.host.load.load_object",
+    "targets.host.load.entry_symbols", "tools.backend.torch_backend.border",
+    "tools.backend.torch_backend.without_bits", "tools.backend.torch_backend.partition", "lowering.fx.decompositions.decomposition_table",
+    "lowering.fx.pre_grad.whole_operators.keep_whole", "lowering.fx.pre_grad.powers.keep_powers",
+    "lowering.fx.pre_grad.spelled_attention.call_attention",
+    "lowering.fx.pre_grad.attention_masks.simplify_masks", "lowering.fx.joint.wide_statistics.widen_statistics",
+    "lowering.fx.joint.training_layouts.choose_training_layouts", "lowering.fx.joint.recomputable.spell_out_recomputable",
 )  # fmt: skip
 """Emitters, steps of the toolchain, rewrites of FX graphs."""
 
 CACHE = (
-    "targets.cpu.cache.read", "targets.cpu.cache.write", "tools.graph_cache.read", "tools.graph_cache.write", "tools.graph_cache.to_bytes",
-    "tools.aot_cache.read", "tools.aot_cache.write", "tools.torch_backend.find_slot", "tools.torch_backend.find_record",
+    "targets.cpu.cache.read", "targets.cpu.cache.write", "tools.cache.graph_cache.read",
+    "tools.cache.graph_cache.write", "tools.cache.graph_cache.to_bytes",
+    "tools.cache.aot_cache.read", "tools.cache.aot_cache.write",
+    "tools.backend.torch_backend.find_slot", "tools.backend.torch_backend.find_record",
 )  # fmt: skip
 
 
@@ -160,7 +165,7 @@ def passes(target):
 FAULTS = [
     *(Fault(what, name, target) for target in ("cpu", "gpu") for what in ("pass", "ir") for name in passes(target)),
     *(Fault("function", name) for name in (*FUNCTIONS, *CACHE)),
-    *(Fault("function", f"tools.interpreted_target.{name}", "gpu") for name in ("kernel_modules", "InterpretedTarget.load")),
+    *(Fault("function", f"tools.interpret.target.{name}", "gpu") for name in ("kernel_modules", "InterpretedTarget.load")),
 ]
 
 
@@ -214,8 +219,8 @@ def clean(monkeypatch, tmp_path):
     monkeypatch.delenv("STEPWELL_ON_FAILURE", raising=False)
     monkeypatch.setenv("STEPWELL_CACHE", "on")
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("stepwell.tools.recovery_report.REDUCTION_SECONDS", 0.0)
-    monkeypatch.setattr("stepwell.tools.compile_log._said", set())
+    monkeypatch.setattr("stepwell.tools.recovery.report.REDUCTION_SECONDS", 0.0)
+    monkeypatch.setattr("stepwell.tools.debug.compile_log._said", set())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     assert passes_selftest()  # once a process: a fault in it is said, and leaves all programs to the path through Python

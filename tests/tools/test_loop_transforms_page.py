@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from stepwell.passes.registry import OURS
+from stepwell.passes.manager.registry import OURS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/loop-transforms.md").read_text()

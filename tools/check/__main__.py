@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from ...errors import StepwellError
-from ..explain import load_function
+from ..explain.main import load_function
 from . import check
 
 

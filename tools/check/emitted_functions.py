@@ -16,10 +16,10 @@ from xdsl.utils.test_value import create_ssa_value
 
 from ...dialects import cpu
 from ...errors import StepwellError
-from ...targets.cpu.emit import emit_module
+from ...targets.cpu.emit.module import emit_module
 from ...targets.cpu.jit import load_text
-from .. import interpret_scalars
-from ..compile_graph import context
+from ..backend.compile_graph import context
+from ..interpret import scalars as interpret_scalars
 from .judge import unit_of
 
 ULP = 256

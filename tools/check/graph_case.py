@@ -13,12 +13,12 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...lowering.fx_to_nd import import_graph
-from ..compile_graph import lower_graph
-from ..compile_log import compile_lock
-from ..compiled import CompiledGraph
-from ..counters import uncounted
-from ..interpret_nd import NdInterpreter, run_imported
-from ..options import Options
+from ..backend.compile_graph import lower_graph
+from ..backend.compiled import CompiledGraph
+from ..backend.counters import uncounted
+from ..backend.options import Options
+from ..debug.compile_log import compile_lock
+from ..interpret.nd import NdInterpreter, run_imported
 from .exact_graph import ExactGraph
 from .judge import Verdict, judge
 

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from ...lowering.fx_to_nd.importer import user_place
+from ...lowering.fx_to_nd.core.importer import user_place
 from .exact_graph import EAGER, RUNS, ExactGraph, bound_of, is_undefined, widened_runs
 from .graph_case import GraphCase, copy_of, draws
 from .judge import Verdict, judge

@@ -16,18 +16,18 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from ...errors import StepwellError
-from ...passes.instrumentation import Instrumentation, print_ir
-from ...passes.manager import Pipeline, run
-from ...passes.pipelines import LOWERINGS
-from ..compile_graph import context
-from ..compiled import CompiledGraph
-from ..debug import DebugFolder
-from ..narrowing import narrowed
-from ..options import Options
-from ..run_ir import run_module
-from ..verify_results import SOON, scalar_operations
+from ...passes.manager.instrumentation import Instrumentation, print_ir
+from ...passes.manager.pass_manager import Pipeline, run
+from ...passes.manager.pipelines import LOWERINGS
+from ..backend.compile_graph import context
+from ..backend.compiled import CompiledGraph
+from ..backend.options import Options
+from ..debug.folder import DebugFolder
+from ..opt.run_ir import run_module
+from ..opt.verify_results import SOON, scalar_operations
 from .emitted_functions import wrong_function
 from .graph_case import GraphCase, Wrong, on_cpu
+from .narrowing import narrowed
 
 IMPORT = "import"
 """The place of a "pass" that reads the FX graph: rules of operators (lowering/fx_to_nd)."""

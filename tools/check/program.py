@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ..find_fault import Trial, find_fault
-from ..options import make_options
-from ..torch_backend import GraphCompilers, compile_with
-from ..verify_results import TOLERANCE
+from ..backend.options import make_options
+from ..backend.torch_backend import GraphCompilers, compile_with
+from ..opt.verify_results import TOLERANCE
 from .exact_graph import chooses
+from .find_fault import Trial, find_fault
 from .graph_case import GraphCase, Wrong, draws
 from .graph_check import checked, diagnose, name_operation, node_errors
 from .node_errors import ErrorRow

@@ -22,22 +22,22 @@ from xdsl.ir import Operation
 
 from ...dialects import load_dialects, loop, nd
 from ...dialects.loop import kinds_attr
-from ...dialects.nd_base import ExprsAttr
-from ...dialects.nd_pointwise import OPS, BinaryOp, UnaryOp
-from ...dialects.nd_types import FLOATS
+from ...dialects.nd.base import ExprsAttr
+from ...dialects.nd.pointwise import OPS, BinaryOp, UnaryOp
+from ...dialects.nd.types import FLOATS
 from ...errors import StepwellError
-from ...lowering.decompositions import decomposition_table
+from ...lowering.fx.decompositions import decomposition_table
 from ...lowering.fx_to_nd import import_graph
-from ...passes.errors import PassError
-from ...passes.instrumentation import Instrumentation, print_ir
-from ...passes.manager import Pipeline, Stage, entry_text, is_deliberate, run
-from ...passes.pipelines import default_pipeline, parse_pipeline
-from ...passes.verify import InvalidIR, verify_ir
-from ..opt_inputs import random_inputs, with_own_memory
-from ..opt_parser import parse_file
-from ..opt_run import kept_arguments
-from ..run_ir import run_module
-from ..verify_results import SOON, difference, scalar_operations
+from ...passes.manager.errors import PassError
+from ...passes.manager.instrumentation import Instrumentation, print_ir
+from ...passes.manager.pass_manager import Pipeline, Stage, entry_text, is_deliberate, run
+from ...passes.manager.pipelines import default_pipeline, parse_pipeline
+from ...passes.manager.verify import InvalidIR, verify_ir
+from ..ir_parser import parse_file
+from ..opt.inputs import random_inputs, with_own_memory
+from ..opt.run import kept_arguments
+from ..opt.run_ir import run_module
+from ..opt.verify_results import SOON, difference, scalar_operations
 from .rounding import KINDS, unexplained
 from .values import HALVES
 from .writer import Writer

@@ -12,9 +12,9 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from ...dialects import load_dialects
-from ...passes.instrumentation import print_ir
-from ..opt_inputs import with_own_memory
-from ..opt_parser import parse_file
+from ...passes.manager.instrumentation import print_ir
+from ..ir_parser import parse_file
+from ..opt.inputs import with_own_memory
 from ..reduce.graph import Reduced, captured, failure_kind, reduce_graph
 from ..reduce.ir import reduce_module
 from .case import Case, inputs_text

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...lowering import mem_to_tt
+from ...passes import gpu
 from ...targets.target import isolated, register_target
-from ..interpreted_target import InterpretedTarget
+from ..interpret.target import InterpretedTarget
 
 SMALL = {
     "TILE": 16, "SQUARE": 4, "SHORT": 4, "ON_CHIP": 64, "BLOCK": 16, "PIECE": 16, "PIECES": 4, "CHUNK": 8, "STREAM": 8, "ONLINE": 8,
@@ -18,7 +19,7 @@ SMALL = {
     "CROSSED_TILE": 16, "LONG": 4, "FEW": 1 << 20, "IDLE": 1 << 20, "FEWEST_PARTS": 2, "SHORTEST": 1,
     "LAUNCH_NS": 0.0, "GAIN": 1.0, "OF_ROWS": 1e9, "FEWEST": 2,
 }  # fmt: skip
-"""Constants of lowering/mem_to_tt with which rules for large tensors apply to small ones."""
+"""Constants of passes/gpu and lowering/mem_to_tt with which rules for large tensors apply to small ones."""
 THRESHOLDS = {
     "nd-split-reductions{rows=264}": "nd-split-reductions{rows=2}",
     "gpu-split-rows": "gpu-split-rows{programs=3}",
@@ -39,7 +40,7 @@ class SmallTiles(InterpretedTarget):
 @contextmanager
 def small_tiles() -> Iterator[None]:
     """Inside of it programs of the CPU are compiled for a GPU with small tiles, and interpreted."""
-    parts = [f"{mem_to_tt.__name__}.{one.name}" for one in pkgutil.iter_modules(mem_to_tt.__path__)]
+    parts = [one.name for room in (gpu, mem_to_tt) for one in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
     changed: list[tuple[Any, str, Any]] = []
     try:
         for module in [mem_to_tt, *map(importlib.import_module, parts)]:

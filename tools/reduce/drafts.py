@@ -24,12 +24,12 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAVal
 from xdsl.traits import IsolatedFromAbove, IsTerminator
 
 from ...dialects import nd
-from ...dialects.cpu_vector import SplatOp
-from ...dialects.float8 import FLOAT8
+from ...dialects.cpu.vector import SplatOp
 from ...dialects.mem import BufferType
-from ...dialects.nd_types import LayoutAttr, TensorType
-from ...passes.instrumentation import print_ir
-from ...passes.verify import InvalidIR, verify_ir
+from ...dialects.nd.types import LayoutAttr, TensorType
+from ...dialects.support.float8 import FLOAT8
+from ...passes.manager.instrumentation import print_ir
+from ...passes.manager.verify import InvalidIR, verify_ir
 
 
 class Draft:

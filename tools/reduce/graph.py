@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from ..opt_inputs import with_own_memory
+from ..opt.inputs import with_own_memory
 from .search import ReduceError, Search
 
 Fails = Callable[[GraphModule, Sequence[Any]], bool]

@@ -11,7 +11,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 
 from ...dialects import cpu, host, loop, nd
-from ...dialects.call_args import Arg, Call, CallAttr
+from ...dialects.nd.call_args import Arg, Call, CallAttr
 from .drafts import (
     Draft,
     add_argument,

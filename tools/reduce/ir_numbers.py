@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from xdsl.context import Context
 
 from ...dialects import load_dialects
-from ..opt_parser import SyntaxProblem, parse_file
+from ..ir_parser import SyntaxProblem, parse_file
 from .drafts import Draft, is_valid
 
 NUMBER = re.compile(r'(?<![\w.%@#"\-!])(\d+)(?=x|[^\w.]|$)')

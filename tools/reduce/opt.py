@@ -19,7 +19,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from ...dialects import load_dialects
-from ..opt_parser import parse_file
+from ..ir_parser import parse_file
 from ..worker_pool import DIED, Pool
 from .drafts import Draft
 from .ir import search_module
@@ -91,7 +91,7 @@ class OptToolJudge:
     args: Namespace
 
     def failures(self, texts: Sequence[str]) -> list[Failure | None]:
-        from ..opt_tool import errors_of
+        from ..opt.main import errors_of
 
         return [failure_of(errors_of(self.args, text)) for text in texts]
 
@@ -234,6 +234,6 @@ def _progress(count: int) -> Callable[[str], None]:
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """What opt-tool says of a text."""
-    from ..opt_tool import errors_of, parse
+    from ..opt.main import errors_of, parse
 
     return {"errors": errors_of(parse(request["arguments"]), request["text"])}

@@ -15,9 +15,9 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 
 from stepwell.dialects import load_dialects
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import Imported, import_graph
-from stepwell.tools.interpret_nd import run_imported
+from stepwell.tools.interpret.nd import run_imported
 
 
 def text_of(module: Any) -> str:

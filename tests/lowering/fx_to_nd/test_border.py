@@ -6,7 +6,7 @@ from torch.fx import Graph, GraphModule
 from xdsl.dialects.builtin import FileLineColLoc, NameLoc
 
 from stepwell.lowering.fx_to_nd import ImportFailure, import_graph
-from stepwell.tools.interpret_nd import run_imported
+from stepwell.tools.interpret.nd import run_imported
 
 
 def func_of(found):
@@ -178,7 +178,7 @@ def test_single_output_is_refused():
 
 def test_failing_rule_is_wrapped(monkeypatch):
     """ERR-01, OP-13"""
-    from stepwell.lowering.fx_to_nd import registry
+    from stepwell.lowering.fx_to_nd.core import registry
 
     graph = Graph()
     x = graph.placeholder("x")

@@ -8,7 +8,7 @@ from xdsl.parser import Parser
 from xdsl.utils.exceptions import VerifyException
 
 import stepwell
-from stepwell.tools.compile_graph import context
+from stepwell.tools.backend.compile_graph import context
 
 
 def check_against_eager(fn, *inputs, dynamic=False, **tolerance):

@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from stepwell.dialects import tt_structure
+from stepwell.dialects.tt import structure as tt_structure
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_nd import run_imported
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.nd import run_imported
 
 CASES = {
     "row": ((2, 3, 7), (2, 3)),

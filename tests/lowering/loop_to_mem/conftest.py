@@ -14,10 +14,10 @@ from xdsl.parser import Parser
 
 from stepwell.dialects import load_dialects, mem
 from stepwell.dialects.loop import NestOp
-from stepwell.passes.instrumentation import Instrumentation
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import parse_pipeline
-from stepwell.tools.interpret_loop import run_loop
+from stepwell.passes.manager.instrumentation import Instrumentation
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import parse_pipeline
+from stepwell.tools.interpret.loop import run_loop
 
 HEADER = "builtin.module attributes {nd.symbols = {s0 = #nd.range<0, -1, 8>, s1 = #nd.range<1, -1, 8>}} {"
 PIPELINE = "loop-to-mem,mem-plan"

@@ -61,7 +61,7 @@ def test_a_donated_argument_is_overwritten_after_its_last_use(level, seeded, att
 
 
 def test_what_it_computes_stays(level, seeded):
-    from stepwell.tools.interpret_loop import run_loop
+    from stepwell.tools.interpret.loop import run_loop
 
     a, b = seeded(4, 6), seeded(6, 4).t().contiguous()
     q, r = run_loop(level.lower(twice(" {nd.donated}", "")), [a.clone(), b])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stepwell.passes.errors import PassError
-from stepwell.tools.interpret_loop import run_loop
+from stepwell.passes.manager.errors import PassError
+from stepwell.tools.interpret.loop import run_loop
 
 POINTWISE = """
 func.func @forward(%x: !nd.tensor<4 x 6 x f32>) -> !nd.tensor<4 x 6 x f32> {

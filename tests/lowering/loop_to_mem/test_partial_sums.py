@@ -9,11 +9,11 @@ from xdsl.dialects.func import FuncOp
 from xdsl.parser import Parser
 
 from stepwell.dialects import load_dialects, loop
-from stepwell.passes.instrumentation import Instrumentation
-from stepwell.passes.manager import run
-from stepwell.passes.mem.peak import peak_bytes
-from stepwell.passes.pipelines import parse_pipeline
-from stepwell.tools.interpret_loop import run_loop
+from stepwell.passes.manager.instrumentation import Instrumentation
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import parse_pipeline
+from stepwell.passes.mem.arena.peak import peak_bytes
+from stepwell.tools.interpret.loop import run_loop
 
 CTX = load_dialects(Context())
 

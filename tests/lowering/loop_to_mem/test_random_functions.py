@@ -8,12 +8,12 @@ import pytest
 import torch
 from xdsl.parser import Parser
 
-from stepwell.passes.instrumentation import Instrumentation
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline, parse_pipeline
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_loop import run_loop
-from stepwell.tools.interpret_nd import run_nd
+from stepwell.passes.manager.instrumentation import Instrumentation
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline, parse_pipeline
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
+from stepwell.tools.interpret.nd import run_nd
 
 N = 3
 SIZES = {"static": (f"{N}", f"{2 * N}", f"{N * N}"), "dynamic": ("s0", "(s0 * 2)", "(s0 * s0)")}

@@ -13,8 +13,8 @@ from stepwell.dialects import load_dialects
 from stepwell.dialects.expr import evaluate
 from stepwell.dialects.host import LaunchOp
 from stepwell.lowering.mem_to_cpu import MemToCpu
-from stepwell.passes.verify import verify_ir
-from stepwell.targets.cpu.emit import emit_llvm
+from stepwell.passes.manager.verify import verify_ir
+from stepwell.targets.cpu.emit.module import emit_llvm
 from stepwell.targets.cpu.jit import compile_text, load_object
 
 

@@ -8,10 +8,10 @@ from xdsl.context import Context
 from xdsl.parser import Parser
 
 from stepwell.dialects import load_dialects
-from stepwell.dialects.expr_ranges import RangeEnv
+from stepwell.dialects.expr.ranges import RangeEnv
+from stepwell.passes.analysis.nest_access import NestAccess
+from stepwell.passes.cost.loops_inside import loops_inside
 from stepwell.passes.loop.loop_schedule import Cost, choose
-from stepwell.passes.loop.loops_inside import loops_inside
-from stepwell.passes.loop.nest_access import NestAccess
 
 GATE = """
 func.func @forward(%x : {x}, %m : {m}, %o : {x}) {{

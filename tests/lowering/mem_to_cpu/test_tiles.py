@@ -8,10 +8,10 @@ from xdsl.context import Context
 from xdsl.parser import Parser
 
 from stepwell.dialects import load_dialects, loop
-from stepwell.dialects.expr_ranges import RangeEnv
+from stepwell.dialects.expr.ranges import RangeEnv
 from stepwell.lowering.mem_to_cpu.tiles import follow_rows
+from stepwell.passes.analysis.nest_access import NestAccess
 from stepwell.passes.loop.loop_schedule import Cost
-from stepwell.passes.loop.nest_access import NestAccess
 
 NEST = """
 func.func @forward(%x : {x}, %y : {y}, %o : {o}) {{

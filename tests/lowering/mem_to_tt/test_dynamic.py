@@ -12,14 +12,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from stepwell.dialects.host import LaunchOp
-from stepwell.dialects.tt_structure import RARE, AssertOp, FuncOp
-from stepwell.lowering import whole_operators  # noqa: F401 - its operators
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.dialects.tt.structure import RARE, AssertOp, FuncOp
+from stepwell.lowering.fx.decompositions import decomposition_table
+from stepwell.lowering.fx.pre_grad import whole_operators  # noqa: F401 - its operators
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_loop import run_loop
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
 
 PROGRAMS = {
     "values": lambda x: (F.gelu(x) * 2 + x, x.exp() > 1),

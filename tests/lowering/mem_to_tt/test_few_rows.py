@@ -13,24 +13,24 @@ from xdsl.dialects.builtin import ModuleOp
 
 import stepwell
 from stepwell.dialects.mem import ExternOp
-from stepwell.dialects.tt_compute import DotOp
-from stepwell.dialects.tt_memory import LoadOp
-from stepwell.dialects.tt_shape import TransOp
-from stepwell.dialects.tt_structure import FuncOp
-from stepwell.dialects.tt_types import shape_of
+from stepwell.dialects.tt.compute import DotOp
+from stepwell.dialects.tt.memory import LoadOp
+from stepwell.dialects.tt.shape import TransOp
+from stepwell.dialects.tt.structure import FuncOp
+from stepwell.dialects.tt.types import shape_of
 from stepwell.errors import StepwellError
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.lowering.mem_to_tt.tiles import GPU
-from stepwell.passes.loop.nest_key import is_nest_in_memory
-from stepwell.passes.loop.schedule_attrs import schedule_table, update_schedule
-from stepwell.passes.manager import run
-from stepwell.passes.nd import few_rows
-from stepwell.passes.pipelines import default_pipeline
+from stepwell.passes.analysis.nest_key import is_nest_in_memory
+from stepwell.passes.analysis.schedule_attrs import schedule_table, update_schedule
+from stepwell.passes.gpu.tiles.candidates import GPU
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.passes.nd.products import few_rows
 from stepwell.targets.triton.target import GpuTarget
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_loop import run_loop
-from stepwell.tools.interpreted_target import InterpretedTarget
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
+from stepwell.tools.interpret.target import InterpretedTarget
 
 BF16 = torch.bfloat16
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from stepwell.dialects.tt_arith import SelectOp
-from stepwell.dialects.tt_memory import LoadOp
-from stepwell.dialects.tt_structure import FuncOp
-from stepwell.dialects.tt_types import shape_of
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.dialects.tt.arith import SelectOp
+from stepwell.dialects.tt.memory import LoadOp
+from stepwell.dialects.tt.structure import FuncOp
+from stepwell.dialects.tt.types import shape_of
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_loop import run_loop
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
 
 PROGRAMS = {
     "softmax": lambda x: (torch.softmax(x, -1),),

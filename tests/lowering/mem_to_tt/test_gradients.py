@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_loop import run_loop
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
 
 WIDTH, HEADS, WORDS, BATCH, LENGTH = 16, 2, 19, 2, 5
 

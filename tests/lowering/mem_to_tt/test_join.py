@@ -8,17 +8,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.dialects.builtin import ModuleOp, StringAttr, f32
 from xdsl.parser import Parser
 
-from stepwell.dialects import host, mem, tt_structure
+from stepwell.dialects import host, mem
 from stepwell.dialects.expr import as_expr
-from stepwell.dialects.nd_base import ExprAttr
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.dialects.nd.base import ExprAttr
+from stepwell.dialects.tt import structure as tt_structure
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.lowering.mem_to_tt.join import Touched
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.passes.verify import verify_ir
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_loop import run_loop
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.passes.manager.verify import verify_ir
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
 
 
 def randn(*shape: int) -> torch.Tensor:

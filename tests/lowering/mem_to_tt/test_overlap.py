@@ -8,15 +8,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 
-from stepwell.dialects.tt_compute import GRID_WAIT, ElementwiseInlineAsmOp
-from stepwell.dialects.tt_structure import OVERLAPS, FuncOp
+from stepwell.dialects.tt.compute import GRID_WAIT, ElementwiseInlineAsmOp
+from stepwell.dialects.tt.structure import OVERLAPS, FuncOp
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.passes.verify import verify_ir
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.passes.manager.verify import verify_ir
 from stepwell.targets.triton import target as gpu
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_loop import run_loop
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
 
 
 def kernels(module: ModuleOp) -> list[FuncOp]:

@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import stepwell
-from stepwell.dialects.tt_memory import LoadOp, StoreOp
-from stepwell.dialects.tt_shape import JoinOp, SplitOp
-from stepwell.dialects.tt_types import shape_of
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.dialects.tt.memory import LoadOp, StoreOp
+from stepwell.dialects.tt.shape import JoinOp, SplitOp
+from stepwell.dialects.tt.types import shape_of
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpreted_target import InterpretedTarget
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.target import InterpretedTarget
 
 BF16 = torch.bfloat16
 

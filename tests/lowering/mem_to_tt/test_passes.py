@@ -14,18 +14,18 @@ from xdsl.dialects import gpu
 from xdsl.parser import Parser
 
 from stepwell.dialects import loop, mem
-from stepwell.dialects.tt_memory import LoadOp, StoreOp
-from stepwell.dialects.tt_structure import FuncOp
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.dialects.tt.memory import LoadOp, StoreOp
+from stepwell.dialects.tt.structure import FuncOp
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.loop.fusion_groups import LAYERS
-from stepwell.passes.loop.nest_key import is_nest_in_memory
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
+from stepwell.passes.analysis.nest_key import is_nest_in_memory
+from stepwell.passes.loop.fusion.groups import LAYERS
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.targets.triton.emit import kernel_modules, kernel_of
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_loop import run_loop
-from stepwell.tools.interpret_tt import run_kernel
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
+from stepwell.tools.interpret.tt.run import run_kernel
 
 
 def nests(function, *args):

@@ -13,17 +13,18 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from stepwell.dialects import float8, tt_structure
-from stepwell.dialects.float8 import encode, f8e4m3fn
+from stepwell.dialects.support import float8
+from stepwell.dialects.support.float8 import encode, f8e4m3fn
+from stepwell.dialects.tt import structure as tt_structure
 from stepwell.errors import StepwellError
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx.decompositions import decomposition_table
+from stepwell.lowering.fx.joint.max_pool_offsets import max_pool_offsets_backward, max_pool_with_offsets
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.lowering.max_pool_offsets import max_pool_offsets_backward, max_pool_with_offsets
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.passes.verify import verify_ir
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_loop import run_loop
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.passes.manager.verify import verify_ir
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
 
 BF16 = torch.bfloat16
 F8 = torch.float8_e4m3fn

@@ -12,13 +12,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import stepwell
-from stepwell.lowering.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph, layout_choices
-from stepwell.passes.instrumentation import Instrumentation
+from stepwell.lowering.fx.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.lowering.fx_to_nd.calls import layout_choices
 from stepwell.passes.loop.loop_layout import Cut
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.tools.compile_graph import context
+from stepwell.passes.manager.instrumentation import Instrumentation
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.tools.backend.compile_graph import context
 
 
 def test_the_cut_is_the_cheapest_side_for_each():

@@ -9,12 +9,12 @@ from xdsl.dialects.func import FuncOp
 from xdsl.parser import Parser
 
 from stepwell.dialects import load_dialects, loop, nd
-from stepwell.passes.instrumentation import Instrumentation
 from stepwell.passes.loop.loop_order import Graph, Profile, lower_peak
-from stepwell.passes.manager import run
-from stepwell.passes.mem.peak import memory_over_time
-from stepwell.passes.pipelines import parse_pipeline
-from stepwell.tools.interpret_loop import run_loop
+from stepwell.passes.manager.instrumentation import Instrumentation
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import parse_pipeline
+from stepwell.passes.mem.arena.peak import memory_over_time
+from stepwell.tools.interpret.loop import run_loop
 
 CTX = load_dialects(Context())
 BIG, SMALL = "!nd.tensor<64 x 64 x f32>", "!nd.tensor<64 x f32>"

@@ -7,11 +7,11 @@ from xdsl.context import Context
 from xdsl.parser import Parser
 
 from stepwell.dialects import load_dialects
-from stepwell.dialects.expr_ranges import RangeEnv
+from stepwell.dialects.expr.ranges import RangeEnv
 from stepwell.lowering.mem_to_cpu import MemToCpu
+from stepwell.passes.analysis.nest_access import NestAccess
 from stepwell.passes.loop.loop_schedule import LoopSchedule, choose
-from stepwell.passes.loop.nest_access import NestAccess
-from stepwell.passes.verify import verify_ir
+from stepwell.passes.manager.verify import verify_ir
 
 POINTWISE = """
 func.func @forward(%x : {x}, %y : {y}, %o : {o}) {{

@@ -11,12 +11,12 @@ SCRIPT = """
 import json
 import torch
 from torch import nn
-from stepwell.tools.bench_memory import OwnMemory, _no_pool, peak_of, step_of
+from stepwell.tools.bench.memory import OwnMemory, _no_pool, peak_of, step_of
 
 own = OwnMemory()  # before the runtime is linked, so in a process of its own
-from stepwell.passes.mem.peak import memory_over_time
-from stepwell.tools.options import make_options
-from stepwell.tools.torch_backend import GraphCompilers, compile_with
+from stepwell.passes.mem.arena.peak import memory_over_time
+from stepwell.tools.backend.options import make_options
+from stepwell.tools.backend.torch_backend import GraphCompilers, compile_with
 from xdsl.dialects.func import FuncOp
 
 

@@ -6,13 +6,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.context import Context
 
 from stepwell.dialects import load_dialects
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline, parse_pipeline
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_loop import run_loop
-from stepwell.tools.opt_parser import parse_file
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline, parse_pipeline
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
+from stepwell.tools.ir_parser import parse_file
 
 
 def compiled(function, args):

@@ -11,11 +11,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import stepwell
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import parse_pipeline
-from stepwell.tools.compile_graph import context
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import parse_pipeline
+from stepwell.tools.backend.compile_graph import context
 
 
 def plain(q, k, v):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import stepwell
-from stepwell.tools.interpreted_target import InterpretedTarget
+from stepwell.tools.interpret.target import InterpretedTarget
 
 
 def divergence(x, y):

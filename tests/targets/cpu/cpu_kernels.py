@@ -14,7 +14,7 @@ from xdsl.dialects.vector import Vector
 from xdsl.parser import Parser
 
 from stepwell.dialects.cpu import Cpu
-from stepwell.targets.cpu.emit import emit_module
+from stepwell.targets.cpu.emit.module import emit_module
 from stepwell.targets.cpu.features import is_runnable, target
 from stepwell.targets.cpu.jit import Library, load_text
 

@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from stepwell.dialects import host
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.instrumentation import Instrumentation
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.targets.cpu.emit import emit_kernels
+from stepwell.passes.manager.instrumentation import Instrumentation
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.targets.cpu.emit.module import emit_kernels
 from stepwell.targets.cpu.features import target
 from stepwell.targets.cpu.jit import compile_text
 from stepwell.targets.host.emit import emit_host
-from stepwell.tools.compile_graph import context
+from stepwell.tools.backend.compile_graph import context
 
 X, Y, ROW = torch.randn(37, 53), torch.randn(37, 53), torch.randn(53)
 LOW, HALF, WIDE = X.bfloat16(), X.half(), X.double()

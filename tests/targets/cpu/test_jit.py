@@ -10,7 +10,7 @@ import torch
 from cpu_kernels import elementwise, parse
 
 from stepwell.targets.cpu import cache, features, jit
-from stepwell.targets.cpu.emit import emit_asm, emit_llvm, emit_module
+from stepwell.targets.cpu.emit.module import emit_asm, emit_llvm, emit_module
 
 GELU = elementwise(
     "gelu",

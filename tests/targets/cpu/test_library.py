@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from stepwell.targets.cpu import jit, library
-from stepwell.targets.cpu.attention_spec import AttentionSpec
-from stepwell.targets.cpu.gemm import GEMM_ARGS
-from stepwell.targets.cpu.gemm_spec import ISAS, GemmSpec, host_isa
+from stepwell.targets.cpu.attention.spec import AttentionSpec
+from stepwell.targets.cpu.gemm.driver import GEMM_ARGS
+from stepwell.targets.cpu.gemm.spec import ISAS, GemmSpec, host_isa
 
 
 def caller(symbol: str) -> str:

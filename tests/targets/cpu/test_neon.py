@@ -31,7 +31,7 @@ def test_programs_assemble():
 @pytest.mark.parametrize(("kind", "expected"), [("asm", "fmla"), ("llvm", 'target triple = "aarch64')])
 def test_opt_tool_writes_it(kind, expected):
     example = str(ROOT / "docs" / "examples" / "erf.mlir")
-    done = run_for_neon("-m", "stepwell.tools.opt_tool", example, "-p", "stepwell-cpu", "-t", kind)
+    done = run_for_neon("-m", "stepwell.tools.opt", example, "-p", "stepwell-cpu", "-t", kind)
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepwell.dialects.call_args import Arg, Call, Obj
+from stepwell.dialects.nd.call_args import Arg, Call, Obj
 from stepwell.targets.host.library_errors import failed_call
 from stepwell.targets.host.shims import shim_name, signature
 from stepwell.targets.host.symbols import error_text_available

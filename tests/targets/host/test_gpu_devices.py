@@ -10,17 +10,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from stepwell.dialects import host
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.targets.cpu.emit import emit_kernels
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.targets.cpu.emit.module import emit_kernels
 from stepwell.targets.cpu.jit import compile_text
-from stepwell.targets.host import emit, gpu_emit
-from stepwell.targets.host.gpu_driver import use_driver
+from stepwell.targets.host import emit
+from stepwell.targets.host.gpu import emit as gpu_emit
+from stepwell.targets.host.gpu.driver import use_driver
 from stepwell.targets.host.load import load_object_code, load_program
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_gpu import InterpretedDriver, interpreted_kernels
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.gpu import InterpretedDriver, interpreted_kernels
 
 FIRST, SECOND, CPU = "cuda:0", "cuda:1", "cpu"
 

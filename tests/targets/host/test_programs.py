@@ -12,7 +12,7 @@ X = "%x: !host.tensor<f32>"
 
 def runtime_function(name, result, *arguments):
     """A function of the host runtime."""
-    from stepwell.targets.host.runtime import library
+    from stepwell.targets.host.runtime.runtime import library
 
     return ctypes.CFUNCTYPE(result, *arguments)(library().address(name))
 
@@ -40,7 +40,7 @@ def test_kernels_through_the_arena(build):
 
 
 def test_sizes_that_change_do_not_add_up_in_the_pool():
-    from stepwell.targets.host.runtime import empty_pool, pool_held_bytes
+    from stepwell.targets.host.runtime.runtime import empty_pool, pool_held_bytes
 
     take = runtime_function("stepwell_pool_alloc", ctypes.c_void_p, ctypes.c_int64)
     give = runtime_function("stepwell_pool_free", None, ctypes.c_void_p)
@@ -66,7 +66,7 @@ def test_sizes_that_change_do_not_add_up_in_the_pool():
 
 
 def test_blocks_of_the_pool_are_as_large_as_asked_for():
-    from stepwell.targets.host.runtime import empty_pool, pool_held_bytes
+    from stepwell.targets.host.runtime.runtime import empty_pool, pool_held_bytes
 
     take = runtime_function("stepwell_pool_alloc", ctypes.c_void_p, ctypes.c_int64)
     give = runtime_function("stepwell_pool_free", None, ctypes.c_void_p)
@@ -84,7 +84,7 @@ def test_blocks_of_the_pool_are_as_large_as_asked_for():
 
 
 def test_large_outputs_come_from_the_pool_and_outlive_the_program(native):
-    from stepwell.targets.host.runtime import empty_pool, pool_held_bytes
+    from stepwell.targets.host.runtime.runtime import empty_pool, pool_held_bytes
 
     n = 1 << 19
     run = native.program(chain(arena=str(4 * n), size=str(n)))
@@ -127,7 +127,7 @@ def test_large_outputs_are_resized_as_those_of_eager(build):
 
 
 def test_a_torch_whose_storages_are_unknown_keeps_large_outputs(native):
-    from stepwell.targets.host import runtime
+    from stepwell.targets.host.runtime import runtime
 
     fields = (ctypes.c_int64 * 4).from_address(runtime.library().address("stepwell_resizable"))
     kept = tuple(fields)
@@ -142,7 +142,7 @@ def test_a_torch_whose_storages_are_unknown_keeps_large_outputs(native):
 
 
 def test_large_arenas_are_shared_by_programs(native):
-    from stepwell.targets.host.runtime import empty_pool, pool_held_bytes
+    from stepwell.targets.host.runtime.runtime import empty_pool, pool_held_bytes
 
     empty_pool()
     x = torch.rand(4)

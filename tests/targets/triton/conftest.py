@@ -33,8 +33,8 @@ def read():
     from xdsl.context import Context
 
     from stepwell.dialects import load_dialects
-    from stepwell.passes.verify import verify_ir
-    from stepwell.tools.opt_parser import parse_file
+    from stepwell.passes.manager.verify import verify_ir
+    from stepwell.tools.ir_parser import parse_file
 
     def parse(name: str):
         path = SAMPLES / name

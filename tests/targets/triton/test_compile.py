@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import StepwellError
-from stepwell.passes.errors import PassError
+from stepwell.passes.manager.errors import PassError
 from stepwell.targets.triton import compile as compiling
 from stepwell.targets.triton.compile import compile_kernel, compile_kernels
 from stepwell.targets.triton.emit import ttir_for_compiling, ttir_text

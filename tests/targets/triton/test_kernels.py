@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from stepwell.lowering.decompositions import decomposition_table
+from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.targets.triton.gpu import TargetError, gpu_target
 from stepwell.targets.triton.kernels import start_program_kernels
-from stepwell.tools.compile_graph import context
+from stepwell.tools.backend.compile_graph import context
 
 
 def built(shared):

@@ -64,12 +64,12 @@ def test_kernels_of_adaptive_pooling_have_no_such_sums(triton, size, out):
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from stepwell.lowering.fx_to_nd import import_graph
-    from stepwell.passes.manager import run
-    from stepwell.passes.pipelines import default_pipeline
+    from stepwell.passes.manager.pass_manager import run
+    from stepwell.passes.manager.pipelines import default_pipeline
     from stepwell.targets.triton.compile import compile_kernels
     from stepwell.targets.triton.emit import kernel_modules
     from stepwell.targets.triton.gpu import gpu_target
-    from stepwell.tools.compile_graph import context
+    from stepwell.tools.backend.compile_graph import context
 
     operator = {4: torch.ops.aten._adaptive_avg_pool2d_backward, 5: torch.ops.aten._adaptive_avg_pool3d_backward}[len(size)]
     dtype = torch.float32 if len(size) == 4 else torch.float64

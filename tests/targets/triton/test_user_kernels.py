@@ -14,19 +14,20 @@ from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from stepwell.dialects import nd, tt_structure
-from stepwell.dialects.call_args import KERNEL_CALL
+from stepwell.dialects import nd
+from stepwell.dialects.nd.call_args import KERNEL_CALL
+from stepwell.dialects.tt import structure as tt_structure
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.targets.triton.compile import compile_kernels
 from stepwell.targets.triton.emit import kernel_modules
 from stepwell.targets.triton.gpu import gpu_target
 from stepwell.targets.triton.timer import use_timer
-from stepwell.tools.compile_graph import context
-from stepwell.tools.interpret_loop import run_loop
-from stepwell.tools.options import Options
-from stepwell.tools.user_kernels import make_kernel
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.backend.options import Options
+from stepwell.tools.extensions.kernels import make_kernel
+from stepwell.tools.interpret.loop import run_loop
 
 pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
 logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # without a GPU torch cannot say what kernels write to
@@ -153,7 +154,7 @@ def test_what_triton_refuses_is_left_to_it(cache, caplog):
 
 
 def test_graphs_with_kernels_are_kept_by_their_source():
-    from stepwell.tools.graph_key import graph_key
+    from stepwell.tools.cache.graph_key import graph_key
 
     def key(function, *shapes):
         with FakeTensorMode(allow_non_fake_inputs=True):

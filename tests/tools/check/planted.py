@@ -10,9 +10,9 @@ from xdsl.dialects.builtin import ArrayAttr, FloatAttr, StringAttr
 from xdsl.ir import Operation
 
 from stepwell.dialects.expr import IndexMap
-from stepwell.dialects.expr_syntax import IndexMapAttr
-from stepwell.dialects.nd_pointwise import OPS
-from stepwell.passes import registry
+from stepwell.dialects.expr.syntax import IndexMapAttr
+from stepwell.dialects.nd.pointwise import OPS
+from stepwell.passes.manager import registry
 
 SIZE, CONSTANT = 5, 2.5
 """The size of every dimension of the program, and a constant of it."""

@@ -11,10 +11,11 @@ from torch import nn
 from xdsl.pattern_rewriter import PatternRewriter, RewritePattern, op_type_rewrite_pattern
 
 import stepwell
-from stepwell.dialects.nd_pointwise import OPS
-from stepwell.lowering.fx_to_nd import load_rules, registry
-from stepwell.passes.user import isolated
-from stepwell.targets.cpu import emit_math
+from stepwell.dialects.nd.pointwise import OPS
+from stepwell.lowering.fx_to_nd import load_rules
+from stepwell.lowering.fx_to_nd.core import registry
+from stepwell.passes.manager.user import isolated
+from stepwell.targets.cpu.emit import math as emit_math
 from stepwell.tools.check.__main__ import main
 
 Add, Exp, Sin = OPS["add"], OPS["exp"], OPS["sin"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import stepwell
-from stepwell.tools.interpreted_target import InterpretedTarget
+from stepwell.tools.interpret.target import InterpretedTarget
 
 CPU = {
     "nd-canonicalize": planted.constant, "nd-attention": planted.swap, "attention-select": planted.kind, "nd-sink-cat": planted.multiply,

@@ -9,7 +9,7 @@ import torch
 from torch.fx import symbolic_trace
 
 import stepwell
-from stepwell.passes.manager import Pass
+from stepwell.passes.manager.pass_manager import Pass
 from stepwell.tools.reduce.graph import ReduceError, program_text, reduce_graph
 
 

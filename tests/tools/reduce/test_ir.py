@@ -7,11 +7,11 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from stepwell.dialects import load_dialects
-from stepwell.passes.instrumentation import print_ir
-from stepwell.passes.manager import run
-from stepwell.passes.pipelines import default_pipeline
-from stepwell.passes.verify import verify_ir
-from stepwell.tools.opt_parser import parse_file
+from stepwell.passes.manager.instrumentation import print_ir
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.passes.manager.verify import verify_ir
+from stepwell.tools.ir_parser import parse_file
 from stepwell.tools.reduce.ir import ReduceError, reduce_module
 
 TYPE = "!nd.tensor<s0 x 37 x f32>"

@@ -157,7 +157,7 @@ def test_an_emitter_that_fails(tmp_path, files):
         "emit_math.FUNCTIONS = {k: v for k, v in emit_math.FUNCTIONS.items() if 'sin' not in str(k)}\n"
     )
     program_file, module_file = files(program(500, 4), module)
-    tool = [sys.executable, "-m", "stepwell.tools.opt_tool"]
+    tool = [sys.executable, "-m", "stepwell.tools.opt"]
     line = ["--load-module", module_file, "-p", "stepwell-cpu", "-t", "llvm"]
     before = subprocess.run([*tool, program_file, *line], capture_output=True, text=True)
     assert before.returncode == 1, before.stderr[-500:]

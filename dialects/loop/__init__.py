@@ -1,0 +1,64 @@
+"""`loop`: the loop level. A tensor is produced by a nest of loops over named indices with explicit accesses."""
+
+from __future__ import annotations
+
+from .access import AccessOp, LoadOp, StoreOp
+from .base import LoopLike, element_type, is_shaped, shaped_dims, walk_bodies
+from .batch import BATCH, BatchOp, batch_symbols
+from .contract import ContractOp
+from .local import LocalOp, local_bytes
+from .ops import (
+    CONTRACTED,
+    KINDS,
+    SCAN_KINDS,
+    BoundOp,
+    EmptyOp,
+    ForOp,
+    IndexOp,
+    Loop,
+    MathOp,
+    NestOp,
+    RandomOp,
+    ReduceOp,
+    ScanOp,
+    YieldOp,
+    check_yield,
+    drop_empty,
+    kinds_attr,
+)
+from .syntax import INDEX
+
+__all__ = [
+    "AccessOp",
+    "BATCH",
+    "BatchOp",
+    "BoundOp",
+    "CONTRACTED",
+    "ContractOp",
+    "EmptyOp",
+    "ForOp",
+    "INDEX",
+    "IndexOp",
+    "KINDS",
+    "LoadOp",
+    "LocalOp",
+    "Loop",
+    "LoopLike",
+    "MathOp",
+    "NestOp",
+    "RandomOp",
+    "ReduceOp",
+    "SCAN_KINDS",
+    "ScanOp",
+    "StoreOp",
+    "YieldOp",
+    "batch_symbols",
+    "check_yield",
+    "drop_empty",
+    "element_type",
+    "is_shaped",
+    "kinds_attr",
+    "local_bytes",
+    "shaped_dims",
+    "walk_bodies",
+]

@@ -1,0 +1,163 @@
+"""The argument template of a call of a library operator: `#nd.call<"aten.add.Tensor", [arg(0), 2.5], {alpha = 1}>`.
+
+A template mirrors the operator's Python arguments. Leaves: `arg(k)` is operand k of the op that carries the template, `size(e)` an
+integer size expression, numbers, `true`, `false`, `none`, strings, `inf`/`nan` as `float("inf")`, lists, and torch's enumerations as
+`dtype("float32")`, `device("cpu")`, `layout("strided")`, `memory_format("channels_last")`. `object(k)` is entry k of the module's
+table of Python objects (a subgraph, a generator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from xdsl.ir import Data
+from xdsl.irdl import irdl_attr_definition
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+
+from ..expr import Expr
+from ..expr.syntax import parse_expr
+
+KERNEL_CALL = "tt.launch"
+"""The target of a call that launches a kernel of the module (a user's `tt.func`): `["name", [grid...], arguments...]`, the arguments in the
+order of a host.launch: memory, sizes, numbers."""
+
+UNDEFINED = "undefined"
+"""Attribute of such a call: the operands that it overwrites and whose elements have no meaning before (they come from `torch.empty`)."""
+
+
+@dataclass(frozen=True)
+class Arg:
+    """Operand `index` of the op."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Enum:
+    """A value of one of torch's enumerations: kind is dtype, device, layout or memory_format."""
+
+    kind: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Obj:
+    """Entry `index` of the module's table of Python objects."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """Operator name and the templates of its positional and keyword arguments (tuples stand for lists)."""
+
+    target: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+    def leaves(self) -> Iterator[Any]:
+        """All leaves, in order."""
+        stack: list[Any] = [v for _, v in reversed(self.kwargs)] + list(reversed(self.args))
+        while stack:
+            item = stack.pop()
+            if isinstance(item, tuple):
+                stack.extend(reversed(item))
+            else:
+                yield item
+
+    def map(self, fn: Callable[[Any], Any]) -> Call:
+        """The template with `fn` applied to every leaf."""
+
+        def walk(item: Any) -> Any:
+            return tuple(walk(x) for x in item) if isinstance(item, tuple) else fn(item)
+
+        return Call(self.target, walk(self.args), tuple((k, walk(v)) for k, v in self.kwargs))
+
+
+_ENUMS = ("dtype", "device", "layout", "memory_format")
+
+
+def format_leaf(item: Any) -> str:
+    """The text of one template value."""
+    if isinstance(item, tuple):
+        return f"[{', '.join(map(format_leaf, item))}]"
+    if isinstance(item, Arg):
+        return f"arg({item.index})"
+    if isinstance(item, Obj):
+        return f"object({item.index})"
+    if isinstance(item, Enum):
+        return f'{item.kind}("{item.value}")'
+    if isinstance(item, Expr):
+        return f"size({item})"
+    if item is None:
+        return "none"
+    if isinstance(item, bool):
+        return "true" if item else "false"
+    if isinstance(item, str):
+        escaped = item.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    if isinstance(item, float):
+        return f'float("{item!r}")'
+    if isinstance(item, complex):
+        return f'complex("{item!r}")'
+    return repr(item)
+
+
+def parse_leaf(parser: AttrParser) -> Any:
+    """One template value."""
+    if (items := parser.parse_optional_comma_separated_list(parser.Delimiter.SQUARE, lambda: parse_leaf(parser))) is not None:
+        return tuple(items)
+    if (text := parser.parse_optional_str_literal()) is not None:
+        return text
+    if (number := parser.parse_optional_integer(allow_boolean=False)) is not None:
+        return number
+    pos = parser.pos
+    word = parser.parse_identifier(" (a call argument)")
+    if word in ("none", "true", "false"):
+        return {"none": None, "true": True, "false": False}[word]
+    with parser.in_parens():
+        if word == "arg":
+            return Arg(parser.parse_integer(allow_boolean=False, allow_negative=False))
+        if word == "object":
+            return Obj(parser.parse_integer(allow_boolean=False, allow_negative=False))
+        if word == "size":
+            return parse_expr(parser)
+        if word in _ENUMS:
+            return Enum(word, parser.parse_str_literal())
+        if word in ("float", "complex"):
+            return (float if word == "float" else complex)(parser.parse_str_literal())
+    parser.raise_error(f"unknown call argument '{word}'; known: arg, size, object, none, true, false, float, {', '.join(_ENUMS)}", pos)
+
+
+@irdl_attr_definition
+class CallAttr(Data[Call]):
+    """A call template as an attribute."""
+
+    name = "nd.call"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> Call:
+        with parser.in_angle_brackets():
+            target = parser.parse_str_literal()
+            parser.parse_punctuation(",")
+            args = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, lambda: parse_leaf(parser))
+            kwargs: list[tuple[str, Any]] = []
+            if parser.parse_optional_punctuation(","):
+                kwargs = parser.parse_comma_separated_list(parser.Delimiter.BRACES, lambda: cls._parse_keyword(parser))
+        return Call(target, tuple(args), tuple(kwargs))
+
+    @staticmethod
+    def _parse_keyword(parser: AttrParser) -> tuple[str, Any]:
+        name = parser.parse_identifier(" (a keyword argument)")
+        parser.parse_punctuation("=")
+        return name, parse_leaf(parser)
+
+    def print_parameter(self, printer: Printer) -> None:
+        call = self.data
+        text = f'<"{call.target}", {format_leaf(call.args)}'
+        if call.kwargs:
+            text += ", {" + ", ".join(f"{k} = {format_leaf(v)}" for k, v in call.kwargs) + "}"
+        printer.print_string(text + ">")

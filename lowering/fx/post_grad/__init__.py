@@ -1,0 +1,1 @@
+"""Rewrites of the ATen graphs that are compiled, forward and backward."""

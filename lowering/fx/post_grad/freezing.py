@@ -1,0 +1,200 @@
+"""Weights as constants: what a graph computes from them alone is computed once, and what only scales or shifts the result of a convolution
+or a matrix product is put into its weight and bias.
+
+    fold(gm, {placeholder: tensor, ...})
+
+leaves a graph in which these placeholders are read by nothing (as far as they could be folded) and `get_attr` nodes hold copies, so that
+later updates of the tensors change nothing. The graph is an ATen graph for inference, functional but for writes to its inputs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...fx_to_nd.core.metadata import is_nonoverlapping_dense
+from ...fx_to_nd.core.signature import FOLDED
+from .freezing_affine import Affine, affine_of, applied
+
+GROWTH = 2
+"""A result that is larger than what it is made of by more than this factor is computed in each call: reading it would cost more."""
+
+SMALL_BYTES = 1 << 16
+"""Up to this size a result may grow by any factor."""
+
+
+def fold(gm: GraphModule, known: Mapping[Node, torch.Tensor]) -> None:
+    """Make the placeholders in `known` constants with these values."""
+    with _undisturbed():
+        _Folder(gm, known).run()
+    gm.graph.eliminate_dead_code()
+    for node in known:
+        if not node.users:
+            node.meta[FOLDED] = True
+
+
+def foldable(gm: GraphModule, nodes: Mapping[Node, torch.Tensor]) -> dict[Node, torch.Tensor]:
+    """Those of `nodes` (placeholder -> its tensor) whose values may become constants: the graph neither writes to them nor returns them."""
+    written = {a for n in gm.graph.nodes if _writes(n) for a in n.all_input_nodes}
+    returned = set(gm.graph.output_node().all_input_nodes)
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return {
+        n: t for n, t in nodes.items() if n not in written and n not in returned and type(t) in plain and t.layout == torch.strided
+    }
+
+
+def _writes(node: Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Tensor operators do what they say, whatever modes the caller is in."""
+    with ExitStack() as stack:
+        for state in (_disable_current_modes(), torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast()):
+            stack.enter_context(state)
+        yield
+
+
+class _Folder:
+    """One graph being folded: `values` has what is known of its nodes, `weighty` those that a weight is part of."""
+
+    def __init__(self, gm: GraphModule, known: Mapping[Node, torch.Tensor]):
+        self.gm = gm
+        self.values: dict[Node, Any] = dict(known)
+        self.weighty: set[Node] = set(known)
+        self.stored = 0
+
+    def run(self) -> None:
+        for node in list(self.gm.graph.nodes):
+            if node.op == "get_attr":
+                value = self._attribute(str(node.target))
+                if isinstance(value, torch.Tensor) and not hasattr(value, "fake_mode"):
+                    self.values[node] = value
+            elif node.op == "call_function" and not self._compute(node):
+                self._absorb(node)
+        self._store()
+
+    def _attribute(self, path: str) -> Any:
+        owner: Any = self.gm
+        for part in path.split("."):
+            owner = getattr(owner, part, None)
+        return owner
+
+    # ---- what is computed from constants alone
+
+    def _compute(self, node: Node) -> bool:
+        """Compute a node whose operands are all known."""
+        if any(n not in self.values for n in node.all_input_nodes) or not _pure(node):
+            return False
+        weighty = any(n in self.weighty for n in node.all_input_nodes)
+        if not weighty and _bytes(node.meta.get("val")) > SMALL_BYTES:
+            return False
+        limit = GROWTH * sum(_bytes(self.values[n]) for n in node.all_input_nodes)
+        if weighty and _bytes(node.meta.get("val")) > max(limit, SMALL_BYTES):
+            return False
+        args, kwargs = pytree.tree_map(lambda a: self.values[a] if isinstance(a, Node) else a, (node.args, node.kwargs))
+        value = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+        if not all(_same_layout(a, b) for a, b in zip(pytree.tree_leaves(value), pytree.tree_leaves(node.meta.get("val")), strict=True)):
+            return False
+        self.values[node] = value
+        if weighty:
+            self.weighty.add(node)
+        return True
+
+    # ---- what scales and shifts the result of a product
+
+    def _absorb(self, node: Node) -> None:
+        """Put a node that scales and shifts the result of a product with known weights into these."""
+        found = affine_of(node, self.values)
+        if found is None:
+            return
+        product, weight, bias = found.product, found.weight, found.bias
+        if any(n is not None and n not in self.values for n in (weight, bias)) or weight not in self.weighty:
+            return
+        made = applied(found, self.values[weight], self.values[bias] if bias is not None else None)
+        if made is None:
+            return
+        self._replace(node, found, product, *made)
+
+    def _replace(self, node: Node, found: Affine, product: Node, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        graph = self.gm.graph
+        with graph.inserting_before(product):
+            attributes = [None if t is None else self._constant(t, product) for t in (weight, bias)]
+        with graph.inserting_before(product):
+            new = graph.call_function(*found.call(attributes[0], attributes[1]))
+        new.meta = {**product.meta, "stack_trace": node.meta.get("stack_trace"), "val": product.meta["val"]}
+        found.result.replace_all_uses_with(found.again(graph, new, node))
+        for attribute, tensor in zip(attributes, (weight, bias), strict=True):
+            if attribute is not None and tensor is not None:
+                self.values[attribute] = tensor
+                self.weighty.add(attribute)
+
+    # ---- constants of the graph
+
+    def _constant(self, value: torch.Tensor, like: Node) -> Node:
+        """A get_attr node of a new constant; the graph's insertion point says where."""
+        while hasattr(self.gm, name := f"_folded_{self.stored}"):
+            self.stored += 1
+        self.gm.register_buffer(name, value)
+        node = self.gm.graph.get_attr(name)
+        mode = getattr(like.meta.get("val"), "fake_mode", None)
+        node.meta["val"] = value if mode is None else mode.from_tensor(value, static_shapes=True)
+        return node
+
+    def _store(self) -> None:
+        """Hold what is known and still read by something unknown as constants, copied: the tensors may be updated later."""
+        for node in list(self.values):
+            value = self.values[node]
+            if node.op == "get_attr" or node not in self.weighty or not isinstance(value, torch.Tensor):
+                continue
+            readers = [u for u in node.users if u not in self.values]
+            if not readers:
+                continue
+            copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            copy.copy_(value.detach())
+            after = node if node.op != "placeholder" else self._last_placeholder()
+            with self.gm.graph.inserting_after(after):
+                attribute = self._constant(copy, node)
+            for reader in readers:
+                reader.replace_input_with(node, attribute)
+
+    def _last_placeholder(self) -> Node:
+        return [n for n in self.gm.graph.nodes if n.op == "placeholder"][-1]
+
+
+def _pure(node: Node) -> bool:
+    """Whether a node's value depends on its operands alone and can be computed now."""
+    target = node.target
+    if target is operator.getitem:
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims") or target._schema.is_mutable:
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags or torch.Tag.dynamic_output_shape in target.tags:
+        return False
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    return bool(leaves) and all(isinstance(v, torch.Tensor) and _static(v) for v in leaves)
+
+
+def _static(value: torch.Tensor) -> bool:
+    return value.layout == torch.strided and not any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
+
+
+def _bytes(value: Any) -> int:
+    tensors = [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
+    return sum(int(v.numel()) * v.element_size() for v in tensors)
+
+
+def _same_layout(value: Any, val: Any) -> bool:
+    """Whether a computed tensor is what torch's metadata says, dense, so that a copy of it can take its place."""
+    if not isinstance(value, torch.Tensor) or not isinstance(val, torch.Tensor):
+        return value is None and val is None
+    dense = is_nonoverlapping_dense(value.shape, value.stride())
+    return dense and value.shape == val.shape and value.stride() == val.stride() and value.dtype == val.dtype

@@ -1,0 +1,1 @@
+"""Operators that stay calls: ATen, collectives, Triton kernels of users, objects."""

@@ -1,0 +1,196 @@
+"""The second layout in which a convolution may run: channels-last, and what it saves or costs.
+
+ATen's convolutions give a channels-last result for a channels-last input. With a row-major input oneDNN reorders it, and the result,
+around its blocked kernel; the weight is reordered in either case, which costs more from channels-last's kernel. cuDNN's kernels for the
+tensor cores are channels-last too: around them it reorders, slowly, what is row-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, i64
+from xdsl.ir import Attribute
+
+from ..core.builder import ONE
+from ..core.importer import Importer
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Nanoseconds that channels-last saves for each byte of input and output: of a convolution, and of both its gradients."""
+
+    forward: float
+    gradients: float
+
+
+ONEDNN_DEPTHWISE, ONEDNN_GROUPED = Saved(0.09, 0.12), Saved(0.12, 0.25)
+"""Measured with oneDNN in one thread (docs/lab/grouped-convolutions.md)."""
+
+ONEDNN_DENSE = Saved(0.0, 0.0)
+"""Dense convolutions follow their neighbours and do not pull: what they save by themselves the nests around them lose."""
+
+ONEDNN_WEIGHT_NS = 0.13
+"""What channels-last costs for each byte of the weight, which both kinds of kernels reorder. A window of one pixel has one order."""
+
+GPU_CALL_NS = 3000.0
+"""What cuDNN's own reordering takes beside the bytes: the launches of its kernels. Here and below by 27 shapes of ResNet, U-Net, ConvNeXt
+and MobileNet with torch 2.11 on an H200, in float32 with and without TF32, and in bfloat16."""
+
+GPU_DENSE_NS, GPU_STRICT_NS, GPU_MISFIT_NS = {2: 9e-4, 4: 6e-4}, -1e-3, -5e-4
+"""Nanoseconds a byte of input and output that channels-last saves: by the bytes of an element where the tensor cores serve (float32: TF32),
+where they do not (cuDNN's plain float32 kernels are row-major), and for products of pixels (1x1) with numbers of channels that the tensor
+cores do not fit, which are padded then."""
+
+GPU_ODD_PIXELS_NS, GPU_MISFIT_PIXELS_NS = {2: 2e-3, 4: 1e-3}, 7e-4
+"""What such products save where it is the number of pixels that does not fit, by rows: odd ones (7 x 7), and others that are no multiple of
+16 bytes (14 x 14 in bfloat16). 22 shapes of MobileNet, EfficientNet and ResNet-50, forward and both gradients: 1e-3 to 4e-3, and 4e-4 to
+1.4e-3."""
+
+GPU_DEPTHWISE_NS = {2: (1.2e-3, 1.2e-4), 4: (8e-4, 2.5e-5)}
+"""The same for depthwise convolutions of 3x3, and for each further element of the window."""
+
+GPU_WIDE_WINDOW_NS = -2e-2
+"""The same for the gradient of depthwise weights in float32, of windows of more than 25 elements (7x7: 4.5 ms, 1.3 by rows)."""
+
+GPU_SMALL = 1 << 20
+"""Numbers in input and result together below which float32 convolutions that may round to TF32 have no preference: by rows cuDNN mostly
+computes them, or their gradients, without TF32, channels-last with it, and the 0 to 15 us of the device that a call saves the host does not
+see, which takes as long to make it. 246 shapes of these networks on an H200, half of them with two small images."""
+
+_LAST = torch.channels_last
+
+
+def convolution_choices(
+    b: Importer, sources: Sequence[Any], transposed: bool, groups: int, layouts: Sequence[Attribute]
+) -> ArrayAttr | None:
+    """`layout_choices` (see loop-layout) of a convolution of FX nodes `sources` (input, weight, bias) that eager runs row-major; None
+    where it has no other layout."""
+    values = [n.meta.get("val") for n in sources]
+    x, weight, out = values[0], values[1], b.val
+    if not all(isinstance(t, torch.Tensor) and t.layout == torch.strided for t in (x, weight, out)):
+        return None
+    if x.dim() != 4 or not (_rows(x) and _rows(out)):
+        return None
+    sizes = [size_hints(t) for t in (x, weight, out)]
+    if any(s is None or 0 in s for s in sizes):
+        return None
+    price = {"cpu": onednn_cost, "cuda": cudnn_cost}.get(x.device.type)
+    cost = None if price is None else price(sizes, x, transposed, groups)
+    if cost is None:
+        return None
+    # cuDNN has the weight in the same order; a copy of ours is a nest, which can join others
+    ordered = [_last(b, weight), *layouts[2:]] if x.device.type == "cuda" else layouts[1:]
+    table = {
+        "operands": ArrayAttr([_last(b, x), *ordered]),
+        "results": ArrayAttr([_last(b, out)]),
+        "cost": IntegerAttr(round(cost), i64),
+    }
+    return ArrayAttr([DictionaryAttr(table)])
+
+
+def onednn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int) -> float | None:
+    """Nanoseconds that oneDNN takes more channels-last, for `sizes` of input `x`, weight and result; None where it is no choice."""
+    if transposed or not torch.backends.mkldnn.is_available():
+        return None
+    source, weight, result = sizes
+    saved = _onednn_saved(weight, groups).forward
+    return (_onednn_weight(weight) - saved * (prod(source) + prod(result))) * x.element_size()
+
+
+def onednn_gradient_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int, wanted: Sequence[bool]) -> float | None:
+    """The same for the gradients of input and weight that are `wanted`, each half of both."""
+    if transposed or not torch.backends.mkldnn.is_available():
+        return None
+    source, weight, result = sizes
+    count = sum(map(bool, wanted[:2]))
+    saved = _onednn_saved(weight, groups).gradients * count / 2
+    return (_onednn_weight(weight) * count - saved * (prod(source) + prod(result))) * x.element_size()
+
+
+def _onednn_saved(weight: Sequence[int], groups: int) -> Saved:
+    if groups == 1:
+        return ONEDNN_DENSE
+    return ONEDNN_DEPTHWISE if weight[1] == 1 else ONEDNN_GROUPED
+
+
+def _onednn_weight(weight: Sequence[int]) -> float:
+    return 0.0 if prod(weight[2:]) == 1 else ONEDNN_WEIGHT_NS * prod(weight)
+
+
+def cudnn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int) -> float | None:
+    """Nanoseconds that cuDNN takes more channels-last, for `sizes` of input `x`, weight and result; None where it is no choice."""
+    cudnn = torch.backends.cudnn
+    # without a GPU's build of torch, a graph for one is compiled for any
+    if torch.version.hip is not None or not cudnn.enabled or (torch.version.cuda is not None and not cudnn.is_available()):
+        return None
+    source, weight, result = sizes
+    width, area = x.element_size(), prod(weight[2:])
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return None
+    if width == 4 and _uses_tf32() and prod(source) + prod(result) < GPU_SMALL:
+        return 0.0
+    plain = area == 1 and source[2:] == result[2:]
+    if weight[1] == 1 and groups > 1:
+        first, further = GPU_DEPTHWISE_NS[width]
+        rate = first + further * max(0, area - 9)
+    elif width == 4 and not _uses_tf32():
+        rate = GPU_STRICT_NS
+    elif plain:
+        rate = _product_rate(source[2] * source[3], (source[1] // groups, result[1] // groups), width)
+    else:
+        rate = GPU_DENSE_NS[width]
+    saved = rate * (prod(source) + prod(result)) * width
+    return -(saved + (GPU_CALL_NS if rate > 0 else 0.0))
+
+
+def _product_rate(pixels: int, channels: Sequence[int], width: int) -> float:
+    """Nanoseconds a byte that a product of pixels saves channels-last."""
+    rate = GPU_MISFIT_NS if any(c * width % 16 for c in channels) else 0.0
+    if pixels * width % 16:
+        rate += GPU_ODD_PIXELS_NS[width] if pixels % 2 else GPU_MISFIT_PIXELS_NS
+    return rate
+
+
+def cudnn_gradient_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int, wanted: Sequence[bool]) -> float | None:
+    """The same for the gradients of input and weight that are `wanted`; each saves about what the convolution itself does (20 shapes of the
+    same networks)."""
+    cost = cudnn_cost(sizes, x, transposed, groups)
+    if cost is None:
+        return None
+    source, weight, result = sizes
+    by_weight = cost
+    if weight[1] == 1 and groups > 1 and prod(weight[2:]) > 25 and x.dtype == torch.float32:
+        by_weight = -GPU_WIDE_WINDOW_NS * (prod(source) + prod(result)) * x.element_size()
+    return wanted[0] * cost + wanted[1] * by_weight
+
+
+def _uses_tf32() -> bool:
+    """Whether float32 convolutions of cuDNN may round to TF32."""
+    convolutions = getattr(torch.backends.cudnn, "conv", None)
+    return torch.backends.cudnn.allow_tf32 if convolutions is None else convolutions.fp32_precision == "tf32"
+
+
+def _rows(t: torch.Tensor) -> bool:
+    """Whether a tensor is row-major, and not channels-last as well."""
+    return t.is_contiguous() and not t.is_contiguous(memory_format=_LAST)
+
+
+def _last(b: Importer, t: torch.Tensor) -> Attribute:
+    _, c, h, w = b.sizes(t.shape)
+    return b.layout((h * w * c, ONE, w * c, c))
+
+
+def size_hints(t: torch.Tensor) -> list[int] | None:
+    """The sizes of a tensor, of symbols the example's; None where one has none."""
+    found: list[int] = []
+    for s in t.shape:
+        hint = s if isinstance(s, int) else s.node.hint
+        if hint is None:
+            return None
+        found.append(int(hint))
+    return found

@@ -1,0 +1,1 @@
+"""The importer itself: nodes, metadata, types, devices, signature and registry of rules."""

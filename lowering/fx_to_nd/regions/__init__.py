@@ -1,0 +1,1 @@
+"""Higher-order operators and control flow, with graphs as operands."""

@@ -1,0 +1,1 @@
+"""One file an operator family; each fills the registry with rules."""

@@ -1,0 +1,225 @@
+"""Sorted rows and searches in them: sort, kthvalue and median of short rows, bucketize, searchsorted.
+
+A short row is sorted by counting: the rank of an element is how many stand before it, so that a row of n costs n * n
+comparisons, which are vectors, and no branch. NaN is the largest, equal elements keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from xdsl.dialects.builtin import i1, i32, i64
+from xdsl.ir import Attribute, SSAValue
+
+from ....dialects.expr import Expr, dim, product
+from ....dialects.nd.types import FLOATS
+from ..core.builder import ONE, ZERO
+from ..core.importer import Importer
+from ..core.promotion import promote
+from ..core.registry import rule
+
+aten = torch.ops.aten
+
+_LONGEST_ROW = 64
+"""Elements of a row up to which counting ranks is faster than the library's sort."""
+
+
+# ---- ranks
+
+
+def _is_nan(b: Importer, x: SSAValue) -> SSAValue | None:
+    return b.predicate("isnan", x) if b.dtype(x) in FLOATS else None
+
+
+def _before(b: Importer, x: SSAValue, y: SSAValue, equal: bool) -> SSAValue:
+    """x < y, or x <= y if `equal`, where NaN is above all and equal to itself."""
+    nan = _is_nan(b, y)
+    found = b.cmp("le" if equal else "lt", x, y)
+    if nan is None:
+        return found
+    if not equal:
+        nan = b.op("and", nan, b.op("not", b.predicate("isnan", x)))
+    return b.op("or", found, nan)
+
+
+def ranks(b: Importer, x: SSAValue, d: int, descending: bool) -> SSAValue:
+    """For each element of x how many of its row along `d` a stable sort puts before it, i64."""
+    rank, dims = b.rank(x), b.dims(x)
+    if b.dtype(x) == i1:
+        x = b.cast(x, i32)
+    size = dims[d]
+    paired = (*dims, size)
+    own = b.view(x, paired, [dim(k) for k in range(rank)])
+    other = b.view(x, paired, [dim(rank) if k == d else dim(k) for k in range(rank)])
+    first, second = (own, other) if descending else (other, own)
+    earlier = b.cmp("lt", b.iota((size, size), 1, i64), b.iota((size, size), 0, i64))
+    earlier = b.reshape(earlier, [size if k in (d, rank) else ONE for k in range(rank + 1)])
+    counted = b.select(earlier, _before(b, first, second, True), _before(b, first, second, False))
+    return b.reduce("sum", b.cast(counted, i64), [rank])
+
+
+def _short(b: Importer, x: SSAValue, d: int) -> bool:
+    size = b.dims(x)[d]
+    return size.is_const and 0 < int(size) <= _LONGEST_ROW
+
+
+def _sorted(b: Importer, x: SSAValue, d: int, descending: bool) -> tuple[SSAValue, SSAValue]:
+    """The values in order and where they were."""
+    dims = b.dims(x)
+    place = ranks(b, x, d, descending)
+    values = b.scatter(b.full(0, b.dtype(x), dims), d, place, x, "set")
+    indices = b.scatter(b.full(0, i64, dims), d, place, b.iota(dims, d, i64), "set")
+    return values, indices
+
+
+def _sort(b: Importer, x: SSAValue, d: int, descending: bool) -> Any:
+    if not b.rank(x):
+        return x, b.full(0, i64)
+    d %= b.rank(x)
+    return _sorted(b, x, d, bool(descending)) if _short(b, x, d) else NotImplemented
+
+
+@rule(aten.sort.default)
+def _sort_default(b: Importer, x: SSAValue, dim: int = -1, descending: bool = False) -> Any:
+    return _sort(b, x, dim, descending)
+
+
+@rule(aten.sort.stable)
+def _sort_stable(
+    b: Importer, x: SSAValue, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> Any:
+    return _sort(b, x, dim, descending)
+
+
+def _at(b: Importer, x: SSAValue, d: int, place: SSAValue, index: Any) -> SSAValue:
+    """[..., 1, ...]: the position in its row of the element whose rank is `index`."""
+    hit = b.cmp("eq", place, index)
+    return b.reduce("sum", b.select(hit, b.iota(b.dims(x), d, i64), 0), [d], keepdim=True)
+
+
+def _picked(b: Importer, x: SSAValue, d: int, position: SSAValue, keepdim: bool) -> tuple[SSAValue, SSAValue]:
+    """The elements at positions [..., 1, ...] and these positions."""
+    value = b.gather(x, d, position)
+    if keepdim:
+        return value, position
+    left = [s for k, s in enumerate(b.dims(x)) if k != d]
+    return b.reshape(value, left), b.reshape(position, left)
+
+
+@rule(aten.kthvalue.default)
+def _kthvalue(b: Importer, x: SSAValue, k: Any, d: int = -1, keepdim: bool = False) -> Any:
+    if not b.rank(x):
+        return x, b.full(0, i64)
+    d %= b.rank(x)
+    if not _short(b, x, d) or not isinstance(k, int) or b.used(1):  # which of equal elements is named differs
+        return NotImplemented
+    return _picked(b, x, d, _at(b, x, d, ranks(b, x, d, False), k - 1), keepdim)
+
+
+def _median_position(b: Importer, x: SSAValue, d: int, ignores_nan: bool) -> SSAValue:
+    """[..., 1, ...]: where the lower median of each row along `d` stands; a NaN, if not ignored, is the median."""
+    last = b.scalar(b.dims(x)[d] - 1, i64)
+    nan = _is_nan(b, x)
+    if nan is None:
+        middle = b.op("floor_div", last, 2)
+    else:
+        # all numbers stand before the first NaN
+        missing = b.reduce("sum", b.cast(nan, i64), [d], keepdim=True)
+        middle = b.op("floor_div", b.op("maximum", b.sub(last, missing), 0), 2)
+        if not ignores_nan:
+            middle = b.select(b.cmp("gt", missing, 0), last, middle)
+    return _at(b, x, d, ranks(b, x, d, False), middle)
+
+
+def _median(ignores_nan: bool) -> Any:
+    def apply(b: Importer, x: SSAValue, d: int, keepdim: bool = False) -> Any:
+        if not b.rank(x):
+            return x, b.full(0, i64)
+        d %= b.rank(x)
+        if not _short(b, x, d) or b.used(1):
+            return NotImplemented
+        return _picked(b, x, d, _median_position(b, x, d, ignores_nan), keepdim)
+
+    return apply
+
+
+def _median_of_all(ignores_nan: bool) -> Any:
+    def apply(b: Importer, x: SSAValue) -> SSAValue:
+        row = b.reshape(x, (product(b.dims(x)),))
+        if not _short(b, row, 0):
+            return NotImplemented
+        return _picked(b, row, 0, _median_position(b, row, 0, ignores_nan), False)[0]
+
+    return apply
+
+
+rule(aten.median.dim)(_median(False))
+rule(aten.nanmedian.dim)(_median(True))
+rule(aten.median.default)(_median_of_all(False))
+rule(aten.nanmedian.default)(_median_of_all(True))
+
+
+# ---- searches
+
+
+def _search(
+    b: Importer, values: SSAValue, right: bool, lookup: Callable[[SSAValue], SSAValue], size: int, out: Attribute
+) -> SSAValue:
+    """How many elements of sorted rows of `size` stand before each value (right: also those equal to it), by halving.
+    `lookup(positions)` gives the elements at positions of the shape of `values`. NaN is after all."""
+    dims = b.dims(values)
+    low = b.full(0, i64, dims)
+    high = b.full(size, i64, dims)
+    for _ in range(size.bit_length()):
+        middle = b.op("shr", b.add(low, high), 1)
+        element = lookup(b.op("minimum", middle, size - 1))
+        stops = b.cmp("gt" if right else "ge", element, values)
+        open_ = b.cmp("lt", low, high)
+        low, high = (
+            b.select(b.op("and", open_, b.op("not", stops)), b.add(middle, 1), low),
+            b.select(b.op("and", open_, stops), middle, high),
+        )
+    return b.cast(low, out)
+
+
+@rule(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def _bucketize(
+    b: Importer, x: Any, boundaries: SSAValue, *, out_int32: bool = False, right: bool = False
+) -> SSAValue:
+    return _search_rows(b, boundaries, x, right)
+
+
+@rule(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def _searchsorted(
+    b: Importer,
+    rows: SSAValue,
+    values: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: SSAValue | None = None,
+) -> SSAValue:
+    if sorter is not None:
+        rows = b.gather(rows, b.rank(rows) - 1, sorter)
+    return _search_rows(b, rows, values, right or side == "right")
+
+
+def _search_rows(b: Importer, rows: SSAValue, values: Any, right: bool) -> SSAValue:
+    size: Expr = b.dims(rows)[-1]
+    if not size.is_const:
+        return NotImplemented
+    if size is ZERO:
+        return b.full(0, b.out_dtype, b.out_dims)
+    (rows, values), _ = promote(b, (rows, values))
+    if any(s is ZERO for s in b.dims(values)):
+        return b.full(0, b.out_dtype, b.out_dims)
+    if b.rank(rows) > 1:
+        rows = b.same_sizes(rows, (*b.dims(values)[:-1], size))
+
+    def lookup(at: SSAValue) -> SSAValue:
+        return b.index(rows, [0], [at], False) if b.rank(rows) == 1 else b.gather(rows, b.rank(rows) - 1, at)
+
+    return _search(b, values, right, lookup, int(size), b.out_dtype)

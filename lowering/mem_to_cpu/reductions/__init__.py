@@ -1,0 +1,1 @@
+"""Reductions, scans and rows kept in cache, as vector code."""

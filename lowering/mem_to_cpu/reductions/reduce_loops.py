@@ -1,0 +1,501 @@
+"""Reductions: their loops, the accumulators that these carry, long ones in parts, very long ones on threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import gcd
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import f64, i32, i64
+from xdsl.ir import Attribute, SSAValue
+
+from ....dialects import loop
+from ....dialects.cpu.types import lanes_of
+from ....dialects.expr import as_expr, product
+from ....dialects.nd.types import is_float
+from ....passes.analysis.nest_access import Loop, Node
+from ..loops import Span, run_segments, segments, sequential, whole
+from ..shared_loops import FlatRows, Share, SharedLoop, columns_of, row_elements
+from ..state import State, scalar_type
+from . import reductions as red
+
+NEVER_UNROLL = 1 << 20
+LONG = 512
+"""Values that one accumulator of floats takes in a row before it is added to the total (a short cascade: the error of
+a sum grows with the length of the longest chain)."""
+
+LONG_ENOUGH = 128
+"""Iterations of a reduction without loops inside from which on threads share it."""
+
+Part = tuple[list[red.Accumulator], Callable[[Span], list[SSAValue]]]
+"""Accumulators of a reduction, and what computes their results over a part of the first loop."""
+
+class ReduceLowering:
+    """Lowers `loop.reduce`; `block` lowers the ops of a body, `choice` tells which loop of an op runs along the
+    lanes. `share`, where there is one, runs a function on threads: reductions outside of all loops are shared then."""
+
+    def __init__(
+        self,
+        s: State,
+        block: Callable[[loop.LoopLike], None],
+        choice: Callable[[Node], tuple[Loop, int] | None],
+        share: Share | None,
+    ):
+        self.s = s
+        self.block = block
+        self.choice = choice
+        self.share = share
+        self.flat: dict[loop.LoopLike, FlatRows] = {}
+        """The loops of ops that run as one."""
+
+    def vector_loop(self, node: Node) -> tuple[Loop, int] | None:
+        """The loop of `node` that runs along the lanes, and its width."""
+        return self.choice(node) if self.s.lane is None else None
+
+    def lower_reduce(self, op: loop.ReduceOp) -> None:
+        """loop.reduce."""
+        s = self.s
+        node = s.info.nodes[op]
+        chosen = self.vector_loop(node)
+        order = [one for one in node.loops if chosen is None or one is not chosen[0]]
+        if chosen is not None:
+            order.append(chosen[0])
+        shared = self._shared(node, order)
+        if shared is not None and chosen is None and node.children:
+            order = [self._flat(op, order)]
+        if any(k in ("welford", "softmax") for k in op.kind_names):
+            part = self._in_chunks(op, order, chosen)
+        else:
+            part = self._in_parts(op, order, chosen)
+        results = part[1](self._first(order)) if shared is None else shared.run(order[0], *part)
+        for result, value in zip(op.outputs, results, strict=True):
+            dtype = scalar_type(result.type)
+            s.values[result] = value if is_float(dtype) else red.convert(s, value, dtype)
+
+    def lower_rows(self, op: loop.ForOp) -> bool:
+        """loop.for with loops inside: in parts on threads, with columns of their own. False where that cannot be done."""
+        s = self.s
+        node = s.info.nodes[op]
+        if not node.children or not node.loops or op.sequential is not None or self.vector_loop(node) is not None:
+            return False
+        shared = self._shared(node, node.loops)
+        if shared is None:
+            return False
+        one = self._flat(op, node.loops)
+
+        def step(state: list[SSAValue]) -> list[SSAValue]:
+            self._body(op)
+            return []
+
+        shared.run(one, [], lambda span: sequential(s, [(one, span)], [], step, NEVER_UNROLL))
+        return True
+
+    def _body(self, op: loop.LoopLike) -> None:
+        rows = self.flat.get(op)
+        if rows is not None:
+            rows.enter()
+        self.block(op)
+
+    def _flat(self, op: loop.LoopLike, loops: Sequence[Loop]) -> Loop:
+        """The loops of an op as one."""
+        rows = self.flat[op] = FlatRows(self.s, loops)
+        return rows.one
+
+    @staticmethod
+    def _first(order: Sequence[Loop]) -> Span:
+        """All of the first loop."""
+        return Span.whole(order[0].size) if order else Span(None, None, 1)
+
+    def _in_parts(self, op: loop.ReduceOp, order: list[Loop], chosen: tuple[Loop, int] | None) -> Part:
+        """One pass, or for long sums of floats a pass over each part: an accumulator takes at most LONG values one
+        after the other."""
+        slots = self._accumulators(op)
+        sums = any(slot.kind == "sum" and is_float(slot.types[0]) for slot in slots)
+        width = chosen[1] if chosen is not None else 1
+        inner = product([one.size for one in order[1:]]).value
+        size = LONG * width if len(order) == 1 else max(1, LONG * width // inner) if inner else 1
+
+        def run(span: Span) -> list[SSAValue]:
+            adds = None if span.count is None or inner is None else span.count * inner
+            if not sums or (adds is not None and adds <= LONG * width):
+                return self._over(op, slots, order, chosen, span)
+            return self._chunked(order, slots, size, span, lambda part: self._over(op, slots, order, chosen, part))
+
+        return slots, run
+
+    # ---- threads
+
+    def _shared(self, node: Node, order: Sequence[Loop]) -> SharedLoop | None:
+        """How a loop is run in parts, if it is: one outside of all others that is long, or whose iterations combine values in columns."""
+        if len(self.s.b.levels) != 1 or not order:
+            return None
+        columns = columns_of(node)
+        if columns is None:
+            return None
+        size = order[0].size.value
+        if not columns and (self.share is None or (size is not None and size < (2 if node.children else LONG_ENOUGH))):
+            return None
+        return SharedLoop(self.s, self.share, columns, self._merge, row_elements(node))
+
+    def _merge(self, slots: Sequence[red.Accumulator], a: list[SSAValue], later: list[SSAValue]) -> list[SSAValue]:
+        new: list[SSAValue] = []
+        at = 0
+        for slot in slots:
+            new += slot.merge(self.s, a[at : at + slot.count], later[at : at + slot.count])
+            at += slot.count
+        return new
+
+    # ---- passes
+
+    def _over(
+        self,
+        op: loop.ReduceOp,
+        slots: Sequence[red.Accumulator],
+        order: Sequence[Loop],
+        chosen: tuple[Loop, int] | None,
+        span: Span,
+    ) -> list[SSAValue]:
+        """One pass over the part `span` of the first loop and all of the others."""
+        pairs = whole(order)
+        if pairs:
+            pairs[0] = (order[0], span)
+        if chosen is None:
+            return self._pass(op, slots, pairs, None, self._values)
+        return self._pass(op, slots, pairs[:-1], (chosen[0], chosen[1], pairs[-1][1]), self._values)
+
+    def _chunked(
+        self,
+        order: Sequence[Loop],
+        slots: Sequence[red.Accumulator],
+        size: int,
+        span: Span,
+        part: Callable[[Span], list[SSAValue]],
+    ) -> list[SSAValue]:
+        """Merge what `part` gives for every `size` iterations of `span`, a part of the first loop."""
+        s, b = self.s, self.s.b
+        first = b.int(0) if span.first is None else span.first
+        last = s.scalar(order[0].size) if span.last is None else span.last
+        step = b.int(size)
+        state = [v for slot in slots for v in slot.start(s, s.width)]
+        index, *carried = b.begin_for(first, last, step, state)
+        known = span.step if span.count is None else span.count
+        if known % size == 0:
+            end, count = b.add(index, step), size
+        else:
+            end, count = b.min(b.add(index, step), last), None
+        found = part(Span(index, end, count, gcd(size, known)))
+        return list(b.end_for(self._merge(slots, list(carried), found)))
+
+    def _accumulators(self, op: loop.ReduceOp) -> list[red.Accumulator]:
+        """One accumulator for each simple kind of the op."""
+        s = self.s
+        found: list[red.Accumulator] = []
+        at = out = 0
+        last = op.block.last_op
+        assert last is not None
+        for kind in op.kind_names:
+            takes, gives = loop.KINDS[kind]
+            types = [scalar_type(v.type) for v in last.operands[at : at + takes]]
+            if kind == "scaled_prod":
+                found.append(red.ScaledProduct(kind, [scalar_type(r.type) for r in op.outputs[out : out + gives]]))
+            elif kind in ("argmax", "argmin"):
+                index = last.operands[at + 1]
+                first = None
+                if s.is_index(index):
+                    e = s.expr(index)
+                    types[1] = red.narrow_index(types[1], s.fits_i32(e))
+                    start = e.subs({one.dim: as_expr(0) for one in s.info.nodes[op].loops})
+                    first = None if s.varies(start) else s.number(start, types[1])
+                found.append(red.ArgAccumulator(kind, types, first))
+            else:
+                found.append(red.Accumulator(kind, types))
+            at, out = at + takes, out + gives
+        return found
+
+    def _value(self, value: SSAValue, dtype: Attribute) -> SSAValue:
+        """A yielded value in every lane, integers in the type of the accumulator."""
+        s = self.s
+        if s.is_index(value):
+            return s.b.splat(s.number(s.expr(value), dtype), s.width)
+        got = s.get_vector(value)
+        return got if is_float(dtype) else red.convert(s, got, dtype)
+
+    def _values(self, op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
+        """What one step of the body yields for each accumulator."""
+        last = op.block.last_op
+        assert last is not None
+        found: list[list[SSAValue]] = []
+        at = 0
+        for slot in slots:
+            found.append([self._value(v, t) for v, t in zip(last.operands[at : at + slot.takes], slot.types, strict=False)])
+            at += slot.takes
+        return found
+
+    def _pass(
+        self,
+        op: loop.ReduceOp,
+        slots: Sequence[red.Accumulator],
+        loops: Sequence[tuple[Loop, Span]],
+        chosen: tuple[Loop, int, Span] | None,
+        values: Callable[[loop.ReduceOp, Sequence[red.Accumulator]], list[list[SSAValue]]],
+    ) -> list[SSAValue]:
+        """One pass over the loops; scalars result when the lanes are inside, else accumulators as wide as the lanes
+        around."""
+        s = self.s
+        node = s.info.nodes[op]
+
+        def step(state: list[SSAValue]) -> list[SSAValue]:
+            self._body(op)
+            got = values(op, slots)
+            new: list[SSAValue] = []
+            at = 0
+            for slot, one in zip(slots, got, strict=True):
+                if chosen is not None and s.lane is not None and s.lane.mask is not None:
+                    one = slot.mask(s, one, s.lane.mask)
+                new += slot.join(s, state[at : at + slot.count], one)
+                at += slot.count
+            return new
+
+        def start(lanes: int) -> list[SSAValue]:
+            return [v for slot in slots for v in slot.start(s, lanes)]
+
+        ops = node.num_ops + len(slots)
+        if chosen is None:
+            return sequential(s, loops, start(s.width), step, ops)
+        one, width, span = chosen
+        parts = segments(span, width)
+        if not parts:
+            return start(0)
+        states = [start(part.width) for part in parts]
+
+        def vectors(flat: list[SSAValue]) -> list[SSAValue]:
+            split, at = [], 0
+            for state in states:
+                split.append(flat[at : at + len(state)])
+                at += len(state)
+            return [v for state in run_segments(s, one.dim, one.size, span, parts, split, step, ops) for v in state]
+
+        flat = sequential(s, loops, [v for state in states for v in state], vectors, ops)
+        results: list[SSAValue] = []
+        at = 0
+        per_state = len(states[0])
+        for slot in slots:
+            partial = [flat[k * per_state + at : k * per_state + at + slot.count] for k in range(len(parts))]
+            narrowest = min(lanes_of(p[0].type) for p in partial)
+            total = slot.fold(s, partial[0], narrowest)
+            for other in partial[1:]:
+                total = slot.merge(s, total, slot.fold(s, other, narrowest))
+            results += slot.across(s, total) if narrowest > 0 else total
+            at += slot.count
+        return results
+
+    # ---- kinds that need two passes
+
+    def _in_chunks(self, op: loop.ReduceOp, order: list[Loop], chosen: tuple[Loop, int] | None) -> Part:
+        """welford and softmax: in chunks that stay in the first cache, twice over each; simple kinds beside them join
+        in the first pass. Chunks are merged by WelfordMerge and SoftmaxMerge."""
+        slots = self._two_pass_slots(op)
+        if not self._may_run_twice(op):
+            return slots, lambda span: self._once(op, slots, order, chosen, span)
+        inner = product([o.size for o in order[1:]]).value
+        limit = 8192 if chosen is not None else 64
+        size = max(1, limit // inner) if inner else 1
+        if chosen is not None and len(order) == 1:
+            size = max(chosen[1], size // chosen[1] * chosen[1])
+
+        def run(span: Span) -> list[SSAValue]:
+            if span.count is not None and 0 < span.count <= size:
+                return self._chunk(op, order, chosen, span, slots)
+            return self._chunked(order, slots, size, span, lambda part: self._chunk(op, order, chosen, part, slots))
+
+        return slots, run
+
+    def _may_run_twice(self, op: loop.ReduceOp) -> bool:
+        """Whether the body gives the same values again: it stores nothing (what it loads may lie in the same memory),
+        or
+        the values are kept in a row."""
+        if not any(isinstance(inner, loop.StoreOp) for inner in loop.walk_bodies(op)):
+            return True
+        return self.s.cache is not None and self.s.lane is None and self.s.cache.keeps(op)
+
+    def _once(
+        self,
+        op: loop.ReduceOp,
+        slots: Sequence[red.Accumulator],
+        order: Sequence[Loop],
+        chosen: tuple[Loop, int] | None,
+        span: Span,
+    ) -> list[SSAValue]:
+        """All kinds in one pass, every value of a two-pass kind joining as a part of one element."""
+        last = op.block.last_op
+        assert last is not None
+
+        def values(op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
+            found: list[list[SSAValue]] = []
+            at = 0
+            for kind, slot in zip(op.kind_names, slots, strict=True):
+                takes = loop.KINDS[kind][0]
+                if isinstance(slot, red.PartAccumulator):
+                    found.append(slot.single(self.s, self.s.get_vector(last.operands[at])))
+                else:
+                    found.append([self._value(v, t) for v, t in zip(last.operands[at : at + takes], slot.types, strict=False)])
+                at += takes
+            return found
+
+        pairs = whole(order)
+        if pairs:
+            pairs[0] = (order[0], span)
+        if chosen is None:
+            return self._pass(op, slots, pairs, None, values)
+        return self._pass(op, slots, pairs[:-1], (chosen[0], chosen[1], pairs[-1][1]), values)
+
+    def _two_pass_slots(self, op: loop.ReduceOp) -> list[red.Accumulator]:
+        """The accumulators over whole chunks: the results of each kind."""
+        found: list[red.Accumulator] = []
+        at = 0
+        simple = iter(self._accumulators_simple(op))
+        for kind in op.kind_names:
+            gives = loop.KINDS[kind][1]
+            types = [scalar_type(r.type) for r in op.outputs[at : at + gives]]
+            if kind == "welford":
+                found.append(red.WelfordMerge(kind, types))
+            elif kind == "softmax":
+                found.append(red.SoftmaxMerge(kind, types))
+            else:
+                found.append(next(simple))
+            at += gives
+        return found
+
+    def _accumulators_simple(self, op: loop.ReduceOp) -> list[red.Accumulator]:
+        two_pass = {"welford": "sum", "softmax": "max"}
+        return [a for a, k in zip(self._accumulators_as(op, two_pass), op.kind_names, strict=True) if k not in two_pass]
+
+    def _accumulators_as(self, op: loop.ReduceOp, instead: dict[str, str]) -> list[red.Accumulator]:
+        """The accumulators of a pass in which some kinds are replaced by simple ones."""
+        last = op.block.last_op
+        assert last is not None
+        found: list[red.Accumulator] = []
+        at = out = 0
+        for kind in op.kind_names:
+            takes, gives = loop.KINDS[kind]
+            types = [scalar_type(v.type) for v in last.operands[at : at + takes]]
+            if kind == "scaled_prod":
+                found.append(red.ScaledProduct(kind, [scalar_type(r.type) for r in op.outputs[out : out + gives]]))
+            elif kind in ("argmax", "argmin"):
+                found.append(red.ArgAccumulator(kind, types, None))
+            else:
+                found.append(red.Accumulator(instead.get(kind, kind), types))
+            at, out = at + takes, out + gives
+        return found
+
+    def _chunk(
+        self,
+        op: loop.ReduceOp,
+        order: Sequence[Loop],
+        chosen: tuple[Loop, int] | None,
+        span: Span,
+        slots: Sequence[red.Accumulator],
+    ) -> list[SSAValue]:
+        """All kinds over one chunk of the first loop: two passes."""
+        s = self.s
+        spans = [span, *(Span.whole(o.size) for o in order[1:])]
+        pairs = list(zip(order, spans, strict=False))
+        vector = None
+        if chosen is not None:
+            vector = (chosen[0], chosen[1], pairs[-1][1])
+            pairs = pairs[:-1]
+        first_slots = self._accumulators_as(op, {"welford": "sum", "softmax": "max"})
+        count = self._count(order, span)
+        scales = {t: self._mean_scale(order, span, count, t) for k, t in enumerate(self._first_types(op)) if op.kind_names[k] == "welford"}
+
+        def values(op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
+            found = self._values(op, slots)
+            for k, kind in enumerate(op.kind_names):
+                if kind == "welford":
+                    x = found[k][0]
+                    found[k] = [red.float_op(s, arith.MulfOp, x, s.b.splat(scales[slots[k].types[0]], lanes_of(x.type)))]
+            return found
+
+        first = self._pass(op, first_slots, pairs, vector, values)
+        centres: dict[int, SSAValue] = {}
+        at = 0
+        for k, (kind, slot) in enumerate(zip(op.kind_names, first_slots, strict=True)):
+            value = first[at]
+            if kind == "welford":
+                n = red.float_op(s, arith.MulfOp, s.b.cast("sitofp", count, slot.types[0]), scales[slot.types[0]])
+                centres[k] = red.float_op(s, arith.DivfOp, value, s.b.splat(n, lanes_of(value.type)))
+            elif kind == "softmax":
+                centres[k] = value
+            at += slot.count
+        second_slots = [red.Accumulator("sum", [first_slots[k].types[0]]) for k in centres]
+        cache = s.cache if chosen is not None else None
+        if cache is not None:
+            cache.begin_second(op)
+        s.second_pass = True
+        second = self._pass(op, second_slots, pairs, vector, lambda o, sl: self._centred(o, centres))
+        s.second_pass = False
+        if cache is not None:
+            cache.end_second(op)
+        results: list[SSAValue] = []
+        at, done = 0, 0
+        for k, (kind, slot) in enumerate(zip(op.kind_names, first_slots, strict=True)):
+            if kind == "welford":
+                n = s.b.splat(s.b.cast("sitofp", count, slot.types[0]), lanes_of(centres[k].type))
+                results += [centres[k], second[done], n]
+                done += 1
+            elif kind == "softmax":
+                results += [centres[k], second[done]]
+                done += 1
+            else:
+                results += first[at : at + slot.count]
+            at += slot.count
+        return results
+
+    def _first_types(self, op: loop.ReduceOp) -> list[Attribute]:
+        """The type of the first result of each kind."""
+        found: list[Attribute] = []
+        at = 0
+        for kind in op.kind_names:
+            found.append(scalar_type(op.outputs[at].type))
+            at += loop.KINDS[kind][1]
+        return found
+
+    def _mean_scale(self, order: Sequence[Loop], span: Span, count: SSAValue, dtype: Attribute) -> SSAValue:
+        """A power of two by which as many elements as there are can be multiplied, so that their sum is no larger than the largest one."""
+        s, inner = self.s, product([one.size for one in order[1:]]).value
+        if span.count is not None and inner is not None:
+            return red.number(s, 2.0 ** -max(0, span.count * inner - 1).bit_length(), dtype)
+        bits, exponent = (i64, -1 << 52) if dtype == f64 else (i32, -1 << 23)
+        n = s.b.cast("bitcast", s.b.cast("sitofp", count, dtype), bits)
+        power = s.b.cast("bitcast", s.b.pure(arith.AndIOp, (n, s.b.int(exponent, bits)), bits), dtype)
+        return red.float_op(s, arith.DivfOp, red.number(s, 0.5, dtype), power)
+
+    def _count(self, order: Sequence[Loop], span: Span) -> SSAValue:
+        s = self.s
+        if span.count is not None:
+            length = s.b.int(span.count)
+        else:
+            last = span.last if span.last is not None else s.scalar(order[0].size)
+            length = last if span.first is None else s.b.sub(last, span.first)
+        for one in order[1:]:
+            length = s.b.mul(length, s.scalar(one.size))
+        return red.convert(s, length, i64)
+
+    def _centred(self, op: loop.ReduceOp, centres: dict[int, SSAValue]) -> list[list[SSAValue]]:
+        """The second pass: (x - mean) squared, exp(x - maximum)."""
+        s = self.s
+        last = op.block.last_op
+        assert last is not None
+        found: list[list[SSAValue]] = []
+        at = 0
+        for k, kind in enumerate(op.kind_names):
+            if k in centres:
+                x = s.get_vector(last.operands[at])
+                centre = s.b.splat(centres[k], s.width)
+                if kind == "welford":
+                    difference = red.float_op(s, arith.SubfOp, x, centre)
+                    found.append([red.float_op(s, arith.MulfOp, difference, difference)])
+                else:
+                    found.append([red.exp_below(s, x, centre)])
+            at += loop.KINDS[kind][0]
+        return found

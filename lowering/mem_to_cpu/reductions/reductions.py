@@ -1,0 +1,309 @@
+"""Accumulators: what each reduction kind starts from, how a value joins, how accumulators of lanes become one scalar.
+
+An accumulator is a scalar or a vector with one partial result a lane; the same rules serve lanes along the reduced
+loop (joined at the end by `across`) and lanes along a kept loop (never joined). NaN: max and min keep it, argmax and
+argmin take the first one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects import arith
+from xdsl.dialects import math as mlir_math
+from xdsl.dialects.builtin import IntegerAttr, IntegerType, i1, i32, i64
+from xdsl.ir import Attribute, SSAValue
+
+from ....dialects import cpu
+from ....dialects.cpu.types import element_of, lanes_of, vec
+from ....dialects.nd.types import is_float
+from ....passes.analysis.reduction_kinds import identity, unit
+from ..builder import cpu_kind, float_attr
+from ..state import State
+
+Combine = Callable[[State, SSAValue, SSAValue], SSAValue]
+
+_CONTRACT: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
+_PLAIN: dict[str, Attribute] = {}
+
+
+def number(s: State, value: float, dtype: Attribute, lanes: int = 0) -> SSAValue:
+    """A constant of a scalar type, in `lanes` lanes."""
+    if is_float(dtype):
+        scalar = s.b.constant(float_attr(value, dtype))
+    else:
+        scalar = s.b.int(int(value), dtype)
+    return s.b.splat(scalar, lanes)
+
+
+def float_op(s: State, cls: type, *operands: SSAValue) -> SSAValue:
+    """An arith or math op on floats of one type."""
+    return s.b.pure(cls, operands, operands[0].type, _CONTRACT)
+
+
+def _by_type(floats: type, ints: type, bools: type | None = None) -> Combine:
+    def combine(s: State, a: SSAValue, b: SSAValue) -> SSAValue:
+        element = element_of(a.type)
+        if is_float(element):
+            return s.b.pure(floats, (a, b), a.type, _CONTRACT)
+        return s.b.pure(bools if element == i1 and bools is not None else ints, (a, b), a.type, _PLAIN)
+
+    return combine
+
+
+COMBINE: dict[str, Combine] = {
+    "sum": _by_type(arith.AddfOp, arith.AddiOp, arith.OrIOp),
+    "prod": _by_type(arith.MulfOp, arith.MuliOp, arith.AndIOp),
+    "max": _by_type(arith.MaximumfOp, arith.MaxSIOp, arith.OrIOp),
+    "min": _by_type(arith.MinimumfOp, arith.MinSIOp, arith.AndIOp),
+    "umax": _by_type(arith.MaximumfOp, arith.MaxUIOp, arith.OrIOp),
+    "umin": _by_type(arith.MinimumfOp, arith.MinUIOp, arith.AndIOp),
+    "any": _by_type(arith.AddfOp, arith.OrIOp),
+    "all": _by_type(arith.MulfOp, arith.AndIOp),
+    "xor": _by_type(arith.AddfOp, arith.XOrIOp),
+}
+"""Simple kinds: two partial results as one."""
+
+_ACROSS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "xor": "xor"}
+_ACROSS_BOOL = {"sum": "or", "prod": "and", "max": "or", "min": "and"}
+
+
+class Accumulator:
+    """One kind over values of one type. A state is a list of values, each a scalar or a vector."""
+
+    def __init__(self, kind: str, types: Sequence[Attribute]):
+        self.kind = kind
+        self.types = list(types)
+
+    @property
+    def count(self) -> int:
+        """Values of a state."""
+        return len(self.types)
+
+    @property
+    def takes(self) -> int:
+        """Values that a step yields."""
+        return self.count
+
+    def start(self, s: State, lanes: int) -> list[SSAValue]:
+        """The state before the first value."""
+        return [number(s, identity(self.kind, self.types[0]), self.types[0], lanes)]
+
+    def mask(self, s: State, values: list[SSAValue], mask: SSAValue) -> list[SSAValue]:
+        """The values with the identity where the mask is off."""
+        lanes = lanes_of(values[0].type)
+        return [s.b.select(mask, values[0], number(s, identity(self.kind, self.types[0]), self.types[0], lanes))]
+
+    def join(self, s: State, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
+        """The state after one more value."""
+        return [COMBINE[self.kind](s, state[0], values[0])]
+
+    def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
+        """Two states as one; the values of `b` came later."""
+        return self.join(s, a, b)
+
+    def across(self, s: State, state: list[SSAValue]) -> list[SSAValue]:
+        """The lanes of a state as one state of scalars."""
+        element = element_of(state[0].type)
+        kind = (_ACROSS_BOOL.get(self.kind) if element == i1 else None) or _ACROSS[self.kind]
+        return [s.b.pure(cpu.ReduceOp, (state[0],), element, {"kind": cpu_kind(kind)}, kind)]
+
+    def fold(self, s: State, state: list[SSAValue], lanes: int) -> list[SSAValue]:
+        """A state of more lanes as one of `lanes` lanes (the widths are powers of two)."""
+        while lanes_of(state[0].type) > lanes:
+            half = lanes_of(state[0].type) // 2
+            low, high = ([_slice(s, v, start, half) for v in state] for start in (0, half))
+            state = self.merge(s, low, high)
+        return state
+
+
+def _slice(s: State, value: SSAValue, start: int, lanes: int) -> SSAValue:
+    result = vec(lanes, element_of(value.type))
+    return s.b.pure(cpu.SliceOp, (value,), result, {"start": IntegerAttr(start, i64)}, start)
+
+
+class ArgAccumulator(Accumulator):
+    """argmax and argmin: (extreme, its index). The first NaN wins, else the lowest index of the extreme."""
+
+    def __init__(self, kind: str, types: Sequence[Attribute], first_index: SSAValue | None):
+        super().__init__(kind, types)
+        self.first_index = first_index
+        """The index of the first value: right where every value is the identity."""
+
+    def start(self, s: State, lanes: int) -> list[SSAValue]:
+        index = self.first_index if self.first_index is not None else s.b.int(0, self.types[1])
+        return [number(s, identity(self.kind, self.types[0]), self.types[0], lanes), s.b.splat(index, lanes)]
+
+    def mask(self, s: State, values: list[SSAValue], mask: SSAValue) -> list[SSAValue]:
+        value, index = values
+        lanes = lanes_of(value.type)
+        value = s.b.select(mask, value, number(s, identity(self.kind, self.types[0]), self.types[0], lanes))
+        if self.first_index is None:
+            return [value, index]
+        # a lane that is off must not be preferred to the first index
+        return [value, s.b.select(mask, index, s.b.splat(self.first_index, lanes))]
+
+    def _better(self, s: State, old: SSAValue, new: SSAValue) -> SSAValue:
+        """Where `new` is better than `old`: larger, or the first NaN."""
+        highest = self.kind == "argmax"
+        if not is_float(self.types[0]):
+            unsigned = self.types[0] == i1
+            return s.b.cmpi(("u" if unsigned else "s") + ("gt" if highest else "lt"), new, old)
+        beyond = _cmpf(s, "ugt" if highest else "ult", new, old)
+        number = _cmpf(s, "ord", old, old)
+        return s.b.pure(arith.AndIOp, (beyond, number), beyond.type)
+
+    def join(self, s: State, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
+        better = self._better(s, state[0], values[0])
+        return [s.b.select(better, values[0], state[0]), s.b.select(better, values[1], state[1])]
+
+    def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
+        """Lanes are interleaved, so equal values are decided by the index."""
+        better = self._better(s, a[0], b[0])
+        same = _same(s, a[0], b[0])
+        lower = s.b.cmpi("slt", b[1], a[1])
+        take = s.b.pure(arith.OrIOp, (better, s.b.pure(arith.AndIOp, (same, lower), same.type)), same.type)
+        return [s.b.select(take, b[0], a[0]), s.b.select(take, b[1], a[1])]
+
+    def across(self, s: State, state: list[SSAValue]) -> list[SSAValue]:
+        b = s.b
+        lanes = lanes_of(state[0].type)
+        kind = "max" if self.kind == "argmax" else "min"
+        element, index = element_of(state[0].type), element_of(state[1].type)
+        if element == i1:
+            kind = "or" if kind == "max" else "and"
+        best = b.pure(cpu.ReduceOp, (state[0],), element, {"kind": cpu_kind(kind)}, kind)
+        same = _same(s, state[0], b.splat(best, lanes))
+        assert isinstance(index, IntegerType)
+        limit = b.splat(b.int((1 << (index.width.data - 1)) - 1, index), lanes)
+        lowest = b.select(same, state[1], limit)
+        return [best, b.pure(cpu.ReduceOp, (lowest,), index, {"kind": cpu_kind("min")}, "min")]
+
+
+def _cmpf(s: State, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
+    return s.b.pure(cpu.CmpFOp, (a, b), cpu.like(a.type, i1), {"kind": cpu_kind(predicate)}, predicate)
+
+
+def _same(s: State, a: SSAValue, b: SSAValue) -> SSAValue:
+    """Equal, or both NaN."""
+    if not is_float(element_of(a.type)):
+        return s.b.cmpi("eq", a, b)
+    nans = s.b.pure(arith.AndIOp, (_cmpf(s, "uno", a, a), _cmpf(s, "uno", b, b)), cpu.like(a.type, i1))
+    return s.b.pure(arith.OrIOp, (_cmpf(s, "oeq", a, b), nans), nans.type)
+
+
+class ScaledProduct(Accumulator):
+    """A product as (m, k), see `unit`: a state for each lane, which are merged like halves."""
+
+    @property
+    def takes(self) -> int:
+        return 1
+
+    def start(self, s: State, lanes: int) -> list[SSAValue]:
+        return [number(s, 1, self.types[0], lanes), number(s, 0, self.types[1], lanes)]
+
+    def join(self, s: State, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
+        return self.merge(s, state, self._scaled(s, values[0]))
+
+    def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
+        m, steps = self._scaled(s, float_op(s, arith.MulfOp, a[0], b[0]))
+        return [m, s.b.add(s.b.add(a[1], b[1]), steps)]
+
+    def across(self, s: State, state: list[SSAValue]) -> list[SSAValue]:
+        return first_lanes(s, self.fold(s, state, 1))
+
+    def _scaled(self, s: State, x: SSAValue) -> list[SSAValue]:
+        """`scaled` of reduction_kinds in lanes."""
+        (dtype, steps), u, lanes = self.types, unit(self.types[0]), lanes_of(x.type)
+
+        def choose(large: float, small: float, else_: float, t: Attribute) -> SSAValue:
+            rest = s.b.select(is_small, number(s, small, t, lanes), number(s, else_, t, lanes))
+            return s.b.select(is_large, number(s, large, t, lanes), rest)
+
+        size = s.b.pure(mlir_math.AbsFOp, (x,), x.type, _CONTRACT)
+        is_large = _cmpf(s, "ogt", size, number(s, 2.0 ** (u // 2), dtype, lanes))
+        is_small = _cmpf(s, "olt", size, number(s, 2.0 ** -(u // 2), dtype, lanes))
+        return [float_op(s, arith.MulfOp, x, choose(2.0**-u, 2.0**u, 1, dtype)), choose(1, -1, 0, steps)]
+
+
+class PartAccumulator(Accumulator):
+    """A kind whose state is made of several values and merged as a whole: a single value joins as a part of its own."""
+
+    def single(self, s: State, value: SSAValue) -> list[SSAValue]:
+        """The part that holds one value."""
+        raise NotImplementedError
+
+    def mask(self, s: State, values: list[SSAValue], mask: SSAValue) -> list[SSAValue]:
+        empty = self.start(s, lanes_of(values[0].type))
+        return [s.b.select(mask, v, e) for v, e in zip(values, empty, strict=True)]
+
+    def join(self, s: State, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
+        return self.merge(s, state, values)
+
+    def across(self, s: State, state: list[SSAValue]) -> list[SSAValue]:
+        return first_lanes(s, self.fold(s, state, 1))
+
+
+def first_lanes(s: State, state: list[SSAValue]) -> list[SSAValue]:
+    """The first lane of each value."""
+    return [s.b.pure(cpu.ExtractOp, (v,), element_of(v.type), {"index": IntegerAttr(0, i64)}, 0) for v in state]
+
+
+class WelfordMerge(PartAccumulator):
+    """Mean, sum of squared differences and count of parts, merged by Chan, Golub and LeVeque's formula (1979)."""
+
+    def start(self, s: State, lanes: int) -> list[SSAValue]:
+        return [number(s, 0, t, lanes) for t in self.types]
+
+    def single(self, s: State, value: SSAValue) -> list[SSAValue]:
+        lanes = lanes_of(value.type)
+        return [value, number(s, 0, self.types[1], lanes), number(s, 1, self.types[2], lanes)]
+
+    def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
+        element, lanes = self.types[0], lanes_of(a[0].type)
+        total = float_op(s, arith.AddfOp, a[2], b[2])
+        zero = _cmpf(s, "oeq", total, number(s, 0, element, lanes))
+        share = float_op(s, arith.DivfOp, b[2], s.b.select(zero, number(s, 1, element, lanes), total))
+        delta = float_op(s, arith.SubfOp, b[0], a[0])
+        mean = float_op(s, arith.AddfOp, a[0], float_op(s, arith.MulfOp, delta, share))
+        # in this order, so that nothing is added for an empty part, however large the mean is
+        spread = float_op(s, arith.MulfOp, delta, float_op(s, arith.MulfOp, delta, float_op(s, arith.MulfOp, a[2], share)))
+        squares = float_op(s, arith.AddfOp, float_op(s, arith.AddfOp, a[1], b[1]), spread)
+        return [mean, squares, total]
+
+
+class SoftmaxMerge(PartAccumulator):
+    """Maximum and sum of exp(x - maximum) of parts."""
+
+    def start(self, s: State, lanes: int) -> list[SSAValue]:
+        return [number(s, -math.inf, self.types[0], lanes), number(s, 0, self.types[1], lanes)]
+
+    def single(self, s: State, value: SSAValue) -> list[SSAValue]:
+        return [value, number(s, 1, self.types[1], lanes_of(value.type))]
+
+    def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
+        top = float_op(s, arith.MaximumfOp, a[0], b[0])
+        parts = [float_op(s, arith.MulfOp, x[1], exp_below(s, x[0], top)) for x in (a, b)]
+        return [top, float_op(s, arith.AddfOp, *parts)]
+
+
+def exp_below(s: State, x: SSAValue, top: SSAValue) -> SSAValue:
+    """exp(x - top) where x <= top; 1 where both are -inf, so that nothing seen yet does not become NaN."""
+    both = _cmpf(s, "oeq", x, top)
+    power = float_op(s, mlir_math.ExpOp, float_op(s, arith.SubfOp, x, top))
+    return s.b.select(both, number(s, 1, element_of(x.type), lanes_of(x.type)), power)
+
+
+def narrow_index(dtype: Attribute, fits: bool) -> Attribute:
+    """The type in which indices of an arg-reduction are kept while it runs."""
+    return i32 if fits and dtype == i64 else dtype
+
+
+def convert(s: State, value: SSAValue, dtype: Attribute) -> SSAValue:
+    """An integer value as another integer type."""
+    have = element_of(value.type)
+    if have == dtype:
+        return value
+    assert isinstance(have, IntegerType) and isinstance(dtype, IntegerType)
+    return s.b.cast("trunci" if have.width.data > dtype.width.data else "extsi", value, dtype)

@@ -1,0 +1,114 @@
+"""loop.random: Philox4x32-10 in the elements of a tile.
+
+Number k of a stream is word k mod 4 of block k div 4; `randn` takes a pair of words by Box and Muller's method.
+"""
+
+from __future__ import annotations
+
+from xdsl.dialects import arith
+from xdsl.dialects import math as mlir_math
+from xdsl.dialects.builtin import IntegerAttr, f32, i32, i64
+from xdsl.ir import Operation, SSAValue
+
+from ....dialects import loop
+from ....dialects.tt import arith as tt_arith
+from ....dialects.tt.compute import MulhiUIOp, PreciseSqrtOp
+from ....dialects.tt.types import shape_of
+from ..builder import NO_FLAGS
+from ..state import State
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def lower_random(s: State, op: Operation) -> None:
+    """loop.random: kinds rand, randn, randint."""
+    assert isinstance(op, loop.RandomOp)
+    b = s.b
+    seed = b.resize(s.get(op.seed), i64)
+    block, low = _position(s, op.offset)
+    words = _philox(s, seed, block)
+    odd, upper = _bit(s, low, 0), _bit(s, low, 1)
+    kind = op.kind.data
+    if kind == "randn":
+        u, v = (_uniform(s, b.select(upper, words[n + 2], words[n])) for n in (0, 1))
+        s.values[op.result] = _normal(s, odd, u, v)
+        return
+    word = b.select(upper, b.select(odd, words[3], words[2]), b.select(odd, words[1], words[0]))
+    s.values[op.result] = b.cast(tt_arith.ExtUIOp, word, i64) if kind == "randint" else _uniform(s, word)
+
+
+def _position(s: State, offset: SSAValue) -> tuple[SSAValue, SSAValue]:
+    """The block of four that number `offset` of a stream is in, and a number with the same last two bits.
+
+    Of start + i, where start is a multiple of four, the block is start / 4 + i / 4: neighbouring elements of a thread, whose i differ
+    in the last bits only, then visibly have one block, and the compiler computes it once."""
+    b = s.b
+
+    def quarter(x: SSAValue) -> SSAValue:
+        return b.elementwise(arith.ShRUIOp, (x, b.int(2, i64)))
+
+    total = offset.owner
+    if isinstance(total, arith.AddiOp) and _is_multiple_of_four(total.lhs):
+        start, i = (b.resize(s.get(v), i64) for v in (total.lhs, total.rhs))
+        return b.add(quarter(start), quarter(i)), b.resize(i, i32)
+    k = b.resize(s.get(offset), i64)
+    return quarter(k), b.resize(k, i32)
+
+
+def _is_multiple_of_four(value: SSAValue) -> bool:
+    masked = value.owner
+    if not isinstance(masked, arith.AndIOp) or not isinstance(masked.rhs.owner, arith.ConstantOp):
+        return False
+    mask = masked.rhs.owner.value
+    return isinstance(mask, IntegerAttr) and mask.value.data % 4 == 0
+
+
+def _bit(s: State, value: SSAValue, n: int) -> SSAValue:
+    masked = s.b.elementwise(arith.AndIOp, (value, s.b.int(1 << n)))
+    return s.b.cmpi("ne", masked, s.b.int(0))
+
+
+def _halves(s: State, value: SSAValue) -> tuple[SSAValue, SSAValue]:
+    """The low and the high 32 bits of an i64."""
+    b = s.b
+    return b.resize(value, i32), b.resize(b.elementwise(arith.ShRUIOp, (value, b.int(32, i64))), i32)
+
+
+def _philox(s: State, seed: SSAValue, block: SSAValue) -> list[SSAValue]:
+    """The four words of each block."""
+    b = s.b
+    key = list(_halves(s, seed))
+    shape = shape_of(block.type)
+    words = [*_halves(s, block), *(b.constant(0, i32, shape) for _ in range(2))]
+    multipliers = [b.constant(m, i32, shape) for m in _MULTIPLIERS]
+    for _ in range(_ROUNDS):
+        high = [b.elementwise(MulhiUIOp, (words[2 * n], multipliers[n])) for n in (0, 1)]
+        low = [b.mul(words[2 * n], multipliers[n]) for n in (0, 1)]
+        words = [
+            b.elementwise(arith.XOrIOp, (b.elementwise(arith.XOrIOp, (high[1], words[1])), key[0])),
+            low[1],
+            b.elementwise(arith.XOrIOp, (b.elementwise(arith.XOrIOp, (high[0], words[3])), key[1])),
+            low[0],
+        ]
+        key = [b.add(k, b.int(w)) for k, w in zip(key, _WEYL, strict=True)]
+    return words
+
+
+def _uniform(s: State, word: SSAValue) -> SSAValue:
+    """The upper 24 bits as a float in [0, 1)."""
+    b = s.b
+    number = b.cast(tt_arith.SIToFPOp, b.elementwise(arith.ShRUIOp, (word, b.int(8))), f32)
+    return b.elementwise(arith.MulfOp, (number, b.constant(2.0**-24, f32)), NO_FLAGS)
+
+
+def _normal(s: State, odd: SSAValue, u: SSAValue, v: SSAValue) -> SSAValue:
+    """sqrt(-2 ln u) times cos (even k) or sin (odd k) of 2 pi v, with u in (0, 1]."""
+    b = s.b
+    u = b.elementwise(arith.AddfOp, (u, b.constant(2.0**-24, f32)), NO_FLAGS)
+    log = b.elementwise(mlir_math.LogOp, (u,), NO_FLAGS)
+    radius = b.elementwise(PreciseSqrtOp, (b.elementwise(arith.MulfOp, (log, b.constant(-2.0, f32)), NO_FLAGS),))
+    angle = b.elementwise(arith.MulfOp, (v, b.constant(6.283185307179586, f32)), NO_FLAGS)
+    wave = b.select(odd, b.elementwise(mlir_math.SinOp, (angle,), NO_FLAGS), b.elementwise(mlir_math.CosOp, (angle,), NO_FLAGS))
+    return b.elementwise(arith.MulfOp, (radius, wave), NO_FLAGS)

@@ -1,0 +1,1 @@
+"""Facts on the IR, without profit: accesses, symbols, dependences, lifetimes, reduction kinds, schedules."""

@@ -1,0 +1,1 @@
+"""What anything costs: the machine, footprints, nests, calls of ATen."""

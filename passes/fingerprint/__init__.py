@@ -1,0 +1,1 @@
+"""What code of users does, as one hash, and whose a module is."""

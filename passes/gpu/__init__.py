@@ -1,0 +1,1 @@
+"""Passes on nests for GPUs; file = pass."""

@@ -1,0 +1,128 @@
+"""gpu-neighbours: values that lie alternately in two places are computed two at a time, so that they are stored as one access (pairs.py).
+
+    loop.nest (%h = 256, %w = 256) outs(%y) { load %x[%h mod 2, %w mod 2, %h floordiv 2, %w floordiv 2]; store %y[%h, %w] }
+->  loop.nest (%h = 256, %w = 128) outs(%y) { load %x[%h mod 2, 0, %h floordiv 2, %w]; load %x[%h mod 2, 1, %h floordiv 2, %w];
+                                              store %y[%h, 2 * %w]; store %y[%h, 2 * %w + 1] }
+
+A pixel shuffle does this. Where results are contiguous along a loop, what is loaded is so only along its half: neither order of a program's
+elements has both. Elsewhere: interleaved access groups of vectorizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import Expr, const, dim, exact_quotient, linear_coeff
+from ...dialects.expr.ranges import RangeEnv
+from ...dialects.nd.base import ExprsAttr
+from ...dialects.nd.types import c128
+from ..analysis.nest_access import Access, Loop, NestAccess
+from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.reduction_kinds import Cursor
+from ..analysis.schedule_attrs import schedule_table
+from ..loop.loop_schedule import symbol_facts
+from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
+from ..manager.pass_manager import Pass
+from .nest_merge import memory_of
+from .tiles.candidates import GPU
+
+FEWEST = 16
+"""Iterations that are left of the loop at least."""
+MOST = 16
+"""Operations of a body that is written twice, at most."""
+
+
+@dataclass(frozen=True)
+class GpuNeighbours(Pass):
+    """Computes two neighbouring values at once where those before and behind them come from other places."""
+
+    name = "gpu-neighbours"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, _ = symbol_facts(op)
+        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
+            assert isinstance(nest, loop.NestOp)
+            if GPU not in schedule_table(nest) and (found := _loop(nest, symbols)) is not None:
+                number, half = found
+                write_twice(nest, number, half, symbols)
+                self.statistic("num-paired")
+                self.remark(nest, f"two neighbours of {nest.loop_sizes[number] * 2} are computed at once", kind="applied")
+
+
+def _loop(nest: loop.NestOp, symbols: RangeEnv) -> tuple[int, Expr] | None:
+    """The loop of a nest, by number, along which its results lie side by side and what it loads only along the half; and half its size."""
+    ops = list(nest.block.ops)
+    if len(ops) > MOST or any(op.regions or isinstance(op, loop.RandomOp | loop.BoundOp) for op in ops):
+        return None
+    info = NestAccess(nest, symbols)
+    stores, loads = ([a for a in info.root.accesses if a.is_store is stored] for stored in (True, False))
+    read = {memory_of(a.buffer) for a in loads}
+    if info.opaque or any(a.mode != "set" or _mask(a.op) or a.dtype == c128 or memory_of(a.buffer) in read for a in stores):
+        return None
+    for one in info.root.loops:
+        for other in info.root.loops:
+            if _is_half(one, other) and _come_apart(stores, loads, one, other):
+                number = one.positions[0]
+                half = exact_quotient(nest.loop_sizes[number], const(2))
+                if half is not None:
+                    return number, half
+    return None
+
+
+def _mask(op: Operation) -> bool:
+    return isinstance(op, loop.StoreOp) and op.mask is not None
+
+
+def _is_half(one: Loop, other: Loop) -> bool:
+    """Whether two loops are one of the nest, which `one` divides into even and odd iterations."""
+    return one.size.value == 2 and one is not other and one.positions == other.positions and (other.size.value or FEWEST) >= FEWEST
+
+
+def _come_apart(stores: Sequence[Access], loads: Sequence[Access], one: Loop, other: Loop) -> bool:
+    """Whether what is stored is contiguous along both loops together, and what is loaded along `other`."""
+    return (
+        all(_step(a, one) == 1 and _step(a, other) == 2 for a in stores)
+        and all(linear_coeff(a.offset, one.dim) is not None and _step(a, other) in (0, 1) for a in loads)
+        and any(_step(a, other) == 1 for a in loads)
+    )
+
+
+def _step(access: Access, one: Loop) -> int | None:
+    """How many elements apart iterations of a loop are in an access, where that is known."""
+    step = linear_coeff(access.offset, one.dim)
+    return None if step is None else step.value
+
+
+def write_twice(nest: loop.NestOp, number: int, half: Expr, symbols: RangeEnv) -> None:
+    """Give a loop of a nest half its iterations, each of which does what two did."""
+    block, old = nest.block, nest.indices[number]
+    ops = [op for op in block.ops if isinstance(op, loop.StoreOp) or _needs(op, old)]
+    index = block.insert_arg(old.type, number)
+    index.name_hint = old.name_hint
+    sizes = list(nest.loop_sizes)
+    sizes[number] = half
+    nest.properties["sizes"] = ExprsAttr.get(sizes)
+    at = Cursor(block)
+    for side in (0, 1):
+        place: Place = (dim(0) * 2 + side, [index])
+        made = at.place(index_op(*place)).results[0]
+        values: dict[SSAValue, SSAValue] = {old: made}
+        for op in ops:
+            at.place(clone_into(op, values, {made: place}, symbols))
+        drop_index(made)
+    for op in reversed(ops):
+        op.detach()
+        op.erase()
+    assert isinstance(old, BlockArgument)
+    block.erase_arg(old)
+
+
+def _needs(op: Operation, value: SSAValue) -> bool:
+    return any(
+        v is value or (isinstance(v.owner, Operation) and v.owner.parent is op.parent and _needs(v.owner, value)) for v in op.operands
+    )

@@ -1,0 +1,160 @@
+"""gpu-split-reduction: parts for reductions in nests that would keep only a few programs busy.
+
+It runs where the nests are on buffers: strides say which loop is contiguous. Parts are of equal length where the size has a divisor
+near the number that is wanted; in columns they lie side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+
+from ...dialects import loop
+from ...dialects.expr import Expr, dim, product
+from ...dialects.expr.ranges import RangeEnv
+from ..analysis.nest_access import NestAccess
+from ..analysis.schedule_attrs import schedule_table
+from ..loop.loop_schedule import symbol_facts
+from ..loop.transform.loop_rewrite import replace_loops
+from ..loop.transform.loop_split_reduction import LoopSplitReduction
+from ..loop.transform.nest_transform import Refused
+from ..manager.pass_manager import Pass
+from .short_runs import short_run
+from .tiles.candidates import GPU
+from .tiles.machine import machine
+from .tiles.rules import DOT_PROGRAMS, LANES, UNROLL, column_loop, product_tile
+from .tiles.tile import Sizes, Tile
+
+PROGRAMS = 2112
+"""Programs that keep a large GPU busy: 16 for each of 132 multiprocessors."""
+FEW = 528
+"""Programs below which a reduction is split, if its nest does nothing else."""
+IDLE = 132
+"""The same where the nest reads again what it reduces: split, it would no longer find it in the nearest cache."""
+FEWEST_PARTS = 4
+"""Fewer parts than these are not worth a kernel that puts them together."""
+DOT_PARTS = (2, 4, 8)
+"""In how many parts the sums of a product may be split."""
+DOT_BLOCKS = 2
+"""Blocks of terms that a part has at least."""
+LONG = 4096
+"""Elements that a program reads at least; a reduction that is shorter stays whole."""
+
+
+@dataclass(frozen=True)
+class GpuSplitReduction(Pass):
+    """Splits reductions of nests that have too few programs for a GPU."""
+
+    name = "gpu-split-reduction"
+
+    programs: int = PROGRAMS
+    """How many programs there should be."""
+
+    target: str = ""
+    """The GPU: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one sm_90."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, hints = symbol_facts(op)
+        sizes, gpu = Sizes(hints), machine(self.target)
+        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
+                self._split_runs(nest, sizes, symbols)
+            for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
+                for reduce in [r for r in nest.block.ops if isinstance(r, loop.ReduceOp)]:
+                    info = NestAccess(nest, symbols)
+                    tile = product_tile(info, sizes, gpu)
+                    if tile is not None:
+                        self._split_product(nest, reduce, tile, sizes, symbols)
+                        continue
+                    wanted = self._wanted(nest, reduce, sizes, info)
+                    if wanted >= FEWEST_PARTS:
+                        self._split(nest, reduce, wanted, info, sizes, symbols)
+
+    def _split_runs(self, nest: loop.NestOp, sizes: Sizes, symbols: RangeEnv) -> None:
+        """Each place of a short run gets a reduction of its own: those of the nest's rows are columns, side by side (short_runs.py)."""
+        if not any(isinstance(op, loop.ReduceOp) and len(op.loop_sizes) > 1 for op in nest.block.ops):
+            return
+        info = NestAccess(nest, symbols)
+        for node in info.root.children:
+            run = short_run(info, node, sizes)
+            if run is None:
+                continue
+            assert isinstance(node.op, loop.ReduceOp)
+            length = node.op.loop_sizes[run.axis].value
+            assert length is not None
+            try:
+                said = LoopSplitReduction(parts=length, axis=str(run.axis)).transform(nest, node.op, symbols)
+            except Refused as refused:
+                self.remark(nest, f"runs of {run.bytes} bytes not split: {refused}", kind="missed")
+                continue
+            self.remark(nest, f"runs of {run.bytes} bytes split: {said}", kind="applied")
+            self.statistic("num-split")
+
+    def _split(self, nest: loop.NestOp, reduce: loop.ReduceOp, wanted: int, info: NestAccess, sizes: Sizes, symbols: RangeEnv) -> None:
+        columns = column_loop(info, sizes) is not None
+        loops = reduce.loop_sizes
+        leading = next((k for k in range(1, len(loops)) if sizes(product(loops[:k])) >= wanted), len(loops))
+        row, together = sizes(loops[leading - 1]), sizes(product(loops[:leading]))
+        collapse(reduce, leading, symbols)
+        parts = even_parts(together, min(wanted, together), row)
+        try:
+            said = LoopSplitReduction(parts=parts, parts_first=columns).transform(nest, reduce, symbols)
+        except Refused as refused:
+            self.remark(nest, f"reduction not split: {refused}", kind="missed")
+            return
+        self.remark(nest, f"reduction split: {said}", kind="applied")
+        self.statistic("num-split")
+
+    def _split_product(self, nest: loop.NestOp, reduce: loop.ReduceOp, tile: Tile, sizes: Sizes, symbols: RangeEnv) -> None:
+        """Parts of a product's sums, of whole blocks each, where there are few blocks of columns."""
+        programs, blocks = tile.programs(sizes), sizes(reduce.loop_sizes[0]) // tile.inner
+        even = [n for n in DOT_PARTS if blocks % n == 0 and blocks // n >= DOT_BLOCKS]
+        if programs >= DOT_PROGRAMS or not even or len(reduce.loop_sizes) != 1:
+            return
+        parts = next((n for n in even if programs * n >= DOT_PROGRAMS), even[-1])
+        said = LoopSplitReduction(parts=parts, parts_first=True).transform(nest, reduce, symbols)
+        self.remark(nest, f"product split: {said}", kind="applied")
+        self.statistic("num-split")
+
+    def _wanted(self, nest: loop.NestOp, reduce: loop.ReduceOp, sizes: Sizes, info: NestAccess) -> int:
+        """How many parts a reduction should have; below 2: it stays whole."""
+        programs, block = programs_of(info, sizes)
+        trips = sizes(product(reduce.loop_sizes))
+        alone = all(isinstance(o, (loop.ReduceOp, loop.StoreOp)) for o in nest.block.ops if isinstance(o, (loop.LoopLike, loop.StoreOp)))
+        if programs >= (FEW if alone else IDLE) or trips <= UNROLL or trips * block < 2 * LONG:
+            return 1
+        return min(-(-self.programs // programs), trips * block // LONG)
+
+
+def programs_of(info: NestAccess, sizes: Sizes) -> tuple[int, int]:
+    """How many programs a nest has about, and how many neighbouring columns each of them has (1: it has rows)."""
+    loops = info.root.loops
+    x = column_loop(info, sizes)
+    if x is None:
+        return sizes.trips(loops), 1
+    block = min(LANES, sizes(x.size))
+    return sizes.trips([one for one in loops if one is not x]) * -(-sizes(x.size) // block), block
+
+
+def collapse(reduce: loop.ReduceOp, count: int, symbols: RangeEnv) -> None:
+    """One loop instead of the first `count` loops of a reduction."""
+    if count < 2:
+        return
+    sizes = reduce.loop_sizes
+    places: list[Expr] = []
+    for k in range(count):
+        index = dim(0) // product(sizes[k + 1 : count])
+        places.append(index if k == 0 else index % sizes[k])
+    places += [dim(k - count + 1) for k in range(count, len(sizes))]
+    replace_loops(reduce, [product(sizes[:count]), *sizes[count:]], places, symbols)
+
+
+def even_parts(size: int, wanted: int, row: int) -> int:
+    """A number of equal parts near what is wanted, so that none is left over, if there is one; best those of which each is a number of
+    whole rows of `row` iterations, or a row a number of parts."""
+    near = [n for n in range(max(2, -(-wanted // 2)), min(size, wanted * 3 // 2) + 1) if size % n == 0]
+    whole = [n for n in near if row % (size // n) == 0 or size // n % row == 0]
+    return min(whole or near, key=lambda n: abs(n - wanted), default=wanted)

@@ -1,0 +1,403 @@
+"""gpu-split-scan: parts for scans of nests that would keep only a few programs busy.
+
+    loop.scan (%j = N) sum { f(%j) } do (%k, %r) { g(%k, %r) }
+->  parts[p] = loop.reduce (%l = L) sum { f(p * L + l) }                                  (a nest, over p too, but for the last part)
+    loop.scan (%l = L) sum { f(p * L + l) } do (%k, %r) { g(p * L + k, before + %r) }     (the nest, over p too)
+
+where `before` is what the parts before p come to, which each program finds by itself: they are few. What is scanned is read twice, and
+its values are computed twice. Parts are a number of whole blocks; where they do not divide the loop, the last one is shorter, under a
+mask. It runs behind gpu-split-reduction, which would take the reductions apart once more. Counterparts: the scan of Blelloch (1990) by
+blocks; `split_scan` of Inductor, which reads once, and where a part waits for those before it.
+
+As in scans.py, sums of f32 are kept as f64 and products of floats as `scaled_prod`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith, math
+from xdsl.dialects.builtin import ModuleOp, StringAttr, f32, f64, i1, i32, i64
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from ...dialects import loop, mem
+from ...dialects.expr import ZERO, Expr, IndexMap, as_expr, ceildiv, dim, free_dims, maximum, product
+from ...dialects.expr.ranges import RangeEnv, simplify
+from ...dialects.nd.types import is_float
+from ..analysis.nest_access import NestAccess
+from ..analysis.reduction_kinds import Cursor, combine, identity, unscaled
+from ..analysis.schedule_attrs import schedule_table
+from ..loop.loop_schedule import symbol_facts
+from ..loop.transform.loop_rewrite import clone_into, drop_index, index_op, needed_by, replace_loops
+from ..loop.transform.nest_transform import Refused, label_of
+from ..manager.pass_manager import Pass
+from .gpu_fission import BANDWIDTH, GAIN, LAUNCH_NS
+from .gpu_split_reduction import FEWEST_PARTS, LONG, programs_of
+from .gpu_split_rows import only_where
+from .nest_merge import memory_of
+from .tiles.candidates import GPU
+from .tiles.machine import machine
+from .tiles.rules import SCANNED, UNROLL, choose, column_loop
+from .tiles.tile import Sizes, bytes_moved, power_of_two
+
+KINDS = {"sum": "sum", "prod": "prod", "scaled_prod": "scaled_prod", "max": "argmax", "min": "argmin", "logsumexp": "softmax"}
+"""Kinds of scans, and of the reduction of a part. argmax and argmin find the lowest index, a scan keeps the last one: what they get is
+counted from the end."""
+LAST = (1 << 63) - 1
+"""An index behind all others."""
+SCANS_ROWS, SCANS_COLUMNS = 60.0, 25.0
+"""Bytes a nanosecond that one program which scans a row, or columns side by side, is taken to move: estimates, not measured apart."""
+
+
+@dataclass(frozen=True)
+class GpuSplitScan(Pass):
+    """Splits scans of nests that have too few programs for a GPU."""
+
+    name = "gpu-split-scan"
+
+    programs: int = 528
+    """How many programs there should be."""
+
+    target: str = ""
+    """The GPU: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one sm_90."""
+
+    multiprocessors: int = 0
+    """How many multiprocessors it has; 0: as many as the usual model."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, hints = symbol_facts(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
+                scans = [o for o in nest.block.ops if isinstance(o, loop.ScanOp)]
+                if not scans:
+                    continue
+                info = NestAccess(nest, symbols)
+                length = self._length(scans, info, hints)
+                if length:
+                    self._split(_Split(nest, scans, length, info, Sizes(hints), symbols))
+
+    def _split(self, split: _Split) -> None:
+        try:
+            split.check()
+        except Refused as refused:
+            self.remark(split.nest, f"scan not split: {refused}", kind="missed")
+            return
+        split.rewrite()
+        self.remark(split.nest, f"scan split: {split.count} parts of {split.length}", kind="applied")
+        self.statistic("num-split")
+
+    def _length(self, scans: list[loop.ScanOp], info: NestAccess, hints: dict[Expr, int]) -> int:
+        """The length of the parts of scans: a number of blocks, one that leaves no rest if there is one near; 0: they stay whole."""
+        sizes = Sizes(hints)
+        programs, columns = programs_of(info, sizes)
+        block = max(1, SCANNED // power_of_two(columns))
+        trips = max(sizes(scan.loop_sizes[0]) for scan in scans)
+        parts = min(-(-self.programs // programs), trips // block)
+        if parts < FEWEST_PARTS:
+            return 0
+        inside = [n for scan in scans for n in info.nodes[scan].walk()]
+        moved = [(a.is_store, number) for n in inside for a, _, number in bytes_moved(n, info, sizes)]
+        once, read = sum(number for _, number in moved), sum(number for stores, number in moved if not stores)
+        rate = SCANS_ROWS if columns == 1 else SCANS_COLUMNS
+        whole = choose(info, hints, machine(self.target, self.multiprocessors)).programs(sizes)
+        if once / min(BANDWIDTH, whole * rate) < GAIN * ((once + read) / BANDWIDTH + LAUNCH_NS):
+            return 0
+        blocks = round(trips / (block * parts))
+        near = range(-(-blocks // 2), blocks * 3 // 2 + 1)
+        return block * min((n for n in near if trips % (block * n) == 0), key=lambda n: abs(n - blocks), default=blocks)
+
+
+class _Split:
+    """Of `length` iterations are the parts of the scans of a nest."""
+
+    def __init__(
+        self, nest: loop.NestOp, scans: list[loop.ScanOp], length: int, info: NestAccess, sizes: Sizes, symbols: RangeEnv
+    ):
+        self.nest = nest
+        self.length = as_expr(length)
+        self.info = info
+        self.sizes = sizes
+        self.symbols = symbols
+        self.size = scans[0].loop_sizes[0]
+        self.count = simplify(ceildiv(self.size, length), symbols)
+        self.before = simplify(maximum(self.size - 1, ZERO) // length, symbols)
+        """How many parts are before the last one."""
+        self.even = simplify(self.count * length - self.size, symbols) is ZERO
+        self.parts_first = column_loop(info, sizes) is not None
+        """Whether the results of a part lie side by side, not those of a row."""
+        self.scans = [_Scan(scan) for scan in scans]
+
+    # ---- legality
+
+    def check(self) -> None:
+        """Raises Refused where the parts cannot be computed one beside the other."""
+        for op in self.nest.block.ops:
+            if isinstance(op, loop.LocalOp):
+                raise Refused("the nest has memory of its own")
+            if isinstance(op, loop.ScanOp):
+                if op.loop_sizes[0] is not self.size:
+                    raise Refused("the nest has scans of several lengths")
+            elif isinstance(op, loop.LoopLike):
+                short = isinstance(op, loop.ReduceOp) and self.sizes(product(op.loop_sizes)) <= LONG
+                if not short or any(isinstance(o, loop.StoreOp) for o in loop.walk_bodies(op)):
+                    raise Refused(f"the nest has another loop over {' x '.join(map(str, op.loop_sizes))}")
+        for scan in self.scans:
+            scan.check(self.sizes, self.even)
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        """Parts may not see what others store."""
+        accesses = list(self.info.root.all_accesses())
+        scans = [self.info.nodes[scan.op] for scan in self.scans]
+        for store in [a for a in accesses if a.is_store]:
+            dims = free_dims(store.offset)
+            if store.mode != "set" or not dims.isdisjoint(self.info.opaque):
+                raise Refused("it does not store each element to a place of its own")
+            if store.node in scans and store.node.loops[0].dim not in dims:
+                raise Refused("it stores all elements to one place")
+            memory = memory_of(store.buffer)
+            others = [a for a in accesses if a is not store and memory_of(a.buffer) is memory]
+            if any(a.is_store or a.buffer is not store.buffer or a.offset is not store.offset for a in others):
+                raise Refused("it reads or stores elsewhere what it stores to")
+            if others and store.node not in scans:
+                raise Refused("each part would read what the nest stores")
+
+    # ---- the rewrite
+
+    def rewrite(self) -> None:
+        """Make the nest of parts, and scans of each part of the nest."""
+        memory = [[self._memory(t) for t in scan.kept] for scan in self.scans]
+        self._reduce_parts(memory)
+        outer = len(self.nest.loop_sizes)
+        replace_loops(self.nest, [*self.nest.loop_sizes, self.count], [dim(k) for k in range(outer)], self.symbols)
+        part = self.nest.indices[-1]
+        for scan, parts in zip(self.scans, memory, strict=True):
+            self._scan_part(scan, parts, part)
+        for store in [o for o in self.nest.block.ops if isinstance(o, loop.StoreOp)]:
+            at = Cursor(self.nest.block, store)
+            first = at.compare("eq", part, at.place(index_op(ZERO, [])).results[0])
+            only_where(first, [store], set())
+
+    def _memory(self, dtype: Attribute) -> SSAValue:
+        like = self.nest.outs[0].type
+        assert isinstance(like, mem.BufferType)
+        outer = self.nest.loop_sizes
+        kind = mem.BufferType.get((self.before, *outer) if self.parts_first else (*outer, self.before), dtype, None, 0, like.device.data)
+        made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")})
+        self._in_front(made)
+        made.result.name_hint = f"{self._name}_parts"
+        return made.result
+
+    @property
+    def _name(self) -> str:
+        return label_of(self.nest).replace(" ", "_") if self.nest.label is not None else "scan"
+
+    def _in_front(self, op: Operation) -> None:
+        op.location = self.scans[0].op.location
+        assert self.nest.parent is not None
+        self.nest.parent.insert_op_before(op, self.nest)
+
+    def _place(self, outer: int) -> IndexMap:
+        """Where in memory the result of a part lies: after the indices of the nest comes that of the part."""
+        rows, part = map(dim, range(outer)), dim(outer)
+        return IndexMap(outer + 1, (part, *rows) if self.parts_first else (*rows, part))
+
+    def _reduce_parts(self, memory: list[list[SSAValue]]) -> None:
+        """A nest that reduces each part but the last."""
+        outer = len(self.nest.loop_sizes)
+        flat = [buffer for parts in memory for buffer in parts]
+        made = loop.NestOp.build_nest([*self.nest.loop_sizes, self.before], flat)
+        made.properties["label"] = StringAttr(f"{self._name}_parts")
+        at = Cursor(made.block)
+        values: dict[SSAValue, SSAValue] = dict(zip(self.nest.indices, made.indices[:outer], strict=True))
+        values.update(zip(self.nest.out_args, self.nest.outs, strict=True))
+        for old, new in zip(self.nest.indices, made.indices, strict=False):
+            new.name_hint = old.name_hint
+        for op in needed_by([op for scan in self.scans for op in scan.op.block.ops], self.nest.block):
+            at.place(clone_into(op, values, {}, self.symbols))
+        found: list[SSAValue] = []
+        for scan in self.scans:
+            reduce = scan.reduction(self.length)
+            self._clone(scan.op.block, Cursor(reduce.block), reduce.block.args[0], made.indices[-1], values)
+            last = reduce.block.last_op
+            assert last is not None
+            last.operands = last.operands[: loop.KINDS[scan.kind][0]]
+            scan.widen(last)
+            if scan.with_index:
+                _count_from_end(last, self.size)
+            at.place(reduce)
+            found += [_log_sum(at, *reduce.results)] if scan.kind == "softmax" else reduce.results
+        for value, out in zip(found, made.out_args, strict=True):
+            at.place(loop.StoreOp.new(value, out, self._place(outer), list(made.indices)))
+        self._in_front(made)
+
+    def _scan_part(self, scan: _Scan, memory: list[SSAValue], part: SSAValue) -> None:
+        """The scan becomes one of a part, which goes on from what is before it."""
+        old = scan.op
+        before = self._before(scan, Cursor(self.nest.block, old), memory, part)
+        new = loop.ScanOp.build_scan(self.length, scan.scanned, scan.running)
+        new.location = old.location
+        self._clone(old.block, Cursor(new.block), new.block.args[0], part, {}, masked=not self.even)
+        last = new.block.last_op
+        assert last is not None
+        scan.widen(last)
+        do = Cursor(new.do_block)
+        found = scan.join(do, before, new.do_block.args[1:])
+        values: dict[SSAValue, SSAValue] = dict(zip(old.do_block.args[1:], found, strict=False))
+        self._clone(old.do_block, do, new.do_block.args[0], part, values, masked=not self.even)
+        self.nest.block.insert_op_before(new, old)
+        old.detach()
+        old.erase()
+
+    def _clone(
+        self, old: Block, at: Cursor, index: SSAValue, part: SSAValue, values: dict[SSAValue, SSAValue], masked: bool = False
+    ) -> None:
+        """The ops of a region of the scan for one part, with `values` for what they use; what they access behind the end is masked."""
+        index.name_hint = old.args[0].name_hint
+        place = (dim(0) + dim(1) * self.length, [index, part])
+        number = at.place(index_op(*place)).results[0]
+        there = at.compare("slt", number, at.place(index_op(self.size, [])).results[0]) if masked else None
+        inside = {**values, old.args[0]: number}
+        for op in old.ops:
+            at.place(clone_into(op, inside, {number: place}, self.symbols))
+        if there is not None:
+            only_where(there, _ops(at.block), set(at.block.args))
+        else:
+            drop_index(number)
+
+    def _before(self, scan: _Scan, at: Cursor, memory: list[SSAValue], part: SSAValue) -> list[SSAValue]:
+        """What the parts before `part` come to."""
+        reduce = scan.reduction(self.before, scan.merged)
+        inside, each = Cursor(reduce.block), reduce.block.args[0]
+        there = inside.compare("slt", each, part)
+        second = 0 if scan.kind == "scaled_prod" else LAST
+        nothing = [identity("max" if scan.kind == "softmax" else scan.kind, scan.kept[0]), second]
+        place, indices = self._place(len(self.nest.loop_sizes) - 1), [*self.nest.indices[:-1], each]
+        loads = [
+            inside.place(loop.LoadOp.new(buffer, place, indices, there, inside.constant(value, dtype))).results[0]
+            for buffer, dtype, value in zip(memory, scan.kept, nothing, strict=False)
+        ]
+        inside.place(loop.YieldOp.create(operands=loads))
+        at.place(reduce)
+        found: list[SSAValue] = list(reduce.results)
+        if scan.kind == "softmax":
+            return [_log_sum(at, *found)]
+        if scan.kind == "scaled_prod":
+            m, k, steps = found
+            return [m, at.emit(arith.AddiOp, (k, steps), i32, overflowFlags=arith.IntegerOverflowAttr("none"))]
+        if scan.with_index:
+            last = at.place(loop.IndexOp.new(self.size - 1, [], i64)).results[0]
+            found[1] = at.emit(arith.SubiOp, (last, found[1]), i64, overflowFlags=arith.IntegerOverflowAttr("none"))
+        return found
+
+
+class _Scan:
+    """A scan that is split, the reduction of its parts, and how running values join those."""
+
+    def __init__(self, op: loop.ScanOp):
+        self.op = op
+        self.with_index = len(op.do_block.args) == 3 and op.do_block.args[2].first_use is not None
+        """Whether anybody wants the index of an extreme."""
+        self.kind = KINDS[op.kind] if op.kind not in ("max", "min") or self.with_index else op.kind
+        self.kept: list[Attribute] = [v.type for v in _yielded(op.block)][: 2 if self.with_index else 1]
+        """The types of what is kept of a part."""
+        self.scanned = op.kind
+        """The kind of the scan of a part, and the types of its running values."""
+        self.running: list[Attribute] = [a.type for a in op.do_block.args[1:]]
+        if op.kind == "prod" and is_float(self.kept[0]):
+            self.kind = self.scanned = "scaled_prod"
+            self.kept = self.running = [self.kept[0], i32]
+        if op.kind == "sum" and self.kept[0] == f32:
+            self.kept = self.running = [f64]
+        self.merged = [self.kind, "sum"] if self.kind == "scaled_prod" else [self.kind]
+        """The kinds that merge what is kept of parts."""
+
+    def check(self, sizes: Sizes, even: bool) -> None:
+        """See _Split.check."""
+        for op in loop.walk_bodies(self.op):
+            if isinstance(op, loop.LoopLike) and sizes(product(op.loop_sizes)) > UNROLL:
+                raise Refused(f"it has a loop over {' x '.join(map(str, op.loop_sizes))} inside")
+            if isinstance(op, loop.LocalOp):
+                raise Refused("it has memory of its own")
+            if isinstance(op, loop.BoundOp) and not even:
+                raise Refused("it checks indices, and the last part is shorter")
+        if any(isinstance(o, loop.StoreOp) for o in _ops(self.op.block)):
+            raise Refused("it stores what is scanned")
+        if self.with_index and not isinstance(_yielded(self.op.block)[1].owner, loop.IndexOp):
+            raise Refused("the index of an extreme is computed")
+
+    def widen(self, last: Operation) -> None:
+        """Make what a body yields f64 where that is kept."""
+        (value, *_), block = last.operands, last.parent
+        assert block is not None
+        if value.type == f32 and self.kept[0] == f64:
+            last.operands = [Cursor(block, last).emit(arith.ExtFOp, (value,), f64), *last.operands[1:]]
+
+    def reduction(self, size: Expr, kinds: Sequence[str] = ()) -> loop.ReduceOp:
+        """An empty reduction to what is kept of a part, or of `kinds`, which merge that."""
+        kinds = kinds or [self.kind]
+        types = self.kept * 2 if self.kind == "softmax" else [*self.kept, *[i32] * (len(kinds) - 1)]
+        made = loop.ReduceOp.build_reduce([size], kinds, types)
+        made.location = self.op.location
+        return made
+
+    def join(self, at: Cursor, before: list[SSAValue], running: Sequence[SSAValue]) -> list[SSAValue]:
+        """Running values of a part and what is before it. Of equal extremes the last one counts, of NaN too."""
+        here = running[0]
+        if self.kind == "scaled_prod":
+            return [unscaled(at, *combine(at, self.kind, before, running))]
+        if self.op.kind in ("sum", "prod"):
+            found = combine(at, self.op.kind, before, running)
+            wide = found[0].type != self.op.do_block.args[1].type
+            return [at.emit(arith.TruncFOp, found, f32)] if wide else found
+        if self.op.kind == "logsumexp":
+            return [_log_add(at, before[0], here)]
+        beyond = "gt" if self.op.kind == "max" else "lt"
+        if is_float(here.type):
+            number = at.compare("ord", here, here)
+            keep = at.emit(arith.AndIOp, (at.compare(f"u{beyond}", before[0], here), number), i1)
+        else:
+            keep = at.compare(("u" if here.type == i1 else "s") + beyond, before[0], here)
+        return [at.select(keep, a, b) for a, b in zip(before, running, strict=False)]
+
+
+def _yielded(block: Block) -> list[SSAValue]:
+    last = block.last_op
+    assert last is not None
+    return list(last.operands)
+
+
+def _ops(block: Block) -> list[Operation]:
+    """All ops of a block, those in loops inside too."""
+    return [inner for op in block.ops for inner in (op, *loop.walk_bodies(op))]
+
+
+def _count_from_end(last: Operation, size: Expr) -> None:
+    """The index of an extreme that is yielded becomes how far it is from the end."""
+    owner, block = last.operands[1].owner, last.parent
+    assert isinstance(owner, loop.IndexOp) and block is not None
+    made = loop.IndexOp.new(size - 1 - owner.expression, list(owner.args), i64)
+    block.insert_op_before(made, last)
+    last.operands = [last.operands[0], made.result]
+    drop_index(owner.result)
+
+
+def _is_infinite(at: Cursor, x: SSAValue) -> SSAValue:
+    return at.compare("oeq", at.emit(math.AbsFOp, (x,), x.type), at.constant(float("inf"), x.type))
+
+
+def _log_sum(at: Cursor, top: SSAValue, total: SSAValue) -> SSAValue:
+    """log(sum of exp) of a maximum and the sum of exponentials below it."""
+    log = at.emit(math.LogOp, (total,), top.type)
+    return at.select(_is_infinite(at, top), top, at.emit(arith.AddfOp, (top, log), top.type))
+
+
+def _log_add(at: Cursor, a: SSAValue, b: SSAValue) -> SSAValue:
+    """log(exp(a) + exp(b))."""
+    dtype = a.type
+    top, low = at.emit(arith.MaximumfOp, (a, b), dtype), at.emit(arith.MinimumfOp, (a, b), dtype)
+    share = at.emit(math.ExpOp, (at.emit(arith.SubfOp, (low, top), dtype),), dtype)
+    return at.select(_is_infinite(at, top), top, at.emit(arith.AddfOp, (top, at.emit(math.Log1pOp, (share,), dtype)), dtype))

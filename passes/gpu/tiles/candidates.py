@@ -1,0 +1,178 @@
+"""The tile of a nest as data: the entry `gpu` of its schedule, and other tiles that it could have.
+
+    schedule = {gpu = {axes = [[1], [0]], blocks = [32, 4096], rest = [], inner = 0, pieces = 1, stages = 0, warps = 4}}
+
+A tile that several programs share has `group = 8` beside (exchange.py), `run = 3136` where a block begins with every 3136 iterations of the
+loops inside, and `registers = 128`, which a thread has at most. With `strip = 8` a program takes 8 iterations of the last of `rest`, with
+`apart = 1` one block of one of the loops inside. `cross = 64` is the block of one more axis, for loops inside that have reductions in
+them. With `halves = 1` 16-bit numbers stay on chip as they are from one loop inside to the next. With `dot = 1` the loops inside are a
+matrix product, whose factors vary along one of two axes each. Loops are those of the nest as the
+analysis has merged and split them (the remark of gpu-schedule says which), by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, i64
+from xdsl.ir import Attribute
+
+from ....dialects import loop
+from ....dialects.expr import Expr
+from ...analysis.nest_access import Loop, NestAccess
+from ...analysis.schedule_attrs import schedule_table, update_schedule
+from ..nest_types import UnsupportedNest
+from ..shared_rows import part_of
+from .machine import Machine
+from .rules import BLOCK, FEWEST_LANES, LEAST_DOT, choose, column_loop, has_effect, long_loops, padded_trips, run_length
+from .tile import Sizes, Tile, power_of_two
+from .value_tiles import SQUARE, only_sets
+
+GPU = "gpu"
+"""Key in the schedule of a nest."""
+LARGEST_GROUP = 32
+"""Programs that may share a tile: each lane of a warp looks after one of them."""
+SHARED = {"group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0, "halves": 0, "dot": 0}
+"""Numbers that few tiles have, and what they are for the others."""
+NUMBERS = ("inner", "pieces", "stages", "warps")
+
+
+def write_tile(nest: loop.NestOp, info: NestAccess, tile: Tile) -> None:
+    """Note a tile on its nest."""
+    update_schedule(nest, {GPU: tile_attr(info, tile)})
+
+
+def tile_attr(info: NestAccess, tile: Tile) -> DictionaryAttr:
+    """A tile as an attribute."""
+    number = {id(one): k for k, one in enumerate(info.root.loops)}
+    entries: dict[str, Attribute] = {
+        "axes": ArrayAttr([_ints([number[id(one)] for one in loops]) for loops, _ in tile.axes]),
+        "blocks": _ints([block for _, block in tile.axes]),
+        "rest": _ints([number[id(one)] for one in tile.rest]),
+        **{key: IntegerAttr(getattr(tile, key), i64) for key in NUMBERS},
+    }
+    entries |= {key: IntegerAttr(n, i64) for key, default in SHARED.items() if (n := getattr(tile, key)) != default}
+    return DictionaryAttr(entries)
+
+
+def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
+    """The tile that is noted on a nest, if there is one.  UnsupportedNest for one that does not fit the nest."""
+    given = schedule_table(nest).get(GPU)
+    if given is None:
+        return None
+    if not isinstance(given, DictionaryAttr):
+        raise UnsupportedNest(f"schedule: '{GPU}' is a dictionary, not {given}")
+    table = given.data
+    loops = info.root.loops
+    axes = [_numbers(a, "axes") for a in _array(table, "axes")]
+    blocks, rest = _numbers(table.get("blocks"), "blocks"), _numbers(table.get("rest"), "rest")
+    used = [k for axis in (*axes, rest) for k in axis]
+    if sorted(used) != list(range(len(loops))) or not all(axes):
+        raise UnsupportedNest(f"schedule: axes and rest name each of the nest's {len(loops)} loops once, not {used}")
+    values = {key: _number(table, key) for key in NUMBERS}
+    values |= {key: _number(table, key) for key in SHARED if key in table}
+    powers = [*blocks, values["warps"], *(values[key] for key in ("inner", "cross") if values.get(key))]
+    if len(blocks) != len(axes) or any(p < 1 or p != power_of_two(p) for p in powers):
+        raise UnsupportedNest("schedule: blocks (one for each axis), inner, cross and warps are powers of two")
+    if values["pieces"] < 1 or values["stages"] < 0:
+        raise UnsupportedNest("schedule: pieces is at least 1, stages at least 0")
+    if not 1 <= values.get("group", 1) <= LARGEST_GROUP:
+        raise UnsupportedNest(f"schedule: a group has 1 to {LARGEST_GROUP} programs")
+    if (strip := values.get("strip", 1)) < 1 or (strip > 1 and not rest):
+        raise UnsupportedNest("schedule: strip is a number from 1, of iterations of the last of the loops of rest")
+    if strip > 1 and (loops[rest[-1]].size.value is None or (loops[rest[-1]].size.value or 0) % strip) and not only_sets(info):
+        raise UnsupportedNest("schedule: strip divides the last of the loops of rest where a nest reads what it stores, or adds to it")
+    if values.get("cross") and (not values["inner"] or values.get("group", 1) > 1 or values.get("apart")):
+        raise UnsupportedNest("schedule: a tile with cross has inner as well, and neither group nor apart")
+    if values.get("dot") and (len(axes) != 2 or min(*blocks, values["inner"]) < LEAST_DOT):
+        raise UnsupportedNest(f"schedule: a tile with dot has two axes, their blocks and inner are at least {LEAST_DOT}")
+    run = values.get("run", 0)
+    if run and any(has_effect(n) and (not n.loops or (n.loops[-1].size.value or 0) % run) for n in long_loops(info)):
+        raise UnsupportedNest("schedule: the last of the loops inside is as long as a run, or as several")
+    pick = [[loops[k] for k in axis] for axis in axes]
+    tile = Tile(list(zip(pick, blocks, strict=True)), [loops[k] for k in rest], **values)
+    if tile.group > 1 and not _is_shared(tile, info):
+        raise UnsupportedNest("schedule: programs that share a row keep all of it, by the lengths of the loops inside or their bounds")
+    return tile
+
+
+def _is_shared(tile: Tile, info: NestAccess) -> bool:
+    """Whether each program has its part of a row on chip, whole runs of it where their length is a symbol."""
+    inside = [n for n in info.root.children if has_effect(n) and n.loops]
+    length = run_length(inside)
+    for node in inside:
+        trips = padded_trips(node, info, tile.run, length)
+        part = 0 if trips is None else part_of(trips, tile.group, tile.run)
+        if trips is None or tile.count(part) > tile.pieces or (tile.run and length.value is None and part % tile.run):
+            return False
+    return True
+
+
+def candidates(info: NestAccess, hints: Mapping[Expr, int], machine: Machine) -> list[Tile]:
+    """Tiles that a nest could have, the one that the model chooses first; to be measured."""
+    first = choose(info, hints, machine)
+    found = [first]
+
+    def add(tile: Tile) -> None:
+        fits = 1 <= tile.warps <= machine.max_warps and tile.elements >= tile.warps
+        if fits and tile.elements * tile.pieces <= 8 * BLOCK and tile not in found:
+            found.append(tile)
+
+    if first.dot:  # nothing that takes more shared memory
+        few, (loops, columns) = first.axes
+        fewer = replace(first, axes=[few, (loops, columns // 2)])
+        changed = [replace(first, warps=4 if first.warps == 8 else 8), replace(first, stages=first.stages - 1)]
+        return [first, *changed, replace(first, inner=first.inner // 2), *([fewer] if columns > LEAST_DOT else [])]
+    for warps in (first.warps * 2, first.warps // 2, first.warps * 4):
+        add(replace(first, warps=warps))
+    if first.inner:
+        add(replace(first, stages=0 if first.stages else 3))
+        if first.pieces > 1:
+            add(replace(first, inner=first.inner // 2, pieces=first.pieces * 2))
+            add(replace(first, pieces=1, inner=min(BLOCK, first.inner * 4)))
+        else:
+            add(replace(first, inner=first.inner // 2, warps=max(1, first.warps // 2)))
+            add(replace(first, inner=first.inner * 2))
+    else:
+        for times in (2, 0.5):
+            axes: list[tuple[list[Loop], int]] = [*first.axes[:-1], *((loops, int(block * times)) for loops, block in first.axes[-1:])]
+            if axes and axes[-1][1] >= (1 if len(axes) > 1 else FEWEST_LANES):
+                add(replace(first, axes=axes))
+                add(replace(first, axes=axes, warps=max(1, int(first.warps * times))))
+    return found
+
+
+def doubt(info: NestAccess, hints: Mapping[Expr, int], tile: Tile) -> str:
+    """Why the rules are not sure of the tile that they choose for a nest, "" where they are: the kinds of nests for which measurements
+    have found tiles that are 3 to 9% faster (for the others within 1%)."""
+    if long_loops(info):
+        return "reductions across the fastest dimension" if column_loop(info, Sizes(hints)) is not None else ""
+    if info.opaque and len(info.root.loops) > 1:
+        return "gathers"
+    blocks = [block for _, block in tile.axes]
+    return "accesses disagree about the fastest loop" if len(blocks) == 2 and blocks[0] == blocks[1] >= SQUARE // 2 else ""
+
+
+def _ints(values: Sequence[int]) -> ArrayAttr[Attribute]:
+    return ArrayAttr([IntegerAttr(v, i64) for v in values])
+
+
+def _array(table: Mapping[str, Attribute], key: str) -> Sequence[Attribute]:
+    given = table.get(key)
+    if not isinstance(given, ArrayAttr):
+        raise UnsupportedNest(f"schedule: '{key}' of a tile is a list")
+    return given.data
+
+
+def _numbers(given: Attribute | None, key: str) -> list[int]:
+    if not isinstance(given, ArrayAttr) or not all(isinstance(v, IntegerAttr) for v in given.data):
+        raise UnsupportedNest(f"schedule: '{key}' of a tile is a list of numbers")
+    return [v.value.data for v in given.data if isinstance(v, IntegerAttr)]
+
+
+def _number(table: Mapping[str, Attribute], key: str) -> int:
+    given = table.get(key)
+    if not isinstance(given, IntegerAttr):
+        raise UnsupportedNest(f"schedule: '{key}' of a tile is a number")
+    return given.value.data

@@ -1,0 +1,86 @@
+"""GPUs, as far as what a kernel looks like depends on them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from ....errors import StepwellError
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the choice of tiles needs to know of a GPU."""
+
+    name: str
+    multiprocessors: int
+    """Units that programs run on, those of the usual model."""
+    lanes: int = 32
+    """Threads of a warp."""
+    max_warps: int = 32
+    """Warps of a program at most."""
+    registers: int = 65536
+    """Registers of a multiprocessor, of 32 bits."""
+
+    @property
+    def together(self) -> int:
+        """How many programs may wait for each other: a quarter of those that surely run at once, so that kernels of four streams get on
+        side by side; no more than a warp has lanes, each of which looks after one."""
+        return max(1, min(self.lanes, self.multiprocessors // 4))
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that a program may have."""
+        return SHARED.get(self.name, 64 << 10)
+
+    @property
+    def casts_float8(self) -> bool:
+        """Whether it has instructions for casts to and from E4M3FN and E5M2: NVIDIA's from Ada on."""
+        return self._capability >= 89
+
+    @property
+    def takes_ptx(self) -> bool:
+        """Whether kernels may have NVIDIA's assembly in them."""
+        return self._capability > 0
+
+    @property
+    def overlaps_launches(self) -> bool:
+        """Whether a kernel can be launched while the one before it ends: NVIDIA's from Hopper on."""
+        return self._capability >= 90
+
+    @property
+    def multiplies_halves(self) -> bool:
+        """Whether it has units for products of 16-bit numbers, bf16 among them: NVIDIA's from Ampere on, AMD's."""
+        return self._capability >= 80 or not self.takes_ptx
+
+    @property
+    def _capability(self) -> int:
+        return int(self.name[3:].rstrip("af")) if self.name.startswith("sm_") else 0
+
+
+MACHINES = {
+    m.name: m for m in (Machine("sm_80", 108), Machine("sm_90", 132), Machine("gfx942", 304, lanes=64, max_warps=16))
+}  # fmt: skip
+"""GPUs by the name of their target."""
+
+
+SHARED = {
+    "sm_70": 96 << 10, "sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
+    "sm_100": 227 << 10, "sm_103": 227 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10, "gfx950": 160 << 10,
+}  # fmt: skip
+"""Bytes of shared memory of a program at most (CUDA C++ Programming Guide, technical specifications by compute capability; AMD's ISA
+guides); 64 KB for GPUs that are not listed."""
+
+
+USUAL = "sm_90"
+"""The GPU that is meant where none is named."""
+
+
+def machine(name: str, multiprocessors: int = 0) -> Machine:
+    """The GPU of a target ("": the usual one), for one that is not in the table the nearest of its maker; with another number of
+    multiprocessors, if given. StepwellError for a name that is none of a GPU."""
+    name = name or USUAL
+    if not re.match(r"sm_\d|gfx\d", name):
+        raise StepwellError(f"there is no GPU target '{name}' (sm_80, sm_90, gfx942 and the like)")
+    found = MACHINES.get(name) or MACHINES["gfx942" if name.startswith("gfx") else "sm_90"]
+    return replace(found, name=name, multiprocessors=multiprocessors or found.multiprocessors)

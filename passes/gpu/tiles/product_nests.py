@@ -1,0 +1,115 @@
+"""Which nests are products of matrices of 16-bit numbers: sums of products (`fastmath<contract>`) of a value along one loop of the nest and
+one along another, as `nd-library-products` leaves products of few rows (nd/products/few_rows.py). There may be several: of the same rows
+by several matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerType, bf16, f16, f32
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from ....dialects import loop
+from ....dialects.expr import Expr, free_dims
+from ....dialects.support.float8 import FLOAT8, f8e8m0fnu
+from ...analysis.nest_access import Loop, NestAccess, Node
+
+HALVES = frozenset((bf16, f16))
+EXACT_BITS = 8
+"""Bits of an integer that both 16-bit formats have room for."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors of one sum of products: loop -> the factor that varies along it, and not along the other one; and the type that both are
+    exact in."""
+
+    along: dict[Loop, SSAValue]
+    element: Attribute
+
+
+def product_loops(info: NestAccess) -> list[Loop]:
+    """The two loops of a nest whose reductions are all products of what varies along one of them by what varies along the other, in the
+    nest's order; none for another nest."""
+    nodes = [n for n in info.root.walk() if n is not info.root]
+    found = [factors(info, n) for n in nodes]
+    pairs = {frozenset(f.along) for parts in found for f in parts}
+    if not all(found) or len(pairs) != 1:
+        return []
+    (pair,) = pairs
+    return [one for one in info.root.loops if one in pair]
+
+
+def factors(info: NestAccess, node: Node) -> Sequence[Factors]:
+    """The factors of each sum that a reduction makes; none where one of them is something else."""
+    op = node.op
+    if not isinstance(op, loop.ReduceOp) or set(op.kind_names) != {"sum"} or not node.loops:
+        return ()
+    assert op.body.block.last_op is not None
+    found = [_factors(info, value) for value in op.body.block.last_op.operands]
+    return [f for f in found if f is not None] if None not in found else ()
+
+
+def _factors(info: NestAccess, value: SSAValue) -> Factors | None:
+    times = value.owner
+    if not isinstance(times, arith.MulfOp) or times.result.type != f32 or times.properties.get("fastmath") != loop.CONTRACTED:
+        return None
+    types = _exact_types(times.lhs) & _exact_types(times.rhs)
+    left, right = (_varies_along(info, x) for x in (times.lhs, times.rhs))
+    if not types or left is None or right is None:
+        return None
+    rows = [one for one in info.root.loops if one.dim in left and one.dim not in right]
+    columns = [one for one in info.root.loops if one.dim in right and one.dim not in left]
+    if len(rows) != 1 or len(columns) != 1:
+        return None
+    return Factors({rows[0]: times.lhs, columns[0]: times.rhs}, bf16 if bf16 in types else f16)
+
+
+def _exact_types(value: SSAValue) -> frozenset[Attribute]:
+    """The 16-bit formats that a number of 32 bits surely is a number of."""
+    op = value.owner
+    if isinstance(op, loop.LoadOp):
+        return _exact_for(loop.element_type(op.source.type))
+    if isinstance(op, arith.ExtFOp):
+        return _exact_for(op.input.type)
+    if isinstance(op, arith.SIToFPOp | arith.UIToFPOp) and isinstance(op.input.type, IntegerType):
+        return HALVES if op.input.type.width.data <= EXACT_BITS else frozenset()
+    return frozenset()
+
+
+def _exact_for(kind: Attribute) -> frozenset[Attribute]:
+    return HALVES if kind in FLOAT8 and kind != f8e8m0fnu else HALVES & {kind}
+
+
+def _varies_along(info: NestAccess, value: SSAValue) -> set[Expr] | None:
+    """The dimensions that a value depends on; None where that is not known."""
+    found: set[Expr] = set()
+    seen: set[SSAValue] = set()
+    worklist = [value]
+
+    def depends(e: Expr) -> None:
+        for d in free_dims(e):
+            if d in info.opaque:
+                worklist.append(info.opaque[d])  # pyright: ignore[reportArgumentType]
+            else:
+                found.add(d)
+
+    while worklist:
+        one = worklist.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if one in info.exprs and info.exprs[one] not in info.opaque:
+            depends(info.exprs[one])
+            continue
+        op = one.owner
+        if not isinstance(op, Operation) or op.regions:
+            return None
+        if isinstance(op, loop.LoadOp):
+            depends(info.access[op].offset)
+            worklist += [v for v in (op.mask, op.other) if v is not None]
+        else:
+            worklist += op.operands
+    return found

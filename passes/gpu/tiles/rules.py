@@ -1,0 +1,578 @@
+"""How a nest is cut into programs: which loops run along the axes of the tile, how long the tile is along each, how many
+warps share it.
+
+Three shapes of nests: without loops inside (value_tiles.py); reductions along the fastest dimension (`rows`: an axis of few rows, the
+last axis runs along the inner loops, all of a row at once where it fits on chip); reductions across it (`columns`: an axis of neighbouring
+columns).
+The figures follow from measurements: 8 to 64 elements a thread, a row within as few warps as that allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+
+from xdsl.ir import Attribute, SSAValue
+
+from ....dialects import loop
+from ....dialects.expr import ONE, ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, exact_quotient, free_dims, linear_coeff, product
+from ....dialects.expr.ranges import range_of
+from ....dialects.nd.types import element_bytes
+from ...analysis.nest_access import Access, Loop, NestAccess, Node
+from ..nest_merge import memory_of
+from .gathers import index_loops
+from .machine import MACHINES, Machine
+from .product_nests import HALVES, product_loops
+from .tile import FILLED, IN_WINDOW, MAX_WARPS, SHORT_LOOP, TILE, Sizes, Tile, bytes_moved, power_of_two, warps_for
+from .value_tiles import value_tile
+
+KEPT_FILLED = 0.8
+"""Share of the block of a row that should be used where several tensors of it are kept on chip (elsewhere FILLED)."""
+ON_CHIP = 49152
+"""Elements, of all tensors that vary along a row, that are kept on chip: 96 a thread with 16 warps."""
+BLOCK = 16384
+"""Elements of a row that are one tensor at most."""
+PIECE = 4096
+"""Elements of a tensor where several make a row."""
+PIECES = 12
+"""Tensors that make a row at most."""
+CHUNK = 8192
+"""Elements that are read at once of a row that does not fit, by all the warps that there are."""
+STREAM = 4096
+"""Elements that are read at once of a row that is read once."""
+ONLINE = 8192
+"""Elements that are read at once of a row whose maximum and sum of exponentials are found together."""
+ONLINE_THREAD = 32
+"""Elements of a thread where nothing else is done with such a row: the more of them share a maximum, the fewer instructions each takes."""
+NEAR_STEP = 4
+"""Elements from one iteration of a loop to the next up to which neighbours lie in one line of memory: every second one, say."""
+HEAVY = 32
+"""Operations of an element, as the cost model counts them, above which blocks of a row that is read once are short: what is computed for
+the elements of a thread side by side takes registers."""
+SCANNED = 8192
+"""Elements of a row that are scanned at once."""
+THREAD = 16
+"""Elements of a tile with reductions that a thread should have."""
+IN_PHASES = 64
+"""The same where several reductions of a row wait for each other: all warps of a program wait each time."""
+MANY = 32
+"""The same for rows of which a program has one: fewer warps have less to exchange."""
+BUSY = 40
+"""Operations of an element in all loops of a row above which its threads have as few elements as those of several rows."""
+LANES = 32
+"""Columns of a tile whose reductions go across the fastest dimension; twice as many of 16-bit numbers."""
+FEWEST_LANES = 8
+"""The same where these would not keep every multiprocessor busy: 32 bytes of f32 are what memory gives at once."""
+DEPTH = 4096
+"""Elements of such a tile."""
+DEPTH_OF_STATES = 512
+"""The same where each column has several numbers (Welford's): more of them would be registers."""
+MOST_ELEMENTS = 96
+"""Elements a thread can hold; with more than 16 warps half as many."""
+FEW_WARPS, MANY_WARPS = 24576, 32768
+"""Elements of a row on chip that leave room for one program on a multiprocessor, which then has all the warps that there may be: with 16
+there is too little under way, and for more elements the registers of a thread of 32 do not last."""
+MOST_IN_ROWS = 144
+"""The same where a program goes through rows and sums up columns: two programs then fit a multiprocessor."""
+BESIDE_ROWS = 48
+"""Registers of a thread of such a program beside what it keeps."""
+AHEAD = 100 << 10
+"""Bytes that such a program may have under way: twice that is on chip."""
+UNROLL = 32
+"""Iterations of a window (a reduction over several loops) that become straight code."""
+SHARING = 4
+"""Rows of a tile that are multiplied by the same vector, where that has more bytes than each of them."""
+OUTER = 256
+"""Results of a program, each of which a row of one tensor and a row of another one are reduced to."""
+OUTER_ROWS = 4
+"""Rows of the one that it has at least; of the other one 64 at most."""
+OUTER_TERMS = 32
+"""Elements of each row at once."""
+STAGES = 3
+"""Iterations under way of a loop that streams through memory."""
+CROSSED = 64
+"""Reductions of a row, each by other numbers (a small product's), that a program does side by side."""
+CROSSED_TILE = 4096
+"""Elements of the tile of such a program, which 8 warps share."""
+CROSSED_PIECES = 2
+"""Such tiles that are on chip at once."""
+LEAST_DOT = 16
+"""The shortest side of what the units for matrix products take."""
+MOST_DOT = 64
+"""Rows of a product that a program has at most: up to so many the other matrix is read once."""
+DOT_STAGES = 4
+"""Iterations under way of a loop over a product's terms; one less where a program has many columns of 16-bit numbers as they are."""
+DOT_COLUMNS = (128, 64, 32)
+"""Columns of a product that a program may have: as many as leave DOT_PROGRAMS programs."""
+DOT_BLOCK = 128 * 128
+"""Elements of the other matrix that a program multiplies by at once; where they are computed, which takes registers, 8 warps have them,
+otherwise 4, and by 64 rows half as many."""
+DOT_TERMS = (256, 128, 64, 32)
+"""Columns of the rows, or terms of their sums, that these may be."""
+DOT_PROGRAMS = 96
+"""Programs below which a product has shorter blocks of columns, or its sums are split."""
+I32_MAX = 2**31 - 1
+
+
+def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Machine = MACHINES["sm_90"]) -> Tile:
+    """The tile of a nest."""
+    tile = product_tile(info, Sizes(hints), gpu) or _within(_choose(info, Sizes(hints), gpu), info, gpu)
+    warps = max(1, tile.warps * 32 // gpu.lanes)
+    return replace(tile, warps=min(warps, gpu.max_warps))
+
+
+def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
+    weights = _unit_strides(info, sizes)
+    loops = in_memory_order(info, sizes)
+    long = long_loops(info)
+    if not long:
+        return value_tile(info, loops, weights, sizes)
+    if (tile := _outer(info, loops, sizes)) is not None:
+        return tile
+    x = column_loop(info, sizes, weights)
+    if x is not None:
+        return _columns(loops, x, long, sizes, gpu)
+    return _rows(info, loops, long, sizes)
+
+
+def product_tile(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile | None:
+    """The tile of a product of few rows; None for another nest. A program has all rows, or MOST_DOT of them, and blocks of the other
+    matrix, or matrices, under way in shared memory."""
+    loops = product_loops(info) if gpu.multiplies_halves else []
+    if not loops:
+        return None
+    few, many = sorted(loops, key=lambda one: sizes(one.size))
+    inside = [n for n in info.root.walk() if n is not info.root]
+    most = range_of(few.size, info.ranges).hi
+    rest = [one for one in info.root.loops if one is not few and one is not many]
+    rows = MOST_DOT if most is None else min(MOST_DOT, max(LEAST_DOT, power_of_two(most)))
+    around = sizes.trips(rest) * -(-sizes(few.size) // rows)
+    columns = next((n for n in DOT_COLUMNS if around * (sizes(many.size) // n) >= DOT_PROGRAMS), DOT_COLUMNS[-1])
+    loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
+    each = sum(element_bytes(a.dtype) * (rows if few.dim in free_dims(a.offset) else columns) for a in loads)
+    computes = any(a.dtype not in HALVES for a in loads)
+    stages = DOT_STAGES if computes or columns < DOT_COLUMNS[0] else DOT_STAGES - 1
+    longest = DOT_BLOCK // columns // (2 if computes and rows == MOST_DOT else 1)
+    # one program multiplies while another one waits: two have room
+    fitting = [n for n in DOT_TERMS if n <= longest and each * n * (stages - 1) <= gpu.shared // 2] or [DOT_TERMS[-1]]
+    # a block within one iteration of the loops around the last: what these index (scales of groups) is the same for all of it
+    last = [sizes(n.loops[-1].size) for n in inside]
+    terms = next((n for n in fitting if all(size % n == 0 for size in last)), fitting[0])
+    warps = 8 if computes and columns == DOT_COLUMNS[0] else 4
+    return Tile([([few], rows), ([many], columns)], rest, inner=terms, stages=stages, warps=warps, dot=1)
+
+
+def _within(tile: Tile, info: NestAccess, gpu: Machine) -> Tile:
+    """A tile that can go through shared memory as a whole, which is how its elements get from one thread to another: smaller blocks where
+    the GPU has less of it, and as many more of them."""
+    widest = max((element_bytes(a.dtype) for a in info.root.all_accesses()), default=1)
+    while tile.elements * widest > gpu.shared:
+        if tile.inner > 1:
+            tile = replace(tile, inner=tile.inner // 2, pieces=tile.pieces * 2)
+        else:
+            loops, block = tile.axes[-1]
+            tile = replace(tile, axes=[*tile.axes[:-1], (loops, block // 2)])
+    return tile
+
+
+def in_memory_order(info: NestAccess, sizes: Sizes) -> list[Loop]:
+    """The parallel loops, those first along which what moves most bytes takes the longest steps: programs side by side, and the rows of
+    one, then read neighbouring memory. Loops that it does not vary along come first; steps that are symbols count with their hints."""
+    loops = info.root.loops
+
+    def moved(access: Access) -> int:
+        known = free_dims(access.offset)
+        return element_bytes(access.dtype) * sizes.trips([one for one in loops if one.dim in known])
+
+    plain = [a for a in info.root.all_accesses() if free_dims(a.offset).isdisjoint(info.opaque)]
+    if len(loops) < 2 or not plain:
+        return list(loops)
+    heaviest = max(plain, key=moved)
+    steps: dict[Expr, int] = {}
+    for one in loops:
+        stride = linear_coeff(heaviest.offset, one.dim)
+        if stride is None or free_dims(stride):
+            return list(loops)
+        steps[one.dim] = 0 if stride is ZERO else abs(sizes(stride))
+    return sorted(loops, key=lambda one: -steps[one.dim] if steps[one.dim] else -math.inf)
+
+
+def long_loops(info: NestAccess) -> list[Node]:
+    """The innermost loops of a nest, those apart that become straight code."""
+    long = [n for n in info.root.walk() if n is not info.root and not _is_short(n)]
+    return [n for n in long if not any(inner in long for inner in n.walk() if inner is not n)]
+
+
+def column_loop(info: NestAccess, sizes: Sizes, weights: Mapping[Expr, float] | None = None) -> Loop | None:
+    """The parallel loop along which most of what a nest reads is contiguous; None where that is a loop inside."""
+    weights = _unit_strides(info, sizes) if weights is None else weights
+    fastest = max(weights, key=lambda d: weights[d], default=None)
+    found = next((one for one in info.root.loops if one.dim is fastest), None)
+    return found if found is not None and sizes(found.size) > 1 else None
+
+
+def _is_short(node: Node) -> bool:
+    """Whether the loops of a node become straight code."""
+    trips = product(one.size for one in node.loops)
+    limit = UNROLL if len(node.loops) > 1 else SHORT_LOOP
+    return trips.value is not None and trips.value <= limit and not isinstance(node.op, loop.ScanOp)
+
+
+def _unit_strides(info: NestAccess, sizes: Sizes) -> dict[Expr, float]:
+    """For each loop dimension, the bytes of accesses that are contiguous along it, or nearly so."""
+    weights: dict[Expr, float] = {}
+    for node in info.root.walk():
+        for access, around, moved in bytes_moved(node, info, sizes):
+            for one in around:
+                stride = linear_coeff(access.offset, one.dim)
+                step = 0 if stride is None or stride.value is None else abs(stride.value)
+                if 0 < step <= NEAR_STEP:
+                    weights[one.dim] = weights.get(one.dim, 0) + moved / step
+    return weights
+
+
+def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes: Sizes) -> Tile:
+    caps = [most_trips(n, info) for n in inside]
+    fixed = None not in caps
+    longest = max(1, *(n for n in caps if n is not None)) if fixed else max(sizes.trips(n.loops) for n in inside)
+    crossed = [n for n in info.root.children if is_crossed(n)]
+    if crossed and fixed:
+        cross = min(CROSSED, max(power_of_two(sizes.trips(n.loops)) for n in crossed))
+        block = min(CROSSED_TILE // cross, power_of_two(longest))
+        if longest <= PIECES * block:
+            warps = warps_for(cross * block, THREAD)
+            return Tile([(list(loops), 1)] if loops else [], inner=block, warps=warps, pieces=-(-longest // block), cross=cross)
+    kept = kept_tensors(inside)
+    if loops and not kept and longest >= TILE and sizes.trips(loops) >= TILE and _shares_more(inside):
+        return Tile([(list(loops), SHARING)], inner=TILE, warps=4, stages=STAGES)
+    scans = any(isinstance(n.op, loop.ScanOp) for n in inside)
+    block, pieces = min(SCANNED if scans else CHUNK, power_of_two(longest)), 1
+    if fixed and not reads_once(inside, longest) and longest * max(1, kept or streams(inside)) <= ON_CHIP:
+        block, pieces = cut(longest, FILLED if kept < 2 else KEPT_FILLED)
+    if loops and not kept and longest > TILE and _is_heavy(inside) and not scans:
+        return Tile([(list(loops), 1)], inner=TILE, warps=_heavy_warps(inside), stages=STAGES)
+    if pieces > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
+        block, pieces = CHUNK, 1  # what is written and not read again need not be on chip
+    if scans and pieces > 1 and not kept and longest % SCANNED == 0:
+        block, pieces = SCANNED, 1
+    if block * pieces < longest:
+        axes = [(list(loops), 1)] if loops else []
+        if scans:
+            return Tile(axes, inner=block, warps=min(8, warps_for(block, THREAD)))
+        if _is_heavy(inside):
+            return Tile(axes, inner=TILE, warps=_heavy_warps(inside), stages=STAGES)
+        if not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
+            return Tile(axes, inner=block, warps=warps_for(block, THREAD))
+        online = any("softmax" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
+        if not kept:
+            each = ONLINE_THREAD if online else THREAD
+            return Tile(axes, inner=min(block, STREAM), warps=warps_for(min(block, STREAM), each), stages=STAGES)
+        if online:
+            return Tile(axes, inner=min(block, ONLINE), warps=warps_for(min(block, ONLINE), THREAD), stages=STAGES)
+        return Tile(axes, inner=block, warps=warps_for(block, 8))
+    if block * pieces <= TILE and info.opaque and any(n.loops[-1].dim in index_loops(info) for n in inside):
+        few = max(1, min(32 * IN_WINDOW // block, power_of_two(sizes.trips(loops))))
+        return Tile([(list(loops), few)] if loops else [], inner=block, warps=warps_for(few * block * pieces, IN_WINDOW), pieces=pieces)
+    rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
+    held = block * pieces * kept
+    if not any(isinstance(n.op, (loop.ReduceOp, loop.ScanOp)) for n in inside):
+        if rows == 1 and not kept and _are_apart(info, inside):
+            return Tile([(list(loops), 1)] if loops else [], inner=TILE, warps=warps_for(TILE, 8), apart=1)
+        warps = warps_for(rows * block, THREAD if rows > 1 else 8)
+        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
+    if _sums(inside):
+        rows_of = {
+            a.buffer: block * pieces * element_bytes(a.dtype)
+            for n in inside
+            for a in n.accesses
+            if not a.is_store and not free_dims(a.offset) <= {one.dim for one in n.loops}
+        }
+        under_way = sum(rows_of.values())
+        stages = STAGES + 1 if under_way * (STAGES + 1) <= AHEAD else STAGES if under_way * (STAGES - 1) <= AHEAD else 0
+        needed = held + block * pieces * _read_once(inside)
+        warps = min(16, power_of_two(-(-needed // (32 * MOST_IN_ROWS))))
+        registers = 65536 // (64 * warps)
+        registers = registers if needed // (32 * warps) + BESIDE_ROWS <= registers < 255 else 0
+        if block == PIECE:
+            block, pieces = PIECE // 2, pieces * 2
+        axes = [(list(loops), rows)] if loops else []
+        return Tile(axes, inner=block, warps=warps, pieces=pieces, stages=stages, registers=registers)
+    if kept == 1 and _phases(inside) == 1 and _is_narrow(inside):
+        # read again from the nearest cache: without the row in their registers, four programs fit a multiprocessor
+        if block == longest == CHUNK:
+            return Tile([(list(loops), rows)] if loops else [], inner=PIECE, warps=warps_for(CHUNK, THREAD))
+        if longest == 2 * CHUNK and not finds_positions(inside):
+            inner = CHUNK if all(len(n.loops) == 1 for n in inside) else longest
+            return Tile([(list(loops), 1)] if loops else [], inner=inner, warps=warps_for(CHUNK, MANY))
+    if block == CHUNK and kept:
+        warps = warps_for(CHUNK, IN_PHASES if _phases(inside) > 1 else THREAD)
+        block = min(CHUNK // 2, 256 * warps)
+        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=CHUNK // block)
+    busy = pieces == 1 and sum(n.num_ops for n in inside) > BUSY
+    warps = min(16, warps_for(rows * block * pieces, THREAD if rows > 1 or busy else MANY))
+    while warps < 16 and held > 32 * warps * MOST_ELEMENTS:
+        warps *= 2
+    if FEW_WARPS < held <= MANY_WARPS:
+        warps = MAX_WARPS
+    if rows == 1 and block > max(TILE * 2, 512 * warps) and _phases(inside) > 1:
+        block = 512 * warps  # the elements of a thread in more, shorter pieces take fewer registers
+        pieces = -(-longest // block)
+    return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
+
+
+def _outer(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> Tile | None:
+    """The tile of a reduction for each row of one tensor and each of another one, as distances are; None for another nest. What is loaded
+    of a row serves all rows of the other tensor that the program has."""
+    nodes = [n for n in info.root.walk() if n is not info.root]
+    if len(nodes) != 1 or not isinstance(nodes[0].op, loop.ReduceOp) or not set(nodes[0].op.kind_names) <= {"sum", "prod", "max", "min"}:
+        return None
+    (node,) = nodes
+    if sizes.trips(node.loops) < OUTER_TERMS:
+        return None
+    along = [free_dims(a.offset) for a in node.accesses if node.loops[-1].dim in free_dims(a.offset)]
+    for second in reversed(loops):
+        for first in loops:
+            ones, others = [d for d in along if first.dim in d], [d for d in along if second.dim in d]
+            if first is second or not ones or not others or any(second.dim in d for d in ones):
+                continue
+            columns = min(OUTER // OUTER_ROWS, power_of_two(sizes(second.size)))
+            rows = min(OUTER // columns, power_of_two(sizes(first.size)))
+            if rows >= OUTER_ROWS and rows * columns == OUTER:
+                rest = [one for one in loops if one is not first and one is not second]
+                return Tile([([first], rows), ([second], columns)], rest, inner=OUTER_TERMS, warps=warps_for(OUTER * OUTER_TERMS, MANY))
+    return None
+
+
+def _shares_more(inside: Sequence[Node]) -> bool:
+    """Whether rows that are summed up have more bytes in common than each has for itself: a matrix of bytes times a vector of 16 bits."""
+    if any(not isinstance(n.op, loop.ReduceOp) or set(n.op.kind_names) != {"sum"} for n in inside):
+        return False
+    moved = {True: 0, False: 0}
+    for n in inside:
+        own = {one.dim for one in n.loops}
+        for a in n.accesses:
+            moved[free_dims(a.offset) <= own] += element_bytes(a.dtype)
+    return moved[True] > moved[False]
+
+
+def is_crossed(node: Node) -> bool:
+    """Whether each element of a loop is a long reduction of a row by itself, as the elements of a product's row are."""
+    trips = product(one.size for one in node.loops).value
+    if trips is None or trips <= SHORT_LOOP or not isinstance(node.op, loop.ForOp) or node.op.sequential is not None:
+        return False
+    plain = all(isinstance(c.op, loop.ReduceOp) and not c.children and not _is_short(c) for c in node.children)
+    return bool(node.children) and plain and all(a.mode == "set" for a in node.all_accesses() if a.is_store)
+
+
+def most_trips(node: Node, info: NestAccess) -> int | None:
+    """How many iterations the loops of a node have at most; None where sizes that are symbols leave that open."""
+    return range_of(product(one.size for one in node.loops), info.ranges).hi
+
+
+def run_length(nodes: Sequence[Node]) -> Expr:
+    """What the loops of nodes have in common, after which a block may begin whatever the one before it has left: the shortest of the last
+    loops, of which the others are multiples; ONE where there is none."""
+    last = {n.loops[-1].size for n in nodes}
+    return next((e for e in last if all(exact_quotient(other, e) is not None for other in last)), ONE)
+
+
+def padded_trips(node: Node, info: NestAccess, run: int, length: Expr) -> int | None:
+    """How many iterations the loops of a node have at most, runs of `length` counted as `run` ones (0: as they are); None where that is
+    open."""
+    total = product(one.size for one in node.loops)
+    if total.value is not None or not run:
+        return range_of(total, info.ranges).hi
+    runs, most = exact_quotient(total, length), range_of(length, info.ranges).hi
+    count = None if runs is None else range_of(runs, info.ranges).hi
+    return None if count is None or most is None or most > run else count * run
+
+
+def reads_once(inside: Sequence[Node], longest: int) -> bool:
+    """Whether rows whose length is a symbol are reduced as they go by: nothing of them is wanted twice, and blocks without a mask are
+    reduced in a third of the instructions."""
+    open_ended = any(product(one.size for one in n.loops).value is None for n in inside)
+    return open_ended and longest > STREAM and kept_tensors(inside) == 0 and all(isinstance(n.op, loop.ReduceOp) for n in inside)
+
+
+def fits_on_chip(info: NestAccess) -> bool:
+    """Whether the rows of a nest are surely so short that they are kept on chip."""
+    long = long_loops(info)
+    caps = [most_trips(n, info) for n in long]
+    if reads_once(long, max((n or 0 for n in caps), default=0)):
+        return False
+    return bool(caps) and all(n is not None and n * max(1, kept_tensors(long)) <= ON_CHIP for n in caps)
+
+
+def _are_apart(info: NestAccess, inside: Sequence[Node]) -> bool:
+    """Whether long loops over values have nothing in common, as those of a concatenation: programs that write one short block each keep
+    memory busier than those which have whole rows."""
+    loops = [n for n in inside if has_effect(n)]
+    if len(loops) < 2 or any(n.children or n.parent is not info.root or not _is_long(n) for n in loops):
+        return False
+    if any(a.is_store for a in info.root.accesses) or any(isinstance(op, loop.BoundOp) for op in loop.walk_bodies(info.root.op)):
+        return False
+    read = {memory_of(a.buffer) for a in info.root.all_accesses() if not a.is_store}
+    stores = [a for n in loops for a in n.accesses if a.is_store]
+    if any(memory_of(a.buffer) in read or a.mode != "set" for a in stores):
+        return False
+    rows = {one.dim for one in info.root.loops}
+    return all(_never_meet(a, b, rows, info) for k, a in enumerate(stores) for b in stores[:k] if a.node is not b.node)
+
+
+def _is_long(node: Node) -> bool:
+    trips = product(one.size for one in node.loops).value
+    return trips is not None and trips >= TILE and isinstance(node.op, loop.ForOp) and node.op.sequential is None
+
+
+def _never_meet(a: Access, b: Access, rows: Container[Expr], info: NestAccess) -> bool:
+    """Whether two loops of a row surely store to different places."""
+    if memory_of(a.buffer) is not memory_of(b.buffer):
+        return True
+    if a.buffer is not b.buffer:
+        return False
+    parts: list[Expr] = []
+    for offset in (a.offset, b.offset):
+        every = offset.terms if isinstance(offset, Add) else ((offset, 1),)
+        terms = [(t, c) for t, c in every if free_dims(t) and all(d in rows for d in free_dims(t))]
+        parts += [sum((t * c for t, c in terms), start=ZERO), offset - sum((t * c for t, c in terms), start=ZERO)]
+    x, y = range_of(parts[1], info.ranges), range_of(parts[3], info.ranges)
+    if parts[0] is not parts[2] or x.lo is None or x.hi is None or y.lo is None or y.hi is None:
+        return False
+    return x.hi < y.lo or y.hi < x.lo
+
+
+def _phases(inside: Sequence[Node]) -> int:
+    """How many times the reductions of a row wait for each other. An online softmax counts once: exponentials keep more warps busy."""
+    kinds = [kind for n in inside if isinstance(n.op, loop.ReduceOp) for kind in n.op.kind_names]
+    return sum(2 if kind == "welford" else 1 for kind in kinds)
+
+
+def kept_tensors(inside: Sequence[Node]) -> int:
+    """How many tensors that vary along the loops inside of a nest stay on chip: two of these read them, or a loop around sums them up."""
+    return len(kept_buffers(inside)) + _sums(inside)
+
+
+def kept_buffers(inside: Sequence[Node]) -> dict[SSAValue, Attribute]:
+    """Those that several loops read, with the types of their elements in memory."""
+    seen: dict[SSAValue, set[Node]] = {}
+    loaded = {access.buffer: access.dtype for node in inside for access in node.accesses if not access.is_store}
+    for node in inside:
+        if not has_effect(node) or not node.loops:
+            continue
+        for access in node.accesses:
+            if linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
+                seen.setdefault(access.buffer, set()).add(node)
+    return {buffer: loaded[buffer] for buffer, nodes in seen.items() if len(nodes) > 1 and buffer in loaded}
+
+
+def finds_positions(inside: Sequence[Node]) -> bool:
+    """Whether a loop inside of a nest looks for the place of the largest or smallest element."""
+    return any(isinstance(n.op, loop.ReduceOp) and {"argmax", "argmin"} & set(n.op.kind_names) for n in inside)
+
+
+def _is_heavy(inside: Sequence[Node]) -> bool:
+    """Whether what is computed of the elements of a row takes so many registers that few of them should be under way."""
+    return max(n.num_ops for n in inside) > HEAVY or (finds_positions(inside) and streams(inside) > 1)
+
+
+def _heavy_warps(inside: Sequence[Node]) -> int:
+    """Warps that have a block of such a row: more of them where no places are kept beside what is found."""
+    return warps_for(TILE, 8 if finds_positions(inside) else 4)
+
+
+def streams(inside: Sequence[Node]) -> int:
+    """How many tensors the loop inside of a nest that reads most of them reads along its last one."""
+    return max(
+        len({a.buffer for a in n.accesses if not a.is_store and n.loops and linear_coeff(a.offset, n.loops[-1].dim) is not ZERO})
+        for n in inside
+    )
+
+
+def _is_narrow(inside: Sequence[Node]) -> bool:
+    """Whether what varies along the loops inside of a nest has 16 bits at most."""
+    return all(element_bytes(a.dtype) <= 2 for n in inside for a in n.accesses)
+
+
+def _read_once(inside: Sequence[Node]) -> int:
+    """How many tensors that are the same in each row a program which goes through rows reads in one of the loops inside (early_loads.py has
+    it read them once; those that several loops read are among the kept ones)."""
+    readers: dict[object, set[Node]] = {}
+    for n in inside:
+        for a in n.accesses:
+            if not a.is_store and n.loops and free_dims(a.offset) <= {one.dim for one in n.loops}:
+                readers.setdefault(a.buffer, set()).add(n)
+    return sum(len(nodes) == 1 for nodes in readers.values())
+
+
+def _sums(inside: Sequence[Node]) -> int:
+    """How many tensors a loop around those loops sums up."""
+    return sum(a.mode != "set" and n.parent is not None and n.parent.parent is not None for n in inside for a in n.accesses)
+
+
+def has_effect(node: Node) -> bool:
+    """Whether anything comes of the loops of a node."""
+    if not isinstance(node.op, loop.ForOp):
+        return True
+    return any(a.is_store for a in node.all_accesses()) or any(isinstance(op, loop.BoundOp) for op in loop.walk_bodies(node.op))
+
+
+def cut(longest: int, filled: float = FILLED) -> tuple[int, int]:
+    """The block of a row that is kept on chip, and how many make the row: one, unless less of it than `filled` would be used."""
+    block = power_of_two(longest)
+    if block <= BLOCK and longest >= filled * block:
+        return block, 1
+    for block in (PIECE, PIECE // 2, PIECE // 4, PIECE // 8, PIECE // 16):
+        pieces = -(-longest // block)
+        if pieces <= PIECES and longest >= filled * block * pieces:
+            return block, pieces
+    return (power_of_two(longest), 1) if power_of_two(longest) <= BLOCK else (PIECE, -(-longest // PIECE))
+
+
+def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Sizes, gpu: Machine) -> Tile:
+    rest = [one for one in loops if one is not x]
+    around = sizes.trips(rest)
+    narrow = _is_narrow(inside)
+    block = min(LANES * (2 if narrow else 1), power_of_two(sizes(x.size)))
+    while block > FEWEST_LANES and around * -(-sizes(x.size) // block) < gpu.multiprocessors:
+        block //= 2
+    longest = max(sizes.trips(n.loops) for n in inside)
+    states = any("welford" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
+    depth = max(1, min((DEPTH_OF_STATES if states else DEPTH) // block, power_of_two(longest)))
+    even = depth
+    while even > depth // 4 and longest % even:
+        even //= 2
+    depth = depth if longest % even else even
+    each = THREAD // 2 if states else THREAD * 2 if narrow else THREAD
+    return Tile([([x], block)], rest, inner=depth, warps=warps_for(block * depth, each), stages=STAGES)
+
+
+def fits_i32(info: NestAccess) -> bool:
+    """Whether all index arithmetic of a nest surely fits 32 bits, a last block that hangs over included."""
+
+    limit = I32_MAX - (1 << 21)
+
+    def small(e: Expr) -> bool:
+        r = range_of(e, info.ranges)
+        return r.lo is not None and r.hi is not None and r.lo >= -limit and r.hi <= limit
+
+    def fits(e: Expr) -> bool:
+        if not small(e):
+            return False
+        parts: Sequence[Expr] = ()
+        if isinstance(e, Add):
+            return all(fits(t) and small(t * c) for t, c in e.terms)
+        if isinstance(e, Mul):
+            parts = e.factors
+        elif isinstance(e, (FloorDiv, Mod)):
+            parts = (e.lhs, e.rhs)
+        elif isinstance(e, (Min, Max)):
+            parts = e.args
+        return all(fits(p) for p in parts)
+
+    for node in info.root.walk():
+        if not fits(product(one.size for one in node.loops)):
+            return False
+        if not all(fits(a.offset) for a in node.accesses):
+            return False
+    return all(fits(e) for value, e in info.exprs.items() if e not in info.opaque)

@@ -1,0 +1,1 @@
+"""Passes on `loop.contract`: accumulation, bias, expansion into a nest."""

@@ -1,0 +1,256 @@
+"""Fusion of nests: producers into their readers, and nests with the same outer loops into one.
+
+MLIR's counterparts are `linalg-fuse-elementwise-ops` and `affine-loop-fusion`; here both are planned together before anything is
+rewritten (plan.py), with legality apart from profit, and every refused pair leaves a remark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, OpResult, SSAValue
+
+from ....dialects import loop, nd
+from ....dialects.expr.ranges import RangeEnv
+from ....dialects.nd import symbol_ranges
+from ....dialects.nd.types import RangeAttr
+from ...analysis.nest_info import is_in_place
+from ...manager.pass_manager import Pass
+from .directives import Outcome, Wishes, log, title
+from .emit import GroupWriter
+from .plan import Group, Plan, Planner
+from .price import GroupWork, group_ns
+from .rows_plan import RowPlanner
+
+BORDER = StringAttr(nd.BarrierOp.name)
+"""The mark of the nests that nd.barrier became."""
+
+_MOVES = {
+    "merge": "merged with {} by the search ({:.3g} us less)",
+    "move": "brought together with {} by moving it between nests ({:.3g} us less)",
+    "split": "brought together with {} by splitting its nest ({:.3g} us less)",
+    "store": "reads {}, which the search stores ({:.3g} us less)",
+    "recompute": "computes {} again where it reads it ({:.3g} us less)",
+}
+
+
+def symbol_hints(module: ModuleOp) -> dict[str, int]:
+    """Typical values of the size symbols."""
+    table = module.attributes.get("nd.symbols")
+    if not isinstance(table, DictionaryAttr):
+        return {}
+    return {name: value.bounds[2] for name, value in table.data.items() if isinstance(value, RangeAttr)}
+
+
+@dataclass(frozen=True)
+class LoopFuse(Pass):
+    """Fuses loop nests. A nest with the attribute `no_fuse` is left alone; of an nd.barrier's copy the nest that computes what it copies
+    takes the place."""
+
+    name = "loop-fuse"
+
+    no_fuse: tuple[str, ...] = ()
+    """Values (by name) and source lines (`file:line`) to be kept in nests of their own."""
+
+    fuse: tuple[str, ...] = ()
+    """Values or lines to be put into one nest, joined by `+`: `a+b`."""
+
+    marked: tuple[str, ...] = ()
+    """As no-fuse, for names that the program marks; those that are no nests are passed over."""
+
+    keep_parallel: int = 0
+    """Nests with as many parallel iterations are not merged into one with fewer: a GPU needs them to be busy."""
+
+    local_bytes: int = 0
+    """Memory that an iteration of a fused nest may have for values that its loops hand on, on the stack of a CPU's thread."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, hints = symbol_ranges(op), symbol_hints(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            planner, plan, outcomes = plan_with_wishes(func, symbols, hints, self)
+            before = len(planner.infos)
+            unmet = planner.wishes.open if planner.wishes is not None else []
+            outcomes = [o for o in outcomes if all(o is not other for other, _ in unmet)]
+            self.record("fusion", (planner, plan, outcomes))
+            if self.remarks_wanted:
+                self._explain(func, planner, plan, outcomes)
+            if planner.wishes is not None:
+                for apart, entries in planner.wishes.island.items():
+                    apart.attributes["no_fuse"] = StringAttr(min(entries))  # for the passes after this one
+            rewrite(func, plan, planner, self.local_bytes)
+            copies = _remove_border_copies(func, plan)
+            self.record("border-copies", copies)
+            self.statistic("num-copies-removed", len(copies))
+            later = self._in_rows(func, planner, plan, symbols, hints) if unmet else []
+            for outcome in later:
+                self.record("wish", outcome)
+                self.remark(func, str(outcome), kind="applied" if outcome.granted else "missed")
+            for outcome in (*outcomes, *later):
+                if not outcome.granted:
+                    log.warning("%s", outcome)
+            self.statistic("num-nests-before", before)
+            self.statistic("num-nests-after", sum(isinstance(u, Group) for u in plan.units))
+            self.statistic("num-inlined", len(plan.inlined))
+            self.statistic("num-moves", len(plan.moves))
+
+    def _in_rows(self, func: FuncOp, planner: Planner, plan: Plan, symbols: RangeEnv, hints: dict[str, int]) -> list[Outcome]:
+        """What becomes of wishes that shared loops do not meet: loop-fuse-rows, which follows, makes one nest of some of them."""
+        assert planner.wishes is not None
+        places = {group.order: nest for nest, group in plan.nests.items()}
+        fusions = [set(fusion.ops()) for fusion in RowPlanner(func, symbols, hints, self.keep_parallel > 0).plan()]
+        found: list[Outcome] = []
+        for outcome, meant in planner.wishes.open:
+            nests = [{places[home] for home in planner.homes(op) if home in places} for op in meant]
+            if any(all(not own.isdisjoint(fusion) for own in nests) for fusion in fusions):
+                outcome = Outcome(outcome.wish, True, "one nest, by loop-fuse-rows")
+            found.append(outcome)
+        return found
+
+    def price(self, group: GroupWork) -> float:
+        """Nanoseconds that one nest of a plan takes: what moves are weighed by. A subclass with another name takes the place of this pass
+        (docs/cost-model.md)."""
+        return group_ns(group)
+
+    def _explain(self, func: FuncOp, planner: Planner, plan: Plan, outcomes: list[Outcome]) -> None:
+        """Remarks: what was fused, what was not and why, what became of wishes."""
+        for tensor, info in plan.inlined.items():
+            readers = ", ".join(title(c.op) for c in planner.consumers[tensor])
+            self.remark(info.op, f"computed in its reader: {readers}", kind="applied")
+        for merge in plan.merges:
+            self.remark(merge.second_op, f"shares its loops with {title(merge.first_op)}", kind="applied")
+        for move in plan.moves:
+            self.remark(move.second, _MOVES[move.kind].format(title(move.first), move.ns / 1e3), kind="applied")
+        for refusal in plan.refusals:
+            self.remark(refusal.second_op, f"not fused with {title(refusal.first_op)}: {refusal.reason}", kind="missed")
+        for outcome in outcomes:
+            self.remark(func, str(outcome), kind="applied" if outcome.granted else "missed")
+
+
+def plan_with_wishes(
+    func: FuncOp, symbols: RangeEnv, hints: dict[str, int], options: LoopFuse
+) -> tuple[Planner, Plan, list[Outcome]]:
+    """The plan of a function under the user's wishes, and what became of each."""
+
+    def planner(wishes: Wishes | None = None, inline: Iterable[Operation] = ()) -> Planner:
+        made = Planner(func, symbols, hints, wishes, inline)
+        made.keep_parallel = options.keep_parallel
+        made.price = options.price
+        return made
+
+    if not options.no_fuse and not options.fuse and not options.marked:
+        free = planner()
+        return free, free.plan(), []
+    fuse = [wish.split("+") for wish in options.fuse]
+    wishes = Wishes(func.body.block.ops, options.no_fuse, fuse, options.marked)
+    found = planner(wishes)
+    plan = found.plan()
+    inline = wishes.to_inline(found)
+    if inline:
+        found = planner(wishes, inline)
+        plan = found.plan()
+    return found, plan, wishes.outcomes(found)
+
+
+def _remove_border_copies(func: FuncOp, plan: Plan) -> list[tuple[OpResult, Group]]:
+    """Where nd.barrier's copy reads what a nest of this function has just stored, that nest keeps its results apart instead: the copy is
+    gone, the border stays. What was copied, and the group that the copy was."""
+    removed: list[tuple[OpResult, Group]] = []
+    for nest in [op for op in func.body.block.ops if isinstance(op, loop.NestOp)]:
+        source = _copied_behind_border(nest)
+        if source is None:
+            continue
+        source.owner.attributes["no_fuse"] = nest.attributes["no_fuse"]
+        source.name_hint = source.name_hint or nest.results[0].name_hint
+        nest.results[0].replace_all_uses_with(source)
+        removed.append((source, plan.nests.pop(nest)))
+        nest.detach()
+        nest.erase()
+    return removed
+
+
+def _copied_behind_border(nest: loop.NestOp) -> OpResult | None:
+    """The result of another nest that `nest` copies whole because of an nd.barrier; None for any other nest, and for copies that the
+    function returns or updates, which are tensors of their own."""
+    if nest.attributes.get("no_fuse") != BORDER or len(nest.results) != 1 or not isinstance(nest.outs[0].owner, loop.EmptyOp):
+        return None
+    match [*nest.block.ops]:
+        case [loop.LoadOp() as load, loop.StoreOp() as store] if store.value is load.result:
+            pass
+        case _:
+            return None
+    source, result = load.source, nest.results[0]
+    if not isinstance(source, OpResult) or not isinstance(source.owner, loop.NestOp) or source.type != result.type:
+        return None
+    plain = is_in_place(nest, load) and is_in_place(nest, store) and store.mode is None
+    read = all(isinstance(use.operation, loop.LoadOp) for use in (*source.uses, *result.uses))
+    return source if plain and read else None
+
+
+def rewrite(func: FuncOp, plan: Plan, planner: Planner, local_bytes: int = 0) -> None:
+    """Put the plan into effect: one nest for each group, units in the plan's order, unused nests gone."""
+    block = func.body.block
+    users = _group_users(plan, planner)
+    dead: list[Operation] = [info.op for info in plan.inlined.values()]
+    for unit in plan.units:
+        if isinstance(unit, Operation):
+            unit.detach()
+            block.add_op(unit)
+            continue
+        if _is_plain(unit, plan):
+            op = unit.members[0].info.op
+            op.detach()
+            block.add_op(op)
+            plan.nests[op] = unit
+            continue
+        writer = GroupWriter(unit, plan.inlined, planner.envs, lambda t, u=unit: _needed(t, u, users), planner.placed, local_bytes)
+        nest = writer.write()
+        block.add_op(nest)
+        plan.nests[nest] = unit
+        for old, new in zip(writer.replaced, nest.results, strict=True):
+            new.name_hint = old.name_hint
+            old.replace_all_uses_with(new)
+        dead += [m.info.op for m in unit.members]
+    for op in dead:
+        op.detach()
+    for op in dead:
+        op.drop_all_references()
+    for op in list(block.ops):
+        if isinstance(op, loop.EmptyOp) and not op.result.uses:
+            op.detach()
+
+
+def _is_plain(group: Group, plan: Plan) -> bool:
+    """A group of one nest into which nothing is inlined, and of whose results none is dead beside another that is not."""
+    if len(group.members) != 1:
+        return False
+    used = [r.first_use is not None for r in group.members[0].info.op.results]
+    if any(used) and not all(used):
+        return False
+    return not any(a.tensor in plan.inlined for a in group.members[0].info.reads)
+
+
+def _group_users(plan: Plan, planner: Planner) -> dict[SSAValue, set[int]]:
+    """For each tensor, the groups that read it after inlining (-1 stands for any other use)."""
+    users: dict[SSAValue, set[int]] = {}
+    for unit in plan.units:
+        if isinstance(unit, Group):
+            for member in unit.members:
+                for read in planner.reads(member.info):
+                    users.setdefault(read.tensor, set()).add(unit.order)
+                for init in member.info.op.outs:
+                    users.setdefault(init, set()).add(unit.order)
+        else:
+            for operand in unit.operands:
+                users.setdefault(operand, set()).add(-1)
+            for inner in loop.walk_bodies(unit) if unit.regions else ():
+                for operand in inner.operands:
+                    users.setdefault(operand, set()).add(-1)
+    return users
+
+
+def _needed(tensor: SSAValue, group: Group, users: dict[SSAValue, set[int]]) -> bool:
+    return bool(users.get(tensor, set()) - {group.order})

@@ -1,0 +1,254 @@
+"""loop-recompute: what a nest stores for others, and is cheap to compute from one tensor that it reads, is computed by its readers.
+
+    A: m = max_j x[i, j]; t[i, j] = x[i, j] - m; ...    B: ... t[i, k] ...    ->    A: m; M[i] = m; ...    B: ... x[i, k] - M[i] ...
+
+    A: t[i, j] = x[i, j] + b[j]         B: ... t[i, k] ...    ->    B: ... x[i, k] + b[k] ...
+
+A reader moves as many bytes as before, and nobody writes the tensor. Where the value needs numbers of a row (M), these are stored instead;
+small tensors beside the one (b, the bias of a convolution) are read again by everyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import ModuleOp, f32
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+
+from ....dialects import loop
+from ....dialects.expr import Dim, IndexMap
+from ....dialects.expr.ranges import RangeEnv
+from ....dialects.nd.types import TensorType, element_bytes, is_float
+from ...manager.pass_manager import Pass
+from ..loop_schedule import symbol_facts
+from ..transform.loop_rewrite import Place, clone_into
+
+CHEAP = (arith.AddfOp, arith.SubfOp, arith.MulfOp, arith.NegfOp, arith.ExtFOp, arith.TruncFOp, arith.ConstantOp)
+"""Operations that cost less than the memory traffic that they save, whoever repeats them."""
+MOST = 6
+"""How many of them a value may take."""
+MOST_ROW_VALUES = 2
+"""Numbers of a row that a value may need."""
+MOST_SMALL = 3
+"""Small tensors that a value may need beside the one."""
+SMALL = 1 << 14
+"""Elements of a small tensor."""
+SHORTEST_ROW = 64
+"""Elements of a row for which it pays to store its numbers instead."""
+
+
+@dataclass
+class _Plan:
+    """A value to be computed by its readers: the store that goes, what computes it, and what of that is known to a row only."""
+
+    store: loop.StoreOp
+    value: SSAValue
+    source: list[Operation]
+    row_values: list[SSAValue]
+    readers: list[loop.LoadOp] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LoopRecompute(Pass):
+    """Lets readers compute what is cheap to compute from something else that is in memory."""
+
+    name = "loop-recompute"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, _ = symbol_facts(op)
+        for nest in [n for n in op.walk() if isinstance(n, loop.NestOp) and n.results]:
+            current = nest
+            for number in reversed(range(len(nest.results))):
+                plan = _plan(current, number)
+                if plan is None:
+                    continue
+                self.statistic("num-recomputed")
+                self.remark(current, "what it stores is computed by its readers, from what it is computed from here", kind="applied")
+                current = _rewrite(current, number, plan, symbols)
+                if current is None:
+                    break
+
+
+def _plan(nest: loop.NestOp, number: int) -> _Plan | None:
+    """How result `number` of a nest can be computed by its readers; None if it cannot, or should not."""
+    argument, result = nest.out_args[number], nest.results[number]
+    readers = [use.operation for use in result.uses]
+    uses = [use.operation for use in argument.uses]
+    if not readers or len(uses) != 1 or not isinstance(store := uses[0], loop.StoreOp):
+        return None
+    loads = [r for r in readers if isinstance(r, loop.LoadOp) and r.mask is None]
+    block = store.parent
+    if len(loads) != len(readers) or store.mask is not None or store.store_mode != "set" or block is None:
+        return None
+    around = block.parent_op()
+    row = around if isinstance(around, (loop.ForOp, loop.ReduceOp)) and around.parent is nest.block else None
+    if (row is None and around is not nest) or not _survives(store):
+        return None
+    if not _covers(store, [nest] if row is None else [nest, row]) or (row is not None and not _is_long(row)):
+        return None
+    plan = _Plan(store, store.value, [], [], loads)
+    return plan if _collect(plan, nest, result.type) else None
+
+
+def _is_long(row: loop.LoopLike) -> bool:
+    sizes = [e.value for e in row.loop_sizes]
+    return None in sizes or prod(s for s in sizes if s is not None) >= SHORTEST_ROW
+
+
+def _covers(store: loop.StoreOp, around: Sequence[loop.NestOp | loop.LoopLike]) -> bool:
+    """Whether the element that is stored has the indices of all loops around as its own, each once, and they go over the whole tensor:
+    of another element a reader would compute what the nest never stored."""
+    sizes = {index: size for op in around for index, size in zip(op.indices, op.loop_sizes, strict=True)}
+    places = store.index_map.results
+    own = [store.index_operands[e.index] for e in places if isinstance(e, Dim)]
+    if len(own) != len(places) or len(own) != len(sizes) or set(own) != set(sizes):
+        return False
+    return all(sizes[index] is size for index, size in zip(own, loop.shaped_dims(store.target.type), strict=True))
+
+
+def _survives(store: loop.StoreOp) -> bool:
+    dtype = loop.element_type(store.target.type)
+    return is_float(dtype) and dtype == store.value.type
+
+
+def _collect(plan: _Plan, nest: loop.NestOp, stored: Attribute) -> bool:
+    """Find what the stored value comes from; whether that is little: cheap operations on one element of memory of at most the same size,
+    elements of small tensors, and numbers of the row."""
+    inside = plan.store.parent
+    assert inside is not None
+    wanted: set[Operation] = set()
+    loads = small = 0
+    worklist: list[SSAValue] = [plan.value]
+    while worklist:
+        value = worklist.pop()
+        owner = value.owner
+        if isinstance(owner, Operation) and (owner.parent is inside or isinstance(owner, arith.ConstantOp)):
+            if owner in wanted:
+                continue
+            wanted.add(owner)
+            if isinstance(owner, loop.LoadOp):
+                if any(index not in plan.store.index_operands for index in owner.index_operands):
+                    return False  # it reads at an index that was loaded itself
+                if owner.mask is None and owner.source not in nest.out_args and _is_small(owner.source.type, stored):
+                    small += 1
+                    continue
+                loads += 1
+                bytes_read = element_bytes(loop.element_type(owner.source.type))
+                if owner.mask is not None or owner.source in nest.out_args or bytes_read > element_bytes(loop.element_type(stored)):
+                    return False
+            elif not isinstance(owner, CHEAP):
+                return False
+            else:
+                worklist += owner.operands
+        elif isinstance(owner, Operation) and owner.parent is nest.block and value.type == f32:
+            if value not in plan.row_values:
+                plan.row_values.append(value)
+        else:
+            return False
+    if loads != 1 or small > MOST_SMALL or len(wanted) > MOST + small or len(plan.row_values) > MOST_ROW_VALUES:
+        return False
+    plan.source = sorted(wanted, key=lambda op: (op.parent is inside, _position(op)))
+    return True
+
+
+def _is_small(read: Attribute, stored: Attribute) -> bool:
+    """Whether a tensor is next to nothing beside the one that is stored."""
+    assert isinstance(read, TensorType) and isinstance(stored, TensorType)
+    numel, whole = read.numel.value, stored.numel.value
+    return numel is not None and numel <= SMALL and read.rank < stored.rank and (whole is None or SHORTEST_ROW * numel <= whole)
+
+
+def _position(op: Operation) -> int:
+    assert op.parent is not None
+    return next(k for k, other in enumerate(op.parent.ops) if other is op)
+
+
+def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> loop.NestOp | None:
+    """Take result `number` off a nest, give it one for each number of a row, and compute the value at its readers; the new nest, None
+    where nothing is left."""
+    block = nest.block
+    place = {e.index: d for d, e in enumerate(plan.store.index_map.results) if isinstance(e, Dim)}
+    dims = {plan.store.index_operands[k]: d for k, d in place.items()}
+    argument = nest.out_args[number]
+    plan.store.detach()
+    plan.store.erase()
+    assert isinstance(argument, BlockArgument)
+    outs = [o for k, o in enumerate(nest.outs) if k != number]
+    kept = [r for k, r in enumerate(nest.results) if k != number]
+    for value in plan.row_values:
+        old = nest.results[number].type
+        assert isinstance(old, TensorType)
+        row = loop.EmptyOp.create(result_types=[_row_type(nest, old)])
+        assert nest.parent is not None
+        nest.parent.insert_op_before(row, nest)
+        outs.append(row.result)
+        inner = block.insert_arg(row.result.type, len(block.args))
+        identity = IndexMap.identity(len(nest.indices))
+        block.add_op(loop.StoreOp.new(value, inner, identity, list(nest.indices)))
+    block.erase_arg(argument)
+    row_results: dict[SSAValue, SSAValue] = {}
+    if not outs:
+        for load in plan.readers:
+            _compute(load, plan, dims, list(nest.indices), row_results, symbols)
+        _discard(nest, number)
+        return None
+    made = loop.NestOp.create(
+        operands=outs,
+        result_types=[o.type for o in outs],
+        properties=nest.properties,
+        attributes=nest.attributes,
+        regions=[nest.detach_region(nest.regions[0])],
+        location=nest.location,
+    )
+    assert nest.parent is not None
+    nest.parent.insert_op_before(made, nest)
+    for old, new in zip(kept, made.results, strict=False):
+        old.replace_all_uses_with(new)
+    row_results.update(zip(plan.row_values, made.results[len(kept) :], strict=True))
+    for load in plan.readers:
+        _compute(load, plan, dims, list(made.indices), row_results, symbols)
+    _discard(nest, number)
+    return made
+
+
+def _discard(nest: loop.NestOp, number: int) -> None:
+    """Remove a nest, and the empty tensor that its result `number` began as."""
+    empty = nest.outs[number]
+    nest.detach()
+    nest.erase(safe_erase=False)
+    loop.drop_empty(empty)
+
+
+def _row_type(nest: loop.NestOp, stored: TensorType) -> TensorType:
+    return TensorType.get(list(nest.loop_sizes), f32, stored.device.data)
+
+
+def _compute(
+    load: loop.LoadOp,
+    plan: _Plan,
+    dims: dict[SSAValue, int],
+    rows: Sequence[SSAValue],
+    row_results: Mapping[SSAValue, SSAValue],
+    symbols: RangeEnv,
+) -> None:
+    """Put the computation of the element that is loaded in the place of the load. `dims`: the dimension that an index of the nest
+    is, `rows` the indices that are those of a row."""
+    operands, results = list(load.index_operands), load.index_map.results
+    places: dict[SSAValue, Place] = {index: (results[d], operands) for index, d in dims.items()}
+    block = load.parent
+    assert block is not None
+    at_row = IndexMap(len(operands), tuple(results[dims[index]] for index in rows))
+    values: dict[SSAValue, SSAValue] = {}
+    for value, stored in row_results.items():
+        made = loop.LoadOp.new(stored, at_row, operands)
+        block.insert_op_before(made, load)
+        values[value] = made.result
+    for op in plan.source:
+        block.insert_op_before(clone_into(op, values, places, symbols), load)
+    load.result.replace_all_uses_with(values[plan.value])
+    load.detach()
+    load.erase()

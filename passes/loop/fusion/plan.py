@@ -1,0 +1,58 @@
+"""Deciding what is fused, before anything is rewritten: which nests are computed where they are read, which share their outer loops.
+
+What is asked about single nests is in facts.py, about groups in groups.py; search.py makes the greedy plan better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation
+
+from ....dialects import loop
+from ....dialects.expr.ranges import RangeEnv
+from .groups import NEAR, Grouping
+from .search import Search
+from .types import Attempt, Group, Member, Plan, Read, Unit
+
+if TYPE_CHECKING:
+    from .directives import Wishes
+
+__all__ = ["NEAR", "Attempt", "Group", "Member", "Plan", "Planner", "Read", "Unit"]
+
+
+class Planner(Grouping):
+    """Builds the plan of one function."""
+
+    def __init__(
+        self,
+        func: FuncOp,
+        symbols: RangeEnv,
+        hints: Mapping[str, int],
+        wishes: Wishes | None = None,
+        inline: Iterable[Operation] = (),
+        search: bool = True,
+    ):
+        """`inline` are nests to compute in their readers whether that pays or not; without `search` the greedy start is the plan."""
+        super().__init__(func, symbols, hints, wishes)
+        self.search = search
+        self.inline = frozenset(inline)
+        self.stored: dict[Operation, str] = {}
+
+    def plan(self) -> Plan:
+        """Decide."""
+        for op in self.ops:
+            if not isinstance(op, loop.NestOp) or not any(r in self.consumers for r in op.results):
+                continue
+            info = self.infos[op]
+            reason = self.cannot_inline(info) or ("" if op in self.inline else self.not_worth_inlining(info))
+            if reason:
+                self.stored[op] = reason
+            else:
+                self.inlined[op.results[0]] = info
+        self.group_greedily()
+        moves = Search(self, self.stored).run() if self.search else []
+        refusals = [a for a in self.refusals if self.homes(a.first_op).isdisjoint(self.homes(a.second_op))]
+        return Plan(self.ordered_units(), self.inlined, refusals, self.merges, self.stored, moves)

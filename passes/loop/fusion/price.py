@@ -1,0 +1,53 @@
+"""What a plan costs, as planning reckons: one pure function of what a nest moves, computes and leaves to run in parallel.
+
+The cost model (cost_model.py) prices nests that are written; here they are only thought of, so that bytes count as if all came from the
+cache that the cores share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...cost.cost_model import OVERLAP
+from ...cost.machine import SERVER
+
+MIN_PARALLEL = 8
+"""Iterations of the shared loops below which a fusion costs more parallelism than it saves traffic."""
+
+SMALL = 16384
+"""Elements below which parallelism does not matter."""
+
+LANES = 16
+"""Elements of 32 bits in a vector operation."""
+
+LAUNCH_NS = 100.0
+"""A launch, with what a kernel does before its first iteration."""
+
+BANDWIDTH = SERVER.levels[-2].gbs
+"""Bytes a nanosecond from the last cache."""
+
+
+@dataclass(frozen=True)
+class GroupWork:
+    """What one nest of a plan does: distinct bytes read and written, vector operations on elements, how often its innermost loops run and
+    how many iterations of its outer loops there are."""
+
+    read: int
+    written: int
+    units: float
+    work: int
+    iterations: int | None = None
+    """None while the outer loops are not known: then they are taken to be enough."""
+
+    @property
+    def bytes(self) -> int:
+        return self.read + self.written
+
+
+def group_ns(group: GroupWork) -> float:
+    """Nanoseconds that one nest takes. Where fewer than MIN_PARALLEL iterations can run in parallel, those that do take the longer."""
+    fast, slow = sorted((group.bytes / BANDWIDTH, group.units / LANES * SERVER.unit_ns))
+    busy = slow + OVERLAP * fast
+    if group.iterations is not None and group.iterations < MIN_PARALLEL and group.work > SMALL:
+        busy *= MIN_PARALLEL / max(group.iterations, 1)
+    return busy + LAUNCH_NS

@@ -1,0 +1,380 @@
+"""Local moves that make a greedy plan better: two groups merged, members moved to another group, a value stored instead of computed again
+or the other way round.
+
+Every move is judged by the cost of the groups that it changes (price.py) and taken only if that falls and the outcome is legal, so
+a plan never gets worse. What looks best is tried first; the number of nests that are placed anew is bounded by a multiple of the nests
+of the function, so that time stays linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from xdsl.ir import Operation, SSAValue
+
+from ...analysis.nest_info import NestInfo
+from ...cost.cost_model import OVERLAP
+from .groups import MAX_MEMBERS, MAX_PATH, NEAR, PATH, Grouping
+from .price import BANDWIDTH, GroupWork
+from .types import Attempt, Group, Move
+
+BUDGET = 8
+"""Nests that may be placed anew, for each nest of the function."""
+
+MIN_GAIN = 0.002
+"""The part of the cost of the changed groups that a move has to save: less is within the error of any cost model."""
+
+FAR = 8 * NEAR
+"""How many operations apart nests that read the same may be brought together: further, values would live too long."""
+
+MAX_READERS = 6
+"""Groups that may compute a value again."""
+
+
+class Search:
+    """One search: `run` changes the groups of `plan` and which nests are computed where they are read."""
+
+    def __init__(self, plan: Grouping, stored: dict[Operation, str]):
+        """`stored` says why nests that others read are stored; it is kept up to date."""
+        self.plan = plan
+        self.stored = stored
+        self.moves: list[Move] = []
+        self.left = BUDGET * len(plan.infos)
+        self.wanted = plan.wishes.partners if plan.wishes is not None else {}
+        self._costs: dict[int, tuple[Group, float]] = {}
+
+    def run(self) -> list[Move]:
+        """Make moves until none of those that are looked at saves anything, or the allowance is spent; returns those made."""
+        self._recompute_or_store()
+        self._join_stored()
+        for attempt in [*self._refused(), *self._far_siblings()]:
+            if self.left <= 0:
+                break
+            self._bring_together(attempt)
+        return self.moves
+
+    # ---- cost
+
+    def work(self, places: Sequence[int], group: Group | None = None) -> GroupWork:
+        """What a nest of the ops at `places` would do."""
+        plan = self.plan
+        infos = [plan.infos[plan.ops[k]] for k in places]  # pyright: ignore[reportArgumentType]
+        made = {r for info in infos for r in info.op.results}
+        inside: set[Operation] = {info.op for info in infos}
+        read: dict[SSAValue, int] = {}
+        units, trips = 0.0, 0
+        for info in infos:
+            for tensor, size in plan.read_bytes(info).items():
+                read[tensor] = read.get(tensor, 0) + size
+            units += plan.units(info)
+            trips = max(trips, plan.iterations(info))
+        written = [t for t in made if self._leaves(t, inside)]
+        return GroupWork(
+            sum([min(size, plan.bytes(t)) for t, size in read.items() if t not in made]), sum(map(plan.bytes, written)), units, trips,
+            None if group is None else plan.count(group.outer),
+        )  # fmt: skip
+
+    def _leaves(self, tensor: SSAValue, inside: set[Operation]) -> bool:
+        """Whether a result is used outside of the nests that are together."""
+        plan = self.plan
+        return any(user not in inside for user in plan.whole_users(tensor)) or any(i.op not in inside for i in plan.readers(tensor))
+
+    def cost(self, group: Group) -> float:
+        """Nanoseconds of a group of the plan."""
+        found = self._costs.get(id(group))
+        if found is None or found[0] is not group:
+            found = self._costs[id(group)] = group, self.plan.price(self.work(group.places, group))
+        return found[1]
+
+    # ---- one change
+
+    def change(self, old: Sequence[Group], before: float, sets: Sequence[Sequence[int]]) -> bool:
+        """Put groups of the ops at `sets` in the place of `old`, which cost `before`, if that is legal and cheaper."""
+        plan = self.plan
+        if self.wanted and any(plan.ops[k] in self.wanted for g in old for k in g.places):
+            return False
+        if any([len(places) > MAX_MEMBERS for places in sets]):
+            return False
+        enough = before * (1 - MIN_GAIN)
+        if sum([self.plan.price(self.work(places)) for places in sets]) >= enough:
+            return False
+        was = dict.fromkeys([k for places in sets for k in places]) | {k: g for g in old for k in g.places}
+        if not self._placed(was, [plan.outline(places) for places in sets]):
+            return False
+        self._put_back(was)
+        groups: list[Group] = []
+        for places in sets:
+            self.left -= len(places)
+            group = self._built(places)
+            if group is None:
+                return False
+            groups.append(group)
+        if sum([self.plan.price(self.work(g.places, g)) for g in groups]) >= enough:
+            return False
+        return self._placed(was, groups)
+
+    def _placed(self, was: Mapping[int, Group | None], groups: Sequence[Group]) -> bool:
+        """Have the ops at the places of `was` be in `groups`, as far as these have them; where a path leaves one of these and comes back to
+        it, all is as it was."""
+        plan = self.plan
+        for k in was:
+            plan.unit_at[k] = None
+        for g in groups:
+            plan.put(g)
+        if any(plan.path_between(g, g) for g in groups):
+            self._put_back(was)
+            return False
+        return True
+
+    def _put_back(self, was: Mapping[int, Group | None]) -> None:
+        for k, g in was.items():
+            self.plan.unit_at[k] = g
+
+    def _built(self, places: Sequence[int]) -> Group | None:
+        """The group of the ops at `places` if they can share loops, members put together in order where they match what is there; else
+        without those that need something that did not match, and what is left as a group of its own before it joins."""
+        return self._joined(places, patient=False) or self._joined(places, patient=True)
+
+    def _joined(self, places: Sequence[int], patient: bool) -> Group | None:
+        plan = self.plan
+        group, *waiting = [plan.alone(k) for k in sorted(places)]
+        while waiting:
+            later: list[Group] = []
+            for one in waiting:
+                needs_later = patient and any(not one.needs.isdisjoint(g.places) for g in later)
+                joined = None if needs_later else self._pair(group, one)
+                if joined is None:
+                    later.append(one)
+                else:
+                    group = joined
+            if len(later) == len(waiting):
+                rest = self._joined([k for g in later for k in g.places], patient) if patient and len(later) > 1 else None
+                return None if rest is None else self._pair(group, rest)
+            waiting = later
+        return group
+
+    def _pair(self, group: Group, other: Group) -> Group | None:
+        """Two groups as one, if they can share loops."""
+        first, second = self.plan.in_order(group, other)
+        alignment = self.plan.compare(first, second, dependences=False)
+        if isinstance(alignment, str):
+            return None
+        self.plan.join_loops(first, second, alignment)
+        return first
+
+    # ---- merging and moving
+
+    def _refused(self) -> list[Attempt]:
+        """What the greedy start refused and other groups may allow: by the bytes at stake."""
+        found = [a for a in self.plan.refusals if a.reason == PATH]
+        return sorted(found, key=lambda a: -a.bytes)
+
+    def _far_siblings(self) -> list[Attempt]:
+        """Readers of one tensor that were too far apart to be compared."""
+        plan = self.plan
+        found: list[Attempt] = []
+        for tensor in plan.consumers:
+            if tensor in plan.inlined:
+                continue
+            places = [plan.position[i.op] for i in plan.readers(tensor)]
+            for a, b in zip(places, places[1:], strict=False):
+                if NEAR < b - a <= FAR:
+                    first, second = plan.unit_at[a], plan.unit_at[b]
+                    if isinstance(first, Group) and isinstance(second, Group):
+                        found.append(Attempt(first, second, plan.ops[a], plan.ops[b], plan.bytes(tensor)))
+        return sorted(found, key=lambda a: -a.bytes)
+
+    def _bring_together(self, attempt: Attempt) -> None:
+        """Merge the groups of two nests, or move what is apart from the rest of one to the other."""
+        plan = self.plan
+        first = plan.unit_at[plan.position[attempt.first_op]]
+        second = plan.unit_at[plan.position[attempt.second_op]]
+        if not isinstance(first, Group) or not isinstance(second, Group) or first is second:
+            return
+        old, before = (first, second), self.cost(first) + self.cost(second)
+        whole = [*first.places, *second.places]
+        if self.change(old, before, [whole]):
+            self._note("merge", attempt, before, [whole])
+            return
+        for source, target in ((first, second), (second, first)):
+            for part in self._parts(source):
+                rest = [k for k in source.places if k not in part]
+                sets = [rest, [*target.places, *part]]
+                if rest and self.change(old, before, sets):
+                    self._note("split" if source.places[0] in part else "move", attempt, before, sets)
+                    return
+        if attempt.reason == PATH:
+            self._clear_path(attempt, *plan.in_order(first, second))
+
+    def _clear_path(self, attempt: Attempt, first: Group, second: Group) -> None:
+        """Merge two groups between which there are others: nests that need the first and are needed by the second come along, and a group
+        of which some nests need the first and others are needed by the second is cut in two (the number of a loss's terms, found together
+        with the loss, which needs the scores)."""
+        plan = self.plan
+        low, high = first.places[0], second.places[-1]
+        groups = list({u.order: u for u in plan.unit_at[low : high + 1] if isinstance(u, Group)}.values())
+        if high - low > MAX_PATH or self.plan.price(self.work([*first.places, *second.places])) >= self.cost(first) + self.cost(second):
+            return
+        self.left -= (high - low) // BUDGET
+        own = {*first.places, *second.places}
+        later, needed = set(first.places), set(second.places)
+        for k in range(low + 1, max(g.places[-1] for g in groups) + 1):
+            if plan.unit_at[k] is not None and not later.isdisjoint(plan.needs(k)):
+                later.add(k)
+        for k in range(high, low, -1):
+            if k in needed:
+                needed.update(plan.needs(k))
+        between = [k for k in range(low, high) if k in later and k in needed and k not in own]
+        old, sets = [first, second], [sorted([*own, *between])]
+        for group in groups:
+            rest = [k for k in group.places if k not in between]
+            untouched = len(rest) == len(group.places) and (later.isdisjoint(rest) or needed.isdisjoint(rest))
+            if group is first or group is second or untouched:
+                continue
+            old.append(group)
+            sets += [part for part in ([k for k in rest if k not in later], [k for k in rest if k in later]) if part]
+        if not all(isinstance(plan.unit_at[k], Group) for k in between):
+            return
+        before = sum(map(self.cost, old))
+        if self.change(old, before, sets):
+            self._note("merge", attempt, before, sets)
+
+    def _parts(self, group: Group) -> list[list[int]]:
+        """What of a group is tied together by more than reads of the same tensors; then single members. None if it is all one."""
+        if len(group.places) < 2:
+            return []
+        parts: dict[int, int] = {k: k for k in group.places}
+
+        def root(k: int) -> int:
+            while parts[k] != k:
+                k = parts[k]
+            return k
+
+        for k in group.places:
+            for need in self.plan.needs(k):
+                if need in parts:
+                    parts[root(k)] = root(need)
+        found: dict[int, list[int]] = {}
+        for k in group.places:
+            found.setdefault(root(k), []).append(k)
+        whole = list(found.values())
+        singles = [[k] for k in (group.places[0], group.places[-1])]
+        return ([p for p in whole if len(p) < len(group.places)] + [s for s in singles if s not in whole])[:MAX_READERS]
+
+    def _note(self, kind: str, attempt: Attempt, before: float, sets: Iterable[Sequence[int]]) -> None:
+        after = sum([self.plan.price(self.work(places)) for places in sets])
+        self.moves.append(Move(kind, attempt.first_op, attempt.second_op, before - after))
+
+    # ---- recompute or store
+
+    def _recompute_or_store(self) -> None:
+        """For every value that is computed in several groups, whether to store it, and the other way round: those first whose readers
+        are known, the last ones of the program first."""
+        plan = self.plan
+        for info in reversed(list(plan.infos.values())):
+            tensor = info.op.results[0] if len(info.op.results) == 1 else None
+            if self.left <= 0:
+                return
+            if tensor is None or tensor not in plan.consumers:
+                continue
+            homes = self._reader_groups(tensor)
+            if len(homes) > MAX_READERS:
+                continue
+            if tensor in plan.inlined:
+                if len(homes) > 1 and info.op not in self.wanted and not plan.is_free_table(info):
+                    self._store(info, tensor, homes)
+            elif info.op not in self.wanted and not plan.cannot_inline(info):
+                self._recompute(info, tensor, homes)
+
+    def _reader_groups(self, tensor: SSAValue) -> list[Group]:
+        found: dict[int, Group] = {}
+        for reader in self.plan.readers(tensor):
+            unit = self.plan.unit_at[self.plan.position[reader.op]]
+            if isinstance(unit, Group):
+                found[unit.order] = unit
+        return list(found.values())
+
+    def _toggle(self, info: NestInfo, tensor: SSAValue) -> None:
+        """Store what was computed in its readers, or the other way round."""
+        plan = self.plan
+        if tensor in plan.inlined:
+            del plan.inlined[tensor]
+        else:
+            plan.inlined[tensor] = info
+        plan.forget_needs(info)
+
+    def _store(self, info: NestInfo, tensor: SSAValue, homes: Sequence[Group]) -> None:
+        """Store a value that several groups compute: with one of them, with what makes what it reads, or by itself."""
+        plan, k = self.plan, self.plan.position[info.op]
+        before = sum(map(self.cost, homes))
+        # what is written is certain, that it hides behind arithmetic is not
+        exposed = plan.bytes(tensor) / BANDWIDTH * (1 - OVERLAP)
+        self._toggle(info, tensor)
+        apart = [g.places for g in homes]
+        for n in range(len(homes)):
+            if self._stores(info, tensor, homes, [], [*apart[:n], sorted([*apart[n], k]), *apart[n + 1 :]], before - exposed):
+                return
+        for maker in self._makers(info, homes):
+            if self._stores(info, tensor, homes, [maker], [sorted([*maker.places, k]), *apart], before - exposed):
+                return
+        if not self._stores(info, tensor, homes, [], [[k], *apart], before - exposed):
+            self._toggle(info, tensor)
+
+    def _makers(self, info: NestInfo, homes: Sequence[Group]) -> list[Group]:
+        """The groups that make what a nest reads, other than `homes`."""
+        plan = self.plan
+        found: dict[int, Group] = {}
+        for read in plan.reads(info):
+            at = plan.position.get(read.tensor.owner)  # pyright: ignore[reportArgumentType, reportCallIssue]
+            unit = None if at is None else plan.unit_at[at]
+            if isinstance(unit, Group) and all(unit is not g for g in homes):
+                found[unit.order] = unit
+        return list(found.values())[:MAX_READERS]
+
+    def _stores(
+        self,
+        info: NestInfo,
+        tensor: SSAValue,
+        homes: Sequence[Group],
+        makers: Sequence[Group],
+        sets: Sequence[Sequence[int]],
+        before: float,
+    ) -> bool:
+        """Make the groups of `sets` of `makers` and `homes` (which cost `before`), where that is cheaper; whether it is."""
+        before += sum(map(self.cost, makers))
+        if not self.change([*makers, *homes], before, sets):
+            return False
+        self.stored[info.op] = f"{len(homes)} nests read it, and storing it is cheaper than what they would read and compute"
+        after = sum([self.plan.price(self.work(places)) for places in sets])
+        self.moves.append(Move("store", info.op, self.plan.readers(tensor)[0].op, before - after))
+        return True
+
+    def _join_stored(self) -> None:
+        """Values that the search stores, in nests of their own, in the nest that makes what they read."""
+        plan = self.plan
+        for info in [plan.infos[m.first] for m in self.moves if m.kind == "store"]:  # pyright: ignore[reportArgumentType]
+            k = plan.position[info.op]
+            for place in plan.needs(k):
+                home, group = plan.unit_at[place], plan.unit_at[k]
+                if isinstance(home, Group) and isinstance(group, Group) and home is not group and group.places == [k]:
+                    before, whole = self.cost(home) + self.cost(group), sorted([*home.places, k])
+                    if not plan.path_between(home, group) and self.change((home, group), before, [whole]):
+                        self.moves.append(Move("merge", plan.ops[place], info.op, before - self.plan.price(self.work(whole))))
+
+    def _recompute(self, info: NestInfo, tensor: SSAValue, homes: Sequence[Group]) -> None:
+        """Compute a value where it is read instead of storing it."""
+        plan, k = self.plan, self.plan.position[info.op]
+        home = plan.unit_at[k]
+        assert isinstance(home, Group)
+        if homes == [home]:
+            return  # it never leaves its nest
+        old = [home, *(g for g in homes if g is not home)]
+        before = sum(map(self.cost, old))
+        self._toggle(info, tensor)
+        sets = [places for g in old if (places := [p for p in g.places if p != k])]
+        if self.change(old, before, sets):
+            self.stored.pop(info.op, None)
+            after = sum([self.plan.price(self.work(places)) for places in sets])
+            self.moves.append(Move("recompute", info.op, plan.readers(tensor)[0].op, before - after))
+            return
+        self._toggle(info, tensor)

@@ -1,0 +1,1 @@
+"""Equal and independent parts of a program: outline, inline, batch."""

@@ -1,0 +1,1 @@
+"""Transforms of one nest: tile, interchange, collapse, expand, unroll, hoist, split."""

@@ -1,0 +1,239 @@
+"""loop-split-reduction: a reduction in parts that run in parallel, each leaving its partial result in memory, and then merged.
+
+    %s = loop.reduce (%j = N) sum {...}   ->   parts[p] = loop.reduce (%l = L) sum {... j = p * L + l ...}   (a nest, over p too)
+                                               %s = loop.reduce (%p = P) sum { parts[p] }
+
+Partial results have the compute type (f32 for f16 and bf16). What is left over when the parts do not divide the size is a part of its own.
+What the body of the reduction stores to buffers, the parts store.
+Counterparts: `transform.structured.split_reduction` of MLIR, and the split reductions of Inductor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import IndexType, StringAttr
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+
+from ....dialects import loop, mem
+from ....dialects.expr import ONE, ZERO, Expr, IndexMap, dim, maximum
+from ....dialects.expr.ranges import RangeEnv, simplify
+from ....dialects.nd.types import TensorType
+from ...analysis.reduction_kinds import Cursor, merge_parts
+from .loop_rewrite import Place, clone_into, drop_index, drop_out, index_op, needed_by
+from .nest_transform import NestTransform, Refused, label_of, loop_name, loop_number
+
+
+@dataclass(frozen=True)
+class LoopSplitReduction(NestTransform):
+    """Splits reductions into parts, with the partial results in memory."""
+
+    name = "loop-split-reduction"
+
+    part: int = 1
+    """Which loop inside of the nest, from 1: a loop.reduce of its body."""
+
+    parts: int = 64
+    """The most parts; each is as long as the others, but for one of what is left over."""
+
+    axis: str = "0"
+    """The loop of the reduction that is split, by number or by the name of its index."""
+
+    parts_first: bool = False
+    """Partial results lie in memory part by part, for nests whose neighbouring iterations write side by side; without, all parts of
+    a result lie together."""
+
+    def transform(self, nest: loop.NestOp, target: loop.LoopLike, symbols: RangeEnv) -> str:
+        """See the class."""
+        if not isinstance(target, loop.ReduceOp):
+            raise Refused(f"part {self.part} is a {target.name}, not a loop.reduce")
+        if target.parent is not nest.block:
+            raise Refused("the reduction stands inside of another loop of the nest")
+        if self.parts < 2:
+            raise Refused(f"parts: takes a number from 2, got {self.parts}")
+        axis = loop_number(target, self.axis)
+        name = loop_name(target, axis)
+        split = _Split(nest, target, axis, self.parts, symbols, self.parts_first)
+        split.check()
+        split.rewrite()
+        rest = "" if split.rest is ZERO else f" and one of {split.rest}"
+        return f"{name} in {split.count} parts of {split.length}{rest}"
+
+
+class _Split:
+    def __init__(self, nest: loop.NestOp, reduce: loop.ReduceOp, axis: int, parts: int, symbols: RangeEnv, parts_first: bool):
+        self.nest = nest
+        self.reduce = reduce
+        self.axis = axis
+        self.symbols = symbols
+        self.parts_first = parts_first
+        size = reduce.loop_sizes[axis]
+        self.length = simplify(maximum(ONE, (size + (parts - 1)) // parts), symbols)
+        """Iterations of a part; as many parts as are full follow, and the rest."""
+        self.count = simplify(size // self.length, symbols)
+        self.rest = simplify(size - self.count * self.length, symbols)
+        self.slice: list[Operation] = []
+        stores = [o.target for o in loop.walk_bodies(reduce) if isinstance(o, loop.StoreOp)]
+        self.stored: list[SSAValue] = list(dict.fromkeys(stores))
+        """Outs that the body of the reduction stores to, which the parts do then."""
+
+    # ---- legality
+
+    def check(self) -> None:
+        """Raises Refused where the parts cannot be computed before the nest. Collects what they need of its body."""
+        if any(isinstance(t.type, TensorType) for t in self.stored):
+            raise Refused("the body of the reduction stores to a tensor; nests on buffers (behind loop-to-mem) are split then too")
+        if any(isinstance(r.type, IndexType) for r in self.reduce.results):
+            raise Refused("a result of type index cannot be kept in memory; yield it as i64")
+        needed = needed_by([self.reduce], self.nest.block)
+        for op in needed:
+            if isinstance(op, loop.LoopLike):
+                size = " x ".join(map(str, op.loop_sizes))
+                raise Refused(f"it needs the result of another loop over {size}, which each part would repeat; split that one before")
+        stored: set[SSAValue] = set()
+        own = {self._memory(t) for t in self.stored}
+        for op in self.nest.block.ops:
+            if op is self.reduce:
+                break
+            for access in [o for o in (op, *loop.walk_bodies(op)) if isinstance(o, loop.AccessOp)]:
+                if self._memory(access.shaped) in own:
+                    raise Refused("it stores to memory that the nest accesses before it")
+                if isinstance(access, loop.StoreOp):
+                    stored.add(self._memory(access.target))
+        for op in (*needed, *loop.walk_bodies(self.reduce)):
+            if isinstance(op, loop.LoadOp):
+                if self._memory(op.source) in stored:
+                    raise Refused("it reads what the nest stores before it")
+                if op.source in self.nest.out_args and isinstance(op.source.type, TensorType):
+                    raise Refused("it reads an out of the nest")
+        self.slice = needed
+
+    def _memory(self, value: SSAValue) -> SSAValue:
+        """The buffer or tensor outside of the nest, views of a buffer as the buffer."""
+        if isinstance(value, BlockArgument) and value.block is self.nest.block:
+            value = self.nest.outs[value.index - len(self.nest.loop_sizes)]
+        while isinstance(value.owner, mem.ViewOp):
+            value = value.owner.input
+        return value
+
+    # ---- the rewrite
+
+    def rewrite(self) -> None:
+        """Make the nest of parts (and that of the rest) and merge in place of the reduction."""
+        outer = self.nest.loop_sizes
+        parts = self.count if self.rest is ZERO else self.count + 1
+        memory = [self._memory_for((parts, *outer) if self.parts_first else (*outer, parts), r.type) for r in self.reduce.results]
+        memory = self._nest([*outer, self.count], self.length, memory, "parts")
+        if self.rest is not ZERO:
+            memory = self._nest(list(outer), self.rest, memory, "rest")
+        at = Cursor(self.nest.block, self.reduce)
+        indices = list(self.nest.indices)
+
+        def loader(first: int):
+            def load(inner: Cursor, k: int, index: SSAValue) -> SSAValue:
+                m = IndexMap(len(indices) + 1, self._place([dim(k) for k in range(len(indices) + 1)]))
+                op = loop.LoadOp.new(memory[first + k], m, [*indices, index])
+                op.location = self.reduce.location
+                return inner.place(op).results[0]
+
+            return load
+
+        done = 0
+        for kind in self.reduce.kind_names:
+            results = list(self.reduce.results[done : done + loop.KINDS[kind][1]])
+            merged = merge_parts(at, kind, [r.type for r in results], parts, loader(done))
+            for old, new in zip(results, merged, strict=True):
+                new.name_hint = old.name_hint
+                old.replace_all_uses_with(new)
+            done += len(results)
+        self.reduce.detach()
+        self.reduce.erase()
+        self._drop_unused()
+
+    def _place(self, place: Sequence[Expr]) -> tuple[Expr, ...]:
+        """Where in memory the partial result of these indices lies, that of the part last."""
+        return (place[-1], *place[:-1]) if self.parts_first else tuple(place)
+
+    def _drop_unused(self) -> None:
+        for op in reversed(self.slice):
+            if not isinstance(op, loop.BoundOp) and not any(True for r in op.results for _ in r.uses):
+                op.detach()
+                op.erase()
+        for argument in [t for t in self.stored if t in self.nest.out_args and not any(True for _ in t.uses)]:
+            drop_out(self.nest, argument)
+
+    def _memory_for(self, sizes: Sequence[Expr], dtype: Attribute) -> SSAValue:
+        """A tensor or buffer for partial results, made before the nest."""
+        like = self.nest.outs[0].type
+        if isinstance(like, TensorType):
+            made: Operation = loop.EmptyOp.create(result_types=[TensorType.get(sizes, dtype, like.device.data)])
+        else:
+            assert isinstance(like, mem.BufferType)
+            kind = mem.BufferType.get(sizes, dtype, None, 0, like.device.data)
+            made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")})
+        self._before(made)
+        made.results[0].name_hint = f"{_name(self.nest)}_parts"
+        return made.results[0]
+
+    def _before(self, op: Operation) -> None:
+        op.location = self.reduce.location
+        assert self.nest.parent is not None
+        self.nest.parent.insert_op_before(op, self.nest)
+
+    def _nest(self, sizes: list[Expr], length: Expr, memory: list[SSAValue], what: str) -> list[SSAValue]:
+        """A nest over `sizes` that reduces `length` iterations into `memory`; that memory afterwards. The last of `sizes`, where there
+        is one more than the nest has loops, counts parts."""
+        loops = len(self.nest.loop_sizes)
+        outer = dict(zip(self.nest.out_args, self.nest.outs, strict=True))
+        made = loop.NestOp.build_nest(sizes, [*memory, *(outer.get(t, t) for t in self.stored)], self.nest.location)
+        made.properties["label"] = StringAttr(f"{_name(self.nest)}_{what}")
+        at = Cursor(made.block)
+        values: dict[SSAValue, SSAValue] = dict(zip(self.nest.indices, made.indices[:loops], strict=True))
+        values.update(outer)
+        values.update(zip(self.stored, made.out_args[len(memory) :], strict=True))
+        for old, new in values.items():
+            if old in self.nest.indices:
+                new.name_hint = old.name_hint
+        for op in self.slice:
+            at.place(clone_into(op, values, {}, self.symbols))
+        part = list(made.indices[loops:])
+        reduced = self._reduce_part(length, part, values)
+        at.place(reduced)
+        place: list[Expr] = [dim(k) for k in range(len(sizes))]
+        if not part:
+            place.append(self.count)
+        for k, (value, out) in enumerate(zip(reduced.results, made.out_args[: len(memory)], strict=True)):
+            value.name_hint = self.reduce.results[k].name_hint
+            store = loop.StoreOp.new(value, out, IndexMap(len(sizes), self._place(place)), list(made.indices))
+            store.location = self.reduce.location
+            at.place(store)
+        assert self.nest.parent is not None
+        self.nest.parent.insert_op_before(made, self.nest)
+        for old, new in zip(memory, made.results, strict=False):
+            new.name_hint = old.name_hint
+        return list(made.results) or memory
+
+    def _reduce_part(self, length: Expr, part: list[SSAValue], values: dict[SSAValue, SSAValue]) -> loop.ReduceOp:
+        """The reduction over one part: the split loop is shorter and begins later."""
+        old = self.reduce
+        sizes = list(old.loop_sizes)
+        sizes[self.axis] = length
+        new = loop.ReduceOp.build_reduce(sizes, old.kind_names, old.result_types)
+        new.location = old.location
+        for mine, theirs in zip(new.indices, old.indices, strict=True):
+            mine.name_hint = theirs.name_hint
+        first = dim(1) * self.length if part else self.count * self.length
+        mine = new.indices[self.axis]
+        place: Place = (dim(0) + first, [mine, *part])
+        at = Cursor(new.block)
+        number = at.place(index_op(*place)).results[0]
+        inside = {**values, **dict(zip(old.indices, new.indices, strict=True)), old.indices[self.axis]: number}
+        for op in old.block.ops:
+            at.place(clone_into(op, inside, {number: place}, self.symbols))
+        drop_index(number)
+        return new
+
+
+def _name(nest: loop.NestOp) -> str:
+    return label_of(nest).replace(" ", "_") if nest.label is not None else "nest"

@@ -1,0 +1,1 @@
+"""Where buffers lie: offsets, reuse, the pool, the peak."""

@@ -1,0 +1,140 @@
+"""How much memory a function at the memory level takes while it runs: the estimate under the order of ops, the guests of
+outputs, and what tools show.
+
+What is alive at an op: the arena (from its first use to the end), buffers from the pool while they are in use, outputs
+from their allocation on, results of library calls from the call to their last use, what a call takes while it runs
+(scratch.py), and arguments: those marked `nd.donated` until their last use, the others all the time, since the caller holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import DictionaryAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
+from ....dialects import mem
+from ....dialects.expr import Expr, as_expr, evaluate, free_syms
+from ....dialects.expr.syntax import ExprAttr
+from ...analysis.lifetimes import Lifetime, buffers_used, lifetimes
+from .scratch import scratch_bytes
+
+DONATED = "nd.donated"
+"""Attribute of an argument whose memory nobody needs after its last use in the function."""
+
+_TYPICAL = 64
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Bytes that are alive while the op at `position` of the function's block runs."""
+
+    position: int
+    arena: int
+    """With the buffers from the pool."""
+    outputs: int
+    externs: int
+    arguments: int
+    scratch: int
+    """What a call of the library takes while it runs."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.arena + self.outputs + self.externs + self.arguments + self.scratch
+
+
+def memory_over_time(func: FuncOp, values: Mapping[str, int] | None = None) -> list[Moment]:
+    """One for each op of a planned function; `values` are those of size symbols (64 for those that it lacks)."""
+    ops = list(func.body.block.ops)
+    count = len(ops)
+    steps = {kind: [0] * (count + 1) for kind in ("arena", "pooled", "output", "extern", "argument")}
+
+    def alive(kind: str, size: int, first: int, last: int) -> None:
+        steps[kind][first] += size
+        steps[kind][min(last + 1, count)] -= size
+
+    starts: dict[SSAValue, int] = {op.result: k for k, op in enumerate(ops) if isinstance(op, mem.AllocOp)}
+    arena_from = count
+    for one in lifetimes(func):
+        if one.kind == "arena":
+            arena_from = min(arena_from, one.first)
+        elif one.kind == "output":
+            alive("output", value_of(one.bytes, values), starts[one.buffer], count)
+        elif one.kind == "pooled":
+            alive("pooled", value_of(one.bytes, values), starts[one.buffer], one.last)
+        elif one.kind == "extern":
+            alive("extern", value_of(one.bytes, values), one.first, count if one.returned else one.last)
+    total = func.attributes.get(mem.ARENA_BYTES)
+    if isinstance(total, ExprAttr) and arena_from < count:
+        alive("arena", value_of(total.data, values), arena_from, count)
+    for size, last in argument_spans(func, values):
+        alive("argument", size, 0, last)
+    moments: list[Moment] = []
+    now = dict.fromkeys(steps, 0)
+    for k in range(count):
+        for kind, step in steps.items():
+            now[kind] += step[k]
+        op = ops[k]
+        inside = scratch_bytes(op, values) if isinstance(op, mem.ExternOp) else 0
+        moments.append(Moment(k, now["arena"] + now["pooled"], now["output"], now["extern"], now["argument"], inside))
+    return moments
+
+
+def argument_spans(func: FuncOp, values: Mapping[str, int] | None = None) -> list[tuple[int, int]]:
+    """For each tensor argument (those that share memory count once) its bytes and the last position at which it is alive."""
+    arguments: set[SSAValue] = {a for a in func.body.block.args if isinstance(a.type, mem.BufferType)}
+    root: dict[SSAValue, SSAValue] = {a: a for a in arguments}
+    last = dict.fromkeys(arguments, 0)
+    count = 0
+    for count, op in enumerate(func.body.block.ops):
+        for value in buffers_used(op):
+            if value in root:
+                last[root[value]] = count
+        if isinstance(op, mem.ViewOp) and op.input in root:
+            root[op.result] = root[op.input]
+    attrs = func.arg_attrs.data if func.arg_attrs is not None else ()
+    found: dict[object, tuple[int, int]] = {}
+    for k, argument in enumerate(func.body.block.args):
+        if isinstance(argument.type, mem.BufferType):
+            attr = attrs[k].data if k < len(attrs) and isinstance(attrs[k], DictionaryAttr) else {}
+            size, until = value_of(mem.buffer_bytes(argument.type), values), last[argument] if DONATED in attr else count
+            key = attr.get("nd.base", argument)
+            before = found.get(key, (0, 0))
+            found[key] = max(size, before[0]), max(until, before[1])
+    return list(found.values())
+
+
+def value_of(size: Expr, values: Mapping[str, int] | None = None) -> int:
+    """A size in bytes, with values of its symbols."""
+    if size.is_const:
+        return int(size)
+    return evaluate(size, {str(s): (values or {}).get(str(s), _TYPICAL) for s in free_syms(size)})
+
+
+def peak_bytes(func: FuncOp) -> int | Expr:
+    """Bytes of the arena plus the largest sum of outputs, results and scratch memory of library calls that are alive at the same
+    time; arguments are not counted. An expression when a size depends on symbols: then all outputs and results count,
+    whether they meet or not."""
+    total = func.attributes.get(mem.ARENA_BYTES)
+    arena = total.data if isinstance(total, ExprAttr) else as_expr(0)
+    others = [one for one in lifetimes(func) if one.kind in ("pooled", "output", "extern")]
+    if arena.is_const and all(one.bytes.is_const for one in others):
+        return max((m.total - m.arguments for m in memory_over_time(func)), default=0)
+    arena = sum((one.bytes for one in others), arena)
+    return int(arena) if arena.is_const else arena
+
+
+def highest_sum(spans: Sequence[Lifetime], count: int) -> int:
+    """The largest sum of sizes that are alive at once, over `count` positions: what an arena cannot be smaller than."""
+    steps = [0] * (count + 1)
+    for one in spans:
+        steps[one.first] += int(one.bytes)
+        steps[one.last + 1 if one.last < count else count] -= int(one.bytes)
+    now = most = 0
+    for step in steps:
+        now += step
+        most = max(most, now)
+    return most

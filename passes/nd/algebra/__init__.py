@@ -1,0 +1,1 @@
+"""Rewriting rules on tensors."""

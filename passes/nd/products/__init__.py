@@ -1,0 +1,1 @@
+"""Who computes a matrix product, and how."""

@@ -1,0 +1,196 @@
+"""nd-library-products: matrix products and convolutions of a GPU as calls of the library.
+
+    %p = nd.matmul %a, %b ; %y = nd.add %p, %bias     ->   aten.addmm(%bias, %a, %b), where nothing else needs the product
+    %p = nd.matmul %a, %b   (rank over 2)             ->   aten.bmm of the operands with one batch dimension
+    %p = nd.matmul %a, %b   (tiny)                    ->   nd.mul ; nd.reduce, a kernel of ours: a call costs the host more than that
+    %p = nd.matmul %a, %b   (N x 3 times 3 x 3)       ->   the same: a call would take times as long as reading and writing
+    %p = nd.matmul %a, %b   (few rows, large %b)      ->   the same, which fuses with what computes %b: see few_rows
+    %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
+    %c = nd.conv %x, %w     (1x1, small, of float32)  ->   aten.bmm of channels and pixels; its gradients too: see pixel_products
+
+The library's kernels take transposed operands as they lie; a batch of several dimensions that do not follow each other in memory is copied.
+Rows whose length is odd keep the library from its fast kernels: see product_padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from ....dialects import nd
+from ....dialects.expr import as_expr, product
+from ....dialects.nd.pointwise import OPS
+from ....dialects.nd.types import FLOATS, tensor_type
+from ...cost.library_cost import size
+from ...loop.fusion.loop_fuse import symbol_hints
+from ...manager.pass_manager import Pass
+from ..algebra.rewriter import Rewriter
+from .few_rows import product_of_few_rows
+from .nd_small_products import as_terms
+from .pixel_products import SMALL, convolution_as_product, gradients_as_products
+from .product_padding import PART, padded_product, product_call
+
+ONE = as_expr(1)
+
+TINY = 1 << 17
+"""Multiplications of a product up to which a kernel of ours is faster: a call of the library takes 9 to 14 us of the host, a launch 3
+(measured on an H200)."""
+
+
+def product_and_bias(op: Operation) -> tuple[nd.MatmulOp, SSAValue] | None:
+    """The product and the vector over its columns that an addition adds, where nothing else needs the product."""
+    for k, value in enumerate(op.operands):
+        found, bias = value.owner, op.operands[1 - k]
+        if not isinstance(found, nd.MatmulOp) or len(list(value.uses)) != 1:
+            continue
+        t, b = tensor_type(value), tensor_type(bias)
+        if t.rank == 2 and b.rank == 1 and b.dims[0] is t.dims[1] and b.element_type == t.element_type and b.device == t.device:
+            return found, bias
+    return None
+
+
+def is_tiny(op: nd.MatmulOp, hints: Mapping[str, int], most: int) -> bool:
+    """Whether a product has at most `most` multiplications. How many rows it has may be a symbol, which counts with its hint; what a row
+    takes is known."""
+    t = tensor_type(op.result)
+    depth = tensor_type(op.lhs).dims[-1]
+    fixed = depth.value is not None and t.dims[-1].value is not None
+    return fixed and size(product((*t.dims, depth)), hints) <= most and t.element_type in FLOATS
+
+
+def is_short(op: nd.MatmulOp, most: int) -> bool:
+    """Whether the sums of a product have at most `most` terms, and its result at most as many rows, or columns."""
+    t = tensor_type(op.result)
+    depth = tensor_type(op.lhs).dims[-1]
+    sides = [n.value for n in t.dims[-2:] if n.value is not None]
+    return depth.value is not None and bool(sides) and max(depth.value, min(sides)) <= most and t.element_type in FLOATS
+
+
+def as_call(rw: Rewriter, op: nd.MatmulOp, part: int) -> SSAValue | None:
+    """A product as aten.mm or aten.bmm. `part`: see `padded_product`."""
+    t = tensor_type(op.result)
+    if t.rank == 2:
+        return None if _awaits_bias(op) else padded_product(rw, op.lhs, op.rhs, None, t, part) or product_call(rw, op.operands, t)
+    flat = [_flat(rw, x) for x in (op.lhs, op.rhs)]
+    batch, rows, depth = tensor_type(flat[0]).dims
+    columns = t.dims[-1]
+    made = product_call(rw, flat, t.with_dims((batch, rows, columns)))
+    return made if t.rank == 3 else rw.new(nd.ReshapeOp.new((made,), t))
+
+
+def _awaits_bias(op: nd.MatmulOp) -> bool:
+    """Whether the addition that comes next takes the product over."""
+    adds = [use.operation for use in op.result.uses if isinstance(use.operation, OPS["add"])]
+    pair = product_and_bias(adds[0]) if adds else None
+    return pair is not None and pair[0] is op
+
+
+def _flat(rw: Rewriter, x: SSAValue) -> SSAValue:
+    """An operand with one batch dimension."""
+    t = tensor_type(x)
+    if t.rank == 3:
+        return x
+    return rw.new(nd.ReshapeOp.new((x,), t.with_dims((product(t.dims[:-2]), *t.dims[-2:]))))
+
+
+def convolution_bias(rw: Rewriter, op: Operation) -> SSAValue | None:
+    """The bias of a convolution as an addition after it."""
+    assert isinstance(op, nd.ConvOp)
+    if len(op.operands) != 3:
+        return None
+    t, bias = tensor_type(op.result), op.operands[2]
+    attributes = dict(op.attributes)
+    if isinstance(layouts := attributes.get("operand_layouts"), ArrayAttr):
+        attributes["operand_layouts"] = ArrayAttr(layouts.data[:2])
+    if isinstance(choices := attributes.get("layout_choices"), ArrayAttr):
+        attributes["layout_choices"] = ArrayAttr([_without_bias(one) for one in choices])
+    bare = nd.ConvOp.create(operands=op.operands[:2], result_types=[t], properties=op.properties, attributes=attributes)
+    column = tensor_type(bias).with_dims((*tensor_type(bias).dims, *(ONE for _ in range(t.rank - 2))))
+    return rw.new(OPS["add"].create(operands=[rw.new(bare), rw.new(nd.ReshapeOp.new((bias,), column))], result_types=[t]))
+
+
+def _without_bias(choice: Attribute) -> DictionaryAttr:
+    """One of `layout_choices` of a convolution that has lost its bias."""
+    assert isinstance(choice, DictionaryAttr) and isinstance(operands := choice.data["operands"], ArrayAttr)
+    return DictionaryAttr({**choice.data, "operands": ArrayAttr(operands.data[:2])})
+
+
+@dataclass(frozen=True)
+class NdLibraryProducts(Pass):
+    """Makes library calls of matrix products, with their bias, and takes the bias out of convolutions."""
+
+    name = "nd-library-products"
+
+    tiny: int = TINY
+    """Multiplications of a product up to which it becomes a kernel of ours."""
+
+    small: int = SMALL
+    """Numbers in input and result below which a 1x1 convolution of float32, and its gradients, become products; 0: none does."""
+
+    part: int = PART
+    """Bytes of a product for the caller that is made at once, where its rows are padded (product_padding.py); 0: all of it."""
+
+    rows: int = 0
+    """Rows (or columns) of a product of 16-bit numbers that are few, so that it becomes a kernel of ours, which computes the other matrix
+    as it goes through it (passes/nd/products/few_rows.py), on a GPU with units for such products; 0: none are."""
+
+    short: int = 0
+    """Terms of a sum, and rows or columns of the result, up to which a product is a kernel of ours whatever the other side is: it takes the
+    time of reading and writing, and fuses with what is around it; 0: none is."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        hints = symbol_hints(op)
+
+        def own_kernel(rw: Rewriter, op: nd.MatmulOp, bias: SSAValue | None = None) -> SSAValue | None:
+            """A product, and its bias, as multiplications and a sum."""
+            if is_tiny(op, hints, self.tiny):
+                return as_terms(rw, op, bias=bias)
+            if is_short(op, self.short):
+                self.remark(op, f"multiplications and a sum: at most {self.short} terms, and rows or columns (short)", "applied")
+                return as_terms(rw, op, bias=bias)
+            made = product_of_few_rows(rw, op, hints, self.rows, bias)
+            if made is not None:
+                self.remark(op, f"a kernel of its own: at most {self.rows} rows (rows)", "applied")
+            return made
+
+        def biased_product(rw: Rewriter, found: Operation) -> SSAValue | None:
+            """product + bias as one kernel, or one call."""
+            pair = product_and_bias(found)
+            if pair is None:
+                return None
+            op, bias = pair
+            t = tensor_type(op.result)
+            made = own_kernel(rw, op, bias)
+            return made or padded_product(rw, op.lhs, op.rhs, bias, t, self.part) or product_call(rw, (bias, op.lhs, op.rhs), t)
+
+        def own_product(rw: Rewriter, found: Operation) -> SSAValue | None:
+            assert isinstance(found, nd.MatmulOp)
+            return None if _awaits_bias(found) else own_kernel(rw, found)
+
+        def library_product(rw: Rewriter, found: Operation) -> SSAValue | None:
+            return as_call(rw, found, self.part) if isinstance(found, nd.MatmulOp) else None
+
+        def pixel_product(rw: Rewriter, found: Operation) -> SSAValue | None:
+            as_product = convolution_as_product if isinstance(found, nd.ConvOp) else gradients_as_products
+            made = as_product(rw, found, hints, self.small)  # pyright: ignore[reportArgumentType]
+            if made is not None:
+                self.remark(found, f"products of channels and pixels: fewer than {self.small} numbers of float32 (small)", "applied")
+            return made
+
+        symbols = nd.symbol_ranges(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            if not any(isinstance(o, (nd.MatmulOp, nd.ConvOp, nd.ExternOp)) for o in func.body.block.ops):
+                continue
+            rules = {
+                OPS["add"]: [biased_product], nd.MatmulOp: [own_product, library_product],
+                nd.ConvOp: [convolution_bias, pixel_product], nd.ExternOp: [pixel_product],
+            }  # fmt: skip
+            rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]
+            rewriter.run()
+            for rule in (biased_product, own_product, library_product, convolution_bias, pixel_product):
+                self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))

@@ -1,0 +1,222 @@
+"""nd-small-convolutions: convolutions of few channels as windows, multiplications and sums of a nest.
+
+    %y = nd.conv %x, %w   (1 x 3 x 3, one channel)   ->   nd.pad ; nd.view (windows) ; nd.mul ; nd.reduce
+
+A library's convolution goes over channels in blocks of 16: image filters (Sobel, Gauss, windows of SSIM, smoothing of a signal) leave most
+of each block empty, and operands and result are copied to that order and back. A nest has its lanes along the rows of the image, and fuses
+with what stands before and behind it. Microseconds on one thread, nest and library: 8 x 1 x 128 x 128 with 3 x 3 63 and 925, 4 x 1 x 64 x
+64 with 7 x 7 38 and 210, three channels of 128 x 128 each with its own 5 x 5 231 and 1387, 3 to 4 channels of 64 x 64 with 3 x 3 47 and
+135, 3 to 8 channels 74 and 156.
+
+Depthwise convolutions of any number of channels have a price for each way (`depthwise_ns`, `library_ns`): the nest, the library's call
+between row-major tensors, and its channels-last one with a copy on either side. Beside other convolutions, which hand channels-last from
+one to the next, it is the nest that would need the copies.
+
+The three real convolutions that torch makes of a complex one stay calls: their results are subtracted from each other, where terms that
+were added up in another order stand out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import FloatAttr, ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from ....dialects import nd
+from ....dialects.expr import ONE, Expr, IndexMap, as_expr, dim, is_row_major
+from ....dialects.expr.syntax import IndexMapAttr
+from ....dialects.nd.base import ExprsAttr, IntsAttr
+from ....dialects.nd.pointwise import OPS, CastOp
+from ....dialects.nd.types import FLOATS, LOW_PRECISION, TensorType, compute_type, element_bytes, tensor_type
+from ...cost.library_cost import size
+from ...cost.machine import SERVER
+from ...loop.fusion.loop_fuse import symbol_hints
+from ...manager.pass_manager import Pass
+from ..algebra.rewriter import Rewriter
+
+MOST_IN, MOST_OUT = 4, 8
+"""Channels of input and output up to which a nest is faster."""
+MOST_TERMS, MOST_TERMS_ALONE = 32, 64
+"""Terms of one sum up to which it is: with several channels, and where each output channel has one input channel and there are few."""
+MOST_STEP = 2
+"""Step of the windows along the rows of the image: with larger ones the lanes jump."""
+
+TAP_NS, HALF_TAP = 0.8, 1.45
+"""Nanoseconds for one term of 16 sums of a nest, and how much longer one of 16-bit numbers takes. These and below: 3 x 3 to 7 x 7 windows
+over 7 x 7 to 56 x 56 pixels of 16 to 576 channels, and 1-d ones; AMD Zen 5, one thread, torch 2.13."""
+CALL_NS, ROWS_NS, ROWS_GFLOPS = 40e3, 0.075, 73.0
+"""A depthwise convolution of oneDNN between row-major tensors: the call, each byte of input and result (reordered around its kernel), and
+its rate. Fits 15 shapes within 15%."""
+LAST_CALL_NS, LAST_NS, LAST_GFLOPS = 33e3, 0.017, 93.0
+"""The same between channels-last tensors."""
+COPY_NS = 0.1
+"""Nanoseconds a byte of one tensor for its copy into the other order."""
+MARGIN = 0.8
+"""What the nest may take of the library's time: half of what the prices err."""
+
+
+@dataclass(frozen=True)
+class NdSmallConvolutions(Pass):
+    """Makes nests of convolutions of few channels, and of depthwise ones where that costs less."""
+
+    name = "nd-small-convolutions"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, hints = nd.symbol_ranges(op), symbol_hints(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            every = [o for o in func.body.block.ops if isinstance(o, nd.ConvOp)]
+            of_complex = complex_products(every)
+            found = [o for o in every if o not in of_complex]
+            if not found:
+                continue
+            library = [o for o in found if not few_channels(o)]
+            chosen = {o for o in found if o not in library}
+            for one in library:
+                if is_depthwise(one):
+                    beside = any(other is not one and tensor_type(other.result).rank == 4 for other in library)
+                    chosen |= {one} if self._pays(one, hints, beside) else set()
+
+            def small_convolution(rw: Rewriter, conv: Operation, chosen: set[nd.ConvOp] = chosen) -> SSAValue | None:
+                return as_windows(rw, conv) if isinstance(conv, nd.ConvOp) and conv in chosen else None
+
+            rewriter = Rewriter(func, {nd.ConvOp: [small_convolution]}, symbols)
+            rewriter.run()
+            self.statistic("num-convolutions", rewriter.changed.get("small_convolution", 0))
+
+    def _pays(self, op: nd.ConvOp, hints: Mapping[str, int], beside: bool) -> bool:
+        """Whether the nest of a depthwise convolution costs less; `beside`: there are others that may be channels-last."""
+        nest, library = depthwise_ns(op, hints, beside), library_ns(op, hints, beside)
+        pays = nest < MARGIN * library
+        prices = f"depthwise: as a nest {nest / 1e3:.0f} us, as a call of the library {library / 1e3:.0f} us"
+        self.remark(op, prices, "applied" if pays else "missed")
+        return pays
+
+
+def complex_products(convolutions: Sequence[nd.ConvOp]) -> set[nd.ConvOp]:
+    """Those of real parts (a), of imaginary parts (b) and of the sums of the two (c) that make a complex one: a - b and c - a - b."""
+
+    def is_convolution(x: SSAValue) -> bool:
+        return isinstance(x.owner, nd.ConvOp)
+
+    found: set[nd.ConvOp] = set()
+    for a in convolutions:
+        less = [u.operation for u in a.result.uses if isinstance(u.operation, OPS["sub"])]
+        others = {s.operands[1] for s in less if s.operands[0] is a.result and is_convolution(s.operands[1])}
+        for s in less:
+            c, taken = s.operands
+            if taken is not a.result or not is_convolution(c):
+                continue
+            again = [u.operation.operands[1] for u in s.results[0].uses if isinstance(u.operation, OPS["sub"]) and u.index == 0]
+            for b in others.intersection(again):
+                found |= {x.owner for x in (a.result, b, c) if isinstance(x.owner, nd.ConvOp)}
+    return found
+
+
+def depthwise_ns(op: nd.ConvOp, hints: Mapping[str, int], beside: bool) -> float:
+    """Nanoseconds of a depthwise convolution as a nest."""
+    *rows, row = (size(e, hints) for e in tensor_type(op.result).dims)
+    t = tensor_type(op.result).element_type
+    lanes = 64 // max(4, element_bytes(t))
+    terms = prod(size(e, hints) for e in tensor_type(op.weight).dims[2:])
+    arithmetic = prod(rows) * -(-row // lanes) * terms * TAP_NS * (HALF_TAP if t in LOW_PRECISION else 1)
+    moved = _bytes(op, hints)
+    return max(arithmetic, moved / SERVER.bandwidth(moved)) + (COPY_NS * moved if beside else 0.0)
+
+
+def library_ns(op: nd.ConvOp, hints: Mapping[str, int], beside: bool) -> float:
+    """Nanoseconds of a depthwise convolution as a call of the library, in the better of its two layouts (images have two)."""
+    moved = _bytes(op, hints)
+    flops = 2.0 * prod(size(e, hints) for e in (*tensor_type(op.result).dims, *tensor_type(op.weight).dims[2:]))
+    rows = CALL_NS + ROWS_NS * moved + flops / ROWS_GFLOPS
+    last = LAST_CALL_NS + LAST_NS * moved + flops / LAST_GFLOPS + (0.0 if beside else COPY_NS * moved)
+    return min(rows, last) if tensor_type(op.result).rank == 4 else rows
+
+
+def _bytes(op: nd.ConvOp, hints: Mapping[str, int]) -> int:
+    """Bytes of input and result."""
+    types = tensor_type(op.input), tensor_type(op.result)
+    return sum(prod(size(e, hints) for e in t.dims) * element_bytes(t.element_type) for t in types)
+
+
+def is_depthwise(op: nd.ConvOp) -> bool:
+    """Whether each output channel has one input channel, and the lanes of a nest could run along rows that follow each other."""
+    weight = tensor_type(op.weight)
+    out, each, *window = (e.value for e in weight.dims)
+    return _has_form(op) and each == 1 and None not in (out, *window) and op.groups.data[0] > 1 and op.stride.data[-1] == 1
+
+
+def _has_form(op: nd.ConvOp) -> bool:
+    """Whether a convolution may become a nest: of floats, not transposed, its result row-major."""
+    result = tensor_type(op.result)
+    if op.transposed is not None or result.element_type not in FLOATS or op.stride.data[-1] > MOST_STEP:
+        return False
+    return op.layout is None or is_row_major(result.dims, op.layout.stride_exprs)
+
+
+def few_channels(op: nd.ConvOp) -> bool:
+    """Whether a convolution has so few channels, and so small a window, that a nest is faster."""
+    x, weight = tensor_type(op.input), tensor_type(op.weight)
+    if not _has_form(op):
+        return False
+    numbers = [size.value for size in weight.dims]
+    channels = x.dims[1].value
+    if channels is None or None in numbers:
+        return False
+    out, each, *window = (int(n) for n in numbers if n is not None)
+    terms = each * prod(window)
+    most = MOST_TERMS_ALONE if each == 1 and out <= MOST_IN else MOST_TERMS
+    return 0 < channels <= MOST_IN and 0 < out <= MOST_OUT and 0 < terms <= most
+
+
+def as_windows(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
+    """A convolution as sums over windows of the padded input, [N, O, places..., C / groups, window...], in f32 for 16-bit numbers."""
+    x, weight, t = tensor_type(op.input), tensor_type(op.weight), tensor_type(op.result)
+    wide, device, groups = compute_type(t.element_type), t.device.data, op.groups.data[0]
+    out, each, *window = weight.dims
+    spatial = len(window)
+    source = _padded(rw, op, x, t)
+    image, kernel = _cast(rw, source, wide), _cast(rw, op.weight, wide)
+    sizes = (*t.dims, each, *window)
+    places: list[Expr] = [dim(2 + k) * op.stride.data[k] + dim(3 + spatial + k) * op.dilation.data[k] for k in range(spatial)]
+    channel = dim(2 + spatial)
+    if groups > 1:
+        channel = dim(1) // (int(out) // groups) * each + channel
+    view = IndexMap(len(sizes), (dim(0), channel, *places))
+    windows = rw.new(nd.IndexViewOp.new((image,), TensorType.get(sizes, wide, device), map=IndexMapAttr.get(view)))
+    spread = IndexMap(len(sizes), (dim(1), *(dim(2 + spatial + k) for k in range(1 + spatial))))
+    weights = rw.new(nd.IndexViewOp.new((kernel,), TensorType.get(sizes, wide, device), map=IndexMapAttr.get(spread)))
+    terms = rw.new(OPS["mul"].new((windows, weights), TensorType.get(sizes, wide, device)))
+    over = IntsAttr.get(range(2 + spatial, len(sizes)))
+    total = TensorType.get(t.dims, wide, device)
+    made = rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=over))
+    if op.bias is not None:
+        bias = _cast(rw, op.bias, wide)
+        bias = rw.new(nd.ReshapeOp.new((bias,), tensor_type(bias).with_dims((out, *([ONE] * spatial)))))
+        made = rw.new(OPS["add"].new((made, bias), total))
+    return _cast(rw, made, t.element_type)
+
+
+def _padded(rw: Rewriter, op: nd.ConvOp, x: TensorType, t: TensorType) -> SSAValue:
+    """The input with zeros around it, up to the end of the last window."""
+    low, high = [as_expr(0)] * 2, [as_expr(0)] * 2
+    window = tensor_type(op.weight).dims[2:]
+    for length, places, reach, step, gap, pad in zip(
+        x.dims[2:], t.dims[2:], window, op.stride.data, op.dilation.data, op.padding.data, strict=True
+    ):
+        low.append(as_expr(pad))
+        high.append((places - 1) * step + (reach - 1) * gap + 1 - pad - length)
+    if all(e == 0 for e in (*low, *high)):
+        return op.input
+    zero = rw.new(nd.FullOp.new((), x.with_dims(()), value=FloatAttr(0.0, x.element_type)))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    dims = [a + size + b for a, size, b in zip(low, x.dims, high, strict=True)]
+    return rw.new(nd.PadOp.new((op.input, zero), x.with_dims(dims), low=ExprsAttr.get(low), high=ExprsAttr.get(high)))
+
+
+def _cast(rw: Rewriter, x: SSAValue, dtype: object) -> SSAValue:
+    t = tensor_type(x)
+    return x if t.element_type == dtype else rw.new(CastOp.new((x,), TensorType.get(t.dims, dtype, t.device.data)))  # pyright: ignore[reportArgumentType]

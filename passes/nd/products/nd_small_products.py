@@ -1,0 +1,200 @@
+"""nd-small-products: products of small matrices as multiplications and sums of a nest, where the CPU is faster so.
+
+    %p = nd.matmul %a, %b   (many products of 3 x 3)   ->   nd.mul ; nd.reduce
+
+A register tile of a generated product has room for 6 x 64 sums; starting one, and what it leaves empty, costs more than a small product
+takes in vectors over its columns, or over many products at once. And the nest fuses with what stands before and behind it: rotations of
+points, Kalman filters, chains of joints. `worthwhile` has the measured limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from ....dialects import nd
+from ....dialects.expr import as_expr, product
+from ....dialects.nd.base import IntsAttr
+from ....dialects.nd.pointwise import CONTRACT, OPS, CastOp, CmpOp, FmaOp, PointwiseOp, SelectOp
+from ....dialects.nd.types import FLOATS, TensorType, compute_type, element_bytes, tensor_type
+from ...cost.library_cost import size
+from ...loop.fusion.loop_fuse import symbol_hints
+from ...manager.pass_manager import Pass
+from ..algebra.rewriter import Rewriter
+
+ONE = as_expr(1)
+
+DEEPEST, WIDEST = 32, 32
+"""Terms of a sum, and columns, up to which a nest may be faster."""
+LARGEST = {4: 512}
+LARGEST_OTHER = 256
+"""Elements of a right matrix up to which it is, by the bytes of one. Measured with AVX-512 and AMX, a nest and products, us: f32,
+512 x (16 x 16 x 16) 51 and 97, 4096 x 32 x 8 35 and 74, 4096 x 32 x 32 even; f64, 512 x (16 x 16 x 16) 136 and 174, 4096 x 32 x 32
+198 and 140; bf16, these two 60 and 123, 104 and 26."""
+SCATTERED = 128
+"""Elements of a right matrix whose columns lie apart, up to which that is so (512 products of 8 x 16 x 8 took 47 us, as products 69; of
+16 x 16 x 16 178 us, as products 111)."""
+VECTOR = 4096
+"""Elements of a left matrix up to which it is, where the right ones are vectors (256 x (16 x 64 x 1) took 16 us, as products 29; of one row
+of 256 6 us, as products 440; 16 x 256 x 1 even)."""
+LEAST_COMPUTED = 1024
+"""Elements of a matrix from which on storing it for its product is worth a thought."""
+_CHEAP = ("add", "sub", "mul", "neg", "abs", "relu", "maximum", "minimum")
+CHEAP = frozenset((*(OPS[name] for name in _CHEAP), CastOp, CmpOp, FmaOp, SelectOp))
+MOST_OPS = 12
+"""What an operand is computed with, at most, if it is to be computed for each product again."""
+TILE_ROWS = 6
+FEWEST_TILES = 32
+"""Register tiles below which the difference is not worth the code of another nest."""
+
+
+def as_terms(rw: Rewriter, op: nd.MatmulOp, rounded: bool = False, bias: SSAValue | None = None) -> SSAValue:
+    """A product as multiplications and a sum over them, in f32 for 16-bit numbers, to which a bias is added before it is rounded;
+    `rounded`: of operands that are rounded to their type even where what computes them stands in the same nest, and whose products may be
+    added up by a unit for matrix products."""
+    made = _sum_of_terms(rw, op, rounded)
+    wide = tensor_type(made)
+    if bias is not None:
+        b = tensor_type(bias)
+        if b.element_type != wide.element_type:
+            bias = rw.new(CastOp.new((bias,), TensorType.get(b.dims, wide.element_type, b.device.data)))
+        made = rw.new(OPS["add"].new((made, bias), wide))
+    return made if wide == tensor_type(op.result) else rw.new(CastOp.new((made,), op.result.type))
+
+
+def _sum_of_terms(rw: Rewriter, op: nd.MatmulOp, rounded: bool) -> SSAValue:
+    """A product not yet rounded to its type."""
+    a, b, t = (tensor_type(x) for x in (op.lhs, op.rhs, op.result))
+    *batch, rows, columns = t.dims
+    depth, wide = a.dims[-1], compute_type(t.element_type)
+    order = [*range(len(batch)), len(batch) + 1, len(batch)]
+    lhs, rhs = (_rounded(rw, x) for x in op.operands) if rounded else op.operands
+    left = rw.new(nd.ReshapeOp.new((lhs,), a.with_dims((*batch, rows, ONE, depth))))
+    right = rw.new(nd.PermuteOp.new((rhs,), b.with_dims((*batch, columns, depth)), dims=IntsAttr.get(order)))
+    right = rw.new(nd.ReshapeOp.new((right,), b.with_dims((*batch, ONE, columns, depth))))
+    if wide != t.element_type:
+        left, right = (rw.new(CastOp.new((x,), TensorType.get(tensor_type(x).dims, wide, t.device.data))) for x in (left, right))
+    times = OPS["mul"].new((left, right), TensorType.get((*t.dims, depth), wide, t.device.data))
+    if rounded:
+        times.attributes[CONTRACT] = UnitAttr()
+    terms = rw.new(times)
+    total = TensorType.get(t.dims, wide, t.device.data)
+    return rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=IntsAttr.get([t.rank])))
+
+
+def _rounded(rw: Rewriter, x: SSAValue) -> SSAValue:
+    """A tensor of 16-bit numbers, by way of f32 where something else than a cast computes it: a cast rounds wherever it stands."""
+    source = x
+    while isinstance(source.owner, nd.ViewOp):
+        source = source.owner.operands[0]
+    if isinstance(source.owner, Block | nd.ExternOp | CastOp):
+        return x
+    t = tensor_type(x)
+    wide = TensorType.get(t.dims, compute_type(t.element_type), t.device.data)
+    return rw.new(CastOp.new((rw.new(CastOp.new((x,), wide)),), t))
+
+
+def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = DEEPEST, widest: int = WIDEST) -> bool:
+    """Whether a product is so small, and there are so many of it, that a nest is faster; sizes that are symbols count with their hints."""
+    t = tensor_type(op.result)
+    *batch, rows, columns = t.dims
+    depth = tensor_type(op.lhs).dims[-1]
+    if t.element_type not in FLOATS:
+        return False
+    if rows is ONE and columns is ONE:
+        return True
+    if (rows is ONE and _is_computed(op.rhs, hints)) or (columns is ONE and _is_computed(op.lhs, hints)):
+        return True
+    if not (_is_cheap(op.lhs) and _is_cheap(op.rhs)):
+        return False
+    count = size(product(batch), hints)
+    if count * -(-size(rows, hints) // TILE_ROWS) < FEWEST_TILES:
+        return False
+    if columns is ONE and count > 1:
+        return size(rows, hints) * size(depth, hints) <= VECTOR
+    if depth.value is None or columns.value is None:
+        return False
+    elements, most = depth.value * columns.value, LARGEST.get(element_bytes(t.element_type), LARGEST_OTHER)
+    if rows is ONE:
+        deepest, most = 2 * deepest, 2 * most
+    return 0 < depth.value <= deepest and columns.value <= widest and elements <= (SCATTERED if _scattered(op.rhs) else most)
+
+
+def _is_cheap(x: SSAValue, ops: int = MOST_OPS) -> bool:
+    """Whether an operand may be computed again for every element that it meets: nothing expensive is between it and tensors that are
+    stored (arguments, products, reductions)."""
+    waiting = [x]
+    while waiting:
+        op = waiting.pop().owner
+        if isinstance(op, PointwiseOp):
+            ops -= 1
+            if ops < 0 or type(op) not in CHEAP:
+                return False
+        if isinstance(op, (PointwiseOp, nd.ViewOp)):
+            waiting.extend(op.operands)
+    return True
+
+
+def _is_computed(x: SSAValue, hints: Mapping[str, int]) -> bool:
+    """Whether a matrix is computed for one product alone, by cheap operations or as elements that indices name: a nest, which multiplies
+    each of them by a vector once, need not store it (rows of a cache of keys that a table names; weights that are bytes and scales)."""
+    if not _is_cheap(x) or size(product(tensor_type(x).dims), hints) < LEAST_COMPUTED:
+        return False
+    computed = False
+    waiting = [x]
+    while waiting:
+        value = waiting.pop()
+        op = value.owner
+        if not isinstance(op, (PointwiseOp, nd.ViewOp, nd.IndexOp)):
+            continue
+        if sum(1 for _ in value.uses) > 1:
+            return False
+        computed = computed or not isinstance(op, nd.ViewOp)
+        waiting.extend(op.operands)
+    return computed
+
+
+def _scattered(x: SSAValue) -> bool:
+    """Whether elements that follow each other in a row of `x` do not in the tensor that it is a view of."""
+    while isinstance(op := x.owner, nd.ViewOp):
+        source = op.operands[0]
+        if isinstance(op, nd.PermuteOp) and op.dims.data[-1] != len(op.dims.data) - 1:
+            return True
+        if isinstance(op, nd.SliceOp) and op.steps.data[-1] is not ONE:
+            return True
+        if tensor_type(source).dims[-1:] != tensor_type(x).dims[-1:]:
+            return False
+        x = source
+    return False
+
+
+@dataclass(frozen=True)
+class NdSmallProducts(Pass):
+    """Makes nests of products of small matrices."""
+
+    name = "nd-small-products"
+
+    deepest: int = DEEPEST
+    """Terms of a sum up to which a product is small."""
+
+    widest: int = WIDEST
+    """Columns up to which a product is small."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        hints = symbol_hints(op)
+
+        def small_product(rw: Rewriter, found: Operation) -> SSAValue | None:
+            assert isinstance(found, nd.MatmulOp)
+            return as_terms(rw, found) if worthwhile(found, hints, self.deepest, self.widest) else None
+
+        symbols = nd.symbol_ranges(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            if any(isinstance(o, nd.MatmulOp) for o in func.body.block.ops):
+                rewriter = Rewriter(func, {nd.MatmulOp: [small_product]}, symbols)
+                rewriter.run()
+                self.statistic("num-products", rewriter.changed.get("small_product", 0))

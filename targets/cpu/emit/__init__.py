@@ -1,0 +1,1 @@
+"""The `cpu` dialect as LLVM IR."""

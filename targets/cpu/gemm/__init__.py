@@ -1,0 +1,1 @@
+"""The matrix product kernels of the CPU."""

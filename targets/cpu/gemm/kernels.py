@@ -1,0 +1,201 @@
+"""The inner kernels of the matrix multiplication: register tiles that compute a block of C for one range of K.
+
+Every kernel has the same arguments (`KERNEL_ARGS`), strides in bytes, so that the driver picks one from a table.
+"""
+
+from __future__ import annotations
+
+from .convert import bf16_bits_to_float, load_as, vector
+from .ir import Function, Value
+from .spec import LLVM_TYPE, Shape
+
+KERNEL_ARGS = (
+    ("ptr", "a"),
+    ("i64", "ars"),
+    ("i64", "acs"),
+    ("ptr", "b"),
+    ("i64", "bs"),
+    ("ptr", "init"),
+    ("i64", "ild"),
+    ("ptr", "c"),
+    ("i64", "cld"),
+    ("i64", "k"),
+    ("i64", "mr"),
+    ("i64", "nr"),
+)
+"""Rows of A (`ars` from row to row, `acs` from step to step), B (`bs` from step to step, or from column to column in
+the dot form), the starting values and the result (both of the accumulator's type, with their row strides; they may be
+the same memory), the number of steps, and the rows and columns that are wanted."""
+KERNEL_TYPES = ", ".join(ty for ty, _ in KERNEL_ARGS)
+
+
+PREFETCH_STEPS = 8
+"""How far ahead of the multiplications rows of B are asked for; matters where B is read in place or from a far
+cache."""
+
+
+def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: bool = False) -> str:
+    """A tile of `rows` x `vectors` vectors (by default `shape.width` columns) as a sum of outer products.
+
+    One step loads a row of B and broadcasts `rows` elements of A. The starting values are added at the end: sums of ranges of K that
+    are joined lose less than one that goes on through all of K (N. Higham, "Accuracy and Stability of Numerical Algorithms", 4.2).
+    With `clamp`, rows of A beyond `mr` repeat the last one; all rows of `init` and `c` are used all the same.
+    """
+    f = Function(name, KERNEL_ARGS)
+    lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
+    vec = f"<{lanes} x {acc}>"
+    step = shape.isa.vector_bytes
+    columns = range(vectors or shape.isa.vectors)
+    row_at = [f.min(i, f.sub("%mr", 1)) if clamp else i for i in range(rows)]
+    a_rows = [f.at("%a", f.mul("%ars", i)) for i in row_at]
+    start: list[tuple[str, Value]] = [(vec, "zeroinitializer")] * (rows * len(columns))
+    b_type = f"<{2 * lanes} x bfloat>" if shape.pairs else vec
+    prefetch_distance = f.mul("%bs", PREFETCH_STEPS)
+    with f.loop(0, "%k", 1, [*start, ("i64", 0), ("i64", 0)]) as body:
+        *sums, a_off, b_off = body.values
+        b_row = f.at("%b", b_off)
+        b = [f.load(b_type, f.at(b_row, j * step)) for j in columns]
+        ahead = f.at(b_row, prefetch_distance)
+        for j in columns:
+            f.do(f"call void @llvm.prefetch.p0(ptr {f.at(ahead, j * step)}, i32 0, i32 3, i32 1)")
+        out: list[Value] = []
+        for i in range(rows):
+            at = f.at(a_rows[i], a_off)
+            if shape.pairs:
+                a = f.let(f"bitcast <{lanes} x i32> {f.splat(f.load('i32', at), 'i32', lanes)} to {b_type}")
+            else:
+                a = f.splat(f.load(acc, at), acc, lanes)
+            out += [_multiply_add(f, shape, vec, a, b[j], sums[i * len(columns) + j]) for j in columns]
+        body.next = [*out, f.add(a_off, "%acs"), f.add(b_off, "%bs")]
+    for i in range(rows):
+        init, row = f.at("%init", f.mul("%ild", i)), f.at("%c", f.mul("%cld", i))
+        for j in columns:
+            before = f.load(vec, f.at(init, j * step))
+            f.store(vec, f.let(f"fadd {vec} {before}, {body.results[i * len(columns) + j]}"), f.at(row, j * step))
+    return f.text()
+
+
+def fma(f: Function, ty: str, a: str, b: str, c: str) -> str:
+    """a * b + c; one instruction where the target has it, two where not."""
+    suffix = ty if not ty.startswith("<") else "v" + ty[1:-1].replace(" x ", "")
+    suffix = suffix.replace("float", "f32").replace("double", "f64")
+    return f.let(f"call {ty} @llvm.fmuladd.{suffix}({ty} {a}, {ty} {b}, {ty} {c})")
+
+
+def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
+    """A `rows` x `columns` tile as dot products along K, for row-major A and B stored [N, K], both read as they are.
+
+    Fewer rows or columns are computed by repeating the last one. `k` counts elements.
+    """
+    f = Function(name, KERNEL_ARGS)
+    lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
+    vec = vector(lanes, acc)
+    chunk = lanes * shape.k_unit
+    a_rows = [f.at("%a", f.mul(f.min(i, f.sub("%mr", 1)), "%ars")) for i in range(rows)]
+    b_rows = [f.at("%b", f.mul(f.min(j, f.sub("%nr", 1)), "%bs")) for j in range(columns)]
+    cells, isa_bytes = rows * columns, shape.isa.vector_bytes
+    iota = ", ".join(f"i32 {t}" for t in range(chunk))
+    with f.loop(0, "%k", chunk, [(vec, "zeroinitializer")] * cells) as body:
+        # Masked loads all the way cost next to nothing, and the body is there only once.
+        count = f.splat(f.let(f"trunc i64 {f.sub('%k', body.i)} to i32"), "i32", chunk)
+        mask = f.let(f"icmp slt <{chunk} x i32> <{iota}>, {count}")
+        offset = f.mul(body.i, shape.element)
+        b = [_chunk(f, shape, f.at(row, offset), mask) for row in b_rows]
+        out: list[Value] = []
+        for i in range(rows):
+            a = _chunk(f, shape, f.at(a_rows[i], offset), mask)
+            out += [_multiply_add(f, shape, vec, a, b[j], body.values[i * columns + j]) for j in range(columns)]
+        body.next = out
+    sums = body.results
+
+    # One small loop: unrolled shuffles would take longer to compile than all the rest of the kernel.
+    padded = 1 << (columns - 1).bit_length()
+    parts = f.alloca(cells * lanes, acc)
+    sums_at = f.alloca(cells + padded, acc)
+    for cell, value in enumerate(sums):
+        f.store(vec, value, f.at(parts, cell * isa_bytes))
+    with f.loop(0, cells) as cell:
+        part = f.load(vec, f.at(parts, f.mul(cell.i, isa_bytes)))
+        suffix = f"v{lanes}{shape.spec.acc}"
+        total = f.let(f"call reassoc {acc} @llvm.vector.reduce.fadd.{suffix}({acc} -0.0, {vec} {part})")
+        f.store(acc, total, f.at(sums_at, f.mul(cell.i, shape.acc_bytes)))
+    iota = ", ".join(f"i32 {t}" for t in range(padded))
+    count = f.splat(f.let("trunc i64 %nr to i32"), "i32", padded)
+    mask = f.let(f"icmp slt <{padded} x i32> <{iota}>, {count}")
+    row_type = vector(padded, acc)
+    suffix = f"v{padded}{shape.spec.acc}.p0"
+    with f.loop(0, "%mr") as row:
+        init = f.at("%init", f.mul(row.i, "%ild"))
+        keep = f"<{padded} x i1> {mask}"
+        masked = f"@llvm.masked.load.{suffix}(ptr align 1 {init}, {keep}, {row_type} zeroinitializer)"
+        start = f.let(f"call {row_type} {masked}")
+        value = f.load(row_type, f.at(sums_at, f.mul(row.i, columns * shape.acc_bytes)))
+        total = f.let(f"fadd {row_type} {start}, {value}")
+        target = f.at("%c", f.mul(row.i, "%cld"))
+        f.do(f"call void @llvm.masked.store.{suffix}({row_type} {total}, ptr align 1 {target}, {keep})")
+    return f.text()
+
+
+def _chunk(f: Function, shape: Shape, pointer: str, mask: str) -> str:
+    """One vector's worth of elements along K, ready to multiply; lanes outside `mask` are zero."""
+    dtype, lanes = shape.spec.dtype, shape.lanes * shape.k_unit
+    if dtype in ("f32", "f64"):
+        ty, suffix = vector(lanes, LLVM_TYPE[dtype]), f"v{lanes}{dtype}.p0"
+    else:
+        ty, suffix = vector(lanes, "i16"), f"v{lanes}i16.p0"
+    call = f"@llvm.masked.load.{suffix}(ptr align 1 {pointer}, <{lanes} x i1> {mask}, {ty} zeroinitializer)"
+    value = f.let(f"call {ty} {call}")
+    if shape.pairs:
+        return f.let(f"bitcast {ty} {value} to <{lanes} x bfloat>")
+    if dtype == "bf16":
+        return bf16_bits_to_float(f, f.let(f"zext {ty} {value} to {vector(lanes, 'i32')}"), lanes)
+    if dtype == "f16":
+        half = f.let(f"bitcast {ty} {value} to {vector(lanes, 'half')}")
+        return f.let(f"fpext {vector(lanes, 'half')} {half} to {vector(lanes, 'float')}")
+    return value
+
+
+def _multiply_add(f: Function, shape: Shape, vec: str, a: str, b: str, c: str) -> str:
+    if not shape.pairs:
+        return fma(f, vec, a, b, c)
+    wide = f"<{2 * shape.lanes} x bfloat>"
+    return f.let(f"call {vec} @llvm.x86.avx512bf16.dpbf16ps.512({vec} {c}, {wide} {a}, {wide} {b})")
+
+
+ROWS_AT_ONCE = 8
+"""Rows of B that the vector kernel adds to the result in one pass over it."""
+
+
+def vector_kernel(shape: Shape, name: str) -> str:
+    """One row of A times B stored [K, N]: reads whole rows of B, the result stays in the first-level cache. `k`
+    counts elements."""
+    f = Function(name, KERNEL_ARGS)
+    isa, dtype, acc, lanes = shape.isa, shape.spec.dtype, shape.spec.acc, shape.lanes
+    whole = f.mul(f.div("%nr", lanes), lanes)
+    for lo, hi, count in ((0, whole, lanes), (whole, "%nr", 1)):
+        with f.loop(lo, hi, count) as j:
+            offset = f.mul(j.i, shape.acc_bytes)
+            value = f.load(vector(count, LLVM_TYPE[acc]), f.at("%init", offset))
+            f.store(vector(count, LLVM_TYPE[acc]), value, f.at("%c", offset))
+
+    def add_rows(k_index: Value, depth: int) -> None:
+        a = [f.at("%a", f.mul(f.add(k_index, t), "%acs")) for t in range(depth)]
+        scalars = [load_as(f, isa, dtype, acc, pointer, 1) for pointer in a]
+        splats = [f.splat(s, LLVM_TYPE[acc], lanes) for s in scalars]
+        rows = [f.at("%b", f.mul(f.add(k_index, t), "%bs")) for t in range(depth)]
+        for lo, hi, count, factors in ((0, whole, lanes, splats), (whole, "%nr", 1, scalars)):
+            ty = vector(count, LLVM_TYPE[acc])
+            with f.loop(lo, hi, count) as j:
+                out = f.at("%c", f.mul(j.i, shape.acc_bytes))
+                total = f.load(ty, out)
+                for factor, row in zip(factors, rows, strict=True):
+                    b = load_as(f, isa, dtype, acc, f.at(row, f.mul(j.i, shape.element)), count)
+                    total = fma(f, ty, factor, b, total)
+                f.store(ty, total, out)
+
+    deep = f.mul(f.div("%k", ROWS_AT_ONCE), ROWS_AT_ONCE)
+    with f.loop(0, deep, ROWS_AT_ONCE) as k:
+        add_rows(k.i, ROWS_AT_ONCE)
+    with f.loop(deep, "%k") as k:
+        add_rows(k.i, 1)
+    return f.text()

@@ -1,0 +1,208 @@
+"""What a generated matrix multiplication is: its types, layouts, instruction set, and what happens to a finished
+tile."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from dataclasses import dataclass
+from functools import cache
+
+from ..features import Target, target
+
+ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8}
+LLVM_TYPE = {"f32": "float", "bf16": "bfloat", "f16": "half", "f64": "double"}
+
+
+@dataclass(frozen=True)
+class Isa:
+    """A vector instruction set as the kernels see it."""
+
+    name: str
+    vector_bytes: int
+    rows: int
+    """Rows of the register tile."""
+    vectors: int
+    """Vectors across the register tile: rows * vectors accumulators, plus `vectors` of B, plus one broadcast must
+    fit."""
+    masks: bool
+    """Masked loads and stores are one instruction (for 32-bit elements at least)."""
+    masks16: bool = False
+    """Masked loads of 16-bit elements are one instruction."""
+    bf16_dot: bool = False
+    """vdpbf16ps: pairs of bfloat multiplied and added to a float."""
+    amx: bool = False
+    """Products of bfloat run on the matrix unit; everything else as on avx512."""
+    f16_convert: bool = True
+    """half to float in hardware."""
+    cache_block: int = 384 * 1024
+    """Bytes of packed B worked on at a time; stays in the second-level cache."""
+
+
+ISAS = {
+    isa.name: isa
+    for isa in (
+        Isa("avx512_bf16", 64, 6, 4, masks=True, masks16=True, bf16_dot=True),
+        Isa("amx", 64, 6, 4, masks=True, masks16=True, amx=True),
+        Isa("avx512", 64, 6, 4, masks=True, masks16=True),
+        Isa("avx2", 32, 6, 2, masks=True, cache_block=192 * 1024),
+        Isa("neon", 16, 6, 4, masks=False, cache_block=192 * 1024),
+        Isa("generic", 16, 4, 2, masks=False, f16_convert=False, cache_block=128 * 1024),
+    )
+}
+"""By name. `amx` asks for AMX-TILE, AMX-BF16 and all of avx512; `avx512` for F, BW, DQ and VL; `avx2` for AVX2, FMA
+and F16C; `generic` runs on every 64-bit target."""
+
+
+def isa_for(wanted: Target) -> Isa:
+    """The best instruction set that a compilation target has.
+
+    vdpbf16ps is used on processors without AMX only: where both exist (Intel), it runs at half the speed of floats.
+    AMX needs the system's permission, which the generated code asks for; where it would be refused, it is not chosen.
+    """
+    if wanted.has("neon"):
+        return ISAS["neon"]
+    if wanted.has("avx512"):
+        if "+amx-bf16" in wanted.features:
+            return ISAS["amx" if _amx_permitted() else "avx512"]
+        return ISAS["avx512_bf16" if wanted.has("avx512bf16") else "avx512"]
+    return ISAS["avx2" if all(map(wanted.has, ("avx2", "fma", "f16c"))) else "generic"]
+
+
+AMX_PERMISSION = (158, 0x1023, 18)
+"""arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) on x86-64 Linux."""
+
+
+@cache
+def _amx_permitted() -> bool:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return ctypes.CDLL(None).syscall(*AMX_PERMISSION) == 0
+
+
+def host_isa() -> Isa:
+    """The best instruction set of this machine."""
+    return isa_for(target())
+
+
+@dataclass(frozen=True)
+class GemmSpec:
+    """One generated body: C[M, N] (+)= A[M, K] @ B[K, N] (+ bias[N]), over a batch, for all sizes and outer strides.
+
+    Products are summed in f32 (f64 for `f64`). Every matrix has unit stride along its inner axis.
+    """
+
+    dtype: str = "f32"
+    """Element type of A and B: `f32`, `bf16`, `f16` or `f64`."""
+    out: str = ""
+    """Element type of C; `dtype` if empty."""
+    trans_a: bool = False
+    """A is stored [K, M] (lda is the stride of k) instead of [M, K]."""
+    trans_b: bool = False
+    """B is stored [N, K] (ldb is the stride of n; `nn.Linear` keeps its weight like that) instead of [K, N]."""
+    isa: str = "generic"
+    accumulate: bool = False
+    """C += instead of C =; only where C has the accumulator's type."""
+    bias: str = ""
+    """Element type of the bias; `dtype` if empty. Whether there is one is known at run time (null pointer or not)."""
+    tile: bool = False
+    """Sums stay in scratch memory for an epilogue, which stores all results itself; C is never touched."""
+
+    def __post_init__(self) -> None:
+        for field, value in (("dtype", self.dtype), ("out", self.c_type), ("bias", self.bias_type)):
+            if value not in ELEMENT_BYTES:
+                raise ValueError(f"gemm: {field} is {value!r}, expected one of {', '.join(ELEMENT_BYTES)}")
+        if self.isa not in ISAS:
+            raise ValueError(f"gemm: isa is {self.isa!r}, expected one of {', '.join(ISAS)}")
+        if (self.acc == "f64") != (self.c_type == "f64"):
+            raise ValueError(f"gemm: A and B of {self.dtype} cannot give C of {self.c_type}")
+        if self.accumulate and (self.c_type != self.acc or self.tile):
+            raise ValueError(f"gemm: accumulate needs C of {self.acc}, written by the kernel itself")
+
+    @property
+    def c_type(self) -> str:
+        return self.out or self.dtype
+
+    @property
+    def bias_type(self) -> str:
+        return self.bias or self.dtype
+
+    @property
+    def acc(self) -> str:
+        """Type of the accumulators."""
+        return "f64" if self.dtype == "f64" else "f32"
+
+    @property
+    def symbol(self) -> str:
+        """A name that is different for different bodies."""
+        layout = ("t" if self.trans_a else "n") + ("t" if self.trans_b else "n")
+        parts = ["stepwell_gemm", self.dtype, layout, self.isa]
+        if self.c_type != self.dtype:
+            parts.append(f"to_{self.c_type}")
+        if self.bias_type != self.dtype:
+            parts.append(f"bias_{self.bias_type}")
+        if self.accumulate:
+            parts.append("add")
+        if self.tile:
+            parts.append("tile")
+        return "_".join(parts)
+
+    @property
+    def shared_symbol(self) -> str:
+        """The name in `library.py`, of a function that brings its own scratch memory."""
+        return f"{self.symbol}_shared"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers that follow from a spec and that all generators share."""
+
+    spec: GemmSpec
+
+    @property
+    def isa(self) -> Isa:
+        return ISAS[self.spec.isa]
+
+    @property
+    def acc_bytes(self) -> int:
+        return ELEMENT_BYTES[self.spec.acc]
+
+    @property
+    def lanes(self) -> int:
+        """Accumulators in one vector."""
+        return self.isa.vector_bytes // self.acc_bytes
+
+    @property
+    def width(self) -> int:
+        """Columns of the register tile."""
+        return self.lanes * self.isa.vectors
+
+    @property
+    def pairs(self) -> bool:
+        """Two neighbours along K are one 32-bit unit for the multiplier."""
+        return self.spec.dtype == "bf16" and (self.isa.bf16_dot or self.on_matrix_unit)
+
+    @property
+    def on_matrix_unit(self) -> bool:
+        """AMX computes the product; it keeps sums in scratch memory, so C += is for the vector units."""
+        return self.spec.dtype == "bf16" and self.isa.amx and not self.spec.accumulate
+
+    @property
+    def k_unit(self) -> int:
+        """Elements along K in one step of the register tile."""
+        return 2 if self.pairs else 1
+
+    @property
+    def element(self) -> int:
+        return ELEMENT_BYTES[self.spec.dtype]
+
+    @property
+    def converts(self) -> bool:
+        """A and B are turned into the accumulator's type when packed."""
+        return self.spec.dtype != self.spec.acc and not self.pairs
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of one unit in a packed panel: a float, a double or a pair of bfloats."""
+        return self.acc_bytes

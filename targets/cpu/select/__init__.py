@@ -1,0 +1,1 @@
+"""Which kernel a contraction or an attention becomes, by measurement or price."""

@@ -1,0 +1,1 @@
+"""Launches, streams and timers of a GPU in the host program."""

@@ -1,0 +1,184 @@
+"""The CUDA driver as host programs use it: `libcuda`, found at run time, through ctypes.
+
+    driver = cuda_driver()
+    function, threads, shared = driver.load(context, kernel, ALL)
+    driver.launch(function, (grid, 1, 1), threads, shared, stream, values)
+
+Native entries call the same functions by their addresses (`symbols`); loading modules and everything that goes wrong comes through here.
+Tests put another object with these methods in its place (`use_driver`)."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ....errors import StepwellError
+from .runtime_ir import ALL, EXTRA_ARGUMENTS, NOTHING
+
+if TYPE_CHECKING:  # what makes kernels is large, and programs without any do without it
+    from ...triton.kernels import GpuKernel
+
+SHARED_BYTES = 48 << 10
+"""Shared memory that a kernel may have without asking."""
+_MAX_DYNAMIC_SHARED = 8
+_MAY_OVERLAP = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+_CACHE_PREFER_SHARED = 1
+
+
+class LaunchError(StepwellError):
+    """A kernel that could not be loaded or launched: names it, the user's line and what the driver says."""
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute of CUDA's driver."""
+
+    _fields_ = (("id", ctypes.c_uint32), ("padding", ctypes.c_uint32), ("value", ctypes.c_int32 * 16))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of CUDA's driver."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3), ("threads", ctypes.c_uint32 * 3), ("shared", ctypes.c_uint32), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)), ("count", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class Driver(Protocol):
+    """What launches kernels."""
+
+    def symbols(self) -> dict[str, int]:
+        """The addresses of the functions that native entries call (those that gpu_runtime_ir declares)."""
+        ...
+
+    def context(self) -> int:
+        """The context of the calling thread (0: none)."""
+        ...
+
+    def load(self, context: int, kernel: GpuKernel, variant: int) -> tuple[int, int, int]:
+        """The function of a variant of a kernel in a context, its threads and its bytes of shared memory."""
+        ...
+
+    def launch(
+        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int], overlaps: bool = False
+    ) -> int:
+        """Launch a function with arguments as 64-bit patterns; the driver's code. `overlaps`: it may begin while what is before it on the
+        stream ends."""
+        ...
+
+    def message(self, code: int) -> str:
+        """What a code of the driver means."""
+        ...
+
+
+_CALLS = (
+    "cuInit", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuLaunchKernelEx", "cuModuleLoadData",
+    "cuModuleGetFunction", "cuFuncSetAttribute", "cuFuncSetCacheConfig", "cuGetErrorName", "cuGetErrorString",
+)  # fmt: skip
+_TORCH = ("aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard", "aoti_torch_get_current_cuda_stream")
+
+
+class CudaDriver:
+    """`libcuda` of this machine. LaunchError when there is none."""
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise LaunchError(f"the CUDA driver cannot be loaded: {error}") from error
+        self._lock = threading.Lock()
+        self._loaded: dict[tuple[int, str], tuple[int, int, int]] = {}
+        self._check(self._library.cuInit(0), "cuInit")
+
+    def symbols(self) -> dict[str, int]:
+        """See Driver; what torch lacks is left out."""
+        from ..symbols import cuda_shim_address, shim_address
+
+        found = {name: _address(self._library, name) for name in _CALLS}
+        torch = {name: cuda_shim_address(name) for name in _TORCH}
+        torch["torch_from_blob"] = shim_address("torch_from_blob")
+        return {name: address for name, address in {**found, **torch}.items() if address}
+
+    def context(self) -> int:
+        """See Driver."""
+        found = ctypes.c_void_p()
+        self._check(self._library.cuCtxGetCurrent(ctypes.byref(found)), "cuCtxGetCurrent")
+        return found.value or 0
+
+    def load(self, context: int, kernel: GpuKernel, variant: int) -> tuple[int, int, int]:
+        """See Driver; `context` is current."""
+        binary = kernel.variant(addresses=variant != NOTHING, sizes=variant == ALL)
+        key = context, binary.key
+        with self._lock:
+            found = self._loaded.get(key)
+            if found is None:
+                found = self._loaded[key] = self._load(kernel, binary.code, binary.name), binary.threads, binary.shared
+        function, threads, shared = found
+        if shared > SHARED_BYTES:
+            place = f"shared memory of {kernel.place}"
+            self._check(self._library.cuFuncSetCacheConfig(ctypes.c_void_p(function), _CACHE_PREFER_SHARED), place)
+            self._check(self._library.cuFuncSetAttribute(ctypes.c_void_p(function), _MAX_DYNAMIC_SHARED, shared), place)
+        return function, threads, shared
+
+    def _load(self, kernel: GpuKernel, code: bytes, name: str) -> int:
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._check(self._library.cuModuleLoadData(ctypes.byref(module), code), f"loading {kernel.place}")
+        status = self._library.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
+        self._check(status, f"looking up {kernel.place}")
+        return function.value or 0
+
+    def launch(
+        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int], overlaps: bool = False
+    ) -> int:
+        """See Driver."""
+        words = (ctypes.c_int64 * (len(values) + 1))(*values, 0)
+        start = ctypes.addressof(words)
+        places = [start + 8 * min(k, len(values)) for k in range(len(values) + EXTRA_ARGUMENTS)]
+        params = (ctypes.c_void_p * len(places))(*places)
+        attribute = LaunchAttribute(_MAY_OVERLAP, 0, (1,))
+        config = LaunchConfig(tuple(grid), (threads, 1, 1), shared, stream, ctypes.pointer(attribute), int(overlaps))
+        return self._library.cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), params, None)
+
+    def message(self, code: int) -> str:
+        """See Driver."""
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        self._library.cuGetErrorName(code, ctypes.byref(name))
+        self._library.cuGetErrorString(code, ctypes.byref(text))
+        known = [part.value.decode() for part in (name, text) if part.value]
+        return ": ".join(known) or f"error {code}"
+
+    def _check(self, code: int, what: str) -> None:
+        if code:
+            raise LaunchError(f"{what}: {self.message(code)}")
+
+
+def _address(library: ctypes.CDLL, name: str) -> int | None:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value if hasattr(library, name) else None
+
+
+@cache
+def _cuda() -> Driver:
+    return CudaDriver()
+
+
+_chosen: list[Driver] = []
+
+
+def cuda_driver() -> Driver:
+    """The driver that launches go to. LaunchError when this machine has none."""
+    return _chosen[-1] if _chosen else _cuda()
+
+
+@contextmanager
+def use_driver(driver: Driver) -> Iterator[Any]:
+    """Programs that are loaded inside launch through another driver."""
+    _chosen.append(driver)
+    try:
+        yield driver
+    finally:
+        _chosen.pop()

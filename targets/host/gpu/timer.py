@@ -1,0 +1,109 @@
+"""Kernels measured on a CUDA device: launches between events of the current stream, the cache filled with something else before each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from struct import pack
+from typing import Any
+
+from ....errors import StepwellError
+from ...triton.kernels import GpuKernel
+from ...triton.timer import Memory
+from .driver import cuda_driver
+from .runtime_ir import ALL
+
+WARM_UP = 2
+"""Launches that do not count: the first loads the kernel."""
+REPEAT = 11
+"""Launches that count, unless `LONGEST` is over."""
+LONGEST = 0.1
+"""Seconds after which a kernel has been measured enough."""
+CACHE_BYTES = 256 << 20
+"""More than the last cache of any GPU holds."""
+LEAST, MOST = 0.25, 0.75
+"""Between what floating-point elements lie, at random: no overflow, no denormal numbers, few that are alike."""
+UNIFORM = ("float16", "bfloat16", "float32", "float64")
+"""Types of which torch makes random numbers; elements of others are all alike."""
+
+
+class CudaTimer:
+    """See triton/timer.py: the Timer of one CUDA device."""
+
+    def __init__(self, index: int):
+        import torch
+
+        self._torch: Any = torch
+        self._place = torch.device("cuda", index)
+        self._memory: dict[tuple[int, Memory], Any] = {}
+
+    @property
+    def device(self) -> str:
+        """See Timer."""
+        return self._torch.cuda.get_device_name(self._place)
+
+    def seconds(self, kernel: GpuKernel, grid: Sequence[int], arguments: Sequence[Memory | int | float | bool]) -> float:
+        """See Timer."""
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        torch = self._torch
+        with _disable_current_modes(), torch.no_grad(), torch.cuda.device(self._place):
+            try:
+                values = [self._bits(k, one) for k, one in enumerate(arguments)]
+                return self._measured(kernel, (*grid, 1, 1)[:3], values)
+            except (StepwellError, torch.OutOfMemoryError):
+                return float("inf")
+
+    def release(self) -> None:
+        """See Timer."""
+        self._memory.clear()
+
+    def _bits(self, place: int, value: Memory | int | float | bool) -> int:
+        if isinstance(value, Memory):
+            return self._filled(place, value).data_ptr()
+        return int.from_bytes(pack("=d", value), "little", signed=True) if isinstance(value, float) else int(value)
+
+    def _filled(self, place: int, memory: Memory) -> Any:
+        """Memory of an argument; candidates for one kernel share theirs."""
+        torch, found = self._torch, self._memory.get((place, memory))
+        if found is None:
+            if any(k == place for k, _ in self._memory):
+                self._memory = {key: held for key, held in self._memory.items() if key[0] != place}
+            found = self._memory[place, memory] = torch.zeros(-(-max(memory.bytes, 1) // 16) * 16, dtype=torch.uint8, device=self._place)
+            if memory.kind in UNIFORM:
+                # a generator of its own: the program's random numbers do not depend on what is measured
+                numbers = torch.Generator(self._place).manual_seed(place)
+                found.view(getattr(torch, memory.kind)).uniform_(LEAST, MOST, generator=numbers)
+            elif memory.kind:
+                found.view(getattr(torch, memory.kind)).fill_(MOST)
+        return found
+
+    def _measured(self, kernel: GpuKernel, grid: tuple[int, ...], values: list[int]) -> float:
+        torch, driver = self._torch, cuda_driver()
+        function, threads, shared = driver.load(driver.context(), kernel, ALL)
+        stream = torch.cuda.current_stream(self._place).cuda_stream
+        other = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=self._place)
+        times: list[float] = []
+        for k in range(WARM_UP + REPEAT):
+            other.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            if driver.launch(function, grid, threads, shared, stream, values, kernel.overlaps):
+                return float("inf")
+            end.record()
+            end.synchronize()
+            if k >= WARM_UP:
+                times.append(start.elapsed_time(end) / 1e3)
+            if sum(times) > LONGEST:
+                break
+        return sorted(times)[len(times) // 4]
+
+
+@cache
+def cuda_timer(index: int) -> CudaTimer | None:
+    """The timer of a CUDA device; None where torch finds none."""
+    import torch
+
+    if torch.version.hip or not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        return None
+    return CudaTimer(index)

@@ -1,0 +1,1 @@
+"""The host program run step by step in Python."""

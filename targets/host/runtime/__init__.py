@@ -1,0 +1,1 @@
+"""The runtime that host programs call, as LLVM IR."""

@@ -1,0 +1,55 @@
+"""What is counted: the documented keys are always there, and what has no rule is named, operators of users too."""
+
+import logging
+import re
+
+import pytest
+import torch
+
+import stepwell
+from stepwell.tools.backend import counters as module
+from stepwell.tools.debug import compile_log
+
+
+@pytest.mark.parametrize("clear", [stepwell.counters.clear, stepwell.reset_counters])
+def test_documented_keys_are_there_when_cleared(clear):
+    torch._dynamo.reset()
+    torch.compile(torch.sin, backend="stepwell")(torch.ones(3))
+    stepwell.counters["mine"] = 1
+    clear()
+    rows = re.findall(r"^\| ([a-z_, ]+) \|", module.__doc__ or "", re.MULTILINE)
+    documented = {name for row in rows for name in row.split(", ")} - {"key"}
+    assert set(stepwell.counters) == documented
+    assert not any(stepwell.counters.values())
+
+
+@torch.library.custom_op("stepwell_test_counters::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@doubled.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_operators_of_users_are_named(caplog):
+    """OP-02: an operator without a rule is counted by name, and named once in the log."""
+    name = "stepwell_test_counters.doubled.default"
+    compile_log._said.clear()
+    x = torch.randn(4)
+    with caplog.at_level(logging.WARNING, "stepwell"):
+        for times in (1, 2):
+            torch._dynamo.reset()
+            stepwell.counters.clear()
+            found = torch.compile(lambda x: doubled(x) + 1, backend="stepwell", options={"cache": "off"})(x)
+            torch.testing.assert_close(found, x * 2 + 1)
+            assert stepwell.counters["fallback_ops"] == {name: 1} and stepwell.counters["fallback"] == 1, times
+    assert [r.getMessage() for r in caplog.records] == [f"{name} has no rule and runs as it is registered"]
+
+
+def test_library_calls_by_choice_are_no_fallbacks():
+    torch._dynamo.reset()
+    stepwell.counters.clear()
+    torch.compile(torch.linalg.det, backend="stepwell", options={"cache": "off"})(torch.eye(3))
+    assert stepwell.counters["extern"] == 1 and not stepwell.counters["fallback_ops"]

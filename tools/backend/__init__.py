@@ -1,0 +1,1 @@
+"""The torch.compile backend: options, modes, compilation, compiled graphs, counters."""

@@ -1,0 +1,302 @@
+"""One ATen graph to one callable: import, the pipeline's stages, LLVM text, object, loaded program."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from collections.abc import Callable, Collection, MutableSet, Sequence
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch.fx import GraphModule
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+from ...dialects import load_dialects
+from ...dialects.expr import free_syms
+from ...lowering.fx.post_grad.attention_heads import fix_head_sizes
+from ...lowering.fx_to_nd import Border, Imported, import_graph
+from ...lowering.fx_to_nd.regions.subgraphs import Program
+from ...passes.manager.errors import PipelineError, did_you_mean
+from ...passes.manager.instrumentation import Instrumentation, Remark, print_ir
+from ...passes.manager.pass_manager import Pipeline, run
+from ...passes.manager.pipelines import TARGETS, default_pipeline
+from ...targets.host.description import ProgramDescription
+from ...targets.target import Measure, library_operators, target_of
+from ..debug.folder import DebugFolder, readable
+from ..debug.graph_reports import report
+from ..debug.trace import trace
+from ..extensions.fusion_directives import apply_wishes, marked, plan_each_layer
+from ..extensions.loop_directives import apply_loop_wishes, loop_marks
+from .compiled import CompiledGraph, Runner, rare_garbage_collection
+from .counters import count, count_phase, phase, recorded
+from .options import OptionError, Options
+from .traffic import count_traffic
+
+log = logging.getLogger("stepwell")
+_serial = itertools.count()
+_context: Context | None = None
+
+
+def context() -> Context:
+    """The xDSL context with our dialects (made once; compilation never adds to it)."""
+    global _context
+    if _context is None:
+        _context = Context()
+        load_dialects(_context)
+    return _context
+
+
+class Build(Protocol):
+    """What takes an imported graph through a pipeline, see `build`."""
+
+    def __call__(
+        self, module: ModuleOp, device: str, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
+    ) -> tuple[ProgramDescription, bytes, str]: ...
+
+
+class Watch(Protocol):
+    """What `compile_graph` shows to a tool that watches it."""
+
+    def graph(self, kind: str, gm: GraphModule, module: ModuleOp) -> None:
+        """A graph was imported."""
+
+    def stage(self, stage: str, module: ModuleOp) -> None:
+        """A stage of the pipeline is done."""
+
+    def record(self, kind: str, what: object) -> None:
+        """A pass decided something (Instrumentation.records)."""
+
+    def remark(self, remark: Remark) -> None:
+        """A pass left a remark."""
+
+
+def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Options, **given: Any) -> Runner:
+    """Compile and link a graph, see `lower_graph`: a boxed function, one list in, which it empties, a sequence out."""
+    return lower_graph(gm, example_inputs, options, **given).runner()
+
+
+def lower_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    *,
+    kind: str = "inference",
+    static_inputs: Sequence[int] = (),
+    output_strides: Sequence[Any] | None = None,
+    border: Border | None = None,
+    watch: Watch | None = None,
+    matched: MutableSet[str] | None = None,
+    make: Build | None = None,
+    without: Collection[str] = (),
+    left: frozenset[str] = frozenset(),
+    compile_body: Callable[[GraphModule], Program] | None = None,
+) -> CompiledGraph:
+    """Take `gm` (ATen, functional but for updates of inputs) through the whole compiler.
+
+    kind is "forward", "backward" or "inference", followed by "-body" for a subgraph of a higher-order operator, and names the graph in logs
+    and dumps. `border`: see import_graph. `watch` is told
+    what happens; `matched` is shared by the graphs of one compilation (see fusion_control.apply_wishes). `make` does what `build` does, for
+    the graph and its subgraphs. without: passes that do not run; left: nodes that are calls of ATen whatever rule there is, by name;
+    compile_body: what compiles subgraphs, else this does."""
+    number = next(_serial)
+    debug = DebugFolder.make(options.debug, kind, number)
+    if debug:
+        debug.graph(gm)
+    trace(f"{kind}_graph", lambda: readable(gm))
+    with rare_garbage_collection(), recorded() as counts:
+        with phase("import"):
+            if kind == "inference" and options.numerics != "eager":
+                fix_head_sizes(gm, _takes_heads)
+            imported = import_graph(
+                gm,
+                example_inputs,
+                static_inputs=static_inputs,
+                output_strides=output_strides,
+                border=border,
+                numerics=options.numerics,
+                fallback_random=options.fallback_random,
+                forced=frozenset(options.fallback) | library_operators(n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"),
+                left=left,
+                implicit_fallbacks=options.implicit_fallbacks,
+                compile_body=compile_body
+                or (lambda body: compile_graph(body, (), options, kind=f"{kind}-body", watch=watch, matched=matched, make=make)),
+                make_kernel=_make_kernel,
+            )
+        _count_ops(imported)
+        symbols = _symbol_positions(imported)
+        if watch:
+            watch.graph(kind, gm, imported.module)
+        target = target_of(imported.device)
+        pipeline = default_pipeline(target.name, {"passes": options.passes, "pipeline": options.pipeline})
+        if all(p.name != "to-host" for p in pipeline.passes()):
+            raise OptionError("option 'pipeline' leads to no program: it has no 'to-host' (opt-tool --dump-pass-pipeline shows the whole)")
+        target.fit(pipeline, imported.module, imported.device, measure(options))
+        if watch:
+            plan_each_layer(pipeline)
+        leave_out(pipeline, options)
+        take_out(pipeline, without)
+        known, last = set() if matched is None else matched, kind in ("backward", "inference")
+        apply_wishes(pipeline, imported.module, options, marked(gm), known, last)
+        # gradients get loops of their own, to which what was asked for does not apply
+        apply_loop_wishes(pipeline, imported.module, options, () if kind.startswith("backward") else loop_marks(gm), known, last)
+        description, code, code_key = (make or build)(imported.module, imported.device, options, debug, pipeline, watch)
+        count("bodies" if kind.endswith("-body") else "graphs")
+    seconds = sum(n for name, n in counts.items() if name.startswith("compile_seconds."))
+    kept = {name: n for name, n in counts.items() if not name.startswith(("compile_seconds.", "cache_"))}
+    return CompiledGraph(
+        description, code, code_key, imported.constants, imported.objects, imported.inputs, imported.outputs, symbols,
+        counts=kept, seconds=seconds, refused=imported.refused,
+    )
+
+
+def _make_kernel(*given: Any) -> tuple[int, ModuleOp]:
+    from ..extensions.kernels import make_kernel
+
+    return make_kernel(*given)
+
+
+def _takes_heads(device: torch.device) -> bool:
+    """Whether a spelled out attention on a device becomes a call that takes heads of some sizes only."""
+    if device.type != "cuda":
+        return False
+    from ...targets.triton.target import has_fast_attention
+
+    return has_fast_attention(str(device))
+
+
+def measure(options: Options) -> Measure:
+    """Which choices the options let passes measure; what is unsure is not where results may not differ from run to run."""
+    if options.autotune:
+        return "always"
+    return "unsure" if options.tune_unsure and not torch.are_deterministic_algorithms_enabled() else "never"
+
+
+def leave_out(pipeline: Pipeline, options: Options) -> None:
+    """Take the passes that the options name out of the pipeline. Raises PipelineError for a name that no target's pipeline has."""
+    if not options.disable_passes:
+        return
+    here, everywhere = {p.name for p in pipeline.passes()}, {p.name for t in TARGETS for p in default_pipeline(t).passes()}
+    for name in options.disable_passes:
+        if name in here:
+            pipeline.remove(name)
+        elif name not in everywhere:
+            raise PipelineError(f"option 'disable_passes': there is no pass '{name}'{did_you_mean(name, here | everywhere)}")
+    if "loop-inline" in options.disable_passes:
+        plan_each_layer(pipeline)  # nobody would take the functions of layers back
+
+
+def take_out(pipeline: Pipeline, names: Collection[str]) -> None:
+    """Take the passes of these names out that the pipeline has."""
+    for name in {p.name for p in pipeline.passes()} & set(names):
+        pipeline.remove(name)
+    if "loop-inline" in names:
+        plan_each_layer(pipeline)
+
+
+def _count_ops(imported: Imported) -> None:
+    counts = imported.counts
+    count("ops", counts.total)
+    count("extern", counts.extern)
+    for name, n in counts.names["fallback"].items():
+        count("fallback", n)
+        count(f"fallback_ops.{name}", n)
+    report(imported)
+
+
+def build(
+    module: ModuleOp, device: str, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
+) -> tuple[ProgramDescription, bytes, str]:
+    """The description and the object of an imported graph of `device`, and the object's name in the cache ("" where it is not kept)."""
+    ctx = context()
+    if debug:
+        debug.level("import", module, pipeline)
+    clock = [perf_counter()]
+
+    def after_stage(stage: str, op: ModuleOp) -> None:
+        now = perf_counter()
+        count_phase(stage or "passes", clock[0], now)
+        if debug:
+            debug.level(stage, op, pipeline)
+        trace(f"{stage or 'passes'}_ir", lambda: print_ir(op, debuginfo=False))
+        if stage == "mem":
+            count_traffic(op)
+        if watch:
+            watch.stage(stage, op)
+        clock[0] = perf_counter()
+
+    instrument = Instrumentation(
+        verify_stages=options.verify, print_ir_after=options.print_ir, timing=options.timing, after_stage=after_stage,
+        remarks=_remarks(debug, watch), records=watch.record if watch else None,
+    )  # fmt: skip
+    run(pipeline, module, ctx, instrument)
+    if options.timing:
+        print(instrument.timing_report(), file=sys.stderr)
+    return emit(module, options, debug, device)
+
+
+def _remarks(debug: DebugFolder | None, watch: Watch | None) -> Callable[[Remark], None] | None:
+    if debug is None or watch is None:
+        return debug.remark if debug else watch.remark if watch else None
+
+    def both(remark: Remark) -> None:
+        debug.remark(remark)
+        watch.remark(remark)
+
+    return both
+
+
+def emit(
+    module: ModuleOp, options: Options, debug: DebugFolder | None = None, device: str = "cpu"
+) -> tuple[ProgramDescription, bytes, str]:
+    """Machine code for a module that went through the whole pipeline, see `build`; `device` is where its kernels run."""
+    from ...dialects import cpu, host
+    from ...targets.cpu.cache import cached_object, object_key
+    from ...targets.cpu.emit.module import emit_kernels
+    from ...targets.cpu.jit import compile_text
+    from ...targets.host.emit import emit_host
+
+    with phase("emit"):
+        program = host.program_of(module)
+        count("kernels", sum(isinstance(op, cpu.KernelOp) for op in module.body.block.ops))
+        target = target_of(device)
+        made = target.kernels(module, device)
+        count("kernels", len(made.kernels) - len(made.rare))
+        launches = [op for op in program.body.block.ops if isinstance(op, host.LaunchOp)]
+        count("launches", sum(op.kernel.string_value() not in made.rare for op in launches))
+        text = emit_kernels(module)
+        description = emit_host(text, program, kernels=made.kernels, device=device, target=target.name)
+        llvm = text.text()
+    trace("llvm", lambda: llvm)
+    if debug:
+        debug.target(llvm)
+    with phase("object"):
+        if options.cache == "off":
+            code, key = compile_text(llvm), ""
+        else:
+            code, hit = cached_object(llvm)
+            key = object_key(llvm)
+            count("cache_hits" if hit else "cache_misses")
+    if made.finish is not None:
+        with phase("triton"):
+            made.finish()
+    return description, code, key
+
+
+def _symbol_positions(imported: Imported) -> dict[str, int]:
+    """Where in the FX inputs the value of each size symbol is passed."""
+    from xdsl.dialects.func import FuncOp
+
+    from ...dialects.expr.syntax import ExprAttr
+
+    func = next(op for op in imported.module.body.block.ops if isinstance(op, FuncOp))
+    places = dict(imported.handed_on)
+    for k, attrs in enumerate(func.arg_attrs.data if func.arg_attrs else ()):
+        symbol = attrs.data.get("nd.symbol")
+        if isinstance(symbol, ExprAttr) and k < len(imported.inputs) and len(free_syms(symbol.data)) == 1:
+            (s,) = free_syms(symbol.data)
+            if symbol.data is s:
+                places[s.name] = imported.inputs[k]
+    return places

@@ -1,0 +1,109 @@
+"""options={"freezing": True}: programs in which weights are constants, and calls with other weights than those.
+
+The parameters and buffers of the modules are found among the inputs of the graph by what AOTAutograd says of each input. Constants are
+copies, so that updates of the tensors have no effect; a call with other tensor objects (a second instance of the same class, which Dynamo
+runs by the same code) gets a program of its own."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ...lowering.fx.post_grad.freezing import fold, foldable
+from ...lowering.fx_to_nd import Border
+
+log = logging.getLogger("stepwell")
+
+MOST_PROGRAMS = 8
+"""For how many sets of weights a graph gets a program of its own; further ones share one in which weights are arguments."""
+
+Program = Callable[[list[Any]], Sequence[Any]]
+
+
+class Weights:
+    """The parameters and buffers of what is compiled, asked for by the inputs of its ATen graph."""
+
+    def __init__(self, module: torch.nn.Module, inputs: Sequence[Any]):
+        self.module = module
+        self.inputs = list(inputs)
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"] if isinstance(module, GraphModule) else []
+        self.held = {k for k, (n, v) in enumerate(zip(placeholders, inputs, strict=False)) if _is_weight(n, v)}
+
+    def of(self, node: Node) -> torch.Tensor | None:
+        """The tensor that a placeholder stands for if it is a weight, or a part of one that is a tensor subclass."""
+        found = self._of(node.meta.get("desc"))
+        return found if isinstance(found, torch.Tensor) else None
+
+    def _of(self, what: Any) -> Any:
+        from torch._functorch._aot_autograd import descriptors as d
+
+        if isinstance(what, (d.ParamAOTInput, d.BufferAOTInput)):
+            owner, _, name = what.target.rpartition(".")
+            return getattr(self.module.get_submodule(owner), name)
+        if isinstance(what, d.PlainAOTInput):
+            return self.inputs[what.idx] if what.idx in self.held else None
+        if isinstance(what, d.SubclassGetAttrAOTInput):
+            base = self._of(what.base)
+            return None if base is None else getattr(base, what.attr)
+        return None
+
+
+def _is_weight(node: Node, value: Any) -> bool:
+    """Whether an input of Dynamo's graph is a parameter, or a buffer of a module: their values are expected to stay."""
+    name: Any = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
+    return isinstance(value, torch.nn.Parameter) or "_buffers[" in str(name() if callable(name) else name)
+
+
+class Frozen:
+    """The boxed function of a graph some of whose inputs are constants."""
+
+    def __init__(
+        self, gm: GraphModule, weights: dict[Node, torch.Tensor], border: Border | None, compiler: Callable[[GraphModule], Program]
+    ):
+        self._boxed_call = True
+        self._gm = copy.deepcopy(gm)
+        self._compile = compiler
+        places = {n: k for k, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
+        shown = {*border.views.values(), *border.updates.values()} if border else set()
+        self._at = [places[n] for n in foldable(gm, weights) if places[n] not in shown]
+        tensors = {places[n]: t for n, t in weights.items()}
+        self._programs: list[tuple[list[torch.Tensor], Program]] = []
+        self._general: Program | None = None
+        self._add([tensors[k] for k in self._at])
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        held = [args[k] for k in self._at]
+        for known, run in self._programs:
+            if all(map(is_, held, known)):
+                return run(args)
+        return self._other(held)(args)
+
+    def _add(self, held: list[torch.Tensor]) -> Program:
+        gm = copy.deepcopy(self._gm)
+        nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        fold(gm, {nodes[k]: t for k, t in zip(self._at, held, strict=True)})
+        run = self._compile(gm)
+        self._programs.append((held, run))
+        return run
+
+    def _other(self, held: list[torch.Tensor]) -> Program:
+        """A program for weights that were not seen before."""
+        if len(self._programs) < MOST_PROGRAMS:
+            return self._add(held)
+        if self._general is None:
+            log.warning("a graph was frozen for %d sets of weights; others are passed as arguments", MOST_PROGRAMS)
+            self._general = self._compile(self._gm)
+        return self._general
+
+
+def weights_of(gm: GraphModule, weights: Weights) -> Iterator[tuple[Node, torch.Tensor]]:
+    """The placeholders of an ATen graph that are weights, with their tensors."""
+    for node in gm.graph.nodes:
+        if node.op == "placeholder" and (found := weights.of(node)) is not None:
+            yield node, found

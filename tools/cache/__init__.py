@@ -1,0 +1,1 @@
+"""What is kept between processes: compiled graphs and their keys."""

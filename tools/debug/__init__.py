@@ -1,0 +1,1 @@
+"""What a compilation tells: folders of files, traces, logs, reports."""

@@ -1,0 +1,1 @@
+"""`make demo`: a trained model searches the standard library."""

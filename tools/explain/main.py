@@ -1,0 +1,335 @@
+"""`stepwell.explain`: what the compiler made of a function, why, and what that costs; in the terminal and as a page of HTML.
+
+stepwell.explain(fn, *args)
+python -m stepwell.tools.explain file.py:function --args "torch.randn(3, 4)"
+python -m stepwell.tools.explain graph.mlir --html out.html
+python -m stepwell.tools.explain --example
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import StepwellError
+from ...passes.cost.machine import Machine
+from .collect import Collector
+from .dynamo import watched
+from .html import page
+from .model import Eager, Graph, Wish
+from .report import Block, report
+from .screen import show
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+    from ..backend.options import Options
+
+
+@dataclass
+class Explanation:
+    """What `explain` found: `graphs` and `eager` as data (model.py), `str()` as text, `html()` as a page."""
+
+    graphs: list[Graph]
+    machine: Machine
+    name: str = ""
+    eager: list[Eager] = field(default_factory=list)
+    """What Dynamo left to eager."""
+    _blocks: list[Block] = field(default_factory=list, repr=False)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The report, from which text and page are made."""
+        if not self._blocks:
+            self._blocks = report(self.graphs, self.machine, self.name, self.eager)
+        return self._blocks
+
+    def __str__(self) -> str:
+        return show(self.blocks, plain=True)
+
+    def print(self) -> None:
+        """Print the report: through `rich` where that is installed."""
+        show(self.blocks)
+
+    def html(self) -> str:
+        """One page with everything in it: tables, pictures (SVG) and the IR of every level."""
+        return page(self.blocks, self.graphs, self.machine, self.name)
+
+
+def explain(
+    fn: Callable[..., Any],
+    *args: Any,
+    html: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    machine: Machine | None = None,
+    quiet: bool = False,
+    measure: bool = False,
+    **kwargs: Any,
+) -> Explanation:
+    """Compile `fn` for these arguments as torch.compile(backend="stepwell", options=options) does, and tell what was
+    decided and why.
+
+    `fn` (a function or module) is run once. Where a result needs gradients, the backward graph is compiled too, without
+    adding to anything's `.grad`. The report is printed unless `quiet`, and written to the file `html` as one page.
+    `machine` takes the place of a measurement of the processor. With `measure` each kernel of the CPU also runs by itself, and its time and
+    bandwidth are told. Raises StepwellError for what cannot be called, OptionError for wrong
+    options, and what compiling or running raises; StepwellError too, when all is told, for a file that cannot be written."""
+    import torch
+
+    from ..backend.options import make_options
+    from ..backend.torch_backend import GraphCompilers, compile_with
+
+    if not callable(fn):
+        raise StepwellError(f"explain takes a function or module and its arguments, not {fn!r}")
+    machine = machine or _measured()
+    collector = Collector(machine, measure)
+    chosen = make_options(None, options)
+    compilers = GraphCompilers(chosen, collector)
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_with(compilers, gm, list(example_inputs))
+
+    # what torch.compile already wrapped is told as it would be compiled here
+    fn = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", fn)
+    eager: list[Eager] = []
+    with watched(eager):
+        result = torch.compile(fn, backend=backend)(*args, **kwargs)
+    _backward(result)
+    _unknown(collector.graphs, chosen, compilers.matched)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return _finish(Explanation(collector.graphs, machine, name, eager), html, quiet)
+
+
+def _measured() -> Machine:
+    """This machine with as many threads as torch uses."""
+    import torch
+
+    from ...targets.cpu.machine import host_machine
+
+    return host_machine(torch.get_num_threads())
+
+
+def _finish(found: Explanation, html: str | Path | None, quiet: bool) -> Explanation:
+    if not quiet:
+        found.print()
+    if html is not None:
+        try:
+            Path(html).write_text(found.html(), encoding="utf-8")
+        except OSError as error:
+            raise StepwellError(f"cannot write '{html}': {error.strerror}") from error
+    return found
+
+
+def _unknown(graphs: Sequence[Graph], options: Options, matched: set[str]) -> None:
+    """Tell of entries of wishes that no graph knows."""
+    from ..extensions.loop_directives import unknown_entries
+
+    entries = {*options.no_fuse, *(e for wish in options.fuse for e in wish)}
+    unknown = [f"'{e}'" for e in sorted(entries - matched)]
+    unknown += ["{} '{}'".format(*text.split(" ", 1)) for text in unknown_entries(options, matched)]
+    if graphs:
+        graphs[-1].wishes += [Wish(text, False, "names no operator of any graph") for text in unknown]
+
+
+def _backward(result: Any) -> None:
+    """Run the backward pass of a result's tensors once, the gradients dropped."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
+    leaves: dict[int, Any] = {}
+    seen: set[Any] = set()
+    worklist = [t.grad_fn for t in outputs]
+    while worklist:
+        node = worklist.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves[id(variable)] = variable
+        worklist += [n for n, _ in node.next_functions]
+    if outputs and leaves:
+        torch.autograd.grad(outputs, list(leaves.values()), [torch.ones_like(t) for t in outputs], allow_unused=True)
+
+
+def explain_module(
+    module: ModuleOp,
+    name: str = "",
+    *,
+    html: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    machine: Machine | None = None,
+    quiet: bool = False,
+    measure: bool = False,
+) -> Explanation:
+    """The same for a module of IR at the level nd, loop or mem, from there down; the module is changed.
+
+    Raises StepwellError for other levels."""
+    from ...passes.loop.fusion.loop_fuse import LoopFuse
+    from ...passes.manager.instrumentation import Instrumentation
+    from ...passes.manager.pass_manager import Stage, run
+    from ...passes.manager.pipelines import default_pipeline
+    from ..backend.compile_graph import context
+    from ..backend.options import make_options
+    from ..extensions.fusion_directives import apply_wishes, plan_each_layer
+    from ..extensions.loop_directives import apply_loop_wishes
+    from ..opt.run_ir import LEVELS, level_of
+
+    level = level_of(module)
+    if level not in ("nd", "loop", "mem"):
+        raise StepwellError(f"explain takes IR at the levels nd, loop and mem; this is at {level}")
+    chosen = make_options(None, options)
+    stages = LEVELS if level == "nd" else LEVELS[LEVELS.index(level) + 1 :]
+    pipeline = default_pipeline("cpu", stages=stages)
+    if level == "loop":  # nests may be fused further, and wishes obeyed
+        pipeline.stages.insert(0, Stage("loop", [LoopFuse()]))
+    matched: set[str] = set()
+    plan_each_layer(pipeline)
+    apply_wishes(pipeline, module, chosen, (), matched, True)
+    apply_loop_wishes(pipeline, module, chosen, (), matched, True)
+    machine = machine or _measured()
+    collector = Collector(machine, measure)
+    collector.graph(level, None, module)
+    if level == "mem":
+        collector.stage("mem", module)
+    run(pipeline, module, context(), Instrumentation(after_stage=collector.stage, records=collector.record, remarks=collector.remark))
+    _unknown(collector.graphs, chosen, matched)
+    return _finish(Explanation(collector.graphs, machine, name), html, quiet)
+
+
+def explain_file(path: str, **settings: Any) -> Explanation:
+    """The same for a file of IR. Raises StepwellError that names the place of a mistake."""
+    from ...passes.manager.errors import PassError
+    from ...passes.manager.verify import InvalidIR, verify_ir
+    from ..backend.compile_graph import context
+    from ..ir_parser import parse_file
+    from ..opt.main import read_input
+
+    module, _ = parse_file(read_input(path), path, context())
+    try:
+        verify_ir(module)
+    except InvalidIR as error:
+        raise PassError(error.message, op=error.op) from error
+    _name_operators(module)
+    return explain_module(module, Path(path).name, **settings)
+
+
+def _name_operators(module: ModuleOp) -> None:
+    """Give operations without a name the name of their result, as it is printed, so that later levels know what they come from."""
+    from xdsl.dialects.builtin import NameLoc, StringAttr
+
+    from ...passes.loop.fusion.directives import origins
+
+    for func in module.body.block.ops:
+        seen: dict[str, int] = {}
+        for op in [o for region in func.regions for block in region.blocks for o in block.ops]:
+            for result in op.results:
+                hint = result.name_hint
+                if not hint:
+                    continue
+                count = seen[hint] = seen.get(hint, -1) + 1
+                if result is op.results[0] and not any(name for name, _, _ in origins(op.location)):
+                    op.location = NameLoc(StringAttr(f"{hint}_{count}" if count else hint), op.location)
+
+
+def load_function(target: str, arguments: str | None) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """`file.py:function` and the text of its arguments as a function and arguments."""
+    import runpy
+
+    import torch
+
+    file, _, name = target.rpartition(":")
+    if not file.endswith(".py") or not name:
+        raise StepwellError(f"expected file.py:function or a .mlir file, got '{target}'")
+    if not Path(file).is_file():
+        raise StepwellError(f"there is no file '{file}'")
+    space = runpy.run_path(file)
+    if name not in space:
+        raise StepwellError(f"'{file}' defines no '{name}'")
+    made = space[name]
+    if arguments is None:
+        _check_call(made, (), f"without --args '{name}' is called with nothing")
+        made = made()
+        if not isinstance(made, tuple) or not made or not callable(made[0]):
+            raise StepwellError(f"without --args, '{name}' must be a function without parameters that returns (function, arguments...)")
+        return made[0], made[1:]
+    try:
+        values = eval(f"({arguments},)", {"torch": torch, **space})  # the user's own expression, in the user's own module
+    except Exception as error:
+        raise StepwellError(f"--args '{arguments}': {type(error).__name__}: {error}") from error
+    _check_call(made, values, f"--args '{arguments}' does not fit '{name}'")
+    return made, values
+
+
+def _check_call(fn: Any, values: Sequence[Any], otherwise: str) -> None:
+    """StepwellError that says `otherwise` where `fn` cannot be called with `values`."""
+    import inspect
+
+    try:
+        inspect.signature(getattr(fn, "forward", fn)).bind(*values)  # that of a module's call says nothing
+    except TypeError as error:
+        raise StepwellError(f"{otherwise}: {error}") from error
+    except ValueError:  # a function without a signature, such as a builtin: the call will tell
+        return
+
+
+def _example() -> tuple[Callable[..., Any], Sequence[Any]]:
+    """What `--example` explains."""
+    import torch
+
+    from .example import add_sum
+
+    return add_sum, (torch.randn(32, 64), torch.randn(32, 64))
+
+
+def _numbers(flag: str, given: Sequence[str]) -> dict[str, list[int]]:
+    """`NAME=8,64` as the options have it."""
+    found: dict[str, list[int]] = {}
+    for text in given:
+        name, _, numbers = text.rpartition("=")
+        try:
+            found[name] = [int(n) for n in numbers.split(",")]
+        except ValueError:
+            raise StepwellError(f"--{flag} takes NAME=NUMBER,..., got '{text}'") from None
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    import argparse
+    import sys
+
+    parser = argparse.ArgumentParser(prog="python -m stepwell.tools.explain", description="What the compiler makes of a function, and why.")
+    parser.add_argument("--example", action="store_true", help="explain an addition and a sum over rows, step by step")
+    parser.add_argument("target", nargs="?", help="file.py:function, or a .mlir file at any level")
+    parser.add_argument("--args", help="arguments of the function, as a Python expression that may use torch and the names of the file")
+    parser.add_argument("--html", metavar="FILE", help="write a page of HTML too")
+    parser.add_argument("--no-fuse", action="append", default=[], metavar="NAME", help="keep a value (or file:line) in a nest of its own")
+    parser.add_argument("--fuse", action="append", default=[], metavar="A+B", help="put values into one nest")
+    parser.add_argument("--tile", action="append", default=[], metavar="NAME=8,64", help="run the nest of a value (or file:line) in tiles")
+    parser.add_argument("--loop-order", action="append", default=[], metavar="NAME=1,0", help="the order of the loops of a nest")
+    parser.add_argument("--measure", action="store_true", help="run each kernel by itself too, and tell its time and bandwidth")
+    given = parser.parse_args(arguments)
+    if given.example == (given.target is not None):
+        parser.error("give a target or --example")
+    try:
+        options = {
+            "no_fuse": given.no_fuse, "fuse": [w.split("+") for w in given.fuse], "tile": _numbers("tile", given.tile),
+            "loop_order": _numbers("loop-order", given.loop_order),
+        }  # fmt: skip
+        if given.example:
+            fn, values = _example()
+            explain(fn, *values, html=given.html, options=options, measure=given.measure)
+            return 0
+        if given.target.endswith(".mlir"):
+            explain_file(given.target, html=given.html, options=options, measure=given.measure)
+            return 0
+        fn, values = load_function(given.target, given.args)
+        explain(fn, *values, html=given.html, options=options, measure=given.measure)
+        return 0
+    except StepwellError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1

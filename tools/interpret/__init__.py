@@ -1,0 +1,1 @@
+"""The IR of each level run by torch, operation by operation."""

@@ -1,0 +1,1 @@
+"""Triton kernels run block by block, with a check for races."""

@@ -1,0 +1,1 @@
+"""Launch graphs (CUDA graphs) of compiled programs."""

@@ -1,0 +1,1 @@
+"""`opt-tool`: passes on IR files, printed, run and compared."""

@@ -1,0 +1,1 @@
+"""Compilations that go on when a part fails."""

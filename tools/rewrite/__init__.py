@@ -1,0 +1,1 @@
+"""Rewrites that users write as pairs of functions or as PDL."""
