@@ -135,7 +135,7 @@ def _tiny_constant(value: SSAValue) -> bool:
 
 
 def extend(s: State, op: Operation) -> None:
-    """arith.extf; of a value just rounded to bf16 without packing it."""
+    """arith.extf; of a value just rounded to bf16 without packing it, unless a store packs it anyway."""
     source = op.operands[0].owner
     if not (
         isinstance(source, arith.TruncFOp)
@@ -147,6 +147,9 @@ def extend(s: State, op: Operation) -> None:
         return
     b = s.b
     x = s.get(source.input)
+    if _is_stored(op.results[0], bf16):
+        s.values[op.results[0]] = b.cast("extf", b.cast("truncf", x, bf16), f32)
+        return
     lanes = lanes_of(x.type)
     word = like(x.type, i32)
 
@@ -159,6 +162,12 @@ def extend(s: State, op: Operation) -> None:
     kept = b.cast("bitcast", b.pure(arith.AndIOp, (rounded, number(-0x10000)), word), f32)
     nan = b.pure(cpu.CmpFOp, (x, x), like(x.type, i1), {"kind": cpu_kind("uno")}, "uno")
     s.values[op.results[0]] = b.select(nan, x, kept)
+
+
+def _is_stored(value: SSAValue, dtype: Attribute) -> bool:
+    """Whether a store puts a value into memory of `dtype`, as it is."""
+    stores = (u.operation for u in value.uses if isinstance(u.operation, loop.StoreOp))
+    return any(o.store_mode == "set" and o.value is value and loop.element_type(o.target.type) == dtype for o in stores)
 
 
 def round_later(s: State, op: Operation) -> None:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from xdsl.dialects.builtin import IntegerType, LocationAttr, i64
-from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop, nd
 from ...dialects.expr import Expr, IndexMap, as_expr, dim, strides_contiguous
 from ...dialects.expr.ranges import Range, RangeEnv, prove_eq
 from ...dialects.expr.syntax import IndexMapAttr
-from ...dialects.nd.pointwise import CastOp, PointwiseOp
 from ...dialects.nd.types import LOW_PRECISION, TensorType, compute_type, tensor_type
 from ...dialects.support.names import keep_name
 from ...passes.loop.transform.body import INDEX, Body
@@ -117,7 +116,6 @@ class Lowering:
     def __init__(self, func: FuncOp, symbols: RangeEnv, eager_rounding: bool):
         self.symbols = symbols
         self.eager_rounding = eager_rounding
-        self.rounded_results = _returned_and_shared(func)
         self.values: dict[SSAValue, Value] = {}
         old = func.body.block
         self.block = Block(arg_types=[a.type for a in old.args])
@@ -250,11 +248,10 @@ class Lowering:
         self.bind(op.results[0], nest.results[0])
 
     def rounded(self, b: Body, x: SSAValue, result: SSAValue) -> SSAValue:
-        """`x`, an element of `result` that was just computed: one of f16 or bf16 is rounded at once with eager numerics, and where
-        `result` is returned and shared by many places (else when it is stored)."""
+        """`x`, an element of `result` that was just computed: one of f16 or bf16 is rounded at once with eager numerics (else when it is
+        stored)."""
         dtype = tensor_type(result).element_type
-        at_once = self.eager_rounding or result in self.rounded_results
-        return scalars.round_to(b, x, dtype) if at_once and dtype in LOW_PRECISION else x
+        return scalars.round_to(b, x, dtype) if self.eager_rounding and dtype in LOW_PRECISION else x
 
     def tensor(self, old: SSAValue) -> SSAValue:
         """`old` as a tensor (or view of one) of the new function, for ops that take whole tensors."""
@@ -310,37 +307,6 @@ class Lowering:
 
         like = owner or loop.EmptyOp.create(result_types=[t])
         return self.nest(like, t.dims, [initial or self.empty(t)], body).results[0]
-
-
-def _returned_and_shared(func: FuncOp) -> set[SSAValue]:
-    """Values of f16 and bf16 that the function returns, or stores into an argument, and whose elements many places share, such as gates
-    of channels that forward saves: both are to be the same numbers, whatever is fused, since the error of one does not average out over
-    these places. Casts round by themselves; a product of matrices is recognised by what it stores, and stays as it is."""
-    worklist: list[SSAValue] = []
-    for op in func.body.block.ops:
-        if isinstance(op, ReturnOp):
-            worklist += op.arguments
-        elif isinstance(op, nd.UpdateOp):
-            worklist.append(op.value)
-    found: set[SSAValue] = set()
-    for value in worklist:
-        while isinstance(value.owner, nd.ViewOp):
-            value = value.owner.input
-        computed = isinstance(value.owner, Operation) and not isinstance(value.owner, CastOp | nd.MatmulOp)
-        if computed and isinstance(value.type, TensorType) and value.type.element_type in LOW_PRECISION and _is_shared(value):
-            found.add(value)
-    return found
-
-
-def _is_shared(value: SSAValue) -> bool:
-    """Whether an operation on elements reads a value, or a view of it, of other sizes than its result has."""
-    dims = tensor_type(value).dims
-    for op in (use.operation for use in value.uses):
-        if isinstance(op, PointwiseOp) and tensor_type(op.results[0]).dims != dims:
-            return True
-        if isinstance(op, nd.ExpandOp) or (isinstance(op, CastOp | nd.ViewOp) and _is_shared(op.results[0])):
-            return True
-    return False
 
 
 def _name_elements(nest: loop.NestOp, like: Operation) -> None:

@@ -486,8 +486,12 @@ class GroupWriter:
         return list(index) == self._at(local.index)
 
     def keep(self, member: Member, k: int, value: SSAValue) -> Local:
-        """Remember the value that a member stores in its out `k`; returns where it is to be stored, if at all."""
-        local = self.locals[member.info.op.results[k]]
+        """Remember the value that a member stores in its out `k`; returns what is known of it, and where it is to be stored, if at all.
+        Those who read it here have what others load: the difference of the two would be an error that nothing bounds."""
+        tensor = member.info.op.results[k]
+        local = self.locals[tensor]
+        if local.out is not None and tensor in self._all_reads():
+            value = self.body.as_stored(value, tensor)
         local.value = value
         return local
 
@@ -555,4 +559,4 @@ class _Copy(NestCopy):
         k = self.member.info.out_args.index(op.operands[1])
         local = self.writer.keep(self.member, k, value)
         if local.out is not None:
-            self.body.store(value, local.out, local.place(index), op.store_mode, mask)
+            self.body.store(local.value, local.out, local.place(index), op.store_mode, mask)

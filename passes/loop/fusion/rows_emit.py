@@ -377,13 +377,15 @@ class _Copy(NestCopy):
 
     def write(self, op: loop.StoreOp, value: SSAValue, index: tuple[Expr, ...], mask: SSAValue | None) -> None:
         nest = self.facts.nest
+        out = self.writer.args.get(op.target)
         if self.facts is self.writer.rows:
+            if out is not None:  # the parts have what others load
+                value = self.body.as_stored(value, out)
             result = nest.results[list(nest.out_args).index(op.target)]  # pyright: ignore[reportArgumentType]
             if mask is None:
                 self.writer.stored[result] = index, value, self.body.block
             else:
                 self.writer.stored.pop(result, None)
-        out = self.writer.args.get(op.target)
         if out is not None:
             self.body.store(value, out, index, op.store_mode, mask)
 

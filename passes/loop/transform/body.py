@@ -24,6 +24,9 @@ from xdsl.dialects.builtin import (
     LocationAttr,
     StringAttr,
     UnitAttr,
+    bf16,
+    f16,
+    f32,
     i1,
     i32,
     i64,
@@ -80,6 +83,16 @@ def _constant(value: SSAValue) -> Expr | None:
     """An integer constant as an expression."""
     op = value.owner
     return as_expr(op.value.value.data) if isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr) else None
+
+
+def _is_rounded(value: SSAValue, dtype: Attribute) -> bool:
+    """Whether an f32 is one of the 16-bit floats of `dtype`: read from memory, rounded before, or chosen among such."""
+    op = value.owner
+    if isinstance(op, arith.SelectOp):
+        return _is_rounded(op.operands[1], dtype) and _is_rounded(op.operands[2], dtype)
+    if isinstance(op, arith.ExtFOp):
+        return op.operands[0].type == dtype
+    return isinstance(op, loop.LoadOp) and op.mask is None and loop.element_type(op.source.type) == dtype
 
 
 class Body:
@@ -244,6 +257,13 @@ class Body:
     ) -> None:
         m, values = self.compact([self.simplify(e) for e in index])
         self.append(loop.StoreOp.new(value, tensor, m, values, mode, mask))
+
+    def as_stored(self, value: SSAValue, tensor: SSAValue) -> SSAValue:
+        """What a load of `tensor` would give after `value` is stored there: an f32 is rounded to the 16 bits that the tensor has."""
+        dtype = loop.element_type(tensor.type)
+        if dtype not in (f16, bf16) or value.type != f32 or _is_rounded(value, dtype):
+            return value
+        return self.emit(arith.ExtFOp, (self.emit(arith.TruncFOp, (value,), dtype),), f32)
 
     def inside(self, e: Expr, size: Expr) -> SSAValue | None:
         """The condition 0 <= e < size; None where it always holds."""
