@@ -60,7 +60,7 @@ class Fuzz:
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
         self.waiting: list[dict[str, Any]] = []
-        """Failures that are to be reduced."""
+        """What is to be asked about failures: whether torch alone fails too, and how small they can be."""
 
     def request(self, number: int) -> dict[str, Any]:
         """The program of a number; its device is drawn, for three quarters the first one, which is the fastest."""
@@ -82,7 +82,8 @@ class Fuzz:
                         number += 1
                         continue
                     if self.waiting and (worker := pool.idle) is not None:
-                        worker.begin(self.waiting.pop(0), 2 * SHRINK_SECONDS + self.args.limit)
+                        asked = self.waiting.pop(0)
+                        worker.begin(asked, self.args.limit + (2 * SHRINK_SECONDS if "shrink" in asked else 0))
                         continue
                     if not pool.busy:
                         break
@@ -94,8 +95,12 @@ class Fuzz:
 
     def note(self, request: dict[str, Any], answer: dict[str, Any]) -> None:
         if DIED in answer:
-            slow = answer[DIED].startswith("no answer") and request["device"] != "cpu"  # interpreters take long
-            answer = {"verdict": "skipped" if slow else "wrong", "why": answer[DIED], "source": ""}
+            died = self.died(request, answer[DIED])
+            if died is None:
+                return
+            answer = died
+        elif "torch_alone" in request and answer["verdict"] == "right":
+            answer = {**answer, "verdict": "wrong", "why": request["torch_alone"]}
         if "shrink" in request:
             self.keep(request, answer, "-small")
             return
@@ -108,8 +113,21 @@ class Fuzz:
         self.failures.append(f"{name}: {answer['why'].splitlines()[0] if answer['why'] else ''}")
         print(f"\nFAILED {name}\n{answer['source'] or answer['why']}\n", flush=True)
         self.keep(request, answer)
-        if answer["source"] and self.args.keep is not None and len(self.failures) <= MAX_SHRUNK:
+        reducible = answer["source"] and "torch_alone" not in request
+        if reducible and self.args.keep is not None and len(self.failures) <= MAX_SHRUNK:
             self.waiting.append({**request, "shrink": SHRINK_SECONDS})
+
+    def died(self, request: dict[str, Any], why: str) -> dict[str, Any] | None:
+        """What to say of a program whose process ended, or took too long. None where torch alone is tried first, in another process:
+        tracing and functionalisation are torch's own, and may be what crashes."""
+        if "torch_alone" in request:
+            return {"verdict": "skipped", "why": f"torch's functionalised program, too: {why}", "source": ""}
+        if why.startswith("no answer") and request["device"] != "cpu":  # interpreters are slow
+            return {"verdict": "skipped", "why": why, "source": ""}
+        if "shrink" not in request:
+            self.waiting.append({**request, "torch_alone": why})
+            return None
+        return {"verdict": "wrong", "why": why, "source": ""}
 
     def keep(self, request: dict[str, Any], answer: dict[str, Any], ending: str = "") -> None:
         """Write the source of a failure, or what is known of it, where failures are kept."""

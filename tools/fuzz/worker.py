@@ -24,8 +24,10 @@ def main() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Write the program of a kind and a seed and check it on a device: verdict, reason, source; with `shrink` (seconds) a smaller one."""
-    from .check import on
+    """Write the program of a kind and a seed and check it on a device: verdict, reason, source; with `shrink` (seconds) a smaller one.
+    With `torch_alone` it says whether torch's own functionalised program is right; this may crash, too."""
+    from .case import Case
+    from .check import on, torch_differs
     from .kinds import KINDS
     from .shrink import shrunk
 
@@ -35,11 +37,16 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             case = KINDS[kind](seed, device)
     except Exception:  # a fault of the generator
         return {"verdict": "skipped", "why": f"no program: {traceback.format_exc()[-1500:]}", "source": ""}
+    command = f"python -m stepwell.tools.fuzz --kinds {kind} --seed {seed} --count 1 --device {device}"
+    if "torch_alone" in request:
+        other = torch_differs(case, "") if isinstance(case, Case) else ""
+        source = "" if other else case.source(f"{command}\n{request['torch_alone']}", device)
+        return {"verdict": "skipped" if other else "right", "why": other, "source": source, "suffix": case.suffix}
     try:
         found, why = case.verdict(device)
     except Exception:
         found, why = "wrong", f"the fuzzer itself: {traceback.format_exc()[-3000:]}"
-    source, note = "", f"python -m stepwell.tools.fuzz --kinds {kind} --seed {seed} --count 1 --device {device}\n{why}"
+    source, note = "", f"{command}\n{why}"
     if found == "wrong" and "shrink" in request:
         source = shrunk(case, why, f"reduced from {note}", device, request["shrink"])
     elif found == "wrong":

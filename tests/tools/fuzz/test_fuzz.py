@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import stepwell
-from stepwell.tools.fuzz.__main__ import main
+from stepwell.tools.fuzz.__main__ import Fuzz, main, parser
 from stepwell.tools.fuzz.case import Case, inputs_text
 from stepwell.tools.fuzz.check import verdict
 from stepwell.tools.fuzz.kinds import KINDS
 from stepwell.tools.fuzz.rounding import samples, unexplained
 from stepwell.tools.fuzz.values import tensor
+from stepwell.tools.fuzz.worker import answer
+from stepwell.tools.worker_pool import DIED
 
 WRONG = """
 from xdsl.dialects.arith import AddfOp, SubfOp
@@ -135,3 +137,18 @@ def test_failures_are_reduced(own_passes):
     result, why = whole.verdict()
     small = shrunk(whole, why, "note", "cpu", 30)
     assert result == "wrong" and small.startswith("# note") and "torch.tanh" not in small and "cos" not in small and " + " in small
+
+
+def test_a_crash_that_torch_has_without_stepwell_is_no_failure():
+    """The program is tried with torch alone, in another process, before it counts."""
+    fuzz = Fuzz(parser().parse_args(["--seed", "1"]))
+    request, why = {"kind": "updates", "seed": 1, "device": "cpu"}, "the process ended with signal SIGSEGV"
+    fuzz.note(request, {DIED: why})
+    (alone,) = fuzz.waiting
+    assert not fuzz.failures and not fuzz.counts
+    fuzz.note(alone, {DIED: why})
+    assert not fuzz.failures and fuzz.counts == {"updates skipped": 1}
+    found = answer(alone)
+    assert found["verdict"] == "right" and why in found["source"]
+    fuzz.note(alone, found)
+    assert fuzz.failures == [f"updates-1-cpu: {why}"] and fuzz.waiting == [alone]
