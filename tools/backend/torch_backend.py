@@ -124,10 +124,16 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
         if found is not None:
             log.info("graph %d was traced and compiled before%s", compilers.number, changed(options))
             return found
+    from ...lowering.fx.pre_grad.eager_refusals import refused_call, run_by_eager
     from ...targets.target import library_operators
     from ..extensions.decompositions import checked
 
     if isinstance(gm, GraphModule):
+        if (refused := refused_call(gm)) is not None:
+            node, why = refused
+            log.warning("graph %d is not compiled, since eager refuses to run '%s' in it: %s", compilers.number, node.name, why)
+            count("fallback")
+            return run_by_eager(gm, node)
         gm = compilers.passed("pre_grad", gm)
         compilers.recovery.rewrite(gm, _rewrites(options))
     graph, rebuild = flat(gm)
