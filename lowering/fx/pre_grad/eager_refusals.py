@@ -43,7 +43,7 @@ def refused_call(gm: GraphModule) -> tuple[Node, str] | None:
 
 def run_by_eager(gm: GraphModule, refused: Node) -> Callable[..., Any]:
     """The graph as eager runs it, up to the call that it refuses, whose line the error names."""
-    from ...fx_to_nd.importer import user_place
+    from ...fx_to_nd.core.importer import user_place
 
     place = user_place(refused.meta.get("stack_trace"))
 

@@ -22,6 +22,7 @@ from ...manager.locations import joined
 from ..transform.body import Body
 from ..transform.nest_copy import NestCopy
 from .align import LoopEnvs
+from .directives import names_of
 from .types import Group, Member
 
 MOST_PLACES = 2
@@ -33,6 +34,9 @@ MOST_WORK = 48.0
 """Vector operations for one element of a value (op_costs.py) from which on later steps load it: four functions such as tanh take about as
 long as storing and loading an element of a tensor that no cache holds."""
 
+
+MAX_LABEL_NAMES = 4
+"""Operators that the label of a nest names."""
 
 SHORT_ROW = 16
 """Rows shorter than this are not kept in memory of the iteration: a nest with such memory has its lanes along the rows."""
@@ -118,12 +122,9 @@ class GroupWriter:
         return nest
 
     def _label(self) -> str:
-        names: list[str] = []
-        for m in self.group.members:
-            for r in m.info.op.results:
-                if r.name_hint and r.name_hint not in names:
-                    names.append(r.name_hint)
-        return "_".join(names[:4]) or "nest"
+        """The operators whose values the nest stores or reduces, as the graph calls them."""
+        names = dict.fromkeys(name for m in self.group.members for name in names_of(m.info.op))
+        return "_".join(list(names)[:MAX_LABEL_NAMES]) or "nest"
 
     # ---- steps
 

@@ -464,3 +464,17 @@ def test_operators_of_lists_have_one_row_together():
     assert text.count("aten.add.Tensor") <= 2 and text.count("aten.mul.Tensor") <= 2
     assert "(30)" in text and "more" in text
     assert len(found.graphs[0].operators) >= 60, "the data has all"
+
+
+def test_steps_are_called_as_their_operators():
+    """With their numbers, in the table of operators too."""
+
+    def program(x, y):
+        return (x * 2).sum(1), torch.relu(x + y).sum(1) + 1, x.sum()
+
+    (graph,) = stepwell.explain(program, torch.randn(8, 16), torch.randn(8, 16)).graphs
+    operators = {name for step in graph.steps for name in step.operators}
+    assert {"sum_1", "sum_2", "sum_3"} <= operators
+    for step in graph.steps:
+        assert any(step.label.startswith(name) for name in step.operators), step.label
+        assert "sum_" in step.label
