@@ -22,9 +22,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from ...errors import CompileError
 from . import cache_limit
 from .features import Target, target
 
@@ -111,17 +113,43 @@ def object_path(key: str) -> Path:
     return cache_folder() / "objects" / f"{key}.o"
 
 
+class CacheError(CompileError):
+    """An access to the cache failed: what needs none can be compiled."""
+
+
+@contextmanager
+def access() -> Iterator[None]:
+    """Whatever goes wrong in the block is a CacheError."""
+    try:
+        yield
+    except Exception as error:
+        raise CacheError(f"an access to the cache failed: {type(error).__name__}: {error}") from error
+
+
 def cached_object(text: str, opt: int = 2, wanted: Target | None = None) -> tuple[bytes, bool]:
-    """(the object for `text`, whether it came from the disk); compiled and kept if it is not there."""
+    """(the object for `text`, whether it came from the disk); compiled and kept if it is not there. Raises CacheError."""
     from .jit import compile_text
 
-    path = object_path(object_key(text, wanted, opt))
-    found = read(path)
+    with access():
+        path = object_path(object_key(text, wanted, opt))
+        found = read(path)
     if found is not None:
         return found, True
     data = compile_text(text, opt, wanted)
-    write(path, data)
+    with access():
+        write(path, data)
     return data, False
+
+
+def shared_object(text: str) -> bytes:
+    """The object of code that many graphs call: an access to the cache that fails costs the time that it would have saved."""
+    from .jit import compile_text
+
+    try:
+        return cached_object(text)[0]
+    except CacheError as error:
+        log.info("cache: %s", error)
+        return compile_text(text)
 
 
 def read(path: Path) -> bytes | None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 
 from .attention.spec import AttentionSpec
-from .cache import cached_object
+from .cache import shared_object
 from .gemm.spec import ISAS, GemmSpec
 
 _TYPES = "f32|bf16|f16|f64"
@@ -82,7 +82,7 @@ def _make(orders: Sequence[tuple[str, Future[bytes]]]) -> None:
         try:
             spec = spec_of(symbol)
             assert spec is not None
-            future.set_result(cached_object(module_of(spec))[0])
+            future.set_result(shared_object(module_of(spec)))
         except BaseException as error:  # for the one who waits
             future.set_exception(error)
 
@@ -108,7 +108,7 @@ def _address(symbol: str, spec: GemmSpec | AttentionSpec) -> int:
         library = _loaded.get(symbol)
         if library is None:
             order = _ordered.pop(symbol, None)
-            data = cached_object(module_of(spec))[0] if order is None else order.result()
+            data = shared_object(module_of(spec)) if order is None else order.result()
             library = _loaded[symbol] = load_object(data, exports=[symbol])
     assert isinstance(library, Library)
     return library.address(symbol)

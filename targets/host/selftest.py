@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ...errors import CompileError
 from .symbols import missing
 
 if TYPE_CHECKING:
@@ -57,21 +59,40 @@ def native_wanted() -> bool:
     return choice == "native" and (not is_runnable(target()) or passes_selftest())
 
 
-@cache
+class SelfTestError(CompileError):
+    """A native program does not give right results in this process."""
+
+
+def selftest_error() -> SelfTestError | None:
+    """Why programs have no native entry though this process has what it needs; None where they have one, or are not to have one."""
+    return None if native_wanted() or os.environ.get("STEPWELL_HOST") == "python" or not _has_symbols() else _result()
+
+
 def passes_selftest() -> bool:
-    """Whether a native program gives right results in this process (found out once, loudly when it does not)."""
+    """Whether native programs run in this process (found out once): it has what they need, and one gives right results."""
+    return _has_symbols() and _result() is None
+
+
+@cache
+def _has_symbols() -> bool:
     _mention_newer_torch()
     absent = missing()
     if absent:
         log.warning("no native host programs, they run through Python: this process lacks %s", ", ".join(absent))
-        return False
+    return not absent
+
+
+@cache
+def _result() -> SelfTestError | None:
+    """What the test program shows."""
     try:
         problem = _run()
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-    if problem:
-        log.warning("no native host programs, they run through Python: the self-test failed (%s)", problem)
-    return not problem
+    if problem is None:
+        return None
+    log.warning("no native host programs, they run through Python: the self-test failed (%s)", problem)
+    return SelfTestError(f"the self-test of native host programs failed: {problem}")
 
 
 def _mention_newer_torch() -> None:
@@ -108,11 +129,15 @@ def _compiled() -> tuple[ProgramDescription, bytes]:
     import pickle
     from hashlib import sha256
 
-    from ..cpu.cache import cache_folder, environment, read, write
+    from ..cpu.cache import CacheError, access, cache_folder, environment, read, write
     from ..cpu.features import target
 
     path = cache_folder() / "selftest" / sha256(f"{environment()} {target()}".encode()).hexdigest()
-    found = read(path)
+    try:
+        with access():
+            found = read(path)
+    except CacheError:  # the graphs that are compiled afterwards say so
+        found = None
     if found is not None:
         return pickle.loads(found)
     from ..cpu.emit.text import ModuleText
@@ -124,7 +149,8 @@ def _compiled() -> tuple[ProgramDescription, bytes]:
     text.defined.add("stepwell_selftest")
     description = emit_host(text, _program(), native=True)
     code = compile_text(text.text())
-    write(path, pickle.dumps((description, code)))
+    with suppress(CacheError), access():
+        write(path, pickle.dumps((description, code)))
     return description, code
 
 

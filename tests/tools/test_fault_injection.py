@@ -221,6 +221,7 @@ def clean(monkeypatch, tmp_path):
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("stepwell.tools.recovery.report.REDUCTION_SECONDS", 0.0)
     monkeypatch.setattr("stepwell.tools.debug.compile_log._said", set())
+    monkeypatch.setattr("stepwell.tools.recovery.recover._cache_said", set())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     assert passes_selftest()  # once a process: a fault in it is said, and leaves all programs to the path through Python

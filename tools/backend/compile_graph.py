@@ -253,7 +253,7 @@ def emit(
 ) -> tuple[ProgramDescription, bytes, str]:
     """Machine code for a module that went through the whole pipeline, see `build`; `device` is where its kernels run."""
     from ...dialects import cpu, host
-    from ...targets.cpu.cache import cached_object, object_key
+    from ...targets.cpu.cache import access, cached_object, object_key
     from ...targets.cpu.emit.module import emit_kernels
     from ...targets.cpu.jit import compile_text
     from ...targets.host.emit import emit_host
@@ -277,7 +277,8 @@ def emit(
             code, key = compile_text(llvm), ""
         else:
             code, hit = cached_object(llvm)
-            key = object_key(llvm)
+            with access():
+                key = object_key(llvm)
             count("cache_hits" if hit else "cache_misses")
     if made.finish is not None:
         with phase("triton"):

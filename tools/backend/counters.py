@@ -20,7 +20,7 @@
 | launch_graphs | graphs of launches recorded (option `launch_graphs`) |
 | launch_graph_skips | graphs, or calls, whose launches are not recorded or replayed, by reason |
 | schemes | graphs compiled, or taken from the disk, by how that was carried out (option `scheme`) |
-| recovered | failures inside of stepwell that ended no program, by what was left out: pass, operator, graph, cache; again: nothing |
+| recovered | failures inside of stepwell that ended no program, by what is left out: pass, operator, graph, cache, host; again: nothing |
 | compile_seconds | seconds by phase: cache, import, nd, loop, mem, cpu, host, emit, object, load |
 """
 

@@ -116,7 +116,7 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
             return gm.forward
     if compilers.caches and quantised is None and isinstance(gm, GraphModule):
         with phase("cache"):
-            record = compilers.record = find_record(gm, example_inputs, options)
+            record = compilers.record = compilers.recovery.cached(lambda: find_record(gm, example_inputs, options), None)
             graph_of = _graph_of(gm, options)
             found = compilers.recovery.cached(lambda: record.load(graph_of, compilers.left_to_aten), None) if record else None
         if record:
@@ -380,6 +380,7 @@ class GraphCompilers:
                 except Exception as error:
                     self.recovery.check(error)
                     runner, key = self._compiled_again(error, gm, example_inputs, kind, edge, key), ""
+            self.recovery.check_host()
             runner.know_lines(gm, kind)
             runner.key = key
             if self.recovery.active and runner.loads_kernels:
@@ -393,7 +394,7 @@ class GraphCompilers:
     ) -> tuple[CompiledGraph, str]:
         """The graph from the disk, or compiled (by `make`, see lower_graph) and kept there, with its key."""
         with phase("cache"):
-            slot = None if self.watch else find_slot(gm, kind, edge, options)
+            slot = None if self.watch else self.recovery.cached(lambda: find_slot(gm, kind, edge, options), None)
             graph = self.recovery.cached(slot.load, None) if slot else None
         if slot:
             trace(f"graph_cache_{'hit' if graph else 'miss'}", lambda: slot.key)

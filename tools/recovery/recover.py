@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from ...errors import CrashError, is_of_user
 from ...passes.manager.errors import PassError
+from ...targets.cpu.cache import CacheError
 from ..backend.compiled import CompiledGraph
 from ..backend.counters import count, recorded, take_back
 from .aten_graph import AtenGraph
@@ -33,6 +34,10 @@ log = logging.getLogger("stepwell")
 MAX_PASSES_LEFT_OUT = 4
 SEARCH_SECONDS = 20.0
 """How long operators that make a compilation fail are looked for; then more than those may be left to ATen."""
+
+_WITHOUT_CACHE = ("done without the cache", "the time that the cache saves, in each process")
+_cache_said: set[tuple[str, str]] = set()
+"""Failures of the cache, which are said once in a process: they are the same for each graph."""
 
 Rewrite = tuple[str, Callable[[GraphModule], Any]]
 """A rewrite of an FX graph in place, with its name."""
@@ -119,8 +124,19 @@ class Recovery:
             return access()
         except Exception as error:
             self.check(error)
-            self.say("cache", error, "done without the cache", "the time that the cache saves, in each process")
+            self.say("cache", error, *_WITHOUT_CACHE)
             return otherwise
+
+    # ---- native entries
+
+    def check_host(self) -> None:
+        """Count a graph whose program runs through Python because the self-test of native entries failed, which the log has said."""
+        from ...targets.host.selftest import selftest_error
+
+        error = selftest_error()
+        if error is not None:
+            self.check(error)
+            count("recovered.host")
 
     # ---- compilations
 
@@ -131,6 +147,13 @@ class Recovery:
         except Exception as error:
             self.check(error)
             failure = error
+        if any(isinstance(e, CacheError) for e in chain(failure)):
+            self.say("cache", failure, *_WITHOUT_CACHE)
+            try:
+                return self._attempt(gm, inputs, replace(options, cache="off"), Attempt(), given)
+            except Exception as error:
+                self.check(error)
+                failure = error
         return self.again(failure, gm, inputs, options, **given)
 
     def again(self, error: Exception, gm: GraphModule, inputs: Sequence[Any], options: Options, **given: Any) -> CompiledGraph:
@@ -184,10 +207,11 @@ class Recovery:
         self.times += 1
         count(f"recovered.{level}")
         signature = level, _signature(error)
-        if signature in self._said:
+        said = _cache_said if level == "cache" else self._said
+        if signature in said:
             log.info("graph %d: %s", self.number, done)
             return
-        self._said.add(signature)
+        said.add(signature)
         from .report import Failure, write_report
 
         folder, command = write_report(Failure(error, gm, diagnosis), done, self.options.cache == "on")

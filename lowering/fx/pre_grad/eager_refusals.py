@@ -1,8 +1,8 @@
 """Calls that eager refuses for the types of their tensors, though torch's fake kernels let them through (`F.interpolate` of integers).
 
-Whether there is a kernel is known to torch's dispatch inside of the kernel alone.  So each kind of call (function, types) of a graph is run
-once, on zeros, before anything is taken apart: what a rule or a decomposition would make of it says nothing about that.  Kernels for floats
-are there, and narrow floats that have one on a GPU alone are computed on the CPU all the same; so calls on other types are tried, on the CPU.
+Only the kernel itself knows for which types it is there. So each kind of call (function, types) is run once, on zeros, before anything is
+taken apart: what a rule or a decomposition would make of it says nothing about that. Tried are calls on the CPU with other types than
+floats: narrow floats that have a kernel on a GPU alone are computed on the CPU all the same.
 """
 
 from __future__ import annotations

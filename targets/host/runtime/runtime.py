@@ -11,7 +11,7 @@ import os
 import threading
 from functools import cache
 
-from ...cpu.cache import cached_object
+from ...cpu.cache import shared_object
 from ...cpu.jit import Library, load_object
 from ..gpu.driver import Driver, LaunchError, cuda_driver
 from ..gpu.runtime_ir import DRIVER_SYMBOLS, GPU_FUNCTIONS, GPU_RUNTIME
@@ -39,7 +39,7 @@ def library() -> Library:
                 raise HostUnavailable(f"native host programs need {', '.join(absent)}")
             offset = handle_offset()
             assert offset is not None
-            _library = load_object(cached_object(runtime_text(offset))[0], symbols())
+            _library = load_object(shared_object(runtime_text(offset)), symbols())
             ctypes.c_int64.from_address(_library.address("stepwell_pool_limit")).value = default_pool_limit()
             fields = resizable_fields()
             if fields is None:
@@ -79,7 +79,7 @@ def gpu_runtime(driver: Driver) -> dict[str, int]:
             absent = sorted(DRIVER_SYMBOLS - addresses.keys())
             if absent:
                 raise HostUnavailable(f"native launches need {', '.join(absent)}")
-            found = _gpu_libraries[id(driver)] = driver, load_object(cached_object(GPU_RUNTIME)[0], addresses)
+            found = _gpu_libraries[id(driver)] = driver, load_object(shared_object(GPU_RUNTIME), addresses)
     return {name: found[1].address(name) for name in GPU_FUNCTIONS}
 
 

@@ -216,3 +216,13 @@ assert list(y) == [1000] + [0] * 63, list(y)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_shared_code_needs_no_cache(monkeypatch):
+    def injected(*_):
+        raise ValueError("injected")
+
+    monkeypatch.setattr(cache, "read", injected)
+    with pytest.raises(cache.CacheError, match="injected"):
+        cache.cached_object(TEXT)
+    assert cache.shared_object(TEXT) == jit.compile_text(TEXT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stepwell.targets.cpu import jit, library
+from stepwell.targets.cpu import cache, jit, library
 from stepwell.targets.cpu.attention.spec import AttentionSpec
 from stepwell.targets.cpu.gemm.driver import GEMM_ARGS
 from stepwell.targets.cpu.gemm.spec import ISAS, GemmSpec, host_isa
@@ -56,8 +56,8 @@ def test_the_object_is_kept_on_disk(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
     symbol = GemmSpec("f32", trans_b=True, isa=host_isa().name).shared_symbol
     kept = []
-    real = library.cached_object
-    monkeypatch.setattr(library, "cached_object", lambda text: kept.append(real(text)) or kept[-1])
+    real = cache.cached_object
+    monkeypatch.setattr(cache, "cached_object", lambda text: kept.append(real(text)) or kept[-1])
     for _ in range(2):
         monkeypatch.setattr(library, "_loaded", {})
         multiply(symbol)

@@ -22,9 +22,11 @@ PROGRAM = """builtin.module {
 @pytest.fixture
 def fresh_selftest():
     """The self-test runs again in the test, and once more after it."""
-    selftest.passes_selftest.cache_clear()
+    selftest._has_symbols.cache_clear()
+    selftest._result.cache_clear()
     yield
-    selftest.passes_selftest.cache_clear()
+    selftest._has_symbols.cache_clear()
+    selftest._result.cache_clear()
 
 
 def compiled():
@@ -65,7 +67,16 @@ def test_a_failed_selftest_is_said(fresh_selftest, monkeypatch, caplog):
     monkeypatch.setattr(selftest, "_run", lambda: "got nonsense")
     with caplog.at_level(logging.WARNING, logger="stepwell"):
         assert not selftest.passes_selftest()
-    assert "the self-test failed (got nonsense)" in caplog.text
+    assert "the self-test failed (got nonsense)" in caplog.text and "got nonsense" in str(selftest.selftest_error())
+
+
+def test_a_cache_that_fails_does_not_fail_the_selftest(fresh_selftest, monkeypatch):
+    def injected(*_):
+        raise ValueError("injected")
+
+    monkeypatch.setattr("stepwell.targets.cpu.cache.read", injected)
+    monkeypatch.setattr("stepwell.targets.cpu.cache.write", injected)
+    assert selftest.passes_selftest() and selftest.selftest_error() is None
 
 
 def test_the_user_chooses_the_path(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import stepwell
 from stepwell.passes.manager.registry import load_pass
+from stepwell.targets.host import selftest
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +22,7 @@ def recovering(monkeypatch, tmp_path):
     monkeypatch.delenv("STEPWELL_ON_FAILURE", raising=False)
     monkeypatch.setenv("STEPWELL_CACHE", "off")
     monkeypatch.setattr("stepwell.tools.recovery.report.REDUCTION_SECONDS", 0.0)
+    monkeypatch.setattr("stepwell.tools.recovery.recover._cache_said", set())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -300,6 +303,7 @@ ACCESSES = (
     "tools.cache.graph_cache.from_bytes", "tools.cache.aot_cache.read",
     "tools.cache.aot_cache.write", "tools.cache.aot_cache.runtime_metadata",
     "tools.cache.aot_cache.restore", "targets.cpu.cache.object_key",
+    "tools.backend.torch_backend.find_slot", "tools.backend.torch_backend.find_record",
 )  # fmt: skip
 
 
@@ -311,9 +315,30 @@ def test_an_access_to_the_cache_that_fails_costs_time_alone(monkeypatch, caplog,
         torch._dynamo.reset()
         torch.testing.assert_close(compiled(fn)(x), fn(x))
         torch.testing.assert_close(torch.autograd.grad(compiled(fn)(x).sum(), x), torch.autograd.grad(fn(x).sum(), x))
-    assert len(warnings_of(caplog)) <= 2 and set(stepwell.counters["recovered"]) <= {"cache", "again"}
+    said = warnings_of(caplog)
+    if access == "tools.cache.graph_cache.from_bytes":  # each file that cannot be used is named, and removed
+        assert len({w.message for w in said}) == len(said) and all("is made again" in w.message for w in said)
+    else:
+        assert len(said) == 1 and "done without the cache" in said[0].message
+        assert set(stepwell.counters["recovered"]) == {"cache"}
     monkeypatch.undo()
     assert not [p for p in kept.rglob("*") if p.name.startswith(".new")]
+
+
+@pytest.mark.parametrize("on_failure", [None, "raise"])
+def test_a_selftest_that_fails_is_counted(monkeypatch, caplog, on_failure):
+    """Its warning is the self-test's own, once a process."""
+    monkeypatch.setattr(selftest, "_run", lambda: "got nonsense")
+    for known in (selftest._has_symbols, selftest._result):
+        monkeypatch.setattr(selftest, known.__name__, cache(known.__wrapped__))
+    fn, x = (lambda x: torch.softmax(x * 2, -1).sum(0)), torch.randn(3, 4, requires_grad=True)
+    ours = compiled(fn, options={"on_failure": on_failure} if on_failure else {})
+    if on_failure:
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="self-test of native host programs failed: got nonsense"):
+            ours(x)
+        return
+    ours(x).sum().backward()
+    assert len(warnings_of(caplog)) == 1 and stepwell.counters["recovered"] == {"host": 2} and stepwell.counters["graphs"] == 2
 
 
 def test_a_program_of_the_cache_that_cannot_be_linked_is_left_to_aten_and_made_again(monkeypatch, caplog, kept):
