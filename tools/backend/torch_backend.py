@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,7 +117,7 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
             return gm.forward
     if compilers.caches and quantised is None and isinstance(gm, GraphModule):
         with phase("cache"):
-            record = compilers.record = compilers.recovery.cached(lambda: find_record(gm, example_inputs, options), None)
+            record = compilers.record = compilers.recovery.cached(partial(find_record, gm, example_inputs, options), None)
             graph_of = _graph_of(gm, options)
             found = compilers.recovery.cached(lambda: record.load(graph_of, compilers.left_to_aten), None) if record else None
         if record:

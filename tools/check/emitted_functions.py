@@ -20,7 +20,7 @@ from ...targets.cpu.emit.module import emit_module
 from ...targets.cpu.jit import load_text
 from ..backend.compile_graph import context
 from ..interpret import scalars as interpret_scalars
-from .judge import unit_of
+from .rounding import unit_of
 
 ULP = 256
 """Error of an operation that its emitter is not blamed for, in units of the last place: wrong code is not a matter of precision."""

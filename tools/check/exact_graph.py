@@ -1,7 +1,7 @@
 """Runs an FX graph beside itself: in float64, in its own types, and several times in float64 with rounding errors drawn at random.
 
 The float64 run says what is right. The spread of the drawn runs says how far from it right code may end: a value's own rounding, and
-what the errors of its operands explain, through cancellation, comparisons of nearly equal values and long sums (after CESTAC, Vignes 1993).
+what the errors of its operands explain, through cancellation, comparisons of nearly equal values and long sums (rounding.py).
 Nothing here knows what compiled code does; `judge.py` compares.
 """
 
@@ -17,6 +17,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
+
+from .rounding import MOVES, Noise, unit_of
 
 SAMPLES = 6
 """Runs with rounding errors at random."""
@@ -35,16 +37,6 @@ WIDE = {
 }  # fmt: skip
 
 _names = str.split
-MOVES = frozenset(
-    _names(
-        "alias detach clone copy copy_ view reshape _unsafe_view permute transpose t expand squeeze unsqueeze select slice split "
-        "split_with_sizes unbind cat stack flip roll repeat index gather index_select embedding where masked_fill constant_pad_nd "
-        "slice_scatter select_scatter as_strided as_strided_scatter diagonal unfold neg abs relu amax amin maximum minimum max min "
-        "clamp clamp_min clamp_max lift_fresh_copy broadcast_in_dim tril triu real imag view_as_real view_as_complex sort topk"
-    )
-)
-"""Operators that round nothing."""
-
 STEPS = frozenset(
     _names(
         "floor ceil round trunc sign sgn frac fmod remainder floor_divide heaviside sort topk kthvalue median mode threshold_backward "
@@ -82,8 +74,7 @@ class ExactGraph:
 
     def __init__(self, gm: GraphModule, inputs: Sequence[Any], known: Mapping[Node, Any] | None = None, seed: int = 0):
         self.gm, self.inputs, self.known = gm, inputs, known or {}
-        self.generators: dict[torch.device, torch.Generator] = {}
-        self.seed = seed
+        self.noise = Noise(seed)
         self.env: dict[Node, list[Any]] = {}
         self.updates: dict[Node, Node] = {}
         """Placeholder -> the node whose value it is given."""
@@ -208,7 +199,7 @@ class ExactGraph:
         p = (places.unsqueeze(dim) if single else places).movedim(dim, -1)
         ordered, order = operand.movedim(dim, -1).contiguous().sort(dim=-1, stable=True)
         low, high = torch.searchsorted(ordered, v), torch.searchsorted(ordered, v, right=True) - 1
-        part = (self._random(v) + 1) / 2 if sample > 1 else torch.full(v.shape, float(sample), dtype=torch.float64, device=v.device)
+        part = (self.noise.uniform(v) + 1) / 2 if sample > 1 else torch.full(v.shape, float(sample), dtype=torch.float64, device=v.device)
         which = (low + ((high - low) * part).round().long()).clamp(max=ordered.shape[-1] - 1)
         chosen = torch.where(high > low, order.gather(-1, which), p).movedim(-1, dim)
         return chosen.squeeze(dim) if single else chosen
@@ -227,13 +218,6 @@ class ExactGraph:
 
     # ---- rounding errors
 
-    def _random(self, like: torch.Tensor) -> torch.Tensor:
-        """Uniform between -1 and 1."""
-        generator = self.generators.get(like.device)
-        if generator is None:
-            generator = self.generators[like.device] = torch.Generator(like.device).manual_seed(self.seed)
-        return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float64) * 2 - 1
-
     def _rounded(self, value: Any, own: Any, factor: float, exact: Any = None, compute: bool = False) -> Any:
         """Values with a relative error of up to `factor` units of the last place of their type (of the type that sums are made in, with
         `compute`); what the type holds exactly is not rounded."""
@@ -243,10 +227,10 @@ class ExactGraph:
         if not _is_inexact(value) or not isinstance(own, torch.Tensor):
             return value
         unit = 2.0**-52 if own.dtype in (torch.float64, torch.complex128) else 2.0**-23 if compute else unit_of(own.dtype)
-        noise = self._random(value) * (factor * unit)
+        held = None
         if isinstance(exact, torch.Tensor) and own.dtype in WIDE:
-            noise = noise.masked_fill(exact.to(own.dtype).to(exact.dtype) == exact, 0.0)
-        return value * (1 + noise)
+            held = exact.to(own.dtype).to(exact.dtype) == exact
+        return value * self.noise.factors(value, factor * unit, held)
 
     def _shifted(self, runs: list[Any], value: Any, sample: int, position: int) -> Any:
         """Operands of an operator that may jump, moved as far as a right value may be; the first two runs move all of them to one side
@@ -256,7 +240,7 @@ class ExactGraph:
         spread = spread_of(runs).nan_to_num(0.0, 0.0, 0.0)
         if not bool(spread.any()):
             return value
-        side = self._random(value).sign() if sample > 1 else (-1.0) ** (sample + position)
+        side = self.noise.uniform(value).sign() if sample > 1 else (-1.0) ** (sample + position)
         return value + side * MARGIN * spread
 
 
@@ -309,11 +293,6 @@ def chooses(node: Node) -> bool:
 def is_undefined(node: Node) -> bool:
     """Whether a node gives memory that nobody has written."""
     return operator_name(node).startswith(("empty", "new_empty"))
-
-
-def unit_of(dtype: torch.dtype) -> float:
-    """The relative distance of neighbours of a type."""
-    return torch.finfo(dtype).eps
 
 
 def _parts(value: torch.Tensor) -> torch.Tensor:

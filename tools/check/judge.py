@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from .exact_graph import MARGIN, WIDE, Bound, unit_of
+from .exact_graph import MARGIN, WIDE, Bound
+from .rounding import unit_of
 
 FREE_ULP = 4.0
 """Units of the last place that any right value may be off, whatever its operands explain."""

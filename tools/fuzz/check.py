@@ -13,8 +13,8 @@ from torch._dynamo import exc
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from ..check.rounding import RUNS, samples, unexplained
 from .case import Case
-from .rounding import RUNS, samples, unexplained
 from .values import groups
 
 REFUSALS = (exc.TorchRuntimeError, exc.Unsupported, exc.UserError)

@@ -33,12 +33,12 @@ from ...passes.manager.instrumentation import Instrumentation, print_ir
 from ...passes.manager.pass_manager import Pipeline, Stage, entry_text, is_deliberate, run
 from ...passes.manager.pipelines import default_pipeline, parse_pipeline
 from ...passes.manager.verify import InvalidIR, verify_ir
+from ..check.rounding import INEXACT, Noise, unexplained, unit_of
 from ..ir_parser import parse_file
 from ..opt.inputs import random_inputs, with_own_memory
 from ..opt.run import kept_arguments
 from ..opt.run_ir import run_module
 from ..opt.verify_results import SOON, difference, scalar_operations
-from .rounding import KINDS, unexplained
 from .values import HALVES
 from .writer import Writer
 
@@ -126,15 +126,14 @@ def results(module: ModuleOp, ctx: Context, inputs: list[Any], interpret: bool) 
 
 def perturbed(inputs: list[Any], seed: int) -> list[Any]:
     """The same inputs, floats some ulps away."""
-    generator = torch.Generator().manual_seed(seed)
+    noise = Noise(seed)
 
     def one(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype not in KINDS or value.is_complex():
+        if not isinstance(value, torch.Tensor) or value.dtype not in INEXACT or value.is_complex():
             return value
         made = with_own_memory(value)
         if all(s or n < 2 for n, s in zip(value.shape, value.stride(), strict=True)):
-            noise = torch.rand(value.shape, generator=generator, dtype=torch.float64) * 2 - 1
-            made.copy_(value.double() * (1 + 8 * KINDS[value.dtype] * noise))
+            made.copy_(value.double() * noise.factors(value, 8 * unit_of(value.dtype)))
         return made
 
     return [one(value) for value in inputs]

@@ -18,7 +18,7 @@ from .search import ReduceError, Search
 Fails = Callable[[GraphModule, Sequence[Any]], bool]
 SMALL = (1, 2, 3)
 FEW_RUNS = 4
-"""Runs with other roundings that show whether a candidate differs (fuzz/rounding.py)."""
+"""Runs with other roundings that show whether a candidate differs (check/rounding.py)."""
 
 
 class GraphDraft:

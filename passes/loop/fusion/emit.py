@@ -486,15 +486,15 @@ class GroupWriter:
     def _same_place(self, local: Local, index: tuple[Expr, ...]) -> bool:
         return list(index) == self._at(local.index)
 
-    def keep(self, member: Member, k: int, value: SSAValue) -> Local:
-        """Remember the value that a member stores in its out `k`; returns what is known of it, and where it is to be stored, if at all.
+    def keep(self, member: Member, k: int, value: SSAValue) -> tuple[Local, SSAValue]:
+        """Remember the value that a member stores in its out `k`; returns where it is to be stored, if at all, and the value to store.
         Those who read it here have what others load: the difference of the two would be an error that nothing bounds."""
         tensor = member.info.op.results[k]
         local = self.locals[tensor]
         if local.out is not None and tensor in self._all_reads():
             value = self.body.as_stored(value, tensor)
         local.value = value
-        return local
+        return local, value
 
 
 def _apart(a: Sequence[Expr], b: Sequence[Expr], other_iteration: Sequence[Expr], env: RangeEnv) -> bool:
@@ -558,6 +558,6 @@ class _Copy(NestCopy):
             self.result = value
             return
         k = self.member.info.out_args.index(op.operands[1])
-        local = self.writer.keep(self.member, k, value)
+        local, value = self.writer.keep(self.member, k, value)
         if local.out is not None:
-            self.body.store(local.value, local.out, local.place(index), op.store_mode, mask)
+            self.body.store(value, local.out, local.place(index), op.store_mode, mask)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import stepwell
+from stepwell.tools.check.rounding import samples, unexplained
 from stepwell.tools.fuzz.__main__ import Fuzz, main, parser
 from stepwell.tools.fuzz.case import Case, inputs_text
 from stepwell.tools.fuzz.check import verdict
 from stepwell.tools.fuzz.kinds import KINDS
-from stepwell.tools.fuzz.rounding import samples, unexplained
 from stepwell.tools.fuzz.values import tensor
 from stepwell.tools.fuzz.worker import answer
 from stepwell.tools.worker_pool import DIED

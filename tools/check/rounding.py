@@ -1,9 +1,10 @@
-"""How far rounding errors carry a program: its results where every operator rounds a little differently.
+"""Rounding errors drawn at random: how far they carry the values of a program.
 
-Monte Carlo arithmetic ("Monte Carlo arithmetic: how to gamble with floating point and win", Parker, Pierce, Eggert 2000).  Each operator
-that rounds gets a relative error of some ulps, at random, forward and backward.  What eager gives in several such runs, and in a wider
-type, spans an interval for each element of a result; a compiled program is right inside of it.  A comparison that such errors decide
-spreads over the values that it chooses from, so no table of discontinuous operators is needed.
+Monte Carlo arithmetic ("Monte Carlo arithmetic: how to gamble with floating point and win", Parker, Pierce, Eggert 2000; CESTAC,
+Vignes 1993). Each operator that rounds gets a relative error of some units in the last place. An FX graph is run so in float64
+(exact_graph.py); a whole program in its own types, forward and backward (`samples`). What the runs, eager and a wider type give spans an
+interval for each element of a result; a compiled program is right inside of it. A comparison that such errors decide spreads over the
+values that it chooses from, so no table of discontinuous operators is needed.
 """
 
 from __future__ import annotations
@@ -15,24 +16,56 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
-KINDS = EPS | {torch.complex64: EPS[torch.float32], torch.complex128: EPS[torch.float64]}
+INEXACT = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128))
+"""Types whose values get errors."""
 RUNS = 16
 STRETCH = 3.0
 """An interval of a few runs is shorter than that of all roundings."""
+
+MOVES = frozenset(
+    """alias detach clone copy copy_ view reshape _unsafe_view _reshape_alias permute transpose t expand squeeze unsqueeze select slice
+    split split_with_sizes unbind cat stack flip roll repeat unfold diagonal real imag view_as_real view_as_complex as_strided
+    lift_fresh_copy broadcast_in_dim gather index _unsafe_index index_select embedding take masked_select scatter scatter_
+    masked_scatter index_copy index_copy_ masked_fill masked_fill_ index_fill index_fill_ constant_pad_nd slice_scatter select_scatter
+    diagonal_scatter as_strided_scatter select_backward slice_backward tril triu where neg neg_ abs relu relu_ clamp clamp_ clamp_min
+    clamp_max maximum minimum fmax fmin max min amax amin aminmax cummax cummin sort topk kthvalue median mode max_pool2d_with_indices
+    round floor ceil trunc sign heaviside copysign threshold threshold_backward nonzero eq ne lt le gt ge""".split()
+)
+"""Operators that give elements of their operands, or small integers."""
+MAKES = frozenset(
+    """_to_copy zeros ones full arange empty fill fill_ zero_ zeros_like ones_like full_like empty_like new_zeros new_ones new_full
+    new_empty empty_strided new_empty_strided set_ resize_ lift_fresh scalar_tensor _local_scalar_dense""".split()
+)
+"""Operators that round to the type of their result, and nothing before that: one that is run in its own types has done so."""
 ARITHMETIC = frozenset(
     "add sub rsub mul sum addmm mm bmm mv dot cumsum mean div addcmul index_add scatter_add index_put add_ sub_ mul_ div_".split()
 )
 """Operators that do not round where a result is a small multiple of 1/64."""
-EXACT = frozenset(
-    """copy copy_ clone neg neg_ abs relu relu_ where clamp clamp_ clamp_min clamp_max maximum minimum amax amin max min gather index
-    index_select cat stack constant_pad_nd flip roll sort topk cummax cummin kthvalue median mode round floor ceil trunc sign zeros ones
-    full arange empty fill fill_ zero_ zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty slice_scatter
-    select_scatter diagonal_scatter as_strided_scatter scatter scatter_ masked_fill masked_fill_ index_fill index_fill_ index_copy
-    index_copy_ tril triu take embedding repeat masked_select nonzero set_ resize_ lift_fresh detach _to_copy scalar_tensor
-    threshold threshold_backward max_pool2d_with_indices aminmax fmax fmin heaviside copysign select_backward slice_backward unfold
-    empty_strided new_empty_strided _unsafe_view _local_scalar_dense _unsafe_index masked_scatter eq ne lt le gt ge""".split()
-)
+
+
+def unit_of(dtype: torch.dtype) -> float:
+    """The relative distance of neighbours of a type."""
+    return torch.finfo(dtype).eps
+
+
+class Noise:
+    """Random numbers of a seed, on each device."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def uniform(self, like: torch.Tensor) -> torch.Tensor:
+        """Float64 numbers between -1 and 1, one for each element of a tensor."""
+        generator = self._generators.get(like.device)
+        if generator is None:
+            generator = self._generators[like.device] = torch.Generator(like.device).manual_seed(self.seed)
+        return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float64) * 2 - 1
+
+    def factors(self, like: torch.Tensor, error: float, exact: torch.Tensor | None = None) -> torch.Tensor:
+        """Factors that are at most `error` from 1; 1 where `exact` holds."""
+        noise = self.uniform(like) * error
+        return 1 + (noise if exact is None else noise.masked_fill(exact, 0.0))
 
 
 class Rounding(TorchDispatchMode):
@@ -40,30 +73,29 @@ class Rounding(TorchDispatchMode):
 
     def __init__(self, seed: int, ulps: float) -> None:
         super().__init__()
-        self.generator = torch.Generator().manual_seed(seed)
+        self.noise = Noise(seed)
         self.ulps = ulps
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         name = func._schema.name.split("::")[-1] if isinstance(func, torch._ops.OpOverload) else ""
-        if not name or name in EXACT or func.is_view:
+        if not name or name in MOVES or name in MAKES or func.is_view:
             return func(*args, **(kwargs or {}))
         exact = name in ARITHMETIC
         if torch.Tag.pointwise not in func.tags and not func._schema.is_mutable:
             # what is summed inside loses digits of its terms, not of the sum
-            args = pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t.clone(), exact) if t.dtype in KINDS else t, tuple(args))
+            args = pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t.clone(), exact) if t.dtype in INEXACT else t, tuple(args))
         out = func(*args, **(kwargs or {}))
         return pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t, exact), out)
 
     def _moved(self, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """The same tensor, moved in its own memory."""
-        eps = KINDS.get(value.dtype)
-        if eps is None or not value.numel() or value.layout != torch.strided or _is_expanded(value):
+        if value.dtype not in INEXACT or not value.numel() or value.layout != torch.strided or _is_expanded(value):
             return value
-        noise = torch.rand(value.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
         wide = value.to(torch.complex128 if value.is_complex() else torch.float64)
-        moved = wide * (1 + noise * (eps * self.ulps))
+        kept = None
         if exact and not value.is_complex():
-            moved = torch.where((wide * 64 == (wide * 64).round()) & (wide.abs() < 2048), wide, moved)
+            kept = (wide * 64 == (wide * 64).round()) & (wide.abs() < 2048)
+        moved = wide * self.noise.factors(value, self.ulps * unit_of(value.dtype), kept)
         value.copy_(torch.where(moved.isfinite(), moved, wide).to(value.dtype))
         return value
 
@@ -109,7 +141,7 @@ def unexplained(got: Any, found: Sequence[Any]) -> torch.Tensor:
     if not size.numel():
         return torch.zeros(size.shape, dtype=torch.bool)
     width = (high - low).where(finite.all(0), 0)
-    eps = KINDS.get(want.dtype, 0.0)
+    eps = unit_of(want.dtype) if want.dtype in INEXACT else 0.0
     # an element of few runs may have a short interval by chance, not all of a tensor
     slack = STRETCH * torch.maximum(width, width.square().mean().sqrt()) + 4 * eps * size + eps * size.amax()
     inside = finite.any(0) & (ours >= low - slack) & (ours <= high + slack)
