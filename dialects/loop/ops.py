@@ -112,7 +112,7 @@ class NestOp(LoopLike):
     """A nest of parallel loops that fills its `outs`: `%r = loop.nest (%i = 8, %j = s0) outs(%o = %init : T) {...}`.
 
     Result k is out k after the nest; an out that is only partly stored keeps the other elements of its initial value. With buffers as
-    outs the nest has no results. `schedule` holds the choices of the later passes (see docs/schedule.md), `label` a readable name."""
+    outs the nest has no results. `schedule` holds the choices of the later passes (docs/reference/schedule.md), `label` a name."""
 
     name = "loop.nest"
     outs = var_operand_def()

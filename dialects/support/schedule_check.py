@@ -1,6 +1,6 @@
-"""What the `schedule` attribute of a nest may say (docs/schedule.md), and `vector` and `lanes` of a loop inside it, checked by the
-verifiers of the `loop` dialect, and what that of a contraction or a library call may: a key that is misspelt, or a loop that is not
-there, would otherwise change nothing without a word."""
+"""Checks of the `schedule` attribute (docs/reference/schedule.md) of nests, contractions and library calls, and of `vector` and `lanes` of
+a loop. The verifiers of the `loop` dialect call them. A misspelt key, or a loop that is not there, would otherwise change nothing without a
+word."""
 
 from __future__ import annotations
 

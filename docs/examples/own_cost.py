@@ -1,4 +1,4 @@
-"""A cost model of one's own: what is computed is free, bytes cost, and so does every nest. See docs/cost-model.md.
+"""A cost model of one's own: what is computed is free, bytes cost, and so does every nest. See docs/explanation/cost-model.md.
 
     opt-tool two_ways.mlir --load-module own_cost.py -p 'nd-to-loop,loop-fuse-by-bytes{ns-per-byte=2}' --remarks
 """

@@ -45,7 +45,8 @@ from .user_kernels import lower_user_kernels
 
 @dataclass(frozen=True)
 class GpuSchedule(Pass):
-    """Chooses how nests are cut into programs of a GPU, and notes it on them (docs/triton.md); what is noted already stays."""
+    """Chooses how nests are cut into programs of a GPU, and notes it on them; what is noted already stays. See
+    docs/explanation/gpu-tiles.md."""
 
     name = "gpu-schedule"
 

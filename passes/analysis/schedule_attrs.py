@@ -1,4 +1,4 @@
-"""The `schedule` attribute of a nest as data (docs/schedule.md): what a user or a pass has said about how it runs."""
+"""The `schedule` attribute of a nest as data (docs/reference/schedule.md): what a user or a pass has said about how it runs."""
 
 from __future__ import annotations
 

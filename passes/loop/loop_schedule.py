@@ -2,7 +2,7 @@
 threads or not.
 
 The choice is written on the nest as a dictionary, `schedule`, and on the loops inside as `vector` and `lanes`; a user
-may edit either and run the rest of the pipeline (docs/schedule.md). A nest without a schedule gets the default of
+may edit either and run the rest of the pipeline (docs/reference/schedule.md). A nest without a schedule gets the default of
 `choose` when mem-to-cpu meets it. The cost model counts, per element, vector loads and stores by how the address
 moves from lane to lane, and arithmetic.
 """
@@ -219,7 +219,7 @@ class Cost:
     def _strided(self, stride: Expr, size: int, width: int, is_store: bool) -> float:
         """A load or store whose address moves by `stride` elements of `size` bytes from lane to lane: for a load a part for the gather, one
         for the share of a line that each lane needs, since its neighbours come later; and far more where the lines do not stay in the
-        first cache until then, because they all belong to a few of its sets. Measured with f32 (docs/cost-model.md)."""
+        first cache until then, because they all belong to a few of its sets. Measured with f32 (docs/explanation/cost-model.md)."""
         step = size * (abs(stride.value) if stride.value is not None else 1 if free_dims(stride) else self.size(stride))
         period = int(SERVER.levels[0].bytes) // WAYS
         if step >= LINE and width > WAYS * (period // gcd(step, period)):

@@ -1,8 +1,8 @@
 """Recognising attention that a program spells out: softmax(q k^T * scale) v over the last dimension becomes one call of flash attention.
 
-The scores are then never stored, which pays from some size on; below it a product, a softmax and a product are faster (measured,
-docs/gemm.md). Only where nothing else needs the scores or the weights, so not in training, where the backward pass reads them. On the CPU
-`attention-select` then says who computes it.
+The scores are then never stored, which pays from some size on; below it a product, a softmax and a product are faster
+(docs/explanation/matrix-products.md). Only where nothing else needs the scores or the weights, so not in training, where the backward
+pass reads them. On the CPU `attention-select` then says who computes it.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ _FLOATS = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float
 
 @dataclass(frozen=True)
 class GpuTune(Pass):
-    """Measures candidates for the tile of each nest on the GPU and notes the fastest (docs/triton.md). Without a GPU it does nothing."""
+    """Measures candidates for the tile of each nest on the GPU and notes the fastest. Without a GPU it does nothing. See
+    docs/explanation/gpu-tiles.md."""
 
     name = "gpu-tune"
 

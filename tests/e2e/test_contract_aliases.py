@@ -1,5 +1,5 @@
 """Memory that a compiled region shares with its caller, or must not share: updates of inputs and intermediates, results that
-are views, results that are fresh. Each test is one behaviour of docs/coverage.md."""
+are views, results that are fresh. Each test is one behaviour of docs/reference/coverage.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What the compiler promises about itself: pure questions, honest failures, names, counters, logs. Each test is one behaviour of
-docs/coverage.md."""
+docs/reference/coverage.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Sizes that are not known when a program is compiled: no compilation for each of them, no guards beyond torch's own,
-assertions where they belong. Each test is one behaviour of docs/coverage.md."""
+assertions where they belong. Each test is one behaviour of docs/reference/coverage.md."""
 
 from __future__ import annotations
 

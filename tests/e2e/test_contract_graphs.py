@@ -1,5 +1,5 @@
 """How graphs reach the backend and what becomes of them: calls by hand, modes, deep graphs, threads, constants, devices,
-names, errors. Each test is one behaviour of docs/coverage.md."""
+names, errors. Each test is one behaviour of docs/reference/coverage.md."""
 
 from __future__ import annotations
 

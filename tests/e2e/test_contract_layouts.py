@@ -1,5 +1,5 @@
 """Strides: of results, of what operators of the library and of users are given, of what as_strided reads. Each test is one
-behaviour of docs/coverage.md."""
+behaviour of docs/reference/coverage.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Operators whose result depends on how they are computed: reductions in parts, extremes, control flow, concatenation. Each test is one
-behaviour of docs/coverage.md."""
+behaviour of docs/reference/coverage.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What a user can switch: by options, by variables of the environment, by functions of his own on FX graphs. Each test is one behaviour of
-docs/coverage.md."""
+docs/reference/coverage.md."""
 
 from __future__ import annotations
 

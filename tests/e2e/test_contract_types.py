@@ -1,5 +1,5 @@
 """Types of operands and results: promotion, in-place forms, quantised values, generators. Each test is one behaviour
-of docs/coverage.md."""
+of docs/reference/coverage.md."""
 
 from __future__ import annotations
 

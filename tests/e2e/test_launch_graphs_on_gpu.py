@@ -1,4 +1,4 @@
-"""Graphs of launches (docs/launch-graphs.md) on the GPU of the machine: inference, training, several sizes, updates, random numbers,
+"""Graphs of launches (docs/howto/launch-graphs.md) on the GPU of the machine: inference, training, several sizes, updates, random numbers,
 captures that fail. Their logic without a GPU: tests/tools/launch_graphs/test_launch_graphs.py."""
 
 from __future__ import annotations

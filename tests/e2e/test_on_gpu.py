@@ -45,7 +45,7 @@ SHARED_ROWS = {
     "softmax": (softmax, (300, 131072)),
     "two kernels": (two_rows, (300, 65536), (200, 131072)),
 }
-"""Rows that several programs share (docs/triton.md): kernels with a workspace."""
+"""Rows that several programs share (docs/explanation/gpu-tiles.md): kernels with a workspace."""
 
 
 def shared_rows(name):

@@ -1,4 +1,4 @@
-"""Passes of users inside of torch.compile: the worked example of docs/custom-passes.md, and one that breaks the IR."""
+"""Passes of users inside of torch.compile: the worked example of docs/howto/custom-passes.md, and one that breaks the IR."""
 
 import importlib.util
 import sys

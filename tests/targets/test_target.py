@@ -19,7 +19,7 @@ from stepwell.passes.manager.pipelines import DEVICES, TARGETS, default_pipeline
 from stepwell.targets.target import Kernels, Target, find_target, isolated, target_of
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/custom-targets.md").read_text()
+PAGE = (ROOT / "docs/howto/custom-targets.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 
 

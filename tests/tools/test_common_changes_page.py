@@ -1,4 +1,4 @@
-"""docs/common-changes.md: what it names is there, its code works when it is put where the page says, its commands run."""
+"""docs/howto/common-changes.md: what it names is there, its code works when it is put where the page says, its commands run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stepwell.dialects.expr import sym
 from stepwell.dialects.nd import ops as nd
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/common-changes.md").read_text()
+PAGE = (ROOT / "docs/howto/common-changes.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""The worked examples of docs/custom-passes.md, and the commands on that page."""
+"""The worked examples of docs/howto/custom-passes.md, and the commands on that page."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 COMMANDS = [
     line
-    for block in re.findall(r"```sh\n(.*?)```", (DOCS / "custom-passes.md").read_text(), re.DOTALL)
+    for block in re.findall(r"```sh\n(.*?)```", (DOCS / "howto/custom-passes.md").read_text(), re.DOTALL)
     for line in block.splitlines()
     if line.startswith("opt-tool ")
 ]
@@ -34,7 +34,7 @@ def test_statistics_and_remarks(opt_tool):
 
 
 def test_the_page_and_the_file_agree():
-    page, code = (DOCS / "custom-passes.md").read_text(), (DOCS / "examples/approximate_erf.py").read_text()
+    page, code = (DOCS / "howto/custom-passes.md").read_text(), (DOCS / "examples/approximate_erf.py").read_text()
     for line in ("class ApproximateErf(Pass):", 'stepwell.register_pass("nd", ApproximateErf, position="end")'):
         assert line in page and line in code
     code = (DOCS / "examples/rms_norm.py").read_text()

@@ -1,4 +1,4 @@
-"""The commands of docs/loop-transforms.md run, and give the same values; the passes and messages that it names are there."""
+"""The commands of docs/howto/loop-transforms.md run, and give the same values; the passes and messages that it names are there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from stepwell.passes.manager.registry import OURS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/loop-transforms.md").read_text()
+PAGE = (ROOT / "docs/howto/loop-transforms.md").read_text()
 
 
 def commands() -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "cost-model.md").read_text()
+PAGE = (DOCS / "explanation/cost-model.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 
 

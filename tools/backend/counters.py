@@ -12,10 +12,10 @@
 | fallback_ops | the same by operator, also named once in the log |
 | bytes_read, bytes_written | bytes that the launches of one call of each graph touch, sizes at their hints |
 | cache_hits, cache_misses | objects taken from the disk, and compiled |
-| graph_cache_hits, graph_cache_misses | whole graphs taken from the disk, and looked for in vain, see docs/cache.md |
+| graph_cache_hits, graph_cache_misses | whole graphs taken from the disk, and looked for in vain, see docs/howto/cache.md |
 | graph_cache_bypasses | graphs that have no lasting key |
 | seconds_saved | what graphs taken from the disk had cost to compile |
-| aot_cache_hits, aot_cache_misses | graphs for which AOTAutograd did not have to run, and looked for in vain, see docs/cache.md |
+| aot_cache_hits, aot_cache_misses | graphs for which AOTAutograd did not have to run, and looked for in vain, see docs/howto/cache.md |
 | aot_cache_bypasses | graphs that AOTAutograd traces in each process |
 | launch_graphs | graphs of launches recorded (option `launch_graphs`) |
 | launch_graph_skips | graphs, or calls, whose launches are not recorded or replayed, by reason |

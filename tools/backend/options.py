@@ -41,16 +41,17 @@ class Options:
     Times are kept on disk (STEPWELL_CACHE_DIR), so that each is measured once on a machine."""
 
     tune_unsure: bool = False
-    """On a GPU, measure a few tiles of kernels that move much memory and of whose tile the rules are least sure (docs/triton.md). Not
-    under torch.use_deterministic_algorithms: where measurements choose, sums may be added in another order on another machine."""
+    """On a GPU, measure a few tiles of kernels that move much memory and of whose tile the rules are least sure
+    (docs/explanation/gpu-tiles.md). Not under torch.use_deterministic_algorithms: where measurements choose, sums may be added in another
+    order on another machine."""
 
     freezing: bool = False
     """In inference without gradients, parameters and buffers are constants: what is computed from them alone is computed once,
     normalisation and scales go into the weights of convolutions and products. Later updates of the weights have no effect."""
 
     launch_graphs: bool = False
-    """On a GPU, record what a graph launches and replay it as a whole (docs/launch-graphs.md). On the CPU it changes nothing: a compiled
-    graph is one native call already."""
+    """On a GPU, record what a graph launches and replay it as a whole (docs/howto/launch-graphs.md). On the CPU it changes nothing: a
+    compiled graph is one native call already."""
 
     passes: Mapping[str, Any] | None = None
     """Stage -> passes (or patterns) to add at its end."""
@@ -83,7 +84,7 @@ class Options:
 
     check: int = 0
     """How many first calls of each graph are judged against float64; a wrong one raises stepwell.WrongResult with a report of the
-    operation and the pass (docs/checking.md). Later calls cost nothing."""
+    operation and the pass (docs/howto/checking.md). Later calls cost nothing."""
 
     no_fuse: Sequence[str] = ()
     """Values (FX node names) and source lines (`file.py:12`) to be kept in nests of their own."""

@@ -5,7 +5,7 @@ library is counted as the graphs are imported; only where that is something, Ind
 calls there. Neither compiles its kernels. A call of ours that Inductor does not make is an operator (in that dtype) for which it has code
 of its own, or takes apart.
 
-The table goes between two marks of docs/opinfo.md with `--markdown docs/opinfo.md`.
+The table goes between two marks of docs/reference/opinfo.md with `--markdown docs/reference/opinfo.md`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from .report import Report
 
 
 def check(fn: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, tolerance: float | None = None) -> Report:
-    """Call `fn(*args)` in eager and compiled, and judge results, gradients and updates of arguments; see docs/checking.md.
+    """Call `fn(*args)` in eager and compiled, and judge results, gradients and updates of arguments; see docs/howto/checking.md.
 
     fn: a function or module; args: its arguments, which are not changed. options: those of torch.compile. tolerance: by how much the whole
     may differ from eager, relative to the largest element of a tensor (default by type). Raises what `fn` raises in eager."""

@@ -1,4 +1,4 @@
-"""Writes docs/coverage.md: every behaviour of tests/behaviours.txt and the tests that show it.
+"""Writes docs/reference/coverage.md: every behaviour of tests/behaviours.txt and the tests that show it.
 
     python -m stepwell.tools.docs.coverage_page            write the page of this checkout
     python -m stepwell.tools.docs.coverage_page --missing  print what has neither a test nor a reason, P0 first
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_LIST, _PAGE = Path("tests/behaviours.txt"), Path("docs/coverage.md")
+_LIST, _PAGE = Path("tests/behaviours.txt"), Path("docs/reference/coverage.md")
 _LINE = re.compile(r"([A-Z]+-?\d\d) (P[012]) ([^|]*[^|\s])(?: \| (.*))?")
 _CITED = re.compile(r"\b(?:[A-Z]{2,6}-\d\d|[A-Z]\d\d)\b")
 _NAMED = re.compile(r"test_([a-z]{2,6})_(\d\d)_")
@@ -94,7 +94,7 @@ def _tests(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def page(behaviours: list[Behaviour], tests: dict[str, list[str]]) -> str:
-    """The text of docs/coverage.md."""
+    """The text of docs/reference/coverage.md."""
     lines = [
         "# Behaviours and their tests",
         "",

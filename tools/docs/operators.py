@@ -1,4 +1,4 @@
-"""Writes docs/operators.md: every operator of ATen that a graph can hold, and how it is treated.
+"""Writes docs/reference/operators.md: every operator of ATen that a graph can hold, and how it is treated.
 
     python -m stepwell.tools.docs.operators            write the page of this checkout
     python -m stepwell.tools.docs.operators --check    exit with 1 if the page of this checkout is old
@@ -29,7 +29,7 @@ from ...lowering.fx_to_nd.regions import higher_order
 from ...lowering.fx_to_nd.rules.complex_numbers import has_rule
 from ...lowering.fx_to_nd.rules.pointwise import CPU_ONLY, UNARY
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/operators.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/reference/operators.md"
 _NAMESPACES = ("aten", "prims")
 _RULE, _OURS, _TORCHS, _CALL, _FALLBACK = "rule", "ours", "torch's", "library", "fallback"
 _LETTERS = {
@@ -175,7 +175,7 @@ def page(lines: list[Operator]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m stepwell.tools.docs.operators", description="Writes docs/operators.md.")
+    parser = argparse.ArgumentParser(prog="python -m stepwell.tools.docs.operators", description="Writes docs/reference/operators.md.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is old")
     options = parser.parse_args(arguments)
     text = page(operators())

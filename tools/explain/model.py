@@ -119,7 +119,7 @@ class Step:
     ops: int = 0
     schedule: str = ""
     predicted_us: float = 0.0
-    """What the cost model says (docs/cost-model.md), on all threads of the machine; `alone_us` on one."""
+    """What the cost model says (docs/explanation/cost-model.md), on all threads of the machine; `alone_us` on one."""
     alone_us: float = 0.0
     measured_us: float = 0.0
     """What it takes by itself, where that was measured (else 0)."""

@@ -112,7 +112,7 @@ class LoopFuse(Pass):
 
     def price(self, group: GroupWork) -> float:
         """Nanoseconds that one nest of a plan takes: what moves are weighed by. A subclass with another name takes the place of this pass
-        (docs/cost-model.md)."""
+        (docs/explanation/cost-model.md)."""
         return group_ns(group)
 
     def _explain(self, func: FuncOp, planner: Planner, plan: Plan, outcomes: list[Outcome]) -> None:

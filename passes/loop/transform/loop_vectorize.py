@@ -1,4 +1,4 @@
-"""loop-vectorize: which loop runs along the vector lanes, as a choice written on the nest (docs/schedule.md)."""
+"""loop-vectorize: which loop runs along the vector lanes, as a choice written on the nest (docs/reference/schedule.md)."""
 
 from __future__ import annotations
 

@@ -52,5 +52,5 @@ def test_counts_and_rows():
 
 def test_the_page_is_current():
     behaviours, tests = cp.read_list((cp.ROOT / "tests/behaviours.txt").read_text()), cp.citations(cp.ROOT / "tests")
-    current = (cp.ROOT / "docs/coverage.md").read_text() == cp.page(behaviours, tests)
-    assert current, "docs/coverage.md is old: python -m stepwell.tools.docs.coverage_page"
+    current = (cp.ROOT / "docs/reference/coverage.md").read_text() == cp.page(behaviours, tests)
+    assert current, "docs/reference/coverage.md is old: python -m stepwell.tools.docs.coverage_page"
