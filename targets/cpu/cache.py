@@ -39,6 +39,9 @@ _LEFT_SECONDS = 3600.0
 _SETTLED_SECONDS = 2.0
 """File systems count time in steps of up to two seconds."""
 
+_SOURCES = (".py", ".ll")
+"""The files of the package that decide what code it makes."""
+
 _swept: set[Path] = set()
 _mentioned: set[Path] = set()
 
@@ -72,7 +75,7 @@ def environment() -> str:
 def source_digest(root: Path) -> bytes:
     """The hash of the source of the package in `root`. It is kept under the hash of what the file system knows of the files, so that they
     need not be read; not while one has just changed: another change might have the same time."""
-    files = sorted(_python_files(root))
+    files = sorted(_source_files(root))
     about = repr((str(root), [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in files]))
     path = cache_folder() / "sources" / hashlib.sha256(about.encode()).hexdigest()
     kept = read(path)
@@ -86,12 +89,12 @@ def source_digest(root: Path) -> bytes:
     return digest.digest()
 
 
-def _python_files(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+def _source_files(root: Path) -> Iterator[tuple[str, os.stat_result]]:
     folders = [str(root / name) for name in ("dialects", "passes", "lowering", "targets", "tools")]
     while folders:
         with os.scandir(folders.pop()) as found:
             for one in found:
-                if one.name.endswith(".py"):
+                if one.name.endswith(_SOURCES):
                     yield one.path, one.stat()
                 elif one.is_dir() and one.name != "__pycache__":
                     folders.append(one.path)

@@ -22,6 +22,7 @@ from typing import Any
 
 from llvmlite import binding
 
+from ..llvm_text import llvm_text
 from .emit.text import ERROR_SLOT, ERROR_VALUES, MESSAGE_COUNT, MESSAGE_TABLE
 from .features import Target, target
 from .library import library_symbols
@@ -92,22 +93,7 @@ def assembly(text: str, wanted: Target | None = None, opt: int = 2) -> str:
         return _machine(wanted, opt).emit_assembly(_parse(text))
 
 
-# Where no OpenMP runtime is found, parallel regions run their whole range on the calling thread.
-_SERIAL_OPENMP = """
-define void @GOMP_parallel(ptr %f, ptr %context, i32 %threads, i32 %flags) {
-  call void %f(ptr %context)
-  ret void
-}
-define i32 @omp_get_max_threads() {
-  ret i32 1
-}
-define i32 @omp_get_num_threads() {
-  ret i32 1
-}
-define i32 @omp_get_thread_num() {
-  ret i32 0
-}
-"""
+_SERIAL_OPENMP = Path(__file__).with_name("serial_openmp.ll")
 _OPENMP = frozenset(("GOMP_parallel", "omp_get_max_threads", "omp_get_num_threads", "omp_get_thread_num"))
 
 
@@ -248,7 +234,7 @@ def load_object(data: bytes, symbols: dict[str, int] | None = None, exports: lis
         names = [name for name in exports if name in defined] if exports is not None else sorted(defined)
         builder = binding.JITLibraryBuilder().add_object_img(data)
         if any(name in _OPENMP for name in missing):
-            builder.add_ir(_SERIAL_OPENMP)
+            builder.add_ir(llvm_text([_SERIAL_OPENMP]))
             missing = [name for name in missing if name not in _OPENMP]
         if missing:  # asked before the link, because LLVM would write to stderr about it
             raise CompileError(f"cannot link the generated object: these symbols are nowhere: {', '.join(missing)}")

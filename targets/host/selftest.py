@@ -10,9 +10,11 @@ import os
 import re
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CompileError
+from ..llvm_text import llvm_text
 from .symbols import missing
 
 if TYPE_CHECKING:
@@ -20,25 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepwell")
 
-# y[i] = 2 x[i]
-_KERNEL = """define void @stepwell_selftest(ptr %x, ptr %y, i64 %n) {
-entry:
-  br label %loop
-loop:
-  %i = phi i64 [ 0, %entry ], [ %in, %loop ]
-  %px = getelementptr float, ptr %x, i64 %i
-  %v = load float, ptr %px
-  %d = fadd float %v, %v
-  %py = getelementptr float, ptr %y, i64 %i
-  store float %d, ptr %py
-  %in = add i64 %i, 1
-  %more = icmp slt i64 %in, %n
-  br i1 %more, label %loop, label %end
-end:
-  ret void
-}
-"""
-
+_KERNEL = Path(__file__).with_name("selftest.ll")
 
 TESTED = (2, 14)
 """The newest torch that the tests have run with. With a newer one the self-test decides, as with any other."""
@@ -145,7 +129,7 @@ def _compiled() -> tuple[ProgramDescription, bytes]:
     from .emit import emit_host
 
     text = ModuleText(target())
-    text.functions.append(_KERNEL)
+    text.functions.append(llvm_text([_KERNEL]))
     text.defined.add("stepwell_selftest")
     description = emit_host(text, _program(), native=True)
     code = compile_text(text.text())

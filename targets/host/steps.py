@@ -1,5 +1,5 @@
 """The steps of a host program as numbers: what an entry does that is the same for every program is not code but a table, which
-`stepwell_steps` of the runtime goes through (steps_ir.py).
+`stepwell_steps` of the runtime goes through (runtime/steps.ll).
 
 A step is its code and its words. Words that stand for a size are `number(n)` where it is known, else `place(k)`: the k-th of the
 numbers that the entry has computed. References say where a tensor is: `reference(kind, k)`."""

@@ -29,7 +29,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 
-from ...targets.host.runtime.pool_ir import HEADER_BYTES
+from ...targets.host.runtime.runtime_ir import HEADER_BYTES
 from .tables import load_table, select
 
 REPORT = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"

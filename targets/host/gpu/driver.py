@@ -53,7 +53,7 @@ class Driver(Protocol):
     """What launches kernels."""
 
     def symbols(self) -> dict[str, int]:
-        """The addresses of the functions that native entries call (those that gpu_runtime_ir declares)."""
+        """The addresses of the functions that native entries call (those that runtime.ll declares)."""
         ...
 
     def context(self) -> int:

@@ -14,7 +14,7 @@ from functools import cache
 from ...cpu.cache import shared_object
 from ...cpu.jit import Library, load_object
 from ..gpu.driver import Driver, LaunchError, cuda_driver
-from ..gpu.runtime_ir import DRIVER_SYMBOLS, GPU_FUNCTIONS, GPU_RUNTIME
+from ..gpu.runtime_ir import DRIVER_SYMBOLS, GPU_FUNCTIONS, gpu_runtime_text
 from ..storages import resizable_fields
 from ..symbols import handle_offset, missing, symbols
 from .runtime_ir import FUNCTIONS, runtime_text
@@ -79,7 +79,7 @@ def gpu_runtime(driver: Driver) -> dict[str, int]:
             absent = sorted(DRIVER_SYMBOLS - addresses.keys())
             if absent:
                 raise HostUnavailable(f"native launches need {', '.join(absent)}")
-            found = _gpu_libraries[id(driver)] = driver, load_object(shared_object(GPU_RUNTIME), addresses)
+            found = _gpu_libraries[id(driver)] = driver, load_object(shared_object(gpu_runtime_text()), addresses)
     return {name: found[1].address(name) for name in GPU_FUNCTIONS}
 
 

@@ -162,3 +162,12 @@ def test_the_source_is_hashed_once(root, tmp_path, monkeypatch):
     assert cache.source_digest(package) != first
     file.write_text("x = 1")
     assert cache.source_digest(package) == first
+
+
+def test_llvm_text_in_files_is_source(root, tmp_path):
+    package = tmp_path / "package"
+    for name in ("dialects", "passes", "lowering", "targets", "tools"):
+        (package / name).mkdir(parents=True)
+    empty = cache.source_digest(package)
+    (package / "targets" / "runtime.ll").write_text("declare void @free(ptr)")
+    assert cache.source_digest(package) != empty

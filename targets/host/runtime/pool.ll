@@ -1,25 +1,20 @@
-"""LLVM text of the pool: blocks of memory behind a lock, in free lists by size class, for large tensors and arenas.
+; The pool: blocks of memory behind a lock, in free lists by size class, for large tensors and arenas.
+;
+; A block is as large as what was asked for when it was made, with $HEADER_BYTES bytes in front: { ptr next free block,
+; i64 size class, i64 bytes }. Classes are 64 to a power of two. A request takes a free block of its own class that is
+; large enough, or one of the next 63 classes, where all are. Before a new block is made, the free ones go back to the
+; system if the pool had more than twice what was ever in use at once: sizes that change from call to call do not add
+; up.
 
-A block of the pool is as large as what was asked for when it was made, with 64 bytes in front: the next free block, the size class and
-the size. Classes are 64 to a power of two. A request takes a free block of its own class that is large enough, or one of the next 63
-classes, where all are. Before a new block is made, the free ones go back to the system if the pool had more than twice what was ever in
-use at once: sizes that change from call to call do not add up.
-"""
+declare i32 @posix_memalign(ptr, i64, i64)
+declare void @free(ptr)
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i64 @llvm.ctlz.i64(i64, i1)
+declare i64 @llvm.smax.i64(i64, i64)
 
-from __future__ import annotations
-
-POOLED_BYTES = 1 << 16
-"""Tensors of at least this many bytes come from the pool: among blocks of all sizes malloc splits the large free ones, and
-what is resident grows by a new one (a step of small models: up to twice what it needs)."""
-
-BORROWED_BYTES = 1 << 15
-"""Arenas of at least this many bytes are borrowed from the pool for each call, so that graphs that run one after the
-other share one; smaller ones are one block of the process, which saves the search."""
-
-HEADER_BYTES = 64
-"""What stands in front of a block: the pool's own, as the C library has some in front of its blocks."""
-
-POOL = """
+; The lock; the first free block of each class; bytes in free blocks, in use now, and most in use at once; how many may
+; be in free blocks.
 @pool_lock = internal global [64 x i8] zeroinitializer, align 16
 @pool_heads = internal global [4608 x ptr] zeroinitializer
 @stepwell_pool_held = global i64 0
@@ -27,7 +22,7 @@ POOL = """
 @pool_most = internal global i64 0
 @stepwell_pool_limit = global i64 4294967296
 
-; the class of a size: the smallest of those whose bound, (class mod 64 + 65) << (class / 64) bytes, is not below it
+; The class of a size: the smallest of those whose bound, (class mod 64 + 65) << (class / 64) bytes, is not below it.
 define internal i64 @pool_class(i64 %bytes) {
   %b = call i64 @llvm.smax.i64(i64 %bytes, i64 4096)
   %b1 = sub i64 %b, 1
@@ -40,7 +35,7 @@ define internal i64 @pool_class(i64 %bytes) {
   ret i64 %class
 }
 
-; the size of a block
+; The size of a block.
 define internal i64 @pool_bytes(ptr %block) {
   %p = getelementptr i8, ptr %block, i64 16
   %bytes = load i64, ptr %p
@@ -84,10 +79,11 @@ define internal void @pool_unlink(ptr %link, ptr %block) {
   ret void
 }
 
-; Takes the block %wanted out of the free lists if it is there and large enough, of a class from %class on (one of 384): whether it was.
+; Takes the block %wanted out of the free lists if it is there and large enough, of a class from %class on (one of 384):
+; whether it was.
 define internal i1 @pool_take_this(ptr %wanted, i64 %bytes, i64 %class) {
 entry:
-  %wblock = getelementptr i8, ptr %wanted, i64 -64
+  %wblock = getelementptr i8, ptr %wanted, i64 -$HEADER_BYTES
   %last = add i64 %class, 384
   %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
   br label %list
@@ -148,13 +144,14 @@ next:
 take:
   call void @pool_unlink(ptr %link, ptr %block)
   %u = call i32 @pthread_mutex_unlock(ptr @pool_lock)
-  %data = getelementptr i8, ptr %block, i64 64
+  %data = getelementptr i8, ptr %block, i64 $HEADER_BYTES
   ret ptr %data
 none:
   %u2 = call i32 @pthread_mutex_unlock(ptr @pool_lock)
   ret ptr null
 }
 
+; A block of at least that many bytes, at a multiple of 64; null when there is no memory.
 define ptr @stepwell_pool_alloc(i64 %bytes) {
 entry:
   %place = alloca ptr
@@ -171,7 +168,7 @@ shrink:
   call void @stepwell_pool_trim()
   br label %make
 make:
-  %total = add i64 %bytes, 64
+  %total = add i64 %bytes, $HEADER_BYTES
   %code = call i32 @posix_memalign(ptr %place, i64 64, i64 %total)
   %failed = icmp ne i32 %code, 0
   br i1 %failed, label %none, label %made
@@ -181,14 +178,14 @@ made:
   store i64 %class, ptr %classp
   %sizep = getelementptr i8, ptr %new, i64 16
   store i64 %bytes, ptr %sizep
-  %data = getelementptr i8, ptr %new, i64 64
+  %data = getelementptr i8, ptr %new, i64 $HEADER_BYTES
   ret ptr %data
 none:
   call void @pool_unuse(i64 %bytes)
   ret ptr null
 }
 
-; A block that is no longer in use; the caller does not have the lock.
+; Counts bytes as no longer in use; the caller does not have the lock.
 define internal void @pool_unuse(i64 %bytes) {
   %l = call i32 @pthread_mutex_lock(ptr @pool_lock)
   %used = load i64, ptr @pool_used
@@ -198,8 +195,9 @@ define internal void @pool_unuse(i64 %bytes) {
   ret void
 }
 
+; Gives a block back: to the free list of its class, or to the system where the free lists would hold too much.
 define void @stepwell_pool_free(ptr %data) {
-  %block = getelementptr i8, ptr %data, i64 -64
+  %block = getelementptr i8, ptr %data, i64 -$HEADER_BYTES
   %kind = getelementptr i8, ptr %block, i64 8
   %class = load i64, ptr %kind
   %bytes = call i64 @pool_bytes(ptr %block)
@@ -226,7 +224,7 @@ drop:
   ret void
 }
 
-; the deleter of a tensor that torch_from_blob made
+; The deleter of a tensor that torch_from_blob made.
 define internal void @pool_deleter(ptr %data, ptr %context) {
   call void @stepwell_pool_free(ptr %data)
   ret void
@@ -265,14 +263,15 @@ out:
   ret void
 }
 
+; Gives all free blocks back to the system.
 define void @stepwell_pool_trim() {
   call void @pool_drop(i64 0, i64 4608)
   ret void
 }
 
-; A block for a large arena: the one that it had last time, or another, up to 64 times as large as it needs: it comes back
-; at the end of the call. When there is none, smaller free blocks go first: they are what other arenas used, and arenas of
-; graphs that run one after the other should not add up.
+; A block for a large arena: the one that it had last time, or another, up to 64 times as large as it needs: it comes
+; back at the end of the call. When there is none, smaller free blocks go first: they are what other arenas used, and
+; arenas of graphs that run one after the other should not add up.
 define internal ptr @pool_alloc_large(i64 %bytes, ptr %before) {
   %class = call i64 @pool_class(i64 %bytes)
   %again = call i1 @pool_take_this(ptr %before, i64 %bytes, i64 %class)
@@ -286,9 +285,8 @@ other:
 reuse:
   ret ptr %found
 fresh:
-  %smallest = call i64 @pool_class(i64 BORROWED_BYTES)
+  %smallest = call i64 @pool_class(i64 $BORROWED_BYTES)
   call void @pool_drop(i64 %smallest, i64 %class)
   %new = call ptr @stepwell_pool_alloc(i64 %bytes)
   ret ptr %new
 }
-"""

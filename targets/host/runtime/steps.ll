@@ -1,14 +1,13 @@
-"""LLVM text of `stepwell_steps`, which goes through the table of a program's steps (steps.py)."""
+; Steps: going through the table of a program (steps.py says what each step's words mean).
+;
+; A frame is { ptr objects, ptr handles, ptr numbers, ptr scratch, ptr address of the thread state, ptr arena, ptr
+; items, ptr functions }.
 
-from __future__ import annotations
-
-from ..messages import no_memory
-from ..steps import Kind, Step
-
-NO_MEMORY = -1000
-"""Below every code of the C shim."""
-
-STEPS = """
+@PyExc_RuntimeError = external global ptr
+declare ptr @PyErr_Format(ptr, ptr, ...)
+declare void @Py_IncRef(ptr)
+declare void @Py_DecRef(ptr)
+declare i32 @aoti_torch_delete_tensor_object(ptr)
 declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
 declare i32 @aoti_torch_get_numel(ptr, ptr)
 declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
@@ -18,17 +17,23 @@ declare ptr @PyList_New(i64)
 declare i32 @PyList_SetItem(ptr, i64, ptr)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
+declare ptr @stepwell_call(ptr, ptr, i64, i64, i64)
+declare i32 @stepwell_empty(i64, ptr, ptr, i32, i64, ptr)
+declare ptr @stepwell_arena_view(ptr, i64, ptr, i64, ptr, ptr, i32)
+declare i32 @stepwell_from_blob(ptr, i64, ptr, ptr, i32, ptr)
+declare i64 @stepwell_compare(ptr, i64, i64, ptr, ptr)
 
-@PyExc_RuntimeError = external global ptr
-@null_text = internal constant [NULL_TEXT_BYTES x i8] c"NULL_TEXT\\00"
+; What RuntimeError says of an operand without memory.
+@null_text = internal constant [$NULL_TEXT_BYTES x i8] c"$NULL_TEXT\00"
 
-; A frame is { objects, handles, numbers, scratch, address of the thread state, arena, items, functions }.
+; Part k of a frame.
 define internal ptr @frame_part(ptr %frame, i64 %k) {
   %p = getelementptr ptr, ptr %frame, i64 %k
   %v = load ptr, ptr %p
   ret ptr %v
 }
 
+; The number that a word stands for: known, or computed by the entry.
 define internal i64 @step_number(ptr %frame, i64 %word) {
   %value = ashr i64 %word, 1
   %computed = trunc i64 %word to i1
@@ -42,7 +47,7 @@ look:
   ret i64 %v
 }
 
-; n numbers in the scratch memory, from its element %to on: their address
+; Puts n numbers into the scratch memory, from its element %to on: their address.
 define internal ptr @step_numbers(ptr %frame, ptr %words, i64 %n, i64 %to) {
 entry:
   %scratch = call ptr @frame_part(ptr %frame, i64 3)
@@ -64,14 +69,14 @@ done:
   ret ptr %first
 }
 
-; the place that holds what a reference to a tensor refers to
+; The place that holds what a reference to a tensor refers to.
 define internal ptr @step_slot(ptr %frame, i64 %ref) {
   %kind = and i64 %ref, 7
   %k = lshr i64 %ref, 3
   switch i64 %kind, label %object [
-    i64 KIND_HANDLE, label %handle
-    i64 KIND_VIEW, label %view
-    i64 KIND_ITEM, label %item
+    i64 $KIND_HANDLE, label %handle
+    i64 $KIND_VIEW, label %view
+    i64 $KIND_ITEM, label %item
   ]
 object:
   %objects = call ptr @frame_part(ptr %frame, i64 0)
@@ -92,30 +97,33 @@ found:
   ret ptr %slot
 }
 
+; Whether a reference is to a Python object, in its slot or in the item table.
 define internal i1 @step_is_object(i64 %ref) {
   %kind = and i64 %ref, 7
-  %object = icmp eq i64 %kind, KIND_OBJECT
-  %item = icmp eq i64 %kind, KIND_ITEM
+  %object = icmp eq i64 %kind, $KIND_OBJECT
+  %item = icmp eq i64 %kind, $KIND_ITEM
   %either = or i1 %object, %item
   ret i1 %either
 }
 
+; The tensor handle of a reference: of a Python object, the `at::Tensor` in it.
 define internal ptr @step_handle(ptr %frame, i64 %ref) {
   %slot = call ptr @step_slot(ptr %frame, i64 %ref)
   %v = load ptr, ptr %slot
   %object = call i1 @step_is_object(i64 %ref)
-  %inner = getelementptr i8, ptr %v, i64 HANDLE_OFFSET
+  %inner = getelementptr i8, ptr %v, i64 $HANDLE_OFFSET
   %handle = select i1 %object, ptr %inner, ptr %v
   ret ptr %handle
 }
 
-; the word that a kernel is given for an operand, at %to: 0, NO_MEMORY for a tensor that has elements and no address, or an error of torch's
+; Puts the word that a kernel is given for an operand at %to: 0, $NO_MEMORY for a tensor that has elements and no
+; address, or an error of torch's.
 define internal i32 @step_operand(ptr %frame, i64 %ref, i64 %word, ptr %to) {
   %v = call i64 @step_number(ptr %frame, i64 %word)
   %kind = and i64 %ref, 7
   switch i64 %kind, label %tensor [
-    i64 KIND_ARENA, label %memory
-    i64 KIND_NUMBER, label %plain
+    i64 $KIND_ARENA, label %memory
+    i64 $KIND_NUMBER, label %plain
   ]
 plain:
   store i64 %v, ptr %to
@@ -143,14 +151,14 @@ ask:
   store i64 0, ptr %to
   %nbad = icmp ne i32 %ncode, 0
   %some = icmp ne i64 %n, 0
-  %nomemory = select i1 %some, i32 NO_MEMORY, i32 0
+  %nomemory = select i1 %some, i32 $NO_MEMORY, i32 0
   %answer = select i1 %nbad, i32 %ncode, i32 %nomemory
   ret i32 %answer
 failed:
   ret i32 %code
 }
 
-; the address of a place in the arena
+; The address of a place in the arena.
 define internal i64 @step_memory(ptr %frame, i64 %word) {
   %v = call i64 @step_number(ptr %frame, i64 %word)
   %arena = call ptr @frame_part(ptr %frame, i64 5)
@@ -160,7 +168,7 @@ define internal i64 @step_memory(ptr %frame, i64 %word) {
   ret i64 %at
 }
 
-; n operands in the scratch memory, whose address is at %base: 0, NO_MEMORY less the number of an operand, or an error of torch's
+; Puts n operands into the memory at %base: 0, $NO_MEMORY less the number of an operand, or an error of torch's.
 define internal i32 @step_operands(ptr %frame, ptr %words, i64 %n, ptr %base) {
 entry:
   br label %loop
@@ -182,7 +190,7 @@ next:
   %in = add i64 %i, 1
   br label %loop
 failed:
-  %none = icmp eq i32 %code, NO_MEMORY
+  %none = icmp eq i32 %code, $NO_MEMORY
   %number = trunc i64 %i to i32
   %numbered = sub i32 %code, %number
   %which = select i1 %none, i32 %numbered, i32 %code
@@ -191,8 +199,8 @@ done:
   ret i32 0
 }
 
-; Compares the tensor of a slot with a layout and replaces it by a copy when strides differ: 0, or -1 with Python's exception set. Called
-; with Python's lock held when something differs (%found says what, as stepwell_compare).
+; Compares the tensor of a slot with a layout and replaces it by a copy when strides differ: 0, or -1 with Python's
+; exception set. Called with Python's lock held, when something differs (%found says what, as stepwell_compare).
 define internal i32 @step_adapt(ptr %frame, i64 %ref, i64 %found, ptr %words, ptr %sizes, ptr %strides) {
   %slot = call ptr @step_slot(ptr %frame, i64 %ref)
   %old = load ptr, ptr %slot
@@ -228,7 +236,7 @@ newobject:
   call void @Py_DecRef(ptr %old)
   ret i32 0
 newhandle:
-  %inner = getelementptr i8, ptr %made, i64 HANDLE_OFFSET
+  %inner = getelementptr i8, ptr %made, i64 $HANDLE_OFFSET
   %code = call i32 @aoti_torch_new_tensor_handle(ptr %inner, ptr %slot)
   call void @Py_DecRef(ptr %made)
   %gone = call i32 @aoti_torch_delete_tensor_object(ptr %old)
@@ -293,6 +301,7 @@ done:
   ret ptr %wrapped
 }
 
+; Makes the list of outputs: 0, or -1 with Python's exception set.
 define internal i32 @step_collect(ptr %frame, ptr %words) {
 entry:
   %k = load i64, ptr %words
@@ -325,8 +334,8 @@ done:
   ret i32 0
 }
 
-; Goes through %count steps; %held says whether Python's lock is held. 0, or not when a step failed: then the lock is held, and either Python's
-; exception is set or torch has the text of one.
+; Goes through %count steps; %held says whether Python's lock is held. 0, or not when a step failed: then the lock is
+; held, and either Python's exception is set or torch has the text of one.
 define i32 @stepwell_steps(ptr %frame, ptr %table, i64 %count, i1 %held) {
 entry:
   %thread = call ptr @frame_part(ptr %frame, i64 4)
@@ -346,28 +355,30 @@ step:
   %w2p = getelementptr i64, ptr %at, i64 3
   %w3p = getelementptr i64, ptr %at, i64 4
   %w4p = getelementptr i64, ptr %at, i64 5
-  switch i64 %code, label %collect [
-    i64 STEP_EMPTY, label %layout3
-    i64 STEP_VIEW, label %layout3
-    i64 STEP_KEPT, label %layout3
-    i64 STEP_BLOB, label %layout3
-    i64 STEP_ENSURE, label %layout5
-    i64 STEP_DUPLICATE, label %duplicate
-    i64 STEP_RELEASE, label %release
-    i64 STEP_LAUNCH, label %launch
-    i64 STEP_LIST, label %list
-    i64 STEP_LOCK, label %take
-    i64 STEP_UNLOCK, label %give
+  switch i64 %code, label %collect [ ; $STEP_COLLECT
+    i64 $STEP_EMPTY, label %layout3
+    i64 $STEP_VIEW, label %layout3
+    i64 $STEP_KEPT, label %layout3
+    i64 $STEP_BLOB, label %layout3
+    i64 $STEP_ENSURE, label %layout5
+    i64 $STEP_DUPLICATE, label %duplicate
+    i64 $STEP_RELEASE, label %release
+    i64 $STEP_LAUNCH, label %launch
+    i64 $STEP_LIST, label %list
+    i64 $STEP_LOCK, label %take
+    i64 $STEP_UNLOCK, label %give
   ]
 next:
-  %after = phi ptr [ %lend, %made ], [ %w2p, %duplicated ], [ %rend, %release ], [ %oend, %launched ], [ %send, %listed ], [ %w0p, %take ], [ %w0p, %give ], [ %cend, %collected ]
-  %lockn = phi i1 [ %lock, %made ], [ %lock, %duplicated ], [ %lock, %release ], [ %lock, %launched ], [ %lock, %listed ], [ true, %take ], [ false, %give ], [ %lock, %collected ]
+  %after = phi ptr [ %lend, %made ], [ %w2p, %duplicated ], [ %rend, %release ],
+              [ %oend, %launched ], [ %send, %listed ], [ %w0p, %take ], [ %w0p, %give ], [ %cend, %collected ]
+  %lockn = phi i1 [ %lock, %made ], [ %lock, %duplicated ], [ %lock, %release ],
+             [ %lock, %launched ], [ %lock, %listed ], [ true, %take ], [ false, %give ], [ %lock, %collected ]
   %kn = add i64 %k, 1
   br label %loop
 done:
   ret i32 0
 
-; steps with a layout, after three words or five
+; Steps with a layout, after three words or five.
 layout3:
   br label %layout
 layout5:
@@ -387,10 +398,10 @@ layout:
   %dtype = trunc i64 %w1 to i32
   %slot = getelementptr ptr, ptr %handles, i64 %w0
   switch i64 %code, label %ensure [
-    i64 STEP_EMPTY, label %empty
-    i64 STEP_VIEW, label %view
-    i64 STEP_KEPT, label %kept
-    i64 STEP_BLOB, label %blob
+    i64 $STEP_EMPTY, label %empty
+    i64 $STEP_VIEW, label %view
+    i64 $STEP_KEPT, label %kept
+    i64 $STEP_BLOB, label %blob
   ]
 empty:
   %bytes = call i64 @step_number(ptr %frame, i64 %w2)
@@ -422,8 +433,8 @@ made:
   br label %next
 unmade:
   ; a failing call may have written there
-  %owned = icmp ne i64 %code, STEP_ENSURE
-  %slotted = icmp ne i64 %code, STEP_KEPT
+  %owned = icmp ne i64 %code, $STEP_ENSURE
+  %slotted = icmp ne i64 %code, $STEP_KEPT
   %clear = and i1 %owned, %slotted
   br i1 %clear, label %forget, label %failed
 forget:
@@ -525,7 +536,7 @@ collected:
 
 unread:
   %unreadcode = phi i32 [ %ocode, %launch ], [ %lcode, %list ]
-  %nomemory = icmp sle i32 %unreadcode, NO_MEMORY
+  %nomemory = icmp sle i32 %unreadcode, $NO_MEMORY
   br i1 %nomemory, label %null, label %failed
 null:
   br i1 %lock, label %saynull, label %locknull
@@ -534,7 +545,7 @@ locknull:
   call void @PyEval_RestoreThread(ptr %t5)
   br label %saynull
 saynull:
-  %which32 = sub i32 NO_MEMORY, %unreadcode
+  %which32 = sub i32 $NO_MEMORY, %unreadcode
   %which = sext i32 %which32 to i64
   %error = load ptr, ptr @PyExc_RuntimeError
   %e = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %error, ptr @null_text, i64 %which)
@@ -549,15 +560,3 @@ relock:
 out:
   ret i32 -1
 }
-"""  # noqa: E501
-
-
-def steps_text() -> str:
-    """The functions; `HANDLE_OFFSET` stands where the offset of the handle in a tensor's Python object belongs."""
-    null = no_memory("%lld")
-    text = STEPS.replace("NULL_TEXT_BYTES", str(len(null) + 1)).replace("NULL_TEXT", null).replace("NO_MEMORY", str(NO_MEMORY))
-    for step in sorted(Step, key=lambda s: -len(s.name)):
-        text = text.replace(f"STEP_{step.name}", str(step.value))
-    for kind in Kind:
-        text = text.replace(f"KIND_{kind.name}", str(kind.value))
-    return text
