@@ -70,6 +70,15 @@ def test_a_failed_selftest_is_said(fresh_selftest, monkeypatch, caplog):
     assert "the self-test failed (got nonsense)" in caplog.text and "got nonsense" in str(selftest.selftest_error())
 
 
+def test_who_asks_first_may_be_tracing(fresh_selftest):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    assert selftest.selftest_error() is None, "nobody has asked"
+    with FakeTensorMode():
+        assert selftest.passes_selftest()
+    assert selftest.selftest_error() is None
+
+
 def test_a_cache_that_fails_does_not_fail_the_selftest(fresh_selftest, monkeypatch):
     def injected(*_):
         raise ValueError("injected")
