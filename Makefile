@@ -5,6 +5,7 @@
 # make test-triton   kernels for GPUs compiled to cubin and hsaco, which needs Triton but no GPU
 # make smoke  README's examples and a few tests of each layer, for another torch: TORCH=torch==2.14.1
 # make lint   ruff and the type checker
+# make docs   the pages of docs/ as a site in build/site; a link that leads nowhere fails
 #
 # Each makes a virtual environment when it is not there and installs what it needs; the second time it starts at once.
 # PYTHON= another interpreter (3.11 to 3.14); TORCH= another torch requirement (2.11 or newer), in an environment of its own;
@@ -31,7 +32,7 @@ SMOKE := tests/test_readme.py tests/test_packaging.py tests/passes/fingerprint/t
   tests/lowering/fx_to_nd/rules/test_pointwise.py tests/e2e/test_contract_driver.py tests/e2e/test_contract_operators.py \
   tests/e2e/test_contract_layouts.py tests/e2e/test_quantised_tensors.py tests/e2e/test_threads_and_processes.py
 
-.PHONY: demo test test-long test-triton smoke fuzz lint clean
+.PHONY: demo test test-long test-triton smoke fuzz lint docs clean
 
 demo: $(VENV)/installed-demo
 	$(PY) -m stepwell.tools.demo $(if $(QUERY),"$(QUERY)")
@@ -62,6 +63,9 @@ lint: $(VENV)/installed-lint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/basedpyright
 
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+
 clean:
 	rm -rf .venv .venv-torch* $(VENV) build *.egg-info
 
@@ -80,4 +84,5 @@ $(VENV)/installed-%: pyproject.toml | $(PY)
 
 EXTRAS_demo := demo
 EXTRAS_test := test,demo
-EXTRAS_lint := test,demo,lint
+EXTRAS_docs := docs
+EXTRAS_lint := test,demo,lint,docs
