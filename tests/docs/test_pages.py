@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
 PAGES = ("README.md", "CONTRIBUTING.md", *DOCS)
 COLUMNS = 120
-WRITTEN_BY_TOOLS = ("docs/benchmarks/", "docs/reference/coverage.md", "docs/reference/operators.md")
+WRITTEN_BY_TOOLS = ("docs/benchmarks/", "docs/reference/coverage.md", "docs/reference/dialects.md", "docs/reference/operators.md")
 CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 
 

@@ -77,13 +77,13 @@ def _constraint(found: AttrConstraint | Any) -> str:
     if isinstance(found, (AnyOf, AllOf)):
         parts = [text for c in found.attr_constrs if (text := _constraint(c))]
         return (" or " if isinstance(found, AnyOf) else " and ").join(parts)
-    return "" if isinstance(found, AnyAttr) else type(found).__name__
+    return "" if found is None or isinstance(found, AnyAttr) else type(found).__name__
 
 
 def _field(name: str, definition: Any) -> str:
     """One operand, result, region or property."""
     mark = "?" if isinstance(definition, OptionalDef) else "*" if isinstance(definition, VariadicDef) else ""
-    text = _constraint(definition.constr) if hasattr(definition, "constr") else ""
+    text = _constraint(getattr(definition, "constr", None))
     return f"`{name}`{mark}" + (f": {text}" if text else "")
 
 
@@ -119,7 +119,7 @@ def _home(cls: type) -> str:
 def _import(cls: type, dialect: str) -> str:
     """How a program reaches the class."""
     if dialect == "nd" and cls.__module__.endswith("nd.pointwise") and not hasattr(sys.modules[cls.__module__], cls.__name__):
-        return f"`{cls.__module__}.OPS[\"{cls.name.partition('.')[2]}\"]`"  # pyright: ignore[reportAttributeAccessIssue]
+        return f'`{cls.__module__}.OPS["{cls.name.partition(".")[2]}"]`'  # pyright: ignore[reportAttributeAccessIssue]
     return _home(cls)
 
 
@@ -141,9 +141,8 @@ def operation(cls: type[IRDLOperation], dialect: str) -> str:
 
 def attribute(cls: Any) -> str:
     """The section of one type or attribute."""
-    parameters = ", ".join(f"`{name}`" for name, _ in cls.get_irdl_definition().parameters) if issubclass(cls, ParametrizedAttribute) else ""
-    data = "" if parameters else "`data`"
-    rows = [("Fields", parameters or data), ("Builders", ", ".join(_builders(cls))), ("Class", _home(cls))]
+    named = [name for name, _ in cls.get_irdl_definition().parameters] if issubclass(cls, ParametrizedAttribute) else ["data"]
+    rows = [("Fields", ", ".join(f"`{name}`" for name in named)), ("Builders", ", ".join(_builders(cls))), ("Class", _home(cls))]
     return f"### {cls.name} (attribute)\n{_doc(cls)}\n\n" + "\n".join(f"- {title}: {text}" for title, text in rows if text) + "\n"
 
 
