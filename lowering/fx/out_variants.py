@@ -11,8 +11,8 @@ def out_variant(target: str) -> tuple[str, tuple[str, ...]] | None:
     """`aten.mm.default` -> ("aten.mm.out", ("out",)): the overload with the same arguments plus destinations, and the
     names of those.
 
-    None when the operator has none. The operator's arguments are compared by name, so that nothing else than the
-    destination differs."""
+    None when the operator has none. Arguments are compared by name and type, so that nothing else than the destination
+    differs: `sum.DimnameList_out` has the names of `sum.IntList_out`."""
     import torch
 
     parts = target.split(".")
@@ -22,11 +22,11 @@ def out_variant(target: str) -> tuple[str, tuple[str, ...]] | None:
     plain = getattr(packet, parts[2], None)
     if packet is None or plain is None:
         return None
-    wanted = [a.name for a in plain._schema.arguments]
+    wanted = [(a.name, str(a.type)) for a in plain._schema.arguments]
     for name in packet.overloads():
         schema = getattr(packet, name)._schema
         outs = tuple(a.name for a in schema.arguments if _is_destination(a))
-        others = [a.name for a in schema.arguments if not _is_destination(a)]
+        others = [(a.name, str(a.type)) for a in schema.arguments if not _is_destination(a)]
         if outs and others == wanted and len(outs) == len(plain._schema.returns):
             return f"{parts[0]}.{parts[1]}.{name}", outs
     return None

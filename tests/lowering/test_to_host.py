@@ -183,6 +183,9 @@ def test_out_variants():
     assert out_variant("aten.mm.default") == ("aten.mm.out", ("out",))
     assert out_variant("aten.topk.default") == ("aten.topk.values", ("values", "indices"))
     assert out_variant("aten.sum.dim_IntList") == ("aten.sum.IntList_out", ("out",))
+    assert out_variant("aten.eq.Tensor") == ("aten.eq.Tensor_out", ("out",))
+    assert out_variant("aten.linalg_pinv.rcond_tensor") == ("aten.linalg_pinv.out_rcond_tensor", ("out",))
+    assert out_variant("aten.divide.Scalar") is None  # there is one for tensors alone
     assert out_variant("aten.alias.default") is None
     assert out_variant("operator.add") is None
 
