@@ -200,6 +200,16 @@ class RunLine(pytest.Item):
 
 
 @pytest.fixture
+def no_gpu(monkeypatch):
+    """For tests that pretend to have devices: torch finds no GPU, where there is one, too, and takes tensors without memory for what they
+    say that they are."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+
+
+@pytest.fixture
 def own_passes():
     """What a test registers is gone behind it, and nothing compiled before or in it is found again."""
     import torch

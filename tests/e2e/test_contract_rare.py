@@ -382,7 +382,7 @@ def _on_devices(*tensors):
     return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
-def test_pass_05_passes_run_with_the_only_gpu_of_their_graph(monkeypatch):
+def test_pass_05_passes_run_with_the_only_gpu_of_their_graph(no_gpu, monkeypatch):
     from contextlib import contextmanager
 
     from stepwell.tools.extensions.fx_passes import run_fx_passes
@@ -404,7 +404,7 @@ def test_pass_05_passes_run_with_the_only_gpu_of_their_graph(monkeypatch):
     assert seen == ["cuda:1", "cuda:0", "cuda:0", "cuda:2"] and current == ["cuda:0"]
 
 
-def test_dv_07_a_gpu_without_bfloat16_runs_the_graph_eagerly(monkeypatch):
+def test_dv_07_a_gpu_without_bfloat16_runs_the_graph_eagerly(no_gpu, monkeypatch):
     from stepwell.tools.backend.torch_backend import emulates_bf16
 
     half = _on_devices(("cuda:1", torch.bfloat16), ("cpu", torch.float32))

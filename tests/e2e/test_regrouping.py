@@ -147,8 +147,8 @@ def test_scans_of_any_length(fresh, compiled):
 def test_the_first_product_counts(fresh, compiled):
     """As in the report: factors behind a 0, and a running product that comes back from 1e-30."""
     x = torch.tensor([[0.0, 1e30, 1e30, 2.0, 3.0, 1.0], [1e-30, *[1e13] * 5]], requires_grad=True)
-    got, want = compiled(lambda x: x.cumprod(1))(x), x.cumprod(1)
-    torch.testing.assert_close(got, want)
+    got, want = compiled(lambda x: x.cumprod(1))(x), torch.compile(lambda x: x.cumprod(1), backend="aot_eager")(x)
+    torch.testing.assert_close(got, x.cumprod(1))
     weights = torch.full_like(want, 1e-3)
     for a, b in zip(torch.autograd.grad(got, x, weights), torch.autograd.grad(want, x, weights), strict=True):
         assert_no_less_finite(a, b)

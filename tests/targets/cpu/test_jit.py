@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -190,7 +191,7 @@ assert "torch" not in sys.modules
         capture_output=True,
         text=True,
         timeout=120,
-        env={"OMP_NUM_THREADS": "3", "PATH": ""},
+        env={"OMP_NUM_THREADS": "3", "PATH": "", "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
     )
     assert done.returncode == 0, done.stderr
 

@@ -27,7 +27,7 @@ FIRST, SECOND, CPU = "cuda:0", "cuda:1", "cpu"
 
 
 @pytest.fixture
-def compile_devices(monkeypatch):
+def compile_devices(no_gpu, monkeypatch):
     """A function that compiles a graph traced on pretended devices: (callable, [(device, driver of its program)...], the main one last)."""
     monkeypatch.setattr(emit, "kind_code", lambda element_type, device: emit.dtype_code(element_type) & 1023 | 255 << 10)
     monkeypatch.setattr(gpu_emit, "device_codes", lambda device: (0, -1))

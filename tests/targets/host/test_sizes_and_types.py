@@ -81,6 +81,8 @@ def test_codes_are_those_of_the_shim():
     for prefix, table in (("dtype_", DTYPE_CODES), ("layout_", _LAYOUTS), ("memory_format_", _MEMORY_FORMATS)):
         for name, code in table.items():
             address = shim_address(f"aoti_torch_{prefix}{name}")
+            if address is None and name == "float8_e8m0fnu" and torch.__version__ < (2, 12):
+                continue  # which torch 2.11 has, and its shim does not name
             assert address is not None and ctypes.CFUNCTYPE(ctypes.c_int32)(address)() == code
 
 

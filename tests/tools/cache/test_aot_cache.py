@@ -350,6 +350,9 @@ class Doubled(torch.autograd.Function):
         return g * 2
 
 
+WEIGHT = torch.ones(16, requires_grad=True)
+
+
 @torch.library.custom_op("aot_cache_tests::shift", mutates_args=())
 def shift(x: torch.Tensor) -> torch.Tensor:
     return x + 1
@@ -361,7 +364,7 @@ shift.register_fake(torch.empty_like)
 @pytest.mark.parametrize(
     ("fn", "reason"),
     [
-        (lambda x: Doubled.apply(x.clone().requires_grad_()).detach(), "module"),
+        (lambda x: Doubled.apply(x * WEIGHT).detach(), "module"),
         (lambda x: shift(x), "aot_cache_tests"),
         (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "module"),
         (lambda x: x[x > 0], "only known when"),

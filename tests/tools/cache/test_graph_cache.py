@@ -276,7 +276,7 @@ def test_passes_of_users(load):
     assert run(scaled, X, Y)[1] == (0, 1, 0)
 
 
-def test_passes_of_users_count_where_their_stage_is(load):
+def test_passes_of_users_count_where_their_stage_is(load, no_gpu):
     """FXC-02: a pass for GPUs changes the keys of graphs on GPUs, and no others."""
     from stepwell.tools.backend.options import Options
     from stepwell.tools.cache.graph_key import Writer

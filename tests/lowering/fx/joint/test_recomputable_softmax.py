@@ -86,7 +86,7 @@ def test_rows_of_infinities():
         (given,), (expected,) = ([x.clone().requires_grad_()] for _ in range(2))
         torch.compile(lambda x, f=f: (f(x) * torch.arange(40)).sum(), backend="stepwell", options={"cache": "off"})(given).backward()
         (f(expected) * torch.arange(40)).sum().backward()
-        torch.testing.assert_close(given.grad, expected.grad, equal_nan=True)
+        torch.testing.assert_close(given.grad, expected.grad, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 def test_what_is_in_memory_anyway_is_kept(kept):

