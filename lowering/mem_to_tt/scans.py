@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import BoolAttr, f32, f64, i1, i32
+from xdsl.dialects.builtin import BoolAttr, IntegerType, f32, f64, i1, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ZERO
-from ...dialects.nd.types import is_float
+from ...dialects.nd.types import element_bytes, is_float
 from ...dialects.tt.arith import ExtUIOp
-from ...dialects.tt.compute import ScanOp, ScanReturnOp
-from ...dialects.tt.types import element_of, int32, tensor
+from ...dialects.tt.compute import BitcastOp, ScanOp, ScanReturnOp
+from ...dialects.tt.types import element_of, int32, shape_of, tensor
 from ...passes.gpu.nest_types import scalar_type
 from .body import library
 from .builder import NO_FLAGS
@@ -81,8 +81,11 @@ def lower_scan(kernel: NestLowering, op: loop.ScanOp) -> None:
         carried: Values = []
         if not at_once:
             found = running.combine(s, list(now), found)
-            total = running.total(s, here, axis)
-            carried = running.combine(s, list(now), [s.b.to_shape(v, kept) for v in total])
+            if running.kind == "sum":
+                total = running.total(s, here, axis)
+                carried = running.combine(s, list(now), [s.b.to_shape(v, kept) for v in total])
+            else:
+                carried = [s.b.to_shape(v, kept) for v in _last(s, found, axis)]
         _do(kernel, op, running, found)
         return carried
 
@@ -178,8 +181,33 @@ class Running:
         return found
 
     def total(self, s: State, state: Values, axis: int) -> Values:
-        """The state over all of an axis."""
+        """The sum over all of an axis, whose elements the hardware joins in any order."""
+        assert self.kind == "sum"
         return reduce_axis(s, state, axis, self.combine)
+
+
+def _last(s: State, values: Values, axis: int) -> Values:
+    """The elements at the end of an axis, found by the bits of all others being none: joining all elements again would cost more, and the
+    hardware joins them in an order of its own, in which the first of equal extremes may come last."""
+    shape = shape_of(values[0].type)
+    assert shape is not None
+    at_end = s.b.cmpi("eq", s.lane(axis), s.b.int(shape[axis] - 1, s.index))
+    bits: Values = []
+    for value in values:
+        element = element_of(value.type)
+        if element == i1:
+            value = s.b.cast(ExtUIOp, value, i32)
+        elif is_float(element):
+            value = s.b.cast(BitcastOp, value, IntegerType(8 * element_bytes(element)))
+        bits.append(s.b.select(at_end, value, s.b.constant(0, element_of(value.type))))
+    found = reduce_axis(s, bits, axis, lambda s, a, b: [s.b.elementwise(arith.OrIOp, pair) for pair in zip(a, b, strict=True)])
+    return [_from_bits(s, v, element_of(value.type)) for v, value in zip(found, values, strict=True)]
+
+
+def _from_bits(s: State, value: SSAValue, element: Attribute) -> SSAValue:
+    if element == i1:
+        return s.b.cmpi("ne", value, s.b.int(0))
+    return s.b.cast(BitcastOp, value, element) if is_float(element) else value
 
 
 def _log_add(s: State, a: SSAValue, b: SSAValue) -> SSAValue:

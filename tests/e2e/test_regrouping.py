@@ -123,6 +123,19 @@ def test_scans_on_a_gpu(gpu, compiled, dim):
         assert_no_less_finite(got, want)
 
 
+def test_the_last_of_equal_extremes_counts_on_a_gpu(gpu, compiled):
+    """Blocks are joined in an order of the hardware's own; NaN is an extreme, and the last of them counts."""
+    x = torch.randint(-2, 3, (6, 67), generator=torch.Generator().manual_seed(0)).float()
+    x[1], x[2, 3:] = float("-inf"), 0
+    x[3, 11::7] = float("nan")
+
+    def extremes(x):
+        return *x.cummax(1), *x.cummin(1), x.long().cummax(1)[1], x.t().contiguous().cummax(0)[1]
+
+    for got, want in zip(compiled(extremes)(x), extremes(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
 def test_products_of_f64_on_a_gpu(gpu, compiled):
     x = rows(40, F64)
     assert_no_less_finite(compiled(lambda x: x.cumprod(1))(x), x.cumprod(1))

@@ -648,13 +648,13 @@ def _scales(scales: torch.Tensor, size: int) -> torch.Tensor:
 
 @rule("tt.reduce")
 def _reduce(runner: Runner, op: Any) -> list[torch.Tensor]:
-    """Halves combined with halves, in the order of the elements."""
+    """The first half combined with the second one: as in a thread, whose elements lie far apart, and not in the order of the elements."""
     axis = number(op.axis)
     parts = runner.operands(op)
     while (size := parts[0].shape[axis]) > 1:
-        first = [p.unfold(axis, 2, 2).select(-1, 0) for p in parts]
-        second = [p.unfold(axis, 2, 2).select(-1, 1) for p in parts]
         assert size % 2 == 0
+        first = [p.narrow(axis, 0, size // 2) for p in parts]
+        second = [p.narrow(axis, size // 2, size // 2) for p in parts]
         parts = _full(runner.region(op.combineOp, [*first, *second]), first)
     return [p.squeeze(axis) for p in parts]
 
