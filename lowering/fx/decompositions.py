@@ -26,13 +26,15 @@ _table: dict[Any, Callable[..., Any]] | None = None
 
 def decomposition_table(whole: Collection[str] = ()) -> dict[Any, Callable[..., Any]]:
     """Overload -> decomposition, for AOTAutograd; a new dict each time, built once. `whole`: operators that are not to be decomposed, by
-    name ("aten.gelu_backward" or "aten.gelu_backward.default")."""
+    name ("aten.gelu_backward" or "aten.gelu_backward.default"), beside those that have a rule of the user's."""
     global _table
     if _table is None:
         _table = _build()
+    from ..fx_to_nd.core import user_rules
     from .quantised_operators import quantised_decompositions
 
     table = _table | quantised_decompositions()
+    whole = {*whole, *user_rules.registered()}
     if not whole:
         return table
     return {op: fn for op, fn in table.items() if str(op) not in whole and str(op.overloadpacket) not in whole}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import stepwell
-from stepwell.lowering.fx_to_nd.core import registry
+from stepwell.lowering.fx_to_nd.core import user_rules
 from stepwell.tools.backend.counters import counters, reset_counters
 
 HELPER = "SCALE = {scale}\ndef scaled(x):\n    return x * SCALE\n"
@@ -21,7 +21,6 @@ from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import RewritePattern, op_type_rewrite_pattern
 import stepwell
 from stepwell.dialects import nd
-from stepwell.lowering.fx_to_nd.core.registry import rule
 from . import helper
 
 class Constants(ModulePass):
@@ -66,7 +65,7 @@ def use(way):
     elif way == "pair":
         stepwell.register_pass("nd", stepwell.replace(seen, replacement, verify=False))
     elif way == "rule":
-        rule(torch.ops.aten.exp.default)(by_rule)
+        stepwell.register_rule(torch.ops.aten.exp.default, replace=True)(by_rule)
     elif way == "fx":
         return {"fx_passes": {"post_grad": [fx_pass]}}
     elif way == "decomposition":
@@ -91,8 +90,8 @@ def package(tmp_path, monkeypatch):
     (folder / "helper.py").write_text(HELPER.format(scale=2.0))
     (folder / "user.py").write_text(USER)
     yield folder
-    registry.REGISTRY.pop(torch.ops.aten.exp.default, None)
-    registry._RESOLVED.clear()
+    for operator in [*user_rules.registered()]:
+        stepwell.unregister_rule(operator)
     for name in [n for n in sys.modules if n.partition(".")[0] == "their_code"]:
         del sys.modules[name]
 
@@ -125,6 +124,18 @@ def test_a_global_that_changes_in_the_process(way, own_passes):
     assert run(user, options, way) == (3.0, 0, 0)
     user.helper.SCALE = 2.0
     assert run(user, options, way) == (2.0, 1, traces)
+
+
+def test_a_rule_that_is_taken_out_again(own_passes):
+    user = importlib.import_module("their_code.user")
+    traces = int(keeps_traces())
+    x = torch.full((4,), 0.5).exp()[0].item() / 0.5
+    assert run(user, {}, "rule")[0] == pytest.approx(x)
+    user.use("rule")
+    assert run(user, {}, "rule") == (2.0, 0, 0)
+    stepwell.unregister_rule(torch.ops.aten.exp.default)
+    again = run(user, {}, "rule")
+    assert again == (pytest.approx(x), 1, traces)
 
 
 def test_a_partitioner_that_reads_something_else(own_passes):

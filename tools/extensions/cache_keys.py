@@ -48,10 +48,16 @@ def _pipeline(target: str, options: Options) -> Pipeline:
 
 def rules_text() -> list[tuple[str, str]]:
     """The import rules that were registered from outside: operator, and what its rule does."""
-    registry = _loaded("lowering.fx_to_nd.core.registry")
+    registry, user = _loaded("lowering.fx_to_nd.core.registry"), _loaded("lowering.fx_to_nd.core.user_rules")
+    registered = {} if user is None else user.registered()
     rules = () if registry is None else registry.REGISTRY.items()
-    foreign = [(str(key), rule) for key, rule in rules if str(getattr(rule, "__module__", "")).partition(".")[0] != _OURS]
+    foreign = [(str(key), rule) for key, rule in rules if key not in registered and _is_foreign(rule)]
+    foreign += registered.items()
     return [(name, meaning(rule, f"the rule of {name}")) for name, rule in sorted(foreign, key=lambda item: item[0])]
+
+
+def _is_foreign(rule: Any) -> bool:
+    return str(getattr(rule, "__module__", "")).partition(".")[0] != _OURS
 
 
 def targets_text(kinds: Iterable[str], options: Options) -> list[tuple[Any, ...]]:

@@ -16,7 +16,8 @@ import torch
 Rule = Callable[..., Any]
 
 REGISTRY: dict[Any, Rule] = {}
-"""Overload or overload packet -> rule; an overload's own rule goes before its packet's."""
+"""Overload or overload packet -> rule; an overload's own rule goes before its packet's. Rules of users (user_rules.py) go before all and
+stand under the name of the overload, "mylib.op.default"."""
 
 _RESOLVED: dict[Any, Rule | None] = {}
 
@@ -35,13 +36,20 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
     return register
 
 
+def forget(target: Any) -> None:
+    """Take a rule out again, by what it is registered for."""
+    del REGISTRY[target]
+    _RESOLVED.clear()
+
+
 def find_rule(target: Any) -> Rule | None:
     """The rule of an FX node's target, or None."""
     try:
         return _RESOLVED[target]
     except KeyError:
-        found = REGISTRY.get(target)
-        if found is None and isinstance(target, torch._ops.OpOverload):
+        named = isinstance(target, torch._ops.OpOverload)
+        found = (REGISTRY.get(str(target)) if named else None) or REGISTRY.get(target)
+        if found is None and named:
             found = REGISTRY.get(target.overloadpacket) or REGISTRY.get(target._schema.name) or _in_place(target)
         _RESOLVED[target] = found
         return found
