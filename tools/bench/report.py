@@ -3,8 +3,9 @@
 FILE is a Python file with a table `CASES` of name -> (build, tags, flops): `build(device)` returns a function and its arguments, a tag
 "latency" asks for the time of a call instead of its kernels' and "rng" for no comparison, `flops(*args)` counts operations or is None.
 Every backend's result is compared with eager, then all are timed in turn. Written: NAME.json (all samples), NAME.md (the table), NAME.svg
-(share of the floor). The floor is the time to read the inputs and write the results once at the bandwidth of a copy, or to do the
-operations at the rate of a bf16 product, whichever is longer. `--from FILE` renders the figures of an earlier run.
+(share of the floor), NAME-summary.svg (time of a call and of the first call, beside the first backend). The floor is the time to read the
+inputs and write the results once at the bandwidth of a copy, or to do the operations at the rate of a bf16 product, whichever is longer.
+`--from FILE` renders the figures of an earlier run.
 """
 
 from __future__ import annotations
@@ -145,12 +146,13 @@ def _ceilings(device: str, clock: Callable[..., float]) -> dict[str, float]:
 
 
 def write(results: dict[str, Any], out: str, command: str) -> None:
-    """Write OUT.json, OUT.md and OUT.svg."""
+    """Write OUT.json, OUT.md, OUT.svg and OUT-summary.svg."""
     base = Path(out)
     base.parent.mkdir(parents=True, exist_ok=True)
     base.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     base.with_suffix(".md").write_text(markdown(results, base.name, command))
     base.with_suffix(".svg").write_text(picture(results))
+    base.with_name(f"{base.name}-summary.svg").write_text(summary(results))
 
 
 def _backends(results: dict[str, Any]) -> list[str]:
@@ -214,7 +216,7 @@ def picture(results: dict[str, Any]) -> str:
     high = bar * len(names) + 8
     cases = results["cases"]
     bottom = 44 + high * len(cases)
-    parts: list[str] = []
+    parts = ['<rect width="100%" height="100%" fill="#ffffff"/>']
     for k, name in enumerate(names):
         x = left + 180 * k
         parts += [f'<rect x="{x}" y="8" width="12" height="12" fill="{COLOURS[k % 3]}"/>', svg.text(x + 18, 18, name)]
@@ -230,3 +232,34 @@ def picture(results: dict[str, Any]) -> str:
                 share = min(row["floor_ms"] / time_ms, 1.08)
                 parts.append(f'<rect x="{left}" y="{y + j * bar}" width="{wide * share:.1f}" height="{bar - 1}" fill="{COLOURS[j % 3]}"/>')
     return svg.picture(left + wide * 1.1, bottom + 24, "Share of the floor", parts)
+
+
+def summary(results: dict[str, Any]) -> str:
+    """Geometric means over all cases of the time of a call and of the first call, as a share of the first backend's."""
+    names = _backends(results)
+    left, wide, bar = 250, 330, 18
+    parts = ['<rect width="100%" height="100%" fill="#ffffff"/>']
+    y = 14
+    for key, title in (("ms", "time of a call"), ("compile_s", "first call, compilation included")):
+        parts.append(svg.text(14, y + 12, f"{title}, by {names[0]}'s", extra='font-weight="600"'))
+        y += 24
+        shares = {name: share for name in names if (share := _mean_share(results, name, names[0], key))}
+        for k, (name, share) in enumerate(shares.items()):
+            length = wide * share / max(shares.values())
+            parts += [
+                svg.text(left - 8, y + 13, name, "end"),
+                f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{bar - 3}" fill="{COLOURS[k % 3]}"/>',
+                svg.text(left + length + 6, y + 13, f"{share:.2f}"),
+            ]
+            y += bar
+        y += 12
+    device = results.get("versions", {}).get("device", "")
+    parts.append(svg.text(14, y + 8, f"geometric means over {len(results['cases'])} kernels, {device}; less is better"))
+    return svg.picture(left + wide + 60, y + 24, "Time beside other backends", parts)
+
+
+def _mean_share(results: dict[str, Any], backend: str, over: str, key: str) -> float:
+    """Geometric mean of a time of `backend` over that of another one, on the cases that both ran; 0 if there are none."""
+    rows = results["cases"].values()
+    ratios = [row[backend][key] / row[over][key] for row in rows if key in row.get(backend, {}) and key in row.get(over, {})]
+    return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else 0.0
