@@ -1,14 +1,31 @@
-"""The base of the errors that stepwell raises on purpose."""
+"""The base of the errors that stepwell raises on purpose.
 
+Each kind of mistake has a class of its own below StepwellError, whose name no other class has. Exceptions that only steer, and are
+caught where they are expected, stand outside: tests/test_errors.py lists them."""
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class StepwellError(Exception):
-    """A mistake in what stepwell was given, or a limit of stepwell; the message says which and where."""
+    """A mistake in what stepwell was given, or a limit of stepwell; the message says which and where.
+
+    `place` is where, if the message does not say it: a file with line and column, a kernel, a stage. It stands first in ``str()``."""
+
+    def __init__(self, message: str = "", *, place: object = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.place = str(place)
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}" if self.place else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """As any object: pickle's way for exceptions would call the class with the message alone."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class UserError(StepwellError):

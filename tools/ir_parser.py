@@ -33,15 +33,14 @@ from ..errors import StepwellError
 from ..passes.manager.errors import did_you_mean
 
 
-class SyntaxProblem(StepwellError):
+class IRSyntaxError(StepwellError):
     """A file that cannot be read as IR: `file`, `line`, `column` (from 1) and `message`."""
 
     def __init__(self, file: str, line: int, column: int, message: str) -> None:
-        super().__init__(f"{file}:{line}:{column}: {message}")
+        super().__init__(message, place=f"{file}:{line}:{column}")
         self.file = file
         self.line = line
         self.column = column
-        self.message = message
 
 
 _LOCATION_ALIAS = re.compile(r"^(#loc\d*) = (loc\(.*\))\s*$", re.MULTILINE)
@@ -218,13 +217,13 @@ class IRParser(Parser):
         self.parse_comma_separated_list(self.Delimiter.BRACES, one_group)
 
 
-def _undefined(parser: IRParser, name: str, users: list[Operation]) -> SyntaxProblem:
+def _undefined(parser: IRParser, name: str, users: list[Operation]) -> IRSyntaxError:
     message = f"value '%{name}' is used but never defined"
     file = parser._name.data
     for user in users:
         if isinstance(user.location, FileLineColLoc) and user.location.filename == parser._name:
-            return SyntaxProblem(file, user.location.line.data, user.location.column.data, message)
-    return SyntaxProblem(file, *parser.line_and_column(len(parser._text.rstrip())), message)
+            return IRSyntaxError(file, user.location.line.data, user.location.column.data, message)
+    return IRSyntaxError(file, *parser.line_and_column(len(parser._text.rstrip())), message)
 
 
 def parse_file(
@@ -232,13 +231,13 @@ def parse_file(
 ) -> tuple[ModuleOp, dict[str, dict[str, Any]]]:
     """The module in `text` (read from file `name`), and the resources of its footer.
 
-    Raises SyntaxProblem with the position for whatever is wrong with the text.
+    Raises IRSyntaxError with the position for whatever is wrong with the text.
     """
     parser: IRParser | None = None
     try:
         parser = IRParser(ctx, text, name)
         return parser.parse_module(implicit_module), parser.resources
-    except SyntaxProblem:
+    except IRSyntaxError:
         raise
     except MultipleSpansParseError as error:
         span, message = error.span, error.msg.strip()
@@ -246,10 +245,10 @@ def parse_file(
             span = error.refs[0][0]
             message = f"block '{span.text}' is used but never defined"
         place = span.get_location()
-        raise SyntaxProblem(name, place.line, place.col, message) from error
+        raise IRSyntaxError(name, place.line, place.col, message) from error
     except ParseError as error:
         place = error.span.get_location()
-        raise SyntaxProblem(name, place.line, place.col, error.msg.strip()) from error
+        raise IRSyntaxError(name, place.line, place.col, error.msg.strip()) from error
     except Exception as error:
         # The constructor of a type or an operation refused what was read; the parser stands right behind it.
         message = str(error).strip()
@@ -258,4 +257,4 @@ def parse_file(
         elif not isinstance(error, (DiagnosticException, StepwellError, UnregisteredConstructException)) or not message:
             message = f"{type(error).__name__}: {message}" if message else type(error).__name__
         line, column = parser.line_and_column(parser.pos) if parser is not None else (1, 1)
-        raise SyntaxProblem(name, line, column, message) from error
+        raise IRSyntaxError(name, line, column, message) from error

@@ -36,6 +36,7 @@ from ...dialects.expr import (
     product,
     sym,
 )
+from ...errors import StepwellError
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +47,7 @@ _MAX_DENOMINATOR = 1 << 12
 """A float constant is taken as exact up to this denominator: its products with sizes below 2**41 are not rounded."""
 
 
-class UnsupportedExpr(Exception):
+class UnsupportedExpr(StepwellError):
     """A sympy expression that is not an integer expression of the index algebra; the message holds its text."""
 
     def __init__(self, expr: Any, reason: str):

@@ -23,13 +23,13 @@ from ...dialects.nd.types import TensorType
 from ..fx.outputs import Output
 from .calls.user_kernels import MakeKernel
 from .core.builder import UNIT
-from .core.importer import Counts, Importer, ImportFailure
+from .core.importer import Counts, GraphImportError, Importer
 from .core.input_views import Border, input_views
 from .core.metadata import shape_env
 from .core.signature import Results, constant_attributes, placeholder, symbol_ranges
 from .regions.subgraphs import Program
 
-__all__ = ["Border", "Counts", "ImportFailure", "Imported", "Output", "import_graph"]
+__all__ = ["Border", "Counts", "GraphImportError", "Imported", "Output", "import_graph"]
 
 _FAMILIES = (
     "rules.attention",
@@ -127,7 +127,7 @@ def import_graph(
     forced: operators that are library calls whatever rule there is, by name
     ("aten.gelu" or "aten.gelu.default"); left: the same for single nodes, by name. implicit_fallbacks: whether operators without a rule
     may be.
-    Raises ImportFailure with the node and the user's line."""
+    Raises GraphImportError with the node and the user's line."""
     load_rules()
     from .calls.collectives import later_waits
 
@@ -184,7 +184,7 @@ def _results(
 ) -> Results:
     items = nodes[-1].args[0]
     if not isinstance(items, (list, tuple)):
-        raise ImportFailure(f"the graph must return a tuple or list, it returns {items}")
+        raise GraphImportError(f"the graph must return a tuple or list, it returns {items}")
     given = strides if strides is not None else [None] * len(items)
     wanted = {n: s for n, s in zip(items, given, strict=True) if isinstance(n, Node)}
     results = Results(b, places, wanted, input_views(nodes, border))

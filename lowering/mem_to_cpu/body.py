@@ -16,6 +16,7 @@ from ...dialects.cpu.types import lanes_of, like, vec
 from ...dialects.cpu.vector import CMPF_PREDICATES, CMPI_PREDICATES, MATH_FUNCTIONS
 from ...dialects.expr import Dim
 from ...dialects.support.names import keep_names
+from ...errors import StepwellError
 from .builder import cpu_kind, float_attr
 from .interleave import store_together
 from .memory import lower_load, lower_store
@@ -27,7 +28,7 @@ Rule = Callable[[State, Operation], None]
 _FAST: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
 
 
-class UnsupportedBody(Exception):
+class UnsupportedBody(StepwellError):
     """A body op that the CPU target has no code for; the message names it."""
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from ...errors import StepwellError
 
-class Uncacheable(Exception):
+
+class Uncacheable(StepwellError):
     """What is made depends on something that has no lasting name or value; the message says on what."""
 
 

@@ -9,13 +9,14 @@ from xdsl.ir import Attribute
 
 from ...dialects.nd.types import is_float
 from ...dialects.support.float8 import FLOAT8
+from ...errors import StepwellError
 
 if TYPE_CHECKING:
     pass
 
 
 
-class UnsupportedNest(Exception):
+class UnsupportedNest(StepwellError):
     """Something in a nest that the Triton target has no code for; the message names it."""
 
 _COMPLEX_BITS: dict[Attribute, Attribute] = {f16: i32, f32: i64, f64: i64}

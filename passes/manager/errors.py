@@ -50,7 +50,6 @@ class PassError(StepwellError):
         after: bool = False,
     ) -> None:
         super().__init__(message)
-        self.message = message
         self.pass_name = pass_name
         self.op = op
         self.after = after
@@ -84,7 +83,6 @@ class PipelineError(UserError):
 
     def __init__(self, message: str, text: str = "", start: int = 0, end: int = 0) -> None:
         super().__init__(message)
-        self.message = message
         self.text = text
         self.start = start
         self.end = max(end, start + 1)

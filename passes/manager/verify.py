@@ -18,15 +18,15 @@ from xdsl.utils.exceptions import VerifyException
 
 from ...dialects.host import LaunchOp
 from ...dialects.nd.types import LayoutAttr
+from ...errors import StepwellError
 
 
-class InvalidIR(Exception):
+class InvalidIR(StepwellError):
     """The IR does not verify: `op` is the operation, `message` what is wrong with it."""
 
     def __init__(self, op: Operation, message: str) -> None:
         super().__init__(message)
         self.op = op
-        self.message = message
 
 
 def verify_ir(op: Operation) -> None:

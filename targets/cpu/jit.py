@@ -22,6 +22,7 @@ from typing import Any
 
 from llvmlite import binding
 
+from ...errors import CompileError
 from ..llvm_text import llvm_text
 from .emit.text import ERROR_SLOT, ERROR_VALUES, MESSAGE_COUNT, MESSAGE_TABLE
 from .features import Target, target
@@ -31,7 +32,7 @@ _lock = threading.RLock()
 _initialised: set[str] = set()
 
 
-class CompileError(Exception):
+class LlvmError(CompileError):
     """LLVM refused the text, or a symbol that an object needs is nowhere."""
 
 
@@ -62,7 +63,7 @@ def _parse(text: str) -> Any:
     try:
         return binding.parse_assembly(text, context=binding.create_context())
     except RuntimeError as error:
-        raise CompileError(f"LLVM cannot read the generated text: {error}{_excerpt(text, str(error))}") from error
+        raise LlvmError(f"LLVM cannot read the generated text: {error}{_excerpt(text, str(error))}") from error
 
 
 def _excerpt(text: str, message: str) -> str:
@@ -78,7 +79,7 @@ def _excerpt(text: str, message: str) -> str:
 def compile_text(text: str, opt: int = 2, wanted: Target | None = None) -> bytes:
     """The relocatable object for one LLVM module; `opt` is the level of the code generator (0 to 3).
 
-    CompileError shows the line that LLVM does not like.
+    LlvmError shows the line that LLVM does not like.
     """
     wanted = wanted or target()
     with _lock:
@@ -223,7 +224,7 @@ def load_object(data: bytes, symbols: dict[str, int] | None = None, exports: lis
     """Link an object into the process.
 
     `symbols` are absolute addresses that it may refer to beside those of the process; `exports` the symbols to be
-    looked up (by default every defined one). CompileError names symbols that are nowhere."""
+    looked up (by default every defined one). LlvmError names symbols that are nowhere."""
     defined, undefined = object_symbols(data)
     symbols = {**(symbols or {}), **library_symbols(undefined)}  # may wait for a thread that needs the lock
     with _lock:
@@ -237,7 +238,7 @@ def load_object(data: bytes, symbols: dict[str, int] | None = None, exports: lis
             builder.add_ir(llvm_text([_SERIAL_OPENMP]))
             missing = [name for name in missing if name not in _OPENMP]
         if missing:  # asked before the link, because LLVM would write to stderr about it
-            raise CompileError(f"cannot link the generated object: these symbols are nowhere: {', '.join(missing)}")
+            raise LlvmError(f"cannot link the generated object: these symbols are nowhere: {', '.join(missing)}")
         builder.add_current_process()
         for name, address in symbols.items():
             builder.import_symbol(name, address)
@@ -248,7 +249,7 @@ def load_object(data: bytes, symbols: dict[str, int] | None = None, exports: lis
         try:
             tracker = builder.link(_session(), f"stepwell.{_counter}")
         except RuntimeError as error:
-            raise CompileError(f"cannot link the generated object: {error}") from error
+            raise LlvmError(f"cannot link the generated object: {error}") from error
         return Library(tracker, names)
 
 

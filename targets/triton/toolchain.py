@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...dialects.tt.types import SPELLINGS, Spelling
+from ...errors import StepwellError
 from .emit import spelling_of
 from .gpu import GpuTarget, KernelOptions, TargetError
 from .packed_sums import sums_apart
@@ -25,13 +26,12 @@ from .rolled_loops import rolled_loops
 OLDEST = (3, 6)
 
 
-class StageError(Exception):
+class StageError(StepwellError):
     """A stage of Triton failed: `stage` is its name (`parse` before the first), `message` what it said."""
 
     def __init__(self, stage: str, message: str) -> None:
-        super().__init__(f"{stage}: {message}")
+        super().__init__(message, place=stage)
         self.stage = stage
-        self.message = message
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch._C._autograd import _profiler_enabled
 from torch.fx import GraphModule
 
 from ...dialects.expr import Expr, evaluate, free_syms
+from ...errors import StepwellError
 from ...lowering.fx.outputs import Output
 from ...targets.cpu.cache import object_path, read
 from ...targets.host.description import ProgramDescription
@@ -159,7 +160,7 @@ class Runner:
         error.add_note(f"in the {self.kind} graph: {lines}")
 
 
-class MissingPart(Exception):
+class MissingPart(StepwellError):
     """A part of a graph that is in a file of its own, or in the FX graph, is not there."""
 
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...errors import StepwellError
+
 ROOT = Path(__file__).resolve().parents[2]
 _LIST, _PAGE = Path("tests/behaviours.txt"), Path("docs/reference/coverage.md")
 _LINE = re.compile(r"([A-Z]+-?\d\d) (P[012]) ([^|]*[^|\s])(?: \| (.*))?")
@@ -35,7 +37,7 @@ class Behaviour:
     reason: str
 
 
-class ListError(ValueError):
+class BehaviourListError(StepwellError):
     """A line of the list that does not read as one, or an id that stands there twice."""
 
 
@@ -48,10 +50,10 @@ def read_list(text: str) -> list[Behaviour]:
             continue
         match = _LINE.fullmatch(line)
         if match is None:
-            raise ListError(f"line {number} is no behaviour: {line!r}")
+            raise BehaviourListError(f"line {number} is no behaviour: {line!r}")
         name, priority, what, reason = match.groups()
         if name in seen:
-            raise ListError(f"line {number}: {name} stands there twice")
+            raise BehaviourListError(f"line {number}: {name} stands there twice")
         seen.add(name)
         found.append(Behaviour(section, name, priority, what, reason or ""))
     return found

@@ -13,6 +13,7 @@ from torch._dynamo import exc
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from ...errors import StepwellError
 from ..check.rounding import RUNS, samples, unexplained
 from .case import Case
 from .values import groups
@@ -25,7 +26,7 @@ DEVICES = ("cpu", "gpu", "small-gpu")
 MEMORY = "which results share memory"
 
 
-class Wrong(Exception):
+class WrongProgram(StepwellError):
     """A compiled program is another than eager, or does not compile."""
 
 
@@ -69,7 +70,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def check(case: Case, backend: str = "stepwell", options: Mapping[str, Any] | None = None, runs: int = RUNS) -> None:
-    """Raises Wrong with the first difference, Skipped where there is nothing to compare with; `options` beside those of OPTIONS."""
+    """Raises WrongProgram with the first difference, Skipped where there is nothing to compare with; `options` beside those of OPTIONS."""
     torch._dynamo.reset()
     function, make_inputs = case.load()
     given = {**OPTIONS, **(options or {})} if backend == "stepwell" else None
@@ -88,13 +89,13 @@ def check(case: Case, backend: str = "stepwell", options: Mapping[str, Any] | No
         except REFUSALS as error:
             raise Skipped(f"Dynamo refuses it: {type(error).__name__}") from error
         except Exception as error:
-            raise Wrong(f"{type(error).__name__}: {error}"[:2000]) from error
+            raise WrongProgram(f"{type(error).__name__}: {error}"[:2000]) from error
         wrong = problem(want, got, case)
         if wrong and not case.exact:
             found = samples(lambda xs: evaluate(function, xs, case.grad), lambda which=which: make_inputs(which), runs)
             wrong = problem(want, got, case, found)
         if wrong:
-            raise Wrong(wrong + (f", with the second sizes ({which})" if which else ""))
+            raise WrongProgram(wrong + (f", with the second sizes ({which})" if which else ""))
 
 
 def verdict(case: Case, device: str = "cpu") -> tuple[str, str]:
@@ -104,7 +105,7 @@ def verdict(case: Case, device: str = "cpu") -> tuple[str, str]:
             check(case)
     except Skipped as error:
         return "skipped", str(error)
-    except Wrong as error:
+    except WrongProgram as error:
         if other := torch_differs(case, str(error)):
             return "skipped", other
         return "wrong", str(error)
@@ -117,7 +118,7 @@ def torch_differs(case: Case, wrong: str) -> str:
     """Why what is wrong is torch's own: its functionalised program differs, too, or its fake kernels have other strides than eager."""
     try:
         check(case, "aot_eager")
-    except (Wrong, Skipped) as other:
+    except (WrongProgram, Skipped) as other:
         return f"torch's functionalised program is wrong, too: {other}"
     if ": strides (" not in wrong:
         return ""

@@ -34,7 +34,7 @@ TARGETS: dict[str, str] = {
 """Target -> ``module:function`` with the signature ``f(module, ctx) -> str | bytes``; mlir is printed by opt-tool."""
 
 
-class TargetError(StepwellError):
+class TranslationError(StepwellError):
     """A target that cannot be used here."""
 
 
@@ -45,12 +45,12 @@ GPU_STAGES = ("ttgir", "llir", "ptx", "cubin", "amdgcn", "hsaco")
 def emitter(target: str, device: str = DEVICE) -> Emitter:
     """The function behind a target of `TARGETS` (not for mlir); `device` is the GPU of those that need one.
 
-    Raises TargetError if it cannot be imported."""
+    Raises TranslationError if it cannot be imported."""
     module, _, name = TARGETS[target].partition(":")
     try:
         function = getattr(import_module(module, __package__), name)
     except (ImportError, AttributeError) as error:
-        raise TargetError(f"not available: {error}") from error
+        raise TranslationError(f"not available: {error}") from error
     return partial(function, target, device) if target in GPU_STAGES else function
 
 
@@ -61,7 +61,7 @@ def emit_llvm(module: ModuleOp, ctx: Context) -> str:
     from ...targets.cpu.emit.module import emit_kernels
 
     if not any(isinstance(op, (KernelOp, ProgramOp)) for op in module.ops):
-        raise TargetError("the module holds no cpu.kernel; stepwell-cpu lowers it to one")
+        raise TranslationError("the module holds no cpu.kernel; stepwell-cpu lowers it to one")
     text = emit_kernels(module)
     for op in module.ops:
         if isinstance(op, ProgramOp):
@@ -105,5 +105,5 @@ def emit_gpu(stage: str, device: str, module: ModuleOp, ctx: Context) -> str | b
     texts = [one.code for one in built if isinstance(one.code, str)]
     if len(texts) < len(built):
         names = ", ".join(f"@{one.name}" for one in built)
-        raise TargetError(f"a {stage} file holds one kernel, the module has {names}; take the others out of its text first")
+        raise TranslationError(f"a {stage} file holds one kernel, the module has {names}; take the others out of its text first")
     return "".join(f"// ----- @{one.name}\n{text}" for one, text in zip(built, texts, strict=True))

@@ -26,12 +26,12 @@ DEFAULT_SIZE = 8
 """The value of a size symbol of which the module says nothing."""
 
 
-class InputsError(StepwellError):
+class ArgumentsError(StepwellError):
     """A function for which no inputs can be made."""
 
 
 def entry_function(module: ModuleOp, name: str | None) -> Operation:
-    """The function called `name`; without a name the only one, or the one called forward.  InputsError otherwise."""
+    """The function called `name`; without a name the only one, or the one called forward.  ArgumentsError otherwise."""
     found = {
         _symbol(op): op for op in module.ops if isinstance(op, FuncOp) or op.name in ("host.program", "cpu.kernel")
     }
@@ -42,7 +42,7 @@ def entry_function(module: ModuleOp, name: str | None) -> Operation:
         name = "forward"
     if name not in found:
         hint = did_you_mean(name, found) or f"; there are: {', '.join(found)}" if found else "; it has none"
-        raise InputsError(f"the module has no function '{name}'{hint}")
+        raise ArgumentsError(f"the module has no function '{name}'{hint}")
     return found[name]
 
 
@@ -56,14 +56,14 @@ def random_inputs(module: ModuleOp, name: str | None, seed: int) -> list[Any]:
     that it is made for.
 
     Floats are normally distributed, integers 0 or 1 (so that they are valid indices), and a size symbol has the typical
-    value that ``nd.symbols`` gives for it.  Raises InputsError for other arguments.
+    value that ``nd.symbols`` gives for it.  Raises ArgumentsError for other arguments.
     """
     function = entry_function(module, name)
     generator = torch.Generator().manual_seed(seed)
     if isinstance(function, host.ProgramOp):
         return _program_inputs(module, function, generator)
     if not isinstance(function, FuncOp):
-        raise InputsError(f"a {function.name} does not say how large its arguments are; give them with --args")
+        raise ArgumentsError(f"a {function.name} does not say how large its arguments are; give them with --args")
     dims = [
         dim
         for argument in function.body.block.args
@@ -77,8 +77,8 @@ def random_inputs(module: ModuleOp, name: str | None, seed: int) -> list[Any]:
         own: Mapping[str, Attribute] = attributes[index].data if index < len(attributes) else {}
         try:
             inputs.append(_random(argument.type, own, sizes, generator))
-        except InputsError as error:
-            raise InputsError(f"argument {index} of '{_symbol(function)}': {error}") from error
+        except ArgumentsError as error:
+            raise ArgumentsError(f"argument {index} of '{_symbol(function)}': {error}") from error
     return inputs
 
 
@@ -95,7 +95,7 @@ def _program_inputs(module: ModuleOp, program: host.ProgramOp, generator: torch.
         elif argument in binds:
             inputs.append(evaluate(binds[argument], sizes))
         else:
-            raise InputsError(f"no host.check says how large argument {index} of '{_symbol(program)}' is; give the inputs with --args")
+            raise ArgumentsError(f"no host.check says how large argument {index} of '{_symbol(program)}' is; give the inputs with --args")
     return inputs
 
 
@@ -138,7 +138,7 @@ def _random(kind: Attribute, own: Mapping[str, Attribute], sizes: dict[Any, int]
         return bool(torch.randint(0, 2, (), generator=generator))
     if kind in FLOATS:
         return float(torch.randn((), generator=generator))
-    raise InputsError(f"no random value of type {kind} can be made")
+    raise ArgumentsError(f"no random value of type {kind} can be made")
 
 
 def _random_tensor(
@@ -146,7 +146,7 @@ def _random_tensor(
 ) -> torch.Tensor:
     dtype = TORCH_DTYPES.get(element_type)
     if dtype is None:
-        raise InputsError(f"torch has no element type {element_type}")
+        raise ArgumentsError(f"torch has no element type {element_type}")
     extent = (
         1 + sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True)) if 0 not in shape else 0
     )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SPLIT_MARKER = "// -----"
 
 
-class InputError(StepwellError):
+class FileError(StepwellError):
     """The input cannot be read."""
 
 
@@ -93,12 +93,12 @@ def _main(arguments: list[str]) -> int:
 
 def _reduce(args: Namespace, arguments: list[str]) -> int:
     """Write the smallest module that fails as the file does."""
-    from ..ir_parser import SyntaxProblem
+    from ..ir_parser import IRSyntaxError
     from ..reduce.opt import reduce_file
 
     try:
         text, _ = reduce_file(args, arguments, read_input(args.file))
-    except SyntaxProblem as error:
+    except IRSyntaxError as error:
         sys.stderr.write(Diagnostic("error", error.message, error.file, error.line, error.column).render() + "\n")
         return 1
     write_output(args.output, [text])
@@ -263,13 +263,13 @@ class _Tool:
         """Say what `error` says, at the place that it names."""
         from ...passes.manager.errors import PassError
         from ...passes.manager.pass_manager import is_deliberate
-        from ..ir_parser import SyntaxProblem
+        from ..ir_parser import IRSyntaxError
 
         if self.args.debug:
             import traceback
 
             traceback.print_exception(error)
-        if isinstance(error, SyntaxProblem):
+        if isinstance(error, IRSyntaxError):
             self._say(Diagnostic("error", error.message, error.file, error.line, error.column))
             return
         if isinstance(error, PassError):
@@ -348,7 +348,7 @@ class _Tool:
         from ...passes.manager.pipelines import parse_pipeline
         from ...passes.manager.resume import resumed
         from ...passes.manager.verify import InvalidIR, verify_ir
-        from ..ir_parser import SyntaxProblem, parse_file
+        from ..ir_parser import IRSyntaxError, parse_file
 
         args = self.args
         ctx = load_dialects(Context(allow_unregistered=args.allow_unregistered_dialect))
@@ -360,7 +360,7 @@ class _Tool:
                 module, resources = parse_file(chunk.text, self.file, ctx, implicit_module=not args.no_implicit_module)
             with self.instrument.timed("Verifier"):
                 verify_ir(module)
-        except SyntaxProblem as error:
+        except IRSyntaxError as error:
             self._error(error)
             return None
         except InvalidIR as error:
@@ -446,7 +446,7 @@ def _generic(module: ModuleOp) -> str:
 
 
 def read_input(path: str) -> str:
-    """The text of a file, or of standard input for ``-``.  Raises InputError that names the file and the reason."""
+    """The text of a file, or of standard input for ``-``.  Raises FileError that names the file and the reason."""
     name = "<stdin>" if path == "-" else path
     try:
         if path == "-":
@@ -456,28 +456,28 @@ def read_input(path: str) -> str:
             with open(path, "rb") as file:
                 data = file.read()
     except OSError as error:
-        raise InputError(f"cannot open '{name}': {error.strerror}") from error
+        raise FileError(f"cannot open '{name}': {error.strerror}") from error
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(
+        raise FileError(
             f"'{name}' is not text: byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8"
         ) from error
     if "\0" in text:
-        raise InputError(f"'{name}' is not text: it has a zero byte at offset {text.index(chr(0))}")
+        raise FileError(f"'{name}' is not text: it has a zero byte at offset {text.index(chr(0))}")
     return text.replace("\r\n", "\n")
 
 
 def write_output(path: str, results: list[str | bytes]) -> None:
-    """Write the results of the chunks, texts with the split marker between them.  Raises InputError."""
+    """Write the results of the chunks, texts with the split marker between them.  Raises FileError."""
     if any(isinstance(result, bytes) for result in results):
         if len(results) != 1:
-            raise InputError("binary output of a split file cannot be written to one file")
+            raise FileError("binary output of a split file cannot be written to one file")
         data = results[0]
         if path == "-":
             buffer = getattr(sys.stdout, "buffer", None)
             if buffer is None or sys.stdout.isatty():
-                raise InputError("binary output needs a file: use -o")
+                raise FileError("binary output needs a file: use -o")
             buffer.write(data)
             buffer.flush()
             return
@@ -492,4 +492,4 @@ def write_output(path: str, results: list[str | bytes]) -> None:
         with open(path, "wb") as file:
             file.write(data if isinstance(data, bytes) else data.encode())
     except OSError as error:
-        raise InputError(f"cannot write '{path}': {error.strerror}") from error
+        raise FileError(f"cannot write '{path}': {error.strerror}") from error

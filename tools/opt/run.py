@@ -77,7 +77,7 @@ def run(
 
     With `repeat`, call it so many times more and return the seconds of each of these calls.
     Without `inputs` the function gets random ones, the same for the same `seed`, and so do the random numbers that it draws.
-    Raises RunError and InputsError.
+    Raises RunError and ArgumentsError.
     """
     import torch
 
@@ -109,7 +109,7 @@ def _runner() -> Callable[..., list[Any]]:
 
 
 def inputs_of(module: ModuleOp, function: str | None, paths: list[str] | None, seed: int) -> list[Any]:
-    """The inputs in the files `paths`, or random ones. Raises RunError and InputsError."""
+    """The inputs in the files `paths`, or random ones. Raises RunError and ArgumentsError."""
     if paths is not None:
         return list(load_inputs(paths))
     from .inputs import random_inputs

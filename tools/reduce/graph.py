@@ -423,7 +423,7 @@ def captured(fn: Callable[..., Any], args: Sequence[Any]) -> Iterator[tuple[Grap
 def _failure(gm: GraphModule, inputs: Sequence[Any], grad: bool, options: dict[str, Any] | None) -> str:
     """How a graph fails; "" where it is right, or eager itself does not run it."""
     from ..fuzz.case import Case
-    from ..fuzz.check import Skipped, Wrong, check
+    from ..fuzz.check import Skipped, WrongProgram, check
 
     class Loaded(Case):
         def load(self) -> Any:
@@ -431,7 +431,7 @@ def _failure(gm: GraphModule, inputs: Sequence[Any], grad: bool, options: dict[s
 
     try:
         check(Loaded("reduce", 0, "", "", grad=grad), options=options, runs=FEW_RUNS)
-    except Wrong as wrong:
+    except WrongProgram as wrong:
         return str(wrong)
     except Skipped:
         pass

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from xdsl.context import Context
 
 from ...dialects import load_dialects
-from ..ir_parser import SyntaxProblem, parse_file
+from ..ir_parser import IRSyntaxError, parse_file
 from .drafts import Draft, is_valid
 
 NUMBER = re.compile(r'(?<![\w.%@#"\-!])(\d+)(?=x|[^\w.]|$)')
@@ -43,7 +43,7 @@ class Numbers:
             text = _renamed(text, old, new) if not old.isdecimal() else _changed(text, int(old), new, multiples)
         try:
             module, _ = parse_file(text, "<reduced>", load_dialects(Context(allow_unregistered=True)))
-        except SyntaxProblem:
+        except IRSyntaxError:
             return None
         return None if self.verify and not is_valid(module) else Draft(module)
 

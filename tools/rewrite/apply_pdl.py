@@ -23,8 +23,8 @@ from ...passes.manager.instrumentation import remark, statistic
 from ...passes.manager.locations import source_location
 from ...passes.manager.pass_manager import Pass, most_rewrites
 from ...passes.manager.verify import InvalidIR, verify_ir
-from ..ir_parser import SyntaxProblem, parse_file
-from .pdl_constraints import ConstrainedPattern, PatternProblem, check_constraint, problem
+from ..ir_parser import IRSyntaxError, parse_file
+from .pdl_constraints import ConstrainedPattern, PatternError, check_constraint, problem
 
 UNSUPPORTED = (pdl.OperandsOp, pdl.ResultsOp, pdl.TypesOp, pdl.RangeOp, pdl.ApplyNativeRewriteOp)
 
@@ -81,25 +81,25 @@ def _text_of(file: str) -> str:
         with open(file, encoding="utf-8") as opened:
             return opened.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise PatternProblem(f"cannot read '{file}': {getattr(error, 'strerror', None) or error}") from error
+        raise PatternError(f"cannot read '{file}': {getattr(error, 'strerror', None) or error}") from error
 
 
 def read_patterns(file: str, ctx: Context) -> ModuleOp:
-    """The module of a file of patterns. Raises PatternProblem with file and line for whatever is wrong with it."""
+    """The module of a file of patterns. Raises PatternError with file and line for whatever is wrong with it."""
     try:
         module, _ = parse_file(_text_of(file), file, ctx)
         verify_ir(module)
-    except SyntaxProblem as error:
-        raise PatternProblem(str(error)) from error
+    except IRSyntaxError as error:
+        raise PatternError(str(error)) from error
     except InvalidIR as error:
         raise problem(error.op, error.message) from error
     if not any(isinstance(op, pdl.PatternOp) for op in module.ops):
-        raise PatternProblem(f"{file}: the file holds no pdl.pattern")
+        raise PatternError(f"{file}: the file holds no pdl.pattern")
     return module
 
 
 class _Rewrite:
-    """A pattern, ready to be applied. Raises PatternProblem for what cannot be interpreted."""
+    """A pattern, ready to be applied. Raises PatternError for what cannot be interpreted."""
 
     def __init__(self, pattern: pdl.PatternOp, ctx: Context):
         self.pattern = pattern
@@ -125,7 +125,7 @@ class _Rewrite:
             self.inner.match_and_rewrite(op, rewriter)
         except Exception as error:
             place = source_location(self.pattern.location)
-            text = str(error) if isinstance(error, PatternProblem) else f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, PatternError) else f"{type(error).__name__}: {error}"
             raise PassError(f"pattern '{self.name}' ({place}) failed: {text}", op=probe) from error
         if not rewriter.has_done_action:
             return False
@@ -139,7 +139,7 @@ class _Rewrite:
 
 
 def _check(pattern: pdl.PatternOp, ctx: Context) -> None:
-    """Raises PatternProblem for what the interpreter does not know, and for names that do not exist."""
+    """Raises PatternError for what the interpreter does not know, and for names that do not exist."""
     rewrite = pattern.body.block.last_op
     assert isinstance(rewrite, pdl.RewriteOp)
     if rewrite.name_ is not None or rewrite.root is None:

@@ -31,7 +31,7 @@ from ...passes.manager.instrumentation import remark, statistic
 from ...passes.manager.pass_manager import Pass, kebab
 from ...passes.nd.algebra.graph_match import Found, Number, Pattern, matches, put_in_place
 from ..extensions.cache_keys import meaning
-from .pair_trace import Ranges, Traced, TraceFailure, examples, is_traceable, trace, with_powers, with_symbols
+from .pair_trace import PatternTraceError, Ranges, Traced, examples, is_traceable, trace, with_powers, with_symbols
 from .pair_verify import compare, small
 
 WAYS = 32
@@ -158,7 +158,7 @@ class Pair:
     check: Callable[[Match], Any] | None
     verify: bool | float
     _verified: set[str] = field(default_factory=set)
-    _traces: dict[Any, Traced | TraceFailure] = field(default_factory=dict)
+    _traces: dict[Any, Traced | PatternTraceError] = field(default_factory=dict)
     _structures: dict[Any, list[Structure]] = field(default_factory=dict)
     _traced_meaning: str | None = None
 
@@ -169,12 +169,12 @@ class Pair:
         self._forget_old_traces()
         try:
             old = self._traced(self.pattern, self.examples, {}, "default")
-        except TraceFailure as error:
+        except PatternTraceError as error:
             raise PipelineError(f"pattern {_name(self.pattern)} cannot be traced: {error}{self._hint()}") from error
         self._test_pattern(old.plain)
         try:
             new = self._traced(self.replacement, self.examples, {}, "default")
-        except TraceFailure as error:
+        except PatternTraceError as error:
             raise PipelineError(f"replacement {_name(self.replacement)} cannot be traced: {error}") from error
         if difference := _difference(old, new):
             raise PipelineError(f"replacement {_name(self.replacement)} {difference} as pattern {_name(self.pattern)} does")
@@ -237,7 +237,7 @@ class Pair:
         return {n: e for n, e in zip(self.parameters, self.examples, strict=True) if not isinstance(e, TensorType)}
 
     def _traced(self, fn: Callable[..., Any], arguments: Sequence[TensorType | Number], ranges: Ranges, numerics: str) -> Traced:
-        """`trace`, remembered. Raises TraceFailure."""
+        """`trace`, remembered. Raises PatternTraceError."""
         names = {str(s) for a in arguments if isinstance(a, TensorType) for e in a.dims for s in free_syms(e)}
         known = tuple((n, ranges[n].bounds) for n in sorted(names) if n in ranges)
         key = (fn is self.pattern, tuple((type(a), a) for a in arguments), known, numerics)
@@ -245,10 +245,10 @@ class Pair:
         if found is None:
             try:
                 found = trace(fn, arguments, ranges, numerics)
-            except TraceFailure as error:
+            except PatternTraceError as error:
                 found = error
             self._traces[key] = found
-        if isinstance(found, TraceFailure):
+        if isinstance(found, PatternTraceError):
             raise found
         return found
 
@@ -272,7 +272,7 @@ class Pair:
     def _forms(self, arguments: tuple[TensorType | Number, ...], ranges: Ranges, numerics: str) -> list[Pattern]:
         try:
             traced = self._traced(self.pattern, arguments, ranges, numerics)
-        except TraceFailure:
+        except PatternTraceError:
             return []
         forms = [traced.plain, traced.canonical]
         return [
@@ -332,7 +332,7 @@ class Pair:
             return "the pattern takes other numbers or element types"
         try:
             old = self._traced(self.pattern, arguments, ranges, numerics)
-        except TraceFailure as error:
+        except PatternTraceError as error:
             return f"the pattern does not take these arguments: {error}"
         if old.decided:
             return f"the pattern is another one for other sizes: it asks whether {old.decided}"
@@ -346,7 +346,7 @@ class Pair:
             return refused
         try:
             new = self._traced(self.replacement, arguments, ranges, numerics)
-        except TraceFailure as error:
+        except PatternTraceError as error:
             raise PassError(f"replacement {_name(self.replacement)} cannot be traced for {_listed(arguments)}: {error}", op=op) from error
         if new.decided:
             return f"the replacement is another one for other sizes: it asks whether {new.decided}"

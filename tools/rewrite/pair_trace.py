@@ -33,7 +33,7 @@ Ranges = Mapping[str, RangeAttr]
 """What is known of size symbols, by name."""
 
 
-class TraceFailure(UserError):
+class PatternTraceError(UserError):
     """A function that is no pattern, or cannot be traced for these arguments; the message says why."""
 
 
@@ -59,7 +59,7 @@ def is_traceable(t: TensorType) -> bool:
 def trace(fn: Callable[..., Any], arguments: Sequence[TensorType | Number], ranges: Ranges, numerics: str = "default") -> Traced:
     """The function called with tensors of these types, and with these numbers. Its tensors are the arguments of the pattern.
 
-    Raises TraceFailure."""
+    Raises PatternTraceError."""
     examples, env, symbols = _fakes(arguments, ranges)
     tensors = [e for e in examples if isinstance(e, torch.Tensor)]
     from ..backend.options import Options
@@ -75,18 +75,18 @@ def trace(fn: Callable[..., Any], arguments: Sequence[TensorType | Number], rang
         try:
             compile_with(tracer, _Called(fn, examples), tensors)
         except Exception as error:
-            raise TraceFailure(f"{type(error).__name__}: {_first_lines(error)}") from error
+            raise PatternTraceError(f"{type(error).__name__}: {_first_lines(error)}") from error
     if "inference" not in tracer.graphs:
-        raise TraceFailure("it computes nothing")
+        raise PatternTraceError("it computes nothing")
     imported = import_graph(tracer.graphs["inference"], numerics=numerics)
     func = next(op for op in imported.module.ops if isinstance(op, FuncOp))
     if imported.constants:
-        raise TraceFailure("it makes tensors of constants (more than eight numbers); give them as an argument, or compute them")
+        raise PatternTraceError("it makes tensors of constants (more than eight numbers); give them as an argument, or compute them")
     if imported.objects or len(list(imported.module.ops)) > 1:
-        raise TraceFailure("it uses Python objects or kernels (a control flow operator, a generator), which have no place in a pattern")
+        raise PatternTraceError("it uses Python objects or kernels (control flow operators, generators), which have no place in a pattern")
     _check_operations(func)
     if any(o.kind != "result" for o in imported.outputs) or not imported.outputs:
-        raise TraceFailure("it must return tensors: one, or a tuple of them")
+        raise PatternTraceError("it must return tensors: one, or a tuple of them")
     returned = func.body.block.last_op
     assert returned is not None
     returned.operands = [returned.operands[o.value] for o in imported.outputs]
@@ -120,12 +120,12 @@ def _first_lines(error: Exception) -> str:
 def _check_operations(func: FuncOp) -> None:
     for op in func.body.block.ops:
         if isinstance(op, nd.UpdateOp):
-            raise TraceFailure("it writes to an argument; return the new value instead")
+            raise PatternTraceError("it writes to an argument; return the new value instead")
         if isinstance(op, nd.RandomOp):
-            raise TraceFailure("it draws random numbers, which are other ones each time")
+            raise PatternTraceError("it draws random numbers, which are other ones each time")
         if isinstance(op, nd.ExternOp):
             if has_effect(op) or "mutates" in op.properties:
-                raise TraceFailure(f"it calls {op.call.data.target}, which has effects")
+                raise PatternTraceError(f"it calls {op.call.data.target}, which has effects")
 
 
 def _canonical(func: FuncOp, ranges: Ranges) -> Pattern:

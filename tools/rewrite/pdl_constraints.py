@@ -22,12 +22,12 @@ from ...passes.manager.errors import did_you_mean
 from ...passes.manager.locations import source_location
 
 
-class PatternProblem(UserError):
-    """A file of patterns that cannot be read or used; the message begins with the place."""
+class PatternError(UserError):
+    """A file of patterns that cannot be read or used."""
 
 
-def problem(op: Operation, message: str) -> PatternProblem:
-    return PatternProblem(f"{source_location(op.location)}: {message}")
+def problem(op: Operation, message: str) -> PatternError:
+    return PatternError(message, place=source_location(op.location))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ _KINDS = {pdl.OperationType: "operation", pdl.ValueType: "value", pdl.TypeType: 
 
 
 def check_constraint(op: pdl.ApplyNativeConstraintOp, pattern: pdl.PatternOp) -> None:
-    """Raises PatternProblem for a constraint that there is not, or that cannot be called so."""
+    """Raises PatternError for a constraint that there is not, or that cannot be called so."""
     name = op.constraint_name.data
     constraint = CONSTRAINTS.get(name)
     if constraint is None:

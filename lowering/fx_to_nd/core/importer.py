@@ -45,7 +45,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH_FOLDER = torch.__path__[0]
 
 
-class ImportFailure(StepwellError):
+class GraphImportError(StepwellError):
     """A node that could not be imported: names the node, its operator and the user's line."""
 
     node = ""
@@ -241,10 +241,10 @@ class Importer(Builder):
             value = self.env[node] = self._value_of(node, val)
             if isinstance(value, SSAValue) and value.name_hint is None:
                 value.name_hint = node.name
-        except StepwellError:
-            raise
         except Exception as error:
-            failure = ImportFailure(self._failure_text(node, error))
+            if isinstance(error, StepwellError) and not isinstance(error, UnsupportedExpr):  # which names no node
+                raise
+            failure = GraphImportError(self._failure_text(node, error))
             failure.node = node.name
             raise failure from error
 
@@ -252,7 +252,7 @@ class Importer(Builder):
         if node.op == "get_attr":
             return self.attribute(node)
         if node.op != "call_function":
-            raise ImportFailure(f"node {node.name}: {node.op} nodes are not part of an ATen graph")
+            raise GraphImportError(f"node {node.name}: {node.op} nodes are not part of an ATen graph")
         target = node.target
         if target is operator.getitem:
             return self.env[node.args[0]][node.args[1]]  # pyright: ignore[reportArgumentType]
@@ -354,10 +354,10 @@ class Importer(Builder):
         wanted = val if isinstance(val, (list, tuple)) else [val]
         given = result if isinstance(val, (list, tuple)) and isinstance(result, (list, tuple)) else [result]
         if len(given) != len(wanted):
-            raise ImportFailure(f"node {self.node.name}: the rule of {target} gave {len(given)} results, not {len(wanted)}")
+            raise GraphImportError(f"node {self.node.name}: the rule of {target} gave {len(given)} results, not {len(wanted)}")
         for one, expected in zip(given, wanted, strict=True):
             if isinstance(expected, torch.Tensor) and one is not None and not isinstance(one, SSAValue):
-                raise ImportFailure(f"node {self.node.name}: the rule of {target} gave {one!r}, not a value of the IR")
+                raise GraphImportError(f"node {self.node.name}: the rule of {target} gave {one!r}, not a value of the IR")
 
     def conform(self, value: SSAValue, dims: Dims, dtype: Attribute) -> SSAValue:
         """A value cast and, where sizes are equal but written differently, renamed to these sizes."""
@@ -396,7 +396,7 @@ class Importer(Builder):
         owner: Any = self.gm
         for part in str(node.target).split("."):
             if not hasattr(owner, part):
-                raise ImportFailure(f"node {node.name} references nonexistent target {node.target}")
+                raise GraphImportError(f"node {node.name} references nonexistent target {node.target}")
             owner = getattr(owner, part)
         if not isinstance(owner, torch.Tensor):
             return owner
@@ -445,7 +445,7 @@ def _refuse_out(node: Node) -> None:
     schema = getattr(node.target, "_schema", None)
     for argument in schema.arguments if schema is not None else ():
         if argument.is_out and argument.name in node.kwargs:
-            raise ImportFailure(f"node {node.name}: {node.target} writes to its argument '{argument.name}'; graphs are functional")
+            raise GraphImportError(f"node {node.name}: {node.target} writes to its argument '{argument.name}'; graphs are functional")
 
 
 def _is_named(target: Any, names: frozenset[str]) -> bool:

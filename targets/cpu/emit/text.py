@@ -24,6 +24,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from ....dialects.cpu.types import PointerType
 from ....dialects.support.float8 import FLOAT8
+from ....errors import StepwellError
 from ....passes.manager.locations import source_location
 from ..features import Target
 
@@ -48,7 +49,7 @@ _SCALARS: dict[type, str] = {
 }
 
 
-class EmitError(Exception):
+class EmitError(StepwellError):
     """An operation that the CPU target cannot translate; the message names it, its types and where it comes from."""
 
 

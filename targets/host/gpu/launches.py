@@ -83,7 +83,7 @@ class GpuLaunches:
             head = (ctypes.c_int64 * RECORD_HEAD).from_address(record)
             values = (ctypes.c_int64 * head[3]).from_address(record + 8 * RECORD_HEAD)
             empty = [str(k) for k, value in enumerate(values[:63]) if not value and head[5] >> k & 1]
-            raise LaunchError(f"{kernel.place}: {no_memory(', '.join(empty))}")
+            raise LaunchError(no_memory(", ".join(empty)), place=kernel.place)
         if code:
             grid = (ctypes.c_int64 * 3).from_address(record)
             raise self._refused(kernel, code, list(grid))

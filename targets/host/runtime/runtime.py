@@ -11,6 +11,7 @@ import os
 import threading
 from functools import cache
 
+from ....errors import StepwellError
 from ...cpu.cache import shared_object
 from ...cpu.jit import Library, load_object
 from ..gpu.driver import Driver, LaunchError, cuda_driver
@@ -25,7 +26,7 @@ _lock = threading.Lock()
 _library: Library | None = None
 
 
-class HostUnavailable(Exception):
+class HostUnavailable(StepwellError):
     """The process lacks what native entries need; the message names it."""
 
 

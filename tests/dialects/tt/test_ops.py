@@ -15,7 +15,7 @@ from stepwell.dialects.tt.structure import FuncOp, kernel_arguments
 from stepwell.dialects.tt.types import SPELLINGS, PointerType, spelled
 from stepwell.passes.manager.locations import source_location
 from stepwell.passes.manager.verify import InvalidIR, verify_ir
-from stepwell.tools.ir_parser import SyntaxProblem, parse_file
+from stepwell.tools.ir_parser import IRSyntaxError, parse_file
 
 FOLDER = Path(__file__).parents[2] / "targets" / "triton" / "samples"
 SAMPLES = sorted(path.name for path in FOLDER.glob("*.ttir"))
@@ -182,7 +182,7 @@ def test_rules(line, message):
     ],
 )
 def test_mistakes_in_the_text(line, message):
-    with pytest.raises(SyntaxProblem) as error:
+    with pytest.raises(IRSyntaxError) as error:
         read(function(line))
     assert message.strip("'") in error.value.message.replace("'", "") or message in error.value.message
 
@@ -197,7 +197,7 @@ def test_bits_of_floating_point_numbers_in_dense_constants():
     values = [list(op.value.get_values())[0] for op in ops]  # pyright: ignore
     assert values[0] == float("-inf") and values[1] != values[1] and values[2] == 16
     assert "dense<0xff800000>" in str(ops[0])
-    with pytest.raises(SyntaxProblem, match="0xFF800000 has more bits than f16"):
+    with pytest.raises(IRSyntaxError, match="0xFF800000 has more bits than f16"):
         read(function("%a = arith.constant dense<0xFF800000> : tensor<4xf16>"))
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.fx import Graph, GraphModule
 from xdsl.dialects.builtin import FileLineColLoc, NameLoc
 
-from stepwell.lowering.fx_to_nd import ImportFailure, import_graph
+from stepwell.lowering.fx_to_nd import GraphImportError, import_graph
 from stepwell.tools.interpret.nd import run_imported
 
 
@@ -162,7 +162,7 @@ def test_missing_attribute_is_named():
     x.meta["val"] = torch.randn(3)
     module = GraphModule({"nowhere": torch.ones(2)}, graph)
     del module.nowhere
-    with pytest.raises(ImportFailure, match="references nonexistent target nowhere"):
+    with pytest.raises(GraphImportError, match="references nonexistent target nowhere"):
         import_graph(module)
 
 
@@ -172,7 +172,7 @@ def test_single_output_is_refused():
     x = graph.placeholder("x")
     graph.output(x)
     x.meta["val"] = torch.randn(3)
-    with pytest.raises(ImportFailure, match="must return a tuple or list"):
+    with pytest.raises(GraphImportError, match="must return a tuple or list"):
         import_graph(GraphModule({}, graph))
 
 
@@ -191,7 +191,7 @@ def test_failing_rule_is_wrapped(monkeypatch):
 
     monkeypatch.setitem(registry._RESOLVED, torch.ops.aten.sin.default, broken)
     with pytest.raises(
-        ImportFailure, match=r"importing node sin_default, aten.sin.default\(x: float32\[3\]\): ValueError: boom"
+        GraphImportError, match=r"importing node sin_default, aten.sin.default\(x: float32\[3\]\): ValueError: boom"
     ):
         import_graph(GraphModule({}, graph))
 

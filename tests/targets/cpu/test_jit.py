@@ -73,13 +73,13 @@ def test_opt_tool_translations(monkeypatch) -> None:
 
 
 def test_bad_text_shows_the_line() -> None:
-    with pytest.raises(jit.CompileError, match="in line 2:   %x = fadd float %y, 1.0"):
+    with pytest.raises(jit.LlvmError, match="in line 2:   %x = fadd float %y, 1.0"):
         jit.compile_text("define void @k() {\n  %x = fadd float %y, 1.0\n  ret void\n}\n")
 
 
 def test_missing_symbols_are_named() -> None:
     text = "declare void @nowhere_at_all()\ndefine void @k() {\n  call void @nowhere_at_all()\n  ret void\n}\n"
-    with pytest.raises(jit.CompileError, match="these symbols are nowhere: nowhere_at_all"):
+    with pytest.raises(jit.LlvmError, match="these symbols are nowhere: nowhere_at_all"):
         jit.load_text(text)
 
 

@@ -39,7 +39,7 @@ def test_the_list_is_read():
     [("CE-01 P3 x", "line 1 is no behaviour: 'CE-01 P3 x'"), ("A01 P0 x\nA01 P1 y", "line 2: A01 stands there twice")],
 )
 def test_a_wrong_list(text, message):
-    with pytest.raises(cp.ListError, match=message):
+    with pytest.raises(cp.BehaviourListError, match=message):
         cp.read_list(text)
 
 
