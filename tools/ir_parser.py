@@ -200,7 +200,8 @@ class IRParser(Parser):
                 return text
             if (flag := self.parse_optional_boolean()) is not None:
                 return flag
-            return self.parse_number()
+            many = self.parse_optional_comma_separated_list(self.Delimiter.SQUARE, value)
+            return self.parse_number() if many is None else many
 
         def entry() -> None:
             key = self.parse_identifier()

@@ -15,10 +15,11 @@ from io import StringIO
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.printer import Printer
 
 from .errors import PassError, did_you_mean
+from .ir_dumps import DumpTree, difference, symbol_of, wants_colour
 from .locations import SourceLocation, source_location
 
 if TYPE_CHECKING:
@@ -68,28 +69,34 @@ class Instrumentation:
 
     `print_ir_before`, `print_ir_after`: True for every pass, or the names of passes; `print_ir_after_change` and
     `print_ir_after_failure` restrict the dumps after passes to those that changed the IR or that failed (alone they
-    mean every such pass).  `verify_each` verifies the IR after every pass, `verify_stages` at the end of every stage.
+    mean every such pass); with "diff" in the place of True `print_ir_after_change` shows what changed instead of the whole.
+    With `tree` dumps are files of that folder, one a pass (alone it means after every pass).
+    `verify_each` verifies the IR after every pass, `verify_stages` at the end of every stage.
     `remarks` is called with each Remark.  `reproducer` is the file that receives the IR before the pipeline, or with
     `local_reproducer` before the failing pass, when a pass fails.  `before_stage` and `after_stage` are called with
     the name of the stage and the module, `after_pass` with each pass and the whole module behind it (a PassError of it stops
     the pipeline as one of the pass does).  With `timing`, `times` maps a path of names to (seconds, runs); with
-    `statistics`, `counts` maps (pass, statistic) to a number.
+    `statistics`, `counts` maps (pass, statistic) to a number; with `pass_times`, `by_pass` maps a pass to (runs, seconds), passes
+    that it runs itself included.  `load_modules` are the files that a reproducer needs to know its passes.
     """
 
     print_ir_before: bool | Collection[str] = False
     print_ir_after: bool | Collection[str] = False
-    print_ir_after_change: bool = False
+    print_ir_after_change: bool | Literal["diff"] = False
     print_ir_after_failure: bool = False
     print_module_scope: bool = False
     print_generic: bool = False
     print_debuginfo: bool = False
+    tree: str | None = None
     timing: bool = False
     statistics: bool = False
+    pass_times: bool = False
     verify_each: bool = False
     verify_stages: bool = False
     remarks: Callable[[Remark], None] | None = None
     reproducer: str | None = None
     local_reproducer: bool = False
+    load_modules: tuple[str, ...] = ()
     before_stage: Callable[[str, ModuleOp], None] | None = None
     after_stage: Callable[[str, ModuleOp], None] | None = None
     after_pass: Callable[[ModulePass, ModuleOp], None] | None = None
@@ -100,10 +107,13 @@ class Instrumentation:
 
     times: dict[tuple[str, ...], tuple[float, int]] = field(default_factory=dict)
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    by_pass: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if (self.print_ir_after_change or self.print_ir_after_failure) and not self.print_ir_after:
+        asked = self.print_ir_after_change or self.print_ir_after_failure or (self.tree is not None and not self.print_ir_before)
+        if asked and not self.print_ir_after:
             self.print_ir_after = True
+        self.files = DumpTree(self.tree) if self.tree is not None else None
         self.watches_passes = bool(
             self.after_pass is not None
             or self.print_ir_before
@@ -122,15 +132,27 @@ class Instrumentation:
     def text(self, op: Operation) -> str:
         return print_ir(op, generic=self.print_generic, debuginfo=self.print_debuginfo)
 
-    def dump(self, when: str, p: ModulePass, op: Operation, *, failed: bool = False) -> None:
-        """Write the IR of `op` (the whole module with `print_module_scope`) under a header that names the pass."""
+    def scope_text(self, op: Operation) -> str:
+        """What a dump shows of `op`: its text, or with `print_module_scope` that of the whole module."""
+        while self.print_module_scope and (parent := op.parent_op()) is not None:
+            op = parent
+        return self.text(op)
+
+    def dump(self, when: str, p: ModulePass, op: Operation, *, failed: bool = False, old: str | None = None) -> None:
+        """Write the IR of `op` (the whole module with `print_module_scope`) under a header that names the pass, or to its file.
+
+        With `old` (the text before the pass) what changed is written instead."""
         what = f" ('{op.name}' operation{_symbol(op)})" if not isinstance(op, ModuleOp) else ""
-        if self.print_module_scope:
-            while (parent := op.parent_op()) is not None:
-                op = parent
-        stream = self.stream if self.stream is not None else sys.stderr
         title = f"IR Dump {when} {type(p).__name__}{' Failed' if failed else ''} ({p.name}){what}"
-        stream.write(f"// -----// {title} //----- //\n{self.text(op)}\n")
+        stream = self.stream if self.stream is not None else sys.stderr
+        text = self.scope_text(op)
+        if old is not None:
+            text = difference(old, text, colour=self.files is None and wants_colour(stream))
+        whole = f"// -----// {title} //----- //\n{text}\n"
+        if self.files is None:
+            stream.write(whole)
+        else:
+            self.files.write(op, f"{p.name}_before" if when == "Before" else p.name, whole)
 
     # Timing.
 
@@ -149,6 +171,11 @@ class Instrumentation:
             yield
         finally:
             self.add_time((name,), perf_counter() - start)
+
+    def add_run(self, name: str, seconds: float) -> None:
+        """Count a run of a pass."""
+        runs, total = self.by_pass.get(name, (0, 0.0))
+        self.by_pass[name] = (runs + 1, total + seconds)
 
     def seconds_by_pass(self) -> dict[str, float]:
         """Seconds by name (of a pass, or of a block of `timed`), summed over stages, nests and runs."""
@@ -203,8 +230,8 @@ def _title(text: str) -> list[str]:
 
 
 def _symbol(op: Operation) -> str:
-    name = op.properties.get("sym_name") or op.attributes.get("sym_name")
-    return f": @{name.data}" if isinstance(name, StringAttr) else ""
+    name = symbol_of(op)
+    return f": @{name}" if name else ""
 
 
 # Statistics and remarks reach the run that is in progress; passes are frozen and hold nothing.

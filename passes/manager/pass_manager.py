@@ -506,6 +506,17 @@ class _Runner:
                     self._verify(op, foreign=True)
 
     def _pass(self, p: ModulePass, op: Operation) -> None:
+        instrument = self.instrument
+        if instrument is None or not instrument.pass_times:
+            self._apply(p, op)
+            return
+        start = perf_counter()
+        try:
+            self._apply(p, op)
+        finally:
+            instrument.add_run(p.name, perf_counter() - start)
+
+    def _apply(self, p: ModulePass, op: Operation) -> None:
         self.state.current = p.name
         try:
             if isinstance(op, ModuleOp) or anchor_of(p) in (None, op.name):
@@ -534,10 +545,13 @@ class _Runner:
     def _watched_pass(self, p: ModulePass, op: Operation) -> None:
         instrument = self.instrument
         assert instrument is not None
+        if instrument.files is not None:
+            instrument.files.begin(op)
         if instrument.print_ir_before and instrument.wants(instrument.print_ir_before, p.name):
             instrument.dump("Before", p, op)
         dumps = instrument.print_ir_after and instrument.wants(instrument.print_ir_after, p.name)
         old = print_ir(op, generic=True) if dumps and instrument.print_ir_after_change else ""
+        shown = instrument.scope_text(op) if old and instrument.print_ir_after_change == "diff" else None
         if instrument.reproducer and instrument.local_reproducer:
             self.before_pass = print_ir(self.module, generic=True, debuginfo=instrument.print_debuginfo)
         start = perf_counter()
@@ -559,7 +573,7 @@ class _Runner:
         if not dumps or instrument.print_ir_after_failure:
             return
         if not instrument.print_ir_after_change or print_ir(op, generic=True) != old:
-            instrument.dump("After", p, op)
+            instrument.dump("After", p, op, old=shown)
 
     def _reproduce(self, instrument: Instrumentation, start: str, error: PassError) -> None:
         pipeline = str(self.pipeline)
@@ -567,7 +581,9 @@ class _Runner:
             pipeline = local_pipeline(self.pipeline, error.pass_name)
             start = self.before_pass
         assert instrument.reproducer is not None
-        write_reproducer(instrument.reproducer, start, pipeline, verify_each=instrument.verify_each, error=error.text)
+        write_reproducer(
+            instrument.reproducer, start, pipeline, verify_each=instrument.verify_each, error=error.text, modules=instrument.load_modules
+        )
 
 
 def local_pipeline(pipeline: Pipeline, name: str | None) -> str:
@@ -638,14 +654,22 @@ def _raised_at(p: ModulePass, error: Exception) -> str:
     return f" (at {source}:{line})" if line else ""
 
 
-def write_reproducer(path: str, ir: str, pipeline: str, *, verify_each: bool, error: str = "") -> None:
-    """Write a file that ``opt-tool --run-reproducer`` takes: the IR, and a footer that holds the pipeline."""
-    quoted = pipeline.replace("\\", "\\\\").replace('"', '\\"')
+def write_reproducer(path: str, ir: str, pipeline: str, *, verify_each: bool, error: str = "", modules: Sequence[str] = ()) -> None:
+    """Write a file that ``opt-tool --run-reproducer`` takes: the IR, and a footer that holds the pipeline.
+
+    `modules` are the files of ``--load-module`` that define passes; the footer names them, and ``--run-reproducer`` loads them."""
+    files = [str(Path(module).resolve()) for module in modules]
+    loaded = f"      load_modules: [{', '.join(map(_quoted, files))}],\n" if files else ""
     lines = [f"// opt-tool {Path(path).name} --run-reproducer", f"//   the same as --pass-pipeline='{pipeline}'"]
     lines += [f"// error: {line}" for line in error.splitlines()[:1]]
     footer = (
         "{-#\n  external_resources: {\n    mlir_reproducer: {\n"
-        f'      pipeline: "{quoted}",\n      verify_each: {"true" if verify_each else "false"}\n'
+        f"      pipeline: {_quoted(pipeline)},\n{loaded}"
+        f"      verify_each: {'true' if verify_each else 'false'}\n"
         "    }\n  }\n#-}\n"
     )
     Path(path).write_text("\n".join(lines) + "\n" + ir + footer, encoding="utf-8")
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -16,7 +16,10 @@ Reads IR of any level of stepwell, runs passes on it, and writes IR, LLVM IR, as
 What torch.compile(backend="stepwell") does is -p stepwell-cpu; on IR of a later level, what is left of it.
 Parts of it: -p 'stepwell-cpu{from=loop to=mem}'."""
 
-_OPTIONAL_VALUE = {"--run": "", "--verify-each": "1", "--remarks": "all", "--verify-results": "auto", "--reduce": ""}
+_OPTIONAL_VALUE = {
+    "--run": "", "--mlir-print-ir-after-change": "full",
+    "--verify-each": "1", "--remarks": "all", "--verify-results": "auto", "--reduce": "",
+}  # fmt: skip
 """Flags whose value may be left out (and is then this): a value must stand behind ``=``."""
 
 REMARK_CHOICES = ("all", "applied", "missed", "analysis")
@@ -103,9 +106,15 @@ def argument_parser(targets: list[str]) -> argparse.ArgumentParser:
     add("--mlir-print-ir-after-all", action="store_true", help="write the IR after each pass")
     add("--mlir-print-ir-before", type=_names, metavar="PASSES", default=[], help="before these")
     add("--mlir-print-ir-after", type=_names, metavar="PASSES", default=[], help="after these")
-    add("--mlir-print-ir-after-change", action="store_true", help="after passes: only if the IR changed")
+    add(
+        "--mlir-print-ir-after-change",
+        choices=("full", "diff"),
+        metavar="full|diff",
+        help="after passes: only if the IR changed; with =diff, what changed (in colour on a terminal)",
+    )
     add("--mlir-print-ir-after-failure", action="store_true", help="after passes: only if the pass failed")
     add("--mlir-print-ir-module-scope", action="store_true", help="always write the whole module")
+    add("--mlir-print-ir-tree-dir", metavar="DIR", help="write these to files, one a pass, a folder an operation (default: after all)")
     add("--mlir-timing", action="store_true", help="write where the time went")
     add("--mlir-pass-statistics", action="store_true", help="write what the passes counted")
     add(

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import StepwellError
 from .args import UsageError, parse_arguments
@@ -184,6 +185,16 @@ def load_module(path: str) -> None:
             register_target(value, replace=True)
 
 
+def load_footer_modules(args: Namespace, resources: Mapping[str, Mapping[str, Any]]) -> None:
+    """Load the files that the footer of a reproducer names, as if `--load-module` did; those that are loaded stay as they are."""
+    named = resources.get("mlir_reproducer", {}).get("load_modules", [])
+    known = {os.path.realpath(path) for path in args.load_module}
+    for path in named if isinstance(named, list) else [named]:
+        if os.path.realpath(str(path)) not in known:
+            load_module(str(path))
+            args.load_module.append(str(path))
+
+
 def _given(cls: type) -> type:
     return cls
 
@@ -226,17 +237,19 @@ class _Tool:
         return Instrumentation(
             print_ir_before=args.mlir_print_ir_before_all or args.mlir_print_ir_before,
             print_ir_after=args.mlir_print_ir_after_all or args.mlir_print_ir_after,
-            print_ir_after_change=args.mlir_print_ir_after_change,
+            print_ir_after_change="diff" if args.mlir_print_ir_after_change == "diff" else bool(args.mlir_print_ir_after_change),
             print_ir_after_failure=args.mlir_print_ir_after_failure,
             print_module_scope=args.mlir_print_ir_module_scope,
             print_generic=args.mlir_print_op_generic,
             print_debuginfo=args.mlir_print_debuginfo,
+            tree=args.mlir_print_ir_tree_dir,
             timing=args.mlir_timing,
             statistics=args.mlir_pass_statistics,
             verify_each=args.verify_each,
             remarks=self._remark if args.remarks else None,
             reproducer=args.mlir_pass_pipeline_crash_reproducer,
             local_reproducer=args.mlir_pass_pipeline_local_reproducer,
+            load_modules=tuple(args.load_module),
         )
 
     # Messages.
@@ -371,6 +384,8 @@ class _Tool:
             if not isinstance(text, str):
                 self._say(Diagnostic("error", "--run-reproducer: the file has no mlir_reproducer footer", self.file))
                 return None
+            load_footer_modules(args, resources)
+            self.instrument.load_modules = tuple(args.load_module)
             pipeline = parse_pipeline(text, name="reproducer")
             self.instrument.verify_each = bool(resources["mlir_reproducer"].get("verify_each", True))
             self.instrument.__post_init__()
@@ -378,8 +393,9 @@ class _Tool:
                 _dump(pipeline)
         if args.mlir_generate_reproducer:
             write_reproducer(
-                args.mlir_generate_reproducer, _generic(module), str(resumed(pipeline, module)), verify_each=args.verify_each
-            )
+                args.mlir_generate_reproducer, _generic(module), str(resumed(pipeline, module)), verify_each=args.verify_each,
+                modules=args.load_module,
+            )  # fmt: skip
         try:
             if args.verify_results is not False:
                 self.instrument.after_pass = self._verifier(module, ctx).after_pass

@@ -144,8 +144,13 @@ def reduce_file(args: Namespace, arguments: Sequence[str], source: str) -> tuple
     Raises ReduceError where the whole file does not fail, and what is wrong with it where it cannot be read.
     """
     module, resources = parse_file(source, args.file, load_dialects(Context(allow_unregistered=args.allow_unregistered_dialect)))
+    from ..opt.main import load_footer_modules
+
     args.mlir_pass_pipeline_crash_reproducer = args.mlir_generate_reproducer = None
     if args.run_reproducer and isinstance(text := resources.get("mlir_reproducer", {}).get("pipeline"), str):
+        given = len(args.load_module)
+        load_footer_modules(args, resources)
+        arguments = [*arguments, *(f"--load-module={path}" for path in args.load_module[given:])]
         args.run_reproducer, args.pipeline_text = False, text
         arguments = [f"--pass-pipeline={text}" if a.lstrip("-") == "run-reproducer" else a for a in arguments]
     judge, line = _judge(args, arguments)

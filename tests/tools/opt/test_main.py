@@ -308,6 +308,30 @@ def test_crash_reproducer(opt_tool, file, module, tmp_path):
     assert opt_tool(path).out == opt_tool(file).out
 
 
+def test_a_reproducer_loads_what_its_passes_need(opt_tool, file, module, tmp_path, monkeypatch):
+    """DBG-07"""
+    for flag in ("--mlir-pass-pipeline-crash-reproducer", "--mlir-generate-reproducer"):
+        path = tmp_path / f"{flag[7:]}.mlir"
+        opt_tool(file, "--load-module", module, "-p", "cse,raises", f"{flag}={path}")
+        assert f'      load_modules: ["{module}"],' in path.read_text()
+        monkeypatch.chdir(tmp_path)
+        again = opt_tool(path, "--run-reproducer")
+        assert again.code == 1 and "pass 'raises' failed: IndexError: no such thing" in again.err
+    path.write_text(path.read_text().replace(str(module), "/no/such.py"))
+    assert "error: --load-module: no such file '/no/such.py'" in opt_tool(path, "--run-reproducer").err
+
+
+def test_dumps_as_differences_and_as_files(opt_tool, file, tmp_path):
+    result = opt_tool(file, "-p", "canonicalize", "--mlir-print-ir-after-change=diff")
+    assert "@@ -" in result.err and "\n-" in result.err and "\033" not in result.err
+    assert "IR Dump After" in opt_tool(file, "-p", "canonicalize", "--mlir-print-ir-after-change").err
+    wrong = opt_tool(file, "-p", "canonicalize", "--mlir-print-ir-after-change=some").err
+    assert wrong.startswith("opt-tool: error: argument --mlir-print-ir")
+    result = opt_tool(file, "-p", "cse,canonicalize", f"--mlir-print-ir-tree-dir={tmp_path / 'tree'}")
+    assert "IR Dump" not in result.err
+    assert sorted(p.name for p in (tmp_path / "tree").rglob("*.mlir")) == ["0_cse.mlir", "1_canonicalize.mlir"]
+
+
 def test_generated_reproducer(opt_tool, file, tmp_path):
     path = tmp_path / "r.mlir"
     result = opt_tool(file, "-p", "canonicalize", f"--mlir-generate-reproducer={path}")
