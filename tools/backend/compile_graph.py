@@ -145,7 +145,7 @@ def lower_graph(
         description, code, code_key = (make or build)(imported.module, imported.device, options, debug, pipeline, watch)
         count("bodies" if kind.endswith("-body") else "graphs")
     seconds = sum(n for name, n in counts.items() if name.startswith("compile_seconds."))
-    kept = {name: n for name, n in counts.items() if not name.startswith(("compile_seconds.", "cache_"))}
+    kept = {name: n for name, n in counts.items() if not name.startswith(("compile_seconds.", "passes.", "cache_"))}
     return CompiledGraph(
         description, code, code_key, imported.constants, imported.objects, imported.inputs, imported.outputs, symbols,
         counts=kept, seconds=seconds, refused=imported.refused,
@@ -229,12 +229,25 @@ def build(
 
     instrument = Instrumentation(
         verify_stages=options.verify, print_ir_after=options.print_ir, timing=options.timing, after_stage=after_stage,
+        pass_times=True, statistics=True,
         remarks=_remarks(debug, watch), records=watch.record if watch else None,
     )  # fmt: skip
-    run(pipeline, module, ctx, instrument)
+    try:
+        run(pipeline, module, ctx, instrument)
+    finally:
+        _count_passes(instrument)
     if options.timing:
         print(instrument.timing_report(), file=sys.stderr)
     return emit(module, options, debug, device)
+
+
+def _count_passes(instrument: Instrumentation) -> None:
+    """Add what passes did to the counters."""
+    for name, (runs, seconds) in instrument.by_pass.items():
+        count(f"passes.{name}.runs", runs)
+        count(f"passes.{name}.seconds", seconds)
+    for (name, statistic), n in instrument.counts.items():
+        count(f"passes.{name}.{statistic}", n)
 
 
 def _remarks(debug: DebugFolder | None, watch: Watch | None) -> Callable[[Remark], None] | None:

@@ -22,6 +22,7 @@
 | schemes | graphs compiled, or taken from the disk, by how that was carried out (option `scheme`) |
 | recovered | failures inside of stepwell that ended no program, by what is left out: pass, operator, graph, cache, host; again: nothing |
 | compile_seconds | seconds by phase: cache, import, nd, loop, mem, cpu, host, emit, object, load |
+| passes | by pass: runs, seconds (passes that it runs itself included), and its statistics, as `opt-tool --mlir-pass-statistics` |
 """
 
 from __future__ import annotations
@@ -46,12 +47,15 @@ class Counters(dict[str, Any]):
                 graphs=0, bodies=0, ops=0, kernels=0, launches=0, extern=0, fallback=0, fallback_ops={}, bytes_read=0, bytes_written=0,
                 cache_hits=0, cache_misses=0, graph_cache_hits=0, graph_cache_misses=0, graph_cache_bypasses=0, seconds_saved=0.0,
                 aot_cache_hits=0, aot_cache_misses=0, aot_cache_bypasses=0, compile_seconds={}, schemes={}, recovered={},
-                launch_graphs=0, launch_graph_skips={},
+                launch_graphs=0, launch_graph_skips={}, passes={},
             )  # fmt: skip
 
 
 counters = Counters()
-_TABLES = ("compile_seconds.", "fallback_ops.", "schemes.", "recovered.", "launch_graph_skips.")
+_TABLES = {"compile_seconds.": 1, "fallback_ops.": 1, "schemes.": 1, "recovered.": 1, "launch_graph_skips.": 1, "passes.": 2}
+"""Counters that are tables, and how many names lead into them."""
+_SPENT = ("compile_seconds.", "passes.")
+"""What a compilation took, whatever became of it."""
 _lock = threading.Lock()
 _records = threading.local()
 
@@ -69,7 +73,8 @@ def count(name: str, n: int | float = 1) -> None:
         return
     with _lock:
         table = counters
-        *path, last = name.split(".", 1) if name.startswith(_TABLES) else [name]
+        depth = next((n for prefix, n in _TABLES.items() if name.startswith(prefix)), 0)
+        *path, last = name.split(".", depth)
         for part in path:
             table = table.setdefault(part, {})
         table[last] = table.get(last, 0) + n
@@ -115,7 +120,7 @@ def recorded() -> Iterator[dict[str, int | float]]:
 def take_back(record: Mapping[str, int | float]) -> None:
     """Undo what was counted, as `recorded` gave it; seconds that were spent stay."""
     for name, n in record.items():
-        if not name.startswith("compile_seconds."):
+        if not name.startswith(_SPENT):
             count(name, -n)
     with _lock:
         for table in [t for t in counters.values() if isinstance(t, dict)]:

@@ -53,3 +53,25 @@ def test_library_calls_by_choice_are_no_fallbacks():
     stepwell.counters.clear()
     torch.compile(torch.linalg.det, backend="stepwell", options={"cache": "off"})(torch.eye(3))
     assert stepwell.counters["extern"] == 1 and not stepwell.counters["fallback_ops"]
+
+
+def test_passes_are_counted_with_their_time(tmp_path, monkeypatch):
+    """Runs, seconds and statistics of passes under torch.compile; a graph from the disk runs none."""
+
+    def f(x):
+        return (x + 1).sum(0) * 2 + x.exp()
+
+    monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("STEPWELL_CACHE", "on")
+
+    def compile_once():
+        torch._dynamo.reset()
+        stepwell.reset_counters()
+        torch.compile(f, backend="stepwell")(torch.randn(6, 7))
+        return dict(stepwell.counters["passes"])
+
+    passes = compile_once()
+    assert {"nd-canonicalize", "loop-fuse", "loop-to-mem"} <= set(passes)
+    assert all(p["runs"] >= 1 and 0 < p["seconds"] < 60 for p in passes.values())
+    assert any(set(p) - {"runs", "seconds"} for p in passes.values())
+    assert compile_once() == {}
