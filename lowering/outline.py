@@ -19,7 +19,7 @@ from ..dialects.nd.types import element_bytes
 from ..dialects.support.names import keep_name
 from ..passes.analysis.nest_access import NestAccess
 from ..passes.analysis.nest_key import nest_key
-from ..passes.loop.fusion.directives import origins
+from ..passes.analysis.origins import origins
 
 LONGEST = 64
 """Characters of a kernel's name, without its number."""

@@ -25,7 +25,7 @@ from stepwell.lowering.fx_to_nd.core.metadata import TORCH_DTYPES
 from stepwell.lowering.outline import Arguments, Outliner
 from stepwell.passes.analysis.nest_access import NestAccess
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
-from stepwell.passes.loop.loop_schedule import symbol_facts
+from stepwell.passes.analysis.symbols import symbol_facts
 from stepwell.passes.manager.pass_manager import Pass
 from stepwell.targets.target import Kernels
 from stepwell.tools.interpret.nest import NestRunner, Order

@@ -9,7 +9,7 @@ share one.
     shared_loops.py  long loops and rows in parts, on threads; columns that all rows share
     batches.py     kernels that walk over lists                   joined.py      several nests in one parallel region
 
-What runs along the lanes is decided in passes/loop/loop_schedule.py.
+What runs along the lanes is decided in passes/cost/schedule_choice.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from ...dialects.host import LaunchOp
 from ...passes.analysis.levels import refuse_tensors
 from ...passes.analysis.nest_access import NestAccess
 from ...passes.analysis.nest_key import is_nest_in_memory
-from ...passes.loop.loop_schedule import NS_PER_UNIT, SERIAL_NS, Cost, choose, grain_of, symbol_facts
+from ...passes.analysis.symbols import symbol_facts
+from ...passes.cost.nest_cost import NS_PER_UNIT, SERIAL_NS, Cost
+from ...passes.cost.schedule_choice import choose, grain_of
 from ...passes.manager.pass_manager import Pass
 from ...passes.mem.mem_join_nests import joined_nests
 from ..outline import Arguments, Outliner

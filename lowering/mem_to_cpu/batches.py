@@ -20,7 +20,7 @@ from ...dialects.expr import Expr, as_expr
 from ...dialects.host import LaunchOp
 from ...dialects.mem import BufferType
 from ...dialects.nd.types import element_bytes
-from ...passes.loop.loop_schedule import SERIAL_NS
+from ...passes.cost.nest_cost import SERIAL_NS
 from ...passes.manager.errors import PassError
 from .builder import Builder
 from .state import scalar_type

@@ -14,7 +14,8 @@ from ...dialects import cpu, loop
 from ...dialects.cpu.types import ptr
 from ...dialects.expr import Expr, Range, as_expr, exact_quotient, product
 from ...passes.analysis.nest_access import Loop, NestAccess
-from ...passes.loop.loop_schedule import NS_PER_UNIT, SERIAL_NS, Cost, Schedule, has_few_units
+from ...passes.cost.nest_cost import NS_PER_UNIT, SERIAL_NS, Cost, Schedule
+from ...passes.cost.schedule_choice import has_few_units
 from ..outline import Arguments
 from .body import lower_block
 from .builder import Builder, drop_unused

@@ -17,7 +17,7 @@ from ...dialects import loop
 from ...dialects.expr import Dim, Expr, as_expr
 from ...passes.analysis.nest_access import Loop, Node
 from ...passes.analysis.op_costs import has_effect
-from ...passes.loop.loop_schedule import UNROLL_OPS, UNROLL_TRIPS
+from ...passes.cost.nest_cost import UNROLL_OPS, UNROLL_TRIPS
 from .state import State
 
 States = list[list[SSAValue]]

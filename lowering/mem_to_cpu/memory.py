@@ -13,7 +13,7 @@ from ...dialects.cpu.types import lanes_of, ptr, vec
 from ...dialects.expr import ZERO, Add, Expr, free_dims
 from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, compute_type, element_bytes
 from ...dialects.support.create import create
-from ...passes.loop.loop_schedule import is_shuffled
+from ...passes.cost.nest_cost import is_shuffled
 from .builder import float_attr, int_property
 from .state import State, scalar_type
 

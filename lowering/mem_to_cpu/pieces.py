@@ -13,7 +13,7 @@ from xdsl.dialects import arith
 from ...dialects.expr import Dim, Expr, free_dims, linear_coeff
 from ...dialects.expr.ranges import Range, RangeEnv
 from ...passes.analysis.nest_access import NestAccess
-from ...passes.loop.loop_schedule import Schedule
+from ...passes.cost.nest_cost import Schedule
 
 MAX_PIECES = 4
 SHORTEST_VECTORS = 32

@@ -29,6 +29,7 @@ from ...dialects.tt.structure import RARE
 from ...passes.analysis.levels import refuse_tensors
 from ...passes.analysis.nest_access import NestAccess
 from ...passes.analysis.nest_key import is_nest_in_memory
+from ...passes.analysis.symbols import symbol_facts
 from ...passes.gpu.gpu_cooperative_rows import CLEARS
 from ...passes.gpu.nest_merge import memory_of
 from ...passes.gpu.nest_types import UnsupportedNest
@@ -36,7 +37,6 @@ from ...passes.gpu.tiles.bounds import BEYOND, bounds_of, choose_bounds, is_with
 from ...passes.gpu.tiles.candidates import read_tile, write_tile
 from ...passes.gpu.tiles.machine import Machine, machine
 from ...passes.gpu.tiles.rules import choose
-from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.manager.pass_manager import Pass
 from ..outline import Arguments, Outliner
 from .kernel import is_aligned, lower_nest

@@ -25,11 +25,12 @@ from ..analysis.nest_access import Access, NestAccess, Node
 from ..analysis.nest_info import HEAVY
 from ..analysis.nest_key import nest_key
 from ..analysis.op_costs import op_cost
-from ..loop.loop_schedule import Cost as Units
-from ..loop.loop_schedule import Schedule, choose
 from .footprint import Footprint
 from .loops_inside import body_roots
 from .machine import SERVER, Machine
+from .nest_cost import Cost as Units
+from .nest_cost import Schedule
+from .schedule_choice import choose
 
 Bound = Literal["memory", "compute", "launch"]
 

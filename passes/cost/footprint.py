@@ -19,7 +19,7 @@ from ...dialects.expr import Expr, evaluate, free_dims, free_syms
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import Access, NestAccess, Node
-from ..loop.loop_schedule import LINE, TILE_SIDE, Cost, Schedule
+from .nest_cost import LINE, TILE_SIDE, Cost, Schedule
 
 
 @dataclass

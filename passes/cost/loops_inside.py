@@ -19,7 +19,7 @@ from ..analysis.op_costs import op_cost
 from .machine import SERVER
 
 if TYPE_CHECKING:
-    from ..loop.loop_schedule import Cost
+    from .nest_cost import Cost
 
 ENOUGH_COST = 10.0
 """Cost of what does not depend on loops from which on they run inside of the vector loop."""

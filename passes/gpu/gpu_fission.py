@@ -26,7 +26,7 @@ from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.schedule_attrs import schedule_table
-from ..loop.loop_schedule import symbol_facts
+from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import add_out, clone_into
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass

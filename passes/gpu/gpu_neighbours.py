@@ -25,7 +25,7 @@ from ..analysis.nest_access import Access, Loop, NestAccess
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.schedule_attrs import schedule_table
-from ..loop.loop_schedule import symbol_facts
+from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
 from ..manager.pass_manager import Pass
 from .nest_merge import memory_of

@@ -24,7 +24,7 @@ from ...dialects.nd.types import is_float
 from ..analysis.constants import constant_of
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import CMPF
-from ..loop.loop_schedule import symbol_facts
+from ..analysis.symbols import symbol_facts
 from ..manager.pass_manager import Pass
 from .tiles.rules import ON_CHIP
 from .tiles.tile import Sizes

@@ -17,7 +17,7 @@ from ...dialects.expr import Expr, dim, product
 from ...dialects.expr.ranges import RangeEnv
 from ..analysis.nest_access import NestAccess
 from ..analysis.schedule_attrs import schedule_table
-from ..loop.loop_schedule import symbol_facts
+from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import replace_loops
 from ..loop.transform.loop_split_reduction import LoopSplitReduction
 from ..loop.transform.nest_transform import Refused

@@ -23,7 +23,7 @@ from ...dialects.expr import ZERO, Expr, IndexMap, as_expr, ceildiv, dim, produc
 from ...dialects.expr.ranges import RangeEnv, simplify
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
-from ..loop.loop_schedule import symbol_facts
+from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op, index_operands
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass

@@ -30,7 +30,7 @@ from ...dialects.nd.types import is_float
 from ..analysis.nest_access import NestAccess
 from ..analysis.reduction_kinds import Cursor, combine, identity, unscaled
 from ..analysis.schedule_attrs import schedule_table
-from ..loop.loop_schedule import symbol_facts
+from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import clone_into, drop_index, index_op, needed_by, replace_loops
 from ..loop.transform.nest_transform import Refused, label_of
 from ..manager.pass_manager import Pass

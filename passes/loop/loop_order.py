@@ -21,10 +21,10 @@ from ...dialects import loop, nd
 from ...dialects.expr import product
 from ...dialects.nd.base import prop
 from ...dialects.nd.types import TensorType, element_bytes
+from ..analysis.symbols import symbol_hints
 from ..manager.pass_manager import Pass
 from ..mem.arena.peak import DONATED, value_of
 from ..mem.arena.scratch import scratch_bytes
-from .fusion.loop_fuse import symbol_hints
 
 LEAST_GAIN = 1000
 """The peak has to fall by one part in so many, else the order stays."""

@@ -28,8 +28,10 @@ from ..analysis.lifetimes import entry_symbols
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory, nest_key
 from ..analysis.schedule_attrs import bool_attr, int_attr, update_schedule
+from ..analysis.symbols import symbol_facts
 from ..cost.machine import SERVER, Machine
-from ..loop.loop_schedule import DEFAULT_HINT, NS_PER_UNIT, SERIAL_NS, Cost, choose, has_few_units, symbol_facts
+from ..cost.nest_cost import DEFAULT_HINT, NS_PER_UNIT, SERIAL_NS, Cost
+from ..cost.schedule_choice import choose, has_few_units
 from ..manager.errors import PassError
 from ..manager.pass_manager import Pass
 

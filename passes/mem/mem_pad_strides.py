@@ -29,11 +29,12 @@ from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd import symbol_ranges
 from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import NestAccess
+from ..analysis.symbols import symbol_hints
 from ..cost.cost_model import nest_cost
 from ..cost.footprint import LINE, Footprint, Plan, Stream
 from ..cost.machine import SERVER, WAYS, Machine
-from ..loop.fusion.loop_fuse import symbol_hints
-from ..loop.loop_schedule import Cost, choose
+from ..cost.nest_cost import Cost
+from ..cost.schedule_choice import choose
 from ..manager.pass_manager import Pass
 
 LEAST_GAIN = 0.02

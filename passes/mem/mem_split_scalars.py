@@ -26,10 +26,10 @@ from ..analysis.nest_access import NestAccess, allocation
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.op_costs import op_cost
 from ..analysis.schedule_attrs import schedule_table
+from ..analysis.symbols import symbol_facts, symbol_hints
 from ..cost.cost_model import nest_cost
 from ..cost.machine import SERVER
-from ..loop.fusion.loop_fuse import symbol_hints
-from ..loop.loop_schedule import choose, symbol_facts
+from ..cost.schedule_choice import choose
 from ..loop.transform.loop_rewrite import add_out, drop_out
 from ..manager.pass_manager import Pass
 

@@ -27,7 +27,8 @@ from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import NestAccess, allocation
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.schedule_attrs import schedule_table
-from ..loop.loop_schedule import choose, symbol_facts
+from ..analysis.symbols import symbol_facts
+from ..cost.schedule_choice import choose
 from ..manager.pass_manager import Pass
 from .mem_split_scalars import has_buffer, is_function, is_plain, slice_of
 

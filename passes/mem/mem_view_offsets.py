@@ -26,7 +26,7 @@ from ...dialects.expr.syntax import IndexMapAttr
 from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import NestAccess, allocation
 from ..analysis.nest_key import is_nest_in_memory
-from ..loop.loop_schedule import symbol_facts
+from ..analysis.symbols import symbol_facts
 from ..manager.pass_manager import Pass
 
 ALIGNED = 16

@@ -22,8 +22,8 @@ from ...dialects.expr import ONE, Expr, product
 from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.pointwise import PointwiseOp
 from ...dialects.nd.types import LOW_PRECISION, is_float, tensor_type
+from ..analysis.symbols import symbol_hints
 from ..cost.library_cost import size
-from ..loop.fusion.loop_fuse import symbol_hints
 from ..loop.fusion.price import MIN_PARALLEL
 from ..manager.pass_manager import Pass
 

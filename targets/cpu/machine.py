@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 
 from ...passes.cost.machine import SERVER, Level, Machine
-from ...passes.loop.loop_schedule import NS_PER_UNIT
+from ...passes.cost.nest_cost import NS_PER_UNIT
 from .cache import cache_folder, write_atomically
 from .features import target
 

@@ -40,12 +40,12 @@ from ...lowering.outline import Arguments
 from ...passes.analysis.nest_access import NestAccess
 from ...passes.analysis.nest_key import is_nest_in_memory, nest_key
 from ...passes.analysis.schedule_attrs import schedule_table, update_schedule
+from ...passes.analysis.symbols import symbol_facts
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type
 from ...passes.gpu.tiles.candidates import GPU, candidates, doubt, read_tile, tile_attr
 from ...passes.gpu.tiles.machine import Machine
 from ...passes.gpu.tiles.rules import choose
 from ...passes.gpu.tiles.tile import DEFAULT_HINT
-from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.manager.instrumentation import remark
 from ...passes.manager.pass_manager import Pass
 from ..cpu.cache import cache_folder, write_atomically

@@ -14,9 +14,9 @@ from ...dialects.mem import BufferType
 from ...dialects.nd.base import prop
 from ...dialects.nd.types import element_bytes
 from ...passes.analysis.nest_key import nest_key
+from ...passes.analysis.symbols import symbol_hints
 from ...passes.cost.batch_cost import batch_bytes
 from ...passes.cost.footprint import touched_bytes
-from ...passes.loop.fusion.loop_fuse import symbol_hints
 from .counters import count
 
 

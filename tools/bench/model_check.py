@@ -20,9 +20,9 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
 from ...dialects import loop
+from ...passes.analysis.symbols import symbol_hints
 from ...passes.cost.library_cost import step_cost
 from ...passes.cost.machine import Machine
-from ...passes.loop.fusion.loop_fuse import symbol_hints
 from ...passes.manager.instrumentation import Remark
 from ...targets.cpu.machine import host_machine
 from ..backend.options import make_options

@@ -20,14 +20,14 @@ from ...dialects.nd.base import prop
 from ...dialects.nd.types import TensorType, element_bytes
 from ...passes.analysis.lifetimes import lifetimes
 from ...passes.analysis.nest_info import Access, NestInfo
+from ...passes.analysis.origins import labels, names_of, origins, title
+from ...passes.analysis.symbols import symbol_facts, symbol_hints
 from ...passes.cost.batch_cost import batch_bytes
 from ...passes.cost.machine import SERVER, Machine
-from ...passes.loop.fusion.directives import Outcome, labels, names_of, origins, title
-from ...passes.loop.fusion.loop_fuse import symbol_hints
+from ...passes.loop.directives import Outcome
 from ...passes.loop.fusion.loop_fuse_tables import TableSearch
 from ...passes.loop.fusion.loop_fuse_windows import WindowSearch
 from ...passes.loop.fusion.plan import NEAR, Attempt, Group, Plan, Planner
-from ...passes.loop.loop_schedule import symbol_facts
 from ...passes.manager.instrumentation import Remark, print_ir
 from . import model
 from .costs import batch_step, call_step, kernel_step

@@ -13,13 +13,14 @@ from ...dialects.expr import Expr
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd.base import prop
 from ...passes.analysis.nest_access import NestAccess
+from ...passes.analysis.origins import origins
 from ...passes.analysis.schedule_attrs import asked_at, is_fixed, schedule_table, tile_sizes
 from ...passes.cost.batch_cost import batch_bytes, body_nests
 from ...passes.cost.footprint import of_nest
 from ...passes.cost.library_cost import step_cost
 from ...passes.cost.machine import Machine
-from ...passes.loop.fusion.directives import origins
-from ...passes.loop.loop_schedule import Schedule, choose
+from ...passes.cost.nest_cost import Schedule
+from ...passes.cost.schedule_choice import choose
 from ..backend.traffic import bytes_of, touched
 from .model import Place, Step, TensorUse
 from .names import Names

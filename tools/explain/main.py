@@ -221,7 +221,7 @@ def _name_operators(module: ModuleOp) -> None:
     """Give operations without a name the name of their result, as it is printed, so that later levels know what they come from."""
     from xdsl.dialects.builtin import NameLoc, StringAttr
 
-    from ...passes.loop.fusion.directives import origins
+    from ...passes.analysis.origins import origins
 
     for func in module.body.block.ops:
         seen: dict[str, int] = {}

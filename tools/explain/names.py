@@ -9,7 +9,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
-from ...passes.loop.fusion.directives import names_of
+from ...passes.analysis.origins import names_of
 
 
 class Names:

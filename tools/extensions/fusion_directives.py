@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
-from ...passes.loop.fusion.directives import is_named, names_of, operator_of
+from ...passes.analysis.origins import is_named, names_of, operator_of
 from ...passes.loop.fusion.loop_fuse import LoopFuse
 from ...passes.loop.repeats.loop_batch import LoopBatch
 from ...passes.loop.repeats.loop_outline import LoopOutline

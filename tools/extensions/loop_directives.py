@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
 from ...errors import UserError
-from ...passes.loop.fusion.directives import is_named, names_of, origins
+from ...passes.analysis.origins import is_named, names_of, origins
 from ...passes.loop.transform.loop_interchange import LoopInterchange
 from ...passes.loop.transform.loop_tile import LoopTile
 from ...passes.manager.errors import PipelineError, did_you_mean

@@ -20,7 +20,7 @@ from xdsl.passes import ModulePass
 from ...dialects import loop
 from ...dialects.expr import Expr, evaluate, free_syms
 from ...errors import StepwellError
-from ...passes.loop.fusion.loop_fuse import symbol_hints
+from ...passes.analysis.symbols import symbol_hints
 from ...passes.manager.errors import PassError
 from ...passes.manager.instrumentation import print_ir, remark
 from .inputs import with_own_memory

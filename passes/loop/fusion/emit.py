@@ -18,11 +18,11 @@ from ....dialects import loop
 from ....dialects.expr import Dim, Expr, RangeEnv, dim, dims_subs, free_dims, prove_lt
 from ....dialects.nd.types import tensor_type
 from ...analysis.nest_info import NestInfo, uses_opaque
+from ...analysis.origins import names_of
 from ...manager.locations import joined
 from ..transform.body import Body
 from ..transform.nest_copy import NestCopy
 from .align import LoopEnvs
-from .directives import names_of
 from .types import Group, Member
 
 MOST_PLACES = 2

@@ -10,17 +10,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from ....dialects import loop, nd
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd import symbol_ranges
-from ....dialects.nd.types import RangeAttr
 from ...analysis.nest_info import is_in_place
+from ...analysis.origins import title
+from ...analysis.symbols import symbol_hints
 from ...manager.pass_manager import Pass
-from .directives import Outcome, Wishes, log, title
+from ..directives import Outcome
+from .directives import Wishes, log
 from .emit import GroupWriter
 from .plan import Group, Plan, Planner
 from .price import GroupWork, group_ns
@@ -36,14 +38,6 @@ _MOVES = {
     "store": "reads {}, which the search stores ({:.3g} us less)",
     "recompute": "computes {} again where it reads it ({:.3g} us less)",
 }
-
-
-def symbol_hints(module: ModuleOp) -> dict[str, int]:
-    """Typical values of the size symbols."""
-    table = module.attributes.get("nd.symbols")
-    if not isinstance(table, DictionaryAttr):
-        return {}
-    return {name: value.bounds[2] for name, value in table.data.items() if isinstance(value, RangeAttr)}
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from xdsl.ir import Block, Operation, SSAValue
 from ....dialects import loop, nd
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd import symbol_ranges
+from ...analysis.origins import title
+from ...analysis.symbols import symbol_hints
 from ...manager.pass_manager import Pass
-from .directives import title
-from .loop_fuse import symbol_hints
 from .rows_emit import RowWriter
 from .rows_plan import RowFusion, RowPlanner, used_ops
 

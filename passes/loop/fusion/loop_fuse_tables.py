@@ -28,10 +28,12 @@ from ....dialects.expr.ranges import RangeEnv
 from ....dialects.support.names import name_indices
 from ...analysis.known_layouts import known_strides
 from ...analysis.nest_access import NestAccess
+from ...analysis.origins import title
 from ...analysis.repeated_fills import is_repeated
+from ...analysis.symbols import symbol_facts
+from ...cost.nest_cost import Cost
+from ...cost.schedule_choice import choose, has_few_units
 from ...manager.pass_manager import Pass
-from ..loop_schedule import Cost, choose, has_few_units, symbol_facts
-from .directives import title
 from .loop_fuse import BORDER
 from .rows_plan import MARKED
 

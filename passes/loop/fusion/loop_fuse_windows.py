@@ -21,12 +21,12 @@ from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd import symbol_ranges
 from ...analysis.known_layouts import Strides, known_strides
 from ...analysis.nest_info import nest_info
+from ...analysis.origins import title
 from ...analysis.schedule_attrs import int_attr
+from ...analysis.symbols import symbol_hints
 from ...cost.cost_model import Work, estimate, nest_cost
 from ...cost.machine import SERVER
 from ...manager.pass_manager import Pass
-from .directives import title
-from .loop_fuse import symbol_hints
 from .price import LANES, MIN_PARALLEL, SMALL
 from .windows_emit import write_window
 from .windows_plan import Producer, WindowPlan, WindowPlanner, only_reader, producer_of

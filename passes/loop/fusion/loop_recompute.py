@@ -23,8 +23,8 @@ from ....dialects import loop
 from ....dialects.expr import Dim, IndexMap
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import TensorType, element_bytes, is_float
+from ...analysis.symbols import symbol_facts
 from ...manager.pass_manager import Pass
-from ..loop_schedule import symbol_facts
 from ..transform.loop_rewrite import Place, clone_into
 
 CHEAP = (arith.AddfOp, arith.SubfOp, arith.MulfOp, arith.NegfOp, arith.ExtFOp, arith.TruncFOp, arith.ConstantOp)

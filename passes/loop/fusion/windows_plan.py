@@ -37,7 +37,7 @@ from ....dialects.expr import (
 from ....dialects.expr.ranges import Range, RangeEnv, range_of
 from ....dialects.nd.types import element_bytes
 from ...analysis.nest_info import Access, NestInfo, nest_info
-from .directives import title
+from ...analysis.origins import title
 from .rows_plan import MARKED
 
 LOCAL_BYTES = 128 * 1024

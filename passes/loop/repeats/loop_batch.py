@@ -22,9 +22,9 @@ from ....dialects.expr import Expr, Sym, evaluate, free_syms, sym
 from ....dialects.nd.base import ExprsAttr, IntsAttr
 from ....dialects.nd.types import RangeAttr, TensorType, tensor_type
 from ...analysis.call_order import needs_besides_values
+from ...analysis.origins import is_named, operator_of
+from ...analysis.symbols import symbol_hints
 from ...manager.pass_manager import Pass
-from ..fusion.directives import is_named, operator_of
-from ..fusion.loop_fuse import symbol_hints
 from .batch_find import Part, Parts, is_free, is_scalar
 
 FEWEST = 4

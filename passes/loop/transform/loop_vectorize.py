@@ -10,7 +10,7 @@ from ....dialects import loop
 from ....dialects.expr.ranges import RangeEnv
 from ...analysis.nest_access import NestAccess
 from ...analysis.schedule_attrs import int_attr, update_schedule
-from ..loop_schedule import Cost
+from ...cost.nest_cost import Cost
 from .nest_transform import NestTransform, Refused, loop_name, loop_number, refuse_ordered
 
 

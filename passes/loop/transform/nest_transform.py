@@ -18,11 +18,12 @@ from xdsl.ir import Operation
 from ....dialects import loop
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd import symbol_ranges
+from ...analysis.origins import is_named, names_of, origins, title, unnumbered
 from ...analysis.schedule_attrs import ASKED
 from ...manager.errors import did_you_mean
 from ...manager.locations import source_location
 from ...manager.pass_manager import Pass
-from ..fusion.directives import Outcome, is_named, names_of, origins, title, unnumbered
+from ..directives import Outcome
 
 log = logging.getLogger("stepwell")
 

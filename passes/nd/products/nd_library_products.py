@@ -26,8 +26,8 @@ from ....dialects import nd
 from ....dialects.expr import as_expr, product
 from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import FLOATS, tensor_type
+from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
-from ...loop.fusion.loop_fuse import symbol_hints
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 from .few_rows import product_of_few_rows

@@ -33,9 +33,9 @@ from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd.base import ExprsAttr, IntsAttr
 from ....dialects.nd.pointwise import OPS, CastOp
 from ....dialects.nd.types import FLOATS, LOW_PRECISION, TensorType, compute_type, element_bytes, tensor_type
+from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
 from ...cost.machine import SERVER
-from ...loop.fusion.loop_fuse import symbol_hints
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 

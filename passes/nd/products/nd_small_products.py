@@ -22,8 +22,8 @@ from ....dialects.expr import as_expr, product
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import CONTRACT, OPS, CastOp, CmpOp, FmaOp, PointwiseOp, SelectOp
 from ....dialects.nd.types import FLOATS, TensorType, compute_type, element_bytes, tensor_type
+from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
-from ...loop.fusion.loop_fuse import symbol_hints
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 

@@ -23,10 +23,10 @@ from ....dialects.expr import product
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import element_bytes, is_float, tensor_type
+from ...analysis.symbols import symbol_hints
 from ...cost.cost_model import Work, estimate
 from ...cost.library_cost import matmul_cost, size
 from ...cost.machine import SERVER
-from ...loop.fusion.loop_fuse import symbol_hints
 from ...manager.pass_manager import Pass
 
 Add = OPS["add"]

@@ -18,8 +18,8 @@ from ....dialects.expr import as_expr
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.types import LayoutAttr, tensor_type
 from ....lowering.mem_to_cpu.attention import DTYPES, GENERATED, FlashCall, flash_call, shapes_fit
+from ....passes.analysis.symbols import symbol_hints
 from ....passes.cost.library_cost import size
-from ....passes.loop.fusion.loop_fuse import symbol_hints
 from ....passes.manager.pass_manager import Pass
 from ....passes.nd.nd_attention import keeps_eager_numerics
 from ..gemm.choice import prefer_own_attention

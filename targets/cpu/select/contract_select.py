@@ -18,7 +18,7 @@ from xdsl.dialects.func import FuncOp
 from ....dialects import loop
 from ....dialects.expr import Expr, evaluate, free_syms
 from ....lowering.mem_to_cpu.contract import DTYPES, Product, recognise, row_major, transposed
-from ....passes.loop.fusion.loop_fuse import symbol_hints
+from ....passes.analysis.symbols import symbol_hints
 from ....passes.manager.pass_manager import Pass
 from ..gemm.choice import prefer_own_gemm, relative_speed
 from .contract_measure import ProductSizes, measure

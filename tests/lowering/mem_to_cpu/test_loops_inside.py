@@ -11,7 +11,8 @@ from stepwell.dialects import load_dialects
 from stepwell.dialects.expr.ranges import RangeEnv
 from stepwell.passes.analysis.nest_access import NestAccess
 from stepwell.passes.cost.loops_inside import loops_inside
-from stepwell.passes.loop.loop_schedule import Cost, choose
+from stepwell.passes.cost.nest_cost import Cost
+from stepwell.passes.cost.schedule_choice import choose
 
 GATE = """
 func.func @forward(%x : {x}, %m : {m}, %o : {x}) {{

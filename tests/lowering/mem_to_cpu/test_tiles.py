@@ -11,7 +11,7 @@ from stepwell.dialects import load_dialects, loop
 from stepwell.dialects.expr.ranges import RangeEnv
 from stepwell.lowering.mem_to_cpu.tiles import follow_rows
 from stepwell.passes.analysis.nest_access import NestAccess
-from stepwell.passes.loop.loop_schedule import Cost
+from stepwell.passes.cost.nest_cost import Cost
 
 NEST = """
 func.func @forward(%x : {x}, %y : {y}, %o : {o}) {{

@@ -10,7 +10,8 @@ from stepwell.dialects import load_dialects
 from stepwell.dialects.expr.ranges import RangeEnv
 from stepwell.lowering.mem_to_cpu import MemToCpu
 from stepwell.passes.analysis.nest_access import NestAccess
-from stepwell.passes.loop.loop_schedule import LoopSchedule, choose
+from stepwell.passes.cost.schedule_choice import choose
+from stepwell.passes.loop.loop_schedule import LoopSchedule
 from stepwell.passes.manager.verify import verify_ir
 
 POINTWISE = """

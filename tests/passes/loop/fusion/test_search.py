@@ -12,8 +12,8 @@ from xdsl.dialects.func import FuncOp
 import stepwell
 from stepwell.dialects.nd import symbol_ranges
 from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.analysis.symbols import symbol_hints
 from stepwell.passes.loop.fusion.groups import MAX_MEMBERS
-from stepwell.passes.loop.fusion.loop_fuse import symbol_hints
 from stepwell.passes.loop.fusion.plan import Group, Planner
 from stepwell.passes.loop.fusion.price import GroupWork, group_ns
 from stepwell.passes.loop.fusion.search import Search
