@@ -280,7 +280,7 @@ def test_a_tile_that_is_hardly_faster_is_not_taken(uncompiled):
         assert schedule_table(nest)[GPU] == schedule_table(other)[GPU]
 
 
-def test_the_pass_measures_where_there_is_a_gpu(uncompiled, tmp_path, monkeypatch):
+def test_the_pass_measures_where_there_is_a_gpu(uncompiled, no_gpu, tmp_path, monkeypatch):
     from stepwell.targets.target import find_target
 
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
