@@ -40,7 +40,7 @@ from .gpu_split_rows import only_where
 from .nest_merge import memory_of
 from .tiles.candidates import GPU
 from .tiles.machine import machine
-from .tiles.rules import SCANNED, UNROLL, choose, column_loop
+from .tiles.rules import UNROLL, choose, column_loop
 from .tiles.tile import Sizes, bytes_moved, power_of_two
 
 KINDS = {"sum": "sum", "prod": "prod", "scaled_prod": "scaled_prod", "max": "argmax", "min": "argmin", "logsumexp": "softmax"}
@@ -48,6 +48,8 @@ KINDS = {"sum": "sum", "prod": "prod", "scaled_prod": "scaled_prod", "max": "arg
 counted from the end."""
 LAST = (1 << 63) - 1
 """An index behind all others."""
+SCANNED_PART = 8192
+"""Elements of a part of a row, or of columns side by side, are a multiple of this."""
 SCANS_ROWS, SCANS_COLUMNS = 60.0, 25.0
 """Bytes a nanosecond that one program which scans a row, or columns side by side, is taken to move: estimates, not measured apart."""
 
@@ -93,7 +95,7 @@ class GpuSplitScan(Pass):
         """The length of the parts of scans: a number of blocks, one that leaves no rest if there is one near; 0: they stay whole."""
         sizes = Sizes(hints)
         programs, columns = programs_of(info, sizes)
-        block = max(1, SCANNED // power_of_two(columns))
+        block = max(1, SCANNED_PART // power_of_two(columns))
         trips = max(sizes(scan.loop_sizes[0]) for scan in scans)
         parts = min(-(-self.programs // programs), trips // block)
         if parts < FEWEST_PARTS:

@@ -87,8 +87,9 @@ def gpu(request, fresh, monkeypatch):
     """A GPU whose programs scan a row at once, block after block, or in parts side by side."""
     if request.param != "one program":
         monkeypatch.setattr(config, "SCANNED", 8)
+        monkeypatch.setattr(config, "SCANNED_ROW", 8)
     if request.param == "parts":
-        monkeypatch.setattr(split_scan, "SCANNED", 8)
+        monkeypatch.setattr(split_scan, "SCANNED_PART", 8)
         monkeypatch.setattr(split_scan, "LAUNCH_NS", 0.0)
     with isolated():
         stepwell.register_target(ShortTiles if request.param == "parts" else InterpretedTarget, replace=True)

@@ -50,8 +50,15 @@ NEAR_STEP = 4
 HEAVY = 32
 """Operations of an element, as the cost model counts them, above which blocks of a row that is read once are short: what is computed for
 the elements of a thread side by side takes registers."""
-SCANNED = 8192
-"""Elements of a row that are scanned at once."""
+SCANNED_ROW = 8192
+"""Elements of a row that is scanned at once."""
+SCANNED = 2048
+"""The same of longer rows, block after block."""
+SCANNED_THREAD = 8
+"""Elements of such a block that a thread has: running sums are f64, other running values two numbers."""
+SCAN_REGISTERS = {8: 128}
+"""Registers of a thread that scans its part of a whole row, by warps: as many as leave room for a second program, where running sums would
+take a few more."""
 THREAD = 16
 """Elements of a tile with reductions that a thread should have."""
 IN_PHASES = 64
@@ -254,12 +261,12 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         return Tile([(list(loops), 1)], inner=TILE, warps=_heavy_warps(inside), stages=STAGES)
     if pieces > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
         block, pieces = CHUNK, 1  # what is written and not read again need not be on chip
-    if scans and pieces > 1 and not kept and longest % SCANNED == 0:
+    if scans and not kept and longest > SCANNED_ROW:
         block, pieces = SCANNED, 1
     if block * pieces < longest:
         axes = [(list(loops), 1)] if loops else []
         if scans:
-            return Tile(axes, inner=block, warps=min(8, warps_for(block, THREAD)))
+            return Tile(axes, inner=block, warps=warps_for(block, SCANNED_THREAD))
         if _is_heavy(inside):
             return Tile(axes, inner=TILE, warps=_heavy_warps(inside), stages=STAGES)
         if not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
@@ -318,7 +325,8 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     if rows == 1 and block > max(TILE * 2, 512 * warps) and _phases(inside) > 1:
         block = 512 * warps  # the elements of a thread in more, shorter pieces take fewer registers
         pieces = -(-longest // block)
-    return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
+    registers = SCAN_REGISTERS.get(warps, 0) if scans and not kept else 0
+    return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces, registers=registers)
 
 
 def _outer(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> Tile | None:
