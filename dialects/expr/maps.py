@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .core import (
-    ONE,
-    ZERO,
-    Dim,
-    Expr,
-    ExprLike,
-    as_expr,
-    dim,
-)
+from .core import ONE, ZERO, Dim, Expr, ExprLike, as_expr, dim
 from .ranges import Range, RangeEnv, simplify
 from .walk import dims_subs, free_dims
 

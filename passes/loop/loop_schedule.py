@@ -20,13 +20,7 @@ from ..analysis.nest_access import Loop, NestAccess, Node
 from ..analysis.nest_key import nest_key
 from ..analysis.schedule_attrs import bool_attr, int_attr, schedule_table, update_schedule
 from ..analysis.symbols import symbol_facts
-from ..cost.nest_cost import (
-    NS_PER_UNIT,
-    SERIAL_NS,
-    Schedule,
-    _name,
-    _number,
-)
+from ..cost.nest_cost import NS_PER_UNIT, SERIAL_NS, Schedule, _name, _number
 from ..cost.schedule_choice import choose
 from ..manager.pass_manager import Pass
 

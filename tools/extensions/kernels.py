@@ -13,8 +13,8 @@ from math import inf
 from xdsl.dialects.builtin import ModuleOp
 
 from ...errors import StepwellError
-from ...lowering.fx.tt_functions import with_parameters
 from ...lowering.fx_to_nd.calls.user_kernels import KernelRequest, Sample
+from ...lowering.fx_to_nd.core.tt_functions import with_parameters
 from ...targets.cpu.cache import cache_folder
 from ...targets.triton.compile import compile_kernels
 from ...targets.triton.emit import kernel_of, ttir_text

@@ -22,8 +22,6 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ....dialects.expr import Expr, Range, as_expr, const, evaluate, free_syms, range_of, simplify
 from ....errors import StepwellError
-from ...fx.sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
-from ...fx.tt_functions import kernel_functions
 from ..calls import externs
 from ..calls.refused import is_refused
 from ..calls.user_kernels import MakeKernel
@@ -38,6 +36,8 @@ from .builder import Builder, Dims, Uncovered
 from .metadata import element_type, shape_env
 from .registry import find_rule
 from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
+from .sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
+from .tt_functions import kernel_functions
 
 aten = torch.ops.aten
 

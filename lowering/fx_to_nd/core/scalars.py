@@ -24,7 +24,7 @@ from xdsl.ir import BlockArgument, SSAValue
 from ....dialects.expr import Expr, sym
 from ....dialects.nd.call_args import Call, Obj
 from ....errors import StepwellError
-from ...fx.sympy_bridge import UnsupportedExpr, from_sympy, has_form
+from .sympy_bridge import UnsupportedExpr, from_sympy, has_form
 
 if TYPE_CHECKING:
     from .importer import Importer

@@ -12,27 +12,13 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 
 from ....dialects import cpu
 from ..features import Target, target
-from . import (
-    arith as emit_arith,
-)
-from . import (
-    control as emit_control,
-)
-from . import (
-    division as emit_division,
-)
-from . import (
-    math as emit_math,
-)
-from . import (
-    memory as emit_memory,
-)
-from . import (
-    quotient as emit_quotient,
-)
-from . import (
-    vector as emit_vector,
-)
+from . import arith as emit_arith
+from . import control as emit_control
+from . import division as emit_division
+from . import math as emit_math
+from . import memory as emit_memory
+from . import quotient as emit_quotient
+from . import vector as emit_vector
 from .text import EmitError, FunctionText, Handlers, ModuleText, type_of
 
 HANDLERS: Handlers = {

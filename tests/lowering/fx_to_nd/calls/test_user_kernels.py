@@ -17,8 +17,8 @@ from stepwell.dialects import host, nd
 from stepwell.dialects.nd.call_args import KERNEL_CALL
 from stepwell.dialects.tt import structure as tt_structure
 from stepwell.errors import StepwellError
-from stepwell.lowering.fx.tt_functions import with_parameters, written_arguments
 from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.lowering.fx_to_nd.core.tt_functions import with_parameters, written_arguments
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.passes.manager.verify import verify_ir

@@ -21,10 +21,10 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from ...dialects.nd.types import is_float
-from ...dialects.tt.memory import LoadOp
-from ...dialects.tt.structure import CallOp, FuncOp
-from ...dialects.tt.types import PointerType, element_of
+from ....dialects.nd.types import is_float
+from ....dialects.tt.memory import LoadOp
+from ....dialects.tt.structure import CallOp, FuncOp
+from ....dialects.tt.types import PointerType, element_of
 
 _READS = (LoadOp,)
 
