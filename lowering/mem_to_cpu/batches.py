@@ -26,7 +26,7 @@ from .builder import Builder
 from .state import scalar_type
 
 GRAIN = 1 << 17
-"""Bytes of work below which one more thread does not pay (a thread streams them in about 10 us, waking it takes 2 to 5); fewer where the
+"""Bytes of work below which one more thread does not pay (waking it takes about as long as its share); fewer where the
 schedules of the nests say that less work is worth one (`grain`)."""
 SHARES = 4
 """An entry is left to all threads when it is over 1/SHARES of what one thread gets."""

@@ -3,10 +3,10 @@
     host.launch @k0(%a, %b) grid [4]; host.launch @k0(%c, %d) grid [4]; host.launch @k1(%e) grid [2]
 ->  host.launch @joined0(%a, %b, %c, %d, %e) grid [10]     which of them a program belongs to follows from its number
 
-A launch takes about 3 us of a GPU whatever it does; an optimiser's step over a list of tensors is hundreds of them, and a batch norm counts
-its calls. What nobody needs before waits for others of its kind. Launches that clear workspaces, which host programs leave out where they
-can, stay by themselves. Launches of one
-kernel share its code: their addresses are picked from the arguments by a tree of comparisons."""
+A launch takes its time of a GPU whatever it does (docs/lab/gpu-models-h200.md). An optimiser's step over a list of tensors is hundreds of
+them, and a batch norm counts its calls. What nobody needs before waits for others of its kind. Launches that clear workspaces, which host
+programs leave out where they can, stay by themselves. Launches of one kernel share its code: their addresses are picked from the arguments
+by a tree of comparisons."""
 
 from __future__ import annotations
 

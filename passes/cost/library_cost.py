@@ -32,7 +32,7 @@ SORT_UNITS = 25.0
 """Operations on 512 bits for each element and each level of a sort."""
 
 SCORE_UNITS = 1.75
-"""The same for each score of an attention: the exponential, and the row's maximum and sum (0.5 ns in f32 and bf16, heads of 32 to 128)."""
+"""The same for each score of an attention: the exponential, and the row's maximum and sum (docs/lab/constants.md)."""
 
 OTHER_UNITS = 1.0
 """The same for each element of an operator of which nothing is known."""

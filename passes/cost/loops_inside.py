@@ -29,7 +29,7 @@ MOST_LOOPS = 4
 """Of more loops around the vector loop no parts are tried, only all of them."""
 NEAR, FAR = 1.0, 16.0
 """Cost of a vector of an access that the loops inside move to another row each time, beyond what it costs in the order of memory: where all
-rows stay in a quarter of the last cache, and where they do not (measured: 0.2 and 5 ns)."""
+rows stay in a quarter of the last cache, and where they do not (docs/lab/constants.md)."""
 
 
 def body_roots(cost: Cost, block: Block, roots: dict[SSAValue, frozenset[Expr]]) -> Iterator[tuple[Operation, frozenset[Expr]]]:

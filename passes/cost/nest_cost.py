@@ -51,8 +51,8 @@ it sums more rows than the other (what follows each row of accumulators would we
 MAX_STRIDE, MAX_WIDE_STRIDE = 8, 4
 """Loads with steps up to this from lane to lane are consecutive vectors and shuffles, others gathers; elements of 64 bits: the second."""
 SCATTERED, CONFLICT_STORE = 1.5, 4.5
-"""Cost of a strided store, and of one whose line has left the first cache before its next element is stored (64 rows, lanes 2000 bytes
-apart: 0.46 ns an element, 2048 apart 1.4, 4096 apart 3.3)."""
+"""Cost of a strided store, and of one whose line has left the first cache before its next element is stored
+(docs/lab/constants.md)."""
 JOINING = {"sum": 5.0, "prod": 5.0, "max": 7.0, "min": 7.0, "any": 5.0, "all": 5.0, "xor": 5.0}
 """Cost of joining the lanes of an accumulator at the end of a row; other kinds are made of several of these."""
 
@@ -188,7 +188,7 @@ class Cost:
     def _strided(self, stride: Expr, size: int, width: int, is_store: bool) -> float:
         """A load or store whose address moves by `stride` elements of `size` bytes from lane to lane: for a load a part for the gather, one
         for the share of a line that each lane needs, since its neighbours come later; and far more where the lines do not stay in the
-        first cache until then, because they all belong to a few of its sets. Measured with f32 (docs/explanation/cost-model.md)."""
+        first cache until then, because they all belong to a few of its sets. See docs/lab/cost-model.md."""
         step = size * (abs(stride.value) if stride.value is not None else 1 if free_dims(stride) else self.size(stride))
         period = int(SERVER.levels[0].bytes) // WAYS
         if step >= LINE and width > WAYS * (period // gcd(step, period)):
@@ -317,7 +317,7 @@ class Cost:
 
 
 def _joining(op: loop.ReduceOp) -> float:
-    """Cost of joining the lanes of a reduction's accumulators (measured on rows of 8 to 64: 1.5 ns a sum, 2 a maximum, which keeps NaN)."""
+    """Cost of joining the lanes of a reduction's accumulators (docs/lab/constants.md); a maximum keeps NaN, too."""
     return sum(JOINING.get(kind, 10.0) for kind in op.kind_names)
 
 

@@ -66,8 +66,7 @@ BLOCK_OF_HALVES = 2048
 BESIDE_HALVES, EACH_HALVES, MOMENTS = 20, 12, 8
 """Registers of a thread beside what it keeps of such rows, and more for each tensor but one that is read and one that is stored along them,
 and where mean and variance are found.
-From measurements (docs/explanation/gpu-tiles.md) and what ptxas spills: softmax of 131,072 nothing with 56 in all, RMS norm of 65,536 two
-registers with 64, layer norm nothing with 80, with a residual nothing with 128."""
+From measurements (docs/lab/gpu-tiles-h200.md) and what ptxas spills (docs/lab/constants.md)."""
 PIECES_OF_RUNS = 32
 """Blocks that a program keeps of its runs at most: each is code of its own, and what Triton makes of 224 takes a minute."""
 CLEARS = "clears"

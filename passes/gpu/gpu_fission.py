@@ -41,7 +41,7 @@ from .tiles.tile import Sizes, bytes_moved
 BANDWIDTH = 4000.0
 """Bytes a nanosecond of a GPU's memory."""
 OF_ROWS, OF_COLUMNS = 60.0, 6.0
-"""The same of one program that goes through rows, or through pieces of 16 to 64 bytes of columns (H200: 6 to 27, of windows 1)."""
+"""The same of one program that goes through rows, or through pieces of 16 to 64 bytes of columns (docs/lab/constants.md)."""
 LAUNCH_NS = 3000.0
 """Another kernel."""
 GAIN = 1.2

@@ -17,8 +17,7 @@ from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from .tiles.tile import Sizes, bytes_moved
 
 RUN = 128
-"""Bytes of a run from which on memory is nearly as fast as for whole rows (a copy by pieces of 64 bytes takes twice as long, of 128 1.15
-times)."""
+"""Bytes of a run from which on memory is nearly as fast as for whole rows (docs/lab/gpu-tiles-h200.md)."""
 LONG = 4096
 """Elements of a row below which it is not worth another kernel."""
 

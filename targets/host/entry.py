@@ -1,8 +1,8 @@
 """One native entry under construction: slots for what it owns, its steps, size expressions, the global lock and the ways out
 when something fails.
 
-What is the same in every program is a table of steps that the runtime goes through (steps.py): LLVM takes 30 us for a line of code,
-and next to nothing for a number. Steps wait in `Entry` until an instruction has to follow them.
+What is the same in every program is a table of steps that the runtime goes through (steps.py): LLVM takes long for a line of code
+(docs/lab/host.md), and next to nothing for a number. Steps wait in `Entry` until an instruction has to follow them.
 
 An entry is a straight line: every failure leaves through one of a few blocks at the end, which drop what the slots
 still hold. So a value computed once (a size, an address, an object) can be used by everything after it."""

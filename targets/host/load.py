@@ -3,7 +3,7 @@
     run = load_program(description, library, constants)
     outputs = run([x, w])          # takes the tensors out of the list, returns a list
 
-The callable is a C function wrapped in `functools.partial`, which costs 20 ns and has room for the attributes that
+The callable is a C function wrapped in `functools.partial`, which costs little (docs/lab/constants.md) and has room for the attributes that
 torch looks for."""
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
         ...                               cp.async.wait_group 2;
         bra $L__BB0_1;                    ...
 
-ptxas writes short loops of a known number of iterations out (a sum over rows of 131,072 in blocks of 4096: 1368 instructions instead of
-192, and 57 ms instead of 17), so that loads of several iterations are under way at once. Where each iteration waits for a copy to shared
-memory that earlier ones began, that gains nothing."""
+ptxas unrolls short loops of a known number of iterations, so that loads of several iterations are under way at once. It takes several times
+as long for that (docs/lab/gpu-models-h200.md). Where each iteration waits for a copy to shared memory that earlier ones began, unrolling
+gains nothing."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ GAIN = 0.97
 MAX_BYTES = 8 << 30
 """Nests that touch more are not measured: they would take the memory of the program that is compiled."""
 LARGE = 128 << 20
-"""Bytes from which it pays to measure a nest of whose tile the rules are not sure: 3 to 9% of 30 us or more in every call, against the
-compilation of a few more kernels side by side, once on a machine."""
+"""Bytes from which it pays to measure a nest of whose tile the rules are not sure: a small share of every call, against the
+compilation of a few more kernels side by side, once on a machine (docs/lab/gpu-tiles-h200.md)."""
 FEW = 4
 """Tiles of such a nest that are measured, the rules' choice among them."""
 _FLOATS = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}

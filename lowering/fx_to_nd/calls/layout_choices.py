@@ -55,7 +55,7 @@ GPU_DEPTHWISE_NS = {2: (1.2e-3, 1.2e-4), 4: (8e-4, 2.5e-5)}
 """The same for depthwise convolutions of 3x3, and for each further element of the window."""
 
 GPU_WIDE_WINDOW_NS = -2e-2
-"""The same for the gradient of depthwise weights in float32, of windows of more than 25 elements (7x7: 4.5 ms, 1.3 by rows)."""
+"""The same for the gradient of depthwise weights in float32, of windows of more than 25 elements (docs/lab/gpu-models-h200.md)."""
 
 GPU_SMALL = 1 << 20
 """Numbers in input and result together below which float32 convolutions that may round to TF32 have no preference: by rows cuDNN mostly

@@ -145,7 +145,7 @@ def candidates(info: NestAccess, hints: Mapping[Expr, int], machine: Machine) ->
 
 def doubt(info: NestAccess, hints: Mapping[Expr, int], tile: Tile) -> str:
     """Why the rules are not sure of the tile that they choose for a nest, "" where they are: the kinds of nests for which measurements
-    have found tiles that are 3 to 9% faster (for the others within 1%)."""
+    have found faster tiles (docs/lab/gpu-tiles-h200.md)."""
     if long_loops(info):
         return "reductions across the fastest dimension" if column_loop(info, Sizes(hints)) is not None else ""
     if info.opaque and len(info.root.loops) > 1:

@@ -42,8 +42,8 @@ BRIEF = 1 << 18
 """Elements of a nest that takes no longer than its launch, however few programs do it."""
 
 LAYERS = 4
-"""Products within a row, with what stands between them, that a program of a GPU does one after the other: Triton takes 0.1 s to compile
-each, a launch 5 us."""
+"""Products within a row, with what stands between them, that a program of a GPU does one after the other: compiling each takes Triton
+longer than its launch is worth (docs/lab/gpu-models-h200.md)."""
 
 MAX_MEMBERS = 24
 """Nests that one group may have: beyond it planning would be quadratic, and the loop's code outgrow the first-level cache."""
@@ -59,7 +59,7 @@ MAX_PAIRS = 4
 
 PATH = "another operation between them needs the first and is needed by the second"
 REVERSED = "they go through what both read in different orders, which is faster in two nests"
-"""Measured on a copy beside a transposed copy: one nest takes 1.0 to 1.4 times as long as two, since its tiles hold both results."""
+"""The tiles of one nest would hold both results (docs/lab/fusion-cpu.md)."""
 
 APART = "neither reads the other, and their loops differ"
 

@@ -40,8 +40,8 @@ from .align import LoopEnvs, extractors
 
 COLUMN_BYTES = 64 * 1024
 """Bytes that the accumulators of all columns may take: they are read and written for every row, and each of the parts that threads share
-has its own on the stack. On one thread one nest stays faster than two for longer (layer norm backward in f32, 48 KB and 2 MB of cache: 1.40
-times with 32 KB of columns, 1.33 with 128 KB, 1.28 with 512 KB), but there would be too few parts for the threads."""
+has its own on the stack. On one thread one nest stays faster than two for longer (docs/lab/constants.md), but
+there would be too few parts for the threads."""
 
 SMALL_BYTES = 65536
 """Data up to which one thread is as fast as several."""

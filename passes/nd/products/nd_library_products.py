@@ -38,8 +38,8 @@ from .product_padding import PART, padded_product, product_call
 ONE = as_expr(1)
 
 TINY = 1 << 17
-"""Multiplications of a product up to which a kernel of ours is faster: a call of the library takes 9 to 14 us of the host, a launch 3
-(measured on an H200)."""
+"""Multiplications of a product up to which a kernel of ours is faster: an extern call takes longer on the host than a launch
+(docs/lab/constants.md)."""
 
 
 def product_and_bias(op: Operation) -> tuple[nd.MatmulOp, SSAValue] | None:

@@ -4,7 +4,7 @@
 
 A register tile of a generated product has room for 6 x 64 sums; starting one, and what it leaves empty, costs more than a small product
 takes in vectors over its columns, or over many products at once. And the nest fuses with what stands before and behind it: rotations of
-points, Kalman filters, chains of joints. `worthwhile` has the measured limits.
+points, Kalman filters, chains of joints. `worthwhile` has the limits.
 """
 
 from __future__ import annotations
@@ -33,15 +33,11 @@ DEEPEST, WIDEST = 32, 32
 """Terms of a sum, and columns, up to which a nest may be faster."""
 LARGEST = {4: 512}
 LARGEST_OTHER = 256
-"""Elements of a right matrix up to which it is, by the bytes of one. Measured with AVX-512 and AMX, a nest and products, us: f32,
-512 x (16 x 16 x 16) 51 and 97, 4096 x 32 x 8 35 and 74, 4096 x 32 x 32 even; f64, 512 x (16 x 16 x 16) 136 and 174, 4096 x 32 x 32
-198 and 140; bf16, these two 60 and 123, 104 and 26."""
+"""Elements of a right matrix up to which it is, by the bytes of one (docs/lab/constants.md)."""
 SCATTERED = 128
-"""Elements of a right matrix whose columns lie apart, up to which that is so (512 products of 8 x 16 x 8 took 47 us, as products 69; of
-16 x 16 x 16 178 us, as products 111)."""
+"""Elements of a right matrix whose columns lie apart, up to which that is so."""
 VECTOR = 4096
-"""Elements of a left matrix up to which it is, where the right ones are vectors (256 x (16 x 64 x 1) took 16 us, as products 29; of one row
-of 256 6 us, as products 440; 16 x 256 x 1 even)."""
+"""Elements of a left matrix up to which it is, where the right ones are vectors."""
 LEAST_COMPUTED = 1024
 """Elements of a matrix from which on storing it for its product is worth a thought."""
 _CHEAP = ("add", "sub", "mul", "neg", "abs", "relu", "maximum", "minimum")

@@ -3,10 +3,9 @@
     %y = nd.conv %x, %w                              ->   %w [O, C] times %x [N, C, pixels], for each sample
     %dx, %dw = aten.convolution_backward %g, %x, %w  ->   %w transposed times %g ; the sum over samples of %g times %x transposed
 
-cuDNN may round the operands of float32 convolutions to TF32, and its call takes longer than such a convolution computes: of the host 17 to
-20 us, of a product 12 (one gradient 31 to 40, its two products 24 to 35; an H200, torch 2.11, 22 shapes of MobileNet and EfficientNet with
-2 to 64 images). Products keep float32, so that the gradients of such a network with 2 images of 96 x 96 come a thousand times closer to
-those of float64. Larger ones are faster with TF32, up to three times.
+cuDNN may round the operands of float32 convolutions to TF32, and its call takes the host longer than such a convolution computes, and
+longer than the call of a product. Products keep float32, so that gradients come closer to those of float64. Larger convolutions are faster
+with TF32 (docs/lab/constants.md).
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     %p = nd.matmul %x, %w : [8192, 768] x [768, 50257]
     ->  %q = aten.mm %x, (nd.pad %w to 50264 columns) ; %p = nd.slice %q
 
-Measured on an H200, bf16, 8192 x 768 x n: n = 50264 0.89 ms, 50257 6.67 ms; 30528 0.56 ms, 30522 1.61 ms. Operands are padded with zeros in
-the dimension that is misaligned, which costs a copy of each and often one of the result; `pays` weighs that. Sizes that are symbols stay,
-and count as their typical value.
+Operands are padded with zeros in the dimension that is misaligned, which costs a copy of each and often one of the result; `pays` weighs
+that (docs/lab/constants.md). Sizes that are symbols stay, and count as their typical value.
 
 A large result that the caller gets, without gaps between its rows, is made by parts of its rows (`part` bytes each), each copied to its
 place before the next one is made: the memory of one part is needed beside it, not as much again. The weight of a linear layer, of

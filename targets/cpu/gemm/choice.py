@@ -1,7 +1,7 @@
 """Whether a product or an attention is computed by generated code or by the library (MKL, oneDNN), by rule or by
 measurement.
 
-The rules are ratios, own speed over the library's in one thread: measured for Intel (docs/explanation/matrix-products.md has the tables),
+The rules are ratios, own speed over the library's in one thread: measured for Intel (docs/lab/products-cpu.md has the tables),
 those for AMD taken over from a prototype. Three facts decide: MKL runs its generic code on processors that are not
 Intel's, at 40 % of what the processor can do; a call of the library costs one to two microseconds before it starts;
 and on Intel's matrix unit oneDNN is ahead for large products.
