@@ -22,7 +22,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HOWTO: tuple[str, ...] = ()
+HOWTO = (
+    "change-a-gpu-tile",
+    "deploy-and-cache",
+    "find-a-slow-kernel",
+    "find-a-wrong-result",
+    "overrule-fusion-and-tiles",
+    "random-numbers",
+    "rnns",
+)
 PAGES = sorted((ROOT / "docs/tutorial").glob("*.md")) + [ROOT / f"docs/howto/{name}.md" for name in HOWTO]
 PAGES += [ROOT / "docs/reference/python-api.md"]
 SHOWN = ("text", "mlir", "llvm", "asm")
