@@ -240,5 +240,5 @@ def test_bytes_are_those_of_all_entries():
 
 def test_explain_shows_a_list_as_one_step():
     xs = [torch.randn(4 + k) for k in range(6)]
-    text = str(stepwell.explain(lambda xs: torch._foreach_exp(xs), xs))
+    text = stepwell.explain(lambda xs: torch._foreach_exp(xs), xs).full()
     assert "a list of 6 entries" in text

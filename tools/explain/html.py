@@ -7,22 +7,10 @@ from collections.abc import Sequence
 from html import escape
 
 from ...passes.cost.machine import Machine
+from .blocks import Block, Code, Heading, Picture, Table, Text, box_id
 from .model import Graph
-from .report import Block, Code, Heading, Picture, Table, Text
-from .svg import PICTURES
-
-STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1500px; padding: 0 1em; color: #1b1f24; background: #fff }
-h1 { font-size: 1.6em } h2 { margin-top: 2.2em; border-bottom: 2px solid #1f5fa8 } h3 { margin: 1.6em 0 .4em }
-table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto } th, td { padding: .25em .7em; vertical-align: top }
-th { text-align: left; border-bottom: 1px solid #888; white-space: nowrap } td { border-bottom: 1px solid #e3e6ea }
-td.n { text-align: right; white-space: nowrap } p { margin: .3em 0; white-space: pre-wrap; overflow-wrap: anywhere }
-pre { font-size: 12px; overflow-x: auto }
-p.step { font-weight: 600; margin-top: 1em } p.detail { padding-left: 2.2em; text-indent: -1.2em } p.there { color: #667 }
-.bar { background: #3a8a4d; height: .8em; margin-top: .3em }
-details.lines { margin-left: 1em } details { margin: .4em 0 } summary { cursor: pointer }
-svg { max-width: 100%; height: auto; margin: 1em 0; display: block }
-"""
+from .style import STYLE
+from .svg import MOST_STEPS, PICTURES
 
 SHOWN = 12
 """Lines under the title of a step that are not folded away."""
@@ -37,24 +25,72 @@ _UNIT = re.compile(r"(?<=\d) (?=([KMG]i)?B\b|[kMG]\b|[um]?s\b|flop)")
 
 def page(blocks: Sequence[Block], graphs: Sequence[Graph], machine: Machine, name: str) -> str:
     """The whole page."""
+    known = _targets(blocks, graphs)
     parts = [
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f"<title>stepwell: {escape(name)}</title><style>{STYLE}</style></head><body>",
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>stepwell: {escape(name)}</title><style>{STYLE}</style></head><body>{_contents(blocks)}<main>",
     ]
     for block in blocks:
         if isinstance(block, Heading):
-            parts.append(f"<h{block.level}>{escape(block.text)}</h{block.level}>")
+            parts.append(f"<h{block.level}{_id(block.id)}>{escape(block.text)}</h{block.level}>")
         elif isinstance(block, Text):
             parts += _lines(block.lines)
         elif isinstance(block, Table):
-            parts.append(_table(block))
+            parts.append(_table(block, known))
         elif isinstance(block, Picture):
-            parts.append(PICTURES[block.name](graphs[block.graph], machine))
+            parts.append(PICTURES[block.name](graphs[block.graph], machine, block.graph))
         elif isinstance(block, Code):
-            text = escape(_beginning(block.text), quote=False)
-            parts.append(f"<details><summary>{escape(block.title)}</summary><pre>{text}</pre></details>")
-    parts.append("</body></html>\n")
+            parts.append(_code(block, known))
+    parts.append("</main></body></html>\n")
     return "\n".join(parts)
+
+
+def _targets(blocks: Sequence[Block], graphs: Sequence[Graph]) -> set[str]:
+    """Every id that a link may go to: long texts and pictures are cut, and what is cut has none."""
+    known: set[str] = set()
+    for block in blocks:
+        if isinstance(block, Table):
+            known.update(block.ids)
+        elif isinstance(block, Picture) and block.name == "nests":
+            known.update(box_id(block.graph, step.number) for step in graphs[block.graph].steps[:MOST_STEPS])
+        elif isinstance(block, Code):
+            lines = _beginning(block.text).count("\n")
+            known.update(name for line, (name, _) in block.marks.items() if line < lines)
+    return known
+
+
+def _contents(blocks: Sequence[Block]) -> str:
+    """Links to the graphs and their parts."""
+    entries: list[tuple[Heading, list[Heading]]] = []
+    for block in blocks:
+        if isinstance(block, Heading) and block.id and block.level == 2:
+            entries.append((block, []))
+        elif isinstance(block, Heading) and block.id and block.level == 3 and entries:
+            entries[-1][1].append(block)
+    items = "".join(f"<li>{_entry(top)}{_sublist(parts)}</li>" for top, parts in entries)
+    return f"<nav><b>Contents</b><ul>{items}</ul></nav>"
+
+
+def _sublist(parts: Sequence[Heading]) -> str:
+    return f"<ul>{''.join(f'<li>{_entry(part)}</li>' for part in parts)}</ul>" if parts else ""
+
+
+def _entry(heading: Heading) -> str:
+    return f'<a href="#{heading.id}">{escape(heading.text)}</a>'
+
+
+def _id(name: str) -> str:
+    return f' id="{name}"' if name else ""
+
+
+def _code(block: Code, known: set[str]) -> str:
+    """The IR of a level, folded away; a line at which a step begins links to the step (a browser unfolds what is linked to)."""
+    lines = escape(_beginning(block.text), quote=False).split("\n")
+    for at, (name, target) in block.marks.items():
+        if name in known:
+            lines[at] = f'<a id="{name}" href="#{target}">{lines[at]}</a>' if target in known else f'<a id="{name}">{lines[at]}</a>'
+    text = "\n".join(lines)
+    return f"<details><summary>{escape(block.title)}</summary><pre>{text}</pre></details>"
 
 
 def _beginning(text: str) -> str:
@@ -96,10 +132,15 @@ def _cell(text: str) -> str:
     return escape(_UNIT.sub("\u00a0", text))
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, known: set[str]) -> str:
     head = "".join(f"<th>{escape(h)}</th>" for h in table.headers)
     rows = []
-    for row in table.rows:
-        cells = (f"<td{' class=n' if k in table.numbers else ''}>{_cell(cell)}</td>" for k, cell in enumerate(row))
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    for n, row in enumerate(table.rows):
+        links = table.links[n] if n < len(table.links) else {}
+        cells = []
+        for k, cell in enumerate(row):
+            target = links.get(k)
+            words = f'<a href="#{target}">{_cell(cell)}</a>' if target in known else _cell(cell)
+            cells.append(f"<td{' class=n' if k in table.numbers else ''}>{words}</td>")
+        rows.append(f"<tr{_id(table.ids[n]) if n < len(table.ids) else ''}>{''.join(cells)}</tr>")
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'

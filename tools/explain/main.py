@@ -1,7 +1,7 @@
 """`stepwell.explain`: what the compiler made of a function, why, and what that costs; in the terminal and as a page of HTML.
 
 stepwell.explain(fn, *args)
-python -m stepwell.tools.explain file.py:function --args "torch.randn(3, 4)"
+python -m stepwell.tools.explain file.py:function --args "torch.randn(3, 4)" --full
 python -m stepwell.tools.explain graph.mlir --html out.html
 python -m stepwell.tools.explain --example
 """
@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import StepwellError
 from ...passes.cost.machine import Machine
+from .answer import answer
+from .blocks import Block, Heading
 from .collect import Collector
 from .dynamo import watched
 from .html import page
+from .json_data import as_json
 from .model import Eager, Graph, Wish
-from .report import Block, report
+from .report import details, machine_line, walked
 from .screen import show
 
 if TYPE_CHECKING:
@@ -30,32 +33,55 @@ if TYPE_CHECKING:
 
 @dataclass
 class Explanation:
-    """What `explain` found: `graphs` and `eager` as data (model.py), `str()` as text, `html()` as a page."""
+    """What `explain` found: `graphs` and `eager` as data (model.py), `str()` as the short answer, `full()` and `walk()` as text,
+    `html()` as a page with everything, `json()` as data for other programs."""
 
     graphs: list[Graph]
     machine: Machine
     name: str = ""
     eager: list[Eager] = field(default_factory=list)
     """What Dynamo left to eager."""
-    _blocks: list[Block] = field(default_factory=list, repr=False)
-
-    @property
-    def blocks(self) -> list[Block]:
-        """The report, from which text and page are made."""
-        if not self._blocks:
-            self._blocks = report(self.graphs, self.machine, self.name, self.eager)
-        return self._blocks
 
     def __str__(self) -> str:
-        return show(self.blocks, plain=True)
+        return show(self.blocks(), plain=True)
 
-    def print(self) -> None:
+    def blocks(self, *, full: bool = False, walk: bool = False) -> list[Block]:
+        """The short answer; with `full` everything known of each graph, with `walk` how it was decided, in the steps of a scheduler."""
+        found = answer(self.graphs, self.machine, self.name, self.eager)
+        if full and self.graphs:
+            found.insert(2, machine_line(self.machine))
+        for k, graph in enumerate(self.graphs if full or walk else ()):
+            found.append(Heading(2, graph.title, f"g{k + 1}"))
+            found += details(k, graph, self.machine) if full else []
+            found += walked(k, graph) if walk else []
+        return found
+
+    def full(self) -> str:
+        """The short answer and all tables of each graph."""
+        return show(self.blocks(full=True), plain=True)
+
+    def walk(self) -> str:
+        """The short answer, and what a scheduler does when it is initialised and what was decided at each of these steps."""
+        return show(self.blocks(walk=True), plain=True)
+
+    def print(self, *, full: bool = False, walk: bool = False) -> None:
         """Print the report: through `rich` where that is installed."""
-        show(self.blocks)
+        show(self.blocks(full=full, walk=walk))
+
+    def json(self) -> str:
+        """The data of `graphs` and `eager` as JSON, with the advice; the IR is left out."""
+        return as_json(self.graphs, self.machine, self.name, self.eager)
 
     def html(self) -> str:
         """One page with everything in it: tables, pictures (SVG) and the IR of every level."""
-        return page(self.blocks, self.graphs, self.machine, self.name)
+        return page(self.blocks(full=True, walk=True), self.graphs, self.machine, self.name)
+
+    def write_html(self, path: str | Path) -> None:
+        """Write the page to a file. Raises StepwellError for a file that cannot be written."""
+        try:
+            Path(path).write_text(self.html(), encoding="utf-8")
+        except OSError as error:
+            raise StepwellError(f"cannot write '{path}': {error.strerror}") from error
 
 
 def explain(
@@ -72,7 +98,7 @@ def explain(
     decided and why.
 
     `fn` (a function or module) is run once. Where a result needs gradients, the backward graph is compiled too, without
-    adding to anything's `.grad`. The report is printed unless `quiet`, and written to the file `html` as one page.
+    adding to anything's `.grad`. The short answer is printed unless `quiet`, and everything is written to the file `html` as one page.
     `machine` takes the place of a measurement of the processor. With `measure` each kernel of the CPU also runs by itself, and its time and
     bandwidth are told. Raises StepwellError for what cannot be called, OptionError for wrong
     options, and what compiling or running raises; StepwellError too, when all is told, for a file that cannot be written."""
@@ -115,10 +141,7 @@ def _finish(found: Explanation, html: str | Path | None, quiet: bool) -> Explana
     if not quiet:
         found.print()
     if html is not None:
-        try:
-            Path(html).write_text(found.html(), encoding="utf-8")
-        except OSError as error:
-            raise StepwellError(f"cannot write '{html}': {error.strerror}") from error
+        found.write_html(html)
     return found
 
 
@@ -306,7 +329,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--example", action="store_true", help="explain an addition and a sum over rows, step by step")
     parser.add_argument("target", nargs="?", help="file.py:function, or a .mlir file at any level")
     parser.add_argument("--args", help="arguments of the function, as a Python expression that may use torch and the names of the file")
-    parser.add_argument("--html", metavar="FILE", help="write a page of HTML too")
+    parser.add_argument("--full", action="store_true", help="everything known of each graph, behind the short answer")
+    parser.add_argument("--walk", action="store_true", help="what a scheduler does when initialised, and what is decided here at each step")
+    parser.add_argument("--json", action="store_true", help="print the data as JSON instead")
+    parser.add_argument("--html", metavar="FILE", help="write a page of HTML with everything too")
     parser.add_argument("--no-fuse", action="append", default=[], metavar="NAME", help="keep a value (or file:line) in a nest of its own")
     parser.add_argument("--fuse", action="append", default=[], metavar="A+B", help="put values into one nest")
     parser.add_argument("--tile", action="append", default=[], metavar="NAME=8,64", help="run the nest of a value (or file:line) in tiles")
@@ -316,19 +342,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.example == (given.target is not None):
         parser.error("give a target or --example")
     try:
-        options = {
-            "no_fuse": given.no_fuse, "fuse": [w.split("+") for w in given.fuse], "tile": _numbers("tile", given.tile),
-            "loop_order": _numbers("loop-order", given.loop_order),
+        settings = {
+            "options": {
+                "no_fuse": given.no_fuse, "fuse": [w.split("+") for w in given.fuse], "tile": _numbers("tile", given.tile),
+                "loop_order": _numbers("loop-order", given.loop_order),
+            },
+            "measure": given.measure, "quiet": True,
         }  # fmt: skip
-        if given.example:
-            fn, values = _example()
-            explain(fn, *values, html=given.html, options=options, measure=given.measure)
-            return 0
-        if given.target.endswith(".mlir"):
-            explain_file(given.target, html=given.html, options=options, measure=given.measure)
-            return 0
-        fn, values = load_function(given.target, given.args)
-        explain(fn, *values, html=given.html, options=options, measure=given.measure)
+        if given.target is not None and given.target.endswith(".mlir"):
+            found = explain_file(given.target, **settings)
+        else:
+            fn, values = _example() if given.target is None else load_function(given.target, given.args)
+            found = explain(fn, *values, **settings)
+        if given.json:
+            print(found.json())
+        else:
+            found.print(full=given.full, walk=given.walk or given.example)
+        if given.html is not None:
+            found.write_html(given.html)
         return 0
     except StepwellError as error:
         print(f"error: {error}", file=sys.stderr)

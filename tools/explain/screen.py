@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from .report import Block, Heading, Table, Text
+from .blocks import Block, Heading, Table, Text
 
 MOST_ROWS = 40
 """Rows of a table that a terminal shows."""

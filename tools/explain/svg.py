@@ -9,12 +9,12 @@ from html import escape
 
 from ...passes.cost.machine import Machine
 from . import svg_text as svg
+from .blocks import box_id, duration, number, size, step_id
 from .model import Graph, Step
-from .report import duration, number, size
-from .svg_text import BLUE, GREEN, GREY, ORANGE
+from .svg_text import BLUE, GREEN, GREY, ORANGE, PAPER, VIOLET, Labels
 
 COLOURS = {
-    "nest": BLUE, "contraction": ORANGE, "call": GREY, "arena": BLUE, "pooled": ORANGE, "guest": GREEN, "output": GREEN, "extern": GREY,
+    "nest": BLUE, "contraction": ORANGE, "call": GREY, "arena": BLUE, "pooled": ORANGE, "guest": VIOLET, "output": GREEN, "extern": GREY,
 }  # fmt: skip
 MOST_STEPS = 60
 """Steps that the graph of nests shows; the first ones of a larger graph."""
@@ -22,12 +22,10 @@ MOST_BUFFERS, FEW_BYTES = 12, 20
 """With more buffers alive than the one, those below 1 / FEW_BYTES of the peak are drawn together: a model's page would be megabytes."""
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 3] + "..."
+def nests(graph: Graph, machine: Machine, index: int = 0) -> str:
+    """One box for each step, an edge for each result that another step uses; a row holds steps that do not need each other.
 
-
-def nests(graph: Graph, machine: Machine) -> str:
-    """One box for each step, an edge for each result that another step uses; a row holds steps that do not need each other."""
+    A box links to its step in the table of what runs in graph number `index`."""
     steps = graph.steps[:MOST_STEPS]
     row: dict[int, int] = {}
     columns: dict[int, int] = {}
@@ -50,7 +48,7 @@ def nests(graph: Graph, machine: Machine) -> str:
                 a, b = place[k]
                 parts.append(_edge(a + wide / 2, b + high, x + wide / 2, y - 2, wide, tip))
     for step in steps:
-        parts.append(_box(step, *place[step.number], wide, high))
+        parts.append(_box(index, step, *place[step.number], wide, high))
     width = 60 + max(columns.values(), default=1) * (wide + 24)
     height = 40 + (1 + max(row.values(), default=0)) * (high + gap)
     return svg.picture(max(width, 480), height, "graph of nests", parts)
@@ -59,25 +57,26 @@ def nests(graph: Graph, machine: Machine) -> str:
 def _edge(x1: float, y1: float, x2: float, y2: float, wide: float, tip: str) -> str:
     """An arrow with the marker `tip` at its end; one that passes boxes of its own column goes around them."""
     middle = (y1 + y2) / 2
-    out = max(x1, x2) + wide / 2 + 40 if x1 == x2 and y2 - y1 > 60 else x1
+    out = max(x1, x2) + wide / 2 + 55 if x1 == x2 and y2 - y1 > 60 else x1
     curve = f"C{out:.1f},{middle:.1f} {out if out > x1 else x2:.1f},{middle:.1f}"
     return f'<path d="M{x1:.1f},{y1:.1f} {curve} {x2:.1f},{y2:.1f}" fill="none" stroke="{GREY}" marker-end="url(#{tip})"/>'
 
 
-def _box(step: Step, x: float, y: float, wide: float, high: float) -> str:
+def _box(index: int, step: Step, x: float, y: float, wide: float, high: float) -> str:
     tip = f"{', '.join(step.operators)}\nreads {', '.join(u.name for u in step.reads)}\nwrites {', '.join(u.name for u in step.writes)}"
     cost = f"{size(step.bytes)}, {number(step.flops)} flops, {duration(step.predicted_us)}"
     return (
-        f'<g><title>{escape(tip)}</title><rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="5" fill="#fff" '
+        f'<a id="{box_id(index, step.number)}" href="#{step_id(index, step.number)}"><title>{escape(tip)}</title>'
+        f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="5" fill="{PAPER}" '
         f'stroke="{COLOURS[step.kind]}" stroke-width="2"/>'
-        + svg.text(x + 8, y + 18, _cut(f"{step.number}: {step.label}", 34), extra='font-weight="bold"')
-        + svg.text(x + 8, y + 34, _cut(", ".join(step.operators), 38), colour=GREY)
-        + svg.text(x + 8, y + 50, _cut(cost, 38))
-        + "</g>"
+        + svg.text(x + 8, y + 18, svg.fit(f"{step.number}: {step.label}", wide - 16, bold=True), extra='font-weight="bold"')
+        + svg.text(x + 8, y + 34, svg.fit(", ".join(step.operators), wide - 16), colour=GREY)
+        + svg.text(x + 8, y + 50, svg.fit(cost, wide - 16))
+        + "</a>"
     )
 
 
-def memory(graph: Graph, machine: Machine) -> str:
+def memory(graph: Graph, machine: Machine, index: int = 0) -> str:
     """Bytes alive at each step, by kind; the buffers of the peak are named."""
     left, top, wide, high = 80, 30, 860, 200
     count = max(1, len(graph.steps))
@@ -95,15 +94,15 @@ def memory(graph: Graph, machine: Machine) -> str:
             tip = f"step {step.number} {step.label}: {name} ({kind}), {size(held)}"
             parts.append(
                 f'<rect x="{left + step.number * bar:.1f}" y="{y:.1f}" width="{max(bar - 1, 0.5):.1f}" height="{max(h, 0):.1f}" '
-                f'fill="{COLOURS[kind]}" fill-opacity="0.75" stroke="#fff" stroke-width="0.5"><title>{escape(tip)}</title></rect>'
+                f'fill="{COLOURS[kind]}" fill-opacity="0.75" stroke="{PAPER}" stroke-width="0.5"><title>{escape(tip)}</title></rect>'
             )
     every = max(1, count // 20)
     parts += [svg.text(left + (k + 0.5) * bar, top + high + 16, str(k), "middle", GREY) for k in range(0, count, every)]
     parts.append(svg.text(left + wide / 2, top + high + 34, "step", "middle", GREY))
     held = ", ".join(b.name for b in graph.alive(peak))
-    parts.append(svg.text(left, top + high + 52, _cut(f"peak {size(most)} at step {peak}: {held}", 130)))
-    for k, kind in enumerate(("arena", "pooled", "output", "extern")):
-        x = left + 540 + k * 80
+    parts.append(svg.text(left, top + high + 52, svg.fit(f"peak {size(most)} at step {peak}: {held}", wide)))
+    for k, kind in enumerate(("arena", "pooled", "output", "guest", "extern")):
+        x = left + 480 + k * 78
         parts.append(f'<rect x="{x}" y="9" width="10" height="10" fill="{COLOURS[kind]}"/>' + svg.text(x + 14, 18, kind, colour=GREY))
     return svg.picture(left + wide + 20, top + high + 62, "memory over time", parts)
 
@@ -119,7 +118,7 @@ def _shown(graph: Graph, step: int, most: int) -> list[tuple[str, str, int]]:
     return found + [(b.name, b.kind, b.bytes) for b in alive if not small or b.bytes * FEW_BYTES >= most]
 
 
-def roofline(graph: Graph, machine: Machine) -> str:
+def roofline(graph: Graph, machine: Machine, index: int = 0) -> str:
     """Each kernel at its flops a byte (across) and at the speed that the prediction gives it (up), under the machine's roofs."""
     left, top, wide, high = 80, 30, 860, 260
     kernels = [s for s in graph.steps if s.flops > 0 and s.bytes > 0]
@@ -132,6 +131,8 @@ def roofline(graph: Graph, machine: Machine) -> str:
         b = (math.log10(max(speed, 10**y_low)) - y_low) / (y_high - y_low)
         return left + wide * min(a, 1.0), top + high * (1 - min(b, 1.0))
 
+    labels = Labels(left, left + wide + 20)
+    points_at: list[tuple[float, float, str]] = []
     parts = [svg.text(left, 18, "Roofline (one thread)", extra='font-weight="bold"')]
     for k in range(int(x_low), int(x_high) + 1):
         x, _ = at(10.0**k, 1.0)
@@ -144,20 +145,21 @@ def roofline(graph: Graph, machine: Machine) -> str:
         points = [(10**x_low, 10**x_low * speed), (machine.gflops / speed, machine.gflops), (10**x_high, machine.gflops)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(i, min(s, machine.gflops)) for i, s in points))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        x, y = at(0.02, 0.02 * speed)
-        halo = 'paint-order="stroke" stroke="#fff" stroke-width="4"'
-        parts.append(svg.text(x, y - 6, f"{name} {speed:.3g} GB/s", colour=colour, extra=halo))
+        x, y = at(0.03, 0.03 * speed)
+        halo = f'paint-order="stroke" stroke="{PAPER}" stroke-width="4"'
+        parts.append(labels.place(x, y, f"{name} {speed:.3g} GB/s", colour=colour, extra=halo))
     for step in kernels:
         time = step.alone_us
         x, y = at(step.intensity, step.flops / time / 1e3 if time else machine.gflops)
         tip = f"step {step.number} {step.label}: {step.intensity:.2f} flop/B, {number(step.flops)} flops, {duration(time)} on one thread"
+        labels.keep_free(x, y, 5)
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[step.kind]}"><title>{escape(tip)}</title></circle>')
-        if len(kernels) <= 25:
-            parts.append(svg.text(x + 7, y + 4, str(step.number)))
+        points_at.append((x, y, str(step.number)))
+    parts += [labels.place(x, y, words) for x, y, words in points_at]
     parts.append(svg.text(left + wide / 2, top + high + 34, "flops for each byte", "middle", GREY))
     parts.append(svg.text(left + wide, 18, "Gflop/s upwards, predicted", "end", GREY))
     return svg.picture(left + wide + 20, top + high + 44, "roofline", parts)
 
 
-PICTURES: dict[str, Callable[[Graph, Machine], str]] = {"nests": nests, "memory": memory, "roofline": roofline}
+PICTURES: dict[str, Callable[[Graph, Machine, int], str]] = {"nests": nests, "memory": memory, "roofline": roofline}
 """Name -> what draws it."""

@@ -51,7 +51,7 @@ def test_a_module_that_dynamo_does_not_trace():
     assert "Nothing was compiled: Dynamo gave no graph." in text and "computes nothing" not in text
     assert "(the whole call runs in eager): Attempted to wrap RNN, GRU, or LSTM: Dynamo does not support RNN, GRU, or LSTM." in text
     assert "hint: Set torch._dynamo.config.allow_rnn=True" in text
-    assert "Left to eager by Dynamo" in found.html() and "allow_rnn" in found.html()
+    assert "left to eager by Dynamo" in found.html() and "allow_rnn" in found.html()
 
 
 def test_a_break_is_named_with_its_line_and_reason():

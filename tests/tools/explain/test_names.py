@@ -42,7 +42,7 @@ def test_results_and_steps_have_the_names_of_operators(function, results, operat
     torch._dynamo.reset()
     found = tool.explain(function, torch.randn(64, 40), torch.randn(40, 30), machine=MACHINE, quiet=True)
     (graph,) = found.graphs
-    (line,) = re.findall(r"Returned: (.*)\.", str(found))
+    (line,) = re.findall(r"Returned: (.*)\.", found.walk())
     assert {part.partition(" (")[0] for part in line.split(", ")} == results
     assert {name for step in graph.steps for name in step.operators} == operators
     assert results <= {use.name for step in graph.steps for use in step.writes}

@@ -130,4 +130,4 @@ def test_explain_tells(tmp_path):
         (f"loop-tile 'mul' (asked for at test_loop_directives.py:{line})", True): "mul: tiles of 8 x 24",
         ("tile 'nosuch'", False): "names no operator of any graph",
     }
-    assert "asked for by the user at" in str(found)
+    assert "asked for by the user at" in found.full()
