@@ -1,8 +1,8 @@
-"""`python -m stepwell.tools.find_fault`: see check/find_fault.py."""
+"""`python -m stepwell.tools.find_fault`: `stepwell check --leave-out`."""
 
 import sys
 
-from .check.find_fault import main
+from .check.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["--leave-out", *sys.argv[1:]]))

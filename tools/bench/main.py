@@ -332,7 +332,7 @@ def report(args: argparse.Namespace, command: str) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="stepwell bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="kernels", choices=WHAT)
     parser.add_argument("--model-check", action="store_true", help="the same as `model-check`")
     parser.add_argument("--kernels-file", help="model-check, bytes, nests, report: a Python file with a table CASES")

@@ -1,6 +1,6 @@
 """Which operator's rule, or which pass, makes a result of a compiled function wrong.
 
-    python -m stepwell.tools.find_fault model.py:step --args "torch.randn(8, 16)"
+    stepwell check --leave-out model.py:step --args "torch.randn(8, 16)"
 
 The function is compiled again and again, with half of its operators run by the library (option `fallback`), then with half of the passes
 left out (option `disable_passes`), until one of them is left: some ten compilations. What `opt-tool --verify-results` does for the passes
@@ -9,7 +9,6 @@ over one graph, this does for whole programs, gradients and rules of operators i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from ...errors import StepwellError
 from ..opt.verify_results import difference
 from .narrowing import narrowed
 
@@ -199,24 +197,3 @@ def _line(trace: str | None) -> str:
     if not places or len(places[-1]) < 3:
         return ""
     return f" at {places[-1][1].rsplit('/', 1)[-1]}:{places[-1][2].split(',')[1].strip().removeprefix('line ')}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: 0 where the results are right, 1 where they are not, 2 for what cannot be tried."""
-    import argparse
-
-    from ..explain.main import load_function
-
-    parser = argparse.ArgumentParser(prog="python -m stepwell.tools.find_fault", description="What makes a compiled function wrong.")
-    parser.add_argument("target", help="file.py:function")
-    parser.add_argument("--args", help="arguments of the function, as a Python expression that may use torch and the names of the file")
-    parser.add_argument("--tolerance", type=float, help="difference that is right, relative to the largest element of a tensor")
-    given = parser.parse_args(arguments)
-    try:
-        fn, values = load_function(given.target, given.args)
-        fault = find_fault(fn, *values, tolerance=given.tolerance)
-    except StepwellError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(fault)
-    return 1 if fault.wrong else 0

@@ -325,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import argparse
     import sys
 
-    parser = argparse.ArgumentParser(prog="python -m stepwell.tools.explain", description="What the compiler makes of a function, and why.")
+    parser = argparse.ArgumentParser(prog="stepwell explain", description="What the compiler makes of a function, and why.")
     parser.add_argument("--example", action="store_true", help="explain an addition and a sum over rows, step by step")
     parser.add_argument("target", nargs="?", help="file.py:function, or a .mlir file at any level")
     parser.add_argument("--args", help="arguments of the function, as a Python expression that may use torch and the names of the file")

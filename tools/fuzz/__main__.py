@@ -27,7 +27,7 @@ MAX_SHRUNK = 8
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m stepwell.tools.fuzz", description="Random programs against eager and the interpreters.")
+    made = argparse.ArgumentParser(prog="stepwell fuzz", description="Random programs against eager and the interpreters.")
     made.add_argument("--seconds", type=float, help="how long to look (default: 60, or until --count programs are tried)")
     made.add_argument("--count", type=int, help="how many programs to try")
     made.add_argument("--seed", type=int, help="number of the first program (default: from the clock)")

@@ -22,6 +22,9 @@ _OPTIONAL_VALUE = {
 }  # fmt: skip
 """Flags whose value may be left out (and is then this): a value must stand behind ``=``."""
 
+OURS, ALL = "", "all"
+"""What --help is about where it names no pass: flags and the passes of stepwell, or those of xDSL too."""
+
 REMARK_CHOICES = ("all", "applied", "missed", "analysis")
 
 
@@ -99,7 +102,7 @@ def argument_parser(targets: list[str]) -> argparse.ArgumentParser:
     add("--dump-pass-pipeline", action="store_true", help="write the pipeline, with defaults, to standard error")
     add("--list-passes", action="store_true", help="write the names of all passes and stop")
     add("--show-dialects", action="store_true", help="write the dialects, with the operations of ours, and stop")
-    add("-h", "--help", action="store_true", help="this page, with every pass and its options")
+    add("-h", "--help", nargs="?", const=OURS, metavar="PASS|all", help="this page, with our passes and their options; one; all")
 
     add = parser.add_argument_group("watching (on standard error)").add_argument
     add("--mlir-print-ir-before-all", action="store_true", help="write the IR before each pass")
@@ -278,24 +281,49 @@ def summary(doc: str | None) -> str:
     return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0]
 
 
-def write_passes(out: TextIO) -> None:
-    """Every pass with its summary and its options; ours first, then registered ones, then those of xDSL."""
+def write_help(topic: str, targets: list[str], out: TextIO) -> None:
+    """The page of --help, or what it says of one pass or pipeline. Raises UsageError for a name that neither has."""
+    from ...passes.manager.pipelines import NAMED_PIPELINES
+
+    if topic in (OURS, ALL):
+        out.write(argument_parser(targets).format_help())
+        write_passes(out, with_xdsl=topic == ALL)
+    elif topic in NAMED_PIPELINES:
+        _write_pipeline(topic, out)
+    elif registry.is_known(topic):
+        _write_pass(topic, out)
+    else:
+        hint = did_you_mean(topic, [*NAMED_PIPELINES, *registry.all_passes()]) or "; --list-passes writes their names"
+        raise UsageError(f"there is no pass '{topic}'{hint}")
+
+
+def _write_pipeline(name: str, out: TextIO) -> None:
     from ...passes.manager.pipelines import NAMED_PIPELINES, TARGETS
 
+    target = NAMED_PIPELINES[name]
+    out.write(f"  {name}{{from=STAGE to=STAGE}}\n      The pipeline of target '{target}', without `from` behind the level of the input")
+    out.write(" (--remarks=analysis\n      says where it begins); its stages and passes:\n")
+    for stage, passes in TARGETS[target].items():
+        out.write(f"      {stage}: {', '.join(passes)}\n")
+
+
+def write_passes(out: TextIO, with_xdsl: bool) -> None:
+    """Passes with their summaries and options; ours first, then registered ones, then those of xDSL or how many there are."""
+    from ...passes.manager.pipelines import NAMED_PIPELINES
+
     out.write("\npipelines:\n")
-    for name, target in NAMED_PIPELINES.items():
-        out.write(f"  {name}{{from=STAGE to=STAGE}}\n      The pipeline of target '{target}', without `from` behind the level of the input")
-        out.write(" (--remarks=analysis\n      says where it begins); its stages and passes:\n")
-        for stage, passes in TARGETS[target].items():
-            out.write(f"      {stage}: {', '.join(passes)}\n")
+    for name in NAMED_PIPELINES:
+        _write_pipeline(name, out)
     ours = [n for n in registry.PASSES if n in registry.OURS]
     others = [n for n in registry.PASSES if n not in registry.OURS]
     theirs = [n for n in registry.xdsl_passes() if n not in registry.PASSES]
-    for title, names in (("passes of stepwell", ours), ("registered passes", others), ("passes of xDSL", theirs)):
+    for title, names in (("passes of stepwell", ours), ("registered passes", others), ("passes of xDSL", theirs if with_xdsl else [])):
         if names:
             out.write(f"\n{title}:\n")
         for name in sorted(names):
             _write_pass(name, out)
+    if not with_xdsl:
+        out.write(f"\n{len(theirs)} passes of xDSL run too: --help=all has them, --help PASS one, --list-passes the names\n")
 
 
 def _write_pass(name: str, out: TextIO) -> None:

@@ -84,7 +84,7 @@ def _main(arguments: list[str]) -> int:
         for path in _values(arguments, "--load-module"):
             load_module(path)
         args = parse_arguments(arguments, list(TARGETS))
-        if args.help or args.list_passes or args.show_dialects:
+        if args.help is not None or args.list_passes or args.show_dialects:
             _pages(args)
             return 0
         if args.reduce is not False:
@@ -135,9 +135,8 @@ def _values(arguments: list[str], flag: str) -> list[str]:
 def _pages(args: Namespace) -> None:
     from . import args as opt_args
 
-    if args.help:
-        sys.stdout.write(opt_args.argument_parser(list(TARGETS)).format_help())
-        opt_args.write_passes(sys.stdout)
+    if args.help is not None:
+        opt_args.write_help(args.help, list(TARGETS), sys.stdout)
     if args.list_passes:
         opt_args.write_pass_names(sys.stdout)
     if args.show_dialects:

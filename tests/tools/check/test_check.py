@@ -16,7 +16,7 @@ from stepwell.lowering.fx_to_nd import load_rules
 from stepwell.lowering.fx_to_nd.core import registry
 from stepwell.passes.manager.user import isolated
 from stepwell.targets.cpu.emit import math as emit_math
-from stepwell.tools.check.__main__ import main
+from stepwell.tools.check.main import main
 
 Add, Exp, Sin = OPS["add"], OPS["exp"], OPS["sin"]
 

@@ -347,7 +347,17 @@ def test_help_names_passes_and_options(opt_tool, module):
     assert "  count-adds\n      Counts additions.\n      {deep}  bool; default: true\n" in page
     assert "      {fewest}  int; default: 4\n          Equal parts that make a list.\n" in page
     assert "stepwell-cpu{from=STAGE to=STAGE}" in page
-    assert "  canonicalize\n" in page
+    assert "  canonicalize\n" not in page and "passes of xDSL run too: --help=all has them" in page
+    assert "  canonicalize\n" in opt_tool("--help=all").out
+
+
+def test_help_of_one_pass(opt_tool, module):
+    page = opt_tool("--help", "count-adds", "--load-module", module).out
+    assert page == "  count-adds\n      Counts additions.\n      {deep}  bool; default: true\n"
+    assert "      host: " in opt_tool("--help=stepwell-cpu").out
+    assert opt_tool("-h", "scf-for-loop-flatten").out.startswith("  scf-for-loop-flatten\n")
+    wrong = opt_tool("--help", "loop-fuze")
+    assert wrong.code == 1 and "there is no pass 'loop-fuze'; did you mean 'loop-fuse'?" in wrong.err
 
 
 def test_lists(opt_tool):
