@@ -29,7 +29,8 @@ from ...targets.target import BUILT_IN
 from ..debug.folder import DebugFolder
 from .compile_graph import Watch, build, context
 from .counters import count, recorded
-from .options import QUIET, Options
+from .option_field import Effect
+from .options import Options, with_effect
 
 log = logging.getLogger("stepwell")
 
@@ -76,7 +77,7 @@ class Elsewhere:
             return build(module, device, options, debug, pipeline, watch)
         import torch
 
-        settings = {name: getattr(options, name) for name in QUIET if name != "debug"}
+        settings = {name: getattr(options, name) for name in with_effect(Effect.SHOWN, Effect.QUIET) if name != "debug"}
         text = print_ir(module, debuginfo=True)
         found = _worker().ask(Request(text, str(pipeline), pipeline.name, device, settings, debug, torch.get_num_threads()))
         for name, n in found.counts.items():

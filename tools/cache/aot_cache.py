@@ -29,7 +29,8 @@ from torch.fx import GraphModule
 from ...targets.cpu.cache import cache_folder, discard, forget, object_path, read, write
 from ..backend.compiled import CompiledGraph, Passthrough, Runner, Trace
 from ..backend.counters import count
-from ..backend.options import Options
+from ..backend.option_field import Effect
+from ..backend.options import Options, with_effect
 from .aot_key import trace_key
 from .graph_cache import can_cache, count_hit, guards_hold, log_once, read_graph
 from .graph_key import Uncacheable
@@ -72,7 +73,7 @@ def find_record(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Tra
     if options.freezing or not can_cache(options):
         return None
     try:
-        if options.fx_passes or options.decompositions or options.partitioner or options.check_nan or options.check:
+        if any(getattr(options, name) for name in with_effect(Effect.UNTRACED)):
             raise Uncacheable("functions of the user's take part")
         return TraceRecord(trace_key(gm, inputs, options), gm, inputs)
     except Uncacheable as reason:

@@ -26,7 +26,8 @@ from torch.fx import GraphModule
 from ...targets.cpu.cache import cache_folder, discard, object_path, read, write
 from ..backend.compiled import CompiledGraph, MissingPart
 from ..backend.counters import count
-from ..backend.options import QUIET, Options
+from ..backend.option_field import Effect
+from ..backend.options import Options, with_effect
 from ..debug.compile_log import once
 from ..debug.trace import trace
 from ..extensions.cache_keys import tensor_bytes
@@ -66,7 +67,7 @@ def can_cache(options: Options) -> bool:
     from torch.compiler import config
 
     forbidden = options.cache != "on" or getattr(config, "force_disable_caches", False)
-    return not forbidden and not any(getattr(options, name) for name in QUIET if name not in ("cache", "cache_limit"))
+    return not forbidden and not any(getattr(options, name) for name in with_effect(Effect.SHOWN))
 
 
 def bypass(reason: str) -> None:

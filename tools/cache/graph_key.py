@@ -19,7 +19,8 @@ from torch.fx import GraphModule, Node
 from ...passes.fingerprint.code_modules import Uncacheable
 from ...targets.cpu.cache import environment
 from ...targets.cpu.features import target
-from ..backend.options import OUTSIDE, QUIET, Options
+from ..backend.option_field import Effect
+from ..backend.options import Options, with_effect
 from ..extensions.cache_keys import passes_text, rules_text, targets_text, tensor_digest
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ def graph_key(gm: GraphModule, kind: str, border: Border | None, options: Option
 
 def settings_key(options: Options) -> str:
     """Everything but the graph, its devices and what users have for them: options, environment. Raises Uncacheable."""
-    if options.no_fuse or options.fuse or options.tile or options.loop_order:
+    if any(getattr(options, name) for name in with_effect(Effect.UNKEPT)):
         raise Uncacheable("wishes for single nests are given")
     writer = Writer()
-    writer.value([(f.name, getattr(options, f.name)) for f in fields(options) if f.name not in {*QUIET, *OUTSIDE, "passes"}])
+    writer.value([(name, getattr(options, name)) for name in with_effect(Effect.KEYED)])
     writer.value((torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()))
     if options.autotune or (options.tune_unsure and torch.cuda.is_initialized()):
         writer.value([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())])

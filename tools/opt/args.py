@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from itertools import pairwise
 from typing import NoReturn, TextIO
 
 from ...errors import StepwellError
 from ...passes.manager import registry
 from ...passes.manager.errors import PipelineError, did_you_mean
+from ..field_texts import field_texts
 
 DESCRIPTION = """\
 Reads IR of any level of stepwell, runs passes on it, and writes IR, LLVM IR, assembly or results.
@@ -341,32 +341,11 @@ def _write_pass(name: str, out: TextIO) -> None:
         out.write(f"      {text}\n")
     if anchor_of(cls) not in (MODULE, None):
         out.write(f"      works on: {anchor_of(cls)}\n")
-    texts = _option_texts(cls) if options else {}
+    texts = {name.replace("_", "-"): text for name, text in field_texts(cls).items()} if options else {}
     for key, kind, default in options:
         out.write(f"      {{{key}}}  {kind}; {default}\n")
         if key in texts:
             out.write(f"          {texts[key]}\n")
-
-
-def _option_texts(cls: type) -> dict[str, str]:
-    """What the docstrings under the fields of a pass say of its options, in one line each; nothing where the source is not at hand."""
-    import ast
-    import inspect
-    import textwrap
-
-    texts: dict[str, str] = {}
-    for owner in reversed([base for base in cls.__mro__ if vars(base).get("__annotations__") and base.__module__ != "xdsl.passes"]):
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
-        except (OSError, TypeError, SyntaxError):
-            continue
-        definition = tree.body[0]
-        body = definition.body if isinstance(definition, ast.ClassDef) else []
-        for field, text in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-                if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
-                    texts[field.target.id.replace("_", "-")] = " ".join(text.value.value.split())
-    return texts
 
 
 def write_pass_names(out: TextIO) -> None:

@@ -120,3 +120,40 @@ def test_the_limit_of_the_cache():
     assert make_options(None, {"cache_limit": "500M"}).cache_limit == "500M"
     with pytest.raises(OptionError, match="option 'cache_limit': a size is a number with K, M, G or T, or none; got 'much'"):
         make_options(None, {"cache_limit": "much"})
+
+
+def test_types_follow_from_the_annotations():
+    from stepwell.tools.backend.option_field import names_of, types_of
+
+    kinds = types_of(Options)
+    assert names_of(kinds["disable_passes"]) == "list or tuple" and names_of(kinds["cache_limit"]) == "str or None"
+    assert names_of(kinds["debug"]) == "str or PathLike or None" and names_of(kinds["partitioner"]) == "Callable or None"
+    with pytest.raises(OptionError, match=r"option 'disable_passes' takes a list or tuple, got 'cse' \(str\)"):
+        make_options(None, {"disable_passes": "cse"})
+
+
+def test_what_options_mean_for_caches():
+    """Every option is in the key, or says why not."""
+    from stepwell.tools.backend.option_field import Effect
+    from stepwell.tools.backend.options import with_effect
+
+    assert with_effect(Effect.CODE) == ["passes"]
+    assert with_effect(Effect.UNTRACED) == ["fx_passes", "partitioner", "decompositions", "check_nan", "check"]
+    assert with_effect(Effect.OUTSIDE) == ["launch_graphs", "scheme", "on_failure"]
+    assert with_effect(Effect.UNKEPT) == ["no_fuse", "fuse", "tile", "loop_order"]
+    assert with_effect(Effect.SHOWN) == ["verify", "debug", "print_ir", "timing"]
+    assert with_effect(Effect.QUIET) == ["cache", "cache_limit"]
+    assert sorted(with_effect(*Effect)) == sorted(stepwell.list_options())
+
+
+def test_variables_of_options_that_have_none(monkeypatch, caplog):
+    for name in ("PIPELINE", "TILE", "CHECK"):
+        monkeypatch.setenv(f"STEPWELL_{name}", "1")
+    monkeypatch.setenv("STEPWELL_SCHEME", "proces")
+    monkeypatch.setenv("STEPWELL_CACHE_LIMIT", "1G")
+    monkeypatch.setenv("STEPWELL_NUMERICS", "Eager")
+    found = make_options()
+    assert (found.numerics, found.scheme, found.pipeline, found.cache_limit, found.check) == ("eager", "process", None, None, 0)
+    said = [r.getMessage() for r in caplog.records]
+    assert said[0].startswith("no variable sets the option pipeline: STEPWELL_PIPELINE is ignored")
+    assert len(said) == 4 and "the variable STEPWELL_SCHEME is 'proces'; it takes process, serialized, subprocess" in said[3]
