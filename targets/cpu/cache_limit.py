@@ -2,7 +2,7 @@
 
 A file's time of change is when it was last used (`used` sets it, at most once a day). `wrote` is told of each file that is written; with
 the first one of a process it looks whether the folder is too large, unless a process did so within the hour, and again when this process
-has written an eighth of the limit. That takes a `stat` for each file (some 3 us). Several processes may sweep at once: a file that is gone
+has written an eighth of the limit. That takes a `stat` for each file. Several processes may sweep at once: a file that is gone
 already was removed by another one, and what would read a file that is gone makes it again.
 """
 

@@ -1,4 +1,5 @@
-"""The pages: lines are short, every link and named file is there, the site's contents name every page."""
+"""The pages: lines are short, every link and named file is there, the site's contents name every page, measured figures
+stand in lab notes."""
 
 from __future__ import annotations
 
@@ -12,6 +13,9 @@ DOCS = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.m
 PAGES = ("README.md", "CONTRIBUTING.md", *DOCS)
 COLUMNS = 120
 WRITTEN_BY_TOOLS = ("docs/benchmarks/", "docs/reference/coverage.md", "docs/reference/dialects.md", "docs/reference/operators.md")
+FIGURE = re.compile(r"\b\d[\d.,]* (?:ns|us|ms|GB/s|G?FLOP/s|TFLOP/s)\b")
+THRESHOLDS = ("100 us (`longest=`)", "5% and 0.5 us", "15% and 2 us", "`GOMP_parallel` above an estimated 8 us")
+"""What is no measurement: when a pass acts."""
 CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 
 
@@ -27,6 +31,12 @@ def test_lines_are_short(page):
     tables_and_code = ("|", "    ")
     lines = [line for line in prose(page).splitlines() if not line.lstrip().startswith("|") and not line.startswith(tables_and_code)]
     assert [line for line in lines if len(line) > COLUMNS and "http" not in line] == []
+
+
+@pytest.mark.parametrize("page", [page for page in DOCS if page.startswith(("docs/explanation/", "docs/howto/"))])
+def test_measured_figures_stand_in_lab_notes(page):
+    found = [line for line in prose(page).splitlines() if FIGURE.search(line) and not line.startswith("    ")]
+    assert [line for line in found if not any(threshold in line for threshold in THRESHOLDS)] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
