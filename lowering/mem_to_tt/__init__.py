@@ -8,7 +8,7 @@
     products.py    sums of products as matrix products               pairs.py       neighbours in memory as one access
     user_kernels.py  launches of users' kernels
 
-Before it run the passes of passes/gpu on nests; after it tt-join-launches (join.py) and tt-overlap-launches (overlap.py).
+Before it run the passes of passes/gpu on nests, after it `tt-join-launches` and `tt-overlap-launches`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ next one: each word of W has one program that writes it, whatever the numbers ar
 launch leaves in its own half is cleared by the next one. So a workspace whose header and first half were zero once serves launch after
 launch, and one whose header and first half are cleared before a launch serves that launch, whatever is in its second half. The end of a
 kernel orders what it wrote before the next kernel of its stream, and a kernel that is launched early waits for that by its first
-instruction (overlap.py), in front of every access. An empty grid launches nothing, and changes nothing.
+instruction (tt_overlap_launches.py), in front of every access. An empty grid launches nothing, and changes nothing.
 
 **Why nobody waits for ever.** The number of a program is not its place in the grid, which says nothing of when it starts, but a ticket that
 it draws when it starts. Say that the device runs R >= G programs of the kernel at once, G of them for a row, and that the rows up to row k

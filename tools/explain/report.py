@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...passes.cost.machine import Machine
-from .blocks import (
+from .blocks import (  # fmt: skip
     Block,
     Code,
     Heading,
@@ -20,7 +20,7 @@ from .blocks import (
     plural,
     size,
     step_id,
-)  # fmt: skip
+)
 from .model import Graph, Level, Operator, Pair, Step, TensorUse
 from .walk import listed, walk
 

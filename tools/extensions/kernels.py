@@ -20,10 +20,10 @@ from ...targets.triton.compile import compile_kernels
 from ...targets.triton.emit import kernel_of, ttir_text
 from ...targets.triton.front_end import kernel_ttir
 from ...targets.triton.gpu import GpuTarget, KernelOptions, TargetError
+from ...targets.triton.gpu_tune import Tiles
 from ...targets.triton.kernels import device_target, program_kernel
 from ...targets.triton.timer import Memory, Timer, device_timer
 from ...targets.triton.toolchain import installed_spelling
-from ...targets.triton.tune import Tiles
 from ..ir_parser import parse_file
 
 log = logging.getLogger("stepwell")

@@ -7,7 +7,7 @@ from xdsl.context import Context
 from xdsl.parser import Parser
 
 from stepwell.dialects import host, load_dialects
-from stepwell.lowering.to_host import ToHost
+from stepwell.lowering.to_host.to_host import ToHost
 from stepwell.targets.cpu.emit.module import emit_kernels
 from stepwell.targets.cpu.jit import compile_text
 from stepwell.targets.host.emit import emit_host

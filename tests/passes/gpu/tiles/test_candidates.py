@@ -27,7 +27,7 @@ from stepwell.passes.gpu.tiles.tile import Tile
 from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import Pipeline, Stage, run
 from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.targets.triton import tune as tuning
+from stepwell.targets.triton import gpu_tune as tuning
 from stepwell.targets.triton.gpu import gpu_target
 from stepwell.targets.triton.timer import use_timer
 from stepwell.tools.backend.compile_graph import context

@@ -15,16 +15,16 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, ModuleOp, StringAttr, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from ..dialects import cpu, host, mem
-from ..dialects.expr import Expr, Sym, as_expr, evaluate, free_syms, maximum, sym
-from ..dialects.expr.syntax import ExprAttr
-from ..dialects.nd.base import prop
-from ..dialects.nd.call_args import Arg, Call
-from ..dialects.nd.types import RangeAttr, element_bytes
-from ..dialects.support.names import keep_name
-from ..passes.manager.errors import PassError
-from ..passes.manager.pass_manager import Pass
-from .fx.out_variants import out_variant
+from ...dialects import cpu, host, mem
+from ...dialects.expr import Expr, Sym, as_expr, evaluate, free_syms, maximum, sym
+from ...dialects.expr.syntax import ExprAttr
+from ...dialects.nd.base import prop
+from ...dialects.nd.call_args import Arg, Call
+from ...dialects.nd.types import RangeAttr, element_bytes
+from ...dialects.support.names import keep_name
+from ...passes.manager.errors import PassError
+from ...passes.manager.pass_manager import Pass
+from .out_variants import out_variant
 
 ALIGNMENT = 64
 """Bytes; pieces of the arena begin at multiples of it (a cache line, and the widest vector)."""

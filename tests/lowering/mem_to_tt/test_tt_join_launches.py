@@ -14,7 +14,7 @@ from stepwell.dialects.nd.base import ExprAttr
 from stepwell.dialects.tt import structure as tt_structure
 from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.lowering.mem_to_tt.join import Touched
+from stepwell.lowering.mem_to_tt.tt_join_launches import Touched
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.passes.manager.verify import verify_ir

@@ -6,8 +6,8 @@ from xdsl.context import Context
 from xdsl.parser import Parser
 
 from stepwell.dialects import load_dialects
-from stepwell.lowering.fx.out_variants import out_variant
-from stepwell.lowering.to_host import ToHost
+from stepwell.lowering.to_host.out_variants import out_variant
+from stepwell.lowering.to_host.to_host import ToHost
 from stepwell.passes.manager.errors import PassError
 from stepwell.targets.host.build import compile_program, load_compiled
 
