@@ -1,4 +1,4 @@
-"""The cache on disk, shown and emptied: `python -m stepwell.tools.cache [show | trim [SIZE] | clear [KIND ...]]`.
+"""The cache on disk, shown and emptied: `stepwell cache [show | trim [SIZE] | clear [KIND ...]]`.
 
 show    the folder, its limit, and files, bytes and last use by kind
 trim    remove what was not used for longest until the folder has SIZE (500M, 2G; else its limit)

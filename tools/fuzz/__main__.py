@@ -1,6 +1,6 @@
 """Random programs against eager and the interpreters.
 
-    python -m stepwell.tools.fuzz --seconds 120 --jobs 2 --keep found
+    stepwell fuzz --seconds 120 --jobs 2 --keep found
 
 Prints the seed, then each failure as it is found, and a summary.  The exit code is 1 where something failed.
 """
