@@ -30,6 +30,7 @@ from ...dialects.nd.call_args import Call, Enum
 
 SYMBOL = "stepwell_entry"
 OBJECTS = "stepwell_objects"
+LAUNCHERS = "stepwell_functions"
 ARENA = "stepwell_arena"
 GPU_TABLE = "stepwell_gpu_table"
 
@@ -126,6 +127,15 @@ class LibraryCall:
     operands: tuple[int | None, ...]
 
 
+@dataclass(frozen=True)
+class Launcher:
+    """A function of an entry that launches a kernel: its place in the table LAUNCHERS, the kernel, whether that is one over a list."""
+
+    place: int
+    kernel: str
+    of_list: bool = False
+
+
 @dataclass
 class ProgramDescription:
     """All of a host program but its machine code.
@@ -152,6 +162,8 @@ class ProgramDescription:
     """The kernels that are not in the object: those for a GPU, or of a user's target."""
     target: str = "cpu"
     """What its kernels are made by (targets/target.py)."""
+    launchers: list[Launcher] = field(default_factory=list)
+    """The functions in the table of a native entry that launch kernels of the CPU."""
 
 
 class ItemTable:

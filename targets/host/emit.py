@@ -20,7 +20,7 @@ from ...dialects.nd.call_args import Arg, Obj
 from ...dialects.nd.types import element_bytes
 from ..cpu.emit.text import ModuleText
 from .checks import check_devices
-from .description import ARENA, SYMBOL, Check, ItemTable, LibraryCall, ProgramDescription, dtype_code, dtype_name, kind_code
+from .description import ARENA, SYMBOL, Check, ItemTable, Launcher, LibraryCall, ProgramDescription, dtype_code, dtype_name, kind_code
 from .entry import Entry
 from .extern import emit_extern
 from .gpu.emit import GpuEntry, program_device
@@ -74,6 +74,7 @@ def emit_host(
         emitter.run()
         description.items, description.checks, description.asserts = items.items, emitter.checks, emitter.asserts
         description.calls, description.arena_views = emitter.calls, emitter.entry.views
+        description.launchers = list(emitter.launchers.values())
     return description
 
 
@@ -106,6 +107,7 @@ class _Emitter:
         self.checks: list[Check] = []
         self.asserts: list[str] = []
         self.calls: list[LibraryCall] = []
+        self.launchers: dict[str, Launcher] = {}
         self.done: set[host.HostOp] = set()
         self.on_gpu = device != "cpu"
         self.gpu = GpuEntry(self, device, kernels) if self.on_gpu or kernels else None
@@ -414,12 +416,14 @@ class _Emitter:
         if op.entries is not None:
             words = _rows(memory, numbers, op.entries.data)
             entry.module.declare(kernel, "void", "ptr, ptr, i64")
+            self.launchers[kernel] = Launcher(entry.function_place(kernel), kernel, True)
             function, counts = entry.function_place(kernel), (len(words), len(sizes), op.entries.data)
             entry.need_scratch(len(words) + len(sizes))
             entry.step(Step.LIST, function, *counts, *(w for pair in words for w in pair), *sizes)
             return
         words = [*memory, *((reference(Kind.NUMBER), size) for size in sizes), *numbers]
         function = entry.launcher(kernel, [*["ptr"] * len(memory), *["i64"] * len(sizes), *types])
+        self.launchers[kernel] = Launcher(function, kernel)
         entry.need_scratch(len(words))
         entry.step(Step.LAUNCH, function, len(words), *(w for pair in words for w in pair))
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ...dialects.expr import Add, Const, Expr, FloorDiv, Max, Min, Mod, Mul, Sym
 from ..cpu.emit.text import ERROR_SLOT, FunctionText, ModuleText
 from . import steps
-from .description import ARENA, GPU_TABLE, OBJECTS, SYMBOL, ItemTable
+from .description import ARENA, GPU_TABLE, LAUNCHERS, OBJECTS, SYMBOL, ItemTable
 from .gpu.runtime_ir import GPU_FUNCTIONS, STATE_BYTES
 from .runtime.runtime_ir import FUNCTIONS
 from .steps import Step
@@ -459,9 +459,9 @@ class Entry(FunctionText):
         lines: list[str] = []
         functions = "null"
         if self._launchers:
-            functions = "@stepwell_functions"
+            functions = f"@{LAUNCHERS}"
             table = ", ".join(f"ptr @{name}" for name in self._launchers)
-            self.module.globals.append(f"{functions} = internal constant [{len(self._launchers)} x ptr] [{table}]")
+            self.module.globals.append(f"{functions} = global [{len(self._launchers)} x ptr] [{table}]")
         parts = ("%objects", "%handles", "%numbers", "%scratch", "%thread", "null", f"@{OBJECTS}", functions)
         for k, part in enumerate(parts):
             lines += [f"  %frame{k} = getelementptr ptr, ptr %frame, i64 {k}", f"  store ptr {part}, ptr %frame{k}"]

@@ -23,6 +23,7 @@ from .description import ALIGNED, ARENA, GPU_TABLE, OBJECTS, SYMBOL, Item, Progr
 from .gpu.driver import cuda_driver
 from .gpu.launches import GpuLaunches
 from .interpreted.python_runtime import PythonRuntime, call_aligned, copy_strided, flatten_results, keep_results, reinterpret
+from .launch_records import LaunchRecorder, recorded_while_profiled
 from .library_errors import call_text, failed_call, library_error
 from .messages import kernel_error, layout_error
 from .runtime.runtime import HostUnavailable, entry_symbols, gpu_runtime
@@ -67,10 +68,12 @@ def load_program(
 
     `constants` are the tensors that `host.constant` numbers, `objects` what `object(k)` in call templates means;
     `library` may be None for a program without kernels on the Python path. The attributes `boxed` and `_boxed_call`
-    are True, `description` is the argument, `native` tells which path runs."""
+    are True, `description` is the argument, `native` tells which path runs; `recorder`, where it is there, shows launches to a profiler."""
     native = description.native and native_wanted()
     if native and library is not None:
         run = native_callable(description, library, constants, objects)
+        if description.launchers:
+            run.recorder = LaunchRecorder(description.launchers, library)
     else:
         if description.native:
             log.warning("host program %s runs through Python: %s", description.name, _why_not_native())
@@ -279,7 +282,7 @@ def python_callable(
         name, signature = item.value
         if library is None:
             raise HostUnavailable(f"host program @{description.name} launches @{name}, but no library is given")
-        scope[f"i{k}"] = library.function(name, *(_KINDS[kind] for kind in signature))
+        scope[f"i{k}"] = recorded_while_profiled(name, library.function(name, *(_KINDS[kind] for kind in signature)))
     exec(compile(description.python, f"<host program @{description.name}>", "exec"), scope)
     program = scope["program"]
 

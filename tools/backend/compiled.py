@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -123,7 +123,8 @@ class Runner:
             args = chosen
         try:
             if _profiler_enabled():
-                with torch.profiler.record_function(f"## Call stepwell {self.kind} graph ##"):
+                launches = getattr(self.program, "recorder", None) or nullcontext()
+                with torch.profiler.record_function(f"## Call stepwell {self.kind} graph ##"), launches:
                     results = self.program(args)
             else:
                 results = self.program(args)
