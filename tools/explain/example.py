@@ -1,4 +1,4 @@
-"""The example of `python -m stepwell.tools.explain --example`: two arguments, an addition, a sum over rows."""
+"""The example of `stepwell explain --example`: two arguments, an addition, a sum over rows."""
 
 from __future__ import annotations
 

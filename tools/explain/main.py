@@ -1,9 +1,9 @@
 """`stepwell.explain`: what the compiler made of a function, why, and what that costs; in the terminal and as a page of HTML.
 
 stepwell.explain(fn, *args)
-python -m stepwell.tools.explain file.py:function --args "torch.randn(3, 4)" --full
-python -m stepwell.tools.explain graph.mlir --html out.html
-python -m stepwell.tools.explain --example
+stepwell explain file.py:function --args "torch.randn(3, 4)" --full
+stepwell explain graph.mlir --html out.html
+stepwell explain --example
 """
 
 from __future__ import annotations
