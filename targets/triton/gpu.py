@@ -9,11 +9,7 @@ from typing import Any
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Attribute
 
-from ...errors import StepwellError
-
-
-class TargetError(StepwellError):
-    """A GPU that there is no target for, an option that it does not have, or a toolchain that is not installed."""
+from ...passes.gpu.tiles.machine import TargetError
 
 
 @dataclass(frozen=True)

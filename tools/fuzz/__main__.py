@@ -17,6 +17,7 @@ from typing import Any
 
 from ...errors import StepwellError
 from ..worker_pool import DIED, Pool
+from .case import FuzzError
 from .check import DEVICES
 from .kinds import KINDS
 
@@ -44,7 +45,7 @@ def chosen(text: str, known: Any, what: str) -> list[str]:
     names = [name for name in text.split(",") if name]
     for name in names:
         if name not in known:
-            raise StepwellError(f"there is no {what} '{name}'; there are: {', '.join(known)}")
+            raise FuzzError(f"there is no {what} '{name}'; there are: {', '.join(known)}")
     return names
 
 

@@ -12,8 +12,14 @@ from typing import Any
 
 import torch
 
+from ...errors import StepwellError
+
 LISTED = 64
 """Elements of a tensor that are written as numbers; more are written as bytes."""
+
+
+class FuzzError(StepwellError):
+    """A random program that was asked for and that there is not."""
 
 
 @dataclass(frozen=True)

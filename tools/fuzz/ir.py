@@ -25,7 +25,6 @@ from ...dialects.loop import kinds_attr
 from ...dialects.nd.base import ExprsAttr
 from ...dialects.nd.pointwise import OPS, BinaryOp, UnaryOp
 from ...dialects.nd.types import FLOATS
-from ...errors import StepwellError
 from ...lowering.fx.decompositions import decomposition_table
 from ...lowering.fx_to_nd import import_graph
 from ...passes.manager.errors import PassError
@@ -39,6 +38,7 @@ from ..opt.inputs import random_inputs, with_own_memory
 from ..opt.run import kept_arguments
 from ..opt.run_ir import run_module
 from ..opt.verify_results import SOON, difference, scalar_operations
+from .case import FuzzError
 from .values import HALVES
 from .writer import Writer
 
@@ -291,4 +291,4 @@ def imported(seed: int) -> ModuleOp:
             continue
         if scalar_operations(module) < SOON:
             return module
-    raise StepwellError(f"no program of seed {seed} can be taken apart")
+    raise FuzzError(f"no program of seed {seed} can be taken apart")

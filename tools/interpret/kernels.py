@@ -14,19 +14,19 @@ from xdsl.ir import Attribute, Operation
 
 from ...dialects import cpu, host
 from ...dialects.tt.structure import FuncOp
-from ...errors import StepwellError
 from ...targets.cpu.emit.module import emit_module
 from ...targets.cpu.jit import Library, load_text
+from .errors import InterpreterError
 from .tt.run import run_kernel
 
 
 def kernel_module(op: Operation, name: str) -> ModuleOp:
-    """The kernel called `name` of the module that `op` is in, with the functions that kernels call. StepwellError if there is none."""
+    """The kernel called `name` of the module that `op` is in, with the functions that kernels call. InterpreterError if there is none."""
     top = op.get_toplevel_object()
     assert isinstance(top, ModuleOp)
     functions = [f for f in top.ops if isinstance(f, FuncOp) and (not f.is_kernel or f.sym_name.data == name)]
     if not any(f.is_kernel for f in functions):
-        raise StepwellError(f"{op.name} @{name}: there is no kernel of a GPU of this name")
+        raise InterpreterError(f"{op.name} @{name}: there is no kernel of a GPU of this name")
     return ModuleOp([f.clone() for f in functions])
 
 

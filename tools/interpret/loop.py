@@ -21,11 +21,11 @@ from ...dialects.expr.syntax import ExprAttr
 from ...dialects.nd.base import prop
 from ...dialects.nd.call_args import KERNEL_CALL
 from ...dialects.nd.types import LayoutAttr, TensorType
-from ...errors import StepwellError
 from ...lowering.fx_to_nd.core.metadata import TORCH_DTYPES
 from ...targets.cpu.jit import Library
 from ...targets.host.interpreted.python_runtime import reinterpret
 from .batch import run_batch
+from .errors import InterpreterError
 from .kernels import call_cpu_kernel, cpu_kernels, kernel_module, run_user_kernel
 from .nd import NdInterpreter, call_arguments, find_operator
 from .nest import AccessCounter, Memory, NestRunner, Order, poisoned
@@ -74,14 +74,14 @@ class LoopInterpreter(NdInterpreter):
             self.bind(e, actual)
 
     def check_buffer(self, value: SSAValue, tensor: torch.Tensor) -> None:
-        """StepwellError when the tensor of an argument does not have its type."""
+        """InterpreterError when the tensor of an argument does not have its type."""
         t = value.type
         assert isinstance(t, mem.BufferType)
         sizes, strides = self.sizes(t.dims), self.sizes(t.stride_exprs)
         if list(tensor.shape) != sizes or tensor.dtype != TORCH_DTYPES[t.element_type]:
-            raise StepwellError(f"argument {value.name_hint}: the type is {t}, got {tensor.dtype} {list(tensor.shape)}")
+            raise InterpreterError(f"argument {value.name_hint}: the type is {t}, got {tensor.dtype} {list(tensor.shape)}")
         if tensor.numel() and any(n > 1 and a != b for n, a, b in zip(sizes, strides, tensor.stride(), strict=True)):
-            raise StepwellError(f"argument {value.name_hint}: the type is {t}, the strides are {list(tensor.stride())}")
+            raise InterpreterError(f"argument {value.name_hint}: the type is {t}, the strides are {list(tensor.stride())}")
 
     # ---- nests
 
@@ -116,7 +116,7 @@ class LoopInterpreter(NdInterpreter):
         if op.grid is None:
             self.library = self.library or cpu_kernels(op)
             if self.library is None:
-                raise StepwellError(f"host.launch @{name}: a kernel of a GPU has a grid")
+                raise InterpreterError(f"host.launch @{name}: a kernel of a GPU has a grid")
             call_cpu_kernel(self.library, op, values, self.sizes(op.sizes.data))
             return
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
@@ -137,7 +137,7 @@ class LoopInterpreter(NdInterpreter):
                 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
             )
             if at + size > block.numel():
-                raise StepwellError(f"mem.alloc: bytes {at} to {at + size} are outside of an arena of {block.numel()}")
+                raise InterpreterError(f"mem.alloc: bytes {at} to {at + size} are outside of an arena of {block.numel()}")
             whole = block[at : at + size].view(dtype)
         else:
             reach = 0 if 0 in sizes else start + 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
@@ -149,7 +149,7 @@ class LoopInterpreter(NdInterpreter):
         if self.arena is None:
             total = self.func.attributes.get(mem.ARENA_BYTES)
             if not isinstance(total, ExprAttr):
-                raise StepwellError(
+                raise InterpreterError(
                     f"a buffer has a place in the arena, but the function has no attribute {mem.ARENA_BYTES}"
                 )
             self.arena = torch.full((self.size(total.data),), 0xFF, dtype=torch.uint8)
@@ -231,21 +231,21 @@ def run_loop(
     inputs: tensors and numbers, one an argument that is no constant; tensors that the function updates are written.
     `order` and `seed` say in which order parallel iterations run: "forward", "reverse", "shuffle". `counter` counts what nests and
     contractions read and write. Returns the
-    function's results as the caller would get them. Raises StepwellError where the IR does something that it must
+    function's results as the caller would get them. Raises InterpreterError where the IR does something that it must
     not, and IndexError for an index out of bounds."""
     func = next(f for f in module.ops if isinstance(f, FuncOp) and name in (None, f.sym_name.data))
     run = LoopInterpreter(func, objects, Order(order, seed), counter)
     given = [*inputs, *constants]
     arguments = func.body.block.args
     if len(given) != len(arguments):
-        raise StepwellError(f"@{func.sym_name.data} takes {len(arguments)} arguments, {len(given)} were given")
+        raise InterpreterError(f"@{func.sym_name.data} takes {len(arguments)} arguments, {len(given)} were given")
     _bind_arguments(run, func, given)
     with torch.no_grad():
         for op in func.body.block.ops:
             if isinstance(op, ReturnOp):
                 return _results(run, func, op, given)
             run.run(op)
-    raise StepwellError(f"@{func.sym_name.data} does not return")
+    raise InterpreterError(f"@{func.sym_name.data} does not return")
 
 
 def _bind_arguments(run: LoopInterpreter, func: FuncOp, given: Sequence[Any]) -> None:

@@ -24,10 +24,10 @@ from ...dialects.nd.call_args import KERNEL_CALL, Arg, Enum, Obj
 from ...dialects.nd.pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ...dialects.nd.types import LayoutAttr, TensorType
 from ...dialects.support.special import ORTHOGONAL_POLYNOMIALS
-from ...errors import StepwellError
 from ...lowering.fx_to_nd.core.metadata import TORCH_DTYPES
 from ...targets.host.interpreted.python_runtime import reinterpret
 from .batch import run_batch, run_call
+from .errors import InterpreterError
 from .kernels import run_user_kernel
 from .philox import random_numbers
 
@@ -76,7 +76,7 @@ class NdInterpreter:
         """Run one op and note its results."""
         rule = _RULES.get(type(op))
         if rule is None:
-            raise StepwellError(f"the nd interpreter does not know {op.name}")
+            raise InterpreterError(f"the nd interpreter does not know {op.name}")
         results = rule(self, op, *[self.values[o] for o in op.operands])
         if len(op.results) == 1 and not isinstance(results, tuple):
             results = (results,)
@@ -91,7 +91,7 @@ class NdInterpreter:
             return  # torch does not always know the sizes of results that nobody reads
         self.bind_tensor(value, result)
         if tuple(result.shape) != self.shape(value) or result.dtype != _torch_dtype(value):
-            raise StepwellError(
+            raise InterpreterError(
                 f"{op.name}: the type says {value.type}, the value is {result.dtype}{list(result.shape)}\n  {op}"
             )
 
@@ -111,7 +111,7 @@ def run_nd(
 
     inputs: tensors and numbers, one an argument that is no constant; tensors that the function updates are written.
     Returns the function's results; those marked as views of an argument are that argument's memory, as the caller would
-    get them. Raises StepwellError where a value does not have its type."""
+    get them. Raises InterpreterError where a value does not have its type."""
     return _execute(NdInterpreter(objects), module, [*inputs, *constants], name)
 
 
@@ -127,7 +127,7 @@ def run_imported(imported: Any, inputs: Sequence[Any], run: NdInterpreter | None
 def _execute(run: NdInterpreter, module: ModuleOp, given: list[Any], name: str | None) -> list[Any]:
     func = next(f for f in module.ops if isinstance(f, FuncOp) and name in (None, f.sym_name.data))
     if len(given) != len(func.body.block.args):
-        raise StepwellError(
+        raise InterpreterError(
             f"@{func.sym_name.data} takes {len(func.body.block.args)} arguments, {len(given)} were given"
         )
     _bind_arguments(run, func, given)
@@ -136,7 +136,7 @@ def _execute(run: NdInterpreter, module: ModuleOp, given: list[Any], name: str |
             if isinstance(op, ReturnOp):
                 return _results(run, func, op, given)
             run.run(op)
-    raise StepwellError(f"@{func.sym_name.data} does not return")
+    raise InterpreterError(f"@{func.sym_name.data} does not return")
 
 
 def _bind_arguments(run: NdInterpreter, func: FuncOp, given: Sequence[Any]) -> None:
@@ -279,7 +279,7 @@ def _view(run: NdInterpreter, op: Any, x: torch.Tensor) -> torch.Tensor:
     ]
     index = tuple(_tensor_value(run, e, grid, shape) for e in op.map.data.results)
     if any(i.numel() and (int(i.min()) < 0 or int(i.max()) >= n) for i, n in zip(index, x.shape, strict=True)):
-        raise StepwellError(f"nd.view: the map leaves the operand of sizes {list(x.shape)}: {op}")
+        raise InterpreterError(f"nd.view: the map leaves the operand of sizes {list(x.shape)}: {op}")
     return x[index] if index else x.expand(shape)
 
 
@@ -682,5 +682,5 @@ def _map(run: NdInterpreter, op: Any, *xs: torch.Tensor) -> torch.Tensor:
     name = prop(op, "fn")
     fn = getattr(torch, name, None) or getattr(torch.special, name, None)
     if fn is None:
-        raise StepwellError(f"nd.map: torch has no function {name}")
+        raise InterpreterError(f"nd.map: torch has no function {name}")
     return fn(*xs).to(_torch_dtype(op.result))

@@ -20,17 +20,17 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from ...dialects import loop
 from ...dialects.expr import Expr, IndexMap, evaluate, free_dims, to_python
 from ...dialects.expr.syntax import IndexMapAttr
-from ...errors import StepwellError
 from ...lowering.fx_to_nd.core.metadata import TORCH_DTYPES
 from . import reductions as interpret_reductions
 from . import scalars as interpret_scalars
+from .errors import InterpreterError
 from .philox import random_numbers
 
 _INTEGERS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64, torch.uint8: torch.int8}
 
 
 class Memory:
-    """The elements of a strided tensor by index, as values of the compute type; an index outside is a StepwellError."""
+    """The elements of a strided tensor by index, as values of the compute type; an index outside is a InterpreterError."""
 
     def __init__(self, tensor: torch.Tensor, dtype: Attribute, what: str):
         signed = tensor.view(_INTEGERS[tensor.dtype]) if tensor.dtype in _INTEGERS else tensor
@@ -46,7 +46,7 @@ class Memory:
         at: Any = self.start
         for i, n, s in zip(index, self.shape, self.strides, strict=True):
             if not 0 <= i < n:
-                raise StepwellError(
+                raise InterpreterError(
                     f"{self.what}: index {list(index)} is outside of a tensor of sizes {list(self.shape)}"
                 )
             at += i * s
@@ -431,7 +431,7 @@ class NestRunner:
     def _side(self, op: loop.ContractOp, value: SSAValue, m: IndexMapAttr, prologue: Region) -> Callable[..., Any]:
         for out in self.outs:
             if _share_memory(self.tensors[value], self.tensors[out]):
-                raise StepwellError("loop.contract: an out shares memory with an operand")
+                raise InterpreterError("loop.contract: an out shares memory with an operand")
         name = self._memory(value)
         count = m.data.num_dims
         dims = [f"d{k}" for k in range(count)]

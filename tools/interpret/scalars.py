@@ -18,8 +18,8 @@ from xdsl.dialects.builtin import Float64Type, IndexType, IntegerType, bf16, f16
 from xdsl.ir import Attribute, Operation
 
 from ...dialects.support.float8 import FLOAT8, rounded
-from ...errors import StepwellError
 from ...lowering.fx_to_nd.core.metadata import TORCH_DTYPES
+from .errors import InterpreterError
 
 TEMPLATES: dict[str, str] = {
     "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.divf": "{0} / {1}",
@@ -69,7 +69,7 @@ _CMPF = {1: "==", 2: ">", 3: ">=", 4: "<", 5: "<="}
 
 
 def expression(op: Operation, operands: list[str]) -> str:
-    """The Python expression of a scalar op. StepwellError for an op that the interpreter does not know."""
+    """The Python expression of a scalar op. InterpreterError for an op that the interpreter does not know."""
     name, result = op.name, op.results[0].type
     if isinstance(op, arith.ConstantOp):
         return constant(op.value.value.data, result)  # pyright: ignore[reportAttributeAccessIssue]
@@ -85,7 +85,7 @@ def expression(op: Operation, operands: list[str]) -> str:
         operands = [f"({o})" for o in operands]
     template = TEMPLATES.get(name)
     if template is None:
-        raise StepwellError(f"the loop interpreter does not know {name}")
+        raise InterpreterError(f"the loop interpreter does not know {name}")
     source = op.operands[0].type
     return template.format(*operands, w=width(result), v=width(source), f=float_type(result))
 
@@ -231,6 +231,6 @@ def named_function(fn: str, *operands: Any) -> Any:
     """loop.math: the function of torch or torch.special with that name."""
     function = _NAMED.get(fn) or getattr(torch, fn, None) or getattr(torch.special, fn, None)
     if function is None:
-        raise StepwellError(f"the loop interpreter does not know the function '{fn}'")
+        raise InterpreterError(f"the loop interpreter does not know the function '{fn}'")
     made = function(*(torch.tensor(o) for o in operands))
     return type(operands[0])(made.item())

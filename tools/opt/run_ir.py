@@ -20,11 +20,11 @@ from xdsl.ir import Operation
 from ...dialects import host
 from ...dialects.loop.batch import BATCH
 from ...dialects.nd.call_args import CallAttr, Obj
-from ...errors import StepwellError
 from ...passes.manager import pipelines
 from ...passes.manager.errors import PassError, did_you_mean
 from ...passes.manager.resume import function_level
 from .inputs import entry_function, random_inputs
+from .run import RunError
 
 if TYPE_CHECKING:
     from xdsl.context import Context
@@ -39,12 +39,12 @@ def level_of(module: ModuleOp, function: str | None = None) -> str:
     """The lowest level that `function` (or the module's main function) has reached: nd, loop, mem, cpu, tt or host.
 
     cpu, tt: its nests are launches of kernels, of the processor or of a GPU; those of a user's target give the name of its stage.
-    StepwellError when the module has no such function."""
+    RunError when the module has no such function."""
     entry = entry_function(module, function)
     if entry.name == "host.program":
         return "host"
     if not isinstance(entry, FuncOp):
-        raise StepwellError(f"'{entry.name}' cannot be run by itself; run the function or program that launches it")
+        raise RunError(f"'{entry.name}' cannot be run by itself; run the function or program that launches it")
     called = _called(module, entry)
     bodies = [entry, *(f for f in module.ops if isinstance(f, FuncOp) and _name(f) in called and f.body.blocks)]
     levels = [level for body in bodies if (level := function_level(body)) is not None]
@@ -78,7 +78,7 @@ def run_module(
     With `repeat` it is called so many times more, and `seconds` gets the time of each of these calls (compiled code only).
 
     inputs: a tensor or number for each argument, constants of the graph included; None for random ones made from
-    `seed`. Tensors that the function updates are written. Raises StepwellError for a module that cannot be lowered or
+    `seed`. Tensors that the function updates are written. Raises RunError for a module that cannot be lowered or
     inputs that do not fit, IndexError for an index out of bounds."""
     given = list(inputs) if inputs is not None else random_inputs(module, function, seed)
     _check_objects(module, len(objects))
@@ -205,7 +205,7 @@ def _split_constants(entry: Operation, given: list[Any]) -> tuple[list[Any], lis
         return given, []
     count = len(entry.body.block.args)
     if len(given) != count:
-        raise StepwellError(f"@{_name(entry)} takes {count} arguments, {len(given)} were given")
+        raise RunError(f"@{_name(entry)} takes {count} arguments, {len(given)} were given")
     attrs = entry.arg_attrs.data if entry.arg_attrs is not None else ()
     found: dict[int, Any] = {}
     inputs: list[Any] = []

@@ -22,8 +22,8 @@ from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.call_args import Arg, Call, CallAttr, Enum, Obj
 from ....dialects.nd.types import TensorType
 from ....dialects.support.float8 import FLOAT8
-from ....errors import UserError
 from ..core.builder import UNIT, number_attr, text
+from ..core.errors import MissingRuleError
 from ..core.metadata import COMPUTED, INLINE_LIMIT, device_name, element_type, is_nonoverlapping_dense
 from ..core.scalars import ScalarValue, SymScalar, scalar_number
 from .library import BY_CHOICE, library_reason
@@ -308,11 +308,11 @@ def refuse_fallback(node: Node) -> None:
     from torch._decomp import decomposition_table
 
     if target in decomposition_table:
-        raise UserError(
+        raise MissingRuleError(
             f"missing decomposition: {target} at node {node.name} has no rule; torch has a decomposition of it: "
             "give it by options={'decompositions': ...} or allow implicit_fallbacks"
         )
-    raise UserError(f"missing rule: {target} at node {node.name} has neither a rule nor a decomposition; implicit_fallbacks are off")
+    raise MissingRuleError(f"missing rule: {target} at node {node.name} has neither a rule nor a decomposition; implicit_fallbacks are off")
 
 
 def is_fallback(target: Any) -> bool:

@@ -9,7 +9,7 @@ from torch.fx import Node
 from xdsl.ir import SSAValue
 
 from ....dialects.expr import as_expr
-from ....errors import StepwellError
+from .errors import GraphImportError
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -72,7 +72,7 @@ def write_through(b: Importer, node: Any, value: SSAValue) -> None:
     """Give `node` a new value after an in-place write; a view passes it on to what it is a view of, up to the graph's
     argument."""
     if not isinstance(node, Node):
-        raise StepwellError(f"node {b.node.name}: writes to something that is not a value of the graph: {node}")
+        raise GraphImportError(f"node {b.node.name}: writes to something that is not a value of the graph: {node}")
     val = node.meta["val"]
     value = b.conform(
         b.expand(b.cast(value, b.dtype(b.env[node])), b.sizes(val.shape)), b.sizes(val.shape), b.dtype(b.env[node])
@@ -120,7 +120,7 @@ def _scattered(b: Importer, node: Node, source: Node, value: SSAValue) -> SSAVal
     scatters = {aten.slice: slice_scatter, aten.select: select_scatter, aten.diagonal: diagonal_scatter}
     scatter = scatters.get(packet)
     if scatter is None:
-        raise StepwellError(f"node {b.node.name}: writes in place to {node.name}, a view by {target} of {source.name}")
+        raise GraphImportError(f"node {b.node.name}: writes in place to {node.name}, a view by {target} of {source.name}")
     return scatter(b, base, value, *args)
 
 

@@ -33,6 +33,7 @@ from . import device_parts, devices
 from .aliases import write_through
 from .asserted_symbols import asserted_call, asserted_places
 from .builder import Builder, Dims, Uncovered
+from .errors import GraphImportError
 from .metadata import element_type, shape_env
 from .registry import find_rule
 from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
@@ -43,13 +44,6 @@ aten = torch.ops.aten
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH_FOLDER = torch.__path__[0]
-
-
-class GraphImportError(StepwellError):
-    """A node that could not be imported: names the node, its operator and the user's line."""
-
-    node = ""
-    """The name of the node."""
 
 
 @dataclass
@@ -366,7 +360,7 @@ class Importer(Builder):
             return value
         if len(self.dims(value)) != len(dims):
             got, wanted = (list(map(str, d)) for d in (self.dims(value), dims))
-            raise StepwellError(f"node {self.node.name}: {self.node.target} was given sizes {got}, not {wanted}")
+            raise GraphImportError(f"node {self.node.name}: {self.node.target} was given sizes {got}, not {wanted}")
         return self.reshape(value, dims)
 
     def argument(self, arg: Any) -> Any:

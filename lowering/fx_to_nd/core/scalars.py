@@ -23,7 +23,7 @@ from xdsl.ir import BlockArgument, SSAValue
 
 from ....dialects.expr import Expr, sym
 from ....dialects.nd.call_args import Call, Obj
-from ....errors import StepwellError
+from .errors import GraphImportError
 from .sympy_bridge import UnsupportedExpr, from_sympy, has_form
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _leaf_value(b: Importer, symbol: sympy.Symbol) -> Any:
         return sym(symbol.name)
     found = b.float_symbols.get(symbol.name)
     if found is None:
-        raise StepwellError(f"symbol {symbol.name} of node {b.node.name} is a float that nothing in the graph binds")
+        raise GraphImportError(f"symbol {symbol.name} of node {b.node.name} is a float that nothing in the graph binds")
     return ScalarValue("float", found)
 
 

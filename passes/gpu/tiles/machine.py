@@ -8,6 +8,10 @@ from dataclasses import dataclass, replace
 from ....errors import StepwellError
 
 
+class TargetError(StepwellError):
+    """A GPU that there is no target for, an option that it does not have, or a toolchain that is not installed."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """What the choice of tiles needs to know of a GPU."""
@@ -78,9 +82,9 @@ USUAL = "sm_90"
 
 def machine(name: str, multiprocessors: int = 0) -> Machine:
     """The GPU of a target ("": the usual one), for one that is not in the table the nearest of its maker; with another number of
-    multiprocessors, if given. StepwellError for a name that is none of a GPU."""
+    multiprocessors, if given. TargetError for a name that is none of a GPU."""
     name = name or USUAL
     if not re.match(r"sm_\d|gfx\d", name):
-        raise StepwellError(f"there is no GPU target '{name}' (sm_80, sm_90, gfx942 and the like)")
+        raise TargetError(f"there is no GPU target '{name}' (sm_80, sm_90, gfx942 and the like)")
     found = MACHINES.get(name) or MACHINES["gfx942" if name.startswith("gfx") else "sm_90"]
     return replace(found, name=name, multiprocessors=multiprocessors or found.multiprocessors)

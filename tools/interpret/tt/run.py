@@ -21,8 +21,8 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ....dialects.tt.structure import FuncOp
 from ....dialects.tt.types import PointerType, element_of, shape_of
-from ....errors import StepwellError
 from ....passes.manager.locations import source_location
+from ..errors import InterpreterError
 from .races import Access, Order, Races
 from .together import RESIDENT, Turns, wait_for_each_other
 from .types import dtype_of, poison
@@ -31,7 +31,7 @@ RULES: dict[str, Callable[[Any, Operation], Sequence[Any] | None]] = {}
 """Operation name -> rule(runner, op): the values of the results (None for no result)."""
 
 
-class KernelError(StepwellError):
+class KernelError(InterpreterError):
     """A kernel did what it must not: an access outside of its tensors, an assert that does not hold, ..."""
 
 

@@ -19,7 +19,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute
 
 from ....dialects.tt.types import PointerType
-from ....errors import StepwellError
+from ..errors import InterpreterError
 
 _FLOATS: dict[type[Attribute], torch.dtype] = {
     Float8E4M3FNType: torch.float8_e4m3fn,
@@ -42,7 +42,7 @@ def dtype_of(element: Attribute) -> torch.dtype:
         return _INTEGERS[element.width.data]
     found = _FLOATS.get(type(element))
     if found is None:
-        raise StepwellError(f"torch has nothing for elements of {element}")
+        raise InterpreterError(f"torch has nothing for elements of {element}")
     return found
 
 
