@@ -56,3 +56,7 @@ class CompileError(StepwellError):
 
 class CrashError(CompileError):
     """The process that compiled a graph ended: the same compilation would end this one."""
+
+
+class WriteError(StepwellError):
+    """A file that cannot be written; the message names it."""

@@ -65,6 +65,16 @@ def test_no_error_is_defined_in_a_function():
     assert hidden == []
 
 
+def test_the_bases_are_never_raised_themselves():
+    """Who catches an error should be able to say which."""
+    bare = []
+    for file in (f for folder in FOLDERS for f in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("StepwellError", "UserError"):
+                bare.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert bare == []
+
+
 def test_the_place_stands_first():
     assert str(StepwellError("no such thing")) == "no such thing"
     assert str(StepwellError("no such thing", place="model.py:3")) == "model.py:3: no such thing"

@@ -1,13 +1,14 @@
-"""What became of a directive of the user."""
+"""Directives of the user: the error of one that cannot be read, and what became of one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
+from ...errors import UserError
 
+
+class DirectiveError(UserError):
+    """A directive (what to fuse, to keep apart, to tile or to order) that cannot be read."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import StepwellError
+from ...errors import StepwellError, WriteError
 from ...passes.cost.machine import Machine
 from .answer import answer
 from .blocks import Block, Heading
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
     from ..backend.options import Options
+
+
+class ExplainError(StepwellError):
+    """What `explain` was given cannot be explained."""
 
 
 @dataclass
@@ -77,11 +81,11 @@ class Explanation:
         return page(self.blocks(full=True, walk=True), self.graphs, self.machine, self.name)
 
     def write_html(self, path: str | Path) -> None:
-        """Write the page to a file. Raises StepwellError for a file that cannot be written."""
+        """Write the page to a file. Raises WriteError for a file that cannot be written."""
         try:
             Path(path).write_text(self.html(), encoding="utf-8")
         except OSError as error:
-            raise StepwellError(f"cannot write '{path}': {error.strerror}") from error
+            raise WriteError(f"cannot write '{path}': {error.strerror}") from error
 
 
 def explain(
@@ -100,15 +104,15 @@ def explain(
     `fn` (a function or module) is run once. Where a result needs gradients, the backward graph is compiled too, without
     adding to anything's `.grad`. The short answer is printed unless `quiet`, and everything is written to the file `html` as one page.
     `machine` takes the place of a measurement of the processor. With `measure` each kernel of the CPU also runs by itself, and its time and
-    bandwidth are told. Raises StepwellError for what cannot be called, OptionError for wrong
-    options, and what compiling or running raises; StepwellError too, when all is told, for a file that cannot be written."""
+    bandwidth are told. Raises ExplainError for what cannot be called, OptionError for wrong
+    options, and what compiling or running raises; WriteError too, when all is told, for a file that cannot be written."""
     import torch
 
     from ..backend.options import make_options
     from ..backend.torch_backend import GraphCompilers, compile_with
 
     if not callable(fn):
-        raise StepwellError(f"explain takes a function or module and its arguments, not {fn!r}")
+        raise ExplainError(f"explain takes a function or module and its arguments, not {fn!r}")
     machine = machine or _measured()
     collector = Collector(machine, measure)
     chosen = make_options(None, options)
@@ -190,7 +194,7 @@ def explain_module(
 ) -> Explanation:
     """The same for a module of IR at the level nd, loop or mem, from there down; the module is changed.
 
-    Raises StepwellError for other levels."""
+    Raises ExplainError for other levels."""
     from ...passes.loop.fusion.loop_fuse import LoopFuse
     from ...passes.manager.instrumentation import Instrumentation
     from ...passes.manager.pass_manager import Stage, run
@@ -203,7 +207,7 @@ def explain_module(
 
     level = level_of(module)
     if level not in ("nd", "loop", "mem"):
-        raise StepwellError(f"explain takes IR at the levels nd, loop and mem; this is at {level}")
+        raise ExplainError(f"explain takes IR at the levels nd, loop and mem; this is at {level}")
     chosen = make_options(None, options)
     stages = LEVELS if level == "nd" else LEVELS[LEVELS.index(level) + 1 :]
     pipeline = default_pipeline("cpu", stages=stages)
@@ -266,35 +270,35 @@ def load_function(target: str, arguments: str | None) -> tuple[Callable[..., Any
 
     file, _, name = target.rpartition(":")
     if not file.endswith(".py") or not name:
-        raise StepwellError(f"expected file.py:function or a .mlir file, got '{target}'")
+        raise ExplainError(f"expected file.py:function or a .mlir file, got '{target}'")
     if not Path(file).is_file():
-        raise StepwellError(f"there is no file '{file}'")
+        raise ExplainError(f"there is no file '{file}'")
     space = runpy.run_path(file)
     if name not in space:
-        raise StepwellError(f"'{file}' defines no '{name}'")
+        raise ExplainError(f"'{file}' defines no '{name}'")
     made = space[name]
     if arguments is None:
         _check_call(made, (), f"without --args '{name}' is called with nothing")
         made = made()
         if not isinstance(made, tuple) or not made or not callable(made[0]):
-            raise StepwellError(f"without --args, '{name}' must be a function without parameters that returns (function, arguments...)")
+            raise ExplainError(f"without --args, '{name}' must be a function without parameters that returns (function, arguments...)")
         return made[0], made[1:]
     try:
         values = eval(f"({arguments},)", {"torch": torch, **space})  # the user's own expression, in the user's own module
     except Exception as error:
-        raise StepwellError(f"--args '{arguments}': {type(error).__name__}: {error}") from error
+        raise ExplainError(f"--args '{arguments}': {type(error).__name__}: {error}") from error
     _check_call(made, values, f"--args '{arguments}' does not fit '{name}'")
     return made, values
 
 
 def _check_call(fn: Any, values: Sequence[Any], otherwise: str) -> None:
-    """StepwellError that says `otherwise` where `fn` cannot be called with `values`."""
+    """ExplainError that says `otherwise` where `fn` cannot be called with `values`."""
     import inspect
 
     try:
         inspect.signature(getattr(fn, "forward", fn)).bind(*values)  # that of a module's call says nothing
     except TypeError as error:
-        raise StepwellError(f"{otherwise}: {error}") from error
+        raise ExplainError(f"{otherwise}: {error}") from error
     except ValueError:  # a function without a signature, such as a builtin: the call will tell
         return
 
@@ -316,7 +320,7 @@ def _numbers(flag: str, given: Sequence[str]) -> dict[str, list[int]]:
         try:
             found[name] = [int(n) for n in numbers.split(",")]
         except ValueError:
-            raise StepwellError(f"--{flag} takes NAME=NUMBER,..., got '{text}'") from None
+            raise ExplainError(f"--{flag} takes NAME=NUMBER,..., got '{text}'") from None
     return found
 
 

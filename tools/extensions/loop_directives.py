@@ -12,8 +12,8 @@ from torch.fx import GraphModule
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
-from ...errors import UserError
 from ...passes.analysis.origins import is_named, names_of, origins
+from ...passes.loop.directives import DirectiveError
 from ...passes.loop.transform.loop_interchange import LoopInterchange
 from ...passes.loop.transform.loop_tile import LoopTile
 from ...passes.manager.errors import PipelineError, did_you_mean
@@ -30,7 +30,7 @@ TILE, ORDER = "stepwell.tile", "stepwell.loop_order"
 def tile(*sizes: int) -> AbstractContextManager[None]:
     """A context for compiled code: the nests that compute what is in it run in tiles of `sizes` (for their last loops; 0: not tiled).
 
-    A nest for which this makes no sense is left alone, with a warning. In eager code it does nothing, but for raising StepwellError for
+    A nest for which this makes no sense is left alone, with a warning. In eager code it does nothing, but for raising DirectiveError for
     sizes that are no numbers from 0."""
     from torch.fx.traceback import annotate
 
@@ -52,16 +52,16 @@ def loop_order(*order: int) -> AbstractContextManager[None]:
 def _check_numbers(what: str, numbers: Sequence[Any], lowest: int | None) -> None:
     if not numbers or any(not isinstance(n, int) or isinstance(n, bool) or (lowest is not None and n < lowest) for n in numbers):
         shown = ", ".join([repr(n) for n in numbers])
-        raise UserError(f"{what} takes numbers{'' if lowest is None else f' from {lowest}'}, got {shown or 'none'}")
+        raise DirectiveError(f"{what} takes numbers{'' if lowest is None else f' from {lowest}'}, got {shown or 'none'}")
 
 
 def check_loop_wishes(key: str, wishes: Mapping[Any, Any]) -> None:
-    """Raises StepwellError for a value of the options `tile` or `loop_order` that cannot be read."""
+    """Raises DirectiveError for a value of the options `tile` or `loop_order` that cannot be read."""
     for entry, numbers in wishes.items():
         if not isinstance(entry, str) or not entry:
-            raise UserError(f"{key} takes a dict from names of values or file:line, got {entry!r}")
+            raise DirectiveError(f"{key} takes a dict from names of values or file:line, got {entry!r}")
         if not isinstance(numbers, (list, tuple)):
-            raise UserError(f"{key} of '{entry}' takes a list of numbers, got {numbers!r}")
+            raise DirectiveError(f"{key} of '{entry}' takes a list of numbers, got {numbers!r}")
         _check_numbers(f"{key} of '{entry}'", numbers, 0 if key == "tile" else None)
 
 

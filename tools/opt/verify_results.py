@@ -24,7 +24,7 @@ from ...passes.analysis.symbols import symbol_hints
 from ...passes.manager.errors import PassError
 from ...passes.manager.instrumentation import print_ir, remark
 from .inputs import with_own_memory
-from .run import inputs_of, kept_arguments
+from .run import RunError, inputs_of, kept_arguments
 from .run_ir import level_of, run_module
 
 SOON = 5_000_000
@@ -54,14 +54,14 @@ class ResultVerifier:
     def of(
         module: ModuleOp, ctx: Context, function: str | None, paths: list[str] | None, seed: int, tolerance: float | None
     ) -> ResultVerifier:
-        """One that has run `module` on the inputs in the files `paths`, or on random ones. Raises StepwellError where it cannot be run."""
+        """One that has run `module` on the inputs in the files `paths`, or on random ones. Raises RunError where it cannot be run."""
         inputs, kept = inputs_of(module, function, paths, seed), kept_arguments(module, function)
         made = ResultVerifier(ctx, inputs, function, seed, tolerance, kept)
         made.text = print_ir(module, generic=True)
         try:
             made.last = made.results(module)
         except (IndexError, RuntimeError, ValueError) as error:  # what a program raises about its inputs
-            raise StepwellError(f"the module raises {type(error).__name__} before the first pass: {error}") from error
+            raise RunError(f"the module raises {type(error).__name__} before the first pass: {error}") from error
         return made
 
     def results(self, module: ModuleOp, interpret: bool = True) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 from xdsl.ir import Operation
 
 from ....dialects import loop
-from ....errors import UserError
 from ...analysis.nest_info import nest_info
 from ...analysis.origins import _ONE_OF, is_named, labels, names_of, operator_of, title
 from ...manager.errors import did_you_mean
-from ..directives import Outcome
+from ..directives import DirectiveError, Outcome
 
 if TYPE_CHECKING:
     from .plan import Planner
@@ -29,13 +28,13 @@ log = logging.getLogger("stepwell")
 
 
 def check_wishes(no_fuse: Sequence[str], fuse: Sequence[Sequence[str]]) -> None:
-    """Raise StepwellError for entries that cannot be read."""
+    """Raise DirectiveError for entries that cannot be read."""
     for entry in no_fuse:
         if not isinstance(entry, str) or not entry:
-            raise UserError(f"no_fuse takes names of values or file:line, got {entry!r}")
+            raise DirectiveError(f"no_fuse takes names of values or file:line, got {entry!r}")
     for wish in fuse:
         if isinstance(wish, str) or len(wish) < 2 or not all(isinstance(e, str) and e for e in wish):
-            raise UserError(f"fuse takes lists of at least two names of values or file:line, got {wish!r}")
+            raise DirectiveError(f"fuse takes lists of at least two names of values or file:line, got {wish!r}")
 
 
 class Wishes:
@@ -43,7 +42,7 @@ class Wishes:
 
     def __init__(self, ops: Iterable[Operation], no_fuse: Sequence[str], fuse: Sequence[Sequence[str]], marked: Sequence[str] = ()):
         """`ops` are the function's operations; `no_fuse` and `fuse` are as in the options, `marked` are names to keep apart where they are
-        nests. Raises StepwellError (check_wishes)."""
+        nests. Raises DirectiveError (check_wishes)."""
         check_wishes(no_fuse, fuse)
         self.no_fuse, self.fuse = tuple(no_fuse), tuple(tuple(w) for w in fuse)
         self.ops = [op for op in ops if not isinstance(op, loop.EmptyOp)]
