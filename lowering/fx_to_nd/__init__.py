@@ -20,12 +20,12 @@ from xdsl.ir import Block, Region
 from ...dialects import nd
 from ...dialects.expr import Expr
 from ...dialects.nd.types import TensorType
+from ..outputs import Output
 from .calls.user_kernels import MakeKernel
 from .core.builder import UNIT
 from .core.importer import Counts, GraphImportError, Importer
 from .core.input_views import Border, input_views
 from .core.metadata import shape_env
-from .core.outputs import Output
 from .core.signature import Results, constant_attributes, placeholder, symbol_ranges
 from .regions.subgraphs import Program
 

@@ -16,7 +16,8 @@ from xdsl.dialects.builtin import ModuleOp
 
 from ...dialects import load_dialects
 from ...dialects.expr import free_syms
-from ...lowering.fx.post_grad.attention_heads import fix_head_sizes
+from ...lowering.fx.rewrites import names as names_of_rewrites
+from ...lowering.fx.rewrites import rewrites_at
 from ...lowering.fx_to_nd import Border, Imported, import_graph
 from ...lowering.fx_to_nd.regions.subgraphs import Program
 from ...passes.manager.errors import PipelineError, did_you_mean
@@ -32,6 +33,7 @@ from ..extensions.fusion_directives import apply_wishes, marked, plan_each_layer
 from ..extensions.loop_directives import apply_loop_wishes, loop_marks
 from .compiled import CompiledGraph, Runner, rare_garbage_collection
 from .counters import count, count_phase, phase, recorded
+from .fx_setting import setting_of
 from .options import OptionError, Options
 from .traffic import count_traffic
 
@@ -108,8 +110,9 @@ def lower_graph(
     trace(f"{kind}_graph", lambda: readable(gm))
     with rare_garbage_collection(), recorded() as counts:
         with phase("import"):
-            if kind == "inference" and options.numerics != "eager":
-                fix_head_sizes(gm, _takes_heads)
+            setting = setting_of(options, trains=kind != "inference")
+            for one in rewrites_at("post_grad", setting):
+                one.apply(gm, setting)
             imported = import_graph(
                 gm,
                 example_inputs,
@@ -158,15 +161,6 @@ def _make_kernel(*given: Any) -> tuple[int, ModuleOp]:
     return make_kernel(*given)
 
 
-def _takes_heads(device: torch.device) -> bool:
-    """Whether a spelled out attention on a device becomes a call that takes heads of some sizes only."""
-    if device.type != "cuda":
-        return False
-    from ...targets.triton.target import has_fast_attention
-
-    return has_fast_attention(str(device))
-
-
 def measure(options: Options) -> Measure:
     """Which choices the options let passes measure; what is unsure is not where results may not differ from run to run."""
     if options.autotune:
@@ -178,7 +172,8 @@ def leave_out(pipeline: Pipeline, options: Options) -> None:
     """Take the passes that the options name out of the pipeline. Raises PipelineError for a name that no target's pipeline has."""
     if not options.disable_passes:
         return
-    here, everywhere = {p.name for p in pipeline.passes()}, {p.name for t in TARGETS for p in default_pipeline(t).passes()}
+    here = {p.name for p in pipeline.passes()}
+    everywhere = {p.name for t in TARGETS for p in default_pipeline(t).passes()} | names_of_rewrites()
     for name in options.disable_passes:
         if name in here:
             pipeline.remove(name)

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from ...dialects.expr import Expr, evaluate, free_syms
 from ...errors import StepwellError
-from ...lowering.fx_to_nd.core.outputs import Output
+from ...lowering.outputs import Output
 from ...targets.cpu.cache import object_path, read
 from ...targets.host.description import ProgramDescription
 from ...targets.host.load import load_object_code, load_program

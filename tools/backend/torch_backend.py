@@ -20,10 +20,11 @@ from ..debug.compile_log import changed, compilation, compile_lock, log, next_nu
 from ..debug.trace import trace
 from ..recovery.aten_graph import AtenGraph
 from ..recovery.fx_snapshot import Snapshot
-from ..recovery.recover import LeftToAten, Recovery, Rewrite
+from ..recovery.recover import LeftToAten, Recovery
 from .compile_modes import SCHEMES, Task
 from .compiled import CompiledGraph, Runner, is_empty, passthrough, rare_garbage_collection
 from .counters import count, phase
+from .fx_setting import setting_of
 from .lazy_bits import without_bits
 from .options import OptionError, Options, make_options
 
@@ -136,7 +137,7 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
             count("fallback")
             return run_by_eager(gm, node)
         gm = compilers.passed("pre_grad", gm)
-        compilers.recovery.rewrite(gm, _rewrites(options))
+        compilers.recovery.rewrite(gm, "pre_grad", setting_of(options))
     graph, rebuild = flat(gm)
     backend = aot_autograd(
         fw_compiler=compilers.forward,
@@ -157,21 +158,6 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
     if quantised is not None:
         return lambda *args: quantised(run(*args))
     return run if rebuild is None else lambda *args: rebuild(run(*args))
-
-
-def _rewrites(options: Options) -> list[Rewrite]:
-    """What is changed in Dynamo's graph before it is traced."""
-    from ...lowering.fx.pre_grad.attention_masks import simplify_masks
-    from ...lowering.fx.pre_grad.powers import keep_powers
-    from ...lowering.fx.pre_grad.spelled_attention import call_attention
-    from ...lowering.fx.pre_grad.whole_operators import keep_whole
-
-    found: list[Rewrite] = [("keep_whole", keep_whole), ("keep_powers", keep_powers)]
-    if options.numerics == "default" and not options.fallback_random:
-        if "nd-attention" not in options.disable_passes and not torch.are_deterministic_algorithms_enabled():
-            found.append(("call_attention", call_attention))
-        found.append(("simplify_masks", simplify_masks))
-    return found
 
 
 class Flat(torch.nn.Module):
@@ -253,23 +239,9 @@ class GraphCompilers:
 
     def partition(self, gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         gm = self.passed("joint", gm, joint_inputs)
-        from ...lowering.fx.joint.wide_statistics import widen_statistics
-
-        rewrites: list[Rewrite] = [("widen_statistics", widen_statistics)]
-        found: dict[str, int] = {}
-        if "loop-layout" not in self.options.disable_passes:
-            from ...lowering.fx.joint.training_layouts import choose_training_layouts
-
-            rewrites.append(("choose_training_layouts", lambda gm: found.update(training_layouts=choose_training_layouts(gm))))
-        if self.options.partitioner is None:
-            from ...lowering.fx.joint.recomputable import spell_out_recomputable
-
-            kept = self.options.fallback
-            rewrites.append(("spell_out_recomputable", lambda gm: found.update(recomputable=spell_out_recomputable(gm, kept))))
-        self.recovery.rewrite(gm, rewrites)
+        found = self.recovery.rewrite(gm, "joint", setting_of(self.options, trains=True))
         for name, n in found.items():
-            if n:
-                count(name, n)
+            count(name, n)
         if chosen := found.get("training_layouts"):
             log.info("graph %d: %d convolutions and gradients of convolutions run channels-last", self.number, chosen)
         if self.options.partitioner is None:
@@ -292,10 +264,10 @@ class GraphCompilers:
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
         if kind == "inference":  # with forward and backward in it, where the program itself asks for gradients
             gm = self.passed("joint", gm, example_inputs)
-            from ...lowering.fx.joint.wide_statistics import has_backward, widen_statistics
+            from ...lowering.fx.joint.wide_statistics import has_backward
 
             if has_backward(gm):
-                self.recovery.rewrite(gm, [("widen_statistics", widen_statistics)])
+                self.recovery.rewrite(gm, "joint", setting_of(self.options))
         gm = self.passed("post_grad", gm, example_inputs)
         if is_empty(gm):
             program = passthrough(gm)

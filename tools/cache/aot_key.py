@@ -212,7 +212,7 @@ class _TraceWriter(Writer):
         """What is known of the symbols: tracing decides by it and need not say so again."""
         if env is None:
             return
-        from ...lowering.fx_to_nd.core.sympy_bridge import example_values
+        from ...lowering.sympy_bridge import example_values
 
         if env.deferred_runtime_asserts:
             raise Uncacheable("a size is only known when the graph runs")

@@ -171,7 +171,7 @@ def guards_hold(guards: Sequence[Any], env: Any) -> bool:
         return True
     if env is None:
         return False
-    from ...lowering.fx_to_nd.core.sympy_bridge import example_values
+    from ...lowering.sympy_bridge import example_values
 
     values = example_values(env)
     if not all(g.free_symbols <= values.keys() and bool(g.xreplace(values)) for g in guards):

@@ -193,7 +193,7 @@ class Writer:
     def symbols_of(self, gm: GraphModule) -> None:
         """Ranges and examples of the symbols that were met."""
         from ...lowering.fx_to_nd.core.metadata import shape_env
-        from ...lowering.fx_to_nd.core.sympy_bridge import hints_of, ranges_of
+        from ...lowering.sympy_bridge import hints_of, ranges_of
 
         env = shape_env(gm) if self.symbols else None
         if env is None:

@@ -452,6 +452,10 @@ class _Tool:
 def _dump(pipeline: Pipeline) -> None:
     count = sum(1 for _ in pipeline.passes())
     sys.stderr.write(f"Pass Manager with {count} passes:\n{pipeline.text(defaults=True)}\n\n")
+    if any(stage.name == "nd" for stage in pipeline.stages):
+        from ...lowering.fx.rewrites import describe
+
+        sys.stderr.write(f"Before it, under torch.compile, on FX graphs:\n{','.join(describe())}\n\n")
 
 
 def _generic(module: ModuleOp) -> str:

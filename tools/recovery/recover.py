@@ -18,6 +18,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ...errors import CrashError, is_of_user
+from ...lowering.fx.rewrites import Setting, rewrites_at
 from ...passes.manager.errors import PassError
 from ...targets.cpu.cache import CacheError
 from ..backend.compiled import CompiledGraph
@@ -39,7 +40,6 @@ _WITHOUT_CACHE = ("done without the cache", "the time that the cache saves, in e
 _cache_said: set[tuple[str, str]] = set()
 """Failures of the cache, which are said once in a process: they are the same for each graph."""
 
-Rewrite = tuple[str, Callable[[GraphModule], Any]]
 """A rewrite of an FX graph in place, with its name."""
 
 
@@ -97,24 +97,27 @@ class Recovery:
 
     # ---- FX graphs
 
-    def rewrite(self, gm: GraphModule, rewrites: Sequence[Rewrite]) -> None:
-        """Apply rewrites one after the other. One that fails is left out, and the others are applied to the graph as it was."""
-        before = Snapshot(gm) if self.active and rewrites else None
-        wanted = [*rewrites]
+    def rewrite(self, gm: GraphModule, time: str, setting: Setting) -> dict[str, int]:
+        """Run the rewrites of a time (lowering/fx/rewrites.py); how often each that is counted changed something, by the counter's name.
+        One that fails is left out, and the others are applied to the graph as it was."""
+        wanted = rewrites_at(time, setting)
+        before = Snapshot(gm) if self.active and wanted else None
         while True:
+            changed: dict[str, int] = {}
             for one in wanted:
                 try:
-                    one[1](gm)
+                    if (n := one.apply(gm, setting)) and one.counter:
+                        changed[one.counter] = n
                 except Exception as error:
                     self.check(error)
                     failed, failure = one, error
                     break
             else:
-                return
+                return changed
             assert before is not None
             before.restore()
             wanted.remove(failed)
-            self.say("pass", failure, f"the rewrite '{failed[0]}' of the FX graph is left out", "code that is less fast", gm)
+            self.say("pass", failure, f"the rewrite '{failed.name}' of the FX graph is left out", "code that is less fast", gm)
 
     # ---- the cache
 

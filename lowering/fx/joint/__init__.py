@@ -1,1 +1,16 @@
-"""Rewrites of the joint graph: what the forward graph saves for the backward graph, and in which layout."""
+"""Rewrites of the joint graph, before it is parted into forward and backward, and the table of them."""
+
+from ..rewrites import FxRewrite
+
+REWRITES = (
+    FxRewrite("widen-statistics", "joint.wide_statistics:widen_statistics", "statistics of norms are kept in f32"),
+    FxRewrite(
+        "choose-training-layouts", "joint.training_layouts:choose_training_layouts", "convolutions run channels-last where it pays",
+        lambda s: s.trains and "loop-layout" not in s.left_out, counter="training_layouts",
+    ),
+    FxRewrite(
+        "spell-out-recomputable", "joint.recomputable:spell_out_recomputable", "what is cheap is computed again in the backward graph",
+        lambda s: s.trains and s.own_partition, lambda s: (s.left_to_aten,), counter="recomputable",
+    ),
+)  # fmt: skip
+"""In the order in which they run."""

@@ -1,1 +1,22 @@
-"""Rewrites of the graph that Dynamo captured, before autograd splits it."""
+"""Rewrites of the graph that Dynamo captured, before AOTAutograd traces it, and the table of them."""
+
+from ..rewrites import FxRewrite, Setting
+
+
+def _may_round_otherwise(setting: Setting) -> bool:
+    return not setting.eager_numerics and not setting.random_from_eager
+
+
+def _calls_attention(setting: Setting) -> bool:
+    return _may_round_otherwise(setting) and not setting.deterministic and "nd-attention" not in setting.left_out
+
+
+REWRITES = (
+    FxRewrite("keep-whole", "pre_grad.whole_operators:keep_whole", "operators with rules of their own are not decomposed"),
+    FxRewrite("keep-powers", "pre_grad.powers:keep_powers", "powers with whole exponents stay powers"),
+    FxRewrite("call-attention", "pre_grad.spelled_attention:call_attention", "decomposed attention becomes a call", _calls_attention),
+    FxRewrite(
+        "simplify-masks", "pre_grad.attention_masks:simplify_masks", "masks of attention that are causal or empty", _may_round_otherwise
+    ),
+)
+"""In the order in which they run."""

@@ -24,10 +24,10 @@ from ....dialects.nd.call_args import KERNEL_CALL, UNDEFINED, Arg, Call
 from ....dialects.nd.types import TensorType
 from ....dialects.tt.structure import FuncOp
 from ....errors import StepwellError
+from ...sympy_bridge import hints_of
 from ..core.builder import UNIT
 from ..core.metadata import shape_env
 from ..core.scalars import ScalarValue, SymScalar, scalar_number
-from ..core.sympy_bridge import hints_of
 from ..core.tt_functions import written_arguments
 from .externs import write
 

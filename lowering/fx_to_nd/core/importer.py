@@ -22,6 +22,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ....dialects.expr import Expr, Range, as_expr, const, evaluate, free_syms, range_of, simplify
 from ....errors import StepwellError
+from ...sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
 from ..calls import externs
 from ..calls.refused import is_refused
 from ..calls.user_kernels import MakeKernel
@@ -37,7 +38,6 @@ from .errors import GraphImportError
 from .metadata import element_type, shape_env
 from .registry import find_rule
 from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
-from .sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
 from .tt_functions import kernel_functions
 
 aten = torch.ops.aten

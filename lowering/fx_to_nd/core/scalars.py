@@ -23,8 +23,8 @@ from xdsl.ir import BlockArgument, SSAValue
 
 from ....dialects.expr import Expr, sym
 from ....dialects.nd.call_args import Call, Obj
+from ...sympy_bridge import UnsupportedExpr, from_sympy, has_form
 from .errors import GraphImportError
-from .sympy_bridge import UnsupportedExpr, from_sympy, has_form
 
 if TYPE_CHECKING:
     from .importer import Importer

@@ -15,14 +15,14 @@ from xdsl.ir import Attribute, SSAValue
 from ....dialects.expr import Expr, free_syms, strides_contiguous
 from ....dialects.expr.syntax import ExprAttr
 from ....dialects.nd.types import LayoutAttr, RangeAttr, TensorType
+from ...outputs import Output
+from ...sympy_bridge import hints_of, ranges_of
 from .aliases import root
 from .builder import UNIT
 from .importer import Importer
 from .input_views import InputView
 from .metadata import device_name, element_type
-from .outputs import Output
 from .scalars import ScalarValue, SymScalar, python_call, scalar_number
-from .sympy_bridge import hints_of, ranges_of
 
 FOLDED = "stepwell.folded"
 """Key in `node.meta` of placeholders that nothing reads because they were made constants: the function is not given them."""

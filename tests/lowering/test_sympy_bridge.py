@@ -10,7 +10,7 @@ import torch
 from torch.utils._sympy import functions as tsf
 
 from stepwell.dialects.expr import Expr, Range, dim, evaluate, maximum, minimum, simplify, sym
-from stepwell.lowering.fx_to_nd.core.sympy_bridge import UnsupportedExpr, from_sympy, hints_of, ranges_of, symint_expr, to_sympy
+from stepwell.lowering.sympy_bridge import UnsupportedExpr, from_sympy, hints_of, ranges_of, symint_expr, to_sympy
 
 A = sympy.Symbol("s0", integer=True, positive=True)
 B = sympy.Symbol("s1", integer=True, positive=True)

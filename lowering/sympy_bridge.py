@@ -14,7 +14,7 @@ import sympy
 from torch.utils._sympy import functions as tsf
 from torch.utils._sympy.numbers import int_oo
 
-from ....dialects.expr import (
+from ..dialects.expr import (
     Add,
     Const,
     Dim,
@@ -36,7 +36,7 @@ from ....dialects.expr import (
     product,
     sym,
 )
-from ....errors import StepwellError
+from ..errors import StepwellError
 
 if TYPE_CHECKING:
     import torch
