@@ -127,6 +127,7 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
             log.info("graph %d was traced and compiled before%s", compilers.number, changed(options))
             return found
     from ...lowering.fx.pre_grad.eager_refusals import refused_call, run_by_eager
+    from ...lowering.fx.pre_grad.lstm_training import traceable_lstms
     from ...targets.target import library_operators
     from ..extensions.decompositions import checked
 
@@ -152,7 +153,7 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
 
         compilers.weights = Weights(graph, example_inputs)
     # graphs make their own tokens: no argument, no result
-    with functorch_config.patch(unlift_effect_tokens=True), rare_garbage_collection():
+    with functorch_config.patch(unlift_effect_tokens=True), rare_garbage_collection(), traceable_lstms(graph):
         run = backend(graph, list(example_inputs))
     compilers.weights = None
     if quantised is not None:

@@ -1,0 +1,40 @@
+"""LSTMs whose weights are trained are traced into operators, on the CPU too.
+
+torch traces an LSTM whose input needs no gradient as one call of oneDNN, also where its weights need one. That call
+gives no workspace unless it runs under autograd, so that AOTAutograd has nothing to save for backward, and fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+
+def trains_lstm(gm: GraphModule) -> bool:
+    """Whether an LSTM of Dynamo's graph has an operand that needs a gradient."""
+    if not torch.is_grad_enabled():
+        return False
+    modules = [module for module in gm.modules() if isinstance(module, GraphModule)]
+    return any(node.target is torch.lstm and _needs_gradient(node) for module in modules for node in module.graph.nodes)
+
+
+def _needs_gradient(node: Node) -> bool:
+    values = [operand.meta.get("example_value") for operand in node.all_input_nodes]
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+
+
+@contextmanager
+def traceable_lstms(gm: Any) -> Iterator[None]:
+    """Trace a graph that trains an LSTM without oneDNN; whether it is enabled is asked while tracing alone."""
+    if not (isinstance(gm, GraphModule) and trains_lstm(gm) and torch._C._get_mkldnn_enabled()):
+        yield
+        return
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(True)
