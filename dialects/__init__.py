@@ -17,8 +17,9 @@ DIALECTS: dict[str, str] = {
     "cpu": "cpu:Cpu",
     "tt": "tt:Tt",
     "host": "host:Host",
+    "stepwell": "machine:Stepwell",
 }
-"""Dialect name -> ``module:attribute`` that holds its xDSL ``Dialect``, relative to this package, by level."""
+"""Dialect name -> ``module:attribute`` that holds its xDSL ``Dialect``, relative to this package, by level, then that of the module."""
 
 
 def dialect_loader(name: str) -> Callable[[], Dialect]:

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.passes import ModulePass
 
+from ..dialects.machine import MachineAttr
 from ..passes.manager import pipelines, user
 from ..passes.manager.errors import PipelineError, did_you_mean
-from ..passes.manager.pass_manager import PassLike, Pipeline, is_foreign
+from ..passes.manager.pass_manager import PassLike, Pipeline
 
 Measure = Literal["always", "unsure", "never"]
 """Whether passes may measure what they choose: all that can (option autotune), only where rules are not sure, or none."""
@@ -80,9 +80,13 @@ class Target:
     native: ClassVar[bool] = False
     """Whether the native entry of programs knows how to launch the kernels."""
 
+    def machine(self, device: str) -> MachineAttr | None:
+        """The machine that `device` is, which the module names while it is compiled (passes/cost/machine); None: nothing is said."""
+        return None
+
     def fit(self, pipeline: Pipeline, module: ModuleOp, device: str, measure: Measure) -> None:
-        """Adapt the pipeline to the machine before it runs on `module`, an imported graph of `device`. A pass that is not there, and an
-        option that has a value, are the user's (`with_facts`)."""
+        """Adapt the pipeline before it runs on `module`, an imported graph of `device` that names its machine. A pass that is not there,
+        and an option that has a value, are the user's."""
 
     def kernels(self, module: ModuleOp, device: str) -> Kernels:
         """The kernels of a module that went through the pipeline; those of the CPU's dialect are not among them."""
@@ -98,15 +102,6 @@ class Target:
     def current(self, device: str) -> AbstractContextManager[Any]:
         """In this context a program of the device runs."""
         return nullcontext()
-
-
-def with_facts(one: ModulePass, facts: Mapping[str, Any]) -> ModulePass:
-    """A pass with what is known of the machine: those of its options that are called as a fact, and that mean nothing as they are (no text,
-    0, false). An option that says something by default is never taken for one."""
-    if is_foreign(type(one)) or not is_dataclass(one):  # a user's options mean what the user says
-        return one
-    names = {f.name for f in fields(one) if f.name in facts and not f.default and not getattr(one, f.name)}
-    return replace(one, **{name: facts[name] for name in names}) if names else one
 
 
 BUILT_IN = {"cpu": "cpu.target:CpuTarget", "gpu": "triton.target:GpuTarget"}

@@ -51,7 +51,7 @@ def _nothing(_: Setting) -> tuple[Any, ...]:
 @dataclass(frozen=True)
 class FxRewrite:
     """One line of a table. home: `module:function`, relative to this package. summary: what it does. runs: whether it is wanted.
-    given: what the function takes besides the graph. counter: the name under which `stepwell.counters` has how often it did something."""
+    given: its arguments besides the graph. counter: the name under which `stepwell.counters` has how often it did something."""
 
     name: str
     home: str

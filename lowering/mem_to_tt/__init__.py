@@ -30,12 +30,12 @@ from ...passes.analysis.levels import refuse_tensors
 from ...passes.analysis.nest_access import NestAccess
 from ...passes.analysis.nest_key import is_nest_in_memory
 from ...passes.analysis.symbols import symbol_facts
+from ...passes.cost.machine import Gpu, machine_of
 from ...passes.gpu.gpu_cooperative_rows import CLEARS
 from ...passes.gpu.nest_merge import memory_of
 from ...passes.gpu.nest_types import UnsupportedNest
 from ...passes.gpu.tiles.bounds import BEYOND, bounds_of, choose_bounds, is_within, narrowed, nest_beyond, write_bounds
 from ...passes.gpu.tiles.candidates import read_tile, write_tile
-from ...passes.gpu.tiles.machine import Machine, machine
 from ...passes.gpu.tiles.rules import choose
 from ...passes.manager.pass_manager import Pass
 from ..outline import Arguments, Outliner
@@ -50,15 +50,9 @@ class GpuSchedule(Pass):
 
     name = "gpu-schedule"
 
-    target: str = ""
-    """The GPU: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one sm_90."""
-
-    multiprocessors: int = 0
-    """How many multiprocessors it has; 0: as many as the usual model."""
-
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
-        gpu = machine(self.target, self.multiprocessors)
+        gpu = machine_of(op, Gpu)
         for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
             assert isinstance(nest, loop.NestOp)
             bounds = bounds_of(nest)
@@ -84,14 +78,10 @@ class MemToTt(Pass):
 
     name = "mem-to-tt"
 
-    target: str = ""
-    """The GPU whose instructions may be used: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one
-    sm_90."""
-
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         refuse_tensors(self, op)
         symbols, hints = symbol_facts(op)
-        outliner = TtOutliner(op, symbols, hints, machine(self.target))
+        outliner = TtOutliner(op, symbols, hints, machine_of(op, Gpu))
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for nest in [n for n in func.walk() if is_nest_in_memory(n)]:
                 assert isinstance(nest, loop.NestOp)
@@ -115,7 +105,7 @@ class MemToTt(Pass):
 class TtOutliner(Outliner):
     """Makes `tt.func`s of nests."""
 
-    def __init__(self, module: ModuleOp, symbols: RangeEnv, hints: dict[Expr, int], gpu: Machine):
+    def __init__(self, module: ModuleOp, symbols: RangeEnv, hints: dict[Expr, int], gpu: Gpu):
         super().__init__(module, symbols, hints)
         self.gpu = gpu
         self.exact = module.attributes.get("nd.numerics") == StringAttr("eager")

@@ -32,7 +32,7 @@ are done. Tickets are drawn in order, so that the programs which run and are not
 row k run, each writes its state before it waits, and the row gets done. If one of them has not begun, fewer than R programs run (R of
 them would hold all tickets of row k, as R >= G), and the device begins another, which draws the next ticket. So row k gets done, and by
 induction every row. Kernels of several streams on the device at once keep at most G - 1 places each from the others while
-they wait for a program that has not begun; `Machine.together` keeps G at a quarter of the multiprocessors, each of which runs one
+they wait for a program that has not begun; `Gpu.together` keeps G at a quarter of the multiprocessors, each of which runs one
 program or more.
 
 The counterpart in CUDA are cooperative groups, which need a launch of its own kind; in Triton there is none."""

@@ -26,10 +26,10 @@ from ...dialects.tt.arith import SIToFPOp
 from ...dialects.tt.structure import AssertOp, FuncOp, GetProgramIdOp, ReturnOp
 from ...dialects.tt.types import int32, ptr
 from ...passes.analysis.nest_access import Access, Loop, NestAccess, Node
+from ...passes.cost.machine.gpu import Gpu
 from ...passes.gpu.nest_merge import memory_of
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type, scalar_type
 from ...passes.gpu.shared_rows import part_of, words_of
-from ...passes.gpu.tiles.machine import Machine
 from ...passes.gpu.tiles.rules import CROSSED_PIECES, UNROLL, fits_i32, has_effect, is_crossed, most_trips, padded_trips, run_length
 from ...passes.gpu.tiles.tile import Tile
 from ...passes.manager.locations import source_location
@@ -65,7 +65,7 @@ ABREAST = 2
 
 
 def lower_nest(
-    name: str, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Machine, exact: bool = False, typical: Mapping[Expr, int] = NO_SIZES
+    name: str, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Gpu, exact: bool = False, typical: Mapping[Expr, int] = NO_SIZES
 ) -> tuple[FuncOp, Arguments, Expr]:
     """The kernel of a nest for a GPU, what it takes, and how many programs its grid has. `exact`: with eager's arithmetic. Of sizes that
     are multiples of 16 as a rule (`typical`) the kernel says that they are: the launch looks, and takes another variant if not."""
@@ -131,7 +131,7 @@ class NestLowering:
     """Lowers one nest into the body of a kernel."""
 
     def __init__(
-        self, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Machine, arguments: Arguments, entry: Block, exact: bool = False
+        self, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Gpu, arguments: Arguments, entry: Block, exact: bool = False
     ):
         self.nest = nest
         self.tile = tile

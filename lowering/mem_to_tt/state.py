@@ -27,10 +27,10 @@ from ...dialects.tt.shape import ExpandDimsOp, MakeRangeOp
 from ...dialects.tt.structure import AssertOp
 from ...dialects.tt.types import int32, shape_of, tensor
 from ...passes.analysis.nest_access import Access, Loop, NestAccess
+from ...passes.cost.machine.gpu import Gpu
 from ...passes.gpu.nest_merge import memory_of
 from ...passes.gpu.nest_types import scalar_type
 from ...passes.gpu.tiles.gathers import index_loops
-from ...passes.gpu.tiles.machine import Machine
 from .builder import Builder, is_zero, joined
 from .functions import float8
 
@@ -51,7 +51,7 @@ class State:
     has."""
 
     def __init__(
-        self, builder: Builder, info: NestAccess, axes: list[Axis], index: IntegerType, gpu: Machine, threads: int, exact: bool = False
+        self, builder: Builder, info: NestAccess, axes: list[Axis], index: IntegerType, gpu: Gpu, threads: int, exact: bool = False
     ):
         self.b = builder
         self.gpu, self.threads = gpu, threads

@@ -19,7 +19,7 @@ from ...dialects.host import LaunchOp
 from ...dialects.tt.compute import GRID_WAIT, ElementwiseInlineAsmOp
 from ...dialects.tt.structure import OVERLAPS, FuncOp
 from ...dialects.tt.types import int32
-from ...passes.gpu.tiles.machine import machine
+from ...passes.cost.machine import Gpu, machine_of
 from ...passes.manager.pass_manager import Pass
 
 
@@ -29,11 +29,8 @@ class TtOverlapLaunches(Pass):
 
     name = "tt-overlap-launches"
 
-    target: str = ""
-    """The GPU: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one sm_90."""
-
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        gpu = machine(self.target)
+        gpu = machine_of(op, Gpu)
         if not gpu.overlaps_launches:
             self.remark(op, f"{gpu.name} begins a kernel when the one before it is done", kind="missed")
             return

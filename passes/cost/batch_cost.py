@@ -11,7 +11,7 @@ from ...dialects import loop
 from ...dialects.expr import Expr, evaluate, free_syms
 from .cost_model import SERVER, Cost, Work, estimate, nest_cost
 from .footprint import of_nest
-from .machine import Machine
+from .machine.cpu import Cpu
 
 
 def entry_hints(op: loop.BatchOp, hints: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -27,7 +27,7 @@ def body_nests(op: loop.BatchOp) -> list[loop.NestOp]:
     return [nest for nest in op.body().body.block.ops if isinstance(nest, loop.NestOp)]
 
 
-def batch_cost(op: loop.BatchOp, hints: Mapping[str, int] | None = None, machine: Machine = SERVER) -> Cost:
+def batch_cost(op: loop.BatchOp, hints: Mapping[str, int] | None = None, machine: Cpu = SERVER) -> Cost:
     """The price of a batch: one launch, whose entries are shared among threads."""
     nests = body_nests(op)
     work = Work(launches=0, iterations=float(op.count))

@@ -27,7 +27,7 @@ from ..analysis.nest_key import nest_key
 from ..analysis.op_costs import op_cost
 from .footprint import Footprint
 from .loops_inside import body_roots
-from .machine import SERVER, Machine
+from .machine.cpu import SERVER, Cpu
 from .nest_cost import Cost as Units
 from .nest_cost import Schedule
 from .schedule_choice import choose
@@ -98,7 +98,7 @@ class Cost:
         return self.work.specials
 
 
-def estimate(work: Work, machine: Machine = SERVER) -> Cost:
+def estimate(work: Work, machine: Cpu = SERVER) -> Cost:
     """The price of `work`."""
     threads = min(machine.threads, max(1.0, work.iterations)) if work.threads else 1
     compute = work.units * machine.unit_ns / threads
@@ -129,7 +129,7 @@ _CACHE_LIMIT = 4096
 def nest_cost(
     nest: loop.NestOp,
     hints: Mapping[str, int] | None = None,
-    machine: Machine = SERVER,
+    machine: Cpu = SERVER,
     symbols: RangeEnv | None = None,
     strides: Mapping[SSAValue, Sequence[Expr]] | None = None,
 ) -> Cost:
@@ -149,7 +149,7 @@ def nest_cost(
 
 
 def _nest_cost(
-    nest: loop.NestOp, hints: dict[Expr, int], machine: Machine, symbols: RangeEnv, strides: Mapping[SSAValue, Sequence[Expr]] | None
+    nest: loop.NestOp, hints: dict[Expr, int], machine: Cpu, symbols: RangeEnv, strides: Mapping[SSAValue, Sequence[Expr]] | None
 ) -> Cost:
     info = NestAccess(nest, symbols, strides=strides)
     schedule = choose(info, hints)
@@ -157,7 +157,7 @@ def _nest_cost(
     return replace(estimate(work, machine), style=schedule.style, accesses=access_kinds(units, schedule))
 
 
-def nest_work(info: NestAccess, schedule: Schedule, hints: Mapping[Expr, int], machine: Machine) -> tuple[Work, Units]:
+def nest_work(info: NestAccess, schedule: Schedule, hints: Mapping[Expr, int], machine: Cpu) -> tuple[Work, Units]:
     """The totals of a nest whose accesses are known."""
     units = Units(info, hints)
     footprint = Footprint(info, units, schedule)

@@ -20,7 +20,7 @@ from ...dialects.nd.types import LOW_PRECISION, element_bytes
 from ..analysis.op_costs import op_cost
 from .batch_cost import batch_cost
 from .cost_model import OVERLAP, SERVER, Cost, Work, nest_cost
-from .machine import Machine
+from .machine.cpu import Cpu
 
 HALF_PACK = 2.0
 """Passes over the operands of a 16-bit product: the matrix units take them in an order of their own."""
@@ -41,7 +41,7 @@ Sizes = Sequence[int]
 
 
 def price(
-    flops: float, read: float, written: float, gflops: float, machine: Machine, *, passes: float = 1.0, start_ns: float, units: float = 0.0
+    flops: float, read: float, written: float, gflops: float, machine: Cpu, *, passes: float = 1.0, start_ns: float, units: float = 0.0
 ) -> Cost:
     """The cost of arithmetic at a given rate with its operands gone through `passes` times; `start_ns` is the time of the call."""
     level = machine.home(read + written)
@@ -56,7 +56,7 @@ def price(
 
 
 def matmul_cost(
-    m: int, n: int, k: int, machine: Machine = SERVER, *, batch: int = 1, dtype_bytes: int = 4, library: bool = True, units: float = 0.0
+    m: int, n: int, k: int, machine: Cpu = SERVER, *, batch: int = 1, dtype_bytes: int = 4, library: bool = True, units: float = 0.0
 ) -> Cost:
     """The cost of C[batch, m, n] = A[batch, m, k] B[batch, k, n]; `units` for what is done with C on the way."""
     read, written = float(batch * (m * k + k * n) * dtype_bytes), float(batch * m * n * dtype_bytes)
@@ -66,7 +66,7 @@ def matmul_cost(
     return price(2.0 * batch * m * n * k, read, written, rate, machine, passes=HALF_PACK if half else 1.0, start_ns=start, units=units)
 
 
-def step_cost(op: Operation, hints: Mapping[str, int] | None = None, machine: Machine = SERVER) -> Cost | None:
+def step_cost(op: Operation, hints: Mapping[str, int] | None = None, machine: Cpu = SERVER) -> Cost | None:
     """The cost of one op of a function at the loop or memory level: a nest, contraction, batch or call of the library; None for what
     does nothing at run time."""
     if isinstance(op, loop.NestOp):
@@ -80,7 +80,7 @@ def step_cost(op: Operation, hints: Mapping[str, int] | None = None, machine: Ma
     return None
 
 
-def contract_cost(op: loop.ContractOp, hints: Mapping[str, int] | None = None, machine: Machine = SERVER) -> Cost:
+def contract_cost(op: loop.ContractOp, hints: Mapping[str, int] | None = None, machine: Cpu = SERVER) -> Cost:
     """The cost of a contraction, its epilogue included."""
     *batch, m, n = [1, 1, *(size(e, hints) for e in op.loop_sizes)]
     k = size(op.depth.data, hints)
@@ -91,7 +91,7 @@ def contract_cost(op: loop.ContractOp, hints: Mapping[str, int] | None = None, m
     return matmul_cost(m, n, k, machine, batch=prod(batch), dtype_bytes=width, library=library, units=units)
 
 
-def extern_cost(op: mem.ExternOp | nd.ExternOp, hints: Mapping[str, int] | None = None, machine: Machine = SERVER) -> Cost:
+def extern_cost(op: mem.ExternOp | nd.ExternOp, hints: Mapping[str, int] | None = None, machine: Cpu = SERVER) -> Cost:
     """The cost of a call of the library."""
     target = op.call.data.target.split(".")
     name = target[1] if len(target) > 1 else target[0]

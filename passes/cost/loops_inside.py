@@ -16,7 +16,7 @@ from ...dialects.expr import Expr
 from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import Access, Loop
 from ..analysis.op_costs import op_cost
-from .machine import SERVER
+from .machine.cpu import SERVER
 
 if TYPE_CHECKING:
     from .nest_cost import Cost

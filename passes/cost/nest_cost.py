@@ -15,7 +15,7 @@ from ...dialects.nd.types import element_bytes
 from ..analysis.bent_access import bend
 from ..analysis.nest_access import Access, Loop, NestAccess, Node, allocation
 from ..analysis.store_groups import shuffles, store_groups
-from .machine import SERVER, WAYS
+from .machine.cpu import SERVER, WAYS
 
 DEFAULT_HINT = 64
 LANES = (64, 32, 16, 8, 4)

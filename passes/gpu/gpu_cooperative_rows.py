@@ -34,6 +34,7 @@ from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.schedule_attrs import schedule_table
 from ..analysis.symbols import symbol_facts
+from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import add_out
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass
@@ -45,7 +46,6 @@ from .short_runs import shortest_run
 from .tiles import rules as config
 from .tiles.bounds import narrowed, near_sizes, with_room, write_bounds
 from .tiles.candidates import GPU, write_tile
-from .tiles.machine import Machine, machine
 from .tiles.rules import has_effect
 from .tiles.tile import Sizes, Tile, power_of_two
 
@@ -81,12 +81,6 @@ class GpuCooperativeRows(Pass):
 
     name = "gpu-cooperative-rows"
 
-    target: str = ""
-    """The GPU: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one sm_90."""
-
-    multiprocessors: int = 0
-    """How many multiprocessors it has; 0: as many as the usual model."""
-
     alone: int = ALONE
     """Elements of a row that a program keeps by itself."""
 
@@ -101,7 +95,7 @@ class GpuCooperativeRows(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
-        gpu, sizes = machine(self.target, self.multiprocessors), Sizes(hints)
+        gpu, sizes = machine_of(op, Gpu), Sizes(hints)
         for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
             assert isinstance(nest, loop.NestOp)
             if nest.parent is None or GPU in schedule_table(nest) or not any(isinstance(o, loop.ReduceOp) for o in nest.block.ops):
@@ -131,7 +125,7 @@ class GpuCooperativeRows(Pass):
                 if why:
                     self.remark(nest, f"one program has a row: {why}", kind="missed")
 
-    def _tile(self, info: NestAccess, sizes: Sizes, gpu: Machine) -> tuple[Tile, int]:
+    def _tile(self, info: NestAccess, sizes: Sizes, gpu: Gpu) -> tuple[Tile, int]:
         """The tile of a nest whose rows several programs share, and the words that they exchange.  UnsupportedNest for another nest, with
         the reason, if that is of interest."""
         inside = [n for n in info.root.children if has_effect(n) and n.loops]
@@ -170,7 +164,7 @@ class GpuCooperativeRows(Pass):
         tile = replace(tile, registers=_registers(tile, inside, kept, moments, gpu))
         return replace(tile, warps=max(1, tile.warps * 32 // gpu.lanes)), words
 
-    def _rows(self, info: NestAccess, trips: int, run: int, kept: int, sizes: Sizes, gpu: Machine, halves: bool) -> Tile:
+    def _rows(self, info: NestAccess, trips: int, run: int, kept: int, sizes: Sizes, gpu: Gpu, halves: bool) -> Tile:
         """Of all groups of programs one that keeps about as much as it should, in blocks that are full. Where the length of runs, or their
         number, is a symbol, programs have whole ones. Of two tensors that stay in 16 bits it keeps as much each as of one."""
         wanted = self.part * min(kept, 2) if halves else self.part
@@ -215,7 +209,7 @@ class GpuCooperativeRows(Pass):
         return max(4, min(16, power_of_two(held // (32 * THREAD))))
 
 
-def _take_halves(inside: Sequence[Node], trips: int, gpu: Machine) -> bool:
+def _take_halves(inside: Sequence[Node], trips: int, gpu: Gpu) -> bool:
     """Whether numbers of 16 bits that lie in whole vectors may be kept as they are. Where positions are looked for, these take the
     registers."""
     fixed = all(product(one.size for one in n.loops).value == trips for n in inside)
@@ -281,7 +275,7 @@ def _side_by_side(access: Access, loops: Sequence[Loop]) -> bool:
     return step is ZERO or (step is ONE and all(e.value is not None and e.value % VECTOR == 0 for e in (start, *steps.values())))
 
 
-def _registers(tile: Tile, inside: Sequence[Node], kept: int, moments: bool, gpu: Machine) -> int:
+def _registers(tile: Tile, inside: Sequence[Node], kept: int, moments: bool, gpu: Gpu) -> int:
     """Registers of a thread with which as many programs run side by side as what they keep leaves room for."""
     threads = tile.warps * 32
     loads = [(n, a) for n in inside for a in n.accesses if not a.is_store]

@@ -27,6 +27,7 @@ from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.schedule_attrs import schedule_table
 from ..analysis.symbols import symbol_facts
+from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import add_out, clone_into
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass
@@ -35,7 +36,6 @@ from .nest_merge import memory_of
 from .short_runs import RUN, shortest_run
 from .tiles import rules as config
 from .tiles.candidates import GPU
-from .tiles.machine import Machine, machine
 from .tiles.tile import Sizes, bytes_moved
 
 BANDWIDTH = 4000.0
@@ -54,18 +54,12 @@ class GpuFission(Pass):
 
     name = "gpu-fission"
 
-    target: str = ""
-    """The GPU: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one sm_90."""
-
-    multiprocessors: int = 0
-    """How many multiprocessors it has; 0: as many as the usual model."""
-
     always: bool = False
     """Whatever it costs."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
-        gpu = machine(self.target, self.multiprocessors)
+        gpu = machine_of(op, Gpu)
         for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
             assert isinstance(nest, loop.NestOp)
             if GPU in schedule_table(nest) or not (loops := _last_loops(nest)):
@@ -89,7 +83,7 @@ class GpuFission(Pass):
 
 
 def nanoseconds(
-    nest: loop.NestOp, loops: Sequence[loop.ForOp], symbols: RangeEnv, hints: Mapping[Expr, int], gpu: Machine
+    nest: loop.NestOp, loops: Sequence[loop.ForOp], symbols: RangeEnv, hints: Mapping[Expr, int], gpu: Gpu
 ) -> tuple[float, float]:
     """About what loops of a nest take in its programs, and as nests of their own."""
     info, sizes = NestAccess(nest, symbols), Sizes(hints)

@@ -18,21 +18,21 @@ from ...dialects.expr.ranges import RangeEnv
 from ..analysis.nest_access import NestAccess
 from ..analysis.schedule_attrs import schedule_table
 from ..analysis.symbols import symbol_facts
+from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import replace_loops
 from ..loop.transform.loop_split_reduction import LoopSplitReduction
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
 from .short_runs import short_run
 from .tiles.candidates import GPU
-from .tiles.machine import machine
 from .tiles.rules import DOT_PROGRAMS, LANES, UNROLL, column_loop, product_tile
 from .tiles.tile import Sizes, Tile
 
-PROGRAMS = 2112
-"""Programs that keep a large GPU busy: 16 for each of 132 multiprocessors."""
-FEW = 528
-"""Programs below which a reduction is split, if its nest does nothing else."""
-IDLE = 132
+PROGRAMS_EACH = 16
+"""Programs for each multiprocessor that keep a large GPU busy."""
+FEW_EACH = 4
+"""Programs for each multiprocessor below which a reduction is split, if its nest does nothing else."""
+IDLE_EACH = 1
 """The same where the nest reads again what it reduces: split, it would no longer find it in the nearest cache."""
 FEWEST_PARTS = 4
 """Fewer parts than these are not worth a kernel that puts them together."""
@@ -50,15 +50,12 @@ class GpuSplitReduction(Pass):
 
     name = "gpu-split-reduction"
 
-    programs: int = PROGRAMS
-    """How many programs there should be."""
-
-    target: str = ""
-    """The GPU: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one sm_90."""
+    programs: int = 0
+    """How many programs there should be; 0: PROGRAMS_EACH for each multiprocessor."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
-        sizes, gpu = Sizes(hints), machine(self.target)
+        sizes, gpu = Sizes(hints), machine_of(op, Gpu)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
                 self._split_runs(nest, sizes, symbols)
@@ -69,7 +66,7 @@ class GpuSplitReduction(Pass):
                     if tile is not None:
                         self._split_product(nest, reduce, tile, sizes, symbols)
                         continue
-                    wanted = self._wanted(nest, reduce, sizes, info)
+                    wanted = self._wanted(nest, reduce, sizes, info, gpu)
                     if wanted >= FEWEST_PARTS:
                         self._split(nest, reduce, wanted, info, sizes, symbols)
 
@@ -119,14 +116,15 @@ class GpuSplitReduction(Pass):
         self.remark(nest, f"product split: {said}", kind="applied")
         self.statistic("num-split")
 
-    def _wanted(self, nest: loop.NestOp, reduce: loop.ReduceOp, sizes: Sizes, info: NestAccess) -> int:
+    def _wanted(self, nest: loop.NestOp, reduce: loop.ReduceOp, sizes: Sizes, info: NestAccess, gpu: Gpu) -> int:
         """How many parts a reduction should have; below 2: it stays whole."""
         programs, block = programs_of(info, sizes)
         trips = sizes(product(reduce.loop_sizes))
         alone = all(isinstance(o, (loop.ReduceOp, loop.StoreOp)) for o in nest.block.ops if isinstance(o, (loop.LoopLike, loop.StoreOp)))
-        if programs >= (FEW if alone else IDLE) or trips <= UNROLL or trips * block < 2 * LONG:
+        if programs >= (FEW_EACH if alone else IDLE_EACH) * gpu.multiprocessors or trips <= UNROLL or trips * block < 2 * LONG:
             return 1
-        return min(-(-self.programs // programs), trips * block // LONG)
+        most = self.programs or PROGRAMS_EACH * gpu.multiprocessors
+        return min(-(-most // programs), trips * block // LONG)
 
 
 def programs_of(info: NestAccess, sizes: Sizes) -> tuple[int, int]:

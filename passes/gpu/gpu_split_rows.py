@@ -24,6 +24,7 @@ from ...dialects.expr.ranges import RangeEnv, simplify
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.symbols import symbol_facts
+from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op, index_operands
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass
@@ -42,13 +43,13 @@ class GpuSplitRows(Pass):
 
     name = "gpu-split-rows"
 
-    programs: int = 264
-    """How many programs there should be: two for each multiprocessor, whose registers hold the columns. Where rows are short there are
-    more, and each has several parts."""
+    programs: int = 0
+    """How many programs there should be; 0: those that are resident, whose registers hold the columns. Where rows are short there are more,
+    and each has several parts."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
-        sizes = Sizes(hints)
+        sizes, programs = Sizes(hints), self.programs or machine_of(op, Gpu).resident_programs
         for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
             assert isinstance(nest, loop.NestOp)
             rows = row_loop(nest)
@@ -56,8 +57,8 @@ class GpuSplitRows(Pass):
                 continue
             size = rows.loop_sizes[0]
             width = power_of_two(max(sizes(product(n.loop_sizes)) for n in _loops_in(rows)))
-            most = self.programs * (SMALL * TILE // width if width <= TILE else 1)
-            count = max(self.programs, min(most, sizes(size) // SHORTEST))
+            most = programs * (SMALL * TILE // width if width <= TILE else 1)
+            count = max(programs, min(most, sizes(size) // SHORTEST))
             split = _Split(nest, rows, count if size.value is None else max(1, min(count, size.value)), symbols)
             split.rewrite()
             self.statistic("num-split")

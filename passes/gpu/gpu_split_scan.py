@@ -31,6 +31,7 @@ from ..analysis.nest_access import NestAccess
 from ..analysis.reduction_kinds import Cursor, combine, identity, unscaled
 from ..analysis.schedule_attrs import schedule_table
 from ..analysis.symbols import symbol_facts
+from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import clone_into, drop_index, index_op, needed_by, replace_loops
 from ..loop.transform.nest_transform import Refused, label_of
 from ..manager.pass_manager import Pass
@@ -39,7 +40,6 @@ from .gpu_split_reduction import FEWEST_PARTS, LONG, programs_of
 from .gpu_split_rows import only_where
 from .nest_merge import memory_of
 from .tiles.candidates import GPU
-from .tiles.machine import machine
 from .tiles.rules import UNROLL, choose, column_loop
 from .tiles.tile import Sizes, bytes_moved, power_of_two
 
@@ -53,6 +53,9 @@ SCANNED_PART = 8192
 SCANS_ROWS, SCANS_COLUMNS = 60.0, 25.0
 """Bytes a nanosecond that one program which scans a row, or columns side by side, is taken to move: estimates, not measured apart."""
 
+PROGRAMS_EACH = 4
+"""Programs for each multiprocessor that keep a large GPU busy."""
+
 
 @dataclass(frozen=True)
 class GpuSplitScan(Pass):
@@ -60,16 +63,11 @@ class GpuSplitScan(Pass):
 
     name = "gpu-split-scan"
 
-    programs: int = 528
-    """How many programs there should be."""
-
-    target: str = ""
-    """The GPU: sm_80, sm_90, gfx942 or another of their makers; "": the one of the machine, without one sm_90."""
-
-    multiprocessors: int = 0
-    """How many multiprocessors it has; 0: as many as the usual model."""
+    programs: int = 0
+    """How many programs there should be; 0: PROGRAMS_EACH for each multiprocessor."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        gpu = machine_of(op, Gpu)
         symbols, hints = symbol_facts(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
@@ -77,7 +75,7 @@ class GpuSplitScan(Pass):
                 if not scans:
                     continue
                 info = NestAccess(nest, symbols)
-                length = self._length(scans, info, hints)
+                length = self._length(scans, info, hints, gpu)
                 if length:
                     self._split(_Split(nest, scans, length, info, Sizes(hints), symbols))
 
@@ -91,20 +89,20 @@ class GpuSplitScan(Pass):
         self.remark(split.nest, f"scan split: {split.count} parts of {split.length}", kind="applied")
         self.statistic("num-split")
 
-    def _length(self, scans: list[loop.ScanOp], info: NestAccess, hints: dict[Expr, int]) -> int:
+    def _length(self, scans: list[loop.ScanOp], info: NestAccess, hints: dict[Expr, int], gpu: Gpu) -> int:
         """The length of the parts of scans: a number of blocks, one that leaves no rest if there is one near; 0: they stay whole."""
         sizes = Sizes(hints)
         programs, columns = programs_of(info, sizes)
         block = max(1, SCANNED_PART // power_of_two(columns))
         trips = max(sizes(scan.loop_sizes[0]) for scan in scans)
-        parts = min(-(-self.programs // programs), trips // block)
+        parts = min(-(-(self.programs or PROGRAMS_EACH * gpu.multiprocessors) // programs), trips // block)
         if parts < FEWEST_PARTS:
             return 0
         inside = [n for scan in scans for n in info.nodes[scan].walk()]
         moved = [(a.is_store, number) for n in inside for a, _, number in bytes_moved(n, info, sizes)]
         once, read = sum(number for _, number in moved), sum(number for stores, number in moved if not stores)
         rate = SCANS_ROWS if columns == 1 else SCANS_COLUMNS
-        whole = choose(info, hints, machine(self.target, self.multiprocessors)).programs(sizes)
+        whole = choose(info, hints, gpu).programs(sizes)
         if once / min(BANDWIDTH, whole * rate) < GAIN * ((once + read) / BANDWIDTH + LAUNCH_NS):
             return 0
         blocks = round(trips / (block * parts))

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, ModuleOp, UnitAttr
@@ -26,6 +25,7 @@ from xdsl.ir import Operation, SSAValue
 from ...dialects import loop, nd
 from ...dialects.expr import ONE, Dim, Expr, dim, evaluate, free_dims, free_syms
 from ...dialects.nd.types import LayoutAttr, TensorType, element_bytes
+from ..cost.machine import machine_of
 from ..manager.pass_manager import Pass
 from ..mem.arena.mem_plan import symbol_hints
 
@@ -45,7 +45,8 @@ class Prices:
 
 
 PRICES = {"cpu": Prices(0.25, 0.2), "gpu": Prices(5e-4, 1e-4, 2500.0, 2.4e-3)}
-"""By target: an Intel Xeon with AVX-512, one thread, in tiles of 16 x 16; an H200, tiles of 64 x 64, planes by a U-Net's group norms."""
+"""By kind of machine: an Intel Xeon with AVX-512, one thread, in tiles of 16 x 16; an H200, tiles of 64 x 64, planes by the group norms of
+a U-Net."""
 
 _ROWS, _LAST = "rows", "channels-last"
 
@@ -62,13 +63,10 @@ class LoopLayout(Pass):
 
     name = "loop-layout"
 
-    target: Literal["cpu", "gpu"] = "cpu"
-    """Whose prices count: cpu or gpu."""
-
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Writes the choices on the calls and nests of the module's functions."""
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
-            problem = _Problem(func, symbol_hints(op), PRICES[self.target])
+            problem = _Problem(func, symbol_hints(op), PRICES[machine_of(op).kind])
             if problem.nodes and (problem.costs or _LAST in problem.owner.values()):
                 self._function(problem)
 

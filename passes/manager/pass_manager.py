@@ -21,6 +21,7 @@ from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import PatternRewriter, PatternRewriteWalker, RewritePattern
 from xdsl.traits import IsolatedFromAbove
 
+from ...dialects.machine import MACHINE, module_of
 from ...errors import StepwellError
 from .errors import PassError, PipelineError, did_you_mean
 from .instrumentation import Instrumentation, RemarkKind, RunState, active_run, entered, print_ir, record, remark, remarks_wanted, statistic
@@ -436,7 +437,10 @@ def run(
 
     Raises PassError if a pass fails, or if the IR does not verify where `instrument` asks for it or after a pass from
     outside of stepwell and xDSL.  A call from within a pass takes part in the instrumentation of the run around it.
+    A module that names no machine gets the usual one of the target that the pipeline is for.
     """
+    from .pipelines import machine_for
+
     if not isinstance(pipeline, Pipeline):
         pipeline = Pipeline("passes", [Stage("", [as_pass(p) for p in pipeline])])
     if instrument is None and (outer := active_run()) is not None:
@@ -448,6 +452,8 @@ def run(
 
             runner.state.current = next(stage.resumes for stage in pipeline.stages if stage.resumes)
             runner.pipeline = resumed(pipeline, module)
+        if MACHINE not in module.attributes and (machine := machine_for(runner.pipeline)) is not None:
+            module.attributes[MACHINE] = machine
         runner.run()
     return module
 
@@ -608,8 +614,9 @@ def _apply_in_module(p: ModulePass, ctx: Context, op: Operation) -> Any:
     block = op.parent
     assert block is not None
     following = op.next_op
+    around = module_of(op)
     op.detach()
-    module = ModuleOp([op])
+    module = ModuleOp([op], dict(around.attributes) if around is not None else None)
     try:
         return p.apply(ctx, module)
     finally:

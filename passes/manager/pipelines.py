@@ -13,6 +13,7 @@ from typing import Any
 
 from xdsl.passes import ModulePass
 
+from ...dialects.machine import USUAL_GPU, MachineAttr
 from . import registry, user
 from .errors import PipelineError, did_you_mean
 from .pass_manager import MODULE, Entry, Nest, PassLike, Pipeline, Stage, anchor_of, as_pass, entry_text, is_foreign
@@ -37,11 +38,11 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "gpu": {
         "nd": (
-            "nd-canonicalize", "nd-attention{target=gpu}", "nd-sink-cat{merged}", "nd-library-products{rows=64 short=8}",
-            "nd-split-reductions{rows=264}",
+            "nd-canonicalize", "nd-attention", "nd-sink-cat{merged}", "nd-library-products{rows=64 short=8}",
+            "nd-split-reductions",
         ),
         "loop": (
-            "nd-to-loop", "loop-fuse{keep-parallel=264}", "loop-fuse-rows{columns-only}", "loop-recompute", "loop-layout{target=gpu}",
+            "nd-to-loop", "loop-fuse", "loop-fuse-rows{columns-only}", "loop-recompute", "loop-layout",
             "loop-order",
         ),
         "mem": (
@@ -49,7 +50,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
             "gpu-fission", "gpu-split-reduction", "gpu-split-scan", "gpu-neighbours", "gpu-interleave", "mem-plan", "mem-view-offsets",
             "gpu-schedule",
         ),
-        "tt": ("mem-to-tt", "tt-join-launches"),
+        "tt": ("mem-to-tt", "tt-join-launches", "tt-overlap-launches"),
         "host": ("to-host",),
     },
 }  # fmt: skip
@@ -66,6 +67,9 @@ NAMED_PIPELINES: dict[str, str] = {f"stepwell-{target}": target for target in TA
 
 DEVICES: dict[str, str] = {"cpu": "cpu", "cuda": "gpu"}
 """Kind of device, as torch calls it -> target that graphs on it are compiled for.  What happens on other devices is the library's."""
+
+MEASURING = frozenset(("gpu-tune",))
+"""Passes that are put into the pipeline of the GPU where tiles are measured."""
 
 _REPLACED: dict[str, dict[str, str]] = {}
 """Target of a user -> what its devices were compiled for before."""
@@ -140,6 +144,14 @@ def remove_target(name: str) -> None:
             else:
                 del others[device]
     del TARGETS[name], NAMED_PIPELINES[f"stepwell-{name}"]
+
+
+def machine_for(pipeline: Pipeline) -> MachineAttr | None:
+    """The usual machine of the target that a pipeline is for: the GPU, if one of its passes is in the GPU's pipeline and in no CPU's, else
+    None: nothing needs to be said of the CPU."""
+    own = {target: {text.partition("{")[0] for passes in TARGETS[target].values() for text in passes} for target in ("cpu", "gpu")}
+    only = (own["gpu"] | MEASURING) - own["cpu"]
+    return MachineAttr.get(USUAL_GPU) if any(p.name in only for p in pipeline.passes()) else None
 
 
 def stage_names(target: str | None = None) -> list[str]:

@@ -29,7 +29,7 @@ from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory, nest_key
 from ..analysis.schedule_attrs import bool_attr, int_attr, update_schedule
 from ..analysis.symbols import symbol_facts
-from ..cost.machine import SERVER, Machine
+from ..cost.machine import Cpu, machine_of
 from ..cost.nest_cost import DEFAULT_HINT, NS_PER_UNIT, SERIAL_NS, Cost
 from ..cost.schedule_choice import choose, has_few_units
 from ..manager.errors import PassError
@@ -53,9 +53,6 @@ class MemJoinNests(Pass):
 
     name = "mem-join-nests"
 
-    threads: int = 0
-    """Threads to reckon with; for one thread nothing is joined. 0: those that torch uses, without torch two."""
-
     longest: float = 100.0
     """Microseconds of one thread above which a nest stays alone: what a region costs is little beside it."""
 
@@ -63,12 +60,11 @@ class MemJoinNests(Pass):
     """Join whatever may be joined, without asking the cost model."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        threads = self.threads or 2
-        if threads < 2:
+        machine = machine_of(op, Cpu)
+        if machine.threads < 2:
             return
         symbols, hints = symbol_facts(op)
         prices = _Prices(symbols, hints)
-        machine = SERVER.with_threads(threads)
         number = max((n for nest in op.walk() if (n := join_number(nest)) is not None), default=-1)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and f.body.blocks and loop.batch_symbols(f) is None]:
             work = {nest: _work(nest, hints) for nest in func.body.block.ops if is_nest_in_memory(nest) and join_number(nest) is None}
@@ -83,7 +79,7 @@ class MemJoinNests(Pass):
                     number += 1
                     order.join(members, number)
 
-    def _pays(self, members: Sequence[_Member], machine: Machine) -> bool:
+    def _pays(self, members: Sequence[_Member], machine: Cpu) -> bool:
         """Whether nests should run together, with a remark."""
         alone, together = times([m.price for m in members], machine)
         pays = self.always or alone - together >= max(LEAST_GAIN * alone, LEAST_NS)
@@ -188,7 +184,7 @@ def _work(op: Operation, hints: Mapping[Expr, int]) -> float:
     return inside
 
 
-def times(prices: Sequence[Price], machine: Machine) -> tuple[float, float]:
+def times(prices: Sequence[Price], machine: Cpu) -> tuple[float, float]:
     """(ns of nests one after the other, ns in one region) on the threads of `machine`."""
     alone = sum(_shared_time(p.ns, machine, p.grain) if p.shared else p.ns for p in prices)
     total = sum(p.ns for p in prices)
@@ -197,7 +193,7 @@ def times(prices: Sequence[Price], machine: Machine) -> tuple[float, float]:
     return alone + (len(prices) - 1) * machine.launch_ns, together
 
 
-def _shared_time(ns: float, machine: Machine, grain: int, longest: float = 0.0) -> float:
+def _shared_time(ns: float, machine: Cpu, grain: int, longest: float = 0.0) -> float:
     """Time of work that threads share, of which one part of `longest` ns runs on one of them."""
     threads = min(machine.threads, int(ns / grain))
     return ns if threads < 2 else max(ns / threads, longest) + machine.region_ns

@@ -27,7 +27,7 @@ from ..analysis.nest_access import allocation
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.symbols import symbol_hints
 from ..cost.cost_model import nest_cost
-from ..cost.machine import SERVER
+from ..cost.machine.cpu import SERVER
 from ..manager.pass_manager import Pass
 
 LEAST_GAIN, LEAST_NS = 0.15, 2000.0

@@ -32,7 +32,7 @@ from ..analysis.nest_access import NestAccess
 from ..analysis.symbols import symbol_hints
 from ..cost.cost_model import nest_cost
 from ..cost.footprint import LINE, Footprint, Plan, Stream
-from ..cost.machine import SERVER, WAYS, Machine
+from ..cost.machine.cpu import SERVER, WAYS, Cpu
 from ..cost.nest_cost import Cost
 from ..cost.schedule_choice import choose
 from ..manager.pass_manager import Pass
@@ -170,7 +170,7 @@ def _seconds(op: Operation, hints: Mapping[str, int], symbols: RangeEnv) -> floa
     return nest_cost(op, hints, SERVER).seconds + conflict_seconds(op, hints, symbols)
 
 
-def conflict_seconds(nest: loop.NestOp, hints: Mapping[str, int], symbols: RangeEnv, machine: Machine = SERVER) -> float:
+def conflict_seconds(nest: loop.NestOp, hints: Mapping[str, int], symbols: RangeEnv, machine: Cpu = SERVER) -> float:
     """Seconds for the lines of the first cache that a nest on buffers fetches again, since more rows than the cache has ways lie at
     addresses that share them."""
     info = NestAccess(nest, symbols)

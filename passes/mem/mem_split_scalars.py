@@ -28,7 +28,7 @@ from ..analysis.op_costs import op_cost
 from ..analysis.schedule_attrs import schedule_table
 from ..analysis.symbols import symbol_facts, symbol_hints
 from ..cost.cost_model import nest_cost
-from ..cost.machine import SERVER
+from ..cost.machine.cpu import SERVER
 from ..cost.schedule_choice import choose
 from ..loop.transform.loop_rewrite import add_out, drop_out
 from ..manager.pass_manager import Pass

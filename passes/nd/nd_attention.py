@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, bf16, f16, f32
@@ -23,6 +22,7 @@ from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
 from ...dialects.nd.pointwise import OPS, CastOp
 from ...dialects.nd.types import FLOATS, LOW_PRECISION, LayoutAttr, TensorType, tensor_type
+from ..cost.machine import Gpu, machine_of
 from ..manager.pass_manager import Pass
 from .algebra.rewriter import Rewriter
 
@@ -245,16 +245,13 @@ class NdAttention(Pass):
 
     name = "nd-attention"
 
-    target: Literal["cpu", "gpu"] = "cpu"
-    """Whose call it is."""
-
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if keeps_eager_numerics(op):
             return
         symbols = nd.symbol_ranges(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             if any(isinstance(o, nd.MatmulOp) and recognise(o) for o in func.body.block.ops):
-                rule = attention if self.target == "cpu" else gpu_attention
+                rule = gpu_attention if isinstance(machine_of(op), Gpu) else attention
                 rewriter = Rewriter(func, {nd.MatmulOp: [rule]}, symbols)  # pyright: ignore[reportArgumentType]
                 rewriter.run()
                 self.statistic("recognised", rewriter.changed.get(rule.__name__, 0))

@@ -24,6 +24,7 @@ from ...dialects.nd.pointwise import PointwiseOp
 from ...dialects.nd.types import LOW_PRECISION, is_float, tensor_type
 from ..analysis.symbols import symbol_hints
 from ..cost.library_cost import size
+from ..cost.machine import machine_of
 from ..loop.fusion.price import MIN_PARALLEL
 from ..manager.pass_manager import Pass
 
@@ -42,25 +43,26 @@ class NdSplitReductions(Pass):
 
     name = "nd-split-reductions"
 
-    rows: int = MIN_PARALLEL
-    """The fewest rows: they are what runs in parallel."""
+    rows: int = 0
+    """The fewest rows: they are what runs in parallel. 0: as many as keep the machine busy."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
+        least = self.rows or max(MIN_PARALLEL, machine_of(op).resident_programs)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             statistics = {_sizes(o) for o in func.body.block.ops if isinstance(o, Statistic)}
             for reduction in [o for o in func.body.block.ops if isinstance(o, nd.ReduceOp) and len(o.dims.data) > 1]:
                 if _may_split(reduction, statistics):
-                    self._reduction(reduction, hints)
+                    self._reduction(reduction, hints, least)
 
-    def _reduction(self, op: nd.ReduceOp, hints: Mapping[str, int]) -> None:
+    def _reduction(self, op: nd.ReduceOp, hints: Mapping[str, int], least: int) -> None:
         columns = columns_of(op)
         if columns is None:
             return
         dims = tensor_type(op.input).dims
         rows = size(product(s for k, s in enumerate(dims) if k not in columns), hints)
-        if rows < self.rows:
-            self.remark(op, lambda: f"not split: it has {rows} rows, fewer than {self.rows}", "missed")
+        if rows < least:
+            self.remark(op, lambda: f"not split: it has {rows} rows, fewer than {least}", "missed")
             return
         self.remark(op, lambda: f"split: each of {rows} rows, then their results", "applied")
         self.statistic("num-split")

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from time import perf_counter
 
-from ...passes.cost.machine import SERVER, Level, Machine
+from ...passes.cost.machine.cpu import SERVER, Cpu, Level
 from ...passes.cost.nest_cost import NS_PER_UNIT
 from .cache import cache_folder, write_atomically
 from .features import target
@@ -96,7 +96,7 @@ def _speeds() -> dict[str, float]:
 
 
 @cache
-def _one_thread() -> Machine:
+def _one_thread() -> Cpu:
     speeds, sizes = _speeds(), cache_sizes()
     levels = []
     for k in range(len(sizes) + 1):
@@ -106,7 +106,7 @@ def _one_thread() -> Machine:
         name = "memory" if last else f"L{k + 1}"
         size = float("inf") if last else float(min(sizes[k], SHARED_MOST) if shared else sizes[k])
         levels.append(Level(name, size, gbs, gbs * (4 if shared else 1 << 10)))
-    return Machine(
+    return Cpu(
         speeds["gflops"],
         tuple(levels),
         speeds["half_gflops"],
@@ -115,6 +115,6 @@ def _one_thread() -> Machine:
     )
 
 
-def host_machine(threads: int = 1) -> Machine:
+def host_machine(threads: int = 1) -> Cpu:
     """This machine, measured the first time (about half a second) and read from the cache folder afterwards."""
     return replace(_one_thread(), threads=threads)

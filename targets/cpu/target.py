@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from xdsl.dialects.builtin import ModuleOp
 
+from ...dialects.machine import MachineAttr
 from ...passes.manager.pass_manager import Pipeline
 from ...passes.manager.pipelines import TARGETS
-from ..target import Measure, Target, with_facts
+from ..target import Measure, Target
 from .forecast import expected_products
 from .library import prepare
 
@@ -21,12 +22,16 @@ class CpuTarget(Target):
     stages = TARGETS["cpu"]
     native = True
 
-    def fit(self, pipeline: Pipeline, module: ModuleOp, device: str, measure: Measure) -> None:
-        """Nests are joined for the threads that torch uses; products that the graph will call begin to be made."""
+    def machine(self, device: str) -> MachineAttr:
+        """Nests are joined for the threads that torch uses."""
         import torch
 
+        return MachineAttr.get("cpu", threads=torch.get_num_threads())
+
+    def fit(self, pipeline: Pipeline, module: ModuleOp, device: str, measure: Measure) -> None:
+        """Calls are measured where that is asked for; products that the graph will call begin to be made."""
         prepare(expected_products(module))
-        facts: dict[str, Any] = {"threads": torch.get_num_threads()}
         if measure == "always":
-            facts["measure"] = True
-        pipeline.update(lambda one: with_facts(one, facts))
+            from .select.contract_select import ContractSelect
+
+            pipeline.update(lambda one: replace(one, measure=True) if isinstance(one, ContractSelect) else one)

@@ -9,7 +9,7 @@ from typing import Any
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Attribute
 
-from ...passes.gpu.tiles.machine import TargetError
+from ...dialects.machine import TargetError
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,9 @@ from ...passes.analysis.nest_access import NestAccess
 from ...passes.analysis.nest_key import is_nest_in_memory, nest_key
 from ...passes.analysis.schedule_attrs import schedule_table, update_schedule
 from ...passes.analysis.symbols import symbol_facts
+from ...passes.cost.machine import Gpu, machine_of
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type
 from ...passes.gpu.tiles.candidates import GPU, candidates, doubt, read_tile, tile_attr
-from ...passes.gpu.tiles.machine import Machine
 from ...passes.gpu.tiles.rules import choose
 from ...passes.gpu.tiles.tile import DEFAULT_HINT
 from ...passes.manager.instrumentation import remark
@@ -77,15 +77,6 @@ class GpuTune(Pass):
 
     name = "gpu-tune"
 
-    target: str = ""
-    """The GPU: sm_80, sm_90 or another of that maker; "": the one of the machine, without one sm_90."""
-
-    multiprocessors: int = 0
-    """How many multiprocessors it has; 0: as many as the usual model."""
-
-    device: int = 0
-    """Its number among those of the machine."""
-
     unsure: bool = False
     """Measure nests only of whose tile the rules are not sure, few tiles of each."""
 
@@ -93,14 +84,12 @@ class GpuTune(Pass):
     """Bytes that such a nest moves at least."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        from ...passes.gpu.tiles.machine import machine
-
-        timer = device_timer(self.device)
+        gpu = machine_of(op, Gpu)
+        timer = device_timer(gpu.device)
         if timer is None:
             self.remark(op, "there is no GPU to measure on", kind="missed")
             return
         tiles = Tiles(cache_folder() / "tiles.json")
-        gpu = machine(self.target, self.multiprocessors)
         least = self.least if self.unsure else None
         self.statistic("num-measured", tune(ctx, op, gpu_target(gpu.name), gpu, timer, tiles, least))
 
@@ -145,7 +134,7 @@ class Tiles:
 
 
 def tune(
-    ctx: Context, module: ModuleOp, target: GpuTarget, machine: Machine, timer: Timer, tiles: Tiles, least: int | None = None
+    ctx: Context, module: ModuleOp, target: GpuTarget, machine: Gpu, timer: Timer, tiles: Tiles, least: int | None = None
 ) -> int:
     """Give the nests of a module that have no tile the fastest one; how many were measured. What is in `tiles` is not measured again.
     With `least` only nests are measured that move so many bytes and of whose tile the rules are not sure, and few tiles of each.
@@ -229,7 +218,7 @@ def _restore(nest: loop.NestOp, schedule: Mapping[str, Any]) -> None:
         nest.properties.pop("schedule", None)
 
 
-def _why_measured(nest: loop.NestOp, machine: Machine, symbols: RangeEnv, hints: Mapping[Expr, int], least: int) -> str:
+def _why_measured(nest: loop.NestOp, machine: Gpu, symbols: RangeEnv, hints: Mapping[Expr, int], least: int) -> str:
     """Why the rules are not sure of the tile of a nest that moves `least` bytes or more; "" for a smaller one or where they are sure."""
     buffers = {v for op in nest.walk() for v in op.operands if isinstance(v.type, BufferType) and v.owner is not nest.block}
     if sum(_memory(b, hints).bytes for b in buffers) < least:
@@ -245,7 +234,7 @@ def _told(found: Sequence[Candidate], times: Mapping[str, float], tile: Dictiona
 
 
 def _candidates(
-    nest: loop.NestOp, machine: Machine, symbols: RangeEnv, hints: Mapping[Expr, int], most: int | None
+    nest: loop.NestOp, machine: Gpu, symbols: RangeEnv, hints: Mapping[Expr, int], most: int | None
 ) -> list[Candidate]:
     """The tiles that a nest could have, lowered, `most` of them at most; the model's choice first."""
     before = dict(schedule_table(nest))

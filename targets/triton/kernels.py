@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 
 from ...dialects.tt.structure import OVERLAPS, RARE, FuncOp
 from ...dialects.tt.types import PointerType
-from ...passes.gpu.tiles.machine import machine
+from ...passes.cost.machine.gpu import machine
 from ...passes.manager.locations import source_location
 from .compile import CompiledKernel, Job, compile_text, start_kernels
 from .emit import kernel_modules, kernel_of, ttir_for_compiling

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.passes import ModulePass
 
-from ...passes.gpu.tiles.machine import machine
+from ...dialects.machine import MachineAttr
 from ...passes.manager.pass_manager import Pipeline
 from ...passes.manager.pipelines import TARGETS
-from ...passes.nd.products.nd_library_products import NdLibraryProducts
-from ..target import Kernels, Launcher, Measure, Target, with_facts
+from ..target import Kernels, Launcher, Measure, Target
 from .kernels import GpuKernel, device_multiprocessors, device_shared_memory, device_target, start_program_kernels
 
 
@@ -26,37 +23,19 @@ class GpuTarget(Target):
     stages = TARGETS["gpu"]
     native = True
 
+    def machine(self, device: str) -> MachineAttr:
+        """The GPU that there is; without one an sm_90."""
+        count, number = device_multiprocessors(device), int(device.partition(":")[2] or 0)
+        facts = {"multiprocessors": count, "device": number}
+        return MachineAttr.get(device_target(device).name, **{name: n for name, n in facts.items() if n})
+
     def fit(self, pipeline: Pipeline, module: ModuleOp, device: str, measure: Measure) -> None:
-        """Tiles and instructions are chosen for the GPU that there is; without one all stays as it is."""
+        """Tiles are measured where that is asked for; attention is a call only where torch has one that is fast."""
         names = {p.name for p in pipeline.passes()}
-        options = self.machine_options(device)
         if measure != "never" and "gpu-schedule" in names and "gpu-tune" not in names:
             pipeline.add("mem", f"gpu-tune{{{'unsure' if measure == 'unsure' else ''}}}", "before:gpu-schedule")
-        if options:
-            gpu = machine(options.partition("target=")[2].split()[0])
-            if "tt-overlap-launches" not in names and "to-host" in names and gpu.overlaps_launches:
-                pipeline.add("tt", "tt-overlap-launches", "end")
-            usual = NdLibraryProducts(rows=64, short=8)
-            if not gpu.multiplies_halves:
-                pipeline.update(lambda one: replace(usual, rows=0) if one == usual else one)
         if "nd-attention" in names and not has_fast_attention(device):
             pipeline.remove("nd-attention")
-        facts: dict[str, Any] = {"device": int(device.partition(":")[2] or 0)}
-        for option in options.split():
-            name, _, value = option.partition("=")
-            facts[name] = int(value) if value.isdigit() else value
-        pipeline.update(lambda one: self._on_machine(one, facts))
-
-    def _on_machine(self, one: ModulePass, facts: dict[str, Any]) -> ModulePass:
-        """A pass with what it does not say of the GPU; where it names another one, how many multiprocessors ours has says nothing."""
-        named = getattr(one, "target", "")
-        other = named and named != facts.get("target")
-        return with_facts(one, {k: v for k, v in facts.items() if k != "multiprocessors" or not other})
-
-    def machine_options(self, device: str) -> str:
-        """What a pass needs to know of a GPU, as options; "" where there is none."""
-        count = device_multiprocessors(device)
-        return f"target={device_target(device).name} multiprocessors={count}" if count else ""
 
     def kernels(self, module: ModuleOp, device: str) -> Kernels:
         """They are compiled, in parallel, for the GPU that `device` is, while the entry of the program is."""

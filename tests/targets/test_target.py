@@ -13,10 +13,13 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 import stepwell
+from stepwell.passes.cost.machine import machine_of
 from stepwell.passes.manager.errors import PipelineError
 from stepwell.passes.manager.pass_manager import Pass
 from stepwell.passes.manager.pipelines import DEVICES, TARGETS, default_pipeline, parse_pipeline
+from stepwell.targets.cpu.target import CpuTarget
 from stepwell.targets.target import Kernels, Target, find_target, isolated, target_of
+from stepwell.targets.triton.gpu import gpu_target
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/howto/custom-targets.md").read_text()
@@ -203,53 +206,45 @@ def test_dv_04_kernels_without_a_launcher(fresh_targets):
         compiled_like_eager()
 
 
-GPU = "target=sm_86 multiprocessors=84"
+def test_the_module_names_the_machine_that_there_is(monkeypatch):
+    gpu, cpu = find_target("gpu"), find_target("cpu")
+    monkeypatch.setattr("stepwell.targets.triton.target.device_multiprocessors", lambda device: 84)
+    monkeypatch.setattr("stepwell.targets.triton.target.device_target", lambda device: gpu_target("sm_86"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    assert str(gpu.machine("cuda:1")) == '#stepwell.machine<"sm_86", multiprocessors = 84, device = 1>'
+    assert str(gpu.machine("cuda")) == '#stepwell.machine<"sm_86", multiprocessors = 84>'
+    assert str(cpu.machine("cpu")) == '#stepwell.machine<"cpu", threads = 5>'
 
 
-@pytest.mark.parametrize("given", ["{always}", "{multiprocessors=7}", "{target=sm_86}", ""])
-def test_a_pass_with_an_option_still_learns_the_machine(monkeypatch, given):
-    """What the user did not say is filled in, option by option."""
+def test_a_compiled_graph_names_its_machine(fresh_targets, monkeypatch):
+    machines = []
+
+    class Watched(CpuTarget):
+        name = "watched"
+
+        def kernels(self, module, device):
+            machines.append(machine_of(module))
+            return super().kernels(module, device)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    stepwell.register_target(Watched, replace=True)
+    compiled_like_eager()
+    assert {m.threads for m in machines} == {3}
+
+
+def test_what_is_measured_is_in_the_pipeline(monkeypatch):
     gpu = find_target("gpu")
     monkeypatch.setattr("stepwell.targets.triton.target.has_fast_attention", lambda device: True)
-    monkeypatch.setattr(gpu, "machine_options", lambda device: GPU)
     pipeline = default_pipeline("gpu")
-    pipeline.replace("gpu-fission", f"gpu-fission{given}")
-    pipeline.replace("gpu-split-reduction", "gpu-split-reduction{programs=8}")
-    pipeline.replace("gpu-schedule", "gpu-schedule{target=sm_90}")
     gpu.fit(pipeline, ModuleOp([]), "cuda:1", "unsure")
-    found = {p.name: p for p in pipeline.passes()}
-    fission = found["gpu-fission"]
-    assert (fission.target, fission.multiprocessors) == ("sm_86", 7 if "=7" in given else 84)
-    assert fission.always is ("always" in given)
-    assert (found["gpu-split-reduction"].programs, found["gpu-split-reduction"].target) == (8, "sm_86")
-    assert (found["gpu-schedule"].target, found["gpu-schedule"].multiprocessors) == ("sm_90", 0)  # another GPU: its usual model
-    assert found["nd-attention"].target == "gpu"  # another thing of that name
-    tune = found["gpu-tune"]
-    assert (tune.target, tune.multiprocessors, tune.device, tune.unsure) == ("sm_86", 84, 1, True)
-
-
-def test_tuning_that_the_user_asks_for_is_for_this_machine_too(monkeypatch):
-    gpu = find_target("gpu")
-    monkeypatch.setattr(gpu, "machine_options", lambda device: GPU)
+    assert next(p for p in pipeline.passes() if p.name == "gpu-tune").unsure is True
     pipeline = default_pipeline("gpu")
     pipeline.add("mem", "gpu-tune{least=5}", "before:gpu-schedule")
-    pipeline.replace("nd-library-products", "nd-library-products{rows=32}")
     gpu.fit(pipeline, ModuleOp([]), "cuda:0", "always")
-    (tune,) = (p for p in pipeline.passes() if p.name == "gpu-tune")
-    assert (tune.least, tune.target, tune.multiprocessors) == (5, "sm_86", 84)
-    monkeypatch.setattr(gpu, "machine_options", lambda device: "target=sm_75 multiprocessors=40")
-    gpu.fit(pipeline, ModuleOp([]), "cuda:0", "never")
-    assert next(p for p in pipeline.passes() if p.name == "nd-library-products").rows == 32  # as the user says
-
-
-@pytest.mark.parametrize(("given", "threads"), [("", 5), ("{always}", 5), ("{threads=3}", 3), ("{longest=20.0}", 5)])
-def test_nests_are_joined_for_the_threads_of_torch(monkeypatch, given, threads):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    assert [p.least for p in pipeline.passes() if p.name == "gpu-tune"] == [5]
     pipeline = default_pipeline("cpu")
-    pipeline.replace("mem-join-nests", f"mem-join-nests{given}")
     find_target("cpu").fit(pipeline, ModuleOp([]), "cpu", "always")
-    found = {p.name: p for p in pipeline.passes()}
-    assert found["mem-join-nests"].threads == threads and found["contract-select"].measure is True
+    assert next(p for p in pipeline.passes() if p.name == "contract-select").measure is True
 
 
 def test_options_of_a_users_pass_are_the_users():

@@ -220,8 +220,29 @@ def test_size_that_nothing_binds(opt_tool):
 
 
 def test_gpu_that_does_not_exist(opt_tool):
-    result = opt_tool("-p", "gpu-schedule{target=h100}", stdin=NEST)
-    message = "pass 'gpu-schedule' failed: there is no GPU target 'h100' (sm_80, sm_90, gfx942 and the like)"
+    message = "there is no machine 'h100' (cpu; GPUs: sm_80, sm_90, gfx942 and the like)"
+    result = opt_tool("-p", "gpu-schedule", "--machine", "h100", stdin=NEST)
+    assert result.code == 1 and f"error: argument --machine/--target: {message}\n" in result.err
+    result = opt_tool(stdin='builtin.module attributes {stepwell.machine = #stepwell.machine<"h100">} {\n}')
+    assert result.code == 1 and f"<stdin>:1:65: error: {message}\n" in result.err
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"),
+    [
+        ("sm_90,threads=3", "machine 'sm_90' has no 'threads'; what can be said of it: multiprocessors, device"),
+        ("cpu,threads=0", "machine 'cpu': threads = 0 is less than 1"),
+        ("cpu,threads", "machine 'cpu': expected a number in 'name=number', not 'threads'"),
+    ],
+)
+def test_what_a_machine_does_not_have(opt_tool, machine, message):
+    result = opt_tool("--machine", machine, stdin=NEST)
+    assert result.code == 1 and message in result.err
+
+
+def test_a_pass_for_another_kind_of_machine(opt_tool):
+    result = opt_tool("-p", "gpu-schedule", "--machine", "cpu", stdin=NEST)
+    message = "pass 'gpu-schedule' failed: the module is for the machine 'cpu', the pass for a GPU (opt-tool --machine sm_90)"
     assert (result.code, result.err) == (1, f"<stdin>: error: {message}\n")
 
 

@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from ...dialects import load_dialects
 from ...dialects.expr import free_syms
+from ...dialects.machine import MACHINE
 from ...lowering.fx.rewrites import names as names_of_rewrites
 from ...lowering.fx.rewrites import rewrites_at
 from ...lowering.fx_to_nd import Border, Imported, import_graph
@@ -136,6 +137,8 @@ def lower_graph(
         pipeline = default_pipeline(target.name, {"passes": options.passes, "pipeline": options.pipeline})
         if all(p.name != "to-host" for p in pipeline.passes()):
             raise OptionError("option 'pipeline' leads to no program: it has no 'to-host' (opt-tool --dump-pass-pipeline shows the whole)")
+        if (machine := target.machine(imported.device)) is not None:
+            imported.module.attributes[MACHINE] = machine
         target.fit(pipeline, imported.module, imported.device, measure(options))
         if watch:
             plan_each_layer(pipeline)

@@ -22,7 +22,7 @@ from xdsl.dialects.func import FuncOp
 from ...dialects import loop
 from ...passes.analysis.symbols import symbol_hints
 from ...passes.cost.library_cost import step_cost
-from ...passes.cost.machine import Machine
+from ...passes.cost.machine.cpu import Cpu
 from ...passes.manager.instrumentation import Remark
 from ...targets.cpu.machine import host_machine
 from ..backend.options import make_options
@@ -36,7 +36,7 @@ Case = tuple[Callable[..., Any], tuple[Any, ...]]
 class Predictions:
     """Adds up the predicted time of every step of the graphs that are compiled (a Watch of compile_graph)."""
 
-    machine: Machine
+    machine: Cpu
     seconds: float = 0.0
     bounds: dict[str, float] = field(default_factory=dict)
     graphs: int = 0
@@ -170,7 +170,7 @@ def model_check(
     return found
 
 
-def _case(build: Callable[[], Case], machine: Machine, entry: float, sample: Callable[[Callable[[], Any]], float]) -> dict[str, Any]:
+def _case(build: Callable[[], Case], machine: Cpu, entry: float, sample: Callable[[Callable[[], Any]], float]) -> dict[str, Any]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     fn, args = build()

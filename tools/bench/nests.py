@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ...passes.cost.machine import SERVER, Machine
+from ...passes.cost.machine.cpu import SERVER, Cpu
 from ..explain.main import explain
 from ..explain.model import Graph, Step
 from .tables import load_table, select
@@ -80,7 +80,7 @@ KERNELS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
 """What issues and papers call one kernel: name -> function and arguments; gradients where they require some."""
 
 
-def nests(kernels_file: str | None, models_file: str | None, only: Sequence[str], machine: Machine = SERVER) -> dict[str, Any]:
+def nests(kernels_file: str | None, models_file: str | None, only: Sequence[str], machine: Cpu = SERVER) -> dict[str, Any]:
     """Print the list; {case: [{"graph", "nests", "contractions", "calls", "apart": [[first, second, reason, bytes]]}]}."""
     found: dict[str, Any] = {}
     for name, build in _cases(kernels_file, models_file, only).items():

@@ -24,6 +24,7 @@ from ..backend.options import Options, with_effect
 from ..extensions.cache_keys import passes_text, rules_text, targets_text, tensor_digest
 
 if TYPE_CHECKING:
+    from ...dialects.machine import MachineAttr
     from ...lowering.fx_to_nd import Border
 
 _FUNCTION_MODULES = ("_operator", "operator", "math", "torch", "builtins")
@@ -203,14 +204,18 @@ class Writer:
         self.parts.append(repr(sorted((str(s), n) for s, n in hints.items())))
 
     def extensions(self, options: Options) -> None:
-        """What users have added to the compiler, as far as it takes part for the devices that were met, and the kinds of GPUs."""
+        """What users have added to the compiler, as far as it takes part for the devices that were met, and their machines."""
         kinds = {d.partition(":")[0] for d in self.devices}
         self.value((passes_text(kinds, options), rules_text(), targets_text(kinds, options)))
-        devices = sorted(d for d in self.devices if d.startswith("cuda"))
-        if devices:
-            from ...targets.triton.kernels import device_multiprocessors, device_target
+        if others := sorted(self.devices - {"cpu"}):
+            from ...targets.target import target_of
 
-            self.parts += [f"{device_target(device).name} {device_multiprocessors(device)}" for device in devices]
+            self.parts += [_machine_text(target_of(device).machine(device)) for device in others]
+
+
+def _machine_text(machine: MachineAttr | None) -> str:
+    """What kernels are made for. Which of several alike GPUs it is does not count."""
+    return "" if machine is None else " ".join([machine.data.name, *(f"{key}={n}" for key, n in machine.data.numbers if key != "device")])
 
 
 def _attribute(gm: GraphModule, path: str) -> Any:

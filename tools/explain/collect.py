@@ -24,7 +24,7 @@ from ...passes.analysis.nest_info import Access, NestInfo
 from ...passes.analysis.origins import labels, names_of, origins, title
 from ...passes.analysis.symbols import symbol_facts, symbol_hints
 from ...passes.cost.batch_cost import batch_bytes
-from ...passes.cost.machine import SERVER, Machine
+from ...passes.cost.machine.cpu import SERVER, Cpu
 from ...passes.loop.directives import Outcome
 from ...passes.loop.fusion.loop_fuse_tables import TableSearch
 from ...passes.loop.fusion.loop_fuse_windows import WindowSearch
@@ -49,7 +49,7 @@ def function_of(module: ModuleOp) -> FuncOp | None:
 class Collector:
     """Collects a `Graph` for each graph that is compiled (the Watch of compile_graph)."""
 
-    def __init__(self, machine: Machine = SERVER, measure: bool = False) -> None:
+    def __init__(self, machine: Cpu = SERVER, measure: bool = False) -> None:
         """`machine` is what times are predicted for; with `measure` kernels run by themselves too."""
         self.machine = machine
         self.measure = measure

@@ -18,7 +18,7 @@ from ...passes.analysis.schedule_attrs import asked_at, is_fixed, schedule_table
 from ...passes.cost.batch_cost import batch_bytes, body_nests
 from ...passes.cost.footprint import of_nest
 from ...passes.cost.library_cost import step_cost
-from ...passes.cost.machine import Machine
+from ...passes.cost.machine.cpu import Cpu
 from ...passes.cost.nest_cost import Schedule
 from ...passes.cost.schedule_choice import choose
 from ..backend.traffic import bytes_of, touched
@@ -48,7 +48,7 @@ def _inside_out(op: Operation) -> Iterator[Operation]:
 
 
 def kernel_step(
-    op: loop.NestOp | loop.ContractOp, number: int, names: Names, symbols: RangeEnv, facts: Mapping[Expr, int], machine: Machine
+    op: loop.NestOp | loop.ContractOp, number: int, names: Names, symbols: RangeEnv, facts: Mapping[Expr, int], machine: Cpu
 ) -> Step:
     """The step of a nest or contraction. `symbols` and `facts` are what is known of the size symbols, and their typical values."""
     operators, places = sources(op)
@@ -67,7 +67,7 @@ def kernel_step(
     return step
 
 
-def batch_step(op: loop.BatchOp, number: int, names: Names, hints: Mapping[str, int], machine: Machine) -> Step:
+def batch_step(op: loop.BatchOp, number: int, names: Names, hints: Mapping[str, int], machine: Cpu) -> Step:
     """The step of a batch: one kernel over all entries."""
     operators, places = sources(op)
     nests = body_nests(op)
@@ -80,7 +80,7 @@ def batch_step(op: loop.BatchOp, number: int, names: Names, hints: Mapping[str, 
     return step
 
 
-def _predict(step: Step, op: Operation, hints: Mapping[str, int], machine: Machine) -> None:
+def _predict(step: Step, op: Operation, hints: Mapping[str, int], machine: Cpu) -> None:
     """Put what the cost model says into a step."""
     cost = step_cost(op, hints, machine)
     alone = step_cost(op, hints, machine.with_threads(1))
@@ -105,7 +105,7 @@ def _schedule_words(nest: loop.NestOp, schedule: Schedule) -> list[str]:
     return [*words, f"asked for by the user at {place}"] if place else words
 
 
-def call_step(op: mem.ExternOp, number: int, names: Names, hints: Mapping[str, int], machine: Machine) -> Step:
+def call_step(op: mem.ExternOp, number: int, names: Names, hints: Mapping[str, int], machine: Cpu) -> Step:
     """The step of a call of the library."""
     operators, places = sources(op)
     made = [op.operands[k] for k in prop(op, "out") or ()]

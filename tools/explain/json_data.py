@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...passes.cost.machine import Machine
+from ...passes.cost.machine.cpu import Cpu
 from .advice import advise
 from .model import Eager, Graph
 
 
-def as_json(graphs: Sequence[Graph], machine: Machine, name: str, eager: Sequence[Eager]) -> str:
+def as_json(graphs: Sequence[Graph], machine: Cpu, name: str, eager: Sequence[Eager]) -> str:
     """Name, total predicted time, advice, what runs in eager, and every graph; fields are those of model.py, without the IR."""
     data = {
         "name": name,

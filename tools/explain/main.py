@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import StepwellError, WriteError
-from ...passes.cost.machine import Machine
+from ...passes.cost.machine.cpu import Cpu
 from .answer import answer
 from .blocks import Block, Heading
 from .collect import Collector
@@ -41,7 +41,7 @@ class Explanation:
     `html()` as a page with everything, `json()` as data for other programs."""
 
     graphs: list[Graph]
-    machine: Machine
+    machine: Cpu
     name: str = ""
     eager: list[Eager] = field(default_factory=list)
     """What Dynamo left to eager."""
@@ -93,7 +93,7 @@ def explain(
     *args: Any,
     html: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
-    machine: Machine | None = None,
+    machine: Cpu | None = None,
     quiet: bool = False,
     measure: bool = False,
     **kwargs: Any,
@@ -132,7 +132,7 @@ def explain(
     return _finish(Explanation(collector.graphs, machine, name, eager), html, quiet)
 
 
-def _measured() -> Machine:
+def _measured() -> Cpu:
     """This machine with as many threads as torch uses."""
     import torch
 
@@ -188,7 +188,7 @@ def explain_module(
     *,
     html: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
-    machine: Machine | None = None,
+    machine: Cpu | None = None,
     quiet: bool = False,
     measure: bool = False,
 ) -> Explanation:

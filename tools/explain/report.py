@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...passes.cost.machine import Machine
-from .blocks import Block, Code, Heading, Picture, Table, Text, box_id, code_id, duration, lines_of, number, plural, size, step_id
+from ...passes.cost.machine.cpu import Cpu
+from .blocks import (  # fmt: skip
+    Block,
+    Code,
+    Heading,
+    Picture,
+    Table,
+    Text,
+    box_id,
+    code_id,
+    duration,
+    lines_of,
+    number,
+    plural,
+    size,
+    step_id,
+)
 from .model import Graph, Level, Operator, Pair, Step, TensorUse
 from .walk import listed, walk
 
@@ -16,7 +31,7 @@ USES = 8
 """Tensors that are named of those that a step reads or writes."""
 
 
-def details(k: int, graph: Graph, machine: Machine) -> list[Block]:
+def details(k: int, graph: Graph, machine: Cpu) -> list[Block]:
     """Everything about graph `k` (from 0) but the walk."""
     return [_known_columns(block) if isinstance(block, Table) else block for block in _graph(k, graph, machine)]
 
@@ -27,7 +42,7 @@ def walked(k: int, graph: Graph) -> list[Block]:
     return [Heading(3, "Step by step", f"g{k + 1}-walk"), *texts]
 
 
-def machine_line(machine: Machine) -> Text:
+def machine_line(machine: Cpu) -> Text:
     """What the predictions are for."""
     levels = ", ".join(f"{level.gbs:.3g} GB/s from {level.name}" for level in machine.levels[1:])
     return Text((f"Machine, one thread: {machine.gflops:.3g} Gflop/s (f32), {levels}; {plural(machine.threads, 'thread')}.",))
@@ -48,7 +63,7 @@ def _without(row: tuple[str, ...], at: int) -> tuple[str, ...]:
     return row[:at] + row[at + 1 :]
 
 
-def _graph(k: int, graph: Graph, machine: Machine) -> list[Block]:
+def _graph(k: int, graph: Graph, machine: Cpu) -> list[Block]:
     def heading(text: str) -> Heading:
         return Heading(3, text, f"g{k + 1}-{text.lower().replace(' ', '-')}")
 
@@ -103,7 +118,7 @@ def _uses(uses: Sequence[TensorUse]) -> str:
     return listed([f"{u.name} {size(u.bytes)}" for u in uses], USES) if uses else "nothing"
 
 
-def _limit(step: Step, machine: Machine) -> str:
+def _limit(step: Step, machine: Cpu) -> str:
     """Place on the roofline: flops for each byte, and which roof is above it."""
     return f"{step.intensity:.2f} flop/B, {machine.limit(step.flops, step.bytes)}" if step.flops else "no flops"
 
@@ -114,7 +129,7 @@ def _levels_of(step: Step) -> str:
     return ", ".join(shown) or "all in the first cache"
 
 
-def _steps(k: int, graph: Graph, machine: Machine) -> Block:
+def _steps(k: int, graph: Graph, machine: Cpu) -> Block:
     rows = []
     measured = any(step.measured_us for step in graph.steps)
     for step in graph.steps:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from html import escape
 
-from ...passes.cost.machine import Machine
+from ...passes.cost.machine.cpu import Cpu
 from . import svg_text as svg
 from .blocks import box_id, duration, number, size, step_id
 from .model import Graph, Step
@@ -22,7 +22,7 @@ MOST_BUFFERS, FEW_BYTES = 12, 20
 """With more buffers alive than the one, those below 1 / FEW_BYTES of the peak are drawn together: a model's page would be megabytes."""
 
 
-def nests(graph: Graph, machine: Machine, index: int = 0) -> str:
+def nests(graph: Graph, machine: Cpu, index: int = 0) -> str:
     """One box for each step, an edge for each result that another step uses; a row holds steps that do not need each other.
 
     A box links to its step in the table of what runs in graph number `index`."""
@@ -76,7 +76,7 @@ def _box(index: int, step: Step, x: float, y: float, wide: float, high: float) -
     )
 
 
-def memory(graph: Graph, machine: Machine, index: int = 0) -> str:
+def memory(graph: Graph, machine: Cpu, index: int = 0) -> str:
     """Bytes alive at each step, by kind; the buffers of the peak are named."""
     left, top, wide, high = 80, 30, 860, 200
     count = max(1, len(graph.steps))
@@ -118,7 +118,7 @@ def _shown(graph: Graph, step: int, most: int) -> list[tuple[str, str, int]]:
     return found + [(b.name, b.kind, b.bytes) for b in alive if not small or b.bytes * FEW_BYTES >= most]
 
 
-def roofline(graph: Graph, machine: Machine, index: int = 0) -> str:
+def roofline(graph: Graph, machine: Cpu, index: int = 0) -> str:
     """Each kernel at its flops a byte (across) and at the speed that the prediction gives it (up), under the machine's roofs."""
     left, top, wide, high = 80, 30, 860, 260
     kernels = [s for s in graph.steps if s.flops > 0 and s.bytes > 0]
@@ -161,5 +161,5 @@ def roofline(graph: Graph, machine: Machine, index: int = 0) -> str:
     return svg.picture(left + wide + 20, top + high + 44, "roofline", parts)
 
 
-PICTURES: dict[str, Callable[[Graph, Machine, int], str]] = {"nests": nests, "memory": memory, "roofline": roofline}
+PICTURES: dict[str, Callable[[Graph, Cpu, int], str]] = {"nests": nests, "memory": memory, "roofline": roofline}
 """Name -> what draws it."""

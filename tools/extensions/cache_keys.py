@@ -73,7 +73,8 @@ def targets_text(kinds: Iterable[str], options: Options) -> list[tuple[Any, ...]
         if target.version is None:
             raise Uncacheable(f"target '{target.name}' has no version")
         does = meaning(type(target), f"target '{target.name}'")
-        found.append((kind, target.name, target.version, target.fallback, does, _pipeline(target.name, options).fingerprint()))
+        machine = str(target.machine(kind))
+        found.append((kind, target.name, target.version, target.fallback, does, machine, _pipeline(target.name, options).fingerprint()))
     return found
 
 

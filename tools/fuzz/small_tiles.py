@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ...dialects.machine import MachineAttr
 from ...lowering import mem_to_tt
 from ...passes import gpu
 from ...targets.target import isolated, register_target
@@ -16,25 +17,30 @@ from ..interpret.target import InterpretedTarget
 SMALL = {
     "TILE": 16, "SQUARE": 4, "SHORT": 4, "ON_CHIP": 64, "BLOCK": 16, "PIECE": 16, "PIECES": 4, "CHUNK": 8, "STREAM": 8, "ONLINE": 8,
     "SCANNED": 8, "SCANNED_ROW": 16, "SCANNED_PART": 8, "LANES": 4, "FEWEST_LANES": 2, "DEPTH": 16, "DEPTH_OF_STATES": 8, "UNROLL": 3,
-    "SHORT_LOOP": 2, "CROSSED": 4, "CROSSED_TILE": 16, "LONG": 4, "FEW": 1 << 20, "IDLE": 1 << 20, "FEWEST_PARTS": 2, "SHORTEST": 1,
+    "SHORT_LOOP": 2, "CROSSED": 4, "CROSSED_TILE": 16, "LONG": 4, "FEW_EACH": 1 << 20, "IDLE_EACH": 1 << 20, "FEWEST_PARTS": 2,
+    "SHORTEST": 1,
     "LAUNCH_NS": 0.0, "GAIN": 1.0, "OF_ROWS": 1e9, "FEWEST": 2,
 }  # fmt: skip
 """Constants of passes/gpu and lowering/mem_to_tt with which rules for large tensors apply to small ones."""
 THRESHOLDS = {
-    "nd-split-reductions{rows=264}": "nd-split-reductions{rows=2}",
+    "nd-split-reductions": "nd-split-reductions{rows=2}",
     "gpu-split-rows": "gpu-split-rows{programs=3}",
     "gpu-online-softmax": "gpu-online-softmax{longest=2}",
-    "gpu-cooperative-rows": "gpu-cooperative-rows{target=sm_90 multiprocessors=24 alone=8 part=8 most=64 least=0}",
+    "gpu-cooperative-rows": "gpu-cooperative-rows{alone=8 part=8 most=64 least=0}",
     "gpu-split-reduction": "gpu-split-reduction{programs=8}",
     "gpu-split-scan": "gpu-split-scan{programs=8}",
 }
 
 
 class SmallTiles(InterpretedTarget):
-    """The pipeline with thresholds for small tensors."""
+    """The pipeline with thresholds for small tensors, for a small GPU."""
 
     name = "small_tiles"
     stages = {stage: tuple(THRESHOLDS.get(str(one), one) for one in passes) for stage, passes in InterpretedTarget.stages.items()}
+
+    def machine(self, device: str) -> MachineAttr:
+        """A GPU on which up to six programs share a row."""
+        return MachineAttr.get("sm_90", multiprocessors=24)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from xdsl.dialects.builtin import ModuleOp
 
+from ...dialects.machine import MachineAttr
 from ...dialects.tt.structure import FuncOp
 from ...passes.manager.pipelines import TARGETS
 from ...targets.target import Kernels
@@ -40,9 +41,9 @@ class InterpretedTarget(GpuTarget):
     stages = TARGETS["gpu"]
     native = False
 
-    def machine_options(self, device: str) -> str:
-        """Those of an H200."""
-        return "target=sm_90 multiprocessors=132"
+    def machine(self, device: str) -> MachineAttr:
+        """An H200."""
+        return MachineAttr.get("sm_90", multiprocessors=132)
 
     def kernels(self, module: ModuleOp, device: str) -> Kernels:
         """As they stand: nothing is compiled."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from ...errors import StepwellError
 from ...passes.manager import registry
 from ...passes.manager.errors import PipelineError, did_you_mean
 from ..field_texts import field_texts
+
+if TYPE_CHECKING:
+    from ...dialects.machine import MachineAttr
 
 DESCRIPTION = """\
 Reads IR of any level of stepwell, runs passes on it, and writes IR, LLVM IR, assembly or results.
@@ -57,6 +60,15 @@ def _tolerance(text: str) -> float | None:
     return value
 
 
+def _machine(text: str) -> MachineAttr:
+    from ...dialects.machine import MachineAttr
+
+    try:
+        return MachineAttr.from_text(text)
+    except StepwellError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
@@ -75,7 +87,6 @@ def argument_parser(targets: list[str]) -> argparse.ArgumentParser:
     add = parser.add_argument_group("input and output").add_argument
     add("-o", dest="output", metavar="FILE", default="-", help="where the result goes (default: standard output)")
     add("-t", dest="target", metavar="|".join(targets), default="mlir", help="what is written (default: mlir)")
-    add("--target", dest="device", metavar="GPU", default="sm_90", help="the GPU of -t ttgir to hsaco (default: sm_90)")
     add("--split-input-file", action="store_true", help="treat the parts between '// -----' lines one by one")
     add("--allow-unregistered-dialect", action="store_true", help="accept operations of unknown dialects")
     add("--no-implicit-module", action="store_true", help="the file must hold a builtin.module")
@@ -88,6 +99,12 @@ def argument_parser(targets: list[str]) -> argparse.ArgumentParser:
         metavar="FILE.py",
         help="import a file of yours that registers passes",
     )
+
+    add(
+        "--machine", "--target", dest="machine", type=_machine, metavar="NAME[,threads=N|,multiprocessors=N]",
+        help="the machine that passes and -t ttgir to hsaco compile for: cpu, sm_80, sm_90, gfx942, ... It takes the place of the module's "
+        "`stepwell.machine`. Default: that one; without it sm_90 where a pass of the GPU's pipeline is asked for, else the CPU",
+    )  # fmt: skip
 
     add = parser.add_argument_group("passes").add_argument
     add("--pass-pipeline", metavar="TEXT", help="e.g. 'builtin.module(cse,func.func(canonicalize{x=1}))'")

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 Emitter: TypeAlias = "Callable[[ModuleOp, Context], str | bytes]"
 
-DEVICE = "sm_90"
-"""The GPU that kernels are compiled for if none is named."""
 
 TARGETS: dict[str, str] = {
     "mlir": "",
@@ -42,8 +40,8 @@ GPU_STAGES = ("ttgir", "llir", "ptx", "cubin", "amdgcn", "hsaco")
 """What Triton makes of a kernel, for one kind of GPU."""
 
 
-def emitter(target: str, device: str = DEVICE) -> Emitter:
-    """The function behind a target of `TARGETS` (not for mlir); `device` is the GPU of those that need one.
+def emitter(target: str) -> Emitter:
+    """The function behind a target of `TARGETS` (not for mlir).
 
     Raises TranslationError if it cannot be imported."""
     module, _, name = TARGETS[target].partition(":")
@@ -51,7 +49,7 @@ def emitter(target: str, device: str = DEVICE) -> Emitter:
         function = getattr(import_module(module, __package__), name)
     except (ImportError, AttributeError) as error:
         raise TranslationError(f"not available: {error}") from error
-    return partial(function, target, device) if target in GPU_STAGES else function
+    return partial(function, target) if target in GPU_STAGES else function
 
 
 def emit_llvm(module: ModuleOp, ctx: Context) -> str:
@@ -93,13 +91,14 @@ def emit_ttir(module: ModuleOp, ctx: Context) -> str:
     return "// -----\n".join(ttir_text(one, installed_spelling()) for one in kernel_modules(module))
 
 
-def emit_gpu(stage: str, device: str, module: ModuleOp, ctx: Context) -> str | bytes:
-    """What Triton makes of the kernels of `module` for the GPU `device`, up to `stage`; needs no GPU. Binaries are of one kernel."""
+def emit_gpu(stage: str, module: ModuleOp, ctx: Context) -> str | bytes:
+    """What Triton makes of the kernels of `module` for its machine, up to `stage`; needs no GPU. Binaries are of one kernel."""
+    from ...passes.cost.machine import Gpu, machine_of
     from ...targets.triton.compile import compile_kernels
     from ...targets.triton.emit import kernel_modules
     from ...targets.triton.gpu import gpu_target
 
-    built = compile_kernels(kernel_modules(module), gpu_target(device), stage=stage)
+    built = compile_kernels(kernel_modules(module), gpu_target(machine_of(module, Gpu).name), stage=stage)
     if len(built) == 1:
         return built[0].code
     texts = [one.code for one in built if isinstance(one.code, str)]

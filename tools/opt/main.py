@@ -378,6 +378,10 @@ class _Tool:
         except InvalidIR as error:
             self._error(PassError(error.message, op=error.op))
             return None
+        if args.machine is not None:
+            from ...dialects.machine import MACHINE
+
+            module.attributes[MACHINE] = args.machine
         if pipeline is None:
             text = resources.get("mlir_reproducer", {}).get("pipeline")
             if not isinstance(text, str):
@@ -446,7 +450,7 @@ class _Tool:
         with self.instrument.timed(f"Emit {args.target}"):
             if args.target == "mlir":
                 return self.instrument.text(module)
-            return emitter(args.target, args.device)(module, ctx)
+            return emitter(args.target)(module, ctx)
 
 
 def _dump(pipeline: Pipeline) -> None:

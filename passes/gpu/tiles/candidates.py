@@ -22,9 +22,9 @@ from ....dialects import loop
 from ....dialects.expr import Expr
 from ...analysis.nest_access import Loop, NestAccess
 from ...analysis.schedule_attrs import schedule_table, update_schedule
+from ...cost.machine.gpu import Gpu
 from ..nest_types import UnsupportedNest
 from ..shared_rows import part_of
-from .machine import Machine
 from .rules import BLOCK, FEWEST_LANES, LEAST_DOT, choose, column_loop, has_effect, long_loops, padded_trips, run_length
 from .tile import Sizes, Tile, power_of_two
 from .value_tiles import SQUARE, only_sets
@@ -109,7 +109,7 @@ def _is_shared(tile: Tile, info: NestAccess) -> bool:
     return True
 
 
-def candidates(info: NestAccess, hints: Mapping[Expr, int], machine: Machine) -> list[Tile]:
+def candidates(info: NestAccess, hints: Mapping[Expr, int], machine: Gpu) -> list[Tile]:
     """Tiles that a nest could have, the one that the model chooses first; to be measured."""
     first = choose(info, hints, machine)
     found = [first]

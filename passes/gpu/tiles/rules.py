@@ -20,9 +20,9 @@ from ....dialects.expr import ONE, ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul
 from ....dialects.expr.ranges import range_of
 from ....dialects.nd.types import element_bytes
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
+from ...cost.machine.gpu import MACHINES, Gpu
 from ..nest_merge import memory_of
 from .gathers import index_loops
-from .machine import MACHINES, Machine
 from .product_nests import HALVES, product_loops
 from .tile import FILLED, IN_WINDOW, MAX_WARPS, SHORT_LOOP, TILE, Sizes, Tile, bytes_moved, power_of_two, warps_for
 from .value_tiles import value_tile
@@ -122,14 +122,14 @@ DOT_PROGRAMS = 96
 I32_MAX = 2**31 - 1
 
 
-def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Machine = MACHINES["sm_90"]) -> Tile:
+def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Gpu = MACHINES["sm_90"]) -> Tile:
     """The tile of a nest."""
     tile = product_tile(info, Sizes(hints), gpu) or _within(_choose(info, Sizes(hints), gpu), info, gpu)
     warps = max(1, tile.warps * 32 // gpu.lanes)
     return replace(tile, warps=min(warps, gpu.max_warps))
 
 
-def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
+def _choose(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile:
     weights = _unit_strides(info, sizes)
     loops = in_memory_order(info, sizes)
     long = long_loops(info)
@@ -143,7 +143,7 @@ def _choose(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile:
     return _rows(info, loops, long, sizes)
 
 
-def product_tile(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile | None:
+def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     """The tile of a product of few rows; None for another nest. A program has all rows, or MOST_DOT of them, and blocks of the other
     matrix, or matrices, under way in shared memory."""
     loops = product_loops(info) if gpu.multiplies_halves else []
@@ -170,7 +170,7 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Machine) -> Tile | None:
     return Tile([([few], rows), ([many], columns)], rest, inner=terms, stages=stages, warps=warps, dot=1)
 
 
-def _within(tile: Tile, info: NestAccess, gpu: Machine) -> Tile:
+def _within(tile: Tile, info: NestAccess, gpu: Gpu) -> Tile:
     """A tile that can go through shared memory as a whole, which is how its elements get from one thread to another: smaller blocks where
     the GPU has less of it, and as many more of them."""
     widest = max((element_bytes(a.dtype) for a in info.root.all_accesses()), default=1)
@@ -537,7 +537,7 @@ def cut(longest: int, filled: float = FILLED) -> tuple[int, int]:
     return (power_of_two(longest), 1) if power_of_two(longest) <= BLOCK else (PIECE, -(-longest // PIECE))
 
 
-def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Sizes, gpu: Machine) -> Tile:
+def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Sizes, gpu: Gpu) -> Tile:
     rest = [one for one in loops if one is not x]
     around = sizes.trips(rest)
     narrow = _is_narrow(inside)

@@ -20,6 +20,7 @@ from ....dialects.nd import symbol_ranges
 from ...analysis.nest_info import is_in_place
 from ...analysis.origins import title
 from ...analysis.symbols import symbol_hints
+from ...cost.machine import machine_of
 from ...manager.pass_manager import Pass
 from ..directives import Outcome
 from .directives import Wishes, log
@@ -55,9 +56,6 @@ class LoopFuse(Pass):
 
     marked: tuple[str, ...] = ()
     """As no-fuse, for names that the program marks; those that are no nests are passed over."""
-
-    keep_parallel: int = 0
-    """Nests with as many parallel iterations are not merged into one with fewer: a GPU needs them to be busy."""
 
     local_bytes: int = 0
     """Memory that an iteration of a fused nest may have for values that its loops hand on, on the stack of a CPU's thread."""
@@ -95,7 +93,7 @@ class LoopFuse(Pass):
         """What becomes of wishes that shared loops do not meet: loop-fuse-rows, which follows, makes one nest of some of them."""
         assert planner.wishes is not None
         places = {group.order: nest for nest, group in plan.nests.items()}
-        fusions = [set(fusion.ops()) for fusion in RowPlanner(func, symbols, hints, self.keep_parallel > 0).plan()]
+        fusions = [set(fusion.ops()) for fusion in RowPlanner(func, symbols, hints, machine_of(func).resident_programs > 0).plan()]
         found: list[Outcome] = []
         for outcome, meant in planner.wishes.open:
             nests = [{places[home] for home in planner.homes(op) if home in places} for op in meant]
@@ -131,7 +129,7 @@ def plan_with_wishes(
 
     def planner(wishes: Wishes | None = None, inline: Iterable[Operation] = ()) -> Planner:
         made = Planner(func, symbols, hints, wishes, inline)
-        made.keep_parallel = options.keep_parallel
+        made.keep_parallel = machine_of(func).resident_programs
         made.price = options.price
         return made
 

@@ -25,7 +25,7 @@ from ...analysis.origins import title
 from ...analysis.schedule_attrs import int_attr
 from ...analysis.symbols import symbol_hints
 from ...cost.cost_model import Work, estimate, nest_cost
-from ...cost.machine import SERVER
+from ...cost.machine.cpu import SERVER
 from ...manager.pass_manager import Pass
 from .price import LANES, MIN_PARALLEL, SMALL
 from .windows_emit import write_window

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...cost.cost_model import OVERLAP
-from ...cost.machine import SERVER
+from ...cost.machine.cpu import SERVER
 
 MIN_PARALLEL = 8
 """Iterations of the shared loops below which a fusion costs more parallelism than it saves traffic."""

@@ -28,6 +28,7 @@ from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import FLOATS, tensor_type
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
+from ...cost.machine import Gpu, machine_of
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 from .few_rows import product_of_few_rows
@@ -137,7 +138,8 @@ class NdLibraryProducts(Pass):
 
     rows: int = 0
     """Rows (or columns) of a product of 16-bit numbers that are few, so that it becomes a kernel of ours, which computes the other matrix
-    as it goes through it (passes/nd/products/few_rows.py), on a GPU with units for such products; 0: none are."""
+    as it goes through it (passes/nd/products/few_rows.py), on a GPU with units for such products; 0, and on
+    a GPU without them: none are."""
 
     short: int = 0
     """Terms of a sum, and rows or columns of the result, up to which a product is a kernel of ours whatever the other side is: it takes the
@@ -145,6 +147,7 @@ class NdLibraryProducts(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
+        few = self.rows if machine_of(op, Gpu).multiplies_halves else 0
 
         def own_kernel(rw: Rewriter, op: nd.MatmulOp, bias: SSAValue | None = None) -> SSAValue | None:
             """A product, and its bias, as multiplications and a sum."""
@@ -153,9 +156,9 @@ class NdLibraryProducts(Pass):
             if is_short(op, self.short):
                 self.remark(op, f"multiplications and a sum: at most {self.short} terms, and rows or columns (short)", "applied")
                 return as_terms(rw, op, bias=bias)
-            made = product_of_few_rows(rw, op, hints, self.rows, bias)
+            made = product_of_few_rows(rw, op, hints, few, bias)
             if made is not None:
-                self.remark(op, f"a kernel of its own: at most {self.rows} rows (rows)", "applied")
+                self.remark(op, f"a kernel of its own: at most {few} rows (rows)", "applied")
             return made
 
         def biased_product(rw: Rewriter, found: Operation) -> SSAValue | None:

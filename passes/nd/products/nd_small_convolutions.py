@@ -35,7 +35,7 @@ from ....dialects.nd.pointwise import OPS, CastOp
 from ....dialects.nd.types import FLOATS, LOW_PRECISION, TensorType, compute_type, element_bytes, tensor_type
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
-from ...cost.machine import SERVER
+from ...cost.machine.cpu import SERVER
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 

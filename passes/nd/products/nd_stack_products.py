@@ -26,7 +26,7 @@ from ....dialects.nd.types import element_bytes, is_float, tensor_type
 from ...analysis.symbols import symbol_hints
 from ...cost.cost_model import Work, estimate
 from ...cost.library_cost import matmul_cost, size
-from ...cost.machine import SERVER
+from ...cost.machine.cpu import SERVER
 from ...manager.pass_manager import Pass
 
 Add = OPS["add"]

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from stepwell.dialects.host import LaunchOp
+from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.tt.structure import RARE, AssertOp, FuncOp
 from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx.pre_grad import whole_operators  # noqa: F401 - its operators
@@ -81,8 +82,7 @@ def lowered_function(function, x: torch.Tensor, target: str = "sm_90"):
     gm = make_fx(functionalize(flat), decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
     imported = import_graph(gm, [x])
     pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
-    for one in ("gpu-schedule", "mem-to-tt"):
-        pipeline.replace(one, f"{one}{{target={target}}}")
+    imported.module.attributes[MACHINE] = MachineAttr.get(target)
     run(pipeline, imported.module, context())
     return imported
 

@@ -9,9 +9,9 @@ from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
-from xdsl.dialects.builtin import ModuleOp
 
 import stepwell
+from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.mem import ExternOp
 from stepwell.dialects.tt.compute import DotOp
 from stepwell.dialects.tt.memory import LoadOp
@@ -27,7 +27,6 @@ from stepwell.passes.gpu.tiles.candidates import GPU
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.passes.nd.products import few_rows
-from stepwell.targets.triton.target import GpuTarget
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
 from stepwell.tools.interpret.target import InterpretedTarget
@@ -108,12 +107,10 @@ def test_more_rows_than_a_program_has_are_several_programs():
 
 
 @pytest.mark.parametrize(("target", "calls"), [("sm_75", 1), ("sm_80", 0), ("gfx942", 0)])
-def test_gpus_without_units_for_products_call_the_library(monkeypatch, target, calls):
-    gpu = GpuTarget()
-    monkeypatch.setattr(gpu, "machine_options", lambda device: f"target={target} multiprocessors=40")
+def test_gpus_without_units_for_products_call_the_library(target, calls):
     pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
-    gpu.fit(pipeline, ModuleOp([]), "cuda:0", "never")
     module = imported(layer, empty(16, 1024), empty(8192, 1024))
+    module.attributes[MACHINE] = MachineAttr.get(target, multiprocessors=40)
     run(pipeline, module, context())
     assert len(found(module, ExternOp)) == calls == 1 - len(found(module, DotOp))
 

@@ -13,6 +13,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.support import float8
 from stepwell.dialects.support.float8 import encode, f8e4m3fn
 from stepwell.dialects.tt import structure as tt_structure
@@ -299,8 +300,7 @@ def lowered(name: str, target: str = "sm_90"):
     gm = make_fx(functionalize(flat), decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
     imported = import_graph(gm, args)
     pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
-    for one in ("gpu-schedule", "mem-to-tt"):
-        pipeline.replace(one, f"{one}{{target={target}}}")
+    imported.module.attributes[MACHINE] = MachineAttr.get(target)
     run(pipeline, imported.module, context())
     verify_ir(imported.module)
     return imported
@@ -351,8 +351,7 @@ def test_casts_to_8_bits_where_torch_does_not_saturate(target, monkeypatch):
     gm = make_fx(lambda x: (x.to(F8),), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
     imported = import_graph(gm, [x])
     pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
-    for one in ("gpu-schedule", "mem-to-tt"):
-        pipeline.replace(one, f"{one}{{target={target}}}")
+    imported.module.attributes[MACHINE] = MachineAttr.get(target)
     run(pipeline, imported.module, context())
     assert ("cvt.rn.satfinite.e4m3x2" in str(imported.module)) == (target == "sm_90")
     (got,) = run_loop(imported.module, [x], imported.constants, imported.objects)

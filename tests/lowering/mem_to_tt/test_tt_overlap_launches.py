@@ -8,13 +8,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 
+from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.tt.compute import GRID_WAIT, ElementwiseInlineAsmOp
 from stepwell.dialects.tt.structure import OVERLAPS, FuncOp
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.passes.manager.verify import verify_ir
-from stepwell.targets.triton import target as gpu
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
 
@@ -27,7 +27,7 @@ def lowered(target: str) -> tuple[ModuleOp, torch.Tensor]:
     x = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
     imported = import_graph(make_fx(lambda x: (x.cumsum(0).flip(0).cumsum(1), x.amax()))(x), [x])
     pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
-    pipeline.add("tt", f"tt-overlap-launches{{target={target}}}")
+    imported.module.attributes[MACHINE] = MachineAttr.get(target)
     run(pipeline, imported.module, context())
     verify_ir(imported.module)
     got = run_loop(imported.module, [x], imported.constants, imported.objects)
@@ -70,14 +70,6 @@ def test_a_users_kernel_that_says_when_stays_as_it_is():
     module = Parser(context(), text).parse_module()
     run(["tt-overlap-launches"], module, context())
     assert [OVERLAPS in k.attributes for k in kernels(module)] == [False, True]
-
-
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
-def test_graphs_of_gpus_that_can_have_the_pass(target, monkeypatch):
-    monkeypatch.setattr(gpu.GpuTarget, "machine_options", lambda self, device: f"target={target} multiprocessors=132")
-    pipeline = default_pipeline("gpu")
-    gpu.GpuTarget().fit(pipeline, ModuleOp([]), "cuda", "never")
-    assert ("tt-overlap-launches" in [p.name for p in pipeline.passes()]) is (target != "sm_80")
 
 
 def test_triton_compiles_them():

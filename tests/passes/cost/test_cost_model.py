@@ -8,7 +8,7 @@ from xdsl.parser import Parser
 from stepwell.dialects import loop
 from stepwell.passes.cost.cost_model import SERVER, Work, estimate, nest_cost
 from stepwell.passes.cost.footprint import of_nest
-from stepwell.passes.cost.machine import flat
+from stepwell.passes.cost.machine.cpu import flat
 from stepwell.tools.backend.compile_graph import context
 
 SMALL = flat(gflops=100.0, memory_gbs=10.0, cache_gbs=50.0, cache_bytes=32 * 1024)

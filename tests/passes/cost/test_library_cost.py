@@ -7,7 +7,7 @@ from xdsl.parser import Parser
 
 from stepwell.dialects import nd
 from stepwell.passes.cost.library_cost import extern_cost, matmul_cost
-from stepwell.passes.cost.machine import SERVER
+from stepwell.passes.cost.machine.cpu import SERVER
 from stepwell.tools.backend.compile_graph import context
 
 

@@ -18,6 +18,7 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 
 from stepwell.dialects import host, mem
+from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.tt import structure as tt_structure
 from stepwell.dialects.tt.compute import ElementwiseInlineAsmOp
 from stepwell.dialects.tt.memory import LoadOp
@@ -42,7 +43,7 @@ from stepwell.tools.interpret.loop import run_loop
 from stepwell.tools.interpret.tt.run import KernelError, run_kernel
 
 BF16 = torch.bfloat16
-SMALL = "alone=100 part=64 most=256 least=0 multiprocessors=24"
+SMALL = "alone=100 part=64 most=256 least=0"
 """Options with which rows of a few hundred elements are shared, by six programs at most."""
 
 
@@ -109,7 +110,7 @@ PROGRAMS = {
 }
 
 
-def lowered(function, args, options: str = SMALL, stages=("nd", "loop", "mem", "tt"), target: str = "sm_90", mode: str = "fake"):
+def lowered(function, args, options: str = SMALL, stages=("nd", "loop", "mem", "tt"), machine="sm_90,multiprocessors=24", mode="fake"):
     def flat(*inputs):
         return tuple(pytree.tree_leaves(function(*inputs)))
 
@@ -118,9 +119,10 @@ def lowered(function, args, options: str = SMALL, stages=("nd", "loop", "mem", "
     imported = import_graph(gm, given)
     pipeline = default_pipeline("gpu", stages=stages)
     pipeline.replace("gpu-online-softmax", "gpu-online-softmax{longest=100}")
-    pipeline.replace("gpu-cooperative-rows", f"gpu-cooperative-rows{{{options} target={target}}}")
+    pipeline.replace("gpu-cooperative-rows", f"gpu-cooperative-rows{{{options}}}")
+    imported.module.attributes[MACHINE] = MachineAttr.from_text(machine)
     if "tt" in stages:
-        pipeline.replace("mem-to-tt", f"mem-to-tt{{target={target}}}")
+        pipeline.remove("tt-overlap-launches")
     run(pipeline, imported.module, context())
     verify_ir(imported.module)
     return imported
@@ -202,7 +204,7 @@ LONGER = {"residual and norm": lambda x, y, w: (x + y, F.rms_norm(x + y, (36000,
 def test_numbers_of_16_bits_are_kept_as_they_are(name):
     """Blocks of 2048 at most, each loaded once and widened again where it is needed again."""
     function, *args = HALVES[name]
-    options = "alone=1000 part=4096 most=8192 least=0 multiprocessors=24"
+    options = "alone=1000 part=4096 most=8192 least=0"
     imported = lowered(function, args, options)
     (kernel,) = shared(imported.module)
     again = [op for op in kernel.walk() if isinstance(op, ElementwiseInlineAsmOp)]
@@ -211,7 +213,7 @@ def test_numbers_of_16_bits_are_kept_as_they_are(name):
     assert len(loads) == len({op.operands[0] for op in loads})
     assert max(math.prod(op.result.type.get_shape()) for op in loads) <= 2048
     check(imported, function, args)
-    assert "tt.elementwise_inline_asm" not in str(lowered(function, args, options, target="gfx942").module)
+    assert "tt.elementwise_inline_asm" not in str(lowered(function, args, options, machine="gfx942,multiprocessors=24").module)
 
 
 WIDE = {
@@ -231,7 +233,7 @@ WIDE = {
 def test_numbers_of_16_bits_that_are_kept_wide(name):
     """Those that come one by one; and two that are added up first: as they are they take as many registers, and are added each time."""
     function, *args = WIDE[name]
-    imported = lowered(function, args, "alone=1000 part=4096 most=8192 least=0 multiprocessors=24")
+    imported = lowered(function, args, "alone=1000 part=4096 most=8192 least=0")
     assert len(shared(imported.module)) == 1 and "tt.elementwise_inline_asm" not in str(imported.module)
     check(imported, function, args)
 
@@ -240,7 +242,7 @@ def test_a_sum_that_is_kept_takes_the_place_of_one_tensor():
     """As many programs share a row of x + y as one of x where both load vectors; otherwise each number of x and y has a register first."""
 
     def programs(function, *args) -> int:
-        return int(re.findall(r"group = (\d+)", str(lowered(function, args, "", stages=("nd", "loop", "mem")).module))[0])
+        return int(re.findall(r"group = (\d+)", str(lowered(function, args, "", stages=("nd", "loop", "mem"), machine="sm_90").module))[0])
 
     for dtype, columns, share in ((BF16, 65536, 8), (BF16, 65535, 16), (torch.float32, 65536, 16)):
         x, y = (torch.empty(2048, columns, dtype=dtype) for _ in range(2))
@@ -251,13 +253,14 @@ def test_halves_are_refused_where_there_is_no_assembly_of_nvidia():
     function, *args = HALVES["softmax"]
     module = lowered(function, args, "alone=1000 part=4096 most=8192 least=0", stages=("nd", "loop", "mem")).module
     with pytest.raises(StepwellError, match="gfx942 has no instructions for a tile with halves"):
-        run(["mem-to-tt{target=gfx942}"], module, context())
+        module.attributes[MACHINE] = MachineAttr.get("gfx942")
+        run(["mem-to-tt"], module, context())
 
 
 def test_long_rows_of_16_bits_are_shared_by_programs_that_keep_them_so():
     for dtype, target, share in ((BF16, "sm_90", True), (torch.float32, "sm_90", False), (BF16, "gfx942", False)):
         x, stages = torch.empty(4096, 40000, dtype=dtype), ("nd", "loop", "mem")
-        module = lowered(lambda x: torch.softmax(x, -1), [x], "multiprocessors=132", target=target, stages=stages).module
+        module = lowered(lambda x: torch.softmax(x, -1), [x], "", machine=target, stages=stages).module
         assert ("group = " in str(module)) == share
 
 
@@ -276,7 +279,7 @@ def test_triton_compiles_it(name, target):
     from stepwell.targets.triton.gpu import gpu_target
 
     function, *args = PROGRAMS[name]
-    modules = [ModuleOp([k.clone()]) for k in shared(lowered(function, args, target=target).module)]
+    modules = [ModuleOp([k.clone()]) for k in shared(lowered(function, args, machine=f"{target},multiprocessors=24").module)]
     (built,) = compile_kernels(modules, gpu_target(target))
     assert isinstance(built.code, bytes) and built.code.startswith(b"\x7fELF")
 
@@ -289,7 +292,7 @@ def test_registers_suffice_for_rows_of_16_bits_with_triton(name):
     from stepwell.targets.triton.gpu import gpu_target
 
     function, *args = HALVES[name]
-    options = "alone=1000 part=8192 most=16384 least=0 multiprocessors=24"
+    options = "alone=1000 part=8192 most=16384 least=0"
     wide = [torch.cat([a] * 4, -1) for a in args]
     (kernel,) = shared(lowered(LONGER.get(name, function), wide, options).module)
     built = compile_kernel(ModuleOp([kernel.clone()]), gpu_target("sm_90"))
@@ -485,7 +488,7 @@ def test_what_stays_as_it_is(function, args):
 
 
 def test_small_nests_stay_as_they_are():
-    _, found = cooperative(lambda x: torch.softmax(x, -1), randn(3, 300), options="alone=100 part=64 most=256 multiprocessors=24")
+    _, found = cooperative(lambda x: torch.softmax(x, -1), randn(3, 300), options="alone=100 part=64 most=256")
     assert not found
 
 

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from xdsl.parser import Parser
 
 from stepwell.dialects import loop
+from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
@@ -95,7 +96,7 @@ def test_channels_last_statistics_and_values_are_nests_apart():
     """A batch norm over 16 channels: behind the reductions, two programs would go through all of the pixels."""
     with FakeTensorMode():
         args = [torch.empty(64, 16, 56, 56, dtype=BF16).to(memory_format=LAST), *(torch.empty(16, dtype=BF16) for _ in range(4))]
-        whole = lowered(batch_norm, args, "gpu-fission{multiprocessors=132}")
+        whole = lowered(batch_norm, args)
         joined = [n for n in nests(whole) if any(isinstance(o, loop.ReduceOp) for o in n.block.ops)]
     assert loops_behind(whole) == 0
     values = nests(whole)[-1]
@@ -225,6 +226,7 @@ def test_loops_that_cannot_run_last_stay(why):
       func.return
     }}"""
     module = Parser(context(), text).parse_module()
+    module.attributes[MACHINE] = MachineAttr.get("sm_90")
     before = str(module)
     pipeline = default_pipeline("gpu", stages=("mem",))
     for p in [p for p in pipeline.passes() if p.name != "gpu-fission"]:

@@ -238,8 +238,8 @@ def test_editing_inside_of_a_nest():
 
 def test_passes_that_were_given_options_may_stay():
     pipeline = Pipeline("p", [Stage("s", ["mem-join-nests", "mem-join-nests{always=true}"])])
-    pipeline.replace("mem-join-nests", "mem-join-nests{threads=3}", plain=True)
-    assert str(pipeline) == "builtin.module(mem-join-nests{threads=3},mem-join-nests{always=true})"
+    pipeline.replace("mem-join-nests", "mem-join-nests{longest=3.0}", plain=True)
+    assert str(pipeline) == "builtin.module(mem-join-nests{longest=3.0},mem-join-nests{always=true})"
     pipeline.replace("mem-join-nests", "cse")
     assert str(pipeline) == "builtin.module(cse,cse)"
 

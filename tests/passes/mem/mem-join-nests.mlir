@@ -1,6 +1,6 @@
 // RUN: opt-tool %s -p "mem-join-nests" | filecheck %s
 // RUN: opt-tool %s -p "mem-join-nests" --remarks 2>&1 | filecheck %s --check-prefix=WHY
-// RUN: opt-tool %s -p "mem-join-nests{threads=1}" | filecheck %s --check-prefix=ALONE
+// RUN: opt-tool %s --machine cpu,threads=1 -p "mem-join-nests" | filecheck %s --check-prefix=ALONE
 // RUN: opt-tool %s -p "mem-join-nests{always=true},mem-to-cpu" | filecheck %s --check-prefix=CPU
 
 // WHY: 2 nests joined: {{.*}} us one after the other, {{.*}} us in one region, 2 threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stepwell.passes.cost.machine import SERVER
+from stepwell.passes.cost.machine.cpu import SERVER
 from stepwell.passes.mem.mem_join_nests import Price, times
 
 PIPELINE = (

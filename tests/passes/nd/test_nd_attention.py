@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import stepwell
+from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
@@ -143,7 +144,8 @@ def test_what_a_gpu_calls(sizes, dtype, want):
     args = [torch.randn(sizes, dtype=dtype) for _ in range(3)]
     gm = make_fx(lambda *a: (plain(*a),), decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
     module = import_graph(gm, args).module
-    run(parse_pipeline("nd-canonicalize,nd-attention{target=gpu}"), module, context())
+    module.attributes[MACHINE] = MachineAttr.get("sm_90")
+    run(parse_pipeline("nd-canonicalize,nd-attention"), module, context())
     module.verify()
     calls = [op.call.data.target for op in module.walk() if op.name == "nd.extern"]
     assert calls == (["aten._scaled_dot_product_cudnn_attention.default"] if want else [])
@@ -155,7 +157,8 @@ def test_what_a_gpu_calls_for_sizes_that_are_symbols():
     args = [mode.from_tensor(torch.randn(2, 3, 300, 64).bfloat16(), symbolic_context=StatelessSymbolicContext(kind)) for _ in range(3)]
     gm = make_fx(lambda *a: (plain(*a),), decomposition_table=decomposition_table())(*args)
     module = import_graph(gm, args).module
-    run(parse_pipeline("nd-canonicalize,nd-attention{target=gpu}"), module, context())
+    module.attributes[MACHINE] = MachineAttr.get("sm_90")
+    run(parse_pipeline("nd-canonicalize,nd-attention"), module, context())
     module.verify()
     calls = [op.call.data.target for op in module.walk() if op.name == "nd.extern"]
     assert calls == ["aten._scaled_dot_product_cudnn_attention.default"]

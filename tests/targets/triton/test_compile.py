@@ -163,10 +163,10 @@ def test_unknown_targets(name, message):
 @pytest.mark.parametrize("stage", ["ptx", "cubin", "ttgir"])
 def test_an_architecture_that_this_triton_does_not_know(triton, opt_tool, tmp_path, stage):
     """Its LLVM would end the process."""
-    outcome = opt_tool("-t", stage, "--target", "sm_99", "-o", tmp_path / "k", stdin=ADD)
+    outcome = opt_tool("-t", stage, "--machine", "sm_99", "-o", tmp_path / "k", stdin=ADD)
     assert outcome.code == 1
     assert re.search(r"Triton 3\.\d+\.\d+ knows no sm_99; it compiles for .*sm_80, .*sm_90, .*gfx942 and the like", outcome.err)
-    assert opt_tool("-t", "ptx", "--target", "sm_10", stdin=ADD).code == 1
+    assert opt_tool("-t", "ptx", "--machine", "sm_10", stdin=ADD).code == 1
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_opt_tool(triton, cache, opt_tool, tmp_path):
     file = tmp_path / "add.mlir"
     file.write_text(ADD)
     assert "tt.load" in opt_tool(file, "-t", "ttir").out
-    assert ".target sm_80" in opt_tool(file, "-t", "ptx", "--target", "sm_80").out
-    assert opt_tool(file, "-t", "hsaco", "--target", "gfx942", "-o", tmp_path / "k").code == 0
+    assert ".target sm_80" in opt_tool(file, "-t", "ptx", "--machine", "sm_80").out
+    assert opt_tool(file, "-t", "hsaco", "--machine", "gfx942", "-o", tmp_path / "k").code == 0
     assert (tmp_path / "k").read_bytes()[:4] == b"\x7fELF"
     outcome = opt_tool(file, "-t", "hsaco")
     assert outcome.code == 1 and "sm_90 has no 'hsaco' (choose from ttir, ttgir, llir, ptx, cubin)" in outcome.err

@@ -2,7 +2,7 @@
 
 import torch
 
-from stepwell.passes.cost.machine import flat
+from stepwell.passes.cost.machine.cpu import flat
 from stepwell.tools.explain import main as tool
 
 MACHINE = flat(gflops=100.0, memory_gbs=10.0, cache_gbs=50.0, threads=2)

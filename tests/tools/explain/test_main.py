@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import stepwell
-from stepwell.passes.cost.machine import flat
+from stepwell.passes.cost.machine.cpu import flat
 from stepwell.tools.explain import html as explain_html
 from stepwell.tools.explain import main as tool
 from stepwell.tools.explain import screen as explain_screen

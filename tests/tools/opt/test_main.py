@@ -371,7 +371,7 @@ def test_lists(opt_tool):
 
 
 def test_targets(opt_tool, file, monkeypatch, tmp_path):
-    monkeypatch.setattr(opt_tool_module, "emitter", lambda target, device: {"llvm": text, "obj": binary}[target])
+    monkeypatch.setattr(opt_tool_module, "emitter", lambda target: {"llvm": text, "obj": binary}[target])
 
     def text(module, ctx):
         return f"; {len(list(module.walk()))} operations\n"

@@ -1,4 +1,4 @@
-// RUN: opt-tool %s -p 'nd-to-loop,loop-fuse{keep-parallel=264}' | filecheck %s
+// RUN: opt-tool %s --machine sm_90 -p 'nd-to-loop,loop-fuse' | filecheck %s
 
 // Reductions of few rows take in what they are of: gpu-split-reduction has more programs take part.
 // CHECK-LABEL: func.func @sums

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-
-from ....errors import StepwellError
-
-
-class TargetError(StepwellError):
-    """A GPU that there is no target for, an option that it does not have, or a toolchain that is not installed."""
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
-class Machine:
+class Gpu:
     """What the choice of tiles needs to know of a GPU."""
+
+    kind: ClassVar = "gpu"
 
     name: str
     multiprocessors: int
@@ -25,6 +21,14 @@ class Machine:
     """Warps of a program at most."""
     registers: int = 65536
     """Registers of a multiprocessor, of 32 bits."""
+
+    device: int = 0
+    """Which of the GPUs of the host it is."""
+
+    @property
+    def resident_programs(self) -> int:
+        """How many programs of many registers run at once, so that with as many it is busy: two for each multiprocessor."""
+        return 2 * self.multiprocessors
 
     @property
     def together(self) -> int:
@@ -63,7 +67,7 @@ class Machine:
 
 
 MACHINES = {
-    m.name: m for m in (Machine("sm_80", 108), Machine("sm_90", 132), Machine("gfx942", 304, lanes=64, max_warps=16))
+    m.name: m for m in (Gpu("sm_80", 108), Gpu("sm_90", 132), Gpu("gfx942", 304, lanes=64, max_warps=16))
 }  # fmt: skip
 """GPUs by the name of their target."""
 
@@ -76,15 +80,8 @@ SHARED = {
 guides); 64 KB for GPUs that are not listed."""
 
 
-USUAL = "sm_90"
-"""The GPU that is meant where none is named."""
-
-
-def machine(name: str, multiprocessors: int = 0) -> Machine:
-    """The GPU of a target ("": the usual one), for one that is not in the table the nearest of its maker; with another number of
-    multiprocessors, if given. TargetError for a name that is none of a GPU."""
-    name = name or USUAL
-    if not re.match(r"sm_\d|gfx\d", name):
-        raise TargetError(f"there is no GPU target '{name}' (sm_80, sm_90, gfx942 and the like)")
+def machine(name: str, multiprocessors: int = 0, device: int = 0) -> Gpu:
+    """The GPU of that architecture, for one that is not in the table the nearest of its maker; with another number of multiprocessors, if
+    given."""
     found = MACHINES.get(name) or MACHINES["gfx942" if name.startswith("gfx") else "sm_90"]
-    return replace(found, name=name, multiprocessors=multiprocessors or found.multiprocessors)
+    return replace(found, name=name, multiprocessors=multiprocessors or found.multiprocessors, device=device)

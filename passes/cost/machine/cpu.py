@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 WAYS = 12
 """Lines that the first cache keeps for addresses a multiple of its size / WAYS apart."""
+
+USUAL_THREADS = 2
+"""Threads of a CPU of which nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +28,18 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Cpu:
     """One kind of CPU.
 
     `gflops`: f32 multiply-adds of one thread, counted as two; `half_gflops` the same for products of bf16. `unit_ns`: an operation on
     512 bits whose data is in registers or the first cache (the unit of op_costs). `levels`: nearest first, the last one is main memory
     (without a size). `launch_ns`: calling one kernel from the host program; `call_ns`: one call of a library operator; `entry_ns`: one call
-    of a compiled graph. `region_ns`: starting and joining threads once.
+    of a compiled graph. `region_ns`: starting and joining threads once. `resident_programs`:
+    nothing has to run in parallel for a thread to be busy.
     """
+
+    kind: ClassVar = "cpu"
+    resident_programs: ClassVar = 0
 
     gflops: float
     levels: tuple[Level, ...]
@@ -73,18 +81,18 @@ class Machine:
         """What the roofline says is the limit, "arithmetic" or "memory"."""
         return "arithmetic" if touched and flops / touched >= self.ridge(touched) else "memory"
 
-    def with_threads(self, threads: int) -> Machine:
+    def with_threads(self, threads: int) -> Cpu:
         """The same machine with so many threads."""
         return replace(self, threads=threads)
 
 
-def flat(gflops: float, memory_gbs: float, cache_gbs: float, threads: int = 1, cache_bytes: float = 512 * 1024) -> Machine:
+def flat(gflops: float, memory_gbs: float, cache_gbs: float, threads: int = 1, cache_bytes: float = 512 * 1024) -> Cpu:
     """A machine with one cache."""
     cache = Level("cache", cache_bytes, cache_gbs, cache_gbs * threads)
-    return Machine(gflops, (cache, Level("memory", float("inf"), memory_gbs, memory_gbs)), 2 * gflops, threads=threads)
+    return Cpu(gflops, (cache, Level("memory", float("inf"), memory_gbs, memory_gbs)), 2 * gflops, threads=threads)
 
 
-SERVER = Machine(
+SERVER = Cpu(
     gflops=160.0,
     levels=(
         Level("L1", 48 * 1024, 300.0, 1200.0),

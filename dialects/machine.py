@@ -1,0 +1,120 @@
+"""The dialect `stepwell`: what is said of a whole module. `stepwell.machine`, an attribute of the module, names the machine that it is
+compiled for.
+
+    builtin.module attributes {stepwell.machine = #stepwell.machine<"sm_90", multiprocessors = 132>} { ... }
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Data, Dialect, Operation
+from xdsl.irdl import irdl_attr_definition
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+from xdsl.utils.exceptions import VerifyException
+
+from ..errors import StepwellError
+
+MACHINE = "stepwell.machine"
+"""The attribute of a module that names its machine."""
+USUAL_GPU = "sm_90"
+"""The GPU that is meant where none is named."""
+NUMBERS: Mapping[str, Mapping[str, int]] = {"cpu": {"threads": 1}, "gpu": {"multiprocessors": 1, "device": 0}}
+"""Kind of machine -> the numbers that its attribute may hold, each with the least value that it may have."""
+
+
+class TargetError(StepwellError):
+    """A machine that there is no target for, an option that it does not have, or a toolchain that is not installed."""
+
+
+@dataclass(frozen=True)
+class NamedMachine:
+    """A machine by name ("cpu", or the architecture of a GPU), with what is known of the one at hand. Raises TargetError for a name that
+    is none, and for numbers that it does not have."""
+
+    name: str
+    numbers: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name != "cpu" and not re.fullmatch(r"sm_\d+[af]?|gfx\d[0-9a-f]+", self.name):
+            raise TargetError(f"there is no machine '{self.name}' (cpu; GPUs: sm_80, sm_90, gfx942 and the like)")
+        known = NUMBERS[self.kind]
+        for key, value in self.numbers:
+            if key not in known:
+                raise TargetError(f"machine '{self.name}' has no '{key}'; what can be said of it: {', '.join(known)}")
+            if value < known[key]:
+                raise TargetError(f"machine '{self.name}': {key} = {value} is less than {known[key]}")
+
+    @property
+    def kind(self) -> str:
+        """ "cpu" or "gpu"."""
+        return "cpu" if self.name == "cpu" else "gpu"
+
+
+@irdl_attr_definition
+class MachineAttr(Data[NamedMachine]):
+    """The machine that a module is compiled for: `#stepwell.machine<"sm_90", multiprocessors = 132>`, `<"cpu", threads = 4>`."""
+
+    name = MACHINE
+
+    @classmethod
+    def get(cls, name: str, **numbers: int) -> MachineAttr:
+        """The attribute of a machine. Raises TargetError, see NamedMachine."""
+        return cls(NamedMachine(name, tuple(numbers.items())))
+
+    @classmethod
+    def from_text(cls, text: str) -> MachineAttr:
+        """The same from `sm_90` or `sm_90,multiprocessors=132`, as flags write it. Raises TargetError."""
+        name, *rest = (part.strip() for part in text.split(","))
+        numbers: dict[str, int] = {}
+        for part in rest:
+            key, _, value = part.partition("=")
+            if not value.strip().isdecimal():
+                raise TargetError(f"machine '{name}': expected a number in 'name=number', not '{part}'")
+            numbers[key.strip()] = int(value)
+        return cls.get(name, **numbers)
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> NamedMachine:
+        with parser.in_angle_brackets():
+            start = parser.pos
+            name = parser.parse_str_literal(" of a machine")
+            numbers: list[tuple[str, int]] = []
+            while parser.parse_optional_punctuation(","):
+                key = parser.parse_identifier(" (something that is known of the machine)")
+                parser.parse_punctuation("=")
+                numbers.append((key, parser.parse_integer()))
+            try:
+                return NamedMachine(name, tuple(numbers))
+            except StepwellError as error:
+                parser.raise_error(str(error), start, parser.pos)
+
+    def print_parameter(self, printer: Printer) -> None:
+        numbers = "".join(f", {key} = {value}" for key, value in self.data.numbers)
+        printer.print_string(f'<"{self.data.name}"{numbers}>')
+
+
+def module_of(op: Operation) -> ModuleOp | None:
+    """The outermost module around `op`, `op` itself included."""
+    found: ModuleOp | None = None
+    around: Operation | None = op
+    while around is not None:
+        found = around if isinstance(around, ModuleOp) else found
+        around = around.parent_op()
+    return found
+
+
+def named_machine(op: Operation) -> NamedMachine | None:
+    """The machine that the module of `op` names. Raises VerifyException for an attribute of another type."""
+    module = module_of(op)
+    attr = module.attributes.get(MACHINE) if module is not None else None
+    if attr is None or isinstance(attr, MachineAttr):
+        return attr.data if attr is not None else None
+    raise VerifyException(f'{MACHINE}: expected #stepwell.machine<"NAME">, got {attr}')
+
+
+Stepwell = Dialect("stepwell", [], [MachineAttr])
