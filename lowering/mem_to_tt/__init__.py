@@ -34,42 +34,13 @@ from ...passes.cost.machine import Gpu, machine_of
 from ...passes.gpu.gpu_cooperative_rows import CLEARS
 from ...passes.gpu.nest_merge import memory_of
 from ...passes.gpu.nest_types import UnsupportedNest
-from ...passes.gpu.tiles.bounds import BEYOND, bounds_of, choose_bounds, is_within, narrowed, nest_beyond, write_bounds
-from ...passes.gpu.tiles.candidates import read_tile, write_tile
+from ...passes.gpu.tiles.bounds import BEYOND, bounds_of, is_within, narrowed, nest_beyond
+from ...passes.gpu.tiles.candidates import read_tile
 from ...passes.gpu.tiles.rules import choose
 from ...passes.manager.pass_manager import Pass
 from ..outline import Arguments, Outliner
 from .kernel import is_aligned, lower_nest
 from .user_kernels import lower_user_kernels
-
-
-@dataclass(frozen=True)
-class GpuSchedule(Pass):
-    """Chooses how nests are cut into programs of a GPU, and notes it on them; what is noted already stays. See
-    docs/explanation/gpu-tiles.md."""
-
-    name = "gpu-schedule"
-
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        symbols, hints = symbol_facts(op)
-        gpu = machine_of(op, Gpu)
-        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
-            assert isinstance(nest, loop.NestOp)
-            bounds = bounds_of(nest)
-            try:
-                if read_tile(nest, NestAccess(nest, narrowed(symbols, bounds))) is not None:
-                    continue
-            except UnsupportedNest as error:
-                self.fail(nest, str(error))
-            if not bounds and (bounds := choose_bounds(nest, symbols, hints)):
-                write_bounds(nest, bounds)
-                self.statistic("num-bounded")
-            info = NestAccess(nest, narrowed(symbols, bounds))
-            tile = choose(info, hints, gpu)
-            write_tile(nest, info, tile)
-            self.statistic("num-nests")
-            if self.remarks_wanted:
-                self.remark(nest, f"{tile}; loops {', '.join(map(str, info.root.loops)) or 'none'}", kind="analysis")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ OURS: dict[str, str] = {
     "gpu-recompute": "passes.gpu.gpu_recompute:GpuRecompute",
     "tt-join-launches": "lowering.mem_to_tt.tt_join_launches:TtJoinLaunches",
     "tt-overlap-launches": "lowering.mem_to_tt.tt_overlap_launches:TtOverlapLaunches",
-    "gpu-schedule": "lowering.mem_to_tt:GpuSchedule",
+    "gpu-schedule": "passes.gpu.gpu_schedule:GpuSchedule",
     "gpu-tune": "targets.triton.gpu_tune:GpuTune",
     "gpu-online-softmax": "passes.gpu.gpu_online_softmax:GpuOnlineSoftmax",
     "gpu-split-rows": "passes.gpu.gpu_split_rows:GpuSplitRows",

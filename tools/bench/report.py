@@ -26,7 +26,7 @@ import torch._dynamo
 import torch._dynamo.config
 from torch.utils import _pytree as pytree
 
-from ..explain import svg_text as svg
+from ..explain.page import svg_text as svg
 from .tables import load_table, select
 
 COLOURS = (svg.GREY, svg.ORANGE, svg.BLUE)

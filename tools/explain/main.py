@@ -19,9 +19,9 @@ from .answer import answer
 from .blocks import Block, Heading
 from .collect import Collector
 from .dynamo import watched
-from .html import page
 from .json_data import as_json
 from .model import Eager, Graph, Wish
+from .page.html import page
 from .report import details, machine_line, walked
 from .screen import show
 

@@ -5,22 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...passes.cost.machine.cpu import Cpu
-from .blocks import (  # fmt: skip
-    Block,
-    Code,
-    Heading,
-    Picture,
-    Table,
-    Text,
-    box_id,
-    code_id,
-    duration,
-    lines_of,
-    number,
-    plural,
-    size,
-    step_id,
-)
+from .blocks import Block, Code, Heading, Picture, Table, Text, box_id, code_id, duration, lines_of, number, plural, size, step_id
 from .model import Graph, Level, Operator, Pair, Step, TensorUse
 from .walk import listed, walk
 

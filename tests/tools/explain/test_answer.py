@@ -10,8 +10,8 @@ import torch
 
 from stepwell.passes.cost.machine import flat
 from stepwell.tools.explain import main as tool
-from stepwell.tools.explain import svg_text
 from stepwell.tools.explain.answer import MAX_PAIRS, MAX_STEPS
+from stepwell.tools.explain.page import svg_text
 
 MACHINE = flat(gflops=100.0, memory_gbs=10.0, cache_gbs=50.0, threads=2)
 

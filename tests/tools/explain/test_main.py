@@ -14,10 +14,10 @@ import torch
 
 import stepwell
 from stepwell.passes.cost.machine.cpu import flat
-from stepwell.tools.explain import html as explain_html
 from stepwell.tools.explain import main as tool
 from stepwell.tools.explain import screen as explain_screen
 from stepwell.tools.explain.blocks import Table, Text, size
+from stepwell.tools.explain.page import html as explain_html
 from stepwell.tools.explain.walk import ELSEWHERE
 
 MACHINE = flat(gflops=100.0, memory_gbs=10.0, cache_gbs=50.0, threads=2)

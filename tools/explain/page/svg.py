@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from html import escape
 
-from ...passes.cost.machine.cpu import Cpu
+from ....passes.cost.machine.cpu import Cpu
+from ..blocks import box_id, duration, number, size, step_id
+from ..model import Graph, Step
 from . import svg_text as svg
-from .blocks import box_id, duration, number, size, step_id
-from .model import Graph, Step
 from .svg_text import BLUE, GREEN, GREY, ORANGE, PAPER, VIOLET, Labels
 
 COLOURS = {

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from ...passes.cost.machine.cpu import Cpu
-from .blocks import Block, Code, Heading, Picture, Table, Text, box_id
-from .model import Graph
+from ....passes.cost.machine.cpu import Cpu
+from ..blocks import Block, Code, Heading, Picture, Table, Text, box_id
+from ..model import Graph
 from .style import STYLE
 from .svg import MOST_STEPS, PICTURES
 

@@ -1,0 +1,48 @@
+"""Tiles of nests for a GPU: the pass that chooses them (tiles/) and notes them on the nests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+from ...dialects import loop
+from ..analysis.nest_access import NestAccess
+from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.symbols import symbol_facts
+from ..cost.machine import Gpu, machine_of
+from ..manager.pass_manager import Pass
+from .nest_types import UnsupportedNest
+from .tiles.bounds import bounds_of, choose_bounds, narrowed, write_bounds
+from .tiles.candidates import read_tile, write_tile
+from .tiles.rules import choose
+
+
+@dataclass(frozen=True)
+class GpuSchedule(Pass):
+    """Chooses how nests are cut into programs of a GPU, and notes it on them; what is noted already stays. See
+    docs/explanation/gpu-tiles.md."""
+
+    name = "gpu-schedule"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, hints = symbol_facts(op)
+        gpu = machine_of(op, Gpu)
+        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
+            assert isinstance(nest, loop.NestOp)
+            bounds = bounds_of(nest)
+            try:
+                if read_tile(nest, NestAccess(nest, narrowed(symbols, bounds))) is not None:
+                    continue
+            except UnsupportedNest as error:
+                self.fail(nest, str(error))
+            if not bounds and (bounds := choose_bounds(nest, symbols, hints)):
+                write_bounds(nest, bounds)
+                self.statistic("num-bounded")
+            info = NestAccess(nest, narrowed(symbols, bounds))
+            tile = choose(info, hints, gpu)
+            write_tile(nest, info, tile)
+            self.statistic("num-nests")
+            if self.remarks_wanted:
+                self.remark(nest, f"{tile}; loops {', '.join(map(str, info.root.loops)) or 'none'}", kind="analysis")
