@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, Operation, SSAValue, TypeAttribute
 from xdsl.printer import Printer
 
+from ...dialects.machine import MACHINE
 from ...dialects.tt.structure import OVERLAPS, RARE, FuncOp
 from ...dialects.tt.types import SPELLINGS, Spelling, spelled
 from ...passes.manager.errors import PassError
@@ -80,6 +81,9 @@ def kernel_modules(module: ModuleOp) -> list[ModuleOp]:
     """A module for each kernel, with the functions that kernels call; what launches them stays behind. A module
     without such a program is taken as it is."""
     if not any(op.name in ("func.func", "host.program") for op in module.ops):
+        if MACHINE in module.attributes:  # Triton does not know it
+            module = module.clone()
+            del module.attributes[MACHINE]
         return [module]
     functions = [op for op in module.ops if isinstance(op, FuncOp)]
     kernels = [f for f in functions if f.is_kernel]

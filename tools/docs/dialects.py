@@ -151,6 +151,11 @@ def dialects() -> dict[str, Dialect]:
     return {name: dialect_loader(name)() for name in DIALECTS}
 
 
+def dialect_folder(name: str) -> bool:
+    """Whether a dialect has a folder of its own, not a file."""
+    return DIALECTS[name].partition(":")[0] == name and (Path(__file__).parents[2] / "dialects" / name).is_dir()
+
+
 def page() -> str:
     """The text of the page."""
     table, sections = [], []
@@ -158,7 +163,8 @@ def page() -> str:
         ops = sorted(dialect.operations, key=lambda op: op.name)
         attributes = sorted(dialect.attributes, key=lambda a: a.name)
         table.append(f"| [`{name}`](#{name}) | {len(ops)} | {len(attributes)} |")
-        module = sys.modules[ops[0].__module__.rpartition(".")[0] if name != "mem" else ops[0].__module__]
+        home = (*ops, *attributes)[0].__module__
+        module = sys.modules[home.rpartition(".")[0] if dialect_folder(name) else home]
         text = _doc(module)
         parts = [attribute(a) for a in attributes] + [operation(op, name) for op in ops]  # pyright: ignore[reportArgumentType]
         sections.append(f"## {name}\n{text}\n\n" + "\n".join(parts))

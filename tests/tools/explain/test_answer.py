@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from stepwell.passes.cost.machine import flat
+from stepwell.passes.cost.machine.cpu import flat
 from stepwell.tools.explain import main as tool
 from stepwell.tools.explain.answer import MAX_PAIRS, MAX_STEPS
 from stepwell.tools.explain.page import svg_text

@@ -51,7 +51,7 @@ def nests(graph: Graph, machine: Cpu, index: int = 0) -> str:
         parts.append(_box(index, step, *place[step.number], wide, high))
     width = 60 + max(columns.values(), default=1) * (wide + 24)
     height = 40 + (1 + max(row.values(), default=0)) * (high + gap)
-    return svg.picture(max(width, 480), height, "graph of nests", parts)
+    return svg.scrolling(svg.picture(max(width, 480), height, "graph of nests", parts))
 
 
 def _edge(x1: float, y1: float, x2: float, y2: float, wide: float, tip: str) -> str:
@@ -104,7 +104,7 @@ def memory(graph: Graph, machine: Cpu, index: int = 0) -> str:
     for k, kind in enumerate(("arena", "pooled", "output", "guest", "extern")):
         x = left + 480 + k * 78
         parts.append(f'<rect x="{x}" y="9" width="10" height="10" fill="{COLOURS[kind]}"/>' + svg.text(x + 14, 18, kind, colour=GREY))
-    return svg.picture(left + wide + 20, top + high + 62, "memory over time", parts)
+    return svg.scrolling(svg.picture(left + wide + 20, top + high + 62, "memory over time", parts))
 
 
 def _shown(graph: Graph, step: int, most: int) -> list[tuple[str, str, int]]:
@@ -158,7 +158,7 @@ def roofline(graph: Graph, machine: Cpu, index: int = 0) -> str:
     parts += [labels.place(x, y, words) for x, y, words in points_at]
     parts.append(svg.text(left + wide / 2, top + high + 34, "flops for each byte", "middle", GREY))
     parts.append(svg.text(left + wide, 18, "Gflop/s upwards, predicted", "end", GREY))
-    return svg.picture(left + wide + 20, top + high + 44, "roofline", parts)
+    return svg.scrolling(svg.picture(left + wide + 20, top + high + 44, "roofline", parts))
 
 
 PICTURES: dict[str, Callable[[Graph, Cpu, int], str]] = {"nests": nests, "memory": memory, "roofline": roofline}

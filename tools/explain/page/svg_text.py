@@ -32,12 +32,17 @@ def fit(words: str, pixels: float, bold: bool = False) -> str:
 
 
 def picture(wide: float, high: float, title: str, parts: Iterable[str]) -> str:
-    """An SVG picture of a size in pixels, in a box that scrolls where the page is narrower."""
+    """An SVG picture of a size in pixels."""
     return (
-        f'<div class="picture"><svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high:.0f}" width="{wide:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high:.0f}" width="{wide:.0f}" '
         f'height="{high:.0f}" role="img" font-family="system-ui, sans-serif" font-size="12"><title>{escape(title)}</title>'
-        f"{''.join(parts)}</svg></div>"
+        f"{''.join(parts)}</svg>"
     )
+
+
+def scrolling(drawn: str) -> str:
+    """A picture in a box that scrolls where the page is narrower."""
+    return f'<div class="picture">{drawn}</div>'
 
 
 def text(x: float, y: float, words: str, anchor: str = "start", colour: str = INK, extra: str = "") -> str:
