@@ -152,7 +152,7 @@ def test_a_command(files, opt_tool):
 def test_an_emitter_that_fails(tmp_path, files):
     """LLVM IR for a sine cannot be written; opt-tool in processes of its own, two at once."""
     module = (
-        "from stepwell.targets.cpu import emit_math\n\n"
+        "from stepwell.targets.cpu.emit import math as emit_math\n\n"
         "class Without(dict):\n    def get(self, key, default=None):\n        return dict.get(self, key, default)\n\n"
         "emit_math.FUNCTIONS = {k: v for k, v in emit_math.FUNCTIONS.items() if 'sin' not in str(k)}\n"
     )
