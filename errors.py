@@ -58,5 +58,5 @@ class CrashError(CompileError):
     """The process that compiled a graph ended: the same compilation would end this one."""
 
 
-class WriteError(StepwellError):
-    """A file that cannot be written; the message names it."""
+class FileError(StepwellError):
+    """A file that cannot be read, is no text, or cannot be written; the message names it."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 
-from ...errors import WriteError
+from ...errors import FileError
 
 if TYPE_CHECKING:
     from xdsl.ir import Operation
@@ -57,7 +57,7 @@ class DumpTree:
         self._counts[path] = self._counts.get(path, -1) + 1
 
     def write(self, op: Operation, name: str, text: str) -> None:
-        """Write the file of the pass that runs on `op`. Raises WriteError for a file that cannot be written."""
+        """Write the file of the pass that runs on `op`. Raises FileError for a file that cannot be written."""
         parts = list(_outside_in(op))
         numbers = [self._counts.get("/".join(parts[: k + 1]), 0) for k in range(len(parts))]
         file = self.folder.joinpath(*parts, "_".join([*map(str, numbers), name]) + ".mlir")
@@ -65,7 +65,7 @@ class DumpTree:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise WriteError(f"cannot write '{file}': {error.strerror}") from error
+            raise FileError(f"cannot write '{file}': {error.strerror}") from error
 
     def _path(self, op: Operation) -> str:
         return "/".join(_outside_in(op))

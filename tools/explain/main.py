@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import StepwellError, WriteError
+from ...errors import FileError, StepwellError
 from ...passes.cost.machine.cpu import Cpu
 from .answer import answer
 from .blocks import Block, Heading
@@ -81,11 +81,11 @@ class Explanation:
         return page(self.blocks(full=True, walk=True), self.graphs, self.machine, self.name)
 
     def write_html(self, path: str | Path) -> None:
-        """Write the page to a file. Raises WriteError for a file that cannot be written."""
+        """Write the page to a file. Raises FileError for a file that cannot be written."""
         try:
             Path(path).write_text(self.html(), encoding="utf-8")
         except OSError as error:
-            raise WriteError(f"cannot write '{path}': {error.strerror}") from error
+            raise FileError(f"cannot write '{path}': {error.strerror}") from error
 
 
 def explain(
@@ -105,7 +105,7 @@ def explain(
     adding to anything's `.grad`. The short answer is printed unless `quiet`, and everything is written to the file `html` as one page.
     `machine` takes the place of a measurement of the processor. With `measure` each kernel of the CPU also runs by itself, and its time and
     bandwidth are told. Raises ExplainError for what cannot be called, OptionError for wrong
-    options, and what compiling or running raises; WriteError too, when all is told, for a file that cannot be written."""
+    options, and what compiling or running raises; FileError too, when all is told, for a file that cannot be written."""
     import torch
 
     from ..backend.options import make_options

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...errors import StepwellError
+from ...errors import FileError, StepwellError
 from .args import UsageError, parse_arguments
 from .diagnostics import Diagnostic, check, expectations
 from .emit import TARGETS, emitter
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from .verify_results import ResultVerifier
 
 SPLIT_MARKER = "// -----"
-
-
-class FileError(StepwellError):
-    """The input cannot be read."""
 
 
 @dataclass
