@@ -103,7 +103,8 @@ def test_a_pass_that_raises(files, opt_tool, tmp_path):
     done = opt_tool(program_file, *line, "--reduce", "-o", out)
     assert done.code == 0, done.err
     text = (tmp_path / "small.mlir").read_text()
-    assert operations(text) <= 5 and "37" not in text
+    assert operations(text) <= 5
+    assert "37" not in "".join(one for one in text.splitlines() if not one.startswith("//"))  # folders of tests have numbers, too
     assert text.startswith(f"// {shlex.join(['opt-tool', out, *line])}\n// reduced from 502 to ")
     assert "// pass 'stumble' failed: KeyError" in text and "operations -> " in done.err
     again = opt_tool(out, *line)
