@@ -75,14 +75,15 @@ class LoopMark:
 
 
 def loop_marks(gm: GraphModule) -> tuple[LoopMark, ...]:
-    """What a graph marks by the contexts, equal wishes together."""
+    """What a graph marks by the contexts, equal wishes together; orders first, since tiles are of the loops in their new order."""
     found: dict[tuple[str, str], list[str]] = {}
     for node in gm.graph.nodes:
         custom = node.meta.get("custom") or {}
         for key in (TILE, ORDER):
             if node.op == "call_function" and key in custom:
                 found.setdefault((key, custom[key]), []).append(node.name)
-    return tuple(LoopMark(key, numbers, tuple(names)) for (key, numbers), names in found.items())
+    marks = [LoopMark(key, numbers, tuple(names)) for (key, numbers), names in found.items()]
+    return tuple(sorted(marks, key=lambda mark: mark.key == TILE))
 
 
 def apply_loop_wishes(

@@ -10,7 +10,7 @@ from ....dialects.expr import Expr, dim, product
 from ....dialects.expr.ranges import RangeEnv
 from ...analysis.schedule_attrs import fix
 from .loop_rewrite import replace_loops
-from .nest_transform import NestTransform, Refused, loop_name, loop_number, refuse_ordered
+from .nest_transform import NestTransform, Refused, loop_name, loop_number, refuse_ordered, refuse_tiled
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class LoopCollapse(NestTransform):
         if any(sizes[k].value == 0 for k in chosen):
             raise Refused("a loop of size 0 never runs")
         refuse_ordered(target)
+        refuse_tiled(target)
         names = [loop_name(target, k) for k in chosen]
         places: list[Expr] = [dim(k) for k in range(first)]
         flat = dim(first)

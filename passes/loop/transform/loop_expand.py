@@ -9,7 +9,7 @@ from ....dialects.expr import Expr, as_expr, dim, exact_quotient
 from ....dialects.expr.ranges import RangeEnv
 from ...analysis.schedule_attrs import fix
 from .loop_rewrite import replace_loops
-from .nest_transform import NestTransform, Refused, loop_name, loop_number, refuse_ordered
+from .nest_transform import NestTransform, Refused, loop_name, loop_number, refuse_ordered, refuse_tiled
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class LoopExpand(NestTransform):
         if outer is None:
             raise Refused(f"{self.by} does not divide the size {sizes[axis]} of {loop_name(target, axis)}; loop-tile takes any size")
         refuse_ordered(target)
+        refuse_tiled(target)
         name = loop_name(target, axis)
         places: list[Expr] = [dim(k) if k < axis else dim(k + 1) for k in range(len(sizes))]
         places[axis] = dim(axis) * inner + dim(axis + 1)

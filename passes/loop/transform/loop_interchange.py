@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ....dialects import loop
 from ....dialects.expr import dim
 from ....dialects.expr.ranges import RangeEnv
-from ...analysis.schedule_attrs import fix
+from ...analysis.schedule_attrs import TILES, fix, schedule_table, tile_sizes, tiles_attr, update_schedule
 from .loop_rewrite import replace_loops
 from .nest_transform import NestTransform, Refused, loop_name, loop_number, refuse_ordered
 
@@ -48,3 +48,6 @@ def interchange(target: loop.LoopLike, order: list[int], symbols: RangeEnv) -> N
     """Loop k of `target` becomes the one that was number order[k]."""
     sizes = target.loop_sizes
     replace_loops(target, [sizes[k] for k in order], [dim(order.index(k)) for k in range(len(sizes))], symbols)
+    if isinstance(target, loop.NestOp) and (tiles := tile_sizes(schedule_table(target))):
+        each = (*tiles, *[0] * (len(sizes) - len(tiles)))
+        update_schedule(target, {TILES: tiles_attr(tuple(each[k] for k in order))})

@@ -19,7 +19,7 @@ from ....dialects import loop
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd import symbol_ranges
 from ...analysis.origins import is_named, names_of, origins, title, unnumbered
-from ...analysis.schedule_attrs import ASKED
+from ...analysis.schedule_attrs import ASKED, TILES, schedule_table
 from ...manager.errors import did_you_mean
 from ...manager.locations import source_location
 from ...manager.pass_manager import Pass
@@ -158,6 +158,12 @@ def loop_name(target: loop.LoopLike, number: int) -> str:
     """How a loop is called in a remark."""
     hint = target.indices[number].name_hint
     return f"%{hint}" if hint else f"loop {number}"
+
+
+def refuse_tiled(target: loop.LoopLike) -> None:
+    """Refused if loops are to become others that the schedule runs in tiles: what the tiles of those are, nobody said."""
+    if isinstance(target, loop.NestOp) and TILES in schedule_table(target):
+        raise Refused("the loops run in tiles; tile them after this")
 
 
 def refuse_ordered(target: loop.LoopLike) -> None:
