@@ -21,13 +21,8 @@ from .gemm import GemmOp
 from .lanes import ConcatOp, ExtractOp, InsertOp, ShuffleOp, SliceOp, TransposeOp
 from .memory import AtomicAddOp, CopyOp, GatherOp, LoadOp, LocalOp, PrefetchOp, PtrAddOp, ScatterOp, StoreOp
 from .structure import AssertOp, CallOp, KernelOp, NumThreadsOp, ParallelOp, PhiloxOp, ReturnOp, YieldOp
-from .types import PointerType, element_of, lanes_of, like, ptr, vec
+from .types import PointerType
 from .vector import (
-    CAST_KINDS,
-    CMPF_PREDICATES,
-    CMPI_PREDICATES,
-    MATH_FUNCTIONS,
-    REDUCE_KINDS,
     CastOp,
     CmpFOp,
     CmpIOp,
@@ -38,55 +33,6 @@ from .vector import (
     SelectOp,
     SplatOp,
 )
-
-__all__ = [
-    "CAST_KINDS",
-    "CMPF_PREDICATES",
-    "CMPI_PREDICATES",
-    "Cpu",
-    "MATH_FUNCTIONS",
-    "REDUCE_KINDS",
-    "AssertOp",
-    "AtomicAddOp",
-    "AttentionOp",
-    "CallOp",
-    "CastOp",
-    "GemmOp",
-    "CmpFOp",
-    "CmpIOp",
-    "ConcatOp",
-    "CopyOp",
-    "ExtractOp",
-    "GatherOp",
-    "InsertOp",
-    "IotaOp",
-    "KernelOp",
-    "LanesOp",
-    "LoadOp",
-    "LocalOp",
-    "MathOp",
-    "NumThreadsOp",
-    "ParallelOp",
-    "PhiloxOp",
-    "PointerType",
-    "PrefetchOp",
-    "PtrAddOp",
-    "ReduceOp",
-    "ReturnOp",
-    "ScatterOp",
-    "SelectOp",
-    "ShuffleOp",
-    "SliceOp",
-    "SplatOp",
-    "StoreOp",
-    "TransposeOp",
-    "YieldOp",
-    "element_of",
-    "lanes_of",
-    "like",
-    "ptr",
-    "vec",
-]
 
 Cpu = Dialect(
     "cpu",

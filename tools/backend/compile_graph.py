@@ -101,7 +101,7 @@ def lower_graph(
 
     kind is "forward", "backward" or "inference", followed by "-body" for a subgraph of a higher-order operator, and names the graph in logs
     and dumps. `border`: see import_graph. `watch` is told
-    what happens; `matched` is shared by the graphs of one compilation (see fusion_control.apply_wishes). `make` does what `build` does, for
+    what happens; `matched` is shared by the graphs of one compilation (see apply_wishes). `make` does what `build` does, for
     the graph and its subgraphs. without: passes that do not run; left: nodes that are calls of ATen whatever rule there is, by name;
     compile_body: what compiles subgraphs, else this does."""
     number = next(_serial)
