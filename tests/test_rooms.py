@@ -51,8 +51,9 @@ ARROWS: dict[str, dict[str, str]] = {
         "nd_to_loop": "loop_to_mem",
         "outline": "",
         "to_host": "",
-        "mem_to_cpu": "outline",
-        "mem_to_tt": "outline",
+        "nest": "",
+        "mem_to_cpu": "nest outline",
+        "mem_to_tt": "nest outline",
     },
     "targets": {"llvm_text": "", "target": "", "cpu": "llvm_text target", "triton": "cpu target", "host": "cpu llvm_text target triton"},
 }

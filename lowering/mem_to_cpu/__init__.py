@@ -1,14 +1,14 @@
 """mem -> cpu: every loop nest on buffers becomes a kernel of explicit vector code, and a launch of it; equal nests
 share one.
 
-    kernel.py      arguments, threads, the nest's own loops        loops.py       inner loops, segments, accumulators
-    carried state.py       values, index expressions, masks, lanes         reductions.py  what each reduction kind does
-    body.py        body ops by table                               scans.py       running reductions
-    memory.py      loads, stores, gathers                          tiles.py       transposes in registers
-    builder.py     blocks, hoisting, constants                     row_cache.py   values kept for later passes
+    kernel.py      arguments, threads, the nest's own loops        loops.py       inner loops, segments, what they carry
+    state.py       values, index expressions, masks, lanes         reductions/    reduction kinds, scans, kept rows
+    body.py        body ops by table                               tiles.py       transposes in registers
+    memory.py      loads, stores, gathers                          batches.py     kernels that walk over lists
+    builder.py     blocks, hoisting, constants                     joined.py      several nests in one parallel region
     shared_loops.py  long loops and rows in parts, on threads; columns that all rows share
-    batches.py     kernels that walk over lists                   joined.py      several nests in one parallel region
 
+What bodies and index expressions mean in every kernel is in `lowering/nest/`.
 What runs along the lanes is decided in passes/cost/schedule_choice.py.
 """
 

@@ -16,8 +16,8 @@ from ...dialects.nd.base import prop
 from ...dialects.nd.call_args import Arg, Call
 from ...dialects.nd.types import TensorType, element_bytes
 from ...passes.nd.nd_attention import TARGET
-from .builder import Builder, float_attr
-from .contract import emit_expr
+from .builder import Builder
+from .contract import SizeIndices
 
 ZERO, ONE = as_expr(0), as_expr(1)
 DTYPES: dict[Attribute, str] = {f32: "f32", bf16: "bf16", f16: "f16"}
@@ -134,7 +134,7 @@ def _wrapper(
     block = op.body.block
     b = Builder(block)
     table: dict[Sym, SSAValue] = dict(zip(symbols, block.args[len(types) :], strict=True))
-    value: Callable[[Expr], SSAValue] = lambda e: emit_expr(b, e, table)  # noqa: E731
+    value = SizeIndices(b, table).number
     batch, heads, queries, depth = types[0].dims
     keys, shared = types[1].dims[2], types[1].dims[1]
     strides = [e for t in types[:4] for e in t.stride_exprs[:3]]
@@ -143,7 +143,7 @@ def _wrapper(
     group = ONE if heads is shared else heads // shared
     numbers = [batch, heads, queries, keys, depth, *strides, group, as_expr(int(flash.causal))]
     scale = flash.scale if flash.scale is not None else (depth.value or 1) ** -0.5
-    b.place(cpu.CallOp.make(function, [*block.args[: len(types)], *map(value, numbers), b.constant(float_attr(scale, f32))]))
+    b.place(cpu.CallOp.make(function, [*block.args[: len(types)], *map(value, numbers), b.constant(scale, f32)]))
     block.add_op(cpu.ReturnOp.create())
     return op
 

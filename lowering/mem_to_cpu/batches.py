@@ -108,7 +108,7 @@ class _Walk:
         index, before = b.begin_for(zero, self.count, one, [zero])
         (total,) = b.end_for([b.add(before, self._work(index))])
         threads = b.place(cpu.NumThreadsOp.make()).results[0]
-        limit = b.max(b.udiv(total, b.mul(threads, b.int(SHARES))), b.int(2 * self.grain))
+        limit = b.max(b.quotient(total, b.mul(threads, b.int(SHARES))), b.int(2 * self.grain))
         op = cpu.ParallelOp.make(total, b.int(self.grain))
         block = op.body.block
         op.regions[0].detach_block(block)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerAttr, IntegerType
+from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.cpu.types import vec
 from ...dialects.expr import Expr, free_dims
 from ...passes.analysis.bent_access import Bend, bend
-from .builder import float_attr
 from .memory import address, read, reverse
 from .state import State
 
@@ -74,8 +73,7 @@ def _clamped(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, mask: S
         value = b.select(after, value, _edge(s, buffer, rest + found.high, dtype))
     if mask is None:
         return value
-    zero = b.int(0, dtype) if isinstance(dtype, IntegerType) else b.constant(float_attr(0.0, dtype))
-    return b.select(mask, value, b.splat(zero, s.width))
+    return b.select(mask, value, b.splat(b.constant(0, dtype), s.width))
 
 
 def _mirrored(s: State, buffer: SSAValue, rest: Expr, dtype: Attribute, mask: SSAValue | None, found: Bend) -> SSAValue:

@@ -9,22 +9,21 @@ so that whatever floated out of them stands before them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import UNKNOWN_LOC, AnyFloat, FloatAttr, IntegerAttr, IntegerType, LocationAttr, i1, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ...dialects import cpu
-from ...dialects.cpu.types import vec
+from ...dialects.cpu.types import lanes_of, like, vec
 from ...dialects.support.create import create
 from ...dialects.support.names import name_indices
+from ..nest.builder import NO_OVERFLOW_FLAGS, PLAIN
 
-_NO_PROPERTIES: dict[str, Attribute] = {}
 _INTS: dict[tuple[int, Attribute], dict[str, Attribute]] = {}
-_NO_OVERFLOW: dict[str, Attribute] = {"overflowFlags": arith.IntegerOverflowAttr("none")}
 
 
 def int_property(value: int, dtype: Attribute) -> dict[str, Attribute]:
@@ -40,11 +39,6 @@ def int_property(value: int, dtype: Attribute) -> dict[str, Attribute]:
         attr = IntegerAttr(wrapped, cast(IntegerType, dtype))
         found = _INTS[(value, dtype)] = {"value": attr}
     return found
-
-
-def float_attr(value: float, dtype: Attribute) -> FloatAttr:
-    """A float constant of a scalar type."""
-    return FloatAttr(value, cast(AnyFloat, dtype))
 
 
 class Level:
@@ -76,7 +70,7 @@ class Builder:
         cls: type[Operation],
         operands: tuple[SSAValue, ...],
         result: Attribute,
-        properties: dict[str, Attribute] = _NO_PROPERTIES,
+        properties: Mapping[str, Attribute] = PLAIN,
         key: object = None,
     ) -> SSAValue:
         """The result of an op without effects; `key` tells apart ops that differ in their properties."""
@@ -132,18 +126,21 @@ class Builder:
         """An integer constant."""
         return self.pure(arith.ConstantOp, (), dtype, int_property(value, dtype), value)
 
-    def constant(self, attr: FloatAttr | IntegerAttr) -> SSAValue:
+    def constant(self, value: float, dtype: Attribute) -> SSAValue:
         """A constant of any scalar type."""
-        return self.pure(arith.ConstantOp, (), attr.type, {"value": attr}, attr)
+        if isinstance(dtype, IntegerType):
+            return self.int(int(value), dtype)
+        attr = FloatAttr(value, cast(AnyFloat, dtype))
+        return self.pure(arith.ConstantOp, (), dtype, {"value": attr}, attr)
 
     def add(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.pure(arith.AddiOp, (a, b), a.type, _NO_OVERFLOW)
+        return self.pure(arith.AddiOp, (a, b), a.type, NO_OVERFLOW_FLAGS)
 
     def sub(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.pure(arith.SubiOp, (a, b), a.type, _NO_OVERFLOW)
+        return self.pure(arith.SubiOp, (a, b), a.type, NO_OVERFLOW_FLAGS)
 
     def mul(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.pure(arith.MuliOp, (a, b), a.type, _NO_OVERFLOW)
+        return self.pure(arith.MuliOp, (a, b), a.type, NO_OVERFLOW_FLAGS)
 
     def min(self, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.pure(arith.MinSIOp, (a, b), a.type)
@@ -151,18 +148,70 @@ class Builder:
     def max(self, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.pure(arith.MaxSIOp, (a, b), a.type)
 
-    def udiv(self, a: SSAValue, b: SSAValue) -> SSAValue:
+    def quotient(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """a // b, neither of which is negative."""
         return self.pure(arith.DivUIOp, (a, b), a.type)
 
-    def urem(self, a: SSAValue, b: SSAValue) -> SSAValue:
+    def remainder(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """a % b, neither of which is negative."""
         return self.pure(arith.RemUIOp, (a, b), a.type)
 
+    def floor_quotient(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """The quotient towards minus infinity."""
+        return self.pure(arith.FloorDivSIOp, (a, b), a.type)
+
+    def floor_remainder(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """What the quotient towards minus infinity leaves."""
+        return self.sub(a, self.mul(self.floor_quotient(a, b), b))
+
+    # ---- operations lane by lane, on operands brought together
+
+    def together(self, *values: SSAValue) -> Sequence[SSAValue]:
+        """Values in as many lanes as the widest has."""
+        lanes = max([lanes_of(v.type) for v in values])
+        return [self.splat(v, lanes) for v in values] if lanes else values
+
+    def elementwise(
+        self,
+        cls: type[Any],
+        operands: Sequence[SSAValue],
+        properties: Mapping[str, Attribute] = PLAIN,
+        element: Attribute | None = None,
+    ) -> SSAValue:
+        """An op lane by lane, whose results are of type `element` (None: as the operands)."""
+        values = tuple(self.together(*operands))
+        result = values[0].type if element is None else like(values[0].type, element)
+        return self.pure(cls, values, result, properties)
+
     def cmpi(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
-        """A comparison of scalars or vectors."""
-        return self.pure(cpu.CmpIOp, (a, b), cpu.like(a.type, i1), {"kind": cpu_kind(predicate)}, predicate)
+        """A comparison of integers."""
+        a, b = self.together(a, b)
+        return self.pure(cpu.CmpIOp, (a, b), like(a.type, i1), {"kind": cpu_kind(predicate)}, predicate)
+
+    def cmpf(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
+        """A comparison of floats."""
+        a, b = self.together(a, b)
+        return self.pure(cpu.CmpFOp, (a, b), like(a.type, i1), {"kind": cpu_kind(predicate)}, predicate)
+
+    def invert(self, a: SSAValue) -> SSAValue:
+        """The opposite of a condition."""
+        return self.elementwise(arith.XOrIOp, (a, self.int(1, i1)))
 
     def select(self, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
+        """One of two values of as many lanes as the condition has, or under a scalar condition."""
         return a if a is b else self.pure(cpu.SelectOp, (condition, a, b), a.type)
+
+    def convert(self, cls: type[Operation], value: SSAValue, element: Attribute) -> SSAValue:
+        """The cast of `arith` to elements of another type; the value itself where it has that type."""
+        return value if cpu.element_of(value.type) == element else self.cast(cls.name.removeprefix("arith."), value, element)
+
+    def resize(self, value: SSAValue, element: Attribute) -> SSAValue:
+        """Signed integers in another width."""
+        have = cpu.element_of(value.type)
+        assert isinstance(have, IntegerType) and isinstance(element, IntegerType)
+        if have.width.data == element.width.data:
+            return value
+        return self.cast("trunci" if have.width.data > element.width.data else "extsi", value, element)
 
     def cast(self, kind: str, value: SSAValue, element: Attribute) -> SSAValue:
         """A cast; of a value that was only widened, the value before, with all bits of a NaN."""
@@ -170,11 +219,11 @@ class Builder:
         if kind == "truncf" and isinstance(source, cpu.CastOp) and source.kind.data == "extf":
             if cpu.element_of(source.value.type) == element:
                 return source.value
-        return self.pure(cpu.CastOp, (value,), cpu.like(value.type, element), {"kind": cpu_kind(kind)}, kind)
+        return self.pure(cpu.CastOp, (value,), like(value.type, element), {"kind": cpu_kind(kind)}, kind)
 
     def splat(self, value: SSAValue, lanes: int) -> SSAValue:
         """The scalar in every lane; the scalar itself for 0 lanes, a vector as it is."""
-        if lanes == 0 or cpu.lanes_of(value.type):
+        if lanes == 0 or lanes_of(value.type):
             return value
         return self.pure(cpu.SplatOp, (value,), vec(lanes, value.type))
 

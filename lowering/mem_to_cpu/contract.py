@@ -7,7 +7,7 @@ whose schedule says "library" go to ATen with views of the buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
@@ -17,15 +17,8 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from ...dialects import cpu, host, loop, mem
 from ...dialects.cpu.gemm import GemmOp
 from ...dialects.expr import (
-    Add,
-    Const,
     Expr,
-    FloorDiv,
     IndexMap,
-    Max,
-    Min,
-    Mod,
-    Mul,
     Sym,
     as_expr,
     dim,
@@ -34,10 +27,12 @@ from ...dialects.expr import (
     linear_coeff,
     product,
 )
+from ...dialects.expr.ranges import Range, RangeEnv
 from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
 from ...dialects.nd.types import element_bytes
 from ...passes.manager.errors import PassError
+from ..nest.indices import Indices
 from .builder import Builder
 
 ZERO, ONE = as_expr(0), as_expr(1)
@@ -312,36 +307,17 @@ def _flat(key: Sequence[object]) -> list[Expr]:
     return found
 
 
-def emit_expr(b: Builder, e: Expr, symbols: dict[Sym, SSAValue]) -> SSAValue:
-    """A size expression as i64 ops."""
-    if isinstance(e, Const):
-        return b.int(int(e))
-    if isinstance(e, Sym):
-        return symbols[e]
-    if isinstance(e, FloorDiv):
-        return b.udiv(emit_expr(b, e.lhs, symbols), emit_expr(b, e.rhs, symbols))
-    if isinstance(e, Mod):
-        return b.urem(emit_expr(b, e.lhs, symbols), emit_expr(b, e.rhs, symbols))
-    if isinstance(e, (Min, Max)):
-        values = [emit_expr(b, x, symbols) for x in e.args]
-        result = values[0]
-        for v in values[1:]:
-            result = b.min(result, v) if isinstance(e, Min) else b.max(result, v)
-        return result
-    if isinstance(e, Mul):
-        values = [emit_expr(b, x, symbols) for x in e.factors]
-        result = values[0]
-        for v in values[1:]:
-            result = b.mul(result, v)
-        return result
-    assert isinstance(e, Add), e
-    total: SSAValue | None = b.int(e.constant) if e.constant else None
-    for term, factor in e.terms:
-        value = emit_expr(b, term, symbols)
-        value = value if factor == 1 else b.mul(value, b.int(factor))
-        total = value if total is None else b.add(total, value)
-    assert total is not None
-    return total
+class SizeIndices(Indices):
+    """Size expressions as i64."""
+
+    def __init__(self, b: Builder, symbols: Mapping[Sym, SSAValue]):
+        super().__init__(b, RangeEnv({s: Range(0, None) for s in symbols}), i64)
+        self.symbols = symbols
+
+    def number(self, e: Expr) -> SSAValue:
+        if e.value is not None:
+            return self.literal(e.value)
+        return self.symbols[e] if isinstance(e, Sym) else self.combined(e)
 
 
 def _wrapper(
@@ -353,7 +329,7 @@ def _wrapper(
     block: Block = op.body.block
     b = Builder(block)
     table: dict[Sym, SSAValue] = dict(zip(symbols, block.args[len(matrices) :], strict=True))
-    value: Callable[[Expr], SSAValue] = lambda e: emit_expr(b, e, table)  # noqa: E731
+    value = SizeIndices(b, table).number
     pointers: list[SSAValue] = []
     for x, pointer in zip(matrices, block.args[: len(matrices)], strict=True):
         moved = x.start is not ZERO

@@ -33,7 +33,7 @@ def store_together(s: State, op: loop.StoreOp) -> bool:
             narrow(s, s.get_vector(before_rounding(a.op.value, a.dtype)), a.dtype)  # pyright: ignore[reportAttributeAccessIssue]
             for a in group.members
         ]
-        base, at = address(s, first.buffer, s.unroll(first.offset), dtype)
+        base, at = address(s, first.buffer, s.fix(first.offset), dtype)
         part = min(lane.width, REGISTER_BYTES // element_bytes(first.dtype))
         masks = [None] * (size * lane.width // part)
         if lane.mask is not None:

@@ -138,4 +138,4 @@ class JoinLowering:
         """The first unit whose work does not begin before `work` ns of a nest are done."""
         ns = self._unit_ns(part)
         done = b.add(b.max(work, b.int(0)), b.int(ns - 1))
-        return b.min(b.udiv(done, b.int(ns)), count)
+        return b.min(b.quotient(done, b.int(ns)), count)

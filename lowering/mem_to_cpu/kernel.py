@@ -333,8 +333,8 @@ class NestLowering:
         s, b = self.s, self.s.b
         for one in reversed(shared[1:]):
             size = s.scalar(self._count(one))
-            (s.dims[one.dim],) = self._shifted(one, b.urem(index, size))
-            index = b.udiv(index, size)
+            (s.dims[one.dim],) = self._shifted(one, b.remainder(index, size))
+            index = b.quotient(index, size)
         (s.dims[shared[0].dim],) = self._shifted(shared[0], index)
 
     def parallel(self, units: Expr, chunk: Callable[[SSAValue, SSAValue], None]) -> None:

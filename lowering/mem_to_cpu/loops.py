@@ -106,7 +106,7 @@ def run_segments(
             if part.trips is not None:
                 end = b.int(part.trips * part.width) if first is zero else b.add(first, b.int(part.trips * part.width))
             else:
-                whole = b.mul(b.udiv(b.sub(last, first), width), width)
+                whole = b.mul(b.quotient(b.sub(last, first), width), width)
                 end = whole if first is zero else b.add(first, whole)
             begin, done = first, end
         else:
@@ -148,9 +148,9 @@ def _unrolled(s: State, loops: Sequence[tuple[Loop, Span]], state: list[SSAValue
     (one, span), rest = loops[0], loops[1:]
     assert span.count is not None
     for k in range(span.count):
-        s.unrolled[one.dim] = as_expr(k)
+        s.fixed[one.dim] = as_expr(k)
         state = _unrolled(s, rest, state, step)
-    s.unrolled.pop(one.dim, None)
+    s.fixed.pop(one.dim, None)
     return state
 
 

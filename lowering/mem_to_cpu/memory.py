@@ -11,10 +11,11 @@ from ...dialects import cpu, loop
 from ...dialects.cpu.memory import _segments
 from ...dialects.cpu.types import lanes_of, ptr, vec
 from ...dialects.expr import ZERO, Add, Expr, free_dims
-from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, compute_type, element_bytes
+from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, element_bytes
 from ...dialects.support.create import create
 from ...passes.cost.nest_cost import is_shuffled
-from .builder import float_attr, int_property
+from ..nest.body import without_loading
+from .builder import int_property
 from .state import State, scalar_type
 
 _PTR_ADD: dict[Attribute, dict[str, Attribute]] = {}
@@ -89,35 +90,16 @@ def widen(s: State, value: SSAValue, dtype: Attribute) -> SSAValue:
 def lower_load(s: State, op: loop.LoadOp) -> None:
     """loop.load."""
     access = s.info.access[op]
-    condition: SSAValue | bool | None = None
-    if op.mask is not None:
-        condition = s.known(op.mask)
-        if condition is None:
-            condition = s.get(op.mask)
-        elif condition is False:
-            assert op.other is not None
-            s.values[op.result] = s.get(op.other)
-            return
-        else:
-            condition = None
-    if any(size is ZERO for size in loop.shaped_dims(access.buffer.type)):
-        # nothing is there to read: the address may be null (without a mask, this is only reached with an index that is reported as
-        # out of range)
-        s.values[op.result] = _zero(s, compute_type(access.dtype)) if op.other is None else s.get(op.other)
+    condition = s.condition(op.mask)
+    instead = without_loading(s, op, access, condition)
+    if instead is not None:
+        s.values[op.result] = instead
         return
-    value = widen(s, load_elements(s, access.buffer, s.unroll(access.offset), access.dtype, condition), access.dtype)
+    assert not isinstance(condition, bool)
+    value = widen(s, load_elements(s, access.buffer, s.fix(access.offset), access.dtype, condition), access.dtype)
     if condition is not None and op.other is not None and not _is_zero(op.other):
-        lanes = max(lanes_of(value.type), lanes_of(condition.type))
-        other = s.get(op.other)
-        lanes = max(lanes, lanes_of(other.type))
-        value = s.b.select(s.b.splat(condition, lanes), s.b.splat(value, lanes), s.b.splat(other, lanes))
+        value = s.b.select(*s.b.together(condition, value, s.get(op.other)))
     s.values[op.result] = value
-
-
-def _zero(s: State, dtype: Attribute) -> SSAValue:
-    if isinstance(dtype, IntegerType):
-        return s.b.int(0, dtype)
-    return s.b.constant(float_attr(0.0, dtype))
 
 
 def load_elements(
@@ -247,15 +229,11 @@ def lower_store(s: State, op: loop.StoreOp) -> None:
     if s.second_pass:
         return
     access = s.info.access[op]
-    condition: SSAValue | bool | None = None
-    if op.mask is not None:
-        condition = s.known(op.mask)
-        if condition is False:
-            return
-        condition = s.get(op.mask) if condition is None else None
-    assert condition is None or isinstance(condition, SSAValue)
+    condition = s.condition(op.mask)
+    if isinstance(condition, bool):
+        return
     value = s.get(before_rounding(op.value, access.dtype) if access.mode == "set" else op.value)
-    store_elements(s, value, access.buffer, s.unroll(access.offset), access.dtype, access.mode, condition)
+    store_elements(s, value, access.buffer, s.fix(access.offset), access.dtype, access.mode, condition)
 
 
 def before_rounding(value: SSAValue, dtype: Attribute) -> SSAValue:
@@ -336,7 +314,7 @@ def _combine_lanes(
         )
 
     for k in range(lanes_of(value.type)):
-        at = s._to(lane_of(offsets, k), i64)
+        at = s.b.resize(lane_of(offsets, k), i64)
         on = lane_of(mask, k) if mask is not None else None
         old = widen(s, read(s, memory, buffer, base, at, on), dtype)
         new = combine(s, mode, old, lane_of(value, k), dtype)

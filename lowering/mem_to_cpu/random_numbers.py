@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import FloatAttr, f32, i32, i64
+from xdsl.dialects.builtin import f32, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu, loop
@@ -125,7 +125,7 @@ def _each_its_own(s: State, k: SSAValue, seed: SSAValue, wanted: tuple[Picks, ..
     b = s.b
     lanes = lanes_of(k.type)
     words = _philox(s, seed, b.pure(arith.ShRUIOp, (k, b.splat(b.int(2), lanes)), k.type))
-    low = s._to(k, i32)
+    low = s.b.resize(k, i32)
 
     def bit(n: int) -> SSAValue:
         masked = b.pure(arith.AndIOp, (low, b.splat(b.int(1 << n, i32), lanes)), low.type)
@@ -140,7 +140,7 @@ def _each_its_own(s: State, k: SSAValue, seed: SSAValue, wanted: tuple[Picks, ..
 
 
 def _float(s: State, value: float, lanes: int) -> SSAValue:
-    return s.b.splat(s.b.constant(FloatAttr(value, f32)), lanes)
+    return s.b.splat(s.b.constant(value, f32), lanes)
 
 
 def _uniform(s: State, word: SSAValue) -> SSAValue:
@@ -162,7 +162,7 @@ def _normal(s: State, k: SSAValue, radius_word: SSAValue, angle_word: SSAValue) 
     log = b.pure(mlir_math.LogOp, (u,), t, _FAST)
     radius = b.pure(mlir_math.SqrtOp, (b.pure(arith.MulfOp, (log, _float(s, -2.0, lanes)), t, _FAST),), t, _FAST)
     angle = b.pure(arith.MulfOp, (v, _float(s, 6.283185307179586, lanes)), t, _FAST)
-    odd = b.pure(arith.AndIOp, (s._to(k, i32), b.splat(b.int(1, i32), lanes)), like(k.type, i32))
+    odd = b.pure(arith.AndIOp, (s.b.resize(k, i32), b.splat(b.int(1, i32), lanes)), like(k.type, i32))
     is_odd = b.cmpi("ne", odd, b.splat(b.int(0, i32), lanes))
     wave = b.select(is_odd, b.pure(mlir_math.SinOp, (angle,), t, _FAST), b.pure(mlir_math.CosOp, (angle,), t, _FAST))
     return b.pure(arith.MulfOp, (radius, wave), t, _FAST)

@@ -319,7 +319,7 @@ class FlatRows:
         index = s.dims[self.one.dim]
         for one in reversed(self.loops[1:]):
             size = s.scalar(one.size)
-            s.dims[one.dim] = b.urem(index, size)
-            index = b.udiv(index, size)
+            s.dims[one.dim] = b.remainder(index, size)
+            index = b.quotient(index, size)
         s.dims[self.loops[0].dim] = index
 

@@ -257,7 +257,7 @@ class _Tile:
         rows: list[SSAValue] = []
         for r in range(GROUP):
             s.enter_lanes(self.lanes.dim, SIDE, s.dims[self.lanes.dim], None)
-            rows.append(s.b.splat(s.number(self._at(e, first + r, 0), i64), SIDE))
+            rows.append(s.b.splat(s.integer(self._at(e, first + r, 0), i64), SIDE))
             s.leave_lanes()
         s.values[op.result] = self._concat(rows)
 

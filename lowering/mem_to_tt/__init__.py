@@ -8,6 +8,7 @@
     products.py    sums of products as matrix products               pairs.py       neighbours in memory as one access
     user_kernels.py  launches of users' kernels
 
+What bodies and index expressions mean in every kernel is in `lowering/nest/`.
 Before it run the passes of passes/gpu on nests, after it `tt-join-launches` and `tt-overlap-launches`.
 """
 

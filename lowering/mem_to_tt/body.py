@@ -8,21 +8,23 @@ from typing import Any
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, f32, i1, i32, i64
+from xdsl.dialects.builtin import f32, i32, i64
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Expr, as_expr, free_dims
-from ...dialects.expr.ranges import Range, prove_le, prove_lt, range_of
+from ...dialects.expr import Expr
+from ...dialects.expr.ranges import Range, prove_le, range_of
 from ...dialects.nd.types import is_float
 from ...dialects.support.float8 import FLOAT8
 from ...dialects.support.names import keep_names
 from ...dialects.tt import arith as tt_arith
-from ...dialects.tt.compute import BitcastOp, ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
-from ...dialects.tt.types import element_of, like, shape_of
+from ...dialects.tt.compute import ExternElementwiseOp, PreciseDivFOp, PreciseSqrtOp
+from ...dialects.tt.types import element_of, shape_of
 from ...passes.analysis.constants import constant_of
-from ...passes.gpu.nest_types import UnsupportedNest, scalar_type
-from .builder import NO_FLAGS
+from ...passes.gpu.nest_types import UnsupportedNest
+from ..nest import body
+from ..nest.body import Nested, cast, elementwise, lower_op, shared_index
+from ..nest.builder import NO_FLAGS
 from .functions.exponentials import exponential, multiple, one_more, power_of_e
 from .functions.integer_powers import integer_power
 from .functions.random_numbers import lower_random
@@ -47,13 +49,6 @@ SHARED_DIVISOR = 16
 """Elements that share a number (a divisor), for which work on that one is worth while (its reciprocal)."""
 NATIVE_F32 = frozenset(("math.exp", "math.log", "math.exp2", "math.log2", "math.sin", "math.cos", "math.erf"))
 """Operations that Triton lowers itself for f32 (to the hardware's functions); for f64 the library has them."""
-
-
-def elementwise(s: State, op: Operation) -> None:
-    """An op that works element by element: the same op on tiles."""
-    operands = s.b.together(*(s.get(v) for v in op.operands))
-    element = scalar_type(op.results[0].type)
-    s.values[op.results[0]] = s.b.pure(type(op), operands, like(operands[0].type, element), op.properties)
 
 
 def library(s: State, name: str, operands: list[SSAValue]) -> SSAValue:
@@ -225,70 +220,18 @@ def absolute(s: State, op: Operation) -> None:
 
 def floor_divide(s: State, op: Operation) -> None:
     """arith.floordivsi."""
-    b = s.b
-    x, y = b.together(s.get(op.operands[0]), s.get(op.operands[1]))
-    element = element_of(x.type)
-    quotient, rest = b.elementwise(arith.DivSIOp, (x, y)), b.elementwise(arith.RemSIOp, (x, y))
-    zero = b.constant(0, element)
-    signs = b.cmpi("slt", b.elementwise(arith.XOrIOp, (rest, y)), zero)
-    low = b.elementwise(arith.AndIOp, (signs, b.cmpi("ne", rest, zero)))
-    s.values[op.results[0]] = b.select(low, b.sub(quotient, b.constant(1, element)), quotient)
-
-
-def constant(s: State, op: Operation) -> None:
-    """arith.constant; an integer is an index expression until somebody wants the number."""
-    assert isinstance(op, arith.ConstantOp)
-    attr = op.value
-    if isinstance(attr, FloatAttr):
-        s.values[op.result] = s.b.constant(attr.value.data, op.result.type)
-    elif op.result.type == i1:
-        assert isinstance(attr, IntegerAttr)
-        s.values[op.result] = bool(attr.value.data)
-    elif op.result not in s.info.exprs:
-        assert isinstance(attr, IntegerAttr)
-        s.values[op.result] = s.b.constant(attr.value.data, scalar_type(op.result.type))
-
-
-def logic(s: State, op: Operation) -> None:
-    """andi, ori, xori: decided where conditions are known."""
-    a, b = op.operands
-    if a.type == i1:
-        x, y = s.known(a), s.known(b)
-        if x is not None or y is not None:
-            fixed, other = (x, b) if x is not None else (y, a)
-            found = s.values.get(other)
-            rest: SSAValue | bool = found if found is not None else s.get(other)
-            if isinstance(op, arith.AndIOp):
-                s.values[op.results[0]] = rest if fixed else False
-            elif isinstance(op, arith.OrIOp):
-                s.values[op.results[0]] = True if fixed else rest
-            else:
-                s.values[op.results[0]] = s.invert(rest) if fixed else rest
-            return
-    elementwise(s, op)
+    s.values[op.results[0]] = s.b.floor_quotient(s.get(op.operands[0]), s.get(op.operands[1]))
 
 
 def compare_integers(s: State, op: Operation) -> None:
-    """arith.cmpi; of index expressions by their ranges."""
+    """arith.cmpi; where it is known to hold, and where 32 bits are enough for it."""
     assert isinstance(op, arith.CmpiOp)
     predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
-    a, b = op.lhs, op.rhs
-    if op.result in s.certain:
-        s.values[op.result] = True
-        return
-    if s.is_index(a) and s.is_index(b) and predicate[0] != "u":
-        x, y = s.expr(a), s.expr(b)
-        if predicate in ("eq", "ne"):
-            found = s.is_zero(x - y)
-            s.values[op.result] = s.invert(found) if predicate == "ne" else found
-        else:
-            less = {"slt": x - y, "sge": x - y, "sgt": y - x, "sle": y - x}[predicate]
-            found = s.negative(less)
-            s.values[op.result] = s.invert(found) if predicate in ("sge", "sle") else found
-        return
-    x, y = s.get(a), s.get(b)
-    found = _compare_narrow(s, predicate, x, y) or _compare_narrow(s, predicate, y, x)
-    s.values[op.result] = s.b.cmpi(predicate, x, y) if found is None else found
+    found = True if op.result in s.certain else body.compared_indices(s, op)
+    if found is None:
+        x, y = s.get(op.lhs), s.get(op.rhs)
+        found = _compare_narrow(s, predicate, x, y) or _compare_narrow(s, predicate, y, x) or s.b.cmpi(predicate, x, y)
+    s.values[op.result] = found
 
 
 def _compare_narrow(s: State, predicate: str, many: SSAValue, few: SSAValue) -> SSAValue | None:
@@ -304,25 +247,6 @@ def _compare_narrow(s: State, predicate: str, many: SSAValue, few: SSAValue) -> 
     near = b.resize(few, i32)
     same = b.elementwise(arith.AndIOp, (b.cmpi("eq", source, near), b.cmpi("eq", b.resize(near, i64), few)))
     return same if predicate == "eq" else b.invert(same)
-
-
-def compare_floats(s: State, op: Operation) -> None:
-    """arith.cmpf."""
-    assert isinstance(op, arith.CmpfOp)
-    predicate = arith.CMPF_COMPARISON_OPERATIONS[op.predicate.value.data]
-    s.values[op.result] = s.b.cmpf(predicate, s.get(op.lhs), s.get(op.rhs))
-
-
-def select(s: State, op: Operation) -> None:
-    """arith.select."""
-    condition, a, b = op.operands
-    known = s.known(condition)
-    if known is not None:
-        chosen = a if known else b
-        found = s.values.get(chosen)
-        s.values[op.results[0]] = found if found is not None else s.get(chosen)
-        return
-    s.values[op.results[0]] = s.b.select(s.get(condition), s.get(a), s.get(b))
 
 
 def clamp_integers(s: State, op: Operation) -> None:
@@ -371,27 +295,9 @@ SMALL = 1 << 22
 
 def _small(s: State, value: SSAValue) -> Expr | None:
     """A number that is the same for the whole tile, and small."""
-    found = _shared_index(s, value)
+    found = shared_index(s, value)
     ends = Range() if found is None else range_of(found, s.info.ranges)
     return found if ends.lo is not None and ends.hi is not None and -SMALL <= ends.lo and ends.hi <= SMALL else None
-
-
-def _shared_index(s: State, value: SSAValue) -> Expr | None:
-    """An integer that is the same for the whole tile, if it is known as an expression."""
-    owner = value.owner
-    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
-        return as_expr(owner.value.value.data)
-    return s.expr(value) if s.is_index(value) and not free_dims(s.expr(value)) else None
-
-
-def cast(cls: type[Any]) -> Rule:
-    """A cast of elements."""
-
-    def rule(s: State, op: Operation) -> None:
-        value, element = s.get(op.operands[0]), scalar_type(op.results[0].type)
-        s.values[op.results[0]] = value if element_of(value.type) == element else s.b.cast(cls, value, element)
-
-    return rule
 
 
 def extend(s: State, op: Operation) -> None:
@@ -400,7 +306,7 @@ def extend(s: State, op: Operation) -> None:
     if source.type in FLOAT8:
         s.values[result] = s.widen(s.get(source), source.type)
     else:
-        cast(arith.ExtFOp)(s, op)
+        cast(s, op)
 
 
 def round_to(s: State, op: Operation) -> None:
@@ -409,69 +315,12 @@ def round_to(s: State, op: Operation) -> None:
     if result.type in FLOAT8:
         s.values[result] = s.narrow(s.get(source), result.type)
     else:
-        cast(arith.TruncFOp)(s, op)
-
-
-def index_cast(s: State, op: Operation) -> None:
-    """arith.index_cast: an index is an i64."""
-    source, result = op.operands[0], op.results[0]
-    value = s.get(source)
-    if isinstance(result.type, IndexType):
-        define(s, result, s.b.resize(value, i64))
-    else:
-        s.values[result] = s.b.resize(value, result.type)  # pyright: ignore[reportArgumentType]
-
-
-def define(s: State, result: SSAValue, value: SSAValue) -> None:
-    """An index that was computed or loaded is a dimension of its own in the expressions that use it."""
-    s.values[result] = value
-    s.dims[s.info.expr(result)] = s.b.resize(value, s.index)
-
-
-def index(s: State, op: Operation) -> None:
-    """loop.index: stays an expression."""
-
-
-def bound(s: State, op: Operation) -> None:
-    """loop.bound: stop the program at an index out of range; until then it counts as 0."""
-    assert isinstance(op, loop.BoundOp)
-    b = s.b
-    value = b.resize(s.get(op.input), i64)
-    if op.is_certain or _is_clamped_to(s, op.input, s.fix(op.size.data)):
-        return define(s, op.result, value)
-    size = b.resize(s.number(s.fix(op.size.data)), i64)
-    zero = b.int(0, i64)
-    if op.wrap is not None:
-        value = b.select(b.cmpi("slt", value, zero), b.add(value, size), value)
-    fine = b.cmpi("ult", value, size)
-    mask = s.mask(shape_of(fine.type))
-    checked = fine if mask is None else b.elementwise(arith.OrIOp, (fine, b.invert(mask)))
-    s.check(f"{op.what.data}: index out of range for a dimension of size {op.size.data}", checked)
-    define(s, op.result, b.select(fine, value, zero))
-
-
-def _is_clamped_to(s: State, value: SSAValue, size: Expr) -> bool:
-    """Whether an integer was clamped to [0, size), where the size is a symbol."""
-    ends: dict[type[Operation], Expr] = {}
-    while isinstance(owner := value.owner, arith.MaxSIOp | arith.MinSIOp) and type(owner) not in ends:
-        pair = next(((x, e) for x, y in (owner.operands, reversed(owner.operands)) if (e := _shared_index(s, y)) is not None), None)
-        if pair is None:
-            return False
-        value, ends[type(owner)] = pair
-    if len(ends) < 2:
-        return False
-    low, high, ranges = ends[arith.MaxSIOp], ends[arith.MinSIOp], s.info.ranges
-    return prove_le(0, low, ranges) and prove_le(low, high, ranges) and prove_lt(high, size, ranges)
+        cast(s, op)
 
 
 RULES: dict[type[Operation], Rule] = {
-    arith.ConstantOp: constant,
-    arith.AndIOp: logic,
-    arith.OrIOp: logic,
-    arith.XOrIOp: logic,
+    **body.RULES,
     arith.CmpiOp: compare_integers,
-    arith.CmpfOp: compare_floats,
-    arith.SelectOp: select,
     arith.AddfOp: shortened(one_more),
     arith.MulfOp: shortened(multiple),
     mlir_math.ExpOp: shortened(exponential),
@@ -482,22 +331,11 @@ RULES: dict[type[Operation], Rule] = {
     arith.MinSIOp: clamp_integers,
     arith.ExtFOp: extend,
     arith.TruncFOp: round_to,
-    arith.SIToFPOp: cast(tt_arith.SIToFPOp),
-    arith.UIToFPOp: cast(tt_arith.UIToFPOp),
-    arith.FPToSIOp: cast(tt_arith.FPToSIOp),
-    arith.FPToUIOp: cast(tt_arith.FPToUIOp),
-    arith.ExtSIOp: cast(tt_arith.ExtSIOp),
-    arith.ExtUIOp: cast(tt_arith.ExtUIOp),
-    arith.TruncIOp: cast(tt_arith.TruncIOp),
-    arith.BitcastOp: cast(BitcastOp),
-    arith.IndexCastOp: index_cast,
     mlir_math.SqrtOp: square_root,
     mlir_math.AbsIOp: absolute,
     mlir_math.IPowIOp: integer_power,
     loop.LoadOp: lower_load,  # pyright: ignore[reportAssignmentType]
     loop.StoreOp: lower_store,  # pyright: ignore[reportAssignmentType]
-    loop.IndexOp: index,
-    loop.BoundOp: bound,
     loop.MathOp: named_math,
     loop.RandomOp: lower_random,
 }
@@ -510,28 +348,20 @@ _ELEMENTWISE = frozenset(
 )
 
 
-def lower_block(s: State, block: Block, nested: dict[type[Operation], Callable[[Any], None]]) -> None:
-    """Lower every op of a body; `nested` lowers the loops in it."""
-    s.pairs |= find_pairs(s, block)
-    for op in block.ops:
-        s.b.location = op.location
-        _lower_op(s, op, nested)
-        keep_names(op.results, s.values)
-
-
-def _lower_op(s: State, op: Operation, nested: dict[type[Operation], Callable[[Any], None]]) -> None:
-    own = nested.get(type(op))
-    if own is not None:
-        own(op)
-        return
-    rule = RULES.get(type(op))
-    if rule is not None:
-        rule(s, op)
-    elif isinstance(op, loop.YieldOp):
-        return
-    elif op.name in _ELEMENTWISE:
+def other(s: State, op: Operation) -> None:
+    """An op that has no rule."""
+    if op.name in _ELEMENTWISE:
         elementwise(s, op)
     elif op.name in LIBRARY:
         by_library(s, op)
     else:
         raise UnsupportedNest(f"'{op.name}' cannot stand in the body of a nest for the Triton target")
+
+
+def lower_block(s: State, block: Block, nested: Nested) -> None:
+    """Lower every op of a body; `nested` lowers the loops in it."""
+    s.pairs |= find_pairs(s, block)
+    for op in block.ops:
+        s.b.location = op.location
+        lower_op(s, op, nested, RULES, other)
+        keep_names(op.results, s.values)

@@ -16,11 +16,21 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from ...dialects.nd.types import is_float
 from ...dialects.tt import arith as tt_arith
 from ...dialects.tt import shape as tt_shape
+from ...dialects.tt.compute import BitcastOp
 from ...dialects.tt.types import element_of, like, shape_of, tensor
+from ..nest.builder import NO_OVERFLOW_FLAGS, PLAIN
 
-NO_FLAGS: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
-NO_OVERFLOW_FLAGS: dict[str, Attribute] = {"overflowFlags": arith.IntegerOverflowAttr("none")}
-PLAIN: dict[str, Attribute] = {}
+CASTS: dict[type[Operation], type[Operation]] = {
+    arith.SIToFPOp: tt_arith.SIToFPOp,
+    arith.UIToFPOp: tt_arith.UIToFPOp,
+    arith.FPToSIOp: tt_arith.FPToSIOp,
+    arith.FPToUIOp: tt_arith.FPToUIOp,
+    arith.ExtSIOp: tt_arith.ExtSIOp,
+    arith.ExtUIOp: tt_arith.ExtUIOp,
+    arith.TruncIOp: tt_arith.TruncIOp,
+    arith.BitcastOp: BitcastOp,
+}
+"""Casts that `tt` has in its own way; the others are those of `arith`."""
 
 
 class Builder:
@@ -133,11 +143,15 @@ class Builder:
     # ---- arithmetic
 
     def elementwise(
-        self, cls: type[Any], operands: Sequence[SSAValue], properties: Mapping[str, Attribute] = PLAIN
+        self,
+        cls: type[Any],
+        operands: Sequence[SSAValue],
+        properties: Mapping[str, Attribute] = PLAIN,
+        element: Attribute | None = None,
     ) -> SSAValue:
-        """An operation on elements of one type that gives elements of that type."""
+        """An operation on elements of one type that gives elements of `element`, or of that type."""
         values = self.together(*operands)
-        return self.pure(cls, values, values[0].type, properties)
+        return self.pure(cls, values, values[0].type if element is None else like(values[0].type, element), properties)
 
     def add(self, a: SSAValue, b: SSAValue) -> SSAValue:
         """The sum of integers."""
@@ -154,6 +168,39 @@ class Builder:
     def sub(self, a: SSAValue, b: SSAValue) -> SSAValue:
         """The difference of integers."""
         return self.elementwise(arith.SubiOp, (a, b), NO_OVERFLOW_FLAGS)
+
+    def min(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """The smaller one of signed integers."""
+        return self.elementwise(arith.MinSIOp, (a, b))
+
+    def max(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """The larger one of signed integers."""
+        return self.elementwise(arith.MaxSIOp, (a, b))
+
+    def quotient(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """a // b, neither of which is negative."""
+        return self.elementwise(arith.DivSIOp, (a, b))
+
+    def remainder(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """a % b, neither of which is negative."""
+        return self.elementwise(arith.RemSIOp, (a, b))
+
+    def floor_quotient(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """The quotient towards minus infinity."""
+        quotient, _, is_above = self._truncated(a, b)
+        return self.select(is_above, self.sub(quotient, self.constant(1, element_of(a.type))), quotient)
+
+    def floor_remainder(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """What the quotient towards minus infinity leaves."""
+        _, rest, is_above = self._truncated(a, b)
+        return self.select(is_above, self.add(rest, b), rest)
+
+    def _truncated(self, a: SSAValue, b: SSAValue) -> tuple[SSAValue, SSAValue, SSAValue]:
+        """The quotient towards zero, what it leaves, and where it is above the one towards minus infinity."""
+        quotient, rest = self.quotient(a, b), self.remainder(a, b)
+        zero = self.constant(0, element_of(a.type))
+        signs = self.cmpi("slt", self.elementwise(arith.XOrIOp, (rest, b)), zero)
+        return quotient, rest, self.elementwise(arith.AndIOp, (signs, self.cmpi("ne", rest, zero)))
 
     def cmpi(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
         return self._compare(tt_arith.CmpIOp, predicate, a, b)
@@ -177,6 +224,7 @@ class Builder:
         return self.elementwise(arith.AndIOp, (a, b))
 
     def invert(self, a: SSAValue) -> SSAValue:
+        """The opposite of a condition."""
         return self.elementwise(arith.XOrIOp, (a, self.constant(1, i1)))
 
     def select(self, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
@@ -186,6 +234,10 @@ class Builder:
     def cast(self, cls: type[Any], value: SSAValue, element: Attribute) -> SSAValue:
         """A cast to elements of another type."""
         return self.pure(cls, (value,), like(value.type, element))
+
+    def convert(self, cls: type[Operation], value: SSAValue, element: Attribute) -> SSAValue:
+        """The cast of `arith` to elements of another type; the value itself where it has that type."""
+        return value if element_of(value.type) == element else self.cast(CASTS.get(cls, cls), value, element)
 
     def resize(self, value: SSAValue, element: Attribute) -> SSAValue:
         """Signed integers in another width."""

@@ -59,7 +59,7 @@ from ...dialects.tt.types import element_of, like, shape_of
 from ...passes.gpu.nest_types import UnsupportedNest
 from ...passes.gpu.shared_rows import _FULL, _SECOND, HEADER, SENT, half_words, part_of
 from ...passes.gpu.tiles.tile import power_of_two
-from .builder import NO_OVERFLOW_FLAGS
+from ..nest.builder import NO_OVERFLOW_FLAGS
 from .joined_axes import reduce_values
 from .reductions import Accumulator, Values
 from .state import State

@@ -276,8 +276,8 @@ class NestLowering:
                 place(at)
                 break
             n = s.number(count)
-            place(s.remainder(at, n))
-            at = s.quotient(at, n)
+            place(s.b.remainder(at, n))
+            at = s.b.quotient(at, n)
         return programs * self.tile.group
 
     def _part_loops(self) -> int:
@@ -364,7 +364,7 @@ class NestLowering:
             return
         assert s.inner_axis is not None
         size = s.number(last.size)
-        row = s.quotient(at, size)
+        row = s.b.quotient(at, size)
         # no remainder, of which Triton does not know that it is aligned
         first = b.int(0, s.index) if last.size.value == self.tile.inner else b.sub(at, b.mul(row, size))
         s.dims[last.dim] = b.add(first, s.lane(s.inner_axis))

@@ -22,15 +22,17 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import ONE, ZERO, free_dims, linear_coeff
-from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, c128, compute_type
+from ...dialects.expr import ONE, free_dims, linear_coeff
+from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, c128
 from ...dialects.tt.compute import TWO_AS_THEY_ARE, BitcastOp, ElementwiseInlineAsmOp
 from ...dialects.tt.memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
 from ...dialects.tt.types import PointerType, element_of, int32, shape_of
 from ...passes.analysis.nest_access import Access
 from ...passes.gpu.atomics import atomic
-from ...passes.gpu.nest_types import UnsupportedNest, memory_type, scalar_type
-from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder, joined
+from ...passes.gpu.nest_types import UnsupportedNest, memory_type
+from ..nest.body import without_loading
+from ..nest.builder import NO_FLAGS, NO_OVERFLOW_FLAGS
+from .builder import Builder, joined
 from .pairs import load_pair, store_pair
 from .state import State
 
@@ -42,20 +44,12 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
     """loop.load."""
     b = s.b
     access = s.info.access[op]
-    condition: SSAValue | None = None
-    if op.mask is not None:
-        known = s.known(op.mask)
-        if known is False:
-            assert op.other is not None
-            s.values[op.result] = s.get(op.other)
-            return
-        condition = s.get(op.mask) if known is None else None
-    if any(size is ZERO for size in loop.shaped_dims(access.buffer.type)):
-        if op.other is None:
-            s.values[op.result] = b.constant(0, scalar_type(compute_type(access.dtype)))
-        else:
-            s.values[op.result] = s.get(op.other)
+    condition = s.condition(op.mask)
+    instead = without_loading(s, op, access, condition)
+    if instead is not None:
+        s.values[op.result] = instead
         return
+    assert not isinstance(condition, bool)
     if access.dtype == c128:
         s.values[op.result] = _load_halves(s, access, op)
         return
@@ -149,12 +143,9 @@ _COMBINE: dict[str, tuple[type[Any], type[Any], type[Any]]] = {
 def lower_store(s: State, op: loop.StoreOp) -> None:
     """loop.store; what combines with elements that other iterations may write too does so atomically."""
     access = s.info.access[op]
-    condition: SSAValue | None = None
-    if op.mask is not None:
-        known = s.known(op.mask)
-        if known is False:
-            return
-        condition = s.get(op.mask) if known is None else None
+    condition = s.condition(op.mask)
+    if isinstance(condition, bool):
+        return
     carried = s.carried.get(op)
     if carried is not None:
         so_far = carried[s.piece]

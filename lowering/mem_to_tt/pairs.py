@@ -148,8 +148,8 @@ def _both(s: State, pair: Pair, shape: tuple[int, ...] | None = None) -> tuple[S
         s.dims[element], s.halves[element] = flat, (first, lane)
     else:
         size = s.number(pair.last.size * 2)
-        s.dims[element] = s.remainder(flat, size)
-        s.decode(s.quotient(flat, size), loops[:-1])
+        s.dims[element] = s.b.remainder(flat, size)
+        s.decode(s.b.quotient(flat, size), loops[:-1])
     pointer = s.address(pair.lower.buffer, s.fix(pair.lower.offset) - pair.last.dim * 2 + element, shape)
     s.dims, s.halves, s.flat = dims, halves, numbers
     mask = None

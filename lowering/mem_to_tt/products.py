@@ -27,7 +27,8 @@ from ...dialects.tt.types import element_of, int32, shape_of, tensor
 from ...passes.analysis.nest_access import Loop, NestAccess, Node
 from ...passes.gpu.nest_types import UnsupportedNest
 from ...passes.gpu.tiles.product_nests import EXACT_BITS, factors
-from .builder import NO_FLAGS, Builder
+from ..nest.builder import NO_FLAGS
+from .builder import Builder
 
 if TYPE_CHECKING:
     from .kernel import NestLowering

@@ -21,8 +21,8 @@ from ...dialects.tt.compute import BitcastOp
 from ...dialects.tt.shape import ReshapeOp
 from ...dialects.tt.types import element_of, shape_of
 from ...passes.analysis.reduction_kinds import identity, unit
+from ..nest.builder import NO_FLAGS, NO_OVERFLOW_FLAGS
 from .body import library
-from .builder import NO_FLAGS, NO_OVERFLOW_FLAGS
 from .functions.exponentials import power_of_e
 from .joined_axes import Values, keep_axis, reduce_axis, reduce_values
 from .state import State

@@ -22,8 +22,8 @@ from ...dialects.tt.arith import ExtUIOp
 from ...dialects.tt.compute import BitcastOp, ScanOp, ScanReturnOp
 from ...dialects.tt.types import element_of, int32, shape_of, tensor
 from ...passes.gpu.nest_types import scalar_type
+from ..nest.builder import NO_FLAGS
 from .body import library
-from .builder import NO_FLAGS
 from .joined_axes import reduce_axis
 from .reductions import Accumulator, ScaledProduct, Values, exp_below, identity
 from .state import State

@@ -1,12 +1,11 @@
 """What is known while one nest is turned into a program on tiles: the axes of the tile, values, index dimensions, memory.
 
-Index values are kept as expressions (`exprs` of the analysis) until somebody wants the number, and conditions that the
-ranges decide are Python bools.
+A value of the body becomes a scalar, where it is the same for the whole tile, or a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from xdsl.dialects.builtin import IntegerType, StringAttr, f32, i1, i8, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, Mod, Mul, free_dims, linear_coeff, product, prove_ge0
+from ...dialects.expr import ZERO, Add, Dim, Expr, free_dims, linear_coeff, product
 from ...dialects.expr.ranges import range_of, simplify
 from ...dialects.mem import BufferType
 from ...dialects.nd.types import LOW_PRECISION, element_bytes
@@ -31,6 +30,8 @@ from ...passes.cost.machine.gpu import Gpu
 from ...passes.gpu.nest_merge import memory_of
 from ...passes.gpu.nest_types import scalar_type
 from ...passes.gpu.tiles.gathers import index_loops
+from ..nest.indices import Indices
+from ..nest.values import NestValues
 from .builder import Builder, is_zero, joined
 from .functions import float8
 
@@ -46,30 +47,30 @@ class Axis:
     mask: SSAValue | None = None
 
 
-class State:
+class State(NestValues):
     """See the module's docstring. `index` is the type of index arithmetic, i32 where everything surely fits; `threads` how many a program
     has."""
+
+    b: Builder
 
     def __init__(
         self, builder: Builder, info: NestAccess, axes: list[Axis], index: IntegerType, gpu: Gpu, threads: int, exact: bool = False
     ):
+        super().__init__(info)
         self.b = builder
         self.gpu, self.threads = gpu, threads
-        self.info = info
         self.axes = axes
         self.index = index
         self.exact = exact
         """Whether arithmetic is as in eager, number by number (`numerics="eager"`)."""
-        self.values: dict[SSAValue, SSAValue | bool] = {}
         self.dims: dict[Expr, SSAValue] = {}
         self.halves: dict[Expr, tuple[SSAValue, SSAValue]] = {}
         """Of dimensions along which the tile goes by steps of 1: where it begins, and how far from there each element is."""
         self.flat: dict[int, Expr] = {}
         """The number among all iterations of the loops that an axis of the tile runs along, where these are several."""
-        self.fixed: dict[Expr, Expr] = {}
-        """Dimensions that are replaced by an expression for now (unrolled loops)."""
         self.sizes: dict[Expr, SSAValue] = {}
         """Sizes that are symbols, and what the host computes from them."""
+        self.indices = TileIndices(self)
         self.pointers: dict[SSAValue, SSAValue] = {}
         self.spread: list[Loop] = []
         """Loops whose iterations lie in different programs, or in different elements of the tile."""
@@ -203,131 +204,34 @@ class State:
                 self.dims[one.dim] = flat
                 return
             size = self.number(one.size)
-            self.dims[one.dim] = self.remainder(flat, size)
-            flat = self.quotient(flat, size)
-
-    def quotient(self, x: SSAValue, y: SSAValue) -> SSAValue:
-        """x // y, of which neither is negative."""
-        return self.b.elementwise(arith.DivSIOp, (x, y))
-
-    def remainder(self, x: SSAValue, y: SSAValue) -> SSAValue:
-        """x % y, of which neither is negative."""
-        return self.b.elementwise(arith.RemSIOp, (x, y))
+            self.dims[one.dim] = self.b.remainder(flat, size)
+            flat = self.b.quotient(flat, size)
 
     # ---- values
 
-    def get(self, value: SSAValue) -> SSAValue:
-        """What a value of the body has become: a scalar or a tensor."""
-        found = self.values.get(value)
-        if found is None:
-            return self.b.resize(self.number(self.expr(value)), scalar_type(value.type))  # pyright: ignore[reportArgumentType]
-        if found is True or found is False:
-            return self.b.int(int(found), i1)
-        return found
-
-    def known(self, value: SSAValue) -> bool | None:
-        """The constant that a condition is known to be."""
-        found = self.values.get(value)
-        return found if found is True or found is False else None
-
-    def expr(self, value: SSAValue) -> Expr:
-        """An index value as an expression."""
-        return self.fix(self.info.expr(value))
-
-    def fix(self, e: Expr) -> Expr:
-        """An expression with the dimensions of unrolled loops replaced."""
-        if not self.fixed or free_dims(e).isdisjoint(self.fixed):
-            return e
-        e = e.subs(self.fixed)
-        return simplify(e, self.info.ranges) if e.has_div else e
-
-    def is_index(self, value: SSAValue) -> bool:
-        """Whether a value is still an index expression."""
-        return value not in self.values and value in self.info.exprs
-
-    # ---- index expressions
+    def scalar_type(self, t: Attribute) -> Attribute:
+        return scalar_type(t)
 
     def number(self, e: Expr) -> SSAValue:
         """The value of an expression, in the type of index arithmetic."""
-        b = self.b
-        if e.value is not None:
-            return b.int(e.value, self.index)
-        if isinstance(e, Dim):
-            found = self.dims.get(e)
-            if found is None:
-                found = b.resize(self.get(self.info.opaque[e]), self.index)
-            return found
-        if e in self.sizes:
-            return self.sizes[e]
-        if isinstance(e, Add):
-            return self._sum(e)
-        if isinstance(e, Mul):
-            factors = [self.number(f) for f in e.factors]
-            value = factors[0]
-            for factor in factors[1:]:
-                value = b.mul(value, factor)
-            return value
-        if isinstance(e, (FloorDiv, Mod)):
-            return self.divide(e)
-        assert isinstance(e, (Min, Max))
-        cls = arith.MinSIOp if isinstance(e, Min) else arith.MaxSIOp
-        value = self.number(e.args[0])
-        for arg in e.args[1:]:
-            value = b.elementwise(cls, (value, self.number(arg)))
-        return value
+        return self.indices.number(e)
 
-    def _sum(self, e: Add) -> SSAValue:
-        """Scalars first, then what varies along fewer axes: each sum is made in the smallest shape."""
-        b = self.b
-        terms: list[tuple[SSAValue, int]] = [(self.number(term), c) for term, c in e.terms]
-        terms.sort(key=lambda t: _elements(shape_of(t[0].type)))
-        total: SSAValue | None = None
-        for value, coefficient in terms:
-            if coefficient == -1 and total is not None:
-                total = b.sub(total, value)
-                continue
-            if coefficient != 1:
-                value = b.mul(value, b.int(coefficient, self.index))
-            total = value if total is None else b.add(total, value)
-        assert total is not None
-        return b.add(total, b.int(e.constant, self.index)) if e.constant else total
+    def integer(self, e: Expr, element: Attribute) -> SSAValue:
+        return self.b.resize(self.number(e), element)
 
-    def divide(self, e: FloorDiv | Mod) -> SSAValue:
-        """A quotient towards minus infinity, or its remainder; the plain ones where neither is negative."""
-        b = self.b
-        x, y = self.number(e.lhs), self.number(e.rhs)
-        quotient_wanted = isinstance(e, FloorDiv)
-        if prove_ge0(e.lhs, self.info.ranges) and prove_ge0(e.rhs - 1, self.info.ranges):
-            return b.elementwise(arith.DivSIOp if quotient_wanted else arith.RemSIOp, (x, y))
-        quotient, rest = b.elementwise(arith.DivSIOp, (x, y)), b.elementwise(arith.RemSIOp, (x, y))
-        zero = b.int(0, self.index)
-        signs = b.cmpi("slt", b.elementwise(arith.XOrIOp, (rest, y)), zero)
-        low = b.elementwise(arith.AndIOp, (signs, b.cmpi("ne", rest, zero)))
-        if quotient_wanted:
-            return b.select(low, b.sub(quotient, b.int(1, self.index)), quotient)
-        return b.select(low, b.add(rest, y), rest)
+    def fix(self, e: Expr) -> Expr:
+        fixed = super().fix(e)
+        return fixed if fixed is e or not fixed.has_div else simplify(fixed, self.info.ranges)
 
-    # ---- conditions
+    def define(self, result: SSAValue, value: SSAValue) -> None:
+        self.values[result] = value
+        self.dims[self.info.expr(result)] = self.b.resize(value, self.index)
 
-    def negative(self, e: Expr) -> SSAValue | bool:
-        """The condition e < 0: a bool where it is known."""
-        if prove_ge0(e, self.info.ranges):
-            return False
-        if prove_ge0(-e - 1, self.info.ranges):
-            return True
+    def below_zero(self, e: Expr) -> SSAValue:
         return self.b.cmpi("slt", self.number(e), self.b.int(0, self.index))
 
-    def is_zero(self, e: Expr) -> SSAValue | bool:
-        """The condition e == 0."""
-        if e.value is not None:
-            return e.value == 0
-        if prove_ge0(e - 1, self.info.ranges) or prove_ge0(-e - 1, self.info.ranges):
-            return False
+    def equals_zero(self, e: Expr) -> SSAValue:
         return self.b.cmpi("eq", self.number(e), self.b.int(0, self.index))
-
-    def invert(self, condition: SSAValue | bool) -> SSAValue | bool:
-        """The opposite condition."""
-        return not condition if condition is True or condition is False else self.b.invert(condition)
 
     # ---- memory
 
@@ -401,6 +305,11 @@ class State:
         return value
 
     # ---- checks
+
+    def check_bound(self, op: loop.BoundOp, fine: SSAValue, given: SSAValue, size: SSAValue) -> None:
+        b, mask = self.b, self.mask(shape_of(fine.type))
+        checked = fine if mask is None else b.elementwise(arith.OrIOp, (fine, b.invert(mask)))
+        self.check(f"{op.what.data}: index out of range for a dimension of size {op.size.data}", checked)
 
     def check(self, message: str, condition: SSAValue) -> None:
         """Stop the program where a condition fails, at the end of the block that is open: a check is a barrier, so those
@@ -485,6 +394,31 @@ class State:
         self.b.place(gpu.BarrierOp.create())
         self.stored.clear()
         self.loaded.clear()
+
+
+class TileIndices(Indices):
+    """Index expressions in the type of index arithmetic: a scalar, or a tensor where they vary along the tile."""
+
+    def __init__(self, s: State):
+        super().__init__(s.b, s.info.ranges, s.index)
+        self.s = s
+
+    def number(self, e: Expr) -> SSAValue:
+        s = self.s
+        if e.value is not None:
+            return self.literal(e.value)
+        if isinstance(e, Dim):
+            found = s.dims.get(e)
+            return s.b.resize(s.get(s.info.opaque[e]), s.index) if found is None else found
+        found = s.sizes.get(e)
+        return self.combined(e) if found is None else found
+
+    def terms(self, e: Add) -> Iterable[tuple[SSAValue, int]]:
+        """Scalars first, then what varies along fewer axes: each sum is made in the smallest shape."""
+        numbers = [(self.number(term), coefficient) for term, coefficient in e.terms]
+        yield from sorted(numbers, key=lambda t: _elements(shape_of(t[0].type)))
+        if e.constant:
+            yield self.literal(e.constant), 1
 
 
 def address_in(buffer: SSAValue, offset: Expr) -> tuple[Expr, int, Expr]:

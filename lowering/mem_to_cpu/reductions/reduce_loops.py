@@ -205,7 +205,7 @@ class ReduceLowering:
                     e = s.expr(index)
                     types[1] = red.narrow_index(types[1], s.fits_i32(e))
                     start = e.subs({one.dim: as_expr(0) for one in s.info.nodes[op].loops})
-                    first = None if s.varies(start) else s.number(start, types[1])
+                    first = None if s.varies(start) else s.integer(start, types[1])
                 found.append(red.ArgAccumulator(kind, types, first))
             else:
                 found.append(red.Accumulator(kind, types))
@@ -216,7 +216,7 @@ class ReduceLowering:
         """A yielded value in every lane, integers in the type of the accumulator."""
         s = self.s
         if s.is_index(value):
-            return s.b.splat(s.number(s.expr(value), dtype), s.width)
+            return s.b.splat(s.integer(s.expr(value), dtype), s.width)
         got = s.get_vector(value)
         return got if is_float(dtype) else red.convert(s, got, dtype)
 

@@ -19,7 +19,7 @@ from ....dialects import cpu
 from ....dialects.cpu.types import element_of, lanes_of, vec
 from ....dialects.nd.types import is_float
 from ....passes.analysis.reduction_kinds import identity, unit
-from ..builder import cpu_kind, float_attr
+from ..builder import cpu_kind
 from ..state import State
 
 Combine = Callable[[State, SSAValue, SSAValue], SSAValue]
@@ -30,11 +30,7 @@ _PLAIN: dict[str, Attribute] = {}
 
 def number(s: State, value: float, dtype: Attribute, lanes: int = 0) -> SSAValue:
     """A constant of a scalar type, in `lanes` lanes."""
-    if is_float(dtype):
-        scalar = s.b.constant(float_attr(value, dtype))
-    else:
-        scalar = s.b.int(int(value), dtype)
-    return s.b.splat(scalar, lanes)
+    return s.b.splat(s.b.constant(value, dtype), lanes)
 
 
 def float_op(s: State, cls: type, *operands: SSAValue) -> SSAValue:

@@ -261,7 +261,7 @@ class RowCache:
             size = one.size.value or 0
             stride = stride * (-(-size // PAD) * PAD if one is chosen[0] else size)
         s.pointers[row.pointer] = row.pointer
-        return address(s, row.pointer, s.unroll(offset), row.dtype)
+        return address(s, row.pointer, s.fix(offset), row.dtype)
 
     def store(self, value: SSAValue) -> None:
         """After `value` was computed: keep it, if somebody wants it."""

@@ -159,7 +159,7 @@ class ScanLowering:
             return
         size = s.scalar(one.size)
         width = b.int(LANES)
-        end = b.mul(b.udiv(size, width), width)
+        end = b.mul(b.quotient(size, width), width)
         carried = run_segments(s, one.dim, one.size, Span(None, end, None), parts[:1], [carried], step)[0]
         run_segments(s, one.dim, one.size, Span(end, size, None), [Segment(LANES, None, -1, -1)], [carried], step)
 
@@ -249,7 +249,7 @@ class ScanLowering:
         else:
             new = s.b.cmpi("eq", value, found)
         before = s.b.splat(state[1], width)
-        place = s.b.select(new, s.b.splat(s.number(s.expr(last.operands[1]), index_type), width), before)
+        place = s.b.select(new, s.b.splat(s.integer(s.expr(last.operands[1]), index_type), width), before)
         (place,) = self._prefix([place], [before], lambda a, b: [red.COMBINE["max"](s, a, b)])
         wide = red.convert(s, place, scalar_type(last.operands[1].type))
         return [found, wide], self._last([found, place])

@@ -22,7 +22,7 @@ from ....dialects import loop
 from ....dialects.tt.compute import PreciseDivFOp
 from ....dialects.tt.types import shape_of
 from ....passes.analysis.constants import constant_of
-from ..builder import NO_FLAGS
+from ...nest.builder import NO_FLAGS
 from ..state import State
 
 ONE_LESS_ERF = (

@@ -18,7 +18,8 @@ from ....dialects.support.float8 import FORMATS, f8e4m3fn, f8e5m2, f8e8m0fnu
 from ....dialects.tt import arith as tt_arith
 from ....dialects.tt.compute import BitcastOp, ElementwiseInlineAsmOp, FpToFpOp, four_to_8_bits
 from ....dialects.tt.types import element_of, int32, like
-from ..builder import NO_FLAGS, NO_OVERFLOW_FLAGS, Builder
+from ...nest.builder import NO_FLAGS, NO_OVERFLOW_FLAGS
+from ..builder import Builder
 
 LARGEST = {f8e4m3fn: 448.0, f8e5m2: 57344.0}
 """Formats that a GPU may have instructions for, with their largest finite numbers."""

@@ -14,7 +14,7 @@ from ....dialects import loop
 from ....dialects.tt import arith as tt_arith
 from ....dialects.tt.compute import MulhiUIOp, PreciseSqrtOp
 from ....dialects.tt.types import shape_of
-from ..builder import NO_FLAGS
+from ...nest.builder import NO_FLAGS
 from ..state import State
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
