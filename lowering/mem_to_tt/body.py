@@ -363,5 +363,10 @@ def lower_block(s: State, block: Block, nested: Nested) -> None:
     s.pairs |= find_pairs(s, block)
     for op in block.ops:
         s.b.location = op.location
-        lower_op(s, op, nested, RULES, other)
+        lower_one(s, op, nested)
         keep_names(op.results, s.values)
+
+
+def lower_one(s: State, op: Operation, nested: Nested) -> None:
+    """Lower one op of a body; `nested` lowers loops."""
+    lower_op(s, op, nested, RULES, other)

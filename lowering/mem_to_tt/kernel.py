@@ -157,7 +157,7 @@ class NestLowering:
         if tile.cross:
             s.cross_axis = len(axes)
             axes.append(Axis(tile.cross))
-        if tile.inner:
+        if tile.inner and not tile.dot:
             s.inner_axis = len(axes)
             axes.append(Axis(tile.inner))
             s.lane_dim = info.new_dim(Range.of_size(as_expr(tile.inner)))
@@ -248,7 +248,7 @@ class NestLowering:
                 self.lower_body(self.nest.block)
             return []
 
-        self._for(s.info.root, s.b.int(self.tile.strip, s.index), abreast, [], step)
+        self.repeat(s.info.root, s.b.int(self.tile.strip, s.index), abreast, [], step)
         s.fixed = {}
 
     # ---- the grid
@@ -261,7 +261,7 @@ class NestLowering:
         for axis in reversed(range(len(self.tile.axes))):
             loops, block = self.tile.axes[axis]
             total = product(one.size for one in loops)
-            work.append((ceildiv(total, block), lambda at, a=axis, t=total, ls=loops: self._axis(a, at, t, ls)))
+            work.append((ceildiv(total, block), lambda at, a=axis, t=total, ls=loops: s.place(a, at, t, ls)))
         for one in reversed(self.tile.rest):
             count = one.size if one is not self.tile.rest[-1] else ceildiv(one.size, self.tile.strip)
             work.append((count, lambda at, d=one.dim: s.dims.__setitem__(d, at)))
@@ -336,39 +336,6 @@ class NestLowering:
     def _shared(self) -> list[loop.ReduceOp]:
         """The reductions that several programs do together."""
         return [op for op in self.nest.block.ops if isinstance(op, loop.ReduceOp) and self.how(self.s.info.nodes[op]) == "tile"]
-
-    def _axis(self, axis: int, at: SSAValue, total: Expr, loops: Sequence[Loop]) -> None:
-        """Axis `axis` of the tile is block `at` of `loops`."""
-        s, b = self.s, self.s.b
-        block = self.tile.axes[axis][1]
-        first = b.mul(at, b.int(block, s.index))
-        flat = first if block == 1 else b.add(first, s.lane(axis))
-        if block > 1 and len(loops) == 1:
-            s.halves[loops[0].dim] = first, s.lane(axis)
-        if block > 1 and (total.value is None or total.value % block):
-            s.axes[axis].mask = b.cmpi("slt", flat, s.number(total))
-        s.decode(flat, loops)
-        s.blocks[axis] = first, total, loops
-        if len(loops) > 1:
-            s.flat[axis] = number = s.info.new_dim(Range.of_size(total))
-            s.dims[number] = flat
-            if block > 1:
-                s.halves[number] = first, s.lane(axis)
-
-    def _decode_block(self, at: SSAValue, flat: SSAValue, loops: Sequence[Loop]) -> None:
-        """The same of a block along the last axis that begins with iteration `at`: where the last loop is a number of blocks, the other
-        indices are the same for all of it."""
-        s, b, last = self.s, self.s.b, loops[-1]
-        if len(loops) == 1 or last.size.value is None or last.size.value % self.tile.inner:
-            s.decode(flat, loops)
-            return
-        assert s.inner_axis is not None
-        size = s.number(last.size)
-        row = s.b.quotient(at, size)
-        # no remainder, of which Triton does not know that it is aligned
-        first = b.int(0, s.index) if last.size.value == self.tile.inner else b.sub(at, b.mul(row, size))
-        s.dims[last.dim] = b.add(first, s.lane(s.inner_axis))
-        s.decode(row, loops[:-1])
 
     def places(self, flat: Expr, loops: Sequence[Loop]) -> dict[Expr, Expr]:
         """The same, as expressions: quotients by the length of a piece of a row are numbers."""
@@ -450,7 +417,7 @@ class NestLowering:
         if trips.value is not None and trips.value <= size:
             step(b.int(0, s.index), [])
         else:
-            self._for(node, s.number(trips), size, [], step)
+            self.repeat(node, s.number(trips), size, [], step)
         s.spread, s.crossing, s.axes[axis].mask = outside, False, None
 
     def _step(self, node: Node, at: SSAValue, block: Block) -> list[SSAValue]:
@@ -618,7 +585,7 @@ class NestLowering:
         trips: Expr | None = None,
     ) -> list[SSAValue]:
         """One iteration after the other, or `trips` of them; the state after the last."""
-        return self._for(node, self.s.number(product(one.size for one in node.loops) if trips is None else trips), 1, start, body)
+        return self.repeat(node, self.s.number(product(one.size for one in node.loops) if trips is None else trips), 1, start, body)
 
     def _in_block(self, start: Expr, first: int, loops: Sequence[Loop]) -> dict[Expr, Expr]:
         """The indices of `loops` in the block that begins with iteration `start` + `first`."""
@@ -693,7 +660,7 @@ class NestLowering:
                 self.block_start = at
                 flat = b.add(at, s.lane(axis))
                 s.axes[axis].mask = b.cmpi("slt", flat, limit) if ragged else None
-                self._decode_block(at, flat, node.loops)
+                s.decode_block(axis, at, flat, node.loops)
                 s.blocks[axis] = at, total, node.loops
                 return body(now, s.axes[axis].mask)
 
@@ -705,14 +672,14 @@ class NestLowering:
             if start and ragged and costly and all(size == 1 for _, size in self.tile.axes):
                 # what is reduced under a mask takes three times the instructions: only the last block has one
                 begin = b.mul(b.elementwise(arith.DivSIOp, (limit, b.int(block, s.index))), b.int(block, s.index))
-                state = self._for(node, begin, block, start, lambda at, now: step(at, now, False))
-            state = self._for(node, limit, block, state, lambda at, now: step(at, now, ragged), begin)
+                state = self.repeat(node, begin, block, start, lambda at, now: step(at, now, False))
+            state = self.repeat(node, limit, block, state, lambda at, now: step(at, now, ragged), begin)
         s.inner, s.spread = False, outside
         s.axes[axis].mask = None
         s.blocks.pop(axis, None)
         return state
 
-    def _for(
+    def repeat(
         self,
         node: Node,
         end: SSAValue,
@@ -721,6 +688,7 @@ class NestLowering:
         body: Callable[[SSAValue, Sequence[SSAValue]], list[SSAValue]],
         begin: SSAValue | None = None,
     ) -> list[SSAValue]:
+        """The loops of a node by `step` iterations at once, up to `end`; the state after the last."""
         s, b = self.s, self.s.b
         accesses = list(node.all_accesses())
         if any(memory_of(a.buffer) in (s.loaded if a.is_store else s.stored) or (a.is_store and s.overwrites(a)) for a in accesses):

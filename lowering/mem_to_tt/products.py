@@ -1,62 +1,82 @@
-"""Products of matrices as `tt.dot`: sums of products of a value along the first axis of the tile and one along the second, over the last.
+"""Products of matrices as `tt.dot`: sums of products of a value along the first axis of the tile and one along the second.
 
     loop.reduce (%k = 8192) sum { mulf %x[%i, %k], %w[%j, %k] }     ->     scf.for: tt.dot %x [16 x 128], (tt.trans %w [128 x 128]), %sums
 
-The tile has three axes, of which each factor varies along two. Triton keeps what it loads for a product in shared memory, several steps
-ahead, only where it sees matrices: what a factor is computed from is written once more without the axis that it does not vary along.
+The tile has the two axes of the result. Each factor has a tile of its own, with the axis that it varies along and one for the terms of the
+sum, and is lowered there from what it is computed from (`Factor`): Triton keeps what it loads for a product in shared memory, several
+steps ahead, only where it sees matrices.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import DenseArrayBase, DenseIntOrFPElementsAttr, IntegerType, TensorType, f32, i8, i32
+from xdsl.dialects.builtin import BoolAttr, DenseArrayBase, IntegerType, StringAttr, f32, i8, i32
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.traits import is_side_effect_free
 
 from ...dialects import loop
-from ...dialects.expr import ONE, free_dims, linear_coeff
+from ...dialects.expr import ONE, Expr, free_dims, linear_coeff, product
 from ...dialects.tt import arith as tt_arith
-from ...dialects.tt.compute import DotOp
-from ...dialects.tt.memory import LoadOp
-from ...dialects.tt.shape import BroadcastOp, ExpandDimsOp, ReshapeOp, SplatOp, TransOp
+from ...dialects.tt.compute import DotOp, ElementwiseInlineAsmOp
+from ...dialects.tt.shape import BroadcastOp, TransOp
 from ...dialects.tt.types import element_of, int32, shape_of, tensor
 from ...passes.analysis.nest_access import Loop, NestAccess, Node
 from ...passes.gpu.nest_types import UnsupportedNest
 from ...passes.gpu.tiles.product_nests import EXACT_BITS, factors
 from ..nest.builder import NO_FLAGS
+from ..nest.values import Condition
+from .body import lower_one
 from .builder import Builder
+from .state import Axis, State
 
 if TYPE_CHECKING:
     from .kernel import NestLowering
 
 LEFT, RIGHT = 0, 1
 """The axes along which one factor varies, and the other."""
+ZERO_BITS = "mov.b32 $0, 0;"
 
 
 def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[SSAValue]:
-    """The sums of a reduction that is a product, or several, in the shape of the tile without its last axis."""
+    """The sums of a reduction that is a product, or several, in the shape of the tile."""
     s, b = kernel.s, kernel.s.b
     axes = [loops[0] for loops, _ in kernel.tile.axes if len(loops) == 1]
     parts = factors(s.info, node)
     if not parts or any(list(f.along) not in (axes, axes[::-1]) for f in parts):
         raise UnsupportedNest("schedule: with dot the loops inside are sums of products, of one factor along each of the axes")
-    start = [b.constant(0.0, f32, (s.full[LEFT], s.full[RIGHT]))] * len(parts)
+    block, trips = kernel.tile.inner, product(one.size for one in node.loops)
+    sides = [Factor(s, axis, block, _lies_along(s.info, node, axes[axis])) for axis in (LEFT, RIGHT)]
+    start = [_no_sum(s, trips.value is not None)] * len(parts)
 
-    def step(state: Sequence[SSAValue], mask: SSAValue | None) -> list[SSAValue]:
-        kernel.lower_body(op.body.block)
+    def step(at: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
+        for side in sides:
+            side.enter(at, trips, node.loops)
         sums: list[SSAValue] = []
         for one, total in zip(parts, state, strict=True):
-            left, right = (_matrix(kernel, one.along[axes[k]], one.element, k, mask) for k in (LEFT, RIGHT))
-            turn, kind = Transposed(b), tensor((shape_of(right.type) or ())[::-1], one.element)
-            right = turn(right) if _lies_along(s.info, node, axes[RIGHT]) else turn.moved(right, kind)
+            left, right = (side.matrix(one.along[axes[side.axis]], one.element) for side in sides)
             sums.append(b.place(DotOp.make(left, right, total)).results[0])
         return sums
 
-    return [b.place(ExpandDimsOp.make(total, s.rank - 1)).results[0] for total in kernel.tiled(node, start, step)]
+    if trips.value is not None and trips.value <= block:
+        return step(b.int(0, s.index), start)
+    return kernel.repeat(node, s.number(trips), block, start, step)
+
+
+def _no_sum(s: State, known: bool) -> SSAValue:
+    """Zeros for the sums of a tile. Where nobody knows how often they are added to, ptxas makes the products wait for each other if it sees
+    that they begin with a constant (its message C7515)."""
+    shape = s.full
+    if known or not s.gpu.takes_ptx:
+        return s.b.constant(0.0, f32, shape)
+    properties = {
+        "asm_string": StringAttr(ZERO_BITS),
+        "constraints": StringAttr("=r"),
+        "packed_element": int32(1),
+        "pure": BoolAttr.from_bool(False),
+    }
+    return s.b.place(ElementwiseInlineAsmOp.create(operands=[], result_types=[tensor(shape, f32)], properties=properties)).results[0]
 
 
 def _lies_along(info: NestAccess, node: Node, one: Loop) -> bool:
@@ -65,15 +85,77 @@ def _lies_along(info: NestAccess, node: Node, one: Loop) -> bool:
     return any(linear_coeff(offset, one.dim) is ONE for offset in matrices)
 
 
-def _matrix(kernel: NestLowering, value: SSAValue, element: Attribute, axis: int, mask: SSAValue | None) -> SSAValue:
-    """A factor as a matrix of `element`: 0 behind the end of the sum, without the axis of the other factor."""
-    s, b = kernel.s, kernel.s.b
-    narrow = _rounded(b, s.get(value), element)
-    shape = tuple(1 if k == 1 - axis else n for k, n in enumerate(s.full))
-    narrow = b.to_shape(narrow, shape)
-    if mask is not None:
-        narrow = b.select(mask, narrow, b.constant(0.0, element))
-    return WithoutAxis(b, 1 - axis)(narrow)
+class Factor(State):
+    """The tile of the factors that vary along one axis of a product's tile: that axis and the terms of the sum, the one first along which
+    neighbours do not lie side by side in memory. A value is lowered when somebody asks for it."""
+
+    def __init__(self, around: State, axis: int, terms: int, along: bool):
+        places = (Axis(terms), Axis(around.axes[axis].block)) if along else (Axis(around.axes[axis].block), Axis(terms))
+        super().__init__(around.b, around.info, list(places), around.index, around.gpu, around.threads, around.exact)
+        self.around, self.axis = around, axis
+        self.own, self.terms = (1, 0) if along else (0, 1)
+        self.pointers, self.sizes, self.fixed = around.pointers, around.sizes, around.fixed
+        self.viewed, self.versions, self.eviction = around.viewed, around.versions, around.eviction
+        self.stored, self.loaded, self.checks = around.stored, around.loaded, around.checks
+        self.dims.update(around.dims)
+        self.lane(self.terms)
+        self.place(self.own, *around.placed[axis])
+        self._outside = dict(self.dims)
+
+    def enter(self, at: SSAValue, trips: Expr, loops: Sequence[Loop]) -> None:
+        """Go on with the terms from number `at` on."""
+        self.values.clear()
+        self.dims = dict(self._outside)
+        flat = self.b.add(at, self.lane(self.terms))
+        block = self.axes[self.terms].block
+        ragged = trips.value is None or trips.value % block
+        self.axes[self.terms].mask = self.b.cmpi("slt", flat, self.number(trips)) if ragged else None
+        self.decode_block(self.terms, at, flat, loops)
+        self.blocks[self.terms] = at, trips, loops
+
+    def matrix(self, value: SSAValue, element: Attribute) -> SSAValue:
+        """A factor as the matrix of `element` that the product takes: 0 behind the end of the sum."""
+        b, mask = self.b, self.axes[self.terms].mask
+        narrow = b.to_shape(_rounded(b, self.get(value), element), self.full)
+        if mask is not None:
+            narrow = b.select(mask, narrow, b.constant(0.0, element))
+        return narrow if (self.own == LEFT) == (self.axis == LEFT) else _transposed(b, narrow)
+
+    def get(self, value: SSAValue) -> SSAValue:
+        self._find(value)
+        return super().get(value)
+
+    def found(self, value: SSAValue) -> Condition:
+        self._find(value)
+        return super().found(value)
+
+    def known(self, value: SSAValue) -> bool | None:
+        self._find(value)
+        return super().known(value)
+
+    def _find(self, value: SSAValue) -> None:
+        """Have a value that is no index stand in this tile: one from outside of the sum as it is there, others lowered here."""
+        if value in self.values or (value in self.info.exprs and self.info.exprs[value] not in self.info.opaque):
+            return
+        found = self.around.values.get(value)
+        if found is not None:
+            self.values[value] = found if isinstance(found, bool) else self._turned(found)
+        elif isinstance(value.owner, Operation) and not value.owner.regions:
+            lower_one(self, value.owner, {})
+
+    def _turned(self, value: SSAValue) -> SSAValue:
+        """A value of the product's tile in this one."""
+        shape = shape_of(value.type)
+        if shape is None or max(shape) == 1:
+            return value
+        if shape != self.around.along(self.axis):
+            raise UnsupportedNest("schedule: with dot a factor is computed from nothing that varies along the other one's axis")
+        return value if self.own == self.axis else _transposed(self.b, value)
+
+
+def _transposed(b: Builder, matrix: SSAValue) -> SSAValue:
+    kind = tensor((shape_of(matrix.type) or ())[::-1], element_of(matrix.type))
+    return b.pure(TransOp, (matrix,), kind, {"order": DenseArrayBase.from_list(i32, [1, 0])})
 
 
 def _rounded(b: Builder, value: SSAValue, element: Attribute) -> SSAValue:
@@ -109,107 +191,3 @@ def _widened_from(value: SSAValue, element: Attribute) -> SSAValue | None:
     while isinstance(op := value.owner, BroadcastOp):
         value = op.operands[0]
     return op.input if isinstance(op, arith.ExtFOp) and element_of(op.input.type) == element else None
-
-
-class Again(ABC):
-    """Tensors in another shape: what they are computed from once more in that shape, as far as it is work on elements of one place; loads
-    too, so that they are of that shape."""
-
-    def __init__(self, b: Builder):
-        self.b = b
-
-    def __call__(self, value: SSAValue) -> SSAValue:
-        """A tensor in the other shape; a scalar as it is."""
-        shape = shape_of(value.type)
-        if shape is None:
-            return value
-        key = (*self.key, value)
-        found = self.b.find(key)
-        if found is None:
-            found = self._again(value, self.shape(shape))
-            self.b.remember(key, found)
-        return found
-
-    def _again(self, value: SSAValue, shape: tuple[int, ...]) -> SSAValue:
-        b, op = self.b, value.owner
-        kind = tensor(shape, element_of(value.type))
-        if isinstance(op, ExpandDimsOp):
-            return self.expanded(op.operands[0], op.axis.value.data, kind)
-        if isinstance(op, SplatOp):
-            return b.splat(op.operands[0], shape)
-        if isinstance(op, BroadcastOp):
-            return b.to_shape(self(op.operands[0]), shape)
-        if isinstance(op, arith.ConstantOp) and isinstance(op.value, DenseIntOrFPElementsAttr):
-            return b.constant(op.value.get_values()[0], element_of(value.type), shape)  # pyright: ignore[reportArgumentType]
-        if isinstance(op, LoadOp):
-            operands = [self(x) for x in op.operands]
-            load = LoadOp.create(operands=operands, result_types=[kind], properties=op.properties, attributes=op.attributes)
-            return b.place(load).results[0]
-        if isinstance(op, Operation) and _is_elementwise(op):
-            return b.pure(type(op), [self(x) for x in op.operands], kind, op.properties)
-        return self.moved(value, kind)
-
-    @property
-    @abstractmethod
-    def key(self) -> tuple[object, ...]:
-        """What tells this change of shapes from others."""
-
-    @abstractmethod
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """What becomes of a shape."""
-
-    @abstractmethod
-    def expanded(self, source: SSAValue, at: int, kind: TensorType[Any]) -> SSAValue:
-        """What becomes of a tensor with a new axis `at`."""
-
-    @abstractmethod
-    def moved(self, value: SSAValue, kind: TensorType[Any]) -> SSAValue:
-        """A tensor that is there, its elements moved."""
-
-
-class WithoutAxis(Again):
-    """Without an axis of size 1."""
-
-    def __init__(self, b: Builder, axis: int):
-        super().__init__(b)
-        self.axis = axis
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return WithoutAxis, self.axis
-
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*shape[: self.axis], *shape[self.axis + 1 :])
-
-    def expanded(self, source: SSAValue, at: int, kind: TensorType[Any]) -> SSAValue:
-        if at == self.axis:
-            return source
-        inner = WithoutAxis(self.b, self.axis - (at < self.axis))(source)
-        return self.b.pure(ExpandDimsOp, (inner,), kind, {"axis": int32(at - (self.axis < at))})
-
-    def moved(self, value: SSAValue, kind: TensorType[Any]) -> SSAValue:
-        return self.b.pure(ReshapeOp, (value,), kind)
-
-
-class Transposed(Again):
-    """The transpose of matrices."""
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return (Transposed,)
-
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape[::-1]
-
-    def expanded(self, source: SSAValue, at: int, kind: TensorType[Any]) -> SSAValue:
-        return self.b.pure(ExpandDimsOp, (source,), kind, {"axis": int32(1 - at)})
-
-    def moved(self, value: SSAValue, kind: TensorType[Any]) -> SSAValue:
-        return self.b.pure(TransOp, (value,), kind, {"order": DenseArrayBase.from_list(i32, [1, 0])})
-
-
-def _is_elementwise(op: Operation) -> bool:
-    """Whether each element of what a pure operation gives comes of those at the same place."""
-    if len(op.results) != 1 or op.regions or not op.operands or isinstance(op, TransOp | ReshapeOp) or not is_side_effect_free(op):
-        return False
-    return all(shape_of(v.type) == shape_of(op.results[0].type) for v in op.operands)

@@ -16,7 +16,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ZERO, Add, Dim, Expr, free_dims, linear_coeff, product
-from ...dialects.expr.ranges import range_of, simplify
+from ...dialects.expr.ranges import Range, range_of, simplify
 from ...dialects.mem import BufferType
 from ...dialects.nd.types import LOW_PRECISION, element_bytes
 from ...dialects.support.float8 import FLOAT8
@@ -125,6 +125,8 @@ class State(NestValues):
 
         self.blocks: dict[int, tuple[SSAValue, Expr, Sequence[Loop]]] = {}
         """What axes of the tile run along: the iteration that the block begins with, how many there are, the loops."""
+        self.placed: dict[int, tuple[SSAValue, Expr, Sequence[Loop]]] = {}
+        """Which block of an axis the program has, of how many iterations, of which loops."""
         self.pairs: dict[Operation, Pair] = {}
         """Accesses to neighbours in memory that are made together (pairs.py), by each of the two."""
         self.waiting: dict[Operation, SSAValue] = {}
@@ -167,6 +169,38 @@ class State(NestValues):
             value = b.resize(value, self.index)
             b.remember(("lane", axis, size), value)
         return value
+
+    def place(self, axis: int, at: SSAValue, total: Expr, loops: Sequence[Loop]) -> None:
+        """Have an axis of the tile be block `at` of `loops`, which have `total` iterations."""
+        b, block = self.b, self.axes[axis].block
+        self.placed[axis] = at, total, loops
+        first = b.mul(at, b.int(block, self.index))
+        flat = first if block == 1 else b.add(first, self.lane(axis))
+        if block > 1 and len(loops) == 1:
+            self.halves[loops[0].dim] = first, self.lane(axis)
+        if block > 1 and (total.value is None or total.value % block):
+            self.axes[axis].mask = b.cmpi("slt", flat, self.number(total))
+        self.decode(flat, loops)
+        self.blocks[axis] = first, total, loops
+        if len(loops) > 1:
+            self.flat[axis] = number = self.info.new_dim(Range.of_size(total))
+            self.dims[number] = flat
+            if block > 1:
+                self.halves[number] = first, self.lane(axis)
+
+    def decode_block(self, axis: int, at: SSAValue, flat: SSAValue, loops: Sequence[Loop]) -> None:
+        """The indices of `loops` in a block along an axis that begins with iteration `at`: where the last loop is a number of blocks, the
+        other indices are the same for all of it."""
+        b, last, block = self.b, loops[-1], self.axes[axis].block
+        if len(loops) == 1 or last.size.value is None or last.size.value % block:
+            self.decode(flat, loops)
+            return
+        size = self.number(last.size)
+        row = b.quotient(at, size)
+        # no remainder, of which Triton does not know that it is aligned
+        first = b.int(0, self.index) if last.size.value == block else b.sub(at, b.mul(row, size))
+        self.dims[last.dim] = b.add(first, self.lane(axis))
+        self.decode(row, loops[:-1])
 
     def alone(self, access: Access) -> bool:
         """Whether different iterations surely access different elements."""
