@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import IntegerType, StringAttr, i32, i64
+from xdsl.dialects.builtin import IntegerType, StringAttr, UnitAttr, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.transforms.dead_code_elimination import is_trivially_dead
 
@@ -182,9 +182,8 @@ class NestLowering:
     def run(self) -> Expr:
         """Fills the kernel; how many programs its grid has."""
         s = self.s
-        programs = self._grid()
         s.spread = list(s.info.root.loops)
-        self._strip()
+        programs = self._grid()
         s.place_checks()
         s.b.place(ReturnOp.create())
         return programs
@@ -258,27 +257,62 @@ class NestLowering:
         work: list[tuple[Expr, Callable[[SSAValue], None]]] = []
         if self.tile.apart:
             work.append((as_expr(self._part_loops()), self._take_part))
-        for axis in reversed(range(len(self.tile.axes))):
-            loops, block = self.tile.axes[axis]
+        axes: list[tuple[Expr, Callable[[SSAValue], None]]] = []
+        for axis, (loops, block) in enumerate(self.tile.axes):
             total = product(one.size for one in loops)
-            work.append((ceildiv(total, block), lambda at, a=axis, t=total, ls=loops: s.place(a, at, t, ls)))
+            axes.append((ceildiv(total, block), lambda at, a=axis, t=total, ls=loops: s.place(a, at, t, ls)))
+        if self.tile.band:
+            (rows, place_row), (columns, place_column) = axes
+            axes = [(rows * columns, lambda at: self._in_bands(at, rows, columns, place_row, place_column))]
+        work += reversed(axes)
         for one in reversed(self.tile.rest):
             count = one.size if one is not self.tile.rest[-1] else ceildiv(one.size, self.tile.strip)
             work.append((count, lambda at, d=one.dim: s.dims.__setitem__(d, at)))
-        if not work:
-            if self.tile.group > 1:
-                self._join_group()
-            return as_expr(self.tile.group)
         programs = product(count for count, _ in work)
-        at = self._join_group() if self.tile.group > 1 else b.resize(b.place(GetProgramIdOp.make(0)).results[0], s.index)
+        at = self._join_group() if self.tile.group > 1 else None
+        if at is None and work:
+            at = b.resize(b.place(GetProgramIdOp.make(0)).results[0], s.index)
+        if self.tile.lasting and at is not None:
+            return self._one_after_the_other(at, programs, work)
+        self._run_at(at, work)
+        return programs * self.tile.group
+
+    def _run_at(self, at: SSAValue | None, work: Sequence[tuple[Expr, Callable[[SSAValue], None]]]) -> None:
+        """The body, in block `at` of the grid."""
+        s = self.s
         for k, (count, place) in enumerate(work):
+            assert at is not None
             if k == len(work) - 1:
                 place(at)
                 break
             n = s.number(count)
             place(s.b.remainder(at, n))
             at = s.b.quotient(at, n)
-        return programs * self.tile.group
+        self._strip()
+
+    def _one_after_the_other(self, at: SSAValue, blocks: Expr, work: Sequence[tuple[Expr, Callable[[SSAValue], None]]]) -> Expr:
+        """The body in each of the blocks that the program has, from block `at` on. Triton makes one loop of that and the one inside: the
+        next block's loads are under way at the end of one."""
+        s, lasting = self.s, self.tile.lasting
+
+        def step(block: SSAValue, _: Sequence[SSAValue]) -> list[SSAValue]:
+            self._run_at(block, work)
+            return []
+
+        self.repeat(s.info.root, s.number(blocks), lasting, [], step, at, flatten=True)
+        return minimum(blocks, as_expr(lasting))
+
+    def _in_bands(
+        self, at: SSAValue, rows: Expr, columns: Expr, place_row: Callable[[SSAValue], None], place_column: Callable[[SSAValue], None]
+    ) -> None:
+        """Program `at` of two axes: rows of blocks in bands, each gone through column by column."""
+        s, b, band = self.s, self.s.b, self.tile.band
+        width = s.number(columns * band)
+        first = b.mul(s.b.quotient(at, width), b.int(band, s.index))
+        height = b.min(b.sub(s.number(rows), first), b.int(band, s.index))
+        within = s.b.remainder(at, width)
+        place_row(b.add(first, s.b.remainder(within, height)))
+        place_column(s.b.quotient(within, height))
 
     def _part_loops(self) -> int:
         """How many blocks the loops inside have, all together."""
@@ -687,8 +721,11 @@ class NestLowering:
         start: list[SSAValue],
         body: Callable[[SSAValue, Sequence[SSAValue]], list[SSAValue]],
         begin: SSAValue | None = None,
+        *,
+        flatten: bool = False,
     ) -> list[SSAValue]:
-        """The loops of a node by `step` iterations at once, up to `end`; the state after the last."""
+        """The loops of a node by `step` iterations at once, up to `end`; the state after the last. flatten: Triton makes one loop of it and
+        the one inside."""
         s, b = self.s, self.s.b
         accesses = list(node.all_accesses())
         if any(memory_of(a.buffer) in (s.loaded if a.is_store else s.stored) or (a.is_store and s.overwrites(a)) for a in accesses):
@@ -718,6 +755,8 @@ class NestLowering:
         op = scf.ForOp.create(
             operands=[first, end, stride, *start], result_types=[v.type for v in start], regions=[Region(block)]
         )
+        if flatten:
+            op.attributes["tt.flatten"] = UnitAttr()
         if self.tile.stages and begin is None:
             op.attributes["tt.num_stages"] = int32(self.tile.stages)
         return list(b.place(op).results)

@@ -25,7 +25,8 @@ from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
 from .short_runs import short_run
 from .tiles.candidates import GPU
-from .tiles.rules import DOT_PROGRAMS, LANES, UNROLL, column_loop, product_tile
+from .tiles.product_tiles import DOT_PROGRAMS, product_tile
+from .tiles.rules import LANES, UNROLL, column_loop
 from .tiles.tile import Sizes, Tile
 
 PROGRAMS_EACH = 16

@@ -6,8 +6,9 @@ A tile that several programs share has `group = 8` beside (exchange.py), `run = 
 loops inside, and `registers = 128`, which a thread has at most. With `strip = 8` a program takes 8 iterations of the last of `rest`, with
 `apart = 1` one block of one of the loops inside. `cross = 64` is the block of one more axis, for loops inside that have reductions in
 them. With `halves = 1` 16-bit numbers stay on chip as they are from one loop inside to the next. With `dot = 1` the loops inside are a
-matrix product, whose factors vary along one of two axes each. Loops are those of the nest as the
-analysis has merged and split them (the remark of gpu-schedule says which), by number.
+matrix product, whose factors vary along one of two axes each. With `band = 8` programs side by side go through 8 blocks of the first of
+two axes before they go on to the next block of the other. `lasting = 132` programs go through all blocks, one after the other.
+Loops are those of the nest as the analysis has merged and split them (the remark of gpu-schedule says which), by number.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from ...analysis.schedule_attrs import schedule_table, update_schedule
 from ...cost.machine.gpu import Gpu
 from ..nest_types import UnsupportedNest
 from ..shared_rows import part_of
-from .rules import BLOCK, FEWEST_LANES, LEAST_DOT, choose, column_loop, has_effect, long_loops, padded_trips, run_length
-from .tile import Sizes, Tile, power_of_two
+from .rules import BLOCK, FEWEST_LANES, choose, column_loop, has_effect, long_loops, padded_trips, run_length
+from .tile import LEAST_DOT, Sizes, Tile, power_of_two
 from .value_tiles import SQUARE, only_sets
 
 GPU = "gpu"
 """Key in the schedule of a nest."""
 LARGEST_GROUP = 32
 """Programs that may share a tile: each lane of a warp looks after one of them."""
-SHARED = {"group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0, "halves": 0, "dot": 0}
+SHARED = {"group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0, "halves": 0, "dot": 0, "band": 0, "lasting": 0}
 """Numbers that few tiles have, and what they are for the others."""
 NUMBERS = ("inner", "pieces", "stages", "warps")
 
@@ -87,6 +88,10 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
         raise UnsupportedNest("schedule: a tile with cross has inner as well, and neither group nor apart")
     if values.get("dot") and (len(axes) != 2 or min(*blocks, values["inner"]) < LEAST_DOT):
         raise UnsupportedNest(f"schedule: a tile with dot has two axes, their blocks and inner are at least {LEAST_DOT}")
+    if values.get("band", 0) < 0 or (values.get("band") and len(axes) != 2):
+        raise UnsupportedNest("schedule: band is a number of blocks of the first of two axes")
+    if (lasting := values.get("lasting", 0)) < 0 or (lasting and (values.get("group", 1) > 1 or values["inner"] and not values.get("dot"))):
+        raise UnsupportedNest("schedule: lasting is a number of programs, of tiles without loops inside or with dot, and without group")
     run = values.get("run", 0)
     if run and any(has_effect(n) and (not n.loops or (n.loops[-1].size.value or 0) % run) for n in long_loops(info)):
         raise UnsupportedNest("schedule: the last of the loops inside is as long as a run, or as several")

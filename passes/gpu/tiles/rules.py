@@ -23,7 +23,7 @@ from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...cost.machine.gpu import MACHINES, Gpu
 from ..nest_merge import memory_of
 from .gathers import index_loops
-from .product_nests import HALVES, product_loops
+from .product_tiles import product_tile
 from .tile import FILLED, IN_WINDOW, MAX_WARPS, SHORT_LOOP, TILE, Sizes, Tile, bytes_moved, power_of_two, warps_for
 from .value_tiles import value_tile
 
@@ -104,21 +104,6 @@ CROSSED_TILE = 4096
 """Elements of the tile of such a program, which 8 warps share."""
 CROSSED_PIECES = 2
 """Such tiles that are on chip at once."""
-LEAST_DOT = 16
-"""The shortest side of what the units for matrix products take."""
-MOST_DOT = 64
-"""Rows of a product that a program has at most: up to so many the other matrix is read once."""
-DOT_STAGES = 4
-"""Iterations under way of a loop over a product's terms; one less where a program has many columns of 16-bit numbers as they are."""
-DOT_COLUMNS = (128, 64, 32)
-"""Columns of a product that a program may have: as many as leave DOT_PROGRAMS programs."""
-DOT_BLOCK = 128 * 128
-"""Elements of the other matrix that a program multiplies by at once; where they are computed, which takes registers, 8 warps have them,
-otherwise 4, and by 64 rows half as many."""
-DOT_TERMS = (256, 128, 64, 32)
-"""Columns of the rows, or terms of their sums, that these may be."""
-DOT_PROGRAMS = 96
-"""Programs below which a product has shorter blocks of columns, or its sums are split."""
 I32_MAX = 2**31 - 1
 
 
@@ -141,33 +126,6 @@ def _choose(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile:
     if x is not None:
         return _columns(loops, x, long, sizes, gpu)
     return _rows(info, loops, long, sizes)
-
-
-def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
-    """The tile of a product of few rows; None for another nest. A program has all rows, or MOST_DOT of them, and blocks of the other
-    matrix, or matrices, under way in shared memory."""
-    loops = product_loops(info) if gpu.multiplies_halves else []
-    if not loops:
-        return None
-    few, many = sorted(loops, key=lambda one: sizes(one.size))
-    inside = [n for n in info.root.walk() if n is not info.root]
-    most = range_of(few.size, info.ranges).hi
-    rest = [one for one in info.root.loops if one is not few and one is not many]
-    rows = MOST_DOT if most is None else min(MOST_DOT, max(LEAST_DOT, power_of_two(most)))
-    around = sizes.trips(rest) * -(-sizes(few.size) // rows)
-    columns = next((n for n in DOT_COLUMNS if around * (sizes(many.size) // n) >= DOT_PROGRAMS), DOT_COLUMNS[-1])
-    loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
-    each = sum(element_bytes(a.dtype) * (rows if few.dim in free_dims(a.offset) else columns) for a in loads)
-    computes = any(a.dtype not in HALVES for a in loads)
-    stages = DOT_STAGES if computes or columns < DOT_COLUMNS[0] else DOT_STAGES - 1
-    longest = DOT_BLOCK // columns // (2 if computes and rows == MOST_DOT else 1)
-    # one program multiplies while another one waits: two have room
-    fitting = [n for n in DOT_TERMS if n <= longest and each * n * (stages - 1) <= gpu.shared // 2] or [DOT_TERMS[-1]]
-    # a block within one iteration of the loops around the last: what these index (scales of groups) is the same for all of it
-    last = [sizes(n.loops[-1].size) for n in inside]
-    terms = next((n for n in fitting if all(size % n == 0 for size in last)), fitting[0])
-    warps = 8 if computes and columns == DOT_COLUMNS[0] else 4
-    return Tile([([few], rows), ([many], columns)], rest, inner=terms, stages=stages, warps=warps, dot=1)
 
 
 def _within(tile: Tile, info: NestAccess, gpu: Gpu) -> Tile:

@@ -21,6 +21,8 @@ apart for the warp to load side by side, or to wait for all at once."""
 SHORT_LOOP = 8
 """Iterations of a single loop inside of a nest that become straight code."""
 MAX_WARPS = 32
+LEAST_DOT = 16
+"""The shortest side of what the units for matrix products take."""
 
 
 @dataclass
@@ -33,7 +35,9 @@ class Tile:
     last of `rest` a program has, one after the other, `apart` whether a program has one block of one of the loops inside, which follow
     each other, `cross` the block of an axis for loops inside that have reductions of the whole row in them (0: there is none), `halves`
     whether 16-bit numbers that several loops read stay on chip as they are, and each loop widens them, `dot` whether the sum of products
-    that the loops inside are, of a value along each of the two axes, is a matrix product (products.py)."""
+    that the loops inside are, of a value along each of the two axes, is a matrix product (products.py), `band` how many blocks of the first
+    axis programs side by side go through before they go on to the next block of the last one (0: the last axis is the innermost), `lasting`
+    how many programs there are at most, each of which goes through several blocks (0: each has one)."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
@@ -49,6 +53,8 @@ class Tile:
     cross: int = 0
     halves: int = 0
     dot: int = 0
+    band: int = 0
+    lasting: int = 0
 
     @property
     def elements(self) -> int:
@@ -74,7 +80,7 @@ class Tile:
         total = sizes.trips(self.rest)
         for loops, block in self.axes:
             total *= -(-sizes.trips(loops) // block)
-        return total * self.group
+        return min(total, self.lasting or total) * self.group
 
 
 def power_of_two(n: int) -> int:

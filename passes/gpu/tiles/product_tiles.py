@@ -1,0 +1,170 @@
+"""How products of matrices are cut into programs: which block of the result one has, how many terms of its sums it takes at once, how many
+of these are under way, and in which order the programs go through the result.
+
+Of few rows a program has all, so that the other matrix is read once. Else the block is the one that is fastest by what limits it: the units
+for matrix products, or the cache that all multiprocessors read the factors from again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product as pairs
+from math import ceil, gcd
+
+from xdsl.ir import SSAValue
+
+from ....dialects import loop
+from ....dialects.expr import free_dims
+from ....dialects.expr.ranges import range_of
+from ....dialects.nd.types import element_bytes
+from ...analysis.nest_access import Access, Loop, NestAccess, Node
+from ...cost.machine.gpu import Gpu
+from .product_nests import HALVES, factors, product_loops
+from .tile import LEAST_DOT, Sizes, Tile, power_of_two
+
+MOST_DOT = 64
+"""Rows of a product that a program has at most: up to so many the other matrix is read once."""
+DOT_STAGES = 4
+"""Iterations under way of a loop over a product's terms; one less where a program has many columns of 16-bit numbers as they are."""
+DOT_COLUMNS = (128, 64, 32)
+"""Columns of a product that a program may have: as many as leave DOT_PROGRAMS programs."""
+DOT_BLOCK = 128 * 128
+"""Elements of the other matrix that a program multiplies by at once; where they are computed, which takes registers, 8 warps have them,
+otherwise 4, and by 64 rows half as many."""
+DOT_TERMS = (256, 128, 64, 32)
+"""Columns of the rows, or terms of their sums, that these may be."""
+DOT_PROGRAMS = 96
+"""Programs below which a product has shorter blocks of columns, or its sums are split."""
+
+
+SIDES = (256, 128, 64)
+"""Sides of a block of the result where both are long."""
+ACCUMULATORS = 128
+"""Numbers of the result that a thread has at most: as many again are what it computes of them."""
+BESIDE = 64
+"""Registers of a thread beside these numbers."""
+TERMS_BYTES = 128
+"""Bytes of a row of a factor that are read at once: as much as shared memory interleaves."""
+MOST_STAGES = 4
+"""Steps over the terms that are under way at most."""
+MULTIPLIED = 2048
+"""Products of 16-bit numbers that a multiprocessor adds up in a clock."""
+CACHED = 36
+"""Bytes that a multiprocessor reads in a clock from the cache that all of them share."""
+STORED = 13
+"""Bytes that it reads or writes in a clock in memory, when all do."""
+BEGINNING = 2000
+"""Clocks until the first step of a program can begin, and until its end."""
+WALKED = 8
+"""Rows of blocks that programs go through before they go on to the next columns: what they read then is in the cache."""
+
+
+def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
+    """The tile of a product; None for another nest."""
+    loops = product_loops(info) if gpu.multiplies_halves else []
+    if not loops:
+        return None
+    few, many = sorted(loops, key=lambda one: sizes(one.size))
+    if sizes(few.size) <= MOST_DOT:
+        return _of_few_rows(info, few, many, sizes, gpu)
+    work = _Product.of(info, loops, sizes)
+    return min(_blocks(work, gpu), key=lambda tile: _clocks(work, tile, gpu))
+
+
+@dataclass(frozen=True)
+class _Product:
+    """What the price of a product's tile depends on. `axes` are the two loops, the one of a factor that is computed last: the units take
+    only the second factor from registers as it is there (docs/lab/gpu-products.md). `read` are bytes of each term of each factor, `beside`
+    those of each element of the result that are read and written beside it."""
+
+    axes: tuple[Loop, Loop]
+    rest: list[Loop]
+    size: tuple[int, int]
+    batch: int
+    sums: int
+    terms: int
+    last: int
+    read: tuple[int, int]
+    beside: float
+
+    @staticmethod
+    def of(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> _Product:
+        """The product that a nest is."""
+        inside = [n for n in info.root.walk() if n is not info.root]
+        first, second = loops
+        computed = [one for one in loops if any(_is_computed(f.along[one]) for n in inside for f in factors(info, n))]
+        if computed == [first]:
+            first, second = second, first
+        rest = [one for one in info.root.loops if one is not first and one is not second]
+        read = tuple(sum(element_bytes(a.dtype) for a in _factors(inside) if one.dim in free_dims(a.offset)) for one in (first, second))
+        beside = sum(element_bytes(a.dtype) for a in info.root.accesses if {first.dim, second.dim} <= free_dims(a.offset))
+        return _Product(
+            (first, second), rest, (sizes(first.size), sizes(second.size)), sizes.trips(rest), sum(len(factors(info, n)) for n in inside),
+            max(sizes.trips(n.loops) for n in inside), gcd(*(sizes(n.loops[-1].size) for n in inside if len(n.loops) > 1)), read, beside,
+        )  # fmt: skip
+
+
+def _is_computed(factor: SSAValue) -> bool:
+    op = factor.owner
+    return not isinstance(op, loop.LoadOp) or op.mask is not None or loop.element_type(op.source.type) not in HALVES
+
+
+def _factors(inside: Sequence[Node]) -> list[Access]:
+    return [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
+
+
+def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
+    """The blocks that the result may have, whose factors fit shared memory."""
+    for columns, rows in pairs(SIDES, SIDES):
+        sides = rows, columns
+        elements = sides[0] * sides[1] * work.sums
+        warps = next((n for n in (4, 8) if elements <= ACCUMULATORS * 32 * n), 0)
+        if not warps:
+            continue
+        terms = max(LEAST_DOT, min(TERMS_BYTES // max(1, *work.read), power_of_two(work.terms)))
+        while terms > LEAST_DOT and work.last % terms:
+            terms //= 2  # a block within one iteration of the loops around the last: what these index is the same for all of it
+        step = terms * (sides[0] * work.read[0] + sides[1] * work.read[1])
+        stages = min(MOST_STAGES, gpu.shared // step)
+        if stages < 2:
+            continue
+        axes = [([one], side) for one, side in zip(work.axes, sides, strict=True)]
+        yield Tile(axes, work.rest, inner=terms, stages=stages, warps=warps, dot=1, band=WALKED)
+
+
+def _clocks(work: _Product, tile: Tile, gpu: Gpu) -> float:
+    """The clocks of a product: of the multiprocessor that has most blocks, its steps, and what memory and the beginnings add where no
+    other program computes meanwhile."""
+    (_, rows), (_, columns) = tile.axes
+    blocks = work.batch * ceil(work.size[0] / rows) * ceil(work.size[1] / columns)
+    steps = ceil(work.terms / tile.inner)
+    step = tile.inner * (rows * work.read[0] + columns * work.read[1])
+    units = rows * columns * tile.inner * work.sums / MULTIPLIED
+    registers = tile.warps * 32 * (rows * columns * work.sums // (tile.warps * 32) + BESIDE)
+    resident = max(1, min(gpu.registers // registers, gpu.shared // (step * tile.stages)))
+    each = ceil(blocks / gpu.multiprocessors)
+    alone = BEGINNING + rows * columns * work.beside / STORED
+    return each * steps * max(units, step / CACHED) + alone * ceil(each / resident)
+
+
+def _of_few_rows(info: NestAccess, few: Loop, many: Loop, sizes: Sizes, gpu: Gpu) -> Tile:
+    """A program has all rows, or MOST_DOT of them, and blocks of the other matrix, or matrices, under way in shared memory."""
+    inside = [n for n in info.root.walk() if n is not info.root]
+    most = range_of(few.size, info.ranges).hi
+    rest = [one for one in info.root.loops if one is not few and one is not many]
+    rows = MOST_DOT if most is None else min(MOST_DOT, max(LEAST_DOT, power_of_two(most)))
+    around = sizes.trips(rest) * -(-sizes(few.size) // rows)
+    columns = next((n for n in DOT_COLUMNS if around * (sizes(many.size) // n) >= DOT_PROGRAMS), DOT_COLUMNS[-1])
+    loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
+    each = sum(element_bytes(a.dtype) * (rows if few.dim in free_dims(a.offset) else columns) for a in loads)
+    computes = any(a.dtype not in HALVES for a in loads)
+    stages = DOT_STAGES if computes or columns < DOT_COLUMNS[0] else DOT_STAGES - 1
+    longest = DOT_BLOCK // columns // (2 if computes and rows == MOST_DOT else 1)
+    # one program multiplies while another one waits: two have room
+    fitting = [n for n in DOT_TERMS if n <= longest and each * n * (stages - 1) <= gpu.shared // 2] or [DOT_TERMS[-1]]
+    # a block within one iteration of the loops around the last: what these index (scales of groups) is the same for all of it
+    last = [sizes(n.loops[-1].size) for n in inside]
+    terms = next((n for n in fitting if all(size % n == 0 for size in last)), fitting[0])
+    warps = 8 if computes and columns == DOT_COLUMNS[0] else 4
+    return Tile([([few], rows), ([many], columns)], rest, inner=terms, stages=stages, warps=warps, dot=1)

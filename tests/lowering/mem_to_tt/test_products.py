@@ -1,0 +1,84 @@
+"""Products in tiles of any size: each factor in a tile of its own, bands of blocks, programs that go through several blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, i64
+from xdsl.ir import Attribute
+
+from stepwell.dialects.host import LaunchOp
+from stepwell.dialects.tt.compute import DotOp
+from stepwell.errors import StepwellError
+from stepwell.passes.analysis.nest_key import is_nest_in_memory
+from stepwell.passes.analysis.schedule_attrs import schedule_table, update_schedule
+from stepwell.passes.gpu.tiles.candidates import GPU
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.passes.nd.products import few_rows
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
+
+from .test_few_rows import found, kernels, lowered
+
+
+def numbers(*shape):
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) / 4).bfloat16()
+
+
+def with_tile(module, **changes: int):
+    """The kernels of a program at level mem, whose products have this tile."""
+    for nest in module.walk():
+        if is_nest_in_memory(nest) and isinstance(tile := schedule_table(nest).get(GPU), DictionaryAttr) and "dot" in tile.data:
+            entries: dict[str, Attribute] = {key: IntegerAttr(n, i64) for key, n in changes.items()}
+            update_schedule(nest, {GPU: DictionaryAttr({**tile.data, **entries})})
+    run(default_pipeline("gpu", stages=["tt"]), module, context())
+    module.verify()
+    return module
+
+
+FORMS = {
+    "by rows": (lambda x, w: F.relu(x @ w.t()), (130, 200), (72, 200)),
+    "by columns": (lambda x, w: F.relu(x @ w), (130, 200), (200, 72)),
+    "the first by columns": (lambda x, w: F.relu(x.t() @ w), (200, 130), (200, 72)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tile", [{"band": 2}, {"band": 2, "lasting": 3}], ids=str)
+def test_what_is_computed_does_not_depend_on_the_tile(monkeypatch, form, tile):
+    """Neither on how the factors lie in memory; sizes are no multiples of blocks."""
+    monkeypatch.setattr(few_rows, "LEAST", 1 << 12)
+    layer, *shapes = FORMS[form]
+    inputs = [numbers(*shape) for shape in shapes]
+    module = with_tile(lowered(layer, *inputs, stages=("nd", "loop", "mem"), options="rows=100000"), **tile)
+    (kernel,) = kernels(module)
+    assert len(found(kernel, DotOp)) == 1
+    (got,) = run_loop(module, inputs, [], [])
+    torch.testing.assert_close(got, layer(*inputs), rtol=2e-2, atol=2e-2)
+
+
+def test_results_are_stored_while_the_next_block_is_under_way(monkeypatch):
+    """One loop of the programs' blocks and the terms of each, which Triton is told to flatten; a fixed number of programs."""
+    monkeypatch.setattr(few_rows, "LEAST", 1 << 12)
+    tile = {"lasting": 3}
+    module = with_tile(
+        lowered(FORMS["by rows"][0], numbers(512, 128), numbers(512, 128), stages=("nd", "loop", "mem"), options="rows=600"), **tile
+    )
+    (launch,) = found(module, LaunchOp)
+    outer, inner = found(module, scf.ForOp)
+    assert "grid [3]" in str(launch) and "tt.flatten" in outer.attributes and "tt.num_stages" in inner.attributes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"band": -1}, "band is a number of blocks"), ({"lasting": -1}, "lasting is a number of programs")],
+    ids=["band", "lasting"],
+)
+def test_tiles_that_cannot_be(monkeypatch, changes, message):
+    monkeypatch.setattr(few_rows, "LEAST", 1 << 12)
+    module = lowered(FORMS["by rows"][0], numbers(512, 128), numbers(512, 128), stages=("nd", "loop", "mem"), options="rows=600")
+    with pytest.raises(StepwellError, match=message):
+        with_tile(module, **changes)
