@@ -56,6 +56,30 @@ ARROWS: dict[str, dict[str, str]] = {
         "mem_to_tt": "nest outline",
     },
     "targets": {"llvm_text": "", "target": "", "cpu": "llvm_text target", "triton": "cpu target", "host": "cpu llvm_text target triton"},
+    "tools": {
+        "field_texts": "",
+        "ir_parser": "",
+        "worker_pool": "",
+        "options": "",
+        "debug": "options",
+        "compiled": "debug",
+        "extensions": "ir_parser options",
+        "cache": "compiled debug extensions options",
+        "recovery": "compiled",
+        "launch_graphs": "compiled",
+        "backend": "cache compiled debug extensions options recovery",
+        "interpret": "",
+        "opt": "field_texts",
+        "rewrite": "extensions ir_parser",
+        "reduce": "ir_parser opt worker_pool",
+        "explain": "compiled",
+        "check": "backend compiled debug explain interpret opt options",
+        "find_fault": "check",
+        "fuzz": "check interpret ir_parser opt reduce worker_pool",
+        "bench": "backend compiled explain options",
+        "docs": "field_texts options",
+        "highlight": "",
+    },
 }
 """Room -> the rooms of its floor that it may import when it is loaded. What is not listed is a mistake of the change, or a line here."""
 
@@ -117,14 +141,14 @@ def test_the_table_has_no_circle(floor):
 
 
 def test_a_room_holds_what_a_reader_can_look_through():
-    rooms = {folder for floor in (*ARROWS, "tools") for folder in (ROOT / floor).rglob("*") if folder.is_dir()}
+    rooms = {folder for floor in ARROWS for folder in (ROOT / floor).rglob("*") if folder.is_dir()}
     large = {r.relative_to(ROOT).as_posix() for r in rooms if len(list(r.glob("*.py"))) > MAX_FILES_IN_A_ROOM}
     assert large == LARGE_ROOMS
 
 
 def test_classes_are_short():
     found = set()
-    for file in (f for floor in (*ARROWS, "tools") for f in (ROOT / floor).rglob("*.py")):
+    for file in (f for floor in ARROWS for f in (ROOT / floor).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno > MAX_CLASS_LINES:
                 found.add(node.name)

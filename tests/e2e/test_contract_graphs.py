@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import stepwell
 from stepwell.errors import StepwellError
 from stepwell.tools.backend.compile_graph import compile_graph
-from stepwell.tools.backend.options import Options
 from stepwell.tools.backend.torch_backend import stepwell as backend
+from stepwell.tools.options.options import Options
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -86,9 +86,9 @@ def test_ce_16_modes_of_the_caller_do_not_see_the_compiler(monkeypatch):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             raise AssertionError(f"the compiler ran {func}")
 
-    from stepwell.tools.backend.compiled import CompiledGraph
-    from stepwell.tools.backend.options import make_options
     from stepwell.tools.backend.torch_backend import GraphCompilers
+    from stepwell.tools.compiled.compiled import CompiledGraph
+    from stepwell.tools.options.options import make_options
 
     runner = CompiledGraph.runner
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 import stepwell
 from stepwell.passes.manager.pipelines import LOWERINGS, TARGETS
-from stepwell.tools.backend.options import Options, make_options
 from stepwell.tools.debug.nan_check import NanError
+from stepwell.tools.options.options import Options, make_options
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 import stepwell
-from stepwell.tools.backend.options import Options
 from stepwell.tools.backend.torch_backend import GraphCompilers, compile_with
 from stepwell.tools.backend.torch_backend import stepwell as backend
 from stepwell.tools.debug.graph_reports import hint_tf32
+from stepwell.tools.options.options import Options
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -107,7 +107,7 @@ def test_m16_out_arguments_are_refused():
     x, out = graph.placeholder("x"), graph.placeholder("out")
     graph.output((graph.call_function(torch.ops.aten.sin.out, (x,), {"out": out}),))
     from stepwell.tools.backend.compile_graph import compile_graph
-    from stepwell.tools.backend.options import Options
+    from stepwell.tools.options.options import Options
 
     with pytest.raises(StepwellError, match=r"node sin_out: aten.sin.out writes to its argument 'out'; graphs are functional"):
         compile_graph(torch.fx.GraphModule({}, graph), [torch.ones(3), torch.empty(3)], Options())

@@ -59,7 +59,7 @@ def test_in_01_inputs_of_any_layout(layout):
 
 def test_in_02_a_wrong_size_is_refused_at_entry():
     from stepwell.tools.backend.compile_graph import compile_graph
-    from stepwell.tools.backend.options import Options
+    from stepwell.tools.options.options import Options
 
     gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x: (x + 1,), tracing_mode="fake")(torch.randn(2, 4))
     run = compile_graph(gm, [torch.randn(2, 4)], Options())
@@ -72,7 +72,7 @@ def test_in_02_a_wrong_size_is_refused_at_entry():
 
 def _inner(monkeypatch, host="native"):
     from stepwell.tools.backend.compile_graph import compile_graph
-    from stepwell.tools.backend.options import Options
+    from stepwell.tools.options.options import Options
 
     monkeypatch.setenv("STEPWELL_HOST", host)
     gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x, w: (torch.relu(x @ w).sum(0),))(torch.randn(3, 4), torch.randn(4, 5))
@@ -283,7 +283,7 @@ def test_mut_03_reads_come_before_later_writes():
 
 def test_mut_03_a_graph_that_reads_an_input_after_its_update():
     from stepwell.tools.backend.compile_graph import compile_graph
-    from stepwell.tools.backend.options import Options
+    from stepwell.tools.options.options import Options
 
     def fn(x, y):
         sine = torch.ops.aten.sin.default(x)
@@ -404,7 +404,7 @@ def test_mut_11_foreach():
 
 def test_ce_04_boxed_calls_release_their_inputs():
     from stepwell.tools.backend.compile_graph import compile_graph
-    from stepwell.tools.backend.options import Options
+    from stepwell.tools.options.options import Options
 
     gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x: (x.sin(),), tracing_mode="fake")(torch.randn(8))
     run = compile_graph(gm, [torch.randn(8)], Options())
@@ -420,7 +420,7 @@ def test_cn_03_constants_keep_their_strides():
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from stepwell.tools.backend.compile_graph import compile_graph
-    from stepwell.tools.backend.options import make_options
+    from stepwell.tools.options.options import make_options
 
     table = torch.arange(54.0).reshape(6, 9).t()
     x = torch.randn(9, 6)

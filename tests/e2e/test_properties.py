@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.tools.backend.compile_graph import compile_graph
-from stepwell.tools.backend.options import Options
+from stepwell.tools.options.options import Options
 
 EXAMPLES = int(os.environ.get("STEPWELL_EXAMPLES", "1000"))
 

@@ -11,7 +11,7 @@ import torch
 
 import stepwell
 from stepwell.lowering.fx_to_nd.core import user_rules
-from stepwell.tools.backend.counters import counters, reset_counters
+from stepwell.tools.compiled.counters import counters, reset_counters
 
 HELPER = "SCALE = {scale}\ndef scaled(x):\n    return x * SCALE\n"
 USER = '''

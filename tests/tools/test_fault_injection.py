@@ -27,7 +27,7 @@ from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.passes.manager.registry import load_pass
 from stepwell.targets.host.selftest import passes_selftest
 from stepwell.targets.target import isolated, register_target
-from stepwell.tools.backend import counters
+from stepwell.tools.compiled import counters
 from stepwell.tools.debug.compile_log import compile_lock
 from stepwell.tools.interpret.target import InterpretedTarget
 
@@ -139,8 +139,8 @@ FUNCTIONS = (
     "tools.backend.compile_graph.run", "tools.backend.compile_graph.emit",
     "tools.backend.compile_graph.default_pipeline", "tools.backend.compile_graph.apply_wishes", "tools.backend.compile_graph.report",
     "targets.cpu.emit.module.emit_kernels", "targets.host.emit.emit_host", "targets.cpu.jit.compile_text", "targets.cpu.cache.object_key",
-    "targets.cpu.cache.cached_object", "targets.cpu.jit.binding.parse_assembly", "tools.backend.compiled.load_object_code",
-    "tools.backend.compiled.load_program", "targets.host.load.load_object",
+    "targets.cpu.cache.cached_object", "targets.cpu.jit.binding.parse_assembly", "tools.compiled.compiled.load_object_code",
+    "tools.compiled.compiled.load_program", "targets.host.load.load_object",
     "targets.host.load.entry_symbols", "tools.backend.torch_backend.border",
     "tools.backend.torch_backend.without_bits", "tools.backend.torch_backend.partition", "lowering.fx.decompositions.decomposition_table",
     "lowering.fx.pre_grad.whole_operators.keep_whole", "lowering.fx.pre_grad.powers.keep_powers",

@@ -27,16 +27,16 @@ from ...passes.manager.pass_manager import Pipeline, run
 from ...passes.manager.pipelines import TARGETS, default_pipeline
 from ...targets.host.description import ProgramDescription
 from ...targets.target import Measure, library_operators, target_of
+from ..compiled.compiled import CompiledGraph, Runner, rare_garbage_collection
+from ..compiled.counters import count, count_phase, phase, recorded
+from ..compiled.traffic import count_traffic
 from ..debug.folder import DebugFolder, readable
 from ..debug.graph_reports import report
 from ..debug.trace import trace
 from ..extensions.fusion_directives import apply_wishes, marked, plan_each_layer
 from ..extensions.loop_directives import apply_loop_wishes, loop_marks
-from .compiled import CompiledGraph, Runner, rare_garbage_collection
-from .counters import count, count_phase, phase, recorded
+from ..options.options import OptionError, Options
 from .fx_setting import setting_of
-from .options import OptionError, Options
-from .traffic import count_traffic
 
 log = logging.getLogger("stepwell")
 _serial = itertools.count()

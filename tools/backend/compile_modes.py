@@ -29,13 +29,13 @@ from torch.fx import GraphModule
 
 from ..cache.graph_cache import from_bytes, to_bytes
 from ..cache.graph_key import Uncacheable
+from ..compiled.compiled import CompiledGraph, Runner
+from ..compiled.counters import count
 from ..recovery.recover import LeftToAten
-from .compiled import CompiledGraph, Runner
-from .counters import count
 
 if TYPE_CHECKING:
+    from ..options.options import Options
     from .compile_graph import Build
-    from .options import Options
 
 log = logging.getLogger("stepwell")
 

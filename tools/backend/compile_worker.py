@@ -26,11 +26,11 @@ from ...passes.manager.pass_manager import Pipeline, is_foreign
 from ...passes.manager.pipelines import default_pipeline, parse_pipeline
 from ...targets.host.description import ProgramDescription
 from ...targets.target import BUILT_IN
+from ..compiled.counters import count, recorded
 from ..debug.folder import DebugFolder
+from ..options.field import Effect
+from ..options.options import Options, with_effect
 from .compile_graph import Watch, build, context
-from .counters import count, recorded
-from .option_field import Effect
-from .options import Options, with_effect
 
 log = logging.getLogger("stepwell")
 

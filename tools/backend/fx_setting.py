@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...lowering.fx.rewrites import Setting
-from .options import Options
+from ..options.options import Options
 
 
 def setting_of(options: Options, *, trains: bool = False) -> Setting:

@@ -16,17 +16,17 @@ from ...targets.cpu.cache import forget
 from ...targets.cpu.cache_limit import parse_size, set_limit
 from ..cache.aot_cache import find_record
 from ..cache.graph_cache import find_slot, graph_path
+from ..compiled.compiled import CompiledGraph, Runner, is_empty, passthrough, rare_garbage_collection
+from ..compiled.counters import count, phase
 from ..debug.compile_log import changed, compilation, compile_lock, log, next_number
 from ..debug.trace import trace
+from ..options.options import OptionError, Options, make_options
 from ..recovery.aten_graph import AtenGraph
 from ..recovery.fx_snapshot import Snapshot
 from ..recovery.recover import LeftToAten, Recovery
 from .compile_modes import SCHEMES, Task
-from .compiled import CompiledGraph, Runner, is_empty, passthrough, rare_garbage_collection
-from .counters import count, phase
 from .fx_setting import setting_of
 from .lazy_bits import without_bits
-from .options import OptionError, Options, make_options
 
 if TYPE_CHECKING:
     from ...lowering.fx_to_nd import Border

@@ -164,7 +164,7 @@ class _Traffic:
 
     def stage(self, stage: str, module: Any) -> None:
         from ...dialects import loop, mem
-        from ..backend.traffic import steps, unread_bytes
+        from ..compiled.traffic import steps, unread_bytes
 
         if stage == "mem":
             for op, read, written in steps(module):
@@ -182,8 +182,8 @@ class _Traffic:
 def _count_stepwell(run: Run) -> dict[str, Any]:
     import torch
 
-    from ..backend.options import make_options
     from ..backend.torch_backend import GraphCompilers, compile_with
+    from ..options.options import make_options
 
     traffic = _Traffic()
     compilers = GraphCompilers(make_options(None, None), traffic)  # pyright: ignore[reportArgumentType]

@@ -231,8 +231,8 @@ def _samples(op: Any, dtype: Any, task: dict[str, Any]) -> Iterator[Run]:
 def _by_stepwell(run: Run) -> set[str]:
     """The library calls that the importer writes; torch runs the graphs."""
     from ...lowering.fx_to_nd import import_graph
-    from ..backend.options import make_options
     from ..backend.torch_backend import GraphCompilers, border, boxed, compile_with
+    from ..options.options import make_options
 
     found: set[str] = set()
 

@@ -36,7 +36,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from ..backend.counters import counters, reset_counters
+from ..compiled.counters import counters, reset_counters
 from .tables import select
 
 WHAT = ("kernels", "compile", "planner", "model-check", "bytes", "nests", "memory", "compiler-memory", "overhead", "calls", "report")
@@ -267,7 +267,7 @@ def planner() -> dict[str, Any]:
     from ...passes.manager.pass_manager import run
     from ...passes.manager.pipelines import default_pipeline
     from ..backend.compile_graph import context
-    from ..backend.compiled import rare_garbage_collection
+    from ..compiled.compiled import rare_garbage_collection
 
     plan_seconds: list[float] = []
 

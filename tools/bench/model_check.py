@@ -25,8 +25,8 @@ from ...passes.cost.library_cost import step_cost
 from ...passes.cost.machine.cpu import Cpu
 from ...passes.manager.instrumentation import Remark
 from ...targets.cpu.machine import host_machine
-from ..backend.options import make_options
 from ..backend.torch_backend import GraphCompilers, compile_with
+from ..options.options import make_options
 from .tables import load_table, select
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -17,8 +17,8 @@ import torch._dynamo
 from torch import nn
 from torch.fx import GraphModule
 
-from ..backend.options import make_options
 from ..backend.torch_backend import GraphCompilers, compile_with
+from ..options.options import make_options
 from .tables import select
 
 BATCH = 20

@@ -27,10 +27,10 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule
 
 from ...targets.cpu.cache import cache_folder, discard, forget, object_path, read, write
-from ..backend.compiled import CompiledGraph, Passthrough, Runner, Trace
-from ..backend.counters import count
-from ..backend.option_field import Effect
-from ..backend.options import Options, with_effect
+from ..compiled.compiled import CompiledGraph, Passthrough, Runner, Trace
+from ..compiled.counters import count
+from ..options.field import Effect
+from ..options.options import Options, with_effect
 from .aot_key import trace_key
 from .graph_cache import can_cache, count_hit, guards_hold, log_once, read_graph
 from .graph_key import Uncacheable

@@ -20,7 +20,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
-from ..backend.options import Options
+from ..options.options import Options
 from .graph_key import Uncacheable, Writer, settings_key
 
 _NAMESPACES = frozenset(("aten", "prims", "prim", "stepwell"))

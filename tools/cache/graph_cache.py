@@ -24,13 +24,13 @@ import torch
 from torch.fx import GraphModule
 
 from ...targets.cpu.cache import cache_folder, discard, object_path, read, write
-from ..backend.compiled import CompiledGraph, MissingPart
-from ..backend.counters import count
-from ..backend.option_field import Effect
-from ..backend.options import Options, with_effect
+from ..compiled.compiled import CompiledGraph, MissingPart
+from ..compiled.counters import count
 from ..debug.compile_log import once
 from ..debug.trace import trace
 from ..extensions.cache_keys import tensor_bytes
+from ..options.field import Effect
+from ..options.options import Options, with_effect
 from .graph_key import Uncacheable, graph_key
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from torch.fx import GraphModule, Node
 from ...passes.fingerprint.code_modules import Uncacheable
 from ...targets.cpu.cache import environment
 from ...targets.cpu.features import target
-from ..backend.option_field import Effect
-from ..backend.options import Options, with_effect
 from ..extensions.cache_keys import passes_text, rules_text, targets_text, tensor_digest
+from ..options.field import Effect
+from ..options.options import Options, with_effect
 
 if TYPE_CHECKING:
     from ...dialects.machine import MachineAttr

@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...lowering.fx_to_nd import import_graph
 from ..backend.compile_graph import lower_graph
-from ..backend.compiled import CompiledGraph
-from ..backend.counters import uncounted
-from ..backend.options import Options
+from ..compiled.compiled import CompiledGraph
+from ..compiled.counters import uncounted
 from ..debug.compile_log import compile_lock
 from ..interpret.nd import NdInterpreter, run_imported
+from ..options.options import Options
 from .exact_graph import ExactGraph
 from .judge import Verdict, judge
 

@@ -10,9 +10,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..backend.compiled import is_empty
-from ..backend.options import Options
+from ..compiled.compiled import is_empty
 from ..debug.compile_log import log
+from ..options.options import Options
 from .graph_case import GraphCase, RandomState, Wrong, copy_of
 from .node_errors import NodeError, SeenValues, error_rows, first_wrong, line_of, operator_of
 from .pass_search import PassFault, case_without, find_pass

@@ -20,11 +20,11 @@ from ...passes.manager.instrumentation import Instrumentation, print_ir
 from ...passes.manager.pass_manager import Pipeline, run
 from ...passes.manager.pipelines import LOWERINGS
 from ..backend.compile_graph import context
-from ..backend.compiled import CompiledGraph
-from ..backend.options import Options
+from ..compiled.compiled import CompiledGraph
 from ..debug.folder import DebugFolder
 from ..opt.run_ir import run_module
 from ..opt.verify_results import SOON, scalar_operations
+from ..options.options import Options
 from .emitted_functions import wrong_function
 from .graph_case import GraphCase, Wrong, on_cpu
 from .narrowing import narrowed

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ..backend.options import make_options
 from ..backend.torch_backend import GraphCompilers, compile_with
 from ..opt.verify_results import TOLERANCE
+from ..options.options import make_options
 from .exact_graph import chooses
 from .find_fault import Trial, find_fault
 from .graph_case import GraphCase, Wrong, draws

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import torch
 
-from ..backend.options import Options
+from ..options.options import Options
 from .trace import trace_phase
 
 log = logging.getLogger("stepwell")

@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from ...passes.manager.instrumentation import Remark, print_ir
 from ...passes.manager.pass_manager import Pipeline, Stage
-from ..backend.options import OptionError
+from ..options.options import OptionError
 
 
 def readable(gm: GraphModule) -> str:

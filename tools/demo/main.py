@@ -305,7 +305,7 @@ def _counted(backend: str) -> str:
     """What stepwell counted so far, as a sentence; nothing for another backend."""
     if backend != "stepwell":
         return ""
-    from ..backend.counters import counters
+    from ..compiled.counters import counters
 
     return (
         f"\n{counters['kernels']} kernels of its own, {counters['extern']} library calls, "

@@ -10,10 +10,10 @@ import re
 import sys
 from pathlib import Path
 
-from ..backend.option_field import Variable, names_of
-from ..backend.option_variables import sets
-from ..backend.options import DECLARED, Options, list_options, option_types
 from ..field_texts import field_texts
+from ..options.field import Variable, names_of
+from ..options.options import DECLARED, Options, list_options, option_types
+from ..options.variables import sets
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 BEGIN, END = "<!-- options: written by python -m stepwell.tools.docs.options_page -->", "<!-- options: end -->"

@@ -21,7 +21,7 @@ from ...passes.cost.library_cost import step_cost
 from ...passes.cost.machine.cpu import Cpu
 from ...passes.cost.nest_cost import Schedule
 from ...passes.cost.schedule_choice import choose
-from ..backend.traffic import bytes_of, touched
+from ..compiled.traffic import bytes_of, touched
 from .model import Place, Step, TensorUse
 from .names import Names
 

@@ -28,7 +28,7 @@ from .screen import show
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
-    from ..backend.options import Options
+    from ..options.options import Options
 
 
 class ExplainError(StepwellError):
@@ -108,8 +108,8 @@ def explain(
     options, and what compiling or running raises; FileError too, when all is told, for a file that cannot be written."""
     import torch
 
-    from ..backend.options import make_options
     from ..backend.torch_backend import GraphCompilers, compile_with
+    from ..options.options import make_options
 
     if not callable(fn):
         raise ExplainError(f"explain takes a function or module and its arguments, not {fn!r}")
@@ -200,10 +200,10 @@ def explain_module(
     from ...passes.manager.pass_manager import Stage, run
     from ...passes.manager.pipelines import default_pipeline
     from ..backend.compile_graph import context
-    from ..backend.options import make_options
     from ..extensions.fusion_directives import apply_wishes, plan_each_layer
     from ..extensions.loop_directives import apply_loop_wishes
     from ..opt.run_ir import LEVELS, level_of
+    from ..options.options import make_options
 
     level = level_of(module)
     if level not in ("nd", "loop", "mem"):

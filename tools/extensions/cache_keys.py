@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...passes.fingerprint.code_modules import Uncacheable
-from ..backend.options import Options
+from ..options.options import Options
 
 if TYPE_CHECKING:
     from ...passes.manager.pass_manager import Pipeline

@@ -21,7 +21,7 @@ from ...passes.manager.errors import PipelineError, did_you_mean
 from ...passes.manager.pass_manager import Pipeline
 
 if TYPE_CHECKING:
-    from ..backend.options import Options
+    from ..options.options import Options
 
 log = logging.getLogger("stepwell")
 MARK = "stepwell.no_fuse"

@@ -21,7 +21,7 @@ from ...passes.manager.pass_manager import Pass, Pipeline
 from .fusion_directives import computed, log
 
 if TYPE_CHECKING:
-    from ..backend.options import Options
+    from ..options.options import Options
 
 TILE, ORDER = "stepwell.tile", "stepwell.loop_order"
 """Keys in `node.meta["custom"]` of what was computed under `tile` and `loop_order`; the value is the numbers as text."""

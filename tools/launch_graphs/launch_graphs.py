@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..backend.counters import count
+from ..compiled.counters import count
 from .memory import Addresses, Results, static_copy
 
 log = logging.getLogger("stepwell")

@@ -15,8 +15,8 @@ from ...lowering.fx_to_nd.core.devices import graph_device
 from ...lowering.fx_to_nd.core.importer import user_place
 from ...lowering.fx_to_nd.regions.control_flow import INLINED
 from ...targets.host.description import ProgramDescription
-from ..backend.compiled import Runner
-from ..backend.counters import count
+from ..compiled.compiled import Runner
+from ..compiled.counters import count
 from .launch_graphs import Inputs, LaunchGraphs, log
 from .memory import capture_of
 

@@ -21,13 +21,13 @@ from ...errors import CrashError, is_of_user
 from ...lowering.fx.rewrites import Setting, rewrites_at
 from ...passes.manager.errors import PassError
 from ...targets.cpu.cache import CacheError
-from ..backend.compiled import CompiledGraph
-from ..backend.counters import count, recorded, take_back
+from ..compiled.compiled import CompiledGraph
+from ..compiled.counters import count, recorded, take_back
 from .aten_graph import AtenGraph
 from .fx_snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from ..backend.options import Options
+    from ..options.options import Options
     from .report import Diagnosis
 
 log = logging.getLogger("stepwell")

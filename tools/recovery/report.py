@@ -36,8 +36,8 @@ from ...targets.cpu.cache import cache_folder
 if TYPE_CHECKING:
     from ...targets.host.description import ProgramDescription
     from ..backend.compile_graph import Watch
-    from ..backend.options import Options
     from ..debug.folder import DebugFolder
+    from ..options.options import Options
 
 log = logging.getLogger("stepwell")
 
@@ -223,7 +223,7 @@ from torch import device, inf, nan
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from stepwell.tools.backend.compile_graph import compile_graph
-from stepwell.tools.backend.options import make_options
+from stepwell.tools.options.options import make_options
 
 """
 

@@ -62,8 +62,8 @@ def trace(fn: Callable[..., Any], arguments: Sequence[TensorType | Number], rang
     Raises PatternTraceError."""
     examples, env, symbols = _fakes(arguments, ranges)
     tensors = [e for e in examples if isinstance(e, torch.Tensor)]
-    from ..backend.options import Options
     from ..backend.torch_backend import Tracer, compile_with
+    from ..options.options import Options
 
     tracer = Tracer(Options())
     mode = tensors[0].fake_mode if tensors else FakeTensorMode(shape_env=env)  # pyright: ignore[reportAttributeAccessIssue]

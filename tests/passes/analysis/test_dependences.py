@@ -14,7 +14,7 @@ from xdsl.parser import Parser
 from stepwell.dialects import load_dialects, loop, mem
 from stepwell.passes.analysis.dependences import alias_roots, arena_neighbours, dependences
 from stepwell.tools.backend.compile_graph import compile_graph
-from stepwell.tools.backend.options import make_options
+from stepwell.tools.options.options import make_options
 
 
 class AtMemory:

@@ -15,7 +15,7 @@ from stepwell.tools.bench.memory import OwnMemory, _no_pool, peak_of, step_of
 
 own = OwnMemory()  # before the runtime is linked, so in a process of its own
 from stepwell.passes.mem.arena.peak import memory_over_time
-from stepwell.tools.backend.options import make_options
+from stepwell.tools.options.options import make_options
 from stepwell.tools.backend.torch_backend import GraphCompilers, compile_with
 from xdsl.dialects.func import FuncOp
 

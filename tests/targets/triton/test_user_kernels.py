@@ -25,9 +25,9 @@ from stepwell.targets.triton.emit import kernel_modules
 from stepwell.targets.triton.gpu import gpu_target
 from stepwell.targets.triton.timer import use_timer
 from stepwell.tools.backend.compile_graph import context
-from stepwell.tools.backend.options import Options
 from stepwell.tools.extensions.kernels import make_kernel
 from stepwell.tools.interpret.loop import run_loop
+from stepwell.tools.options.options import Options
 
 pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
 logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # without a GPU torch cannot say what kernels write to

@@ -12,7 +12,7 @@ from torch import nn
 import stepwell
 from stepwell.tools.backend import compile_graph
 from stepwell.tools.backend.compile_modes import SCHEMES, in_process
-from stepwell.tools.backend.options import OptionError, make_options
+from stepwell.tools.options.options import OptionError, make_options
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ import torch
 import torch._functorch.config as functorch_config
 
 from stepwell.targets.cpu import cache
-from stepwell.tools.backend.counters import counters, reset_counters
 from stepwell.tools.cache import aot_cache, aot_key
 from stepwell.tools.cache.graph_key import Uncacheable
+from stepwell.tools.compiled.counters import counters, reset_counters
 from stepwell.tools.debug import compile_log
 
 

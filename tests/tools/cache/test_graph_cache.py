@@ -16,8 +16,8 @@ from xdsl.passes import ModulePass
 import stepwell
 from stepwell.passes.manager import user
 from stepwell.targets.cpu import cache, features
-from stepwell.tools.backend.counters import counters, reset_counters
 from stepwell.tools.cache import graph_cache, graph_key
+from stepwell.tools.compiled.counters import counters, reset_counters
 from stepwell.tools.debug import compile_log
 
 
@@ -278,8 +278,8 @@ def test_passes_of_users(load):
 
 def test_passes_of_users_count_where_their_stage_is(load, no_gpu):
     """FXC-02: a pass for GPUs changes the keys of graphs on GPUs, and no others."""
-    from stepwell.tools.backend.options import Options
     from stepwell.tools.cache.graph_key import Writer
+    from stepwell.tools.options.options import Options
 
     def key(device, options):
         writer = Writer()

@@ -2,8 +2,8 @@
 
 from dataclasses import fields
 
-from stepwell.tools.backend.options import Options
 from stepwell.tools.docs import options_page
+from stepwell.tools.options.options import Options
 
 
 def test_the_page_is_current():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stepwell
-from stepwell.tools.backend.options import OptionError, make_options
+from stepwell.tools.options.options import OptionError, make_options
 
 
 def chain(x):

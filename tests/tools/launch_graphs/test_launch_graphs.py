@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import stepwell
-from stepwell.tools.backend.options import make_options
 from stepwell.tools.launch_graphs import launch_graphs
 from stepwell.tools.launch_graphs import reasons as launch_graph_reasons
 from stepwell.tools.launch_graphs.launch_graphs import WARM_UP, Inputs, LaunchGraphs
 from stepwell.tools.launch_graphs.memory import COPIED_BYTES, use_capture
+from stepwell.tools.options.options import make_options
 
 CPU = torch.device("cpu")
 

@@ -183,7 +183,7 @@ def test_what_tracing_cannot_do_because_of_us_is_left_to_aten(monkeypatch, caplo
 
 
 def test_a_program_that_cannot_be_linked_is_left_to_aten(monkeypatch, caplog):
-    monkeypatch.setattr("stepwell.tools.backend.compiled.load_object_code", injected)
+    monkeypatch.setattr("stepwell.tools.compiled.compiled.load_object_code", injected)
     trains_as_eager(model(), torch.randn(5, 8, requires_grad=True))
     assert len(warnings_of(caplog)) == 1 and stepwell.counters["recovered"] == {"graph": 2}
 
@@ -346,7 +346,7 @@ def test_a_program_of_the_cache_that_cannot_be_linked_is_left_to_aten_and_made_a
     trains_as_eager(net, x)
     torch._dynamo.reset()
     with monkeypatch.context() as patch:
-        patch.setattr("stepwell.tools.backend.compiled.load_object_code", injected)
+        patch.setattr("stepwell.tools.compiled.compiled.load_object_code", injected)
         trains_as_eager(net, x)
     assert stepwell.counters["aot_cache_hits"] == 1 and stepwell.counters["recovered"] == {"graph": 2}
     assert len(warnings_of(caplog)) == 1
@@ -360,7 +360,7 @@ def test_inference_found_in_the_cache_that_cannot_be_linked(monkeypatch, kept):
     fn, x = (lambda x: (x.t(), x.sin().cumsum(0))), torch.randn(3, 4)
     compiled(fn, dynamic=True)(x)
     torch._dynamo.reset()
-    monkeypatch.setattr("stepwell.tools.backend.compiled.load_object_code", injected)
+    monkeypatch.setattr("stepwell.tools.compiled.compiled.load_object_code", injected)
     run = compiled(fn, dynamic=True)
     for size in (3, 6):
         x = torch.randn(size, 4)

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx.joint import training_layouts
 from stepwell.lowering.fx_to_nd.calls import layout_choices
-from stepwell.tools.backend.counters import counters
+from stepwell.tools.compiled.counters import counters
 
 aten = torch.ops.aten
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)

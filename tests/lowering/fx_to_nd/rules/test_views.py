@@ -6,7 +6,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from stepwell.tools.backend.compile_graph import compile_graph
-from stepwell.tools.backend.options import Options
+from stepwell.tools.options.options import Options
 
 VIEWS = {
     "view": lambda x: x.view(2, -1),

@@ -17,7 +17,7 @@ from stepwell.passes.cost.cost_model import nest_cost
 from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
-from stepwell.tools.backend.traffic import traffic
+from stepwell.tools.compiled.traffic import traffic
 from stepwell.tools.interpret.loop import run_loop
 from stepwell.tools.opt.run_ir import run_module
 

@@ -17,7 +17,7 @@ import stepwell
 from stepwell.dialects import load_dialects
 from stepwell.passes.manager.pass_manager import Pass, run
 from stepwell.passes.manager.pipelines import default_pipeline, parse_pipeline
-from stepwell.tools.backend.counters import counters, reset_counters
+from stepwell.tools.compiled.counters import counters, reset_counters
 from stepwell.tools.interpret.loop import run_loop
 from stepwell.tools.interpret.nd import run_nd
 

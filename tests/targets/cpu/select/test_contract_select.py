@@ -10,7 +10,7 @@ from stepwell.targets.cpu.features import target
 from stepwell.targets.cpu.gemm import choice as gemm_choice
 from stepwell.targets.cpu.select.contract_measure import ProductSizes, measure
 from stepwell.tools.backend.compile_graph import compile_graph
-from stepwell.tools.backend.options import make_options
+from stepwell.tools.options.options import make_options
 
 SIZES = ProductSizes("f32", 1, 128, 192, 256, False, False)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import StepwellError
-from .option_field import OptionError, near
+from .field import OptionError, near
 
 
 def _told(key: str, check: Callable[[], Any], kind: type[Exception] = StepwellError) -> None:
@@ -101,7 +101,7 @@ def check_calls(key: str, value: int) -> None:
 
 def schemes() -> list[str]:
     """The schemes that there are, those of users too."""
-    from .compile_modes import SCHEMES
+    from ..backend.compile_modes import SCHEMES
 
     return list(SCHEMES)
 

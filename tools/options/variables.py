@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from .option_field import Variable
+from .field import Variable
 from .options import DECLARED, option_types
 
 log = logging.getLogger("stepwell")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import stepwell
-from stepwell.tools.backend import counters as module
+from stepwell.tools.compiled import counters as module
 from stepwell.tools.debug import compile_log
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from stepwell.tools.backend.compiled import YOUNG, rare_garbage_collection
+from stepwell.tools.compiled.compiled import YOUNG, rare_garbage_collection
 
 
 @pytest.fixture

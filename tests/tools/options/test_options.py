@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import stepwell
-from stepwell.tools.backend.options import MODES, OptionError, Options, make_options
+from stepwell.tools.options.options import MODES, OptionError, Options, make_options
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -123,7 +123,7 @@ def test_the_limit_of_the_cache():
 
 
 def test_types_follow_from_the_annotations():
-    from stepwell.tools.backend.option_field import names_of, types_of
+    from stepwell.tools.options.field import names_of, types_of
 
     kinds = types_of(Options)
     assert names_of(kinds["disable_passes"]) == "list or tuple" and names_of(kinds["cache_limit"]) == "str or None"
@@ -134,8 +134,8 @@ def test_types_follow_from_the_annotations():
 
 def test_what_options_mean_for_caches():
     """Every option is in the key, or says why not."""
-    from stepwell.tools.backend.option_field import Effect
-    from stepwell.tools.backend.options import with_effect
+    from stepwell.tools.options.field import Effect
+    from stepwell.tools.options.options import with_effect
 
     assert with_effect(Effect.CODE) == ["passes"]
     assert with_effect(Effect.UNTRACED) == ["fx_passes", "partitioner", "decompositions", "check_nan", "check"]

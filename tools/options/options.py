@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from . import option_checks as checks
-from .option_field import Declared, Effect, OptionError, Variable, declared, names_of, near, option, types_of
+from . import checks
+from .field import Declared, Effect, OptionError, Variable, declared, names_of, near, option, types_of
 
 __all__ = ["MODES", "DECLARED", "OptionError", "Options", "list_mode_options", "list_options", "make_options", "with_effect"]
 
@@ -155,7 +155,7 @@ def list_mode_options(mode: str | None = None) -> dict[str, Any]:
 
 def make_options(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
     """The options of one torch.compile call. Raises OptionError for an unknown name (with near matches) or a wrong value."""
-    from .option_variables import from_environment
+    from .variables import from_environment
 
     if mode is not None and options:
         raise OptionError("torch.compile takes either mode= or options=, not both")

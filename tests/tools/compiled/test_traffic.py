@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from stepwell.tools.backend.compile_graph import compile_graph, context
-from stepwell.tools.backend.options import make_options
-from stepwell.tools.backend.traffic import traffic
+from stepwell.tools.compiled.traffic import traffic
 from stepwell.tools.interpret.loop import run_loop
 from stepwell.tools.interpret.nest import AccessCounter
+from stepwell.tools.options.options import make_options
 
 
 class AtMemory:
