@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .base import HostOp, ObjectType, PtrType, TensorType, is_number
+from .descriptors import Descriptor
 from .ops import OPS, AssertOp, BindOp, ConstantOp, ExternOp, Host, LaunchOp, PollOp, ProgramOp, ReturnOp, program_of
 from .tensors import ArenaPtrOp, CheckOp, EmptyOutputOp, EnsureOp, FromArenaOp, LayoutOp, ReleaseOp, ViewOp, WorkspaceOp, layout
 
@@ -12,6 +13,7 @@ __all__ = [
     "BindOp",
     "CheckOp",
     "ConstantOp",
+    "Descriptor",
     "EmptyOutputOp",
     "EnsureOp",
     "ExternOp",

@@ -54,6 +54,7 @@ from ..nd.base import ExprsAttr, IntsAttr
 from ..nd.call_args import Arg, Call, CallAttr, format_leaf, parse_leaf
 from ..support.arguments import parse_argument
 from .base import HostOp, ObjectType, PtrType, TensorType, exprs_text, is_number, parse_exprs, parse_typed, parse_value_type, print_typed
+from .descriptors import Descriptor, DescriptorsAttr, descriptors_text, parse_descriptors
 from .tensors import ArenaPtrOp, CheckOp, EmptyOutputOp, EnsureOp, FromArenaOp, LayoutOp, ReleaseOp, ViewOp, WorkspaceOp, layout
 
 
@@ -288,7 +289,8 @@ class LaunchOp(HostOp):
     With `entries n` the kernel walks over a list of n entries: operands and sizes are those of one entry after the
     other, and the kernel gets two tables, with a row of addresses (then of numbers, 8 bytes each) and a row of sizes
     for each entry, and n. A kernel of a GPU has a `grid`, the numbers of its programs. One that `clears` fills workspaces
-    with zeros, and is not launched where they are memory that stays (host.workspace)."""
+    with zeros, and is not launched where they are memory that stays (host.workspace). `descriptors` (descriptors.py) come
+    behind all other arguments."""
 
     name = "host.launch"
     kernel = prop_def(SymbolRefAttr)
@@ -298,6 +300,7 @@ class LaunchOp(HostOp):
     entries = opt_prop_def(IntAttr)
     grid = opt_prop_def(ExprsAttr)
     clears = opt_prop_def(UnitAttr)
+    descriptors = opt_prop_def(DescriptorsAttr)
     inputs = var_operand_def()
     traits = traits_def()
 
@@ -312,6 +315,7 @@ class LaunchOp(HostOp):
         entries: int | None = None,
         grid: Sequence[Expr | int] = (),
         clears: bool = False,
+        descriptors: Sequence[Descriptor] = (),
     ) -> LaunchOp:
         props: dict[str, Attribute] = {"kernel": SymbolRefAttr(kernel), "sizes": ExprsAttr.get(sizes)}
         if any(as_expr(o) is not as_expr(0) for o in offsets):
@@ -324,7 +328,17 @@ class LaunchOp(HostOp):
             props["grid"] = ExprsAttr.get(grid)
         if clears:
             props["clears"] = UnitAttr()
+        if descriptors:
+            props["descriptors"] = DescriptorsAttr(tuple(descriptors))
         return cls.create(operands=inputs, properties=props)
+
+    @property
+    def described(self) -> tuple[Descriptor, ...]:
+        """The descriptors that the kernel takes."""
+        return () if self.descriptors is None else self.descriptors.data
+
+    def exprs(self) -> list[Expr]:
+        return [*super().exprs(), *(e for one in self.described for e in one.exprs)]
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
@@ -341,6 +355,8 @@ class LaunchOp(HostOp):
             printer.print_string(f" grid {exprs_text(self.grid.data)}")
         if self.clears is not None:
             printer.print_string(" clears")
+        if self.descriptors is not None:
+            printer.print_string(f" descriptors {descriptors_text(self.descriptors.data)}")
 
     @classmethod
     def parse(cls, parser: Parser) -> LaunchOp:
@@ -357,6 +373,8 @@ class LaunchOp(HostOp):
             props["grid"] = parse_exprs(parser)
         if parser.parse_optional_keyword("clears"):
             props["clears"] = UnitAttr()
+        if parser.parse_optional_keyword("descriptors"):
+            props["descriptors"] = DescriptorsAttr(parse_descriptors(parser))
         return cls.create(operands=operands, properties=props)
 
     def verify_(self) -> None:
@@ -375,6 +393,19 @@ class LaunchOp(HostOp):
             )
         if self.clears is not None:
             self._verify_clears(kernel)
+        if self.described:
+            self._verify_descriptors(kernel)
+
+    def _verify_descriptors(self, kernel: str) -> None:
+        if self.grid is None or self.entries is not None:
+            raise VerifyException(f"host.launch @{kernel}: descriptors are for one launch of a kernel with a grid")
+        for one in self.described:
+            try:
+                one.check(len(self.operands))
+            except VerifyException as error:
+                raise VerifyException(f"host.launch @{kernel}: {error}") from error
+            if is_number(type := self.operands[one.operand].type):
+                raise VerifyException(f"host.launch @{kernel}: a descriptor of operand {one.operand}, which is no memory but {type}")
 
     def _verify_clears(self, kernel: str) -> None:
         if self.grid is None or self.sizes.data:
@@ -385,8 +416,8 @@ class LaunchOp(HostOp):
 
     def check_kernel(self, kernel: Operation) -> None:
         """VerifyException unless `kernel`, which this launches, takes as many arguments as are given."""
-        takes = len(kernel.regions[0].block.args)
-        gives = 3 if self.entries is not None else len(self.operands) + len(self.sizes.data)
+        takes = len(kernel.regions[0].blocks[0].args)
+        gives = 3 if self.entries is not None else len(self.operands) + len(self.sizes.data) + sum(one.takes for one in self.described)
         if takes != gives:
             name = self.kernel.root_reference.data
             raise VerifyException(f"host.launch @{name}: the kernel takes {takes} arguments, {gives} are given")
@@ -529,10 +560,10 @@ OPS: list[type[HostOp]] = [
     WorkspaceOp, LaunchOp, PollOp, ExternOp, ReleaseOp, ReturnOp,
 ]  # fmt: skip
 
-Host = Dialect("host", [*OPS], [TensorType, PtrType, ObjectType])
+Host = Dialect("host", [*OPS], [TensorType, PtrType, ObjectType, DescriptorsAttr])
 
 __all__ = [
-    "ArenaPtrOp", "AssertOp", "BindOp", "CheckOp", "ConstantOp", "EmptyOutputOp", "EnsureOp", "ExternOp",
+    "ArenaPtrOp", "AssertOp", "BindOp", "CheckOp", "ConstantOp", "Descriptor", "EmptyOutputOp", "EnsureOp", "ExternOp",
     "FromArenaOp", "Host", "HostOp", "LaunchOp", "LayoutOp", "ObjectType", "PollOp", "ProgramOp", "PtrType",
     "ReleaseOp", "ReturnOp", "TensorType", "ViewOp", "WorkspaceOp", "is_number", "layout", "program_of",
 ]  # fmt: skip

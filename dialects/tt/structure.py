@@ -44,7 +44,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from ..support.create import QuickOp
 from .base import TTOp, attributes, function_type, integers, print_attributes, print_functional, print_types, resolve
-from .types import AXIS, check_int, check_same
+from .types import AXIS, TensorDescType, check_descriptor, check_int, check_same
 
 WARPS = (1, 2, 4, 8, 16, 32)
 """Warps that a program can have."""
@@ -160,6 +160,9 @@ class FuncOp(QuickOp):
             raise VerifyException(f"the block takes ({_types(got)}), the type says ({_types(self.function_type.inputs.data)})")
         if self.arg_attrs is not None and len(self.arg_attrs) != len(got):
             raise VerifyException(f"{len(got)} arguments, but attributes of {len(self.arg_attrs)}")
+        for k, type in enumerate(got):
+            if isinstance(type, TensorDescType):
+                check_descriptor(type, f"argument {k}")
         warps = self.attributes.get("num_warps")
         if warps is not None and not (isinstance(warps, IntegerAttr) and warps.value.data in WARPS):
             raise VerifyException(f"num_warps is a power of two up to {WARPS[-1]}, not {warps}")

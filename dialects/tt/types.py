@@ -32,6 +32,9 @@ from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
+DESCRIPTOR_BYTES = 16
+"""A block of a descriptor begins at a multiple of so many bytes along its last dimension, and has at least so many."""
+
 MAX_ELEMENTS = 1048576
 """The largest number of elements of a tensor (Triton's maxTensorNumElements)."""
 
@@ -248,6 +251,7 @@ def check_sizes(type: Attribute, what: str) -> None:
     if isinstance(type, PointerType):
         type = type.pointee
     if isinstance(type, TensorDescType):
+        check_descriptor(type, what)
         type = type.block
     if not isinstance(type, TensorType):
         return
@@ -259,6 +263,22 @@ def check_sizes(type: Attribute, what: str) -> None:
         raise VerifyException(f"{what}: the number of elements must be a power of two, {type} has {count}")
     if count > MAX_ELEMENTS:
         raise VerifyException(f"{what}: {type} has {count} elements, Triton allows {MAX_ELEMENTS}")
+
+
+def check_descriptor(type: TensorDescType, what: str) -> None:
+    """The rules for blocks of descriptors: 1 to 5 dimensions, powers of two, elements of whole bytes, the last dimension not too short.
+    Blocks may be longer than what the hardware copies at once: Triton splits them."""
+    block = type.block
+    shape, bits = block.get_shape(), bits_of(block)
+    if not 1 <= len(shape) <= 5:
+        raise VerifyException(f"{what}: a block of a descriptor has 1 to 5 dimensions, {block} has {len(shape)}")
+    if bits not in (8, 16, 32, 64) or isinstance(block.element_type, PointerType):
+        raise VerifyException(f"{what}: a descriptor has elements of 8, 16, 32 or 64 bits, not {block.element_type}")
+    if odd := [n for n in shape if n < 1 or n & (n - 1)]:
+        raise VerifyException(f"{what}: the sizes of a descriptor's block are powers of two, {odd[0]} of {block} is none")
+    if shape[-1] * bits < 8 * DESCRIPTOR_BYTES:
+        found = f"{block} has {shape[-1] * bits // 8}"
+        raise VerifyException(f"{what}: the last dimension of a descriptor's block has at least {DESCRIPTOR_BYTES} bytes, {found}")
 
 
 def check_same(got: Attribute, expected: Attribute, what: str) -> None:

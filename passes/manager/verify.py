@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType, ModuleOp
+from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType, ModuleOp, i32, i64
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.parser.core import ForwardDeclaredValue
@@ -18,6 +18,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from ...dialects.host import LaunchOp
 from ...dialects.nd.types import LayoutAttr
+from ...dialects.tt.types import TensorDescType
 from ...errors import StepwellError
 
 
@@ -79,8 +80,27 @@ def _launches(module: ModuleOp) -> None:
         if isinstance(op, LaunchOp) and (kernel := kernels.get(op.kernel.root_reference)) is not None:
             try:
                 op.check_kernel(kernel)
+                _descriptors(op, kernel)
             except VerifyException as error:
                 raise InvalidIR(op, _message(error)) from error
+
+
+def _descriptors(launch: LaunchOp, kernel: Operation) -> None:
+    """VerifyException unless a kernel takes descriptors where a launch gives them: behind all else, each with its sizes and strides."""
+    name, types = launch.kernel.root_reference.data, kernel.regions[0].blocks[0].arg_types
+    place = len(types) - sum(one.takes for one in launch.described)
+    if any(isinstance(t, TensorDescType) for t in types[:place]):
+        raise VerifyException(f"host.launch @{name}: the kernel takes a descriptor that the launch does not describe")
+    for k, one in enumerate(launch.described):
+        first, *behind = types[place : place + one.takes]
+        rank = len(one.sizes)
+        if not isinstance(first, TensorDescType) or len(first.block.get_shape()) != rank:
+            wanted = f"descriptor {k} has {rank} dimensions, in the kernel it is a !tt.tensordesc of as many"
+            raise VerifyException(f"host.launch @{name}: {wanted}, not {first}")
+        if behind != [i32] * rank + [i64] * rank:
+            wanted = f"behind descriptor {k} the kernel takes {rank} i32 and {rank} i64"
+            raise VerifyException(f"host.launch @{name}: {wanted}, not ({', '.join(map(str, behind))})")
+        place += one.takes
 
 
 def _branches(op: scf.IfOp) -> None:

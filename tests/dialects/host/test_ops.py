@@ -5,8 +5,9 @@ from xdsl.context import Context
 from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError, VerifyException
 
-from stepwell.dialects import load_dialects
+from stepwell.dialects import host, load_dialects
 from stepwell.dialects.host import program_of
+from stepwell.passes.manager.verify import InvalidIR, verify_ir
 
 PROGRAM = """
 builtin.module {
@@ -154,3 +155,46 @@ def test_places_in_the_arena(opt_tool, body, message):
 def test_a_program_without_an_arena_has_no_places_in_one(opt_tool):
     text = PLACES.format(body="%a = host.arena_ptr 0").replace(" arena 64", "")
     assert "host.arena_ptr: host.program @forward has no arena" in opt_tool(stdin=text).err
+
+
+DESCRIBED = """builtin.module {
+  host.program @forward(%x: !host.tensor<bf16>, %n: i64) {
+    host.bind s0 = size %x 0 : !host.tensor<bf16>
+    host.launch @k(%x : !host.tensor<bf16>, %n : i64) [s0] grid [8] descriptors [0 at 64 [s0, 64] strides [128, 1]]
+    host.return() []
+  }
+  tt.func public @k(%x: !tt.ptr<bf16>, %s: i64, %n: i64, %d: !tt.tensordesc<tensor<128x64xbf16>>, %0: i32, %1: i32, %2: i64, %3: i64) {
+    tt.return
+  }
+}"""
+
+
+def test_descriptors_of_a_launch_are_read_and_written():
+    module = Parser(load_dialects(Context()), DESCRIBED).parse_module()
+    verify_ir(module)
+    launch = next(op for op in module.walk() if isinstance(op, host.LaunchOp))
+    (one,) = launch.described
+    assert (one.operand, int(one.offset), one.takes) == (0, 64, 5) and str(one.sizes[0]) == "s0"
+    assert "grid [8] descriptors [0 at 64 [s0, 64] strides [128, 1]]" in str(module)
+    verify_ir(Parser(load_dialects(Context()), str(module)).parse_module())
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("strides [128, 1]", "strides [128, 2]", "the last stride of a descriptor must be 1, not 2"),
+        ("strides [128, 1]", "strides [1]", "each with a size and a stride, not 2 sizes and 1 strides"),
+        ("[0 at", "[1 at", "a descriptor of operand 1, which is no memory but i64"),
+        ("[0 at", "[2 at", "a descriptor of operand 2, there are 2"),
+        ("[s0, 64]", "[s1, 64]", "names s1, which no host.bind defines"),
+        (" grid [8]", "", "descriptors are for one launch of a kernel with a grid"),
+        ("%3: i64", "%3: i32", r"behind descriptor 0 the kernel takes 2 i32 and 2 i64, not \(i32, i32, i64, i32\)"),
+        ("%d: !tt.tensordesc<tensor<128x64xbf16>>", "%d: !tt.ptr<bf16>", "it is a !tt.tensordesc of as many, not !tt.ptr<bf16>"),
+        ("%s: i64", "%s: !tt.tensordesc<tensor<128x64xbf16>>", "takes a descriptor that the launch does not describe"),
+        ("descriptors [0 at 64 [s0, 64] strides [128, 1]]", "", "the kernel takes 8 arguments, 3 are given"),
+    ],
+)
+def test_descriptors_that_do_not_fit(old, new, message):
+    assert old in DESCRIBED
+    with pytest.raises((InvalidIR, VerifyException), match=message):
+        verify_ir(Parser(load_dialects(Context()), DESCRIBED.replace(old, new)).parse_module())

@@ -214,3 +214,20 @@ def test_makers():
 def test_warps(opt_tool, warps, right):
     result = opt_tool(stdin=f"tt.func public @k() attributes {{num_warps = {warps}}} {{\n  tt.return\n}}\n")
     assert (result.code == 0) == right and ("num_warps is a power of two up to 32, not" in result.err) != right
+
+
+@pytest.mark.parametrize(
+    "block, message",
+    [
+        ("tensor<120x64xbf16>", "argument 0: the sizes of a descriptor's block are powers of two, 120 of tensor<120x64xbf16> is none"),
+        ("tensor<128x4xbf16>", "has at least 16 bytes, tensor<128x4xbf16> has 8"),
+        ("tensor<128x64xi1>", "a descriptor has elements of 8, 16, 32 or 64 bits, not i1"),
+        ("tensor<1x1x1x1x1x64xf32>", "a block of a descriptor has 1 to 5 dimensions"),
+    ],
+)
+def test_blocks_of_descriptors_that_no_gpu_has(block, message):
+    text = f"tt.func public @k(%d: !tt.tensordesc<{block}>) {{ tt.return }}"
+    with pytest.raises((IRSyntaxError, InvalidIR), match=message):
+        verify_ir(parse_file(text + "\n", "text", load_dialects(Context()))[0])
+    large = text.replace(block, "tensor<256x256xbf16>")  # Triton copies it in parts
+    verify_ir(parse_file(large + "\n", "text", load_dialects(Context()))[0])
