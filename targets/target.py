@@ -45,7 +45,8 @@ class Launcher(Protocol):
 
     def launch(self, number: int, grid: tuple[int, ...], arguments: Sequence[int | float | bool]) -> None:
         """Launch kernel `number`. arguments: the address of each buffer's first element, then sizes, then other numbers, as its
-        `host.launch` lists them; grid: what that says, () where it says none."""
+        `host.launch` lists them, then the address, sizes and strides of each of its descriptors; grid: what that says, () where it says
+        none."""
         ...
 
 

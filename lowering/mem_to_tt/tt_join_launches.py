@@ -133,7 +133,7 @@ class _Joiner:
         kernel = self.kernels.get(_name(launch))
         if kernel is None or len(kernel.body.blocks) != 1 or self._written(launch) is None:
             return False
-        plain = not launch.sizes.data and launch.offsets is None and launch.clears is None
+        plain = not launch.sizes.data and launch.offsets is None and launch.clears is None and not launch.described
         fixed = len(programs) == 1 and programs[0].value is not None and plain
         return fixed and moved is not None and moved <= self.bytes and all(isinstance(v.type, mem.BufferType) for v in launch.operands)
 

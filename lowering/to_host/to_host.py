@@ -298,13 +298,14 @@ class _Lowering:
             buffer = self.memory[operand]
             values.append(buffer.value)
             offsets.append(buffer.byte_offset())
-        for size in op.sizes.data:
+        for size in (*op.sizes.data, *(e for one in op.described for e in one.exprs)):
             self._require(size, "a size that the kernel takes", op)
         kernel = op.kernel.string_value()
         entries = None if op.entries is None else op.entries.data
         grid = () if op.grid is None else op.grid.data
         clears = op.clears is not None and all(isinstance(value.owner, host.WorkspaceOp) for value in values)
-        self.add(host.LaunchOp.make(kernel, values, op.sizes.data, offsets, self._typical_traffic(op), entries, grid, clears), op)
+        traffic = self._typical_traffic(op)
+        self.add(host.LaunchOp.make(kernel, values, op.sizes.data, offsets, traffic, entries, grid, clears, op.described), op)
         self.pending_poll |= kernel in self.checked
 
     def _typical_traffic(self, op: host.LaunchOp) -> int | None:

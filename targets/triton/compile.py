@@ -21,8 +21,10 @@ from xdsl.dialects.builtin import ModuleOp
 
 from ...errors import StepwellError
 from ..cpu.cache import cache_folder, read, write
+from .boxes import Box, boxes_of
 from .emit import kernel_of, ttir_for_compiling
 from .gpu import GpuTarget, KernelOptions, TargetError, options_of
+from .pointer_blocks import takes_descriptors, with_pointer_blocks
 from .toolchain import Built, StageError, build, fingerprint, installed_spelling
 
 counters = {"compiled": 0, "cached": 0, "shared": 0}
@@ -53,6 +55,11 @@ class CompiledKernel:
     def registers(self) -> int | None:
         """Registers of a thread, where the assembler says it."""
         return self.details.get("registers")
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """How a launch encodes each descriptor that it takes. TargetError for a kind that there is no launch for."""
+        return boxes_of(self.name, self.details)
 
 
 def compile_kernel(
@@ -136,6 +143,8 @@ def start_kernels(
     for module in modules:
         chosen = options_of(dict(kernel_of(module).attributes), options)
         chosen.check(target)
+        if not target.copies_blocks and takes_descriptors(kernel_of(module)):
+            module = with_pointer_blocks(module)
         text = ttir_for_compiling(module, spelling, target.backend)
         key = kernel_key(text, target, chosen, wanted, versions)
         jobs.append(Job(module, text, target, chosen, wanted, key, _submit(key, text, target, chosen, wanted)))

@@ -34,6 +34,11 @@ class GpuTarget:
         """The name of the last stage."""
         return self.stages[-1]
 
+    @property
+    def copies_blocks(self) -> bool:
+        """Whether it copies blocks of a tensor that a launch describes (TMA): NVIDIA's from Hopper on."""
+        return isinstance(self.arch, int) and self.arch >= 90
+
 
 _WAVE_32 = ("gfx10", "gfx11", "gfx12")
 

@@ -52,7 +52,7 @@ from ..cpu.cache import cache_folder, write_atomically
 from .compile import compile_kernels
 from .gpu import GpuTarget, gpu_target
 from .kernels import GpuKernel, program_kernel
-from .timer import Memory, Timer, device_timer
+from .timer import Argument, Inside, Memory, Timer, device_timer
 
 log = logging.getLogger("stepwell")
 
@@ -298,11 +298,15 @@ def _grid(candidate: Candidate, hints: Mapping[Expr, int]) -> tuple[int, ...]:
     return (_typical(candidate.programs, hints),)
 
 
-def _arguments(candidate: Candidate, hints: Mapping[Expr, int]) -> list[Memory | int | float | bool]:
+def _arguments(candidate: Candidate, hints: Mapping[Expr, int]) -> list[Argument]:
     given = candidate.arguments
-    memory: list[Memory | int | float | bool] = [_memory(b, hints) for b in given.buffers]
-    numbers: list[Memory | int | float | bool] = [1.0 if str(v.type) == "f64" else 1 for v in given.scalars]
-    return [*memory, *(_typical(s, hints) for s in given.symbols), *numbers]
+    found: list[Argument] = [_memory(b, hints) for b in given.buffers]
+    found += [_typical(e, hints) for e in given.sizes]
+    found += [1.0 if str(v.type) == "f64" else 1 for v in given.scalars]
+    for one in given.descriptors:
+        found.append(Inside(one.operand, _typical(one.offset, hints)))
+        found += [_typical(e, hints) for e in (*one.sizes, *one.strides)]
+    return found
 
 
 def _memory(buffer: SSAValue, hints: Mapping[Expr, int]) -> Memory:

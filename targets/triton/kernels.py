@@ -15,12 +15,14 @@ from typing import Any
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 
 from ...dialects.tt.structure import OVERLAPS, RARE, FuncOp
-from ...dialects.tt.types import PointerType
+from ...dialects.tt.types import PointerType, Spelling, TensorDescType, bits_of
 from ...passes.cost.machine.gpu import machine
 from ...passes.manager.locations import source_location
+from .boxes import Box, DescriptorArgument
 from .compile import CompiledKernel, Job, compile_text, start_kernels
 from .emit import kernel_modules, kernel_of, ttir_for_compiling
 from .gpu import GpuTarget, KernelOptions, TargetError, options_of
+from .pointer_blocks import takes_descriptors, with_pointer_blocks
 from .toolchain import installed_spelling
 
 log = logging.getLogger("stepwell")
@@ -40,13 +42,15 @@ class Binary:
     threads: int
     shared: int
     key: str
+    boxes: tuple[Box, ...] = ()
+    """How its descriptors are encoded, in the order of the arguments; none where it takes addresses in their place."""
 
     @staticmethod
     def of(kernel: CompiledKernel) -> Binary:
         """What a launch needs of a compiled kernel."""
         assert isinstance(kernel.code, bytes)
         threads = kernel.target.warp_size * kernel.options.num_warps * kernel.options.num_ctas
-        return Binary(kernel.name, kernel.code, threads, kernel.shared, kernel.key)
+        return Binary(kernel.name, kernel.code, threads, kernel.shared, kernel.key, kernel.boxes)
 
 
 @dataclass
@@ -67,40 +71,44 @@ class GpuKernel:
     """Bytes of shared memory that a program may have."""
     overlaps: bool = False
     """Whether it waits itself for the kernels before it."""
+    described: tuple[DescriptorArgument, ...] = ()
+    """Where its arguments have descriptors."""
+    pointer_text: str = ""
+    """Its Triton IR with addresses in the place of descriptors, for launches whose tensors cannot be described; "" where it has none."""
     _variants: dict[tuple[bool, bool], Binary] = field(default_factory=dict)
 
     def variant(self, addresses: bool, sizes: bool) -> Binary:
         """The binary that takes `addresses`, and `sizes`, for multiples of 16 (but for the usual one compiled when it is first asked
-        for). One that may not rely on addresses relies on nothing."""
+        for). One that may not rely on addresses relies on nothing, and has no descriptors."""
         if not self.binary.key:
             self.take(compile_text(self.text, self.target, self.options))
-        if (addresses or not self.aligned) and (sizes or not self.even):
+        if (addresses or not (self.aligned or self.pointer_text)) and (sizes or not self.even):
             return self.binary
         found = self._variants.get((addresses, sizes))
         if found is None:
-            text = (_SIZE_HINT if addresses else _HINT).sub("", self.text)
-            found = self._variants[addresses, sizes] = Binary.of(compile_text(text, self.target, self.options))
+            text = (_SIZE_HINT if addresses else _HINT).sub("", self.text if addresses else self.pointer_text or self.text)
+            found = self._variants[addresses, sizes] = self._fitting(text, compile_text(text, self.target, self.options))[2]
         return found
 
     def take(self, compiled: CompiledKernel) -> None:
         """Have a binary; one of ours that takes more shared memory than a program may have is compiled again with fewer iterations of its
         loops under way. TargetError for a kernel that takes more even so."""
-        self.binary = Binary.of(compiled)
-        if self.binary.shared > self.limit:
-            self._use_fewer_stages()
+        self.text, self.options, self.binary = self._fitting(self.text, compiled)
 
-    def _use_fewer_stages(self) -> None:
-        first = self.binary.shared
+    def _fitting(self, text: str, compiled: CompiledKernel) -> tuple[str, KernelOptions, Binary]:
+        """A text of the kernel that does with the shared memory of a program, its options and its binary; `compiled` is that of `text`."""
+        if compiled.shared <= self.limit:
+            return text, self.options, Binary.of(compiled)
+        first = compiled.shared
         for stages in (2, 1):
-            text = _STAGES.sub(rf"\g<1>{stages}", self.text)
+            text = _STAGES.sub(rf"\g<1>{stages}", text)
             options = replace(self.options, num_stages=min(self.options.num_stages, stages))
             compiled = compile_text(text, self.target, options)
             if compiled.shared <= self.limit:
-                self.text, self.options, self.binary = text, options, Binary.of(compiled)
                 log.warning("%s takes %d bytes of shared memory, a program may have %d: %d stages", self.place, first, self.limit, stages)
-                return
+                return text, options, Binary.of(compiled)
         raise TargetError(
-            f"{self.place} takes {self.binary.shared} bytes of shared memory, a program of {self.target.name} may have {self.limit}: "
+            f"{self.place} takes {compiled.shared} bytes of shared memory, a program of {self.target.name} may have {self.limit}: "
             "its tile (schedule = {gpu = ...}) is too large"
         )
 
@@ -123,8 +131,8 @@ def start_program_kernels(module: ModuleOp, target: GpuTarget, shared: int = 0) 
     waiting: list[tuple[GpuKernel, Job]] = []
     for one in modules:
         if _is_rare(one):
-            text, options = ttir_for_compiling(one, spelling, target.backend), options_of(dict(kernel_of(one).attributes))
-            kernels.append(_launchable(one, text, target, options))
+            options = options_of(dict(kernel_of(one).attributes))
+            kernels.append(_launchable(one, _text(one, target, spelling), target, options))
         else:
             job = next(jobs)
             kernels.append(_launchable(one, job.text, target, job.options))
@@ -138,13 +146,20 @@ def start_program_kernels(module: ModuleOp, target: GpuTarget, shared: int = 0) 
     return kernels, finish
 
 
+def _text(module: ModuleOp, target: GpuTarget, spelling: Spelling) -> str:
+    """What is compiled of the kernel of a module."""
+    if not target.copies_blocks and takes_descriptors(kernel_of(module)):
+        module = with_pointer_blocks(module)
+    return ttir_for_compiling(module, spelling, target.backend)
+
+
 def _is_rare(module: ModuleOp) -> bool:
     return RARE in kernel_of(module).attributes
 
 
 def program_kernel(module: ModuleOp, compiled: CompiledKernel) -> GpuKernel:
     """The only kernel of a module, as it was compiled, as a launch needs it."""
-    text = ttir_for_compiling(module, installed_spelling(), compiled.target.backend)
+    text = _text(module, compiled.target, installed_spelling())
     kernel = _launchable(module, text, compiled.target, compiled.options)
     kernel.binary = Binary.of(compiled)
     return kernel
@@ -152,10 +167,26 @@ def program_kernel(module: ModuleOp, compiled: CompiledKernel) -> GpuKernel:
 
 def _launchable(module: ModuleOp, text: str, target: GpuTarget, options: KernelOptions) -> GpuKernel:
     function = kernel_of(module)
-    overlaps = OVERLAPS in function.attributes
+    name, overlaps = function.sym_name.data, OVERLAPS in function.attributes
+    described = described_arguments(function) if target.copies_blocks else ()
     return GpuKernel(
-        function.sym_name.data, UNBUILT, *multiples_of_16(function), text, target, options, kernel_place(function), overlaps=overlaps
-    )
+        name, UNBUILT, *multiples_of_16(function), text, target, options, kernel_place(function), overlaps=overlaps,
+        described=described, pointer_text=pointer_text(module, target),
+    )  # fmt: skip
+
+
+def described_arguments(function: FuncOp) -> tuple[DescriptorArgument, ...]:
+    """Where a kernel has descriptors among its arguments."""
+    types = enumerate(function.body.blocks[0].arg_types)
+    found = [(k, t.block) for k, t in types if isinstance(t, TensorDescType)]
+    return tuple([DescriptorArgument(k, len(block.get_shape()), bits_of(block) // 8) for k, block in found])
+
+
+def pointer_text(module: ModuleOp, target: GpuTarget) -> str:
+    """The text of the kernel of a module with addresses in the place of descriptors; "" where it has none on `target`."""
+    if not target.copies_blocks or not takes_descriptors(kernel_of(module)):
+        return ""
+    return ttir_for_compiling(with_pointer_blocks(module), installed_spelling(), target.backend)
 
 
 def kernel_place(function: FuncOp) -> str:

@@ -24,6 +24,17 @@ class Memory:
     """torch's name of the elements' type where they are floating-point numbers, else ""."""
 
 
+@dataclass(frozen=True)
+class Inside:
+    """An argument that is an address in the memory of another one, `offset` bytes from where that begins: a descriptor's."""
+
+    argument: int
+    offset: int
+
+
+Argument = Memory | Inside | int | float | bool
+
+
 class Timer(Protocol):
     """What measures."""
 
@@ -32,7 +43,7 @@ class Timer(Protocol):
         """The model of the GPU: what was measured on one counts for its like."""
         ...
 
-    def seconds(self, kernel: GpuKernel, grid: Sequence[int], arguments: Sequence[Memory | int | float | bool]) -> float:
+    def seconds(self, kernel: GpuKernel, grid: Sequence[int], arguments: Sequence[Argument]) -> float:
         """Seconds of one launch, its data not in the cache; infinity for a launch that the driver or the memory refuses."""
         ...
 

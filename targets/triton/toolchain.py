@@ -43,7 +43,8 @@ class Built:
     """The text or the binary of `stage`."""
     details: dict[str, Any] = field(default_factory=dict)
     """What a launch needs, as far as it is known at `stage`: `name` of the kernel, `num_warps`, `shared` memory in
-    bytes, `global_scratch_size`, ...; from ptxas `registers` of a thread and bytes of `spills`."""
+    bytes, `global_scratch_size`, ..., how the launch encodes each descriptor (`tensordesc_meta`, which boxes.py reads); from ptxas
+    `registers` of a thread and bytes of `spills`."""
 
 
 def version() -> str:
@@ -230,6 +231,7 @@ _DETAILS = (
     "profile_scratch_align",
     "launch_pdl",
     "launch_cooperative_grid",
+    "tensordesc_meta",
     "registers",
     "spills",
 )

@@ -16,6 +16,10 @@ from ...dialects import cpu, host
 from ...dialects.tt.structure import FuncOp
 from ...targets.cpu.emit.module import emit_module
 from ...targets.cpu.jit import Library, load_text
+from ...targets.host.gpu.descriptors import is_describable
+from ...targets.triton.emit import kernel_of
+from ...targets.triton.kernels import described_arguments
+from ...targets.triton.pointer_blocks import with_pointer_blocks
 from .errors import InterpreterError
 from .tt.run import run_kernel
 
@@ -28,6 +32,21 @@ def kernel_module(op: Operation, name: str) -> ModuleOp:
     if not any(f.is_kernel for f in functions):
         raise InterpreterError(f"{op.name} @{name}: there is no kernel of a GPU of this name")
     return ModuleOp([f.clone() for f in functions])
+
+
+def launched_module(module: ModuleOp, arguments: Sequence[Any]) -> ModuleOp:
+    """What a launch runs of the kernel of a module, given its arguments (the address of a descriptor as a number or a tensor there): the
+    kernel, or what it is with addresses in the place of descriptors where a GPU could not have those."""
+    described = described_arguments(kernel_of(module))
+    values = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
+    return module if is_describable(described, values) else with_pointer_blocks(module)
+
+
+def described_tensor(operand: torch.Tensor, offset: int) -> torch.Tensor:
+    """A tensor that begins `offset` bytes behind another one: the address of a descriptor."""
+    start = operand.storage_offset() + offset // operand.element_size()
+    there = int(start * operand.element_size() < operand.untyped_storage().nbytes())
+    return torch.empty(0, dtype=operand.dtype).set_(operand.untyped_storage(), start, (there,), (1,))
 
 
 def run_user_kernel(op: Operation, arguments: Sequence[Any]) -> None:

@@ -26,7 +26,7 @@ from ...targets.cpu.jit import Library
 from ...targets.host.interpreted.python_runtime import reinterpret
 from .batch import run_batch
 from .errors import InterpreterError
-from .kernels import call_cpu_kernel, cpu_kernels, kernel_module, run_user_kernel
+from .kernels import call_cpu_kernel, cpu_kernels, described_tensor, kernel_module, launched_module, run_user_kernel
 from .nd import NdInterpreter, call_arguments, find_operator
 from .nest import AccessCounter, Memory, NestRunner, Order, poisoned
 from .tt.run import run_kernel
@@ -121,7 +121,10 @@ class LoopInterpreter(NdInterpreter):
             return
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         scalars = [v for v in values if not isinstance(v, torch.Tensor)]
-        run_kernel(kernel_module(op, name), [*tensors, *self.sizes(op.sizes.data), *scalars], self.sizes(op.grid.data))
+        arguments = [*tensors, *self.sizes(op.sizes.data), *scalars]
+        for one in op.described:
+            arguments += [described_tensor(values[one.operand], self.size(one.offset)), *self.sizes(one.sizes), *self.sizes(one.strides)]
+        run_kernel(launched_module(kernel_module(op, name), arguments), arguments, self.sizes(op.grid.data))
 
     # ---- memory
 

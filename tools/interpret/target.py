@@ -22,6 +22,7 @@ from ...targets.target import Kernels
 from ...targets.triton.emit import kernel_modules, kernel_of
 from ...targets.triton.target import GpuTarget
 from .gpu import with_memory
+from .kernels import launched_module
 from .tt.run import run_kernel
 
 
@@ -72,8 +73,8 @@ class InterpretedLauncher:
 
     def launch(self, number: int, grid: tuple[int, ...], arguments: Sequence[int | float | bool]) -> None:
         """See Launcher."""
-        module = self.kernels[number].module
         if 0 not in grid:
+            module = launched_module(self.kernels[number].module, arguments)
             memory = with_memory(list(kernel_of(module).body.block.arg_types), arguments, self._live())
             with _disable_current_modes():  # AOTAutograd watches the first call by one, which would see each step of the interpreter
                 run_kernel(module, memory, list(grid))

@@ -1,8 +1,8 @@
 """The CUDA driver as host programs use it: `libcuda`, found at run time, through ctypes.
 
     driver = cuda_driver()
-    function, threads, shared = driver.load(context, kernel, ALL)
-    driver.launch(function, (grid, 1, 1), threads, shared, stream, values)
+    loaded = driver.load(context, kernel, ALL)
+    driver.launch(loaded.function, (grid, 1, 1), loaded.threads, loaded.shared, stream, values)
 
 Native entries call the same functions by their addresses (`symbols`); loading modules and everything that goes wrong comes through here.
 Tests put another object with these methods in its place (`use_driver`)."""
@@ -14,13 +14,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ....errors import StepwellError
+from .descriptors import encode
 from .runtime_ir import ALL, EXTRA_ARGUMENTS, NOTHING
 
 if TYPE_CHECKING:  # what makes kernels is large, and programs without any do without it
+    from ...triton.boxes import Box, DescriptorArgument
     from ...triton.kernels import GpuKernel
+
+Maps = Sequence[tuple[int, bytes]]
+"""Encoded descriptors, and at which positions they stand in place of the values of a launch."""
 
 SHARED_BYTES = 48 << 10
 """Shared memory that a kernel may have without asking."""
@@ -49,6 +54,17 @@ class LaunchConfig(ctypes.Structure):
     )  # fmt: skip
 
 
+class Loaded(NamedTuple):
+    """A variant of a kernel in a context."""
+
+    function: int
+    threads: int
+    shared: int
+    """Bytes of shared memory."""
+    boxes: tuple[Box, ...] = ()
+    """How the descriptors that it takes are encoded."""
+
+
 class Driver(Protocol):
     """What launches kernels."""
 
@@ -60,15 +76,20 @@ class Driver(Protocol):
         """The context of the calling thread (0: none)."""
         ...
 
-    def load(self, context: int, kernel: GpuKernel, variant: int) -> tuple[int, int, int]:
-        """The function of a variant of a kernel in a context, its threads and its bytes of shared memory."""
+    def load(self, context: int, kernel: GpuKernel, variant: int) -> Loaded:
+        """A variant of a kernel in a context."""
+        ...
+
+    def encode(self, one: DescriptorArgument, box: Box, words: Sequence[int]) -> tuple[int, bytes]:
+        """The driver's code and the bytes of a descriptor: of its address, sizes and strides, `words`."""
         ...
 
     def launch(
-        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int], overlaps: bool = False
+        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int], overlaps: bool = False,
+        maps: Maps = (),
     ) -> int:
         """Launch a function with arguments as 64-bit patterns; the driver's code. `overlaps`: it may begin while what is before it on the
-        stream ends."""
+        stream ends. `maps` stand in place of some of the values."""
         ...
 
     def message(self, code: int) -> str:
@@ -78,7 +99,7 @@ class Driver(Protocol):
 
 _CALLS = (
     "cuInit", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuLaunchKernelEx", "cuModuleLoadData",
-    "cuModuleGetFunction", "cuFuncSetAttribute", "cuFuncSetCacheConfig", "cuGetErrorName", "cuGetErrorString",
+    "cuModuleGetFunction", "cuFuncSetAttribute", "cuFuncSetCacheConfig", "cuGetErrorName", "cuGetErrorString", "cuTensorMapEncodeTiled",
 )  # fmt: skip
 _TORCH = ("aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard", "aoti_torch_get_current_cuda_stream")
 
@@ -92,7 +113,7 @@ class CudaDriver:
         except OSError as error:
             raise LaunchError(f"the CUDA driver cannot be loaded: {error}") from error
         self._lock = threading.Lock()
-        self._loaded: dict[tuple[int, str], tuple[int, int, int]] = {}
+        self._loaded: dict[tuple[int, str], Loaded] = {}
         self._check(self._library.cuInit(0), "cuInit")
 
     def symbols(self) -> dict[str, int]:
@@ -110,20 +131,20 @@ class CudaDriver:
         self._check(self._library.cuCtxGetCurrent(ctypes.byref(found)), "cuCtxGetCurrent")
         return found.value or 0
 
-    def load(self, context: int, kernel: GpuKernel, variant: int) -> tuple[int, int, int]:
+    def load(self, context: int, kernel: GpuKernel, variant: int) -> Loaded:
         """See Driver; `context` is current."""
         binary = kernel.variant(addresses=variant != NOTHING, sizes=variant == ALL)
         key = context, binary.key
         with self._lock:
             found = self._loaded.get(key)
             if found is None:
-                found = self._loaded[key] = self._load(kernel, binary.code, binary.name), binary.threads, binary.shared
-        function, threads, shared = found
-        if shared > SHARED_BYTES:
-            place = f"shared memory of {kernel.place}"
-            self._check(self._library.cuFuncSetCacheConfig(ctypes.c_void_p(function), _CACHE_PREFER_SHARED), place)
-            self._check(self._library.cuFuncSetAttribute(ctypes.c_void_p(function), _MAX_DYNAMIC_SHARED, shared), place)
-        return function, threads, shared
+                function = self._load(kernel, binary.code, binary.name)
+                found = self._loaded[key] = Loaded(function, binary.threads, binary.shared, binary.boxes)
+        if found.shared > SHARED_BYTES:
+            function, place = ctypes.c_void_p(found.function), f"shared memory of {kernel.place}"
+            self._check(self._library.cuFuncSetCacheConfig(function, _CACHE_PREFER_SHARED), place)
+            self._check(self._library.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, found.shared), place)
+        return found
 
     def _load(self, kernel: GpuKernel, code: bytes, name: str) -> int:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -132,13 +153,21 @@ class CudaDriver:
         self._check(status, f"looking up {kernel.place}")
         return function.value or 0
 
+    def encode(self, one: DescriptorArgument, box: Box, words: Sequence[int]) -> tuple[int, bytes]:
+        """See Driver."""
+        return encode(self._library.cuTensorMapEncodeTiled, one, box, words)
+
     def launch(
-        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int], overlaps: bool = False
+        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, values: Sequence[int], overlaps: bool = False,
+        maps: Maps = (),
     ) -> int:
         """See Driver."""
         words = (ctypes.c_int64 * (len(values) + 1))(*values, 0)
         start = ctypes.addressof(words)
         places = [start + 8 * min(k, len(values)) for k in range(len(values) + EXTRA_ARGUMENTS)]
+        held = [(position, ctypes.create_string_buffer(code, len(code))) for position, code in maps]
+        for position, room in held:
+            places[position] = ctypes.addressof(room)
         params = (ctypes.c_void_p * len(places))(*places)
         attribute = LaunchAttribute(_MAY_OVERLAP, 0, (1,))
         config = LaunchConfig(tuple(grid), (threads, 1, 1), shared, stream, ctypes.pointer(attribute), int(overlaps))

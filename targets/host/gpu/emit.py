@@ -16,6 +16,7 @@ from ....dialects.expr import as_expr
 from ..checks import has_elements
 from ..description import GPU_TABLE, dtype_code
 from ..workspaces import workspace_bytes, workspace_places
+from .descriptors import site_text
 from .runtime_ir import SIZES_SHIFT, TABLE_HEAD, TABLE_WORKSPACES, VARIANT_BYTES, VARIANTS
 
 if TYPE_CHECKING:
@@ -65,8 +66,10 @@ class GpuEntry:
     def __init__(self, emitter: _Emitter, device: str, kernels: Sequence[GpuKernel]):
         self.emitter = emitter
         self.device = device
-        self.kernels = {kernel.name: (k, kernel.aligned, kernel.even) for k, kernel in enumerate(kernels)}
-        """Name -> number in the program's table, addresses and sizes that it takes for multiples of 16."""
+        self.kernels = {kernel.name: (k, kernel) for k, kernel in enumerate(kernels)}
+        """Name -> number in the program's table, and the kernel."""
+        self.sites = 0
+        """How many launches with descriptors there are."""
         self.table = ""
         self.workspaces = ""
         """The register of the address of the memory that stays; null where the stream is not the default one."""
@@ -166,17 +169,18 @@ class GpuEntry:
     def launch(self, op: host.LaunchOp) -> None:
         """Launch a kernel on the stream of the call."""
         entry = self.emitter.entry
-        number, aligned, even = self.kernels[op.kernel.string_value()]
+        number, kernel = self.kernels[op.kernel.string_value()]
         words, pointers = self._arguments(op)
         grid = [entry.size(e) for e in op.grid.data] if op.grid is not None else []
         grid += ["1"] * (3 - len(grid))
         if op.clears is not None:  # an empty grid is not launched
             grid[0] = entry.let(f"select i1 {self._has_workspaces()}, i64 0, i64 {grid[0]}")
-        addresses = self._together([pointers[k] for k in aligned if k in pointers])
-        if even:
-            low = entry.let(f"shl i64 {self._together([words[k] for k in even])}, {SIZES_SHIFT}")
+        addresses = self._together([pointers[k] for k in kernel.aligned if k in pointers])
+        if kernel.even:
+            low = entry.let(f"shl i64 {self._together([words[k] for k in kernel.even])}, {SIZES_SHIFT}")
             addresses = entry.let(f"or i64 {addresses}, {low}")
-        record = entry.scratch("i64", [*grid, str(len(words)), addresses, str(filled_operands(op)), *words])
+        site = self._site(kernel) if kernel.described else "0"
+        record = entry.scratch("i64", [*grid, str(len(words)), addresses, str(filled_operands(op)), site, *words])
         variants = entry.let(f"getelementptr i8, ptr {self.table}, i64 {TABLE_HEAD + VARIANTS * VARIANT_BYTES * number}")
         stream = entry.load(entry.let("getelementptr i8, ptr %gpu, i64 8"))
         entry.drop_lock()
@@ -203,7 +207,21 @@ class GpuEntry:
             if not _is_own(value):
                 pointers[len(memory)] = address
             memory.append(address)
-        return [*memory, *(entry.size(size) for size in op.sizes.data), *numbers], pointers
+        words = [*memory, *(entry.size(size) for size in op.sizes.data), *numbers]
+        for one in op.described:
+            place = sum(not host.is_number(value.type) for value in op.inputs[: one.operand])
+            start = memory[place]
+            if one.offset is not as_expr(0):
+                start = entry.let(f"add i64 {start}, {entry.size(one.offset)}")
+            words += [start, *(entry.size(e) for e in (*one.sizes, *one.strides))]
+        return words, pointers
+
+    def _site(self, kernel: GpuKernel) -> str:
+        """The address of what is kept of a launch's descriptors."""
+        entry, name = self.emitter.entry, f"@stepwell_descriptors{self.sites}"
+        self.sites += 1
+        entry.module.globals.append(site_text(name, kernel.described))
+        return entry.let(f"ptrtoint ptr {name} to i64")
 
     def _bits(self, value: SSAValue) -> str:
         """A number as 64 bits."""

@@ -13,11 +13,13 @@ from struct import pack
 from typing import TYPE_CHECKING, Any
 
 from ..messages import no_memory
-from .driver import Driver, LaunchError
+from .descriptors import boxes_array, is_describable, is_too_long, told, words_of
+from .driver import Driver, LaunchError, Loaded
 from .runtime_ir import (
     ADDRESSES,
     ALL,
     MISSING,
+    NO_MAP,
     NO_MEMORY,
     NOTHING,
     RECORD_HEAD,
@@ -25,6 +27,7 @@ from .runtime_ir import (
     TABLE_HEAD,
     TABLE_WORKSPACES,
     TOO_LARGE,
+    TOO_LONG,
     VARIANT_BYTES,
     VARIANTS,
 )
@@ -32,6 +35,8 @@ from .runtime_ir import (
 if TYPE_CHECKING:
     from ...triton.kernels import GpuKernel
 
+KEPT_MAPS = 256
+"""Encoded descriptors that a program without a native entry keeps."""
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 
 
@@ -45,7 +50,10 @@ class GpuLaunches:
         self.driver = driver
         self._slot = slot
         self._tables: dict[int, Any] = {}
-        self._functions: dict[tuple[int, int, int], tuple[int, int, int]] = {}
+        self._functions: dict[tuple[int, int, int], Loaded] = {}
+        self._boxes: list[Any] = []
+        """What tables point to."""
+        self._maps: dict[tuple[object, ...], bytes] = {}
         self._workspaces: dict[int, Any] = {}
         self._lock = threading.Lock()
 
@@ -74,10 +82,13 @@ class GpuLaunches:
         if code == MISSING:
             head = (ctypes.c_int64 * RECORD_HEAD).from_address(record)
             variant = _variant(head[4] & 15, (head[4] & (1 << 64) - 1) >> SIZES_SHIFT)
-            function, threads, shared = self.driver.load(state[2], kernel, variant)
-            place = (ctypes.c_int64 * 4).from_address(variants + VARIANT_BYTES * variant)
-            place[1], place[2], place[3] = threads, shared, kernel.overlaps
-            place[0] = function  # last: from then on other threads use it
+            loaded = self.driver.load(state[2], kernel, variant)
+            place = (ctypes.c_int64 * (VARIANT_BYTES // 8)).from_address(variants + VARIANT_BYTES * variant)
+            place[1], place[2], place[3] = loaded.threads, loaded.shared, kernel.overlaps
+            if loaded.boxes and not place[4]:
+                self._boxes.append(boxes_array(loaded.boxes))
+                place[4] = ctypes.addressof(self._boxes[-1])
+            place[0] = loaded.function  # last: from then on other threads use it
             code = launch(variants, record, state[1])
         if code == NO_MEMORY:
             head = (ctypes.c_int64 * RECORD_HEAD).from_address(record)
@@ -85,8 +96,9 @@ class GpuLaunches:
             empty = [str(k) for k, value in enumerate(values[:63]) if not value and head[5] >> k & 1]
             raise LaunchError(no_memory(", ".join(empty)), place=kernel.place)
         if code:
-            grid = (ctypes.c_int64 * 3).from_address(record)
-            raise self._refused(kernel, code, list(grid))
+            head = (ctypes.c_int64 * RECORD_HEAD).from_address(record)
+            values = (ctypes.c_int64 * head[3]).from_address(record + 8 * RECORD_HEAD)
+            raise self._refused(kernel, code, head[:3], values)
 
     # -- for programs in Python
 
@@ -96,19 +108,40 @@ class GpuLaunches:
         grid = (*grid, *(1 for _ in range(3 - len(grid))))
         if 0 in grid:
             return
+        values = [int.from_bytes(pack("=d", v), "little", signed=True) if isinstance(v, float) else int(v) for v in arguments]
         if any(size > limit for size, limit in zip(grid, GRID_LIMITS, strict=True)):
-            raise self._refused(kernel, TOO_LARGE, grid)
-        variant = _variant(any(int(arguments[k]) & 15 for k in kernel.aligned), any(int(arguments[k]) & 15 for k in kernel.even))
+            raise self._refused(kernel, TOO_LARGE, grid, values)
+        if is_too_long(kernel.described, values):
+            raise self._refused(kernel, TOO_LONG, grid, values)
+        odd = any(values[k] & 15 for k in kernel.aligned) or not is_describable(kernel.described, values)
+        variant = _variant(odd, any(values[k] & 15 for k in kernel.even))
         context, stream = self._here()
         key = context, number, variant
         found = self._functions.get(key)
         if found is None:
             found = self._functions[key] = self.driver.load(context, kernel, variant)
-        function, threads, shared = found
-        values = [int.from_bytes(pack("=d", v), "little", signed=True) if isinstance(v, float) else int(v) for v in arguments]
-        code = self.driver.launch(function, grid, threads, shared, stream, values, kernel.overlaps)
+        maps = self.maps(kernel, found, values, grid) if found.boxes else []
+        code = self.driver.launch(found.function, grid, found.threads, found.shared, stream, values, kernel.overlaps, maps)
         if code:
-            raise self._refused(kernel, code, grid)
+            raise self._refused(kernel, code, grid, values)
+
+    def maps(self, kernel: GpuKernel, loaded: Loaded, values: Sequence[int], grid: Sequence[int]) -> list[tuple[int, bytes]]:
+        """The encoded descriptors of a launch, and where they stand among its arguments; those of the last launches are kept. LaunchError
+        for one that the driver refuses."""
+        found: list[tuple[int, bytes]] = []
+        for one, box in zip(kernel.described, loaded.boxes, strict=True):
+            words = words_of(one, values)
+            key = one.bytes, box, words
+            known = self._maps.get(key)
+            if known is None:
+                code, known = self.driver.encode(one, box, words)
+                if code:
+                    raise self._refused(kernel, NO_MAP - code, grid, values)
+                if len(self._maps) >= KEPT_MAPS:
+                    self._maps.clear()
+                self._maps[key] = known
+            found.append((one.position, known))
+        return found
 
     def workspaces(self, bytes: int) -> int:
         """The address of so many bytes of memory that stays, zero at first; 0 where the current stream is not the default one."""
@@ -143,11 +176,17 @@ class GpuLaunches:
         """The device could not be made current."""
         return LaunchError(f"host program @{self.name} cannot use {self.device}: {self.driver.message(code)}")
 
-    def _refused(self, kernel: GpuKernel, code: int, grid: Sequence[int]) -> LaunchError:
+    def _refused(self, kernel: GpuKernel, code: int, grid: Sequence[int], values: Sequence[int]) -> LaunchError:
         size = " x ".join(map(str, grid))
         if code == TOO_LARGE:
             limits = " x ".join(map(str, GRID_LIMITS))
             return LaunchError(f"{kernel.place} has a grid of {size} programs; a GPU takes at most {limits}")
+        if code == TOO_LONG:
+            tensors = told(kernel.described, values)
+            return LaunchError(f"{kernel.place} has blocks of a tensor with more than 2147483647 elements along a dimension: {tensors}")
+        if code <= NO_MAP:
+            tensors = told(kernel.described, values)
+            return LaunchError(f"{kernel.place}: the driver takes no descriptor of {tensors}: {self.driver.message(NO_MAP - code)}")
         return LaunchError(f"{kernel.place} could not be launched on a grid of {size}: {self.driver.message(code)}")
 
 

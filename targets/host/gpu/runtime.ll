@@ -3,14 +3,16 @@
 ; - The state of a call is { ptr guard, ptr stream, ptr context }: torch's device guard and current stream, and the
 ;   driver's context.
 ; - The table of a program is { ptr context, ptr workspaces, [n x 3 variants x { ptr function, i64 threads, i64 shared,
-;   i64 overlaps }] }, one for each context that it ran in. `workspaces` is memory that stays (host.workspace), null
-;   before the first call on the default stream. `overlaps` is 1 where a launch may begin while the one before it ends.
-;   The second variant of a kernel relies neither on aligned addresses nor on sizes that are multiples of 16, the third
-;   on addresses only. Entries are filled when they are first needed.
-; - The record of a launch is { i64 x, i64 y, i64 z, i64 count, i64 addresses, i64 filled, [count x i64] values }: the
-;   grid; the addresses that the kernel believes to be multiples of 16, or'ed, with the lowest bits of the sizes of
-;   which it does so in the highest; a bit for each of the first arguments that must not be null; its arguments, each in
-;   8 bytes.
+;   i64 overlaps, ptr boxes }] }, one for each context that it ran in. `workspaces` is memory that stays
+;   (host.workspace), null before the first call on the default stream. `overlaps` is 1 where a launch may begin while
+;   the one before it ends, `boxes` says how descriptors are encoded (descriptors.ll), null for a variant without any.
+;   The second variant of a kernel relies neither on aligned addresses nor on sizes that are multiples of 16, and takes
+;   the address of a tensor in the place of its descriptor; the third relies on addresses only. Entries are filled when
+;   they are first needed.
+; - The record of a launch is { i64 x, i64 y, i64 z, i64 count, i64 addresses, i64 filled, ptr site, [count x i64]
+;   values }: the grid; the addresses that the kernel believes to be multiples of 16, or'ed, with the lowest bits of the
+;   sizes of which it does so in the highest; a bit for each of the first arguments that must not be null; what is kept
+;   of the launch's descriptors (descriptors.ll), null where it has none; its arguments, each in 8 bytes.
 
 declare i32 @aoti_torch_create_cuda_guard(i32, ptr)
 declare i32 @aoti_torch_delete_cuda_guard(ptr)
@@ -20,6 +22,8 @@ declare i64 @llvm.umin.i64(i64, i64)
 declare i32 @cuCtxSetCurrent(ptr)
 declare i32 @cuDevicePrimaryCtxRetain(ptr, i32)
 declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)
+declare i32 @stepwell_gpu_describable(ptr, ptr)
+declare i32 @stepwell_gpu_maps(ptr, ptr, ptr, ptr)
 declare i32 @torch_from_blob(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr, i32, ptr, i64, ptr, ptr)
 
 ; CUlaunchConfig: the grid, the threads, shared memory, the stream, attributes and their number.
@@ -79,7 +83,9 @@ done:
 }
 
 ; Launches a kernel, given its variants: 0, the driver's code, $MISSING where the variant has no function yet,
-; $TOO_LARGE for a grid that is too large. An empty grid launches nothing.
+; $TOO_LARGE for a grid that is too large, $TOO_LONG for a tensor that is too long to be described, $NO_MAP less the
+; driver's code for a descriptor that it refused. An empty grid launches nothing. A launch whose tensors cannot be
+; described notes that in the addresses of its record.
 define i32 @stepwell_gpu_launch(ptr %variants, ptr %record, ptr %stream) {
 entry:
   %x = load i64, ptr %record
@@ -97,9 +103,23 @@ bounds:
   %zbig = icmp ugt i64 %z, 65535
   %xybig = or i1 %xbig, %ybig
   %big = or i1 %xybig, %zbig
-  br i1 %big, label %toolarge, label %choose
-choose:
+  br i1 %big, label %toolarge, label %describe
+describe:
   %ap = getelementptr i64, ptr %record, i64 4
+  %sitep = getelementptr i64, ptr %record, i64 6
+  %site = load ptr, ptr %sitep
+  %values = getelementptr i64, ptr %record, i64 $RECORD_HEAD
+  %plain = icmp eq ptr %site, null
+  br i1 %plain, label %choose, label %ask
+ask:
+  %undescribed = call i32 @stepwell_gpu_describable(ptr %site, ptr %values)
+  switch i32 %undescribed, label %refused [ i32 0, label %choose i32 1, label %unaligned1 ]
+unaligned1:
+  %before = load i64, ptr %ap
+  %noted = or i64 %before, 1
+  store i64 %noted, ptr %ap
+  br label %choose
+choose:
   %addresses = load i64, ptr %ap
   %low = and i64 %addresses, 15
   %unaligned = icmp ne i64 %low, 0
@@ -128,7 +148,7 @@ pack:
 loop:
   %i = phi i64 [ 0, %pack ], [ %in, %store ]
   %end = icmp eq i64 %i, %all
-  br i1 %end, label %launch, label %one
+  br i1 %end, label %prepared, label %one
 one:
   %own = icmp ult i64 %i, %n
   %word = add i64 %i, $RECORD_HEAD
@@ -147,6 +167,33 @@ store:
   store ptr %p, ptr %pp
   %in = add i64 %i, 1
   br label %loop
+prepared:
+  %xp = getelementptr i64, ptr %vp, i64 4
+  %boxes = load ptr, ptr %xp
+  %pointers = icmp eq ptr %boxes, null
+  %direct = or i1 %plain, %pointers
+  br i1 %direct, label %launch, label %encode
+encode:
+  %dp = getelementptr i64, ptr %site, i64 1
+  %dn = load i64, ptr %dp
+  %maps = alloca [128 x i8], i64 %dn, align 64
+  %mcode = call i32 @stepwell_gpu_maps(ptr %site, ptr %values, ptr %boxes, ptr %maps)
+  %mbad = icmp ne i32 %mcode, 0
+  br i1 %mbad, label %nomap, label %place1
+place1:
+  %di = phi i64 [ 0, %encode ], [ %din, %placed ]
+  %dend = icmp eq i64 %di, %dn
+  br i1 %dend, label %launch, label %placed
+placed:
+  %sat = mul i64 %di, $DESCRIPTOR_STATE
+  %sfrom = add i64 %sat, $SITE_HEAD
+  %statep = getelementptr i8, ptr %site, i64 %sfrom
+  %position = load i64, ptr %statep
+  %map = getelementptr [128 x i8], ptr %maps, i64 %di
+  %mp1 = getelementptr ptr, ptr %params, i64 %position
+  store ptr %map, ptr %mp1
+  %din = add i64 %di, 1
+  br label %place1
 launch:
   %gx = trunc i64 %x to i32
   %gy = trunc i64 %y to i32
@@ -178,6 +225,11 @@ nomemory:
   ret i32 $NO_MEMORY
 toolarge:
   ret i32 $TOO_LARGE
+refused:
+  ret i32 %undescribed
+nomap:
+  %mrefused = sub i32 $NO_MAP, %mcode
+  ret i32 %mrefused
 }
 
 ; A tensor over memory of a device that somebody else owns.

@@ -9,9 +9,10 @@ from typing import Any
 
 from ....errors import StepwellError
 from ...triton.kernels import GpuKernel
-from ...triton.timer import Memory
+from ...triton.timer import Argument, Inside, Memory
+from .descriptors import is_describable, words_of
 from .driver import cuda_driver
-from .runtime_ir import ALL
+from .runtime_ir import ALL, NOTHING
 
 WARM_UP = 2
 """Launches that do not count: the first loads the kernel."""
@@ -42,14 +43,16 @@ class CudaTimer:
         """See Timer."""
         return self._torch.cuda.get_device_name(self._place)
 
-    def seconds(self, kernel: GpuKernel, grid: Sequence[int], arguments: Sequence[Memory | int | float | bool]) -> float:
+    def seconds(self, kernel: GpuKernel, grid: Sequence[int], arguments: Sequence[Argument]) -> float:
         """See Timer."""
         from torch.utils._python_dispatch import _disable_current_modes
 
         torch = self._torch
         with _disable_current_modes(), torch.no_grad(), torch.cuda.device(self._place):
             try:
-                values = [self._bits(k, one) for k, one in enumerate(arguments)]
+                values: list[int] = []
+                for k, one in enumerate(arguments):
+                    values.append(values[one.argument] + one.offset if isinstance(one, Inside) else self._bits(k, one))
                 return self._measured(kernel, (*grid, 1, 1)[:3], values)
             except (StepwellError, torch.OutOfMemoryError):
                 return float("inf")
@@ -80,7 +83,13 @@ class CudaTimer:
 
     def _measured(self, kernel: GpuKernel, grid: tuple[int, ...], values: list[int]) -> float:
         torch, driver = self._torch, cuda_driver()
-        function, threads, shared = driver.load(driver.context(), kernel, ALL)
+        loaded = driver.load(driver.context(), kernel, ALL if is_describable(kernel.described, values) else NOTHING)
+        maps: list[tuple[int, bytes]] = []
+        for one, box in zip(kernel.described, loaded.boxes, strict=bool(loaded.boxes)):
+            code, encoded = driver.encode(one, box, words_of(one, values))
+            if code:
+                return float("inf")
+            maps.append((one.position, encoded))
         stream = torch.cuda.current_stream(self._place).cuda_stream
         other = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=self._place)
         times: list[float] = []
@@ -88,7 +97,7 @@ class CudaTimer:
             other.zero_()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            if driver.launch(function, grid, threads, shared, stream, values, kernel.overlaps):
+            if driver.launch(loaded.function, grid, loaded.threads, loaded.shared, stream, values, kernel.overlaps, maps):
                 return float("inf")
             end.record()
             end.synchronize()

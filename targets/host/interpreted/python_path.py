@@ -147,6 +147,9 @@ class _Writer:
             address = f"rt.address({name}, {len(memory)})" if isinstance(value.type, host.TensorType) else name
             memory.append(address if offset is as_expr(0) else f"{address} + {to_python(offset)}")
         sizes = [to_python(size) for size in op.sizes.data]
+        for one in op.described:
+            place = sum(not host.is_number(value.type) for value in op.inputs[: one.operand])
+            numbers += [f"{memory[place]} + {to_python(one.offset)}", *(to_python(e) for e in (*one.sizes, *one.strides))]
         if (number := self.kernels.get(op.kernel.string_value())) is not None:
             grid = self.sizes(op.grid.data if op.grid is not None else ())
             if op.clears is not None:  # an empty grid is not launched

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from xdsl.ir import Attribute
 
-from ....dialects.tt.types import DESCRIPTOR_REDUCE, PADDING
+from ....dialects.tt.types import DESCRIPTOR_BYTES, DESCRIPTOR_REDUCE, PADDING, TensorDescType
 from .run import RULES, KernelError, Runner, shape_or_scalar
 from .types import dtype_of
 
@@ -58,8 +58,12 @@ class Block:
         return range(len(self.block))
 
     def at(self, offsets: Sequence[torch.Tensor]) -> Block:
-        """The same block elsewhere."""
-        return replace(self, offsets=tuple(int(o) for o in offsets))
+        """The same block of a descriptor elsewhere. KernelError where a GPU could not begin to copy."""
+        places = tuple(int(o) for o in offsets)
+        last = places[-1] * dtype_of(self.element).itemsize
+        if last % DESCRIPTOR_BYTES:
+            raise KernelError(f"a block begins at byte {last} of the last dimension, which is no multiple of {DESCRIPTOR_BYTES}")
+        return replace(self, offsets=places)
 
 
 def _ints(runner: Runner, values: Sequence[Any]) -> tuple[int, ...]:
@@ -79,14 +83,21 @@ def _advance(runner: Runner, op: Any) -> list[Block]:
 
 
 def _make_descriptor(runner: Runner, op: Any) -> list[Block]:
-    block = op.result.type.block
-    shape = block.get_shape()
-    sizes, strides = _ints(runner, op.shape), _ints(runner, op.strides)
+    padding = "zero" if op.padding is None else PADDING.keyword(op.padding)
+    return [descriptor(op.result.type, int(runner.get(op.base)), _ints(runner, op.shape), _ints(runner, op.strides), padding)]
+
+
+def descriptor(type: TensorDescType, base: int, sizes: tuple[int, ...], strides: tuple[int, ...], padding: str = "zero") -> Block:
+    """The descriptor of a tensor at an address. KernelError where a GPU cannot have it."""
+    shape, size = type.block.get_shape(), dtype_of(type.block.element_type).itemsize
     if strides[-1] != 1:
         raise KernelError(f"the last stride of a descriptor must be 1, got {strides[-1]}")
-    padding = "zero" if op.padding is None else PADDING.keyword(op.padding)
-    base = int(runner.get(op.base))
-    return [Block(base, sizes, strides, (0,) * len(shape), shape, block.element_type, padding)]
+    if base % DESCRIPTOR_BYTES:
+        raise KernelError(f"a descriptor is of a tensor at a multiple of {DESCRIPTOR_BYTES} bytes, not at {base:#x}")
+    for stride in strides[:-1]:
+        if stride * size % DESCRIPTOR_BYTES:
+            raise KernelError(f"the strides of a descriptor are multiples of {DESCRIPTOR_BYTES} bytes, {stride} of {size} bytes is none")
+    return Block(base, sizes, strides, (0,) * len(shape), shape, type.block.element_type, padding)
 
 
 def _descriptor_load(runner: Runner, op: Any) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ....dialects.tt.structure import FuncOp
-from ....dialects.tt.types import PointerType, element_of, shape_of
+from ....dialects.tt.types import PointerType, TensorDescType, element_of, ptr, shape_of
 from ....passes.manager.locations import source_location
 from ..errors import InterpreterError
 from .races import Access, Order, Races
@@ -243,11 +243,11 @@ def run_kernel(
 ) -> list[str]:
     """Run the kernel of `module` for every program of `grid` (one to three sizes); what it printed.
 
-    arguments: a CPU tensor for each pointer, which is written in place, and a number for each scalar. reachable:
-    tensors that the kernel finds by address. functions: what inline assembly and external functions that are not known
-    compute, by their text or symbol. resident: how many programs are under way at once, if they wait for each other. Raises KernelError for
-    an access outside of the tensors or in an order that nothing settles, an assert that does not hold, programs that wait for ever, and
-    what cannot be interpreted."""
+    arguments: a CPU tensor for each pointer, which is written in place, and a number for each scalar; for a descriptor a tensor of which
+    only the address counts: sizes and strides are the arguments behind it. reachable: tensors that the kernel finds by address.
+    functions: what inline assembly and external functions that are not known compute, by their text or symbol. resident: how many
+    programs are under way at once, if they wait for each other. Raises KernelError for an access outside of the tensors or in an order
+    that nothing settles, an assert that does not hold, programs that wait for ever, and what cannot be interpreted."""
     from . import ops as interpret_tt_ops  # noqa: F401  (fills RULES)
 
     kernels = [op for op in module.ops if isinstance(op, FuncOp) and op.is_kernel]
@@ -259,6 +259,9 @@ def run_kernel(
         raise KernelError(f"@{kernel.sym_name.data} takes {len(types)} arguments, got {len(arguments)}")
     memory = Memory([a for a in (*arguments, *reachable) if isinstance(a, torch.Tensor)])
     values = [_argument(a, t, i) for i, (a, t) in enumerate(zip(arguments, types, strict=True))]
+    for i, type in enumerate(types):
+        if isinstance(type, TensorDescType):
+            values[i] = _described(type, values, i)
     sizes = (*grid, 1, 1)[:3]
     printed: list[str] = []
     races = Races(_threads(kernel))
@@ -291,10 +294,23 @@ def _by_turns(runners: Iterator[Runner], memory: Memory, kernel: FuncOp, values:
     turns.run()
 
 
+def _described(type: TensorDescType, values: Sequence[torch.Tensor], index: int) -> Any:
+    """The descriptor that is an argument, by its address and the sizes and strides behind it."""
+    from .blocks import descriptor
+
+    rank = len(type.block.get_shape())
+    behind = [int(v) for v in values[index + 1 : index + 1 + 2 * rank]]
+    try:
+        return descriptor(type, int(values[index]), tuple(behind[:rank]), tuple(behind[rank:]))
+    except KernelError as error:
+        raise KernelError(f"argument {index}: {error}") from error
+
+
 def _argument(value: Any, type: Attribute, index: int) -> torch.Tensor:
-    if isinstance(type, PointerType):
+    if isinstance(type, PointerType | TensorDescType):
         if not isinstance(value, torch.Tensor):
             raise KernelError(f"argument {index} is a pointer, pass a tensor")
+        type = type if isinstance(type, PointerType) else ptr(type.block.element_type)
         wanted = dtype_of(type.pointee)
         # a complex number of 128 bits is two of 64
         if value.dtype.itemsize != wanted.itemsize and not (value.dtype == torch.complex128 and wanted == torch.int64):
