@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
@@ -13,7 +14,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from ..dialects import loop
 from ..dialects.expr import Expr, Sym, free_syms
 from ..dialects.expr.ranges import RangeEnv
-from ..dialects.host import LaunchOp
+from ..dialects.host import Descriptor, LaunchOp
 from ..dialects.mem import BufferType
 from ..dialects.nd.types import element_bytes
 from ..dialects.support.names import keep_name
@@ -30,9 +31,22 @@ _PLUMBING = frozenset((
 """Operators that say little of what a kernel computes."""
 
 
+@dataclass(frozen=True)
+class DescribedBuffer:
+    """A tensor in the memory of a buffer that a launch describes to the GPU: it begins `offset` elements behind the buffer's first one.
+    `strides` count elements, the last one is 1; sizes, strides and offset are expressions of size symbols, which the host computes."""
+
+    buffer: SSAValue
+    offset: Expr
+    sizes: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    block: tuple[int, ...]
+    """Elements of a load or store, along each dimension."""
+
+
 class Arguments:
     """What a kernel takes: the buffers of the nest (outs first), the size symbols it computes with, other captured
-    values."""
+    values, then the descriptors of buffers."""
 
     def __init__(self, nest: loop.NestOp, info: NestAccess):
         self.buffers: dict[SSAValue, None] = dict.fromkeys(nest.outs)
@@ -53,6 +67,18 @@ class Arguments:
         self.symbols = sorted(symbols, key=lambda s: s.name)
         self.derived: list[Expr] = []
         """What else is computed from sizes once for all programs, by the host."""
+        self.described: list[DescribedBuffer] = []
+        """What the launch describes to the GPU (lowering/mem_to_tt/descriptors.py); their buffers are among `buffers`."""
+
+    @property
+    def descriptors(self) -> list[Descriptor]:
+        """The descriptors that a launch passes behind everything else."""
+        places = {buffer: k for k, buffer in enumerate(self.buffers)}
+        found: list[Descriptor] = []
+        for one in self.described:
+            offset = one.offset * element_bytes(loop.element_type(one.buffer.type))
+            found.append(Descriptor(places[one.buffer], offset, one.sizes, one.strides))
+        return found
 
     @property
     def sizes(self) -> list[Expr]:
@@ -135,6 +161,8 @@ class Outliner:
         if shared is None:
             name = self.new_name([nest])
             kernel, arguments, launch = self.kernel(name, nest, self.access(nest))
+            if arguments.described:
+                launch = {**launch, "descriptors": arguments.descriptors}
             kernel.location = nest.location
             self.module.body.block.add_op(kernel)
             operands, sizes = arguments.operands(), arguments.sizes

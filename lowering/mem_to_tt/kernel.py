@@ -80,7 +80,7 @@ def lower_nest(
     hints: list[dict[str, Attribute]] = [{"tt.divisibility": int32(16)} if is_aligned(b) else {} for b in arguments.buffers]
     for size in arguments.sizes:
         hints.append({"tt.divisibility": int32(16)} if typical_value(size, typical) % 16 == 0 else {})
-    hints += [{}] * (len(types) - len(hints))
+    hints += [{}] * (len(entry.args) - len(hints))
     fill_loads(entry)
     drop_unused(entry)
     outs = set(nest.outs)

@@ -57,6 +57,11 @@ class Gpu:
         return self._capability >= 90
 
     @property
+    def copies_blocks(self) -> bool:
+        """Whether it copies blocks of a tensor that a launch describes (TMA): NVIDIA's from Hopper on."""
+        return self._capability >= 90
+
+    @property
     def multiplies_halves(self) -> bool:
         """Whether it has units for products of 16-bit numbers, bf16 among them: NVIDIA's from Ampere on, AMD's."""
         return self._capability >= 80 or not self.takes_ptx
