@@ -11,10 +11,11 @@ from ...dialects import cpu, loop
 from ...dialects.cpu.memory import _segments
 from ...dialects.cpu.types import lanes_of, ptr, vec
 from ...dialects.expr import ZERO, Add, Expr, free_dims
-from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, element_bytes
+from ...dialects.nd.types import LOW_PRECISION, element_bytes
 from ...dialects.support.create import create
 from ...passes.cost.nest_cost import is_shuffled
 from ..nest.body import without_loading
+from ..nest.combine import combine_stored
 from .builder import int_property
 from .state import State, scalar_type
 
@@ -323,7 +324,4 @@ def _combine_lanes(
 
 def combine(s: State, mode: str, old: SSAValue, new: SSAValue, dtype: Attribute) -> SSAValue:
     """What a combining store leaves: add, prod, max or min of the old and the new element."""
-    from .reductions.reductions import COMBINE
-
-    kind = {"add": "sum"}.get(mode, mode)
-    return COMBINE["u" + kind if kind in ("max", "min") and dtype in UNSIGNED else kind](s, old, new)
+    return combine_stored(s.b, mode, old, new, cpu.element_of(old.type), dtype)

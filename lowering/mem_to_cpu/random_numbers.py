@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import f32, i32, i64
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.dialects.builtin import i32, i64
+from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu.types import lanes_of, like, vec
+from ..nest.builder import NO_FLAGS
+from ..nest.random_numbers import normal, uniform
 from .memory import shuffle
 from .state import State
 
-_FAST: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
 Picks = tuple[int, int, int, int]
 """For a number's place in its block, the word that is taken."""
 OWN: Picks = (0, 1, 2, 3)
@@ -35,7 +36,7 @@ def lower_random(s: State, op: Operation) -> None:
         s.values[op.result] = _normal(s, s.get(op.offset), u, v)
         return
     (word,) = _words(s, op, seed, (OWN,))
-    s.values[op.result] = s.b.cast("extui", word, i64) if kind == "randint" else _uniform(s, word)
+    s.values[op.result] = s.b.cast("extui", word, i64) if kind == "randint" else uniform(s.b, word)
 
 
 def _words(s: State, op: loop.RandomOp, seed: SSAValue, wanted: tuple[Picks, ...]) -> list[SSAValue]:
@@ -139,30 +140,9 @@ def _each_its_own(s: State, k: SSAValue, seed: SSAValue, wanted: tuple[Picks, ..
     return found
 
 
-def _float(s: State, value: float, lanes: int) -> SSAValue:
-    return s.b.splat(s.b.constant(value, f32), lanes)
-
-
-def _uniform(s: State, word: SSAValue) -> SSAValue:
-    """The upper 24 bits as a float in [0, 1)."""
-    b = s.b
-    lanes = lanes_of(word.type)
-    upper = b.pure(arith.ShRUIOp, (word, b.splat(b.int(8, i32), lanes)), word.type)
-    number = b.cast("sitofp", upper, f32)
-    return b.pure(arith.MulfOp, (number, _float(s, 2.0**-24, lanes)), number.type, _FAST)
-
-
 def _normal(s: State, k: SSAValue, radius_word: SSAValue, angle_word: SSAValue) -> SSAValue:
-    """sqrt(-2 ln u) times cos (even k) or sin (odd k) of 2 pi v, with u in (0, 1]."""
+    """The normally distributed numbers `k` of a stream."""
     b = s.b
-    lanes = lanes_of(k.type)
-    u, v = _uniform(s, radius_word), _uniform(s, angle_word)
-    t = u.type
-    u = b.pure(arith.AddfOp, (u, _float(s, 2.0**-24, lanes)), t, _FAST)
-    log = b.pure(mlir_math.LogOp, (u,), t, _FAST)
-    radius = b.pure(mlir_math.SqrtOp, (b.pure(arith.MulfOp, (log, _float(s, -2.0, lanes)), t, _FAST),), t, _FAST)
-    angle = b.pure(arith.MulfOp, (v, _float(s, 6.283185307179586, lanes)), t, _FAST)
-    odd = b.pure(arith.AndIOp, (s.b.resize(k, i32), b.splat(b.int(1, i32), lanes)), like(k.type, i32))
-    is_odd = b.cmpi("ne", odd, b.splat(b.int(0, i32), lanes))
-    wave = b.select(is_odd, b.pure(mlir_math.SinOp, (angle,), t, _FAST), b.pure(mlir_math.CosOp, (angle,), t, _FAST))
-    return b.pure(arith.MulfOp, (radius, wave), t, _FAST)
+    u, v = uniform(b, radius_word), uniform(b, angle_word)
+    is_odd = b.cmpi("ne", b.elementwise(arith.AndIOp, (b.resize(k, i32), b.int(1, i32))), b.int(0, i32))
+    return normal(b, is_odd, u, v, lambda x: b.elementwise(mlir_math.SqrtOp, (x,), NO_FLAGS))

@@ -12,7 +12,6 @@ from xdsl.dialects.builtin import (
     Float64Type,
     FloatAttr,
     IntegerAttr,
-    IntegerType,
     StringAttr,
     TensorType,
     i1,
@@ -23,7 +22,7 @@ from xdsl.ir import SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ONE, free_dims, linear_coeff
-from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, c128
+from ...dialects.nd.types import LOW_PRECISION, c128
 from ...dialects.tt.compute import TWO_AS_THEY_ARE, BitcastOp, ElementwiseInlineAsmOp
 from ...dialects.tt.memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
 from ...dialects.tt.types import PointerType, element_of, int32, shape_of
@@ -31,7 +30,7 @@ from ...passes.analysis.nest_access import Access
 from ...passes.gpu.atomics import atomic
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type
 from ..nest.body import without_loading
-from ..nest.builder import NO_FLAGS, NO_OVERFLOW_FLAGS
+from ..nest.combine import combine_stored
 from .builder import Builder, joined
 from .pairs import load_pair, store_pair
 from .state import State
@@ -132,14 +131,6 @@ def _in_memory(s: State, value: SSAValue, dtype: Any) -> SSAValue | None:
     return s.b.constant(number, memory_type(dtype))
 
 
-_COMBINE: dict[str, tuple[type[Any], type[Any], type[Any]]] = {
-    "add": (arith.AddfOp, arith.AddiOp, arith.AddiOp),
-    "prod": (arith.MulfOp, arith.MuliOp, arith.MuliOp),
-    "max": (arith.MaximumfOp, arith.MaxSIOp, arith.MaxUIOp),
-    "min": (arith.MinimumfOp, arith.MinSIOp, arith.MinUIOp),
-}
-
-
 def lower_store(s: State, op: loop.StoreOp) -> None:
     """loop.store; what combines with elements that other iterations may write too does so atomically."""
     access = s.info.access[op]
@@ -164,11 +155,7 @@ def lower_store(s: State, op: loop.StoreOp) -> None:
 
 def combine(s: State, access: Access, a: SSAValue, b: SSAValue) -> SSAValue:
     """Two values, in the compute type, as the mode of a store has it."""
-    floats, ints, unsigned = _COMBINE[access.mode]
-    is_int = isinstance(element_of(a.type), IntegerType)
-    cls = floats if not is_int else unsigned if access.dtype in UNSIGNED else ints
-    properties = NO_OVERFLOW_FLAGS if cls in (arith.AddiOp, arith.MuliOp) else {} if is_int else NO_FLAGS
-    return s.b.elementwise(cls, (a, b), properties)
+    return combine_stored(s.b, access.mode, a, b, element_of(a.type), access.dtype)
 
 
 def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) -> None:

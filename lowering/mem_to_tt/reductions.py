@@ -20,8 +20,9 @@ from ...dialects.tt.arith import ExtUIOp, SIToFPOp
 from ...dialects.tt.compute import BitcastOp
 from ...dialects.tt.shape import ReshapeOp
 from ...dialects.tt.types import element_of, shape_of
-from ...passes.analysis.reduction_kinds import identity, unit
-from ..nest.builder import NO_FLAGS, NO_OVERFLOW_FLAGS
+from ...passes.analysis.reduction_kinds import identity, simple_op, unit
+from ..nest.builder import NO_FLAGS
+from ..nest.combine import combine
 from .body import library
 from .functions.exponentials import power_of_e
 from .joined_axes import Values, keep_axis, reduce_axis, reduce_values
@@ -34,12 +35,6 @@ Through = Callable[[], Sequence[Piece]]
 
 BESIDE = 8
 """Numbers of a thread at least that have a state each in a loop: what a thread loads at once."""
-_BITWISE = {"any": arith.OrIOp, "all": arith.AndIOp, "xor": arith.XOrIOp}
-_OF_BOOLS = {"sum": arith.OrIOp, "prod": arith.AndIOp, "max": arith.OrIOp, "min": arith.AndIOp}
-_OF_FLOATS = {
-    "sum": arith.AddfOp, "prod": arith.MulfOp, "max": arith.MaximumfOp, "min": arith.MinimumfOp,
-}  # fmt: skip
-_OF_INTS = {"sum": arith.AddiOp, "prod": arith.MuliOp, "max": arith.MaxSIOp, "min": arith.MinSIOp}
 
 
 class Accumulator:
@@ -64,15 +59,7 @@ class Accumulator:
 
     def combine(self, s: State, a: Values, b: Values) -> Values:
         """Two states as one."""
-        element = element_of(a[0].type)
-        if self.kind in _BITWISE:
-            return [s.b.elementwise(_BITWISE[self.kind], (a[0], b[0]))]
-        if element == i1:
-            return [s.b.elementwise(_OF_BOOLS[self.kind], (a[0], b[0]))]
-        if is_float(element):
-            return [s.b.elementwise(_OF_FLOATS[self.kind], (a[0], b[0]), NO_FLAGS)]
-        properties = NO_OVERFLOW_FLAGS if self.kind in ("sum", "prod") else {}
-        return [s.b.elementwise(_OF_INTS[self.kind], (a[0], b[0]), properties)]
+        return [combine(s.b, self.kind, a[0], b[0], element_of(a[0].type))]
 
     def lanes(self, s: State, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
         """The shape of the state that a loop keeps which goes through the last axis block after block, each of this shape."""
@@ -95,7 +82,7 @@ class Accumulator:
         if self.types[0] != i1:
             return reduce_axis(s, state, axis, self.combine)
         # the hardware moves words, not bits
-        op = _BITWISE.get(self.kind) or _OF_BOOLS[self.kind]
+        op = simple_op(self.kind, i1)
         wide = s.b.cast(ExtUIOp, state[0], i32)
         (found,) = reduce_axis(s, [wide], axis, lambda s, a, b: [s.b.elementwise(op, (a[0], b[0]))])
         return [s.b.cmpi("ne", found, s.b.int(0))]

@@ -56,7 +56,13 @@ _INT: dict[str, type[Operation]] = {
     "sum": arith.AddiOp, "prod": arith.MuliOp, "max": arith.MaxSIOp, "min": arith.MinSIOp, "any": arith.OrIOp, "all": arith.AndIOp,
     "xor": arith.XOrIOp,
 }  # fmt: skip
+_UNSIGNED: dict[str, type[Operation]] = {**_INT, "max": arith.MaxUIOp, "min": arith.MinUIOp}
 _BOOL: dict[str, type[Operation]] = {**_INT, "sum": arith.OrIOp, "prod": arith.AndIOp, "max": arith.OrIOp, "min": arith.AndIOp}
+
+
+def simple_op(kind: str, dtype: Attribute, is_unsigned: bool = False) -> type[Operation]:
+    """The operation on two partial results of a simple kind, which are of `dtype`."""
+    return (_FLOAT if is_float(dtype) else _BOOL if dtype == i1 else _UNSIGNED if is_unsigned else _INT)[kind]
 
 
 def combine(at: Cursor, kind: str, a: Sequence[SSAValue], b: Sequence[SSAValue]) -> list[SSAValue]:
@@ -67,8 +73,7 @@ def combine(at: Cursor, kind: str, a: Sequence[SSAValue], b: Sequence[SSAValue])
         return [m, at.emit(arith.AddiOp, (at.emit(arith.AddiOp, (a[1], b[1]), i32, **_WRAPS), k), i32, **_WRAPS)]
     if kind in ("argmax", "argmin"):
         return _better(at, kind == "argmax", a, b)
-    table = _FLOAT if is_float(dtype) else _BOOL if dtype == i1 else _INT
-    return [at.emit(table[kind], (a[0], b[0]), dtype)]
+    return [at.emit(simple_op(kind, dtype), (a[0], b[0]), dtype)]
 
 
 def _better(at: Cursor, highest: bool, a: Sequence[SSAValue], b: Sequence[SSAValue]) -> list[SSAValue]:

@@ -8,7 +8,7 @@ argmin take the first one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
@@ -19,13 +19,11 @@ from ....dialects import cpu
 from ....dialects.cpu.types import element_of, lanes_of, vec
 from ....dialects.nd.types import is_float
 from ....passes.analysis.reduction_kinds import identity, unit
+from ...nest.combine import combine
 from ..builder import cpu_kind
 from ..state import State
 
-Combine = Callable[[State, SSAValue, SSAValue], SSAValue]
-
 _CONTRACT: dict[str, Attribute] = {"fastmath": arith.FastMathFlagsAttr("none")}
-_PLAIN: dict[str, Attribute] = {}
 
 
 def number(s: State, value: float, dtype: Attribute, lanes: int = 0) -> SSAValue:
@@ -38,28 +36,10 @@ def float_op(s: State, cls: type, *operands: SSAValue) -> SSAValue:
     return s.b.pure(cls, operands, operands[0].type, _CONTRACT)
 
 
-def _by_type(floats: type, ints: type, bools: type | None = None) -> Combine:
-    def combine(s: State, a: SSAValue, b: SSAValue) -> SSAValue:
-        element = element_of(a.type)
-        if is_float(element):
-            return s.b.pure(floats, (a, b), a.type, _CONTRACT)
-        return s.b.pure(bools if element == i1 and bools is not None else ints, (a, b), a.type, _PLAIN)
+def join(s: State, kind: str, a: SSAValue, b: SSAValue) -> SSAValue:
+    """Two partial results of a simple kind as one."""
+    return combine(s.b, kind, a, b, element_of(a.type))
 
-    return combine
-
-
-COMBINE: dict[str, Combine] = {
-    "sum": _by_type(arith.AddfOp, arith.AddiOp, arith.OrIOp),
-    "prod": _by_type(arith.MulfOp, arith.MuliOp, arith.AndIOp),
-    "max": _by_type(arith.MaximumfOp, arith.MaxSIOp, arith.OrIOp),
-    "min": _by_type(arith.MinimumfOp, arith.MinSIOp, arith.AndIOp),
-    "umax": _by_type(arith.MaximumfOp, arith.MaxUIOp, arith.OrIOp),
-    "umin": _by_type(arith.MinimumfOp, arith.MinUIOp, arith.AndIOp),
-    "any": _by_type(arith.AddfOp, arith.OrIOp),
-    "all": _by_type(arith.MulfOp, arith.AndIOp),
-    "xor": _by_type(arith.AddfOp, arith.XOrIOp),
-}
-"""Simple kinds: two partial results as one."""
 
 _ACROSS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "xor": "xor"}
 _ACROSS_BOOL = {"sum": "or", "prod": "and", "max": "or", "min": "and"}
@@ -93,7 +73,7 @@ class Accumulator:
 
     def join(self, s: State, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
         """The state after one more value."""
-        return [COMBINE[self.kind](s, state[0], values[0])]
+        return [join(s, self.kind, state[0], values[0])]
 
     def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
         """Two states as one; the values of `b` came later."""

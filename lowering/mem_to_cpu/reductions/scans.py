@@ -101,7 +101,7 @@ class ScanLowering:
         s = self.s
         value = values[0]
         if kind in ("sum", "prod"):
-            return [red.COMBINE[kind](s, state[0], self._as(value, element_of(state[0].type)))]
+            return [red.join(s, kind, state[0], self._as(value, element_of(state[0].type)))]
         if kind == "logsumexp":
             return [self._log_add(state[0], value)]
         # the later of equal values, and a NaN once it is there (torch.cummax)
@@ -224,12 +224,12 @@ class ScanLowering:
         neutral = red.number(s, red.identity(kind, dtype), kept, width)
         group = min(width, GROUP if kept != dtype else 1 if is_float(dtype) else width)
         value = self._masked(value, neutral)
-        (value,) = self._prefix([value], [neutral], lambda a, b: [red.COMBINE[kind](s, a, b)], group)
+        (value,) = self._prefix([value], [neutral], lambda a, b: [red.join(s, kind, a, b)], group)
         before = [state[0]]
         for end in range(group - 1, width, group):
-            before.append(red.COMBINE[kind](s, before[-1], self._lane(value, end)))
+            before.append(red.join(s, kind, before[-1], self._lane(value, end)))
         carried = before.pop()
-        value = red.COMBINE[kind](s, self._beside(before, group), value)
+        value = red.join(s, kind, self._beside(before, group), value)
         return [self._as(value, dtype)], [carried]
 
     def _extremes(self, op: loop.ScanOp, state: list[SSAValue]) -> tuple[list[SSAValue], list[SSAValue]]:
@@ -241,8 +241,8 @@ class ScanLowering:
         width, dtype, index_type = lanes_of(value.type), element_of(value.type), self._index_type(op)
         neutral = red.number(s, red.identity(kind, dtype), dtype, width)
         value = self._masked(value, neutral)
-        (found,) = self._prefix([value], [neutral], lambda a, b: [red.COMBINE[kind](s, a, b)])
-        found = red.COMBINE[kind](s, found, s.b.splat(state[0], width))
+        (found,) = self._prefix([value], [neutral], lambda a, b: [red.join(s, kind, a, b)])
+        found = red.join(s, kind, found, s.b.splat(state[0], width))
         if is_float(dtype):
             new = red._cmpf(s, "oeq", value, found)
             new = s.b.pure(arith.OrIOp, (new, red._cmpf(s, "uno", value, value)), new.type)
@@ -250,7 +250,7 @@ class ScanLowering:
             new = s.b.cmpi("eq", value, found)
         before = s.b.splat(state[1], width)
         place = s.b.select(new, s.b.splat(s.integer(s.expr(last.operands[1]), index_type), width), before)
-        (place,) = self._prefix([place], [before], lambda a, b: [red.COMBINE["max"](s, a, b)])
+        (place,) = self._prefix([place], [before], lambda a, b: [red.join(s, "max", a, b)])
         wide = red.convert(s, place, scalar_type(last.operands[1].type))
         return [found, wide], self._last([found, place])
 

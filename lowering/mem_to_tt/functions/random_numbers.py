@@ -6,15 +6,14 @@ Number k of a stream is word k mod 4 of block k div 4; `randn` takes a pair of w
 from __future__ import annotations
 
 from xdsl.dialects import arith
-from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import IntegerAttr, f32, i32, i64
+from xdsl.dialects.builtin import IntegerAttr, i32, i64
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
 from ....dialects.tt import arith as tt_arith
 from ....dialects.tt.compute import MulhiUIOp, PreciseSqrtOp
 from ....dialects.tt.types import shape_of
-from ...nest.builder import NO_FLAGS
+from ...nest.random_numbers import normal, uniform
 from ..state import State
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -32,11 +31,11 @@ def lower_random(s: State, op: Operation) -> None:
     odd, upper = _bit(s, low, 0), _bit(s, low, 1)
     kind = op.kind.data
     if kind == "randn":
-        u, v = (_uniform(s, b.select(upper, words[n + 2], words[n])) for n in (0, 1))
-        s.values[op.result] = _normal(s, odd, u, v)
+        u, v = (uniform(b, b.select(upper, words[n + 2], words[n])) for n in (0, 1))
+        s.values[op.result] = normal(b, odd, u, v, lambda x: b.elementwise(PreciseSqrtOp, (x,)))
         return
     word = b.select(upper, b.select(odd, words[3], words[2]), b.select(odd, words[1], words[0]))
-    s.values[op.result] = b.cast(tt_arith.ExtUIOp, word, i64) if kind == "randint" else _uniform(s, word)
+    s.values[op.result] = b.cast(tt_arith.ExtUIOp, word, i64) if kind == "randint" else uniform(b, word)
 
 
 def _position(s: State, offset: SSAValue) -> tuple[SSAValue, SSAValue]:
@@ -94,21 +93,3 @@ def _philox(s: State, seed: SSAValue, block: SSAValue) -> list[SSAValue]:
         ]
         key = [b.add(k, b.int(w)) for k, w in zip(key, _WEYL, strict=True)]
     return words
-
-
-def _uniform(s: State, word: SSAValue) -> SSAValue:
-    """The upper 24 bits as a float in [0, 1)."""
-    b = s.b
-    number = b.cast(tt_arith.SIToFPOp, b.elementwise(arith.ShRUIOp, (word, b.int(8))), f32)
-    return b.elementwise(arith.MulfOp, (number, b.constant(2.0**-24, f32)), NO_FLAGS)
-
-
-def _normal(s: State, odd: SSAValue, u: SSAValue, v: SSAValue) -> SSAValue:
-    """sqrt(-2 ln u) times cos (even k) or sin (odd k) of 2 pi v, with u in (0, 1]."""
-    b = s.b
-    u = b.elementwise(arith.AddfOp, (u, b.constant(2.0**-24, f32)), NO_FLAGS)
-    log = b.elementwise(mlir_math.LogOp, (u,), NO_FLAGS)
-    radius = b.elementwise(PreciseSqrtOp, (b.elementwise(arith.MulfOp, (log, b.constant(-2.0, f32)), NO_FLAGS),))
-    angle = b.elementwise(arith.MulfOp, (v, b.constant(6.283185307179586, f32)), NO_FLAGS)
-    wave = b.select(odd, b.elementwise(mlir_math.SinOp, (angle,), NO_FLAGS), b.elementwise(mlir_math.CosOp, (angle,), NO_FLAGS))
-    return b.elementwise(arith.MulfOp, (radius, wave), NO_FLAGS)
