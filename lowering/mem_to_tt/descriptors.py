@@ -7,9 +7,9 @@ a block has outside of the sizes reads as 0, and is not stored. Coordinates coun
 block begins at a multiple of 16 bytes.
 
 Whether a GPU can have the descriptor depends on addresses and sizes, so that each launch looks (targets/host/gpu): the first element lies
-at a multiple of 16 bytes, and so do the steps of all dimensions but the last, and no size is 0. A launch for which that does not hold
-takes the variant of the kernel whose blocks are loads and stores of elements (targets/triton/pointer_blocks.py). What it is known
-never to hold for is not worth a descriptor: `may_describe`."""
+at a multiple of 16 bytes, the steps of all dimensions but the last are such multiples, too, and no step or size is 0. A launch for which
+that does not hold takes the variant of the kernel whose blocks are loads and stores of elements (targets/triton/pointer_blocks.py). What
+it is known never to hold for is not worth a descriptor: `may_describe`."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ def may_describe(
     except VerifyException:
         return False
     step = 8 * DESCRIPTOR_BYTES // bits_of(element)
-    steps = [typical_value(e, typical) for e in (wanted.offset, *wanted.strides[:-1])]
-    return gpu.copies_blocks and all(n >= 0 and n % step == 0 for n in steps) and all(typical_value(e, typical) > 0 for e in wanted.sizes)
+    strides, extents = ([typical_value(e, typical) for e in part] for part in (wanted.strides[:-1], wanted.sizes))
+    fits = typical_value(wanted.offset, typical) % step == 0 and all(n > 0 and n % step == 0 for n in strides)
+    return gpu.copies_blocks and fits and all(n > 0 for n in extents) and len(block) == len(extents)
 
 
 def describe(
@@ -74,6 +75,7 @@ def describe(
         before = arguments.described[: arguments.described.index(wanted)]
         return entry.args[_first(arguments) + sum(1 + 2 * len(d.sizes) for d in before)]
     assert buffer in arguments.buffers, "a kernel has descriptors of its own buffers"
+    assert len(wanted.block) == len(one.sizes), "a block has the dimensions of its tensor"
     element = memory_type(loop.element_type(buffer.type))
     rank = len(one.sizes)
     arguments.described.append(wanted)
