@@ -17,7 +17,8 @@ from xdsl.ir import SSAValue
 from ...dialects import cpu, loop
 from ...dialects.cpu.types import lanes_of, vec
 from ...dialects.expr import ZERO, Expr, Range, as_expr, free_dims, linear_coeff, prove_ge0
-from ...passes.analysis.nest_access import Access, Loop, allocation
+from ...passes.analysis.dependences import memory_of
+from ...passes.analysis.nest_access import Access, Loop
 from ...passes.cost.nest_cost import TILE_SIDE as SIDE
 from ...passes.cost.nest_cost import Cost
 from .body import lower_block
@@ -123,8 +124,8 @@ def _whole(size: Expr | int) -> bool:
 
 
 def _reads_what_it_writes(accesses: Sequence[Access]) -> bool:
-    written = {allocation(a.buffer) for a in accesses if a.is_store}
-    return any(allocation(a.buffer) in written for a in accesses if not a.is_store)
+    written = {memory_of(a.buffer) for a in accesses if a.is_store}
+    return any(memory_of(a.buffer) in written for a in accesses if not a.is_store)
 
 
 class _Tile:

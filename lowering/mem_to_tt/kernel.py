@@ -25,9 +25,9 @@ from ...dialects.support.names import name_indices
 from ...dialects.tt.arith import SIToFPOp
 from ...dialects.tt.structure import AssertOp, FuncOp, GetProgramIdOp, ReturnOp
 from ...dialects.tt.types import int32, ptr
+from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Access, Loop, NestAccess, Node
 from ...passes.cost.machine.gpu import Gpu
-from ...passes.gpu.nest_merge import memory_of
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type, scalar_type
 from ...passes.gpu.shared_rows import part_of, words_of
 from ...passes.gpu.tiles.rules import CROSSED_PIECES, UNROLL, fits_i32, has_effect, is_crossed, most_trips, padded_trips, run_length

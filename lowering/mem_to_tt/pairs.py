@@ -22,8 +22,8 @@ from ...dialects.nd.types import c128
 from ...dialects.tt.memory import LoadOp, StoreOp
 from ...dialects.tt.shape import JoinOp, ReshapeOp, SplitOp, TransOp
 from ...dialects.tt.types import element_of, shape_of, tensor
+from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Access, Loop
-from ...passes.gpu.nest_merge import memory_of
 from ...passes.gpu.tiles.rules import I32_MAX
 from .builder import joined
 from .state import State

@@ -25,9 +25,9 @@ from ...dialects.tt.arith import ExtUIOp
 from ...dialects.tt.shape import ExpandDimsOp, MakeRangeOp
 from ...dialects.tt.structure import AssertOp
 from ...dialects.tt.types import int32, shape_of, tensor
+from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Access, Loop, NestAccess
 from ...passes.cost.machine.gpu import Gpu
-from ...passes.gpu.nest_merge import memory_of
 from ...passes.gpu.nest_types import scalar_type
 from ...passes.gpu.tiles.gathers import index_loops
 from ..nest.indices import Indices

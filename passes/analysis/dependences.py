@@ -31,6 +31,13 @@ class Dependence:
     buffer: SSAValue
 
 
+def memory_of(buffer: SSAValue) -> SSAValue:
+    """The buffer that a buffer is a view of."""
+    while isinstance(buffer.owner, mem.ViewOp):
+        buffer = buffer.owner.input
+    return buffer
+
+
 def alias_roots(func: FuncOp) -> dict[SSAValue, SSAValue]:
     """The root of the alias set of each buffer that is not a root itself."""
     found: dict[SSAValue, SSAValue] = {}

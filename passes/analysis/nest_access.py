@@ -15,7 +15,7 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType, i1
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from ...dialects import loop, mem
+from ...dialects import loop
 from ...dialects.expr import (
     ONE,
     ZERO,
@@ -96,13 +96,6 @@ class Node:
     def all_accesses(self) -> Iterator[Access]:
         for node in self.walk():
             yield from node.accesses
-
-
-def allocation(buffer: SSAValue) -> SSAValue:
-    """The buffer that one is a view of."""
-    while isinstance(buffer.owner, mem.ViewOp):
-        buffer = buffer.owner.operands[0]
-    return buffer
 
 
 def buffer_strides(t: Attribute) -> tuple[Expr, ...]:

@@ -13,7 +13,8 @@ from xdsl.ir import Block, Operation
 
 from ...dialects import loop
 from ...dialects.expr import Expr, free_dims, linear_coeff, prove_ge0
-from .nest_access import Access, NestAccess, allocation
+from .dependences import memory_of
+from .nest_access import Access, NestAccess
 
 MOST = 16
 """Stores of a group at most: each is a value that is alive until the last one is known."""
@@ -81,7 +82,7 @@ def _together(info: NestAccess, block: Block, members: tuple[Access, ...], reach
         access = info.access.get(op)
         if op.regions:
             return None
-        if access is None or access in members or allocation(access.buffer) is not allocation(first.buffer):
+        if access is None or access in members or memory_of(access.buffer) is not memory_of(first.buffer):
             continue
         if not access.is_store or access.buffer is not first.buffer or not _apart(info, access.offset, first.offset, reach):
             return None

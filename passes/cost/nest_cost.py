@@ -12,8 +12,10 @@ from xdsl.ir import Block, Operation, SSAValue
 from ...dialects import loop
 from ...dialects.expr import ZERO, Dim, Expr, evaluate, free_dims, free_syms, linear_coeff
 from ...dialects.nd.types import element_bytes
+from ..analysis.accesses.varying import Varying
 from ..analysis.bent_access import bend
-from ..analysis.nest_access import Access, Loop, NestAccess, Node, allocation
+from ..analysis.dependences import memory_of
+from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.store_groups import shuffles, store_groups
 from .machine.cpu import SERVER, WAYS
 
@@ -94,7 +96,7 @@ class Cost:
     def __init__(self, info: NestAccess, hints: Mapping[Expr, int]):
         self.info = info
         self.hints = hints
-        self.varying: dict[Expr, frozenset[Expr]] = {}
+        self.varying = Varying(info)
         self.written = {a.buffer for a in info.root.all_accesses() if a.is_store}
         self._groups: dict[tuple[Block, Expr], Mapping[Operation, object]] = {}
         self._weights: dict[Node, tuple[int, int]] = {}
@@ -114,35 +116,7 @@ class Cost:
 
     def roots(self, e: Expr) -> frozenset[Expr]:
         """The loop dimensions that `e` depends on, through loaded indices too."""
-        found: set[Expr] = set()
-        for d in free_dims(e):
-            value = self.info.opaque.get(d)
-            if value is None:
-                found.add(d)
-            else:
-                if d not in self.varying:
-                    self.varying[d] = self._value_roots(value)
-                found |= self.varying[d]
-        return frozenset(found)
-
-    def _value_roots(self, value: SSAValue) -> frozenset[Expr]:
-        """The loop dimensions that a computed value depends on."""
-        found: set[Expr] = set()
-        worklist, seen = [value], set()
-        while worklist:
-            v = worklist.pop()
-            if v in seen:
-                continue
-            seen.add(v)
-            access = self.info.access.get(v.owner) if isinstance(v.owner, Operation) else None
-            if access is not None:
-                found |= self.roots(access.offset)
-            e = self.info.exprs.get(v)
-            if e is not None and e not in self.info.opaque:
-                found |= self.roots(e)
-            elif isinstance(v.owner, Operation):
-                worklist += v.owner.operands
-        return frozenset(found)
+        return self.varying.of(e)
 
     def access(self, access: Access, lanes_dim: Expr, width: int, mode_serial: bool) -> float:
         """Cost for each lane-element of one access when `lanes_dim` runs along the lanes; a unit is an op on 16 lanes
@@ -280,10 +254,10 @@ class Cost:
         """Whether a loop whose iterations run in order may run along the lanes: lanes that combine into one element do so one after the
         other, those that overwrite one too; what is loaded must not have been stored in the loop."""
         stores = [a for a in node.all_accesses() if a.is_store]
-        memory = {allocation(a.buffer) for a in stores}
+        memory = {memory_of(a.buffer) for a in stores}
         if one is not node.loops[-1] or len(memory) != len(stores):
             return False
-        if any(not a.is_store and allocation(a.buffer) in memory for a in self.info.root.all_accesses()):
+        if any(not a.is_store and memory_of(a.buffer) in memory for a in self.info.root.all_accesses()):
             return False
         return not node.children or all(a.mode != "set" for a in stores)
 

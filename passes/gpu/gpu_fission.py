@@ -22,6 +22,7 @@ from xdsl.ir import Operation, SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import Expr
 from ...dialects.expr.ranges import RangeEnv
+from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
@@ -32,7 +33,6 @@ from ..loop.transform.loop_rewrite import add_out, clone_into
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass
 from ..mem.mem_split_scalars import drop_unused, has_buffer, is_plain, load_value, reads_own, slice_of, store_values
-from .nest_merge import memory_of
 from .short_runs import RUN, shortest_run
 from .tiles import rules as config
 from .tiles.candidates import GPU

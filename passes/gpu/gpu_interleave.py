@@ -22,6 +22,7 @@ from ...dialects.expr import Expr, IndexMap, const, dim, dims_subs, linear_coeff
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd.base import ExprsAttr
 from ...dialects.nd.types import c128
+from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
@@ -30,7 +31,6 @@ from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import INDEX, index_op, needed_by
 from ..manager.pass_manager import Pass
 from .gpu_split_rows import only_where
-from .nest_merge import memory_of
 from .tiles.candidates import GPU
 from .tiles.tile import SHORT_LOOP
 

@@ -21,6 +21,7 @@ from ...dialects.expr import Expr, const, dim, exact_quotient, linear_coeff
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd.base import ExprsAttr
 from ...dialects.nd.types import c128
+from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
@@ -28,7 +29,6 @@ from ..analysis.schedule_attrs import schedule_table
 from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
 from ..manager.pass_manager import Pass
-from .nest_merge import memory_of
 from .tiles.candidates import GPU
 
 FEWEST = 16

@@ -27,6 +27,7 @@ from ...dialects import loop, mem
 from ...dialects.expr import ZERO, Expr, IndexMap, as_expr, ceildiv, dim, free_dims, maximum, product
 from ...dialects.expr.ranges import RangeEnv, simplify
 from ...dialects.nd.types import is_float
+from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.reduction_kinds import Cursor, combine, identity, unscaled
 from ..analysis.schedule_attrs import schedule_table
@@ -38,7 +39,6 @@ from ..manager.pass_manager import Pass
 from .gpu_fission import BANDWIDTH, GAIN, LAUNCH_NS
 from .gpu_split_reduction import FEWEST_PARTS, LONG, programs_of
 from .gpu_split_rows import only_where
-from .nest_merge import memory_of
 from .tiles.candidates import GPU
 from .tiles.rules import UNROLL, choose, column_loop
 from .tiles.tile import Sizes, bytes_moved, power_of_two

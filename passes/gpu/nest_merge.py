@@ -13,6 +13,7 @@ from xdsl.ir import SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import Dim
 from ...dialects.expr.ranges import RangeEnv
+from ..analysis.dependences import memory_of
 from ..analysis.reduction_kinds import Cursor
 from ..loop.transform.loop_rewrite import clone_into
 from ..loop.transform.nest_transform import label_of
@@ -118,13 +119,6 @@ def _plain_indices(op: loop.LoadOp | loop.StoreOp, nest: loop.NestOp) -> list[in
             return None
         found.append(number[operands[e.index]])
     return found
-
-
-def memory_of(buffer: SSAValue) -> SSAValue:
-    """The buffer that a buffer is a view of."""
-    while isinstance(buffer.owner, mem.ViewOp):
-        buffer = buffer.owner.input
-    return buffer
 
 
 def replace_nests(made: loop.NestOp, first: loop.NestOp, second: loop.NestOp) -> None:

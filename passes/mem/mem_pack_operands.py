@@ -23,7 +23,7 @@ from ...dialects import loop, mem
 from ...dialects.expr import ONE, Expr, IndexMap, free_dims
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd import symbol_ranges
-from ..analysis.nest_access import allocation
+from ..analysis.dependences import memory_of
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.symbols import symbol_hints
 from ..cost.cost_model import nest_cost
@@ -101,12 +101,12 @@ class _Reads:
 
 def _reads_across(nest: loop.NestOp) -> list[_Reads]:
     """The reads of a nest that go across the rows of a buffer that the nest does not write."""
-    written = {allocation(out) for out in nest.outs}
+    written = {memory_of(out) for out in nest.outs}
     found: dict[object, _Reads] = {}
     for load, depth in _inner_loads(nest, 0):
         if depth == 0 or load.masked is not None or isinstance(load.source.owner, Block) and load.source in nest.out_args:
             continue
-        if isinstance(load.source.owner, loop.LocalOp) or allocation(load.source) in written or not _is_across(load):
+        if isinstance(load.source.owner, loop.LocalOp) or memory_of(load.source) in written or not _is_across(load):
             continue
         loops = _loops(load, nest)
         if loops is None:

@@ -22,7 +22,8 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import IndexMap
-from ..analysis.nest_access import NestAccess, allocation
+from ..analysis.dependences import memory_of
+from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.op_costs import op_cost
 from ..analysis.schedule_attrs import schedule_table
@@ -172,8 +173,8 @@ def slice_of(values: Iterable[SSAValue], block: Block) -> set[Operation]:
 
 def reads_own(op: Operation, nest: loop.NestOp) -> bool:
     """Whether an op loads what the nest itself stores."""
-    written = {*nest.out_args, *(allocation(out) for out in nest.outs)}
-    return isinstance(op, loop.LoadOp) and (op.source in written or allocation(op.source) in written)
+    written = {*nest.out_args, *(memory_of(out) for out in nest.outs)}
+    return isinstance(op, loop.LoadOp) and (op.source in written or memory_of(op.source) in written)
 
 
 def _before(nest: loop.NestOp) -> _Part | None:

@@ -24,7 +24,8 @@ from xdsl.ir import Block, Operation, SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import IndexMap
 from ...dialects.nd.types import element_bytes
-from ..analysis.nest_access import NestAccess, allocation
+from ..analysis.dependences import memory_of
+from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.schedule_attrs import schedule_table
 from ..analysis.symbols import symbol_facts
@@ -123,12 +124,12 @@ def _row(outer: loop.ForOp, inner: loop.LoopLike) -> _Row | None:
     """The row of one inner loop; None where it computes no function from its own index alone."""
     if not any(is_function(op) for op in inner.block.ops):
         return None
-    stored = {allocation(o.target) for o in loop.walk_bodies(outer) if isinstance(o, loop.StoreOp)}
+    stored = {memory_of(o.target) for o in loop.walk_bodies(outer) if isinstance(o, loop.StoreOp)}
     own: set[SSAValue] = set(inner.indices)
     dear: set[SSAValue] = set()
     ops: list[Operation] = []
     for op in inner.block.ops:
-        if not is_plain(op) or isinstance(op, loop.LoadOp) and allocation(op.source) in stored:
+        if not is_plain(op) or isinstance(op, loop.LoadOp) and memory_of(op.source) in stored:
             continue
         if all(v in own or not _is_in(v, outer) for v in op.operands):
             own.add(op.results[0])

@@ -24,7 +24,8 @@ from ...dialects.expr import Add, Expr, IndexMap, as_expr, dims_subs
 from ...dialects.expr.ranges import RangeEnv, range_of
 from ...dialects.expr.syntax import IndexMapAttr
 from ...dialects.nd.types import element_bytes
-from ..analysis.nest_access import NestAccess, allocation
+from ..analysis.dependences import memory_of
+from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.symbols import symbol_facts
 from ..manager.pass_manager import Pass
@@ -121,10 +122,10 @@ def _reaches(nest: loop.NestOp, symbols: RangeEnv, buffers: Container[SSAValue])
     accesses: dict[SSAValue, list[loop.LoadOp | loop.StoreOp]] = {}
     for access in info.access.values():
         accesses.setdefault(access.buffer, []).append(access.op)
-    memories = [allocation(b) for b in dict.fromkeys((*nest.outs, *accesses))]
+    memories = [memory_of(b) for b in dict.fromkeys((*nest.outs, *accesses))]
     found: list[Reach] = []
     for buffer, ops in accesses.items():
-        if buffer not in buffers or buffer in info.local or memories.count(allocation(buffer)) != 1:
+        if buffer not in buffers or buffer in info.local or memories.count(memory_of(buffer)) != 1:
             continue
         one = _reach(nest, buffer, ops, info)
         if one is not None:

@@ -12,8 +12,9 @@ from xdsl.dialects.builtin import IntegerType, bf16, f16, f32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Expr, free_dims
+from ....dialects.expr import free_dims
 from ....dialects.support.float8 import FLOAT8, f8e8m0fnu
+from ...analysis.accesses.varying import Varying
 from ...analysis.nest_access import Loop, NestAccess, Node
 
 HALVES = frozenset((bf16, f16))
@@ -57,9 +58,9 @@ def _factors(info: NestAccess, value: SSAValue) -> Factors | None:
     if not isinstance(times, arith.MulfOp) or times.result.type != f32 or times.properties.get("fastmath") != loop.CONTRACTED:
         return None
     types = _exact_types(times.lhs) & _exact_types(times.rhs)
-    left, right = (_varies_along(info, x) for x in (times.lhs, times.rhs))
-    if not types or left is None or right is None:
+    if not types or not _is_straight(info, times.lhs) or not _is_straight(info, times.rhs):
         return None
+    left, right = map(Varying(info).of_value, times.operands)
     rows = [one for one in info.root.loops if one.dim in left and one.dim not in right]
     columns = [one for one in info.root.loops if one.dim in right and one.dim not in left]
     if len(rows) != 1 or len(columns) != 1:
@@ -83,33 +84,22 @@ def _exact_for(kind: Attribute) -> frozenset[Attribute]:
     return HALVES if kind in FLOAT8 and kind != f8e8m0fnu else HALVES & {kind}
 
 
-def _varies_along(info: NestAccess, value: SSAValue) -> set[Expr] | None:
-    """The dimensions that a value depends on; None where that is not known."""
-    found: set[Expr] = set()
+def _is_straight(info: NestAccess, value: SSAValue) -> bool:
+    """Whether a value is computed from loads and indices alone: no loop of the body and no scalar from outside is behind it."""
     seen: set[SSAValue] = set()
     worklist = [value]
-
-    def depends(e: Expr) -> None:
-        for d in free_dims(e):
-            if d in info.opaque:
-                worklist.append(info.opaque[d])  # pyright: ignore[reportArgumentType]
-            else:
-                found.add(d)
-
     while worklist:
         one = worklist.pop()
         if one in seen:
             continue
         seen.add(one)
-        if one in info.exprs and info.exprs[one] not in info.opaque:
-            depends(info.exprs[one])
-            continue
-        op = one.owner
-        if not isinstance(op, Operation) or op.regions:
-            return None
-        if isinstance(op, loop.LoadOp):
-            depends(info.access[op].offset)
-            worklist += [v for v in (op.mask, op.other) if v is not None]
+        e, op = info.exprs.get(one), one.owner
+        if e is not None and e not in info.opaque:
+            worklist += [info.opaque[d] for d in free_dims(e) if d in info.opaque]
+        elif not isinstance(op, Operation) or op.regions:
+            return False
+        elif isinstance(op, loop.LoadOp):
+            worklist += [v for v in (*op.index_operands, op.mask, op.other) if v is not None]
         else:
             worklist += op.operands
-    return found
+    return True

@@ -19,9 +19,9 @@ from ....dialects import loop
 from ....dialects.expr import ONE, ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, exact_quotient, free_dims, linear_coeff, product
 from ....dialects.expr.ranges import range_of
 from ....dialects.nd.types import element_bytes
+from ...analysis.dependences import memory_of
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...cost.machine.gpu import MACHINES, Gpu
-from ..nest_merge import memory_of
 from .gathers import index_loops
 from .product_tiles import product_tile
 from .tile import FILLED, IN_WINDOW, MAX_WARPS, SHORT_LOOP, TILE, Sizes, Tile, bytes_moved, power_of_two, warps_for

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from ....dialects.expr import ONE, ZERO, Expr, free_dims, linear_coeff
 from ....dialects.nd.types import element_bytes
+from ...analysis.dependences import memory_of
 from ...analysis.nest_access import Loop, NestAccess
-from ..nest_merge import memory_of
 from .gathers import index_loops
 from .tile import FILLED, IN_WINDOW, SHORT_LOOP, TILE, Sizes, Tile, bytes_moved, power_of_two, warps_for
 

@@ -294,3 +294,26 @@ def test_arithmetic_that_leaves_its_type():
     g = lambda x: (torch.arange(50, dtype=torch.int32) * 100_000_000 + 5) + x  # noqa: E731
     assert torch.equal(torch.compile(f, backend="stepwell")(torch.arange(50)), f(torch.arange(50)))
     assert torch.equal(torch.compile(g, backend="stepwell")(torch.arange(50, dtype=torch.int32)), g(torch.arange(50, dtype=torch.int32)))
+
+
+def test_threads_do_not_share_iterations_that_meet_at_what_a_reduction_finds(nests):
+    n = 2048
+    x, o = buffer(n, n), buffer(2 * n)
+    run = nests(f"""
+    func.func @forward(%x : {x}, %o : {o}) {{
+      loop.nest (%i = {n}) outs(%oo = %o : {o}) {{
+        %best, %place = loop.reduce (%n = {n}) argmax {{
+          %one = loop.load %x[%n, %i] : {x} -> f32
+          %number = loop.index %n : i64
+          loop.yield %one, %number : f32, i64
+        }} -> f32, i64
+        %b = loop.bound %place, {n} "index out of range" : i64
+        loop.store %best, %oo[%b + %i] add : f32, {o}
+      }}
+      func.return
+    }}""")
+    assert "cpu.parallel" not in run.text
+    xs, os = torch.eye(n).flip(0), torch.zeros(2 * n)
+    run(xs, os)
+    assert os[n - 1] == n
+    assert os.sum() == n
