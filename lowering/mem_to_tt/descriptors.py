@@ -14,20 +14,33 @@ it is known never to hold for is not worth a descriptor: `may_describe`."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import TYPE_CHECKING
 
-from xdsl.dialects.builtin import i32, i64
+from xdsl.dialects.builtin import DenseArrayBase, i32, i64
 from xdsl.ir import Block, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from ...dialects import loop
-from ...dialects.expr import Expr
+from ...dialects.expr import ONE, ZERO, Expr, as_expr, exact_quotient, free_dims, linear_coeff
 from ...dialects.host import Descriptor
+from ...dialects.mem import BufferType
+from ...dialects.nd.types import element_bytes
 from ...dialects.support.names import keep_name
-from ...dialects.tt.types import DESCRIPTOR_BYTES, TensorDescType, bits_of, check_sizes, tensor
+from ...dialects.tt.blocks import DescriptorLoadOp, DescriptorStoreOp
+from ...dialects.tt.shape import ReshapeOp, SplitOp, TransOp
+from ...dialects.tt.types import DESCRIPTOR_BYTES, TensorDescType, bits_of, check_sizes, element_of, shape_of, tensor
+from ...passes.analysis.nest_access import Access, Loop
 from ...passes.cost.machine import Gpu
+from ...passes.gpu.nest_merge import memory_of
 from ...passes.gpu.nest_types import memory_type
 from ..outline import Arguments, DescribedBuffer
 from .derived_sizes import typical_value
+from .state import State
+
+if TYPE_CHECKING:
+    from .kernel import NestLowering
 
 
 def may_describe(
@@ -84,6 +97,106 @@ def describe(
     for kind in [i32] * rank + [i64] * rank:
         entry.insert_arg(kind, len(entry.args))
     return made
+
+
+@dataclass(frozen=True)
+class BlockAccess:
+    """An access of a tile as one block of a tensor: its dimensions (loops outside of the tile, of which a block has one iteration, then the
+    two axes of the tile), where the block begins along each, and where the tensor begins in the buffer."""
+
+    sizes: list[Expr]
+    strides: list[Expr]
+    block: list[int]
+    starts: list[SSAValue]
+    offset: Expr
+
+    @staticmethod
+    def of(s: State, access: Access, loops: Sequence[Loop]) -> BlockAccess | None:
+        """The block of an access that varies along both axes of the tile, and is contiguous along the last; None for another."""
+        offset = s.fix(access.offset)
+        along = {ls[-1].dim: axis for axis, (_, _, ls) in s.blocks.items() if ls[-1].dim in s.halves}
+        known = free_dims(offset)
+        dims = [one.dim for one in loops if one.dim in known and one.dim not in along]
+        dims += [d for d in sorted(along, key=lambda d: along[d]) if d in known]
+        steps = [linear_coeff(offset, d) for d in dims]
+        if s.rank != 2 or len(known & along.keys()) != 2 or known != set(dims) or steps[-1] is not ONE:
+            return None
+        if any(step is None or free_dims(step) for step in steps) or any(shape_of(s.number(d).type) for d in dims[:-2]):
+            return None
+        size = {one.dim: one.size for one in loops}
+        starts = [s.halves[d][0] if d in along else s.number(d) for d in dims]
+        block = [s.axes[along[d]].block if d in along else 1 for d in dims]
+        return BlockAccess(
+            [size[d] for d in dims], [step for step in steps if step is not None], block, starts, offset.subs(dict.fromkeys(dims, ZERO))
+        )
+
+
+def _descriptor(kernel: NestLowering, access: Access, at: BlockAccess) -> SSAValue | None:
+    """The descriptor of the tensor in which an access reads or writes blocks; None where there is none."""
+    where = at.sizes, at.strides, at.block
+    if not is_aligned(access.buffer) or not may_describe(kernel.s.gpu, access.buffer, *where, kernel.typical, at.offset):
+        return None
+    return describe(kernel.entry, kernel.arguments, access.buffer, *where, at.offset)
+
+
+def load_block(kernel: NestLowering, s: State, access: Access, loops: Sequence[Loop]) -> SSAValue | None:
+    """What an access reads, as it lies in memory, copied as a block; None where it cannot be. Outside of the tensor it is 0."""
+    at = BlockAccess.of(s, access, loops)
+    descriptor = None if at is None else _descriptor(kernel, access, at)
+    if at is None or descriptor is None:
+        return None
+    kind = memory_type(access.dtype)
+    load = DescriptorLoadOp.create(operands=[descriptor, *_coordinates(s, at)], result_types=[tensor(tuple(at.block), kind)])
+    value = s.b.place(load).results[0]
+    shape = tuple(at.block[-2:])
+    return value if len(at.block) == 2 else s.b.pure(ReshapeOp, (value,), tensor(shape, kind))
+
+
+def store_block(kernel: NestLowering, access: Access, value: SSAValue) -> bool:
+    """Have the GPU copy a tile, as it is to lie in memory, to where an access stores it; whether it can. A program that goes on to another
+    block does so in halves: shared memory holds what that one needs, too."""
+    s, info, memory = kernel.s, kernel.s.info, memory_of(access.buffer)
+    if any(memory_of(a.buffer) is memory for a in info.root.all_accesses() if a is not access):
+        return False
+    b, halves = s.b, 2 if kernel.tile.lasting else 1
+    found = BlockAccess.of(s, access, info.root.loops)
+    if found is None:
+        return False
+    found.block[-1] //= halves
+    descriptor = _descriptor(kernel, access, found)
+    if descriptor is None:
+        return False
+    value = b.to_shape(value, s.full)
+    for k, part in enumerate([value] if halves == 1 else _halves(s, value)):
+        part = part if len(found.block) == 2 else b.pure(ReshapeOp, (part,), tensor(tuple(found.block), element_of(part.type)))
+        starts = _coordinates(s, found)
+        starts[-1] = b.add(starts[-1], b.int(k * found.block[-1]))
+        b.place(DescriptorStoreOp.create(operands=[descriptor, part, *starts]))
+    return True
+
+
+def _halves(s: State, value: SSAValue) -> list[SSAValue]:
+    """The left and the right half of a tile."""
+    b, element, (rows, columns) = s.b, element_of(value.type), s.full
+    pairs = b.pure(ReshapeOp, (value,), tensor((rows, 2, columns // 2), element))
+    order = {"order": DenseArrayBase.from_list(i32, [0, 2, 1])}
+    last = b.pure(TransOp, (pairs,), tensor((rows, columns // 2, 2), element), order)
+    half = tensor((rows, columns // 2), element)
+    return list(b.place(SplitOp.create(operands=[last], result_types=[half, half])).results)
+
+
+def _coordinates(s: State, at: BlockAccess) -> list[SSAValue]:
+    return [s.b.resize(start, i32) for start in at.starts]
+
+
+def is_aligned(buffer: SSAValue) -> bool:
+    """Whether the first element of a buffer lies at a multiple of 16 bytes, if its allocation (or the tensor that the caller
+    passes) does: the host program sees to that."""
+    t = buffer.type
+    if not isinstance(t, BufferType):
+        return True
+    step = 16 // gcd(16, element_bytes(t.element_type))
+    return step == 1 or exact_quotient(t.offset_expr, as_expr(step)) is not None
 
 
 def _first(arguments: Arguments) -> int:

@@ -19,7 +19,6 @@ from ...dialects import loop
 from ...dialects.expr import ONE, ZERO, Dim, Expr, Sym, as_expr, ceildiv, exact_quotient, free_dims, linear_coeff, minimum, product
 from ...dialects.expr.ranges import Range, prove_lt, range_of, simplify
 from ...dialects.loop import KINDS
-from ...dialects.mem import BufferType
 from ...dialects.nd.types import c128, element_bytes
 from ...dialects.support.names import name_indices
 from ...dialects.tt.arith import SIToFPOp
@@ -38,6 +37,7 @@ from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
 from .derived_sizes import shared_quotients, typical_value
+from .descriptors import is_aligned, store_block
 from .early_loads import load_early, load_once
 from .exchange import Group, draw
 from .fills import fill_loads
@@ -75,7 +75,7 @@ def lower_nest(
     types += [i64] * len(arguments.sizes)
     types += [scalar_type(v.type) for v in arguments.scalars]
     entry = Block(arg_types=types)
-    lowering = NestLowering(nest, info, tile, gpu, arguments, entry, exact)
+    lowering = NestLowering(nest, info, tile, gpu, arguments, entry, exact, typical)
     programs = lowering.run()
     hints: list[dict[str, Attribute]] = [{"tt.divisibility": int32(16)} if is_aligned(b) else {} for b in arguments.buffers]
     for size in arguments.sizes:
@@ -106,16 +106,6 @@ def _name_checks(func: FuncOp) -> None:
             op.properties["message"] = StringAttr(f"{op.message.data} (kernel @{func.sym_name.data}{place})")
 
 
-def is_aligned(buffer: SSAValue) -> bool:
-    """Whether the first element of a buffer lies at a multiple of 16 bytes, if its allocation (or the tensor that the caller
-    passes) does: the host program sees to that."""
-    t = buffer.type
-    if not isinstance(t, BufferType):
-        return True
-    step = 16 // gcd(16, element_bytes(t.element_type))
-    return step == 1 or exact_quotient(t.offset_expr, as_expr(step)) is not None
-
-
 def drop_unused(block: Block) -> None:
     """Take away operations whose results nobody uses, if they do nothing else than make them."""
     for op in reversed(list(block.ops)):
@@ -131,10 +121,19 @@ class NestLowering:
     """Lowers one nest into the body of a kernel."""
 
     def __init__(
-        self, nest: loop.NestOp, info: NestAccess, tile: Tile, gpu: Gpu, arguments: Arguments, entry: Block, exact: bool = False
+        self,
+        nest: loop.NestOp,
+        info: NestAccess,
+        tile: Tile,
+        gpu: Gpu,
+        arguments: Arguments,
+        entry: Block,
+        exact: bool = False,
+        typical: Mapping[Expr, int] = NO_SIZES,
     ):
         self.nest = nest
         self.tile = tile
+        self.arguments, self.entry, self.typical = arguments, entry, typical
         self._lengths: dict[Node, int] = {}
         self.length = run_length([n for n in info.root.children if has_effect(n) and n.loops]) if tile.run else ONE
         """How long the runs of the tile are."""
@@ -154,6 +153,8 @@ class NestLowering:
         if tile.halves and not gpu.takes_ptx:
             raise UnsupportedNest(f"schedule: {gpu.name} has no instructions for a tile with halves, they are NVIDIA's")
         s.keeps_halves = bool(tile.halves) and tile.group > 1
+        if tile.copies:
+            s.copy_out = functools.partial(store_block, self)
         if tile.cross:
             s.cross_axis = len(axes)
             axes.append(Axis(tile.cross))

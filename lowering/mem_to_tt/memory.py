@@ -169,6 +169,8 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
         changes = wide if mode in ("add", "max") else b.invert(wide)
         mode, condition = "set", b.both(changes, condition)
     value = s.narrow(wide, access.dtype)
+    if s.copy_out is not None and mode == "set" and condition is None and s.copy_out(access, value):
+        return
     shapes = [shape_of(value.type), None if condition is None else shape_of(condition.type)]
     if mode != "set":
         shapes.append(s.active)

@@ -29,6 +29,7 @@ from ..nest.builder import NO_FLAGS
 from ..nest.values import Condition
 from .body import lower_one
 from .builder import Builder
+from .descriptors import load_block
 from .state import Axis, State
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     if not parts or any(list(f.along) not in (axes, axes[::-1]) for f in parts):
         raise UnsupportedNest("schedule: with dot the loops inside are sums of products, of one factor along each of the axes")
     block, trips = kernel.tile.inner, product(one.size for one in node.loops)
-    sides = [Factor(s, axis, block, _lies_along(s.info, node, axes[axis])) for axis in (LEFT, RIGHT)]
+    sides = [Factor(kernel, axis, block, node, _lies_along(s.info, node, axes[axis])) for axis in (LEFT, RIGHT)]
     start = [_no_sum(s, trips.value is not None)] * len(parts)
 
     def step(at: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
         for side in sides:
-            side.enter(at, trips, node.loops)
+            side.enter(at, trips)
         sums: list[SSAValue] = []
         for one, total in zip(parts, state, strict=True):
             left, right = (side.matrix(one.along[axes[side.axis]], one.element) for side in sides)
@@ -89,10 +90,11 @@ class Factor(State):
     """The tile of the factors that vary along one axis of a product's tile: that axis and the terms of the sum, the one first along which
     neighbours do not lie side by side in memory. A value is lowered when somebody asks for it."""
 
-    def __init__(self, around: State, axis: int, terms: int, along: bool):
+    def __init__(self, kernel: NestLowering, axis: int, terms: int, node: Node, along: bool):
+        around = kernel.s
         places = (Axis(terms), Axis(around.axes[axis].block)) if along else (Axis(around.axes[axis].block), Axis(terms))
         super().__init__(around.b, around.info, list(places), around.index, around.gpu, around.threads, around.exact)
-        self.around, self.axis = around, axis
+        self.kernel, self.around, self.node, self.axis = kernel, around, node, axis
         self.own, self.terms = (1, 0) if along else (0, 1)
         self.pointers, self.sizes, self.fixed = around.pointers, around.sizes, around.fixed
         self.viewed, self.versions, self.eviction = around.viewed, around.versions, around.eviction
@@ -101,10 +103,14 @@ class Factor(State):
         self.lane(self.terms)
         self.place(self.own, *around.placed[axis])
         self._outside = dict(self.dims)
+        self.padded: set[SSAValue] = set()
+        """Values that are 0 behind the end of the sum."""
 
-    def enter(self, at: SSAValue, trips: Expr, loops: Sequence[Loop]) -> None:
+    def enter(self, at: SSAValue, trips: Expr) -> None:
         """Go on with the terms from number `at` on."""
+        loops = self.node.loops
         self.values.clear()
+        self.padded.clear()
         self.dims = dict(self._outside)
         flat = self.b.add(at, self.lane(self.terms))
         block = self.axes[self.terms].block
@@ -117,7 +123,7 @@ class Factor(State):
         """A factor as the matrix of `element` that the product takes: 0 behind the end of the sum."""
         b, mask = self.b, self.axes[self.terms].mask
         narrow = b.to_shape(_rounded(b, self.get(value), element), self.full)
-        if mask is not None:
+        if mask is not None and value not in self.padded:
             narrow = b.select(mask, narrow, b.constant(0.0, element))
         return narrow if (self.own == LEFT) == (self.axis == LEFT) else _transposed(b, narrow)
 
@@ -140,8 +146,20 @@ class Factor(State):
         found = self.around.values.get(value)
         if found is not None:
             self.values[value] = found if isinstance(found, bool) else self._turned(found)
+        elif isinstance(value.owner, loop.LoadOp) and self._copied(value.owner):
+            self.padded.add(value)
         elif isinstance(value.owner, Operation) and not value.owner.regions:
             lower_one(self, value.owner, {})
+
+    def _copied(self, op: loop.LoadOp) -> bool:
+        """Whether what a load reads is copied as a block."""
+        if not self.kernel.tile.copies or op.mask is not None or op.source in self.kernel.nest.outs:
+            return False
+        access = self.info.access[op]
+        found = load_block(self.kernel, self, access, [*self.info.root.loops, *self.node.loops])
+        if found is not None:
+            self.values[op.result] = self.widen(found, access.dtype)
+        return found is not None
 
     def _turned(self, value: SSAValue) -> SSAValue:
         """A value of the product's tile in this one."""

@@ -5,7 +5,7 @@ A value of the body becomes a scalar, where it is the same for the whole tile, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING
@@ -125,6 +125,8 @@ class State(NestValues):
 
         self.blocks: dict[int, tuple[SSAValue, Expr, Sequence[Loop]]] = {}
         """What axes of the tile run along: the iteration that the block begins with, how many there are, the loops."""
+        self.copy_out: Callable[[Access, SSAValue], bool] | None = None
+        """Stores a tile, as it is to lie in memory, as a block where that can be (descriptors.py)."""
         self.placed: dict[int, tuple[SSAValue, Expr, Sequence[Loop]]] = {}
         """Which block of an axis the program has, of how many iterations, of which loops."""
         self.pairs: dict[Operation, Pair] = {}
@@ -192,6 +194,9 @@ class State(NestValues):
         """The indices of `loops` in a block along an axis that begins with iteration `at`: where the last loop is a number of blocks, the
         other indices are the same for all of it."""
         b, last, block = self.b, loops[-1], self.axes[axis].block
+        self.halves.pop(last.dim, None)
+        if len(loops) == 1:
+            self.halves[last.dim] = at, self.lane(axis)
         if len(loops) == 1 or last.size.value is None or last.size.value % block:
             self.decode(flat, loops)
             return
@@ -199,6 +204,7 @@ class State(NestValues):
         row = b.quotient(at, size)
         # no remainder, of which Triton does not know that it is aligned
         first = b.int(0, self.index) if last.size.value == block else b.sub(at, b.mul(row, size))
+        self.halves[last.dim] = first, self.lane(axis)
         self.dims[last.dim] = b.add(first, self.lane(axis))
         self.decode(row, loops[:-1])
 

@@ -7,7 +7,8 @@ loops inside, and `registers = 128`, which a thread has at most. With `strip = 8
 `apart = 1` one block of one of the loops inside. `cross = 64` is the block of one more axis, for loops inside that have reductions in
 them. With `halves = 1` 16-bit numbers stay on chip as they are from one loop inside to the next. With `dot = 1` the loops inside are a
 matrix product, whose factors vary along one of two axes each. With `band = 8` programs side by side go through 8 blocks of the first of
-two axes before they go on to the next block of the other. `lasting = 132` programs go through all blocks, one after the other.
+two axes before they go on to the next block of the other. `lasting = 132` programs go through all blocks, one after the other. With
+`copies = 1` factors and results are copied as blocks by the GPU's unit for that (TMA) where it can.
 Loops are those of the nest as the analysis has merged and split them (the remark of gpu-schedule says which), by number.
 """
 
@@ -34,7 +35,9 @@ GPU = "gpu"
 """Key in the schedule of a nest."""
 LARGEST_GROUP = 32
 """Programs that may share a tile: each lane of a warp looks after one of them."""
-SHARED = {"group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0, "halves": 0, "dot": 0, "band": 0, "lasting": 0}
+SHARED = {
+    "group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0, "halves": 0, "dot": 0, "band": 0, "lasting": 0, "copies": 0,
+}  # fmt: skip
 """Numbers that few tiles have, and what they are for the others."""
 NUMBERS = ("inner", "pieces", "stages", "warps")
 

@@ -8,7 +8,7 @@ for matrix products, or the cache that all multiprocessors read the factors from
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product as pairs
 from math import ceil, gcd
 
@@ -56,6 +56,8 @@ STORED = 13
 """Bytes that it reads or writes in a clock in memory, when all do."""
 BEGINNING = 2000
 """Clocks until the first step of a program can begin, and until its end."""
+LASTING_STAGES = 3
+"""The same where results are stored meanwhile, through shared memory."""
 WALKED = 8
 """Rows of blocks that programs go through before they go on to the next columns: what they read then is in the cache."""
 
@@ -69,7 +71,10 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     if sizes(few.size) <= MOST_DOT:
         return _of_few_rows(info, few, many, sizes, gpu)
     work = _Product.of(info, loops, sizes)
-    return min(_blocks(work, gpu), key=lambda tile: _clocks(work, tile, gpu))
+    tile = min(_blocks(work, gpu), key=lambda tile: _clocks(work, tile, gpu))
+    if tile.copies and work.sums == 1 and tile.programs(sizes) > gpu.multiprocessors:
+        return replace(tile, lasting=gpu.multiprocessors, stages=min(tile.stages, LASTING_STAGES))
+    return tile
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
         if stages < 2:
             continue
         axes = [([one], side) for one, side in zip(work.axes, sides, strict=True)]
-        yield Tile(axes, work.rest, inner=terms, stages=stages, warps=warps, dot=1, band=WALKED)
+        yield Tile(axes, work.rest, inner=terms, stages=stages, warps=warps, dot=1, band=WALKED, copies=int(gpu.copies_blocks))
 
 
 def _clocks(work: _Product, tile: Tile, gpu: Gpu) -> float:

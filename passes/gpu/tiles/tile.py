@@ -37,7 +37,8 @@ class Tile:
     whether 16-bit numbers that several loops read stay on chip as they are, and each loop widens them, `dot` whether the sum of products
     that the loops inside are, of a value along each of the two axes, is a matrix product (products.py), `band` how many blocks of the first
     axis programs side by side go through before they go on to the next block of the last one (0: the last axis is the innermost), `lasting`
-    how many programs there are at most, each of which goes through several blocks (0: each has one)."""
+    how many programs there are at most, each of which goes through several blocks (0: each has one), `copies` whether factors of a product,
+    and what is stored of it, are copied as blocks that the launch describes to the GPU, where they can be (descriptors.py)."""
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
     rest: list[Loop] = field(default_factory=list)
@@ -55,6 +56,7 @@ class Tile:
     dot: int = 0
     band: int = 0
     lasting: int = 0
+    copies: int = 0
 
     @property
     def elements(self) -> int:
