@@ -44,7 +44,7 @@ class Built:
     details: dict[str, Any] = field(default_factory=dict)
     """What a launch needs, as far as it is known at `stage`: `name` of the kernel, `num_warps`, `shared` memory in
     bytes, `global_scratch_size`, ..., how the launch encodes each descriptor (`tensordesc_meta`, which boxes.py reads); from ptxas
-    `registers` of a thread and bytes of `spills`."""
+    `registers` of a thread, bytes of `spills`, and `waiting_products` where each product of matrices waits for the one before it."""
 
 
 def version() -> str:
@@ -234,6 +234,7 @@ _DETAILS = (
     "tensordesc_meta",
     "registers",
     "spills",
+    "waiting_products",
 )
 
 
@@ -302,4 +303,6 @@ def _usage(log: str) -> dict[str, int]:
         found["registers"] = int(match[1])
     if match := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log):
         found["spills"] = int(match[1]) + int(match[2])
+    if re.search(r"\bC75\d\d\b", log):
+        found["waiting_products"] = 1
     return found

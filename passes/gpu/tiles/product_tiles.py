@@ -72,7 +72,7 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
         return _of_few_rows(info, few, many, sizes, gpu)
     work = _Product.of(info, loops, sizes)
     tile = min(_blocks(work, gpu), key=lambda tile: _clocks(work, tile, gpu))
-    if tile.copies and work.sums == 1 and tile.programs(sizes) > gpu.multiprocessors:
+    if tile.copies and work.sums == 1 and work.terms > tile.inner and tile.programs(sizes) > gpu.multiprocessors:
         return replace(tile, lasting=gpu.multiprocessors, stages=min(tile.stages, LASTING_STAGES))
     return tile
 

@@ -10,7 +10,9 @@ from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, i64
 from xdsl.ir import Attribute
 
 from stepwell.dialects.host import LaunchOp
+from stepwell.dialects.tt.blocks import DescriptorLoadOp, DescriptorStoreOp
 from stepwell.dialects.tt.compute import DotOp
+from stepwell.dialects.tt.memory import LoadOp
 from stepwell.errors import StepwellError
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
 from stepwell.passes.analysis.schedule_attrs import schedule_table, update_schedule
@@ -21,7 +23,7 @@ from stepwell.passes.nd.products import few_rows
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
 
-from .test_few_rows import found, kernels, lowered
+from .test_few_rows import empty, found, kernels, lowered
 
 
 def numbers(*shape):
@@ -82,3 +84,42 @@ def test_tiles_that_cannot_be(monkeypatch, changes, message):
     module = lowered(FORMS["by rows"][0], numbers(512, 128), numbers(512, 128), stages=("nd", "loop", "mem"), options="rows=600")
     with pytest.raises(StepwellError, match=message):
         with_tile(module, **changes)
+
+
+def test_blocks_are_copied_by_the_gpu(monkeypatch):
+    """Factors, one of them a part of a larger matrix, and the result; what is added to it is loaded."""
+    monkeypatch.setattr(few_rows, "LEAST", 1 << 12)
+
+    def layer(x, w, r):
+        return F.relu(x[:, 64:] @ w.t()) + r
+
+    inputs = [numbers(300, 192), numbers(264, 128), numbers(300, 264)]
+    module = with_tile(lowered(layer, *inputs, stages=("nd", "loop", "mem"), options="rows=600"))
+    (kernel,) = kernels(module)
+    assert len(found(kernel, DescriptorLoadOp)) == 2 and len(found(kernel, DescriptorStoreOp)) == 1 and len(found(kernel, LoadOp)) == 1
+    (got,) = run_loop(module, inputs, [], [])
+    torch.testing.assert_close(got, layer(*inputs), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("what", ["odd rows", "an odd place"])
+def test_what_cannot_be_described_is_loaded(monkeypatch, what):
+    monkeypatch.setattr(few_rows, "LEAST", 1 << 12)
+    x, w = numbers(300, 132 if what == "odd rows" else 136), numbers(264, 128)
+    module = lowered(lambda x, w: F.relu(x[:, 4:132] @ w.t()), x, w, stages=("nd", "loop", "mem"), options="rows=600")
+    (kernel,) = kernels(with_tile(module))
+    assert len(found(kernel, DescriptorLoadOp)) == 1 and len(found(kernel, LoadOp)) == 1
+
+
+@pytest.mark.parametrize("copies", [0, 1])
+def test_triton_lets_products_of_steps_overlap(copies):
+    """ptxas says so where it makes them wait for each other (C7515)."""
+    pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
+    from stepwell.targets.triton.compile import compile_kernel
+    from stepwell.targets.triton.emit import kernel_modules
+    from stepwell.targets.triton.gpu import gpu_target
+
+    x = empty(4096, 4096)
+    module = with_tile(lowered(FORMS["by rows"][0], x, x, stages=("nd", "loop", "mem"), options="rows=10000"), copies=copies, lasting=0)
+    (kernel,) = kernel_modules(module)
+    built = compile_kernel(kernel, gpu_target("sm_90"))
+    assert not built.details["spills"] and not built.details.get("waiting_products")
