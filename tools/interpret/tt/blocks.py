@@ -25,6 +25,8 @@ class Block:
     block: tuple[int, ...]
     element: Attribute
     padding: str = "zero"
+    copied: bool = False
+    """Whether hardware copies it, as a descriptor's."""
 
     def _places(self, checked: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The addresses of the block's elements, and which lie inside along the dimensions `checked`."""
@@ -45,12 +47,12 @@ class Block:
         dtype = dtype_of(self.element)
         kind = self.padding if padding is None else PADDING.keyword(padding)
         other = torch.zeros(self.block) if kind == "zero" else torch.full(self.block, float("nan"))
-        return runner.load(address, self.element, inside, other.to(dtype), unordered)
+        return runner.load(address, self.element, inside, other.to(dtype), unordered, self.copied)
 
     def store(self, runner: Runner, values: torch.Tensor, checked: Sequence[int], unordered: bool = False) -> None:
         """Store what lies inside the tensor."""
         address, inside = self._places(checked)
-        runner.store(address, values.reshape(self.block), inside, unordered)
+        runner.store(address, values.reshape(self.block), inside, unordered, copied=self.copied)
 
     @property
     def all_dims(self) -> range:
@@ -97,7 +99,7 @@ def descriptor(type: TensorDescType, base: int, sizes: tuple[int, ...], strides:
     for stride in strides[:-1]:
         if stride * size % DESCRIPTOR_BYTES:
             raise KernelError(f"the strides of a descriptor are multiples of {DESCRIPTOR_BYTES} bytes, {stride} of {size} bytes is none")
-    return Block(base, sizes, strides, (0,) * len(shape), shape, type.block.element_type, padding)
+    return Block(base, sizes, strides, (0,) * len(shape), shape, type.block.element_type, padding, copied=True)
 
 
 def _descriptor_load(runner: Runner, op: Any) -> list[torch.Tensor]:

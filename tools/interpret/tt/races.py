@@ -8,7 +8,9 @@ is a kernel that
   place of a tile of that shape, with at least one element for each thread (several threads have those of a smaller
   one, where the kernel says how many there are);
 - stores different numbers to one place, at once or without a barrier between;
-- loads or overwrites what another program of the launch stores, or overwrites what another one loads.
+- loads or overwrites what another program of the launch stores, or overwrites what another one loads;
+- loads a block by a descriptor from where its program has stored, or loads what it has stored by a descriptor: the hardware that copies
+  blocks, and the threads, see what the other one has stored with the next kernel only.
 
 Stores that change nothing do no harm. Which of several numbers stays that indices in memory send to one place is nobody's promise, so that
 such stores may meet. Atomic operations and volatile loads are how programs talk to each other; they are not looked at."""
@@ -43,6 +45,7 @@ class Races:
         self.threads = threads
         self._numbers = count(1)
         self._marks: dict[int, tuple[_Marks, _Marks, _Marks]] = {}
+        self._blocks: dict[int, np.ndarray] = {}
         self._shapes: dict[tuple[int, ...], int] = {}
 
     def number(self) -> int:
@@ -58,6 +61,13 @@ class Races:
             size = storage.nbytes()
             self._marks[key] = _Marks(size), _Marks(size), _Marks(size)
         return self._marks[key]
+
+    def blocks(self, storage: torch.UntypedStorage) -> np.ndarray:
+        """Where elements begin that were stored by a descriptor, and changed; of a storage that has marks."""
+        key = storage.data_ptr()
+        if key not in self._blocks:
+            self._blocks[key] = np.zeros(storage.nbytes(), dtype=bool)
+        return self._blocks[key]
 
     def shape(self, shape: tuple[int, ...]) -> int:
         """The number of a shape."""
@@ -76,22 +86,24 @@ class Order:
         """From here on its threads see what all of them have stored, and have loaded what they had to."""
         self.moment = self.races.number()
 
-    def access(self, chosen: torch.Tensor, scattered: bool = False) -> Access:
+    def access(self, chosen: torch.Tensor, scattered: bool = False, copied: bool = False) -> Access:
         """An access to the elements of a tile that are `chosen`."""
         place = chosen.reshape(-1).nonzero().reshape(-1) + (self.races.shape(tuple(chosen.shape)) << 32)
-        return Access(self, place.numpy(), chosen.numel() >= self.races.threads, scattered)
+        return Access(self, place.numpy(), chosen.numel() >= self.races.threads, scattered, copied)
 
 
 @dataclass(frozen=True)
 class Access:
     """One operation's access: `places` are numbers for the elements of its tile, equal for the same element of tiles of one shape; `alone`
-    says whether one thread has each of them, `scattered` whether memory says where they lie. Both methods get the bytes `at` which
-    elements begin at in a storage, and which elements (`inside`) these are; KernelError where order matters and nothing settles it."""
+    says whether one thread has each of them, `scattered` whether memory says where they lie, `copied` whether it is a block of a
+    descriptor. Both methods get the bytes `at` which elements begin at in a storage, and which elements (`inside`) these are; KernelError
+    where order matters and nothing settles it."""
 
     order: Order
     places: np.ndarray
     alone: bool
     scattered: bool
+    copied: bool = False
 
     def load(self, storage: torch.UntypedStorage, inside: torch.Tensor, at: torch.Tensor) -> None:
         """Elements are loaded."""
@@ -105,6 +117,9 @@ class Access:
             raise _error(f"it loads what the program has stored {_SINCE}")
         if self._others(changed, where).any():
             raise _error("it loads what another program stores")
+        blocks = self.order.races.blocks(storage)
+        if (changed.program[where] != 0).any() if self.copied else blocks[where].any():
+            raise _error("it loads what the program has stored, one of both by a descriptor: what is there is seen by the next kernel")
 
     def store(self, storage: torch.UntypedStorage, inside: torch.Tensor, at: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> None:
         """Elements `new` are stored over `old`."""
@@ -128,6 +143,7 @@ class Access:
                 raise _error(what)
         self._note(stores, where, places)
         self._note(changed, where[changes], places[changes])
+        self.order.races.blocks(storage)[where[changes]] = self.copied
 
     def _note(self, marks: _Marks, where: np.ndarray, places: np.ndarray) -> None:
         elsewhere = self._elsewhere(marks, where, places)

@@ -195,10 +195,11 @@ class Runner:
     # Memory.
 
     def load(
-        self, pointers: torch.Tensor, element: Attribute, mask: torch.Tensor | None, other: Any, unordered: bool = False
+        self, pointers: torch.Tensor, element: Attribute, mask: torch.Tensor | None, other: Any, unordered: bool = False,
+        copied: bool = False,
     ) -> torch.Tensor:
         """The elements that `pointers` point to, where the mask is set; elsewhere `other`, or poison. `unordered`: other programs may store
-        them meanwhile."""
+        them meanwhile; `copied`: they are a block of a descriptor."""
         dtype = dtype_of(element)
         if other is None:
             out = torch.full(pointers.shape, poison(dtype), dtype=torch.float32 if dtype.itemsize == 1 else dtype)
@@ -207,7 +208,7 @@ class Runner:
             out = other.expand(pointers.shape).clone()
         chosen = torch.ones(pointers.shape, dtype=torch.bool) if mask is None else mask.expand(pointers.shape)
         if bool(chosen.any()):
-            access = None if unordered else self.order.access(chosen)
+            access = None if unordered else self.order.access(chosen, copied=copied)
             loaded = self.memory.load(pointers[chosen].reshape(-1), dtype, access)
             if out.dim() == 0:
                 return loaded.reshape(())
@@ -215,12 +216,14 @@ class Runner:
         return out
 
     def store(
-        self, pointers: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, unordered: bool = False, scattered: bool = False
+        self, pointers: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, unordered: bool = False, scattered: bool = False,
+        copied: bool = False,
     ) -> None:
-        """Store values where the mask is set. `unordered`: as atomic operations do; `scattered`: at places that memory says."""
+        """Store values where the mask is set. `unordered`: as atomic operations do; `scattered`: at places that memory says; `copied`: as
+        a block of a descriptor."""
         chosen = torch.ones(pointers.shape, dtype=torch.bool) if mask is None else mask.expand(pointers.shape)
         if bool(chosen.any()):
-            access = None if unordered else self.order.access(chosen, scattered)
+            access = None if unordered else self.order.access(chosen, scattered, copied)
             self.memory.store(pointers[chosen].reshape(-1), values.expand(pointers.shape)[chosen].reshape(-1), access)
 
 

@@ -69,6 +69,37 @@ def test_threads_of_a_program_need_a_barrier(name):
         run(*first, *second)
 
 
+DESCRIPTOR = """
+    %size = arith.constant 64 : i32
+    %one = arith.constant 1 : i64
+    %zero = arith.constant 0 : i32
+    %d = tt.make_tensor_descriptor %x, [%size], [%one] : !tt.ptr<f32>, !tt.tensordesc<tensor<64xf32>>
+"""
+LOAD_BLOCK = "%a = tt.descriptor_load %d[%zero] : !tt.tensordesc<tensor<64xf32>> -> tensor<64xf32>"
+STORE_BLOCK = "tt.descriptor_store %d[%zero], %lanes : !tt.tensordesc<tensor<64xf32>>, tensor<64xf32>"
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [(store("%here", "%lanes"), LOAD_BLOCK), (STORE_BLOCK, load("%a", "%here")), (STORE_BLOCK, LOAD_BLOCK)],
+)
+def test_blocks_that_are_copied_and_stores_need_a_kernel_between(first, second):
+    for lines in ((first, second), (first, BARRIER, second)):
+        with pytest.raises(KernelError, match="loads what the program has stored"):
+            run(DESCRIPTOR, *lines)
+    run(DESCRIPTOR, second, BARRIER, first)
+    unchanged = STORE_BLOCK.replace("%lanes", "%b")
+    run(DESCRIPTOR, LOAD_BLOCK.replace("%a", "%b"), BARRIER, unchanged, BARRIER, second)
+
+
+def test_blocks_of_descriptors_race_as_elements_do():
+    with pytest.raises(KernelError, match="overwrites what another program stores"):
+        run(DESCRIPTOR, STORE_BLOCK.replace("%lanes", "%same"), programs=2)
+    with pytest.raises(KernelError, match="loads what another program stores"):
+        run(DESCRIPTOR, LOAD_BLOCK, BARRIER, STORE_BLOCK, programs=2)
+    run(DESCRIPTOR, STORE_BLOCK, programs=2)
+
+
 def test_threads_overwrite_what_they_loaded_themselves():
     doubled = [load("%a", "%here"), "%b = arith.addf %a, %a : tensor<64xf32>", store("%here", "%b")]
     x, _ = run(*doubled)
