@@ -522,11 +522,13 @@ class IndexPutOp(NdOp):
 @irdl_op_definition
 class MatmulOp(NdOp):
     """Batched matrix product: [B..., M, K] x [B..., K, N] -> [B..., M, N] (equal batch sizes; no broadcasting). f16 and bf16 accumulate
-    in f32."""
+    in f32. `schedule` as in nd.extern."""
 
     name = "nd.matmul"
+    SYNTAX: ClassVar = {"schedule": "str"}
     lhs = operand_def(TensorType)
     rhs = operand_def(TensorType)
+    schedule = opt_prop_def(StringAttr)
     result = result_def(TensorType)
     traits = traits_def(Pure())
 
@@ -535,6 +537,8 @@ class MatmulOp(NdOp):
         if len(a) != len(b) or len(a) < 2 or a[:-2] != b[:-2] or a[-1] != b[-2]:
             raise VerifyException(f"nd.matmul: {_dims_text(a)} x {_dims_text(b)} do not match")
         _want(self, (*a[:-1], b[-1]))
+        if problem := choice_problem(self.schedule, ("generated", "library")):
+            raise VerifyException(f"nd.matmul: {problem}")
 
 
 @irdl_op_definition

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from .gpu_rates import GpuRates, rates_of
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -65,6 +67,11 @@ class Gpu:
     def multiplies_halves(self) -> bool:
         """Whether it has units for products of 16-bit numbers, bf16 among them: NVIDIA's from Ampere on, AMD's."""
         return self._capability >= 80 or not self.takes_ptx
+
+    @property
+    def rates(self) -> GpuRates:
+        """What it does in a second."""
+        return rates_of(self.name)
 
     @property
     def _capability(self) -> int:

@@ -1,5 +1,5 @@
 """Which nests are products of matrices of 16-bit numbers: sums of products (`fastmath<contract>`) of a value along one loop of the nest and
-one along another, as `nd-library-products` leaves products of few rows (nd/products/few_rows.py). There may be several: of the same rows
+one along another, as `nd-library-products` leaves products that are generated. There may be several: of the same rows
 by several matrices."""
 
 from __future__ import annotations

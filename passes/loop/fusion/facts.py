@@ -15,6 +15,7 @@ from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import TensorType, element_bytes
 from ...analysis.nest_info import NestInfo, nest_info, uses_opaque
 from .price import GroupWork, group_ns
+from .product_facts import MOST_PRODUCTS, ProductFacts
 from .types import Read
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ FAR = 8
 ONCE, FEW_TIMES = 1.5, 8
 """A producer is computed in its only reader where that needs each element fewer times than the one, on the average, or the loops of the
 reader go round the other times for each element that it makes or needs: then it costs little beside the rest."""
-MOST_PRODUCTS = 64
-"""Products that an element is a factor of, up to which it is computed where they are, heavy or not: as many rows are few to a GPU's kernel
-of a product, which computes the other matrix as it reads it, once."""
 REPEATED_OPS = 24
 """A nest of more operations is not repeated in several readers."""
 MAX_BODY = 192
@@ -67,6 +65,7 @@ class NestFacts:
         self._units: dict[Operation, float] = {}
         self._bytes: dict[SSAValue, int] = {}
         self._counts: dict[tuple[Expr, ...], int] = {}
+        self.products = ProductFacts(self)
 
     # ---- sizes
 
@@ -242,13 +241,17 @@ class NestFacts:
         consumers = self.consumers[tensor]
         ops, heavy = self.weight(info)
         for reader in consumers:
-            repeats = self.iterations(reader) // max(self._times_read(reader, tensor), 1) if reader.multiplies else 0
-            if repeats > MOST_PRODUCTS and (heavy or sum(self.bytes(r.tensor) for r in self.reads(info)) > 2 * self.bytes(tensor)):
+            repeats = self.iterations(reader) // max(self.times_read(reader, tensor), 1) if reader.multiplies else 0
+            if repeats <= MOST_PRODUCTS:
+                continue
+            if heavy or sum(self.bytes(r.tensor) for r in self.reads(info)) > 2 * self.bytes(tensor) or self.products.is_large(reader):
                 return f"each of its elements is a factor of {repeats} products, and costs more than to load it"
+        if self.products.ends(info):
+            return "it is computed where the product is that it reads: its elements are the fewest bytes to hand on"
         if len(consumers) == 1:
             if heavy == 0:
                 return ""
-            numel, times = self.count(info.sizes), self._times_read(consumers[0], tensor)
+            numel, times = self.count(info.sizes), self.times_read(consumers[0], tensor)
             if times <= ONCE * numel or max(numel, times) * FEW_TIMES <= self.iterations(consumers[0]):
                 return ""
             return f"its reader needs each element {times / max(numel, 1):.3g} times, and it costs {heavy} heavy operations"
@@ -288,7 +291,7 @@ class NestFacts:
             producer, reader = reader, following[0]
         return reader
 
-    def _times_read(self, info: NestInfo, tensor: SSAValue) -> int:
+    def times_read(self, info: NestInfo, tensor: SSAValue) -> int:
         """How often elements of `tensor` are read by a nest, all accesses together."""
         sizes = [*info.sizes, *info.inner_sizes]
         total = 0

@@ -45,6 +45,9 @@ LAYERS = 4
 """Products within a row, with what stands between them, that a program of a GPU does one after the other: compiling each takes Triton
 longer than its launch is worth (docs/lab/gpu-models-h200.md)."""
 
+MAX_LARGE_SUMS = 2
+"""Large products whose sums a program of a GPU keeps side by side: more of them would be smaller tiles, which read more from the cache."""
+
 MAX_MEMBERS = 24
 """Nests that one group may have: beyond it planning would be quadratic, and the loop's code outgrow the first-level cache."""
 
@@ -461,7 +464,8 @@ class Grouping(NestFacts):
             return f"only {iterations} of {most} iterations would be left to run in parallel, fewer than {self.keep_parallel}"
         if self.keep_parallel:
             serial = self._serial_reductions(first, alignment) or self._serial_reductions(second, alignment)
-            return serial or self._many_layers(first, second, alignment)
+            products = self._product_inside(first, second, alignment) or self._many_products(first, second)
+            return serial or products or self._many_layers(first, second, alignment)
         return self._idle_lanes(second, alignment)
 
     def _only_reduces(self, first: Group, second: Group, alignment: Alignment) -> bool:
@@ -497,6 +501,23 @@ class Grouping(NestFacts):
             if work > STRAIGHT * each * self.count(m.inner) and not brief:
                 return f"{dropped} reductions of each row would run one after the other"
         return None
+
+    def _product_inside(self, first: Group, second: Group, alignment: Alignment) -> str | None:
+        """Why a product of matrices would not be one for the units of a GPU: a loop of its rows or columns would be inside of the nest."""
+        for group, inside in ((first, first.outer[alignment.shared :]), (second, alignment.inner)):
+            if self.count(inside) > 1 and any(self.products.sums_products(m.info) for m in group.members):
+                return "rows or columns of a product would be a loop inside"
+        return None
+
+    def _many_products(self, first: Group, second: Group) -> str | None:
+        """Why a program of a GPU would have too many sums of large products in its registers: those that neither needs the other for, and
+        more than two that meet."""
+        each = [sum([self.products.large_sums(m.info) for m in group.members]) for group in (first, second)]
+        if not all(each):
+            return None
+        if not self._links(first, second):
+            return "each is a large product, and neither reads the other"
+        return f"{sum(each)} large products would share the registers of a program" if sum(each) > MAX_LARGE_SUMS else None
 
     def _many_layers(self, first: Group, second: Group, alignment: Alignment) -> str | None:
         """Why a program of a GPU would be long: of the products of a row that it does."""

@@ -326,7 +326,7 @@ def _split_batch(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
             batch = dims[:-2]
             operands = [_with_batch(rw, y, batch) for y in (op.lhs, op.rhs)]
             t = tensor_type(op.result)
-            wide = rw.new(nd.MatmulOp.new(operands, t.with_dims((*batch, *t.dims[-2:]))))
+            wide = rw.new(nd.MatmulOp.new(operands, t.with_dims((*batch, *t.dims[-2:])), **op.properties))
             return rw.new(nd.ReshapeOp.new((wide,), t))
     return None
 

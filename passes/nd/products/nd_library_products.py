@@ -4,7 +4,7 @@
     %p = nd.matmul %a, %b   (rank over 2)             ->   aten.bmm of the operands with one batch dimension
     %p = nd.matmul %a, %b   (tiny)                    ->   nd.mul ; nd.reduce, a kernel of ours: a call costs the host more than that
     %p = nd.matmul %a, %b   (N x 3 times 3 x 3)       ->   the same: a call would take times as long as reading and writing
-    %p = nd.matmul %a, %b   (few rows, large %b)      ->   the same, which fuses with what computes %b: see few_rows
+    %p = nd.matmul %a, %b   (cheaper so)              ->   the same, which fuses with what is around it: see product_choice
     %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
     %c = nd.conv %x, %w     (1x1, small, of float32)  ->   aten.bmm of channels and pixels; its gradients too: see pixel_products
 
@@ -14,8 +14,9 @@ Rows whose length is odd keep the library from its fast kernels: see product_pad
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp
@@ -24,6 +25,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import as_expr, product
+from ....dialects.nd.base import ExprsAttr
 from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import FLOATS, tensor_type
 from ...analysis.symbols import symbol_hints
@@ -31,9 +33,9 @@ from ...cost.library_cost import size
 from ...cost.machine import Gpu, machine_of
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
-from .few_rows import product_of_few_rows
 from .nd_small_products import as_terms
 from .pixel_products import SMALL, convolution_as_product, gradients_as_products
+from .product_choice import Candidate, Choice, ProductChooser, product_and_bias
 from .product_padding import PART, padded_product, product_call
 
 ONE = as_expr(1)
@@ -41,18 +43,6 @@ ONE = as_expr(1)
 TINY = 1 << 17
 """Multiplications of a product up to which a kernel of ours is faster: an extern call takes longer on the host than a launch
 (docs/lab/constants.md)."""
-
-
-def product_and_bias(op: Operation) -> tuple[nd.MatmulOp, SSAValue] | None:
-    """The product and the vector over its columns that an addition adds, where nothing else needs the product."""
-    for k, value in enumerate(op.operands):
-        found, bias = value.owner, op.operands[1 - k]
-        if not isinstance(found, nd.MatmulOp) or len(list(value.uses)) != 1:
-            continue
-        t, b = tensor_type(value), tensor_type(bias)
-        if t.rank == 2 and b.rank == 1 and b.dims[0] is t.dims[1] and b.element_type == t.element_type and b.device == t.device:
-            return found, bias
-    return None
 
 
 def is_tiny(op: nd.MatmulOp, hints: Mapping[str, int], most: int) -> bool:
@@ -121,6 +111,36 @@ def _without_bias(choice: Attribute) -> DictionaryAttr:
     return DictionaryAttr({**choice.data, "operands": ArrayAttr(operands.data[:2])})
 
 
+def _parted(candidates: Sequence[Candidate], chosen: Mapping[Operation, Choice]) -> dict[Operation, Choice]:
+    """Products of blocks of columns, where one was, each as is chosen for that one."""
+    made: dict[Operation, Choice] = {}
+    for one in candidates:
+        (op,) = one.ops
+        for part in one.parts:
+            new = _columns(op, part)
+            made[new] = chosen[op]
+    return made
+
+
+def _columns(op: nd.MatmulOp, part: nd.SliceOp) -> nd.MatmulOp:
+    """The product of which a slice of another one's columns is the result."""
+    t, b, kept = tensor_type(op.result), tensor_type(op.rhs), tensor_type(part.result)
+    start, width = part.starts.data[-1], kept.dims[-1]
+    zeros, ones = [as_expr(0)] * (b.rank - 1), [ONE] * b.rank
+    rhs = nd.SliceOp.new((op.rhs,), b.with_dims((*b.dims[:-1], width)), starts=ExprsAttr.get([*zeros, start]), steps=ExprsAttr.get(ones))
+    new = nd.MatmulOp.new((op.lhs, rhs.result), t.with_dims((*t.dims[:-1], width)), **op.properties)
+    ops: list[Operation] = [rhs, new]
+    if kept.dims != tensor_type(new.result).dims:
+        ops.append(nd.ReshapeOp.new((new.result,), kept))
+    assert (block := part.parent) is not None
+    block.insert_ops_before(ops, part)
+    new.result.name_hint = part.result.name_hint or op.result.name_hint
+    part.result.replace_all_uses_with(ops[-1].results[0])
+    part.detach()
+    part.erase()
+    return new
+
+
 @dataclass(frozen=True)
 class NdLibraryProducts(Pass):
     """Makes library calls of matrix products, with their bias, and takes the bias out of convolutions."""
@@ -136,10 +156,12 @@ class NdLibraryProducts(Pass):
     part: int = PART
     """Bytes of a product for the caller that is made at once, where its rows are padded (product_padding.py); 0: all of it."""
 
+    library: Literal["always", "large", "price", "never"] = "large"
+    """When a product of 16-bit numbers is a call of the library on a GPU with units for such products: `always`, `price` (where that is
+    cheaper), `never`, or `large` (by price where it has few rows, else always); see product_choice.py."""
+
     rows: int = 0
-    """Rows (or columns) of a product of 16-bit numbers that are few, so that it becomes a kernel of ours, which computes the other matrix
-    as it goes through it (passes/nd/products/few_rows.py), on a GPU with units for such products; 0, and on
-    a GPU without them: none are."""
+    """Rows (or columns) of a product up to which it has few; 0: none has."""
 
     short: int = 0
     """Terms of a sum, and rows or columns of the result, up to which a product is a kernel of ours whatever the other side is: it takes the
@@ -147,7 +169,9 @@ class NdLibraryProducts(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
-        few = self.rows if machine_of(op, Gpu).multiplies_halves else 0
+        symbols = nd.symbol_ranges(op)
+        chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, self.library, self.rows)
+        chosen: dict[Operation, Choice] = {}
 
         def own_kernel(rw: Rewriter, op: nd.MatmulOp, bias: SSAValue | None = None) -> SSAValue | None:
             """A product, and its bias, as multiplications and a sum."""
@@ -156,10 +180,12 @@ class NdLibraryProducts(Pass):
             if is_short(op, self.short):
                 self.remark(op, f"multiplications and a sum: at most {self.short} terms, and rows or columns (short)", "applied")
                 return as_terms(rw, op, bias=bias)
-            made = product_of_few_rows(rw, op, hints, few, bias)
-            if made is not None:
-                self.remark(op, f"a kernel of its own: at most {few} rows (rows)", "applied")
-            return made
+            choice = chosen.get(op)
+            if choice is None:
+                return None
+            if choice.reason:
+                self.remark(op, str(choice), "applied" if choice.generated else "missed")
+            return as_terms(rw, op, rounded=True, bias=bias) if choice.generated else None
 
         def biased_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             """product + bias as one kernel, or one call."""
@@ -185,10 +211,11 @@ class NdLibraryProducts(Pass):
                 self.remark(found, f"products of channels and pixels: fewer than {self.small} numbers of float32 (small)", "applied")
             return made
 
-        symbols = nd.symbol_ranges(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             if not any(isinstance(o, (nd.MatmulOp, nd.ConvOp, nd.ExternOp)) for o in func.body.block.ops):
                 continue
+            found, parted = chooser.choose(func)
+            chosen = {**found, **_parted(parted, found)}
             rules = {
                 OPS["add"]: [biased_product], nd.MatmulOp: [own_product, library_product],
                 nd.ConvOp: [convolution_bias, pixel_product], nd.ExternOp: [pixel_product],

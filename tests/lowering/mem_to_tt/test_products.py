@@ -19,7 +19,6 @@ from stepwell.passes.analysis.schedule_attrs import schedule_table, update_sched
 from stepwell.passes.gpu.tiles.candidates import GPU
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.passes.nd.products import few_rows
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
 
@@ -50,24 +49,22 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("tile", [{"band": 2}, {"band": 2, "lasting": 3}], ids=str)
-def test_what_is_computed_does_not_depend_on_the_tile(monkeypatch, form, tile):
+def test_what_is_computed_does_not_depend_on_the_tile(form, tile):
     """Neither on how the factors lie in memory; sizes are no multiples of blocks."""
-    monkeypatch.setattr(few_rows, "LEAST", 1 << 12)
     layer, *shapes = FORMS[form]
     inputs = [numbers(*shape) for shape in shapes]
-    module = with_tile(lowered(layer, *inputs, stages=("nd", "loop", "mem"), options="rows=100000"), **tile)
+    module = with_tile(lowered(layer, *inputs, stages=("nd", "loop", "mem"), options="library=never"), **tile)
     (kernel,) = kernels(module)
     assert len(found(kernel, DotOp)) == 1
     (got,) = run_loop(module, inputs, [], [])
     torch.testing.assert_close(got, layer(*inputs), rtol=2e-2, atol=2e-2)
 
 
-def test_results_are_stored_while_the_next_block_is_under_way(monkeypatch):
+def test_results_are_stored_while_the_next_block_is_under_way():
     """One loop of the programs' blocks and the terms of each, which Triton is told to flatten; a fixed number of programs."""
-    monkeypatch.setattr(few_rows, "LEAST", 1 << 12)
     tile = {"lasting": 3}
     module = with_tile(
-        lowered(FORMS["by rows"][0], numbers(512, 128), numbers(512, 128), stages=("nd", "loop", "mem"), options="rows=600"), **tile
+        lowered(FORMS["by rows"][0], numbers(512, 128), numbers(512, 128), stages=("nd", "loop", "mem"), options="library=never"), **tile
     )
     (launch,) = found(module, LaunchOp)
     outer, inner = found(module, scf.ForOp)
@@ -79,9 +76,8 @@ def test_results_are_stored_while_the_next_block_is_under_way(monkeypatch):
     [({"band": -1}, "band is a number of blocks"), ({"lasting": -1}, "lasting is a number of programs")],
     ids=["band", "lasting"],
 )
-def test_tiles_that_cannot_be(monkeypatch, changes, message):
-    monkeypatch.setattr(few_rows, "LEAST", 1 << 12)
-    module = lowered(FORMS["by rows"][0], numbers(512, 128), numbers(512, 128), stages=("nd", "loop", "mem"), options="rows=600")
+def test_tiles_that_cannot_be(changes, message):
+    module = lowered(FORMS["by rows"][0], numbers(512, 128), numbers(512, 128), stages=("nd", "loop", "mem"), options="library=never")
     with pytest.raises(StepwellError, match=message):
         with_tile(module, **changes)
 

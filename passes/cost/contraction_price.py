@@ -1,0 +1,149 @@
+"""What a product costs on a GPU, as a call of the library or as a generated kernel, with what stands before and behind it.
+
+    price(Contraction(8192, 16384, 4096), gpu).ns      # the product alone
+    library_ns(work, gpu), generated_ns(work, gpu)     # with its neighbours: kernels of their own, or part of the product
+
+A kernel takes as long as the slowest of: its tiles on the units for products, what these read from the cache, and each byte from memory
+once. Tiles run in waves, one a multiprocessor; a last wave that is not full takes as long as the others. Starting is added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil
+
+from .machine.gpu import Gpu
+
+OVERLAP = 0.1
+"""Part of the time of memory, where that is not the slowest, that adds to a product's all the same."""
+
+SIDES = (256, 128, 64, 32, 16)
+"""Sides of a tile of the result."""
+
+LARGEST = 128 * 256
+"""Elements of a tile of the result at most: they are registers."""
+
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+"""Parts that a sum may be split into."""
+
+STEP = 64
+"""Terms of a sum that a tile takes at once."""
+
+FEW = 64
+"""Rows, or columns, up to which a generated product is one of few: the other matrix is read once, by programs that may share its sums."""
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A product, or several of the same sizes that share a factor, with its neighbours. `kind`: the type of the factors, as GpuRates names
+    it, `width` its bytes. `stored`: bytes that a generated kernel writes; `kept`: those that a kernel behind the library's call writes;
+    `beside`: bytes that such a kernel, or the generated one, reads beside the product; `later`: bytes that a nest behind the generated
+    kernel reads of what that wrote, `follows` whether there is such a nest, which reads the library's product as it is; `apart`: whether
+    something else is behind the library's call. `sources`: bytes that factors are computed from on the way, `computed` bytes of these
+    factors."""
+
+    rows: int
+    columns: int
+    depth: int
+    batch: int = 1
+    sums: int = 1
+    kind: str = "bf16"
+    width: int = 2
+    out_width: int = 2
+    stored: float | None = None
+    kept: float = 0.0
+    beside: float = 0.0
+    later: float = 0.0
+    follows: bool = False
+    apart: bool = False
+    sources: float = 0.0
+    computed: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.rows * self.columns * self.depth * self.sums
+
+    @property
+    def factors(self) -> float:
+        """Bytes of all factors."""
+        shared, other = sorted((self.rows, self.columns))
+        return float(self.batch * self.depth * (shared + other * self.sums) * self.width)
+
+    @property
+    def result(self) -> float:
+        """Bytes of the products themselves."""
+        return float(self.batch * self.rows * self.columns * self.sums * self.out_width)
+
+
+@dataclass(frozen=True)
+class Price:
+    """Nanoseconds of a kernel, what the limit is, and the tile with the parts of its sums that is fastest."""
+
+    ns: float
+    bound: str
+    tile: tuple[int, int] = (0, 0)
+    parts: int = 1
+
+
+def price(work: Contraction, gpu: Gpu, *, read: float | None = None, written: float | None = None, split: bool = True) -> Price:
+    """One kernel, all sums side by side; `read`, `written`: bytes of memory, if not those of factors and results."""
+    rates = gpu.rates
+    moved = (work.factors if read is None else read) + (work.result if written is None else written)
+    memory = moved / rates.memory_gbs
+    best: Price | None = None
+    for rows, columns, parts in product(SIDES, SIDES, SPLITS if split else (1,)):
+        if rows * columns * work.sums > LARGEST or work.depth < STEP * parts and parts > 1:
+            continue
+        found = _tiled(work, gpu, (rows, columns), parts, memory)
+        if best is None or found.ns < best.ns:
+            best = found
+    assert best is not None
+    return replace(best, ns=best.ns + rates.start_us * 1e3)
+
+
+def _tiled(work: Contraction, gpu: Gpu, tile: tuple[int, int], parts: int, memory: float) -> Price:
+    """Nanoseconds without the start."""
+    rates, (rows, columns) = gpu.rates, tile
+    tiles = work.batch * ceil(work.rows / rows) * ceil(work.columns / columns) * parts
+    terms = ceil(work.depth / parts / STEP) * STEP
+    each = rates.multiprocessors
+    units = 2.0 * rows * columns * work.sums * terms / (rates.tflops[work.kind] * 1e3 / each)
+    cache = (rows + columns * work.sums) * terms * work.width / (rates.cache_gbs / each)
+    busy = ceil(tiles / gpu.multiprocessors) * max(units, cache)
+    if parts > 1:
+        partial = 4.0 * work.batch * work.rows * work.columns * work.sums * (parts + 1)
+        memory += partial / rates.cache_gbs
+    ns = busy + OVERLAP * memory if busy >= memory else memory + OVERLAP * busy
+    bound = "memory" if memory > busy else "cache" if cache > units else "arithmetic"
+    return Price(ns, bound, tile, parts)
+
+
+def stream_ns(moved: float, gpu: Gpu, start: bool = True) -> float:
+    """Nanoseconds of a kernel that goes through so many bytes once."""
+    return moved / gpu.rates.memory_gbs + gpu.rates.start_us * 1e3 * start
+
+
+def library_ns(work: Contraction, gpu: Gpu) -> float:
+    """A call for each product, which takes the host longer than a launch, a kernel for factors that are computed, one for what stands
+    behind."""
+    one = replace(work, sums=1)
+    total = max(price(one, gpu).ns, gpu.rates.call_us * 1e3) * work.sums
+    if work.computed:
+        total += stream_ns(work.sources + work.computed, gpu)
+    if work.apart or work.follows:
+        total += stream_ns(work.result + work.beside + work.kept, gpu, start=not work.follows)
+    return total
+
+
+def generated_ns(work: Contraction, gpu: Gpu) -> float:
+    """One kernel, and what a nest behind it reads of its results. Factors are computed on the way where there are few rows; else before."""
+    few = min(work.rows, work.columns) <= FEW
+    on_the_way = bool(work.computed) and few
+    read = work.factors + work.beside + (work.sources - work.computed if on_the_way else 0.0)
+    found = price(work, gpu, read=read, written=work.result if work.stored is None else work.stored, split=few)
+    start = gpu.rates.start_us * 1e3
+    total = (found.ns - start) / gpu.rates.generated["few" if few else "full"] + start
+    if work.computed and not on_the_way:
+        total += stream_ns(work.sources + work.computed, gpu)
+    return total + stream_ns(work.later, gpu, start=False)

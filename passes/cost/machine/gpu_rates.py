@@ -1,0 +1,39 @@
+"""What GPUs do in a second, from gpus.json: bytes of memory and cache, operations of the units for products by type.
+
+An entry says which card it is of and where its figures come from. `generated` holds how much of the library's rate a generated product
+reaches, by form: `few` rows, tiles that fill the GPU (`full`), a factor that is computed on the way (`computed`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+DATA = Path(__file__).with_name("gpus.json")
+
+
+@dataclass(frozen=True)
+class GpuRates:
+    """One card. `memory_gbs`: GB/s of a copy, bytes read and written together; `cache_gbs`: from the cache that all multiprocessors share.
+    `start_us`: microseconds from one kernel to the next with nothing in it; `call_us`: of the host for a call of the library. `tflops`:
+    multiply-adds, counted as two, by type."""
+
+    card: str
+    source: str
+    multiprocessors: int
+    memory_gbs: float
+    cache_gbs: float
+    start_us: float
+    call_us: float
+    tflops: Mapping[str, float]
+    generated: Mapping[str, float]
+
+
+@cache
+def rates_of(name: str) -> GpuRates:
+    """The rates of an architecture; of one that is not listed those of the nearest of its maker."""
+    table = json.loads(DATA.read_text(encoding="utf-8"))
+    return GpuRates(**(table.get(name) or table["gfx942" if name.startswith("gfx") else "sm_90"]))

@@ -1,0 +1,332 @@
+"""Which products of a GPU are generated, by price (passes/cost/contraction_price.py).
+
+    %p = nd.matmul %x, %w ; %q = nd.matmul %x, %v ; %y = nd.mul (nd.silu %p), %q     ->     one candidate: two sums, and what follows
+
+A candidate is a product with the pointwise operations behind it, or several products of the same sizes that share a factor and meet
+in these. Its price is that of one generated kernel beside that of the library's calls and the kernels around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from xdsl.dialects.builtin import bf16, f16
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, Block, Operation, SSAValue, Use
+
+from ....dialects import nd
+from ....dialects.expr import ONE, ZERO, product
+from ....dialects.expr.ranges import RangeEnv, range_of
+from ....dialects.nd.pointwise import OPS, PointwiseOp
+from ....dialects.nd.types import element_bytes, tensor_type
+from ...cost.contraction_price import Contraction, generated_ns, library_ns
+from ...cost.library_cost import bytes_of, size
+from ...cost.machine import Gpu
+
+KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16"}
+"""Types of factors that units for products take, as the rates of a GPU name them."""
+
+VECTOR = 8
+"""Elements of 16 bits that are loaded at once: rows in memory are a number of these."""
+
+I32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Products of the same sizes that share a factor, with what stands behind them. `parts`: the equal blocks of columns of one product
+    that would be products of their own, so that their elements meet (a gate and its values); none for products as they are."""
+
+    ops: tuple[nd.MatmulOp, ...]
+    work: Contraction
+    parts: tuple[nd.SliceOp, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What becomes of a product and why. Prices are nanoseconds; both are 0 where the product cannot be generated."""
+
+    generated: bool
+    reason: str
+    library_ns: float = 0.0
+    generated_ns: float = 0.0
+
+    def __str__(self) -> str:
+        prices = f" (library {self.library_ns / 1e3:.4g} us, generated {self.generated_ns / 1e3:.4g} us)" if self.generated_ns else ""
+        return f"{'generated' if self.generated else 'a call of the library'}: {self.reason}{prices}"
+
+
+@dataclass(frozen=True)
+class ProductChooser:
+    """Decides for the products of functions. `library` and `few`: see NdLibraryProducts, `library` and `rows`."""
+
+    gpu: Gpu
+    hints: Mapping[str, int]
+    symbols: RangeEnv
+    library: str
+    few: int
+
+    def choose(self, func: FuncOp) -> tuple[dict[Operation, Choice], list[Candidate]]:
+        """What becomes of each product of a function, and the candidates of which blocks of columns are to be products of their own."""
+        found: dict[Operation, Choice] = {}
+        parted: list[Candidate] = []
+        for one in candidates(func, self.gpu, self.hints, self.symbols):
+            for op in one.ops:
+                found[op] = self.choice(one, op)
+            if one.parts and found[one.ops[0]].generated:
+                parted.append(one)
+        for op in _products(func):
+            if op not in found:
+                found[op] = Choice(False, cannot(op, self.gpu, self.symbols))
+        return found, parted
+
+    def choice(self, one: Candidate, op: nd.MatmulOp) -> Choice:
+        """What becomes of a product of a candidate."""
+        prices = library_ns(one.work, self.gpu), generated_ns(one.work, self.gpu)
+        if op.schedule is not None:
+            return Choice(op.schedule.data == "generated", f'schedule = "{op.schedule.data}"', *prices)
+        if self.library in ("always", "never"):
+            return Choice(self.library == "never", f"library={self.library}", *prices)
+        if self.library == "large" and not self.has_few_rows(op):
+            return Choice(False, "library=large", *prices)
+        if any(_rows_are_odd(x) for x in (op.lhs, op.rhs)):
+            return Choice(False, "rows of a factor are no multiple of 16 bytes", *prices)
+        return Choice(prices[1] <= prices[0], "by price", *prices)
+
+    def has_few_rows(self, op: nd.MatmulOp) -> bool:
+        """Whether a product of two matrices surely has few rows, or columns."""
+        dims = tensor_type(op.result).dims
+        highest = [range_of(n, self.symbols).hi for n in dims]
+        return len(dims) == 2 and any(hi is not None and hi <= self.few for hi in highest)
+
+
+def _rows_are_odd(x: SSAValue) -> bool:
+    """Whether rows of a factor, as it lies in memory, are known to be no multiple of VECTOR elements."""
+    while isinstance(op := x.owner, nd.PermuteOp | PointwiseOp):
+        t = tensor_type(x)
+        turned = isinstance(op, nd.PermuteOp)
+        same = [v for v in op.operands if turned or (tensor_type(v).dims == t.dims and not isinstance(v.owner, nd.ExpandOp))]
+        if not same:
+            break
+        x = same[0]
+    last = tensor_type(x).dims[-1].value
+    return last is not None and last % VECTOR != 0 and tensor_type(x).rank > 1
+
+
+def cannot(op: nd.MatmulOp, gpu: Gpu, symbols: RangeEnv) -> str:
+    """Why a product cannot be generated; "" if it can."""
+    t, tensors = tensor_type(op.result), [tensor_type(v) for v in (op.lhs, op.rhs, op.result)]
+    if not gpu.multiplies_halves:
+        return "the GPU has no units for products"
+    if t.element_type not in KINDS or any(x.element_type != t.element_type for x in tensors):
+        return f"its factors are of {tensors[0].element_type} and {tensors[1].element_type}, not of 16-bit floats"
+    if any(n.value == 0 for x in tensors for n in x.dims):
+        return "it is empty"
+    if any((hi := range_of(product(x.dims), symbols).hi) is not None and hi > I32_MAX for x in tensors):
+        return "a tensor has more elements than 32 bits count"
+    return ""
+
+
+def candidates(func: FuncOp, gpu: Gpu, hints: Mapping[str, int], symbols: RangeEnv) -> Iterator[Candidate]:
+    """The candidates of a function, those of most work first: what stands behind two that do not fit together is the first one's."""
+    possible = {op: None for op in sorted(_products(func), key=lambda op: -_flops(op, hints)) if not cannot(op, gpu, symbols)}
+    taken: set[Operation] = set()
+    done: set[Operation] = set()
+    for op in possible:
+        if op in done:
+            continue
+        parts = equal_columns(op)
+        region = _Region([part.result for part in parts] or [_result(op)], taken)
+        if parts and not region.meet():
+            parts, region = (), _Region([_result(op)], taken)
+        partners = [p for p in region.meets if not parts and p is not op and p not in done and p in possible and _fit(op, p)]
+        for partner in partners:
+            region.add(_result(partner))
+        done.update((op, *partners))
+        taken.update(region.behind)
+        yield Candidate((op, *partners), _work((op, *partners), region, len(parts), hints), parts)
+
+
+def product_and_bias(op: Operation) -> tuple[nd.MatmulOp, SSAValue] | None:
+    """The product and the vector over its columns that an addition adds, where nothing else needs the product."""
+    for k, value in enumerate(op.operands):
+        found, bias = value.owner, op.operands[1 - k]
+        if not isinstance(found, nd.MatmulOp) or len(list(value.uses)) != 1:
+            continue
+        t, b = tensor_type(value), tensor_type(bias)
+        if t.rank == 2 and b.rank == 1 and b.dims[0] is t.dims[1] and b.element_type == t.element_type and b.device == t.device:
+            return found, bias
+    return None
+
+
+def equal_columns(op: nd.MatmulOp) -> tuple[nd.SliceOp, ...]:
+    """The slices of a product's columns, all of the same width, where nothing else reads it and each column is in one of them."""
+    value: SSAValue = op.result
+    while len(uses := list(value.uses)) == 1 and isinstance(uses[0].operation, nd.ReshapeOp):
+        reshaped = uses[0].operation.result
+        if tensor_type(reshaped).dims[-1] is not tensor_type(value).dims[-1]:
+            return ()
+        value = reshaped
+    found = [use.operation for use in value.uses]
+    t = tensor_type(value)
+    parts = [o for o in found if isinstance(o, nd.SliceOp) and o.steps.data[-1] is ONE and all(n is ZERO for n in o.starts.data[:-1])]
+    if len(parts) < 2 or len(parts) != len(found) or any(p.result.type != parts[0].result.type for p in parts):
+        return ()
+    width, columns = tensor_type(parts[0].result).dims[-1].value, t.dims[-1].value
+    if width is None or columns is None or columns != width * len(parts) or tensor_type(parts[0].result).dims[:-1] != t.dims[:-1]:
+        return ()
+    parts.sort(key=lambda p: p.starts.data[-1].value or 0)
+    return tuple(parts) if [p.starts.data[-1].value for p in parts] == list(range(0, columns, width)) else ()
+
+
+def _products(func: FuncOp) -> list[nd.MatmulOp]:
+    return [op for op in func.body.block.ops if isinstance(op, nd.MatmulOp)]
+
+
+def _result(op: nd.MatmulOp) -> SSAValue:
+    """What the library's call gives: a product, with its bias."""
+    adds = [use.operation for use in op.result.uses if isinstance(use.operation, OPS["add"])]
+    pair = product_and_bias(adds[0]) if adds else None
+    return adds[0].results[0] if pair is not None and pair[0] is op else op.result
+
+
+def _flops(op: nd.MatmulOp, hints: Mapping[str, int]) -> int:
+    return size(product((*tensor_type(op.result).dims, tensor_type(op.lhs).dims[-1])), hints)
+
+
+def _fit(one: nd.MatmulOp, other: nd.MatmulOp) -> bool:
+    """Whether two products have the same sizes and share a factor."""
+    same = one.result.type == other.result.type and tensor_type(one.lhs).dims[-1] is tensor_type(other.lhs).dims[-1]
+    return same and (one.lhs is other.lhs or one.rhs is other.rhs)
+
+
+@dataclass
+class _Region:
+    """The pointwise operations behind results of products, element by element. `meets`: other products that they need."""
+
+    sources: list[SSAValue]
+    taken: set[Operation]
+    behind: dict[Operation, None] = field(default_factory=dict)
+    meets: dict[nd.MatmulOp, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.numel = product(tensor_type(self.sources[0]).dims)
+        first, *others = self.sources
+        self.sources = []
+        self.add(first)
+        self.reached = [v for v in others if any(use.operation in self.behind for use in _same_elements(v))]
+        self.expected = len(others)
+        for other in others:
+            self.add(other)
+
+    def meet(self) -> bool:
+        """Whether what stands behind the first one needs all of them."""
+        return len(self.reached) == self.expected
+
+    def add(self, source: SSAValue) -> None:
+        """A result, and what stands behind it."""
+        self.sources.append(source)
+        worklist: list[SSAValue] = [source]
+        while worklist:
+            for use in worklist.pop().uses:
+                found = use.operation
+                if found in self.behind or found in self.taken or not self._follows(found):
+                    continue
+                self.behind[found] = None
+                worklist += found.results
+                for value in found.operands:
+                    if (op := _product_of(value)) is not None:
+                        self.meets[op] = None
+
+    def _follows(self, op: Operation) -> bool:
+        """Whether an operation makes one element of each of the product's."""
+        if not isinstance(op, PointwiseOp | nd.ReshapeOp | nd.PermuteOp):
+            return False
+        return product(tensor_type(op.results[0]).dims) is self.numel
+
+    def values(self) -> list[SSAValue]:
+        """The results, and what is computed of them."""
+        return [*self.sources, *(op.results[0] for op in self.behind)]
+
+    def computes(self) -> bool:
+        """Whether there is anything behind but views."""
+        return any(isinstance(op, PointwiseOp) for op in self.behind)
+
+
+def _same_elements(value: SSAValue) -> list[Use]:
+    """The uses of a tensor, and of it in other shapes."""
+    found: list[Use] = []
+    for use in value.uses:
+        if isinstance(use.operation, nd.ReshapeOp | nd.PermuteOp):
+            found += _same_elements(use.operation.result)
+        else:
+            found.append(use)
+    return found
+
+
+def _product_of(value: SSAValue) -> nd.MatmulOp | None:
+    """The product that a tensor is, with its bias, in another shape."""
+    while isinstance(value.owner, nd.ReshapeOp | nd.PermuteOp):
+        value = value.owner.operands[0]
+    pair = product_and_bias(value.owner) if isinstance(value.owner, OPS["add"]) else None
+    return pair[0] if pair is not None else value.owner if isinstance(value.owner, nd.MatmulOp) else None
+
+
+def _work(ops: Sequence[nd.MatmulOp], region: _Region, parts: int, hints: Mapping[str, int]) -> Contraction:
+    """What a candidate does, as a contraction with its neighbours."""
+    t = tensor_type(ops[0].result)
+    *batch, rows, columns = [size(n, hints) for n in t.dims]
+    inside = region.behind.keys() | {v.owner for v in region.sources}
+    stored = kept = later = 0
+    for value in region.values():
+        outside = [u.operation for u in value.uses if u.operation not in inside]
+        if not outside:
+            continue
+        moved = bytes_of(value, hints)
+        stored += moved
+        kept += 0 if value in region.sources or all(map(_reads_by_element, outside)) else moved
+        later += moved if any(map(_reads_by_element, outside)) else 0
+    factors = [_source_bytes(x, hints) for x in dict.fromkeys(v for op in ops for v in op.operands)]
+    width = element_bytes(t.element_type)
+    return Contraction(
+        rows, columns // max(parts, 1), size(tensor_type(ops[0].lhs).dims[-1], hints), prod(batch), max(parts, len(ops)),
+        KINDS[t.element_type], width, width,
+        stored=float(stored), kept=float(kept), beside=float(_beside(region, inside, hints)), later=float(later),
+        follows=later > 0, apart=region.computes(),
+        sources=float(sum(source for source, _ in factors)), computed=float(sum(made for _, made in factors)),
+    )  # fmt: skip
+
+
+def _reads_by_element(user: Operation) -> bool:
+    """Whether an operation becomes a nest that reads its operand, so that what stands before it may be computed there."""
+    return isinstance(user, nd.ReduceOp | nd.ArgReduceOp | nd.VarMeanOp | nd.ScanOp | PointwiseOp | nd.ViewOp)
+
+
+def _beside(region: _Region, inside: Collection[object], hints: Mapping[str, int]) -> int:
+    """Bytes that the operations behind a product read beside it."""
+    found = dict.fromkeys(v for op in region.behind for v in op.operands if v.owner not in inside)
+    return sum(bytes_of(_loaded(v), hints) for v in found if not isinstance(v.owner, nd.RandomOp | nd.FullOp | nd.IotaOp))
+
+
+def _loaded(value: SSAValue) -> SSAValue:
+    """What is loaded for a tensor: the one that it repeats."""
+    while isinstance(value.owner, nd.ExpandOp):
+        value = value.owner.operands[0]
+    return value
+
+
+def _source_bytes(value: SSAValue, hints: Mapping[str, int]) -> tuple[int, int]:
+    """Bytes that a factor is computed from for this product alone, and its own; 0 and 0 where it is there anyway."""
+    read, computed = 0, False
+    worklist, own = [value], bytes_of(value, hints)
+    while worklist:
+        one = worklist.pop()
+        op = one.owner
+        if isinstance(op, Block) or not isinstance(op, PointwiseOp | nd.ViewOp) or len({u.operation for u in one.uses}) > 1:
+            read += bytes_of(one, hints)
+            continue
+        computed = computed or isinstance(op, PointwiseOp)
+        worklist += op.operands
+    return (read, own) if computed else (0, 0)

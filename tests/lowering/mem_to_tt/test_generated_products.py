@@ -1,0 +1,163 @@
+"""Products that are generated whatever they cost, with what stands around them: one kernel each, and eager's numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+from xdsl.dialects.builtin import bf16
+
+import stepwell
+from stepwell.dialects.mem import ExternOp
+from stepwell.dialects.tt.compute import DotOp
+from stepwell.dialects.tt.structure import FuncOp
+from stepwell.lowering.fx.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
+from stepwell.tools.interpret.target import InterpretedTarget
+
+BF16 = torch.bfloat16
+
+
+def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), library="never"):
+    """A program down to kernels, no product of which is the library's."""
+
+    def flat(*inputs):
+        return tuple(pytree.tree_leaves(function(*inputs)))
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = [mode.from_tensor(a) for a in args]
+        trace = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
+        module = import_graph(trace(*fake), fake).module
+    pipeline = default_pipeline("gpu", stages=stages)
+    pipeline.replace("nd-library-products", f"nd-library-products{{tiny=0 library={library}}}")
+    run(pipeline, module, context())
+    module.verify()
+    return module
+
+
+def numbers(*shape, dtype=BF16, scale=1.0):
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * scale
+    return made.to(dtype)
+
+
+def whole(*shape):
+    return torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+
+
+def gated(x, w, v):
+    return F.silu(F.linear(x, w)) * F.linear(x, v)
+
+
+def half_gated(x, w):
+    gate, values = F.linear(x, w).chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * values
+
+
+def residual_and_norm(x, h, w, g):
+    h = h + F.linear(x, w)
+    return h, F.layer_norm(h, (h.shape[-1],), g)
+
+
+def quantised(x, w, s):
+    y = F.relu(F.linear(x, w))
+    return y, (y.float() / s).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def scores(q, k, bias):
+    return torch.softmax((q @ k.transpose(-1, -2)).float() * 0.125 + bias, -1)
+
+
+X, W = numbers(130, 72), numbers(100, 72, scale=0.2)
+# Program, arguments, products in each kernel. Kernels of few programs are launched together.
+PROGRAMS = {
+    "activation": (lambda x, w, b: F.gelu(F.linear(x, w, b)), [X, W, numbers(100)], [1]),
+    "columns side by side": (
+        lambda x, w: F.silu(x @ w), [numbers(97, 65, dtype=torch.float16), numbers(65, 129, dtype=torch.float16)], [1],
+    ),
+    "both transposed": (lambda x, w: F.silu(x.t() @ w.t()), [numbers(72, 130), W], [1]),
+    "a batch": (lambda x, y: torch.tanh(torch.bmm(x, y) * 0.125 + 1), [numbers(3, 70, 16), numbers(3, 16, 90)], [1]),
+    "a batch of one matrix": (lambda x, y: F.relu(x @ y.t()), [numbers(3, 70, 40), numbers(90, 40)], [1]),
+    "two matrices": (gated, [X, W, numbers(100, 72, scale=0.3)], [2]),
+    "halves of one matrix": (half_gated, [numbers(2, 33, 72), numbers(160, 72, scale=0.2)], [2]),
+    "residual, then a norm": (residual_and_norm, [X, numbers(130, 100), W, numbers(100)], [1, 0]),
+    "two results, one quantised": (quantised, [X, W, torch.tensor(0.02)], [1]),
+    "scores": (scores, [numbers(2, 3, 66, 32), numbers(2, 3, 66, 32), numbers(3, 66, 66)], [1, 0]),
+    "low rank beside it": (
+        lambda x, w, a, b: F.relu(F.linear(x, w) + F.linear(F.linear(x, a), b)),
+        [X, W, numbers(16, 72, scale=0.2), numbers(100, 16, scale=0.2)], [1, 2],
+    ),
+    "bytes": (lambda x, q, s: F.silu(F.linear(x, q.to(x.dtype) * s[:, None])), [X, whole(100, 72), numbers(100, scale=0.01)], [0, 1]),
+    "two layers": (lambda x, w, v: F.linear(F.gelu(F.linear(x, w)), v), [X, W, numbers(72, 100, scale=0.2)], [1, 1]),
+    "siblings": (lambda x, w, v: (F.linear(x, w).relu(), F.linear(x, v).sigmoid()), [X, W, numbers(100, 72, scale=0.3)], [2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_generated_products(name):
+    function, args, dots = PROGRAMS[name]
+    module = lowered(function, *args)
+    found = [f for f in module.ops if isinstance(f, FuncOp)]
+    assert [sum(isinstance(op, DotOp) for op in f.walk()) for f in found] == dots
+    assert not [op for op in module.walk() if isinstance(op, ExternOp)]
+    expected = pytree.tree_leaves(function(*args))
+    for got, want in zip(run_loop(module, args, [], []), expected, strict=True):
+        assert got.dtype == want.dtype and got.shape == want.shape
+        torch.testing.assert_close(got.float(), want.float(), rtol=4e-2, atol=4e-2)
+
+
+def nests(module):
+    return [[str(n) for n in op.loop_sizes] for op in module.body.block.walk() if op.name == "loop.nest"]
+
+
+def test_products_of_the_same_rows_are_nests_of_their_own():
+    """Each has its sums in registers; those that meet share a nest."""
+    function, args, _ = PROGRAMS["siblings"]
+    assert nests(lowered(function, *args, stages=("nd", "loop"))) == [["130", "100"], ["130", "100"]]
+    function, args, _ = PROGRAMS["two matrices"]
+    assert nests(lowered(function, *args, stages=("nd", "loop"))) == [["130", "100"]]
+
+
+def test_what_a_row_reads_is_stored_rounded():
+    """Fewer bytes than what the row makes of it."""
+    function, args, _ = PROGRAMS["scores"]
+    module = lowered(function, *args, stages=("nd", "loop"))
+    first, second = [op for op in module.walk() if op.name == "loop.nest"]
+    assert first.results[0].type.element_type == bf16 and len(second.loop_sizes) == 3
+
+
+def test_factors_that_are_computed_are_stored_for_many_rows():
+    function, args, _ = PROGRAMS["bytes"]
+    assert nests(lowered(function, *args, stages=("nd", "loop"))) == [["72", "100"], ["130", "100"]]
+
+
+@pytest.mark.parametrize("name", ["activation", "a batch", "halves of one matrix"])
+def test_sizes_that_are_symbols(name):
+    function, args, _ = PROGRAMS[name]
+    pipeline = default_pipeline("gpu")
+    pipeline.replace("nd-library-products", "nd-library-products{tiny=0 library=never}")
+    stepwell.register_target(InterpretedTarget, replace=True)
+    try:
+        compiled = torch.compile(function, backend="stepwell", dynamic=True, options={"cache": "off", "pipeline": str(pipeline)})
+        for rows in (args[0].shape[-2], 17):
+            some = [args[0][..., :rows, :], *args[1:]]
+            torch.testing.assert_close(compiled(*some), function(*some), rtol=4e-2, atol=4e-2)
+    finally:
+        stepwell.unregister_target("interpreted")
+        torch._dynamo.reset()
+
+
+def test_dropout_has_the_numbers_of_torch():
+    def dropped(x, w, h):
+        return h + F.dropout(F.linear(x, w), 0.3, True)
+
+    module = lowered(dropped, X, W, numbers(130, 100), stages=("nd", "loop"))
+    (nest,) = [op for op in module.walk() if op.name == "loop.nest"]
+    assert any(op.name == "loop.random" for op in nest.walk()) and any(op.name == "loop.reduce" for op in nest.walk())
