@@ -295,6 +295,8 @@ _TRUE = BoolAttr.from_bool(True)
 
 GRID_WAIT = "griddepcontrol.wait; // $0"
 """Assembly of NVIDIA's GPUs (sm_90 and later): wait until the kernels before this one are done and what they wrote can be read."""
+ZERO_BITS = "mov.b32 $0, 0;"
+"""Assembly of NVIDIA's GPUs: 32 bits of 0, of which ptxas does not know that they are a constant."""
 TWO_AS_THEY_ARE = "or.b32 $0, $1, $2;"
 """Assembly of NVIDIA's GPUs: two numbers of 16 bits and a 0 of which neither LLVM nor ptxas knows that it is one, nor so that the numbers
 stay the same."""
