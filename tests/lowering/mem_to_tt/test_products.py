@@ -82,15 +82,14 @@ def test_tiles_that_cannot_be(changes, message):
         with_tile(module, **changes)
 
 
-def test_blocks_are_copied_by_the_gpu(monkeypatch):
+def test_blocks_are_copied_by_the_gpu():
     """Factors, one of them a part of a larger matrix, and the result; what is added to it is loaded."""
-    monkeypatch.setattr(few_rows, "LEAST", 1 << 12)
 
     def layer(x, w, r):
         return F.relu(x[:, 64:] @ w.t()) + r
 
     inputs = [numbers(300, 192), numbers(264, 128), numbers(300, 264)]
-    module = with_tile(lowered(layer, *inputs, stages=("nd", "loop", "mem"), options="rows=600"))
+    module = with_tile(lowered(layer, *inputs, stages=("nd", "loop", "mem"), options="library=never"))
     (kernel,) = kernels(module)
     assert len(found(kernel, DescriptorLoadOp)) == 2 and len(found(kernel, DescriptorStoreOp)) == 1 and len(found(kernel, LoadOp)) == 1
     (got,) = run_loop(module, inputs, [], [])
@@ -98,10 +97,9 @@ def test_blocks_are_copied_by_the_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["odd rows", "an odd place"])
-def test_what_cannot_be_described_is_loaded(monkeypatch, what):
-    monkeypatch.setattr(few_rows, "LEAST", 1 << 12)
+def test_what_cannot_be_described_is_loaded(what):
     x, w = numbers(300, 132 if what == "odd rows" else 136), numbers(264, 128)
-    module = lowered(lambda x, w: F.relu(x[:, 4:132] @ w.t()), x, w, stages=("nd", "loop", "mem"), options="rows=600")
+    module = lowered(lambda x, w: F.relu(x[:, 4:132] @ w.t()), x, w, stages=("nd", "loop", "mem"), options="library=never")
     (kernel,) = kernels(with_tile(module))
     assert len(found(kernel, DescriptorLoadOp)) == 1 and len(found(kernel, LoadOp)) == 1
 
@@ -115,7 +113,7 @@ def test_triton_lets_products_of_steps_overlap(copies):
     from stepwell.targets.triton.gpu import gpu_target
 
     x = empty(4096, 4096)
-    module = with_tile(lowered(FORMS["by rows"][0], x, x, stages=("nd", "loop", "mem"), options="rows=10000"), copies=copies, lasting=0)
+    module = with_tile(lowered(FORMS["by rows"][0], x, x, stages=("nd", "loop", "mem"), options="library=never"), copies=copies, lasting=0)
     (kernel,) = kernel_modules(module)
     built = compile_kernel(kernel, gpu_target("sm_90"))
     assert not built.details["spills"] and not built.details.get("waiting_products")
