@@ -257,6 +257,8 @@ class State(NestValues):
         return self.indices.number(e)
 
     def integer(self, e: Expr, element: Attribute) -> SSAValue:
+        if e.value is not None:  # which may need more bits than index arithmetic has
+            return self.b.int(e.value, element)
         return self.b.resize(self.number(e), element)
 
     def fix(self, e: Expr) -> Expr:

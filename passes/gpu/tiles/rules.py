@@ -514,7 +514,8 @@ def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Size
 
 
 def fits_i32(info: NestAccess) -> bool:
-    """Whether all index arithmetic of a nest surely fits 32 bits, a last block that hangs over included."""
+    """Whether all index arithmetic of a nest surely fits 32 bits, a last block that hangs over included; numbers that no index is computed
+    from may be of any size."""
 
     limit = I32_MAX - (1 << 21)
 
@@ -541,4 +542,4 @@ def fits_i32(info: NestAccess) -> bool:
             return False
         if not all(fits(a.offset) for a in node.accesses):
             return False
-    return all(fits(e) for value, e in info.exprs.items() if e not in info.opaque)
+    return all(fits(e) for e in info.exprs.values() if e.value is None and e not in info.opaque)
