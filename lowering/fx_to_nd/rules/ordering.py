@@ -1,20 +1,24 @@
-"""Sorted rows and searches in them: sort, kthvalue and median of short rows, bucketize, searchsorted.
+"""Sorted rows and searches in them: sort, topk, kthvalue and median of short rows, bucketize, searchsorted.
 
 A short row is sorted by counting: the rank of an element is how many stand before it, so that a row of n costs n * n
 comparisons, which are vectors, and no branch. NaN is the largest, equal elements keep their order.
+
+The few largest of a row are found one after the other, each the maximum of those below the one before. An element is
+compared together with its place, as one integer, so that no two are equal; of equal elements the first comes first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from xdsl.dialects.builtin import i1, i32, i64
+from xdsl.dialects.builtin import IntegerType, i1, i16, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
-from ....dialects.expr import Expr, dim, product
-from ....dialects.nd.types import FLOATS
+from ....dialects.expr import Expr, as_expr, dim, product
+from ....dialects.nd.types import FLOATS, element_bytes
 from ..core.builder import ONE, ZERO
 from ..core.importer import Importer
 from ..core.promotion import promote
@@ -24,6 +28,12 @@ aten = torch.ops.aten
 
 _LONGEST_ROW = 64
 """Elements of a row up to which counting ranks is faster than the library's sort."""
+_MOST_LARGEST = 8
+"""How many of the largest elements of a row are found one after the other."""
+_MOST_APART = 4
+"""How many of them are taken apart, into element and place, before they are put beside each other: more stores would be two nests."""
+_LONGEST_OF_LARGEST = 4096
+"""Elements of such a row: a GPU keeps it on chip while it is gone through once for each of them."""
 
 
 # ---- ranks
@@ -91,6 +101,73 @@ def _sort_stable(
     b: Importer, x: SSAValue, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Any:
     return _sort(b, x, dim, descending)
+
+
+# ---- the largest
+
+
+def _ordered(b: Importer, x: SSAValue) -> SSAValue | None:
+    """Integers that are in the order of the elements of x, NaN last; None for types of 64 bits, whose places find no room beside them."""
+    dtype = b.dtype(x)
+    if dtype not in FLOATS:
+        fits = isinstance(dtype, IntegerType) and 1 < dtype.width.data <= 32
+        return b.cast(x, i32 if dtype.width.data <= 16 else i64) if fits else None  # pyright: ignore[reportAttributeAccessIssue]
+    if (width := element_bytes(dtype)) not in (2, 4):
+        return None
+    x = b.select(b.predicate("isnan", x), math.nan, x)  # of either sign, any bits
+    bits = b.bitcast(x, i16 if width == 2 else i32)
+    wide = b.cast(bits, i32 if width == 2 else i64)
+    return b.select(b.cmp("lt", wide, 0), b.op("xor", wide, (1 << 8 * width - 1) - 1), wide)
+
+
+def _from_ordered(b: Importer, key: SSAValue, dtype: Attribute) -> SSAValue:
+    """The elements of type `dtype` that `_ordered` made `key` of."""
+    if dtype not in FLOATS:
+        return b.cast(key, dtype)
+    width = element_bytes(dtype)
+    bits = b.select(b.cmp("lt", key, 0), b.op("xor", key, (1 << 8 * width - 1) - 1), key)
+    return b.bitcast(b.cast(bits, i16 if width == 2 else i32), dtype)
+
+
+def _largest(b: Importer, x: SSAValue, k: int, d: int, largest: bool) -> tuple[SSAValue, SSAValue] | None:
+    """The k largest (smallest) elements along `d` in order and where they are; None for types whose order is no integer's."""
+    key = _ordered(b, x)
+    if key is None:
+        return None
+    dims, wide = b.dims(x), b.dtype(key)
+    shift = 16 if wide == i32 else 32
+    if not largest:
+        key = b.op("xor", key, -1)
+    place = b.iota(dims, d, wide)
+    last = int(dims[d]) - 1
+    pairs = b.op("or", b.op("shl", key, shift), b.sub(last, place))
+    lowest = -(1 << 2 * shift - 1)
+    found = [b.reduce("max", pairs, [d], keepdim=True)]
+    while len(found) < k:
+        below = b.select(b.cmp("lt", pairs, found[-1]), pairs, lowest)
+        found.append(b.reduce("max", below, [d], keepdim=True))
+    if k > _MOST_APART:
+        found = [b.cat(found, d)]
+    keys = [b.op("shr", one, shift) for one in found]
+    values = [_from_ordered(b, one if largest else b.op("xor", one, -1), b.dtype(x)) for one in keys]
+    places = [b.cast(b.sub(last, b.op("and", one, (1 << shift) - 1)), i64) for one in found]
+    return b.cat(values, d), b.cat(places, d)
+
+
+@rule(aten.topk.default)
+def _topk(b: Importer, x: SSAValue, k: Any, d: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """Which of equal elements is found, and the order of those that need not be sorted, is open: here the first one, in order."""
+    if not b.rank(x) or not isinstance(k, int) or b.dtype(x) == i1 or (b.eager_numerics and b.used(1)):
+        return NotImplemented
+    d %= b.rank(x)
+    size = b.dims(x)[d]
+    if not size.is_const or not 0 < k <= int(size):
+        return NotImplemented
+    if k <= _MOST_LARGEST and int(size) <= _LONGEST_OF_LARGEST and (found := _largest(b, x, k, d, largest)) is not None:
+        return found
+    if not _short(b, x, d):
+        return NotImplemented
+    return tuple(b.slice_dim(one, d, 0, as_expr(k)) for one in _sorted(b, x, d, largest))
 
 
 def _at(b: Importer, x: SSAValue, d: int, place: SSAValue, index: Any) -> SSAValue:

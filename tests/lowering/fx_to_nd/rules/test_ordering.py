@@ -36,6 +36,54 @@ def test_sort_of_small_and_long_rows(check):
     check(lambda x: x.sort(dim=1, stable=True), torch.randn(4, 3), dynamic=True)
 
 
+def extremes(dtype):
+    """Rows without equal elements: NaN, infinities, the ends of integer types."""
+    x = torch.stack([torch.randperm(12) for _ in range(3)]).to(dtype) - (4 if dtype != torch.uint8 else -1)
+    if dtype.is_floating_point:
+        x[0, 3], x[1, 5], x[2, 0], x[2, 7] = math.nan, -math.inf, math.inf, -math.nan
+    else:
+        x[0, 11], x[1, 0] = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    return x
+
+
+@pytest.mark.parametrize(
+    "dtype", (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+)
+@pytest.mark.parametrize("largest", (False, True))
+def test_topk(check, dtype, largest):
+    """N22"""
+    x = extremes(dtype)
+    found = check(lambda x: [x.topk(k, 1, largest) for k in (1, 2, 4, 5, 12)] + [x.t().topk(3, 0, largest)], x)
+    assert not found.counts.extern
+    found = check(lambda x: x.topk(7, 1, largest).values, row_values(dtype, (3, 10)))
+    assert not found.counts.extern
+
+
+def test_topk_names_the_first_of_equal_elements_and_each_once(compiled):
+    x = torch.full((2, 9), -math.inf)
+    x[0, 4] = x[0, 2] = 1.0
+    values, indices = compiled(lambda x: x.topk(5))(x)
+    assert torch.equal(values, x.topk(5).values)
+    assert indices.tolist() == [[2, 4, 0, 1, 3], [0, 1, 2, 3, 4]]
+
+
+def test_topk_of_equal_elements_as_eager_names_them():
+    x = torch.zeros(3, 40)
+    program = torch.compile(lambda x: x.topk(3), backend="stepwell", options={"numerics": "eager"})
+    assert torch.equal(program(x).indices, x.topk(3).indices)
+
+
+def test_topk_of_other_rows_is_the_librarys(check):
+    assert check(lambda x: x.topk(9), torch.randn(2, 65)).counts.extern == 1
+    assert check(lambda x: x.topk(2), torch.randn(2, 65, dtype=torch.float64)).counts.extern == 1
+    assert check(lambda x: x.topk(2), torch.randn(4097)).counts.extern == 1
+    assert not check(lambda x: (x.topk(8), x.topk(2, 0)), torch.randn(3, 1000)).counts.extern
+    check(lambda x: x.topk(0), torch.randn(3, 4))
+    check(lambda x: x.topk(1), torch.randn(0, 4))
+    check(lambda x: x.topk(1), torch.tensor(2.0))
+    check(lambda x: x.topk(2, 1), torch.randn(5, 6), dynamic=True)
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.int64))
 def test_medians(check, dtype):
     """N22"""
