@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from xdsl.dialects import arith
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from ....dialects import loop
@@ -12,8 +13,11 @@ from ....dialects.expr import ZERO, Dim, Expr, IndexMap, dim, dims_subs, free_di
 from ....dialects.expr.ranges import Range, RangeEnv, simplify
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd.base import ExprsAttr
+from ...analysis.schedule_attrs import int_attr, schedule_table
 
 INDEX = loop.INDEX
+VECTOR, TILE = "vector", "tile"
+"""Keys of a schedule whose value is the number of a loop."""
 Place = tuple[Expr, Sequence[SSAValue]]
 """An index as an expression over values: `Dim(k)` stands for the k-th."""
 
@@ -35,6 +39,28 @@ def replace_loops(target: loop.LoopLike, sizes: Sequence[Expr], places: Sequence
     for value in old:
         assert isinstance(value, BlockArgument)
         block.erase_arg(value)
+    _renumber_schedule(target, places)
+
+
+def _renumber_schedule(target: loop.LoopLike, places: Sequence[Expr]) -> None:
+    """What the schedule says of old loop k holds for the new loop that it became, the innermost one of several. Of a loop that is gone
+    it says nothing any more."""
+    entries = {**schedule_table(target)} if isinstance(target, loop.NestOp) else target.attributes
+    for key in (VECTOR, TILE):
+        number = entries.get(key)
+        if not isinstance(number, IntegerAttr):
+            continue
+        found = [d.index for d in free_dims(places[number.value.data])]
+        if not found or not isinstance(places[number.value.data], Dim):
+            entries.pop("piece", None)  # counts the pieces of a loop as it was
+        if found:
+            entries[key] = int_attr(max(found))
+        else:
+            del entries[key]
+    if TILE in entries and entries.get(TILE) == entries.get(VECTOR):  # one loop now: there is no other to tile
+        del entries[TILE]
+    if isinstance(target, loop.NestOp) and entries != schedule_table(target):
+        target.properties["schedule"] = DictionaryAttr(entries)
 
 
 def _replace_uses(value: SSAValue, e: Expr, new: Sequence[SSAValue], first: Operation | None, symbols: RangeEnv) -> None:
