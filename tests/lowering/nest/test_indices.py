@@ -76,22 +76,22 @@ def made(e, values=None):
 @pytest.mark.parametrize(
     ("e", "used"),
     [
-        (NEAR * 12 + SIZE, {"add", "mul"}),
-        (NEAR - SIZE, {"sub"}),
-        (NEAR * SIZE, {"mul"}),
-        ((NEAR + SIZE) // 4, {"add", "quotient"}),
-        (NEAR * 5 % SIZE, {"mul", "remainder"}),
-        ((NEAR - SIZE) // 4, {"sub", "floor_quotient"}),
-        (FAR % 4, {"floor_remainder"}),
-        (NEAR // FAR, {"floor_quotient"}),
-        (minimum(NEAR, FAR, SIZE), {"min"}),
-        (maximum(NEAR + FAR, SIZE), {"max", "add"}),
+        (NEAR * 12 + SIZE, ["add", "mul"]),
+        (NEAR - SIZE, ["sub"]),
+        (NEAR * SIZE, ["mul"]),
+        ((NEAR + SIZE) // 4, ["add", "quotient"]),
+        (NEAR * 5 % SIZE, ["mul", "remainder"]),
+        ((NEAR - SIZE) // 4, ["floor_quotient", "sub"]),
+        (FAR % 4, ["floor_remainder"]),
+        (NEAR // FAR, ["floor_quotient"]),
+        (minimum(NEAR, FAR, SIZE), ["min"]),
+        (maximum(NEAR + FAR, SIZE), ["add", "max"]),
     ],
     ids=str,
 )
 def test_the_operation_is_the_cheapest_that_the_ranges_allow(e, used):
     value, found = made(e)
-    assert set(found) == used
+    assert sorted(set(found)) == used
     assert value == evaluate(e, {NEAR: 7, FAR: -5, SIZE: 9})
 
 
