@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+# under importlib mode pytest adds no folder to the path: `from support import lower`
+sys.path.insert(0, str(Path(__file__).parent))
 # tests take parts of the compiler apart: each runs all of it, but for those of the cache
 os.environ.setdefault("STEPWELL_CACHE", "objects")
 # what fails inside of stepwell is to be seen

@@ -4,14 +4,12 @@ import re
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import import_function
 from xdsl.context import Context
 
 from stepwell.dialects import load_dialects
 from stepwell.dialects.host import LaunchOp
 from stepwell.dialects.tt.types import SPELLINGS
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.lowering.outline import LONGEST
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
@@ -86,8 +84,7 @@ def test_loops_by_their_printed_names(opt_tool):
 
 def kernel_names(fn, *args, target="gpu") -> list[str]:
     """What the kernels of a graph are called, in the order of its launches, before small ones become one."""
-    gm = make_fx(fn, decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
-    module = import_graph(gm, args).module
+    module = import_function(fn, *args).module
     pipeline = default_pipeline(target)
     if target == "gpu":
         pipeline.remove("tt-join-launches")

@@ -6,10 +6,9 @@ from functools import reduce
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import import_function, lower
 from torch.utils import _pytree as pytree
 
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.tools.backend.compile_graph import context
@@ -41,7 +40,7 @@ def test_parts_go_to_their_places(name, mode, device):
     program, tensors = PROGRAMS[name]
     args = [torch.randn(3, 4), torch.randn(3, 5), torch.randn(6, 2), torch.randn(6, 7)]
     expected = pytree.tree_leaves(program(*args))
-    imported = import_graph(make_fx(lambda *args: pytree.tree_leaves(program(*args)), tracing_mode=mode)(*args), args)
+    imported = import_function(program, *args, mode=mode)
     run(default_pipeline(device, stages=("nd", "loop", "mem", *["tt"] * (device == "gpu"))), imported.module, context())
     if tensors is not None and mode == "real":  # sizes that are symbols are the same only by an assertion of the graph's
         assert sum(op.name == "mem.alloc" for op in imported.module.walk()) == tensors
@@ -51,8 +50,7 @@ def test_parts_go_to_their_places(name, mode, device):
 
 def test_a_tensor_that_grows_step_by_step_is_written_once():
     args = [torch.randn(k % 3, 4) for k in range(1200)]
-    imported = import_graph(make_fx(lambda *xs: [reduce(lambda y, x: torch.cat([y, x]), xs)])(*args), args)
-    run(default_pipeline("cpu", stages=("nd", "loop", "mem")), imported.module, context())
+    imported = lower(lambda *xs: [reduce(lambda y, x: torch.cat([y, x]), xs)], *args, to="mem", target="cpu", mode="real")
     assert sum(op.name == "mem.alloc" for op in imported.module.walk()) == 1
     (got,) = run_loop(imported.module, args, imported.constants, imported.objects)
     assert torch.equal(got, torch.cat(args))

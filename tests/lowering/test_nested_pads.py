@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import import_function
 
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.tools.backend.compile_graph import context
@@ -30,8 +29,7 @@ PROGRAMS = {
 def test_nothing_outside_is_loaded(name, mode, device):
     """The interpreters refuse an access outside of a tensor."""
     program, x = PROGRAMS[name], torch.randn(5, 3, 6)
-    gm = make_fx(lambda x: (program(x),), tracing_mode=mode)(x)
-    imported = import_graph(gm, [x])
+    imported = import_function(lambda x: program(x), x, mode=mode)
     run(default_pipeline(device, stages=("nd", "loop", "mem", *["tt"] * (device == "gpu"))), imported.module, context())
     (found,) = run_loop(imported.module, [x], imported.constants, imported.objects)
     assert torch.equal(found.reshape(program(x).shape), program(x))

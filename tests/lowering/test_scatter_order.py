@@ -2,14 +2,10 @@
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import lower
 
 import stepwell  # noqa: F401 - registers the backend
 from stepwell.dialects import loop
-from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager.pass_manager import run
-from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.tools.backend.compile_graph import context
 
 SOURCES = {0: (50, 16, 3), 1: (4, 60, 3), 2: (4, 16, 70)}
 
@@ -23,8 +19,7 @@ def scatter(axis):
 @pytest.mark.parametrize("axis", SOURCES)
 def test_loops(axis):
     function, given = scatter(axis)
-    imported = import_graph(make_fx(lambda *xs: (function(*xs)[0],), tracing_mode="fake")(*given), given)
-    run(default_pipeline("cpu", stages=("nd", "loop", "mem")), imported.module, context())
+    imported = lower(lambda *xs: function(*xs)[0], *given, to="mem", target="cpu")
     assert 'label = "pack"' not in str(imported.module)
     (kept,) = [op for op in imported.module.walk() if isinstance(op, loop.ForOp) and op.sequential is not None]
     inside = [op for op in kept.walk() if isinstance(op, loop.ForOp) and op is not kept]
@@ -53,8 +48,7 @@ def given_places(count, dtype=torch.float32):
 def test_elements_at_places_are_stored_in_vectors():
     """No loop stands inside of the one over the places, so that it runs along the lanes."""
     given = given_places(500)
-    imported = import_graph(make_fx(lambda *xs: (put(*xs),), tracing_mode="fake")(*given), given)
-    run(default_pipeline("cpu", stages=("nd", "loop", "mem")), imported.module, context())
+    imported = lower(put, *given, to="mem", target="cpu")
     (kept,) = [op for op in imported.module.walk() if isinstance(op, loop.ForOp)]
     assert kept.sequential is not None and "lanes" in kept.attributes
 

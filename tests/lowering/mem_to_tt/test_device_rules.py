@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support import traced, without_data
 from torch._subclasses import FakeTensorMode
-from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from stepwell.dialects import nd
-from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
@@ -24,12 +23,8 @@ aten = torch.ops.aten
 def on_gpu(function, *args, library=()):
     """What the kernels for a GPU of a function compute; `library`: the operators that may be called instead."""
 
-    def flat(*inputs):
-        return tuple(t for t in pytree.tree_leaves(function(*inputs)) if t is not None)
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        fake = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="cuda") for a in args]
-        gm = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake")(*fake)
+    fake = without_data(args)
+    gm = traced(lambda *inputs: [t for t in pytree.tree_leaves(function(*inputs)) if t is not None], *fake)
     imported = import_graph(gm, fake)
     assert {op.call.data.target for op in imported.module.walk() if isinstance(op, nd.ExternOp)} == set(library)
     run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())

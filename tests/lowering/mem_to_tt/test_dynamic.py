@@ -7,16 +7,12 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import import_function, lower
 from torch.utils import _pytree as pytree
 
 from stepwell.dialects.host import LaunchOp
-from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.tt.structure import RARE, AssertOp, FuncOp
-from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx.pre_grad import whole_operators  # noqa: F401 - its operators
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.tools.backend.compile_graph import context
@@ -75,16 +71,7 @@ def lowered_from(name: str, x: torch.Tensor, target: str):
 
 
 def lowered_function(function, x: torch.Tensor, target: str = "sm_90"):
-    def flat(x):
-        return tuple(pytree.tree_leaves(function(x)))
-
-    table = decomposition_table()
-    gm = make_fx(functionalize(flat), decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
-    imported = import_graph(gm, [x])
-    pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
-    imported.module.attributes[MACHINE] = MachineAttr.get(target)
-    run(pipeline, imported.module, context())
-    return imported
+    return lower(function, x, mode="symbolic", machine=target)
 
 
 def check(name, shape, strided=False, dtype=torch.float32):
@@ -168,8 +155,7 @@ def test_sizes_that_are_quotients_of_others_are_loops_like_them():
         return (torch.relu(rows.reshape(n, c, (h * w) // w, w)),)
 
     x = torch.rand(2, 3, 5, 7) + 1
-    gm = make_fx(scaled, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
-    imported = import_graph(gm, [x])
+    imported = import_function(scaled, x, mode="symbolic")
     assert "floordiv" not in str(imported.module)
     run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
     given = torch.rand(3, 2, 4, 9) + 1
@@ -190,9 +176,7 @@ def test_rows_of_small_products_may_be_a_symbol(rows):
         return (torch.relu(x @ weight),)
 
     x = torch.randn(7, 8, generator=torch.Generator().manual_seed(1))
-    gm = make_fx(product, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
-    imported = import_graph(gm, [x])
-    run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
+    imported = lower(product, x, to="tt", target="gpu", mode="symbolic")
     assert "aten.mm" not in str(imported.module)
     given = torch.randn(rows, 8, generator=torch.Generator().manual_seed(rows))
     (got,) = run_loop(imported.module, [given], imported.constants, imported.objects)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses import FakeTensorMode
-from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
+from support import import_function, without_data
 
 import stepwell
 from stepwell.dialects.machine import MACHINE, MachineAttr
@@ -19,8 +16,6 @@ from stepwell.dialects.tt.shape import TransOp
 from stepwell.dialects.tt.structure import FuncOp
 from stepwell.dialects.tt.types import shape_of
 from stepwell.errors import StepwellError
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
 from stepwell.passes.analysis.schedule_attrs import schedule_table, update_schedule
 from stepwell.passes.gpu.tiles.candidates import GPU
@@ -39,14 +34,7 @@ def empty(*shape, dtype=BF16):
 
 def imported(function, *args):
     """A program; nothing is computed."""
-
-    def flat(*inputs):
-        return tuple(pytree.tree_leaves(function(*inputs)))
-
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        args = [mode.from_tensor(a) for a in args]
-        trace = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
-        return import_graph(trace(*args), args).module
+    return import_function(function, *without_data(args, "cpu")).module
 
 
 def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), options=""):

@@ -6,17 +6,12 @@ import math
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import lower
 
 from stepwell.dialects.tt.arith import SelectOp
 from stepwell.dialects.tt.memory import LoadOp
 from stepwell.dialects.tt.structure import FuncOp
 from stepwell.dialects.tt.types import shape_of
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager.pass_manager import run
-from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
 
 PROGRAMS = {
@@ -53,9 +48,7 @@ def rows(dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values(name, dtype, mode):
     x = rows(dtype)
-    gm = make_fx(PROGRAMS[name], decomposition_table=decomposition_table(), tracing_mode=mode, _allow_non_fake_inputs=True)(x)
-    imported = import_graph(gm, [x])
-    run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
+    imported = lower(PROGRAMS[name], x, mode=mode)
     got = run_loop(imported.module, [x], imported.constants, imported.objects)
     for a, b in zip(got, PROGRAMS[name](x), strict=True):
         close = 2e-2 if dtype == torch.bfloat16 else 1e-5

@@ -7,14 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import lower
 
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager.pass_manager import run
-from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
 
 WIDTH, HEADS, WORDS, BATCH, LENGTH = 16, 2, 19, 2, 5
@@ -62,9 +56,7 @@ def test_gradients_are_as_near_as_those_of_eager(dtype):
     def step(tokens, labels, *values):
         return gradients(tokens, labels, names, values)
 
-    gm = make_fx(functionalize(step), decomposition_table=decomposition_table(), tracing_mode="fake")(*inputs)
-    imported = import_graph(gm, inputs)
-    run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
+    imported = lower(step, *inputs, to="tt", target="gpu")
     found = run_loop(imported.module, [x.clone() for x in inputs], imported.constants, imported.objects)
     eager = gradients(tokens, labels, names, values)
     truth = gradients(tokens, labels, names, [value.double() for value in values])

@@ -5,17 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import lower
 
 import stepwell
 from stepwell.dialects.tt.memory import LoadOp, StoreOp
 from stepwell.dialects.tt.shape import JoinOp, SplitOp
 from stepwell.dialects.tt.types import shape_of
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager.pass_manager import run
-from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.target import InterpretedTarget
 
 BF16 = torch.bfloat16
@@ -42,12 +37,7 @@ def butterflies(x):
 
 
 def kernels(function, *args):
-    def flat(*inputs):
-        return (function(*inputs),)
-
-    graph = make_fx(flat, decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
-    module = import_graph(graph, args).module
-    run(default_pipeline("gpu", stages=["nd", "loop", "mem", "tt"]), module, context())
+    module = lower(function, *args, to="tt", target="gpu").module
     return module
 
 

@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
+from support import lower
 from torch._subclasses import FakeTensorMode
-from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 from xdsl.dialects import gpu
 from xdsl.parser import Parser
 
@@ -31,13 +30,7 @@ from stepwell.tools.interpret.tt.run import run_kernel
 def nests(function, *args):
     """The nests of a program at the end of the stage `mem`, and the module."""
 
-    def flat(*inputs):
-        return tuple(pytree.tree_leaves(function(*inputs)))
-
-    gm = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
-    module = import_graph(gm, args).module
-    run(default_pipeline("gpu", stages=["nd", "loop", "mem"]), module, context())
-    module.verify()
+    module = lower(function, *args, to="mem", target="gpu").module
     return [n for n in module.walk() if is_nest_in_memory(n)], module
 
 

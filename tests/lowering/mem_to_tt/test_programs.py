@@ -9,21 +9,16 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import import_function, lower
 from torch.utils import _pytree as pytree
 
-from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.support import float8
 from stepwell.dialects.support.float8 import encode, f8e4m3fn
 from stepwell.dialects.tt import structure as tt_structure
 from stepwell.errors import StepwellError
-from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx.joint.max_pool_offsets import max_pool_offsets_backward, max_pool_with_offsets
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.passes.manager.verify import verify_ir
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
 
@@ -291,19 +286,7 @@ PROGRAMS = {
 
 @functools.cache
 def lowered(name: str, target: str = "sm_90"):
-    function, *args = PROGRAMS[name]
-
-    def flat(*inputs):
-        return tuple(pytree.tree_leaves(function(*inputs)))
-
-    table = decomposition_table()
-    gm = make_fx(functionalize(flat), decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
-    imported = import_graph(gm, args)
-    pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
-    imported.module.attributes[MACHINE] = MachineAttr.get(target)
-    run(pipeline, imported.module, context())
-    verify_ir(imported.module)
-    return imported
+    return lower(*PROGRAMS[name], machine=target)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -348,11 +331,7 @@ def test_casts_to_8_bits_where_torch_does_not_saturate(target, monkeypatch):
     """Before 2.13 its casts to E4M3FN make NaN of what rounds to more than 448."""
     monkeypatch.setattr(float8, "torch_saturates", lambda: False)
     x = torch.tensor([0.3, 448, 463.9, 464, 464.1, 480, 1e9, math.inf, math.nan, -447, -464, -464.1, -480, -1e9, -math.inf, -0.0])
-    gm = make_fx(lambda x: (x.to(F8),), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
-    imported = import_graph(gm, [x])
-    pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
-    imported.module.attributes[MACHINE] = MachineAttr.get(target)
-    run(pipeline, imported.module, context())
+    imported = lower(lambda x: x.to(F8), x, machine=target)
     assert ("cvt.rn.satfinite.e4m3x2" in str(imported.module)) == (target == "sm_90")
     (got,) = run_loop(imported.module, [x], imported.constants, imported.objects)
     want = [encode(v, f8e4m3fn) for v in x.tolist()]
@@ -364,9 +343,7 @@ def test_quotients_by_a_divisor_of_a_whole_row():
     special = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-44, 3e-39, 1.5, 1e30, 3e38, -7e-20]
     x = torch.cat([torch.tensor(special), randn(53)]).repeat(len(special), 1)
     y = torch.tensor(special)[:, None]
-    gm = make_fx(lambda x, y: ((x / y).exp() + x / y, x / y), tracing_mode="fake", _allow_non_fake_inputs=True)(x, y)
-    imported = import_graph(gm, [x, y])
-    run(default_pipeline("gpu", stages=["nd", "loop", "mem", "tt"]), imported.module, context())
+    imported = lower(lambda x, y: ((x / y).exp() + x / y, x / y), x, y, to="tt", target="gpu")
     _, got = run_loop(imported.module, [x, y], imported.constants, imported.objects)
     assert "math.fma" in str(imported.module)
     torch.testing.assert_close(got.reshape(x.shape), x / y, rtol=1.2e-7, atol=1e-44, equal_nan=True)
@@ -374,8 +351,7 @@ def test_quotients_by_a_divisor_of_a_whole_row():
 
 def computed(function, *args, numerics="default"):
     """The text of the kernels, and what they compute."""
-    gm = make_fx(function, decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
-    imported = import_graph(gm, args, numerics=numerics)
+    imported = import_function(function, *args, numerics=numerics)
     run(default_pipeline("gpu", stages=["nd", "loop", "mem", "tt"]), imported.module, context())
     return str(imported.module), run_loop(imported.module, args, imported.constants, imported.objects)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import lower
 from xdsl.dialects.builtin import ModuleOp, StringAttr, f32
 from xdsl.parser import Parser
 
@@ -12,12 +12,8 @@ from stepwell.dialects import host, mem
 from stepwell.dialects.expr import as_expr
 from stepwell.dialects.nd.base import ExprAttr
 from stepwell.dialects.tt import structure as tt_structure
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.lowering.mem_to_tt.tt_join_launches import Touched
 from stepwell.passes.manager.pass_manager import run
-from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.passes.manager.verify import verify_ir
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
 
@@ -28,12 +24,7 @@ def randn(*shape: int) -> torch.Tensor:
 
 def launches(function, *args: torch.Tensor) -> tuple[ModuleOp, list[host.LaunchOp]]:
     """The launches of a program for any GPU (waiting for the kernel before is sm_90's), which is checked against eager."""
-    gm = make_fx(function, decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
-    imported = import_graph(gm, args)
-    pipeline = default_pipeline("gpu", stages=["nd", "loop", "mem", "tt"])
-    pipeline.remove("tt-overlap-launches")
-    run(pipeline, imported.module, context())
-    verify_ir(imported.module)
+    imported = lower(function, *args, tt_overlap_launches="")
     got = run_loop(imported.module, [a.clone() for a in args], imported.constants, imported.objects)
     for a, b in zip(got, function(*[a.clone() for a in args]), strict=True):
         torch.testing.assert_close(a.reshape(b.shape), b, rtol=1e-5, atol=1e-5)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import lower
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 
-from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.tt.compute import GRID_WAIT, ElementwiseInlineAsmOp
 from stepwell.dialects.tt.structure import OVERLAPS, FuncOp
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
-from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.passes.manager.verify import verify_ir
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
 
@@ -25,11 +21,7 @@ def kernels(module: ModuleOp) -> list[FuncOp]:
 
 def lowered(target: str) -> tuple[ModuleOp, torch.Tensor]:
     x = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
-    imported = import_graph(make_fx(lambda x: (x.cumsum(0).flip(0).cumsum(1), x.amax()))(x), [x])
-    pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem", "tt"))
-    imported.module.attributes[MACHINE] = MachineAttr.get(target)
-    run(pipeline, imported.module, context())
-    verify_ir(imported.module)
+    imported = lower(lambda x: (x.cumsum(0).flip(0).cumsum(1), x.amax()), x, machine=target)
     got = run_loop(imported.module, [x], imported.constants, imported.objects)
     torch.testing.assert_close(got[0], x.cumsum(0).flip(0).cumsum(1))
     torch.testing.assert_close(got[1].reshape(()), x.amax())

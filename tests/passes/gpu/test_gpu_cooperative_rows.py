@@ -9,8 +9,8 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from support import import_function
 from torch._subclasses import FakeTensorMode
-from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, ModuleOp, bf16, f16, i64
@@ -111,12 +111,8 @@ PROGRAMS = {
 
 
 def lowered(function, args, options: str = SMALL, stages=("nd", "loop", "mem", "tt"), machine="sm_90,multiprocessors=24", mode="fake"):
-    def flat(*inputs):
-        return tuple(pytree.tree_leaves(function(*inputs)))
-
     given = [a.clone() for a in args]
-    gm = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode=mode, _allow_non_fake_inputs=True)(*given)
-    imported = import_graph(gm, given)
+    imported = import_function(function, *given, mode=mode)
     pipeline = default_pipeline("gpu", stages=stages)
     pipeline.replace("gpu-online-softmax", "gpu-online-softmax{longest=100}")
     pipeline.replace("gpu-cooperative-rows", f"gpu-cooperative-rows{{{options}}}")
@@ -452,9 +448,7 @@ def test_short_runs_are_not_code_of_their_own(shape):
     """A kernel with a block for each image of a channel takes Triton a minute."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         args = [torch.empty(shape), *(torch.empty(shape[1]) for _ in range(4))]
-        imported = import_graph(
-            make_fx(functionalize(lambda *given: tuple(batch_norm(*given))), decomposition_table=decomposition_table())(*args), args
-        )
+        imported = import_function(lambda *given: tuple(batch_norm(*given)), *args, mode="real")
     run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
     assert not shared(imported.module)
     assert all(sum(1 for _ in kernel.walk()) < 400 for kernel in imported.module.ops)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support import lower
 from torch._subclasses import FakeTensorMode
-from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from xdsl.parser import Parser
 
 from stepwell.dialects import loop
 from stepwell.dialects.machine import MACHINE, MachineAttr
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.passes.manager.verify import verify_ir
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
 from stepwell.tools.interpret.target import InterpretedTarget
@@ -32,16 +28,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def lowered(function, args, fission: str = "gpu-fission", stages=("nd", "loop", "mem"), mode: str = "fake"):
-    def flat(*inputs):
-        return tuple(pytree.tree_leaves(function(*inputs)))
-
-    gm = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode=mode, _allow_non_fake_inputs=True)(*args)
-    imported = import_graph(gm, args)
-    pipeline = default_pipeline("gpu", stages=stages)
-    pipeline.replace("gpu-fission", fission)
-    run(pipeline, imported.module, context())
-    verify_ir(imported.module)
-    return imported
+    return lower(function, *args, to=stages[-1], mode=mode, gpu_fission=fission)
 
 
 def nests(imported) -> list[loop.NestOp]:

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import lower
 from xdsl.context import Context
 
 from stepwell.dialects import load_dialects
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline, parse_pipeline
 from stepwell.tools.backend.compile_graph import context
@@ -16,9 +14,7 @@ from stepwell.tools.ir_parser import parse_file
 
 
 def compiled(function, args):
-    gm = make_fx(lambda *inputs: (function(*inputs),), decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
-    imported = import_graph(gm, args)
-    run(default_pipeline("gpu", stages=["nd", "loop", "mem"]), imported.module, context())
+    imported = lower(function, *args, to="mem", target="gpu")
     views = [op.result.type for op in imported.module.walk() if op.name == "mem.view"]
     run(default_pipeline("gpu", stages=["tt"]), imported.module, context())
     imported.module.verify()

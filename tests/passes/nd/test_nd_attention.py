@@ -6,14 +6,12 @@ import math
 
 import pytest
 import torch
+from support import import_function
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import stepwell
 from stepwell.dialects.machine import MACHINE, MachineAttr
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
 from stepwell.tools.backend.compile_graph import context
@@ -142,8 +140,7 @@ def test_the_user_can_ask_for_the_rounding_of_eager():
 )
 def test_what_a_gpu_calls(sizes, dtype, want):
     args = [torch.randn(sizes, dtype=dtype) for _ in range(3)]
-    gm = make_fx(lambda *a: (plain(*a),), decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
-    module = import_graph(gm, args).module
+    module = import_function(plain, *args).module
     module.attributes[MACHINE] = MachineAttr.get("sm_90")
     run(parse_pipeline("nd-canonicalize,nd-attention"), module, context())
     module.verify()
@@ -155,8 +152,7 @@ def test_what_a_gpu_calls_for_sizes_that_are_symbols():
     mode = FakeTensorMode(shape_env=ShapeEnv())
     kind = [DimDynamic.DYNAMIC, DimDynamic.STATIC, DimDynamic.DYNAMIC, DimDynamic.STATIC]
     args = [mode.from_tensor(torch.randn(2, 3, 300, 64).bfloat16(), symbolic_context=StatelessSymbolicContext(kind)) for _ in range(3)]
-    gm = make_fx(lambda *a: (plain(*a),), decomposition_table=decomposition_table())(*args)
-    module = import_graph(gm, args).module
+    module = import_function(plain, *args, mode="real").module
     module.attributes[MACHINE] = MachineAttr.get("sm_90")
     run(parse_pipeline("nd-canonicalize,nd-attention"), module, context())
     module.verify()

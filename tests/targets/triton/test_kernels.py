@@ -5,10 +5,8 @@ import pickle
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import import_function
 
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.targets.triton.gpu import TargetError, gpu_target
@@ -19,8 +17,7 @@ from stepwell.tools.backend.compile_graph import context
 def built(shared):
     """The kernel of a sum over long rows, three blocks under way, for a GPU with so much shared memory."""
     x = torch.empty(3000, 1 << 17)  # never touched
-    gm = make_fx(lambda x: (x.sum(-1),), decomposition_table=decomposition_table(), tracing_mode="fake")(x)
-    module = import_graph(gm, (x,)).module
+    module = import_function(lambda x: x.sum(-1), x).module
     run(default_pipeline("gpu"), module, context())
     kernels, finish = start_program_kernels(module, gpu_target("sm_90"), shared)
     finish()
@@ -29,8 +26,7 @@ def built(shared):
 
 def test_a_kernel_for_sizes_beyond_the_bounds_waits_for_its_first_launch(triton, cache):
     x = torch.randn(32, 64)
-    gm = make_fx(lambda x: (torch.softmax(x, -1),), decomposition_table=decomposition_table(), tracing_mode="symbolic")(x)
-    module = import_graph(gm, (x,)).module
+    module = import_function(lambda x: torch.softmax(x, -1), x, mode="symbolic").module
     run(default_pipeline("gpu"), module, context())
     kernels, finish = start_program_kernels(module, gpu_target("sm_90"))
     finish()

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support import lower
 
 from stepwell.targets.triton.packed_sums import sums_apart
 
@@ -61,21 +62,15 @@ def test_the_assembler_keeps_the_constant(triton, tmp_path):
 def test_kernels_of_adaptive_pooling_have_no_such_sums(triton, size, out):
     """The gradients of these were wrong on an H200."""
     import torch
-    from torch.fx.experimental.proxy_tensor import make_fx
 
-    from stepwell.lowering.fx_to_nd import import_graph
-    from stepwell.passes.manager.pass_manager import run
-    from stepwell.passes.manager.pipelines import default_pipeline
     from stepwell.targets.triton.compile import compile_kernels
     from stepwell.targets.triton.emit import kernel_modules
     from stepwell.targets.triton.gpu import gpu_target
-    from stepwell.tools.backend.compile_graph import context
 
     operator = {4: torch.ops.aten._adaptive_avg_pool2d_backward, 5: torch.ops.aten._adaptive_avg_pool3d_backward}[len(size)]
     dtype = torch.float32 if len(size) == 4 else torch.float64
     given = [torch.randn(*size[:2], *out, dtype=dtype), torch.randn(size, dtype=dtype)]
-    imported = import_graph(make_fx(lambda g, x: (operator(g, x),))(*given), given)
-    run(default_pipeline("gpu", stages=("nd", "loop", "mem", "tt")), imported.module, context())
+    imported = lower(lambda g, x: operator(g, x), *given, to="tt", target="gpu", mode="real")
     texts = [kernel.code for kernel in compile_kernels(kernel_modules(imported.module), gpu_target("sm_90"), stage="ptx")]
     assert texts and not any("add.s16x2" in text for text in texts)
     assert any("add.s16 %x0, %x0, %y0" in text for text in texts)

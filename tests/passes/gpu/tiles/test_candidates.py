@@ -6,15 +6,13 @@ import json
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import import_function, lower
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, i64
 
 from stepwell.dialects.expr import evaluate, sym
 from stepwell.dialects.host import LaunchOp
 from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.errors import StepwellError
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.lowering.mem_to_tt.kernel import ABREAST
 from stepwell.passes.analysis.nest_access import NestAccess
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
@@ -61,8 +59,7 @@ PROGRAMS = {
 
 def in_memory(name, schedule=True):
     function, *args = PROGRAMS[name]
-    gm = make_fx(function, decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
-    imported = import_graph(gm, args)
+    imported = import_function(function, *args)
     pipeline = default_pipeline("gpu", stages=STAGES)
     if not schedule:
         pipeline.remove("gpu-schedule")
@@ -151,8 +148,7 @@ def test_longer_reductions_side_by_side_keep_a_nest_of_their_own():
     def nearest(x, y):
         return ((x[:, None] - y).abs().sum(-1).argmin(-1),)
 
-    gm = make_fx(nearest, decomposition_table=decomposition_table(), tracing_mode="fake")(x, y)
-    imported = import_graph(gm, [x, y])
+    imported = import_function(nearest, x, y)
     run(default_pipeline("gpu", stages=STAGES), imported.module, context())
     tiles = [schedule_table(n)[GPU] for n in nests(imported.module)]
     assert len(tiles) == 2 and not any(isinstance(tile, DictionaryAttr) and "cross" in tile.data for tile in tiles)
@@ -164,8 +160,7 @@ def test_bounds_of_sizes_stand_in_the_schedule_and_can_be_edited(shape, bounded)
         return (torch.softmax(x, -1),)
 
     x = randn(6, 40)
-    gm = make_fx(function, decomposition_table=decomposition_table(), tracing_mode="symbolic")(x)
-    imported = import_graph(gm, [x])
+    imported = import_function(function, x, mode="symbolic")
     run(default_pipeline("gpu", stages=STAGES), imported.module, context())
     (nest,) = nests(imported.module)
     given = schedule_table(nest)[BOUNDS]
@@ -299,8 +294,7 @@ def test_the_pass_measures_where_there_is_a_gpu(uncompiled, no_gpu, tmp_path, mo
 
 
 def kernels_of(function, *args):
-    gm = make_fx(function, decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
-    imported = import_graph(gm, args)
+    imported = import_function(function, *args)
     run(default_pipeline("gpu", stages=[*STAGES, "tt"]), imported.module, context())
     for got, expected in zip(run_loop(imported.module, args, imported.constants, imported.objects), function(*args), strict=True):
         torch.testing.assert_close(got.reshape(expected.shape), expected, rtol=1e-5, atol=1e-5)
@@ -309,8 +303,7 @@ def kernels_of(function, *args):
 
 def test_rows_go_through_memory_in_its_order():
     x = randn(2, 5, 3, 64).transpose(1, 2)  # heads apart by 64, positions by 192
-    gm = make_fx(lambda x: (torch.softmax(x, -1),), decomposition_table=decomposition_table())(x)
-    imported = import_graph(gm, [x])
+    imported = import_function(lambda x: torch.softmax(x, -1), x, mode="real")
     run(default_pipeline("gpu", stages=STAGES), imported.module, context())
     (nest,) = nests(imported.module)
     info = NestAccess(nest, symbol_facts(imported.module)[0])
@@ -326,8 +319,7 @@ def test_weights_are_read_before_the_row_is_reduced():
 
 def test_weights_that_take_too_many_registers_are_read_when_needed():
     function, args = lambda x, w: (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)) * w,), (randn(3, 512), randn(512))
-    gm = make_fx(function, decomposition_table=decomposition_table())(*args)
-    imported = import_graph(gm, args)
+    imported = import_function(function, *args, mode="real")
     run(default_pipeline("gpu", stages=STAGES), imported.module, context())
     (nest,) = nests(imported.module)
     tile = {**schedule_table(nest)[GPU].data, "warps": IntegerAttr(1, i64), "inner": IntegerAttr(1024, i64)}
@@ -386,9 +378,7 @@ def test_small_nests_are_not_measured(uncompiled, tmp_path, monkeypatch):
 def test_blocks_fit_the_shared_memory_of_the_gpu():
     """A block goes through it as a whole where threads exchange its elements."""
     x = torch.zeros(4, 16384, dtype=torch.float64)
-    gm = make_fx(lambda x: (torch.softmax(x, -1),), decomposition_table=decomposition_table(), tracing_mode="fake")(x)
-    imported = import_graph(gm, (x,))
-    run(default_pipeline("gpu", stages=["nd", "loop"]), imported.module, context())
+    imported = lower(lambda x: torch.softmax(x, -1), x, to="loop", target="gpu")
     pipeline = default_pipeline("gpu", stages=["mem"])
     pipeline.remove("gpu-schedule")
     run(pipeline, imported.module, context())
@@ -448,8 +438,7 @@ def test_weights_are_read_once_by_a_program_that_goes_through_rows():
         return torch.ops.aten.native_layer_norm_backward(g, x, (128,), mean, rstd, w, b, [True, True, True])
 
     args = (randn(2112, 128), randn(2112, 128) + 1, randn(2112, 1), randn(2112, 1).abs(), randn(128), randn(128))
-    gm = make_fx(backward, decomposition_table=decomposition_table())(*args)
-    imported = import_graph(gm, args)
+    imported = import_function(backward, *args, mode="real")
     run(default_pipeline("gpu", stages=[*STAGES, "tt"]), imported.module, context())
     loops = [op for op in imported.module.walk() if op.name == "scf.for"]
     loads = [sum(op.name == "tt.load" for op in one.body.block.ops) for one in loops if any(op.name == "tt.store" for op in one.walk())]

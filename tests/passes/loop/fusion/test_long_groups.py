@@ -6,15 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import lower
 from xdsl.dialects import math
 from xdsl.dialects.builtin import ModuleOp
 
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.loop.transform.body import Body
-from stepwell.passes.manager.pass_manager import run
-from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
 
 ROWS = torch.linspace(-1, 1, 4 * 32).view(4, 32).sin()
@@ -40,8 +36,7 @@ def chain(steps: int, dtype: torch.dtype = torch.float32) -> Callable[[torch.Ten
 
 
 def fused(fn: Callable[..., tuple[torch.Tensor]]) -> ModuleOp:
-    module = import_graph(make_fx(fn)(ROWS), [ROWS]).module
-    run(default_pipeline("cpu", stages=["nd", "loop"]), module, context())
+    module = lower(fn, ROWS, to="loop", target="cpu", mode="real").module
     return module
 
 

@@ -6,12 +6,11 @@ import random
 from dataclasses import replace
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import import_function
 from xdsl.dialects.func import FuncOp
 
 import stepwell
 from stepwell.dialects.nd import symbol_ranges
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.analysis.symbols import symbol_hints
 from stepwell.passes.loop.fusion.groups import MAX_MEMBERS
 from stepwell.passes.loop.fusion.plan import Group, Planner
@@ -28,7 +27,7 @@ X, Y, W, V = torch.randn(N, N), torch.randn(N, N), torch.randn(N, N), torch.rand
 
 def planned(function, inputs, search: bool) -> tuple[Planner, list[Group], list[str]]:
     """The planner of a function, the groups of its plan, and the kinds of the moves that the search made."""
-    module = import_graph(make_fx(function)(*inputs), list(inputs)).module
+    module = import_function(function, *inputs, mode="real").module
     run(parse_pipeline("nd-canonicalize,nd-to-loop,contract-expand"), module, context())
     (func,) = [f for f in module.ops if isinstance(f, FuncOp)]
     planner = Planner(func, symbol_ranges(module), symbol_hints(module), search=search)

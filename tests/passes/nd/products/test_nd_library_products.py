@@ -3,13 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from support import import_function
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.utils import _pytree as pytree
 
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
 from stepwell.passes.mem.arena.peak import peak_bytes
@@ -36,11 +33,7 @@ CASES = {
 def test_calls_and_values(name):
     function, args, calls = CASES[name]
 
-    def flat(*inputs):
-        return tuple(pytree.tree_leaves(function(*inputs)))
-
-    gm = make_fx(flat, decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
-    module = import_graph(gm, args).module
+    module = import_function(function, *args).module
     run(parse_pipeline("nd-canonicalize,nd-library-products{tiny=0}"), module, context())
     module.verify()
     found = [op.call.data.target for op in module.walk() if op.name == "nd.extern"]
@@ -56,8 +49,7 @@ def test_calls_and_values(name):
 
 
 def lowered(function, args, passes):
-    gm = make_fx(lambda *inputs: (function(*inputs),), decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
-    module = import_graph(gm, args).module
+    module = import_function(function, *args).module
     run(parse_pipeline(passes), module, context())
     module.verify()
     return module
@@ -120,8 +112,7 @@ def symbolic(function, args, dynamic, passes):
     mode = FakeTensorMode(shape_env=ShapeEnv())
     kinds = [[DimDynamic.DYNAMIC if (k, d) in dynamic else DimDynamic.STATIC for d in range(a.dim())] for k, a in enumerate(args)]
     fakes = [mode.from_tensor(a, symbolic_context=StatelessSymbolicContext(kind)) for a, kind in zip(args, kinds, strict=True)]
-    gm = make_fx(lambda *inputs: (function(*inputs),), decomposition_table=decomposition_table())(*fakes)
-    module = import_graph(gm, fakes).module
+    module = import_function(function, *fakes, mode="real").module
     run(parse_pipeline(passes), module, context())
     module.verify()
     return module

@@ -7,11 +7,9 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import import_function
 
 from stepwell.dialects import nd
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
 from stepwell.tools.backend.compile_graph import context
@@ -95,8 +93,7 @@ def test_channels_last_stays_with_the_library():
 
 
 def convolutions_left(function, *arguments):
-    graph = make_fx(lambda *args: (function(*args),), decomposition_table=decomposition_table(), tracing_mode="fake")(*arguments)
-    module = import_graph(graph, arguments).module
+    module = import_function(function, *arguments).module
     run(parse_pipeline("nd-canonicalize,nd-small-convolutions"), module, context())
     return sum(isinstance(op, nd.ConvOp) for op in module.walk())
 

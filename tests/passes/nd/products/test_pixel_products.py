@@ -4,12 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from support import import_function
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
 from stepwell.tools.backend.compile_graph import context
@@ -44,8 +42,7 @@ def calls(module):
 
 
 def lowered(function, args, passes=PASS, mode: Any = "fake"):
-    gm = make_fx(function, decomposition_table=decomposition_table(), tracing_mode=mode)(*args)
-    module = import_graph(gm, args).module
+    module = import_function(function, *args, mode=mode).module
     run(parse_pipeline(passes), module, context())
     module.verify()
     return module

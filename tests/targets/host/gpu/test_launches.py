@@ -10,15 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+from support import import_function
 from torch._subclasses import FakeTensorMode
-from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.parser import Parser
 
 from stepwell.dialects import host
 from stepwell.errors import CompileError
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.targets.cpu.emit.module import emit_kernels
@@ -40,10 +37,8 @@ def build(request):
 
     def make(function, *args, dynamic=False, module=None, **driver):
         mode = "symbolic" if dynamic else "fake"
-        table = decomposition_table()
         if module is None:
-            gm = make_fx(functionalize(function), decomposition_table=table, tracing_mode=mode)(*args)
-            module = import_graph(gm, args).module
+            module = import_function(function, *args, mode=mode).module
             run(default_pipeline("gpu"), module, context())
         program = next(op for op in module.ops if isinstance(op, host.ProgramOp))
         native = request.param == "native"
@@ -220,8 +215,7 @@ def test_a_program_runs_at_the_level_of_the_host():
         return torch.softmax(x @ y, -1), x.sum(0)
 
     args = torch.randn(5, 8), torch.randn(8, 6)
-    gm = make_fx(functionalize(function), decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
-    module = import_graph(gm, args).module
+    module = import_function(function, *args).module
     run(default_pipeline("gpu"), module, context())
     for got, expected in zip(run_module(module, context(), args), function(*args), strict=True):
         torch.testing.assert_close(got, expected)
