@@ -214,9 +214,9 @@ class ContractLowering:
         product_ = recognise(op)
         block = op.parent
         assert block is not None
-        wish = op.schedule.data if isinstance(op.schedule, StringAttr) else ""
+        asked = op.schedule.data if isinstance(op.schedule, StringAttr) else ""
         launch = None
-        if product_ is not None and wish != "library" and not (self.library and wish != "gemm"):
+        if product_ is not None and asked != "library" and not (self.library and asked != "gemm"):
             launch = self._generated(merge_batch(product_))
         new = launch or self._library(op)
         for o in new:

@@ -51,7 +51,7 @@ def unnumbered(name: str) -> str:
 
 
 def is_named(op: Operation, entry: str) -> bool:
-    """Whether an entry of a wish, a name or file:line, means `op`."""
+    """Whether an entry of a directive, a name or file:line, means `op`."""
     line = _LINE.match(entry)
     if line is not None:
         number, file = int(line["line"]), "/" + line["file"].lstrip("./")

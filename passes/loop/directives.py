@@ -13,11 +13,11 @@ class DirectiveError(UserError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one wish: its text, whether it was granted, and the reason if not (how, if so)."""
+    """What became of one directive: its text, whether it was granted, and the reason if not (how, if so)."""
 
-    wish: str
+    directive: str
     granted: bool
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.wish}: {'granted' if self.granted else 'refused'}, {self.reason}"
+        return f"{self.directive}: {'granted' if self.granted else 'refused'}, {self.reason}"

@@ -117,7 +117,7 @@ def test_defect_12_an_error_inside_of_fusion_is_an_error(monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(loop_fuse, "plan_with_wishes", broken)
+    monkeypatch.setattr(loop_fuse, "plan_with_directives", broken)
     with pytest.raises(Exception, match="loop-fuse") as caught:
         torch.compile(lambda x: x.exp() + x.sum(), backend="stepwell")(torch.randn(4))
     assert "ZeroDivisionError: a bug" in str(caught.value)

@@ -137,7 +137,8 @@ class Fault:
 FUNCTIONS = (
     "tools.backend.compile_graph.import_graph", "tools.backend.compile_graph.target_of",
     "tools.backend.compile_graph.run", "tools.backend.compile_graph.emit",
-    "tools.backend.compile_graph.default_pipeline", "tools.backend.compile_graph.apply_wishes", "tools.backend.compile_graph.report",
+    "tools.backend.compile_graph.default_pipeline", "tools.backend.compile_graph.apply_fusion_directives",
+    "tools.backend.compile_graph.report",
     "targets.cpu.emit.module.emit_kernels", "targets.host.emit.emit_host", "targets.cpu.jit.compile_text", "targets.cpu.cache.object_key",
     "targets.cpu.cache.cached_object", "targets.cpu.jit.binding.parse_assembly", "tools.compiled.compiled.load_object_code",
     "tools.compiled.compiled.load_program", "targets.host.load.load_object",

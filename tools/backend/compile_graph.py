@@ -33,8 +33,8 @@ from ..compiled.traffic import count_traffic
 from ..debug.folder import DebugFolder, readable
 from ..debug.graph_reports import report
 from ..debug.trace import trace
-from ..extensions.fusion_directives import apply_wishes, marked, plan_each_layer
-from ..extensions.loop_directives import apply_loop_wishes, loop_marks
+from ..extensions.fusion_directives import apply_fusion_directives, marked, plan_each_layer
+from ..extensions.loop_directives import apply_loop_directives, loop_marks
 from ..options.options import OptionError, Options
 from .fx_setting import setting_of
 
@@ -101,7 +101,7 @@ def lower_graph(
 
     kind is "forward", "backward" or "inference", followed by "-body" for a subgraph of a higher-order operator, and names the graph in logs
     and dumps. `border`: see import_graph. `watch` is told
-    what happens; `matched` is shared by the graphs of one compilation (see apply_wishes). `make` does what `build` does, for
+    what happens; `matched` is shared by the graphs of one compilation (see apply_fusion_directives). `make` does what `build` does, for
     the graph and its subgraphs. without: passes that do not run; left: nodes that are calls of ATen whatever rule there is, by name;
     compile_body: what compiles subgraphs, else this does."""
     number = next(_serial)
@@ -145,9 +145,9 @@ def lower_graph(
         leave_out(pipeline, options)
         take_out(pipeline, without)
         known, last = set() if matched is None else matched, kind in ("backward", "inference")
-        apply_wishes(pipeline, imported.module, options, marked(gm), known, last)
+        apply_fusion_directives(pipeline, imported.module, options, marked(gm), known, last)
         # gradients get loops of their own, to which what was asked for does not apply
-        apply_loop_wishes(pipeline, imported.module, options, () if kind.startswith("backward") else loop_marks(gm), known, last)
+        apply_loop_directives(pipeline, imported.module, options, () if kind.startswith("backward") else loop_marks(gm), known, last)
         description, code, code_key = (make or build)(imported.module, imported.device, options, debug, pipeline, watch)
         count("bodies" if kind.endswith("-body") else "graphs")
     seconds = sum(n for name, n in counts.items() if name.startswith("compile_seconds."))

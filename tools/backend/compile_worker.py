@@ -95,7 +95,7 @@ def _why_here(pipeline: Pipeline) -> str:
         return f"target '{pipeline.name}' is a user's"
     if any(is_foreign(type(p)) for p in pipeline.passes()):
         return "passes of users are in the pipeline"
-    return "" if parse_pipeline(str(pipeline)) == pipeline else "the pipeline has wishes for single nests"
+    return "" if parse_pipeline(str(pipeline)) == pipeline else "the pipeline has directives for single nests"
 
 
 class Worker:

@@ -273,12 +273,12 @@ def planner() -> dict[str, Any]:
 
     def plan_timed(*args: Any) -> Any:
         start = time.process_time()
-        found = plan_with_wishes(*args)
+        found = plan_with_directives(*args)
         plan_seconds.append(time.process_time() - start)
         return found
 
     rows: dict[str, Any] = {}
-    plan_with_wishes, loop_fuse.plan_with_wishes = loop_fuse.plan_with_wishes, plan_timed
+    plan_with_directives, loop_fuse.plan_with_directives = loop_fuse.plan_with_directives, plan_timed
     try:
         for count in (100, 1000, 10000):
             gm = make_fx(_chain(count // 5))(torch.randn(16, 32))
@@ -291,7 +291,7 @@ def planner() -> dict[str, Any]:
             rows[str(count)] = {"nodes": nodes, "seconds": spent, "plan_seconds": plan}
             print(f"{nodes:6} nodes {spent:8.3f} s {spent / nodes * 1e3:8.3f} ms a node, planning {plan / nodes * 1e3:.3f}", flush=True)
     finally:
-        loop_fuse.plan_with_wishes = plan_with_wishes
+        loop_fuse.plan_with_directives = plan_with_directives
     return rows
 
 

@@ -36,9 +36,9 @@ def select(names: Iterable[str], only: Sequence[str]) -> list[str]:
     """
     names = list(names)
     chosen = set() if only else set(names)
-    for wish in only:
-        found = [wish] if wish in names else [name for name in names if wish in name]
+    for pattern in only:
+        found = [pattern] if pattern in names else [name for name in names if pattern in name]
         if not found:
-            raise SystemExit(f"error: --only {wish}: there is no such case among {', '.join(names)}")
+            raise SystemExit(f"error: --only {pattern}: there is no such case among {', '.join(names)}")
         chosen.update(found)
     return [name for name in names if name in chosen]

@@ -161,7 +161,7 @@ class _TraceWriter(Writer):
                 self.parts.append(key)
                 self.value(found)
         if any(str(key).startswith("stepwell.") for key in node.meta.get("custom") or ()):
-            raise Uncacheable("wishes for single nests are given")
+            raise Uncacheable("directives for single nests are given")
         if node.meta.get("unbacked_bindings"):
             raise Uncacheable("a size is only known when the graph runs")
         value = node.meta.get("example_value")

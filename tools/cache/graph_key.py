@@ -48,7 +48,7 @@ def graph_key(gm: GraphModule, kind: str, border: Border | None, options: Option
 def settings_key(options: Options) -> str:
     """Everything but the graph, its devices and what users have for them: options, environment. Raises Uncacheable."""
     if any(getattr(options, name) for name in with_effect(Effect.UNKEPT)):
-        raise Uncacheable("wishes for single nests are given")
+        raise Uncacheable("directives for single nests are given")
     writer = Writer()
     writer.value([(name, getattr(options, name)) for name in with_effect(Effect.KEYED)])
     writer.value((torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()))
@@ -113,7 +113,7 @@ class Writer:
         if found := node.meta.get("unbacked_bindings"):
             self.parts.append(repr(sorted((str(s), str(path)) for s, path in found.items())))
         if any(str(key).startswith("stepwell.") for key in node.meta.get("custom") or ()):
-            raise Uncacheable("wishes for single nests are given")
+            raise Uncacheable("directives for single nests are given")
 
     def function(self, called: Any) -> None:
         """The target of a call: an operator, or a function of Python that has a lasting name."""

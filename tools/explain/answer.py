@@ -38,7 +38,7 @@ def answer(graphs: Sequence[Graph], machine: Cpu, name: str, eager: Sequence[Eag
         blocks += _slowest(graphs)
         blocks += _missed(graphs)
     blocks += _left(eager)
-    refused = [(w.text, w.reason) for g in graphs for w in g.wishes if not w.granted]
+    refused = [(w.text, w.reason) for g in graphs for w in g.directives if not w.granted]
     if refused:
         blocks += [Heading(2, "Directives refused", "refused"), Table(("directive", "reason"), tuple(refused))]
     return blocks + _advice(graphs, machine)

@@ -115,8 +115,8 @@ class Collector:
         elif kind == "table-fusion" and isinstance(what, TableSearch) and self._rows is not None:
             self._rows.read_tables(what)
             self._rows = None
-        elif kind == "wish" and isinstance(what, Outcome):
-            self.graphs[-1].wishes.append(model.Wish(what.wish, what.granted, what.reason))
+        elif kind == "directive" and isinstance(what, Outcome):
+            self.graphs[-1].directives.append(model.Directive(what.directive, what.granted, what.reason))
 
     def remark(self, remark: Remark) -> None:
         """A pass left a remark."""
@@ -287,7 +287,7 @@ class _PlanReader:
 
     def read(self, outcomes: Iterable[Outcome]) -> None:
         graph = self.graph
-        graph.wishes = [model.Wish(o.wish, o.granted, o.reason) for o in outcomes]
+        graph.directives = [model.Directive(o.directive, o.granted, o.reason) for o in outcomes]
         if self.names is None:
             graph.others = [title(u) for u in self.plan.units if isinstance(u, Operation) and _runs(u)]
             graph.order = list(graph.others)

@@ -20,7 +20,7 @@ from .blocks import Block, Heading
 from .collect import Collector
 from .dynamo import watched
 from .json_data import as_json
-from .model import Eager, Graph, Wish
+from .model import Directive, Eager, Graph
 from .page.html import page
 from .report import details, machine_line, walked
 from .screen import show
@@ -150,14 +150,14 @@ def _finish(found: Explanation, html: str | Path | None, quiet: bool) -> Explana
 
 
 def _unknown(graphs: Sequence[Graph], options: Options, matched: set[str]) -> None:
-    """Tell of entries of wishes that no graph knows."""
+    """Tell of entries of directives that no graph knows."""
     from ..extensions.loop_directives import unknown_entries
 
-    entries = {*options.no_fuse, *(e for wish in options.fuse for e in wish)}
+    entries = {*options.no_fuse, *(e for directive in options.fuse for e in directive)}
     unknown = [f"'{e}'" for e in sorted(entries - matched)]
     unknown += ["{} '{}'".format(*text.split(" ", 1)) for text in unknown_entries(options, matched)]
     if graphs:
-        graphs[-1].wishes += [Wish(text, False, "names no operator of any graph") for text in unknown]
+        graphs[-1].directives += [Directive(text, False, "names no operator of any graph") for text in unknown]
 
 
 def _backward(result: Any) -> None:
@@ -200,8 +200,8 @@ def explain_module(
     from ...passes.manager.pass_manager import Stage, run
     from ...passes.manager.pipelines import default_pipeline
     from ..backend.compile_graph import context
-    from ..extensions.fusion_directives import apply_wishes, plan_each_layer
-    from ..extensions.loop_directives import apply_loop_wishes
+    from ..extensions.fusion_directives import apply_fusion_directives, plan_each_layer
+    from ..extensions.loop_directives import apply_loop_directives
     from ..opt.run_ir import LEVELS, level_of
     from ..options.options import make_options
 
@@ -211,12 +211,12 @@ def explain_module(
     chosen = make_options(None, options)
     stages = LEVELS if level == "nd" else LEVELS[LEVELS.index(level) + 1 :]
     pipeline = default_pipeline("cpu", stages=stages)
-    if level == "loop":  # nests may be fused further, and wishes obeyed
+    if level == "loop":  # nests may be fused further, and directives obeyed
         pipeline.stages.insert(0, Stage("loop", [LoopFuse()]))
     matched: set[str] = set()
     plan_each_layer(pipeline)
-    apply_wishes(pipeline, module, chosen, (), matched, True)
-    apply_loop_wishes(pipeline, module, chosen, (), matched, True)
+    apply_fusion_directives(pipeline, module, chosen, (), matched, True)
+    apply_loop_directives(pipeline, module, chosen, (), matched, True)
     machine = machine or _measured()
     collector = Collector(machine, measure)
     collector.graph(level, None, module)

@@ -86,8 +86,8 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A user's wish about fusion, tiles or the order of loops, and what became of it."""
+class Directive:
+    """A user's directive about fusion, tiles or the order of loops, and what became of it."""
 
     text: str
     granted: bool
@@ -183,7 +183,7 @@ class Graph:
     loops: list[Loops] = field(default_factory=list)
     groups: list[FusedGroup] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
-    wishes: list[Wish] = field(default_factory=list)
+    directives: list[Directive] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     """Units of the plan that are no nests: contractions, library calls."""
 

@@ -179,8 +179,8 @@ def _fusion(graph: Graph, heading: Callable[[str], Heading]) -> list[Block]:
         blocks.append(Table(("nest", "with", "why not", "would save", "source"), tuple(map(_pair_row, missed)), frozenset((3,))))
     else:
         blocks.append(Text(("No two nests that share data are left.",)))
-    if graph.wishes:
-        rows = tuple((w.text, "granted" if w.granted else "refused", w.reason) for w in graph.wishes)
+    if graph.directives:
+        rows = tuple((w.text, "granted" if w.granted else "refused", w.reason) for w in graph.directives)
         blocks += [heading("Directives"), Table(("directive", "outcome", "reason"), rows)]
     return blocks
 

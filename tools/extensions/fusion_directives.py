@@ -45,10 +45,10 @@ def marked(gm: GraphModule) -> tuple[str, ...]:
     return tuple(n.name for n in gm.graph.nodes if n.op == "call_function" and (n.meta.get("custom") or {}).get(MARK))
 
 
-def apply_wishes(
+def apply_fusion_directives(
     pipeline: Pipeline, module: ModuleOp, options: Options, marks: tuple[str, ...], matched: MutableSet[str], last: bool
 ) -> None:
-    """Hand the wishes of `options` that concern `module` (an imported graph) and the marked names to loop-fuse.
+    """Hand the directives of `options` that concern `module` (an imported graph) and the marked names to loop-fuse.
 
     `matched` collects the entries that some graph of this compilation knows; with `last` (no other graph follows) a warning is logged for
     those that none does."""
@@ -56,26 +56,26 @@ def apply_wishes(
         return
     plan_each_layer(pipeline)
     ops = list(computed(module))
-    entries = {e for e in (*options.no_fuse, *(e for wish in options.fuse for e in wish))}
+    entries = {e for e in (*options.no_fuse, *(e for directive in options.fuse for e in directive))}
     here = {e for e in entries if any(is_named(op, operator_of(e)) for op in ops)}
-    wishes: dict[str, Any] = {
+    directives: dict[str, Any] = {
         "no_fuse": tuple(e for e in options.no_fuse if e in here),
-        "fuse": tuple("+".join(wish) for wish in options.fuse if any(e in here for e in wish)),
+        "fuse": tuple("+".join(directive) for directive in options.fuse if any(e in here for e in directive)),
         "marked": marks,
     }
-    # what is wrong with the other entries of a wish that is handed on, loop-fuse says
-    matched |= here | {e for wish in options.fuse if any(e in here for e in wish) for e in wish}
-    named = {*here, *(e for wish in options.fuse for e in wish), *marks}
+    # what is wrong with the other entries of a directive that is handed on, loop-fuse says
+    matched |= here | {e for directive in options.fuse if any(e in here for e in directive) for e in directive}
+    named = {*here, *(e for directive in options.fuse for e in directive), *marks}
     if named:
         try:
             pipeline.replace(LoopBatch.name, LoopBatch(apart=tuple(sorted(named))))
         except PipelineError:
             log.debug("the pipeline has no pass 'loop-batch'")
-    if any(wishes.values()):
+    if any(directives.values()):
         try:
             # beside what the target says
             there = next((p for p in pipeline.passes() if isinstance(p, LoopFuse)), LoopFuse())
-            pipeline.replace(LoopFuse.name, replace(there, **wishes))
+            pipeline.replace(LoopFuse.name, replace(there, **directives))
         except PipelineError:
             log.warning("no_fuse and fuse have no effect: the pipeline has no pass 'loop-fuse'")
     if last:
@@ -86,7 +86,7 @@ def apply_wishes(
 
 
 def plan_each_layer(pipeline: Pipeline) -> None:
-    """Plan equal layers one by one, so that a wish can be for one of them, and a report speaks of each."""
+    """Plan equal layers one by one, so that a directive can be for one of them, and a report speaks of each."""
     if any(p.name == LoopOutline.name for p in pipeline.passes()):
         pipeline.remove(LoopOutline.name)
 

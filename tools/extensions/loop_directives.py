@@ -1,5 +1,5 @@
 """A user's word on how nests run, from torch's side: the options `tile` and `loop_order`, and `with stepwell.tile(8, 64):` and
-`with stepwell.loop_order(1, 0):` in a program. The wishes become the passes loop-tile and loop-interchange at the end of the loop stage."""
+`with stepwell.loop_order(1, 0):` in a program. They become the passes loop-tile and loop-interchange at the end of the loop stage."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def _check_numbers(what: str, numbers: Sequence[Any], lowest: int | None) -> Non
         raise DirectiveError(f"{what} takes numbers{'' if lowest is None else f' from {lowest}'}, got {shown or 'none'}")
 
 
-def check_loop_wishes(key: str, wishes: Mapping[Any, Any]) -> None:
+def check_loop_directives(key: str, directives: Mapping[Any, Any]) -> None:
     """Raises DirectiveError for a value of the options `tile` or `loop_order` that cannot be read."""
-    for entry, numbers in wishes.items():
+    for entry, numbers in directives.items():
         if not isinstance(entry, str) or not entry:
             raise DirectiveError(f"{key} takes a dict from names of values or file:line, got {entry!r}")
         if not isinstance(numbers, (list, tuple)):
@@ -75,7 +75,7 @@ class LoopMark:
 
 
 def loop_marks(gm: GraphModule) -> tuple[LoopMark, ...]:
-    """What a graph marks by the contexts, equal wishes together; orders first, since tiles are of the loops in their new order."""
+    """What a graph marks by the contexts, equal directives together; orders first, since tiles are of the loops in their new order."""
     found: dict[tuple[str, str], list[str]] = {}
     for node in gm.graph.nodes:
         custom = node.meta.get("custom") or {}
@@ -86,18 +86,18 @@ def loop_marks(gm: GraphModule) -> tuple[LoopMark, ...]:
     return tuple(sorted(marks, key=lambda mark: mark.key == TILE))
 
 
-def apply_loop_wishes(
+def apply_loop_directives(
     pipeline: Pipeline, module: ModuleOp, options: Options, marks: Sequence[LoopMark], matched: MutableSet[str], last: bool
 ) -> None:
-    """Add the passes that obey the wishes of `options` that concern `module` (an imported graph), and those of its marks.
+    """Add the passes that obey the directives of `options` that concern `module` (an imported graph), and those of its marks.
 
     `matched` collects the entries that some graph of this compilation knows; with `last` a warning is logged for those that none does."""
     if not options.tile and not options.loop_order and not marks:
         return
     ops = list(computed(module))
     passes: list[Pass] = []
-    for key, wishes in (("loop_order", options.loop_order), ("tile", options.tile)):
-        for entry, numbers in wishes.items():
+    for key, directives in (("loop_order", options.loop_order), ("tile", options.tile)):
+        for entry, numbers in directives.items():
             meant = [op for op in ops if is_named(op, entry)]
             if meant:
                 matched.add(f"{key} {entry}")

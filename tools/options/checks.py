@@ -20,16 +20,16 @@ def _told(key: str, check: Callable[[], Any], kind: type[Exception] = StepwellEr
 
 def check_fusion(key: str, value: Any) -> None:
     """Names of values that are, or are not, to be fused."""
-    from ...passes.loop.fusion.directives import check_wishes
+    from ...passes.loop.fusion.directives import check_directives
 
-    _told(key, lambda: check_wishes(value if key == "no_fuse" else (), value if key == "fuse" else ()))
+    _told(key, lambda: check_directives(value if key == "no_fuse" else (), value if key == "fuse" else ()))
 
 
 def check_loops(key: str, value: Any) -> None:
     """Tile sizes or the order of loops, by the name of a value."""
-    from ..extensions.loop_directives import check_loop_wishes
+    from ..extensions.loop_directives import check_loop_directives
 
-    _told(key, lambda: check_loop_wishes(key, value))
+    _told(key, lambda: check_loop_directives(key, value))
 
 
 STAGES = ("pre_grad", "joint", "post_grad")

@@ -1,7 +1,7 @@
 """What a user wants or forbids about fusion, over the planner's own judgement of profit (never over legality).
 
-A wish names values as their producer was called (the FX node, or the value's name in a .mlir file) or source lines (`model.py:12`). Of an
-operator that became several nests `softmax.2` is the second, as `explain` numbers them.
+A directive names values as their producer was called (the FX node, or the value's name in a .mlir file) or source lines (`model.py:12`). Of
+an operator that became several nests `softmax.2` is the second, as `explain` numbers them.
 `no_fuse` keeps what an entry names apart from everything else; the nests that one entry names may still share theirs, so that an operator
 that is several nests (softmax) is one again. `fuse` asks for one nest, whether it pays or not. What cannot be granted is refused with the
 reason, in a remark, a warning and in `explain`.
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepwell")
 
 
-def check_wishes(no_fuse: Sequence[str], fuse: Sequence[Sequence[str]]) -> None:
+def check_directives(no_fuse: Sequence[str], fuse: Sequence[Sequence[str]]) -> None:
     """Raise DirectiveError for entries that cannot be read."""
     for entry in no_fuse:
         if not isinstance(entry, str) or not entry:
             raise DirectiveError(f"no_fuse takes names of values or file:line, got {entry!r}")
-    for wish in fuse:
-        if isinstance(wish, str) or len(wish) < 2 or not all(isinstance(e, str) and e for e in wish):
-            raise DirectiveError(f"fuse takes lists of at least two names of values or file:line, got {wish!r}")
+    for directive in fuse:
+        if isinstance(directive, str) or len(directive) < 2 or not all(isinstance(e, str) and e for e in directive):
+            raise DirectiveError(f"fuse takes lists of at least two names of values or file:line, got {directive!r}")
 
 
-class Wishes:
-    """The wishes of one function, looked up: which nests they mean."""
+class Directives:
+    """The directives of one function, looked up: which nests they mean."""
 
     def __init__(self, ops: Iterable[Operation], no_fuse: Sequence[str], fuse: Sequence[Sequence[str]], marked: Sequence[str] = ()):
         """`ops` are the function's operations; `no_fuse` and `fuse` are as in the options, `marked` are names to keep apart where they are
-        nests. Raises DirectiveError (check_wishes)."""
-        check_wishes(no_fuse, fuse)
+        nests. Raises DirectiveError (check_directives)."""
+        check_directives(no_fuse, fuse)
         self.no_fuse, self.fuse = tuple(no_fuse), tuple(tuple(w) for w in fuse)
         self.ops = [op for op in ops if not isinstance(op, loop.EmptyOp)]
         self.nests = [op for op in self.ops if isinstance(op, loop.NestOp)]
@@ -51,12 +51,12 @@ class Wishes:
         self.island: dict[Operation, frozenset[str]] = {}
         self.partners: dict[Operation, set[Operation]] = {}
         self.open: list[tuple[Outcome, list[Operation]]] = []
-        """Wishes that shared loops do not meet, with their nests: loop-fuse-rows may."""
+        """Directives that shared loops do not meet, with their nests: loop-fuse-rows may."""
         for entry in (*self.no_fuse, *marked):
             for op in self.meant(entry):
                 self.island[op] = self.island.get(op, frozenset()) | {entry}
-        for wish in self.fuse:
-            meant = [op for entry in wish for op in self.meant(entry)]
+        for directive in self.fuse:
+            meant = [op for entry in directive for op in self.meant(entry)]
             for op in meant:
                 self.partners.setdefault(op, set()).update(m for m in meant if m is not op)
 
@@ -83,10 +83,10 @@ class Wishes:
     # ---- what became of them
 
     def to_inline(self, planner: Planner) -> set[Operation]:
-        """Nests that have to be computed in their readers for a wish that the plan does not meet otherwise."""
+        """Nests that have to be computed in their readers for a directive that the plan does not meet otherwise."""
         found: set[Operation] = set()
-        for wish in self.fuse:
-            meant = [op for entry in wish for op in self.meant(entry)]
+        for directive in self.fuse:
+            meant = [op for entry in directive for op in self.meant(entry)]
             if not meant or _together(meant, planner):
                 continue
             for op in (o for o in meant if isinstance(o, loop.NestOp)):
@@ -96,30 +96,30 @@ class Wishes:
         return found
 
     def outcomes(self, planner: Planner) -> list[Outcome]:
-        """One for each wish, after planning."""
-        return [*map(self._kept_apart, self.no_fuse), *(self._fused(wish, planner) for wish in self.fuse)]
+        """One for each directive, after planning."""
+        return [*map(self._kept_apart, self.no_fuse), *(self._fused(directive, planner) for directive in self.fuse)]
 
     def _kept_apart(self, entry: str) -> Outcome:
-        wish, nests = f"no_fuse '{entry}'", self.meant(entry)
+        directive, nests = f"no_fuse '{entry}'", self.meant(entry)
         if nests:
-            return Outcome(wish, True, f"kept apart: {', '.join(dict.fromkeys(map(title, nests)))}")
+            return Outcome(directive, True, f"kept apart: {', '.join(dict.fromkeys(map(title, nests)))}")
         other = self._not_a_nest(entry)
         if other is not None:
-            return Outcome(wish, True, f"it is a '{other.name}', which loop-fuse leaves alone")
-        return Outcome(wish, False, self._unknown(entry))
+            return Outcome(directive, True, f"it is a '{other.name}', which loop-fuse leaves alone")
+        return Outcome(directive, False, self._unknown(entry))
 
     def _fused(self, entries: Sequence[str], planner: Planner) -> Outcome:
-        wish = "fuse " + " with ".join(f"'{e}'" for e in entries)
+        directive = "fuse " + " with ".join(f"'{e}'" for e in entries)
         for entry in entries:
             if not self.meant(entry):
                 other = self._not_a_nest(entry)
-                return Outcome(wish, False, f"'{entry}' is a '{other.name}', not a nest" if other else self._unknown(entry))
+                return Outcome(directive, False, f"'{entry}' is a '{other.name}', not a nest" if other else self._unknown(entry))
         meant = [op for entry in entries for op in self.meant(entry)]
         if len(set(meant)) == 1:
-            return Outcome(wish, False, "they name one and the same operation")
+            return Outcome(directive, False, "they name one and the same operation")
         if _together(meant, planner):
-            return Outcome(wish, True, "one nest")
-        outcome = Outcome(wish, False, self._why_apart(meant, planner))
+            return Outcome(directive, True, "one nest")
+        outcome = Outcome(directive, False, self._why_apart(meant, planner))
         if not any(self.forbids(a, b) for a in meant for b in meant):
             self.open.append((outcome, meant))
         return outcome

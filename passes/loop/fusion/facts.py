@@ -19,7 +19,7 @@ from .product_facts import MOST_PRODUCTS, ProductFacts
 from .types import Read
 
 if TYPE_CHECKING:
-    from .directives import Wishes
+    from .directives import Directives
 
 FEW_ROWS = 8
 """A nest whose loops could read at most 1 / FEW_ROWS of a tensor is taken to read as many elements as they run; any other one all of it."""
@@ -42,10 +42,10 @@ class NestFacts:
     """Facts about the nests of one function. `inlined` are the nests that are computed where they are read; whoever changes it calls
     `forget`."""
 
-    def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[str, int], wishes: Wishes | None = None):
+    def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[str, int], directives: Directives | None = None):
         self.symbols = symbols
         self.hints = hints
-        self.wishes = wishes
+        self.directives = directives
         self.ops = list(func.body.block.ops)
         self.position = {op: k for k, op in enumerate(self.ops)}
         self.infos = {op: nest_info(op) for op in self.ops if isinstance(op, loop.NestOp)}
@@ -219,9 +219,9 @@ class NestFacts:
         consumers = self.consumers.get(tensor, [])
         if any("no_fuse" in c.op.attributes for c in consumers):
             return "a reader is marked no_fuse"
-        if self.wishes is not None:
+        if self.directives is not None:
             for c in consumers:
-                reason = self.wishes.forbids(op, c.op)
+                reason = self.directives.forbids(op, c.op)
                 if reason is not None:
                     return reason
         ops = self.weight(info)[0]

@@ -1,6 +1,6 @@
 """Which nests may share their outer loops, and the greedy start of the search for those that do.
 
-Legality (`compare`) is apart from profit (`unprofitable`); both only look, and say why not in words. A user's wishes (directives.py)
+Legality (`compare`) is apart from profit (`unprofitable`); both only look, and say why not in words. A user's directives (directives.py)
 come before profit.
 """
 
@@ -24,7 +24,7 @@ from .price import LANES, MIN_PARALLEL, SMALL
 from .types import Attempt, Group, Member, Unit
 
 if TYPE_CHECKING:
-    from .directives import Wishes
+    from .directives import Directives
 
 LAUNCH = 1 << 22
 """Elements that a GPU works through in the time of a few launches: with fewer, one kernel of few programs is faster than two."""
@@ -70,8 +70,8 @@ APART = "neither reads the other, and their loops differ"
 class Grouping(NestFacts):
     """The groups of one function: `unit_at[k]` is the unit that op k is in (None where it is computed in its readers)."""
 
-    def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[str, int], wishes: Wishes | None = None):
-        super().__init__(func, symbols, hints, wishes)
+    def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[str, int], directives: Directives | None = None):
+        super().__init__(func, symbols, hints, directives)
         self.envs = LoopEnvs(symbols)
         self.unit_at: list[Unit | None] = [None] * len(self.ops)
         self.maker: dict[SSAValue, int] = {r: k for k, op in enumerate(self.ops) for r in op.results}
@@ -196,7 +196,7 @@ class Grouping(NestFacts):
 
     def _candidates(self, k: int, group: Group) -> list[tuple[Group, int]]:
         """Groups that share data with the nest at `k` and the bytes that one nest would save, the most first; before them a user's
-        wishes."""
+        directives."""
         info = group.members[0].info
         saved: dict[int, int] = {}
         groups: dict[int, Group] = {}
@@ -217,16 +217,16 @@ class Grouping(NestFacts):
                     groups[sibling.order] = sibling
                     saved[sibling.order] = saved.get(sibling.order, 0) + size
         found = [(groups[n], saved[n]) for n in sorted(groups, key=lambda n: (-saved[n], -n)) if saved[n] > 0]
-        if self.wishes is None or not self.wishes.partners:
+        if self.directives is None or not self.directives.partners:
             return found
         wanted = {g.order: g for g in self._partners(group) if g.order < group.order}
         return [(g, saved.get(n, 0)) for n, g in wanted.items()] + [c for c in found if c[0].order not in wanted]
 
     def _partners(self, group: Group) -> Iterable[Group]:
         """Groups made so far that a user wants to be one with `group`."""
-        assert self.wishes is not None
+        assert self.directives is not None
         for op in self.ops_of(group):
-            for partner in self.wishes.partners.get(op, ()):
+            for partner in self.directives.partners.get(op, ()):
                 for home in self._home_groups(partner):
                     if home is not group:
                         yield home
@@ -272,11 +272,11 @@ class Grouping(NestFacts):
         if len(members) > MAX_MEMBERS:
             return f"together they would be over {MAX_MEMBERS} nests"
         wanted = False
-        if self.wishes is not None:
-            reason = self.wishes.forbids(first.members[0].info.op, second.members[0].info.op)
+        if self.directives is not None:
+            reason = self.directives.forbids(first.members[0].info.op, second.members[0].info.op)
             if reason is not None:
                 return reason
-            wanted = bool(self.wishes.partners) and self.wishes.wants(self.ops_of(first), self.ops_of(second))
+            wanted = bool(self.directives.partners) and self.directives.wants(self.ops_of(first), self.ops_of(second))
         if any([m.info.sequential for m in members]):
             return "a loop of one of them is sequential"
         if not first.needs.isdisjoint(second.places):

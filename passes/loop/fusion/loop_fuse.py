@@ -23,7 +23,7 @@ from ...analysis.symbols import symbol_hints
 from ...cost.machine import machine_of
 from ...manager.pass_manager import Pass
 from ..directives import Outcome
-from .directives import Wishes, log
+from .directives import Directives, log
 from .emit import GroupWriter
 from .plan import Group, Plan, Planner
 from .price import GroupWork, group_ns
@@ -63,15 +63,15 @@ class LoopFuse(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_ranges(op), symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            planner, plan, outcomes = plan_with_wishes(func, symbols, hints, self)
+            planner, plan, outcomes = plan_with_directives(func, symbols, hints, self)
             before = len(planner.infos)
-            unmet = planner.wishes.open if planner.wishes is not None else []
+            unmet = planner.directives.open if planner.directives is not None else []
             outcomes = [o for o in outcomes if all(o is not other for other, _ in unmet)]
             self.record("fusion", (planner, plan, outcomes))
             if self.remarks_wanted:
                 self._explain(func, planner, plan, outcomes)
-            if planner.wishes is not None:
-                for apart, entries in planner.wishes.island.items():
+            if planner.directives is not None:
+                for apart, entries in planner.directives.island.items():
                     apart.attributes["no_fuse"] = StringAttr(min(entries))  # for the passes after this one
             rewrite(func, plan, planner, self.local_bytes)
             copies = _remove_border_copies(func, plan)
@@ -79,7 +79,7 @@ class LoopFuse(Pass):
             self.statistic("num-copies-removed", len(copies))
             later = self._in_rows(func, planner, plan, symbols, hints) if unmet else []
             for outcome in later:
-                self.record("wish", outcome)
+                self.record("directive", outcome)
                 self.remark(func, str(outcome), kind="applied" if outcome.granted else "missed")
             for outcome in (*outcomes, *later):
                 if not outcome.granted:
@@ -90,15 +90,15 @@ class LoopFuse(Pass):
             self.statistic("num-moves", len(plan.moves))
 
     def _in_rows(self, func: FuncOp, planner: Planner, plan: Plan, symbols: RangeEnv, hints: dict[str, int]) -> list[Outcome]:
-        """What becomes of wishes that shared loops do not meet: loop-fuse-rows, which follows, makes one nest of some of them."""
-        assert planner.wishes is not None
+        """What becomes of directives that shared loops do not meet: loop-fuse-rows, which follows, makes one nest of some of them."""
+        assert planner.directives is not None
         places = {group.order: nest for nest, group in plan.nests.items()}
         fusions = [set(fusion.ops()) for fusion in RowPlanner(func, symbols, hints, machine_of(func).resident_programs > 0).plan()]
         found: list[Outcome] = []
-        for outcome, meant in planner.wishes.open:
+        for outcome, meant in planner.directives.open:
             nests = [{places[home] for home in planner.homes(op) if home in places} for op in meant]
             if any(all(not own.isdisjoint(fusion) for own in nests) for fusion in fusions):
-                outcome = Outcome(outcome.wish, True, "one nest, by loop-fuse-rows")
+                outcome = Outcome(outcome.directive, True, "one nest, by loop-fuse-rows")
             found.append(outcome)
         return found
 
@@ -108,7 +108,7 @@ class LoopFuse(Pass):
         return group_ns(group)
 
     def _explain(self, func: FuncOp, planner: Planner, plan: Plan, outcomes: list[Outcome]) -> None:
-        """Remarks: what was fused, what was not and why, what became of wishes."""
+        """Remarks: what was fused, what was not and why, what became of directives."""
         for tensor, info in plan.inlined.items():
             readers = ", ".join(title(c.op) for c in planner.consumers[tensor])
             self.remark(info.op, f"computed in its reader: {readers}", kind="applied")
@@ -122,13 +122,13 @@ class LoopFuse(Pass):
             self.remark(func, str(outcome), kind="applied" if outcome.granted else "missed")
 
 
-def plan_with_wishes(
+def plan_with_directives(
     func: FuncOp, symbols: RangeEnv, hints: dict[str, int], options: LoopFuse
 ) -> tuple[Planner, Plan, list[Outcome]]:
-    """The plan of a function under the user's wishes, and what became of each."""
+    """The plan of a function under the user's directives, and what became of each."""
 
-    def planner(wishes: Wishes | None = None, inline: Iterable[Operation] = ()) -> Planner:
-        made = Planner(func, symbols, hints, wishes, inline)
+    def planner(directives: Directives | None = None, inline: Iterable[Operation] = ()) -> Planner:
+        made = Planner(func, symbols, hints, directives, inline)
         made.keep_parallel = machine_of(func).resident_programs
         made.price = options.price
         return made
@@ -136,15 +136,15 @@ def plan_with_wishes(
     if not options.no_fuse and not options.fuse and not options.marked:
         free = planner()
         return free, free.plan(), []
-    fuse = [wish.split("+") for wish in options.fuse]
-    wishes = Wishes(func.body.block.ops, options.no_fuse, fuse, options.marked)
-    found = planner(wishes)
+    fuse = [directive.split("+") for directive in options.fuse]
+    directives = Directives(func.body.block.ops, options.no_fuse, fuse, options.marked)
+    found = planner(directives)
     plan = found.plan()
-    inline = wishes.to_inline(found)
+    inline = directives.to_inline(found)
     if inline:
-        found = planner(wishes, inline)
+        found = planner(directives, inline)
         plan = found.plan()
-    return found, plan, wishes.outcomes(found)
+    return found, plan, directives.outcomes(found)
 
 
 def _remove_border_copies(func: FuncOp, plan: Plan) -> list[tuple[OpResult, Group]]:

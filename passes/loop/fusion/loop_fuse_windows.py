@@ -103,8 +103,8 @@ class WindowSearch:
         producer = producer_of(nest, self.symbols)
         if isinstance(producer, str):
             return self._refuse(nest, reader, producer)
-        wish = reader.attributes.get(ROWS)
-        rows = wish.value.data if isinstance(wish, IntegerAttr) else None
+        asked = reader.attributes.get(ROWS)
+        rows = asked.value.data if isinstance(asked, IntegerAttr) else None
         if rows == 0:
             return self._refuse(nest, reader, f"{title(reader)} says {ROWS} = 0")
         plans = WindowPlanner(producer, reader, self.symbols, rows or self.rows).plans()

@@ -18,7 +18,7 @@ from .search import Search
 from .types import Attempt, Group, Member, Plan, Read, Unit
 
 if TYPE_CHECKING:
-    from .directives import Wishes
+    from .directives import Directives
 
 __all__ = ["NEAR", "Attempt", "Group", "Member", "Plan", "Planner", "Read", "Unit"]
 
@@ -31,12 +31,12 @@ class Planner(Grouping):
         func: FuncOp,
         symbols: RangeEnv,
         hints: Mapping[str, int],
-        wishes: Wishes | None = None,
+        directives: Directives | None = None,
         inline: Iterable[Operation] = (),
         search: bool = True,
     ):
         """`inline` are nests to compute in their readers whether that pays or not; without `search` the greedy start is the plan."""
-        super().__init__(func, symbols, hints, wishes)
+        super().__init__(func, symbols, hints, directives)
         self.search = search
         self.inline = frozenset(inline)
         self.stored: dict[Operation, str] = {}

@@ -40,7 +40,7 @@ class Search:
         self.stored = stored
         self.moves: list[Move] = []
         self.left = BUDGET * len(plan.infos)
-        self.wanted = plan.wishes.partners if plan.wishes is not None else {}
+        self.wanted = plan.directives.partners if plan.directives is not None else {}
         self._costs: dict[int, tuple[Group, float]] = {}
 
     def run(self) -> list[Move]:

@@ -208,7 +208,7 @@ class Parts:
         roles: list[bool] = []
         for op in part.ops:
             if self.apart(op):
-                part.refused = "a wish names it"
+                part.refused = "a directive names it"
             key.append(type(op))
             for name, attr in op.properties.items():
                 if name != "dims":

@@ -87,7 +87,7 @@ class NestTransform(Pass):
         self.remark(nest, done, kind="applied")
         if self.asked:
             nest.attributes[ASKED] = StringAttr(self.asked)
-            self.record("wish", Outcome(f"{self.name} '{entry}'{self._place()}", True, f"{title_before}: {done}"))
+            self.record("directive", Outcome(f"{self.name} '{entry}'{self._place()}", True, f"{title_before}: {done}"))
 
     def _target(self, nest: loop.NestOp) -> loop.LoopLike:
         parts: list[loop.LoopLike] = [nest, *(o for o in loop.walk_bodies(nest) if isinstance(o, loop.LoopLike))]
@@ -105,7 +105,7 @@ class NestTransform(Pass):
             return
         outcome = Outcome(f"{self.name} '{entry}'{self._place()}", False, reason)
         if self.asked:
-            self.record("wish", outcome)
+            self.record("directive", outcome)
         place = source_location(op.location)
         log.warning("%s%s", f"{place}: " if place is not None and not self.asked else "", outcome)
 

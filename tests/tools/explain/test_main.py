@@ -151,10 +151,10 @@ def test_memory_over_time_adds_up():
         assert 0 <= buffer.first <= buffer.last < len(graph.steps)
 
 
-def test_wishes_are_told():
+def test_directives_are_told():
     found = told(add_sum, torch.randn(32, 64), torch.randn(32, 64), options={"no_fuse": ["add", "ad"], "fuse": [["add", "sum_1"]]})
     (graph,) = found.graphs
-    assert [(w.text, w.granted, w.reason) for w in graph.wishes] == [
+    assert [(w.text, w.granted, w.reason) for w in graph.directives] == [
         ("no_fuse 'add'", True, "kept apart: add"),
         ("fuse 'add' with 'sum_1'", False, "no_fuse 'add' forbids it"),
         ("'ad'", False, "names no operator of any graph"),
@@ -262,7 +262,7 @@ def test_the_page_of_a_large_graph_is_whole_and_small(tmp_path, monkeypatch):
 
 
 def test_values_in_memory_are_called_as_in_the_graph():
-    """X01: buffers have the names of FX nodes, which wishes take."""
+    """X01: buffers have the names of FX nodes, which directives take."""
 
     def function(x):
         a = (x + 1).sum(0)

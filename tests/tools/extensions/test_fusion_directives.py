@@ -126,14 +126,14 @@ def test_a_value_is_computed_in_its_reader_where_loops_cannot_be_shared(caplog):
     assert not warnings(caplog)
 
 
-def test_an_illegal_wish_is_refused_with_the_reason(caplog):
+def test_an_illegal_directive_is_refused_with_the_reason(caplog):
     torch._dynamo.reset()
     x, y = torch.randn(64, 32), torch.randn(8, 5)
     torch.compile(siblings, backend="stepwell", options={"fuse": [["sum_1", "cos"]]})(x, y)
     assert warnings(caplog) == ["fuse 'sum_1' with 'cos': refused, neither reads the other, and their loops differ"]
 
 
-def test_a_wish_is_met_by_running_one_in_the_rows_of_the_other(opt_tool, caplog):
+def test_a_directive_is_met_by_running_one_in_the_rows_of_the_other(opt_tool, caplog):
     """loop-fuse cannot share the loops of the two; loop-fuse-rows makes them one, and nothing says that it was refused."""
     text = """func.func @f(%x: !nd.tensor<64 x 16 x f32>) -> (!nd.tensor<64 x 16 x f32>, !nd.tensor<16 x f32>) {
   %m = nd.reduce %x {kind = "max", dims = [1]} : (!nd.tensor<64 x 16 x f32>) -> !nd.tensor<64 x f32>
@@ -150,7 +150,7 @@ def test_a_wish_is_met_by_running_one_in_the_rows_of_the_other(opt_tool, caplog)
     assert warnings(caplog) == ["fuse 's' with 'columns': refused, no_fuse 'columns' forbids it"]
 
 
-def test_a_wish_that_names_nothing_is_refused(caplog):
+def test_a_directive_that_names_nothing_is_refused(caplog):
     launches(chain, {"no_fuse": ["expp"], "fuse": [["exp", "mull"]]})
     assert warnings(caplog) == [
         "'expp' (in the options no_fuse or fuse) names no operator of the compiled graph; did you mean 'exp'?",
@@ -177,7 +177,7 @@ def test_names_of_the_backward_graph_are_not_unknown_in_the_forward_one(caplog):
         ({"fuse": [["a"]]}, "option 'fuse': fuse takes lists of at least two names of values or file:line, got ['a']"),
     ],
 )
-def test_wishes_of_the_wrong_form(options, message):
+def test_directives_of_the_wrong_form(options, message):
     with pytest.raises(OptionError) as error:
         make_options(None, options)
     assert str(error.value) == message

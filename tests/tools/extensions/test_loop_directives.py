@@ -106,7 +106,7 @@ def test_unknown_names(tmp_path, caplog):
         ({"loop_order": {"a": ["i"]}}, "option 'loop_order': loop_order of 'a' takes numbers, got 'i'"),
     ],
 )
-def test_wishes_of_the_wrong_form(options, message):
+def test_directives_of_the_wrong_form(options, message):
     with pytest.raises(OptionError) as error:
         make_options(None, options)
     assert str(error.value) == message
@@ -124,8 +124,8 @@ def test_explain_tells(tmp_path):
     (step,) = found.graphs[0].steps
     line = blend.__code__.co_firstlineno + 2
     assert step.schedule.endswith(f"tiles 8 x 24, asked for by the user at test_loop_directives.py:{line}")
-    wishes = {(w.text, w.granted): w.reason for w in found.graphs[0].wishes}
-    assert wishes == {
+    directives = {(w.text, w.granted): w.reason for w in found.graphs[0].directives}
+    assert directives == {
         (f"loop-interchange 'mul' (asked for at test_loop_directives.py:{line})", False): "there is no loop '5'; it has 0 (%i), 1 (%j)",
         (f"loop-tile 'mul' (asked for at test_loop_directives.py:{line})", True): "mul: tiles of 8 x 24",
         ("tile 'nosuch'", False): "names no operator of any graph",

@@ -120,11 +120,11 @@ def test_each_level_between_runs():
         torch.testing.assert_close(found, expected)
 
 
-def test_a_wish_for_one_layer_is_granted():
+def test_a_directive_for_one_layer_is_granted():
     net, x = Stack(4), torch.randn(2, 7, 16)
     _, work = step(net, x)
-    _, wished = step(net, x, no_fuse=["add_2"])
-    assert wished[0] > work[0]
+    _, directed = step(net, x, no_fuse=["add_2"])
+    assert directed[0] > work[0]
 
 
 def test_explain_tells_of_every_layer():

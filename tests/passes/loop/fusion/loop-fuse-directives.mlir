@@ -1,6 +1,6 @@
 // RUN: opt-tool %s -p nd-to-loop,loop-fuse{no-fuse=a} | filecheck %s --check-prefix=APART
 // RUN: opt-tool %s -p nd-to-loop,loop-fuse{fuse=s+c} | filecheck %s --check-prefix=ONE
-// RUN: opt-tool %s -p nd-to-loop,loop-fuse{no-fuse=loop-fuse-wishes.mlir:24} | filecheck %s --check-prefix=LINE
+// RUN: opt-tool %s -p nd-to-loop,loop-fuse{no-fuse=loop-fuse-directives.mlir:24} | filecheck %s --check-prefix=LINE
 // RUN: opt-tool %s -p "nd-to-loop,loop-fuse{no-fuse=nosuch,s fuse=s+c,a+zz,a+s}" --remarks 2>&1 | filecheck %s --check-prefix=REFUSED
 
 // APART: %a = loop.nest
