@@ -28,7 +28,7 @@ _PUBLIC: dict[str, str] = {
     "reduce": ".tools.reduce.graph",
     "register_pass": ".passes.manager.user",
     "register_rule": ".lowering.fx_to_nd.core.user_rules",
-    "register_scheme": ".tools.backend.compile_modes",
+    "register_compile_mode": ".tools.backend.compile_modes",
     "register_target": ".targets.target",
     "replace": ".tools.rewrite.pair_rewrite",
     "reset_counters": ".tools.compiled.counters",

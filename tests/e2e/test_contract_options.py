@@ -38,7 +38,7 @@ def test_opt_06_variables_of_the_environment(monkeypatch):
         ("NUMERICS", "exact", "default, eager"),
         ("CACHE", "bogus", "on, objects, off"),
         ("FREEZING", "2", "1, true, on, yes, 0, false, off, no"),
-        ("SCHEME", "thread", "process, serialized, subprocess, background, progressive"),
+        ("COMPILE_MODE", "thread", "process, serialized, subprocess, background, progressive"),
         ("HOST", "rust", "native, python"),
         ("CPU", "sse8", "host, generic-sse, avx2, avx512, neon"),
     ],

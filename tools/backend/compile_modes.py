@@ -1,6 +1,7 @@
-"""Ways to carry out a compilation: `options={"scheme": NAME}`. Each is a function from a `Task` to the boxed function that runs the graph.
+"""Ways to carry out a compilation: `options={"compile_mode": NAME}`. Each is a function from a `Task` to the boxed
+function that runs the graph.
 
-| scheme | what it does |
+| compile mode | what it does |
 |---|---|
 | process | compiles in this thread; the first call waits |
 | serialized | the same through bytes: what was compiled is written, read back and run, as in another process |
@@ -8,8 +9,8 @@
 | background | the graph runs by torch's own kernels at once; a thread compiles it, and then its calls run compiled |
 | progressive | compiles at once without measuring; a thread compiles with `autotune`, and then that runs |
 
-`stepwell.register_scheme(name, function)` adds one. `counters["schemes"]` counts what each finished; one that cannot serve a graph
-leaves it to "process". Graphs whose sizes are symbols are compiled before their first call by every scheme: what is decided then about
+`stepwell.register_compile_mode(name, function)` adds one. `counters["compile_modes"]` counts what each finished; one that cannot serve a
+graph leaves it to "process". Graphs whose sizes are symbols are compiled before their first call in every compile mode: what is decided then about
 sizes is guarded by torch, which has to know it by then."""
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _symbolic(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in value.shape)
 
 
-class Scheme(Protocol):
+class CompileMode(Protocol):
     """A way to carry out a compilation."""
 
     def __call__(self, task: Task) -> Boxed:
@@ -84,7 +85,7 @@ class Scheme(Protocol):
 def in_process(task: Task) -> Runner:
     """Compile now, here."""
     runner = task.runner()
-    count("schemes.process")
+    count("compile_modes.process")
     return runner
 
 
@@ -95,9 +96,9 @@ def serialized(task: Task) -> Runner:
         graph = from_bytes(to_bytes(graph, task.gm), task.gm)
     except (Uncacheable, pickle.PicklingError, TypeError, AttributeError) as error:
         log.info("a graph was compiled that cannot be written: %s", error)
-        count("schemes.process")
+        count("compile_modes.process")
     else:
-        count("schemes.serialized")
+        count("compile_modes.serialized")
     return task.link(graph, key)
 
 
@@ -108,7 +109,7 @@ def in_child(task: Task) -> Runner:
     start()
     elsewhere = Elsewhere()
     runner = task.runner(make=elsewhere)
-    count("schemes.process" if elsewhere.stayed else "schemes.subprocess")
+    count("compile_modes.process" if elsewhere.stayed else "compile_modes.subprocess")
     return runner
 
 
@@ -146,7 +147,7 @@ class Later:
             log.warning("a graph could not be compiled in the background: %s: %s", type(error).__name__, error)
             return
         self._run, self._make = job.result(), None
-        count(f"schemes.{self._name}")
+        count(f"compile_modes.{self._name}")
 
     def __call__(self, args: list[Any]) -> Any:
         if self._make is not None and self._process != os.getpid():  # a fork does not take threads along
@@ -178,16 +179,16 @@ def wait_for_compilations(timeout: float | None = None) -> bool:
     return not wait(list(_jobs), timeout).not_done
 
 
-SCHEMES: dict[str, Scheme] = {
+COMPILE_MODES: dict[str, CompileMode] = {
     "process": in_process, "serialized": serialized, "subprocess": in_child, "background": background, "progressive": progressive,
 }  # fmt: skip
 
 
-def register_scheme(name: str, scheme: Scheme) -> None:
-    """Let `options={"scheme": name}` carry out compilations by a function of the user's. ValueError for a name that there is,
+def register_compile_mode(name: str, compile_mode: CompileMode) -> None:
+    """Let `options={"compile_mode": name}` carry out compilations by a function of the user's. ValueError for a name that there is,
     TypeError for what is no function."""
-    if not callable(scheme):
-        raise TypeError(f"scheme {name!r} is to be a function of a Task, got {scheme!r}")
-    if name in SCHEMES:
-        raise ValueError(f"there is a scheme {name!r} already")
-    SCHEMES[name] = scheme
+    if not callable(compile_mode):
+        raise TypeError(f"compile mode {name!r} is to be a function of a Task, got {compile_mode!r}")
+    if name in COMPILE_MODES:
+        raise ValueError(f"there is a compile mode {name!r} already")
+    COMPILE_MODES[name] = compile_mode

@@ -1,4 +1,4 @@
-"""Compilations in a process of their own (option `scheme` "subprocess"): this one keeps its global lock free and survives a crash.
+"""Compilations in a process of their own (option `compile_mode` "subprocess"): this one keeps its global lock free and survives a crash.
 
 A graph is imported here, where torch knows its sizes and guards. What goes to the other process is text, the IR and the pipeline; what
 comes back is the machine code and the description of the program. One process serves all graphs and ends with this one; where it crashed,

@@ -24,7 +24,7 @@ from ..options.options import OptionError, Options, make_options
 from ..recovery.aten_graph import AtenGraph
 from ..recovery.fx_snapshot import Snapshot
 from ..recovery.recover import LeftToAten, Recovery
-from .compile_modes import SCHEMES, Task
+from .compile_modes import COMPILE_MODES, Task
 from .fx_setting import setting_of
 from .lazy_bits import without_bits
 
@@ -341,7 +341,7 @@ class GraphCompilers:
         return Frozen(gm, found, edge, lambda folded: self._guarded(folded, (), "inference", edge))
 
     def _guarded(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None) -> Callable[..., Any]:
-        """Compile a graph as the option `scheme` says, one at a time, unseen by the modes of the caller."""
+        """Compile a graph as the option `compile_mode` says, one at a time, unseen by the modes of the caller."""
 
         def compiled(options: Options, make: Build | None = None) -> tuple[CompiledGraph, str]:
             with compile_lock, _disable_current_modes(), compilation(kind, self.number, options):
@@ -361,7 +361,7 @@ class GraphCompilers:
                 runner.loaded_first(lambda error: self.left_to_aten(error, lambda: gm, kind))
             return runner
 
-        return SCHEMES["process" if self.watch else self.options.scheme](Task(gm, self.options, compiled, linked))
+        return COMPILE_MODES["process" if self.watch else self.options.compile_mode](Task(gm, self.options, compiled, linked))
 
     def _compiled(
         self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None, options: Options, make: Build | None

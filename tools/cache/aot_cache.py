@@ -132,7 +132,7 @@ class TraceRecord:
             count("aot_cache_hits")
             for graph in graphs:
                 count_hit(graph)
-                count("schemes.process")
+                count("compile_modes.process")
             return run
 
     def _read(self) -> TracedGraph | None:

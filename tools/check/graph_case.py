@@ -140,7 +140,8 @@ class GraphCase:
     def lowered(self, **more: Any) -> CompiledGraph:
         """Compile the graph once more, past the caches; `more` are arguments of lower_graph, `options` among them."""
         given = {"options": self.options, "kind": "inference", **more}
-        options = replace(given.pop("options"), cache="objects", debug=None, scheme="process", verify=False, print_ir=False, timing=False)
+        asked = given.pop("options")
+        options = replace(asked, cache="objects", debug=None, compile_mode="process", verify=False, print_ir=False, timing=False)
         with compile_lock, _disable_current_modes(), uncounted():
             return lower_graph(self.gm, self.inputs, options, **given)
 

@@ -26,7 +26,7 @@ def check(fn: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None 
     fn: a function or module; args: its arguments, which are not changed. options: those of torch.compile. tolerance: by how much the whole
     may differ from eager, relative to the largest element of a tensor (default by type). Raises what `fn` raises in eager."""
     watch = Watched()
-    made = replace(make_options(None, options), check=0, scheme="process", on_failure="raise")
+    made = replace(make_options(None, options), check=0, compile_mode="process", on_failure="raise")
     trial = Trial(fn, args, dict(options or {}), tolerance)
 
     def backend(gm: torch.nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -99,14 +99,14 @@ def check_calls(key: str, value: int) -> None:
         raise OptionError(f"option {key!r}: the number of calls is not negative, got {value}")
 
 
-def schemes() -> list[str]:
-    """The schemes that there are, those of users too."""
-    from ..backend.compile_modes import SCHEMES
+def compile_modes() -> list[str]:
+    """The compile modes that there are, those of users too."""
+    from ..backend.compile_modes import COMPILE_MODES
 
-    return list(SCHEMES)
+    return list(COMPILE_MODES)
 
 
-def check_scheme(key: str, value: str) -> None:
-    """The name of a scheme."""
-    if value not in schemes():
-        raise OptionError(f"option {key!r}: there is no scheme {value!r}{near(value, schemes())}")
+def check_compile_mode(key: str, value: str) -> None:
+    """The name of a compile mode."""
+    if value not in compile_modes():
+        raise OptionError(f"option {key!r}: there is no compile mode {value!r}{near(value, compile_modes())}")

@@ -100,9 +100,10 @@ class Options:
     debug: str | os.PathLike[str] | None = option(None, effect=Effect.SHOWN)
     """Folder for the IR of every level (as STEPWELL_DEBUG)."""
 
-    scheme: str = option("process", effect=Effect.OUTSIDE, words=checks.schemes, check=checks.check_scheme)
+    compile_mode: str = option("process", effect=Effect.OUTSIDE, words=checks.compile_modes, check=checks.check_compile_mode)
     """How compilations are carried out: "process" at once, "serialized" through bytes, "subprocess" in another process, "background" in a
-    thread while torch runs the graph, "progressive" at once and again in a thread with `autotune`; or one of stepwell.register_scheme."""
+    thread while torch runs the graph, "progressive" at once and again in a thread with `autotune`; or one of
+    stepwell.register_compile_mode."""
 
     on_failure: str | None = option(None, effect=Effect.OUTSIDE, choices=("recover", "raise"))
     """When something inside of stepwell fails: "recover" leaves out what failed, at last the whole graph, which then runs by torch's own

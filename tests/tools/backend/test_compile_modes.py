@@ -11,7 +11,7 @@ from torch import nn
 
 import stepwell
 from stepwell.tools.backend import compile_graph
-from stepwell.tools.backend.compile_modes import SCHEMES, in_process
+from stepwell.tools.backend.compile_modes import COMPILE_MODES, in_process
 from stepwell.tools.options.options import OptionError, make_options
 
 
@@ -24,8 +24,8 @@ def fresh(monkeypatch):
     assert stepwell.wait_for_compilations(60)
 
 
-def _compiled(fn, scheme, **options):
-    return torch.compile(fn, backend="stepwell", options={"scheme": scheme, **options})
+def _compiled(fn, compile_mode, **options):
+    return torch.compile(fn, backend="stepwell", options={"compile_mode": compile_mode, **options})
 
 
 def _model():
@@ -46,15 +46,15 @@ def _steps(model, run, between=lambda: None):
     return seen
 
 
-@pytest.mark.parametrize("scheme", list(SCHEMES))
-def test_every_scheme_trains_alike(scheme):
+@pytest.mark.parametrize("compile_mode", list(COMPILE_MODES))
+def test_every_compile_mode_trains_alike(compile_mode):
     """CM-02, CM-03, CM-05, CM-06: forward and backward, updates of buffers, before and after the function changes."""
     model, mine = _model(), _model()
     expected = _steps(model, model)
-    got = _steps(mine, _compiled(mine, scheme), lambda: stepwell.wait_for_compilations(60))
+    got = _steps(mine, _compiled(mine, compile_mode), lambda: stepwell.wait_for_compilations(60))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-    first = {"process": 2} if scheme == "progressive" else {}
-    assert stepwell.counters["schemes"] == {**first, scheme: 2}
+    first = {"process": 2} if compile_mode == "progressive" else {}
+    assert stepwell.counters["compile_modes"] == {**first, compile_mode: 2}
 
 
 def test_in_the_background_nobody_waits(monkeypatch):
@@ -92,9 +92,9 @@ def test_a_failure_in_the_background_is_logged(monkeypatch, caplog):
 
 
 def test_sizes_that_are_symbols_are_compiled_at_once():
-    run = torch.compile(lambda x: x * 2, backend="stepwell", dynamic=True, options={"scheme": "background"})
+    run = torch.compile(lambda x: x * 2, backend="stepwell", dynamic=True, options={"compile_mode": "background"})
     assert torch.equal(run(torch.ones(3)), torch.full((3,), 2.0))
-    assert stepwell.counters["schemes"] == {"process": 1}
+    assert stepwell.counters["compile_modes"] == {"process": 1}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -128,20 +128,20 @@ def test_schemes_of_users():
         run._boxed_call = True
         return run
 
-    stepwell.register_scheme("twice", twice)
+    stepwell.register_compile_mode("twice", twice)
     try:
         with pytest.raises(ValueError, match="already"):
-            stepwell.register_scheme("twice", twice)
+            stepwell.register_compile_mode("twice", twice)
         x = torch.randn(4)
         torch.testing.assert_close(_compiled(torch.tanh, "twice")(x), torch.tanh(x))
     finally:
-        del SCHEMES["twice"]
+        del COMPILE_MODES["twice"]
     assert seen == [["aten.tanh.default"]]
 
 
 def test_names_are_checked():
     with pytest.raises(OptionError, match="'background'"):
-        make_options(options={"scheme": "backgroud"})
+        make_options(options={"compile_mode": "backgroud"})
 
 
 def test_what_cannot_be_written_is_compiled_all_the_same():

@@ -1,4 +1,4 @@
-"""CM-04: compilation in another process (scheme "subprocess"). What every scheme does is in test_compile_schemes.py."""
+"""CM-04: compilation in another process (compile mode "subprocess"). What every compile mode does is in test_compile_modes.py."""
 
 import os
 import traceback
@@ -32,18 +32,18 @@ def nothing_here(monkeypatch):
 
 
 def compiled(fn, **options):
-    return torch.compile(fn, backend="stepwell", options={"scheme": "subprocess", **options})
+    return torch.compile(fn, backend="stepwell", options={"compile_mode": "subprocess", **options})
 
 
 def test_cm_04_another_process_compiles(nothing_here):
     """CM-04: dynamic sizes, branches and gradients too; one process serves all."""
     x = torch.randn(4, 5, requires_grad=True)
     torch.testing.assert_close(compiled(lambda x: torch.softmax(x, -1).sum(0))(x), torch.softmax(x, -1).sum(0))
-    assert stepwell.counters["schemes"] == {"subprocess": 2 if stepwell.counters["graphs"] == 2 else 1}
+    assert stepwell.counters["compile_modes"] == {"subprocess": 2 if stepwell.counters["graphs"] == 2 else 1}
     assert stepwell.counters["kernels"] >= 1 and stepwell.counters["compile_seconds"]["object"] > 0
     process = compile_worker._worker().process
     assert process.pid != os.getpid() and process.poll() is None
-    run = torch.compile(lambda x: x @ x.t() + x.shape[0], backend="stepwell", dynamic=True, options={"scheme": "subprocess"})
+    run = torch.compile(lambda x: x @ x.t() + x.shape[0], backend="stepwell", dynamic=True, options={"compile_mode": "subprocess"})
     for rows in (4, 7):
         y = torch.randn(rows, 5)
         torch.testing.assert_close(run(y), y @ y.t() + rows)
@@ -77,9 +77,9 @@ def test_cm_04_errors_come_back_with_their_trace():
     """CM-04: the message is the one of a compilation in this process, the other process's traceback a note."""
     pipeline = "stepwell-cpu{to=mem},to-host"
     messages = []
-    for scheme in ("process", "subprocess"):
+    for compile_mode in ("process", "subprocess"):
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
-            compiled(lambda x: x.tan() * 2, scheme=scheme, pipeline=pipeline)(torch.randn(3))
+            compiled(lambda x: x.tan() * 2, compile_mode=compile_mode, pipeline=pipeline)(torch.randn(3))
         messages.append(str(caught.value.inner_exception))
     assert "loop.nest has no place in a host program" in messages[0] and messages[0].partition(": ")[2] == messages[1].partition(": ")[2]
     assert isinstance(caught.value.inner_exception, CompileError)
@@ -100,7 +100,7 @@ def test_cm_04_what_depends_on_this_process_stays():
     """CM-04: passes of users, which the other process does not have."""
     x = torch.randn(3)
     torch.testing.assert_close(compiled(lambda x: x.exp() - 1, passes={"nd": [Nothing]})(x), x.exp() - 1)
-    assert stepwell.counters["schemes"] == {"process": 1}
+    assert stepwell.counters["compile_modes"] == {"process": 1}
 
 
 def test_cm_04_options_and_variables_go_along(tmp_path, monkeypatch):

@@ -112,8 +112,8 @@ def test_values_that_are_no_values(options, text):
 def test_contexts_and_schemes_of_users():
     with pytest.raises(TypeError, match=r"no_fuse\(\) is a context .* options=\{'no_fuse': \[...\]\}"):
         stepwell.no_fuse("add")
-    with pytest.raises(TypeError, match="scheme 'mine' is to be a function of a Task, got 3"):
-        stepwell.register_scheme("mine", 3)
+    with pytest.raises(TypeError, match="compile mode 'mine' is to be a function of a Task, got 3"):
+        stepwell.register_compile_mode("mine", 3)
 
 
 def test_the_limit_of_the_cache():
@@ -139,7 +139,7 @@ def test_what_options_mean_for_caches():
 
     assert with_effect(Effect.CODE) == ["passes"]
     assert with_effect(Effect.UNTRACED) == ["fx_passes", "partitioner", "decompositions", "check_nan", "check"]
-    assert with_effect(Effect.OUTSIDE) == ["launch_graphs", "scheme", "on_failure"]
+    assert with_effect(Effect.OUTSIDE) == ["launch_graphs", "compile_mode", "on_failure"]
     assert with_effect(Effect.UNKEPT) == ["no_fuse", "fuse", "tile", "loop_order"]
     assert with_effect(Effect.SHOWN) == ["verify", "debug", "print_ir", "timing"]
     assert with_effect(Effect.QUIET) == ["cache", "cache_limit"]
@@ -149,11 +149,11 @@ def test_what_options_mean_for_caches():
 def test_variables_of_options_that_have_none(monkeypatch, caplog):
     for name in ("PIPELINE", "TILE", "CHECK"):
         monkeypatch.setenv(f"STEPWELL_{name}", "1")
-    monkeypatch.setenv("STEPWELL_SCHEME", "proces")
+    monkeypatch.setenv("STEPWELL_COMPILE_MODE", "proces")
     monkeypatch.setenv("STEPWELL_CACHE_LIMIT", "1G")
     monkeypatch.setenv("STEPWELL_NUMERICS", "Eager")
     found = make_options()
-    assert (found.numerics, found.scheme, found.pipeline, found.cache_limit, found.check) == ("eager", "process", None, None, 0)
+    assert (found.numerics, found.compile_mode, found.pipeline, found.cache_limit, found.check) == ("eager", "process", None, None, 0)
     said = [r.getMessage() for r in caplog.records]
     assert said[0].startswith("no variable sets the option pipeline: STEPWELL_PIPELINE is ignored")
-    assert len(said) == 4 and "the variable STEPWELL_SCHEME is 'proces'; it takes process, serialized, subprocess" in said[3]
+    assert len(said) == 4 and "the variable STEPWELL_COMPILE_MODE is 'proces'; it takes process, serialized, subprocess" in said[3]

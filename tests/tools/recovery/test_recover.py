@@ -411,10 +411,10 @@ def test_a_subgraph_that_cannot_be_compiled_is_left_to_aten(monkeypatch, caplog)
     assert len(warnings_of(caplog)) == 1
 
 
-@pytest.mark.parametrize("scheme", ["serialized", "background", "progressive"])
-def test_every_scheme_recovers(monkeypatch, caplog, scheme):
+@pytest.mark.parametrize("compile_mode", ["serialized", "background", "progressive"])
+def test_every_compile_mode_recovers(monkeypatch, caplog, compile_mode):
     broken(monkeypatch, "loop-fuse")
     net, x = model(), torch.randn(5, 8, requires_grad=True)
-    trains_as_eager(net, x, options={"scheme": scheme})
+    trains_as_eager(net, x, options={"compile_mode": compile_mode})
     assert stepwell.wait_for_compilations(60)
     assert len(warnings_of(caplog)) == 1
