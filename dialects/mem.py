@@ -161,12 +161,12 @@ class AllocOp(NdOp):
     """Memory for a buffer: `mem.alloc {kind = "arena", at = 4096} : !mem.buffer<8 x f32>`. Kind "arena": a piece of the graph's one
     block, `at` bytes from its start (absent until mem-plan ran); kind "output": a fresh tensor that the caller gets; kind "pooled": memory
     of its own that goes back to the pool after the last use. With the operand
-    `home` (an output that is written when this buffer is dead) `at` counts from the start of the home's memory. A `workspace` of the
+    `inside` (an output that is written when this buffer is dead) `at` counts from the start of its memory. A `workspace` of the
     arena may as well be memory that stays from call to call, zero at first: what uses it leaves it ready for the next time."""
 
     name = "mem.alloc"
     SYNTAX: ClassVar = {"kind": "str", "at": "expr", "workspace": "unit"}
-    home = opt_operand_def(BufferType)
+    inside = opt_operand_def(BufferType)
     kind = prop_def(StringAttr)
     at = opt_prop_def(ExprAttr)
     workspace = opt_prop_def(UnitAttr)
@@ -177,26 +177,26 @@ class AllocOp(NdOp):
             raise VerifyException(f"mem.alloc: unknown kind '{self.kind.data}', known: arena, pooled, output")
         if self.workspace is not None:
             self._verify_workspace()
-        if self.home is not None and (self.at is None or self.kind.data != "arena"):
+        if self.inside is not None and (self.at is None or self.kind.data != "arena"):
             raise VerifyException('mem.alloc: a buffer in the memory of another one has kind "arena" and a place `at`')
         if self.at is not None:
             self._verify_place(self.at.data)
 
     def _verify_workspace(self) -> None:
-        if self.kind.data != "arena" or self.home is not None:
+        if self.kind.data != "arena" or self.inside is not None:
             raise VerifyException("mem.alloc: a workspace is a piece of the arena")
         if isinstance(self.result.type, BufferType) and buffer_bytes(self.result.type).value is None:
             raise VerifyException(f"mem.alloc: the size of a workspace is a number, not {buffer_bytes(self.result.type)} bytes")
 
     def _verify_place(self, at: Expr) -> None:
-        """`at` is in the home, or in the block of the function, as far as can be said without the values of size symbols."""
+        """`at` is in the buffer around it, or in the block of the function, as far as can be said without the values of size symbols."""
         if (at.value or 0) < 0:
             raise VerifyException(f"mem.alloc: the place {at} is before the start of the memory")
         parent = self.parent_op()
         room = parent.attributes.get(ARENA_BYTES) if parent is not None else None
         where = f"the function's block ({ARENA_BYTES})"
-        if self.home is not None and isinstance(self.home.type, BufferType):
-            room, where = ExprAttr.get(buffer_bytes(self.home.type)), "its home"
+        if self.inside is not None and isinstance(self.inside.type, BufferType):
+            room, where = ExprAttr.get(buffer_bytes(self.inside.type)), "the buffer around it"
         if isinstance(room, ExprAttr):
             end = at + buffer_bytes(self.result.type)
             if ((end - room.data).value or 0) > 0:

@@ -227,9 +227,9 @@ class _Lowering:
         assert isinstance(type, mem.BufferType)
         bytes = mem.buffer_bytes(type)
         at = None if op.at is None else op.at.data
-        if op.home is not None and at is not None:
-            home = self.memory[op.home]
-            self.memory[op.result] = _Memory(home.value, type, home.start + at, in_arena=True)
+        if op.inside is not None and at is not None:
+            around = self.memory[op.inside]
+            self.memory[op.result] = _Memory(around.value, type, around.start + at, in_arena=True)
             return
         needed = free_syms(bytes) | (free_syms(at) if at is not None else frozenset())
         left_out = at is None and mem.ARENA_BYTES in self.function.attributes  # mem-plan gave places to others only

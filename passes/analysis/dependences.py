@@ -57,7 +57,7 @@ def arena_neighbours(func: FuncOp) -> dict[SSAValue, list[tuple[SSAValue, bool]]
     blocks: dict[SSAValue | None, list[tuple[int, int, SSAValue]]] = {}
     for op in func.body.block.ops:
         if isinstance(op, mem.AllocOp) and op.at is not None:
-            blocks.setdefault(op.home, []).append((*_span(op.result, op.at.data), op.result))
+            blocks.setdefault(op.inside, []).append((*_span(op.result, op.at.data), op.result))
     found: dict[SSAValue, list[tuple[SSAValue, bool]]] = {}
     for home, placed in blocks.items():
         own = [] if home is None else [(*_span(home, as_expr(0)), home)]

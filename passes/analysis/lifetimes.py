@@ -24,7 +24,7 @@ from ...dialects.nd.base import prop
 class Lifetime:
     """A piece of memory: the buffer that it begins as, its size in bytes, the first and the last op that touch it.
 
-    `kind` is "arena", "pooled" or "output" for an allocation ("guest" for one in the memory of an output), "extern" for the result
+    `kind` is "arena", "pooled" or "output" for an allocation ("in output" for one in the memory of an output), "extern" for the result
     of a library call. A `bound` one stays where it is."""
 
     buffer: SSAValue
@@ -50,7 +50,7 @@ def lifetimes(func: FuncOp) -> list[Lifetime]:
         if isinstance(op, mem.AllocOp):
             t = op.result.type
             assert isinstance(t, mem.BufferType)
-            kind = op.kind.data if op.home is None else "guest"
+            kind = op.kind.data if op.inside is None else "in output"
             bound = op.workspace is not None
             root[op.result] = made = Lifetime(op.result, kind, mem.buffer_bytes(t), len(ops), -1, bound=bound)
             found.append(made)

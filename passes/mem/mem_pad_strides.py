@@ -124,7 +124,7 @@ def _why_not(alloc: mem.AllocOp) -> str | None:
     """Why the strides of a buffer are not ours to choose; None where they are."""
     if alloc.kind.data == "output":
         return "the caller gets it"
-    if alloc.at is not None or alloc.home is not None:
+    if alloc.at is not None or alloc.inside is not None:
         return "it has its place in memory already; run this pass before mem-plan"
     for use in alloc.result.uses:
         op = use.operation

@@ -31,8 +31,8 @@ def test_places(opt_tool, room, place, shape, message):
 
 
 @pytest.mark.parametrize(("at", "code"), [(16, 0), (20, 1)])
-def test_guests(opt_tool, at, code):
+def test_a_buffer_inside_of_another(opt_tool, at, code):
     text = FUNC.format(room="0", place=f'%h {{kind = "arena", at = {at}}}', shape="4")
     text = text.replace(" : !mem.buffer<4 x f32>", " : (!mem.buffer<8 x f32>) -> !mem.buffer<4 x f32>")
     result = opt_tool(stdin=text)
-    assert (result.code, "its home has 32" in result.err) == (code, bool(code))
+    assert (result.code, "the buffer around it has 32" in result.err) == (code, bool(code))

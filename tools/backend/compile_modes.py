@@ -9,9 +9,9 @@ function that runs the graph.
 | background | the graph runs by torch's own kernels at once; a thread compiles it, and then its calls run compiled |
 | progressive | compiles at once without measuring; a thread compiles with `autotune`, and then that runs |
 
-`stepwell.register_compile_mode(name, function)` adds one. `counters["compile_modes"]` counts what each finished; one that cannot serve a
-graph leaves it to "process". Graphs whose sizes are symbols are compiled before their first call in every compile mode: what is decided then about
-sizes is guarded by torch, which has to know it by then."""
+`stepwell.register_compile_mode(name, function)` adds one. `counters["compile_modes"]` counts what each finished; one that cannot
+serve a graph leaves it to "process". Graphs whose sizes are symbols are compiled before their first call in every compile mode: what is
+decided then about sizes is guarded by torch, which has to know it by then."""
 
 from __future__ import annotations
 

@@ -147,8 +147,8 @@ class Step:
 
 @dataclass
 class Buffer:
-    """A piece of memory: `kind` is arena, output, pooled, guest or extern (made by a library call); alive from step `first` to step `last`;
-    whether the caller gets it."""
+    """A piece of memory: `kind` is arena, output, pooled, in output or extern (made by a library call); alive from step `first` to
+    step `last`; whether the caller gets it."""
 
     name: str
     kind: str

@@ -144,16 +144,16 @@ def _fusion(graph: Graph) -> list[str]:
 def _memory(graph: Graph) -> list[str]:
     if not graph.steps:
         return ["Nothing runs, nothing is allocated."]
-    kinds = {kind: [b for b in graph.buffers if b.kind == kind] for kind in ("arena", "pooled", "guest", "extern")}
+    kinds = {kind: [b for b in graph.buffers if b.kind == kind] for kind in ("arena", "pooled", "in output", "extern")}
     kinds["returned"] = [b for b in graph.buffers if b.returned]
     found = []
     titles = {
-        "returned": "returned", "extern": "made by library calls", "pooled": "from the pool", "guest": "in the memory of a later result",
-        "arena": "temporaries in the arena",
+        "returned": "returned", "extern": "made by library calls", "pooled": "from the pool",
+        "in output": "in the memory of a later result", "arena": "temporaries in the arena",
     }  # fmt: skip
     for kind, text in titles.items():
         some = kinds[kind]
-        if kind in ("pooled", "guest") and not some:
+        if kind in ("pooled", "in output") and not some:
             continue
         found.append(f"{text.capitalize()}: {listed([f'{b.name} ({b.bytes} bytes)' for b in some])}.")
     total = sum(b.bytes for b in kinds["arena"])

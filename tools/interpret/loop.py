@@ -135,7 +135,7 @@ class LoopInterpreter(NdInterpreter):
         dtype = TORCH_DTYPES[t.element_type]
         if op.kind.data == "arena" and op.at is not None and 0 not in sizes:
             at = self.size(op.at.data)
-            block = self._arena() if op.home is None else self._bytes_of(op.home)
+            block = self._arena() if op.inside is None else self._bytes_of(op.inside)
             size = start * dtype.itemsize + dtype.itemsize * (
                 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
             )

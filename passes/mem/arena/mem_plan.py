@@ -4,7 +4,7 @@ Buffers whose lifetimes do not meet share memory. Those of constant size are pac
 (largest first, earliest first, longest first, ...) of which the smallest result is kept. Behind them lie the buffers whose size depends on
 symbols: they share slots (slots.py). What the memory plan
 of TFLite and the arena planner of TVM do. Before that, buffers that are dead when an output is written move into the
-memory of that output (guests.py), and large ones that are needed for a short time are taken from the pool (pooled.py).
+memory of that output (output_reuse.py), and large ones that are needed for a short time are taken from the pool (pooled.py).
 
 The size of the block is the function's attribute `mem.arena_bytes`. A buffer whose size is known only in the middle
 of the function (it depends on a number that a library call returned) gets no place: it is allocated when its turn
@@ -30,7 +30,7 @@ from ....dialects.nd.types import RangeAttr
 from ...analysis.levels import refuse_tensors
 from ...analysis.lifetimes import Lifetime, entry_symbols, lifetimes
 from ...manager.pass_manager import Pass
-from .guests import leave_arena
+from .output_reuse import leave_arena
 from .peak import highest_sum
 from .slots import Sizes, share_slots
 
@@ -59,8 +59,8 @@ class MemPlan(Pass):
         sizes = Sizes(symbol_ranges(op), symbol_hints(op))
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
             if self.use_outputs or self.use_pool:
-                guests, pooled = leave_arena(func, sizes, self.use_outputs, self.use_pool)
-                self.statistic("num-in-outputs", guests)
+                reused, pooled = leave_arena(func, sizes, self.use_outputs, self.use_pool)
+                self.statistic("num-in-outputs", reused)
                 self.statistic("num-pooled", pooled)
             plan = plan_function(func, sizes)
             if plan is None:

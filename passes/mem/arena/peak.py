@@ -1,4 +1,4 @@
-"""How much memory a function at the memory level takes while it runs: the estimate under the order of ops, the guests of
+"""How much memory a function at the memory level takes while it runs: the estimate under the order of ops, the buffers in
 outputs, and what tools show.
 
 What is alive at an op: the arena (from its first use to the end), buffers from the pool while they are in use, outputs

@@ -108,9 +108,9 @@ func.func @small(%x : !mem.buffer<4096 x f32>, %y : !mem.buffer<4096 x f32>) {
 }
 
 // An output is not written before what lives in its memory is read.
-// CHECK-LABEL: func.func @guest
+// CHECK-LABEL: func.func @inside_of_an_output
 // CHECK-NOT: join
-func.func @guest(%x : !mem.buffer<32768 x f32>) -> (!mem.buffer<32768 x f32>, !mem.buffer<32768 x f32>) {
+func.func @inside_of_an_output(%x : !mem.buffer<32768 x f32>) -> (!mem.buffer<32768 x f32>, !mem.buffer<32768 x f32>) {
   %y = mem.alloc {kind = "output"} : !mem.buffer<32768 x f32>
   %a = mem.alloc %y {kind = "arena", at = 0} : (!mem.buffer<32768 x f32>) -> !mem.buffer<32768 x f32>
   loop.nest (%i = 32768) outs(%o = %a : !mem.buffer<32768 x f32>) {

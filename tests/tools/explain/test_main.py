@@ -441,7 +441,7 @@ def test_what_lives_in_the_memory_of_a_result():
         return (x.exp() @ w).sum(0)[:, None] * w
 
     found = stepwell.explain(f, torch.randn(60, 60), torch.randn(60, 60), quiet=True)
-    assert "guest" in {b.kind for b in found.graphs[0].buffers}
+    assert "in output" in {b.kind for b in found.graphs[0].buffers}
     assert "In the memory of a later result: " in found.walk() and "<svg" in found.html()
 
 

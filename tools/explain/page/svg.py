@@ -14,7 +14,8 @@ from . import svg_text as svg
 from .svg_text import BLUE, GREEN, GREY, ORANGE, PAPER, VIOLET, Labels
 
 COLOURS = {
-    "nest": BLUE, "contraction": ORANGE, "call": GREY, "arena": BLUE, "pooled": ORANGE, "guest": VIOLET, "output": GREEN, "extern": GREY,
+    "nest": BLUE, "contraction": ORANGE, "call": GREY, "arena": BLUE, "pooled": ORANGE, "in output": VIOLET, "output": GREEN,
+    "extern": GREY,
 }  # fmt: skip
 MOST_STEPS = 60
 """Steps that the graph of nests shows; the first ones of a larger graph."""
@@ -101,7 +102,7 @@ def memory(graph: Graph, machine: Cpu, index: int = 0) -> str:
     parts.append(svg.text(left + wide / 2, top + high + 34, "step", "middle", GREY))
     held = ", ".join(b.name for b in graph.alive(peak))
     parts.append(svg.text(left, top + high + 52, svg.fit(f"peak {size(most)} at step {peak}: {held}", wide)))
-    for k, kind in enumerate(("arena", "pooled", "output", "guest", "extern")):
+    for k, kind in enumerate(("arena", "pooled", "output", "in output", "extern")):
         x = left + 480 + k * 78
         parts.append(f'<rect x="{x}" y="9" width="10" height="10" fill="{COLOURS[kind]}"/>' + svg.text(x + 14, 18, kind, colour=GREY))
     return svg.scrolling(svg.picture(left + wide + 20, top + high + 62, "memory over time", parts))

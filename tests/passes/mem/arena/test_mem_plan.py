@@ -207,4 +207,4 @@ def test_a_workspace_stays_in_the_arena(workspace):
         func.return %y : !mem.buffer<2000 x f32>
       }}""")
     first = next(op for op in allocs if op.result.type.dims[0].value == 2000 and op.kind.data == "arena")
-    assert (first.home is None) == bool(workspace) and first.at is not None
+    assert (first.inside is None) == bool(workspace) and first.at is not None

@@ -59,15 +59,15 @@ def planned(text: str, options: str = "") -> FuncOp:
     return next(f for f in module.ops if isinstance(f, FuncOp))
 
 
-def guests(func: FuncOp) -> list[mem.AllocOp]:
-    return [op for op in func.body.block.ops if isinstance(op, mem.AllocOp) and op.home is not None]
+def in_outputs(func: FuncOp) -> list[mem.AllocOp]:
+    return [op for op in func.body.block.ops if isinstance(op, mem.AllocOp) and op.inside is not None]
 
 
 def test_buffers_live_in_an_output_that_is_written_later():
     """Catalogue J03, J05: the memory of an output serves before it is filled."""
     without, func = planned(program(), "{use-outputs=false}"), planned(program())
     assert peak_bytes(without) == 3 * 4096 + 8192
-    assert len(guests(func)) == 2 and sorted(op.at.data.value for op in guests(func)) == [0, 4096]
+    assert len(in_outputs(func)) == 2 and sorted(op.at.data.value for op in in_outputs(func)) == [0, 4096]
     assert peak_bytes(func) == 4096 + 8192
 
 

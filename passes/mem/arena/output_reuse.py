@@ -1,11 +1,11 @@
-"""Buffers in the memory of an output that is written after they are dead.
+"""Buffers that reuse the memory of an output that is written after they are dead.
 
 An output is memory that the call needs anyway. When it is allocated earlier, buffers of the arena may live in it until
 it is written: the arena gets smaller, and with it what is alive at the end. The price is that the output exists
-earlier, when donated arguments may not be released yet; so a set of guests moves in only if the estimated peak falls.
+earlier, when donated arguments may not be released yet; so a set of buffers moves in only if the estimated peak falls.
 Buffers from the pool (pooled.py) are another way to the same end: both are tried together, and the pool alone.
 
-A guest's `mem.alloc` gets the output as its operand `home`, and its place in it.
+The `mem.alloc` of such a buffer gets the output as its operand `inside`, and its place in it.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def leave_arena(func: FuncOp, sizes: Sizes, use_outputs: bool, use_pool: bool) -
     if use_outputs:
         for output in outputs[:MOST_OUTPUTS]:
             search.try_output(output)
-    both = search.pooled() if use_pool and search.guests else alone
-    guests = search.guests if both[1] <= alone[1] else {}
-    pooled = (both if guests else alone)[0]
+    both = search.pooled() if use_pool and search.reused else alone
+    buffers = search.reused if both[1] <= alone[1] else {}
+    pooled = (both if buffers else alone)[0]
     take_from_pool(func, ops, pooled)
-    for output, inside in guests.items():
+    for output, inside in buffers.items():
         _move_in(func, ops, output, inside)
-    return sum(len(inside) for inside in guests.values()), len(pooled)
+    return sum(len(inside) for inside in buffers.values()), len(pooled)
 
 
 class _Search:
@@ -78,7 +78,7 @@ class _Search:
         self.count = count
         self.symbolic, self.sizes = symbolic, sizes
         self.arena = arena
-        self.guests: dict[Lifetime, list[tuple[Lifetime, int]]] = {}
+        self.reused: dict[Lifetime, list[tuple[Lifetime, int]]] = {}
         self.starts = {one: one.first for one in others}
         self.others = others
         self.floor = [0] * (count + 1)
@@ -125,7 +125,7 @@ class _Search:
         return choose_pooled(self.arena, peak)
 
     def try_output(self, output: Lifetime) -> None:
-        """Let the best set of guests move into `output`, if any is better than none."""
+        """Let the best set of buffers move into `output`, if any is better than none."""
         kind = _kind(output)
         free = [
             one for one in self.arena
@@ -137,14 +137,14 @@ class _Search:
             if not able or len(able) in tried:
                 continue
             tried.add(len(able))
-            guests = _fit(able, int(output.bytes))
-            inside = {one for one, _ in guests}
+            buffers = _fit(able, int(output.bytes))
+            inside = {one for one, _ in buffers}
             left = [one for one in self.arena if one not in inside]
             starts = {**self.starts, output: min(output.first, *(one.first for one in inside))} if inside else self.starts
             found = self.peak(left, starts)
             if inside and found < self.best and found[0] <= self.best[0]:
                 self.best, self.arena, self.starts = found, left, starts
-                self.guests[output] = guests
+                self.reused[output] = buffers
                 return
 
 
@@ -168,18 +168,18 @@ def _fit(buffers: Sequence[Lifetime], room: int) -> list[tuple[Lifetime, int]]:
     return [(one, at) for at, _, one in placed]
 
 
-def _move_in(func: FuncOp, ops: Sequence[Operation], output: Lifetime, guests: Sequence[tuple[Lifetime, int]]) -> None:
-    home = output.buffer.owner
-    assert isinstance(home, mem.AllocOp)
+def _move_in(func: FuncOp, ops: Sequence[Operation], output: Lifetime, buffers: Sequence[tuple[Lifetime, int]]) -> None:
+    around = output.buffer.owner
+    assert isinstance(around, mem.AllocOp)
     place = {op: k for k, op in enumerate(ops)}
-    owners = [one.buffer.owner for one, _ in guests]
+    owners = [one.buffer.owner for one, _ in buffers]
     first = min((op for op in owners if isinstance(op, Operation)), key=lambda op: place[op])
-    if place[first] < place[home]:
-        home.detach()
-        func.body.block.insert_op_before(home, first)
+    if place[first] < place[around]:
+        around.detach()
+        func.body.block.insert_op_before(around, first)
     name = output.buffer.name_hint or "an output"
-    for owner, (_, at) in zip(owners, guests, strict=True):
+    for owner, (_, at) in zip(owners, buffers, strict=True):
         assert isinstance(owner, mem.AllocOp)
-        owner.operands = [home.result]
+        owner.operands = [around.result]
         owner.properties["at"] = ExprAttr.get(as_expr(at))
         remark(owner, lambda: f"lives in the memory of %{name}, which is written later", "applied")
