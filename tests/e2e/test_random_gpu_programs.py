@@ -3,7 +3,7 @@ interpreter, agree with eager: values, dtypes, strides, updated inputs, gradient
 
 Small programs reach few of the rules for large ones, so they are compiled in two ways: as for an H200, and with tiles of a few elements
 and thresholds of passes to match, so that rows go by in blocks, reductions are split and programs of the grid share rows.
-More of them: `python -m stepwell.tools.fuzz --device gpu --seed FIRST --count COUNT`.
+More of them: `stepwell fuzz --device gpu --seed FIRST --count COUNT`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Random programs of pointwise, reduction, view, index, joining and in-place ops agree with eager: values, dtypes,
 sizes, strides, updated inputs; some with dynamic sizes (then at a second set of sizes too), some with gradients.
 
-More of them: `python -m stepwell.tools.fuzz --kinds random,updates --seed FIRST --count COUNT`.
+More of them: `stepwell fuzz --kinds random,updates --seed FIRST --count COUNT`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""`python -m stepwell.tools.bench`: kernels, models and overhead beside eager and other compilers."""
+"""`stepwell bench`: kernels, models and overhead beside eager and other compilers."""

@@ -1,4 +1,4 @@
-"""`python -m stepwell.tools.bench`."""
+"""`stepwell bench`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Bytes moved by stepwell against Inductor: `python -m stepwell.tools.bench bytes [--kernels-file FILE] [--models-file FILE]`.
+"""Bytes moved by stepwell against Inductor: `stepwell bench bytes [--kernels-file FILE] [--models-file FILE]`.
 
 Each backend compiles the cases in a process of its own. Both are counted by the same rules, from what they would run: a generated kernel
 reads and writes each element that it touches once (different accesses of a tensor are added up, to at most the tensor; stepwell's own

@@ -1,4 +1,4 @@
-"""What is left to the library, against Inductor: `python -m stepwell.tools.bench calls [--device cuda] [--jobs N] [--cases FILE]`.
+"""What is left to the library, against Inductor: `stepwell bench calls [--device cuda] [--jobs N] [--cases FILE]`.
 
 Every operator of torch's table (`op_db`) is traced with its own samples in each dtype, forward and backward. What our rules leave to the
 library is counted as the graphs are imported; only where that is something, Inductor's lowering and schedule of the same graphs say what it
@@ -112,7 +112,7 @@ def markdown(results: dict[str, Any]) -> str:
         for call in alone(row):
             extra[call, generated(row)][dtype].append(name)
     lines = [
-        f"Counted by `python -m stepwell.tools.bench calls` with torch {results['torch']}, {results['device']}.", "",
+        f"Counted by `stepwell bench calls` with torch {results['torch']}, {results['device']}.", "",
         "| dtype | cases | no call of the library | Inductor makes the same calls | Inductor makes other calls | Inductor makes none |",
         "|---|---|---|---|---|---|",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Memory that compiling takes: `python -m stepwell.tools.bench compiler-memory [--models-file FILE.py] [--only NAMES]`.
+"""Memory that compiling takes: `stepwell bench compiler-memory [--models-file FILE.py] [--only NAMES]`.
 
 Each model and backend has a process of its own with empty caches (Linux only). It runs a step eagerly, then its first compiled step, and
 says what that adds: `own` is the most memory that is the process's alone (sampled every 10 ms), `kept` what is left of it in the end (free

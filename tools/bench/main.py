@@ -1,4 +1,4 @@
-"""Speed, measured: `python -m stepwell.tools.bench [WHAT] [--only NAME] [--json FILE] [--markdown FILE]`, WHAT one of:
+"""Speed, measured: `stepwell bench [WHAT] [--only NAME] [--json FILE] [--markdown FILE]`, WHAT one of:
 
 kernels   fused kernels on the CPU: eager, stepwell and (where a C++ compiler exists) Inductor in turn, in one process; the figure of a
           backend is the 10th percentile of its samples, the quoted ratio the median over rounds.
@@ -303,7 +303,7 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         "# Speed on the CPU", "",
         f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} thread(s), {platform.machine()}. "
-        "Made by `python -m stepwell.tools.bench kernels --threads 1 --markdown docs/benchmarks.md`. Milliseconds are 10th percentiles; "
+        "Made by `stepwell bench kernels --threads 1 --markdown docs/benchmarks.md`. Milliseconds are 10th percentiles; "
         "ratios are medians over rounds within one process (above 1: stepwell is faster).", "",
         "| kernel | " + " | ".join([*(f"{n} ms" for n in names), *(f"{n} / stepwell" for n in names if n != "stepwell")]) + " |",
         "|---" * (2 * len(names)) + "|",
@@ -388,7 +388,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.markdown:
                 write(results, args.markdown)
         elif args.what == "report":
-            results = report(args, " ".join(["python -m stepwell.tools.bench", *(argv if argv is not None else sys.argv[1:])]))
+            results = report(args, " ".join(["stepwell bench", *(argv if argv is not None else sys.argv[1:])]))
         elif args.what == "model-check":
             from .model_check import cases_of_file, model_check
 

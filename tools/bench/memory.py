@@ -1,4 +1,4 @@
-"""Peak memory of steps of models, stepwell against eager: `python -m stepwell.tools.bench memory --models-file FILE.py [--only NAMES]`.
+"""Peak memory of steps of models, stepwell against eager: `stepwell bench memory --models-file FILE.py [--only NAMES]`.
 
 FILE.py defines `MODELS`: name -> function of "tiny" that returns a module, its positional and its keyword arguments. Without one, two
 small models of this file are measured.

@@ -1,4 +1,4 @@
-"""Predicted against measured times: `python -m stepwell.tools.bench model-check [--kernels-file FILE] [--only NAME]`.
+"""Predicted against measured times: `stepwell bench model-check [--kernels-file FILE] [--only NAME]`.
 
 Every case is compiled; the cost model prices each step of its graphs at the memory level on the machine that runs this. Quoted: both
 times, their ratio, and the rank correlation (Spearman) over the benchmark kernels and over a spread of sizes. `FILE` is a Python file

@@ -1,4 +1,4 @@
-"""Nests and what stays apart: `python -m stepwell.tools.bench nests [--kernels-file FILE] [--models-file FILE] [--only NAMES]`.
+"""Nests and what stays apart: `stepwell bench nests [--kernels-file FILE] [--models-file FILE] [--only NAMES]`.
 
 Without files: the kernels that a person expects to be one nest (`KERNELS`). For each graph (of models the training graphs) the nests with
 their operators and bytes, then every two nests that share data or follow each other, with the planner's reason for not making them one.

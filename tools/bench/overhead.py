@@ -1,4 +1,4 @@
-"""What a call costs the host: `python -m stepwell.tools.bench overhead --threads 1`, microseconds of processor time a call.
+"""What a call costs the host: `stepwell bench overhead --threads 1`, microseconds of processor time a call.
 
 The graphs are so small that their arithmetic is nothing. A call goes through Dynamo (context, guards), AOTAutograd's wrapper (in training
 its autograd function too) and the compiled graphs. Dynamo alone is measured with a backend that returns tensors made before, the

@@ -1,4 +1,4 @@
-"""A report of kernels on a device: `python -m stepwell.tools.bench report --kernels-file FILE --device cuda --out docs/benchmarks/NAME`.
+"""A report of kernels on a device: `stepwell bench report --kernels-file FILE --device cuda --out docs/benchmarks/NAME`.
 
 FILE is a Python file with a table `CASES` of name -> (build, tags, flops): `build(device)` returns a function and its arguments, a tag
 "latency" asks for the time of a call instead of its kernels' and "rng" for no comparison, `flops(*args)` counts operations or is None.

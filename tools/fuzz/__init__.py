@@ -1,1 +1,1 @@
-"""Random programs, and random changes of their IR, against eager and the interpreters: `python -m stepwell.tools.fuzz`."""
+"""Random programs, and random changes of their IR, against eager and the interpreters: `stepwell fuzz`."""

@@ -37,7 +37,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             case = KINDS[kind](seed, device)
     except Exception:  # a fault of the generator
         return {"verdict": "skipped", "why": f"no program: {traceback.format_exc()[-1500:]}", "source": ""}
-    command = f"python -m stepwell.tools.fuzz --kinds {kind} --seed {seed} --count 1 --device {device}"
+    command = f"stepwell fuzz --kinds {kind} --seed {seed} --count 1 --device {device}"
     if "torch_alone" in request:
         other = torch_differs(case, "") if isinstance(case, Case) else ""
         source = "" if other else case.source(f"{command}\n{request['torch_alone']}", device)
