@@ -55,7 +55,7 @@ from ..nd.call_args import Arg, Call, CallAttr, format_leaf, parse_leaf
 from ..support.arguments import parse_argument
 from .base import HostOp, ObjectType, PtrType, TensorType, exprs_text, is_number, parse_exprs, parse_typed, parse_value_type, print_typed
 from .descriptors import Descriptor, DescriptorsAttr, descriptors_text, parse_descriptors
-from .tensors import ArenaPtrOp, CheckOp, EmptyOutputOp, EnsureOp, FromArenaOp, LayoutOp, ReleaseOp, ViewOp, WorkspaceOp, layout
+from .tensors import ArenaPtrOp, CheckOp, EmptyOutputOp, EnsureOp, FromArenaOp, ReleaseOp, ViewOp, WorkspaceOp
 
 
 @irdl_op_definition
@@ -561,9 +561,3 @@ OPS: list[type[HostOp]] = [
 ]  # fmt: skip
 
 Host = Dialect("host", [*OPS], [TensorType, PtrType, ObjectType, DescriptorsAttr])
-
-__all__ = [
-    "ArenaPtrOp", "AssertOp", "BindOp", "CheckOp", "ConstantOp", "Descriptor", "EmptyOutputOp", "EnsureOp", "ExternOp",
-    "FromArenaOp", "Host", "HostOp", "LaunchOp", "LayoutOp", "ObjectType", "PollOp", "ProgramOp", "PtrType",
-    "ReleaseOp", "ReturnOp", "TensorType", "ViewOp", "WorkspaceOp", "is_number", "layout", "program_of",
-]  # fmt: skip

@@ -51,12 +51,12 @@ from ..nd.base import ExprsAttr
 from ..nd.types import TensorType
 from ..support.create import QuickOp
 from ..support.schedule_check import schedule_problem
-from .access import STORE_MODES, AccessOp, LoadOp, StoreOp
-from .base import LoopLike, element_type, is_shaped, shaped_dims, walk_bodies
-from .batch import BATCH, BatchOp, batch_symbols
+from .access import LoadOp, StoreOp
+from .base import LoopLike
+from .batch import BatchOp
 from .checks import makes_tensor, unfilled
 from .contract import ContractOp
-from .local import LocalOp, local_bytes
+from .local import LocalOp
 from .ranges import integer_range
 from .syntax import (
     INDEX,
@@ -517,9 +517,3 @@ Loop = Dialect(
     ],
     [],
 )  # fmt: skip
-
-__all__ = [
-    "BATCH", "INDEX", "KINDS", "SCAN_KINDS", "STORE_MODES", "AccessOp", "BatchOp", "BoundOp", "ContractOp", "EmptyOp", "ForOp", "IndexOp",
-    "LoadOp", "LocalOp", "Loop", "LoopLike", "MathOp", "NestOp", "RandomOp", "ReduceOp", "ScanOp", "StoreOp", "YieldOp", "batch_symbols",
-    "element_type", "is_shaped", "kinds_attr", "local_bytes", "shaped_dims", "walk_bodies",
-]  # fmt: skip
