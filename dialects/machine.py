@@ -25,6 +25,8 @@ USUAL_GPU = "sm_90"
 """The GPU that is meant where none is named."""
 NUMBERS: Mapping[str, Mapping[str, int]] = {"cpu": {"threads": 1}, "gpu": {"multiprocessors": 1, "device": 0}}
 """Kind of machine -> the numbers that its attribute may hold, each with the least value that it may have."""
+_NAMES = {"cpu": re.compile("cpu"), "nvidia": re.compile(r"sm_\d{2,3}[af]?"), "amd": re.compile("gfx[0-9a-f]{3,4}")}
+"""Whose instructions a machine has -> how such machines are called."""
 
 
 class TargetError(StepwellError):
@@ -40,7 +42,7 @@ class NamedMachine:
     numbers: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.name != "cpu" and not re.fullmatch(r"sm_\d+[af]?|gfx\d[0-9a-f]+", self.name):
+        if not self.maker:
             raise TargetError(f"there is no machine '{self.name}' (cpu; GPUs: sm_80, sm_90, gfx942 and the like)")
         known = NUMBERS[self.kind]
         for key, value in self.numbers:
@@ -53,6 +55,11 @@ class NamedMachine:
     def kind(self) -> str:
         """ "cpu" or "gpu"."""
         return "cpu" if self.name == "cpu" else "gpu"
+
+    @property
+    def maker(self) -> str:
+        """Whose instructions it has: "cpu", "nvidia", "amd"; "" for a name that is none."""
+        return next((maker for maker, names in _NAMES.items() if names.fullmatch(self.name)), "")
 
 
 @irdl_attr_definition
@@ -96,6 +103,21 @@ class MachineAttr(Data[NamedMachine]):
     def print_parameter(self, printer: Printer) -> None:
         numbers = "".join(f", {key} = {value}" for key, value in self.data.numbers)
         printer.print_string(f'<"{self.data.name}"{numbers}>')
+
+
+KERNELS = {"cpu.kernel": ("cpu",), "tt.func": ("nvidia", "amd")}
+"""Operations that hold instructions of a machine -> the makers of such machines."""
+
+
+def set_machine(module: ModuleOp, machine: MachineAttr) -> None:
+    """Say that `module` is for another machine. TargetError if it holds kernels for machines of another maker."""
+    wanted, now = machine.data, module.attributes.get(MACHINE)
+    for op in module.ops:
+        makers = KERNELS.get(op.name, (wanted.maker,))
+        if wanted.maker not in makers or (op.name in KERNELS and isinstance(now, MachineAttr) and now.data.maker != wanted.maker):
+            known = f"for the machine '{now.data.name}'" if isinstance(now, MachineAttr) else f"as '{op.name}'"
+            raise TargetError(f"the kernels of the module were lowered {known}; for '{wanted.name}' lower the nests (stage mem) anew")
+    module.attributes[MACHINE] = machine
 
 
 def module_of(op: Operation) -> ModuleOp | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from typing import Any
 
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Attribute
 
-from ...dialects.machine import TargetError
+from ...dialects.machine import NamedMachine, TargetError
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,13 @@ _WAVE_32 = ("gfx10", "gfx11", "gfx12")
 
 def gpu_target(name: str) -> GpuTarget:
     """The target called `name`: `sm_80`, `sm_90`, ..., `gfx942`, ....  TargetError if that names no GPU."""
-    if match := re.fullmatch(r"sm_?(\d{2,3})a?", name):
-        return GpuTarget(f"sm_{match[1]}", "cuda", int(match[1]), 32)
-    if re.fullmatch(r"gfx[0-9a-f]{3,4}", name):
+    maker = NamedMachine(name).maker
+    if maker == "nvidia":
+        number = name.removeprefix("sm_").rstrip("af")
+        return GpuTarget(f"sm_{number}", "cuda", int(number), 32)
+    if maker == "amd":
         return GpuTarget(name, "hip", name, 32 if name.startswith(_WAVE_32) else 64)
-    raise TargetError(f"there is no GPU target '{name}' (sm_80, sm_90, gfx942 and the like)")
+    raise TargetError(f"'{name}' is no GPU (sm_80, sm_90, gfx942 and the like)")
 
 
 @dataclass(frozen=True)

@@ -246,6 +246,20 @@ def test_a_pass_for_another_kind_of_machine(opt_tool):
     assert (result.code, result.err) == (1, f"<stdin>: error: {message}\n")
 
 
+KERNEL = """builtin.module attributes {stepwell.machine = #stepwell.machine<"sm_90">} {
+  tt.func public @k(%p: !tt.ptr<f32>) {
+    tt.return
+  }
+}"""
+
+
+@pytest.mark.parametrize(("machine", "known"), [("gfx942", "for the machine 'sm_90'"), ("cpu", "for the machine 'sm_90'"), ("sm_80", "")])
+def test_kernels_that_were_lowered_for_another_machine(opt_tool, machine, known):
+    result = opt_tool("--machine", machine, stdin=KERNEL)
+    message = f"<stdin>: error: the kernels of the module were lowered {known}; for '{machine}' lower the nests (stage mem) anew\n"
+    assert (result.code, result.err) == ((1, message) if known else (0, ""))
+
+
 def test_module_without_functions(opt_tool):
     result = opt_tool("-p", "to-host", stdin="builtin.module {\n}")
     assert result.code == 1 and "pass 'to-host' failed: 'builtin.module' op: the module holds no function (any more)" in result.err

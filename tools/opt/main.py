@@ -375,9 +375,13 @@ class _Tool:
             self._error(PassError(error.message, op=error.op))
             return None
         if args.machine is not None:
-            from ...dialects.machine import MACHINE
+            from ...dialects.machine import TargetError, set_machine
 
-            module.attributes[MACHINE] = args.machine
+            try:
+                set_machine(module, args.machine)
+            except TargetError as error:
+                self._error(error)
+                return None
         if pipeline is None:
             text = resources.get("mlir_reproducer", {}).get("pipeline")
             if not isinstance(text, str):

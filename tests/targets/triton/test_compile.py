@@ -153,7 +153,7 @@ tt.func public @k(%x: !tt.ptr<f32>) {
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("h200", "there is no GPU target 'h200'"), ("sm_9", "there is no GPU target 'sm_9'")]
+    ("name", "message"), [("h200", "there is no machine 'h200'"), ("sm_9", "there is no machine 'sm_9'"), ("cpu", "'cpu' is no GPU")]
 )
 def test_unknown_targets(name, message):
     with pytest.raises(StepwellError, match=message):
