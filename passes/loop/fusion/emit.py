@@ -9,20 +9,20 @@ iteration (`loop.local`) where that is small and nobody else needs it, else in a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Block, BlockArgument, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Dim, Expr, RangeEnv, dim, dims_subs, free_dims, prove_lt
+from ....dialects.expr import Dim, Expr, dim, dims_subs, free_dims
 from ....dialects.nd.types import tensor_type
-from ...analysis.nest_info import NestInfo, uses_opaque
+from ...analysis.nest_info import NestInfo
 from ...analysis.origins import names_of
 from ...manager.locations import joined
 from ..transform.body import Body
 from ..transform.nest_copy import NestCopy
-from .align import LoopEnvs
+from .emit_steps import GroupSteps, Local, Step
+from .sharing.align import LoopEnvs
 from .types import Group, Member
 
 MOST_PLACES = 2
@@ -42,32 +42,6 @@ SHORT_ROW = 16
 """Rows shorter than this are not kept in memory of the iteration: a nest with such memory has its lanes along the rows."""
 
 
-@dataclass
-class Step:
-    """One loop of the fused nest: kind "scalar" (no loop), "for", "reduce" or "whole" (a member with its own loops inside)."""
-
-    kind: str
-    sizes: tuple[Expr, ...]
-    members: list[Member] = field(default_factory=list)
-
-
-@dataclass
-class Local:
-    """A tensor produced in the group: where it is stored, in which step, and its value while that is in scope."""
-
-    member: Member
-    index: tuple[Expr, ...]
-    step: int
-    value: SSAValue | None = None
-    out: SSAValue | None = None
-    axes: tuple[int, ...] | None = None
-    """Where `out` is memory of the iteration: the dimensions of the tensor that it has."""
-
-    def place(self, index: Sequence[Expr]) -> Sequence[Expr]:
-        """An index of the tensor as one of `out`."""
-        return index if self.axes is None else [index[axis] for axis in self.axes]
-
-
 class GroupWriter:
     """Writes one group; `needed(tensor)` says whether a result is used outside of it."""
 
@@ -80,13 +54,10 @@ class GroupWriter:
         placed: Callable[[Group, Member, Sequence[Expr]], tuple[Expr, ...]],
         local_bytes: int = 0,
     ):
-        self.group, self.inlined, self.envs, self.needed, self.placed = group, inlined, envs, needed, placed
-        self.steps: list[Step] = []
-        self.step_of: dict[int, int] = {}
-        self.locals: dict[SSAValue, Local] = {}
+        self.group, self.inlined, self.envs, self.needed = group, inlined, envs, needed
+        self.placing = placing = GroupSteps(group, inlined, envs, placed)
+        self.steps, self.step_of, self.locals, self.recomputed = placing.steps, placing.step_of, placing.locals, placing.recomputed
         self.shared_out: dict[SSAValue, SSAValue] = {}
-        self.recomputed: set[SSAValue] = set()
-        self._reads: tuple[int, dict[SSAValue, list[tuple[Member, tuple[Expr, ...] | None]]]] | None = None
         self.replaced: list[SSAValue] = []
         self.inner: tuple[Expr, ...] = ()
         self.local_bytes = local_bytes
@@ -95,7 +66,7 @@ class GroupWriter:
     def write(self) -> loop.NestOp:
         """The fused nest; `results` of the group's nests that it replaces are in `self.replaced`, in the order of its own results."""
         for member in self.group.members:
-            self._place(member)
+            self.placing.place(member)
         outs = self._choose_outs()
         last = self.group.members[-1].info.op
         nest = loop.NestOp.build_nest(self.group.outer, [self._initial(t) for t in outs], last.location)
@@ -126,137 +97,6 @@ class GroupWriter:
         names = dict.fromkeys(name for m in self.group.members for name in names_of(m.info.op))
         return "_".join(list(names)[:MAX_LABEL_NAMES]) or "nest"
 
-    # ---- steps
-
-    def _place(self, member: Member) -> None:
-        """Choose the member's step."""
-        info = member.info
-        reduce = info.reduce
-        if not info.has_loops:
-            kind, sizes = ("for", member.inner) if member.inner else ("scalar", ())
-        elif reduce is not None and not member.inner:
-            kind, sizes = "reduce", reduce.loop_sizes
-        else:
-            kind, sizes = "whole", member.inner
-        earliest = self._earliest(member, sizes)
-        number = next(
-            (k for k in range(earliest, len(self.steps)) if kind != "whole" and self._fits(self.steps[k], kind, sizes)), len(self.steps)
-        )
-        if number == len(self.steps):
-            self.steps.append(Step(kind, sizes))
-        elif kind == "reduce":
-            self.steps[number].kind = "reduce"
-        self.steps[number].members.append(member)
-        self.step_of[id(member)] = number
-        for k, r in enumerate(info.op.results):
-            out = info.out_args[k]
-            stored = [w for w in info.writes if w.tensor is out]
-            index = self.placed(self.group, member, stored[0].index) if len(stored) == 1 else ()
-            self.locals[r] = Local(member, index, number)
-
-    @staticmethod
-    def _fits(step: Step, kind: str, sizes: tuple[Expr, ...]) -> bool:
-        if step.sizes != sizes or step.kind == "whole":
-            return False
-        return step.kind == kind or {step.kind, kind} == {"for", "reduce"}
-
-    def _earliest(self, member: Member, sizes: tuple[Expr, ...]) -> int:
-        """The first step in which everything that the member reads from the group is known."""
-        earliest = 0
-        for tensor, index in self._local_reads(member):
-            local = self.locals[tensor]
-            together = index is not None and index == local.index and self._in_loop(local, sizes)
-            earliest = max(earliest, local.step if together else local.step + 1)
-        for k, init in enumerate(member.info.outs):
-            if init in self.locals:
-                step = self.locals[init].step
-                earliest = max(earliest, step if self._stores_apart(member, k, sizes) else step + 1)
-        return earliest
-
-    def _stores_apart(self, member: Member, k: int, sizes: tuple[Expr, ...]) -> bool:
-        """Whether out `k` of a member may be stored in one loop over `sizes` with the stores that it is built on: different iterations
-        store to different elements, whichever runs first."""
-        init = member.info.outs[k]
-        step = self.locals[init].step
-        mine = self._store_indices(member, k)
-        outer = self.group.outer
-        base = len(outer) + len(sizes)
-        env = self.envs((*outer, *sizes, *sizes))
-        other_iteration = [*(dim(d) for d in range(len(outer))), *(dim(base + d) for d in range(len(sizes)))]
-        while init in self.locals and self.locals[init].step == step:
-            local = self.locals[init]
-            before = list(local.member.info.op.results).index(init)  # pyright: ignore[reportArgumentType]
-            for a in self._store_indices(local.member, before):
-                for b in mine:
-                    if a is None or b is None or not (a == b or _apart(a, b, other_iteration, env)):
-                        return False
-            init = local.member.info.outs[before]
-        return True
-
-    def _store_indices(self, member: Member, k: int) -> list[tuple[Expr, ...] | None]:
-        """Where a member stores its out `k`, over the group's loops and the member's own; None for a loaded index."""
-        info = member.info
-        return [
-            None if uses_opaque(w.index, info.opaque) or info.has_loops else self.placed(self.group, member, w.index)
-            for w in info.writes
-            if w.tensor is info.out_args[k]
-        ]
-
-    def _in_loop(self, local: Local, sizes: tuple[Expr, ...]) -> bool:
-        """Whether the value of `local` can be had as a scalar inside its step's loop over `sizes`."""
-        return self.steps[local.step].sizes == sizes and not local.member.info.has_loops and self.steps[local.step].kind != "whole"
-
-    def _local_reads(self, member: Member) -> list[tuple[SSAValue, tuple[Expr, ...] | None]]:
-        """Reads of the group's own tensors, through inlined producers too, each place once."""
-        found: dict[tuple[SSAValue, tuple[Expr, ...] | None], None] = {}
-        seen: set[tuple[SSAValue, tuple[Expr, ...] | None]] = set()
-
-        def visit(info: NestInfo, through: tuple[Expr, ...] | None, top: bool) -> None:
-            for access in info.reads:
-                index: tuple[Expr, ...] | None = None
-                if not uses_opaque(access.index, info.opaque):
-                    index = access.index
-                    if not top:
-                        index = None if through is None else tuple(dims_subs(e, through) for e in access.index)
-                if (access.tensor, index) in seen:
-                    continue
-                seen.add((access.tensor, index))
-                if access.tensor in self.locals:
-                    found[access.tensor, None if index is None else self.placed(self.group, member, index)] = None
-                    if access.tensor in self.recomputed:
-                        visit(self.locals[access.tensor].member.info, index, False)
-                elif access.tensor in self.inlined:
-                    visit(self.inlined[access.tensor], index, False)
-
-        visit(member.info, None, True)
-        return list(found)
-
-    def _all_reads(self) -> dict[SSAValue, list[tuple[Member, tuple[Expr, ...] | None]]]:
-        """`_local_reads` of all members by tensor, once all are placed (they change when another value is to be recomputed)."""
-        if self._reads is None or self._reads[0] != len(self.recomputed):
-            table: dict[SSAValue, list[tuple[Member, tuple[Expr, ...] | None]]] = {}
-            for member in self.group.members:
-                for tensor, index in self._local_reads(member):
-                    table.setdefault(tensor, []).append((member, index))
-            self._reads = len(self.recomputed), table
-        return self._reads[1]
-
-    def _is_scalar(self, tensor: SSAValue) -> bool:
-        """Produced outside of inner loops: its value stays known for the rest of the iteration."""
-        local = self.locals[tensor]
-        step = self.steps[local.step]
-        return step.kind == "scalar" or (step.kind == "reduce" and local.member.info.has_loops)
-
-    def _later_reads(self, tensor: SSAValue) -> list[tuple[Member, tuple[Expr, ...] | None]]:
-        """Reads of a local tensor that cannot use its scalar value directly."""
-        local = self.locals[tensor]
-        late: list[tuple[Member, tuple[Expr, ...] | None]] = []
-        for member, index in self._all_reads().get(tensor, ()):
-            same = self.step_of[id(member)] == local.step and index == local.index and not local.member.info.has_loops
-            if not same and not (self._is_scalar(tensor) and index == local.index):
-                late.append((member, index))
-        return late
-
     # ---- outs
 
     def _choose_outs(self) -> list[SSAValue]:
@@ -264,7 +104,7 @@ class GroupWriter:
         outs = [t for t in self.locals if self.needed(t)]
         # Later values first: what an earlier one can do depends on where its readers are computed, and on who lives in an out before.
         for tensor, local in reversed(self.locals.items()):
-            late = self._later_reads(tensor)
+            late = self.placing.later_reads(tensor)
             if tensor in outs or not late or tensor in self._chained():
                 continue
             host = self._host(tensor, late, outs)
@@ -320,7 +160,7 @@ class GroupWriter:
             work += sum([units for _, units in info.parts])
             for t in {a.tensor for a in info.reads} - seen:
                 seen.add(t)
-                if t in self.inlined or (t in self.locals and not (self.needed(t) or self._is_scalar(t) or t in self.shared_out)):
+                if t in self.inlined or (t in self.locals and not (self.needed(t) or self.placing.is_scalar(t) or t in self.shared_out)):
                     worklist.append(t)
         return work <= MOST_WORK
 
@@ -468,7 +308,7 @@ class GroupWriter:
         """An element of any tensor, from where it is at hand."""
         local = self.locals.get(tensor)
         if local is not None and tensor not in self.recomputed:
-            if local.value is not None and (self._is_scalar(tensor) or local.step == number) and self._same_place(local, index):
+            if local.value is not None and (self.placing.is_scalar(tensor) or local.step == number) and self._same_place(local, index):
                 return local.value if mask is None or other is None else self.body.select(mask, local.value, other)
             assert local.out is not None, f"no value of {tensor} at hand"
             return self.body.load(local.out, local.place(index), mask, other, mutable=True)
@@ -491,19 +331,10 @@ class GroupWriter:
         Those who read it here have what others load: the difference of the two would be an error that nothing bounds."""
         tensor = member.info.op.results[k]
         local = self.locals[tensor]
-        if local.out is not None and tensor in self._all_reads():
+        if local.out is not None and tensor in self.placing.all_reads():
             value = self.body.as_stored(value, tensor)
         local.value = value
         return local, value
-
-
-def _apart(a: Sequence[Expr], b: Sequence[Expr], other_iteration: Sequence[Expr], env: RangeEnv) -> bool:
-    """Whether no iteration's index `a` is another iteration's index `b`: in some place one is always below the other."""
-    for x, y in zip(a, b, strict=True):
-        y = dims_subs(y, other_iteration)
-        if prove_lt(x, y, env) or prove_lt(y, x, env):
-            return True
-    return False
 
 
 class _Copy(NestCopy):

@@ -1,6 +1,6 @@
 """Which nests may share their outer loops, and the greedy start of the search for those that do.
 
-Legality (`compare`) is apart from profit (`unprofitable`); both only look, and say why not in words. A user's directives (directives.py)
+Legality (`compare`) is apart from profit (sharing/profit.py); both only look, and say why not in words. A user's directives (directives.py)
 come before profit.
 """
 
@@ -14,39 +14,18 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import ONE, ZERO, Expr, dim, dims_subs, free_dims, simplify
+from ....dialects.expr import ONE, ZERO, dim, dims_subs, simplify
 from ....dialects.expr.ranges import RangeEnv
 from ...analysis.call_order import needs_besides_values
-from ...analysis.nest_info import NestInfo, uses_opaque
-from .align import Alignment, LoopEnvs, align, extractors
+from ...analysis.nest_info import NestInfo
 from .facts import NestFacts
-from .price import LANES, MIN_PARALLEL, SMALL
+from .sharing.align import Alignment, LoopEnvs
+from .sharing.matching import LoopMatching
+from .sharing.profit import SharedLoopProfit
 from .types import Attempt, Group, Member, Unit
 
 if TYPE_CHECKING:
     from .directives import Directives
-
-LAUNCH = 1 << 22
-"""Elements that a GPU works through in the time of a few launches: with fewer, one kernel of few programs is faster than two."""
-
-FEW = 4
-"""Reductions that a program of a GPU may as well do one after the other."""
-
-STRAIGHT = 32
-"""Iterations of a reduction that a program of a GPU has as straight code."""
-
-SIDE_BY_SIDE = 1 << 13
-"""Elements of all reductions of a row that a program of a GPU works through side by side in the time of a launch."""
-
-BRIEF = 1 << 18
-"""Elements of a nest that takes no longer than its launch, however few programs do it."""
-
-LAYERS = 4
-"""Products within a row, with what stands between them, that a program of a GPU does one after the other: compiling each takes Triton
-longer than its launch is worth (docs/lab/gpu-models-h200.md)."""
-
-MAX_LARGE_SUMS = 2
-"""Large products whose sums a program of a GPU keeps side by side: more of them would be smaller tiles, which read more from the cache."""
 
 MAX_MEMBERS = 24
 """Nests that one group may have: beyond it planning would be quadratic, and the loop's code outgrow the first-level cache."""
@@ -57,15 +36,7 @@ NEAR = 48
 MAX_PATH = 512
 """Units that are looked at for a path between two groups; beyond it one is assumed."""
 
-MAX_PAIRS = 4
-"""Pairs of accesses to shared tensors that two siblings' loops are matched by."""
-
 PATH = "another operation between them needs the first and is needed by the second"
-REVERSED = "they go through what both read in different orders, which is faster in two nests"
-"""The tiles of one nest would hold both results (docs/lab/fusion-cpu.md)."""
-
-APART = "neither reads the other, and their loops differ"
-
 
 class Grouping(NestFacts):
     """The groups of one function: `unit_at[k]` is the unit that op k is in (None where it is computed in its readers)."""
@@ -73,6 +44,7 @@ class Grouping(NestFacts):
     def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[str, int], directives: Directives | None = None):
         super().__init__(func, symbols, hints, directives)
         self.envs = LoopEnvs(symbols)
+        self.matching, self.profit = LoopMatching(self, self.envs), SharedLoopProfit(self)
         self.unit_at: list[Unit | None] = [None] * len(self.ops)
         self.maker: dict[SSAValue, int] = {r: k for k, op in enumerate(self.ops) for r in op.results}
         self.refusals: list[Attempt] = []
@@ -285,10 +257,10 @@ class Grouping(NestFacts):
             return "one of them stores into a tensor of the other that is read elsewhere"
         if dependences and (self.path_between(first, second) or self.path_between(second, first)):
             return PATH
-        alignment = self._align(first, second, wanted)
+        alignment = self.matching.match(first, second, wanted)
         if isinstance(alignment, str):
             return alignment
-        return (None if wanted else self.unprofitable(first, second, alignment)) or alignment
+        return (None if wanted else self.profit.against(first, second, alignment)) or alignment
 
     def _overwrites_what_is_read(self, first: Group, second: Group) -> bool:
         """Whether a member goes on storing into a tensor that the two produce and that something else uses too: in one nest the two
@@ -298,236 +270,6 @@ class Grouping(NestFacts):
                 if (init in first.results or init in second.results) and init.uses.get_length() != 1:
                     return True
         return False
-
-    def _links(self, first: Group, second: Group) -> list[tuple[tuple[Expr, ...] | None, tuple[Expr, ...]]]:
-        """For each read by `second` of a result of `first`: the index read (over second's loops) and the index stored (over first's)."""
-        links: list[tuple[tuple[Expr, ...] | None, tuple[Expr, ...]]] = []
-        for member in second.members:
-            for read in self.reads(member.info):
-                if read.tensor in first.results:
-                    index = None if read.index is None else self.placed(second, member, read.index)
-                    links.extend([(index, stored) for stored in self._stored(first, read.tensor)])
-            for k, init in enumerate(member.info.outs):
-                if init in first.results:
-                    mine = [w for w in member.info.writes if w.tensor is member.info.out_args[k]]
-                    for write in mine:
-                        index = None if uses_opaque(write.index, member.info.opaque) else self.placed(second, member, write.index)
-                        links.extend([(index, stored) for stored in self._stored(first, init)])
-        return links
-
-    def _stored(self, group: Group, tensor: SSAValue) -> list[tuple[Expr, ...]]:
-        """Where the members of a group store `tensor`, over the group's loops."""
-        member, k = group.results[tensor]
-        out = member.info.out_args[k]
-        stored = [self.placed(group, member, w.index) for w in member.info.writes if w.tensor is out]
-        init = member.info.outs[k]
-        return stored + (self._stored(group, init) if init in group.results else [])
-
-    def placed(self, group: Group, member: Member, index: Sequence[Expr]) -> tuple[Expr, ...]:
-        """An index over a member's own loops as one over the group's loops, the member's inner loops, then its loops inside."""
-        key = tuple(index)
-        found = member.known.get(key)
-        if found is None:
-            info = member.info
-            base = len(group.outer) + len(member.inner)
-            subs = (*member.place, *[dim(base + k) for k in range(len(info.inner_sizes) + len(info.opaque))])
-            found = tuple([dims_subs(e, subs) for e in index])
-            if any(e.has_div for e in found):
-                env = self.envs((*group.outer, *member.inner, *info.inner_sizes))
-                found = tuple([simplify(e, env) for e in found])
-            member.known[key] = found
-        return found
-
-    def _align(self, first: Group, second: Group, wanted: bool = False) -> Alignment | str:
-        links = self._links(first, second)
-        if not links:
-            return self._align_siblings(first, second, wanted)
-        if not first.outer and not second.outer:
-            return Alignment(0, (), ())
-        found: list[tuple[list[Expr], tuple[Expr, ...]]] = []
-        full_env = self.envs((*first.outer, *_widest_inner(first)))
-        for index, stored in links:
-            if index is None:
-                return "the second reads the first through a loaded index"
-            found.append((extractors(stored, first.outer, full_env), index))
-        depth = min([len(ex) for ex, _ in found])
-        mine_env = self.envs((*second.outer, *_widest_inner(second)))
-        while depth > 0:
-            ex, index = found[0]
-            reads = [simplify(dims_subs(e, index), mine_env) for e in ex[:depth]]
-            alignment = align(reads, first.outer, second.outer, self.envs)
-            if alignment is None:
-                return "their loops do not match"
-            bad = self._first_mismatch(alignment, first.outer, found)
-            if bad >= alignment.shared:
-                return alignment
-            depth = bad
-        return "the second reads elements that other iterations of the first produce"
-
-    def _first_mismatch(self, alignment: Alignment, outer: Sequence[Expr], found: Sequence[tuple[list[Expr], tuple[Expr, ...]]]) -> int:
-        """The first shared loop at which some read does not stay in its own iteration (alignment.shared if none)."""
-        shared = alignment.shared
-        base = shared + len(alignment.inner)
-        env = self.envs((*outer[:shared], *alignment.inner))
-        for ex, index in found:
-            most = max([d.index for e in index for d in free_dims(e)], default=0)
-            rename = (*alignment.outer, *[dim(base + k) for k in range(most + 1)])
-            moved = tuple([dims_subs(e, rename) for e in index])
-            for o in range(shared):
-                if outer[o] is not ONE and simplify(dims_subs(ex[o], moved), env) is not dim(o):
-                    return o
-        return shared
-
-    def _align_siblings(self, first: Group, second: Group, wanted: bool) -> Alignment | str:
-        """Loops of groups that only read the same: as far as they are the same, else matched by what they read, as if the first had
-        stored it there."""
-        least = min(len(first.outer), len(second.outer))
-        shared = 0
-        for a, b in zip(first.outer, second.outer, strict=False):
-            if a is not b:
-                break
-            shared += 1
-        if shared and shared == least and (wanted or self._read_alike(first, second, shared)):
-            return Alignment(shared, tuple([dim(k) for k in range(len(second.outer))]), second.outer[shared:])
-        if not first.outer and not second.outer and self._reduce_alike(first, second):
-            return Alignment(0, (), ())
-        if not least:
-            return APART
-        full_env = self.envs((*first.outer, *_widest_inner(first)))
-        mine_env = self.envs((*second.outer, *_widest_inner(second)))
-        for theirs, index in self._shared_reads(first, second):
-            ex = extractors(theirs, first.outer, full_env)
-            if len(ex) < least:
-                continue
-            reads = [simplify(dims_subs(e, index), mine_env) for e in ex]
-            alignment = align(reads, first.outer, second.outer, self.envs)
-            if alignment is None or alignment.shared < least:
-                continue
-            if self._first_mismatch(alignment, first.outer, [(ex, index)]) < alignment.shared:
-                continue
-            return alignment if wanted or _in_same_order(alignment) else REVERSED
-        return "they read no element in the same iteration" if shared == least else APART
-
-    def _shared_reads(self, first: Group, second: Group) -> Iterable[tuple[tuple[Expr, ...], tuple[Expr, ...]]]:
-        """Pairs of indices, over the groups' loops, at which both read one tensor: the largest tensors first."""
-        theirs: dict[SSAValue, tuple[Expr, ...]] = {}
-        for m in first.members:
-            for r in self.reads(m.info):
-                if r.index and r.tensor not in theirs:
-                    theirs[r.tensor] = self.placed(first, m, r.index)
-        pairs: dict[SSAValue, tuple[tuple[Expr, ...], tuple[Expr, ...]]] = {}
-        for m in second.members:
-            for r in self.reads(m.info):
-                if r.index and r.tensor in theirs and r.tensor not in pairs:
-                    pairs[r.tensor] = theirs[r.tensor], self.placed(second, m, r.index)
-        return [pairs[t] for t in sorted(pairs, key=self.bytes, reverse=True)[:MAX_PAIRS]]
-
-    def _reduce_alike(self, first: Group, second: Group) -> bool:
-        """Whether both reduce all of one tensor, in the same order."""
-        return any(
-            m.info.reductions and n.info.reductions and m.info.inner_sizes == n.info.inner_sizes and self._read_in_common(m, n)
-            for m in first.members
-            for n in second.members
-        )
-
-    def _read_in_common(self, m: Member, n: Member) -> bool:
-        read = {(r.tensor, r.index) for r in self.reads(m.info) if r.index}
-        return any((r.tensor, r.index) in read for r in self.reads(n.info))
-
-    def _read_alike(self, first: Group, second: Group, shared: int) -> bool:
-        """Whether some tensor is read by both at places that the shared loops determine alike."""
-        seen = {
-            (r.tensor, self._shared_part(first, m, r.index, shared))
-            for m in first.members
-            for r in self.reads(m.info)
-            if r.index is not None
-        }
-        for m in second.members:
-            for r in self.reads(m.info):
-                if r.index is not None and (part := self._shared_part(second, m, r.index, shared)) and (r.tensor, part) in seen:
-                    return True
-        return False
-
-    def _shared_part(self, group: Group, member: Member, index: tuple[Expr, ...], shared: int) -> tuple[tuple[int, Expr], ...]:
-        placed = self.placed(group, member, index)
-        return tuple([(k, e) for k, e in enumerate(placed) if (ds := free_dims(e)) and all([d.index < shared for d in ds])])
-
-    def unprofitable(self, first: Group, second: Group, alignment: Alignment) -> str | None:
-        """Why one nest would be slower although it moves less."""
-        iterations = self.count(first.outer[: alignment.shared])
-        before = min(self.count(first.outer), self.count(second.outer))
-        work = max([self.iterations(m.info) for m in (*first.members, *second.members)])
-        if iterations < MIN_PARALLEL and iterations < before and work > SMALL:
-            return f"only {iterations} iterations would be left to run in parallel"
-        most = max(self.count(first.outer), self.count(second.outer))
-        if iterations < self.keep_parallel <= most and work > LAUNCH and not self._only_reduces(first, second, alignment):
-            return f"only {iterations} of {most} iterations would be left to run in parallel, fewer than {self.keep_parallel}"
-        if self.keep_parallel:
-            serial = self._serial_reductions(first, alignment) or self._serial_reductions(second, alignment)
-            products = self._product_inside(first, second, alignment) or self._many_products(first, second)
-            return serial or products or self._many_layers(first, second, alignment)
-        return self._idle_lanes(second, alignment)
-
-    def _only_reduces(self, first: Group, second: Group, alignment: Alignment) -> bool:
-        """Whether `second` has nothing but reductions, of as few rows by itself, and `first` is what these, or others, are of, element by
-        element, and nothing else: gpu-split-reduction has as many programs take part in them as there is work for."""
-        if self.count(second.outer) != self.count(first.outer[: alignment.shared]) or any(m.info.has_loops for m in first.members):
-            return False
-        readers = [r for value in first.results for r in self.readers(value)]
-        if any(self.whole_users(value) for value in first.results):
-            return False
-        return all(i.reductions and not i.other_loops for i in (*readers, *[m.info for m in second.members]))
-
-    def _idle_lanes(self, second: Group, alignment: Alignment) -> str | None:
-        """Why the inner loops of `second` would be too short for vectors: a piece of its last loop is left, inside of loops that keep it
-        from being unrolled along the lanes of a shared one."""
-        left = [d.index - alignment.shared for d in free_dims(alignment.outer[-1])] if alignment.outer else []
-        if not left or min(left) >= 0:
-            return None
-        piece = self.count([alignment.inner[k] for k in left if k >= 0])
-        if 1 < piece < LANES <= self.count(second.outer[-1:]) and self.count(alignment.inner) > piece:
-            return f"{piece} iterations of the last loop would be left inside, less than a vector"
-        return None
-
-    def _serial_reductions(self, group: Group, alignment: Alignment) -> str | None:
-        """Why reductions of a group would run one after the other on a GPU, whose programs have one axis for the loops inside of a nest."""
-        dropped = self.count(group.outer[alignment.shared :])
-        each = self.count(group.outer)
-        rows = self.count(group.outer[: alignment.shared])
-        for m in group.members if dropped > FEW else ():
-            work = self.iterations(m.info)
-            fixed = all([e.is_const for e in (*group.outer[alignment.shared :], *m.info.inner_sizes)])
-            brief = fixed and work <= min(BRIEF, SIDE_BY_SIDE * rows)
-            if work > STRAIGHT * each * self.count(m.inner) and not brief:
-                return f"{dropped} reductions of each row would run one after the other"
-        return None
-
-    def _product_inside(self, first: Group, second: Group, alignment: Alignment) -> str | None:
-        """Why a product of matrices would not be one for the units of a GPU: a loop of its rows or columns would be inside of the nest."""
-        for group, inside in ((first, first.outer[alignment.shared :]), (second, alignment.inner)):
-            if self.count(inside) > 1 and any(self.products.sums_products(m.info) for m in group.members):
-                return "rows or columns of a product would be a loop inside"
-        return None
-
-    def _many_products(self, first: Group, second: Group) -> str | None:
-        """Why a program of a GPU would have too many sums of large products in its registers: those that neither needs the other for, and
-        more than two that meet."""
-        each = [sum([self.products.large_sums(m.info) for m in group.members]) for group in (first, second)]
-        if not all(each):
-            return None
-        if not self._links(first, second):
-            return "each is a large product, and neither reads the other"
-        return f"{sum(each)} large products would share the registers of a program" if sum(each) > MAX_LARGE_SUMS else None
-
-    def _many_layers(self, first: Group, second: Group, alignment: Alignment) -> str | None:
-        """Why a program of a GPU would be long: of the products of a row that it does."""
-        layers = [
-            m
-            for group in (first, second)
-            for m in group.members
-            if m.info.inner_sizes and self.count((*group.outer[alignment.shared :], *m.inner)) > FEW
-        ]
-        return f"{len(layers)} products of each row would be one program, more than {LAYERS}" if len(layers) > LAYERS else None
 
     # ---- merging
 
@@ -590,18 +332,3 @@ class Grouping(NestFacts):
                     if needed is not None and needed is not unit and id(needed) not in done:
                         stack.append((needed, False))
         return ordered
-
-
-def _in_same_order(alignment: Alignment) -> bool:
-    """Whether the second group's loops, one after the other, are the shared ones in their order and then the inner ones."""
-    numbers = [d.index for e in alignment.outer for d in sorted(free_dims(e), key=lambda d: d.index)]
-    return numbers == sorted(numbers)
-
-
-def _widest_inner(group: Group) -> tuple[Expr, ...]:
-    widest: tuple[Expr, ...] = ()
-    for m in group.members:
-        sizes = (*m.inner, *m.info.inner_sizes)
-        if len(sizes) > len(widest):
-            widest = sizes
-    return widest

@@ -198,7 +198,7 @@ def rewrite(func: FuncOp, plan: Plan, planner: Planner, local_bytes: int = 0) ->
             block.add_op(op)
             plan.nests[op] = unit
             continue
-        writer = GroupWriter(unit, plan.inlined, planner.envs, lambda t, u=unit: _needed(t, u, users), planner.placed, local_bytes)
+        writer = GroupWriter(unit, plan.inlined, planner.envs, lambda t, u=unit: _needed(t, u, users), planner.matching.placed, local_bytes)
         nest = writer.write()
         block.add_op(nest)
         plan.nests[nest] = unit

@@ -36,7 +36,7 @@ from ....dialects.expr.ranges import RangeEnv, prove_eq, simplify
 from ....dialects.nd.types import TensorType, element_bytes
 from ...analysis.call_order import needs_besides_values
 from ...analysis.known_layouts import argument_strides
-from .align import LoopEnvs, extractors
+from .sharing.align import LoopEnvs, extractors
 
 COLUMN_BYTES = 64 * 1024
 """Bytes that the accumulators of all columns may take: they are read and written for every row, and each of the parts that threads share

@@ -18,7 +18,7 @@ from stepwell.dialects.tt.structure import FuncOp
 from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
-from stepwell.passes.loop.fusion.groups import LAYERS
+from stepwell.passes.loop.fusion.sharing.profit import LAYERS
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.targets.triton.emit import kernel_modules, kernel_of

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from ....dialects.expr import (
+from .....dialects.expr import (
     ONE,
     ZERO,
     Expr,

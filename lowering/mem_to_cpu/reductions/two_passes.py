@@ -1,0 +1,237 @@
+"""Kinds of reductions that go twice over their values: the mean and then squared differences, the maximum and then exponentials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import f64, i32, i64
+from xdsl.ir import Attribute, SSAValue
+
+from ....dialects import loop
+from ....dialects.cpu.types import lanes_of
+from ....dialects.expr import product
+from ....passes.analysis.nest_access import Loop
+from ..loops import Span, whole
+from ..state import scalar_type
+from . import reductions as red
+
+if TYPE_CHECKING:
+    from .reduce_loops import Part, ReduceLowering
+
+
+class TwoPassReduction:
+    """Lowers one `loop.reduce` that has welford or softmax among its kinds."""
+
+    def __init__(self, passes: ReduceLowering):
+        self.passes, self.s = passes, passes.s
+
+    def part(self, op: loop.ReduceOp, order: list[Loop], chosen: tuple[Loop, int] | None) -> Part:
+        """welford and softmax: in chunks that stay in the first cache, twice over each; simple kinds beside them join
+        in the first pass. Chunks are merged by WelfordMerge and SoftmaxMerge."""
+        slots = self._two_pass_slots(op)
+        if not self._may_run_twice(op):
+            return slots, lambda span: self._once(op, slots, order, chosen, span)
+        inner = product([o.size for o in order[1:]]).value
+        limit = 8192 if chosen is not None else 64
+        size = max(1, limit // inner) if inner else 1
+        if chosen is not None and len(order) == 1:
+            size = max(chosen[1], size // chosen[1] * chosen[1])
+
+        def run(span: Span) -> list[SSAValue]:
+            if span.count is not None and 0 < span.count <= size:
+                return self._chunk(op, order, chosen, span, slots)
+            return self.passes.merge_chunks(order, slots, size, span, lambda part: self._chunk(op, order, chosen, part, slots))
+
+        return slots, run
+
+    def _may_run_twice(self, op: loop.ReduceOp) -> bool:
+        """Whether the body gives the same values again: it stores nothing (what it loads may lie in the same memory),
+        or
+        the values are kept in a row."""
+        if not any(isinstance(inner, loop.StoreOp) for inner in loop.walk_bodies(op)):
+            return True
+        return self.s.cache is not None and self.s.lane is None and self.s.cache.keeps(op)
+
+    def _once(
+        self,
+        op: loop.ReduceOp,
+        slots: Sequence[red.Accumulator],
+        order: Sequence[Loop],
+        chosen: tuple[Loop, int] | None,
+        span: Span,
+    ) -> list[SSAValue]:
+        """All kinds in one pass, every value of a two-pass kind joining as a part of one element."""
+        last = op.block.last_op
+        assert last is not None
+
+        def values(op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
+            found: list[list[SSAValue]] = []
+            at = 0
+            for kind, slot in zip(op.kind_names, slots, strict=True):
+                takes = loop.KINDS[kind][0]
+                if isinstance(slot, red.PartAccumulator):
+                    found.append(slot.single(self.s, self.s.get_vector(last.operands[at])))
+                else:
+                    found.append([self.passes.yielded(v, t) for v, t in zip(last.operands[at : at + takes], slot.types, strict=False)])
+                at += takes
+            return found
+
+        pairs = whole(order)
+        if pairs:
+            pairs[0] = (order[0], span)
+        if chosen is None:
+            return self.passes.run_pass(op, slots, pairs, None, values)
+        return self.passes.run_pass(op, slots, pairs[:-1], (chosen[0], chosen[1], pairs[-1][1]), values)
+
+    def _two_pass_slots(self, op: loop.ReduceOp) -> list[red.Accumulator]:
+        """The accumulators over whole chunks: the results of each kind."""
+        found: list[red.Accumulator] = []
+        at = 0
+        simple = iter(self._accumulators_simple(op))
+        for kind in op.kind_names:
+            gives = loop.KINDS[kind][1]
+            types = [scalar_type(r.type) for r in op.outputs[at : at + gives]]
+            if kind == "welford":
+                found.append(red.WelfordMerge(kind, types))
+            elif kind == "softmax":
+                found.append(red.SoftmaxMerge(kind, types))
+            else:
+                found.append(next(simple))
+            at += gives
+        return found
+
+    def _accumulators_simple(self, op: loop.ReduceOp) -> list[red.Accumulator]:
+        two_pass = {"welford": "sum", "softmax": "max"}
+        return [a for a, k in zip(self._accumulators_as(op, two_pass), op.kind_names, strict=True) if k not in two_pass]
+
+    def _accumulators_as(self, op: loop.ReduceOp, instead: dict[str, str]) -> list[red.Accumulator]:
+        """The accumulators of a pass in which some kinds are replaced by simple ones."""
+        last = op.block.last_op
+        assert last is not None
+        found: list[red.Accumulator] = []
+        at = out = 0
+        for kind in op.kind_names:
+            takes, gives = loop.KINDS[kind]
+            types = [scalar_type(v.type) for v in last.operands[at : at + takes]]
+            if kind == "scaled_prod":
+                found.append(red.ScaledProduct(kind, [scalar_type(r.type) for r in op.outputs[out : out + gives]]))
+            elif kind in ("argmax", "argmin"):
+                found.append(red.ArgAccumulator(kind, types, None))
+            else:
+                found.append(red.Accumulator(instead.get(kind, kind), types))
+            at, out = at + takes, out + gives
+        return found
+
+    def _chunk(
+        self,
+        op: loop.ReduceOp,
+        order: Sequence[Loop],
+        chosen: tuple[Loop, int] | None,
+        span: Span,
+        slots: Sequence[red.Accumulator],
+    ) -> list[SSAValue]:
+        """All kinds over one chunk of the first loop: two passes."""
+        s = self.s
+        spans = [span, *(Span.whole(o.size) for o in order[1:])]
+        pairs = list(zip(order, spans, strict=False))
+        vector = None
+        if chosen is not None:
+            vector = (chosen[0], chosen[1], pairs[-1][1])
+            pairs = pairs[:-1]
+        first_slots = self._accumulators_as(op, {"welford": "sum", "softmax": "max"})
+        count = self._count(order, span)
+        scales = {t: self._mean_scale(order, span, count, t) for k, t in enumerate(self._first_types(op)) if op.kind_names[k] == "welford"}
+
+        def values(op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
+            found = self.passes.yielded_values(op, slots)
+            for k, kind in enumerate(op.kind_names):
+                if kind == "welford":
+                    x = found[k][0]
+                    found[k] = [red.float_op(s, arith.MulfOp, x, s.b.splat(scales[slots[k].types[0]], lanes_of(x.type)))]
+            return found
+
+        first = self.passes.run_pass(op, first_slots, pairs, vector, values)
+        centres: dict[int, SSAValue] = {}
+        at = 0
+        for k, (kind, slot) in enumerate(zip(op.kind_names, first_slots, strict=True)):
+            value = first[at]
+            if kind == "welford":
+                n = red.float_op(s, arith.MulfOp, s.b.cast("sitofp", count, slot.types[0]), scales[slot.types[0]])
+                centres[k] = red.float_op(s, arith.DivfOp, value, s.b.splat(n, lanes_of(value.type)))
+            elif kind == "softmax":
+                centres[k] = value
+            at += slot.count
+        second_slots = [red.Accumulator("sum", [first_slots[k].types[0]]) for k in centres]
+        cache = s.cache if chosen is not None else None
+        if cache is not None:
+            cache.begin_second(op)
+        s.second_pass = True
+        second = self.passes.run_pass(op, second_slots, pairs, vector, lambda o, sl: self._centred(o, centres))
+        s.second_pass = False
+        if cache is not None:
+            cache.end_second(op)
+        results: list[SSAValue] = []
+        at, done = 0, 0
+        for k, (kind, slot) in enumerate(zip(op.kind_names, first_slots, strict=True)):
+            if kind == "welford":
+                n = s.b.splat(s.b.cast("sitofp", count, slot.types[0]), lanes_of(centres[k].type))
+                results += [centres[k], second[done], n]
+                done += 1
+            elif kind == "softmax":
+                results += [centres[k], second[done]]
+                done += 1
+            else:
+                results += first[at : at + slot.count]
+            at += slot.count
+        return results
+
+    def _first_types(self, op: loop.ReduceOp) -> list[Attribute]:
+        """The type of the first result of each kind."""
+        found: list[Attribute] = []
+        at = 0
+        for kind in op.kind_names:
+            found.append(scalar_type(op.outputs[at].type))
+            at += loop.KINDS[kind][1]
+        return found
+
+    def _mean_scale(self, order: Sequence[Loop], span: Span, count: SSAValue, dtype: Attribute) -> SSAValue:
+        """A power of two by which as many elements as there are can be multiplied, so that their sum is no larger than the largest one."""
+        s, inner = self.s, product([one.size for one in order[1:]]).value
+        if span.count is not None and inner is not None:
+            return red.number(s, 2.0 ** -max(0, span.count * inner - 1).bit_length(), dtype)
+        bits, exponent = (i64, -1 << 52) if dtype == f64 else (i32, -1 << 23)
+        n = s.b.cast("bitcast", s.b.cast("sitofp", count, dtype), bits)
+        power = s.b.cast("bitcast", s.b.pure(arith.AndIOp, (n, s.b.int(exponent, bits)), bits), dtype)
+        return red.float_op(s, arith.DivfOp, red.number(s, 0.5, dtype), power)
+
+    def _count(self, order: Sequence[Loop], span: Span) -> SSAValue:
+        s = self.s
+        if span.count is not None:
+            length = s.b.int(span.count)
+        else:
+            last = span.last if span.last is not None else s.scalar(order[0].size)
+            length = last if span.first is None else s.b.sub(last, span.first)
+        for one in order[1:]:
+            length = s.b.mul(length, s.scalar(one.size))
+        return red.convert(s, length, i64)
+
+    def _centred(self, op: loop.ReduceOp, centres: dict[int, SSAValue]) -> list[list[SSAValue]]:
+        """The second pass: (x - mean) squared, exp(x - maximum)."""
+        s = self.s
+        last = op.block.last_op
+        assert last is not None
+        found: list[list[SSAValue]] = []
+        at = 0
+        for k, kind in enumerate(op.kind_names):
+            if k in centres:
+                x = s.get_vector(last.operands[at])
+                centre = s.b.splat(centres[k], s.width)
+                if kind == "welford":
+                    difference = red.float_op(s, arith.SubfOp, x, centre)
+                    found.append([red.float_op(s, arith.MulfOp, difference, difference)])
+                else:
+                    found.append([red.exp_below(s, x, centre)])
+            at += loop.KINDS[kind][0]
+        return found

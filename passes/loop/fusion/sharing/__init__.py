@@ -1,0 +1,1 @@
+"""Loops that two groups of nests share: how they match, and what speaks against it."""
