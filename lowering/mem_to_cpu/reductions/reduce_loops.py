@@ -16,6 +16,7 @@ from ..loops import Span, run_segments, segments, sequential, whole
 from ..shared_loops import FlatRows, Share, SharedLoop, columns_of, row_elements
 from ..state import State, scalar_type
 from . import reductions as red
+from .two_passes import TwoPassReduction
 
 NEVER_UNROLL = 1 << 20
 LONG = 512
