@@ -77,12 +77,13 @@ CONTRACTED = arith.FastMathFlagsAttr([FastMathFlag.ALLOW_CONTRACT])
 KINDS: dict[str, tuple[int, int]] = {
     "sum": (1, 1), "prod": (1, 1), "max": (1, 1), "min": (1, 1), "any": (1, 1), "all": (1, 1), "xor": (1, 1),
     "argmax": (2, 2), "argmin": (2, 2),
-    "welford": (1, 3), "softmax": (1, 2), "scaled_prod": (1, 2),
+    "welford": (1, 3), "softmax": (1, 2), "softmax_dot": (2, 3), "scaled_prod": (1, 2),
 }  # fmt: skip
 """Reduction kinds with how many values a body yields for them and how many results they have. `argmax`/`argmin` take (value, index) and
 give the extreme and its index: NaN wins, then the lowest index. `welford` gives mean, sum of squared differences, count. `softmax`
-gives the maximum and the sum of exp(x - maximum). `scaled_prod` gives a product as m and k: it is m * 2**(u * k), where u is 100 for f32
-and 716 for f64. No partial result overflows or underflows, in any order."""
+gives the maximum and the sum of exp(x - maximum). `softmax_dot` takes (x, v) and gives these two and the sum of exp(x - maximum) * v;
+exponentials may be rounded to a 16-bit type that surely holds v, for units that multiply matrices. `scaled_prod` gives a product as m
+and k: it is m * 2**(u * k), where u is 100 for f32 and 716 for f64. No partial result overflows or underflows, in any order."""
 
 SCAN_KINDS: dict[str, tuple[int, int]] = {
     "sum": (1, 1), "prod": (1, 1), "max": (2, 2), "min": (2, 2), "logsumexp": (1, 1), "scaled_prod": (1, 2),

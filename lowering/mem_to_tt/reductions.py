@@ -338,6 +338,34 @@ class Softmax(Accumulator):
         return [top, *Accumulator("sum", self.types[1:]).across(s, [scaled], axis)]
 
 
+class SoftmaxDot(Accumulator):
+    """Maximum, sum of exp(x - maximum), and sum of exp(x - maximum) * v."""
+
+    def start(self, s: State, shape: tuple[int, ...] | None) -> Values:
+        top, *sums = self.types
+        return [s.b.constant(-math.inf, top, shape), *(s.b.constant(0.0, t, shape) for t in sums)]
+
+    def single(self, s: State, values: Values) -> Values:
+        x, v = values
+        itself = s.b.elementwise(arith.SubfOp, (x, x), NO_FLAGS)  # NaN for an infinite x
+        one, empty = s.b.elementwise(arith.AddfOp, (s.b.constant(1.0, self.types[1]), itself), NO_FLAGS), s.b.constant(0.0, self.types[1])
+        weight = s.b.select(s.b.cmpf("oeq", x, s.b.constant(-math.inf, self.types[0])), empty, one)
+        return [x, weight, s.b.elementwise(arith.MulfOp, (weight, v), NO_FLAGS)]
+
+    def combine(self, s: State, a: Values, b: Values) -> Values:
+        top = s.b.elementwise(arith.MaximumfOp, (a[0], b[0]), NO_FLAGS)
+        scales = [exp_below(s, x[0], top) for x in (a, b)]
+        scaled = [[s.b.elementwise(arith.MulfOp, (v, f), NO_FLAGS) for v in x[1:]] for x, f in zip((a, b), scales, strict=True)]
+        return [top, *(s.b.elementwise(arith.AddfOp, pair, NO_FLAGS) for pair in zip(*scaled, strict=True))]
+
+    def across(self, s: State, state: Values, axis: int) -> Values:
+        """The maximum first: then each sum is scaled once."""
+        (top,) = Accumulator("max", self.types[:1]).across(s, state[:1], axis)
+        scale = exp_below(s, state[0], top)
+        scaled = [s.b.elementwise(arith.MulfOp, (v, scale), NO_FLAGS) for v in state[1:]]
+        return [top, *(x for v, t in zip(scaled, self.types[1:], strict=True) for x in Accumulator("sum", [t]).across(s, [v], axis))]
+
+
 def _above(s: State, top: SSAValue) -> SSAValue:
     """A maximum, and 0 for that of nothing but -inf: exp(-inf - 0) is 0, of -inf - -inf NaN."""
     element = element_of(top.type)
@@ -364,7 +392,7 @@ def _exp(s: State, x: SSAValue) -> SSAValue:
 
 _CLASSES: dict[str, type[Accumulator]] = {
     "argmax": ArgAccumulator, "argmin": ArgAccumulator, "welford": Welford, "softmax": Softmax,
-    "scaled_prod": ScaledProduct,
+    "softmax_dot": SoftmaxDot, "scaled_prod": ScaledProduct,
 }  # fmt: skip
 
 

@@ -148,12 +148,12 @@ Load = Callable[[Cursor, int, SSAValue], SSAValue]
 def merge_parts(at: Cursor, kind: str, types: Sequence[Attribute], parts: Expr, load: Load) -> list[SSAValue]:
     """The results of `kind`, merged from `parts` partial ones in memory. An empty part does not count.
 
-    welford: the formula of Chan, Golub and LeVeque (1979) for many parts at once; softmax: sums scaled to the common maximum;
+    welford: the formula of Chan, Golub and LeVeque (1979) for many parts at once; softmax, softmax_dot: sums scaled to the common maximum;
     scaled_prod: the product of the m, and the sum of the k."""
     if kind == "welford":
         return _merge_welford(at, types[0], parts, load)
-    if kind == "softmax":
-        return _merge_softmax(at, types[0], parts, load)
+    if kind in ("softmax", "softmax_dot"):
+        return _merge_softmax(at, types, parts, load)
     if kind == "scaled_prod":
         inner, index = _reduce(parts, [kind, "sum"], [*types, types[1]])
         m, k, steps = _end(at, inner, [load(inner, n, index) for n in range(2)])
@@ -193,15 +193,17 @@ def _merge_welford(at: Cursor, dtype: Attribute, parts: Expr, load: Load) -> lis
     return [mean, spread, number]
 
 
-def _merge_softmax(at: Cursor, dtype: Attribute, parts: Expr, load: Load) -> list[SSAValue]:
+def _merge_softmax(at: Cursor, types: Sequence[Attribute], parts: Expr, load: Load) -> list[SSAValue]:
+    dtype, sums = types[0], types[1:]
     inner, index = _reduce(parts, ["max"], [dtype])
     (top,) = _end(at, inner, [load(inner, 0, index)])
-    inner, index = _reduce(parts, ["sum"], [dtype])
-    here, share = load(inner, 0, index), load(inner, 1, index)
+    inner, index = _reduce(parts, ["sum"] * len(sums), sums)
+    here, shares = load(inner, 0, index), [load(inner, 1 + k, index) for k in range(len(sums))]
     scale = inner.emit(math.ExpOp, (inner.emit(arith.SubfOp, (here, top), dtype),), dtype)
-    scaled = inner.emit(arith.MulfOp, (share, scale), dtype)
-    (total,) = _end(at, inner, [inner.select(inner.compare("oeq", here, top), share, scaled)])
-    return [top, total]
+    highest = inner.compare("oeq", here, top)
+    scaled = [inner.emit(arith.MulfOp, (share, scale), dtype) for share in shares]
+    totals = _end(at, inner, [inner.select(highest, share, less) for share, less in zip(shares, scaled, strict=True)])
+    return [top, *totals]
 
 
 def identity(kind: str, dtype: Attribute) -> float:

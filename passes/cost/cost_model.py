@@ -37,7 +37,7 @@ Bound = Literal["memory", "compute", "launch"]
 OVERLAP = 0.25
 """Part of what is not the bottleneck that adds to the time all the same."""
 
-_COMBINE = {"welford": 6, "scaled_prod": 8}
+_COMBINE = {"welford": 6, "scaled_prod": 8, "softmax_dot": 8}
 """Operations that a reduction takes for each element, where that is not 1."""
 
 _NO_FLOPS = (arith.ConstantOp, arith.CmpfOp, arith.SelectOp, arith.ExtFOp, arith.TruncFOp, arith.SIToFPOp, arith.UIToFPOp)

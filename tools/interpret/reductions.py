@@ -151,6 +151,27 @@ class Softmax:
         return self.maximum, self.total
 
 
+class SoftmaxDot(Softmax):
+    """Maximum, sum of exp(x - maximum), and sum of exp(x - maximum) * v."""
+
+    def __init__(self):
+        super().__init__()
+        self.dot = 0.0
+
+    def add(self, x: Any, v: Any) -> None:
+        x, v, before = float(x), float(v), self.maximum
+        super().add(x)
+        if math.isnan(self.total):
+            self.dot = math.nan
+        elif x > before:
+            self.dot = self.dot * math.exp(before - x) + v
+        else:
+            self.dot += (math.exp(x - before) if x > -math.inf else 0.0) * v
+
+    def value(self) -> tuple[Any, ...]:
+        return self.maximum, self.total, self.dot
+
+
 def reduction(kind: str, t: Attribute) -> Any:
     """A running reduction of `kind` over values of type `t`."""
     folds: dict[str, tuple[Any, Callable[[Any, Any], Any]]] = {
@@ -169,6 +190,8 @@ def reduction(kind: str, t: Attribute) -> Any:
         return Extreme(t, kind == "argmax")
     if kind == "scaled_prod":
         return ScaledProduct(t)
+    if kind == "softmax_dot":
+        return SoftmaxDot()
     return Welford() if kind == "welford" else Softmax()
 
 

@@ -195,8 +195,9 @@ class ReduceLowering:
         for kind in op.kind_names:
             takes, gives = loop.KINDS[kind]
             types = [scalar_type(v.type) for v in last.operands[at : at + takes]]
-            if kind == "scaled_prod":
-                found.append(red.ScaledProduct(kind, [scalar_type(r.type) for r in op.outputs[out : out + gives]]))
+            composed = red.of_results(kind, [scalar_type(r.type) for r in op.outputs[out : out + gives]])
+            if composed is not None:
+                found.append(composed)
             elif kind in ("argmax", "argmin"):
                 index = last.operands[at + 1]
                 first = None

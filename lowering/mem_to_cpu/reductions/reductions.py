@@ -264,6 +264,41 @@ class SoftmaxMerge(PartAccumulator):
         return [top, float_op(s, arith.AddfOp, *parts)]
 
 
+class SoftmaxDot(SoftmaxMerge):
+    """Maximum, sum of exp(x - maximum) and sum of exp(x - maximum) * v: each value joins as a part of its own."""
+
+    @property
+    def takes(self) -> int:
+        return 2
+
+    def start(self, s: State, lanes: int) -> list[SSAValue]:
+        return [*super().start(s, lanes), number(s, 0, self.types[2], lanes)]
+
+    def mask(self, s: State, values: list[SSAValue], mask: SSAValue) -> list[SSAValue]:
+        top, _, dot = self.start(s, lanes_of(values[0].type))
+        return [s.b.select(mask, values[0], top), s.b.select(mask, values[1], dot)]
+
+    def join(self, s: State, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
+        x, v = values
+        lanes = lanes_of(x.type)
+        one = float_op(s, arith.AddfOp, number(s, 1, self.types[1], lanes), float_op(s, arith.SubfOp, x, x))  # NaN for an infinite x
+        empty = number(s, 0, self.types[1], lanes)
+        weight = s.b.select(_cmpf(s, "oeq", x, number(s, -math.inf, self.types[0], lanes)), empty, one)
+        return self.merge(s, state, [x, weight, float_op(s, arith.MulfOp, weight, v)])
+
+    def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
+        top = float_op(s, arith.MaximumfOp, a[0], b[0])
+        scales = [exp_below(s, x[0], top) for x in (a, b)]
+        scaled = [[float_op(s, arith.MulfOp, v, scale) for v in x[1:]] for x, scale in zip((a, b), scales, strict=True)]
+        return [top, *(float_op(s, arith.AddfOp, *pair) for pair in zip(*scaled, strict=True))]
+
+
+def of_results(kind: str, types: Sequence[Attribute]) -> Accumulator | None:
+    """The accumulator of a kind whose state is made of more than the values yielded for it, by the types of its results; else None."""
+    made = {"scaled_prod": ScaledProduct, "softmax_dot": SoftmaxDot}.get(kind)
+    return None if made is None else made(kind, types)
+
+
 def exp_below(s: State, x: SSAValue, top: SSAValue) -> SSAValue:
     """exp(x - top) where x <= top; 1 where both are -inf, so that nothing seen yet does not become NaN."""
     both = _cmpf(s, "oeq", x, top)

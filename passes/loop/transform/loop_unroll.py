@@ -47,8 +47,8 @@ class LoopUnroll(NestTransform):
             for kind in target.kind_names:
                 if kind in ("welford", "softmax"):
                     raise Refused(f"the kind {kind} makes one pass for all values and one for each")
-                if kind == "scaled_prod":
-                    raise Refused(f"the kind {kind} makes two numbers of each value")
+                if kind in ("scaled_prod", "softmax_dot"):
+                    raise Refused(f"the kind {kind} makes a state of more numbers of each value")
         unroll(target, [s for s in sizes if s is not None], symbols)
         return f"{target.name} of {total} iterations is unrolled"
 

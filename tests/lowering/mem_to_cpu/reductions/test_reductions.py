@@ -227,6 +227,44 @@ def test_online_softmax(nests, rows, cols, axis):
     torch.testing.assert_close(p, (x - x.amax(axis, keepdim=True)).exp().sum(axis), rtol=1e-5, atol=1e-5)
 
 
+WEIGHED = """
+func.func @forward(%x : {b}, %w : {b}, %o : {v}, %p : {v}, %q : {v}) {{
+  loop.nest ({outer}) outs(%oo = %o : {v}, %pp = %p : {v}, %qq = %q : {v}) {{
+    %m, %s, %d = loop.reduce ({inner}) softmax_dot {{
+      %a = loop.load %x[%i, %j] : {b} -> f32
+      %c = loop.load %w[%i, %j] : {b} -> f32
+      loop.yield %a, %c : f32, f32
+    }} -> f32, f32, f32
+    loop.store %m, %oo[{at}] : f32, {v}
+    loop.store %s, %pp[{at}] : f32, {v}
+    loop.store %d, %qq[{at}] : f32, {v}
+  }}
+  func.return
+}}
+"""
+
+
+@pytest.mark.parametrize("rows,cols", [(5, 100), (300, 20), (3, 20001)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_weighed_rows(nests, rows, cols, axis):
+    """A row without anything gives -inf, 0, 0; one with an infinite value NaN."""
+    outer, inner, at = (f"%i = {rows}", f"%j = {cols}", "%i") if axis == 1 else (f"%j = {cols}", f"%i = {rows}", "%j")
+    x, w = torch.randn(rows, cols) * 5, torch.randn(rows, cols)
+    across = x if axis == 1 else x.T
+    across[0] = -math.inf
+    across[1, 2] = math.inf
+    across[2, :2] = -math.inf
+    n = x.shape[1 - axis]
+    o, p, q = (torch.zeros(n) for _ in range(3))
+    nests(WEIGHED.format(b=buffer(rows, cols), v=buffer(n), outer=outer, inner=inner, at=at))(x, w, o, p, q)
+    assert torch.equal(o, x.amax(axis))
+    powers = (x - x.amax(axis, keepdim=True)).exp()
+    total, dot = powers.sum(axis), (powers * w).sum(axis)
+    total[0] = dot[0] = 0
+    torch.testing.assert_close(p, total, rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(q, dot, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
 WELFORD = """
 func.func @forward(%x : {b}, %o : {v}, %p : {v}, %q : {v}) {{
   loop.nest ({outer}) outs(%oo = %o : {v}, %pp = %p : {v}, %qq = %q : {v}) {{

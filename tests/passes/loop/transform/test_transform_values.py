@@ -148,7 +148,31 @@ MEET = """
   }} attributes {{label = "r"}}
   func.return %r : !nd.tensor<5 x f32>"""
 
-CASES = {"pointwise": POINTWISE, "cube": CUBE, "kinds": KINDS, "rows": ROWS, "columns": COLUMNS, "window": WINDOW, "meet": MEET}
+WEIGHED = """
+  %e = loop.empty : !nd.tensor<{n} x f32>
+  %r, %r1, %r2 = loop.nest (%i = {n})
+      outs(%o = %e : !nd.tensor<{n} x f32>, %o1 = %e : !nd.tensor<{n} x f32>, %o2 = %e : !nd.tensor<{n} x f32>) {{
+    %low = arith.constant 0xFF800000 : f32
+    %zero = arith.constant 0 : index
+    %mx, %sum, %dot = loop.reduce (%j = {m}) softmax_dot {{
+      %k = loop.index (%i + %j) mod 5 : index
+      %l = loop.index (%i + 1) mod 7 : index
+      %first = arith.cmpi ne, %k, %zero : index
+      %last = arith.cmpi ne, %l, %zero : index
+      %there = arith.andi %first, %last : i1
+      %a = loop.load %x[%i, %j] if %there else %low : {x} -> f32
+      %v = loop.load %t[%j, %i] : {t} -> f32
+      loop.yield %a, %v : f32, f32
+    }} -> f32, f32, f32
+    loop.store %mx, %o[%i] : f32, !nd.tensor<{n} x f32>
+    loop.store %sum, %o1[%i] : f32, !nd.tensor<{n} x f32>
+    loop.store %dot, %o2[%i] : f32, !nd.tensor<{n} x f32>
+  }} attributes {{label = "r"}}
+  func.return %r, %r1, %r2 : !nd.tensor<{n} x f32>, !nd.tensor<{n} x f32>, !nd.tensor<{n} x f32>"""
+
+CASES = {
+    "pointwise": POINTWISE, "cube": CUBE, "kinds": KINDS, "rows": ROWS, "columns": COLUMNS, "window": WINDOW, "meet": MEET, "weighed": WEIGHED,
+}  # fmt: skip
 
 
 def text_of(name: str, n, m, dynamic: bool) -> str:
@@ -225,6 +249,9 @@ SIZES = {(7, 19): (False, True), (1, 33): (False,), (0, 5): (True,), (5, 0): (Fa
         ("window", "loop-unroll{nest=r}"),
         ("window", "loop-hoist{nest=r},loop-tile{sizes=2,32}"),
         ("window", "loop-interchange{nest=r order=j},loop-unroll"),
+        ("weighed", "loop-split-reduction{nest=r parts=4}"),
+        ("weighed", "loop-vectorize{nest=r axis=i}"),
+        ("weighed", "loop-vectorize{nest=r part=1 axis=j}"),
         ("meet", "loop-tile{nest=r sizes=4,4}"),
         ("meet", "loop-interchange{nest=r order=j}"),
     ],
@@ -292,6 +319,7 @@ def test_tiles_become_loops():
         ("columns", "loop-tile{nest=r sizes=100}"),
         ("columns", "loop-split-reduction{nest=r parts=8}"),
         ("kinds", "loop-split-reduction{nest=r parts=5}"),
+        ("weighed", "loop-split-reduction{nest=r parts=5}"),
         ("meet", "loop-tile{nest=r sizes=100,64}"),
         ("meet", "loop-interchange{nest=r order=1,0}"),
     ],
