@@ -171,7 +171,8 @@ WEIGHED = """
   func.return %r, %r1, %r2 : !nd.tensor<{n} x f32>, !nd.tensor<{n} x f32>, !nd.tensor<{n} x f32>"""
 
 CASES = {
-    "pointwise": POINTWISE, "cube": CUBE, "kinds": KINDS, "rows": ROWS, "columns": COLUMNS, "window": WINDOW, "meet": MEET, "weighed": WEIGHED,
+    "pointwise": POINTWISE, "cube": CUBE, "kinds": KINDS, "rows": ROWS, "columns": COLUMNS, "window": WINDOW, "meet": MEET,
+    "weighed": WEIGHED,
 }  # fmt: skip
 
 
