@@ -36,6 +36,7 @@ from ..outline import Arguments
 from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
+from .carried.weighed_products import lower_weighed
 from .derived_sizes import shared_quotients, typical_value
 from .descriptors import is_aligned, store_block
 from .early_loads import load_early, load_once
@@ -469,7 +470,8 @@ class NestLowering:
         s = self.s
         node = s.info.nodes[op]
         if self.tile.dot:
-            self._define(op, lower_product(self, op, node))
+            lower = lower_weighed if "softmax_dot" in op.kind_names else lower_product
+            self._define(op, lower(self, op, node))
             return
         parts = self._parts(op)
         how = self.how(node)

@@ -48,8 +48,8 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     if not parts or any(list(f.along) not in (axes, axes[::-1]) for f in parts):
         raise UnsupportedNest("schedule: with dot the loops inside are sums of products, of one factor along each of the axes")
     block, trips = kernel.tile.inner, product(one.size for one in node.loops)
-    sides = [Factor(kernel, axis, block, node, _lies_along(s.info, node, axes[axis])) for axis in (LEFT, RIGHT)]
-    start = [_no_sum(s, trips.value is not None)] * len(parts)
+    sides = [Factor(kernel, axis, block, node, lies_along(s.info, node, axes[axis])) for axis in (LEFT, RIGHT)]
+    start = [no_sum(s, trips.value is not None)] * len(parts)
 
     def step(at: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
         for side in sides:
@@ -65,7 +65,7 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     return kernel.repeat(node, s.number(trips), block, start, step)
 
 
-def _no_sum(s: State, known: bool) -> SSAValue:
+def no_sum(s: State, known: bool) -> SSAValue:
     """Zeros for the sums of a tile. Where nobody knows how often they are added to, ptxas makes the products wait for each other if it sees
     that they begin with a constant (its message C7515)."""
     shape = s.full
@@ -80,7 +80,7 @@ def _no_sum(s: State, known: bool) -> SSAValue:
     return s.b.place(ElementwiseInlineAsmOp.create(operands=[], result_types=[tensor(shape, f32)], properties=properties)).results[0]
 
 
-def _lies_along(info: NestAccess, node: Node, one: Loop) -> bool:
+def lies_along(info: NestAccess, node: Node, one: Loop) -> bool:
     """Whether neighbours along a loop of the nest lie side by side in memory, of a matrix that a reduction reads."""
     matrices = [a.offset for a in node.accesses if node.loops[-1].dim in free_dims(a.offset)]
     return any(linear_coeff(offset, one.dim) is ONE for offset in matrices)
@@ -90,8 +90,8 @@ class Factor(State):
     """The tile of the factors that vary along one axis of a product's tile: that axis and the terms of the sum, the one first along which
     neighbours do not lie side by side in memory. A value is lowered when somebody asks for it."""
 
-    def __init__(self, kernel: NestLowering, axis: int, terms: int, node: Node, along: bool):
-        around = kernel.s
+    def __init__(self, kernel: NestLowering, axis: int, terms: int, node: Node, along: bool, around: State | None = None):
+        around = kernel.s if around is None else around
         places = (Axis(terms), Axis(around.axes[axis].block)) if along else (Axis(around.axes[axis].block), Axis(terms))
         super().__init__(around.b, around.info, list(places), around.index, around.gpu, around.threads, around.exact)
         self.kernel, self.around, self.node, self.axis = kernel, around, node, axis
@@ -101,23 +101,29 @@ class Factor(State):
         self.stored, self.loaded, self.checks = around.stored, around.loaded, around.checks
         self.dims.update(around.dims)
         self.lane(self.terms)
-        self.place(self.own, *around.placed[axis])
+        if axis in around.placed:
+            self.place(self.own, *around.placed[axis])
+        else:
+            self.go_on(self.own, *around.blocks[axis])
         self._outside = dict(self.dims)
         self.padded: set[SSAValue] = set()
         """Values that are 0 behind the end of the sum."""
 
     def enter(self, at: SSAValue, trips: Expr) -> None:
         """Go on with the terms from number `at` on."""
-        loops = self.node.loops
         self.values.clear()
         self.padded.clear()
         self.dims = dict(self._outside)
-        flat = self.b.add(at, self.lane(self.terms))
-        block = self.axes[self.terms].block
+        self.go_on(self.terms, at, trips, self.node.loops)
+
+    def go_on(self, axis: int, at: SSAValue, trips: Expr, loops: Sequence[Loop]) -> None:
+        """Have an axis run along `loops` from iteration `at` on, of `trips`."""
+        flat = self.b.add(at, self.lane(axis))
+        block = self.axes[axis].block
         ragged = trips.value is None or trips.value % block
-        self.axes[self.terms].mask = self.b.cmpi("slt", flat, self.number(trips)) if ragged else None
-        self.decode_block(self.terms, at, flat, loops)
-        self.blocks[self.terms] = at, trips, loops
+        self.axes[axis].mask = self.b.cmpi("slt", flat, self.number(trips)) if ragged else None
+        self.decode_block(axis, at, flat, loops)
+        self.blocks[axis] = at, trips, loops
 
     def matrix(self, value: SSAValue, element: Attribute) -> SSAValue:
         """A factor as the matrix of `element` that the product takes: 0 behind the end of the sum."""

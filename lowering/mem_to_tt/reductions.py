@@ -317,18 +317,18 @@ class Softmax(Accumulator):
         axis = len(parts) - 2
         (top_here,) = reduce_values(s, [here], axis, Accumulator("max", [element]).combine)
         highest = b.elementwise(arith.MaximumfOp, (top, top_here), NO_FLAGS)
-        below = _above(s, highest)
+        below = above(s, highest)
         around = b.to_shape(keep_axis(b, below, axis), parts)
-        powers = _summand(s, b.elementwise(arith.SubfOp, (here, around), NO_FLAGS))
+        powers = summand(s, b.elementwise(arith.SubfOp, (here, around), NO_FLAGS))
         (total_here,) = reduce_values(s, [powers], axis, Accumulator("sum", [element]).combine)
-        scaled = b.elementwise(arith.MulfOp, (total, _summand(s, b.elementwise(arith.SubfOp, (top, below), NO_FLAGS))), NO_FLAGS)
+        scaled = b.elementwise(arith.MulfOp, (total, summand(s, b.elementwise(arith.SubfOp, (top, below), NO_FLAGS))), NO_FLAGS)
         return [highest, b.elementwise(arith.AddfOp, (scaled, total_here), NO_FLAGS)]
 
     def whole(self, s: State, through: Through, count: SSAValue, axis: int) -> Values:
         """All values are at hand: the maximum first, so that each exponential is computed once."""
         (top,) = Accumulator("max", self.types[:1]).whole(s, lambda: [(v[:1], m) for v, m in through()], count, axis)
-        below = _above(s, top)
-        powers: list[Piece] = [([_summand(s, s.b.elementwise(arith.SubfOp, (v[0], below), NO_FLAGS))], m) for v, m in through()]
+        below = above(s, top)
+        powers: list[Piece] = [([summand(s, s.b.elementwise(arith.SubfOp, (v[0], below), NO_FLAGS))], m) for v, m in through()]
         return [top, *Accumulator("sum", self.types[1:]).whole(s, lambda: powers, count, axis)]
 
     def across(self, s: State, state: Values, axis: int) -> Values:
@@ -366,7 +366,7 @@ class SoftmaxDot(Accumulator):
         return [top, *(x for v, t in zip(scaled, self.types[1:], strict=True) for x in Accumulator("sum", [t]).across(s, [v], axis))]
 
 
-def _above(s: State, top: SSAValue) -> SSAValue:
+def above(s: State, top: SSAValue) -> SSAValue:
     """A maximum, and 0 for that of nothing but -inf: exp(-inf - 0) is 0, of -inf - -inf NaN."""
     element = element_of(top.type)
     return s.b.select(s.b.cmpf("oeq", top, s.b.constant(-math.inf, element)), s.b.constant(0.0, element), top)
@@ -379,7 +379,7 @@ def exp_below(s: State, x: SSAValue, top: SSAValue) -> SSAValue:
     return s.b.select(both, s.b.constant(1.0, element_of(difference.type)), _exp(s, difference))
 
 
-def _summand(s: State, x: SSAValue) -> SSAValue:
+def summand(s: State, x: SSAValue) -> SSAValue:
     """exp(x) that is added, as it is or times a sum so far, to what has an exp(0) in it: 0 where it is below 2**-126."""
     return power_of_e(s, x, 1.0) if element_of(x.type) == f32 and not s.exact else _exp(s, x)
 

@@ -43,32 +43,32 @@ def product_loops(info: NestAccess) -> list[Loop]:
     return [one for one in info.root.loops if one in pair]
 
 
-def factors(info: NestAccess, node: Node) -> Sequence[Factors]:
-    """The factors of each sum that a reduction makes; none where one of them is something else."""
+def factors(info: NestAccess, node: Node, loops: Sequence[Loop] = ()) -> Sequence[Factors]:
+    """The factors of each sum that a reduction makes, along the loops of the nest or `loops`; none where one of them is something else."""
     op = node.op
     if not isinstance(op, loop.ReduceOp) or set(op.kind_names) != {"sum"} or not node.loops:
         return ()
     assert op.body.block.last_op is not None
-    found = [_factors(info, value) for value in op.body.block.last_op.operands]
+    found = [_factors(info, value, loops or info.root.loops) for value in op.body.block.last_op.operands]
     return [f for f in found if f is not None] if None not in found else ()
 
 
-def _factors(info: NestAccess, value: SSAValue) -> Factors | None:
+def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factors | None:
     times = value.owner
     if not isinstance(times, arith.MulfOp) or times.result.type != f32 or times.properties.get("fastmath") != loop.CONTRACTED:
         return None
-    types = _exact_types(times.lhs) & _exact_types(times.rhs)
-    if not types or not _is_straight(info, times.lhs) or not _is_straight(info, times.rhs):
+    types = exact_types(times.lhs) & exact_types(times.rhs)
+    if not types or not is_straight(info, times.lhs) or not is_straight(info, times.rhs):
         return None
     left, right = map(Varying(info).of_value, times.operands)
-    rows = [one for one in info.root.loops if one.dim in left and one.dim not in right]
-    columns = [one for one in info.root.loops if one.dim in right and one.dim not in left]
+    rows = [one for one in loops if one.dim in left and one.dim not in right]
+    columns = [one for one in loops if one.dim in right and one.dim not in left]
     if len(rows) != 1 or len(columns) != 1:
         return None
     return Factors({rows[0]: times.lhs, columns[0]: times.rhs}, bf16 if bf16 in types else f16)
 
 
-def _exact_types(value: SSAValue) -> frozenset[Attribute]:
+def exact_types(value: SSAValue) -> frozenset[Attribute]:
     """The 16-bit formats that a number of 32 bits surely is a number of."""
     op = value.owner
     if isinstance(op, loop.LoadOp):
@@ -84,7 +84,7 @@ def _exact_for(kind: Attribute) -> frozenset[Attribute]:
     return HALVES if kind in FLOAT8 and kind != f8e8m0fnu else HALVES & {kind}
 
 
-def _is_straight(info: NestAccess, value: SSAValue) -> bool:
+def is_straight(info: NestAccess, value: SSAValue) -> bool:
     """Whether a value is computed from loads and indices alone: no loop of the body and no scalar from outside is behind it."""
     seen: set[SSAValue] = set()
     worklist = [value]

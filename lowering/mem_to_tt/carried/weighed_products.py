@@ -1,0 +1,108 @@
+"""Rows weighed by a softmax of scores, block after block of terms: attention.
+
+    loop.reduce (%j = 4096) softmax_dot { yield %score, %v[%j, %l] }    ->    scf.for: tt.dot (the scores), tt.reduce, exp, tt.dot
+
+The tile has the rows and the columns of the result. Scores have a tile of their own, rows by terms, in which all between their products and
+their exponentials is computed; a row's maximum and sum are kept beside the result (Dao and others, 2022; Milakov and Gimelshein, 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import f32
+from xdsl.ir import SSAValue
+
+from ....dialects import loop
+from ....dialects.expr import Expr, product
+from ....dialects.expr.ranges import range_of
+from ....dialects.tt.compute import DotOp
+from ....passes.analysis.nest_access import Loop, Node
+from ....passes.gpu.nest_types import UnsupportedNest
+from ....passes.gpu.tiles.product_nests import factors
+from ....passes.gpu.tiles.tile import LEAST_DOT, power_of_two
+from ....passes.gpu.tiles.weighed_products import WeighedProduct, weighed_product
+from ...nest.builder import NO_FLAGS
+from ..joined_axes import reduce_axis
+from ..products import LEFT, RIGHT, Factor, lies_along, no_sum
+from ..reductions import Accumulator, above, summand
+
+if TYPE_CHECKING:
+    from ..kernel import NestLowering
+
+
+def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[SSAValue]:
+    """The maximum of the scores, the sum of their exponentials, and the rows that these weigh, in the shape of the tile."""
+    s, b = kernel.s, kernel.s.b
+    found = weighed_product(s.info)
+    if found is None or [loops for loops, _ in kernel.tile.axes] != [[found.rows], [found.columns]]:
+        raise UnsupportedNest("schedule: with dot weights are a softmax of products along the first axis, of rows along the second one")
+    block, trips = kernel.tile.inner, product(one.size for one in node.loops)
+    scores = Scores(kernel, block, node, found)
+    values = Factor(kernel, RIGHT, block, node, lies_along(s.info, node, found.columns))
+    rows = s.along(LEFT)
+    start = [b.constant(-math.inf, f32, rows), b.constant(0.0, f32, rows), no_sum(s, trips.value is not None)]
+
+    def step(at: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
+        top, total, sums = state
+        scores.enter(at, trips)
+        values.enter(at, trips)
+        here = scores.of(found.score)
+        (highest,) = reduce_axis(scores, [here], 1, Accumulator("max", [f32]).combine)
+        new = b.elementwise(arith.MaximumfOp, (top, highest), NO_FLAGS)
+        below = above(s, new)
+        weights = summand(scores, b.elementwise(arith.SubfOp, (here, b.to_shape(below, scores.full)), NO_FLAGS))
+        less = summand(s, b.elementwise(arith.SubfOp, (top, below), NO_FLAGS))
+        (added,) = reduce_axis(scores, [weights], 1, Accumulator("sum", [f32]).combine)
+        total = b.elementwise(arith.AddfOp, (b.elementwise(arith.MulfOp, (total, less), NO_FLAGS), added), NO_FLAGS)
+        sums = b.elementwise(arith.MulfOp, (sums, b.to_shape(less, s.full)), NO_FLAGS)
+        weights = b.cast(arith.TruncFOp, weights, found.element)
+        return [new, total, b.place(DotOp.make(weights, values.matrix(found.value, found.element), sums)).results[0]]
+
+    return kernel.repeat(node, s.number(trips), block, start, step)
+
+
+class Scores(Factor):
+    """The tile of the scores: rows of the result by terms that are weighed."""
+
+    def __init__(self, kernel: NestLowering, terms: int, node: Node, found: WeighedProduct):
+        super().__init__(kernel, LEFT, terms, node, False)
+        self.loops: tuple[Loop, Loop] = (found.rows, found.terms)
+        self._rows: dict[tuple[loop.ReduceOp, int], SSAValue] = {}
+        for child in node.children:  # what the blocks of terms share stands before the loop over them
+            assert isinstance(child.op, loop.ReduceOp)
+            side = self._side(LEFT, child)
+            for k, one in enumerate(factors(self.info, child, self.loops)):
+                self._rows[child.op, k] = side.matrix(one.along[found.rows], one.element)
+
+    def of(self, score: SSAValue) -> SSAValue:
+        """The scores, -inf behind the last one."""
+        b, mask = self.b, self.axes[self.terms].mask
+        found = b.to_shape(self.get(score), self.full)
+        return found if mask is None else b.select(mask, found, b.constant(-math.inf, f32))
+
+    def _find(self, value: SSAValue) -> None:
+        if isinstance(op := value.owner, loop.ReduceOp) and value not in self.values and op in self.info.nodes:
+            self._multiply(op, self.info.nodes[op])
+        super()._find(value)
+
+    def _multiply(self, op: loop.ReduceOp, node: Node) -> None:
+        """The products that a loop inside adds up, all terms of them at once."""
+        b, side = self.b, self._side(RIGHT, node)
+        for k, (result, one) in enumerate(zip(op.results, factors(self.info, node, self.loops), strict=True)):
+            right = side.matrix(one.along[self.loops[RIGHT]], one.element)
+            zero = b.constant(0.0, f32, self.full)
+            self.values[result] = b.place(DotOp.make(self._rows[op, k], right, zero)).results[0]
+
+    def _side(self, axis: int, node: Node) -> Factor:
+        """The tile of the factors along one of the axes, and all terms of their products."""
+        trips: Expr = product(one.size for one in node.loops)
+        most = range_of(trips, self.info.ranges).hi
+        assert most is not None, "such products have few terms"
+        most = max(LEAST_DOT, power_of_two(most))
+        side = Factor(self.kernel, axis, most, node, lies_along(self.info, node, self.loops[axis]), self)
+        side.enter(self.b.int(0, self.index), trips)
+        return side

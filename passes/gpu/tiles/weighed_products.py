@@ -1,0 +1,90 @@
+"""Which nests weigh rows of one matrix by a softmax of scores that are products of matrices themselves (attention), and their tile.
+
+    loop.nest (%i, %l) {
+      loop.reduce (%j) softmax_dot { %s = loop.reduce (%e) sum { %q[%i, %e] * %k[%j, %e] } ... loop.yield f(%s), %v[%j, %l] }
+    }
+
+A program has a block of the rows %i, with all columns %l, and goes through the terms %j block after block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.ir import Attribute, SSAValue
+
+from ....dialects import loop
+from ....dialects.expr.ranges import range_of
+from ...analysis.accesses.varying import Varying
+from ...analysis.nest_access import Loop, NestAccess, Node
+from ...cost.machine.gpu import Gpu
+from .product_nests import exact_types, factors, is_straight
+from .tile import LEAST_DOT, Tile, power_of_two
+
+MAX_COLUMNS = 256
+"""Columns of the result, and terms of a score, at most: a program has all of them at once."""
+ROWS = TERMS = 64
+"""Rows of the result that a program has, and terms that it weighs at once."""
+WARPS = 4
+STAGES = 3
+WIDE_STAGES = 2
+"""Blocks of terms under way; fewer where a row has more than half of the most columns."""
+
+
+@dataclass(frozen=True)
+class WeighedProduct:
+    """The loops that its parts run along, and the type in which the weights are multiplied."""
+
+    rows: Loop
+    columns: Loop
+    terms: Loop
+    element: Attribute
+    score: SSAValue
+    value: SSAValue
+
+
+def weighed_product(info: NestAccess) -> WeighedProduct | None:
+    """The product of weights and rows that a nest is; None for another one."""
+    if len(info.root.children) != 1:
+        return None
+    (node,) = info.root.children
+    op = node.op
+    if not isinstance(op, loop.ReduceOp) or op.kind_names != ["softmax_dot"] or len(node.loops) != 1 or op.block.last_op is None:
+        return None
+    score, value = op.block.last_op.operands
+    (terms,) = node.loops
+    types, varying = exact_types(value), Varying(info)
+    if not types or not is_straight(info, value) or any(a.is_store for a in node.all_accesses()):
+        return None
+    of_score, of_value = varying.of_value(score), varying.of_value(value)
+    rows = [one for one in info.root.loops if one.dim in of_score and one.dim not in of_value]
+    columns = [one for one in info.root.loops if one.dim in of_value and one.dim not in of_score]
+    if len(rows) != 1 or len(columns) != 1 or terms.dim not in of_value or not node.children:
+        return None
+    found = WeighedProduct(rows[0], columns[0], terms, min(types, key=str), score, value)
+    short = all(_is_short(one, info) for one in (found.columns, *(c.loops[0] for c in node.children if c.loops)))
+    return found if short and all(_is_score(info, child, found) for child in node.children) else None
+
+
+def _is_score(info: NestAccess, node: Node, product: WeighedProduct) -> bool:
+    """Whether a loop inside adds up products of what varies along the rows by what varies along the terms."""
+    parts = factors(info, node, (product.rows, product.terms)) if len(node.loops) == 1 and not node.children else ()
+    return bool(parts) and all(set(f.along) == {product.rows, product.terms} for f in parts)
+
+
+def _is_short(one: Loop, info: NestAccess) -> bool:
+    most = range_of(one.size, info.ranges).hi
+    return most is not None and most <= MAX_COLUMNS
+
+
+def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
+    """The tile of such a nest."""
+    found = weighed_product(info) if gpu.multiplies_halves else None
+    if found is None:
+        return None
+    most = range_of(found.columns.size, info.ranges).hi or 1
+    columns = max(LEAST_DOT, power_of_two(most))
+    rest = [one for one in info.root.loops if one is not found.rows and one is not found.columns]
+    stages = WIDE_STAGES if columns > MAX_COLUMNS // 2 else STAGES
+    warps = 2 * WARPS if columns > MAX_COLUMNS // 2 else WARPS
+    return Tile([([found.rows], ROWS), ([found.columns], columns)], rest, inner=TERMS, stages=stages, warps=warps, dot=1)

@@ -1,0 +1,108 @@
+"""Rows weighed by a softmax of scores that are products (attention): one kernel with two products, and eager's numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from xdsl.parser import Parser
+
+from stepwell.dialects.tt.compute import DotOp
+from stepwell.dialects.tt.structure import FuncOp
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline, parse_pipeline
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
+
+NEST = """builtin.module attributes {{stepwell.machine = #stepwell.machine<"{machine}">, nd.symbols = {{s0 = #nd.range<0, 4096, 64>}}}} {{
+  func.func @forward(%q: {q}, %k: {k}, %v: {v}, %bias: {b}, %o: {o}, %lse: {l}) {{
+    loop.nest (%h = 3, %i = {rows}, %d = {width}) outs(%oo = %o : {o}, %ll = %lse : {l}) {{
+      %low = arith.constant 0xFF800000 : f32
+      %scale = arith.constant 0.125 : f32
+      %top, %sum, %dot = loop.reduce (%j = {terms}) softmax_dot {{
+        %s = loop.reduce (%e = {depth}) sum {{
+          %a = loop.load %q[%h, %i, %e] : {q} -> f32
+          %b = loop.load %k[%h floordiv {group}, %j, %e] : {k} -> f32
+          %c = arith.mulf %a, %b fastmath<contract> : f32
+          loop.yield %c : f32
+        }} -> f32
+        %t = arith.mulf %s, %scale : f32
+        %u = loop.load %bias[%i, %j] : {b} -> f32
+        %w = arith.addf %t, %u : f32
+        %ii = loop.index %i : index
+        %jj = loop.index %j : index
+        %there = arith.cmpi sge, %ii, %jj : index
+        %x = arith.select %there, %w, %low : f32
+        %y = loop.load %v[%h floordiv {group}, %j, %d] : {v} -> f32
+        loop.yield %x, %y : f32, f32
+      }} -> f32, f32, f32
+      %r = arith.divf %dot, %sum : f32
+      loop.store %r, %oo[%h, %i, %d] : f32, {o}
+      %g = math.log %sum : f32
+      %z = arith.addf %g, %top : f32
+      loop.store %z, %ll[%h, %i] : f32, {l}
+    }} attributes {{label = "attention"}}
+    func.return
+  }}
+}}"""
+TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def lowered(rows, terms, depth, width, dtype="bf16", group=1, symbol=False, machine="sm_90"):
+    n = "s0" if symbol else terms
+
+    def b(*dims, t=dtype):
+        return f"!mem.buffer<{' x '.join(map(str, dims))} x {t}>"
+
+    heads = -(-3 // group)
+    kinds = {
+        "q": b(3, rows, depth), "k": b(heads, n, depth), "v": b(heads, n, width), "b": b(rows, n, t="f32"), "o": b(3, rows, width),
+        "l": b(3, rows, t="f32"),
+    }  # fmt: skip
+    text = NEST.format(rows=rows, terms=n, depth=depth, width=width, group=group, machine=machine, **kinds)
+    module = Parser(context(), text).parse_module()
+    run(parse_pipeline("gpu-schedule"), module, context())
+    run(default_pipeline("gpu", stages=["tt"]), module, context())
+    module.verify()
+    return module
+
+
+CASES = [
+    (130, 130, 32, 32, torch.bfloat16, 1, False), (66, 100, 40, 72, torch.float16, 1, False), (1, 1, 16, 16, torch.bfloat16, 1, False),
+    (70, 64, 64, 20, torch.bfloat16, 3, False), (66, 90, 16, 16, torch.bfloat16, 1, True), (64, 5, 8, 8, torch.bfloat16, 1, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "terms", "depth", "width", "dtype", "group", "symbol"), CASES)
+def test_weighed_products(rows, terms, depth, width, dtype, group, symbol):
+    """The last row sees nothing: NaN, as in eager, and -inf as the logarithm of its sum."""
+    module = lowered(rows, terms, depth, width, TYPES[dtype], group, symbol)
+    kernels = [[isinstance(op, DotOp) for op in f.walk()] for f in module.ops if isinstance(f, FuncOp)]
+    assert kernels and all(sum(dots) == (2 if terms > 1 else 0) for dots in kernels)  # a loop of one iteration is none
+    torch.manual_seed(rows)
+    heads = -(-3 // group)
+    q, k, v = (torch.randn(*shape).to(dtype) for shape in ((3, rows, depth), (heads, terms, depth), (heads, terms, width)))
+    bias = torch.randn(rows, terms)
+    bias[-1] = -math.inf
+    o, lse = torch.zeros(3, rows, width, dtype=dtype), torch.zeros(3, rows)
+    run_loop(module, [q, k, v, bias, o, lse])
+    at = torch.arange(3) // group
+    scores = q.float() @ k[at].float().transpose(1, 2) * 0.125 + bias
+    scores = scores.masked_fill(torch.arange(rows)[:, None] < torch.arange(terms), -math.inf)
+    torch.testing.assert_close(lse, scores.logsumexp(-1), rtol=1e-4, atol=1e-4, equal_nan=True)
+    torch.testing.assert_close(o.float(), scores.softmax(-1) @ v[at].float(), rtol=3e-2, atol=3e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("width", [64, 128])
+def test_weighed_products_fit_registers(machine, width):
+    """No number of a row goes to memory, and products of one step need not wait for those of the one before it."""
+    pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
+    from stepwell.targets.triton.compile import compile_kernel
+    from stepwell.targets.triton.emit import kernel_modules
+    from stepwell.targets.triton.gpu import gpu_target
+
+    for kernel in kernel_modules(lowered(4096, 4096, width, width, machine=machine)):
+        built = compile_kernel(kernel, gpu_target(machine))
+        assert not built.details["spills"] and not built.details.get("waiting_products")
