@@ -10,7 +10,7 @@ from xdsl.ir import Operation, OpResult
 from ...passes.loop.fusion.loop_fuse_tables import TableSearch
 from ...passes.loop.fusion.loop_fuse_windows import WindowSearch
 from ...passes.loop.fusion.plan import Group, Plan, Planner
-from ...passes.loop.fusion.rows_plan import MARKED, RowFusion, RowPlanner
+from ...passes.loop.fusion.rows.plan import MARKED, RowFusion, RowPlanner
 from . import model
 
 

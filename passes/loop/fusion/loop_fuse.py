@@ -27,7 +27,7 @@ from .directives import Directives, log
 from .emit import GroupWriter
 from .plan import Group, Plan, Planner
 from .price import GroupWork, group_ns
-from .rows_plan import RowPlanner
+from .rows.plan import RowPlanner
 
 BORDER = StringAttr(nd.BarrierOp.name)
 """The mark of the nests that nd.barrier became."""

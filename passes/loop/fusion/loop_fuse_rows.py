@@ -1,8 +1,8 @@
 """Reductions over rows into the nest that goes over the rows: a norm's gradients of x, weight and bias in one nest, a loss and its mean.
 
 Runs after loop-fuse, whose nests share their outer loops: here the outer loops of one are the reduced loops of the other. There is no
-counterpart in MLIR (`affine-loop-fusion` with `mode=sibling` keeps reductions whole). Plan (rows_plan.py) first, rewrite
-(rows_emit.py) after; each refused pair leaves a remark.
+counterpart in MLIR (`affine-loop-fusion` with `mode=sibling` keeps reductions whole). Plan (rows/plan.py) first, rewrite
+(rows/emit.py) after; each refused pair leaves a remark.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ....dialects.nd import symbol_ranges
 from ...analysis.origins import title
 from ...analysis.symbols import symbol_hints
 from ...manager.pass_manager import Pass
-from .rows_emit import RowWriter
-from .rows_plan import RowFusion, RowPlanner, used_ops
+from .rows.emit import RowWriter
+from .rows.plan import RowFusion, RowPlanner, used_ops
 
 
 @dataclass(frozen=True)

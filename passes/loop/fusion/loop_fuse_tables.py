@@ -35,7 +35,7 @@ from ...cost.nest_cost import Cost
 from ...cost.schedule_choice import choose, has_few_units
 from ...manager.pass_manager import Pass
 from .loop_fuse import BORDER
-from .rows_plan import MARKED
+from .rows.plan import MARKED
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Runs after loop-fuse, which computes a producer where it is read, element by element, or not at all; here rows of it are computed, kept in
 memory of the iteration, and read from there, so that the whole never goes to memory. MLIR's counterparts are the slices of
-`affine-loop-fusion` and `scf` tile and fuse; Halide's is `compute_at`. What is possible is in windows_plan.py; the cost model
+`affine-loop-fusion` and `scf` tile and fuse; Halide's is `compute_at`. What is possible is in windows/plan.py; the cost model
 compares each way with two nests.
 """
 
@@ -28,8 +28,8 @@ from ...cost.cost_model import Work, estimate, nest_cost
 from ...cost.machine.cpu import SERVER
 from ...manager.pass_manager import Pass
 from .price import LANES, MIN_PARALLEL, SMALL
-from .windows_emit import write_window
-from .windows_plan import Producer, WindowPlan, WindowPlanner, only_reader, producer_of
+from .windows.emit import write_window
+from .windows.plan import Producer, WindowPlan, WindowPlanner, only_reader, producer_of
 
 ROWS = "window_rows"
 """Attribute of a nest. Before the pass, on the reader: the iterations of a tile, 0 to leave its producers alone. Afterwards the choice."""

@@ -17,7 +17,7 @@ from stepwell.dialects.expr.ranges import Range, RangeEnv
 from stepwell.dialects.nd.types import LayoutAttr
 from stepwell.passes.analysis.known_layouts import known_strides
 from stepwell.passes.cost.cost_model import nest_cost
-from stepwell.passes.loop.fusion.windows_plan import INNER, Span, span, without_clamp
+from stepwell.passes.loop.fusion.windows.plan import INNER, Span, span, without_clamp
 from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline

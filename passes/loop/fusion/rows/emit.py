@@ -1,4 +1,4 @@
-"""Writing the nest of a row fusion (rows_plan.py): rows with the reductions over them inside.
+"""Writing the nest of a row fusion (plan.py): rows with the reductions over them inside.
 
     loop.nest () outs(%dx, %dw) {
       loop.for (%j = 768) { store 0, %dw[%j] }
@@ -20,15 +20,15 @@ from collections.abc import Callable, Iterable, Sequence
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from ....dialects import loop
-from ....dialects.expr import ONE, ZERO, Dim, Expr, dim
-from ....dialects.expr.ranges import RangeEnv
-from ....dialects.nd.types import TensorType, tensor_type
-from ...analysis.reduction_kinds import identity
-from ...manager.locations import joined
-from ..transform.body import Body
-from ..transform.nest_copy import NestCopy
-from .rows_plan import COLUMN_MODES, Facts, Part, RowFusion
+from .....dialects import loop
+from .....dialects.expr import ONE, ZERO, Dim, Expr, dim
+from .....dialects.expr.ranges import RangeEnv
+from .....dialects.nd.types import TensorType, tensor_type
+from ....analysis.reduction_kinds import identity
+from ....manager.locations import joined
+from ...transform.body import Body
+from ...transform.nest_copy import NestCopy
+from .plan import COLUMN_MODES, Facts, Part, RowFusion
 
 
 class _Again(Exception):

@@ -17,8 +17,8 @@ from xdsl.dialects.builtin import f32, f64, i32, i64
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from ....dialects import loop, nd
-from ....dialects.expr import (
+from .....dialects import loop, nd
+from .....dialects.expr import (
     ONE,
     ZERO,
     Dim,
@@ -32,11 +32,11 @@ from ....dialects.expr import (
     product,
     strides_contiguous,
 )
-from ....dialects.expr.ranges import RangeEnv, prove_eq, simplify
-from ....dialects.nd.types import TensorType, element_bytes
-from ...analysis.call_order import needs_besides_values
-from ...analysis.known_layouts import argument_strides
-from .sharing.align import LoopEnvs, extractors
+from .....dialects.expr.ranges import RangeEnv, prove_eq, simplify
+from .....dialects.nd.types import TensorType, element_bytes
+from ....analysis.call_order import needs_besides_values
+from ....analysis.known_layouts import argument_strides
+from ..sharing.align import LoopEnvs, extractors
 
 COLUMN_BYTES = 64 * 1024
 """Bytes that the accumulators of all columns may take: they are read and written for every row, and each of the parts that threads share

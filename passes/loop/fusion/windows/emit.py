@@ -1,4 +1,4 @@
-"""Writing a nest that computes a producer by tiles (windows_plan.py).
+"""Writing a nest that computes a producer by tiles (plan.py).
 
 loop.nest (%c = 64, %t = 8) outs(%y) {
   %rows = loop.local : !nd.tensor<1 x 10 x 128 x f32>
@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import SSAValue
 
-from ....dialects import loop
-from ....dialects.expr import ZERO, Expr, as_expr, maximum, minimum
-from ....dialects.expr.ranges import RangeEnv
-from ....dialects.nd.types import TensorType
-from ..transform.body import Body
-from ..transform.nest_copy import NestCopy
-from .windows_plan import WindowPlan, without_clamp
+from .....dialects import loop
+from .....dialects.expr import ZERO, Expr, as_expr, maximum, minimum
+from .....dialects.expr.ranges import RangeEnv
+from .....dialects.nd.types import TensorType
+from ...transform.body import Body
+from ...transform.nest_copy import NestCopy
+from .plan import WindowPlan, without_clamp
 
 
 def write_window(plan: WindowPlan, symbols: RangeEnv) -> loop.NestOp:

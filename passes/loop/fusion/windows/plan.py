@@ -14,8 +14,8 @@ from math import prod
 
 from xdsl.ir import Operation, SSAValue
 
-from ....dialects import loop
-from ....dialects.expr import (
+from .....dialects import loop
+from .....dialects.expr import (
     ZERO,
     Add,
     Dim,
@@ -34,11 +34,11 @@ from ....dialects.expr import (
     minimum,
     product,
 )
-from ....dialects.expr.ranges import Range, RangeEnv, range_of
-from ....dialects.nd.types import element_bytes
-from ...analysis.nest_info import Access, NestInfo, nest_info
-from ...analysis.origins import title
-from .rows_plan import MARKED
+from .....dialects.expr.ranges import Range, RangeEnv, range_of
+from .....dialects.nd.types import element_bytes
+from ....analysis.nest_info import Access, NestInfo, nest_info
+from ....analysis.origins import title
+from ..rows.plan import MARKED
 
 LOCAL_BYTES = 128 * 1024
 """Memory that the tiles of one nest may take: it lies on a thread's stack, and should stay in the second cache at worst."""

@@ -1,0 +1,1 @@
+"""Rows that reductions share: plan and writing."""

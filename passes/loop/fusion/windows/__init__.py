@@ -1,0 +1,1 @@
+"""Producers computed by windows of their reader: plan and writing."""
