@@ -37,7 +37,7 @@ class Varying:
         """The loops that a value of the body depends on."""
         known = self._known.get(value)
         if known is None:
-            known = self._known[value] = self._followed(value) & self._loops_around(value)
+            known = self._known[value] = frozenset(self._followed(value) & self._loops_around(value))
         return known
 
     def _split(self, e: Expr, found: set[Expr]) -> list[SSAValue]:

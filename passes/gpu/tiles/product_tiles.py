@@ -102,11 +102,15 @@ class _Product:
         if computed == [first]:
             first, second = second, first
         rest = [one for one in info.root.loops if one is not first and one is not second]
-        read = tuple(sum(element_bytes(a.dtype) for a in _factors(inside) if one.dim in free_dims(a.offset)) for one in (first, second))
+
+        def read(one: Loop) -> int:
+            return sum(element_bytes(a.dtype) for a in _factors(inside) if one.dim in free_dims(a.offset))
+
         beside = sum(element_bytes(a.dtype) for a in info.root.accesses if {first.dim, second.dim} <= free_dims(a.offset))
         return _Product(
             (first, second), rest, (sizes(first.size), sizes(second.size)), sizes.trips(rest), sum(len(factors(info, n)) for n in inside),
-            max(sizes.trips(n.loops) for n in inside), gcd(*(sizes(n.loops[-1].size) for n in inside if len(n.loops) > 1)), read, beside,
+            max(sizes.trips(n.loops) for n in inside), gcd(*(sizes(n.loops[-1].size) for n in inside if len(n.loops) > 1)),
+            (read(first), read(second)), beside,
         )  # fmt: skip
 
 
