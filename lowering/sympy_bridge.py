@@ -7,7 +7,7 @@ with a long binary expansion (0.1) is refused, because its product with a size w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -15,15 +15,9 @@ from torch.utils._sympy import functions as tsf
 from torch.utils._sympy.numbers import int_oo
 
 from ..dialects.expr import (
-    Add,
-    Const,
-    Dim,
     Expr,
     FloorDiv,
-    Max,
-    Min,
     Mod,
-    Mul,
     Range,
     Sym,
     ceildiv,
@@ -289,41 +283,6 @@ _INTEGER_RULES: dict[type, Callable[[Any], Expr]] = {
     tsf.RoundToInt: _round,
     tsf.Identity: lambda e: _convert(e.args[0]),
 }
-
-
-# ------------------------------------------------------------------------------------------------------- to sympy
-
-
-def to_sympy(e: Expr, symbols: Mapping[str, sympy.Symbol] | None = None) -> sympy.Expr:
-    """The sympy expression of `e`, divisions as torch's `FloorDiv` and `PythonMod`.
-
-    `symbols` gives the sympy symbol for a name (`s0`, and `d0` for a dimension); a name without one becomes an
-    integer symbol without other assumptions.
-    """
-    table = symbols or {}
-
-    def leaf(name: str) -> sympy.Symbol:
-        return table.get(name) or sympy.Symbol(name, integer=True)
-
-    def go(x: Expr) -> Any:
-        if isinstance(x, Const):
-            return sympy.Integer(x.value)
-        if isinstance(x, Sym):
-            return leaf(x.name)
-        if isinstance(x, Dim):
-            return leaf(f"d{x.index}")
-        if isinstance(x, Add):
-            return sympy.Add(*(go(term) * coeff for term, coeff in x.terms), sympy.Integer(x.constant))
-        if isinstance(x, Mul):
-            return sympy.Mul(*map(go, x.factors))
-        if isinstance(x, FloorDiv):
-            return tsf.FloorDiv(go(x.lhs), go(x.rhs))
-        if isinstance(x, Mod):
-            return tsf.PythonMod(go(x.lhs), go(x.rhs))
-        assert isinstance(x, (Min, Max))
-        return (tsf.Min if isinstance(x, Min) else tsf.Max)(*map(go, x.args))
-
-    return go(e)
 
 
 # ----------------------------------------------------------------------------------------------- torch.SymInt, ranges

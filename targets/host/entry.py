@@ -55,13 +55,6 @@ _SIGNATURES: dict[str, str] = {
     "llvm.smin.i64": "i64 (i64, i64)",
 }
 
-CALLBACKS = (
-    "raise_check", "raise_assert", "raise_operator", "raise_torch", "note_operator", "raise_kernel", "raise_device", "copy_strided",
-    "view_dtype", "gpu_table", "gpu_workspaces", "gpu_launch",
-)  # fmt: skip
-"""Python functions that the entry calls as f(object, a, b, c), see load.py."""
-
-
 class Entry(FunctionText):
     """The text of one entry. `objects` and `handles` count the slots for owned Python objects and tensor handles."""
 

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 import sympy
 import torch
 from torch.utils._sympy import functions as tsf
 
-from stepwell.dialects.expr import Expr, Range, dim, evaluate, maximum, minimum, simplify, sym
-from stepwell.lowering.sympy_bridge import UnsupportedExpr, from_sympy, hints_of, ranges_of, symint_expr, to_sympy
+from stepwell.dialects.expr import (
+    Add,
+    Const,
+    Dim,
+    Expr,
+    FloorDiv,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Range,
+    Sym,
+    dim,
+    evaluate,
+    maximum,
+    minimum,
+    simplify,
+    sym,
+)
+from stepwell.lowering.sympy_bridge import UnsupportedExpr, from_sympy, hints_of, ranges_of, symint_expr
 
 A = sympy.Symbol("s0", integer=True, positive=True)
 B = sympy.Symbol("s1", integer=True, positive=True)
@@ -92,6 +111,30 @@ def random_expr(rng: random.Random, depth: int) -> Expr:
     x, y = random_expr(rng, depth - 1), random_expr(rng, depth - 1)
     k = rng.choice([2, 3, 4, 8, a, b, a + 1])
     return rng.choice([x + y, x - y, x * y, x // k, x % k, minimum(x, y), maximum(x, y)])
+
+
+def to_sympy(e: Expr, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
+    """The sympy expression of `e`; `symbols` gives the symbol for a name (`s0`, and `d0` for a dimension)."""
+
+    def go(x: Expr) -> sympy.Expr:
+        if isinstance(x, Const):
+            return sympy.Integer(x.value)
+        if isinstance(x, Sym):
+            return symbols[x.name]
+        if isinstance(x, Dim):
+            return symbols[f"d{x.index}"]
+        if isinstance(x, Add):
+            return sympy.Add(*(go(term) * coeff for term, coeff in x.terms), sympy.Integer(x.constant))
+        if isinstance(x, Mul):
+            return sympy.Mul(*map(go, x.factors))
+        if isinstance(x, FloorDiv):
+            return tsf.FloorDiv(go(x.lhs), go(x.rhs))
+        if isinstance(x, Mod):
+            return tsf.PythonMod(go(x.lhs), go(x.rhs))
+        assert isinstance(x, (Min, Max))
+        return (tsf.Min if isinstance(x, Min) else tsf.Max)(*map(go, x.args))
+
+    return go(e)
 
 
 @pytest.mark.parametrize("seed", range(3))

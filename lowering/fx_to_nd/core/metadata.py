@@ -59,8 +59,6 @@ INLINE_LIMIT = 8
 COMPUTED: frozenset[Attribute] = FLOATS | INTEGERS | {i1}
 """The element types that all rules handle."""
 
-MAGIC_DTYPES = frozenset(DTYPES)
-
 
 def element_type(dtype: torch.dtype) -> Attribute:
     """The element type of a dtype."""

@@ -6,8 +6,6 @@ unit = emit_kernels(module, target("avx2"))   # the parts, to which the host pro
 
 from __future__ import annotations
 
-from typing import Any
-
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 
 from ....dialects import cpu
@@ -31,7 +29,7 @@ HANDLERS: Handlers = {
     **emit_control.HANDLERS,
 }
 
-__all__ = ["EmitError", "ModuleText", "emit_asm", "emit_kernel", "emit_kernels", "emit_llvm", "emit_module"]
+__all__ = ["EmitError", "ModuleText", "emit_kernel", "emit_kernels", "emit_module"]
 
 
 def emit_kernel(unit: ModuleText, kernel: cpu.KernelOp, internal: bool = False) -> None:
@@ -70,16 +68,3 @@ def emit_kernels(module: ModuleOp, wanted: Target | None = None, *, internal: bo
 def emit_module(module: ModuleOp, wanted: Target | None = None, *, internal: bool = False) -> str:
     """The LLVM IR text of every kernel of the module."""
     return emit_kernels(module, wanted, internal=internal).text()
-
-
-def emit_llvm(module: ModuleOp, ctx: Any = None) -> str:
-    """`opt-tool -t llvm`."""
-    return emit_module(module)
-
-
-def emit_asm(module: ModuleOp, ctx: Any = None) -> str:
-    """`opt-tool -t asm`: the assembly of the host (or of `STEPWELL_CPU`)."""
-    from ..jit import assembly
-
-    wanted = target()
-    return assembly(emit_module(module, wanted), wanted)

@@ -113,11 +113,6 @@ class MeasuredChoices:
         self.path = path or cache_folder() / "gemm.json"
         self.cpu = target().cpu
 
-    def own_is_faster(self, key: str, own: Callable[[], object], library: Callable[[], object]) -> bool:
-        """Whether `own` takes less time than `library`: as noted for `key`, or measured now and noted."""
-        times = self.times(key, own, library)
-        return times["own"] <= times["library"]
-
     def noted(self, key: str) -> dict[str, float] | None:
         """The times noted for `key` on this processor: microseconds of "own" and "library"."""
         return self._read().get(self.cpu, {}).get(key)

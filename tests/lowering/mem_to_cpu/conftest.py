@@ -14,7 +14,7 @@ from stepwell.dialects.expr import evaluate
 from stepwell.dialects.host import LaunchOp
 from stepwell.lowering.mem_to_cpu import MemToCpu
 from stepwell.passes.manager.verify import verify_ir
-from stepwell.targets.cpu.emit.module import emit_llvm
+from stepwell.targets.cpu.emit.module import emit_module
 from stepwell.targets.cpu.jit import compile_text, load_object
 
 
@@ -28,7 +28,7 @@ class Nests:
         MemToCpu().apply(ctx, self.module)
         verify_ir(self.module)
         self.text = str(self.module)
-        self.llvm = emit_llvm(self.module)
+        self.llvm = emit_module(self.module)
         data = compile_text(self.llvm)
         (self.func,) = [f for f in self.module.ops if isinstance(f, FuncOp)]
         names = [op.sym_name.data for op in self.module.ops if op.name == "cpu.kernel"]  # pyright: ignore

@@ -49,10 +49,12 @@ def test_a_choice_is_measured_once(tmp_path):
         calls.append("slow")
         time.sleep(0.002)
 
-    assert MeasuredChoices(path).own_is_faster("a", fast, slow)
+    first = MeasuredChoices(path).times("a", fast, slow)
+    assert first["own"] < first["library"]
     count = len(calls)
-    assert MeasuredChoices(path).own_is_faster("a", slow, fast) and len(calls) == count
-    assert not MeasuredChoices(path).own_is_faster("b", slow, fast)
+    assert MeasuredChoices(path).times("a", slow, fast) == MeasuredChoices(path).noted("a") == first and len(calls) == count
+    other = MeasuredChoices(path).times("b", slow, fast)
+    assert other["own"] > other["library"]
     (table,) = json.loads(path.read_text()).values()
     assert table["a"]["own"] < table["a"]["library"]
 
@@ -61,12 +63,15 @@ def test_a_broken_table_counts_as_empty(tmp_path):
     path = tmp_path / "gemm.json"
     for text in ("", "[]", '{"x": 1}', '{"x": {"y": {"own": "?"}}}'):
         path.write_text(text)
-        assert MeasuredChoices(path).own_is_faster("a", lambda: None, lambda: time.sleep(0.001))
+        assert MeasuredChoices(path).noted("a") is None
+        times = MeasuredChoices(path).times("a", lambda: None, lambda: time.sleep(0.001))
+        assert times["own"] < times["library"]
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
     (tmp_path / "file").write_text("")
-    assert MeasuredChoices(tmp_path / "file" / "gemm.json").own_is_faster("a", lambda: None, lambda: time.sleep(0.001))
+    times = MeasuredChoices(tmp_path / "file" / "gemm.json").times("a", lambda: None, lambda: time.sleep(0.001))
+    assert times["own"] < times["library"]
 
 
 def test_attention_is_generated_where_its_products_run_on_the_best_unit():
