@@ -27,9 +27,10 @@ from dataclasses import dataclass, field
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import ONE, Dim, Expr, dim, free_dims, prove_ge0, simplify
+from ...dialects.expr import ONE, Dim, Expr, dim, free_dims, simplify
 from ...dialects.expr.ranges import Range, RangeEnv
 from ...dialects.mem import BufferType
+from ...passes.analysis.accesses.disjoint import never_equal
 
 TWO_PASSES = frozenset({"welford", "softmax"})
 
@@ -81,13 +82,9 @@ class NestAccesses:
     def _apart(self, read: _Access, store: _Access, ranges: RangeEnv) -> bool:
         """Whether an access never goes to the element of another one, each in any iteration: somewhere in the index one is always behind
         the other."""
-        for mine, theirs in zip(read.index, store.index, strict=True):
-            if not all(d in self._sizes for d in (*free_dims(mine), *free_dims(theirs))):
-                continue
-            moved = theirs.subs({d: dim(d.index + self._count) for d in free_dims(theirs)})
-            if prove_ge0(mine - moved - 1, ranges) or prove_ge0(moved - mine - 1, ranges):
-                return True
-        return False
+        known = [pair for pair in zip(read.index, store.index, strict=True) if all(d in self._sizes for e in pair for d in free_dims(e))]
+        moved = [e.subs({d: dim(d.index + self._count) for d in free_dims(e)}) for _, e in known]
+        return never_equal([e for e, _ in known], moved, ranges)
 
     def same_address(self, source: SSAValue, place: BufferType, out: SSAValue, stored: BufferType, env: RangeEnv) -> bool:
         """Whether each iteration of the nest reads `source` (of type `place`) only where it stores to `out` (of type

@@ -22,7 +22,7 @@ from ...dialects.nd.types import c128
 from ...dialects.tt.memory import LoadOp, StoreOp
 from ...dialects.tt.shape import JoinOp, ReshapeOp, SplitOp, TransOp
 from ...dialects.tt.types import element_of, shape_of, tensor
-from ...passes.analysis.dependences import memory_of
+from ...passes.analysis.accesses.disjoint import touched_between
 from ...passes.analysis.nest_access import Access, Loop
 from ...passes.gpu.tiles.rules import I32_MAX
 from .builder import joined
@@ -59,7 +59,7 @@ def find_pairs(s: State, block: Block) -> dict[Operation, Pair]:
         for accesses in apart.values():
             for k, first in enumerate(accesses):
                 second = next((a for a in accesses[k + 1 :] if a.op not in found and _are_neighbours(s, first, a)), None)
-                if second is not None and first.op not in found and not _is_touched_between(s, block, first, second):
+                if second is not None and first.op not in found and not _is_touched(s, block, first, second):
                     is_lower = s.fix(second.offset - first.offset).value == 1
                     pair = Pair(*((first, second) if is_lower else (second, first)), axis, loops[-1])
                     found[first.op] = found[second.op] = pair
@@ -70,19 +70,10 @@ def _are_neighbours(s: State, a: Access, b: Access) -> bool:
     return a.dtype == b.dtype and s.fix(b.offset - a.offset).value in (1, -1)
 
 
-def _is_touched_between(s: State, block: Block, a: Access, b: Access) -> bool:
+def _is_touched(s: State, block: Block, first: Access, second: Access) -> bool:
     """Whether what comes between two accesses may see, or change, what they access."""
-    memory, between = memory_of(a.buffer), False
-    for op in block.ops:
-        if op is a.op or op is b.op:
-            between = not between
-        elif between:
-            if op.regions:
-                return True
-            other = s.info.access.get(op)
-            if other is not None and memory_of(other.buffer) is memory and (other.is_store or a.is_store):
-                return True
-    return False
+    ops = list(block.ops)
+    return touched_between(s.info, ops[ops.index(first.op) : ops.index(second.op)], (first, second))
 
 
 def load_pair(s: State, pair: Pair) -> tuple[SSAValue, SSAValue]:

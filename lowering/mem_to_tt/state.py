@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import gcd
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith, gpu
@@ -16,7 +15,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ZERO, Add, Dim, Expr, free_dims, linear_coeff, product
-from ...dialects.expr.ranges import Range, range_of, simplify
+from ...dialects.expr.ranges import Range, simplify
 from ...dialects.mem import BufferType
 from ...dialects.nd.types import LOW_PRECISION, element_bytes
 from ...dialects.support.float8 import FLOAT8
@@ -25,6 +24,7 @@ from ...dialects.tt.arith import ExtUIOp
 from ...dialects.tt.shape import ExpandDimsOp, MakeRangeOp
 from ...dialects.tt.structure import AssertOp
 from ...dialects.tt.types import int32, shape_of, tensor
+from ...passes.analysis.accesses.disjoint import separate_in_program, separate_iterations
 from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Access, Loop, NestAccess
 from ...passes.cost.machine.gpu import Gpu
@@ -210,22 +210,9 @@ class State(NestValues):
 
     def alone(self, access: Access) -> bool:
         """Whether different iterations surely access different elements."""
-        extent = 1
-        strides: list[tuple[int, int]] = []
         own = {one.dim for one in self.spread}
         offset = access.offset.subs({d: e for d, e in self.fixed.items() if d not in own})
-        if any(d in self.info.opaque for d in free_dims(offset)):
-            return False
-        for one in self.spread:
-            stride = linear_coeff(offset, one.dim)
-            if stride is None or stride.value is None or one.size.value is None:
-                return False
-            strides.append((abs(stride.value), one.size.value))
-        for stride, size in sorted(strides):
-            if stride < extent:
-                return False
-            extent += stride * (size - 1)
-        return True
+        return separate_iterations(offset, self.spread, self.info.opaque)
 
     def mask(self, shape: tuple[int, ...] | None) -> SSAValue | None:
         """Where a tensor of this shape lies inside of the loops; None: everywhere."""
@@ -392,36 +379,13 @@ class State(NestValues):
 
     def overwrites(self, access: Access) -> bool:
         """Whether a store may meet what another one has stored since the last barrier."""
-        return any(one is not access and not self._apart(one, access) for one in self.stored.get(memory_of(access.buffer), ()))
+        return any(one is not access and not self._is_separate(one, access) for one in self.stored.get(memory_of(access.buffer), ()))
 
-    def _apart(self, a: Access, b: Access) -> bool:
-        """Whether the elements that a program stores by one access surely are others than those of another one: parts of rows side by side,
-        or every other element."""
+    def _is_separate(self, a: Access, b: Access) -> bool:
+        """Whether the elements that a program stores by one access of a memory surely are others than those of another one."""
         if address_in(a.buffer, ZERO) != address_in(b.buffer, ZERO):
             return False
-        rows: list[tuple[int, int]] = []
-        first, second = a.offset, b.offset
-        for one in self.info.root.loops:
-            step, other = linear_coeff(first, one.dim), linear_coeff(second, one.dim)
-            if step is None or step is not other or step.value is None or one.size.value is None:
-                return False
-            rows.append((abs(step.value), one.size.value))
-            first, second = (e.subs({one.dim: ZERO}) for e in (first, second))
-        steps = [linear_coeff(e, d) for e in (first, second) for d in free_dims(e)]
-        if all(step is not None and step.value is not None for step in steps):
-            common = gcd(*(step.value or 0 for step in steps if step is not None), *(step for step, _ in rows))
-            begin = (first.subs(dict.fromkeys(free_dims(first), ZERO)) - second.subs(dict.fromkeys(free_dims(second), ZERO))).value
-            if begin is not None and common and begin % common:
-                return True
-        x, y = range_of(first, self.info.ranges), range_of(second, self.info.ranges)
-        if x.lo is None or y.lo is None or x.hi is None or y.hi is None or not (x.hi < y.lo or y.hi < x.lo):
-            return False
-        extent = max(x.hi, y.hi) - min(x.lo, y.lo) + 1
-        for step, size in sorted(rows):
-            if step < extent and size > 1:
-                return False
-            extent += step * (size - 1)
-        return True
+        return separate_in_program(a, b, self.info.root.loops, self.info.ranges)
 
     def _place(self, access: Access, pointer: SSAValue) -> object:
         """What accesses to the same elements, by the same threads, have in common: the pointer, but for views."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from xdsl.ir import Block, Operation
 
 from ...dialects import loop
-from ...dialects.expr import Expr, free_dims, linear_coeff, prove_ge0
-from .dependences import memory_of
+from ...dialects.expr import Expr, free_dims, linear_coeff
+from .accesses.disjoint import separate_vectors, touched_between
 from .nest_access import Access, NestAccess
 
 MOST = 16
@@ -78,18 +78,10 @@ def _together(info: NestAccess, block: Block, members: tuple[Access, ...], reach
     ops = list(block.ops)
     places = sorted(ops.index(a.op) for a in members)
     first = members[0]
-    for op in ops[places[0] : places[-1]]:
-        access = info.access.get(op)
-        if op.regions:
-            return None
-        if access is None or access in members or memory_of(access.buffer) is not memory_of(first.buffer):
-            continue
-        if not access.is_store or access.buffer is not first.buffer or not _apart(info, access.offset, first.offset, reach):
-            return None
+
+    def is_separate(other: Access) -> bool:
+        return other.buffer is first.buffer and separate_vectors(other.offset, first.offset, reach, info.ranges)
+
+    if touched_between(info, ops[places[0] : places[-1]], members, is_separate):
+        return None
     return StoreGroup(members, ops[places[-1]])
-
-
-def _apart(info: NestAccess, a: Expr, b: Expr, reach: int) -> bool:
-    """Whether two vectors over `reach` elements, at `a` and at `b`, surely have no element in common."""
-    difference = a - b
-    return prove_ge0(difference - reach, info.ranges) or prove_ge0(-difference - reach, info.ranges)

@@ -10,7 +10,7 @@ The figures follow from measurements: 8 to 64 elements a thread, a row within as
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from xdsl.ir import Attribute, SSAValue
@@ -19,6 +19,7 @@ from ....dialects import loop
 from ....dialects.expr import ONE, ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, exact_quotient, free_dims, linear_coeff, product
 from ....dialects.expr.ranges import range_of
 from ....dialects.nd.types import element_bytes
+from ...analysis.accesses.disjoint import separate_in_row
 from ...analysis.dependences import memory_of
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...cost.machine.gpu import MACHINES, Gpu
@@ -384,29 +385,12 @@ def _are_apart(info: NestAccess, inside: Sequence[Node]) -> bool:
     if any(memory_of(a.buffer) in read or a.mode != "set" for a in stores):
         return False
     rows = {one.dim for one in info.root.loops}
-    return all(_never_meet(a, b, rows, info) for k, a in enumerate(stores) for b in stores[:k] if a.node is not b.node)
+    return all(separate_in_row(a, b, rows, info.ranges) for k, a in enumerate(stores) for b in stores[:k] if a.node is not b.node)
 
 
 def _is_long(node: Node) -> bool:
     trips = product(one.size for one in node.loops).value
     return trips is not None and trips >= TILE and isinstance(node.op, loop.ForOp) and node.op.sequential is None
-
-
-def _never_meet(a: Access, b: Access, rows: Container[Expr], info: NestAccess) -> bool:
-    """Whether two loops of a row surely store to different places."""
-    if memory_of(a.buffer) is not memory_of(b.buffer):
-        return True
-    if a.buffer is not b.buffer:
-        return False
-    parts: list[Expr] = []
-    for offset in (a.offset, b.offset):
-        every = offset.terms if isinstance(offset, Add) else ((offset, 1),)
-        terms = [(t, c) for t, c in every if free_dims(t) and all(d in rows for d in free_dims(t))]
-        parts += [sum((t * c for t, c in terms), start=ZERO), offset - sum((t * c for t, c in terms), start=ZERO)]
-    x, y = range_of(parts[1], info.ranges), range_of(parts[3], info.ranges)
-    if parts[0] is not parts[2] or x.lo is None or x.hi is None or y.lo is None or y.hi is None:
-        return False
-    return x.hi < y.lo or y.hi < x.lo
 
 
 def _phases(inside: Sequence[Node]) -> int:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import SSAValue
 
-from ....dialects.expr import Expr, RangeEnv, dim, dims_subs, prove_lt
+from ....dialects.expr import Expr, dim, dims_subs
+from ...analysis.accesses.disjoint import never_equal
 from ...analysis.nest_info import NestInfo, uses_opaque
 from .sharing.align import LoopEnvs
 from .types import Group, Member
@@ -119,7 +120,7 @@ class GroupSteps:
             before = list(local.member.info.op.results).index(init)  # pyright: ignore[reportArgumentType]
             for a in self._store_indices(local.member, before):
                 for b in mine:
-                    if a is None or b is None or not (a == b or _apart(a, b, other_iteration, env)):
+                    if a is None or b is None or not (a == b or never_equal(a, [dims_subs(e, other_iteration) for e in b], env)):
                         return False
             init = local.member.info.outs[before]
         return True
@@ -187,12 +188,3 @@ class GroupSteps:
             if not same and not (self.is_scalar(tensor) and index == local.index):
                 late.append((member, index))
         return late
-
-
-def _apart(a: Sequence[Expr], b: Sequence[Expr], other_iteration: Sequence[Expr], env: RangeEnv) -> bool:
-    """Whether no iteration's index `a` is another iteration's index `b`: in some place one is always below the other."""
-    for x, y in zip(a, b, strict=True):
-        y = dims_subs(y, other_iteration)
-        if prove_lt(x, y, env) or prove_lt(y, x, env):
-            return True
-    return False

@@ -12,7 +12,7 @@ from stepwell.dialects import host, mem
 from stepwell.dialects.expr import as_expr
 from stepwell.dialects.nd.base import ExprAttr
 from stepwell.dialects.tt import structure as tt_structure
-from stepwell.lowering.mem_to_tt.tt_join_launches import Touched
+from stepwell.passes.analysis.accesses.touched import Touched
 from stepwell.passes.manager.pass_manager import run
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
