@@ -129,11 +129,11 @@ def load_elements(
         base, at = address(s, buffer, offset - (lane.width - 1), dtype)
         return reverse(s, read(s, result, buffer, base, at))
     if stride is None and condition is None:
-        from .bent import load_bent
+        from .wrapped import load_wrapped
 
-        bent = load_bent(s, buffer, offset, dtype, mask)
-        if bent is not None:
-            return bent
+        wrapped = load_wrapped(s, buffer, offset, dtype, mask)
+        if wrapped is not None:
+            return wrapped
     base, offsets = lane_offsets(s, buffer, offset, dtype)
     return read(s, result, buffer, base, offsets, mask, gather=True)
 

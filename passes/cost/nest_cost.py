@@ -13,7 +13,7 @@ from ...dialects import loop
 from ...dialects.expr import ZERO, Dim, Expr, evaluate, free_dims, free_syms, linear_coeff
 from ...dialects.nd.types import element_bytes
 from ..analysis.accesses.varying import Varying
-from ..analysis.bent_access import bend
+from ..analysis.accesses.wrapped import wrap_of
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.store_groups import shuffles, store_groups
@@ -40,7 +40,7 @@ LINE = 64
 """Bytes of a cache line."""
 CONFLICT = 2.7
 """Cost of a strided load whose line has left the first cache before its next element is needed."""
-BENT = 4
+WRAPPED = 4
 """Cost of a load whose index wraps or stops once in a vector, in loads of consecutive elements."""
 FEW_UNITS = 2
 """With fewer units of work in the loops of a nest, threads share the reductions in it."""
@@ -133,9 +133,9 @@ class Cost:
         if any(d in self.info.opaque and lanes_dim in self.roots(d) for d in own):
             stride = None
         if stride is None:
-            bent = not access.is_store and access.op.mask is None and own.isdisjoint(self.info.opaque)
-            if bent and bend(access.offset, lanes_dim, width, self.info.ranges) is not None:
-                return unit * BENT
+            plain = not access.is_store and access.op.mask is None and own.isdisjoint(self.info.opaque)
+            if plain and wrap_of(access.offset, lanes_dim, width, self.info.ranges) is not None:
+                return unit * WRAPPED
             return SCATTERED if access.is_store else 0.6
         if stride.value == 1:
             return unit * (2 if access.is_store else 1)

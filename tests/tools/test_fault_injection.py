@@ -145,7 +145,7 @@ FUNCTIONS = (
     "targets.host.load.entry_symbols", "tools.backend.torch_backend.border",
     "tools.backend.torch_backend.without_bits", "tools.backend.torch_backend.partition", "lowering.fx.decompositions.decomposition_table",
     "lowering.fx.pre_grad.whole_operators.keep_whole", "lowering.fx.pre_grad.powers.keep_powers",
-    "lowering.fx.pre_grad.spelled_attention.call_attention",
+    "lowering.fx.pre_grad.decomposed_attention.call_attention",
     "lowering.fx.pre_grad.attention_masks.simplify_masks", "lowering.fx.joint.wide_statistics.widen_statistics",
     "lowering.fx.joint.training_layouts.choose_training_layouts", "lowering.fx.joint.recomputable.spell_out_recomputable",
 )  # fmt: skip

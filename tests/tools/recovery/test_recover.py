@@ -156,7 +156,7 @@ def test_mistakes_of_users_raise():
 
 
 REWRITES = (
-    "pre_grad.whole_operators.keep_whole", "pre_grad.powers.keep_powers", "pre_grad.spelled_attention.call_attention",
+    "pre_grad.whole_operators.keep_whole", "pre_grad.powers.keep_powers", "pre_grad.decomposed_attention.call_attention",
     "pre_grad.attention_masks.simplify_masks", "joint.wide_statistics.widen_statistics",
     "joint.training_layouts.choose_training_layouts", "joint.recomputable.spell_out_recomputable",
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Loads whose index wraps, stops or turns round once in a vector: `x[(i + 3) mod n]`, `x[min(max(i - 2, 0), n - 1)]`,
 `x[min(abs(i - 3), 2 * n - 2 - abs(i - 3))]` with `i` along the lanes.
 
-All lanes but those behind the bend are consecutive elements, so that two masked loads, or one and the elements at the edges, stand for a
+All lanes but those behind that place are consecutive elements, so that two masked loads, or one and the elements at the edges, stand for a
 gather: periodic stencils, rolled tensors, padding with the edge or with what lies behind it.
 """
 
@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...dialects.expr import ONE, ZERO, Add, Expr, Max, Min, Mod, free_dims, linear_coeff, prove_ge0
-from ...dialects.expr.ranges import RangeEnv
+from ....dialects.expr import ONE, ZERO, Add, Expr, Max, Min, Mod, free_dims, linear_coeff, prove_ge0
+from ....dialects.expr.ranges import RangeEnv
 
 
 @dataclass(frozen=True)
-class Bend:
-    """The one term of an offset that is bent: `inner` grows by one from lane to lane; it is taken modulo `modulus`, or stops at `low` and
-    at `high`, or (`mirrored`) is `low - inner` where that is more and `high - inner` where that is less."""
+class Wrap:
+    """The one term of an offset that wraps, stops or turns once: `inner` grows by one from lane to lane.
+
+    It is taken modulo `modulus`, or stops at `low` and at `high`, or (`mirrored`) is `low - inner` where that is more and `high - inner`
+    where that is less.
+    """
 
     term: Expr
     inner: Expr
@@ -26,8 +29,9 @@ class Bend:
     mirrored: bool = False
 
 
-def bend(offset: Expr, lanes: Expr, width: int, ranges: RangeEnv) -> Bend | None:
-    """The bend of an offset along dimension `lanes`, of which `width` run at once; None where it has none, or may have several."""
+def wrap_of(offset: Expr, lanes: Expr, width: int, ranges: RangeEnv) -> Wrap | None:
+    """The term of an offset that wraps along dimension `lanes`, of which `width` run at once; None where none does, or it may do so
+    several times."""
     terms = offset.terms if isinstance(offset, Add) else ((offset, 1),)
     along = [(t, c) for t, c in terms if lanes in free_dims(t)]
     if len(along) != 1 or along[0][1] != 1:
@@ -36,12 +40,12 @@ def bend(offset: Expr, lanes: Expr, width: int, ranges: RangeEnv) -> Bend | None
     if isinstance(term, Mod):
         once = prove_ge0(term.rhs - width, ranges) or prove_ge0(term.rhs - 1 - lanes, ranges)
         if once and linear_coeff(term.lhs, lanes) is ONE and lanes not in free_dims(term.rhs):
-            return Bend(term, term.lhs, modulus=term.rhs)
+            return Wrap(term, term.lhs, modulus=term.rhs)
         return None
     return _clamped(term, lanes, ranges) or _mirrored(term, lanes, ranges)
 
 
-def _clamped(term: Expr, lanes: Expr, ranges: RangeEnv) -> Bend | None:
+def _clamped(term: Expr, lanes: Expr, ranges: RangeEnv) -> Wrap | None:
     inner, low, high = term, None, None
     while isinstance(inner, (Min, Max)):
         inside = [a for a in inner.args if lanes in free_dims(a)]
@@ -54,10 +58,10 @@ def _clamped(term: Expr, lanes: Expr, ranges: RangeEnv) -> Bend | None:
         return None
     if low is not None and high is not None and not prove_ge0(high - low, ranges):
         return None
-    return Bend(term, inner, low=low, high=high)
+    return Wrap(term, inner, low=low, high=high)
 
 
-def _mirrored(term: Expr, lanes: Expr, ranges: RangeEnv) -> Bend | None:
+def _mirrored(term: Expr, lanes: Expr, ranges: RangeEnv) -> Wrap | None:
     """`max(i, low - i)`, `min(i, high - i)`, or the latter of the former, where no index turns twice."""
     inner, low, high = term, None, None
     if isinstance(inner, Min):
@@ -68,7 +72,7 @@ def _mirrored(term: Expr, lanes: Expr, ranges: RangeEnv) -> Bend | None:
         return None
     if low is not None and high is not None and not prove_ge0(high - (low - inner) * 2, ranges):
         return None
-    return Bend(term, inner, low=low, high=high, mirrored=True)
+    return Wrap(term, inner, low=low, high=high, mirrored=True)
 
 
 def _turned(either: Min | Max, lanes: Expr) -> tuple[Expr, Expr | None]:

@@ -1,4 +1,4 @@
-"""Attention that a program spells out, as one call of attention.
+"""Decomposed attention (products and a softmax), as one call of attention.
 
     scores = (q @ k.transpose(-2, -1)) * scale                                     scaled_dot_product_attention(q, k, v,
     scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -inf)      ->         is_causal=True, scale=scale)
@@ -41,7 +41,7 @@ _CASTS = ("to", "float", "type_as", "half", "bfloat16")
 
 
 def call_attention(gm: GraphModule, devices: Collection[str] = ("cuda",), dtypes: Collection[torch.dtype] = DTYPES) -> int:
-    """Replace spelled out attention on `devices`; gives how often."""
+    """Replace decomposed attention on `devices`; gives how often."""
     ends = [n for n in gm.graph.nodes if _is(n, _PRODUCT)]
     if len(ends) < 2:
         return 0
@@ -62,7 +62,7 @@ def call_attention(gm: GraphModule, devices: Collection[str] = ("cuda",), dtypes
 
 
 @dataclass(frozen=True)
-class Spelled:
+class DecomposedAttention:
     """What an attention is made of. `chain` are all nodes from the weights to q @ k^T."""
 
     query: Node
@@ -80,7 +80,7 @@ def _is(node: Any, targets: tuple[Any, ...]) -> bool:
     return any(node.target == t if isinstance(t, str) else node.target is t for t in targets if isinstance(t, str) == names)
 
 
-def _recognise(end: Node, values: AffineValues) -> Spelled | None:
+def _recognise(end: Node, values: AffineValues) -> DecomposedAttention | None:
     weights, value = argument(end, 0, "input"), argument(end, 1, "other")
     if not isinstance(weights, Node) or not isinstance(value, Node):
         return None
@@ -115,7 +115,7 @@ def _recognise(end: Node, values: AffineValues) -> Spelled | None:
     chain.append(node)
     if not isinstance(query, Node) or key is None or any(len(n.users) != 1 or n.kwargs.keys() & {"out", "rounding_mode"} for n in chain):
         return None
-    return Spelled(query, key, value, scale, causal, chain)
+    return DecomposedAttention(query, key, value, scale, causal, chain)
 
 
 def _unchanged(node: Any, chain: list[Node]) -> Any:
@@ -175,7 +175,7 @@ def _swapped(node: Any) -> Node | None:
     return source if matches and isinstance(source, Node) else None
 
 
-def _fits(found: Spelled, devices: Collection[str], dtypes: Collection[torch.dtype]) -> bool:
+def _fits(found: DecomposedAttention, devices: Collection[str], dtypes: Collection[torch.dtype]) -> bool:
     """Whether a fast kernel takes the operands: one type, heads of one number and size, as many queries as keys if it is causal."""
     made = [tensor_of(n) for n in (found.query, found.key, found.value)]
     q, k, v = made
@@ -192,7 +192,7 @@ def _fits(found: Spelled, devices: Collection[str], dtypes: Collection[torch.dty
     return not isinstance(t, int) or not isinstance(s, int) or t * s >= FEWEST
 
 
-def _replace(gm: GraphModule, end: Node, found: Spelled) -> None:
+def _replace(gm: GraphModule, end: Node, found: DecomposedAttention) -> None:
     with gm.graph.inserting_before(end):
         call = gm.graph.call_function(
             ATTENTION, (found.query, found.key, found.value), {"is_causal": found.causal, "scale": found.scale}

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepwell.lowering.fx.pre_grad import spelled_attention
+from stepwell.lowering.fx.pre_grad import decomposed_attention
 from stepwell.lowering.fx.pre_grad.attention_masks import ATTENTION
-from stepwell.lowering.fx.pre_grad.spelled_attention import call_attention
+from stepwell.lowering.fx.pre_grad.decomposed_attention import call_attention
 
 INF = float("-inf")
 
@@ -85,7 +85,7 @@ def compiled(function: Any, dynamic: bool = False, backend: str = "eager", dtype
 
 @pytest.fixture(autouse=True)
 def from_few_scores_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spelled_attention, "FEWEST", 1)
+    monkeypatch.setattr(decomposed_attention, "FEWEST", 1)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -122,9 +122,9 @@ def test_where_it_is_left() -> None:
     def note(gm: torch.fx.GraphModule, _: Any) -> Any:
         seen.append(call_attention(gm))
         seen.append(call_attention(gm, {"cpu"}))
-        spelled_attention.FEWEST = 145
+        decomposed_attention.FEWEST = 145
         seen.append(call_attention(gm, {"cpu"}, {torch.float32}))
-        spelled_attention.FEWEST = 144
+        decomposed_attention.FEWEST = 144
         seen.append(call_attention(gm, {"cpu"}, {torch.float32}))
         return gm.forward
 
@@ -144,7 +144,7 @@ def test_where_it_is_left() -> None:
 def test_options(options: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     asked: list[Any] = []
-    monkeypatch.setattr(spelled_attention, "call_attention", asked.append)
+    monkeypatch.setattr(decomposed_attention, "call_attention", asked.append)
     q = torch.randn(2, 3, 12, 16)
     torch.compile(CAUSAL["where"], backend="stepwell", options={"cache": "off", **options})(q, q, q)
     assert len(asked) == expected

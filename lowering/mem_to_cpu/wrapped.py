@@ -8,21 +8,21 @@ from xdsl.ir import Attribute, SSAValue
 
 from ...dialects.cpu.types import vec
 from ...dialects.expr import Expr, free_dims
-from ...passes.analysis.bent_access import Bend, bend
+from ...passes.analysis.accesses.wrapped import Wrap, wrap_of
 from .memory import address, read, reverse
 from .state import State
 
 
-def load_bent(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, mask: SSAValue | None) -> SSAValue | None:
-    """The elements at an offset with one bend, 0 where `mask` is off; None where the offset has not exactly one."""
+def load_wrapped(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, mask: SSAValue | None) -> SSAValue | None:
+    """The elements at an offset that wraps, stops or turns once, 0 where `mask` is off; None where it does not."""
     assert s.lane is not None
     if not free_dims(offset).isdisjoint(s.varying):
         return None
-    found = bend(offset, s.lane.dim, s.lane.width, s.info.ranges)
+    found = wrap_of(offset, s.lane.dim, s.lane.width, s.info.ranges)
     if found is None:
         return None
     if found.modulus is not None:
-        return _wrapped(s, buffer, offset, dtype, mask, found.term, found.modulus)
+        return _modulo(s, buffer, offset, dtype, mask, found.term, found.modulus)
     if found.mirrored:
         return _mirrored(s, buffer, offset - found.term, dtype, mask, found)
     return _clamped(s, buffer, offset, dtype, mask, found)
@@ -40,7 +40,7 @@ def _not(s: State, mask: SSAValue) -> SSAValue:
     return inverse
 
 
-def _wrapped(
+def _modulo(
     s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, mask: SSAValue | None, term: Expr, modulus: Expr
 ) -> SSAValue:
     """Up to the end of the row, and from its begin on."""
@@ -53,7 +53,7 @@ def _wrapped(
     return b.select(before, first, second)
 
 
-def _clamped(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, mask: SSAValue | None, found: Bend) -> SSAValue:
+def _clamped(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, mask: SSAValue | None, found: Wrap) -> SSAValue:
     """The elements inside of the bounds; in the lanes before and behind them the element at the bound."""
     b, start, inside = s.b, s.scalar(found.inner), mask
     rest = offset - found.term
@@ -76,7 +76,7 @@ def _clamped(s: State, buffer: SSAValue, offset: Expr, dtype: Attribute, mask: S
     return b.select(mask, value, b.splat(b.constant(0, dtype), s.width))
 
 
-def _mirrored(s: State, buffer: SSAValue, rest: Expr, dtype: Attribute, mask: SSAValue | None, found: Bend) -> SSAValue:
+def _mirrored(s: State, buffer: SSAValue, rest: Expr, dtype: Attribute, mask: SSAValue | None, found: Wrap) -> SSAValue:
     """The elements between the turns as they lie in memory, in the lanes before the first and behind the second one backwards."""
     start, inside, before, after = _known(s, found.inner), mask, None, None
     if found.low is not None:
