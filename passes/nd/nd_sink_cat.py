@@ -70,18 +70,20 @@ def sink_merged(rw: Rewriter, op: PointwiseOp) -> SSAValue | None:
         cat = source.owner
         if not isinstance(cat, nd.CatOp) or len(list(source.uses)) != 1 or len(cat.operands) > MAX_PIECES:
             continue
-        joined = _joined(tensor_type(cat.result).dims, t.dims, cat.dim.data[0])
+        joined = joined_dims(tensor_type(cat.result).dims, t.dims, cat.dim.data[0])
         if joined is None:
             continue
         groups, axis = joined
         dims = [d for group in groups for d in group]
-        parts = [_reshaped(rw, piece, dims, axis, tensor_type(piece).dims[cat.dim.data[0]]) for piece in cat.operands]
+        sizes = [tensor_type(piece).dims[cat.dim.data[0]] for piece in cat.operands]
+        own = [[n if k == axis else d for k, d in enumerate(dims)] for n in sizes]
+        parts = [reshaped(rw, piece, shape) for piece, shape in zip(cat.operands, own, strict=True)]
         operands = [x if j == k else _apart(rw, y, groups) for j, y in enumerate(op.operands)]
         return rw.new(nd.ReshapeOp.new((_sunk(rw, op, operands, k, parts, dims, axis),), t))
     return None
 
 
-def _joined(dims: Sequence[Expr], result: Sequence[Expr], axis: int) -> tuple[list[tuple[Expr, ...]], int] | None:
+def joined_dims(dims: Sequence[Expr], result: Sequence[Expr], axis: int) -> tuple[list[tuple[Expr, ...]], int] | None:
     """For each dimension of `result` those of `dims`, in order, whose product it is, and where dimension `axis` is among these; others
     than that may be taken for several. None where it is not such products."""
     groups: list[tuple[Expr, ...]] = []
@@ -107,11 +109,10 @@ def _joined(dims: Sequence[Expr], result: Sequence[Expr], axis: int) -> tuple[li
     return None if left else (groups, place)
 
 
-def _reshaped(rw: Rewriter, piece: SSAValue, dims: Sequence[Expr], axis: int, size: Expr) -> SSAValue:
-    """A piece of a concatenation along `axis` of which it has `size`, with the dimensions `dims` otherwise."""
-    t = tensor_type(piece)
-    own = [size if k == axis else d for k, d in enumerate(dims)]
-    return piece if tuple(own) == t.dims else rw.new(nd.ReshapeOp.new((piece,), t.with_dims(own)))
+def reshaped(rw: Rewriter, x: SSAValue, dims: Sequence[Expr]) -> SSAValue:
+    """A tensor with other dimensions, row-major."""
+    t = tensor_type(x)
+    return x if tuple(dims) == t.dims else rw.new(nd.ReshapeOp.new((x,), t.with_dims(dims)))
 
 
 def _apart(rw: Rewriter, x: SSAValue, joined: Sequence[tuple[Expr, ...]]) -> SSAValue:

@@ -5,6 +5,7 @@
     %p = nd.matmul %a, %b   (tiny)                    ->   nd.mul ; nd.reduce, a kernel of ours: a call costs the host more than that
     %p = nd.matmul %a, %b   (N x 3 times 3 x 3)       ->   the same: a call would take times as long as reading and writing
     %p = nd.matmul %a, %b   (cheaper so)              ->   the same, which fuses with what is around it: see product_choice
+    %f = nd.cat %a, %b      (a factor of such)        ->   a sum for each part, or a selection: see joined_factors
     %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
     %c = nd.conv %x, %w     (1x1, small, of float32)  ->   aten.bmm of channels and pixels; its gradients too: see pixel_products
 
@@ -33,6 +34,7 @@ from ...cost.library_cost import size
 from ...cost.machine import Gpu, machine_of
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
+from .joined_factors import as_selection, selected_factors, terms_by_part
 from .nd_small_products import as_terms
 from .pixel_products import SMALL, convolution_as_product, gradients_as_products
 from .product_choice import Candidate, Choice, ProductChooser, product_and_bias
@@ -172,6 +174,7 @@ class NdLibraryProducts(Pass):
         symbols = nd.symbol_ranges(op)
         chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, self.library, self.rows)
         chosen: dict[Operation, Choice] = {}
+        joined: set[Operation] = set()
 
         def own_kernel(rw: Rewriter, op: nd.MatmulOp, bias: SSAValue | None = None) -> SSAValue | None:
             """A product, and its bias, as multiplications and a sum."""
@@ -185,7 +188,7 @@ class NdLibraryProducts(Pass):
                 return None
             if choice.reason:
                 self.remark(op, str(choice), "applied" if choice.generated else "missed")
-            return as_terms(rw, op, rounded=True, bias=bias) if choice.generated else None
+            return as_terms(rw, op, rounded=True, bias=bias, pairs=terms_by_part(rw, op)) if choice.generated else None
 
         def biased_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             """product + bias as one kernel, or one call."""
@@ -204,6 +207,9 @@ class NdLibraryProducts(Pass):
         def library_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             return as_call(rw, found, self.part) if isinstance(found, nd.MatmulOp) else None
 
+        def joined_factor(rw: Rewriter, found: Operation) -> SSAValue | None:
+            return as_selection(rw, found) if isinstance(found, nd.CatOp) and found in joined else None
+
         def pixel_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             as_product = convolution_as_product if isinstance(found, nd.ConvOp) else gradients_as_products
             made = as_product(rw, found, hints, self.small)  # pyright: ignore[reportArgumentType]
@@ -216,11 +222,12 @@ class NdLibraryProducts(Pass):
                 continue
             found, parted = chooser.choose(func)
             chosen = {**found, **_parted(parted, found)}
+            joined = selected_factors(o for o in func.body.block.ops if isinstance(o, nd.MatmulOp) and o in chosen and chosen[o].generated)
             rules = {
-                OPS["add"]: [biased_product], nd.MatmulOp: [own_product, library_product],
+                OPS["add"]: [biased_product], nd.MatmulOp: [own_product, library_product], nd.CatOp: [joined_factor],
                 nd.ConvOp: [convolution_bias, pixel_product], nd.ExternOp: [pixel_product],
             }  # fmt: skip
             rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]
             rewriter.run()
-            for rule in (biased_product, own_product, library_product, convolution_bias, pixel_product):
+            for rule in (biased_product, own_product, library_product, joined_factor, convolution_bias, pixel_product):
                 self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))

@@ -9,7 +9,7 @@ points, Kalman filters, chains of joints. `worthwhile` has the limits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -49,12 +49,16 @@ FEWEST_TILES = 32
 """Register tiles below which the difference is not worth the code of another nest."""
 
 
-def as_terms(rw: Rewriter, op: nd.MatmulOp, rounded: bool = False, bias: SSAValue | None = None) -> SSAValue:
+def as_terms(
+    rw: Rewriter, op: nd.MatmulOp, rounded: bool = False, bias: SSAValue | None = None, pairs: Sequence[tuple[SSAValue, SSAValue]] = ()
+) -> SSAValue:
     """A product as multiplications and a sum over them, in f32 for 16-bit numbers, to which a bias is added before it is rounded;
     `rounded`: of operands that are rounded to their type even where what computes them stands in the same nest, and whose products may be
-    added up by a unit for matrix products."""
-    made = _sum_of_terms(rw, op, rounded)
+    added up by a unit for matrix products. `pairs`: the factors, if they are others, of products that add up to this one."""
+    made, *others = [_sum_of_terms(rw, lhs, rhs, tensor_type(op.result), rounded) for lhs, rhs in pairs or [(op.lhs, op.rhs)]]
     wide = tensor_type(made)
+    for other in others:
+        made = rw.new(OPS["add"].new((made, other), wide))
     if bias is not None:
         b = tensor_type(bias)
         if b.element_type != wide.element_type:
@@ -63,13 +67,14 @@ def as_terms(rw: Rewriter, op: nd.MatmulOp, rounded: bool = False, bias: SSAValu
     return made if wide == tensor_type(op.result) else rw.new(CastOp.new((made,), op.result.type))
 
 
-def _sum_of_terms(rw: Rewriter, op: nd.MatmulOp, rounded: bool) -> SSAValue:
-    """A product not yet rounded to its type."""
-    a, b, t = (tensor_type(x) for x in (op.lhs, op.rhs, op.result))
+def _sum_of_terms(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, t: TensorType, rounded: bool) -> SSAValue:
+    """A product, of type `t`, not yet rounded to it."""
+    a, b = tensor_type(lhs), tensor_type(rhs)
     *batch, rows, columns = t.dims
     depth, wide = a.dims[-1], compute_type(t.element_type)
     order = [*range(len(batch)), len(batch) + 1, len(batch)]
-    lhs, rhs = (_rounded(rw, x) for x in op.operands) if rounded else op.operands
+    if rounded:
+        lhs, rhs = _rounded(rw, lhs), _rounded(rw, rhs)
     left = rw.new(nd.ReshapeOp.new((lhs,), a.with_dims((*batch, rows, ONE, depth))))
     right = rw.new(nd.PermuteOp.new((rhs,), b.with_dims((*batch, columns, depth)), dims=IntsAttr.get(order)))
     right = rw.new(nd.ReshapeOp.new((right,), b.with_dims((*batch, ONE, columns, depth))))

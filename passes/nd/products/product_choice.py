@@ -24,6 +24,7 @@ from ....dialects.nd.types import element_bytes, tensor_type
 from ...cost.contraction_price import Contraction, generated_ns, library_ns
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
+from .joined_factors import joined_factor
 
 KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16"}
 """Types of factors that units for products take, as the rates of a GPU name them."""
@@ -321,12 +322,15 @@ def _source_bytes(value: SSAValue, hints: Mapping[str, int]) -> tuple[int, int]:
     """Bytes that a factor is computed from for this product alone, and its own; 0 and 0 where it is there anyway."""
     read, computed = 0, False
     worklist, own = [value], bytes_of(value, hints)
+    seen, joined = {value}, joined_factor(value)
     while worklist:
         one = worklist.pop()
         op = one.owner
-        if isinstance(op, Block) or not isinstance(op, PointwiseOp | nd.ViewOp) or len({u.operation for u in one.uses}) > 1:
+        on_the_way = op is joined or (isinstance(op, PointwiseOp | nd.ViewOp) and len({u.operation for u in one.uses}) == 1)
+        if isinstance(op, Block) or not on_the_way:
             read += bytes_of(one, hints)
             continue
-        computed = computed or isinstance(op, PointwiseOp)
-        worklist += op.operands
+        computed = computed or not isinstance(op, nd.ViewOp)
+        worklist += [v for v in dict.fromkeys(op.operands) if v not in seen]
+        seen.update(op.operands)
     return (read, own) if computed else (0, 0)
