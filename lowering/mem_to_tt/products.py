@@ -43,12 +43,12 @@ ZERO_BITS = "mov.b32 $0, 0;"
 def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[SSAValue]:
     """The sums of a reduction that is a product, or several, in the shape of the tile."""
     s, b = kernel.s, kernel.s.b
-    axes = [loops[0] for loops, _ in kernel.tile.axes if len(loops) == 1]
+    axes = [tuple(loops) for loops, _ in kernel.tile.axes]
     parts = factors(s.info, node)
     if not parts or any(list(f.along) not in (axes, axes[::-1]) for f in parts):
         raise UnsupportedNest("schedule: with dot the loops inside are sums of products, of one factor along each of the axes")
     block, trips = kernel.tile.inner, product(one.size for one in node.loops)
-    sides = [Factor(kernel, axis, block, node, lies_along(s.info, node, axes[axis])) for axis in (LEFT, RIGHT)]
+    sides = [Factor(kernel, axis, block, node, lies_along(s.info, node, axes[axis][-1])) for axis in (LEFT, RIGHT)]
     start = [no_sum(s, trips.value is not None)] * len(parts)
 
     def step(at: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:

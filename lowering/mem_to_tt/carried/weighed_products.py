@@ -76,7 +76,7 @@ class Scores(Factor):
             assert isinstance(child.op, loop.ReduceOp)
             side = self._side(LEFT, child)
             for k, one in enumerate(factors(self.info, child, self.loops)):
-                self._rows[child.op, k] = side.matrix(one.along[found.rows], one.element)
+                self._rows[child.op, k] = side.matrix(one.along[found.rows,], one.element)
 
     def of(self, score: SSAValue) -> SSAValue:
         """The scores, -inf behind the last one."""
@@ -93,7 +93,7 @@ class Scores(Factor):
         """The products that a loop inside adds up, all terms of them at once."""
         b, side = self.b, self._side(RIGHT, node)
         for k, (result, one) in enumerate(zip(op.results, factors(self.info, node, self.loops), strict=True)):
-            right = side.matrix(one.along[self.loops[RIGHT]], one.element)
+            right = side.matrix(one.along[self.loops[RIGHT],], one.element)
             zero = b.constant(0.0, f32, self.full)
             self.values[result] = b.place(DotOp.make(self._rows[op, k], right, zero)).results[0]
 

@@ -1,6 +1,6 @@
 """Which nests are products of matrices of 16-bit numbers: sums of products (`fastmath<contract>`) of a value along one loop of the nest and
 one along another, as `nd-library-products` leaves products that are generated. There may be several: of the same rows
-by several matrices."""
+by several matrices. A side may have several loops: the pixels of a convolution, whose windows name each by row and column."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ EXACT_BITS = 8
 """Bits of an integer that both 16-bit formats have room for."""
 
 
+Side = tuple[Loop, ...]
+"""Loops of a nest that one factor varies along, and not the other one, in the nest's order."""
+
+
 @dataclass(frozen=True)
 class Factors:
-    """The factors of one sum of products: loop -> the factor that varies along it, and not along the other one; and the type that both are
-    exact in."""
+    """The factors of one sum of products: side -> the factor that varies along it; and the type that both are exact in."""
 
-    along: dict[Loop, SSAValue]
+    along: dict[Side, SSAValue]
     element: Attribute
 
 
-def product_loops(info: NestAccess) -> list[Loop]:
-    """The two loops of a nest whose reductions are all products of what varies along one of them by what varies along the other, in the
+def product_sides(info: NestAccess) -> list[Side]:
+    """The two sides of a nest whose reductions are all products of what varies along one of them by what varies along the other, in the
     nest's order; none for another nest."""
     nodes = [n for n in info.root.walk() if n is not info.root]
     found = [factors(info, n) for n in nodes]
@@ -40,7 +43,7 @@ def product_loops(info: NestAccess) -> list[Loop]:
     if not all(found) or len(pairs) != 1:
         return []
     (pair,) = pairs
-    return [one for one in info.root.loops if one in pair]
+    return sorted(pair, key=lambda side: info.root.loops.index(side[0]))
 
 
 def factors(info: NestAccess, node: Node, loops: Sequence[Loop] = ()) -> Sequence[Factors]:
@@ -61,11 +64,11 @@ def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factor
     if not types or not is_straight(info, times.lhs) or not is_straight(info, times.rhs):
         return None
     left, right = map(Varying(info).of_value, times.operands)
-    rows = [one for one in loops if one.dim in left and one.dim not in right]
-    columns = [one for one in loops if one.dim in right and one.dim not in left]
-    if len(rows) != 1 or len(columns) != 1:
+    rows = tuple(one for one in loops if one.dim in left and one.dim not in right)
+    columns = tuple(one for one in loops if one.dim in right and one.dim not in left)
+    if not rows or not columns:
         return None
-    return Factors({rows[0]: times.lhs, columns[0]: times.rhs}, bf16 if bf16 in types else f16)
+    return Factors({rows: times.lhs, columns: times.rhs}, bf16 if bf16 in types else f16)
 
 
 def exact_types(value: SSAValue) -> frozenset[Attribute]:

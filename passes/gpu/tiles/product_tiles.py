@@ -15,12 +15,12 @@ from math import ceil, gcd
 from xdsl.ir import SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import free_dims
+from ....dialects.expr import free_dims, product
 from ....dialects.expr.ranges import range_of
 from ....dialects.nd.types import element_bytes
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...cost.machine.gpu import Gpu
-from .product_nests import HALVES, factors, product_loops
+from .product_nests import HALVES, Side, factors, product_sides
 from .tile import LEAST_DOT, Sizes, Tile, power_of_two
 
 MOST_DOT = 64
@@ -64,13 +64,13 @@ WALKED = 8
 
 def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     """The tile of a product; None for another nest."""
-    loops = product_loops(info) if gpu.multiplies_halves else []
-    if not loops:
+    sides = product_sides(info) if gpu.multiplies_halves else []
+    if not sides:
         return None
-    few, many = sorted(loops, key=lambda one: sizes(one.size))
-    if sizes(few.size) <= MOST_DOT:
+    few, many = sorted(sides, key=sizes.trips)
+    if sizes.trips(few) <= MOST_DOT:
         return _of_few_rows(info, few, many, sizes, gpu)
-    work = _Product.of(info, loops, sizes)
+    work = _Product.of(info, sides, sizes)
     tile = min(_blocks(work, gpu), key=lambda tile: _clocks(work, tile, gpu))
     if tile.copies and work.sums == 1 and work.terms > tile.inner and tile.programs(sizes) > gpu.multiprocessors:
         return replace(tile, lasting=gpu.multiprocessors, stages=min(tile.stages, LASTING_STAGES))
@@ -79,11 +79,11 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
 
 @dataclass(frozen=True)
 class _Product:
-    """What the price of a product's tile depends on. `axes` are the two loops, the one of a factor that is computed last: the units take
+    """What the price of a product's tile depends on. `axes` are the two sides, the one of a factor that is computed last: the units take
     only the second factor from registers as it is there (docs/lab/gpu-products.md). `read` are bytes of each term of each factor, `beside`
     those of each element of the result that are read and written beside it."""
 
-    axes: tuple[Loop, Loop]
+    axes: tuple[Side, Side]
     rest: list[Loop]
     size: tuple[int, int]
     batch: int
@@ -94,24 +94,29 @@ class _Product:
     beside: float
 
     @staticmethod
-    def of(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> _Product:
+    def of(info: NestAccess, sides: Sequence[Side], sizes: Sizes) -> _Product:
         """The product that a nest is."""
         inside = [n for n in info.root.walk() if n is not info.root]
-        first, second = loops
-        computed = [one for one in loops if any(_is_computed(f.along[one]) for n in inside for f in factors(info, n))]
+        first, second = sides
+        computed = [one for one in sides if any(_is_computed(f.along[one]) for n in inside for f in factors(info, n))]
         if computed == [first]:
             first, second = second, first
-        rest = [one for one in info.root.loops if one is not first and one is not second]
+        rest = [one for one in info.root.loops if one not in first and one not in second]
 
-        def read(one: Loop) -> int:
-            return sum(element_bytes(a.dtype) for a in _factors(inside) if one.dim in free_dims(a.offset))
+        def read(side: Side) -> int:
+            return sum(element_bytes(a.dtype) for a in _factors(inside) if _along(a, side))
 
-        beside = sum(element_bytes(a.dtype) for a in info.root.accesses if {first.dim, second.dim} <= free_dims(a.offset))
+        beside = sum(element_bytes(a.dtype) for a in info.root.accesses if _along(a, first) and _along(a, second))
         return _Product(
-            (first, second), rest, (sizes(first.size), sizes(second.size)), sizes.trips(rest), sum(len(factors(info, n)) for n in inside),
+            (first, second), rest, (sizes.trips(first), sizes.trips(second)), sizes.trips(rest), sum(len(factors(info, n)) for n in inside),
             max(sizes.trips(n.loops) for n in inside), gcd(*(sizes(n.loops[-1].size) for n in inside if len(n.loops) > 1)),
             (read(first), read(second)), beside,
         )  # fmt: skip
+
+
+def _along(access: Access, side: Side) -> bool:
+    """Whether an access varies along a side."""
+    return not free_dims(access.offset).isdisjoint(one.dim for one in side)
 
 
 def _is_computed(factor: SSAValue) -> bool:
@@ -138,7 +143,7 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
         stages = min(MOST_STAGES, gpu.shared // step)
         if stages < 2:
             continue
-        axes = [([one], side) for one, side in zip(work.axes, sides, strict=True)]
+        axes = [(list(loops), side) for loops, side in zip(work.axes, sides, strict=True)]
         yield Tile(axes, work.rest, inner=terms, stages=stages, warps=warps, dot=1, band=WALKED, copies=int(gpu.copies_blocks))
 
 
@@ -157,16 +162,16 @@ def _clocks(work: _Product, tile: Tile, gpu: Gpu) -> float:
     return each * steps * max(units, step / CACHED) + alone * ceil(each / resident)
 
 
-def _of_few_rows(info: NestAccess, few: Loop, many: Loop, sizes: Sizes, gpu: Gpu) -> Tile:
+def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu) -> Tile:
     """A program has all rows, or MOST_DOT of them, and blocks of the other matrix, or matrices, under way in shared memory."""
     inside = [n for n in info.root.walk() if n is not info.root]
-    most = range_of(few.size, info.ranges).hi
-    rest = [one for one in info.root.loops if one is not few and one is not many]
+    most = range_of(product(one.size for one in few), info.ranges).hi
+    rest = [one for one in info.root.loops if one not in few and one not in many]
     rows = MOST_DOT if most is None else min(MOST_DOT, max(LEAST_DOT, power_of_two(most)))
-    around = sizes.trips(rest) * -(-sizes(few.size) // rows)
-    columns = next((n for n in DOT_COLUMNS if around * (sizes(many.size) // n) >= DOT_PROGRAMS), DOT_COLUMNS[-1])
+    around = sizes.trips(rest) * -(-sizes.trips(few) // rows)
+    columns = next((n for n in DOT_COLUMNS if around * (sizes.trips(many) // n) >= DOT_PROGRAMS), DOT_COLUMNS[-1])
     loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
-    each = sum(element_bytes(a.dtype) * (rows if few.dim in free_dims(a.offset) else columns) for a in loads)
+    each = sum(element_bytes(a.dtype) * (rows if _along(a, few) else columns) for a in loads)
     computes = any(a.dtype not in HALVES for a in loads)
     stages = DOT_STAGES if computes or columns < DOT_COLUMNS[0] else DOT_STAGES - 1
     longest = DOT_BLOCK // columns // (2 if computes and rows == MOST_DOT else 1)
@@ -176,4 +181,4 @@ def _of_few_rows(info: NestAccess, few: Loop, many: Loop, sizes: Sizes, gpu: Gpu
     last = [sizes(n.loops[-1].size) for n in inside]
     terms = next((n for n in fitting if all(size % n == 0 for size in last)), fitting[0])
     warps = 8 if computes and columns == DOT_COLUMNS[0] else 4
-    return Tile([([few], rows), ([many], columns)], rest, inner=terms, stages=stages, warps=warps, dot=1)
+    return Tile([(list(few), rows), (list(many), columns)], rest, inner=terms, stages=stages, warps=warps, dot=1)

@@ -69,7 +69,7 @@ def weighed_product(info: NestAccess) -> WeighedProduct | None:
 def _is_score(info: NestAccess, node: Node, product: WeighedProduct) -> bool:
     """Whether a loop inside adds up products of what varies along the rows by what varies along the terms."""
     parts = factors(info, node, (product.rows, product.terms)) if len(node.loops) == 1 and not node.children else ()
-    return bool(parts) and all(set(f.along) == {product.rows, product.terms} for f in parts)
+    return bool(parts) and all(set(f.along) == {(product.rows,), (product.terms,)} for f in parts)
 
 
 def _is_short(one: Loop, info: NestAccess) -> bool:
