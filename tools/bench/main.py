@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -316,12 +317,15 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def report(args: argparse.Namespace, command: str) -> dict[str, Any]:
-    """Measure the kernels of a file, or take the figures of an earlier run; write the report."""
+    """Measure the kernels of a file, or take the figures of an earlier run; write the report. Of several runs: one summary."""
     from . import report as bench_report
 
-    if args.given:
-        with open(args.given) as f:
-            results = json.load(f)
+    given = [json.loads(Path(name).read_text()) for name in args.given]
+    if len(given) > 1:
+        Path(args.out).with_suffix(".svg").write_text(bench_report.summary(given))
+        return {"reports": given}
+    if given:
+        (results,) = given
     elif args.kernels_file:
         only = [o for o in args.only.split(",") if o]
         results = bench_report.measure(args.kernels_file, args.device, args.backends.split(","), only, args.rounds, sample)
@@ -343,7 +347,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", default="", help="calls: file with a line for each case, added as it is found and not counted again")
     parser.add_argument("--backends", default="inductor,stepwell", help="report: names with commas; NAME:MODE gives torch.compile a mode")
     parser.add_argument("--out", default="docs/benchmarks/report", help="report: path without suffix of what is written")
-    parser.add_argument("--from", dest="given", help="report: figures of an earlier run (JSON), instead of a run")
+    given = "report: figures of an earlier run (JSON), instead of a run; several: one summary"
+    parser.add_argument("--from", dest="given", action="append", default=[], help=given)
     parser.add_argument("--models-file", help="bytes, nests, memory, compiler-memory: a Python file with a table MODELS")
     parser.add_argument("--only", default="", help="names of cases, with commas")
     parser.add_argument("--rounds", type=int, default=5)

@@ -5,7 +5,7 @@ FILE is a Python file with a table `CASES` of name -> (build, tags, flops): `bui
 Every backend's result is compared with eager, then all are timed in turn. Written: NAME.json (all samples), NAME.md (the table), NAME.svg
 (share of the floor), NAME-summary.svg (time of a call and of the first call, beside the first backend). The floor is the time to read the
 inputs and write the results once at the bandwidth of a copy, or to do the operations at the rate of a bf16 product, whichever is longer.
-`--from FILE` renders the figures of an earlier run.
+`--from FILE` renders the figures of an earlier run; several of them make one summary, OUT.svg.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch._dynamo.config
+from llvmlite import binding as llvm
 from torch.utils import _pytree as pytree
 
 from ..explain.page import svg_text as svg
@@ -85,7 +86,7 @@ def versions(device: str) -> dict[str, str]:
         if find_spec("triton"):
             found["triton"] = import_module("triton").__version__
     else:
-        found["threads"] = str(torch.get_num_threads())
+        found |= {"device": f"CPU ({llvm.get_host_cpu_name()})", "threads": str(torch.get_num_threads())}
     return found
 
 
@@ -152,7 +153,7 @@ def write(results: dict[str, Any], out: str, command: str) -> None:
     base.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     base.with_suffix(".md").write_text(markdown(results, base.name, command))
     base.with_suffix(".svg").write_text(picture(results))
-    base.with_name(f"{base.name}-summary.svg").write_text(summary(results))
+    base.with_name(f"{base.name}-summary.svg").write_text(summary([results]))
 
 
 def _backends(results: dict[str, Any]) -> list[str]:
@@ -234,28 +235,32 @@ def picture(results: dict[str, Any]) -> str:
     return svg.picture(left + wide * 1.1, bottom + 24, "Share of the floor", parts)
 
 
-def summary(results: dict[str, Any]) -> str:
-    """Geometric means over all cases of the time of a call and of the first call, as a share of the first backend's."""
-    names = _backends(results)
+def summary(reports: Sequence[dict[str, Any]]) -> str:
+    """Geometric means over all cases of the time of a call, as a share of the first backend's, and of the first call, as a share of that of
+    the first backend that compiles; for each report."""
     left, wide, bar = 250, 330, 18
     parts = ['<rect width="100%" height="100%" fill="#ffffff"/>']
     y = 14
-    for key, title in (("ms", "time of a call"), ("compile_s", "first call, compilation included")):
-        parts.append(svg.text(14, y + 12, f"{title}, by {names[0]}'s", extra='font-weight="600"'))
-        y += 24
-        shares = {name: share for name in names if (share := _mean_share(results, name, names[0], key))}
-        for k, (name, share) in enumerate(shares.items()):
-            length = wide * share / max(shares.values())
-            parts += [
-                svg.text(left - 8, y + 13, name, "end"),
-                f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{bar - 3}" fill="{COLOURS[k % 3]}"/>',
-                svg.text(left + length + 6, y + 13, f"{share:.2f}"),
-            ]
-            y += bar
-        y += 12
-    device = results.get("versions", {}).get("device", "")
-    parts.append(svg.text(14, y + 8, f"geometric means over {len(results['cases'])} kernels, {device}; less is better"))
-    return svg.picture(left + wide + 60, y + 24, "Time beside other backends", parts)
+    for results in reports:
+        names = _backends(results)
+        compiling = [name for name in names if name != "eager"]
+        for key, title, over in (("ms", "time of a call", names), ("compile_s", "first call, compilation included", compiling)):
+            parts.append(svg.text(14, y + 12, f"{title}, by {over[0]}'s", extra='font-weight="600"'))
+            y += 24
+            shares = {name: share for name in over if (share := _mean_share(results, name, over[0], key))}
+            for name, share in shares.items():
+                length = wide * share / max(shares.values())
+                parts += [
+                    svg.text(left - 8, y + 13, name, "end"),
+                    f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{bar - 3}" fill="{COLOURS[names.index(name) % 3]}"/>',
+                    svg.text(left + length + 6, y + 13, f"{share:.2f}"),
+                ]
+                y += bar
+            y += 12
+        device = results.get("versions", {}).get("device", "")
+        parts.append(svg.text(14, y + 8, f"geometric means over {len(results['cases'])} kernels, {device}; less is better"))
+        y += 36
+    return svg.picture(left + wide + 60, y - 12, "Time beside other backends", parts)
 
 
 def _mean_share(results: dict[str, Any], backend: str, over: str, key: str) -> float:

@@ -46,6 +46,18 @@ def test_an_earlier_run_is_rendered(tmp_path):
     assert "| a | 1.0000 | 3.0000 (33%) | 1.5000 (67%) | 2.00 | 2.0 | 0.5 | 1e-07 |" in table and "over inductor 2.00" in table
 
 
+def test_several_runs_make_one_summary(tmp_path):
+    times = {"eager": {"ms": 4.0, "compile_s": 0.1}, "inductor": {"ms": 3.0, "compile_s": 2.0}, "stepwell": {"ms": 1.0, "compile_s": 0.5}}
+    for device in ("a GPU", "a CPU"):
+        given = {"backends": list(times), "versions": {"device": device}, "cases": {"a": {"floor_ms": 1.0, **times}}}
+        (tmp_path / f"{device}.json").write_text(json.dumps(given))
+    files = [part for device in ("a GPU", "a CPU") for part in ("--from", str(tmp_path / f"{device}.json"))]
+    assert bench.main(["report", *files, "--out", str(tmp_path / "both")]) == 0
+    assert [p.suffix for p in tmp_path.glob("both*")] == [".svg"]
+    text = (tmp_path / "both.svg").read_text()
+    assert text.count(">0.25<") == 4 and "a GPU; less" in text and "a CPU; less" in text  # a call by eager's, the first by Inductor's
+
+
 def test_notes_stand_above_and_what_did_not_run_has_no_cell(tmp_path):
     rows = {
         "a": {"floor_ms": 1.0, "inductor": {"ms": 3.0}, "stepwell": {"ms": 1.5}},
