@@ -543,12 +543,13 @@ class MatmulOp(NdOp):
 
 @irdl_op_definition
 class ConvOp(NdOp):
-    """Convolution of [N, C, spatial...] with a weight [O, C / groups, window...] and an optional bias [O], as torch.convolution."""
+    """Convolution of [N, C, spatial...] with a weight [O, C / groups, window...] and an optional bias [O], as torch.convolution. `schedule`
+    as in nd.extern."""
 
     name = "nd.conv"
     SYNTAX: ClassVar = {
         "stride": "ints", "padding": "ints", "dilation": "ints", "transposed": "unit", "output_padding": "ints", "groups": "ints",
-        "layout": "attr",
+        "layout": "attr", "schedule": "str",
     }  # fmt: skip
     input = operand_def(TensorType)
     weight = operand_def(TensorType)
@@ -560,6 +561,7 @@ class ConvOp(NdOp):
     output_padding = prop_def(IntsAttr)
     groups = prop_def(IntsAttr)
     layout = opt_prop_def(LayoutAttr)
+    schedule = opt_prop_def(StringAttr)
     result = result_def(TensorType)
     traits = traits_def(Pure())
 
@@ -567,6 +569,8 @@ class ConvOp(NdOp):
         spatial = tensor_type(self.input).rank - 2
         if spatial < 1 or len(self.stride.data) != spatial or len(self.padding.data) != spatial or len(self.dilation.data) != spatial:
             raise VerifyException(f"nd.conv: stride, padding and dilation need one number for each of the {spatial} spatial dimensions")
+        if problem := choice_problem(self.schedule, ("generated", "library")):
+            raise VerifyException(f"nd.conv: {problem}")
 
 
 # ---- what runs elsewhere

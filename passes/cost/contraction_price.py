@@ -41,7 +41,8 @@ class Contraction:
     `beside`: bytes that such a kernel, or the generated one, reads beside the product; `later`: bytes that a nest behind the generated
     kernel reads of what that wrote, `follows` whether there is such a nest, which reads the library's product as it is; `apart`: whether
     something else is behind the library's call. `sources`: bytes that factors are computed from on the way, `computed` bytes of these
-    factors."""
+    factors. `gathered`: a generated kernel reads each row of the first factor at an address of its own (windows of an image); `windows`:
+    bytes of the tensors that the factors are elements of, where these overlap."""
 
     rows: int
     columns: int
@@ -59,6 +60,8 @@ class Contraction:
     apart: bool = False
     sources: float = 0.0
     computed: float = 0.0
+    gathered: bool = False
+    windows: float | None = None
 
     @property
     def flops(self) -> float:
@@ -66,7 +69,9 @@ class Contraction:
 
     @property
     def factors(self) -> float:
-        """Bytes of all factors."""
+        """Bytes of all factors in memory."""
+        if self.windows is not None:
+            return self.windows
         shared, other = sorted((self.rows, self.columns))
         return float(self.batch * self.depth * (shared + other * self.sums) * self.width)
 
@@ -86,8 +91,11 @@ class Price:
     parts: int = 1
 
 
-def price(work: Contraction, gpu: Gpu, *, read: float | None = None, written: float | None = None, split: bool = True) -> Price:
-    """One kernel, all sums side by side; `read`, `written`: bytes of memory, if not those of factors and results."""
+def price(
+    work: Contraction, gpu: Gpu, *, read: float | None = None, written: float | None = None, split: bool = True, gathered: bool = False
+) -> Price:
+    """One kernel, all sums side by side; `read`, `written`: bytes of memory, if not those of factors and results; `gathered`: whether each
+    row of the first factor comes from an address of its own."""
     rates = gpu.rates
     moved = (work.factors if read is None else read) + (work.result if written is None else written)
     memory = moved / rates.memory_gbs
@@ -95,21 +103,22 @@ def price(work: Contraction, gpu: Gpu, *, read: float | None = None, written: fl
     for rows, columns, parts in product(SIDES, SIDES, SPLITS if split else (1,)):
         if rows * columns * work.sums > LARGEST or work.depth < STEP * parts and parts > 1:
             continue
-        found = _tiled(work, gpu, (rows, columns), parts, memory)
+        found = _tiled(work, gpu, (rows, columns), parts, memory, gathered)
         if best is None or found.ns < best.ns:
             best = found
     assert best is not None
     return replace(best, ns=best.ns + rates.start_us * 1e3)
 
 
-def _tiled(work: Contraction, gpu: Gpu, tile: tuple[int, int], parts: int, memory: float) -> Price:
+def _tiled(work: Contraction, gpu: Gpu, tile: tuple[int, int], parts: int, memory: float, gathered: bool) -> Price:
     """Nanoseconds without the start."""
     rates, (rows, columns) = gpu.rates, tile
     tiles = work.batch * ceil(work.rows / rows) * ceil(work.columns / columns) * parts
     terms = ceil(work.depth / parts / STEP) * STEP
     each = rates.multiprocessors
     units = 2.0 * rows * columns * work.sums * terms / (rates.tflops[work.kind] * 1e3 / each)
-    cache = (rows + columns * work.sums) * terms * work.width / (rates.cache_gbs / each)
+    first = rates.gathered_gbs if gathered else rates.cache_gbs
+    cache = (rows / first + columns * work.sums / rates.cache_gbs) * terms * work.width * each
     busy = ceil(tiles / gpu.multiprocessors) * max(units, cache)
     if parts > 1:
         partial = 4.0 * work.batch * work.rows * work.columns * work.sums * (parts + 1)
@@ -141,7 +150,8 @@ def generated_ns(work: Contraction, gpu: Gpu) -> float:
     few = min(work.rows, work.columns) <= FEW
     on_the_way = bool(work.computed) and few
     read = work.factors + work.beside + (work.sources - work.computed if on_the_way else 0.0)
-    found = price(work, gpu, read=read, written=work.result if work.stored is None else work.stored, split=few)
+    stored = work.result if work.stored is None else work.stored
+    found = price(work, gpu, read=read, written=stored, split=few, gathered=work.gathered)
     start = gpu.rates.start_us * 1e3
     total = (found.ns - start) / gpu.rates.generated["few" if few else "full"] + start
     if work.computed and not on_the_way:

@@ -17,15 +17,16 @@ DATA = Path(__file__).with_name("gpus.json")
 
 @dataclass(frozen=True)
 class GpuRates:
-    """One card. `memory_gbs`: GB/s of a copy, bytes read and written together; `cache_gbs`: from the cache that all multiprocessors share.
-    `start_us`: microseconds from one kernel to the next with nothing in it; `call_us`: of the host for a call of the library. `tflops`:
-    multiply-adds, counted as two, by type."""
+    """One card. `memory_gbs`: GB/s of a copy, bytes read and written together; `cache_gbs`: from the cache that all multiprocessors share,
+    `gathered_gbs` where each row of a tile has an address and a mask of its own. `start_us`: microseconds from one kernel to the next with
+    nothing in it; `call_us`: of the host for a call of the library. `tflops`: multiply-adds, counted as two, by type."""
 
     card: str
     source: str
     multiprocessors: int
     memory_gbs: float
     cache_gbs: float
+    gathered_gbs: float
     start_us: float
     call_us: float
     tflops: Mapping[str, float]

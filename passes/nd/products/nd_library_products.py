@@ -7,6 +7,7 @@
     %p = nd.matmul %a, %b   (cheaper so)              ->   the same, which fuses with what is around it: see product_choice
     %f = nd.cat %a, %b      (a factor of such)        ->   a sum for each part, or a selection: see joined_factors
     %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
+    %c = nd.conv %x, %w, %bias   (cheaper so)         ->   multiplications and a sum, as products: see convolution_nests
     %c = nd.conv %x, %w     (1x1, small, of float32)  ->   aten.bmm of channels and pixels; its gradients too: see pixel_products
 
 The library's kernels take transposed operands as they lie; a batch of several dimensions that do not follow each other in memory is copied.
@@ -34,6 +35,7 @@ from ...cost.library_cost import size
 from ...cost.machine import Gpu, machine_of
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
+from .convolution_nests import as_product
 from .joined_factors import as_selection, selected_factors, terms_by_part
 from .nd_small_products import as_terms
 from .pixel_products import SMALL, convolution_as_product, gradients_as_products
@@ -118,6 +120,7 @@ def _parted(candidates: Sequence[Candidate], chosen: Mapping[Operation, Choice])
     made: dict[Operation, Choice] = {}
     for one in candidates:
         (op,) = one.ops
+        assert isinstance(op, nd.MatmulOp)
         for part in one.parts:
             new = _columns(op, part)
             made[new] = chosen[op]
@@ -159,8 +162,8 @@ class NdLibraryProducts(Pass):
     """Bytes of a product for the caller that is made at once, where its rows are padded (product_padding.py); 0: all of it."""
 
     library: Literal["always", "large", "price", "never"] = "large"
-    """When a product of 16-bit numbers is a call of the library on a GPU with units for such products: `always`, `price` (where that is
-    cheaper), `never`, or `large` (by price where it has few rows, else always); see product_choice.py."""
+    """When a product, or a convolution, of 16-bit numbers is a call of the library on a GPU with units for such products: `always`, `price`
+    (where that is cheaper), `never`, or `large` (by price where a product has few rows, else always); see product_choice.py."""
 
     rows: int = 0
     """Rows (or columns) of a product up to which it has few; 0: none has."""
@@ -210,6 +213,14 @@ class NdLibraryProducts(Pass):
         def joined_factor(rw: Rewriter, found: Operation) -> SSAValue | None:
             return as_selection(rw, found) if isinstance(found, nd.CatOp) and found in joined else None
 
+        def own_convolution(rw: Rewriter, found: Operation) -> SSAValue | None:
+            choice = chosen.get(found)
+            if choice is None or not isinstance(found, nd.ConvOp):
+                return None
+            if choice.reason:
+                self.remark(found, str(choice), "applied" if choice.generated else "missed")
+            return as_product(rw, found) if choice.generated else None
+
         def pixel_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             as_product = convolution_as_product if isinstance(found, nd.ConvOp) else gradients_as_products
             made = as_product(rw, found, hints, self.small)  # pyright: ignore[reportArgumentType]
@@ -225,9 +236,9 @@ class NdLibraryProducts(Pass):
             joined = selected_factors(o for o in func.body.block.ops if isinstance(o, nd.MatmulOp) and o in chosen and chosen[o].generated)
             rules = {
                 OPS["add"]: [biased_product], nd.MatmulOp: [own_product, library_product], nd.CatOp: [joined_factor],
-                nd.ConvOp: [convolution_bias, pixel_product], nd.ExternOp: [pixel_product],
+                nd.ConvOp: [own_convolution, convolution_bias, pixel_product], nd.ExternOp: [pixel_product],
             }  # fmt: skip
             rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]
             rewriter.run()
-            for rule in (biased_product, own_product, library_product, joined_factor, convolution_bias, pixel_product):
+            for rule in (biased_product, own_product, library_product, joined_factor, own_convolution, convolution_bias, pixel_product):
                 self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))

@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from math import prod
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import FloatAttr, ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import nd
-from ....dialects.expr import ONE, Expr, IndexMap, as_expr, dim, is_row_major
+from ....dialects.expr import ONE, Expr, IndexMap, dim, is_row_major
 from ....dialects.expr.syntax import IndexMapAttr
-from ....dialects.nd.base import ExprsAttr, IntsAttr
+from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import OPS, CastOp
 from ....dialects.nd.types import FLOATS, LOW_PRECISION, TensorType, compute_type, element_bytes, tensor_type
 from ...analysis.symbols import symbol_hints
@@ -38,6 +38,7 @@ from ...cost.library_cost import size
 from ...cost.machine.cpu import SERVER
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
+from .convolution_nests import padded
 
 MOST_IN, MOST_OUT = 4, 8
 """Channels of input and output up to which a nest is faster."""
@@ -175,11 +176,11 @@ def few_channels(op: nd.ConvOp) -> bool:
 
 def as_windows(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
     """A convolution as sums over windows of the padded input, [N, O, places..., C / groups, window...], in f32 for 16-bit numbers."""
-    x, weight, t = tensor_type(op.input), tensor_type(op.weight), tensor_type(op.result)
+    weight, t = tensor_type(op.weight), tensor_type(op.result)
     wide, device, groups = compute_type(t.element_type), t.device.data, op.groups.data[0]
     out, each, *window = weight.dims
     spatial = len(window)
-    source = _padded(rw, op, x, t)
+    source = padded(rw, op, op.input)
     image, kernel = _cast(rw, source, wide), _cast(rw, op.weight, wide)
     sizes = (*t.dims, each, *window)
     places: list[Expr] = [dim(2 + k) * op.stride.data[k] + dim(3 + spatial + k) * op.dilation.data[k] for k in range(spatial)]
@@ -199,22 +200,6 @@ def as_windows(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
         bias = rw.new(nd.ReshapeOp.new((bias,), tensor_type(bias).with_dims((out, *([ONE] * spatial)))))
         made = rw.new(OPS["add"].new((made, bias), total))
     return _cast(rw, made, t.element_type)
-
-
-def _padded(rw: Rewriter, op: nd.ConvOp, x: TensorType, t: TensorType) -> SSAValue:
-    """The input with zeros around it, up to the end of the last window."""
-    low, high = [as_expr(0)] * 2, [as_expr(0)] * 2
-    window = tensor_type(op.weight).dims[2:]
-    for length, places, reach, step, gap, pad in zip(
-        x.dims[2:], t.dims[2:], window, op.stride.data, op.dilation.data, op.padding.data, strict=True
-    ):
-        low.append(as_expr(pad))
-        high.append((places - 1) * step + (reach - 1) * gap + 1 - pad - length)
-    if all(e == 0 for e in (*low, *high)):
-        return op.input
-    zero = rw.new(nd.FullOp.new((), x.with_dims(()), value=FloatAttr(0.0, x.element_type)))  # pyright: ignore[reportArgumentType, reportCallIssue]
-    dims = [a + size + b for a, size, b in zip(low, x.dims, high, strict=True)]
-    return rw.new(nd.PadOp.new((op.input, zero), x.with_dims(dims), low=ExprsAttr.get(low), high=ExprsAttr.get(high)))
 
 
 def _cast(rw: Rewriter, x: SSAValue, dtype: object) -> SSAValue:

@@ -74,7 +74,7 @@ def _sum_of_terms(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, t: TensorType, rou
     depth, wide = a.dims[-1], compute_type(t.element_type)
     order = [*range(len(batch)), len(batch) + 1, len(batch)]
     if rounded:
-        lhs, rhs = _rounded(rw, lhs), _rounded(rw, rhs)
+        lhs, rhs = rounded_operand(rw, lhs), rounded_operand(rw, rhs)
     left = rw.new(nd.ReshapeOp.new((lhs,), a.with_dims((*batch, rows, ONE, depth))))
     right = rw.new(nd.PermuteOp.new((rhs,), b.with_dims((*batch, columns, depth)), dims=IntsAttr.get(order)))
     right = rw.new(nd.ReshapeOp.new((right,), b.with_dims((*batch, ONE, columns, depth))))
@@ -88,7 +88,7 @@ def _sum_of_terms(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, t: TensorType, rou
     return rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=IntsAttr.get([t.rank])))
 
 
-def _rounded(rw: Rewriter, x: SSAValue) -> SSAValue:
+def rounded_operand(rw: Rewriter, x: SSAValue) -> SSAValue:
     """A tensor of 16-bit numbers, by way of f32 where something else than a cast computes it: a cast rounds wherever it stands."""
     source = x
     while isinstance(source.owner, nd.ViewOp):

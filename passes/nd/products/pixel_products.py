@@ -31,7 +31,7 @@ BACKWARD = "aten.convolution_backward.default"
 
 def convolution_as_product(rw: Rewriter, op: nd.ConvOp, hints: Mapping[str, int], most: int) -> SSAValue | None:
     """A 1x1 convolution without bias, of fewer than `most` numbers, as a product; None for any other."""
-    if op.bias is not None or op.transposed is not None or op.groups.data != (1,):
+    if op.bias is not None or op.transposed is not None or op.groups.data != (1,) or op.schedule is not None:
         return None
     layouts = op.attributes.get("operand_layouts")
     rows = _by_rows(op.input, _item(layouts, 0)) and _by_rows(op.result, op.layout)

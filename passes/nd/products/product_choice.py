@@ -2,14 +2,15 @@
 
     %p = nd.matmul %x, %w ; %q = nd.matmul %x, %v ; %y = nd.mul (nd.silu %p), %q     ->     one candidate: two sums, and what follows
 
-A candidate is a product with the pointwise operations behind it, or several products of the same sizes that share a factor and meet
-in these. Its price is that of one generated kernel beside that of the library's calls and the kernels around them.
+A candidate is a product, or a convolution that is one (convolution_nests.py), with the pointwise operations behind it, or several products
+of the same sizes that share a factor and meet in these. Its price is that of one generated kernel beside that of the library's calls and
+the kernels around them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from xdsl.dialects.builtin import bf16, f16
@@ -24,6 +25,7 @@ from ....dialects.nd.types import element_bytes, tensor_type
 from ...cost.contraction_price import Contraction, generated_ns, library_ns
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
+from .convolution_nests import is_matrix, no_product, read_once, reads_elements, sizes_of
 from .joined_factors import joined_factor
 
 KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16"}
@@ -40,7 +42,7 @@ class Candidate:
     """Products of the same sizes that share a factor, with what stands behind them. `parts`: the equal blocks of columns of one product
     that would be products of their own, so that their elements meet (a gate and its values); none for products as they are."""
 
-    ops: tuple[nd.MatmulOp, ...]
+    ops: tuple[nd.MatmulOp, ...] | tuple[nd.ConvOp]
     work: Contraction
     parts: tuple[nd.SliceOp, ...] = ()
 
@@ -78,12 +80,12 @@ class ProductChooser:
                 found[op] = self.choice(one, op)
             if one.parts and found[one.ops[0]].generated:
                 parted.append(one)
-        for op in _products(func):
+        for op in (*_products(func), *_convolutions(func)):
             if op not in found:
                 found[op] = Choice(False, cannot(op, self.gpu, self.symbols))
         return found, parted
 
-    def choice(self, one: Candidate, op: nd.MatmulOp) -> Choice:
+    def choice(self, one: Candidate, op: nd.MatmulOp | nd.ConvOp) -> Choice:
         """What becomes of a product of a candidate."""
         prices = library_ns(one.work, self.gpu), generated_ns(one.work, self.gpu)
         if op.schedule is not None:
@@ -92,11 +94,14 @@ class ProductChooser:
             return Choice(self.library == "never", f"library={self.library}", *prices)
         if self.library == "large" and not self.has_few_rows(op):
             return Choice(False, "library=large", *prices)
-        if any(_rows_are_odd(x) for x in (op.lhs, op.rhs)):
+        if isinstance(op, nd.ConvOp):
+            if slow := reads_elements(op):
+                return Choice(False, slow, *prices)
+        elif any(_rows_are_odd(x) for x in (op.lhs, op.rhs)):
             return Choice(False, "rows of a factor are no multiple of 16 bytes", *prices)
         return Choice(prices[1] <= prices[0], "by price", *prices)
 
-    def has_few_rows(self, op: nd.MatmulOp) -> bool:
+    def has_few_rows(self, op: nd.MatmulOp | nd.ConvOp) -> bool:
         """Whether a product of two matrices surely has few rows, or columns."""
         dims = tensor_type(op.result).dims
         highest = [range_of(n, self.symbols).hi for n in dims]
@@ -116,9 +121,9 @@ def _rows_are_odd(x: SSAValue) -> bool:
     return last is not None and last % VECTOR != 0 and tensor_type(x).rank > 1
 
 
-def cannot(op: nd.MatmulOp, gpu: Gpu, symbols: RangeEnv) -> str:
+def cannot(op: nd.MatmulOp | nd.ConvOp, gpu: Gpu, symbols: RangeEnv) -> str:
     """Why a product cannot be generated; "" if it can."""
-    t, tensors = tensor_type(op.result), [tensor_type(v) for v in (op.lhs, op.rhs, op.result)]
+    t, tensors = tensor_type(op.result), [tensor_type(v) for v in (*op.operands[:2], op.result)]
     if not gpu.multiplies_halves:
         return "the GPU has no units for products"
     if t.element_type not in KINDS or any(x.element_type != t.element_type for x in tensors):
@@ -127,7 +132,7 @@ def cannot(op: nd.MatmulOp, gpu: Gpu, symbols: RangeEnv) -> str:
         return "it is empty"
     if any((hi := range_of(product(x.dims), symbols).hi) is not None and hi > I32_MAX for x in tensors):
         return "a tensor has more elements than 32 bits count"
-    return ""
+    return no_product(op) if isinstance(op, nd.ConvOp) else ""
 
 
 def candidates(func: FuncOp, gpu: Gpu, hints: Mapping[str, int], symbols: RangeEnv) -> Iterator[Candidate]:
@@ -148,6 +153,11 @@ def candidates(func: FuncOp, gpu: Gpu, hints: Mapping[str, int], symbols: RangeE
         done.update((op, *partners))
         taken.update(region.behind)
         yield Candidate((op, *partners), _work((op, *partners), region, len(parts), hints), parts)
+    for one in _convolutions(func):
+        if not cannot(one, gpu, symbols):
+            region = _Region([one.result], taken)
+            taken.update(region.behind)
+            yield Candidate((one,), _convolution_work(one, region, hints))
 
 
 def product_and_bias(op: Operation) -> tuple[nd.MatmulOp, SSAValue] | None:
@@ -184,6 +194,10 @@ def equal_columns(op: nd.MatmulOp) -> tuple[nd.SliceOp, ...]:
 
 def _products(func: FuncOp) -> list[nd.MatmulOp]:
     return [op for op in func.body.block.ops if isinstance(op, nd.MatmulOp)]
+
+
+def _convolutions(func: FuncOp) -> list[nd.ConvOp]:
+    return [op for op in func.body.block.ops if isinstance(op, nd.ConvOp)]
 
 
 def _result(op: nd.MatmulOp) -> SSAValue:
@@ -279,6 +293,30 @@ def _work(ops: Sequence[nd.MatmulOp], region: _Region, parts: int, hints: Mappin
     """What a candidate does, as a contraction with its neighbours."""
     t = tensor_type(ops[0].result)
     *batch, rows, columns = [size(n, hints) for n in t.dims]
+    factors = [_source_bytes(x, hints) for x in dict.fromkeys(v for op in ops for v in op.operands)]
+    width = element_bytes(t.element_type)
+    bare = Contraction(
+        rows, columns // max(parts, 1), size(tensor_type(ops[0].lhs).dims[-1], hints), prod(batch), max(parts, len(ops)),
+        KINDS[t.element_type], width, width,
+        sources=float(sum(source for source, _ in factors)), computed=float(sum(made for _, made in factors)),
+    )  # fmt: skip
+    return _with_neighbours(bare, region, hints)
+
+
+def _convolution_work(op: nd.ConvOp, region: _Region, hints: Mapping[str, int]) -> Contraction:
+    """What a convolution does. Its window is read from the cache, each number of the image from memory once."""
+    rows, columns, terms, groups = sizes_of(op, hints)
+    t = tensor_type(op.result)
+    width = element_bytes(t.element_type)
+    bare = Contraction(
+        rows, columns, terms, groups, 1, KINDS[t.element_type], width, width,
+        gathered=not is_matrix(op), windows=float(read_once(op, hints)),
+    )  # fmt: skip
+    return _with_neighbours(bare, region, hints)
+
+
+def _with_neighbours(bare: Contraction, region: _Region, hints: Mapping[str, int]) -> Contraction:
+    """A contraction with what stands behind it."""
     inside = region.behind.keys() | {v.owner for v in region.sources}
     stored = kept = later = 0
     for value in region.values():
@@ -289,14 +327,9 @@ def _work(ops: Sequence[nd.MatmulOp], region: _Region, parts: int, hints: Mappin
         stored += moved
         kept += 0 if value in region.sources or all(map(_reads_by_element, outside)) else moved
         later += moved if any(map(_reads_by_element, outside)) else 0
-    factors = [_source_bytes(x, hints) for x in dict.fromkeys(v for op in ops for v in op.operands)]
-    width = element_bytes(t.element_type)
-    return Contraction(
-        rows, columns // max(parts, 1), size(tensor_type(ops[0].lhs).dims[-1], hints), prod(batch), max(parts, len(ops)),
-        KINDS[t.element_type], width, width,
-        stored=float(stored), kept=float(kept), beside=float(_beside(region, inside, hints)), later=float(later),
+    return replace(
+        bare, stored=float(stored), kept=float(kept), beside=float(_beside(region, inside, hints)), later=float(later),
         follows=later > 0, apart=region.computes(),
-        sources=float(sum(source for source, _ in factors)), computed=float(sum(made for _, made in factors)),
     )  # fmt: skip
 
 

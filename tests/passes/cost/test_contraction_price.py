@@ -69,6 +69,16 @@ def test_what_follows_is_cheaper_in_the_product(work):
     assert generated_ns(work, H100) < library_ns(work, H100)
 
 
+def test_rows_at_addresses_of_their_own():
+    """Windows of an image are fewer bytes of memory than a factor has, and slower to read from the cache."""
+    alone = Contraction(200704, 256, 2304)
+    windows = replace(alone, gathered=True, windows=1e8)
+    assert windows.factors < alone.factors / 8
+    assert generated_ns(replace(windows, gathered=False), H100) < 0.95 * generated_ns(windows, H100)
+    assert library_ns(windows, H100) == library_ns(replace(windows, gathered=False), H100) < generated_ns(windows, H100)
+    assert rates_of("sm_80").gathered_gbs == rates_of("sm_80").cache_gbs
+
+
 @pytest.mark.parametrize(
     "work",
     [Contraction(8192, 8192, 8192), Contraction(4096, 4096, 256), followed(256, 4096, 4096), followed(256, 256, 262144)],

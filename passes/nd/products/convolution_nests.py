@@ -1,0 +1,136 @@
+"""Convolutions of 16-bit numbers on a GPU as products: pixels of the result by output channels, the terms are the window's input channels.
+
+    %y = nd.conv %x, %w  ->  sum over (kh, kw, c) of %x[n, h + kh, w + kw, c] (0 outside) times %w[o, kh, kw, c], for each (n, h, w) and o
+
+No matrix of windows is in memory: the nest reads the image once for each place of the window, from the cache. A group of channels is one
+product of a batch. The result is rows of channels in whatever layout what follows stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from xdsl.dialects.builtin import ArrayAttr, FloatAttr, StringAttr, UnitAttr
+from xdsl.ir import SSAValue
+
+from ....dialects import nd
+from ....dialects.expr import ONE, Expr, IndexMap, as_expr, dim, product
+from ....dialects.expr.syntax import IndexMapAttr
+from ....dialects.nd.base import ExprsAttr, IntsAttr
+from ....dialects.nd.pointwise import CONTRACT, OPS, CastOp
+from ....dialects.nd.types import LayoutAttr, TensorType, compute_type, tensor_type
+from ...cost.library_cost import bytes_of, size
+from ..algebra.rewriter import Rewriter
+from .nd_small_products import rounded_operand
+
+LEAST = 8
+"""Channels of a group, in and out, below which the units for products are mostly empty; they are a number of these, 16 bytes."""
+
+
+def no_product(op: nd.ConvOp) -> str:
+    """Why a convolution is no product; "" if it is one."""
+    weight = tensor_type(op.weight)
+    out, each, *window = (n.value for n in weight.dims)
+    if op.transposed is not None:
+        return "it is transposed"
+    if out is None or each is None or None in window:
+        return "the weight has a symbol for a size"
+    groups = op.groups.data[0]
+    if each % LEAST or (out // groups) % LEAST:
+        return f"its groups have {each} and {out // groups} channels, no number of {LEAST}"
+    return ""
+
+
+def is_matrix(op: nd.ConvOp) -> bool:
+    """Whether the image as it lies is the matrix of pixels and channels: each pixel is a row, one behind the other."""
+    return _is_pointwise(op) and op.groups.data[0] == 1 and _by_channels(op, 0)
+
+
+def reads_elements(op: nd.ConvOp) -> str:
+    """Why factors would be read element by element, not 16 bytes at once; "" if they are not."""
+    if _by_channels(op, 0) and _by_channels(op, 1):
+        return ""
+    if not _is_pointwise(op):
+        return "channels do not lie side by side in the image and the weight"
+    pixels = product(tensor_type(op.input).dims[2:]).value
+    return "" if pixels is None or pixels % LEAST == 0 else f"channels of {pixels} pixels are no multiple of 16 bytes"
+
+
+def _is_pointwise(op: nd.ConvOp) -> bool:
+    """Whether the result has the pixels of the image, each made of the channels of its own."""
+    alone = all(n is ONE for n in tensor_type(op.weight).dims[2:])
+    return alone and set(op.stride.data) == {1} and set(op.padding.data) == {0}
+
+
+def _by_channels(op: nd.ConvOp, k: int) -> bool:
+    """Whether an operand's channels are known to lie side by side."""
+    layouts = op.attributes.get("operand_layouts")
+    layout = layouts.data[k] if isinstance(layouts, ArrayAttr) and k < len(layouts.data) else None
+    return isinstance(layout, LayoutAttr) and layout.stride_exprs[1] is ONE
+
+
+def sizes_of(op: nd.ConvOp, hints: Mapping[str, int]) -> tuple[int, int, int, int]:
+    """Rows, columns, terms and batches of the product."""
+    (samples, _, *places), (out, each, *window) = tensor_type(op.result).dims, tensor_type(op.weight).dims
+    groups = op.groups.data[0]
+    return size(product((samples, *places)), hints), size(out, hints) // groups, size(product((each, *window)), hints), groups
+
+
+def read_once(op: nd.ConvOp, hints: Mapping[str, int]) -> int:
+    """Bytes of image and weight."""
+    return bytes_of(op.input, hints) + bytes_of(op.weight, hints)
+
+
+def as_product(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
+    """A convolution as multiplications and a sum whose terms units for products may add up; its bias is added before it is rounded."""
+    x, weight, t = tensor_type(op.input), tensor_type(op.weight), tensor_type(op.result)
+    wide, groups = compute_type(t.element_type), op.groups.data[0]
+    (samples, _, *places), (out, each, *window) = t.dims, weight.dims
+    spatial, rows, columns = len(window), product((samples, *places)), as_expr((out.value or 0) // groups)
+    batch: tuple[Expr, ...] = (as_expr(groups),) if groups > 1 else ()
+    sizes = (*batch, rows, columns, *window, each)
+    first = len(batch)
+    row, column, channel = dim(first), dim(first + 1), dim(len(sizes) - 1)
+    taps = [dim(first + 2 + k) for k in range(spatial)]
+    group: Expr = dim(0) if batch else as_expr(0)
+    pixel = [row // product(places[k + 1 :]) % places[k] for k in range(spatial)]
+    at = [pixel[k] * op.stride.data[k] + taps[k] * op.dilation.data[k] for k in range(spatial)]
+    of_image = IndexMap(len(sizes), (row // product(places), group * each + channel, *at))
+    of_weight = IndexMap(len(sizes), (group * columns + column, channel, *taps))
+    image, kernel = padded(rw, op, rounded_operand(rw, op.input)), rounded_operand(rw, op.weight)
+    factors: list[SSAValue] = []
+    for source, index in ((image, of_image), (kernel, of_weight)):
+        view = TensorType.get(sizes, x.element_type, t.device.data)
+        found = rw.new(nd.IndexViewOp.new((source,), view, map=IndexMapAttr.get(index)))
+        factors.append(rw.new(CastOp.new((found,), TensorType.get(sizes, wide, t.device.data))))
+    times = OPS["mul"].new(factors, TensorType.get(sizes, wide, t.device.data))
+    times.attributes[CONTRACT] = UnitAttr()
+    total = TensorType.get((*batch, rows, columns), wide, t.device.data)
+    over = IntsAttr.get(range(first + 2, len(sizes)))
+    made = rw.new(nd.ReduceOp.new((rw.new(times),), total, kind=StringAttr("sum"), dims=over))
+    if op.bias is not None:
+        bias = rw.new(CastOp.new((op.bias,), TensorType.get((out,), wide, t.device.data)))
+        bias = rw.new(nd.ReshapeOp.new((bias,), TensorType.get((*batch, ONE, columns), wide, t.device.data)))
+        made = rw.new(OPS["add"].new((made, bias), total))
+    made = rw.new(CastOp.new((made,), total.with_dtype(t.element_type)))
+    if batch:
+        turned = tensor_type(made).with_dims((rows, *batch, columns))
+        made = rw.new(nd.PermuteOp.new((made,), turned, dims=IntsAttr.get((1, 0, 2))))
+    made = rw.new(nd.ReshapeOp.new((made,), t.with_dims((samples, *places, out))))
+    return rw.new(nd.PermuteOp.new((made,), t, dims=IntsAttr.get((0, 1 + spatial, *range(1, 1 + spatial)))))
+
+
+def padded(rw: Rewriter, op: nd.ConvOp, image: SSAValue) -> SSAValue:
+    """The input of a convolution with zeros around it, up to the end of the last window."""
+    x, t = tensor_type(image), tensor_type(op.result)
+    low, high = [as_expr(0)] * 2, [as_expr(0)] * 2
+    for length, places, reach, step, gap, pad in zip(
+        x.dims[2:], t.dims[2:], tensor_type(op.weight).dims[2:], op.stride.data, op.dilation.data, op.padding.data, strict=True
+    ):
+        low.append(as_expr(pad))
+        high.append((places - 1) * step + (reach - 1) * gap + 1 - pad - length)
+    if all(e == 0 for e in (*low, *high)):
+        return image
+    zero = rw.new(nd.FullOp.new((), x.with_dims(()), value=FloatAttr(0.0, x.element_type)))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    dims = [a + length + b for a, length, b in zip(low, x.dims, high, strict=True)]
+    return rw.new(nd.PadOp.new((image, zero), x.with_dims(dims), low=ExprsAttr.get(low), high=ExprsAttr.get(high)))
