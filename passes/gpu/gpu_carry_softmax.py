@@ -1,0 +1,458 @@
+"""gpu-carry-softmax: products of a softmax of products by rows keep their scores on chip (attention).
+
+    A: s[i, j] = sum_e q[i, e] * k[j, e]                                    loop.reduce (%j) softmax_dot {
+    B: m[i] = max_j f(s[i, j]); p[i, j] = exp(f(s[i, j]) - m[i]);             %s = loop.reduce (%e) sum { q[i, e] * k[j, e] }
+       l[i] = sum_j p[i, j]                                           ->      yield f(%s), v[j, d]
+    C: o[i, d] = sum_j p[i, j] * (1 / l[i]) * v[j, d]                       }; o[i, d] = %dot * (1 / %sum)
+
+What lies between the products and the exponentials (f) goes along as it is. Factors of a row behind the exponentials multiply the result.
+Exponentials that the program rounds to the type of v are rounded before they are divided. The counterpart in MLIR is
+`linalg_ext.online_attention` of IREE, which is made from an operation that says attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects import math as mlir_math
+from xdsl.dialects.builtin import ModuleOp, f32
+from xdsl.ir import Block, Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import Dim, free_dims
+from ...dialects.expr.ranges import RangeEnv
+from ...dialects.nd.types import LOW_PRECISION
+from ..analysis.nest_access import NestAccess
+from ..analysis.reduction_kinds import Cursor
+from ..analysis.symbols import symbol_facts
+from ..cost.machine import Gpu, machine_of
+from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
+from ..manager.pass_manager import Pass
+from .gpu_online_softmax import computed_alike
+from .tiles.weighed_products import MAX_COLUMNS, weighed_product
+
+CASTS = (arith.ExtFOp, arith.TruncFOp)
+
+
+@dataclass(frozen=True)
+class GpuCarrySoftmax(Pass):
+    """Keeps scores of attention on chip."""
+
+    name = "gpu-carry-softmax"
+
+    columns: int = MAX_COLUMNS
+    """Columns of the rows that are weighed at most, which a program has all of; 0: scores stay in memory."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, _ = symbol_facts(op)
+        if not self.columns or not machine_of(op, Gpu).multiplies_halves:
+            return
+        for nest in [n for n in op.walk() if isinstance(n, loop.NestOp) and n.results]:
+            found = _find(nest)
+            if isinstance(found, _Weights):
+                refused = _rewrite(nest, found, symbols, self.columns)
+                self.remark(nest, refused or "scores are computed where their rows are weighed", kind="missed" if refused else "applied")
+                if refused is None:
+                    self.statistic("num-carried")
+
+
+@dataclass
+class _Weights:
+    """The weights of a nest's sum of products: where they are loaded, the nest that stores them, and what they are there."""
+
+    reduce: loop.ReduceOp
+    load: loop.LoadOp
+    value: SSAValue
+    """What they weigh."""
+    power: mlir_math.ExpOp
+    inside: Block
+    """The body of the loop that stores them."""
+    top: loop.ReduceOp
+    scales: list[tuple[type[Operation], SSAValue]] = field(default_factory=list)
+    """How the sums are scaled, by numbers of a row of the nest or of the one that stores the weights."""
+
+    @property
+    def storing(self) -> loop.NestOp:
+        nest = self.load.source.owner
+        assert isinstance(nest, loop.NestOp)
+        return nest
+
+
+def _find(nest: loop.NestOp) -> _Weights | None:
+    """The weights of a nest that is one sum of products by a softmax; None for another nest."""
+    inner = [op for op in nest.block.ops if isinstance(op, loop.LoopLike)]
+    if len(inner) != 1 or not isinstance(reduce := inner[0], loop.ReduceOp) or reduce.kind_names != ["sum"] or len(reduce.indices) != 1:
+        return None
+    last = reduce.block.last_op
+    times = None if last is None else last.operands[0].owner
+    if not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
+        return None
+    for weight, value in ((times.lhs, times.rhs), (times.rhs, times.lhs)):
+        found = _weights(weight, value, nest, reduce)
+        if found is not None:
+            return found
+    return None
+
+
+def _weights(weight: SSAValue, value: SSAValue, nest: loop.NestOp, reduce: loop.ReduceOp) -> _Weights | None:
+    if not isinstance(weight.owner, arith.ExtFOp):
+        return None  # exponentials are rounded: the program has to do that, too
+    scales: list[tuple[type[Operation], SSAValue]] = []
+    load = _unscaled(weight, nest, reduce.block, scales).owner
+    if not isinstance(load, loop.LoadOp) or load.mask is not None:
+        return None
+    store = _stored(load.source)
+    if store is None or (inside := store.parent) is None or not isinstance(row := inside.parent_op(), loop.ForOp | loop.ReduceOp):
+        return None
+    storing = load.source.owner
+    if not isinstance(storing, loop.NestOp) or row.parent is not storing.block or list(row.loop_sizes) != list(reduce.loop_sizes):
+        return None
+    power = _unscaled(store.value, storing, inside, scales).owner
+    difference = power.operand.owner if isinstance(power, mlir_math.ExpOp) else None
+    if not isinstance(power, mlir_math.ExpOp) or not isinstance(difference, arith.SubfOp) or power.parent is not inside:
+        return None
+    top = difference.rhs.owner
+    if not isinstance(top, loop.ReduceOp) or top.parent is not storing.block or top.kind_names != ["max"]:
+        return None
+    if not _same_row(top, row):
+        return None
+    alike = computed_alike(_yielded(top), difference.lhs, dict(zip(top.indices, row.indices, strict=True)))
+    if not alike and not _is_kept(difference.lhs, top, row):
+        return None
+    if not _is_row_by_row(load, store, row, reduce):
+        return None
+    return _Weights(reduce, load, value, power, inside, top, scales)
+
+
+def _unscaled(value: SSAValue, nest: loop.NestOp, inside: Block, scales: list[tuple[type[Operation], SSAValue]]) -> SSAValue:
+    """A value without casts and without factors and divisors of a row, which are added to `scales`."""
+    while isinstance(op := value.owner, CASTS + (arith.MulfOp, arith.DivfOp)):
+        if isinstance(op, CASTS):
+            value = op.operands[0]
+        elif isinstance(op, arith.MulfOp) and not _is_of_row(op.rhs, nest) and _is_of_row(op.lhs, nest):
+            scales.append((arith.MulfOp, op.lhs))
+            value = op.rhs
+        elif _is_of_row(op.operands[1], nest):
+            scales.append((type(op), op.operands[1]))
+            value = op.operands[0]
+        else:
+            break
+    return value
+
+
+def _is_of_row(value: SSAValue, nest: loop.NestOp) -> bool:
+    return isinstance(value.owner, Operation) and value.owner.parent is nest.block
+
+
+def _yielded(reduce: loop.ReduceOp) -> SSAValue:
+    last = reduce.block.last_op
+    assert last is not None
+    return last.operands[0]
+
+
+def _same_row(a: loop.LoopLike, b: loop.LoopLike) -> bool:
+    return list(a.loop_sizes) == list(b.loop_sizes)
+
+
+def _stored(tensor: SSAValue) -> loop.StoreOp | None:
+    """The store that leaves in a tensor what a nest makes of it: the last one, if each store is to the element at the indices of the loops
+    around it, of all of the tensor."""
+    nest = tensor.owner
+    if not isinstance(nest, loop.NestOp):
+        return None
+    argument = nest.out_args[list(nest.results).index(tensor)]  # pyright: ignore[reportArgumentType]
+    stores = [op for use in argument.uses if not isinstance(op := use.operation, loop.LoadOp)]
+    if not stores or not all(isinstance(op, loop.StoreOp) and _covers(op, nest) for op in stores):
+        return None
+    parents = [op.parent for op in stores]
+    if len(stores) > 1 and (nest.block in parents or len(set(parents)) < len(parents)):
+        return None
+    order = [op.parent_op() for op in stores]
+    last = stores[0] if len(stores) == 1 else stores[order.index([op for op in nest.block.ops if op in order][-1])]
+    assert isinstance(last, loop.StoreOp)
+    return last
+
+
+def _covers(store: loop.StoreOp, nest: loop.NestOp) -> bool:
+    row = None if store.parent is None else store.parent.parent_op()
+    around = [nest] if row is nest else [nest, row] if isinstance(row, loop.LoopLike) and row.parent is nest.block else []
+    sizes = {index: size for op in around for index, size in zip(op.indices, op.loop_sizes, strict=True)}
+    own = [store.index_operands[e.index] for e in store.index_map.results if isinstance(e, Dim)]
+    whole = len(own) == len(store.index_map.results) == len(sizes) and set(own) == set(sizes)
+    same = whole and all(sizes[index] is size for index, size in zip(own, loop.shaped_dims(store.target.type), strict=True))
+    return same and store.mask is None and store.store_mode == "set"
+
+
+def _is_kept(exponent: SSAValue, top: loop.ReduceOp, row: loop.LoopLike) -> bool:
+    """Whether an exponent is loaded from where the loop of the maximum has stored it."""
+    load, value = exponent.owner, _yielded(top)
+    if not isinstance(load, loop.LoadOp) or load.mask is not None or load.parent is not row.block:
+        return False
+    stores = [op for use in load.source.uses if isinstance(op := use.operation, loop.StoreOp)]
+    first = [op for op in stores if op.parent is top.block]
+    if len(first) != 1 or any(op.parent not in (top.block, row.block) for op in stores) or first[0].value is not value:
+        return False
+    pairs = dict(zip(top.indices, row.indices, strict=True))
+    places = [[one.index_operands[e.index] for e in one.index_map.results if isinstance(e, Dim)] for one in (first[0], load)]
+    same = [pairs.get(v, v) for v in places[0]] == places[1] and len(places[1]) == len(load.index_map.results)
+    return same and loop.element_type(load.source.type) == value.type and top.is_before_in_block(row)
+
+
+def _is_row_by_row(load: loop.LoadOp, store: loop.StoreOp, row: loop.LoopLike, reduce: loop.ReduceOp) -> bool:
+    """Whether a reduction goes through the weights of one row, in their order."""
+    (term,), (index,) = row.indices, reduce.indices
+    for place, e in zip(store.index_map.results, load.index_map.results, strict=True):
+        assert isinstance(place, Dim)
+        if store.index_operands[place.index] is term:
+            if not isinstance(e, Dim) or load.index_operands[e.index] is not index:
+                return False
+        elif any(load.index_operands[d.index] is index for d in free_dims(e)):
+            return False
+    return True
+
+
+class _Refused(Exception):
+    """The reason."""
+
+
+def _rewrite(nest: loop.NestOp, found: _Weights, symbols: RangeEnv, columns: int) -> str | None:
+    """Make the nest that keeps its scores on chip; why not, if not."""
+    producers = [found.storing, *_producers(found)]
+    if len(producers) == 1:
+        return "no scores: the exponents are no products of matrices"
+    inside = {nest, *producers}
+    if any(not inside.intersection(_around(use.operation)) for p in producers for r in p.results for use in r.uses):
+        return "the weights or the scores are needed by others, too"
+    made = nest.clone()
+    assert nest.parent is not None
+    nest.parent.insert_op_before(made, nest)
+    again = _find(made)
+    assert again is not None
+    try:
+        _Writer(made, again, symbols).write()
+        product = weighed_product(NestAccess(made, symbols))
+        if product is None:
+            raise _Refused("the nest would be no product of weights, which vary along one of its loops, by rows along another")
+        size = product.columns.size.value
+        if size is not None and size > columns:
+            raise _Refused(f"{size} columns, the most are {columns}")
+        if any(isinstance(o, loop.NestOp) and o is not made for op in made.walk() for v in op.operands for o in _around_value(v)):
+            raise _Refused("the exponents need what the nest of the weights stores itself")
+    except _Refused as refused:
+        made.detach()
+        made.erase()
+        return str(refused)
+    for old, new in zip(nest.results, made.results, strict=True):
+        new.name_hint = old.name_hint
+        old.replace_all_uses_with(new)
+    for op in (nest, *producers):
+        empties = list(op.outs)
+        op.detach()
+        op.erase()
+        for empty in empties:
+            loop.drop_empty(empty)
+    return None
+
+
+def _around(op: Operation) -> list[Operation]:
+    found = [op]
+    while (parent := found[-1].parent_op()) is not None:
+        found.append(parent)
+    return found
+
+
+def _around_value(value: SSAValue) -> list[Operation]:
+    """The operations in whose regions a value is made."""
+    owner = value.owner
+    around = owner.parent_op()
+    return [] if around is None else _around(around)
+
+
+def _needed(value: SSAValue, blocks: tuple[Block, ...]) -> list[Operation]:
+    """The ops of these blocks that a value is computed by, in their order."""
+    found: set[Operation] = set()
+    worklist = [value]
+    while worklist:
+        op = worklist.pop().owner
+        if not isinstance(op, Operation) or op.parent not in blocks or op in found:
+            continue
+        found.add(op)
+        worklist += [*op.operands, *(v for inner in loop.walk_bodies(op) for v in inner.operands)]
+    return [op for block in blocks for op in block.ops if op in found]
+
+
+def _producers(found: _Weights) -> list[loop.NestOp]:
+    """The nests that store products which the scores are computed from."""
+    loads = [op for op in _needed(_yielded(found.top), (found.top.block,)) if isinstance(op, loop.LoadOp)]
+    return list(dict.fromkeys(made for op in loads if (made := _product_of(op)) is not None))
+
+
+def _product_of(op: loop.LoadOp) -> loop.NestOp | None:
+    """The nest of a product that a load reads, if its element can be computed at the load."""
+    nest, store = op.source.owner, _stored(op.source)
+    if op.mask is not None or store is None or not isinstance(nest, loop.NestOp) or store.parent is not nest.block:
+        return None
+    return nest if any(isinstance(inner, loop.ReduceOp) for inner in nest.block.ops) else None
+
+
+class _Writer:
+    """Puts the scores into the reduction that weighs by them."""
+
+    def __init__(self, nest: loop.NestOp, found: _Weights, symbols: RangeEnv):
+        self.nest, self.found, self.symbols = nest, found, symbols
+        old = found.reduce
+        self.made = loop.ReduceOp.build_reduce(list(old.loop_sizes), ["softmax_dot"], [f32, f32, f32])
+        self.made.location = old.location
+        nest.block.insert_op_before(self.made, old)
+        self.row = Cursor(nest.block, self.made)
+        self.body = Cursor(self.made.block)
+        self.values: dict[SSAValue, SSAValue] = {old.indices[0]: self.made.indices[0]}
+        self.made.indices[0].name_hint = old.indices[0].name_hint
+
+    def write(self) -> None:
+        found = self.found
+        numbers: list[SSAValue] = []
+        for op in _needed(found.value, (found.reduce.block,)):
+            self.body.place(clone_into(op, self.values, {}, self.symbols))
+        places = self._places(found.load, found.storing, numbers)
+        exponent = _yielded(found.top)
+        self.values[found.top.indices[0]] = self.made.indices[0]
+        for op in _needed(exponent, (found.storing.block, found.top.block)):
+            if isinstance(op, loop.LoopLike):
+                raise _Refused("the exponents are computed from the result of another loop over the row")
+            if op.parent is found.top.block and isinstance(op, loop.LoadOp) and _product_of(op) is not None:
+                self.values[op.result] = self._product(op, places, numbers)
+            else:
+                at = self.body if op.parent is found.top.block else self.row
+                at.place(clone_into(op, self.values, places, self.symbols))
+        self.body.place(loop.YieldOp.create(operands=[self.values.get(exponent, exponent), self.values.get(found.value, found.value)]))
+        self.after = Cursor(self.nest.block, found.reduce)
+        self._rows(places)
+        for number in numbers:
+            drop_index(number)
+
+    def _places(self, load: loop.LoadOp, nest: loop.NestOp, numbers: list[SSAValue]) -> dict[SSAValue, Place]:
+        """Gives the loops of the nest that stores what is loaded their indices at the load; those that are expressions are returned."""
+        store = _stored(load.source)
+        assert store is not None
+        places: dict[SSAValue, Place] = {}
+        operands = [self.values.get(v, v) for v in load.index_operands]
+        for e, at in zip(store.index_map.results, load.index_map.results, strict=True):
+            assert isinstance(e, Dim)
+            index = store.index_operands[e.index]
+            if isinstance(at, Dim):
+                self.values[index] = operands[at.index]
+                continue
+            of_row = all(operands[d.index] is not self.made.indices[0] for d in free_dims(at))
+            number = (self.row if of_row else self.body).place(index_op(at, operands)).results[0]
+            self.values[index], places[number] = number, (at, operands)
+            numbers.append(number)
+        return places
+
+    def _product(self, op: loop.LoadOp, places: dict[SSAValue, Place], numbers: list[SSAValue]) -> SSAValue:
+        """The element that a load reads, computed in the body as its nest does."""
+        nest, store = _product_of(op), _stored(op.source)
+        assert nest is not None and store is not None
+        at = clone_into(op, self.values, places, self.symbols)
+        assert isinstance(at, loop.LoadOp)
+        inner = self._places(at, nest, numbers)
+        for one in _needed(store.value, (nest.block,)):
+            self.body.place(clone_into(one, self.values, {**places, **inner}, self.symbols))
+        at.erase()
+        value, kind = self.values.get(store.value, store.value), loop.element_type(store.target.type)
+        rounded = isinstance(value.owner, arith.ExtFOp) and value.owner.input.type == kind
+        if kind in LOW_PRECISION and value.type == f32 and not rounded:
+            value = self.body.emit(arith.ExtFOp, (self.body.emit(arith.TruncFOp, (value,), kind),), f32)
+        return value
+
+    def _rows(self, places: dict[SSAValue, Place]) -> None:
+        """What the nest knows of the row stands behind the reduction, then the scaled sums."""
+        found, storing = self.found, self.found.storing
+        known = self._known()
+        read: dict[SSAValue, SSAValue] = {}
+        for op in list(self.nest.block.ops):
+            if isinstance(op, loop.LoadOp) and op.source.owner is storing:
+                store = _stored(op.source)
+                if store is None or store.parent is not storing.block or not self._is_row(op, store):
+                    raise _Refused("it reads more than its own row of what goes with the weights")
+                read[op.result] = self._row_value(store.value, known, places)
+                op.result.replace_all_uses_with(read[op.result])
+                op.detach()
+                op.erase()
+        _move_behind(self.made, found.reduce)
+        total = self.made.results[2]
+        for cls, by in found.scales:
+            of_weights = isinstance(by.owner, Operation) and by.owner.parent is storing.block
+            value = self._row_value(by, known, places) if of_weights else read.get(by, by)
+            total = self.after.emit(cls, (total, value), f32, fastmath=arith.FastMathFlagsAttr("none"))
+        found.reduce.results[0].replace_all_uses_with(total)
+        found.reduce.detach()
+        found.reduce.erase()
+
+    def _is_row(self, op: loop.LoadOp, store: loop.StoreOp) -> bool:
+        """Whether a load of the nest reads what belongs to the row of its weights."""
+        weights, load = _stored(self.found.load.source), self.found.load
+        assert weights is not None
+        at: dict[SSAValue, object] = {}
+        for one, read in ((weights, load), (store, op)):
+            for e, place in zip(one.index_map.results, read.index_map.results, strict=True):
+                assert isinstance(e, Dim)
+                key = place, [read.index_operands[d.index] for d in sorted(free_dims(place), key=str)]
+                if at.setdefault(one.index_operands[e.index], key) != key:
+                    return False
+        return True
+
+    def _known(self) -> dict[SSAValue, SSAValue]:
+        """The maximum and the sum of the exponentials in the nest that stores the weights."""
+        found = self.found
+        known = {found.top.results[0]: self.made.results[0]}
+        row = found.inside.parent_op()
+        assert isinstance(row, loop.LoopLike)
+        for op in found.storing.block.ops:
+            if isinstance(op, loop.ReduceOp) and op.kind_names == ["sum"] and _same_row(op, row):
+                if computed_alike(_yielded(op), found.power.result, dict(zip(op.indices, row.indices, strict=True))):
+                    known[op.results[0]] = self.made.results[1]
+        return known
+
+    def _row_value(self, value: SSAValue, known: dict[SSAValue, SSAValue], places: dict[SSAValue, Place]) -> SSAValue:
+        """A number of the row of the nest that stores the weights, computed behind the reduction."""
+        values = {**self.values, **known}
+        for op in _needed_unless(value, self.found.storing.block, known):
+            if isinstance(op, loop.LoopLike):
+                raise _Refused("a number of the row is the result of another loop over it")
+            self.after.place(clone_into(op, values, places, self.symbols))
+        return values.get(value, value)
+
+
+def _needed_unless(value: SSAValue, block: Block, known: dict[SSAValue, SSAValue]) -> list[Operation]:
+    """The ops of a block that a value is computed by, without what is known already."""
+    found: set[Operation] = set()
+    worklist = [value]
+    while worklist:
+        one = worklist.pop()
+        op = one.owner
+        if one not in known and isinstance(op, Operation) and op.parent is block and op not in found:
+            found.add(op)
+            worklist += op.operands
+    return [op for op in block.ops if op in found]
+
+
+def _move_behind(made: loop.ReduceOp, old: loop.ReduceOp) -> None:
+    """Put what uses the results of a reduction, directly or not, between it and the one that it replaces, in an order that holds."""
+    block = made.parent
+    assert block is not None
+    late = set(made.results)
+    waiting: list[Operation] = []
+    before = [op for op in block.ops if op is not made and op is not old]
+    for _ in before:
+        more = [op for op in before if op not in waiting and any(v in late for v in op.operands)]
+        waiting += more
+        late.update(r for op in more for r in op.results)
+    while waiting:
+        ready = [op for op in waiting if not any(v.owner in waiting for v in op.operands)]
+        for op in ready:
+            op.detach()
+            block.insert_op_before(op, old)
+        waiting = [op for op in waiting if op not in ready]

@@ -1,0 +1,194 @@
+"""Attention that a program spells out: one nest that carries the softmax, one kernel of two products, no scores in memory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from stepwell.dialects import loop
+from stepwell.dialects.tt.compute import DotOp
+from stepwell.dialects.tt.structure import FuncOp
+from stepwell.lowering.fx.decompositions import decomposition_table
+from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.manager.instrumentation import Instrumentation
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
+
+BF16 = torch.bfloat16
+
+
+def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), carry="gpu-carry-softmax", dynamic=()):
+    """The module, and the remarks of the pass. `dynamic`: dimensions of each argument whose sizes are symbols."""
+
+    def flat(*inputs):
+        found = function(*inputs)
+        return found if isinstance(found, tuple) else (found,)
+
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) as mode:
+        fake = [mode.from_tensor(a, symbolic_context=_symbols(a, dynamic)) for a in args]
+        trace = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
+        module = import_graph(trace(*fake), fake).module
+    pipeline = default_pipeline("gpu", stages=stages)
+    pipeline.replace("nd-library-products", "nd-library-products{tiny=0 library=never}")
+    pipeline.replace("gpu-carry-softmax", carry)
+    remarks = []
+    run(pipeline, module, context(), Instrumentation(remarks=remarks.append))
+    module.verify()
+    return module, [r for r in remarks if r.pass_name == "gpu-carry-softmax"]
+
+
+def _symbols(x, dynamic):
+    return StatelessSymbolicContext([DimDynamic.DYNAMIC if d in dynamic else DimDynamic.STATIC for d in range(x.ndim)])
+
+
+def numbers(*shape, dtype=BF16, scale=1.0):
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * scale).to(dtype)
+
+
+def products(q, k):
+    return q @ k.transpose(-1, -2)
+
+
+def plain(q, k, v):
+    return torch.softmax(products(q, k) * 0.125, -1) @ v
+
+
+def in_f32(q, k, v, bias):
+    return torch.softmax(products(q, k).float() * 0.125 + bias, -1).to(v.dtype) @ v
+
+
+def causal(q, k, v):
+    allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    return torch.softmax(products(q * 0.125, k).masked_fill(~allowed, -math.inf), -1) @ v
+
+
+def lowest(q, k, v):
+    far = torch.arange(q.shape[-2])[:, None] < torch.arange(k.shape[-2])
+    return torch.softmax(torch.where(far, -1e9, products(q, k).float() / 8), -1).to(v.dtype) @ v
+
+
+def softcap(q, k, v):
+    return torch.softmax(torch.tanh(products(q, k).float() / 20) * 20, -1).to(v.dtype) @ v
+
+
+def alibi(q, k, v):
+    away = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
+    slopes = 2.0 ** -torch.arange(1, q.shape[1] + 1, dtype=torch.float32)
+    return torch.softmax(products(q, k).float() * 0.125 + away * slopes[:, None, None], -1).to(v.dtype) @ v
+
+
+def by_hand(q, k, v):
+    s = products(q, k).float() * 0.125
+    p = (s - s.amax(-1, keepdim=True)).exp()
+    return (p / p.sum(-1, keepdim=True)).to(v.dtype) @ v
+
+
+def einsum(q, k, v):
+    weights = torch.softmax(torch.einsum("bhid,bhjd->bhij", q, k) * 0.125, -1)
+    return torch.einsum("bhij,bhjd->bihd", weights, v).flatten(2)
+
+
+def padded(q, k, v, there):
+    return torch.softmax(products(q, k).float().masked_fill(~there[:, None, None], -math.inf), -1).to(v.dtype) @ v
+
+
+Q, K, V = numbers(2, 3, 66, 32), numbers(2, 3, 70, 32), numbers(2, 3, 70, 40)
+HALF = [x.to(torch.float16) for x in (Q, K, V)]
+THERE = torch.arange(70) < torch.tensor([[50], [0]])
+PROGRAMS = {
+    "plain": (plain, [Q, K, V]),
+    "float16": (plain, HALF),
+    "in 32 bits, with a bias": (in_f32, [Q, K, V, numbers(3, 66, 70)]),
+    "causal": (causal, [Q, K, V]),
+    "the lowest instead of none": (lowest, [Q, K, V]),
+    "softcap": (softcap, [Q, K, V]),
+    "ALiBi": (alibi, [Q, K, V]),
+    "exponentials by hand": (by_hand, [Q, K, V]),
+    "einsum": (einsum, [Q, K, V]),
+    "padded, one without any": (padded, [Q, K, V, THERE]),
+    "one batch of many rows": (plain, [numbers(130, 64), numbers(257, 64), numbers(257, 64)]),
+    "a scale behind": (lambda q, k, v: plain(q, k, v) * 2, [Q, K, V]),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_attention_is_one_kernel(name):
+    function, args = PROGRAMS[name]
+    module, remarks = lowered(function, *args)
+    assert [r.kind for r in remarks] == ["applied"], [r.message for r in remarks]
+    found = [f for f in module.ops if isinstance(f, FuncOp)]
+    assert [sum(isinstance(op, DotOp) for op in f.walk()) for f in found].count(2) == 1
+    (got,) = run_loop(module, args, [], [])
+    want = function(*args)
+    assert got.dtype == want.dtype and got.shape == want.shape
+    torch.testing.assert_close(got.float(), want.float(), rtol=4e-2, atol=4e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["plain", "in 32 bits, with a bias", "causal"])
+def test_batches_and_lengths_may_be_symbols(name):
+    function, args = PROGRAMS[name]
+    module, remarks = lowered(function, *args, dynamic=(0, 2))
+    assert [r.kind for r in remarks] == ["applied"], [r.message for r in remarks]
+    kernels = [f for f in module.ops if isinstance(f, FuncOp)]
+    assert {sum(isinstance(op, DotOp) for op in f.walk()) for f in kernels} - {0} == {2}
+
+
+SHORT = numbers(2, 2, 9, 16), numbers(2, 2, 11, 16), numbers(2, 2, 11, 24)
+SHORT_PROGRAMS = {
+    "bias": (in_f32, [*SHORT, numbers(2, 9, 11)]),
+    "causal": (causal, [SHORT[0], SHORT[0], numbers(2, 2, 9, 24)]),
+    "padded": (padded, [*SHORT, THERE[:, 44:55]]),
+}
+
+
+@pytest.mark.parametrize("name", SHORT_PROGRAMS)
+def test_the_nest_means_the_same(name):
+    """At the level of loops, one element after the other."""
+    function, args = SHORT_PROGRAMS[name]
+    module, _ = lowered(function, *args, stages=("nd", "loop"))
+    kinds = [op.kind_names for op in module.walk() if isinstance(op, loop.ReduceOp)]
+    assert kinds == [["softmax_dot"], ["sum"]]
+    (got,) = run_loop(module, args, [], [])
+    torch.testing.assert_close(got.float(), function(*args).float(), rtol=4e-2, atol=4e-2, equal_nan=True)
+
+
+def wide(q, k, v):
+    return torch.softmax(products(q.float(), k.float()), -1) @ v.float()
+
+
+REFUSED = {
+    "the weights are a result": (lambda q, k, v: (w := torch.softmax(products(q, k), -1), w @ v), [Q, K, V]),
+    "no products": (lambda s, v: torch.softmax(s, -1) @ v, [numbers(2, 3, 66, 70), V]),
+    "many columns": (plain, [Q, K, numbers(2, 3, 70, 300)]),
+    "weights of 32 bits": (wide, [Q, K, V]),
+    "no softmax": (lambda q, k, v: F.relu(products(q, k)) @ v, [Q, K, V]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_programs_stay_as_they_are(name):
+    function, args = REFUSED[name]
+    module, remarks = lowered(function, *args, stages=("nd", "loop"))
+    assert not [r for r in remarks if r.kind == "applied"]
+    assert not [op for op in module.walk() if isinstance(op, loop.ReduceOp) and "softmax_dot" in op.kind_names]
+
+
+def test_it_is_off_by_default():
+    pipeline = str(default_pipeline("gpu"))
+    assert "gpu-carry-softmax{columns=0}" in pipeline
+    module, remarks = lowered(plain, Q, K, V, stages=("nd", "loop"), carry="gpu-carry-softmax{columns=0}")
+    assert not remarks and not [op for op in module.walk() if isinstance(op, loop.ReduceOp) and "softmax_dot" in op.kind_names]
+
+
+def test_columns_are_bounded_by_the_option():
+    _, (remark,) = lowered(plain, Q, K, V, stages=("nd", "loop"), carry="gpu-carry-softmax{columns=32}")
+    assert remark.kind == "missed" and "40 columns, the most are 32" in remark.message
