@@ -87,6 +87,8 @@ class State(NestValues):
         """Loops of which only a part is run now."""
         self.groups: dict[tuple[Block, Dim, int], Mapping[Operation, StoreGroup]] = {}
         """Stores that fill consecutive elements together, by body and lanes."""
+        self.counted: SSAValue | None = None
+        """The lanes that count in a body that runs along several loops at once, which has no lanes' loop; all without one."""
         self.second_pass = False
         """Whether a reduction body runs again over the same elements: it stores nothing then."""
 
@@ -224,9 +226,10 @@ class State(NestValues):
 
     def holds_or_off(self, fine: SSAValue) -> SSAValue:
         """A condition that also holds in the lanes that the innermost loop masks out."""
-        if self.lane is None or self.lane.mask is None or not lanes_of(fine.type):
+        mask = self.counted if self.lane is None else self.lane.mask
+        if mask is None or not lanes_of(fine.type):
             return fine
-        return self.b.elementwise(arith.OrIOp, (fine, self.b.invert(self.lane.mask)))
+        return self.b.elementwise(arith.OrIOp, (fine, self.b.invert(mask)))
 
     def check_bound(self, op: loop.BoundOp, fine: SSAValue, given: SSAValue, size: SSAValue) -> None:
         self.b.place(cpu.AssertOp.make(self.holds_or_off(fine), out_of_bounds(op), (given, size)))

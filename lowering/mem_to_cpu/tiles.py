@@ -225,7 +225,10 @@ class _Tile:
 
         block = s.info.nest.regions[0].blocks[0]
         rules = {loop.LoadOp: load, loop.StoreOp: store, loop.IndexOp: lambda op: self._index(op, first)}
+        masks = [self._mask(r, across=False) for r in numbers]
+        s.counted = self._concat([m for m in masks if m is not None]) if None not in masks else None
         lower_block(s, block, rules)  # pyright: ignore[reportArgumentType]
+        s.counted = None
 
     def _row(self, access: Access, row: int, dtype: object) -> SSAValue:
         """One row of an access along the lanes, or the same in all lanes."""

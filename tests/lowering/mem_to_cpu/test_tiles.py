@@ -111,3 +111,19 @@ def test_programs(shape: tuple[int, ...], dynamic: bool):
     compiled = torch.compile(turned, backend="stepwell", dynamic=dynamic)
     x = torch.randn(shape)
     torch.testing.assert_close(compiled(x), turned(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(5, 50), (17, 19)])
+def test_lanes_that_a_tile_does_not_have_divide_by_nothing(shape: tuple[int, int], dynamic: bool):
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.div_(y, rounding_mode="trunc")
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="stepwell", dynamic=dynamic)
+    divisor = torch.arange(1, shape[0] * shape[1] + 1, dtype=torch.int32).view(shape)
+    ours, eager = (torch.full(shape[::-1], 77, dtype=torch.int32).t() for _ in range(2))
+    assert torch.equal(compiled(ours, divisor), program(eager, divisor))
+    divisor[-1, -1] = 0
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(ours, divisor)
