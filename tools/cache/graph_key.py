@@ -99,6 +99,7 @@ class Writer:
             self.value(self.kernel_arguments(node) if is_user_kernel(node.target) else node.kwargs)
         elif node.op == "placeholder":
             self.parts.append(str(node.target))  # named in messages
+            self.parts.append(type(node.meta.get("desc")).__name__)  # whether it is a base that inputs share
         elif node.op == "output":
             self.value(node.args)
         else:

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 from xdsl.ir import SSAValue
 
+from ....dialects.expr import Expr
 from ....dialects.nd.call_args import Call, Obj
 from .externs import operand_layout, result_types, write
 
@@ -55,7 +56,7 @@ def _split_arguments(b: Importer, args: Any, kwargs: Any) -> tuple[list[Any], li
     sources: list[Any] = []
 
     def place(item: Any) -> Any:
-        if not isinstance(item, (Node, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if not isinstance(item, (Node, Expr, torch.SymInt, torch.SymFloat, torch.SymBool)):
             return item
         value = b.argument(item)
         if isinstance(value, (GraphModule, str, bool, int, float, type(None))) or callable(value):

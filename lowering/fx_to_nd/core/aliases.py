@@ -68,6 +68,11 @@ def root(node: Node) -> Node:
     return node
 
 
+def is_shared_base(node: Node) -> bool:
+    """Whether an argument is the tensor that AOTAutograd makes of inputs that share memory, and whose parts those become."""
+    return type(node.meta.get("desc")).__name__ in ("ViewBaseAOTInput", "SyntheticBaseAOTInput")
+
+
 def write_through(b: Importer, node: Any, value: SSAValue) -> None:
     """Give `node` a new value after an in-place write; a view passes it on to what it is a view of, up to the graph's
     argument."""

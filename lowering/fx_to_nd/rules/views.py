@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx import Node
 from xdsl.dialects.builtin import i1, i64
-from xdsl.ir import SSAValue
+from xdsl.ir import BlockArgument, SSAValue
 
 from ....dialects.expr import ZERO, Expr, as_expr, dim, free_syms, is_row_major, maximum, minimum, mod, product, prove_ge0, prove_le
 from ....dialects.nd.types import element_bytes, ui8
 from ..calls import externs
-from ..core.aliases import root
+from ..calls.object_calls import object_call
+from ..core.aliases import is_shared_base, root
 from ..core.builder import ONE
 from ..core.importer import Importer
 from ..core.metadata import element_type, is_nonoverlapping_dense
@@ -245,25 +247,61 @@ def _rolled(b: Importer, x: SSAValue, moves: dict[int, Expr]) -> SSAValue:
 
 
 # ---- as_strided: an index into the row-major order of the base's memory
+#
+# Eager counts from the beginning of a storage. A value of the graph begins anywhere in the memory that it is given: what ATen is to do
+# with one counts from its first element. Only a tensor of the caller's is in the storage that eager means.
 
 
 @rule(aten.as_strided, packet(aten, "as_strided_copy"))
 def _as_strided(b: Importer, x: SSAValue, size: Any, stride: Any, offset: Any = None) -> SSAValue:
     node: Any = b.node.args[0]
+    target: Any = b.node.target
     val, base = node.meta["val"], root(node)
     if base.meta["val"].dtype != val.dtype:
         base = node
-    start = as_expr(b.size_of(val.storage_offset()) if offset is None else offset)
-    begin = b.size_of(base.meta["val"].storage_offset())
+    if offset is not None and _begins_anywhere(b, base):
+        return externs.overload_call(b, b.node, target, (base, size, stride, offset), {}, b.val, fallback=True)
+    start = as_expr(b.size_of(val.storage_offset()) if offset is None else offset) - b.size_of(base.meta["val"].storage_offset())
     memory = memory_order(b, b.env[base], base.meta["val"])  # of the whole storage, of which a view is a part
     dims, strides = b.out_dims, [as_expr(s) for s in stride]
-    if memory is not None and _within(dims, strides, start - begin, b.dims(memory)[0]):
-        return b.view(memory, dims, [sum((dim(k) * s for k, s in enumerate(strides)), start - begin)])
-    if base is node:
-        return NotImplemented
-    start = start if base.op == "placeholder" else start - begin  # a value of the graph begins where its memory does
-    target: Any = b.node.target
-    return externs.overload_call(b, b.node, target, (base, size, stride, start), {}, b.val, fallback=True)
+    if memory is not None and _within(dims, strides, start, b.dims(memory)[0]):
+        return b.view(memory, dims, [sum((dim(k) * s for k, s in enumerate(strides)), start)])
+    if start is ZERO:
+        return externs.overload_call(b, b.node, target, (base, size, stride), {}, b.val, fallback=True)
+    return _own_call(b, strided_from, base, size, stride, start)
+
+
+def _begins_anywhere(b: Importer, base: Node) -> bool:
+    """Whether a value is a tensor of the caller's that begins elsewhere in its storage in another call: torch guards no storage offset.
+    Offsets into a base that AOTAutograd makes of several inputs are numbers of the graph, whatever it begins with."""
+    return base.op == "placeholder" and isinstance(b.env[base], BlockArgument) and not is_shared_base(base)
+
+
+def _own_call(b: Importer, fn: Callable[..., torch.Tensor], *args: Any) -> SSAValue:
+    """A call of a function of ours in place of the node's operator."""
+    b.counts.extern += 1
+    b.counts.names["extern"][externs.target_name(b.node.target)] += 1
+    (result,), _ = object_call(b, fn, args, {}, b.val, fresh=True)
+    return result
+
+
+def strided_from(x: torch.Tensor, size: Sequence[int], stride: Sequence[int], start: int) -> torch.Tensor:
+    """A copy of a strided view that begins `start` elements behind where `x` does."""
+    return x.as_strided(size, stride, x.storage_offset() + start).clone()
+
+
+def scattered_from(x: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], start: int) -> torch.Tensor:
+    """`x` with `source` in a strided view that begins `start` elements behind where `x` does."""
+    return torch.as_strided_scatter(x, source, size, stride, x.storage_offset() + start)
+
+
+def scattered_in_storage(
+    base: torch.Tensor, view: tuple[Sequence[int], Sequence[int], int], source: torch.Tensor, size: Sequence[int], stride: Sequence[int],
+    offset: int,
+) -> torch.Tensor:  # fmt: skip
+    """A view of `base` (sizes, strides, how far behind `base` it begins) with `source` in a strided view of their storage."""
+    sizes, strides, start = view
+    return torch.as_strided_scatter(base.as_strided(sizes, strides, base.storage_offset() + start), source, size, stride, offset)
 
 
 def _storage_order(val: torch.Tensor) -> list[int] | None:
@@ -294,16 +332,24 @@ def whole_written(b: Importer, value: SSAValue, val: torch.Tensor, base: torch.T
 def _as_strided_scatter(
     b: Importer, x: SSAValue, source: SSAValue, size: Any, stride: Any, offset: Any = None
 ) -> SSAValue:
-    val = b.node.args[0].meta["val"]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
-    order = _storage_order(val)
-    if order is None:
-        return NotImplemented
-    ordered = b.permute(x, order)
-    memory = b.reshape(ordered, (product(b.dims(x)),))
+    node, written = b.node.args[:2]
+    assert isinstance(node, Node)
+    val, base = node.meta["val"], root(node)
+    if offset is not None and base.meta["val"].dtype == val.dtype and _begins_anywhere(b, base):
+        if base is node:
+            return NotImplemented
+        view = b.sizes(val.shape), b.sizes(val.stride()), b.size_of(val.storage_offset()) - b.size_of(base.meta["val"].storage_offset())
+        return _own_call(b, scattered_in_storage, base, view, written, size, stride, offset)
     start = as_expr(0 if offset is None else offset) - (0 if offset is None else b.size_of(val.storage_offset()))
     strides, dims = [as_expr(s) for s in stride], b.dims(source)
-    if not _within(dims, strides, start, b.dims(memory)[0]):
-        return NotImplemented
+    order = _storage_order(val)
+    if order is None or not _within(dims, strides, start, product(b.dims(x))):
+        if start is not ZERO:
+            return _own_call(b, scattered_from, node, written, size, stride, start)
+        target: Any = b.node.target
+        return externs.overload_call(b, b.node, target, (node, written, size, stride), {}, b.val, fallback=True)
+    ordered = b.permute(x, order)
+    memory = b.reshape(ordered, (product(b.dims(x)),))
     source = b.cast(source, b.dtype(x))
     if is_row_major(dims, strides):
         row = b.reshape(source, (product(dims),))

@@ -55,8 +55,8 @@ def test_view_of_symbolic_sizes(check, name):
 def test_as_strided_reads_memory_order(check):
     """N05, LY-04"""
     check(lambda x: torch.as_strided(x.t() + 1, (6,), (1,)), torch.randn(2, 3))
-    check(lambda x: torch.as_strided_scatter(x, torch.zeros(2, 2), (2, 2), (3, 1), 1), torch.randn(3, 4))
-    check(lambda x: torch.as_strided_scatter(x, torch.zeros(6, 2), (6, 2), (2, 1), 0), torch.randn(3, 4))
+    check(lambda x: torch.as_strided_scatter(x + 1, torch.zeros(2, 2), (2, 2), (3, 1), 1), torch.randn(3, 4))
+    check(lambda x: torch.as_strided_scatter(x + 1, torch.zeros(6, 2), (6, 2), (2, 1), 0), torch.randn(3, 4))
 
 
 def aliases(found):
