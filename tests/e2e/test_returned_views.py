@@ -262,3 +262,87 @@ def test_views_beside_a_result_with_gradients_are_objects_of_their_own():
     got, want = torch.compile(program, backend="stepwell")(x), program(x)
     assert objects_and_memory(x, got) == objects_and_memory(x, want)
     assert [r.requires_grad for r in got] == [r.requires_grad for r in want]
+
+
+def bases(results, given):
+    """For each result: what autograd has as its base, the number of a result or "input", None where it is no view."""
+    names = {id(given): "input", **{id(r): k for k, r in enumerate(results)}}
+    return [names.get(id(r._base), "hidden") if r._is_view() else None for r in results]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_autograd_knows_the_views_of_results(dynamic):
+    """Also where nothing is differentiated: what is updated in place later is updated through the base."""
+
+    def of_a_result(x):
+        y = x + 1
+        parts = torch.unsafe_split(y, 2)[0], torch.unsafe_split_with_sizes(y, [1, 2])[1]
+        return y[1:], y, y.t(), y.t()[0], y.detach(), y.unbind(0)[1], x[1:], y.view_as(y), *parts, parts[1][1:], y.split(2)[0]
+
+    def of_what_is_no_result(x):
+        y = x.double()
+        return y.t(), y.unsqueeze(0)
+
+    for program in (of_a_result, of_what_is_no_result):
+        torch._dynamo.reset()
+        x = torch.randn(3, 4)
+        ours, eager = torch.compile(program, backend="stepwell", dynamic=dynamic)(x), program(x)
+        torch.testing.assert_close(ours, eager, rtol=0, atol=0)
+        assert bases(ours, x) == bases(eager, x)
+    assert ours[0]._base is ours[1]._base
+    ours[0].mul_(2)
+    assert ours[1]._version == 1 and torch.equal(ours[1][0].t(), ours[0])
+
+
+def test_a_returned_view_may_be_updated_with_what_has_gradients():
+    def program(x):
+        y = x + 1
+        return y, y[1:]
+
+    def total(f, weight):
+        y, part = f(torch.ones(3, 4))
+        part.mul_(weight)
+        y.sum().backward()
+        return weight.grad
+
+    torch._dynamo.reset()
+    ours, eager = (torch.arange(4.0, requires_grad=True) for _ in range(2))
+    assert torch.equal(total(torch.compile(program, backend="stepwell"), ours), total(program, eager))
+
+
+def test_a_graph_without_views_returns_the_program_s_list():
+    def program(x):
+        return x + 1, x.sum()
+
+    graphs = []
+    from stepwell.tools.compiled import compiled
+
+    made = compiled.Runner.__init__
+
+    def noted(self, *given):
+        made(self, *given)
+        graphs.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled.Runner, "__init__", noted)
+        torch._dynamo.reset()
+        torch.compile(program, backend="stepwell")(torch.randn(3))
+    assert [g._plain for g in graphs] == [True]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_of_one_graph_are_updated_by_the_next(dynamic):
+    def program(x):
+        y = x.double()
+        row, turned = y.unsqueeze(0), y.permute(1, 0)
+        torch._dynamo.graph_break()
+        row.copy_(row.flip(1))
+        turned.t_()
+        turned.mul_(2)
+        return row, turned
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="stepwell", dynamic=dynamic)
+    for n in (3, 5):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(compiled(x), program(x), rtol=0, atol=0)

@@ -6,6 +6,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Collection, MutableSet, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -152,8 +153,10 @@ def lower_graph(
         count("bodies" if kind.endswith("-body") else "graphs")
     seconds = sum(n for name, n in counts.items() if name.startswith("compile_seconds."))
     kept = {name: n for name, n in counts.items() if not name.startswith(("compile_seconds.", "passes.", "cache_"))}
+    # AOTAutograd makes the views itself where it differentiates
+    outputs = imported.outputs if kind == "inference" else [replace(o, base=None) for o in imported.outputs]
     return CompiledGraph(
-        description, code, code_key, imported.constants, imported.objects, imported.inputs, imported.outputs, symbols,
+        description, code, code_key, imported.constants, imported.objects, imported.inputs, outputs, symbols,
         counts=kept, seconds=seconds, refused=imported.refused,
     )
 

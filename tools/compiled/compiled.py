@@ -75,7 +75,7 @@ class Runner:
         self.inputs = graph.inputs
         self.outputs = graph.outputs
         self.constants = graph.constants
-        plain = [o.kind == "result" and o.value == k for k, o in enumerate(self.outputs)]
+        plain = [o.kind == "result" and o.value == k and o.base is None for k, o in enumerate(self.outputs)]
         self._plain = all(plain)
         # where the inputs hold the size symbols, which only sizes among the outputs need
         self._symbols = graph.symbols if any(o.kind == "expr" for o in self.outputs) else {}
@@ -181,7 +181,11 @@ def _of_operator(traces: list[tuple[str, str]], operator: str) -> list[tuple[str
 
 def _output(output: Output, results: Sequence[Any], symbols: Mapping[str, int]) -> Any:
     if output.kind == "result":
-        return results[output.value]
+        result = results[output.value]
+        if output.base is None:
+            return result
+        with torch.enable_grad():  # AOTAutograd runs this without: nobody could update a view that is made so with what has gradients
+            return results[output.base].as_strided(result.shape, result.stride(), result.storage_offset())
     if output.kind == "constant":
         return output.value
     assert isinstance(output.value, Expr)

@@ -34,6 +34,8 @@ VIEW_PACKETS: frozenset[Any] = frozenset(
         aten.unfold,
         aten.split,
         aten.split_with_sizes,
+        aten.unsafe_split,
+        aten.unsafe_split_with_sizes,
         aten.unbind,
         aten._reshape_alias,
         aten.lift_fresh,
@@ -64,6 +66,20 @@ def view_source(node: Node) -> Node | None:
 def root(node: Node) -> Node:
     """The end of the chain of views that starts at `node`."""
     while (source := view_source(node)) is not None:
+        node = source
+    return node
+
+
+_APART: frozenset[Any] = frozenset({aten.detach, aten.lift_fresh, aten._unsafe_view, aten.unsafe_split, aten.unsafe_split_with_sizes})
+"""Operators whose result shares memory, but is no view of its argument to autograd."""
+
+
+def tracked_base(node: Node) -> Node:
+    """What autograd has as the base of a value in eager: the value itself when it is no view."""
+    while (source := view_source(node)) is not None:
+        made: Any = node if isinstance(node.target, torch._ops.OpOverload) else node.args[0]
+        if made.target.overloadpacket in _APART:
+            break
         node = source
     return node
 

@@ -17,7 +17,7 @@ from ....dialects.expr.syntax import ExprAttr
 from ....dialects.nd.types import LayoutAttr, RangeAttr, TensorType
 from ...outputs import Output
 from ...sympy_bridge import hints_of, ranges_of
-from .aliases import root
+from .aliases import root, tracked_base
 from .builder import UNIT
 from .importer import Importer
 from .input_views import InputView
@@ -139,7 +139,7 @@ class Results:
         view = self.input_views.get(len(self.outputs))
         if isinstance(value, SSAValue):
             place = self._tensor(item, value) if view is None else self._input_view(item, value, view)
-            self.outputs.append(Output("result", place))
+            self.outputs.append(Output("result", place, self._base_of(item) if view is None else None))
         elif isinstance(value, Expr):
             self._size(value)
         elif isinstance(value, (SymScalar, ScalarValue)):
@@ -196,6 +196,14 @@ class Results:
         if base is node:
             self._by_root[node] = place
         return place
+
+    def _base_of(self, node: Node) -> int | None:
+        """The result that a view is of, where it is made over the memory of one."""
+        base = tracked_base(node)
+        if base is node or base not in self._by_node or base.meta["val"].dtype != node.meta["val"].dtype:
+            return None
+        alias = self.attributes[self._by_node[node]].data.get("nd.alias")
+        return self._by_node[base] if isinstance(alias, StringAttr) and alias.data.startswith("result ") else None
 
     def _input_view(self, node: Node, value: SSAValue, view: InputView) -> int:
         """A result of which the caller takes the layout alone: nothing is computed for it."""

@@ -252,6 +252,10 @@ def _rolled(b: Importer, x: SSAValue, moves: dict[int, Expr]) -> SSAValue:
 # with one counts from its first element. Only a tensor of the caller's is in the storage that eager means.
 
 
+_WRITTEN_COPIES: frozenset[Any] = frozenset({aten.slice_scatter, aten.select_scatter, aten.diagonal_scatter, aten.as_strided_scatter})
+"""Operators whose result begins in its storage where their first argument does, whatever torch says when it traces them."""
+
+
 @rule(aten.as_strided, packet(aten, "as_strided_copy"))
 def _as_strided(b: Importer, x: SSAValue, size: Any, stride: Any, offset: Any = None) -> SSAValue:
     node: Any = b.node.args[0]
@@ -259,9 +263,14 @@ def _as_strided(b: Importer, x: SSAValue, size: Any, stride: Any, offset: Any = 
     val, base = node.meta["val"], root(node)
     if base.meta["val"].dtype != val.dtype:
         base = node
-    if offset is not None and _begins_anywhere(b, base):
-        return externs.overload_call(b, b.node, target, (base, size, stride, offset), {}, b.val, fallback=True)
-    start = as_expr(b.size_of(val.storage_offset()) if offset is None else offset) - b.size_of(base.meta["val"].storage_offset())
+    start = b.size_of(val.storage_offset()) - b.size_of(base.meta["val"].storage_offset())
+    if offset is not None:
+        origin, begin = _origin(b, base)
+        if origin is base and _begins_anywhere(b, origin):
+            return externs.overload_call(b, b.node, target, (base, size, stride, offset), {}, b.val, fallback=True)
+        if _begins_anywhere(b, origin):
+            return _own_call(b, strided_as_in, base, origin, size, stride, as_expr(offset) - begin)
+        start = as_expr(offset) - begin - b.size_of(origin.meta["val"].storage_offset())
     memory = memory_order(b, b.env[base], base.meta["val"])  # of the whole storage, of which a view is a part
     dims, strides = b.out_dims, [as_expr(s) for s in stride]
     if memory is not None and _within(dims, strides, start, b.dims(memory)[0]):
@@ -269,6 +278,19 @@ def _as_strided(b: Importer, x: SSAValue, size: Any, stride: Any, offset: Any = 
     if start is ZERO:
         return externs.overload_call(b, b.node, target, (base, size, stride), {}, b.val, fallback=True)
     return _own_call(b, strided_from, base, size, stride, start)
+
+
+def _origin(b: Importer, node: Node) -> tuple[Node, Expr]:
+    """The value in whose memory eager has another one, or a copy of all of it (where a part was written), and how far behind it."""
+    begin = as_expr(0)
+    while True:
+        base = root(node)
+        if base.meta["val"].dtype == node.meta["val"].dtype:
+            begin = begin + b.size_of(node.meta["val"].storage_offset()) - b.size_of(base.meta["val"].storage_offset())
+            node = base
+        if getattr(node.target, "overloadpacket", None) not in _WRITTEN_COPIES:
+            return node, begin
+        (node, *_) = node.args  # pyright: ignore[reportAssignmentType]
 
 
 def _begins_anywhere(b: Importer, base: Node) -> bool:
@@ -290,9 +312,21 @@ def strided_from(x: torch.Tensor, size: Sequence[int], stride: Sequence[int], st
     return x.as_strided(size, stride, x.storage_offset() + start).clone()
 
 
+def strided_as_in(x: torch.Tensor, origin: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """A copy of a strided view of `x`, with the offset that it would have if `x` began where `origin` does."""
+    return strided_from(x, size, stride, offset - origin.storage_offset())
+
+
 def scattered_from(x: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], start: int) -> torch.Tensor:
     """`x` with `source` in a strided view that begins `start` elements behind where `x` does."""
     return torch.as_strided_scatter(x, source, size, stride, x.storage_offset() + start)
+
+
+def scattered_as_in(
+    x: torch.Tensor, origin: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:  # fmt: skip
+    """`x` with `source` in a strided view, with the offset that it would have if `x` began where `origin` does."""
+    return scattered_from(x, source, size, stride, offset - origin.storage_offset())
 
 
 def scattered_in_storage(
@@ -334,13 +368,17 @@ def _as_strided_scatter(
 ) -> SSAValue:
     node, written = b.node.args[:2]
     assert isinstance(node, Node)
-    val, base = node.meta["val"], root(node)
-    if offset is not None and base.meta["val"].dtype == val.dtype and _begins_anywhere(b, base):
-        if base is node:
+    val, start = node.meta["val"], as_expr(0)
+    if offset is not None:
+        origin, begin = _origin(b, node)
+        if origin is node and _begins_anywhere(b, origin):
             return NotImplemented
-        view = b.sizes(val.shape), b.sizes(val.stride()), b.size_of(val.storage_offset()) - b.size_of(base.meta["val"].storage_offset())
-        return _own_call(b, scattered_in_storage, base, view, written, size, stride, offset)
-    start = as_expr(0 if offset is None else offset) - (0 if offset is None else b.size_of(val.storage_offset()))
+        if origin is root(node) and _begins_anywhere(b, origin):
+            view = b.sizes(val.shape), b.sizes(val.stride()), begin
+            return _own_call(b, scattered_in_storage, origin, view, written, size, stride, offset)
+        if _begins_anywhere(b, origin):
+            return _own_call(b, scattered_as_in, node, origin, written, size, stride, as_expr(offset) - begin)
+        start = as_expr(offset) - begin - b.size_of(origin.meta["val"].storage_offset())
     strides, dims = [as_expr(s) for s in stride], b.dims(source)
     order = _storage_order(val)
     if order is None or not _within(dims, strides, start, product(b.dims(x))):
