@@ -71,12 +71,18 @@ class Noise:
 class Rounding(TorchDispatchMode):
     """Gives what operators compute a random relative error of up to `ulps` units in the last place."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, seed: int, ulps: float) -> None:
         super().__init__()
         self.noise = Noise(seed)
         self.ulps = ulps
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            run: Any = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd, func)
+            args, kwargs = pytree.tree_map_only(Callable, self._rounding, (tuple(args), kwargs or {}))
+            return run(*args, **kwargs)
         name = func._schema.name.split("::")[-1] if isinstance(func, torch._ops.OpOverload) else ""
         if not name or name in MOVES or name in MAKES or func.is_view:
             return func(*args, **(kwargs or {}))
@@ -86,6 +92,15 @@ class Rounding(TorchDispatchMode):
             args = pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t.clone(), exact) if t.dtype in INEXACT else t, tuple(args))
         out = func(*args, **(kwargs or {}))
         return pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t, exact), out)
+
+    def _rounding(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that rounds: operators that call one have switched the mode off."""
+
+        def run(*args: Any) -> Any:
+            with self:
+                return function(*args)
+
+        return run
 
     def _moved(self, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """The same tensor, moved in its own memory."""

@@ -92,6 +92,16 @@ def test_what_rounding_decides_is_no_fault():
     assert unexplained(~c, [f["result 2"] for f in found]).all(), "inputs are what they are: nothing rounds before the comparison"
 
 
+def test_what_branches_compute_is_rounded():
+    def program(inputs):
+        (x,) = inputs
+        return {"result 0": torch.cond(x.sum() > 0, lambda x: x.exp(), lambda x: x.sin(), (x,))}
+
+    found = [f["result 0"] for f in samples(program, lambda: [torch.linspace(0.1, 1, 5)], runs=2)]
+    assert not any(torch.equal(f, found[0]) for f in found[1:])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
+
+
 def test_nan_and_infinity_are_looked_at():
     def program(inputs):
         return {"result 0": inputs[0] / inputs[1]}
