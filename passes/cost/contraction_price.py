@@ -30,6 +30,9 @@ SPLITS = (1, 2, 4, 8, 16, 32, 64)
 STEP = 64
 """Terms of a sum that a tile takes at once."""
 
+WEIGHED_ROWS = 64
+"""Rows that a program weighs for."""
+
 FEW = 64
 """Rows, or columns, up to which a generated product is one of few: the other matrix is read once, by programs that may share its sums."""
 
@@ -79,6 +82,21 @@ class Contraction:
     def result(self) -> float:
         """Bytes of the products themselves."""
         return float(self.batch * self.rows * self.columns * self.sums * self.out_width)
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """Rows weighed by a softmax of products, in one kernel that stores no score. `depth`: terms of a score; `terms`: rows that are weighed,
+    of `columns` elements; `moved`: bytes that it reads and writes."""
+
+    batch: int
+    rows: int
+    terms: int
+    depth: int
+    columns: int
+    kind: str
+    width: int
+    moved: float
 
 
 @dataclass(frozen=True)
@@ -157,3 +175,14 @@ def generated_ns(work: Contraction, gpu: Gpu) -> float:
     if work.computed and not on_the_way:
         total += stream_ns(work.sources + work.computed, gpu)
     return total + stream_ns(work.later, gpu, start=False)
+
+
+def weighed_ns(work: Weighing, gpu: Gpu) -> float:
+    """One kernel; a program goes through all terms of its rows."""
+    rates = gpu.rates
+    tiles = work.batch * ceil(work.rows / WEIGHED_ROWS)
+    each = float(work.depth + work.columns) * work.terms * rates.multiprocessors
+    units = 2.0 * WEIGHED_ROWS * each / (rates.tflops[work.kind] * 1e3 * rates.generated["weighed"])
+    busy = ceil(tiles / gpu.multiprocessors) * max(units, each * work.width / rates.cache_gbs)
+    memory = work.moved / rates.memory_gbs
+    return max(busy, memory) + OVERLAP * min(busy, memory) + rates.start_us * 1e3

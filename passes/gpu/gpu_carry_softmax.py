@@ -97,7 +97,7 @@ def _find(nest: loop.NestOp) -> _Weights | None:
 
 
 def _weights(weight: SSAValue, value: SSAValue, nest: loop.NestOp, reduce: loop.ReduceOp) -> _Weights | None:
-    if not isinstance(weight.owner, arith.ExtFOp):
+    if not _is_rounded(weight):
         return None  # exponentials are rounded: the program has to do that, too
     scales: list[tuple[type[Operation], SSAValue]] = []
     load = _unscaled(weight, nest, reduce.block, scales).owner
@@ -124,6 +124,13 @@ def _weights(weight: SSAValue, value: SSAValue, nest: loop.NestOp, reduce: loop.
     if not _is_row_by_row(load, store, row, reduce):
         return None
     return _Weights(reduce, load, value, power, inside, top, scales)
+
+
+def _is_rounded(weight: SSAValue) -> bool:
+    """Whether a weight is a number of 16 bits."""
+    owner = weight.owner
+    stored = owner.input.type if isinstance(owner, arith.ExtFOp) else None
+    return (loop.element_type(owner.source.type) if isinstance(owner, loop.LoadOp) else stored) in LOW_PRECISION
 
 
 def _unscaled(value: SSAValue, nest: loop.NestOp, inside: Block, scales: list[tuple[type[Operation], SSAValue]]) -> SSAValue:
@@ -407,7 +414,7 @@ class _Writer:
     def _known(self) -> dict[SSAValue, SSAValue]:
         """The maximum and the sum of the exponentials in the nest that stores the weights."""
         found = self.found
-        known = {found.top.results[0]: self.made.results[0]}
+        known: dict[SSAValue, SSAValue] = {found.top.results[0]: self.made.results[0]}
         row = found.inside.parent_op()
         assert isinstance(row, loop.LoopLike)
         for op in found.storing.block.ops:

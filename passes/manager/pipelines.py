@@ -42,7 +42,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
             "nd-split-reductions",
         ),
         "loop": (
-            "nd-to-loop", "loop-fuse", "gpu-carry-softmax{columns=0}", "loop-fuse-rows{columns-only}", "loop-recompute", "loop-layout",
+            "nd-to-loop", "loop-fuse", "gpu-carry-softmax", "loop-fuse-rows{columns-only}", "loop-recompute", "loop-layout",
             "loop-order",
         ),
         "mem": (

@@ -1,7 +1,8 @@
 """What GPUs do in a second, from gpus.json: bytes of memory and cache, operations of the units for products by type.
 
 An entry says which card it is of and where its figures come from. `generated` holds how much of the library's rate a generated product
-reaches, by form: `few` rows, tiles that fill the GPU (`full`), a factor that is computed on the way (`computed`).
+reaches, by form: `few` rows, tiles that fill the GPU (`full`), a factor that is computed on the way
+(`computed`), rows weighed by a softmax of products (`weighed`).
 """
 
 from __future__ import annotations

@@ -163,7 +163,8 @@ class NdLibraryProducts(Pass):
 
     library: Literal["always", "large", "price", "never"] = "large"
     """When a product, or a convolution, of 16-bit numbers is a call of the library on a GPU with units for such products: `always`, `price`
-    (where that is cheaper), `never`, or `large` (by price where a product has few rows, else always); see product_choice.py."""
+    (where that is cheaper), `never`, or `large` (by price where a product has few rows, or its elements are scores that stay on chip, else
+    always); see product_choice.py and carried_scores.py."""
 
     rows: int = 0
     """Rows (or columns) of a product up to which it has few; 0: none has."""

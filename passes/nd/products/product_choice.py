@@ -22,9 +22,10 @@ from ....dialects.expr import ONE, ZERO, product
 from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.pointwise import OPS, PointwiseOp
 from ....dialects.nd.types import element_bytes, tensor_type
-from ...cost.contraction_price import Contraction, generated_ns, library_ns
+from ...cost.contraction_price import Contraction, generated_ns, library_ns, stream_ns, weighed_ns
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
+from .carried_scores import carried_scores
 from .convolution_nests import is_matrix, no_product, read_once, reads_elements, sizes_of
 from .joined_factors import joined_factor
 
@@ -75,15 +76,33 @@ class ProductChooser:
         """What becomes of each product of a function, and the candidates of which blocks of columns are to be products of their own."""
         found: dict[Operation, Choice] = {}
         parted: list[Candidate] = []
+        works: dict[Operation, Contraction] = {}
         for one in candidates(func, self.gpu, self.hints, self.symbols):
             for op in one.ops:
                 found[op] = self.choice(one, op)
+                works[op] = one.work if len(one.ops) == 1 and not one.parts else replace(one.work, sums=1)
             if one.parts and found[one.ops[0]].generated:
                 parted.append(one)
+        for op in _products(func):
+            self._choose_carried(op, found, works)
         for op in (*_products(func), *_convolutions(func)):
             if op not in found:
                 found[op] = Choice(False, cannot(op, self.gpu, self.symbols))
         return found, parted
+
+    def _choose_carried(self, weighed: nd.MatmulOp, found: dict[Operation, Choice], works: Mapping[Operation, Contraction]) -> None:
+        """All products of an attention are generated where that is cheaper than calls with the scores in memory between them."""
+        one = carried_scores(weighed, works.keys(), self.symbols)
+        if one is None or self.library in ("always", "never") or any(op.schedule is not None for op in one.products):
+            return
+        t = tensor_type(weighed.result)
+        calls = sum(library_ns(works[op], self.gpu) for op in one.products) + stream_ns(float(bytes_of(one.weights, self.hints)), self.gpu)
+        kernel = weighed_ns(one.work(self.hints, KINDS[t.element_type], element_bytes(t.element_type)), self.gpu)
+        if kernel > calls:
+            return
+        reason = "its scores are weights of another product, and stay on chip"
+        for op in one.products:
+            found[op] = Choice(True, "its terms are weighed by scores that stay on chip" if op is weighed else reason, calls, kernel)
 
     def choice(self, one: Candidate, op: nd.MatmulOp | nd.ConvOp) -> Choice:
         """What becomes of a product of a candidate."""

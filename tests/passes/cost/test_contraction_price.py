@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepwell.passes.cost.contraction_price import Contraction, generated_ns, library_ns, price
+from stepwell.passes.cost.contraction_price import Contraction, Weighing, generated_ns, library_ns, price, weighed_ns
 from stepwell.passes.cost.machine.gpu import MACHINES, machine
 from stepwell.passes.cost.machine.gpu_rates import DATA, rates_of
 
@@ -105,3 +105,21 @@ def test_the_plan_depends_on_the_gpu():
     """What is saved of memory is less of the time where arithmetic is slower beside it."""
     work = followed(8192, 8192, 7168)
     assert [generated_ns(work, machine(name)) < library_ns(work, machine(name)) for name in ("sm_80", "sm_90")] == [False, True]
+
+
+def attention(rows: int, terms: int, batch: int = 64, head: int = 64) -> Weighing:
+    moved = 2.0 * batch * head * 2 * (rows + terms)
+    return Weighing(batch, rows, terms, head, head, "bf16", 2, moved)
+
+
+def test_rows_weighed_in_one_kernel_cost_their_products_and_no_scores():
+    work = attention(4096, 4096)
+    flops = 2.0 * work.batch * work.rows * work.terms * (work.depth + work.columns)
+    assert flops / weighed_ns(work, H100) / 1e3 == pytest.approx(H100.rates.tflops["bf16"] * H100.rates.generated["weighed"], rel=0.1)
+    assert weighed_ns(attention(4096, 8192), H100) == pytest.approx(2 * weighed_ns(work, H100), rel=0.05)
+
+
+def test_few_rows_weighed_wait_for_all_terms():
+    """A program goes through all terms, whatever else the GPU could do."""
+    alone, many = attention(16, 65536, batch=1), attention(16, 65536, batch=128)
+    assert weighed_ns(alone, H100) > weighed_ns(many, H100) / 3

@@ -12,7 +12,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from stepwell.dialects import loop
+from stepwell.dialects import loop, nd
 from stepwell.dialects.tt.compute import DotOp
 from stepwell.dialects.tt.structure import FuncOp
 from stepwell.lowering.fx.decompositions import decomposition_table
@@ -26,7 +26,7 @@ from stepwell.tools.interpret.loop import run_loop
 BF16 = torch.bfloat16
 
 
-def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), carry="gpu-carry-softmax", dynamic=()):
+def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), carry="gpu-carry-softmax", products="", dynamic=()):
     """The module, and the remarks of the pass. `dynamic`: dimensions of each argument whose sizes are symbols."""
 
     def flat(*inputs):
@@ -34,11 +34,12 @@ def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), carry="gpu-carr
         return found if isinstance(found, tuple) else (found,)
 
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) as mode:
-        fake = [mode.from_tensor(a, symbolic_context=_symbols(a, dynamic)) for a in args]
+        fake = [_fake(a, dynamic, mode) for a in args]
         trace = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
         module = import_graph(trace(*fake), fake).module
     pipeline = default_pipeline("gpu", stages=stages)
-    pipeline.replace("nd-library-products", "nd-library-products{tiny=0 library=never}")
+    if products:
+        pipeline.replace("nd-library-products", products)
     pipeline.replace("gpu-carry-softmax", carry)
     remarks = []
     run(pipeline, module, context(), Instrumentation(remarks=remarks.append))
@@ -46,8 +47,11 @@ def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), carry="gpu-carr
     return module, [r for r in remarks if r.pass_name == "gpu-carry-softmax"]
 
 
-def _symbols(x, dynamic):
-    return StatelessSymbolicContext([DimDynamic.DYNAMIC if d in dynamic else DimDynamic.STATIC for d in range(x.ndim)])
+def _fake(x, dynamic, mode):
+    if x.device.type == "meta":
+        return torch.empty_like(x, device="cpu")
+    sizes = [DimDynamic.DYNAMIC if d in dynamic else DimDynamic.STATIC for d in range(x.ndim)]
+    return mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(sizes))
 
 
 def numbers(*shape, dtype=BF16, scale=1.0):
@@ -97,6 +101,23 @@ def einsum(q, k, v):
     return torch.einsum("bhij,bhjd->bihd", weights, v).flatten(2)
 
 
+def repeated(q, k, v):
+    return softcap(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1))
+
+
+def expanded(q, k, v):
+    return softcap(q, *(x[:, :, None].expand(-1, -1, 3, -1, -1).reshape(2, 3, *x.shape[2:]) for x in (k, v)))
+
+
+def two_biases(q, k, v, bias, there):
+    return in_f32(q, k, v, bias + torch.where(there, 0.0, -10000.0)[:, None, None])
+
+
+def window(q, k, v):
+    ahead = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])
+    return torch.softmax((products(q, k) * 0.125).masked_fill((ahead < 0) | (ahead >= 20), -math.inf), -1) @ v
+
+
 def padded(q, k, v, there):
     return torch.softmax(products(q, k).float().masked_fill(~there[:, None, None], -math.inf), -1).to(v.dtype) @ v
 
@@ -115,6 +136,10 @@ PROGRAMS = {
     "exponentials by hand": (by_hand, [Q, K, V]),
     "einsum": (einsum, [Q, K, V]),
     "padded, one without any": (padded, [Q, K, V, THERE]),
+    "keys repeated for groups of heads": (repeated, [Q, K[:, :1], V[:, :1]]),
+    "keys expanded to groups of heads": (expanded, [Q, K[:, :1], V[:, :1]]),
+    "two biases": (two_biases, [Q, K, V, numbers(3, 66, 70), THERE]),
+    "window": (window, [Q, K, V]),
     "one batch of many rows": (plain, [numbers(130, 64), numbers(257, 64), numbers(257, 64)]),
     "a scale behind": (lambda q, k, v: plain(q, k, v) * 2, [Q, K, V]),
 }
@@ -131,6 +156,17 @@ def test_attention_is_one_kernel(name):
     want = function(*args)
     assert got.dtype == want.dtype and got.shape == want.shape
     torch.testing.assert_close(got.float(), want.float(), rtol=4e-2, atol=4e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("length", [64, 1000, 4096])
+@pytest.mark.parametrize("head", [32, 80, 128, 256])
+def test_the_default_pipeline_carries_scores_of_any_size(head, length):
+    q, k, v = torch.empty(3, 4, 16, length, head, dtype=BF16, device="meta").unbind()
+    bias = torch.empty(16, length, length, dtype=BF16, device="meta")
+    for function, args in ((softcap, (q, k, v)), (causal, (q, k, v)), (in_f32, (q, k, v, bias))):
+        module, remarks = lowered(function, *args, stages=("nd", "loop"))
+        assert [r.kind for r in remarks] == ["applied"], [r.message for r in remarks]
+        assert not [op for op in module.walk() if isinstance(op, nd.ExternOp)]
 
 
 @pytest.mark.parametrize("name", ["plain", "in 32 bits, with a bias", "causal"])
@@ -154,7 +190,7 @@ SHORT_PROGRAMS = {
 def test_the_nest_means_the_same(name):
     """At the level of loops, one element after the other."""
     function, args = SHORT_PROGRAMS[name]
-    module, _ = lowered(function, *args, stages=("nd", "loop"))
+    module, _ = lowered(function, *args, stages=("nd", "loop"), products="nd-library-products{tiny=0}")
     kinds = [op.kind_names for op in module.walk() if isinstance(op, loop.ReduceOp)]
     assert kinds == [["softmax_dot"], ["sum"]]
     (got,) = run_loop(module, args, [], [])
@@ -177,16 +213,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_programs_stay_as_they_are(name):
     function, args = REFUSED[name]
-    module, remarks = lowered(function, *args, stages=("nd", "loop"))
+    module, remarks = lowered(function, *args, stages=("nd", "loop"), products="nd-library-products{tiny=0 library=never}")
     assert not [r for r in remarks if r.kind == "applied"]
     assert not [op for op in module.walk() if isinstance(op, loop.ReduceOp) and "softmax_dot" in op.kind_names]
-
-
-def test_it_is_off_by_default():
-    pipeline = str(default_pipeline("gpu"))
-    assert "gpu-carry-softmax{columns=0}" in pipeline
-    module, remarks = lowered(plain, Q, K, V, stages=("nd", "loop"), carry="gpu-carry-softmax{columns=0}")
-    assert not remarks and not [op for op in module.walk() if isinstance(op, loop.ReduceOp) and "softmax_dot" in op.kind_names]
 
 
 def test_columns_are_bounded_by_the_option():
