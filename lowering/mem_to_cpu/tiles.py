@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 """Side of a block of tiles."""
-GROUP = 4
+ROWS_AT_ONCE = 4
 """Rows that the body handles at once: as many lanes as a pointwise nest has."""
 
 
@@ -157,7 +157,7 @@ class _Tile:
             if not access.is_store and _crosses(access, self.lanes, self.rows):
                 self.loaded[access] = self._read_across(access)
         pending: dict[Access, list[SSAValue]] = {a: [] for a in accesses if a.is_store and _crosses(a, self.lanes, self.rows)}
-        for first in range(0, self.tall, GROUP):
+        for first in range(0, self.tall, ROWS_AT_ONCE):
             self._group(first, pending)
         for access, values in pending.items():
             self._write_across(access, values)
@@ -196,10 +196,10 @@ class _Tile:
         return list(self.s.b.place(made).results)
 
     def _group(self, first: int, pending: dict[Access, list[SSAValue]]) -> None:
-        """The body on rows `first` to `first + GROUP`; of those that the tile does not have on its last one."""
+        """The body on rows `first` to `first + ROWS_AT_ONCE`; of those that the tile does not have on its last one."""
         s = self.s
-        whole = GROUP * SIDE
-        numbers = [min(first + r, self.tall - 1) for r in range(GROUP)]
+        whole = ROWS_AT_ONCE * SIDE
+        numbers = [min(first + r, self.tall - 1) for r in range(ROWS_AT_ONCE)]
 
         def load(op: loop.LoadOp) -> None:
             access = s.info.access[op]
@@ -215,7 +215,7 @@ class _Tile:
             access = s.info.access[op]
             value = s.b.splat(s.get(before_rounding(op.value, access.dtype)), whole)
             value = narrow(s, value, access.dtype)
-            parts = [self._slice(value, r) for r in range(min(GROUP, self.tall - first))]
+            parts = [self._slice(value, r) for r in range(min(ROWS_AT_ONCE, self.tall - first))]
             if access in pending:
                 pending[access] += parts
                 return
@@ -259,7 +259,7 @@ class _Tile:
         s = self.s
         e = s.info.exprs[op.result]
         rows: list[SSAValue] = []
-        for r in range(GROUP):
+        for r in range(ROWS_AT_ONCE):
             s.enter_lanes(self.lanes.dim, SIDE, s.dims[self.lanes.dim], None)
             rows.append(s.b.splat(s.integer(self._at(e, first + r, 0), i64), SIDE))
             s.leave_lanes()

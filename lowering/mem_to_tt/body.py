@@ -283,13 +283,13 @@ def _clamped(s: State, op: Operation) -> tuple[SSAValue, int, Expr, Expr] | None
             return None
         else:
             shift += number.value
-    if not isinstance(owner, arith.FPToSIOp) or len(bounds) < 2 or abs(shift) > SMALL:
+    if not isinstance(owner, arith.FPToSIOp) or len(bounds) < 2 or abs(shift) > MAX_EXACT_I32:
         return None
     low, high = bounds[arith.MaxSIOp], bounds[arith.MinSIOp]
     return (owner.operands[0], shift, low, high) if prove_le(low, high, s.info.ranges) else None
 
 
-SMALL = 1 << 22
+MAX_EXACT_I32 = 1 << 22
 """Numbers up to which sums of two, and f32's whole parts that are clamped by them, are exact in 32 bits."""
 
 
@@ -297,7 +297,7 @@ def _small(s: State, value: SSAValue) -> Expr | None:
     """A number that is the same for the whole tile, and small."""
     found = shared_index(s, value)
     ends = Range() if found is None else range_of(found, s.info.ranges)
-    return found if ends.lo is not None and ends.hi is not None and -SMALL <= ends.lo and ends.hi <= SMALL else None
+    return found if ends.lo is not None and ends.hi is not None and -MAX_EXACT_I32 <= ends.lo and ends.hi <= MAX_EXACT_I32 else None
 
 
 def extend(s: State, op: Operation) -> None:

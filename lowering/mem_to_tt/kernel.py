@@ -50,10 +50,10 @@ from .state import Axis, State, address_in
 
 NO_SIZES: Mapping[Expr, int] = {}
 
-FEW = 16
+MAX_UNROLLED_ITERATIONS = 16
 """Iterations of a loop inside of a tile that become straight code."""
 
-NEAR = 32 << 10
+MAX_CACHED_ROW_BYTES = 32 << 10
 """Bytes at most of a row that is read again from the nearest cache, beside those of other programs."""
 
 SHARED_BYTES = 16 << 20
@@ -204,9 +204,9 @@ class NestLowering:
                 if not access.is_store and linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
                     readers.setdefault(access.buffer, []).append(access)
         again = [found for found in readers.values() if len({a.node for a in found}) > 1]
-        longest = max(most_trips(n, self.s.info) or NEAR for n in loops)
+        longest = max(most_trips(n, self.s.info) or MAX_CACHED_ROW_BYTES for n in loops)
         rows = self.tile.elements // self.tile.inner
-        if sum(rows * longest * element_bytes(found[0].dtype) for found in again) > NEAR:
+        if sum(rows * longest * element_bytes(found[0].dtype) for found in again) > MAX_CACHED_ROW_BYTES:
             return
         for found in again:
             for access in found:
@@ -394,10 +394,10 @@ class NestLowering:
         trips = product(one.size for one in node.loops).value
         sequential = isinstance(node.op, loop.ForOp) and node.op.sequential is not None
         if self.s.inner or self.s.inner_axis is None or sequential:
-            limit = FEW if self.s.inner or sequential else UNROLL
+            limit = MAX_UNROLLED_ITERATIONS if self.s.inner or sequential else UNROLL
             return "unroll" if trips is not None and self._is_few(node, limit) else "loop"
-        if any(product(one.size for one in c.loops).value is None or self._trips(c) > FEW for c in node.children):
-            return "unroll" if trips is not None and self._is_few(node, FEW) else "loop"
+        if any(product(one.size for one in c.loops).value is None or self._trips(c) > MAX_UNROLLED_ITERATIONS for c in node.children):
+            return "unroll" if trips is not None and self._is_few(node, MAX_UNROLLED_ITERATIONS) else "loop"
         return "unroll" if trips is not None and trips <= 4 else "tile"
 
     def _trips(self, node: Node) -> int:
@@ -755,9 +755,7 @@ class NestLowering:
                 s.loaded.setdefault(memory_of(a.buffer), set()).add(None)
         for buffer in stored:
             s.written(buffer)
-        op = scf.ForOp.create(
-            operands=[first, end, stride, *start], result_types=[v.type for v in start], regions=[Region(block)]
-        )
+        op = scf.ForOp.create(operands=[first, end, stride, *start], result_types=[v.type for v in start], regions=[Region(block)])
         if flatten:
             op.attributes["tt.flatten"] = UnitAttr()
         if self.tile.stages and begin is None:

@@ -16,7 +16,7 @@ from ...dialects.expr import Expr, free_dims, linear_coeff
 from .accesses.disjoint import separate_vectors, touched_between
 from .nest_access import Access, NestAccess
 
-MOST = 16
+MAX_GROUPED_STORES = 16
 """Stores of a group at most: each is a value that is alive until the last one is known."""
 
 
@@ -40,7 +40,7 @@ def store_groups(info: NestAccess, block: Block, lanes: Expr, width: int) -> dic
     found: dict[Operation, StoreGroup] = {}
     for first in stores:
         size = _stride(info, first, lanes)
-        if first.op in found or not 2 <= size <= MOST:
+        if first.op in found or not 2 <= size <= MAX_GROUPED_STORES:
             continue
         members = _members(first, stores, size)
         if members:

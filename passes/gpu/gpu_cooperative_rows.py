@@ -49,17 +49,17 @@ from .tiles.candidates import GPU, write_tile
 from .tiles.rules import has_effect
 from .tiles.tile import Sizes, Tile, power_of_two
 
-ALONE = config.ON_CHIP
+MAX_ROW_ELEMENTS = config.ON_CHIP
 """Elements of a row that a program keeps by itself."""
-PART = 8192
+PART_ELEMENTS = 8192
 """Elements that each of several programs keeps: several of them fit a multiprocessor, and work while one waits."""
-MOST = 16384
+MAX_PART_ELEMENTS = 16384
 """The same where more programs would be too many to wait for each other."""
-THREAD = 112
+MAX_THREAD_ELEMENTS = 112
 """Of these a thread's at most: few warps have little to wait for."""
-BESIDE = 16
+OTHER_REGISTERS = 16
 """Registers of a thread beside them; half as many again for each tensor that is read along the rows once."""
-VECTOR = 8
+VECTOR_ELEMENTS = 8
 """Numbers of 16 bits that a thread loads at once."""
 BLOCK_OF_HALVES = 2048
 """Elements of a block of a row that is kept in 16 bits: a block at a time is widened, and its numbers are gone before the next one's."""
@@ -71,7 +71,7 @@ PIECES_OF_RUNS = 32
 """Blocks that a program keeps of its runs at most: each is code of its own, and what Triton makes of 224 takes a minute."""
 CLEARS = "clears"
 """Attribute of a nest that clears a workspace which may be memory that stays."""
-LEAST = 64 << 20
+MIN_MOVED_BYTES = 64 << 20
 """Bytes that a nest moves at least: what is less stays in the cache, where rows may as well be read twice."""
 
 
@@ -81,16 +81,16 @@ class GpuCooperativeRows(Pass):
 
     name = "gpu-cooperative-rows"
 
-    alone: int = ALONE
+    alone: int = MAX_ROW_ELEMENTS
     """Elements of a row that a program keeps by itself."""
 
-    part: int = PART
+    part: int = PART_ELEMENTS
     """Elements that each program should keep of a row that several share."""
 
-    most: int = MOST
+    most: int = MAX_PART_ELEMENTS
     """Elements that each program keeps at most."""
 
-    least: int = LEAST
+    least: int = MIN_MOVED_BYTES
     """Bytes that a nest moves at least."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
@@ -206,7 +206,7 @@ class GpuCooperativeRows(Pass):
         return Tile(axes, inner=block, pieces=pieces, group=group)
 
     def _warps(self, held: int) -> int:
-        return max(4, min(16, power_of_two(held // (32 * THREAD))))
+        return max(4, min(16, power_of_two(held // (32 * MAX_THREAD_ELEMENTS))))
 
 
 def _take_halves(inside: Sequence[Node], trips: int, gpu: Gpu) -> bool:
@@ -262,7 +262,7 @@ def _same_element(first: Node, second: Node) -> dict[SSAValue, SSAValue]:
 def _in_vectors(info: NestAccess, inside: Sequence[Node], trips: int) -> bool:
     """Whether programs load whole vectors of a row: other numbers come in a register each, which two of 16 bits share too late."""
     loads = [(a, [*info.root.loops, *n.loops]) for n in inside for a in n.accesses if not a.is_store]
-    return trips % VECTOR == 0 and all(_side_by_side(access, loops) for access, loops in loads)
+    return trips % VECTOR_ELEMENTS == 0 and all(_side_by_side(access, loops) for access, loops in loads)
 
 
 def _side_by_side(access: Access, loops: Sequence[Loop]) -> bool:
@@ -272,7 +272,7 @@ def _side_by_side(access: Access, loops: Sequence[Loop]) -> bool:
         return False
     steps, start = found
     step = steps.pop(loops[-1].dim, ZERO)
-    return step is ZERO or (step is ONE and all(e.value is not None and e.value % VECTOR == 0 for e in (start, *steps.values())))
+    return step is ZERO or (step is ONE and all(e.value is not None and e.value % VECTOR_ELEMENTS == 0 for e in (start, *steps.values())))
 
 
 def _registers(tile: Tile, inside: Sequence[Node], kept: int, moments: bool, gpu: Gpu) -> int:
@@ -285,7 +285,7 @@ def _registers(tile: Tile, inside: Sequence[Node], kept: int, moments: bool, gpu
         stored = {a.buffer for n in inside for a in n.accesses if a.is_store}
         each = held // 2 + BESIDE_HALVES + MOMENTS * moments + EACH_HALVES * (len(streams) + len(stored) - 2)
     else:
-        each = held + BESIDE + BESIDE // 2 * max(0, len(streams) - kept)
+        each = held + OTHER_REGISTERS + OTHER_REGISTERS // 2 * max(0, len(streams) - kept)
     programs = max(1, gpu.registers // (threads * each))
     return min(255, gpu.registers // (threads * programs) // 8 * 8)
 

@@ -33,7 +33,7 @@ from ..loop.transform.loop_rewrite import add_out, clone_into
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass
 from ..mem.mem_split_scalars import drop_unused, has_buffer, is_plain, load_value, reads_own, slice_of, store_values
-from .short_runs import RUN, shortest_run
+from .short_runs import MIN_RUN_BYTES, shortest_run
 from .tiles import rules as config
 from .tiles.candidates import GPU
 from .tiles.tile import Sizes, bytes_moved
@@ -91,7 +91,7 @@ def nanoseconds(
     inside = [n for child in info.root.children if child.op in loops for n in child.walk()]
     moved = sum(moves for n in inside for _, _, moves in bytes_moved(n, info, sizes))
     rate = OF_ROWS if config.column_loop(info, sizes) is None else OF_COLUMNS
-    share = (shortest_run(info, sizes) or RUN) / RUN
+    share = (shortest_run(info, sizes) or MIN_RUN_BYTES) / MIN_RUN_BYTES
     return moved / (min(BANDWIDTH, programs * rate) * share), moved / BANDWIDTH + len(loops) * LAUNCH_NS
 
 

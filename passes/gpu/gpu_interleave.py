@@ -34,7 +34,7 @@ from .gpu_split_rows import only_where
 from .tiles.candidates import GPU
 from .tiles.tile import SHORT_LOOP
 
-MOST = 24
+MAX_BODY_OPS = 24
 """Operations of a body at most: each element computes all that lie side by side."""
 
 
@@ -61,7 +61,7 @@ def _side_by_side(nest: loop.NestOp, symbols: RangeEnv) -> tuple[list[loop.Store
     """The stores of a nest, which are all to neighbours in memory, in their order there; and along which dimension of it."""
     ops = list(nest.block.ops)
     stores = [op for op in ops if isinstance(op, loop.StoreOp)]
-    if not 2 < len(stores) <= SHORT_LOOP or len(ops) > MOST or any(op.regions or isinstance(op, loop.RandomOp) for op in ops):
+    if not 2 < len(stores) <= SHORT_LOOP or len(ops) > MAX_BODY_OPS or any(op.regions or isinstance(op, loop.RandomOp) for op in ops):
         return None
     info = NestAccess(nest, symbols)
     accesses = [info.access[op] for op in stores]

@@ -33,7 +33,7 @@ from .tiles.candidates import GPU
 
 FEWEST = 16
 """Iterations that are left of the loop at least."""
-MOST = 16
+MAX_BODY_OPS = 16
 """Operations of a body that is written twice, at most."""
 
 
@@ -57,7 +57,7 @@ class GpuNeighbours(Pass):
 def _loop(nest: loop.NestOp, symbols: RangeEnv) -> tuple[int, Expr] | None:
     """The loop of a nest, by number, along which its results lie side by side and what it loads only along the half; and half its size."""
     ops = list(nest.block.ops)
-    if len(ops) > MOST or any(op.regions or isinstance(op, loop.RandomOp | loop.BoundOp) for op in ops):
+    if len(ops) > MAX_BODY_OPS or any(op.regions or isinstance(op, loop.RandomOp | loop.BoundOp) for op in ops):
         return None
     info = NestAccess(nest, symbols)
     stores, loads = ([a for a in info.root.accesses if a.is_store is stored] for stored in (True, False))

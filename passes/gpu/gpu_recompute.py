@@ -20,7 +20,7 @@ from ..analysis.nest_key import is_nest_in_memory
 from ..loop.transform.loop_rewrite import drop_out
 from ..manager.pass_manager import Pass
 
-MOST = 24
+MAX_RECOMPUTED_OPS = 24
 """Operations that a value may take to be computed again."""
 
 
@@ -143,7 +143,7 @@ def _slice(store: loop.StoreOp) -> list[Operation] | None:
         owner = worklist.pop().owner
         if not isinstance(owner, Operation) or owner.parent is not inside or owner in wanted:
             continue
-        if owner.regions or isinstance(owner, (loop.StoreOp, loop.BoundOp)) or len(wanted) == MOST:
+        if owner.regions or isinstance(owner, (loop.StoreOp, loop.BoundOp)) or len(wanted) == MAX_RECOMPUTED_OPS:
             return None
         if isinstance(owner, loop.LoadOp) and owner.source in (*nest.out_args, *nest.outs):
             return None

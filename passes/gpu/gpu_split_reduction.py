@@ -41,7 +41,7 @@ DOT_PARTS = (2, 4, 8)
 """In how many parts the sums of a product may be split."""
 DOT_BLOCKS = 2
 """Blocks of terms that a part has at least."""
-LONG = 4096
+MIN_PART_ELEMENTS = 4096
 """Elements that a program reads at least; a reduction that is shorter stays whole."""
 
 
@@ -122,10 +122,10 @@ class GpuSplitReduction(Pass):
         programs, block = programs_of(info, sizes)
         trips = sizes(product(reduce.loop_sizes))
         alone = all(isinstance(o, (loop.ReduceOp, loop.StoreOp)) for o in nest.block.ops if isinstance(o, (loop.LoopLike, loop.StoreOp)))
-        if programs >= (FEW_EACH if alone else IDLE_EACH) * gpu.multiprocessors or trips <= UNROLL or trips * block < 2 * LONG:
+        if programs >= (FEW_EACH if alone else IDLE_EACH) * gpu.multiprocessors or trips <= UNROLL or trips * block < 2 * MIN_PART_ELEMENTS:
             return 1
         most = self.programs or PROGRAMS_EACH * gpu.multiprocessors
-        return min(-(-most // programs), trips * block // LONG)
+        return min(-(-most // programs), trips * block // MIN_PART_ELEMENTS)
 
 
 def programs_of(info: NestAccess, sizes: Sizes) -> tuple[int, int]:

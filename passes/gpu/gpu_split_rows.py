@@ -31,7 +31,7 @@ from ..manager.pass_manager import Pass
 from .atomics import KINDS
 from .tiles.tile import TILE, Sizes, power_of_two
 
-SMALL = 4
+MIN_WAVES_OF_SMALL_TILES = 4
 """How many times as many programs run at once where a tile of them is enough for one or two warps."""
 SHORTEST = 16
 """Rows of a part at least, where there are more parts than programs wanted: their sums are written and read once more."""
@@ -57,7 +57,7 @@ class GpuSplitRows(Pass):
                 continue
             size = rows.loop_sizes[0]
             width = power_of_two(max(sizes(product(n.loop_sizes)) for n in _loops_in(rows)))
-            most = programs * (SMALL * TILE // width if width <= TILE else 1)
+            most = programs * (MIN_WAVES_OF_SMALL_TILES * TILE // width if width <= TILE else 1)
             count = max(programs, min(most, sizes(size) // SHORTEST))
             split = _Split(nest, rows, count if size.value is None else max(1, min(count, size.value)), symbols)
             split.rewrite()

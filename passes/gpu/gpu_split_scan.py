@@ -37,7 +37,7 @@ from ..loop.transform.loop_rewrite import clone_into, drop_index, index_op, need
 from ..loop.transform.nest_transform import Refused, label_of
 from ..manager.pass_manager import Pass
 from .gpu_fission import BANDWIDTH, GAIN, LAUNCH_NS
-from .gpu_split_reduction import FEWEST_PARTS, LONG, programs_of
+from .gpu_split_reduction import FEWEST_PARTS, MIN_PART_ELEMENTS, programs_of
 from .gpu_split_rows import only_where
 from .tiles.candidates import GPU
 from .tiles.rules import UNROLL, choose, column_loop
@@ -113,9 +113,7 @@ class GpuSplitScan(Pass):
 class _Split:
     """Of `length` iterations are the parts of the scans of a nest."""
 
-    def __init__(
-        self, nest: loop.NestOp, scans: list[loop.ScanOp], length: int, info: NestAccess, sizes: Sizes, symbols: RangeEnv
-    ):
+    def __init__(self, nest: loop.NestOp, scans: list[loop.ScanOp], length: int, info: NestAccess, sizes: Sizes, symbols: RangeEnv):
         self.nest = nest
         self.length = as_expr(length)
         self.info = info
@@ -141,7 +139,7 @@ class _Split:
                 if op.loop_sizes[0] is not self.size:
                     raise Refused("the nest has scans of several lengths")
             elif isinstance(op, loop.LoopLike):
-                short = isinstance(op, loop.ReduceOp) and self.sizes(product(op.loop_sizes)) <= LONG
+                short = isinstance(op, loop.ReduceOp) and self.sizes(product(op.loop_sizes)) <= MIN_PART_ELEMENTS
                 if not short or any(isinstance(o, loop.StoreOp) for o in loop.walk_bodies(op)):
                     raise Refused(f"the nest has another loop over {' x '.join(map(str, op.loop_sizes))}")
         for scan in self.scans:

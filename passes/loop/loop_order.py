@@ -30,7 +30,7 @@ LEAST_GAIN = 1000
 """The peak has to fall by one part in so many, else the order stays."""
 MOST_MOVES, WINDOW = 48, 48
 """Limits on the time: moves of a function, and how far from the peak steps are looked at."""
-NEAR = 0.9
+MIN_PEAK_SHARE = 0.9
 """Bytes above this part of the first peak count when two orders with the same peak are compared."""
 
 
@@ -342,7 +342,7 @@ def lower_peak(graph: Graph) -> tuple[list[int], int, int]:
         return [], 0, 0
     now = Profile(graph)
     first = max(now.alive)
-    floor = int(first * NEAR)
+    floor = int(first * MIN_PEAK_SHARE)
 
     def weight() -> tuple[int, int]:
         return max(now.alive), sum(a - floor for a in now.alive if a > floor)

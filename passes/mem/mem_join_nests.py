@@ -37,13 +37,13 @@ from ..manager.pass_manager import Pass
 
 JOIN = "join"
 """Attribute of nests that run in one parallel region: a number that they share."""
-MOST = 16
+MAX_JOINED_NESTS = 16
 """Nests of one group."""
 OPEN = 4
 """Groups that the next nest may still join."""
 LEAST_GAIN, LEAST_NS = 0.05, 500.0
 """Share of the time without joining that has to be saved, and time."""
-SMALL = 1 << 14
+MIN_ELEMENT_OPS = 1 << 14
 """Operations on single elements below which a nest is done in no time, so that it is not worth asking."""
 
 
@@ -68,7 +68,7 @@ class MemJoinNests(Pass):
         number = max((n for nest in op.walk() if (n := join_number(nest)) is not None), default=-1)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and f.body.blocks and loop.batch_symbols(f) is None]:
             work = {nest: _work(nest, hints) for nest in func.body.block.ops if is_nest_in_memory(nest) and join_number(nest) is None}
-            free = {nest for nest, n in work.items() if self.always or n >= SMALL}
+            free = {nest for nest, n in work.items() if self.always or n >= MIN_ELEMENT_OPS}
             if len(free) < 2:
                 continue
             order = _Order(func, free)
@@ -251,7 +251,7 @@ class _Order:
 
     def _fits(self, group: _Group, nest: loop.NestOp) -> bool:
         """Whether a group has room for a nest. Memory outside of the arena is not taken before other steps: it would be held for longer."""
-        return len(group.nests) < MOST and not (group.crossed and self._allocates(nest, group.first))
+        return len(group.nests) < MAX_JOINED_NESTS and not (group.crossed and self._allocates(nest, group.first))
 
     def _made_at(self, value: SSAValue) -> int:
         """The last op that has to be done before `value` is there; memory can be named anywhere."""

@@ -62,10 +62,10 @@ GAIN = 0.97
 """The share of the time of the model's choice that another tile must stay below: less is noise."""
 MAX_BYTES = 8 << 30
 """Nests that touch more are not measured: they would take the memory of the program that is compiled."""
-LARGE = 128 << 20
+MIN_TUNED_BYTES = 128 << 20
 """Bytes from which it pays to measure a nest of whose tile the rules are not sure: a small share of every call, against the
 compilation of a few more kernels side by side, once on a machine (docs/lab/gpu-tiles-h200.md)."""
-FEW = 4
+MAX_TIMED_TILES = 4
 """Tiles of such a nest that are measured, the rules' choice among them."""
 _FLOATS = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
 
@@ -80,7 +80,7 @@ class GpuTune(Pass):
     unsure: bool = False
     """Measure nests only of whose tile the rules are not sure, few tiles of each."""
 
-    least: int = LARGE
+    least: int = MIN_TUNED_BYTES
     """Bytes that such a nest moves at least."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
@@ -133,9 +133,7 @@ class Tiles:
         return found
 
 
-def tune(
-    ctx: Context, module: ModuleOp, target: GpuTarget, machine: Gpu, timer: Timer, tiles: Tiles, least: int | None = None
-) -> int:
+def tune(ctx: Context, module: ModuleOp, target: GpuTarget, machine: Gpu, timer: Timer, tiles: Tiles, least: int | None = None) -> int:
     """Give the nests of a module that have no tile the fastest one; how many were measured. What is in `tiles` is not measured again.
     With `least` only nests are measured that move so many bytes and of whose tile the rules are not sure, and few tiles of each.
 
@@ -157,7 +155,7 @@ def tune(
         if tile is not None:
             _note(nests, tile, tiles.found[key])
             continue
-        found = _candidates(nests[0], machine, symbols, hints, None if least is None else FEW)
+        found = _candidates(nests[0], machine, symbols, hints, None if least is None else MAX_TIMED_TILES)
         if len(found) > 1 and _bytes(found[0], hints) <= MAX_BYTES:
             open_choices[key] = found
     if not open_choices:
@@ -233,9 +231,7 @@ def _told(found: Sequence[Candidate], times: Mapping[str, float], tile: Dictiona
     return f"{model:.1f} us by the rules, " + ("none is clearly faster" if tile == found[0].tile else f"{chosen:.1f} us by {tile}")
 
 
-def _candidates(
-    nest: loop.NestOp, machine: Gpu, symbols: RangeEnv, hints: Mapping[Expr, int], most: int | None
-) -> list[Candidate]:
+def _candidates(nest: loop.NestOp, machine: Gpu, symbols: RangeEnv, hints: Mapping[Expr, int], most: int | None) -> list[Candidate]:
     """The tiles that a nest could have, lowered, `most` of them at most; the model's choice first."""
     before = dict(schedule_table(nest))
     found: list[Candidate] = []

@@ -31,7 +31,7 @@ EXACT, EAGER = 0, 1
 RUNS = 2 + SAMPLES
 """Each value is a list: in float64, in its own types, then the drawn runs."""
 
-WIDE = {
+WIDER_TYPE = {
     torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
     torch.complex32: torch.complex128, torch.complex64: torch.complex128,
 }  # fmt: skip
@@ -228,7 +228,7 @@ class ExactGraph:
             return value
         unit = 2.0**-52 if own.dtype in (torch.float64, torch.complex128) else 2.0**-23 if compute else unit_of(own.dtype)
         held = None
-        if isinstance(exact, torch.Tensor) and own.dtype in WIDE:
+        if isinstance(exact, torch.Tensor) and own.dtype in WIDER_TYPE:
             held = exact.to(own.dtype).to(exact.dtype) == exact
         return value * self.noise.factors(value, factor * unit, held)
 
@@ -302,7 +302,7 @@ def _parts(value: torch.Tensor) -> torch.Tensor:
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
     """A copy in float64 with the strides of the tensor, so that views of its memory are the same; integers as they are."""
-    dtype = WIDE.get(value.dtype, torch.float64 if value.is_floating_point() else None)
+    dtype = WIDER_TYPE.get(value.dtype, torch.float64 if value.is_floating_point() else None)
     if dtype is None or value.dtype == dtype or value.layout != torch.strided:
         return value if dtype is None or value.dtype == dtype else value.to(dtype)
     value = value.detach()
@@ -362,7 +362,7 @@ def _widened_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     def wide(value: Any) -> Any:
         if isinstance(value, (tuple, list)):
             return type(value)(wide(v) for v in value)
-        return WIDE.get(value, value) if isinstance(value, torch.dtype) else value
+        return WIDER_TYPE.get(value, value) if isinstance(value, torch.dtype) else value
 
     if name in ("_softmax", "_log_softmax") and len(args) == 3:
         args = (*args[:2], False)  # half_to_float

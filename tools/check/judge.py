@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .exact_graph import MARGIN, WIDE, Bound
+from .exact_graph import MARGIN, WIDER_TYPE, Bound
 from .rounding import unit_of
 
 FREE_ULP = 4.0
@@ -59,7 +59,7 @@ def _judge_exact(found: torch.Tensor, exact: torch.Tensor, eager: torch.Tensor, 
 def _judge_floats(found: torch.Tensor, exact: torch.Tensor, eager: torch.Tensor, spread: torch.Tensor) -> Verdict:
     dtype = found.dtype
     value, own = found.double(), eager.double()
-    held = exact.to(dtype).double() if dtype in WIDE or dtype.itemsize == 1 else exact
+    held = exact.to(dtype).double() if dtype in WIDER_TYPE or dtype.itemsize == 1 else exact
     exact = torch.where(held.isfinite(), exact, held)  # what the type cannot hold is infinite
     last_place = _last_place(exact, dtype)
     typical = spread[spread.isfinite()].median() / 2 if bool(spread.isfinite().any()) else 0.0

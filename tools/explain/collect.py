@@ -28,7 +28,7 @@ from ...passes.cost.machine.cpu import SERVER, Cpu
 from ...passes.loop.directives import Outcome
 from ...passes.loop.fusion.loop_fuse_tables import TableSearch
 from ...passes.loop.fusion.loop_fuse_windows import WindowSearch
-from ...passes.loop.fusion.plan import NEAR, Attempt, Group, Plan, Planner
+from ...passes.loop.fusion.plan import MAX_SIBLING_DISTANCE, Attempt, Group, Plan, Planner
 from ...passes.manager.instrumentation import Remark, print_ir
 from . import model
 from .costs import batch_step, call_step, kernel_step
@@ -38,7 +38,7 @@ from .rows import RowReader
 _QUIET = frozenset(("loop-fuse", "loop-fuse-rows", "loop-fuse-windows", "loop-fuse-tables", "loop-schedule"))
 """Passes whose remarks are told in other words."""
 
-UNSEEN = f"they could be, but were not compared: they are over {NEAR} nests apart"
+UNSEEN = f"they could be, but were not compared: they are over {MAX_SIBLING_DISTANCE} nests apart"
 """What the planner does not look at, for the sake of its speed."""
 
 

@@ -12,7 +12,7 @@ from .blocks import Block, Heading, Table, Text
 MOST_ROWS = 40
 """Rows of a table that a terminal shows."""
 
-WIDEST = 48
+MAX_CELL_CHARACTERS = 48
 """Characters that a cell of a plain table may have in one line."""
 
 
@@ -83,11 +83,11 @@ def _plain(blocks: Sequence[Block]) -> str:
 
 
 def _table(table: Table) -> list[str]:
-    """Columns as wide as they need to be, up to WIDEST; the last one takes the rest of the line."""
+    """Columns as wide as they need to be, up to MAX_CELL_CHARACTERS; the last one takes the rest of the line."""
     rows = [table.headers, *table.rows]
     last = len(table.headers) - 1
-    widths = [min(WIDEST, max(1, *(len(row[k]) for row in rows if any(row[1:])))) for k in range(last + 1)]
-    widths[last] = max(WIDEST, shutil.get_terminal_size((140, 40)).columns - sum(widths[:last]) - 2 * last - 2)
+    widths = [min(MAX_CELL_CHARACTERS, max(1, *(len(row[k]) for row in rows if any(row[1:])))) for k in range(last + 1)]
+    widths[last] = max(MAX_CELL_CHARACTERS, shutil.get_terminal_size((140, 40)).columns - sum(widths[:last]) - 2 * last - 2)
     lines = []
     for row in rows:
         if not any(row[1:]):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from .model import Graph, Loops
 
-MOST = 40
+MAX_STEP_LINES = 40
 """Lines that a step may have; a larger graph has the rest in the tables and in the IR."""
 
 ELSEWHERE = {
@@ -46,7 +46,7 @@ def walk(graph: Graph) -> list[tuple[str, list[str]]]:
 
 
 def _short(lines: list[str]) -> list[str]:
-    return lines if len(lines) <= MOST else [*lines[:MOST], f"... and {len(lines) - MOST} more"]
+    return lines if len(lines) <= MAX_STEP_LINES else [*lines[:MAX_STEP_LINES], f"... and {len(lines) - MAX_STEP_LINES} more"]
 
 
 def _plural(n: int, word: str) -> str:

@@ -14,12 +14,12 @@ from ...passes import gpu
 from ...targets.target import isolated, register_target
 from ..interpret.target import InterpretedTarget
 
-SMALL = {
-    "TILE": 16, "SQUARE": 4, "SHORT": 4, "ON_CHIP": 64, "BLOCK": 16, "PIECE": 16, "PIECES": 4, "CHUNK": 8, "STREAM": 8, "ONLINE": 8,
-    "SCANNED": 8, "SCANNED_ROW": 16, "SCANNED_PART": 8, "LANES": 4, "FEWEST_LANES": 2, "DEPTH": 16, "DEPTH_OF_STATES": 8, "UNROLL": 3,
-    "SHORT_LOOP": 2, "CROSSED": 4, "CROSSED_TILE": 16, "LONG": 4, "FEW_EACH": 1 << 20, "IDLE_EACH": 1 << 20, "FEWEST_PARTS": 2,
-    "SHORTEST": 1,
-    "LAUNCH_NS": 0.0, "GAIN": 1.0, "OF_ROWS": 1e9, "FEWEST": 2,
+SMALL_LIMITS = {
+    "TILE": 16, "SQUARE": 4, "MIN_FASTEST_SIZE": 4, "ON_CHIP": 64, "BLOCK": 16, "PIECE": 16, "PIECES": 4, "CHUNK": 8,
+    "STREAM": 8, "ONLINE": 8, "SCANNED": 8, "SCANNED_ROW": 16, "SCANNED_PART": 8, "LANES": 4, "FEWEST_LANES": 2,
+    "DEPTH": 16, "DEPTH_OF_STATES": 8, "UNROLL": 3, "SHORT_LOOP": 2, "CROSSED": 4, "CROSSED_TILE": 16,
+    "MIN_PART_ELEMENTS": 4, "MIN_ROW_ELEMENTS": 4, "FEW_EACH": 1 << 20, "IDLE_EACH": 1 << 20, "FEWEST_PARTS": 2,
+    "SHORTEST": 1, "LAUNCH_NS": 0.0, "GAIN": 1.0, "OF_ROWS": 1e9, "FEWEST": 2,
 }  # fmt: skip
 """Constants of passes/gpu and lowering/mem_to_tt with which rules for large tensors apply to small ones."""
 THRESHOLDS = {
@@ -50,9 +50,9 @@ def small_tiles() -> Iterator[None]:
     changed: list[tuple[Any, str, Any]] = []
     try:
         for module in [mem_to_tt, *map(importlib.import_module, parts)]:
-            for name in SMALL.keys() & vars(module).keys():
+            for name in SMALL_LIMITS.keys() & vars(module).keys():
                 changed.append((module, name, getattr(module, name)))
-                setattr(module, name, SMALL[name])
+                setattr(module, name, SMALL_LIMITS[name])
         with isolated():
             register_target(SmallTiles, replace=True)
             yield

@@ -16,7 +16,7 @@ from ..opt.inputs import with_own_memory
 from .search import ReduceError, Search
 
 Fails = Callable[[GraphModule, Sequence[Any]], bool]
-SMALL = (1, 2, 3)
+SMALL_SIZES = (1, 2, 3)
 FEW_RUNS = 4
 """Runs with other roundings that show whether a candidate differs (check/rounding.py)."""
 
@@ -237,7 +237,9 @@ class Sizes:
 
     def places(self, best: GraphDraft) -> Sequence[tuple[int, int, bool]]:
         sizes = {n for i in best.inputs if isinstance(i, torch.Tensor) for n in i.shape}
-        return [(n, new, args) for n in sorted(sizes, reverse=True) for new in (*SMALL, n // 2) if 0 < new < n for args in (True, False)]
+        return [
+            (n, new, args) for n in sorted(sizes, reverse=True) for new in (*SMALL_SIZES, n // 2) if 0 < new < n for args in (True, False)
+        ]
 
     def apply(self, best: GraphDraft, chosen: Sequence[tuple[int, int, bool]]) -> GraphDraft | None:
         ((old, new, args),) = chosen

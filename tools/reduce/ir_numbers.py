@@ -13,7 +13,7 @@ from .drafts import Draft, is_valid
 
 NUMBER = re.compile(r'(?<![\w.%@#"\-!])(\d+)(?=x|[^\w.]|$)')
 """A whole number that is a size, a stride, a bound or an integer constant, and no part of a name or of another number."""
-SMALL = (1, 2, 3)
+SMALL_NUMBERS = (1, 2, 3)
 
 
 class Numbers:
@@ -31,9 +31,9 @@ class Numbers:
         numbers = {int(n) for n in NUMBER.findall(best.text)}
         table = best.module.attributes.get("nd.symbols")
         symbols = sorted(getattr(table, "data", ()), reverse=True)
-        found = [(name, new, False) for name in symbols for new in SMALL]
+        found = [(name, new, False) for name in symbols for new in SMALL_NUMBERS]
         for old in sorted(numbers, reverse=True):
-            smaller = [new for new in (*SMALL, old // 2) if 0 < new < old]
+            smaller = [new for new in (*SMALL_NUMBERS, old // 2) if 0 < new < old]
             found += [(str(old), new, multiples) for new in smaller for multiples in (True, False)]
         return list(dict.fromkeys(found))
 

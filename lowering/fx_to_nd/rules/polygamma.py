@@ -19,7 +19,7 @@ from ..core.importer import Importer
 from ..core.promotion import promote
 from ..core.registry import find_rule, rule
 
-MOST = 8
+MAX_ORDER = 8
 """The highest order that is computed here; factorials and powers of higher ones leave the range of f32 soon."""
 _STEPS = 9
 """How far the argument is moved up."""
@@ -31,7 +31,7 @@ def _polygamma(b: Importer, n: int, x: SSAValue) -> SSAValue:
         digamma = find_rule(torch.ops.aten.digamma.default)
         assert digamma is not None
         return digamma(b, x)
-    if n > MOST:
+    if n > MAX_ORDER:
         return NotImplemented
     (x,), _ = promote(b, (x,), Kind.INT_TO_FLOAT)
     x = b.widen(x)

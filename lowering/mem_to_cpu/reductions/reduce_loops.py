@@ -19,7 +19,7 @@ from . import reductions as red
 from .two_passes import TwoPassReduction
 
 NEVER_UNROLL = 1 << 20
-LONG = 512
+MAX_CASCADE_VALUES = 512
 """Values that one accumulator of floats takes in a row before it is added to the total (a short cascade: the error of
 a sum grows with the length of the longest chain)."""
 
@@ -28,6 +28,7 @@ LONG_ENOUGH = 128
 
 Part = tuple[list[red.Accumulator], Callable[[Span], list[SSAValue]]]
 """Accumulators of a reduction, and what computes their results over a part of the first loop."""
+
 
 class ReduceLowering:
     """Lowers `loop.reduce`; `block` lowers the ops of a body, `choice` tells which loop of an op runs along the
@@ -106,17 +107,17 @@ class ReduceLowering:
         return Span.whole(order[0].size) if order else Span(None, None, 1)
 
     def _in_parts(self, op: loop.ReduceOp, order: list[Loop], chosen: tuple[Loop, int] | None) -> Part:
-        """One pass, or for long sums of floats a pass over each part: an accumulator takes at most LONG values one
+        """One pass, or for long sums of floats a pass over each part: an accumulator takes at most MAX_CASCADE_VALUES values one
         after the other."""
         slots = self._accumulators(op)
         sums = any(slot.kind == "sum" and is_float(slot.types[0]) for slot in slots)
         width = chosen[1] if chosen is not None else 1
         inner = product([one.size for one in order[1:]]).value
-        size = LONG * width if len(order) == 1 else max(1, LONG * width // inner) if inner else 1
+        size = MAX_CASCADE_VALUES * width if len(order) == 1 else max(1, MAX_CASCADE_VALUES * width // inner) if inner else 1
 
         def run(span: Span) -> list[SSAValue]:
             adds = None if span.count is None or inner is None else span.count * inner
-            if not sums or (adds is not None and adds <= LONG * width):
+            if not sums or (adds is not None and adds <= MAX_CASCADE_VALUES * width):
                 return self._over(op, slots, order, chosen, span)
             return self.merge_chunks(order, slots, size, span, lambda part: self._over(op, slots, order, chosen, part))
 

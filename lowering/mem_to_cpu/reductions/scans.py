@@ -29,7 +29,7 @@ from . import reductions as red
 LANES = 16
 """Lanes of a scan in registers."""
 
-GROUP = 4
+JOINED_LANES = 4
 """Lanes of f32 that are joined in f64 before what came before them is: a product of four has an exponent of at most 4 x 149, f64 of 1022.
 They also fill a register of AVX2."""
 
@@ -222,7 +222,7 @@ class ScanLowering:
         value = self._as(value, element_of(state[0].type))
         width, kept = lanes_of(value.type), element_of(value.type)
         neutral = red.number(s, red.identity(kind, dtype), kept, width)
-        group = min(width, GROUP if kept != dtype else 1 if is_float(dtype) else width)
+        group = min(width, JOINED_LANES if kept != dtype else 1 if is_float(dtype) else width)
         value = self._masked(value, neutral)
         (value,) = self._prefix([value], [neutral], lambda a, b: [red.join(s, kind, a, b)], group)
         before = [state[0]]

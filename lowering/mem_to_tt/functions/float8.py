@@ -21,7 +21,7 @@ from ....dialects.tt.types import element_of, int32, like
 from ...nest.builder import NO_FLAGS, NO_OVERFLOW_FLAGS
 from ..builder import Builder
 
-LARGEST = {f8e4m3fn: 448.0, f8e5m2: 57344.0}
+LARGEST_FINITE = {f8e4m3fn: 448.0, f8e5m2: 57344.0}
 """Formats that a GPU may have instructions for, with their largest finite numbers."""
 KINDS = {f8e4m3fn: "e4m3", f8e5m2: "e5m2"}
 """What their instructions call them."""
@@ -61,8 +61,8 @@ class _Words:
 
 
 def widen(b: Builder, value: SSAValue, dtype: Attribute, hardware: bool) -> SSAValue:
-    """The code of a number in the format `dtype` (an i8) as f32; `hardware`: the GPU has instructions for those in LARGEST."""
-    result = b.cast(FpToFpOp, b.cast(BitcastOp, value, dtype), f32) if hardware and dtype in LARGEST else _widen(b, value, dtype)
+    """The code of a number in the format `dtype` (an i8) as f32; `hardware`: the GPU has instructions for those in LARGEST_FINITE."""
+    result = b.cast(FpToFpOp, b.cast(BitcastOp, value, dtype), f32) if hardware and dtype in LARGEST_FINITE else _widen(b, value, dtype)
     b.remember((narrow, dtype, result), value)
     return result
 
@@ -95,15 +95,15 @@ def narrow(b: Builder, value: SSAValue, dtype: Attribute, hardware: bool) -> SSA
     before = b.find((narrow, dtype, value))
     if before is not None:
         return before
-    return _convert(b, value, dtype) if hardware and dtype in LARGEST else _round(b, value, dtype)
+    return _convert(b, value, dtype) if hardware and dtype in LARGEST_FINITE else _round(b, value, dtype)
 
 
 def _convert(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
     """By the GPU's instruction, which saturates: what was clamped to the finite numbers before needs no more."""
     form = FORMATS[dtype]
     inside, bound = _clamped(value)
-    if bound <= LARGEST[dtype]:
-        return _rounded(b, inside if bound == LARGEST[dtype] else value, dtype, signed_nan=False)
+    if bound <= LARGEST_FINITE[dtype]:
+        return _rounded(b, inside if bound == LARGEST_FINITE[dtype] else value, dtype, signed_nan=False)
     if form.saturates:
         return _rounded(b, value, dtype, signed_nan=True)
     predicate, least = BEYOND[dtype]

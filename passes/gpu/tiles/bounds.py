@@ -25,12 +25,12 @@ BOUNDS = "bounds"
 """Key in the schedule of a nest."""
 BEYOND = "beyond_bounds"
 """Attribute of a nest: it runs where its bounds do not hold."""
-LEAST = 1024
+MIN_SIZE_BOUND = 1024
 """A bound of sizes that are no part of a row's length, at least, where indices then fit 32 bits."""
-ROOMS = ((LEAST, 64), (LEAST, 16), (1, 16), (1, 4), (1, 2), (1, 1))
+ROOMS = ((MIN_SIZE_BOUND, 64), (MIN_SIZE_BOUND, 16), (1, 16), (1, 4), (1, 2), (1, 1))
 """What the bound of a size is at least, and how many times its example (rounded up to a power of two), where that is for the width of
 indices only: the first of these for which they fit 32 bits."""
-MOST = 16
+MAX_SIZE_GROWTH = 16
 """How many times its example one of several sizes may be, if the others leave room for it."""
 
 
@@ -72,8 +72,8 @@ def with_room(nest: loop.NestOp, symbols: RangeEnv, near: Mapping[Sym, int], row
         return fixed
     if len(free) > 1:  # one size may leave room that all together do not
         for s, n in free.items():
-            more = {**found, s: MOST * n}
-            found = more if found[s] < MOST * n and fits(more) else found
+            more = {**found, s: MAX_SIZE_GROWTH * n}
+            found = more if found[s] < MAX_SIZE_GROWTH * n and fits(more) else found
     return found
 
 

@@ -63,11 +63,11 @@ SCAN_REGISTERS = {8: 128}
 take a few more."""
 THREAD = 16
 """Elements of a tile with reductions that a thread should have."""
-IN_PHASES = 64
+ELEMENTS_IN_PHASES = 64
 """The same where several reductions of a row wait for each other: all warps of a program wait each time."""
-MANY = 32
+ELEMENTS_IN_PHASES_OF_ONE_ROW = 32
 """The same for rows of which a program has one: fewer warps have less to exchange."""
-BUSY = 40
+MIN_BUSY_OPS = 40
 """Operations of an element in all loops of a row above which its threads have as few elements as those of several rows."""
 LANES = 32
 """Columns of a tile whose reductions go across the fastest dimension; twice as many of 16-bit numbers."""
@@ -271,13 +271,13 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             return Tile([(list(loops), rows)] if loops else [], inner=PIECE, warps=warps_for(CHUNK, THREAD))
         if longest == 2 * CHUNK and not finds_positions(inside):
             inner = CHUNK if all(len(n.loops) == 1 for n in inside) else longest
-            return Tile([(list(loops), 1)] if loops else [], inner=inner, warps=warps_for(CHUNK, MANY))
+            return Tile([(list(loops), 1)] if loops else [], inner=inner, warps=warps_for(CHUNK, ELEMENTS_IN_PHASES_OF_ONE_ROW))
     if block == CHUNK and kept:
-        warps = warps_for(CHUNK, IN_PHASES if _phases(inside) > 1 else THREAD)
+        warps = warps_for(CHUNK, ELEMENTS_IN_PHASES if _phases(inside) > 1 else THREAD)
         block = min(CHUNK // 2, 256 * warps)
         return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=CHUNK // block)
-    busy = pieces == 1 and sum(n.num_ops for n in inside) > BUSY
-    warps = min(16, warps_for(rows * block * pieces, THREAD if rows > 1 or busy else MANY))
+    busy = pieces == 1 and sum(n.num_ops for n in inside) > MIN_BUSY_OPS
+    warps = min(16, warps_for(rows * block * pieces, THREAD if rows > 1 or busy else ELEMENTS_IN_PHASES_OF_ONE_ROW))
     while warps < 16 and held > 32 * warps * MOST_ELEMENTS:
         warps *= 2
     if FEW_WARPS < held <= MANY_WARPS:
@@ -308,7 +308,12 @@ def _outer(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> Tile | None
             rows = min(OUTER // columns, power_of_two(sizes(first.size)))
             if rows >= OUTER_ROWS and rows * columns == OUTER:
                 rest = [one for one in loops if one is not first and one is not second]
-                return Tile([([first], rows), ([second], columns)], rest, inner=OUTER_TERMS, warps=warps_for(OUTER * OUTER_TERMS, MANY))
+                return Tile(
+                    [([first], rows), ([second], columns)],
+                    rest,
+                    inner=OUTER_TERMS,
+                    warps=warps_for(OUTER * OUTER_TERMS, ELEMENTS_IN_PHASES_OF_ONE_ROW),
+                )
     return None
 
 

@@ -14,11 +14,11 @@ from .tile import FILLED, IN_WINDOW, SHORT_LOOP, TILE, Sizes, Tile, bytes_moved,
 
 SQUARE = 64
 """Side of a tile whose accesses disagree about the fastest dimension."""
-SHORT = 128
+MIN_FASTEST_SIZE = 128
 """A fastest loop shorter than this may take in its neighbours."""
-ALONG = 0.2
+MIN_CONTIGUOUS_SHARE = 0.2
 """Share of what is accessed that counts, of what is side by side along a loop: less of it may be read and written across."""
-BYTES = 16
+VECTOR_BYTES = 16
 """Elements of a thread where bytes are loaded or stored: 16 of them at once, as of other types."""
 GATHERED = 16
 """The same where indices are loaded, each of which then serves more rows."""
@@ -37,7 +37,7 @@ def value_tile(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, f
     if _lies_apart(info, x, sizes):
         each = 1
     most = each * TILE // 8
-    thread = BYTES if each == 8 and _has_bytes(info, x) else each
+    thread = VECTOR_BYTES if each == 8 and _has_bytes(info, x) else each
     if len(loops) == 1:
         block = min(most, power_of_two(sizes.trips(loops)))
         return Tile([([loops[0]], block)], warps=warps_for(block, thread))
@@ -48,12 +48,12 @@ def value_tile(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, f
             return Tile([([few], side), ([x], TILE // side)], [one for one in loops if one is not x and one is not few])
     fast = _as_one(info, x, sizes)
     width = sizes.trips(fast)
-    y = next((one for one in ranked if one not in fast and weights.get(one.dim, 0) > ALONG * weights.get(x.dim, 0)), None)
+    y = next((one for one in ranked if one not in fast and weights.get(one.dim, 0) > MIN_CONTIGUOUS_SHARE * weights.get(x.dim, 0)), None)
     side = min(SQUARE, power_of_two(width), power_of_two(sizes(y.size))) if y is not None else 0
     others = [one for one in loops if one not in fast]
     if y is not None and side >= SQUARE // 2:
         return Tile([([y], side), (fast, side)], [one for one in others if one is not y], warps=warps_for(side * side, 16))
-    while others and (width < SHORT or not info.opaque) and not _fills(width, most):
+    while others and (width < MIN_FASTEST_SIZE or not info.opaque) and not _fills(width, most):
         fast.insert(0, others.pop())
         width = sizes.trips(fast)
     block = min(most, power_of_two(width))
@@ -103,7 +103,7 @@ def _as_one(info: NestAccess, x: Loop, sizes: Sizes) -> list[Loop]:
     beside = [(offset, n) for offset, n in moved if linear_coeff(offset, x.dim) is ONE]
     total = sum(n for _, n in beside)
     fast, width = [x], sizes(x.size)
-    while width < SQUARE // 2 and total >= ALONG * sum(n for _, n in moved):
+    while width < SQUARE // 2 and total >= MIN_CONTIGUOUS_SHARE * sum(n for _, n in moved):
         around = (one for one in info.root.loops if one not in fast)
         found = next((one for one in around if _goes_on(beside, one, fast[0]) > FILLED * total), None)
         if found is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FEW_ROWS = 8
 """A nest whose loops could read at most 1 / FEW_ROWS of a tensor is taken to read as many elements as they run; any other one all of it."""
-FAR = 8
+MAX_MEETING_DEPTH = 8
 """How many nests down the meeting of the readers of a value is looked for."""
 
 ONCE, FEW_TIMES = 1.5, 8
@@ -281,7 +281,7 @@ class NestFacts:
 
     def _end(self, producer: NestInfo, reader: NestInfo) -> NestInfo:
         """Follow a reader down its only readers as long as each reads the one before at its own element."""
-        for _ in range(FAR):
+        for _ in range(MAX_MEETING_DEPTH):
             if not _reads_its_own(reader, producer) or not reader.is_pointwise or reader.has_loops or len(reader.op.results) != 1:
                 return reader
             tensor = reader.op.results[0]

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 MAX_MEMBERS = 24
 """Nests that one group may have: beyond it planning would be quadratic, and the loop's code outgrow the first-level cache."""
 
-NEAR = 48
-"""How many units back siblings are looked for."""
+MAX_SIBLING_DISTANCE = 48
+"""How many operations apart siblings, or a nest and one that may run in its rows, may be: what lies between is looked at."""
 
 MAX_PATH = 512
 """Units that are looked at for a path between two groups; beyond it one is assumed."""
 
 PATH = "another operation between them needs the first and is needed by the second"
+
 
 class Grouping(NestFacts):
     """The groups of one function: `unit_at[k]` is the unit that op k is in (None where it is computed in its readers)."""
@@ -181,7 +182,7 @@ class Grouping(NestFacts):
                 saved[unit.order] = saved.get(unit.order, 0) + 2 * size
             siblings: set[int] = set()
             for place in reversed(self._near.get(tensor, ())):
-                if k - place > NEAR:
+                if k - place > MAX_SIBLING_DISTANCE:
                     break
                 sibling = self.unit_at[place]
                 if isinstance(sibling, Group) and sibling.order not in siblings:

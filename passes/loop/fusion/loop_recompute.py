@@ -29,13 +29,13 @@ from ..transform.loop_rewrite import Place, clone_into
 
 CHEAP = (arith.AddfOp, arith.SubfOp, arith.MulfOp, arith.NegfOp, arith.ExtFOp, arith.TruncFOp, arith.ConstantOp)
 """Operations that cost less than the memory traffic that they save, whoever repeats them."""
-MOST = 6
+MAX_RECOMPUTED_OPS = 6
 """How many of them a value may take."""
 MOST_ROW_VALUES = 2
 """Numbers of a row that a value may need."""
 MOST_SMALL = 3
 """Small tensors that a value may need beside the one."""
-SMALL = 1 << 14
+MAX_SMALL_ELEMENTS = 1 << 14
 """Elements of a small tensor."""
 SHORTEST_ROW = 64
 """Elements of a row for which it pays to store its numbers instead."""
@@ -149,7 +149,7 @@ def _collect(plan: _Plan, nest: loop.NestOp, stored: Attribute) -> bool:
                 plan.row_values.append(value)
         else:
             return False
-    if loads != 1 or small > MOST_SMALL or len(wanted) > MOST + small or len(plan.row_values) > MOST_ROW_VALUES:
+    if loads != 1 or small > MOST_SMALL or len(wanted) > MAX_RECOMPUTED_OPS + small or len(plan.row_values) > MOST_ROW_VALUES:
         return False
     plan.source = sorted(wanted, key=lambda op: (op.parent is inside, _position(op)))
     return True
@@ -159,7 +159,9 @@ def _is_small(read: Attribute, stored: Attribute) -> bool:
     """Whether a tensor is next to nothing beside the one that is stored."""
     assert isinstance(read, TensorType) and isinstance(stored, TensorType)
     numel, whole = read.numel.value, stored.numel.value
-    return numel is not None and numel <= SMALL and read.rank < stored.rank and (whole is None or SHORTEST_ROW * numel <= whole)
+    return (
+        numel is not None and numel <= MAX_SMALL_ELEMENTS and read.rank < stored.rank and (whole is None or SHORTEST_ROW * numel <= whole)
+    )
 
 
 def _position(op: Operation) -> int:

@@ -13,14 +13,14 @@ from xdsl.ir import Operation
 
 from ....dialects import loop
 from ....dialects.expr.ranges import RangeEnv
-from .groups import NEAR, Grouping
+from .groups import MAX_SIBLING_DISTANCE, Grouping
 from .search import Search
 from .types import Attempt, Group, Member, Plan, Read, Unit
 
 if TYPE_CHECKING:
     from .directives import Directives
 
-__all__ = ["NEAR", "Attempt", "Group", "Member", "Plan", "Planner", "Read", "Unit"]
+__all__ = ["MAX_SIBLING_DISTANCE", "Attempt", "Group", "Member", "Plan", "Planner", "Read", "Unit"]
 
 
 class Planner(Grouping):

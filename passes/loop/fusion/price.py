@@ -14,7 +14,7 @@ from ...cost.machine.cpu import SERVER
 MIN_PARALLEL = 8
 """Iterations of the shared loops below which a fusion costs more parallelism than it saves traffic."""
 
-SMALL = 16384
+MIN_PARALLEL_ELEMENTS = 16384
 """Elements below which parallelism does not matter."""
 
 LANES = 16
@@ -48,6 +48,6 @@ def group_ns(group: GroupWork) -> float:
     """Nanoseconds that one nest takes. Where fewer than MIN_PARALLEL iterations can run in parallel, those that do take the longer."""
     fast, slow = sorted((group.bytes / BANDWIDTH, group.units / LANES * SERVER.unit_ns))
     busy = slow + OVERLAP * fast
-    if group.iterations is not None and group.iterations < MIN_PARALLEL and group.work > SMALL:
+    if group.iterations is not None and group.iterations < MIN_PARALLEL and group.work > MIN_PARALLEL_ELEMENTS:
         busy *= MIN_PARALLEL / max(group.iterations, 1)
     return busy + LAUNCH_NS

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_PRODUCTS = 64
 """Products that an element is a factor of, up to which it is computed where they are, heavy or not: as many rows are few to a GPU's kernel
 of a product, which computes the other matrix as it reads it, once."""
-AFTER = 64
+MAX_OPS_BEHIND = 64
 """Operations behind a product among which those are looked for that follow it element by element."""
 
 
@@ -76,7 +76,7 @@ class ProductFacts:
         found = self._follows[source.op] = set()
         numel, own, others = self.facts.count(source.sizes), set(source.op.results), set[SSAValue]()
         first = self.facts.position[source.op] + 1
-        for op in self.facts.ops[first : first + AFTER]:
+        for op in self.facts.ops[first : first + MAX_OPS_BEHIND]:
             info = self.facts.infos.get(op)  # pyright: ignore[reportArgumentType]
             inputs = {*op.operands, *[a.tensor for a in info.reads]} if info is not None else set(op.operands)
             if inputs.isdisjoint(own) and inputs.isdisjoint(others):

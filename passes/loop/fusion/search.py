@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from xdsl.ir import Operation, SSAValue
 
-from .groups import MAX_MEMBERS, MAX_PATH, NEAR, PATH, Grouping
+from .groups import MAX_MEMBERS, MAX_PATH, MAX_SIBLING_DISTANCE, PATH, Grouping
 from .price import GroupWork
 from .search_storage import MAX_READERS, StoreOrRecompute
 from .types import Attempt, Group, Move
@@ -23,7 +23,7 @@ BUDGET = 8
 MIN_GAIN = 0.002
 """The part of the cost of the changed groups that a move has to save: less is within the error of any cost model."""
 
-FAR = 8 * NEAR
+MAX_READER_DISTANCE = 8 * MAX_SIBLING_DISTANCE
 """How many operations apart nests that read the same may be brought together: further, values would live too long."""
 
 
@@ -175,7 +175,7 @@ class Search:
                 continue
             places = [plan.position[i.op] for i in plan.readers(tensor)]
             for a, b in zip(places, places[1:], strict=False):
-                if NEAR < b - a <= FAR:
+                if MAX_SIBLING_DISTANCE < b - a <= MAX_READER_DISTANCE:
                     first, second = plan.unit_at[a], plan.unit_at[b]
                     if isinstance(first, Group) and isinstance(second, Group):
                         found.append(Attempt(first, second, plan.ops[a], plan.ops[b], plan.bytes(tensor)))

@@ -24,7 +24,7 @@ from ....dialects.nd import PointwiseOp
 from ....dialects.nd.types import LayoutAttr, TensorType, tensor_type
 
 ONE = as_expr(1)
-MANY: Operation | None = None
+SEVERAL_PARTS: Operation | None = None
 """In the table of who uses a scalar: several parts."""
 
 
@@ -163,12 +163,12 @@ class Parts:
                 elif user in users:
                     found.add(users[user])
             if found:
-                users[op] = found.pop() if len(found) == 1 else MANY
+                users[op] = found.pop() if len(found) == 1 else SEVERAL_PARTS
         shared: set[Operation] = set()
         for op in scalars:
             if op in users:
                 home = users[op]
-                if home is None:  # MANY
+                if home is None:  # SEVERAL_PARTS
                     shared.add(op)
                 else:
                     self.parent[op] = home

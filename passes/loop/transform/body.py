@@ -75,7 +75,7 @@ _CMPF = {"oeq": 1, "ogt": 2, "oge": 3, "olt": 4, "ole": 5, "one": 6, "ord": 7, "
 _INDEX_ARITHMETIC: dict[type[Operation], Callable[[Expr, Expr], Expr]] = {
     arith.AddiOp: operator.add, arith.SubiOp: operator.sub, arith.MuliOp: operator.mul,
 }  # fmt: skip
-SMALL = 1 << 20
+MAX_EXACT_FACTOR = 1 << 20
 """Factors of index arithmetic that cannot leave 64 bits."""
 
 
@@ -163,7 +163,11 @@ class Body:
             most = 1 << (30 if dtype == i32 else 62)
             return -most < r.lo and r.hi < most
         terms = e.terms if isinstance(e, Add) else ()
-        return dtype == i64 and sum(abs(factor) for _, factor in terms) < SMALL and abs(e.constant if isinstance(e, Add) else 0) < SMALL
+        return (
+            dtype == i64
+            and sum(abs(factor) for _, factor in terms) < MAX_EXACT_FACTOR
+            and abs(e.constant if isinstance(e, Add) else 0) < MAX_EXACT_FACTOR
+        )
 
     def once(self, key: tuple[object, ...], build: Callable[[], SSAValue]) -> SSAValue:
         """What `build` gives, built once for equal keys until the innermost block is complete."""
@@ -252,9 +256,7 @@ class Body:
             properties["masked"] = UNIT
         return self.pure(loop.LoadOp, operands, compute_type(loop.element_type(tensor.type)), properties)
 
-    def store(
-        self, value: SSAValue, tensor: SSAValue, index: Sequence[Expr], mode: str = "set", mask: SSAValue | None = None
-    ) -> None:
+    def store(self, value: SSAValue, tensor: SSAValue, index: Sequence[Expr], mode: str = "set", mask: SSAValue | None = None) -> None:
         m, values = self.compact([self.simplify(e) for e in index])
         self.append(loop.StoreOp.new(value, tensor, m, values, mode, mask))
 

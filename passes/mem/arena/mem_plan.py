@@ -38,7 +38,7 @@ ALIGNMENT = 64
 """Bytes; every buffer begins at a multiple of it: a cache line, and the widest vector."""
 
 
-MANY = 300
+MAX_BUFFERS_FOR_ALL_ORDERS = 300
 """Buffers above which only two orders are tried: the time of each grows with the square of their number."""
 
 
@@ -131,7 +131,7 @@ def pack(buffers: Sequence[Lifetime]) -> tuple[list[int], int]:
     least = highest_sum(buffers, 1 + max((one.last for one in buffers), default=0))
     best: tuple[list[int], int] | None = None
     for order in orders:
-        if best is not None and (best[1] == least or (len(buffers) > MANY and order is not orders[1])):
+        if best is not None and (best[1] == least or (len(buffers) > MAX_BUFFERS_FOR_ALL_ORDERS and order is not orders[1])):
             continue
         candidate = _pack_in_order(buffers, sorted(range(len(buffers)), key=lambda k: order(buffers[k])))
         if best is None or candidate[1] < best[1]:

@@ -29,16 +29,16 @@ from ..algebra.rewriter import Rewriter
 
 ONE = as_expr(1)
 
-DEEPEST, WIDEST = 32, 32
+MAX_TERMS, MAX_COLUMNS = 32, 32
 """Terms of a sum, and columns, up to which a nest may be faster."""
-LARGEST = {4: 512}
-LARGEST_OTHER = 256
+MAX_ELEMENTS = {4: 512}
+MAX_ELEMENTS_OTHER = 256
 """Elements of a right matrix up to which it is, by the bytes of one (docs/lab/constants.md)."""
-SCATTERED = 128
+MAX_SCATTERED_ELEMENTS = 128
 """Elements of a right matrix whose columns lie apart, up to which that is so."""
-VECTOR = 4096
+MAX_VECTOR_ELEMENTS = 4096
 """Elements of a left matrix up to which it is, where the right ones are vectors."""
-LEAST_COMPUTED = 1024
+MIN_COMPUTED_ELEMENTS = 1024
 """Elements of a matrix from which on storing it for its product is worth a thought."""
 _CHEAP = ("add", "sub", "mul", "neg", "abs", "relu", "maximum", "minimum")
 CHEAP = frozenset((*(OPS[name] for name in _CHEAP), CastOp, CmpOp, FmaOp, SelectOp))
@@ -100,7 +100,7 @@ def rounded_operand(rw: Rewriter, x: SSAValue) -> SSAValue:
     return rw.new(CastOp.new((rw.new(CastOp.new((x,), wide)),), t))
 
 
-def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = DEEPEST, widest: int = WIDEST) -> bool:
+def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = MAX_TERMS, widest: int = MAX_COLUMNS) -> bool:
     """Whether a product is so small, and there are so many of it, that a nest is faster; sizes that are symbols count with their hints."""
     t = tensor_type(op.result)
     *batch, rows, columns = t.dims
@@ -117,13 +117,13 @@ def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = DEEPEST
     if count * -(-size(rows, hints) // TILE_ROWS) < FEWEST_TILES:
         return False
     if columns is ONE and count > 1:
-        return size(rows, hints) * size(depth, hints) <= VECTOR
+        return size(rows, hints) * size(depth, hints) <= MAX_VECTOR_ELEMENTS
     if depth.value is None or columns.value is None:
         return False
-    elements, most = depth.value * columns.value, LARGEST.get(element_bytes(t.element_type), LARGEST_OTHER)
+    elements, most = depth.value * columns.value, MAX_ELEMENTS.get(element_bytes(t.element_type), MAX_ELEMENTS_OTHER)
     if rows is ONE:
         deepest, most = 2 * deepest, 2 * most
-    return 0 < depth.value <= deepest and columns.value <= widest and elements <= (SCATTERED if _scattered(op.rhs) else most)
+    return 0 < depth.value <= deepest and columns.value <= widest and elements <= (MAX_SCATTERED_ELEMENTS if _scattered(op.rhs) else most)
 
 
 def _is_cheap(x: SSAValue, ops: int = MOST_OPS) -> bool:
@@ -144,7 +144,7 @@ def _is_cheap(x: SSAValue, ops: int = MOST_OPS) -> bool:
 def _is_computed(x: SSAValue, hints: Mapping[str, int]) -> bool:
     """Whether a matrix is computed for one product alone, by cheap operations or as elements that indices name: a nest, which multiplies
     each of them by a vector once, need not store it (rows of a cache of keys that a table names; weights that are bytes and scales)."""
-    if not _is_cheap(x) or size(product(tensor_type(x).dims), hints) < LEAST_COMPUTED:
+    if not _is_cheap(x) or size(product(tensor_type(x).dims), hints) < MIN_COMPUTED_ELEMENTS:
         return False
     computed = False
     waiting = [x]
@@ -180,10 +180,10 @@ class NdSmallProducts(Pass):
 
     name = "nd-small-products"
 
-    deepest: int = DEEPEST
+    deepest: int = MAX_TERMS
     """Terms of a sum up to which a product is small."""
 
-    widest: int = WIDEST
+    widest: int = MAX_COLUMNS
     """Columns up to which a product is small."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

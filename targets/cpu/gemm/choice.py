@@ -21,7 +21,7 @@ from ..cache import cache_folder, write_atomically
 from ..features import target
 from .spec import ELEMENT_BYTES, Isa, isa_for
 
-SMALL = 64**3
+MAX_SMALL_MULTIPLICATIONS = 64**3
 """Multiplications of a product so small that the call decides."""
 EVEN = 0.95
 EVEN_FUSED = 0.8
@@ -52,7 +52,7 @@ def relative_speed(
     """An estimate of the generated code's speed over the library's for one matrix (arguments as in `GemmSpec`)."""
     vendor, isa = vendor or cpu_vendor(), isa or isa_for(target())
     work = m * n * k
-    if work <= SMALL:
+    if work <= MAX_SMALL_MULTIPLICATIONS:
         return 2.0
     if isa.name in ("generic", "neon"):
         return 0.5
@@ -73,9 +73,7 @@ def relative_speed(
     return 0.7 if far else 0.97
 
 
-def prefer_own_gemm(
-    m: int, n: int, k: int, dtype: str = "f32", trans_a: bool = False, trans_b: bool = False, fused: bool = False
-) -> bool:
+def prefer_own_gemm(m: int, n: int, k: int, dtype: str = "f32", trans_a: bool = False, trans_b: bool = False, fused: bool = False) -> bool:
     """Whether generated code should compute C[m, n] = A[m, k] B[k, n] on this machine; `fused`: with work of others
     in it.
 

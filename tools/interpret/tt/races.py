@@ -23,7 +23,7 @@ from itertools import count
 import numpy as np
 import torch
 
-LARGEST = 1 << 22
+MAX_TRACKED_BYTES = 1 << 22
 """Bytes of a tensor above which its accesses are not looked at."""
 _SEVERAL = -1
 _SINCE = "since its last barrier, perhaps by another thread"
@@ -54,7 +54,7 @@ class Races:
 
     def marks(self, storage: torch.UntypedStorage) -> tuple[_Marks, _Marks, _Marks] | None:
         """Loads of a storage so far, stores, and those that changed something; None: it is too large."""
-        if storage.nbytes() > LARGEST:
+        if storage.nbytes() > MAX_TRACKED_BYTES:
             return None
         key = storage.data_ptr()
         if key not in self._marks:

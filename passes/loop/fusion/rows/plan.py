@@ -36,6 +36,7 @@ from .....dialects.expr.ranges import RangeEnv, prove_eq, simplify
 from .....dialects.nd.types import TensorType, element_bytes
 from ....analysis.call_order import needs_besides_values
 from ....analysis.known_layouts import argument_strides
+from ..groups import MAX_SIBLING_DISTANCE
 from ..sharing.align import LoopEnvs, extractors
 
 COLUMN_BYTES = 64 * 1024
@@ -54,9 +55,6 @@ MANY_ROWS = 1024
 
 MANY_KEPT = 64
 """Iterations of loops that both nests keep from which on they stay loops of the nest, so that nothing has to be accumulated for each."""
-
-NEAR = 48
-"""How many operations apart the two nests may be: what lies between is looked at for dependences."""
 
 MARKED = "it is marked no_fuse"
 
@@ -282,10 +280,12 @@ class RowPlanner:
             for tensor in self.facts(op).tensors():
                 if isinstance(tensor.owner, loop.NestOp):
                     found.add(tensor.owner)
-                near = slice(bisect_left(places[tensor], here - NEAR), bisect_right(places[tensor], here + NEAR))
+                near = slice(
+                    bisect_left(places[tensor], here - MAX_SIBLING_DISTANCE), bisect_right(places[tensor], here + MAX_SIBLING_DISTANCE)
+                )
                 found.update(readers[tensor][near])
             found.discard(op)
-            return sorted((o for o in found if abs(self.position[o] - here) <= NEAR), key=lambda o: self.position[o])
+            return sorted((o for o in found if abs(self.position[o] - here) <= MAX_SIBLING_DISTANCE), key=lambda o: self.position[o])
 
         return partners
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from .....dialects.expr import free_dims
 from ....analysis.nest_info import NestInfo
 from ..facts import NestFacts
-from ..price import LANES, MIN_PARALLEL, SMALL
+from ..price import LANES, MIN_PARALLEL, MIN_PARALLEL_ELEMENTS
 from ..types import Group
 from .align import Alignment
 
 LAUNCH = 1 << 22
 """Elements that a GPU works through in the time of a few launches: with fewer, one kernel of few programs is faster than two."""
 
-FEW = 4
+MAX_SEQUENTIAL_REDUCTIONS = 4
 """Reductions that a program of a GPU may as well do one after the other."""
 
 STRAIGHT = 32
@@ -43,7 +43,7 @@ class SharedLoopProfit:
         iterations = self.nests.count(first.outer[: alignment.shared])
         before = min(self.nests.count(first.outer), self.nests.count(second.outer))
         work = max([self.nests.iterations(m.info) for m in (*first.members, *second.members)])
-        if iterations < MIN_PARALLEL and iterations < before and work > SMALL:
+        if iterations < MIN_PARALLEL and iterations < before and work > MIN_PARALLEL_ELEMENTS:
             return f"only {iterations} iterations would be left to run in parallel"
         most = max(self.nests.count(first.outer), self.nests.count(second.outer))
         keep = self.nests.keep_parallel
@@ -82,7 +82,7 @@ class SharedLoopProfit:
         dropped = self.nests.count(group.outer[alignment.shared :])
         each = self.nests.count(group.outer)
         rows = self.nests.count(group.outer[: alignment.shared])
-        for m in group.members if dropped > FEW else ():
+        for m in group.members if dropped > MAX_SEQUENTIAL_REDUCTIONS else ():
             work = self.nests.iterations(m.info)
             fixed = all([e.is_const for e in (*group.outer[alignment.shared :], *m.info.inner_sizes)])
             brief = fixed and work <= min(BRIEF, SIDE_BY_SIDE * rows)
@@ -117,6 +117,6 @@ class SharedLoopProfit:
             m
             for group in (first, second)
             for m in group.members
-            if m.info.inner_sizes and self.nests.count((*group.outer[alignment.shared :], *m.inner)) > FEW
+            if m.info.inner_sizes and self.nests.count((*group.outer[alignment.shared :], *m.inner)) > MAX_SEQUENTIAL_REDUCTIONS
         ]
         return f"{len(layers)} products of each row would be one program, more than {LAYERS}" if len(layers) > LAYERS else None

@@ -360,7 +360,7 @@ def test_only_tiles_that_the_rules_are_not_sure_of_are_measured(name, reason, un
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
     timer = Warps()
     imported, remarks = tuned_where_unsure(name, timer)
-    assert bool(timer.asked) is bool(reason) and len(timer.asked) <= tuning.FEW
+    assert bool(timer.asked) is bool(reason) and len(timer.asked) <= tuning.MAX_TIMED_TILES
     assert [reason in text for text in remarks] == [True] * bool(reason)
     assert all((GPU in schedule_table(n)) is bool(reason) for n in nests(imported.module))
     timer.asked.clear()
@@ -371,7 +371,7 @@ def test_only_tiles_that_the_rules_are_not_sure_of_are_measured(name, reason, un
 def test_small_nests_are_not_measured(uncompiled, tmp_path, monkeypatch):
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
     timer = Warps()
-    tuned_where_unsure("columns", timer, least=tuning.LARGE)
+    tuned_where_unsure("columns", timer, least=tuning.MIN_TUNED_BYTES)
     assert not timer.asked
 
 

@@ -165,15 +165,15 @@ def test_programs_that_talk_by_atomic_operations():
 
 def test_large_tensors_are_not_watched():
     """What belongs to an address in memory of a driver is not known, and marks take several times as much."""
-    from stepwell.tools.interpret.tt.races import LARGEST, Order, Races
+    from stepwell.tools.interpret.tt.races import MAX_TRACKED_BYTES, Order, Races
 
     order = Order(Races(32))
     every = torch.ones(4, dtype=torch.bool)
-    for size in (4, LARGEST):
+    for size in (4, MAX_TRACKED_BYTES):
         access, memory = order.access(every), torch.zeros(size)
         arguments = memory.untyped_storage(), every, 4 * torch.arange(4)
         access.load(*arguments)
-        if size == LARGEST:
+        if size == MAX_TRACKED_BYTES:
             access.store(*arguments, memory[:4], torch.ones(4))
         else:
             with pytest.raises(KernelError, match="overwrites"):
