@@ -40,7 +40,7 @@ from .attention import AttentionLowering
 from .batches import BatchLowering
 from .body import UnsupportedBody
 from .contract import ContractLowering
-from .joined import JoinLowering, Part
+from .joined import JoinedKernel, JoinLowering
 from .kernel import lower_nest, lower_part
 
 
@@ -105,7 +105,7 @@ class CpuOutliner(Outliner):
         if not self.part:
             return *lower_nest(name, nest, info, schedule, cost), {}
         kernel, arguments, units = lower_part(name, nest, info, schedule, cost)
-        part = Part(info, arguments.symbols, units, max(1, round(schedule.cost * NS_PER_UNIT)), schedule.grain)
+        part = JoinedKernel(info, arguments.symbols, units, max(1, round(schedule.cost * NS_PER_UNIT)), schedule.grain)
         self._joins.add_part(name, part)
         return kernel, arguments, {}
 

@@ -34,7 +34,7 @@ from .state import State, scalar_type
 
 
 @dataclass(frozen=True)
-class Part:
+class JoinedKernel:
     """The kernel of a nest that runs beside others: what it computes sizes from, its units, the work of all of it in ns, and how much is
     worth a thread."""
 
@@ -53,10 +53,10 @@ class JoinLowering:
 
     def __init__(self, module: ModuleOp):
         self.module = module
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, JoinedKernel] = {}
         self._known: dict[Key, str] = {}
 
-    def add_part(self, name: str, part: Part) -> None:
+    def add_part(self, name: str, part: JoinedKernel) -> None:
         """Tell of the kernel of a part."""
         self._parts[name] = part
 
@@ -128,13 +128,13 @@ class JoinLowering:
         op.drop_all_references()
         b.place(cpu.ReturnOp.make())
 
-    def _count(self, part: Part) -> Expr:
+    def _count(self, part: JoinedKernel) -> Expr:
         return as_expr(1) if part.units is None else part.units.count
 
-    def _unit_ns(self, part: Part) -> int:
+    def _unit_ns(self, part: JoinedKernel) -> int:
         return part.ns if part.units is None else part.units.ns
 
-    def _unit(self, b: Builder, work: SSAValue, part: Part, count: SSAValue) -> SSAValue:
+    def _unit(self, b: Builder, work: SSAValue, part: JoinedKernel, count: SSAValue) -> SSAValue:
         """The first unit whose work does not begin before `work` ns of a nest are done."""
         ns = self._unit_ns(part)
         done = b.add(b.max(work, b.int(0)), b.int(ns - 1))

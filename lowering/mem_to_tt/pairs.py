@@ -30,7 +30,7 @@ from .state import State
 
 
 @dataclass(frozen=True)
-class Pair:
+class AccessPair:
     """Two accesses of one body: `lower` is to the element in front of that of `upper`. `axis` of the tile goes along the loop, the last of
     its loops, whose iterations are two elements apart."""
 
@@ -40,9 +40,9 @@ class Pair:
     last: Loop
 
 
-def find_pairs(s: State, block: Block) -> dict[Operation, Pair]:
+def find_pairs(s: State, block: Block) -> dict[Operation, AccessPair]:
     """The pairs of a body that the axes of the tile run along, by each of their accesses."""
-    found: dict[Operation, Pair] = {}
+    found: dict[Operation, AccessPair] = {}
     if s.owner is not None:
         return found
     for axis, (_, total, loops) in s.blocks.items():
@@ -61,7 +61,7 @@ def find_pairs(s: State, block: Block) -> dict[Operation, Pair]:
                 second = next((a for a in accesses[k + 1 :] if a.op not in found and _are_neighbours(s, first, a)), None)
                 if second is not None and first.op not in found and not _is_touched(s, block, first, second):
                     is_lower = s.fix(second.offset - first.offset).value == 1
-                    pair = Pair(*((first, second) if is_lower else (second, first)), axis, loops[-1])
+                    pair = AccessPair(*((first, second) if is_lower else (second, first)), axis, loops[-1])
                     found[first.op] = found[second.op] = pair
     return found
 
@@ -76,7 +76,7 @@ def _is_touched(s: State, block: Block, first: Access, second: Access) -> bool:
     return touched_between(s.info, ops[ops.index(first.op) : ops.index(second.op)], (first, second))
 
 
-def load_pair(s: State, pair: Pair) -> tuple[SSAValue, SSAValue]:
+def load_pair(s: State, pair: AccessPair) -> tuple[SSAValue, SSAValue]:
     """Both elements of a pair, as they lie in memory."""
     b, axis = s.b, pair.axis
     pointer, mask = _both(s, pair)
@@ -97,7 +97,7 @@ def load_pair(s: State, pair: Pair) -> tuple[SSAValue, SSAValue]:
     return lower, upper
 
 
-def store_pair(s: State, pair: Pair, lower: SSAValue, upper: SSAValue) -> None:
+def store_pair(s: State, pair: AccessPair, lower: SSAValue, upper: SSAValue) -> None:
     """Stores both elements of a pair, given as they are to lie in memory."""
     b, axis = s.b, pair.axis
     pointer, _ = _both(s, pair)
@@ -126,7 +126,7 @@ def _reordered(s: State, value: SSAValue, order: Sequence[int]) -> SSAValue:
     return s.b.pure(TransOp, (value,), wanted, {"order": DenseArrayBase.from_list(i32, list(order))})
 
 
-def _both(s: State, pair: Pair, shape: tuple[int, ...] | None = None) -> tuple[SSAValue, SSAValue | None]:
+def _both(s: State, pair: AccessPair, shape: tuple[int, ...] | None = None) -> tuple[SSAValue, SSAValue | None]:
     """Pointers to the elements of a pair side by side, along an axis that is twice as long, and where they are inside of the loops."""
     b, axis = s.b, pair.axis
     begin, total, loops = s.blocks[axis]

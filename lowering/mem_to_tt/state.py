@@ -36,7 +36,7 @@ from .builder import Builder, is_zero, joined
 from .functions import float8
 
 if TYPE_CHECKING:
-    from .pairs import Pair
+    from .pairs import AccessPair
 
 
 @dataclass
@@ -129,7 +129,7 @@ class State(NestValues):
         """Stores a tile, as it is to lie in memory, as a block where that can be (descriptors.py)."""
         self.placed: dict[int, tuple[SSAValue, Expr, Sequence[Loop]]] = {}
         """Which block of an axis the program has, of how many iterations, of which loops."""
-        self.pairs: dict[Operation, Pair] = {}
+        self.pairs: dict[Operation, AccessPair] = {}
         """Accesses to neighbours in memory that are made together (pairs.py), by each of the two."""
         self.waiting: dict[Operation, SSAValue] = {}
         """What the second access of such a pair has to do with: what was loaded for it, or what the first one stores."""

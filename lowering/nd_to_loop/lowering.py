@@ -28,7 +28,7 @@ ZERO, ONE = as_expr(0), as_expr(1)
 
 
 @dataclass(frozen=True)
-class Value:
+class LoweredValue:
     """Where the elements of an `nd` value come from: element `index` is element map(index) of `root`, which is a tensor of the new
     function (of f16 or bf16, say, for a value of f32 that is cast from one: the same in their compute type) or an inline op (see INLINE
     in passes/loop/repeats/repeat_find.py) of the old one."""
@@ -36,9 +36,9 @@ class Value:
     root: SSAValue | Operation
     map: IndexMap
 
-    def through(self, view: IndexMap) -> Value:
+    def through(self, view: IndexMap) -> LoweredValue:
         """This value seen through a view's index map."""
-        return Value(self.root, self.map.compose(view))
+        return LoweredValue(self.root, self.map.compose(view))
 
 
 def view_map(op: nd.ViewOp, env: RangeEnv) -> IndexMap:
@@ -116,7 +116,7 @@ class Lowering:
     def __init__(self, func: FuncOp, symbols: RangeEnv, eager_rounding: bool):
         self.symbols = symbols
         self.eager_rounding = eager_rounding
-        self.values: dict[SSAValue, Value] = {}
+        self.values: dict[SSAValue, LoweredValue] = {}
         old = func.body.block
         self.block = Block(arg_types=[a.type for a in old.args])
         for before, after in zip(old.args, self.block.args, strict=True):
@@ -140,12 +140,12 @@ class Lowering:
     def bind(self, old: SSAValue, tensor: SSAValue) -> None:
         """The elements of `old` are those of `tensor`."""
         rank = old.type.rank if isinstance(old.type, TensorType) else 0
-        self.values[old] = Value(tensor, IndexMap.identity(rank))
+        self.values[old] = LoweredValue(tensor, IndexMap.identity(rank))
         if tensor.name_hint is None and old.name_hint is not None:
             tensor.name_hint = old.name_hint
 
     def inline(self, op: Operation) -> None:
-        self.values[op.results[0]] = Value(op, IndexMap.identity(tensor_type(op.results[0]).rank))
+        self.values[op.results[0]] = LoweredValue(op, IndexMap.identity(tensor_type(op.results[0]).rank))
 
     def element(self, b: Body, old: SSAValue, index: Sequence[Expr], within: SSAValue | None = None) -> SSAValue:
         """The element of `old` at `index`, in the compute type of its dtype. `within`: where it is needed (None: everywhere);

@@ -25,7 +25,7 @@ HEAVY = frozenset(
 
 
 @dataclass(slots=True)
-class Access:
+class TensorAccess:
     """One load or store: the tensor and the index expressions."""
 
     tensor: SSAValue
@@ -45,8 +45,8 @@ class NestInfo:
     """The initial tensors of `op`."""
     out_args: tuple[SSAValue, ...]
     """What stands for them in its body."""
-    reads: list[Access] = field(default_factory=list)
-    writes: list[Access] = field(default_factory=list)
+    reads: list[TensorAccess] = field(default_factory=list)
+    writes: list[TensorAccess] = field(default_factory=list)
     inner_sizes: list[Expr] = field(default_factory=list)
     opaque: set[Dim] = field(default_factory=set)
     ops: int = 0
@@ -107,9 +107,9 @@ class _Walk:
         for op in block.ops:
             kind = type(op)
             if kind is loop.LoadOp:
-                info.reads.append(Access(op._operands[0], self.index(op, 1), op))
+                info.reads.append(TensorAccess(op._operands[0], self.index(op, 1), op))
             elif kind is loop.StoreOp:
-                info.writes.append(Access(op._operands[1], self.index(op, 2), op))
+                info.writes.append(TensorAccess(op._operands[1], self.index(op, 2), op))
             elif kind is arith.ConstantOp:
                 continue
             elif kind is loop.BoundOp:

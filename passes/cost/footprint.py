@@ -85,12 +85,12 @@ class Stream:
 
 
 @dataclass
-class Plan:
+class LoopOrder:
     """The loops of a node in the order in which they run, outermost first: (loop, how often, indices of it in a step)."""
 
     node: Node
     loops: list[tuple[Expr, float]]
-    children: list[Plan]
+    children: list[LoopOrder]
     streams: list[int] = field(default_factory=list)
     """Streams that the body itself accesses."""
 
@@ -157,7 +157,7 @@ class Footprint:
 
     # ---- order
 
-    def _plan(self, root: Node, schedule: Schedule) -> Plan:
+    def _plan(self, root: Node, schedule: Schedule) -> LoopOrder:
         self._sizes: dict[Expr, Expr] = {one.dim: one.size for node in root.walk() for one in node.loops}
         sizes: list[tuple[Expr, float]] = [(one.dim, float(max(1, self.cost.size(one.size)))) for one in root.loops]
         lanes = schedule.vector.dim if schedule.vector is not None else None
@@ -171,21 +171,21 @@ class Footprint:
                     loops.sort(key=lambda one: one[0] in schedule.inside)
                 place = sum(1 for one, _ in loops if one not in schedule.inside)
                 loops.insert(place, (d, n / side))
-        return Plan(root, loops, [self._child(c, schedule) for c in root.children], self._own(root))
+        return LoopOrder(root, loops, [self._child(c, schedule) for c in root.children], self._own(root))
 
     def _own(self, node: Node) -> list[int]:
         return list(dict.fromkeys(self._stream(a, node) for a in node.accesses))
 
-    def _child(self, node: Node, schedule: Schedule) -> Plan:
+    def _child(self, node: Node, schedule: Schedule) -> LoopOrder:
         choice = schedule.inner.get(node)
         last = choice[0].dim if choice else None
         loops: list[tuple[Expr, float]] = [(one.dim, float(max(1, self.cost.size(one.size)))) for one in node.loops]
         loops.sort(key=lambda one: one[0] is last)
-        return Plan(node, loops, [self._child(c, schedule) for c in node.children], self._own(node))
+        return LoopOrder(node, loops, [self._child(c, schedule) for c in node.children], self._own(node))
 
     # ---- questions
 
-    def extents(self, plan: Plan, first: int = 0) -> dict[Expr, float]:
+    def extents(self, plan: LoopOrder, first: int = 0) -> dict[Expr, float]:
         """How often each loop runs in all while the loops of `plan` from number `first` on, and all inside, run once."""
         found = dict(self.inner)
         for d, n in plan.loops[first:]:
@@ -194,14 +194,14 @@ class Footprint:
             found.update((d, n) for d, n in self.extents(child).items() if d not in self.inner)
         return found
 
-    def under(self, plan: Plan) -> list[int]:
+    def under(self, plan: LoopOrder) -> list[int]:
         """The streams of `plan` and all inside."""
         found = dict.fromkeys(plan.streams)
         for child in plan.children:
             found.update(dict.fromkeys(self.under(child)))
         return list(found)
 
-    def distinct(self, plan: Plan, extents: Mapping[Expr, float]) -> list[int]:
+    def distinct(self, plan: LoopOrder, extents: Mapping[Expr, float]) -> list[int]:
         """The streams under `plan` that touch different memory while the loops of `extents` run: loops inside of a nest that go through
         the same elements one after the other have loops of their own, and a stream each."""
         found: dict[object, int] = {}
@@ -235,7 +235,7 @@ class Footprint:
         read, written = self.by_buffer()
         return sum(read.values()), sum(written.values())
 
-    def working_set(self, plan: Plan, first: int) -> float:
+    def working_set(self, plan: LoopOrder, first: int) -> float:
         """Bytes, in lines, that one run of the loops from `first` on touches."""
         extents = self.extents(plan, first)
         return sum(self.streams[k].lines(extents) for k in self.distinct(plan, extents))
@@ -265,7 +265,7 @@ class Footprint:
             self._traffic(self.plan, 1.0, capacity, found)
         return found
 
-    def _traffic(self, plan: Plan, times: float, capacity: float, found: list[float]) -> None:
+    def _traffic(self, plan: LoopOrder, times: float, capacity: float, found: list[float]) -> None:
         for first in range(len(plan.loops) + 1):
             if self.working_set(plan, first) <= capacity:
                 break

@@ -47,7 +47,7 @@ class Tensor:
 
 
 @dataclass(eq=False)
-class Step:
+class MovableOp:
     """What is moved as one: an operation on tensors."""
 
     op: Operation
@@ -86,7 +86,7 @@ class Graph:
 
     def __init__(self, func: FuncOp, hints: Mapping[str, int]):
         self.hints = hints
-        self.steps: list[Step] = []
+        self.steps: list[MovableOp] = []
         self.position: dict[Operation, int] = {}
         self.tensors: list[Tensor] = []
         self.memory: dict[SSAValue, Tensor | None] = {}
@@ -145,7 +145,7 @@ class Graph:
 
     def _step(self, op: Operation) -> None:
         at = len(self.steps)
-        step = Step(op, scratch=scratch_bytes(op, self.hints) if isinstance(op, nd.ExternOp) else 0, fixed=_stays(op))
+        step = MovableOp(op, scratch=scratch_bytes(op, self.hints) if isinstance(op, nd.ExternOp) else 0, fixed=_stays(op))
         self.steps.append(step)
         self.position[op] = at
         for value in self.needs.get(op, ()):
@@ -257,7 +257,7 @@ class Profile:
             now += change[at]
             alive.append(now + steps[k].scratch - self._in_place(steps[k], at))
 
-    def _in_place(self, step: Step, at: int) -> int:
+    def _in_place(self, step: MovableOp, at: int) -> int:
         """Bytes that a nest's results have in common with what dies in it."""
         if not isinstance(step.op, loop.NestOp) or not step.makes:
             return 0

@@ -30,7 +30,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Value:
+class PipelineValue:
     """One value of an option: its text, whether it was quoted, and where it stands."""
 
     text: str
@@ -44,7 +44,7 @@ class Option:
     """``key=value,value``; no values for a key alone."""
 
     key: str
-    values: tuple[Value, ...]
+    values: tuple[PipelineValue, ...]
     start: int
     end: int
 
@@ -134,7 +134,7 @@ class _Reader:
             if match is None:
                 raise self.fail(f"expected the name of an option of '{name}', found {self.found()}")
             start, self.pos = self.pos, match.end()
-            values: list[Value] = []
+            values: list[PipelineValue] = []
             if self.peek() == "=":
                 self.pos += 1
                 values.append(self.value(match[0]))
@@ -145,12 +145,12 @@ class _Reader:
                 raise self.fail(f"expected '=', white space or '}}' after option '{match[0]}', found {self.found()}")
             out.append(Option(match[0], tuple(values), start, match.end()))
 
-    def value(self, key: str) -> Value:
+    def value(self, key: str) -> PipelineValue:
         start = self.pos
         if match := _STRING.match(self.text, start):
             self.pos = match.end()
             text = _ESCAPE.sub(lambda m: _ESCAPES.get(m[1], m[1]), match[1])
-            return Value(text, True, start, self.pos)
+            return PipelineValue(text, True, start, self.pos)
         if self.peek() == '"':
             raise self.fail("the string is never closed")
         if self.peek() == "{":
@@ -159,11 +159,11 @@ class _Reader:
                 depth += {"{": 1, "}": -1}.get(self.text[at], 0)
                 if depth == 0:
                     self.pos = at + 1
-                    return Value(self.text[start + 1 : at], True, start, self.pos)
+                    return PipelineValue(self.text[start + 1 : at], True, start, self.pos)
             raise self.fail("'{' is never closed")
         if match := _BARE.match(self.text, start):
             self.pos = match.end()
-            return Value(match[0], False, start, self.pos)
+            return PipelineValue(match[0], False, start, self.pos)
         raise self.fail(f"expected a value for option '{key}', found {self.found()}")
 
     def mlir_opt(self) -> tuple[Option, ...]:
@@ -179,7 +179,7 @@ class _Reader:
             "-p",
             f"builtin.module({self.text[start + 1 : end]})",
         )
-        return (Option("arguments", tuple(Value(a, True, start, end) for a in arguments), start, end),)
+        return (Option("arguments", tuple(PipelineValue(a, True, start, end) for a in arguments), start, end),)
 
 
 def parse_text(text: str) -> tuple[Element, ...]:
@@ -241,7 +241,7 @@ class _NoMatch(Exception):
     pass
 
 
-def _scalar(value: Value, hint: Any) -> Any:
+def _scalar(value: PipelineValue, hint: Any) -> Any:
     if hint is bool:
         if value.quoted or value.text.lower() not in ("true", "false", "0", "1"):
             raise _NoMatch
@@ -260,7 +260,7 @@ def _scalar(value: Value, hint: Any) -> Any:
     raise _NoMatch
 
 
-def _convert(values: tuple[Value, ...], hint: Any) -> Any:
+def _convert(values: tuple[PipelineValue, ...], hint: Any) -> Any:
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         choices = get_args(hint)
@@ -305,13 +305,9 @@ def build_pass(cls: type[ModulePass], element: Element, text: str) -> ModulePass
             hint = did_you_mean(option.key, known)
             if not hint:
                 hint = f"; its options are: {', '.join(known)}" if known else "; it has none"
-            raise PipelineError(
-                f"pass '{element.name}' has no option '{option.key}'{hint}", text, option.start, option.end
-            )
+            raise PipelineError(f"pass '{element.name}' has no option '{option.key}'{hint}", text, option.start, option.end)
         if name in given:
-            raise PipelineError(
-                f"option '{option.key}' of pass '{element.name}' is given twice", text, option.start, option.end
-            )
+            raise PipelineError(f"option '{option.key}' of pass '{element.name}' is given twice", text, option.start, option.end)
         try:
             given[name] = _convert(option.values, types[name])
         except _NoMatch:

@@ -17,7 +17,7 @@ from ...dialects.machine import USUAL_GPU, MachineAttr
 from . import registry, user
 from .errors import PipelineError, did_you_mean
 from .pass_manager import MODULE, Entry, Nest, PassLike, Pipeline, Stage, anchor_of, as_pass, entry_text, is_foreign
-from .pipeline_text import Element, Option, Value, build_pass, parse_text
+from .pipeline_text import Element, Option, PipelineValue, build_pass, parse_text
 
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
@@ -265,7 +265,7 @@ class _Builder:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def fail(self, message: str, at: Element | Option | Value) -> PipelineError:
+    def fail(self, message: str, at: Element | Option | PipelineValue) -> PipelineError:
         return PipelineError(message, self.text, at.start, at.end)
 
     def stages(self, elements: Iterable[Element], explicit: bool) -> list[Stage]:
@@ -315,9 +315,7 @@ class _Builder:
             if registry.is_known(element.name):
                 raise self.fail(f"'{element.name}' is a pass, not an operation to nest under", element)
             if "." not in element.name and element.name != "any":
-                raise self.fail(
-                    f"'{element.name}' is not an operation name to nest under (dialect.operation or 'any')", element
-                )
+                raise self.fail(f"'{element.name}' is not an operation name to nest under (dialect.operation or 'any')", element)
             inner = tuple(self.entry(child, element.name, explicit=True) for child in element.children)
             return Nest(element.name, inner)
         if element.name in NAMED_PIPELINES:

@@ -31,7 +31,7 @@ from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import NestAccess
 from ..analysis.symbols import symbol_hints
 from ..cost.cost_model import nest_cost
-from ..cost.footprint import LINE, Footprint, Plan, Stream
+from ..cost.footprint import LINE, Footprint, LoopOrder, Stream
 from ..cost.machine.cpu import SERVER, WAYS, Cpu
 from ..cost.nest_cost import Cost
 from ..cost.schedule_choice import choose
@@ -189,13 +189,13 @@ def conflict_seconds(nest: loop.NestOp, hints: Mapping[str, int], symbols: Range
     return again / (home if home is not machine.levels[0] else machine.levels[1]).gbs * 1e-9
 
 
-def _plans(plan: Plan) -> Iterator[Plan]:
+def _plans(plan: LoopOrder) -> Iterator[LoopOrder]:
     yield plan
     for child in plan.children:
         yield from _plans(child)
 
 
-def _refetched(stream: Stream, plan: Plan, footprint: Footprint, period: float, capacity: float, priced: bool) -> float:
+def _refetched(stream: Stream, plan: LoopOrder, footprint: Footprint, period: float, capacity: float, priced: bool) -> float:
     """How often each line of a stream is fetched again because its rows share sets: the lines of a column are gone before the next
     column, in the same lines, is read. `priced`: where the rows are the lanes of one vector, the price of the load says so already."""
     order = [d for d, _ in footprint.plan.loops]

@@ -27,8 +27,8 @@ from .gpu.emit import GpuEntry, program_device
 from .interpreted.python_path import python_source
 from .runtime.runtime import native_launches
 from .selftest import native_wanted
-from .steps import Kind, Step, reference
-from .values import Value, Values
+from .steps import HostStep, Kind, reference
+from .values import HostValue, Values
 
 if TYPE_CHECKING:
     from ..triton.kernels import GpuKernel
@@ -96,9 +96,7 @@ def element_size(element_type: Attribute) -> int:
 class _Emitter:
     """Walks the ops of one program once."""
 
-    def __init__(
-        self, text: ModuleText, program: host.ProgramOp, items: ItemTable, device: str = "cpu", kernels: Sequence[GpuKernel] = ()
-    ):
+    def __init__(self, text: ModuleText, program: host.ProgramOp, items: ItemTable, device: str = "cpu", kernels: Sequence[GpuKernel] = ()):
         self.program = program
         self.block = program.body.block
         self.items = items
@@ -298,16 +296,16 @@ class _Emitter:
         number = self._new_check(op)
         items = [self.items.place("callback", name) for name in ("raise_check", "copy_strided")]
         layout = entry.step_layout(op.sizes.data, op.strides.data)
-        entry.step(Step.ENSURE, source.reference(), _kind(op), number, *items, *layout)
+        entry.step(HostStep.ENSURE, source.reference(), _kind(op), number, *items, *layout)
         result = values.define(op.result)
         result.object_slot, result.handle_slot = source.object_slot, source.handle_slot
         values.clear(source)
 
-    def duplicate(self, source: Value) -> Value:
+    def duplicate(self, source: HostValue) -> HostValue:
         """A handle of our own to the same tensor."""
-        made = Value()
+        made = HostValue()
         made.handle_slot = self.entry.handle_slot()
-        self.entry.step(Step.DUPLICATE, made.handle_slot, source.reference())
+        self.entry.step(HostStep.DUPLICATE, made.handle_slot, source.reference())
         return made
 
     def empty_output(self, op: host.EmptyOutputOp) -> None:
@@ -319,7 +317,7 @@ class _Emitter:
             return
         room = entry.step_size(extent_bytes(op.sizes.data, op.strides.data, element_size(type)))
         layout = entry.step_layout(op.sizes.data, op.strides.data)
-        entry.step(Step.EMPTY, self.values.new_handle(op.result), dtype_code(type), room, *layout)
+        entry.step(HostStep.EMPTY, self.values.new_handle(op.result), dtype_code(type), room, *layout)
 
     def view(self, op: host.ViewOp) -> None:
         entry, source = self.entry, self.values[op.source]
@@ -328,9 +326,9 @@ class _Emitter:
             self._view_dtype(op, source, offset)
             return
         place, layout = entry.step_size(offset), entry.step_layout(op.sizes.data, op.strides.data)
-        entry.step(Step.VIEW, self.values.new_handle(op.result), source.reference(), place, *layout)
+        entry.step(HostStep.VIEW, self.values.new_handle(op.result), source.reference(), place, *layout)
 
-    def _view_dtype(self, op: host.ViewOp, source: Value, offset: Expr) -> None:
+    def _view_dtype(self, op: host.ViewOp, source: HostValue, offset: Expr) -> None:
         """A view with another element type: through Python, which knows what torch allows."""
         entry = self.entry
         sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
@@ -340,9 +338,7 @@ class _Emitter:
         rank = len(op.sizes.data)
         spec = entry.scratch("i64", [str(number), str(rank), entry.size(offset)])
         callback = entry.item("callback", "view_dtype")
-        made = entry.call(
-            "stepwell_call", callback, tensor, self._address(spec), self._address(sizes), self._address(strides)
-        )
+        made = entry.call("stepwell_call", callback, tensor, self._address(spec), self._address(sizes), self._address(strides))
         self.values.own_object(op.result, entry.require_object(made))
 
     def arena_ptr(self, op: host.ArenaPtrOp) -> None:
@@ -381,11 +377,11 @@ class _Emitter:
         place, layout = entry.step_size(offset), entry.step_layout(op.sizes.data, op.strides.data)
         if all(e.is_const for e in (offset, *op.sizes.data, *op.strides.data)):
             # the same in every call: the arena keeps it
-            entry.step(Step.KEPT, entry.views, dtype_code(type), place, *layout)
+            entry.step(HostStep.KEPT, entry.views, dtype_code(type), place, *layout)
             self.values.define(op.result).view = entry.views
             entry.views += 1
             return
-        entry.step(Step.BLOB, self.values.new_handle(op.result), dtype_code(type), place, *layout)
+        entry.step(HostStep.BLOB, self.values.new_handle(op.result), dtype_code(type), place, *layout)
 
     def constant(self, op: host.ConstantOp) -> None:
         self.values.define(op.result).item = self.items.place("constant", op.index.data)
@@ -419,13 +415,13 @@ class _Emitter:
             self.launchers[kernel] = Launcher(entry.function_place(kernel), kernel, True)
             function, counts = entry.function_place(kernel), (len(words), len(sizes), op.entries.data)
             entry.need_scratch(len(words) + len(sizes))
-            entry.step(Step.LIST, function, *counts, *(w for pair in words for w in pair), *sizes)
+            entry.step(HostStep.LIST, function, *counts, *(w for pair in words for w in pair), *sizes)
             return
         words = [*memory, *((reference(Kind.NUMBER), size) for size in sizes), *numbers]
         function = entry.launcher(kernel, [*["ptr"] * len(memory), *["i64"] * len(sizes), *types])
         self.launchers[kernel] = Launcher(function, kernel)
         entry.need_scratch(len(words))
-        entry.step(Step.LAUNCH, function, len(words), *(w for pair in words for w in pair))
+        entry.step(HostStep.LAUNCH, function, len(words), *(w for pair in words for w in pair))
 
     def _number_word(self, value: SSAValue) -> int:
         """The word of a scalar operand of a launch."""
@@ -455,7 +451,7 @@ class _Emitter:
         left = Counter(op.values[leaf.index] for leaf in leaves if isinstance(leaf, Arg))
         outputs = [self._output(op, leaf, left) for leaf in leaves]
         slot = entry.object_slot()
-        entry.step(Step.COLLECT, slot, len(outputs), *outputs)
+        entry.step(HostStep.COLLECT, slot, len(outputs), *outputs)
         result = entry.load(entry.at("%objects", slot))
         entry.forget_object(slot)
         entry.leave(result)

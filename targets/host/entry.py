@@ -17,7 +17,7 @@ from . import steps
 from .description import ARENA, GPU_TABLE, LAUNCHERS, OBJECTS, SYMBOL, ItemTable
 from .gpu.runtime_ir import GPU_FUNCTIONS, STATE_BYTES
 from .runtime.runtime_ir import FUNCTIONS
-from .steps import Step
+from .steps import HostStep
 from .symbols import error_text_available
 
 _SIGNATURES: dict[str, str] = {
@@ -55,6 +55,7 @@ _SIGNATURES: dict[str, str] = {
     "llvm.smin.i64": "i64 (i64, i64)",
 }
 
+
 class Entry(FunctionText):
     """The text of one entry. `objects` and `handles` count the slots for owned Python objects and tensor handles."""
 
@@ -87,7 +88,7 @@ class Entry(FunctionText):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def step(self, code: Step, *words: int) -> None:
+    def step(self, code: HostStep, *words: int) -> None:
         """Add a step. It happens before every instruction that is added after it."""
         if not self._steps:
             self._lock_before = self.has_lock
@@ -118,13 +119,13 @@ class Entry(FunctionText):
     def step_lock(self) -> None:
         """As `take_lock`, as a step."""
         if not self.has_lock:
-            self.step(Step.LOCK)
+            self.step(HostStep.LOCK)
             self.has_lock = True
 
     def step_unlock(self) -> None:
         """As `drop_lock`, as a step."""
         if self.has_lock:
-            self.step(Step.UNLOCK)
+            self.step(HostStep.UNLOCK)
             self.has_lock = False
 
     def step_size(self, expr: Expr) -> int:
@@ -209,7 +210,6 @@ class Entry(FunctionText):
 
     def item_at(self, place: int) -> str:
         return self.let(f"load ptr, ptr getelementptr (ptr, ptr @{OBJECTS}, i64 {place})")
-
 
     # -- slots ---------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Step(IntEnum):
+class HostStep(IntEnum):
     """The codes, with the words that follow them. `layout` is the rank, then as many sizes and as many strides."""
 
     EMPTY = 0

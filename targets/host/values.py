@@ -10,11 +10,11 @@ from xdsl.ir import SSAValue
 
 from ...dialects.expr import Expr
 from .entry import Entry
-from .steps import Kind, Step, reference
+from .steps import HostStep, Kind, reference
 from .symbols import handle_offset
 
 
-class Value:
+class HostValue:
     """A tensor or other Python object (`object`, `handle`: LLVM registers; the slots that own them, the place in the item table or the
     number of the arena's view, from where registers are loaded when they are needed), memory of the arena (`offset` in bytes) or a
     number (`number`, a register of type i64, double or i1). `data` is the register of an address."""
@@ -56,17 +56,17 @@ class Values:
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        self._known: dict[SSAValue, Value] = {}
+        self._known: dict[SSAValue, HostValue] = {}
 
-    def __getitem__(self, value: SSAValue) -> Value:
+    def __getitem__(self, value: SSAValue) -> HostValue:
         return self._known[value]
 
-    def define(self, value: SSAValue) -> Value:
+    def define(self, value: SSAValue) -> HostValue:
         """A new, empty entry for an SSA value."""
-        made = self._known[value] = Value()
+        made = self._known[value] = HostValue()
         return made
 
-    def alias(self, value: SSAValue, other: Value) -> None:
+    def alias(self, value: SSAValue, other: HostValue) -> None:
         """The SSA value is the same thing as `other`."""
         self._known[value] = other
 
@@ -79,13 +79,13 @@ class Values:
         slot = self.define(value).handle_slot = self.entry.handle_slot()
         return slot
 
-    def own_object(self, value: SSAValue, register: str) -> Value:
+    def own_object(self, value: SSAValue, register: str) -> HostValue:
         """The SSA value is a new reference that the entry owns."""
         made = self.define(value)
         made.object, made.object_slot = register, self.entry.keep_object(register)
         return made
 
-    def own_handle(self, value: SSAValue, register: str) -> Value:
+    def own_handle(self, value: SSAValue, register: str) -> HostValue:
         """The SSA value is a new handle that the entry owns."""
         made = self.define(value)
         made.handle, made.handle_slot = register, self.entry.keep_handle(register)
@@ -94,7 +94,7 @@ class Values:
     def number(self, value: SSAValue, register: str) -> None:
         self.define(value).number = register
 
-    def object(self, value: Value) -> str:
+    def object(self, value: HostValue) -> str:
         """The Python object (borrowed)."""
         entry = self.entry
         if value.object is None and value.object_slot is not None:
@@ -114,7 +114,7 @@ class Values:
                 value.handle = None
         return value.object
 
-    def handle(self, value: Value) -> str:
+    def handle(self, value: HostValue) -> str:
         """The tensor's handle (borrowed)."""
         entry = self.entry
         if value.handle is None:
@@ -126,7 +126,7 @@ class Values:
                 value.handle = entry.let(f"getelementptr i8, ptr {self.object(value)}, i64 {handle_offset()}")
         return value.handle
 
-    def data(self, value: Value) -> str:
+    def data(self, value: HostValue) -> str:
         """The address of a tensor's first element, or of memory of the arena."""
         entry = self.entry
         if value.data is None and value.offset is not None:
@@ -136,18 +136,18 @@ class Values:
             value.data = entry.load("%out")
         return value.data
 
-    def release(self, values: list[Value]) -> None:
+    def release(self, values: list[HostValue]) -> None:
         """Drop what the entry owns of the values; they must not be used afterwards."""
         entry = self.entry
         owned = [v for v in values if v.is_owned]
         if any(v.object_slot is not None for v in owned):
             entry.step_lock()
         if owned:
-            entry.step(Step.RELEASE, len(owned), *(v.reference() for v in owned))
+            entry.step(HostStep.RELEASE, len(owned), *(v.reference() for v in owned))
         for value in values:
             self.clear(value)
 
-    def clear(self, value: Value) -> None:
+    def clear(self, value: HostValue) -> None:
         """Forget a value whose parts have gone elsewhere (a number that was read stays known)."""
         value.object = value.handle = value.data = value.offset = None
         value.object_slot = value.handle_slot = value.item = value.view = None

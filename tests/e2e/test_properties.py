@@ -14,10 +14,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import traced
 
-from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.tools.backend.compile_graph import compile_graph
 from stepwell.tools.options.options import Options
 
@@ -32,14 +30,9 @@ def examples(batch: int) -> settings:
     )  # fmt: skip
 
 
-def traced(fn, inputs):
-    """`fn` (which may update its inputs) as torch traces it, without updates of intermediate values."""
-    return make_fx(functionalize(fn), decomposition_table=decomposition_table(), tracing_mode="fake")(*inputs)
-
-
 def run(fn, inputs):
     """What `fn` returns when it is compiled."""
-    return compile_graph(traced(fn, inputs), inputs, Options(cache="off"))(list(inputs))
+    return compile_graph(traced(fn, *inputs), inputs, Options(cache="off"))(list(inputs))
 
 
 number = st.integers(0, 11)
@@ -194,7 +187,7 @@ def updating(x: torch.Tensor, steps: list[Any]) -> torch.Tensor:
 def torch_traces(drawn: tuple[str, list[Any]]) -> bool:
     """Whether torch itself can: it writes views of updated memory as `view` of a value that may have other strides."""
     try:
-        traced(lambda x: updating(x, drawn[1]), [make(drawn[0], torch.float64)])
+        traced(lambda x: updating(x, drawn[1]), make(drawn[0], torch.float64))
     except ValueError as error:
         assert "Cannot view a tensor" in str(error), drawn
         return False

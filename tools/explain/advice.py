@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...passes.cost.machine.cpu import Cpu
 from .blocks import duration, size
-from .model import Graph, Loops, Pair, Place, Step
+from .model import Graph, Loops, NestPair, Place, Step
 
 LEAST_SHARE = 0.1
 """Share of the predicted time below which a step gets no advice."""
@@ -66,7 +66,7 @@ def _why_stored(graph: Graph, maker: Loops, reader: Loops) -> str:
     return maker.stored_because or "they are two nests"
 
 
-def _is_about(pair: Pair, maker: str, reader: str) -> bool:
+def _is_about(pair: NestPair, maker: str, reader: str) -> bool:
     return pair.first == maker and reader in pair.second.split(", ")
 
 

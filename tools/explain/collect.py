@@ -20,7 +20,7 @@ from ...dialects.expr import evaluate, free_syms
 from ...dialects.nd.base import prop
 from ...dialects.nd.types import TensorType, element_bytes
 from ...passes.analysis.lifetimes import lifetimes
-from ...passes.analysis.nest_info import Access, NestInfo
+from ...passes.analysis.nest_info import NestInfo, TensorAccess
 from ...passes.analysis.origins import labels, names_of, origins, title
 from ...passes.analysis.symbols import symbol_facts, symbol_hints
 from ...passes.cost.batch_cost import batch_bytes
@@ -28,7 +28,7 @@ from ...passes.cost.machine.cpu import SERVER, Cpu
 from ...passes.loop.directives import Outcome
 from ...passes.loop.fusion.loop_fuse_tables import TableSearch
 from ...passes.loop.fusion.loop_fuse_windows import WindowSearch
-from ...passes.loop.fusion.plan import MAX_SIBLING_DISTANCE, Attempt, Group, Plan, Planner
+from ...passes.loop.fusion.plan import MAX_SIBLING_DISTANCE, Attempt, FusionPlan, Group, Planner
 from ...passes.manager.instrumentation import Remark, print_ir
 from . import model
 from .costs import batch_step, call_step, kernel_step
@@ -280,7 +280,7 @@ def _bytes(value: SSAValue, hints: dict[str, int]) -> int:
 class _PlanReader:
     """Turns the planner's decisions into data."""
 
-    def __init__(self, graph: model.Graph, planner: Planner, plan: Plan):
+    def __init__(self, graph: model.Graph, planner: Planner, plan: FusionPlan):
         self.graph, self.planner, self.plan = graph, planner, plan
         parent = next(iter(planner.infos)).parent_op() if planner.infos else None
         self.names = Names(parent) if isinstance(parent, FuncOp) else None
@@ -310,7 +310,7 @@ class _PlanReader:
             sizes=" x ".join(map(str, info.sizes)) or "1",
             what=_what(info),
             reads=self._uses(info.reads),
-            writes=self._uses(Access(outs.get(a.tensor, a.tensor), a.index, a.op) for a in info.writes),
+            writes=self._uses(TensorAccess(outs.get(a.tensor, a.tensor), a.index, a.op) for a in info.writes),
             ops=info.ops,
             heavy=info.heavy,
         )
@@ -322,7 +322,7 @@ class _PlanReader:
         found.stored_because = self.plan.stored.get(op, "")
         return found
 
-    def _uses(self, accesses: Iterable[Access]) -> list[model.TensorUse]:
+    def _uses(self, accesses: Iterable[TensorAccess]) -> list[model.TensorUse]:
         assert self.names is not None
         found: dict[tuple[str, str], model.TensorUse] = {}
         for access in accesses:
@@ -347,10 +347,10 @@ class _PlanReader:
                 position.append(self.planner.position[unit])
         graph.reordered = position != sorted(position)
 
-    def _pair(self, first: Operation, seconds: Iterable[Operation], fused: bool, reason: str, size: int) -> model.Pair:
+    def _pair(self, first: Operation, seconds: Iterable[Operation], fused: bool, reason: str, size: int) -> model.NestPair:
         others = list(seconds)
         places = tuple(dict.fromkeys(p for op in (first, *others) if (p := _place(op)).line))
-        return model.Pair(self.labels[first], ", ".join(self.labels[op] for op in others), fused, reason, size, places)
+        return model.NestPair(self.labels[first], ", ".join(self.labels[op] for op in others), fused, reason, size, places)
 
     def _fused(self) -> None:
         for tensor, info in self.plan.inlined.items():

@@ -74,7 +74,7 @@ class Loops:
 
 
 @dataclass(frozen=True)
-class Pair:
+class NestPair:
     """Two nests, or a nest and its readers: whether they became one, how or why not, and the bytes that this saves or would save."""
 
     first: str
@@ -182,7 +182,7 @@ class Graph:
 
     loops: list[Loops] = field(default_factory=list)
     groups: list[FusedGroup] = field(default_factory=list)
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[NestPair] = field(default_factory=list)
     directives: list[Directive] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     """Units of the plan that are no nests: contractions, library calls."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ...passes.cost.machine.cpu import Cpu
 from .blocks import Block, Code, Heading, Picture, Table, Text, box_id, code_id, duration, lines_of, number, plural, size, step_id
-from .model import Graph, Level, Operator, Pair, Step, TensorUse
+from .model import Graph, Level, NestPair, Operator, Step, TensorUse
 from .walk import listed, walk
 
 ALIKE = 4
@@ -162,7 +162,7 @@ def _totals(graph: Graph) -> Block:
     return Text((text,))
 
 
-def _pair_row(pair: Pair) -> tuple[str, ...]:
+def _pair_row(pair: NestPair) -> tuple[str, ...]:
     return (pair.first, pair.second, pair.reason, size(pair.bytes), lines_of(pair.places))
 
 

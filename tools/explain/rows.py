@@ -9,7 +9,7 @@ from xdsl.ir import Operation, OpResult
 
 from ...passes.loop.fusion.loop_fuse_tables import TableSearch
 from ...passes.loop.fusion.loop_fuse_windows import WindowSearch
-from ...passes.loop.fusion.plan import Group, Plan, Planner
+from ...passes.loop.fusion.plan import FusionPlan, Group, Planner
 from ...passes.loop.fusion.rows.plan import MARKED, RowFusion, RowPlanner
 from . import model
 
@@ -17,7 +17,7 @@ from . import model
 class RowReader:
     """Changes the groups and pairs of `graph`, which tell `plan`, to what became of them."""
 
-    def __init__(self, graph: model.Graph, planner: Planner, plan: Plan):
+    def __init__(self, graph: model.Graph, planner: Planner, plan: FusionPlan):
         self.graph, self.planner, self.plan = graph, planner, plan
         self.groups = {g.number: g for g in graph.groups}
 
@@ -69,11 +69,11 @@ class RowReader:
         group = self._group(nest)
         return {*group.members, *group.inside} if group else set()
 
-    def _between(self, first: Operation, second: Operation) -> list[model.Pair]:
+    def _between(self, first: Operation, second: Operation) -> list[model.NestPair]:
         """The pairs of nests in two groups that are told as apart."""
         return self._pairs(self._labels(first), self._labels(second))
 
-    def _pairs(self, one: set[str], other: set[str]) -> list[model.Pair]:
+    def _pairs(self, one: set[str], other: set[str]) -> list[model.NestPair]:
         pairs = (p for p in self.graph.pairs if not p.fused)
         return [p for p in pairs if (p.first in one and p.second in other) or (p.first in other and p.second in one)]
 
@@ -90,13 +90,15 @@ class RowReader:
         reason = f"the second, a reduction over rows, runs in the rows of the first ({rows.sizes})"
         self._join(rows, part, self._between(first, second), reason, size, last=True)
 
-    def _join(self, group: model.FusedGroup, part: model.FusedGroup, gone: list[model.Pair], reason: str, size: int, *, last: bool) -> None:
+    def _join(
+        self, group: model.FusedGroup, part: model.FusedGroup, gone: list[model.NestPair], reason: str, size: int, *, last: bool
+    ) -> None:
         """Tell that `part` became part of `group`, its members the `last` ones or the first."""
         places = tuple(dict.fromkeys(place for pair in gone for place in pair.places))
         for pair in gone:
             self.graph.pairs.remove(pair)
         before, after = (group, part) if last else (part, group)
-        self.graph.pairs.append(model.Pair(before.members[-1], after.members[0], True, reason, size, places))
+        self.graph.pairs.append(model.NestPair(before.members[-1], after.members[0], True, reason, size, places))
         for one in self.graph.loops:
             if one.group == part.number:
                 one.group = group.number

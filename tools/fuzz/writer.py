@@ -21,7 +21,7 @@ SIZES = {"A": (3, 5), "B": (4, 7), "C": (1, 1), "D": (17, 33)}
 
 
 @dataclass
-class Value:
+class FuzzValue:
     """One value of a program being written: its name, what it is in eager, whether it is exact."""
 
     name: str
@@ -219,17 +219,17 @@ class Writer:
         self.program = Program("", arguments, dynamic, self.grad)
         self.scope: dict[str, Any] = {"torch": torch}
         self.lines: list[str] = []
-        self.values = [Value(f"x{k}", t, True) for k, t in enumerate(self.program.inputs(seed))]
+        self.values = [FuzzValue(f"x{k}", t, True) for k, t in enumerate(self.program.inputs(seed))]
         self.scope.update({v.name: v.tensor for v in self.values})
 
-    def pick(self, want: Callable[[Value], bool] = lambda v: True) -> Value | None:
+    def pick(self, want: Callable[[FuzzValue], bool] = lambda v: True) -> FuzzValue | None:
         found = [v for v in self.values if want(v)]
         return self.rng.choice(found[-8:]) if found else None
 
-    def partner(self, a: Value) -> Value:
+    def partner(self, a: FuzzValue) -> FuzzValue:
         """Another value that broadcasts with `a`, most often of its size."""
 
-        def fits(b: Value) -> bool:
+        def fits(b: FuzzValue) -> bool:
             try:
                 shape = torch.broadcast_shapes(a.tensor.shape, b.tensor.shape)
             except RuntimeError:
@@ -238,7 +238,7 @@ class Writer:
 
         return self.pick(lambda b: b.tensor.shape == a.tensor.shape and self.rng.random() < 0.8) or self.pick(fits) or a
 
-    def say(self, form: str, a: Value, b: Value | None = None, exact: bool = True) -> bool:
+    def say(self, form: str, a: FuzzValue, b: FuzzValue | None = None, exact: bool = True) -> bool:
         """Add the line of one form if eager accepts it and the result is worth having."""
         dims = max(a.tensor.dim(), 1)
         index = self.pick(lambda v: v.tensor.dtype == torch.int64 and v.tensor.numel() < 200) if "{i}" in form else None
@@ -265,16 +265,16 @@ class Writer:
             return False
         self.lines.append(f"{name} = {text}")
         self.scope[name] = result
-        self.values.append(Value(name, result, exact and is_exact(result)))
+        self.values.append(FuzzValue(name, result, exact and is_exact(result)))
         self.allow(self.values[-1])
         return True
 
-    def allow(self, value: Value) -> None:
+    def allow(self, value: FuzzValue) -> None:
         """A tolerance for a rough value of 16 bits: eager rounds every step, kernels round what they store."""
         if value.tensor.dtype in HALVES and not value.exact and value.tensor.numel():
             self.program.tolerance = max(self.program.tolerance, 0.03 * max(1.0, value.tensor.abs().max().item()))
 
-    def update(self, form: str, a: Value, b: Value) -> None:
+    def update(self, form: str, a: FuzzValue, b: FuzzValue) -> None:
         """Add an in-place line. Every value of one memory becomes rough if what is written is."""
         if overlaps(a.tensor):
             return

@@ -61,7 +61,7 @@ class Match:
 class ReplacePass(Pass):
     """A pass that puts one function in the place of another; made by `replace`."""
 
-    pair: ClassVar[Pair]
+    pair: ClassVar[RewritePair]
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         type(self).pair.run(op)
@@ -101,9 +101,9 @@ def replace(
         raise PipelineError(f"verify takes True, False or a relative tolerance such as 1e-3, not {verify!r}")
     if name is None:
         if "<lambda>" in (pattern.__name__, replacement.__name__):
-            raise PipelineError("a pair with a lambda needs a name: replace(..., name=\"...\")")
+            raise PipelineError('a pair with a lambda needs a name: replace(..., name="...")')
         name = f"{kebab(pattern.__name__).replace('_', '-')}-to-{kebab(replacement.__name__).replace('_', '-')}"
-    pair = Pair(pattern, replacement, tuple(parameters), _examples(pattern, parameters, example_inputs), check, verify)
+    pair = RewritePair(pattern, replacement, tuple(parameters), _examples(pattern, parameters, example_inputs), check, verify)
     pair.test()
     doc = inspect.getdoc(replacement) or inspect.getdoc(pattern) or f"{_name(replacement)} in the place of {_name(pattern)}."
     qualified = f"replace({pattern.__qualname__}, {replacement.__qualname__})"
@@ -148,7 +148,7 @@ def _example(fn: Callable[..., Any], name: str, value: Any) -> TensorType | Numb
 
 
 @dataclass
-class Pair:
+class RewritePair:
     """A pattern, what takes its place, and what is known of them by now."""
 
     pattern: Callable[..., Any]

@@ -5,8 +5,8 @@ Programs compute masks from `arange`, comparisons and broadcasting; what they co
     q = torch.arange(n)[:, None]; k = torch.arange(n)[None, :]; q >= k      element (i, j) is i - j >= 0
     torch.arange(n) >= 0                                                    True everywhere
 
-`AffineValues(graph)(node)` gives a `Value` or None. Tensors that something in the graph writes to, and all that they are made from, are
-unknown, and so are inputs."""
+`AffineValues(graph)(node)` gives an `AffineValue` or None. Tensors that something in the graph writes to, and all that they are made
+from, are unknown, and so are inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PURE_NAMES = frozenset(("and_", "or_", "not_", "is_", "in_"))
 
 
 @dataclass(frozen=True)
-class Value:
+class AffineValue:
     """`constant + sum(steps[d] * index[d])`; a boolean tensor holds whether that is at least 0. A dimension of size 1 has step 0."""
 
     constant: int
@@ -39,7 +39,7 @@ class Value:
         return not any(self.steps)
 
 
-def truth(value: Value | None) -> bool | None:
+def truth(value: AffineValue | None) -> bool | None:
     """What a boolean tensor holds everywhere; None where that differs or is not known."""
     return value.constant >= 0 if value is not None and value.is_constant else None
 
@@ -54,10 +54,10 @@ class AffineValues:
     """The values of one graph's tensors, found when they are asked for."""
 
     def __init__(self, graph: Graph):
-        self._known: dict[Node, Value | None] = {}
+        self._known: dict[Node, AffineValue | None] = {}
         self._written = _written(graph)
 
-    def __call__(self, node: Any) -> Value | None:
+    def __call__(self, node: Any) -> AffineValue | None:
         """What the tensor of `node` holds, or None."""
         if not isinstance(node, Node):
             return None
@@ -66,7 +66,7 @@ class AffineValues:
             self._known[node] = self._find(node)
         return self._known[node]
 
-    def _find(self, node: Node) -> Value | None:
+    def _find(self, node: Node) -> AffineValue | None:
         made = tensor_of(node)
         if made is None or made.dtype not in _DTYPES or node in self._written:
             return None
@@ -119,22 +119,22 @@ def _written(graph: Graph) -> set[Node]:
     return found
 
 
-def _normal(value: Value, made: torch.Tensor) -> Value | None:
+def _normal(value: AffineValue, made: torch.Tensor) -> AffineValue | None:
     """Steps of single elements as 0; conditions that hold everywhere or nowhere as constants."""
     if len(value.steps) != made.dim():
         return None
     sizes = list(made.shape)
     steps = tuple(0 if isinstance(n, int) and n <= 1 else s for s, n in zip(value.steps, sizes, strict=True))
-    value = Value(value.constant, steps)
+    value = AffineValue(value.constant, steps)
     if made.dtype != torch.bool:
         return value
     low, high = _bounds(value, sizes)
     if low is not None and low >= 0:
-        return Value(0, (0,) * len(steps))
-    return Value(-1, (0,) * len(steps)) if high is not None and high < 0 else value
+        return AffineValue(0, (0,) * len(steps))
+    return AffineValue(-1, (0,) * len(steps)) if high is not None and high < 0 else value
 
 
-def _bounds(value: Value, sizes: Sequence[Any]) -> tuple[int | None, int | None]:
+def _bounds(value: AffineValue, sizes: Sequence[Any]) -> tuple[int | None, int | None]:
     """The least and the greatest element; None where a size that is a symbol decides."""
     low: int | None = value.constant
     high: int | None = value.constant
@@ -149,9 +149,9 @@ def _bounds(value: Value, sizes: Sequence[Any]) -> tuple[int | None, int | None]
     return low, high
 
 
-# -- rules: (values, node, its fake tensor) -> Value or None
+# -- rules: (values, node, its fake tensor) -> AffineValue or None
 
-_Rule = Callable[[AffineValues, Node, torch.Tensor], Value | None]
+_Rule = Callable[[AffineValues, Node, torch.Tensor], AffineValue | None]
 _RULES: dict[str, _Rule] = {}
 
 
@@ -168,42 +168,42 @@ def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
     return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
 
 
-def _same(value: Any, made: torch.Tensor) -> Value | None:
+def _same(value: Any, made: torch.Tensor) -> AffineValue | None:
     """A tensor filled with a number."""
     if not isinstance(value, int):
         return None
-    return Value(int(bool(value)) - 1 if made.dtype == torch.bool else int(value), (0,) * made.dim())
+    return AffineValue(int(bool(value)) - 1 if made.dtype == torch.bool else int(value), (0,) * made.dim())
 
 
 @_rule("arange")
-def _arange(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _arange(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     start, step = (node.args[0] if len(node.args) > 1 else 0), (node.args[2] if len(node.args) > 2 else 1)
     if not isinstance(start, int) or not isinstance(step, int) or set(node.kwargs) & {"start", "end", "step"}:
         return None
-    return Value(start, (step,)) if made.dtype != torch.bool else None
+    return AffineValue(start, (step,)) if made.dtype != torch.bool else None
 
 
 @_rule("ones", "new_ones", "ones_like")
-def _ones(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _ones(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     return _same(1, made)
 
 
 @_rule("zeros", "new_zeros", "zeros_like")
-def _zeros(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _zeros(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     return _same(0, made)
 
 
 @_rule("full", "full_like")
-def _full(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _full(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     return _same(argument(node, 1, "fill_value"), made)
 
 
 @_rule("new_full")
-def _new_full(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _new_full(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     return _same(argument(node, 2, "fill_value"), made)
 
 
-def _operands(values: AffineValues, node: Node, made: torch.Tensor) -> tuple[Value, Value] | None:
+def _operands(values: AffineValues, node: Node, made: torch.Tensor) -> tuple[AffineValue, AffineValue] | None:
     """Two operands of an integer operation, broadcast to the result's dimensions; a number stands for itself."""
     if len(node.args) != 2 or node.kwargs:
         return None
@@ -211,9 +211,9 @@ def _operands(values: AffineValues, node: Node, made: torch.Tensor) -> tuple[Val
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
-def _operand(values: AffineValues, argument: Any, rank: int) -> Value | None:
+def _operand(values: AffineValues, argument: Any, rank: int) -> AffineValue | None:
     if type(argument) is int:
-        return Value(argument, (0,) * rank)
+        return AffineValue(argument, (0,) * rank)
     made = tensor_of(argument) if isinstance(argument, Node) else None
     value = values(argument)
     if value is None or made is None or made.dtype == torch.bool:
@@ -221,27 +221,27 @@ def _operand(values: AffineValues, argument: Any, rank: int) -> Value | None:
     return _broadcast(value, rank)
 
 
-def _broadcast(value: Value, rank: int) -> Value:
-    return Value(value.constant, (0,) * (rank - len(value.steps)) + value.steps)
+def _broadcast(value: AffineValue, rank: int) -> AffineValue:
+    return AffineValue(value.constant, (0,) * (rank - len(value.steps)) + value.steps)
 
 
-def _plus(a: Value, b: Value, factor: int = 1, constant: int = 0) -> Value:
+def _plus(a: AffineValue, b: AffineValue, factor: int = 1, constant: int = 0) -> AffineValue:
     """a + factor * b + constant."""
-    return Value(a.constant + factor * b.constant + constant, tuple(x + factor * y for x, y in zip(a.steps, b.steps, strict=True)))
+    return AffineValue(a.constant + factor * b.constant + constant, tuple(x + factor * y for x, y in zip(a.steps, b.steps, strict=True)))
 
 
 @_rule("add", "sub")
-def _sum(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _sum(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     found = _operands(values, node, made)
     return None if found is None or made.dtype == torch.bool else _plus(*found, factor=1 if _name(node) == "add" else -1)
 
 
 @_rule("mul")
-def _product(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _product(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     found = _operands(values, node, made)
     for value, factor in (found, found[::-1]) if found is not None and made.dtype != torch.bool else ():
         if factor.is_constant:
-            return Value(value.constant * factor.constant, tuple(s * factor.constant for s in value.steps))
+            return AffineValue(value.constant * factor.constant, tuple(s * factor.constant for s in value.steps))
     return None
 
 
@@ -250,7 +250,7 @@ _COMPARED = {"ge": (1, 0), "gt": (1, -1), "le": (-1, 0), "lt": (-1, -1)}
 
 
 @_rule("ge", "gt", "le", "lt")
-def _compared(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _compared(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     found = _operands(values, node, made)
     if found is None:
         return None
@@ -259,7 +259,7 @@ def _compared(values: AffineValues, node: Node, made: torch.Tensor) -> Value | N
 
 
 @_rule("eq", "ne")
-def _equal(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _equal(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     found = _operands(values, node, made)
     if found is None:
         return None
@@ -274,13 +274,13 @@ def _equal(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None
     return _same(equal == (_name(node) == "eq"), made)
 
 
-def _conditions(values: AffineValues, node: Node) -> list[Value | None]:
+def _conditions(values: AffineValues, node: Node) -> list[AffineValue | None]:
     made = [tensor_of(a) if isinstance(a, Node) else None for a in node.args]
     return [values(a) if t is not None and t.dtype == torch.bool else None for a, t in zip(node.args, made, strict=True)]
 
 
 @_rule("and", "logical_and", "bitwise_and", "or", "logical_or", "bitwise_or")
-def _joined(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _joined(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     if len(node.args) != 2 or made.dtype != torch.bool:
         return None
     both, neutral = _conditions(values, node), "and" in _name(node)
@@ -294,22 +294,22 @@ def _joined(values: AffineValues, node: Node, made: torch.Tensor) -> Value | Non
 
 
 @_rule("invert", "logical_not", "bitwise_not")
-def _not(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _not(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     (value,) = _conditions(values, node)[:1] or [None]
-    return None if value is None or made.dtype != torch.bool else Value(-value.constant - 1, tuple(-s for s in value.steps))
+    return None if value is None or made.dtype != torch.bool else AffineValue(-value.constant - 1, tuple(-s for s in value.steps))
 
 
 @_rule("tril", "triu")
-def _triangle(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _triangle(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     diagonal = argument(node, 1, "diagonal", 0)
     if made.dtype != torch.bool or truth(values(node.args[0])) is not True or type(diagonal) is not int:
         return None
     sign = 1 if _name(node) == "tril" else -1
-    return Value(sign * diagonal, (*(0,) * (made.dim() - 2), sign, -sign))
+    return AffineValue(sign * diagonal, (*(0,) * (made.dim() - 2), sign, -sign))
 
 
 @_rule("to", "type", "long", "int", "bool", "contiguous", "clone", "detach", "alias")
-def _cast(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _cast(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     value, source = values(node.args[0]), tensor_of(node.args[0]) if isinstance(node.args[0], Node) else None
     if value is None or source is None or (source.dtype == torch.bool) == (made.dtype == torch.bool):
         return value
@@ -319,44 +319,44 @@ def _cast(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
 
 
 @_rule("expand", "expand_as", "broadcast_to")
-def _expanded(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _expanded(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     value = values(node.args[0])
     return None if value is None else _broadcast(value, made.dim())
 
 
 @_rule("unsqueeze")
-def _unsqueezed(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _unsqueezed(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     value, dim = values(node.args[0]), argument(node, 1, "dim")
     if value is None or type(dim) is not int:
         return None
     dim %= made.dim()
-    return Value(value.constant, (*value.steps[:dim], 0, *value.steps[dim:]))
+    return AffineValue(value.constant, (*value.steps[:dim], 0, *value.steps[dim:]))
 
 
 @_rule("transpose")
-def _transposed(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _transposed(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     value, dims = values(node.args[0]), (argument(node, 1, "dim0"), argument(node, 2, "dim1"))
     if value is None or not all(type(d) is int for d in dims):
         return None
     steps, (a, b) = list(value.steps), dims
     steps[a], steps[b] = steps[b], steps[a]
-    return Value(value.constant, tuple(steps))
+    return AffineValue(value.constant, tuple(steps))
 
 
 @_rule("view", "reshape", "squeeze", "flatten")
-def _reshaped(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _reshaped(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     """Dimensions of size 1 come and go; any other change keeps constants only."""
     value, source = values(node.args[0]), tensor_of(node.args[0]) if isinstance(node.args[0], Node) else None
     if value is None or source is None or source.dtype != made.dtype:
         return None
     if value.is_constant:
-        return Value(value.constant, (0,) * made.dim())
+        return AffineValue(value.constant, (0,) * made.dim())
     before = [(size_of(n), s) for n, s in zip(source.shape, value.steps, strict=True) if size_of(n) != 1]
     after = [size_of(n) for n in made.shape]
     if [n for n, _ in before] != [n for n in after if n != 1]:
         return None
     steps = iter(s for _, s in before)
-    return Value(value.constant, tuple(0 if n == 1 else next(steps) for n in after))
+    return AffineValue(value.constant, tuple(0 if n == 1 else next(steps) for n in after))
 
 
 def size_of(n: Any) -> Any:
@@ -365,7 +365,7 @@ def size_of(n: Any) -> Any:
 
 
 @_rule("getitem")
-def _item(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _item(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     source, index = node.args
     value, shape = values(source), tensor_of(source) if isinstance(source, Node) else None
     if value is None or shape is None:
@@ -392,7 +392,7 @@ def _item(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
         if isinstance(i, slice):
             steps.append(value.steps[d])
         d += 1
-    return Value(constant, (*steps, *value.steps[d:]))
+    return AffineValue(constant, (*steps, *value.steps[d:]))
 
 
 def _first(index: Any, size: Any, step: int) -> int | None:
@@ -410,13 +410,13 @@ def _first(index: Any, size: Any, step: int) -> int | None:
     return max(start + size, 0) if isinstance(size, int) else None
 
 
-def _gathered(values: AffineValues, value: Value, index: Sequence[Any], made: torch.Tensor) -> Value | None:
+def _gathered(values: AffineValues, value: AffineValue, index: Sequence[Any], made: torch.Tensor) -> AffineValue | None:
     """Elements taken by a tensor of indices for every dimension."""
     if value.is_constant:
-        return Value(value.constant, (0,) * made.dim())
+        return AffineValue(value.constant, (0,) * made.dim())
     if len(index) != len(value.steps) or not all(isinstance(i, Node) for i in index):
         return None
-    total = Value(value.constant, (0,) * made.dim())
+    total = AffineValue(value.constant, (0,) * made.dim())
     for i, step in zip(index, value.steps, strict=True):
         if step == 0:
             continue
@@ -429,7 +429,7 @@ def _gathered(values: AffineValues, value: Value, index: Sequence[Any], made: to
 
 
 @_rule("diff")
-def _differences(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _differences(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     value = values(node.args[0])
     dim, before = argument(node, 2, "dim", -1), argument(node, 3, "prepend")
     plain = argument(node, 1, "n", 1) == 1 and argument(node, 4, "append") is None and type(dim) is int
@@ -443,11 +443,11 @@ def _differences(values: AffineValues, node: Node, made: torch.Tensor) -> Value 
             return None
         if first.constant != value.constant - step or tuple(s for d, s in enumerate(first.steps) if d != dim % made.dim()) != rest:
             return None
-    return Value(step, (0,) * made.dim())
+    return AffineValue(step, (0,) * made.dim())
 
 
 @_rule("cumsum")
-def _running_sum(values: AffineValues, node: Node, made: torch.Tensor) -> Value | None:
+def _running_sum(values: AffineValues, node: Node, made: torch.Tensor) -> AffineValue | None:
     value, dim = values(node.args[0]), argument(node, 1, "dim")
     source = tensor_of(node.args[0]) if isinstance(node.args[0], Node) else None
     if value is None or source is None or not value.is_constant or type(dim) is not int:
@@ -455,4 +455,4 @@ def _running_sum(values: AffineValues, node: Node, made: torch.Tensor) -> Value 
     each = int(value.constant >= 0) if source.dtype == torch.bool else value.constant
     steps = [0] * made.dim()
     steps[dim] = each
-    return Value(each, tuple(steps))
+    return AffineValue(each, tuple(steps))

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
-from .affine_values import AffineValues, Value, argument, size_of, tensor_of, truth, writes
+from .affine_values import AffineValue, AffineValues, argument, size_of, tensor_of, truth, writes
 from .attention_masks import ATTENTION, is_causal
 
 FEWEST = 256 * 256
@@ -142,11 +142,11 @@ def _is_last(node: Node, dim: Any) -> bool:
     return made is not None and dim in (-1, made.dim() - 1)
 
 
-def _masked(node: Any, values: AffineValues) -> tuple[Any, Value | None] | None:
+def _masked(node: Any, values: AffineValues) -> tuple[Any, AffineValue | None] | None:
     """The scores under a mask, and where they count; None if there is no mask."""
     if _is(node, _FILL):
         hidden = values(argument(node, 1, "mask"))
-        visible = None if hidden is None else Value(-hidden.constant - 1, tuple(-s for s in hidden.steps))
+        visible = None if hidden is None else AffineValue(-hidden.constant - 1, tuple(-s for s in hidden.steps))
         scores, filler = argument(node, 0, "input"), argument(node, 2, "value")
     elif _is(node, (torch.where,)):
         visible = values(argument(node, 0, "condition"))
@@ -194,9 +194,7 @@ def _fits(found: DecomposedAttention, devices: Collection[str], dtypes: Collecti
 
 def _replace(gm: GraphModule, end: Node, found: DecomposedAttention) -> None:
     with gm.graph.inserting_before(end):
-        call = gm.graph.call_function(
-            ATTENTION, (found.query, found.key, found.value), {"is_causal": found.causal, "scale": found.scale}
-        )
+        call = gm.graph.call_function(ATTENTION, (found.query, found.key, found.value), {"is_causal": found.causal, "scale": found.scale})
         # a product is row-major; whoever takes views of it may count on that
         result = gm.graph.call_method("contiguous", (call,))
     for node in (call, result):

@@ -37,7 +37,7 @@ FEWEST = 2
 
 
 @dataclass
-class Part:
+class DevicePart:
     """Nodes of one device that are compiled together, in their order."""
 
     device: torch.device
@@ -49,15 +49,15 @@ class Part:
         return sum(n.target is not getitem and not _is_view(n) and find_rule(n.target) is not None for n in self.nodes)
 
 
-def in_order(b: Importer, nodes: Sequence[Node]) -> list[Node | Part]:
+def in_order(b: Importer, nodes: Sequence[Node]) -> list[Node | DevicePart]:
     """The nodes of a graph of several devices, in an order in which the parts follow what they read."""
     parts = _parts(b, nodes)
     if not parts:
         return list(nodes)
-    owner: dict[Node, Part] = {n: part for part in parts for n in part.nodes}
+    owner: dict[Node, DevicePart] = {n: part for part in parts for n in part.nodes}
     place = {n: k for k, n in enumerate(nodes)}
-    items: dict[int, Node | Part] = {id(x): x for x in (owner.get(n, n) for n in nodes)}
-    first = {key: place[x.nodes[0] if isinstance(x, Part) else x] for key, x in items.items()}
+    items: dict[int, Node | DevicePart] = {id(x): x for x in (owner.get(n, n) for n in nodes)}
+    first = {key: place[x.nodes[0] if isinstance(x, DevicePart) else x] for key, x in items.items()}
     waits: dict[int, set[int]] = {key: set() for key in items}
     for node, sources in _dependences(nodes).items():
         key = id(owner.get(node, node))
@@ -68,7 +68,7 @@ def in_order(b: Importer, nodes: Sequence[Node]) -> list[Node | Part]:
             readers[other].append(key)
     ready = [(first[key], key) for key, sources in waits.items() if not sources]
     heapq.heapify(ready)
-    done: list[Node | Part] = []
+    done: list[Node | DevicePart] = []
     while ready:
         _, key = heapq.heappop(ready)
         done.append(items[key])
@@ -80,17 +80,17 @@ def in_order(b: Importer, nodes: Sequence[Node]) -> list[Node | Part]:
     return done
 
 
-def _parts(b: Importer, nodes: Sequence[Node]) -> list[Part]:
+def _parts(b: Importer, nodes: Sequence[Node]) -> list[DevicePart]:
     """The parts that are worth a program. Nodes of a device are together that have as many changes of devices behind them, at most: a way
     from one out of the part and back into it has two more."""
     devices = {n: device for n in nodes if (device := _device(b, n)) is not None}
     level: dict[Node, int] = {}
-    found: dict[tuple[torch.device, int], Part] = {}
+    found: dict[tuple[torch.device, int], DevicePart] = {}
     for node, sources in _dependences(nodes).items():
         device = devices.get(node)
         level[node] = max((level[s] + (devices.get(s) != device) for s in sources if s.op == "call_function"), default=0)
         if device is not None:
-            found.setdefault((device, level[node]), Part(device)).nodes.append(node)
+            found.setdefault((device, level[node]), DevicePart(device)).nodes.append(node)
     return [p for p in found.values() if p.computes >= FEWEST and _symbols(b, p) is not None]
 
 
@@ -159,7 +159,7 @@ def _is_view(node: Node) -> bool:
     return target is torch.ops.aten._unsafe_view.default or any(r.alias_info is not None for r in target._schema.returns)
 
 
-def _symbols(b: Importer, part: Part) -> list[Node] | None:
+def _symbols(b: Importer, part: DevicePart) -> list[Node] | None:
     """The nodes of the size symbols that a part's tensors have and no size of its inputs is; None where the graph has no node for one."""
     inside = set(part.nodes)
     needed = {s for n in part.nodes for m in (n, *n.all_input_nodes) for v in flat(m.meta.get("val")) for s in _free(v)}
@@ -179,7 +179,7 @@ def _free(value: Any) -> Any:
     return free_symbols(value) if isinstance(value, (torch.Tensor, torch.SymInt)) else ()
 
 
-def call(b: Importer, part: Part) -> list[Node]:
+def call(b: Importer, part: DevicePart) -> list[Node]:
     """Write the call of a part's program and give its results to their nodes; returns the views that are to be imported behind it."""
     inside = set(part.nodes)
     views, given = _leaving(part, inside)
@@ -195,7 +195,7 @@ def call(b: Importer, part: Part) -> list[Node]:
     return views
 
 
-def _leaving(part: Part, inside: set[Node]) -> tuple[list[Node], list[Node]]:
+def _leaving(part: DevicePart, inside: set[Node]) -> tuple[list[Node], list[Node]]:
     """What is read outside of a part: the views among that (with those that they are views of), which are made outside, and the nodes
     whose values its program has to give."""
     views: set[Node] = set()
@@ -215,7 +215,7 @@ def _leaving(part: Part, inside: set[Node]) -> tuple[list[Node], list[Node]]:
     return [n for n in part.nodes if n in views], [n for n in part.nodes if n in given]
 
 
-def _graph(gm: GraphModule, part: Part, inputs: Sequence[Node], given: Sequence[Node]) -> GraphModule:
+def _graph(gm: GraphModule, part: DevicePart, inputs: Sequence[Node], given: Sequence[Node]) -> GraphModule:
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in inputs:

@@ -92,7 +92,7 @@ class Importer(Builder):
         self.constant_arguments: dict[Any, SSAValue] = {}
         self.objects: list[Any] = []
         self.updates: dict[Node, SSAValue] = {}
-        self.pairs: dict[SSAValue, complex_numbers.Pair] = {}
+        self.pairs: dict[SSAValue, complex_numbers.ComplexPair] = {}
         self.computed_pairs: set[SSAValue] = set()
         self.counts = Counts()
         self.argument_symbols: set[str] = set()
@@ -101,9 +101,7 @@ class Importer(Builder):
         self.known_unbacked: set[str] = set()
         self.defines_sizes = False
         """Whether what is imported now defines size symbols: its calls are made even where only the sizes of their results are used."""
-        self.has_unbacked = any(
-            "unbacked_bindings" in n.meta or n.target is aten._local_scalar_dense.default for n in gm.graph.nodes
-        )
+        self.has_unbacked = any("unbacked_bindings" in n.meta or n.target is aten._local_scalar_dense.default for n in gm.graph.nodes)
         self.hints: dict[Expr, int] | None = None
         self.ranges: dict[Expr, Range] | None = None
         self.bound_symbols: dict[str, SSAValue] = {}
@@ -181,10 +179,7 @@ class Importer(Builder):
 
     def used(self, position: int) -> bool:
         """Whether result `position` of the node is read by anything."""
-        return any(
-            user.target is not operator.getitem or (user.args[1] == position and user.users)
-            for user in self.node.users
-        )
+        return any(user.target is not operator.getitem or (user.args[1] == position and user.users) for user in self.node.users)
 
     # ---- numbers as tensors
 
@@ -338,9 +333,7 @@ class Importer(Builder):
                 return self.conform(result, self.sizes(val.shape), element_type(val.dtype))
             return result
         if isinstance(val, (list, tuple)) and isinstance(result, (list, tuple)):
-            return tuple(
-                self._conform(r, v) if isinstance(v, torch.Tensor) else r for r, v in zip(result, val, strict=True)
-            )
+            return tuple(self._conform(r, v) if isinstance(v, torch.Tensor) else r for r, v in zip(result, val, strict=True))
         return result
 
     def _check_result(self, target: Any, result: Any, val: Any) -> None:
@@ -407,9 +400,7 @@ class Importer(Builder):
         """A value of `env` as a leaf of a call template; tensors and run-time numbers are appended to the operands."""
         return externs.leaf(self, value, operands)
 
-    def extern_op(
-        self, operands: Sequence[SSAValue], call: Any, types: Sequence[Attribute], **properties: Any
-    ) -> tuple[SSAValue, ...]:
+    def extern_op(self, operands: Sequence[SSAValue], call: Any, types: Sequence[Attribute], **properties: Any) -> tuple[SSAValue, ...]:
         """Write an nd.extern; see externs.write."""
         return externs.write(self, operands, call, types, **properties)
 

@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 from ..core.builder import ONE
 from ..core.importer import Importer
 from ..core.registry import find_rule
-from .complex_numbers import RULES, Function, Pair, as_pair, complex_rule, reduced_dims
+from .complex_numbers import RULES, ComplexPair, Function, as_pair, complex_rule, reduced_dims
 from .joining import cross_product
 
 _LARGE = {True: 350.0, False: 40.0}
@@ -25,27 +25,27 @@ def _named(b: Importer, name: str, *args: Any, **kwargs: Any) -> Any:
     return RULES[name](b, *args, **kwargs)
 
 
-def _times_i(b: Importer, x: Pair, sign: int) -> Pair:
+def _times_i(b: Importer, x: ComplexPair, sign: int) -> ComplexPair:
     """x i, or x / i if the sign is -1."""
     assert x.im is not None
-    return Pair(b.op("neg", x.im), x.re) if sign > 0 else Pair(x.im, b.op("neg", x.re))
+    return ComplexPair(b.op("neg", x.im), x.re) if sign > 0 else ComplexPair(x.im, b.op("neg", x.re))
 
 
 # ---- hyperbolic and trigonometric
 
 
 @complex_rule("sinh")
-def _sinh(b: Importer, x: Pair) -> Pair:
-    return Pair(b.mul(b.op("sinh", x.re), b.op("cos", x.im)), b.mul(b.op("cosh", x.re), b.op("sin", x.im)))
+def _sinh(b: Importer, x: ComplexPair) -> ComplexPair:
+    return ComplexPair(b.mul(b.op("sinh", x.re), b.op("cos", x.im)), b.mul(b.op("cosh", x.re), b.op("sin", x.im)))
 
 
 @complex_rule("cosh")
-def _cosh(b: Importer, x: Pair) -> Pair:
-    return Pair(b.mul(b.op("cosh", x.re), b.op("cos", x.im)), b.mul(b.op("sinh", x.re), b.op("sin", x.im)))
+def _cosh(b: Importer, x: ComplexPair) -> ComplexPair:
+    return ComplexPair(b.mul(b.op("cosh", x.re), b.op("cos", x.im)), b.mul(b.op("sinh", x.re), b.op("sin", x.im)))
 
 
 @complex_rule("tanh")
-def _tanh(b: Importer, x: Pair) -> Pair:
+def _tanh(b: Importer, x: ComplexPair) -> ComplexPair:
     """By sinh and cosh of the real part (W. Kahan, "Branch cuts for complex elementary functions", 1987): with t = tan(y), s = sinh(x),
     beta = 1 + t^2, rho = sqrt(1 + s^2): (beta rho s + i t) / (1 + beta s^2); for large |x| the limit."""
     re, im = x.re, x.im
@@ -60,11 +60,11 @@ def _tanh(b: Importer, x: Pair) -> Pair:
     decay = b.mul(b.op("exp", b.mul(b.op("abs", re), -2.0)), 4.0)
     limit = b.mul(decay, b.mul(b.op("sin", im), b.op("cos", im)))
     sign = b.op("copysign", b.full(1.0, b.dtype(re)), re)
-    return Pair(b.select(far, sign, b.div(b.mul(b.mul(beta, rho), s), whole)), b.select(far, limit, b.div(t, whole)))
+    return ComplexPair(b.select(far, sign, b.div(b.mul(b.mul(beta, rho), s), whole)), b.select(far, limit, b.div(t, whole)))
 
 
 @complex_rule("tan")
-def _tan(b: Importer, x: Pair) -> Pair:
+def _tan(b: Importer, x: ComplexPair) -> ComplexPair:
     """-i tanh(i x)"""
     return _times_i(b, _tanh(b, _times_i(b, x, 1)), -1)
 
@@ -73,33 +73,33 @@ def _tan(b: Importer, x: Pair) -> Pair:
 
 
 @complex_rule("exp2")
-def _exp2(b: Importer, x: Pair) -> Pair:
+def _exp2(b: Importer, x: ComplexPair) -> ComplexPair:
     return _named(b, "exp", _named(b, "mul", x, b.full(math.log(2.0), b.dtype(x.re))))
 
 
 @complex_rule("expm1")
-def _expm1(b: Importer, x: Pair) -> Pair:
+def _expm1(b: Importer, x: ComplexPair) -> ComplexPair:
     """e^x cos y - 1 = (e^x - 1) cos y - 2 sin^2(y / 2)"""
     assert x.im is not None
     half = b.op("sin", b.mul(x.im, 0.5))
     re = b.sub(b.mul(b.op("expm1", x.re), b.op("cos", x.im)), b.mul(b.mul(half, half), 2.0))
-    return Pair(re, b.mul(b.op("exp", x.re), b.op("sin", x.im)))
+    return ComplexPair(re, b.mul(b.op("exp", x.re), b.op("sin", x.im)))
 
 
 @complex_rule("log1p")
-def _log1p(b: Importer, x: Pair) -> Pair:
+def _log1p(b: Importer, x: ComplexPair) -> ComplexPair:
     """log|1 + x|: where that is near 1 by log1p(2 re + re^2 + im^2) / 2."""
     assert x.im is not None
-    moved = Pair(b.add(x.re, 1.0), x.im)
+    moved = ComplexPair(b.add(x.re, 1.0), x.im)
     far = _named(b, "log", moved)
     square = b.fma(x.re, b.add(x.re, 2.0), b.mul(x.im, x.im))
     near = b.mul(b.op("log1p", square), 0.5)
     close = b.cmp("lt", b.op("abs", square), 0.5)
-    return Pair(b.select(close, near, far.re), far.im)
+    return ComplexPair(b.select(close, near, far.re), far.im)
 
 
 def _logarithm(base: float) -> Function:
-    def apply(b: Importer, x: Pair) -> Pair:
+    def apply(b: Importer, x: ComplexPair) -> ComplexPair:
         return _named(b, "mul", _named(b, "log", x), b.full(1.0 / math.log(base), b.dtype(x.re)))
 
     return apply
@@ -113,34 +113,34 @@ complex_rule("log10")(_logarithm(10.0))
 
 
 @complex_rule("rsqrt")
-def _rsqrt(b: Importer, x: Pair) -> Pair:
+def _rsqrt(b: Importer, x: ComplexPair) -> ComplexPair:
     return _named(b, "reciprocal", _named(b, "sqrt", x))
 
 
 @complex_rule("sigmoid")
-def _sigmoid(b: Importer, x: Pair) -> Pair:
+def _sigmoid(b: Importer, x: ComplexPair) -> ComplexPair:
     """1 / (1 + e^-x)"""
     e = _named(b, "exp", _named(b, "neg", x))
-    return _named(b, "reciprocal", Pair(b.add(e.re, 1.0), e.im))
+    return _named(b, "reciprocal", ComplexPair(b.add(e.re, 1.0), e.im))
 
 
 @complex_rule("silu")
-def _silu(b: Importer, x: Pair) -> Pair:
+def _silu(b: Importer, x: ComplexPair) -> ComplexPair:
     return _named(b, "mul", x, _sigmoid(b, x))
 
 
 @complex_rule("sigmoid_backward")
-def _sigmoid_backward(b: Importer, grad: Any, y: Pair) -> Pair:
+def _sigmoid_backward(b: Importer, grad: Any, y: ComplexPair) -> ComplexPair:
     return _named(b, "mul", grad, _named(b, "conj", _named(b, "mul", _named(b, "rsub", y, 1), y)))
 
 
 @complex_rule("tanh_backward")
-def _tanh_backward(b: Importer, grad: Any, y: Pair) -> Pair:
+def _tanh_backward(b: Importer, grad: Any, y: ComplexPair) -> ComplexPair:
     return _named(b, "mul", grad, _named(b, "conj", _named(b, "rsub", _named(b, "square", y), 1)))
 
 
 @complex_rule("lerp")
-def _lerp(b: Importer, start: Any, end: Any, weight: Any) -> Pair:
+def _lerp(b: Importer, start: Any, end: Any, weight: Any) -> ComplexPair:
     return _named(b, "add", start, _named(b, "mul", weight, _named(b, "sub", end, start)))
 
 
@@ -161,12 +161,12 @@ def _addcdiv(b: Importer, x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
 
 def _truth(b: Importer, x: Any) -> SSAValue:
     """Whether a number is not zero."""
-    zero = Pair(b.full(0.0, b.dtype(x.re)), None) if isinstance(x, Pair) else None
-    return _named(b, "ne", x, zero) if isinstance(x, Pair) else b.cast(x, i1)
+    zero = ComplexPair(b.full(0.0, b.dtype(x.re)), None) if isinstance(x, ComplexPair) else None
+    return _named(b, "ne", x, zero) if isinstance(x, ComplexPair) else b.cast(x, i1)
 
 
 @complex_rule("logical_not")
-def _logical_not(b: Importer, x: Pair) -> SSAValue:
+def _logical_not(b: Importer, x: ComplexPair) -> SSAValue:
     return b.predicate("logical_not", _truth(b, x))
 
 
@@ -179,7 +179,7 @@ for _name in ("and", "or", "xor"):
 
 
 def _some(kind: str) -> Function:
-    def apply(b: Importer, x: Pair, dim: Any = None, keepdim: bool = False) -> SSAValue:
+    def apply(b: Importer, x: ComplexPair, dim: Any = None, keepdim: bool = False) -> SSAValue:
         return b.reduce(kind, _truth(b, x), reduced_dims(b, x, dim), keepdim)
 
     return apply
@@ -193,7 +193,7 @@ complex_rule("all")(_some("all"))
 
 
 @complex_rule("linalg_vector_norm")
-def _vector_norm(b: Importer, x: Pair, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _vector_norm(b: Importer, x: ComplexPair, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """That of the absolute values, which for order 2 is that of all parts."""
     assert x.im is not None
     if dtype is not None or not isinstance(ord, (int, float)):
@@ -207,19 +207,19 @@ def _vector_norm(b: Importer, x: Pair, ord: Any = 2, dim: Any = None, keepdim: b
 
 
 @complex_rule("linalg_cross")
-def _cross(b: Importer, x: Pair, y: Pair, *, dim: int = -1) -> Any:
+def _cross(b: Importer, x: ComplexPair, y: ComplexPair, *, dim: int = -1) -> Any:
     if x.im is None or y.im is None:
         return NotImplemented
     axis = dim % b.rank(x.re)
 
-    def part(value: Pair, k: int) -> Pair:
+    def part(value: ComplexPair, k: int) -> ComplexPair:
         assert value.im is not None
-        return Pair(b.slice_dim(value.re, axis, k, ONE), b.slice_dim(value.im, axis, k, ONE))
+        return ComplexPair(b.slice_dim(value.re, axis, k, ONE), b.slice_dim(value.im, axis, k, ONE))
 
     parts = cross_product(x, y, part, partial(_named, b, "mul"), partial(_named, b, "sub"))
-    return Pair(b.cat([p.re for p in parts], axis), b.cat([p.im for p in parts], axis))
+    return ComplexPair(b.cat([p.re for p in parts], axis), b.cat([p.im for p in parts], axis))
 
 
 @complex_rule("fill")
 def _fill(b: Importer, x: Any, value: Any) -> Any:
-    return as_pair(b, value, x) if isinstance(x, Pair) else NotImplemented
+    return as_pair(b, value, x) if isinstance(x, ComplexPair) else NotImplemented

@@ -36,7 +36,7 @@ PART: dict[Attribute, Attribute] = {c64: f32, c128: f64}
 
 
 @dataclass(frozen=True)
-class Pair:
+class ComplexPair:
     """A complex tensor: real and imaginary part, of one element type; the imaginary part of a real number is None."""
 
     re: SSAValue
@@ -129,16 +129,16 @@ def _operand(b: Importer, arg: Any, part: Attribute) -> Any:
     if isinstance(arg, (list, tuple)):
         return tuple(_operand(b, a, part) for a in arg)
     if isinstance(arg, complex):
-        return Pair(b.full(arg.real, part), b.full(arg.imag, part))
+        return ComplexPair(b.full(arg.real, part), b.full(arg.imag, part))
     value = b.argument(arg)
     if isinstance(arg, Node) and isinstance(value, SSAValue) and b.dtype(value) in PART:
         pair = _pair(b, arg, value)
         assert pair.im is not None
-        return Pair(b.cast(pair.re, part), b.cast(pair.im, part))
+        return ComplexPair(b.cast(pair.re, part), b.cast(pair.im, part))
     return value
 
 
-def _pair(b: Importer, node: Node, value: SSAValue) -> Pair:
+def _pair(b: Importer, node: Node, value: SSAValue) -> ComplexPair:
     """The parts of a complex value: known, or views of its memory."""
     found = b.pairs.get(value)
     if found is None:
@@ -154,10 +154,10 @@ def _pair(b: Importer, node: Node, value: SSAValue) -> Pair:
     return found
 
 
-def _split(b: Importer, real: SSAValue) -> Pair:
+def _split(b: Importer, real: SSAValue) -> ComplexPair:
     """[..., 2] as a pair."""
     last = b.rank(real) - 1
-    return Pair(b.select_dim(real, last, 0), b.select_dim(real, last, 1))
+    return ComplexPair(b.select_dim(real, last, 0), b.select_dim(real, last, 1))
 
 
 def _joined(b: Importer, re: SSAValue, im: SSAValue) -> SSAValue:
@@ -168,7 +168,7 @@ def _joined(b: Importer, re: SSAValue, im: SSAValue) -> SSAValue:
 
 def _value(b: Importer, result: Any, val: Any) -> Any:
     """The result of a rule as the value of a node."""
-    if not isinstance(result, Pair):
+    if not isinstance(result, ComplexPair):
         return b.conform(result, b.sizes(val.shape), element_type(val.dtype)) if isinstance(result, SSAValue) else result
     dims, dtype = b.sizes(val.shape), element_type(val.dtype)
     if dtype not in PART:  # a cast to a real type drops the imaginary part
@@ -180,21 +180,21 @@ def _value(b: Importer, result: Any, val: Any) -> Any:
         b, [_joined(b, re, im)], Call("aten.view_as_complex.default", (Arg(0),), ()), [TensorType.get(dims, dtype, b.device)],
         operand_layouts=[b.layout([*(s * 2 for s in strides), as_expr(1)])], result_layouts=[b.layout(strides)], aliases=[0],
     )  # fmt: skip
-    b.pairs[value] = Pair(re, im)
+    b.pairs[value] = ComplexPair(re, im)
     b.computed_pairs.add(value)
     return value
 
 
-def as_pair(b: Importer, value: Any, like: Pair | None = None) -> Pair:
+def as_pair(b: Importer, value: Any, like: ComplexPair | None = None) -> ComplexPair:
     """An operand of arithmetic as a pair: a real tensor or number has no imaginary part."""
-    if isinstance(value, Pair):
+    if isinstance(value, ComplexPair):
         return value
     assert like is not None
-    return Pair(b.scalar(value, b.dtype(like.re)), None)
+    return ComplexPair(b.scalar(value, b.dtype(like.re)), None)
 
 
-def _pairs(b: Importer, x: Any, y: Any) -> tuple[Pair, Pair]:
-    like = x if isinstance(x, Pair) else y
+def _pairs(b: Importer, x: Any, y: Any) -> tuple[ComplexPair, ComplexPair]:
+    like = x if isinstance(x, ComplexPair) else y
     return as_pair(b, x, like), as_pair(b, y, like)
 
 
@@ -202,88 +202,88 @@ def _pairs(b: Importer, x: Any, y: Any) -> tuple[Pair, Pair]:
 
 
 @complex_rule("mul")
-def _mul(b: Importer, x: Any, y: Any) -> Pair:
-    if not isinstance(x, Pair) and not isinstance(y, Pair):
+def _mul(b: Importer, x: Any, y: Any) -> ComplexPair:
+    if not isinstance(x, ComplexPair) and not isinstance(y, ComplexPair):
         return NotImplemented
     x, y = _pairs(b, x, y)
     if x.im is None:
         x, y = y, x
     if y.im is None:
-        return Pair(b.mul(x.re, y.re), None if x.im is None else b.mul(x.im, y.re))
+        return ComplexPair(b.mul(x.re, y.re), None if x.im is None else b.mul(x.im, y.re))
     assert x.im is not None
-    return Pair(b.sub(b.mul(x.re, y.re), b.mul(x.im, y.im)), b.add(b.mul(x.re, y.im), b.mul(x.im, y.re)))
+    return ComplexPair(b.sub(b.mul(x.re, y.re), b.mul(x.im, y.im)), b.add(b.mul(x.re, y.im), b.mul(x.im, y.re)))
 
 
 @complex_rule("div", "true_divide")
-def _div(b: Importer, x: Any, y: Any, *, rounding_mode: str | None = None) -> Pair:
+def _div(b: Importer, x: Any, y: Any, *, rounding_mode: str | None = None) -> ComplexPair:
     """Both parts of the divisor are scaled by the larger, so that no square overflows."""
-    if rounding_mode is not None or not (isinstance(x, Pair) or isinstance(y, Pair)):
+    if rounding_mode is not None or not (isinstance(x, ComplexPair) or isinstance(y, ComplexPair)):
         return NotImplemented
     x, y = _pairs(b, x, y)
     if y.im is None:
-        return Pair(b.div(x.re, y.re), None if x.im is None else b.div(x.im, y.re))
+        return ComplexPair(b.div(x.re, y.re), None if x.im is None else b.div(x.im, y.re))
     scale = b.op("maximum", b.op("abs", y.re), b.op("abs", y.im))
     c, d = b.div(y.re, scale), b.div(y.im, scale)
     whole = b.add(b.mul(y.re, c), b.mul(y.im, d))
     if x.im is None:
-        return Pair(b.div(b.mul(x.re, c), whole), b.op("neg", b.div(b.mul(x.re, d), whole)))
+        return ComplexPair(b.div(b.mul(x.re, c), whole), b.op("neg", b.div(b.mul(x.re, d), whole)))
     re, im = b.add(b.mul(x.re, c), b.mul(x.im, d)), b.sub(b.mul(x.im, c), b.mul(x.re, d))
-    return Pair(b.div(re, whole), b.div(im, whole))
+    return ComplexPair(b.div(re, whole), b.div(im, whole))
 
 
 @complex_rule("reciprocal")
-def _reciprocal(b: Importer, x: Pair) -> Pair:
+def _reciprocal(b: Importer, x: ComplexPair) -> ComplexPair:
     return _div(b, 1.0, x)
 
 
-def _sum(b: Importer, x: Any, y: Any, alpha: Any, sign: str) -> Pair:
-    if not isinstance(x, Pair) and not isinstance(y, Pair):
+def _sum(b: Importer, x: Any, y: Any, alpha: Any, sign: str) -> ComplexPair:
+    if not isinstance(x, ComplexPair) and not isinstance(y, ComplexPair):
         return NotImplemented
     x, y = _pairs(b, x, y)
-    if isinstance(alpha, Pair) or alpha != 1:
+    if isinstance(alpha, ComplexPair) or alpha != 1:
         y = _mul(b, y, alpha)
     re = b.op(sign, x.re, y.re)
     if x.im is None:
-        return Pair(re, y.im if sign == "add" or y.im is None else b.op("neg", y.im))
-    return Pair(re, x.im if y.im is None else b.op(sign, x.im, y.im))
+        return ComplexPair(re, y.im if sign == "add" or y.im is None else b.op("neg", y.im))
+    return ComplexPair(re, x.im if y.im is None else b.op(sign, x.im, y.im))
 
 
 @complex_rule("add")
-def _add(b: Importer, x: Any, y: Any, alpha: Any = 1) -> Pair:
+def _add(b: Importer, x: Any, y: Any, alpha: Any = 1) -> ComplexPair:
     return _sum(b, x, y, alpha, "add")
 
 
 @complex_rule("sub")
-def _sub(b: Importer, x: Any, y: Any, alpha: Any = 1) -> Pair:
+def _sub(b: Importer, x: Any, y: Any, alpha: Any = 1) -> ComplexPair:
     return _sum(b, x, y, alpha, "sub")
 
 
 @complex_rule("rsub")
-def _rsub(b: Importer, x: Any, y: Any, alpha: Any = 1) -> Pair:
+def _rsub(b: Importer, x: Any, y: Any, alpha: Any = 1) -> ComplexPair:
     return _sum(b, y, x, alpha, "sub")
 
 
 @complex_rule("neg")
-def _neg(b: Importer, x: Pair) -> Pair:
+def _neg(b: Importer, x: ComplexPair) -> ComplexPair:
     assert x.im is not None
-    return Pair(b.op("neg", x.re), b.op("neg", x.im))
+    return ComplexPair(b.op("neg", x.re), b.op("neg", x.im))
 
 
 @complex_rule("_conj", "conj_physical", "_conj_physical", "conj")
-def _conj(b: Importer, x: Any) -> Pair:
-    if not isinstance(x, Pair) or x.im is None:
+def _conj(b: Importer, x: Any) -> ComplexPair:
+    if not isinstance(x, ComplexPair) or x.im is None:
         return NotImplemented
-    return Pair(x.re, b.op("neg", x.im))
+    return ComplexPair(x.re, b.op("neg", x.im))
 
 
 @complex_rule("square")
-def _square(b: Importer, x: Pair) -> Pair:
+def _square(b: Importer, x: ComplexPair) -> ComplexPair:
     return _mul(b, x, x)
 
 
 @complex_rule("pow")
-def _pow(b: Importer, x: Any, exponent: Any) -> Pair:
-    if not isinstance(x, Pair) or isinstance(exponent, (bool, Pair, SSAValue)):
+def _pow(b: Importer, x: Any, exponent: Any) -> ComplexPair:
+    if not isinstance(x, ComplexPair) or isinstance(exponent, (bool, ComplexPair, SSAValue)):
         return NotImplemented
     if exponent == 2 or exponent == 3:
         square = _mul(b, x, x)
@@ -295,54 +295,54 @@ def _pow(b: Importer, x: Any, exponent: Any) -> Pair:
 
 
 @complex_rule("abs")
-def _abs(b: Importer, x: Pair) -> SSAValue:
+def _abs(b: Importer, x: ComplexPair) -> SSAValue:
     return b.op("hypot", x.re, x.im)
 
 
 @complex_rule("angle")
-def _angle(b: Importer, x: Pair) -> SSAValue:
+def _angle(b: Importer, x: ComplexPair) -> SSAValue:
     return b.op("atan2", x.im, x.re)
 
 
 @complex_rule("exp")
-def _exp(b: Importer, x: Pair) -> Pair:
+def _exp(b: Importer, x: ComplexPair) -> ComplexPair:
     size = b.op("exp", x.re)
-    return Pair(b.mul(size, b.op("cos", x.im)), b.mul(size, b.op("sin", x.im)))
+    return ComplexPair(b.mul(size, b.op("cos", x.im)), b.mul(size, b.op("sin", x.im)))
 
 
 @complex_rule("log")
-def _log(b: Importer, x: Pair) -> Pair:
-    return Pair(b.op("log", _abs(b, x)), _angle(b, x))
+def _log(b: Importer, x: ComplexPair) -> ComplexPair:
+    return ComplexPair(b.op("log", _abs(b, x)), _angle(b, x))
 
 
 @complex_rule("sin")
-def _sin(b: Importer, x: Pair) -> Pair:
-    return Pair(b.mul(b.op("sin", x.re), b.op("cosh", x.im)), b.mul(b.op("cos", x.re), b.op("sinh", x.im)))
+def _sin(b: Importer, x: ComplexPair) -> ComplexPair:
+    return ComplexPair(b.mul(b.op("sin", x.re), b.op("cosh", x.im)), b.mul(b.op("cos", x.re), b.op("sinh", x.im)))
 
 
 @complex_rule("cos")
-def _cos(b: Importer, x: Pair) -> Pair:
+def _cos(b: Importer, x: ComplexPair) -> ComplexPair:
     fall = b.mul(b.op("sin", x.re), b.op("sinh", x.im))
-    return Pair(b.mul(b.op("cos", x.re), b.op("cosh", x.im)), b.op("neg", fall))
+    return ComplexPair(b.mul(b.op("cos", x.re), b.op("cosh", x.im)), b.op("neg", fall))
 
 
 @complex_rule("sqrt")
-def _sqrt(b: Importer, x: Pair) -> Pair:
+def _sqrt(b: Importer, x: ComplexPair) -> ComplexPair:
     """The root in the right half-plane, by that of the larger part so that nothing cancels."""
     assert x.im is not None
     root = b.op("sqrt", b.mul(b.add(_abs(b, x), b.op("abs", x.re)), 0.5))
     other = b.select(b.cmp("eq", root, 0.0), 0.0, b.div(b.mul(b.op("abs", x.im), 0.5), root))
     right = b.cmp("ge", x.re, 0.0)
-    return Pair(b.select(right, root, other), b.op("copysign", b.select(right, other, root), x.im))
+    return ComplexPair(b.select(right, root, other), b.op("copysign", b.select(right, other, root), x.im))
 
 
 @complex_rule("sgn")
-def _sgn(b: Importer, x: Pair) -> Pair:
+def _sgn(b: Importer, x: ComplexPair) -> ComplexPair:
     """z / |z|, 0 at 0."""
     assert x.im is not None
     size = _abs(b, x)
     zero = b.cmp("eq", size, 0.0)
-    return Pair(b.select(zero, 0.0, b.div(x.re, size)), b.select(zero, 0.0, b.div(x.im, size)))
+    return ComplexPair(b.select(zero, 0.0, b.div(x.re, size)), b.select(zero, 0.0, b.div(x.im, size)))
 
 
 # ---- comparisons and choices
@@ -373,26 +373,26 @@ RULES.update(isnan=_predicate("isnan", "or"), isinf=_predicate("isinf", "or"), i
 
 
 @complex_rule("where")
-def _where(b: Importer, condition: Any, x: Any = None, y: Any = None) -> Pair:
-    if x is None or isinstance(condition, Pair) or not (isinstance(x, Pair) or isinstance(y, Pair)):
+def _where(b: Importer, condition: Any, x: Any = None, y: Any = None) -> ComplexPair:
+    if x is None or isinstance(condition, ComplexPair) or not (isinstance(x, ComplexPair) or isinstance(y, ComplexPair)):
         return NotImplemented
     x, y = _pairs(b, x, y)
     zero = b.full(0.0, b.dtype(x.re))
     imaginary = b.select(condition, zero if x.im is None else x.im, zero if y.im is None else y.im)
-    return Pair(b.select(condition, x.re, y.re), imaginary)
+    return ComplexPair(b.select(condition, x.re, y.re), imaginary)
 
 
 @complex_rule("constant_pad_nd")
-def _padded(b: Importer, x: Pair, pad: Any, value: Any = 0) -> Pair:
+def _padded(b: Importer, x: ComplexPair, pad: Any, value: Any = 0) -> ComplexPair:
     real = find_rule(aten.constant_pad_nd.default)
     if real is None or x.im is None:
         return NotImplemented
-    re, im = (value.re, value.im) if isinstance(value, Pair) else (value, None)
-    return Pair(real(b, x.re, pad, re), real(b, x.im, pad, 0.0 if im is None else im))
+    re, im = (value.re, value.im) if isinstance(value, ComplexPair) else (value, None)
+    return ComplexPair(real(b, x.re, pad, re), real(b, x.im, pad, 0.0 if im is None else im))
 
 
 @complex_rule("masked_fill")
-def _masked_fill(b: Importer, x: Pair, mask: SSAValue, value: Any) -> Pair:
+def _masked_fill(b: Importer, x: ComplexPair, mask: SSAValue, value: Any) -> ComplexPair:
     return _where(b, mask, value, x)
 
 
@@ -400,22 +400,22 @@ def _masked_fill(b: Importer, x: Pair, mask: SSAValue, value: Any) -> Pair:
 
 
 @complex_rule("sum")
-def _total(b: Importer, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Pair:
-    if not isinstance(x, Pair) or x.im is None or (dtype is not None and not dtype.is_complex):
+def _total(b: Importer, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> ComplexPair:
+    if not isinstance(x, ComplexPair) or x.im is None or (dtype is not None and not dtype.is_complex):
         return NotImplemented  # the real parts are cast before they are summed
     over = reduced_dims(b, x, dim)
-    return Pair(b.reduce("sum", x.re, over, keepdim), b.reduce("sum", x.im, over, keepdim))
+    return ComplexPair(b.reduce("sum", x.re, over, keepdim), b.reduce("sum", x.im, over, keepdim))
 
 
 @complex_rule("mean")
-def _mean(b: Importer, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Pair:
-    if not isinstance(x, Pair) or x.im is None:
+def _mean(b: Importer, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> ComplexPair:
+    if not isinstance(x, ComplexPair) or x.im is None:
         return NotImplemented
     over = reduced_dims(b, x, dim)
-    return Pair(b.mean(x.re, over, keepdim), b.mean(x.im, over, keepdim))
+    return ComplexPair(b.mean(x.re, over, keepdim), b.mean(x.im, over, keepdim))
 
 
-def reduced_dims(b: Importer, x: Pair, dim: Any) -> list[int]:
+def reduced_dims(b: Importer, x: ComplexPair, dim: Any) -> list[int]:
     """The dimensions of a reduction, none given: all."""
     rank = b.rank(x.re)
     given = [dim] if isinstance(dim, int) else list(dim or range(rank))
@@ -426,7 +426,7 @@ def reduced_dims(b: Importer, x: Pair, dim: Any) -> list[int]:
 
 
 @complex_rule("view_as_real", "view_as_real_copy")
-def _view_as_real(b: Importer, x: Pair) -> SSAValue:
+def _view_as_real(b: Importer, x: ComplexPair) -> SSAValue:
     assert x.im is not None
     if b.env[b.node.args[0]] not in b.computed_pairs:  # pyright: ignore[reportArgumentType]
         return NotImplemented  # a view of memory that is there
@@ -436,7 +436,7 @@ def _view_as_real(b: Importer, x: Pair) -> SSAValue:
 def _view_dtype(b: Importer, x: Any, dtype: torch.dtype) -> Any:
     """Complex numbers seen as twice as many real ones of their parts' type, or the other way round; other types are the library's."""
     target = element_type(dtype)
-    if isinstance(x, Pair):
+    if isinstance(x, ComplexPair):
         if x.im is None or PART.get(target, target) != b.dtype(x.re):
             return NotImplemented
         return x if dtype.is_complex else b.reshape(_joined(b, x.re, x.im), b.out_dims)
@@ -446,75 +446,75 @@ def _view_dtype(b: Importer, x: Any, dtype: torch.dtype) -> Any:
 
 
 @complex_rule("view_as_complex", "view_as_complex_copy")
-def _view_as_complex(b: Importer, x: SSAValue) -> Pair:
+def _view_as_complex(b: Importer, x: SSAValue) -> ComplexPair:
     return _split(b, x)
 
 
 @complex_rule("real")
 def _real(b: Importer, x: Any) -> SSAValue:
-    return x.re if isinstance(x, Pair) else NotImplemented
+    return x.re if isinstance(x, ComplexPair) else NotImplemented
 
 
 @complex_rule("imag")
 def _imag(b: Importer, x: Any) -> SSAValue:
-    return x.im if isinstance(x, Pair) else NotImplemented
+    return x.im if isinstance(x, ComplexPair) else NotImplemented
 
 
 @complex_rule("complex")
 def _complex(b: Importer, re: SSAValue, im: SSAValue) -> Any:
     part = PART[b.out_dtype]
-    return Pair(re, im) if b.dtype(re) == b.dtype(im) == part else NotImplemented
+    return ComplexPair(re, im) if b.dtype(re) == b.dtype(im) == part else NotImplemented
 
 
 @complex_rule("polar")
-def _polar(b: Importer, size: SSAValue, angle: SSAValue) -> Pair:
-    return Pair(b.mul(size, b.op("cos", angle)), b.mul(size, b.op("sin", angle)))
+def _polar(b: Importer, size: SSAValue, angle: SSAValue) -> ComplexPair:
+    return ComplexPair(b.mul(size, b.op("cos", angle)), b.mul(size, b.op("sin", angle)))
 
 
 @complex_rule("_to_copy")
 def _to_copy(b: Importer, x: Any, **options: Any) -> Any:
-    if options.get("device") is not None or not (isinstance(x, Pair) or b.dtype(x) in FLOATS):
+    if options.get("device") is not None or not (isinstance(x, ComplexPair) or b.dtype(x) in FLOATS):
         return NotImplemented
-    return x if isinstance(x, Pair) else Pair(x, None)
+    return x if isinstance(x, ComplexPair) else ComplexPair(x, None)
 
 
 @complex_rule("zeros", "zeros_like", "new_zeros")
-def _zeros(b: Importer, *args: Any, **kwargs: Any) -> Pair:
+def _zeros(b: Importer, *args: Any, **kwargs: Any) -> ComplexPair:
     return _filled(b, 0.0)
 
 
 @complex_rule("ones", "ones_like", "new_ones")
-def _ones(b: Importer, *args: Any, **kwargs: Any) -> Pair:
+def _ones(b: Importer, *args: Any, **kwargs: Any) -> ComplexPair:
     return _filled(b, 1.0)
 
 
 @complex_rule("full", "full_like")
-def _full(b: Importer, shape: Any, value: Any, **kwargs: Any) -> Pair:
-    if isinstance(value, Pair):
+def _full(b: Importer, shape: Any, value: Any, **kwargs: Any) -> ComplexPair:
+    if isinstance(value, ComplexPair):
         return value
     return _filled(b, float(value)) if isinstance(value, (int, float)) else NotImplemented
 
 
 @complex_rule("new_full")
-def _new_full(b: Importer, x: Any, shape: Any, value: Any, **kwargs: Any) -> Pair:
+def _new_full(b: Importer, x: Any, shape: Any, value: Any, **kwargs: Any) -> ComplexPair:
     return _full(b, shape, value)
 
 
 @complex_rule("eye")
-def _eye(b: Importer, *args: Any, **kwargs: Any) -> Pair:
+def _eye(b: Importer, *args: Any, **kwargs: Any) -> ComplexPair:
     dims = b.out_dims
     part = PART.get(b.out_dtype)
-    return NotImplemented if part is None else Pair(b.cast(b.cmp("eq", b.iota(dims, 0), b.iota(dims, 1)), part), None)
+    return NotImplemented if part is None else ComplexPair(b.cast(b.cmp("eq", b.iota(dims, 0), b.iota(dims, 1)), part), None)
 
 
 @complex_rule("scalar_tensor")
-def _scalar_tensor(b: Importer, value: Any, **kwargs: Any) -> Pair:
+def _scalar_tensor(b: Importer, value: Any, **kwargs: Any) -> ComplexPair:
     return _full(b, (), value)
 
 
-def _filled(b: Importer, value: float) -> Pair:
+def _filled(b: Importer, value: float) -> ComplexPair:
     part = PART.get(b.out_dtype)
-    return NotImplemented if part is None else Pair(b.full(value, part), None)
+    return NotImplemented if part is None else ComplexPair(b.full(value, part), None)
 
 
 # ---- moves: each part by the rule for real numbers
@@ -540,7 +540,7 @@ def _by_parts(target: Any) -> Function:
     indexed = target.__name__.partition(".")[0] in _INDEXED
 
     def apply(b: Importer, *args: Any, **kwargs: Any) -> Any:
-        pairs = [a for a in externs.flat(tuple(args)) if isinstance(a, Pair)]
+        pairs = [a for a in externs.flat(tuple(args)) if isinstance(a, ComplexPair)]
         if real is None or not pairs or "dtype" in kwargs:
             return NotImplemented
         if not indexed:
@@ -555,7 +555,7 @@ def _by_parts(target: Any) -> Function:
         if any(r is NotImplemented for r in results):
             return NotImplemented
         re, im = results
-        return tuple(map(Pair, re, im)) if isinstance(re, (tuple, list)) else Pair(re, im)
+        return tuple(map(ComplexPair, re, im)) if isinstance(re, (tuple, list)) else ComplexPair(re, im)
 
     return apply
 
@@ -575,13 +575,13 @@ def _as_pairs(b: Importer, arg: Any, part: Attribute) -> Any:
     if not isinstance(arg, SSAValue):
         return arg
     re = arg if b.dtype(arg) in FLOATS else b.cast(arg, part)
-    return Pair(re, b.full(0.0, b.dtype(re), b.dims(re)))
+    return ComplexPair(re, b.full(0.0, b.dtype(re), b.dims(re)))
 
 
 def _part(b: Importer, arg: Any, imaginary: bool) -> Any:
     if isinstance(arg, (list, tuple)):
         return tuple(_part(b, a, imaginary) for a in arg)
-    if isinstance(arg, Pair):
+    if isinstance(arg, ComplexPair):
         return arg.im if imaginary else arg.re
     if imaginary and isinstance(arg, float) and not math.isnan(arg):
         return 0.0  # what is filled in

@@ -26,7 +26,7 @@ a sum grows with the length of the longest chain)."""
 LONG_ENOUGH = 128
 """Iterations of a reduction without loops inside from which on threads share it."""
 
-Part = tuple[list[red.Accumulator], Callable[[Span], list[SSAValue]]]
+ReductionPart = tuple[list[red.Accumulator], Callable[[Span], list[SSAValue]]]
 """Accumulators of a reduction, and what computes their results over a part of the first loop."""
 
 
@@ -106,7 +106,7 @@ class ReduceLowering:
         """All of the first loop."""
         return Span.whole(order[0].size) if order else Span(None, None, 1)
 
-    def _in_parts(self, op: loop.ReduceOp, order: list[Loop], chosen: tuple[Loop, int] | None) -> Part:
+    def _in_parts(self, op: loop.ReduceOp, order: list[Loop], chosen: tuple[Loop, int] | None) -> ReductionPart:
         """One pass, or for long sums of floats a pass over each part: an accumulator takes at most MAX_CASCADE_VALUES values one
         after the other."""
         slots = self._accumulators(op)

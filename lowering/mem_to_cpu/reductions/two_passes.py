@@ -18,7 +18,7 @@ from ..state import scalar_type
 from . import reductions as red
 
 if TYPE_CHECKING:
-    from .reduce_loops import Part, ReduceLowering
+    from .reduce_loops import ReduceLowering, ReductionPart
 
 
 class TwoPassReduction:
@@ -27,7 +27,7 @@ class TwoPassReduction:
     def __init__(self, passes: ReduceLowering):
         self.passes, self.s = passes, passes.s
 
-    def part(self, op: loop.ReduceOp, order: list[Loop], chosen: tuple[Loop, int] | None) -> Part:
+    def part(self, op: loop.ReduceOp, order: list[Loop], chosen: tuple[Loop, int] | None) -> ReductionPart:
         """welford and softmax: in chunks that stay in the first cache, twice over each; simple kinds beside them join
         in the first pass. Chunks are merged by WelfordMerge and SoftmaxMerge."""
         slots = self._two_pass_slots(op)

@@ -21,7 +21,7 @@ from ...analysis.origins import names_of
 from ...manager.locations import joined
 from ..transform.body import Body
 from ..transform.nest_copy import NestCopy
-from .emit_steps import GroupSteps, Local, Step
+from .emit_steps import FusedLoop, GroupSteps, Local
 from .sharing.align import LoopEnvs
 from .types import Group, Member
 
@@ -214,9 +214,7 @@ class GroupWriter:
                 continue
             members = self.steps[last].members
             before = {id(m) for m in members[: members.index(other.member) + 1]}
-            if all(index == local.index for _, index in late) and all(
-                id(m) in before for m, _ in late if self.step_of[id(m)] == last
-            ):
+            if all(index == local.index for _, index in late) and all(id(m) in before for m, _ in late if self.step_of[id(m)] == last):
                 return out
         return None
 
@@ -236,7 +234,7 @@ class GroupWriter:
 
     # ---- code
 
-    def _write_step(self, number: int, step: Step) -> None:
+    def _write_step(self, number: int, step: FusedLoop) -> None:
         if step.kind == "scalar":
             for member in step.members:
                 self._member(member, list(member.place), number)
@@ -268,7 +266,7 @@ class GroupWriter:
         copy = _Copy(self, member, number, dict(zip(member.info.indices, place, strict=True)))
         copy.block(op.block)
 
-    def _write_reduce(self, number: int, step: Step) -> None:
+    def _write_reduce(self, number: int, step: FusedLoop) -> None:
         """One reduction for all reducing members of a step; pointwise members of the step run inside its loop."""
         reducing = [m for m in step.members if m.info.has_loops]
         ops = [m.info.reduce for m in reducing]
@@ -302,9 +300,7 @@ class GroupWriter:
             at += len(old.results)
             copy.after_loop(m.info.op.block)
 
-    def read(
-        self, tensor: SSAValue, index: tuple[Expr, ...], number: int, mask: SSAValue | None, other: SSAValue | None
-    ) -> SSAValue:
+    def read(self, tensor: SSAValue, index: tuple[Expr, ...], number: int, mask: SSAValue | None, other: SSAValue | None) -> SSAValue:
         """An element of any tensor, from where it is at hand."""
         local = self.locals.get(tensor)
         if local is not None and tensor not in self.recomputed:
@@ -318,9 +314,7 @@ class GroupWriter:
         if producer is None:
             return self.body.load(tensor, index, mask, other)
         place = dict(zip(producer.indices, index, strict=True))
-        value = self.body.once(
-            (_Copy, tensor, index, mask), lambda: _Copy(self, None, number, place, mask).stored(producer.op.block)
-        )
+        value = self.body.once((_Copy, tensor, index, mask), lambda: _Copy(self, None, number, place, mask).stored(producer.op.block))
         return value if mask is None or other is None else self.body.select(mask, value, other)
 
     def _same_place(self, local: Local, index: tuple[Expr, ...]) -> bool:
@@ -340,9 +334,7 @@ class GroupWriter:
 class _Copy(NestCopy):
     """Clones the body of one nest into the fused one. Without a member it only computes the value that the nest would store."""
 
-    def __init__(
-        self, writer: GroupWriter, member: Member | None, number: int, place: dict[SSAValue, Expr], mask: SSAValue | None = None
-    ):
+    def __init__(self, writer: GroupWriter, member: Member | None, number: int, place: dict[SSAValue, Expr], mask: SSAValue | None = None):
         super().__init__(writer.body, place)
         self.writer, self.member, self.number, self.mask = writer, member, number, mask
         self.result: SSAValue | None = None

@@ -17,7 +17,7 @@ from .types import Group, Member
 
 
 @dataclass
-class Step:
+class FusedLoop:
     """One loop of the fused nest: kind "scalar" (no loop), "for", "reduce" or "whole" (a member with its own loops inside)."""
 
     kind: str
@@ -53,7 +53,7 @@ class GroupSteps:
         placed: Callable[[Group, Member, Sequence[Expr]], tuple[Expr, ...]],
     ):
         self.group, self.inlined, self.envs, self.placed = group, inlined, envs, placed
-        self.steps: list[Step] = []
+        self.steps: list[FusedLoop] = []
         self.step_of: dict[int, int] = {}
         self.locals: dict[SSAValue, Local] = {}
         self.recomputed: set[SSAValue] = set()
@@ -75,7 +75,7 @@ class GroupSteps:
             (k for k in range(earliest, len(self.steps)) if kind != "whole" and self._fits(self.steps[k], kind, sizes)), len(self.steps)
         )
         if number == len(self.steps):
-            self.steps.append(Step(kind, sizes))
+            self.steps.append(FusedLoop(kind, sizes))
         elif kind == "reduce":
             self.steps[number].kind = "reduce"
         self.steps[number].members.append(member)
@@ -87,7 +87,7 @@ class GroupSteps:
             self.locals[r] = Local(member, index, number)
 
     @staticmethod
-    def _fits(step: Step, kind: str, sizes: tuple[Expr, ...]) -> bool:
+    def _fits(step: FusedLoop, kind: str, sizes: tuple[Expr, ...]) -> bool:
         if step.sizes != sizes or step.kind == "whole":
             return False
         return step.kind == kind or {step.kind, kind} == {"for", "reduce"}

@@ -25,7 +25,7 @@ from ...manager.pass_manager import Pass
 from ..directives import Outcome
 from .directives import Directives, log
 from .emit import GroupWriter
-from .plan import Group, Plan, Planner
+from .plan import FusionPlan, Group, Planner
 from .price import GroupWork, group_ns
 from .rows.plan import RowPlanner
 
@@ -89,7 +89,7 @@ class LoopFuse(Pass):
             self.statistic("num-inlined", len(plan.inlined))
             self.statistic("num-moves", len(plan.moves))
 
-    def _in_rows(self, func: FuncOp, planner: Planner, plan: Plan, symbols: RangeEnv, hints: dict[str, int]) -> list[Outcome]:
+    def _in_rows(self, func: FuncOp, planner: Planner, plan: FusionPlan, symbols: RangeEnv, hints: dict[str, int]) -> list[Outcome]:
         """What becomes of directives that shared loops do not meet: loop-fuse-rows, which follows, makes one nest of some of them."""
         assert planner.directives is not None
         places = {group.order: nest for nest, group in plan.nests.items()}
@@ -107,7 +107,7 @@ class LoopFuse(Pass):
         (docs/explanation/cost-model.md)."""
         return group_ns(group)
 
-    def _explain(self, func: FuncOp, planner: Planner, plan: Plan, outcomes: list[Outcome]) -> None:
+    def _explain(self, func: FuncOp, planner: Planner, plan: FusionPlan, outcomes: list[Outcome]) -> None:
         """Remarks: what was fused, what was not and why, what became of directives."""
         for tensor, info in plan.inlined.items():
             readers = ", ".join(title(c.op) for c in planner.consumers[tensor])
@@ -124,7 +124,7 @@ class LoopFuse(Pass):
 
 def plan_with_directives(
     func: FuncOp, symbols: RangeEnv, hints: dict[str, int], options: LoopFuse
-) -> tuple[Planner, Plan, list[Outcome]]:
+) -> tuple[Planner, FusionPlan, list[Outcome]]:
     """The plan of a function under the user's directives, and what became of each."""
 
     def planner(directives: Directives | None = None, inline: Iterable[Operation] = ()) -> Planner:
@@ -147,7 +147,7 @@ def plan_with_directives(
     return found, plan, directives.outcomes(found)
 
 
-def _remove_border_copies(func: FuncOp, plan: Plan) -> list[tuple[OpResult, Group]]:
+def _remove_border_copies(func: FuncOp, plan: FusionPlan) -> list[tuple[OpResult, Group]]:
     """Where nd.barrier's copy reads what a nest of this function has just stored, that nest keeps its results apart instead: the copy is
     gone, the border stays. What was copied, and the group that the copy was."""
     removed: list[tuple[OpResult, Group]] = []
@@ -182,7 +182,7 @@ def _copied_behind_border(nest: loop.NestOp) -> OpResult | None:
     return source if plain and read else None
 
 
-def rewrite(func: FuncOp, plan: Plan, planner: Planner, local_bytes: int = 0) -> None:
+def rewrite(func: FuncOp, plan: FusionPlan, planner: Planner, local_bytes: int = 0) -> None:
     """Put the plan into effect: one nest for each group, units in the plan's order, unused nests gone."""
     block = func.body.block
     users = _group_users(plan, planner)
@@ -215,7 +215,7 @@ def rewrite(func: FuncOp, plan: Plan, planner: Planner, local_bytes: int = 0) ->
             op.detach()
 
 
-def _is_plain(group: Group, plan: Plan) -> bool:
+def _is_plain(group: Group, plan: FusionPlan) -> bool:
     """A group of one nest into which nothing is inlined, and of whose results none is dead beside another that is not."""
     if len(group.members) != 1:
         return False
@@ -225,7 +225,7 @@ def _is_plain(group: Group, plan: Plan) -> bool:
     return not any(a.tensor in plan.inlined for a in group.members[0].info.reads)
 
 
-def _group_users(plan: Plan, planner: Planner) -> dict[SSAValue, set[int]]:
+def _group_users(plan: FusionPlan, planner: Planner) -> dict[SSAValue, set[int]]:
     """For each tensor, the groups that read it after inlining (-1 stands for any other use)."""
     users: dict[SSAValue, set[int]] = {}
     for unit in plan.units:

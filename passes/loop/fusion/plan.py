@@ -15,12 +15,12 @@ from ....dialects import loop
 from ....dialects.expr.ranges import RangeEnv
 from .groups import MAX_SIBLING_DISTANCE, Grouping
 from .search import Search
-from .types import Attempt, Group, Member, Plan, Read, Unit
+from .types import Attempt, FusionPlan, Group, Member, Read, Unit
 
 if TYPE_CHECKING:
     from .directives import Directives
 
-__all__ = ["MAX_SIBLING_DISTANCE", "Attempt", "Group", "Member", "Plan", "Planner", "Read", "Unit"]
+__all__ = ["MAX_SIBLING_DISTANCE", "Attempt", "Group", "Member", "FusionPlan", "Planner", "Read", "Unit"]
 
 
 class Planner(Grouping):
@@ -41,7 +41,7 @@ class Planner(Grouping):
         self.inline = frozenset(inline)
         self.stored: dict[Operation, str] = {}
 
-    def plan(self) -> Plan:
+    def plan(self) -> FusionPlan:
         """Decide."""
         for op in self.ops:
             if not isinstance(op, loop.NestOp) or not any(r in self.consumers for r in op.results):
@@ -55,4 +55,4 @@ class Planner(Grouping):
         self.group_greedily()
         moves = Search(self, self.stored).run() if self.search else []
         refusals = [a for a in self.refusals if self.homes(a.first_op).isdisjoint(self.homes(a.second_op))]
-        return Plan(self.ordered_units(), self.inlined, refusals, self.merges, self.stored, moves)
+        return FusionPlan(self.ordered_units(), self.inlined, refusals, self.merges, self.stored, moves)

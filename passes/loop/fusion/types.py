@@ -72,7 +72,7 @@ class Move:
 
 
 @dataclass
-class Plan:
+class FusionPlan:
     """The outcome: units in an order that respects all dependences, the nests that are computed where they are read, and for reading:
     what was merged, what was refused, and why a nest that others read is stored."""
 

@@ -29,7 +29,7 @@ SEVERAL_PARTS: Operation | None = None
 
 
 @dataclass
-class Part:
+class IndependentPart:
     """Ops that hang together, in program order."""
 
     ops: list[Operation]
@@ -92,7 +92,7 @@ class Parts:
         self._arguments = [a.data if isinstance(a, DictionaryAttr) else {} for a in arguments]
         self._results = [a.data if isinstance(a, DictionaryAttr) else {} for a in results]
 
-    def find(self) -> list[Part]:
+    def find(self) -> list[IndependentPart]:
         """The parts in the order of their first ops, with keys."""
         self._levels()
         self._join_tensors()
@@ -101,7 +101,7 @@ class Parts:
         groups: dict[Operation, list[Operation]] = {}
         for op in self.parent:
             groups.setdefault(self._root(op), []).append(op)
-        parts = [Part(sorted(ops, key=self.position.__getitem__)) for ops in groups.values()]
+        parts = [IndependentPart(sorted(ops, key=self.position.__getitem__)) for ops in groups.values()]
         for part in parts:
             self._describe(part)
         return sorted(parts, key=lambda p: self.position[p.ops[0]])
@@ -199,7 +199,7 @@ class Parts:
 
     # ---- what a part is
 
-    def _describe(self, part: Part) -> None:
+    def _describe(self, part: IndependentPart) -> None:
         """Fill in what the part takes and gives, its key, and why it is refused."""
         numbers: dict[SSAValue, int] = {}
         key: list[object] = []
@@ -242,7 +242,7 @@ class Parts:
             part.refused = part.refused or "it reads nothing"
         part.refused = part.refused or self._ends(part, inside) or self._layout(part)
 
-    def _see(self, part: Part, value: SSAValue, roles: list[bool]) -> None:
+    def _see(self, part: IndependentPart, value: SSAValue, roles: list[bool]) -> None:
         scalar = is_scalar(value)
         roles.append(scalar)
         if scalar:
@@ -253,7 +253,7 @@ class Parts:
         elif part.dims != dims:
             part.refused = part.refused or "its tensors have different shapes"
 
-    def _ends(self, part: Part, inside: set[Operation]) -> str:
+    def _ends(self, part: IndependentPart, inside: set[Operation]) -> str:
         for value in part.outputs:
             for use in value.uses:
                 user = use.operation
@@ -272,7 +272,7 @@ class Parts:
 
     # ---- where the elements lie
 
-    def _layout(self, part: Part) -> str:
+    def _layout(self, part: IndependentPart) -> str:
         """Why the tensors of a part cannot be walked through in one order; sets their strides."""
         if part.dims is None:
             return ""
@@ -288,7 +288,7 @@ class Parts:
                 return "its tensors lie in memory in different orders"
         return ""
 
-    def _strides(self, part: Part) -> Sequence[tuple[Expr, ...]]:
+    def _strides(self, part: IndependentPart) -> Sequence[tuple[Expr, ...]]:
         found = [self._argument_strides(v) for v in part.inputs if isinstance(v.owner, Block) and not is_scalar(v) and _is_tensor(v)]
         for value in part.outputs:
             if is_scalar(value):

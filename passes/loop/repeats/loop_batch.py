@@ -25,7 +25,7 @@ from ...analysis.call_order import needs_besides_values
 from ...analysis.origins import is_named, operator_of
 from ...analysis.symbols import symbol_hints
 from ...manager.pass_manager import Pass
-from .batch_find import Part, Parts, is_free, is_scalar
+from .batch_find import IndependentPart, Parts, is_free, is_scalar
 
 FEWEST = 4
 """Entries that make a list. Fewer equal nests cost as little to compile one by one, and know their sizes."""
@@ -70,12 +70,12 @@ class LoopBatch(Pass):
 class Families:
     """Equal parts, as lists of at least `fewest`; and parts that equal others but are refused, with the number of their equals."""
 
-    def __init__(self, parts: Sequence[Part], fewest: int):
-        alike: dict[tuple[object, ...], list[Part]] = {}
+    def __init__(self, parts: Sequence[IndependentPart], fewest: int):
+        alike: dict[tuple[object, ...], list[IndependentPart]] = {}
         for part in parts:
             alike.setdefault(part.key, []).append(part)
-        self.found: list[list[Part]] = []
-        self.refused: list[tuple[Part, int]] = []
+        self.found: list[list[IndependentPart]] = []
+        self.refused: list[tuple[IndependentPart, int]] = []
         for same in alike.values():
             if len(same) < fewest:
                 continue
@@ -85,9 +85,9 @@ class Families:
                     self.found.append(family)
 
 
-def _by_roles(parts: Sequence[Part]) -> list[list[Part]]:
+def _by_roles(parts: Sequence[IndependentPart]) -> list[list[IndependentPart]]:
     """Parts that agree in which values are scalars. One where all are fits any: its tensors have one element each."""
-    groups: dict[tuple[bool, ...], list[Part]] = {}
+    groups: dict[tuple[bool, ...], list[IndependentPart]] = {}
     for part in parts:
         groups.setdefault(part.roles, []).append(part)
     alone = next((roles for roles in groups if all(roles)), None)
@@ -119,7 +119,7 @@ class BatchWriter:
 
     # ---- what may run at once
 
-    def at_once(self, family: Sequence[Part], fewest: int) -> list[Part]:
+    def at_once(self, family: Sequence[IndependentPart], fewest: int) -> list[IndependentPart]:
         """Parts of a family that one operation can compute; none where there are fewer than `fewest`.
 
         A part may stand anywhere between the last operation that it needs and the first that needs it. One place lies in the ranges of
@@ -138,12 +138,12 @@ class BatchWriter:
         found = [part for part, (begin, end) in zip(family, ranges, strict=True) if begin < most <= end]
         return found if len(found) >= fewest else []
 
-    def _ready(self, part: Part) -> int:
+    def _ready(self, part: IndependentPart) -> int:
         """The position of the last operation that a part needs, -1 without one."""
         before = [v.owner for v in part.inputs] + [op for own in part.ops for op in self.needs.get(own, ())]
         return max((self.position[op] for op in before if isinstance(op, Operation)), default=-1)
 
-    def _needed(self, part: Part, makers: Mapping[Operation, Part]) -> int:
+    def _needed(self, part: IndependentPart, makers: Mapping[Operation, IndependentPart]) -> int:
         """The position of the first operation that needs a part. Where another part of the family does, that of the value that it needs."""
         found = [len(self.position)]
         for value in part.outputs:
@@ -158,16 +158,14 @@ class BatchWriter:
 
     # ---- the rewrite
 
-    def write(self, family: Sequence[Part]) -> loop.BatchOp:
+    def write(self, family: Sequence[IndependentPart]) -> loop.BatchOp:
         """The batch that takes the place of parts that can run at once."""
         after = max(map(self._ready, family))
         # the entry whose values are not all scalars says what a tensor of the body is
         model = next((p for p in family if p.dims is not None), family[0])
         symbols, body = self._body(model, family)
         sizes = [[part.numel for _ in symbols] for part in family]
-        batch = loop.BatchOp.make(
-            body.sym_name.data, [p.inputs for p in family], sizes, [[v.type for v in p.outputs] for p in family]
-        )
+        batch = loop.BatchOp.make(body.sym_name.data, [p.inputs for p in family], sizes, [[v.type for v in p.outputs] for p in family])
         batch.location = FusedLoc(ArrayAttr([op.location for part in family for op in part.ops]), NoneAttr())
         self._insert(batch, after)
         for part, results in zip(family, batch.entry_results(), strict=True):
@@ -197,7 +195,7 @@ class BatchWriter:
 
     # ---- the body
 
-    def _body(self, model: Part, family: Sequence[Part]) -> tuple[list[Sym], FuncOp]:
+    def _body(self, model: IndependentPart, family: Sequence[IndependentPart]) -> tuple[list[Sym], FuncOp]:
         numels = {part.numel for part in family}
         symbols: list[Sym] = []
         if model.dims is None:

@@ -23,7 +23,7 @@ from ....dialects import nd
 from ....dialects.loop import batch_symbols
 from ....dialects.support.create import create
 from ...manager.pass_manager import Pass
-from .repeat_find import FREE, Part, Steps
+from .repeat_find import FREE, RepeatedPart, Steps
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Outliner:
         self.new: dict[SSAValue, SSAValue] = {}
         """What became of the values of parts."""
 
-    def outline(self, parts: Sequence[Part]) -> list[CallOp]:
+    def outline(self, parts: Sequence[RepeatedPart]) -> list[CallOp]:
         """Calls of a function that is made from the first part."""
         callee = {"callee": SymbolRefAttr(self._function(parts))}
         types = [v.type for v in parts[0].outputs]
@@ -87,10 +87,10 @@ class Outliner:
                 step.drop_all_references()
         return calls
 
-    def _inputs(self, part: Part) -> list[SSAValue]:
+    def _inputs(self, part: RepeatedPart) -> list[SSAValue]:
         return [self.new.get(v, v) for v in part.inputs]
 
-    def _function(self, parts: Sequence[Part]) -> str:
+    def _function(self, parts: Sequence[RepeatedPart]) -> str:
         """Add a function of the steps of the first part to the module; gives its name."""
         part = parts[0]
         inputs = self._inputs(part)
@@ -130,7 +130,7 @@ class Outliner:
         return name
 
 
-def _location(part: Part) -> FusedLoc:
+def _location(part: RepeatedPart) -> FusedLoc:
     """The locations of the steps of a part, in order: by them loop-inline gives each layer its own."""
     return FusedLoc(ArrayAttr([step.location for step in part.steps]), NoneAttr())
 

@@ -32,7 +32,7 @@ PERIODS = 6
 
 
 @dataclass(frozen=True)
-class Part:
+class RepeatedPart:
     """One of several equal parts: its steps, what it takes from outside, and which of its values are used outside, in the same order
     for all."""
 
@@ -66,7 +66,7 @@ class Steps:
 
     # ---- what is alike
 
-    def layouts(self, parts: Sequence[Part]) -> list[DictionaryAttr]:
+    def layouts(self, parts: Sequence[RepeatedPart]) -> list[DictionaryAttr]:
         """For the arguments of a function, how the inputs lie in memory for which they stand, where all parts agree."""
         found: list[DictionaryAttr] = []
         for values in zip(*[part.inputs for part in parts], strict=True):
@@ -112,11 +112,11 @@ class Steps:
 
     # ---- runs
 
-    def find(self) -> list[list[Part]]:
+    def find(self) -> list[list[RepeatedPart]]:
         """Runs of equal parts that do not overlap, in program order."""
         return self._between(0, len(self.steps))
 
-    def _between(self, low: int, high: int) -> list[list[Part]]:
+    def _between(self, low: int, high: int) -> list[list[RepeatedPart]]:
         if high - low < self.fewest * self.smallest:
             return []
         for start, period, count in self._runs(low, high):
@@ -147,9 +147,9 @@ class Steps:
                 found.append((at, period, best))
         return sorted(found, key=lambda run: (-(run[2] // run[1] * run[1]), run[1]))
 
-    def _parts(self, start: int, period: int, alike: int) -> list[Part]:
+    def _parts(self, start: int, period: int, alike: int) -> list[RepeatedPart]:
         """The parts of a run, cut at the first place in the period that serves."""
-        best: list[Part] = []
+        best: list[RepeatedPart] = []
         for at in range(start, start + period):
             count = (start + alike + period - at) // period
             if count < max(self.fewest, len(best) + 1):
@@ -190,7 +190,7 @@ class Steps:
         """Whether a step takes its operands from memory: a call, the return, an update."""
         return isinstance(self.steps[k], OPAQUE) or not self.steps[k].results
 
-    def _equal(self, start: int, period: int, count: int) -> list[Part]:
+    def _equal(self, start: int, period: int, count: int) -> list[RepeatedPart]:
         """The parts that equal the middle one and have only such between them and it."""
         shapes = [self._shape(start + k * period, period) for k in range(count)]
         middle = count // 2
@@ -207,7 +207,7 @@ class Steps:
             last -= 1
         return [part for _, part in shapes[first : last + 1]]
 
-    def _shape(self, start: int, period: int) -> tuple[object, Part]:
+    def _shape(self, start: int, period: int) -> tuple[object, RepeatedPart]:
         """What equal parts share, and the part of steps [start, start + period)."""
         end = start + period
         inputs: dict[SSAValue, int] = {}
@@ -227,7 +227,7 @@ class Steps:
                     outputs.append(result)
                     flow.append((k - start, result.index, "out"))
         flow += [_special(value, self._layouts.get(value)) for value in inputs]
-        return flow, Part(tuple(self.steps[start:end]), tuple(inputs), tuple(outputs))
+        return flow, RepeatedPart(tuple(self.steps[start:end]), tuple(inputs), tuple(outputs))
 
 
 def is_seed(op: Operation) -> bool:

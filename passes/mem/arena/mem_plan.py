@@ -76,7 +76,7 @@ class MemPlan(Pass):
 
 
 @dataclass
-class Plan:
+class ArenaPlan:
     """Where each buffer of a function begins, in bytes, and how large the block is."""
 
     places: dict[SSAValue, Expr] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def symbol_hints(module: ModuleOp) -> dict[str, int]:
     return {name: value.bounds[2] for name, value in table.data.items() if isinstance(value, RangeAttr)}
 
 
-def plan_function(func: FuncOp, sizes: Sizes) -> Plan | None:
+def plan_function(func: FuncOp, sizes: Sizes) -> ArenaPlan | None:
     """The plan for the arena buffers of `func`; None when it has none."""
     known = entry_symbols(func)
     found = [one for one in lifetimes(func) if one.kind == "arena" and free_syms(one.bytes) <= known]
@@ -101,7 +101,7 @@ def plan_function(func: FuncOp, sizes: Sizes) -> Plan | None:
     for one in found:
         one.bytes = _rounded_up(one.bytes, sizes.env)
         (fixed if one.bytes.is_const else symbolic).append(one)
-    plan = Plan()
+    plan = ArenaPlan()
     offsets, end = pack(fixed)
     plan.places.update({one.buffer: as_expr(at) for one, at in zip(fixed, offsets, strict=True)})
     plan.total = as_expr(end)

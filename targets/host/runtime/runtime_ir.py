@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...llvm_text import llvm_text
 from ..messages import no_memory
-from ..steps import Kind, Step
+from ..steps import HostStep, Kind
 
 FILES = tuple(Path(__file__).with_name(f"{name}.ll") for name in ("pool", "arena", "tensors", "arguments", "errors", "steps"))
 
@@ -68,5 +68,5 @@ def placeholders(handle_offset: int) -> dict[str, object]:
         "NULL_TEXT_BYTES": len(null) + 1,
         "POOLED_BYTES": POOLED_BYTES,
         **{f"KIND_{kind.name}": kind.value for kind in Kind},
-        **{f"STEP_{step.name}": step.value for step in Step},
+        **{f"STEP_{step.name}": step.value for step in HostStep},
     }

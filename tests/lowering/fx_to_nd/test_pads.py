@@ -3,11 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import import_function, without_data
 
 from stepwell.dialects.tt import structure as tt_structure
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.tools.backend.compile_graph import context
@@ -83,10 +81,7 @@ def test_gradients_of_pads_on_a_gpu(name):
         return (backward(grad, x, pad),)
 
     inputs = torch.randn(2, 3, 11, 12), torch.randn(2, 3, 6, 7)
-    with FakeTensorMode():
-        args = [torch.empty(x.shape, device="cuda") for x in inputs]
-        graph = make_fx(program, tracing_mode="fake")(*args)
-    found = import_graph(graph, args)
+    found = import_function(program, *without_data(inputs))
     torch.testing.assert_close(run_imported(found, list(inputs))[0], *program(*inputs))
     run(default_pipeline("gpu"), found.module, context())
     assert len([op for op in found.module.ops if isinstance(op, tt_structure.FuncOp)]) == 1

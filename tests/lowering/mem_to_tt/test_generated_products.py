@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses import FakeTensorMode
-from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import lower
 from torch.utils import _pytree as pytree
 from xdsl.dialects.builtin import bf16
 
@@ -15,11 +13,7 @@ import stepwell
 from stepwell.dialects.mem import ExternOp
 from stepwell.dialects.tt.compute import DotOp
 from stepwell.dialects.tt.structure import FuncOp
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
 from stepwell.tools.interpret.target import InterpretedTarget
 
@@ -28,19 +22,7 @@ BF16 = torch.bfloat16
 
 def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), library="never"):
     """A program down to kernels, no product of which is the library's."""
-
-    def flat(*inputs):
-        return tuple(pytree.tree_leaves(function(*inputs)))
-
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fake = [mode.from_tensor(a) for a in args]
-        trace = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
-        module = import_graph(trace(*fake), fake).module
-    pipeline = default_pipeline("gpu", stages=stages)
-    pipeline.replace("nd-library-products", f"nd-library-products{{tiny=0 library={library}}}")
-    run(pipeline, module, context())
-    module.verify()
-    return module
+    return lower(function, *args, to=stages[-1], nd_library_products=f"nd-library-products{{tiny=0 library={library}}}").module
 
 
 def numbers(*shape, dtype=BF16, scale=1.0):

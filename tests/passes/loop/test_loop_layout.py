@@ -7,13 +7,10 @@ import random
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+from support import import_function, lower, without_data
 from torch.nn import functional as F
 
 import stepwell
-from stepwell.lowering.fx.decompositions import decomposition_table
-from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.lowering.fx_to_nd.calls import layout_choices
 from stepwell.passes.loop.loop_layout import Cut
 from stepwell.passes.manager.instrumentation import Instrumentation
@@ -110,10 +107,7 @@ def test_the_choice_is_in_the_ir_and_obeyed(opt_tool, tmp_path):
 def _gpu_remarks(function, *args: torch.Tensor, products: bool = True) -> list[str]:
     """What loop-layout says of a function's convolutions on a GPU, in their order; those that small ones of one pixel are stay without
     `products`."""
-    with FakeTensorMode():
-        fakes = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="cuda") for a in args]
-        gm = make_fx(lambda *inputs: (function(*inputs),), decomposition_table=decomposition_table())(*fakes)
-    module, remarks = import_graph(gm, fakes).module, []
+    module, remarks = import_function(function, *without_data(args)).module, []
     pipeline = default_pipeline("gpu", stages=["nd", "loop"])
     if not products:
         pipeline.replace("nd-library-products", "nd-library-products{small=0}")
@@ -167,11 +161,9 @@ def test_a_nest_with_images_in_both_orders_turns_those_with_channels_in_front(ta
         norm = F.layer_norm(F.conv2d(x, v, padding=1).permute(0, 2, 3, 1), [40])
         return F.conv2d(norm.permute(0, 3, 1, 2) * 2, w, padding=1), norm.sum((0, 1, 2))
 
-    with FakeTensorMode():
-        fakes = [torch.empty(s, device={"gpu": "cuda"}.get(target, target)) for s in ((8, 40, 28, 20), (40, 40, 3, 3), (40, 40, 3, 3))]
-        gm = make_fx(blocks, decomposition_table=decomposition_table())(*fakes)
-    module = import_graph(gm, fakes).module
-    run(default_pipeline(target, stages=["nd", "loop", "mem"]), module, context())
+    sizes = (8, 40, 28, 20), (40, 40, 3, 3), (40, 40, 3, 3)
+    args = without_data([torch.empty(s, device="meta") for s in sizes], {"gpu": "cuda"}.get(target, target))
+    module = lower(blocks, *args, to="mem", target=target).module
     pixels = {
         o.type for op in module.walk() for o in op.results if [str(d) for d in getattr(o.type, "dims", ())] == ["8", "28", "20", "40"]
     }

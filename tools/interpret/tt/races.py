@@ -86,14 +86,14 @@ class Order:
         """From here on its threads see what all of them have stored, and have loaded what they had to."""
         self.moment = self.races.number()
 
-    def access(self, chosen: torch.Tensor, scattered: bool = False, copied: bool = False) -> Access:
+    def access(self, chosen: torch.Tensor, scattered: bool = False, copied: bool = False) -> TracedAccess:
         """An access to the elements of a tile that are `chosen`."""
         place = chosen.reshape(-1).nonzero().reshape(-1) + (self.races.shape(tuple(chosen.shape)) << 32)
-        return Access(self, place.numpy(), chosen.numel() >= self.races.threads, scattered, copied)
+        return TracedAccess(self, place.numpy(), chosen.numel() >= self.races.threads, scattered, copied)
 
 
 @dataclass(frozen=True)
-class Access:
+class TracedAccess:
     """One operation's access: `places` are numbers for the elements of its tile, equal for the same element of tiles of one shape; `alone`
     says whether one thread has each of them, `scattered` whether memory says where they lie, `copied` whether it is a block of a
     descriptor. Both methods get the bytes `at` which elements begin at in a storage, and which elements (`inside`) these are; KernelError

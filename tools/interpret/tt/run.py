@@ -23,7 +23,7 @@ from ....dialects.tt.structure import FuncOp
 from ....dialects.tt.types import PointerType, TensorDescType, element_of, ptr, shape_of
 from ....passes.manager.locations import source_location
 from ..errors import InterpreterError
-from .races import Access, Order, Races
+from .races import Order, Races, TracedAccess
 from .together import RESIDENT, Turns, wait_for_each_other
 from .types import dtype_of, poison
 
@@ -86,7 +86,7 @@ class Memory:
         distance = address - self.starts[index]
         return f"{size} bytes at byte {distance} of a tensor of {self.sizes[index]} bytes"
 
-    def load(self, addresses: torch.Tensor, dtype: torch.dtype, access: Access | None = None) -> torch.Tensor:
+    def load(self, addresses: torch.Tensor, dtype: torch.dtype, access: TracedAccess | None = None) -> torch.Tensor:
         """The elements at `addresses` (1-D). `access`: who looks at their order."""
         out = torch.empty(addresses.shape, dtype=dtype)
         for storage, inside, elements in self._places(addresses, dtype.itemsize):
@@ -95,7 +95,7 @@ class Memory:
                 access.load(storage, inside, elements * dtype.itemsize)
         return out
 
-    def store(self, addresses: torch.Tensor, values: torch.Tensor, access: Access | None = None) -> None:
+    def store(self, addresses: torch.Tensor, values: torch.Tensor, access: TracedAccess | None = None) -> None:
         """Store `values` at `addresses` (1-D); the last of several at one address stays. `access`: who looks at their order."""
         self.stores += 1
         for storage, inside, elements in self._places(addresses, values.dtype.itemsize):
@@ -195,7 +195,12 @@ class Runner:
     # Memory.
 
     def load(
-        self, pointers: torch.Tensor, element: Attribute, mask: torch.Tensor | None, other: Any, unordered: bool = False,
+        self,
+        pointers: torch.Tensor,
+        element: Attribute,
+        mask: torch.Tensor | None,
+        other: Any,
+        unordered: bool = False,
         copied: bool = False,
     ) -> torch.Tensor:
         """The elements that `pointers` point to, where the mask is set; elsewhere `other`, or poison. `unordered`: other programs may store
@@ -216,7 +221,12 @@ class Runner:
         return out
 
     def store(
-        self, pointers: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, unordered: bool = False, scattered: bool = False,
+        self,
+        pointers: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        unordered: bool = False,
+        scattered: bool = False,
         copied: bool = False,
     ) -> None:
         """Store values where the mask is set. `unordered`: as atomic operations do; `scattered`: at places that memory says; `copied`: as

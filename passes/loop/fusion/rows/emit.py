@@ -28,7 +28,7 @@ from ....analysis.reduction_kinds import identity
 from ....manager.locations import joined
 from ...transform.body import Body
 from ...transform.nest_copy import NestCopy
-from .plan import COLUMN_MODES, Facts, Part, RowFusion
+from .plan import COLUMN_MODES, Facts, RowFusion, RowPart
 
 
 class _Again(Exception):
@@ -94,7 +94,7 @@ class RowWriter:
             self._finish(columns)
         return new
 
-    def _reads_what_several_store(self, part: Part) -> bool:
+    def _reads_what_several_store(self, part: RowPart) -> bool:
         """Whether a part needs the rows' stores to a tensor all done, since a later one may overwrite what an earlier one stored."""
         results = list(self.rows.nest.results)
         return any(len(self.rows.stored(results.index(r.tensor))) > 1 for r in part.facts.reads if r.tensor in results)  # pyright: ignore[reportArgumentType]
@@ -252,7 +252,7 @@ class RowWriter:
             self._add(k, at, self._value(part, at))
         return []
 
-    def _value(self, part: Part, at: dict[Dim, Expr]) -> list[SSAValue]:
+    def _value(self, part: RowPart, at: dict[Dim, Expr]) -> list[SSAValue]:
         """What the reduction yields for one element, its remaining loops reduced."""
         nest, reduce = part.facts.nest, part.reduce
         copy = _Copy(self, part.facts, {nest.indices[n]: at[d] for n, d in enumerate(part.kept)})
@@ -307,7 +307,7 @@ class RowWriter:
             values = [self.body.load(self.args[t], dims, mutable=True) for t in columns.targets]
             self._after(part, values, list(dims), columns.direct)
 
-    def _after(self, part: Part, values: list[SSAValue], index: list[Expr], skip: set[Operation]) -> None:
+    def _after(self, part: RowPart, values: list[SSAValue], index: list[Expr], skip: set[Operation]) -> None:
         """The ops of a part that follow its reduction, with the loops that it keeps at `index`."""
         nest = part.facts.nest
         copy = _Copy(self, part.facts, dict(zip(nest.indices, index, strict=True)))
@@ -320,7 +320,7 @@ class _Columns:
     """The accumulators of a part: `targets` are its own outs (arguments of its body) where results are stored as they are (`direct`), else
     new outs. `finish`: something is left to do after the rows."""
 
-    def __init__(self, part: Part):
+    def __init__(self, part: RowPart):
         self.part = part
         self.targets: list[SSAValue] = []
         self.empties: list[loop.EmptyOp] = []
@@ -390,7 +390,7 @@ class _Copy(NestCopy):
             self.body.store(value, out, index, op.store_mode, mask)
 
 
-def _loop_of(sizes: Sequence[Expr], parts: Sequence[Part]) -> loop.ForOp | loop.ReduceOp:
+def _loop_of(sizes: Sequence[Expr], parts: Sequence[RowPart]) -> loop.ForOp | loop.ReduceOp:
     """A loop that yields what `parts` reduce; a plain one without any."""
     if not parts:
         return loop.ForOp.build_for(sizes)
@@ -398,12 +398,12 @@ def _loop_of(sizes: Sequence[Expr], parts: Sequence[Part]) -> loop.ForOp | loop.
     return loop.ReduceOp.build_reduce(sizes, kinds, [t for p in parts for t in p.reduce.result_types])
 
 
-def _inner(part: Part, dims: Sequence[Dim]) -> list[Dim]:
+def _inner(part: RowPart, dims: Sequence[Dim]) -> list[Dim]:
     """Those of a part's loops that have no counterpart among the rows' loops."""
     return [d for d in dims if d not in part.place and part.size(d) is not ONE]
 
 
-def _stands_in(part: Part, fusion: RowFusion) -> bool:
+def _stands_in(part: RowPart, fusion: RowFusion) -> bool:
     """Whether a loop that the part keeps is one inside of a row (and not only a row)."""
     return any(part.size(d) is not ONE and (d not in part.place or part.place[d].index in fusion.across) for d in part.kept)
 

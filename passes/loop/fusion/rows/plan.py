@@ -64,7 +64,7 @@ COLUMN_MODES = {"sum": "add", "prod": "prod", "max": "max", "min": "min"}
 
 
 @dataclass(frozen=True)
-class Access:
+class RowAccess:
     """One load or store of a nest, its index over the dimensions of the nest's `Facts`."""
 
     tensor: SSAValue
@@ -81,8 +81,8 @@ class Facts:
         """The size of every dimension that is a loop; of loaded indices the size that bounds them."""
         self.place: dict[SSAValue, Expr] = {}
         self.opaque: set[Expr] = set()
-        self.reads: list[Access] = []
-        self.writes: list[Access] = []
+        self.reads: list[RowAccess] = []
+        self.writes: list[RowAccess] = []
         self.refusal = MARKED if "no_fuse" in nest.attributes else ""
         self.loops = len(nest.loop_sizes)
         self._enter(nest)
@@ -103,7 +103,7 @@ class Facts:
         for op in block.ops:
             if isinstance(op, (loop.LoadOp, loop.StoreOp)):
                 index = op.index_map.apply([self.place[v] for v in op.index_operands])
-                (self.reads if isinstance(op, loop.LoadOp) else self.writes).append(Access(op.shaped, index, op))
+                (self.reads if isinstance(op, loop.LoadOp) else self.writes).append(RowAccess(op.shaped, index, op))
                 if isinstance(op, loop.StoreOp) and op.mode is not None:
                     self.refusal = self.refusal or "it combines what it stores with what is there"
             elif isinstance(op, loop.IndexOp):
@@ -122,7 +122,7 @@ class Facts:
         """The loops that stand directly in the body."""
         return [op for op in self.nest.block.ops if isinstance(op, loop.LoopLike)]
 
-    def stored(self, k: int) -> list[Access]:
+    def stored(self, k: int) -> list[RowAccess]:
         """The stores to out `k`."""
         out = self.nest.out_args[k]
         return [w for w in self.writes if w.tensor is out]
@@ -133,7 +133,7 @@ class Facts:
 
 
 @dataclass
-class Part:
+class RowPart:
     """A reduction that runs in the rows. `place`: its loops (own and reduced, by dimension) that are loops of the rows' nest, as dimensions
     of that. `kept` are its own loops, `reduced` those of its reduction."""
 
@@ -157,7 +157,7 @@ class RowFusion:
     loops of the rows' nest (one without inner loops) that run inside of each row. All by number."""
 
     facts: Facts
-    parts: list[Part]
+    parts: list[RowPart]
     outer: list[int]
     rows: list[int]
     across: list[int]
@@ -179,7 +179,7 @@ class Refusal:
 @dataclass
 class _Candidate:
     rows: Facts
-    part: Part
+    part: RowPart
 
 
 class RowPlanner:
@@ -291,7 +291,7 @@ class RowPlanner:
 
     # ---- matching loops
 
-    def _match(self, rows: Facts, facts: Facts, reduce: loop.ReduceOp) -> Part | str:
+    def _match(self, rows: Facts, facts: Facts, reduce: loop.ReduceOp) -> RowPart | str:
         """How the loops of a reduction are loops of the rows' nest, or why not."""
         reason = rows.refusal or facts.refusal
         if reason:
@@ -314,10 +314,10 @@ class RowPlanner:
             return "the loops of one are not those that the other reduces"
         if not any(d in place for d in reduced):
             return "the other reduces none of its loops"
-        part = Part(facts, reduce, place, kept, reduced)
+        part = RowPart(facts, reduce, place, kept, reduced)
         return self._reads_stay(rows, part) or part
 
-    def _reads_stay(self, rows: Facts, part: Part) -> str:
+    def _reads_stay(self, rows: Facts, part: RowPart) -> str:
         """Why a row of the reduction needs what another row produces; "" if none does."""
         if any(r in rows.tensors() for r in part.facts.nest.results) or any(o in part.facts.nest.results for o in rows.nest.outs):
             return "the rows need what is reduced over all of them"
@@ -339,7 +339,7 @@ class RowPlanner:
                         return "a row of the other reads what another row produces"
         return ""
 
-    def _shared_bytes(self, rows: Facts, part: Part) -> int:
+    def _shared_bytes(self, rows: Facts, part: RowPart) -> int:
         """Bytes of the tensors that both touch at the same place of each row."""
         moved: list[Expr] = [part.place.get(dim(k), ZERO) for k in range(len(part.facts.sizes))]
         only_rows = [dim(k) if k < rows.loops else ZERO for k in range(len(rows.sizes))]
@@ -370,7 +370,7 @@ class RowPlanner:
                 p.scalar = not self._is_columns(fusion, p)
         return reason
 
-    def _shape(self, rows: Facts, parts: list[Part]) -> RowFusion | str:
+    def _shape(self, rows: Facts, parts: list[RowPart]) -> RowFusion | str:
         """Which loops of the rows stay outside, and which run inside of a row."""
         every = [k for k in range(rows.loops) if rows.sizes[k] is not ONE]
         kept = [{p.place[d].index if d in p.place else -1 for d in p.kept if p.size(d) is not ONE} for p in parts]
@@ -417,11 +417,11 @@ class RowPlanner:
         return ""
 
     @staticmethod
-    def _is_columns(fusion: RowFusion, part: Part) -> bool:
+    def _is_columns(fusion: RowFusion, part: RowPart) -> bool:
         """Whether a part keeps loops that are not loops of the merged nest."""
         return any(part.size(d) is not ONE and (d not in part.place or part.place[d].index not in fusion.outer) for d in part.kept)
 
-    def _contiguous_along(self, access: Access, loops: Sequence[int], least: int = COLUMN_BYTES) -> bool:
+    def _contiguous_along(self, access: RowAccess, loops: Sequence[int], least: int = COLUMN_BYTES) -> bool:
         """Whether one of `loops` walks through the elements of a tensor of more than `least` bytes side by side."""
         t = access.tensor.type
         if not isinstance(t, TensorType) or self.bytes(access.tensor) <= least:
@@ -510,7 +510,7 @@ def _row_reduction(op: loop.NestOp) -> loop.ReduceOp | None:
     return None
 
 
-def _results(part: Part) -> list[tuple[str, Attribute]]:
+def _results(part: RowPart) -> list[tuple[str, Attribute]]:
     return list(zip(part.reduce.kind_names, (r.type for r in part.reduce.results), strict=True))
 
 

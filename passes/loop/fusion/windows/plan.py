@@ -36,7 +36,7 @@ from .....dialects.expr import (
 )
 from .....dialects.expr.ranges import Range, RangeEnv, range_of
 from .....dialects.nd.types import element_bytes
-from ....analysis.nest_info import Access, NestInfo, nest_info
+from ....analysis.nest_info import NestInfo, TensorAccess, nest_info
 from ....analysis.origins import title
 from ..rows.plan import MARKED
 
@@ -244,7 +244,7 @@ class WindowPlanner:
         """Iterations of the first tiled loop, 0 to choose."""
         self.used = sum(local.bytes for local in _locals(reader))
         self.has_tiles = bool(_locals(reader))
-        self.reads: list[Access] = [r for r in self.reader.reads if r.tensor is producer.result]
+        self.reads: list[TensorAccess] = [r for r in self.reader.reads if r.tensor is producer.result]
 
     def plans(self) -> list[WindowPlan] | str:
         """The ways to do it, or why there is none."""
