@@ -24,7 +24,7 @@ from ...dialects.support.names import name_indices
 from ...dialects.tt.arith import SIToFPOp
 from ...dialects.tt.structure import AssertOp, FuncOp, GetProgramIdOp, ReturnOp
 from ...dialects.tt.types import int32, ptr
-from ...passes.analysis.dependences import memory_of
+from ...passes.analysis.dependences import address_in, memory_of
 from ...passes.analysis.nest_access import Access, Loop, NestAccess, Node
 from ...passes.cost.machine.gpu import Gpu
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type, scalar_type
@@ -46,7 +46,7 @@ from .joined_axes import reduce_axis
 from .products import lower_product
 from .reductions import Accumulator, ArgAccumulator, accumulator
 from .scans import lower_scan
-from .state import Axis, State, address_in
+from .state import Axis, State
 
 NO_SIZES: Mapping[Expr, int] = {}
 
@@ -366,7 +366,7 @@ class NestLowering:
         words = sum(words_of(acc.kind, acc.types) for op in self._shared() for acc, _ in self._parts(op))
         self.group = Group.of(self, ticket, words, product(one.size for one in s.info.root.loops))
         s.owner = self.group.first
-        s.owned = {a.buffer for a in s.info.root.accesses if a.is_store}
+        s.owned = {memory_of(a.buffer) for a in s.info.root.accesses if a.is_store}
         return ticket.row
 
     def _shared(self) -> list[loop.ReduceOp]:
@@ -779,11 +779,11 @@ def _across(s: State, parts: list[tuple[Accumulator, slice]], state: list[SSAVal
 
 
 def _written_in_place(node: Node) -> set[SSAValue]:
-    """The buffers that the loops of a node store to, if all that they access of them is the element that they store."""
-    offsets: dict[SSAValue, set[Expr]] = {}
+    """The memories that the loops of a node store to, if all that they access of them is the element that they store, in one buffer."""
+    places: dict[SSAValue, set[tuple[SSAValue, Expr]]] = {}
     for access in node.all_accesses():
-        offsets.setdefault(access.buffer, set()).add(access.offset)
-    return {a.buffer for a in node.all_accesses() if a.is_store and len(offsets[a.buffer]) == 1}
+        places.setdefault(memory_of(access.buffer), set()).add((access.buffer, access.offset))
+    return {memory for a in node.all_accesses() if a.is_store and len(places[memory := memory_of(a.buffer)]) == 1}
 
 
 def _flat(loops: Sequence[Loop]) -> Expr:

@@ -26,6 +26,7 @@ from ...dialects.nd.types import LOW_PRECISION, c128
 from ...dialects.tt.compute import TWO_AS_THEY_ARE, BitcastOp, ElementwiseInlineAsmOp
 from ...dialects.tt.memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
 from ...dialects.tt.types import PointerType, element_of, int32, shape_of
+from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Access
 from ...passes.gpu.atomics import atomic
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type
@@ -60,9 +61,9 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
     shape = None if condition is None else shape_of(condition.type)
     pointer = s.address(access.buffer, s.fix(access.offset), shape)
     other = None if condition is None or op.other is None else _in_memory(s, s.get(op.other), access.dtype)
-    owner = s.owner if not s.inner and access.buffer in s.owned else None  # others may find it overwritten already
+    owner = s.owner if not s.inner and memory_of(access.buffer) in s.owned else None  # others may find it overwritten already
     # another mask of the axes: another loop runs along them, over other elements
-    key = ("load", access.buffer, s.versions.get(access.buffer, 0), pointer, s.mask(shape_of(pointer.type)), condition, other, owner)
+    key = ("load", access.buffer, s.version(access.buffer), pointer, s.mask(shape_of(pointer.type)), condition, other, owner)
     value = _known(s, key, access.dtype)
     if value is None:
         at = shape_of(pointer.type)
@@ -181,11 +182,14 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
         mask = b.to_shape(mask, at)
     value = b.to_shape(value, at)
     own = s.mask(at)
-    known = b.find(("load", access.buffer, s.versions.get(access.buffer, 0), pointer, own, None, None, None))
+    known = b.find(("load", access.buffer, s.version(access.buffer), pointer, own, None, None, None))
     if mode != "set" and s.alone(access) and known is None:
         s.before_load(access, pointer)
+        old = LoadOp.make(pointer, mask)
+        b.place(old)  # ahead of the barrier that the store may need
+        known = s.widen(old.results[0], access.dtype)
     s.before_store(access, pointer)
-    s.written(access.buffer)
+    s.written(access.buffer, whole=condition is None and mode == "set")
     if mode != "set":
         if not s.alone(access):
             kind = atomic(mode, access.dtype)
@@ -194,17 +198,14 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
             else:
                 b.place(AtomicRMWOp.make(kind, pointer, value, mask))
             return
-        if known is None:
-            old = LoadOp.make(pointer, mask)
-            b.place(old)
-            known = s.widen(old.results[0], access.dtype)
         value = b.to_shape(s.narrow(combine(s, access, known, s.widen(value, access.dtype)), access.dtype), at)
     if at is not None and not s.inner and isinstance(pointer.owner, AddPtrOp) and _neighbours_gather(s, access):
         pointer.owner.attributes[CONTIGUITY] = DenseIntOrFPElementsAttr.from_list(TensorType(i32, [len(at)]), [1] * len(at))
     b.place(StoreOp.make(pointer, value, mask))
     if condition is None and mode == "set":
-        version = s.versions.get(access.buffer, 0)
-        for known_in in (version, version + 1) if access.buffer in s.in_place else (version,):  # + 1: after the loops that write in place
+        version = s.version(access.buffer)
+        after = (version, version + 1) if memory_of(access.buffer) in s.in_place else (version,)  # + 1: after the loops that write in place
+        for known_in in after:
             _note(s, ("load", access.buffer, known_in, pointer, own, None, None, None), value, s.widen(value, access.dtype))
 
 

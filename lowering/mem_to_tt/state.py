@@ -16,8 +16,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from ...dialects import loop
 from ...dialects.expr import ZERO, Add, Dim, Expr, free_dims, linear_coeff, product
 from ...dialects.expr.ranges import Range, simplify
-from ...dialects.mem import BufferType
-from ...dialects.nd.types import LOW_PRECISION, element_bytes
+from ...dialects.nd.types import LOW_PRECISION
 from ...dialects.support.float8 import FLOAT8
 from ...dialects.tt import memory as tt_memory
 from ...dialects.tt.arith import ExtUIOp
@@ -25,7 +24,7 @@ from ...dialects.tt.shape import ExpandDimsOp, MakeRangeOp
 from ...dialects.tt.structure import AssertOp
 from ...dialects.tt.types import int32, shape_of, tensor
 from ...passes.analysis.accesses.disjoint import separate_in_program, separate_iterations
-from ...passes.analysis.dependences import memory_of
+from ...passes.analysis.dependences import address_in, memory_of
 from ...passes.analysis.nest_access import Access, Loop, NestAccess
 from ...passes.cost.machine.gpu import Gpu
 from ...passes.gpu.nest_types import scalar_type
@@ -100,10 +99,10 @@ class State(NestValues):
         self.owned: set[SSAValue] = set()
         """Where that is stored: what is loaded from there only that program needs."""
         self.versions: dict[SSAValue, int] = {}
-        """How often a buffer has been written so far: what was loaded before is not taken for what is there now."""
+        """How often a memory has been written so far, by any buffer: what was loaded before is not taken for what is there now."""
         self.in_place: set[SSAValue] = set()
-        """Buffers of which the loops that run now read the elements that they write, and no others: what was loaded for another piece of
-        the row is still there."""
+        """Memories of which the loops that run now read the elements that they write, and no others, through one buffer: what was loaded
+        for another piece of the row is still there."""
         self.keeps_halves = False
         """Whether numbers of 16 bits that loops inside of the nest read one after the other stay so on chip: each loop widens them."""
         self.hidden_zero: SSAValue | None = None
@@ -352,10 +351,17 @@ class State(NestValues):
         for (message, _), condition in self.checks.pop(self.b.blocks[-1][0], {}).items():
             self.b.place(AssertOp.create(operands=(condition,), properties={"message": StringAttr(message)}))
 
-    def written(self, buffer: SSAValue) -> None:
-        """From here on loads of the buffer may give something else."""
-        if buffer not in self.in_place:
-            self.versions[buffer] = self.versions.get(buffer, 0) + 1
+    def written(self, buffer: SSAValue, whole: bool = True) -> None:
+        """From here on loads of the buffer's memory may give something else. `whole`: what the elements that are written hold is known."""
+        memory = memory_of(buffer)
+        if not whole:
+            self.in_place.discard(memory)
+        if memory not in self.in_place:
+            self.versions[memory] = self.versions.get(memory, 0) + 1
+
+    def version(self, buffer: SSAValue) -> int:
+        """How often its memory has been written so far."""
+        return self.versions.get(memory_of(buffer), 0)
 
     # ---- the order of threads
 
@@ -425,12 +431,6 @@ class TileIndices(Indices):
         yield from sorted(numbers, key=lambda t: _elements(shape_of(t[0].type)))
         if e.constant:
             yield self.literal(e.constant), 1
-
-
-def address_in(buffer: SSAValue, offset: Expr) -> tuple[Expr, int, Expr]:
-    """Equal for the same address in a memory, of accesses through buffers that are views of it."""
-    t = buffer.type
-    return t.offset_expr if isinstance(t, BufferType) else ZERO, element_bytes(loop.element_type(t)), offset
 
 
 def _elements(shape: tuple[int, ...] | None) -> int:

@@ -15,8 +15,9 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, mem
-from ...dialects.expr import Expr, as_expr
+from ...dialects.expr import ZERO, Expr, as_expr
 from ...dialects.nd.base import prop
+from ...dialects.nd.types import element_bytes
 
 Kind = Literal["read after write", "write after read", "write after write"]
 
@@ -36,6 +37,12 @@ def memory_of(buffer: SSAValue) -> SSAValue:
     while isinstance(buffer.owner, mem.ViewOp):
         buffer = buffer.owner.input
     return buffer
+
+
+def address_in(buffer: SSAValue, offset: Expr) -> tuple[Expr, int, Expr]:
+    """Equal for the same address in a memory, of accesses through buffers that are views of it."""
+    t = buffer.type
+    return t.offset_expr if isinstance(t, mem.BufferType) else ZERO, element_bytes(loop.element_type(t)), offset
 
 
 def alias_roots(func: FuncOp) -> dict[SSAValue, SSAValue]:

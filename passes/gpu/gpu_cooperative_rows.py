@@ -29,6 +29,7 @@ from ...dialects import loop, mem
 from ...dialects.expr import ONE, ZERO, Expr, IndexMap, Sym, free_dims, product, split_linear
 from ...dialects.expr.ranges import RangeEnv, range_of
 from ...dialects.nd.types import LOW_PRECISION, element_bytes
+from ..analysis.dependences import address_in, memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
@@ -128,7 +129,9 @@ class GpuCooperativeRows(Pass):
     def _tile(self, info: NestAccess, sizes: Sizes, gpu: Gpu) -> tuple[Tile, int]:
         """The tile of a nest whose rows several programs share, and the words that they exchange.  UnsupportedNest for another nest, with
         the reason, if that is of interest."""
-        inside = [n for n in info.root.children if has_effect(n) and n.loops]
+        inside = [n for n in info.root.children if has_effect(n)]
+        if not all(n.loops for n in inside):  # what all programs do once, at a place that is not looked at below
+            raise UnsupportedNest("a loop of one iteration lies in it")
         if not any(isinstance(n.op, loop.ReduceOp) for n in inside):
             raise UnsupportedNest("")
         wide = any(a.dtype in (f64, i64) for n in inside for a in n.accesses)
@@ -333,29 +336,29 @@ def _check_loops(inside: Sequence[Node], info: NestAccess) -> tuple[int, int]:
 
 def _check_memory(info: NestAccess, inside: Sequence[Node]) -> None:
     """UnsupportedNest if one program might load what another has stored already."""
-    stored = {a.buffer for n in inside for a in n.accesses if a.is_store}
+    stored = {memory_of(a.buffer) for n in inside for a in n.accesses if a.is_store}
     rows = {one.dim for one in info.root.loops}
-    streamed = {a.buffer for n in inside for a in n.accesses if a.is_store or not free_dims(a.offset) <= rows}
+    streamed = {memory_of(a.buffer) for n in inside for a in n.accesses if a.is_store or not free_dims(a.offset) <= rows}
     for access in info.root.accesses:
         if access.is_store:
             if access.mode != "set":
                 raise UnsupportedNest("it adds to what there is one of for a row")
-            if access.buffer in streamed:
+            if memory_of(access.buffer) in streamed:
                 raise UnsupportedNest("it reads along its rows what it stores for each of them")
-        elif stored and access.buffer in streamed:
+        elif stored and memory_of(access.buffer) in streamed:
             # what is stored may lie where this is loaded from, and only one program knows that it has been
             raise UnsupportedNest("it reads an element of a row apart")
-    own = {a.buffer for a in info.root.accesses if a.is_store}
+    own = {memory_of(a.buffer) for a in info.root.accesses if a.is_store}
     for access in info.root.accesses:
-        if not access.is_store and access.buffer in own and not _for_stores(access.op.results[0]):
+        if not access.is_store and memory_of(access.buffer) in own and not _for_stores(access.op.results[0]):
             raise UnsupportedNest("its rows depend on memory that it overwrites")
-    if any(not a.is_store and a.buffer in own for node in inside for a in node.accesses):
+    if any(not a.is_store and memory_of(a.buffer) in own for node in inside for a in node.accesses):
         raise UnsupportedNest("its loops read from memory what one program stores for the row")
     for node in inside:
         offsets: dict[SSAValue, set[object]] = {}
         for access in node.accesses:
-            offsets.setdefault(access.buffer, set()).add(access.offset)
-        if any(a.is_store and len(offsets[a.buffer]) > 1 for a in node.accesses):
+            offsets.setdefault(memory_of(access.buffer), set()).add(address_in(access.buffer, access.offset))
+        if any(a.is_store and len(offsets[memory_of(a.buffer)]) > 1 for a in node.accesses):
             raise UnsupportedNest("it reads elements that other programs store")
 
 
