@@ -5,9 +5,10 @@
        l[i] = sum_j p[i, j]                                           ->      yield f(%s), v[j, d]
     C: o[i, d] = sum_j p[i, j] * (1 / l[i]) * v[j, d]                       }; o[i, d] = %dot * (1 / %sum)
 
-What lies between the products and the exponentials (f) goes along as it is. Factors of a row behind the exponentials multiply the result.
-Exponentials that the program rounds to the type of v are rounded before they are divided. The counterpart in MLIR is
-`linalg_ext.online_attention` of IREE, which is made from an operation that says attention.
+What lies between the products and the exponentials (f) goes along as it is. Factors of a row behind the exponentials multiply the result;
+where a condition on the row makes its weights 0 (no score is finite), the result is 0. Exponentials that the program rounds to the type of
+v are rounded before they are divided. The counterpart in MLIR is `linalg_ext.online_attention` of IREE, which is made from an operation
+that says attention.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import ModuleOp, f32
+from xdsl.dialects.builtin import FloatAttr, ModuleOp, f32
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
@@ -71,7 +72,8 @@ class _Weights:
     """The body of the loop that stores them."""
     top: loop.ReduceOp
     scales: list[tuple[type[Operation], SSAValue]] = field(default_factory=list)
-    """How the sums are scaled, by numbers of a row of the nest or of the one that stores the weights."""
+    """How the sums are scaled, by numbers of a row of the nest or of the one that stores the weights; or by which of them they are 0. The
+    last step comes first."""
 
     @property
     def storing(self) -> loop.NestOp:
@@ -134,10 +136,15 @@ def _is_rounded(weight: SSAValue) -> bool:
 
 
 def _unscaled(value: SSAValue, nest: loop.NestOp, inside: Block, scales: list[tuple[type[Operation], SSAValue]]) -> SSAValue:
-    """A value without casts and without factors and divisors of a row, which are added to `scales`."""
-    while isinstance(op := value.owner, CASTS + (arith.MulfOp, arith.DivfOp)):
+    """A value without casts, and without what is added to `scales`: factors and divisors of a row, and conditions on it that make it 0."""
+    while isinstance(op := value.owner, CASTS + (arith.MulfOp, arith.DivfOp, arith.SelectOp)):
         if isinstance(op, CASTS):
             value = op.operands[0]
+        elif isinstance(op, arith.SelectOp):
+            if not _is_of_row(op.cond, nest) or not _is_zero(op.lhs):
+                break
+            scales.append((arith.SelectOp, op.cond))
+            value = op.rhs
         elif isinstance(op, arith.MulfOp) and not _is_of_row(op.rhs, nest) and _is_of_row(op.lhs, nest):
             scales.append((arith.MulfOp, op.lhs))
             value = op.rhs
@@ -147,6 +154,11 @@ def _unscaled(value: SSAValue, nest: loop.NestOp, inside: Block, scales: list[tu
         else:
             break
     return value
+
+
+def _is_zero(value: SSAValue) -> bool:
+    constant = value.owner.value if isinstance(value.owner, arith.ConstantOp) else None
+    return isinstance(constant, FloatAttr) and constant.value.data == 0.0
 
 
 def _is_of_row(value: SSAValue, nest: loop.NestOp) -> bool:
@@ -390,10 +402,14 @@ class _Writer:
                 op.erase()
         _move_behind(self.made, found.reduce)
         total = self.made.results[2]
-        for cls, by in found.scales:
+        for cls, by in reversed(found.scales):
             of_weights = isinstance(by.owner, Operation) and by.owner.parent is storing.block
             value = self._row_value(by, known, places) if of_weights else read.get(by, by)
-            total = self.after.emit(cls, (total, value), f32, fastmath=arith.FastMathFlagsAttr("none"))
+            if cls is arith.SelectOp:
+                zero = self.after.place(arith.ConstantOp(FloatAttr(0.0, f32))).results[0]
+                total = self.after.emit(cls, (value, zero, total), f32)
+            else:
+                total = self.after.emit(cls, (total, value), f32, fastmath=arith.FastMathFlagsAttr("none"))
         found.reduce.results[0].replace_all_uses_with(total)
         found.reduce.detach()
         found.reduce.erase()

@@ -52,8 +52,8 @@ class Attention:
 
 def recognise(op: nd.MatmulOp) -> Attention | None:
     """The attention that ends in this product, or None."""
-    weights = through_cast(op.lhs)
-    scores = None if weights is None else softmax_of(weights)
+    weights = _through_cast(op.lhs)
+    scores = None if weights is None else _softmax_of(weights)
     if scores is None:
         return None
     total, scale = _scaled(scores)
@@ -72,7 +72,7 @@ def _once(value: SSAValue, uses: int = 1) -> bool:
     return len(list(value.uses)) == uses
 
 
-def through_cast(value: SSAValue) -> SSAValue | None:
+def _through_cast(value: SSAValue) -> SSAValue | None:
     """What a value that has one use was made from, its cast aside; None where something else needs it."""
     if not _once(value):
         return None
@@ -85,7 +85,7 @@ def _operands(value: SSAValue, name: str) -> Sequence[SSAValue] | None:
     return value.owner.operands if isinstance(value.owner, OPS[name]) else None
 
 
-def softmax_of(weights: SSAValue) -> SSAValue | None:
+def _softmax_of(weights: SSAValue) -> SSAValue | None:
     """The scores whose softmax over the last dimension `weights` is: e / sum(e) or e * (1 / sum(e)) with e = exp(s - max(s))."""
     parts = _operands(weights, "mul")
     total = None

@@ -2,7 +2,8 @@
 
     %s = nd.matmul %q, %k ; %x = f(%s) ; %p = softmax(%x) ; %o = nd.matmul %p, %v
 
-`gpu-carry-softmax` makes the nest, of products that are generated; so whether these are is decided for all of them at once.
+`gpu-carry-softmax` makes the nest, of products that are generated; so whether these are is decided for all of them at once. Scores may be
+products of float32 of numbers of 16 bits (FlexAttention).
 """
 
 from __future__ import annotations
@@ -11,21 +12,23 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import product
 from ....dialects.expr.ranges import RangeEnv, range_of
-from ....dialects.nd.pointwise import PointwiseOp
-from ....dialects.nd.types import tensor_type
+from ....dialects.nd.pointwise import OPS, CastOp, PointwiseOp, SelectOp
+from ....dialects.nd.types import LOW_PRECISION, TensorType, tensor_type
 from ...cost.contraction_price import Weighing
 from ...cost.library_cost import bytes_of, size
-from ..nd_attention import softmax_of, through_cast
+from ..algebra.rewriter import Rewriter
 
 MAX_LENGTH = 256
 """Elements of a row that is weighed, and terms of a score, at most: a program has all of them at once."""
 
 VIEWS = (nd.ReshapeOp, nd.PermuteOp)
+COMPUTED = (nd.MatmulOp, PointwiseOp, *VIEWS)
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,7 @@ class CarriedScores:
 def carried_scores(weighed: nd.MatmulOp, possible: Collection[Operation], symbols: RangeEnv) -> CarriedScores | None:
     """The products that give the weights of a product's terms; None where no kernel can have both. `possible`: products that may be
     generated."""
-    weights = through_cast(_as_it_lies(weighed.lhs))
-    scores = None if weights is None else softmax_of(weights)
+    scores = _scores_of(weighed.lhs)
     if scores is None or weighed not in possible:
         return None
     numel = product(tensor_type(scores).dims)
@@ -64,12 +66,11 @@ def carried_scores(weighed: nd.MatmulOp, possible: Collection[Operation], symbol
     beside: dict[SSAValue, None] = {}
     worklist, seen = [scores], {scores}
     while worklist:
-        value = worklist.pop()
-        op = value.owner
+        op = worklist.pop().owner
         if isinstance(op, nd.MatmulOp):
             found[op] = None
         elif isinstance(op, (PointwiseOp, *VIEWS)):
-            inside = [v for v in op.operands if _is_score(v, op, numel)]
+            inside = [v for v in op.operands if isinstance(v.owner, COMPUTED) and product(tensor_type(v).dims) is numel]
             beside.update((v, None) for v in op.operands if v not in inside)
             worklist += [v for v in inside if v not in seen]
             seen.update(inside)
@@ -77,19 +78,87 @@ def carried_scores(weighed: nd.MatmulOp, possible: Collection[Operation], symbol
     if not found or any((hi := range_of(n, symbols).hi) is None or hi > MAX_LENGTH for n in long):
         return None
     rows = tensor_type(weighed.result).dims[-2].value
-    if rows == 1 or any(op not in possible for op in found):
+    if rows == 1 or any(op not in possible for op in found) or not _all_end_in(weighed, found):
         return None
     return CarriedScores(tuple(found), weighed, weighed.lhs, tuple(v for v in beside if product(tensor_type(v).dims).value != 1))
 
 
-def _as_it_lies(value: SSAValue) -> SSAValue:
-    """What a value that is read once is another view of."""
-    while isinstance(op := value.owner, VIEWS) and len(list(value.uses)) == 1:
-        value = op.operands[0]
-    return value
+def exact_factors(op: nd.MatmulOp) -> tuple[CastOp, CastOp] | None:
+    """The casts that make the factors of a product of float32 of 16-bit numbers of one type: it is as exact with these."""
+    if tensor_type(op.result).element_type != f32:
+        return None
+    left, right = (_cast_behind(x) for x in (op.lhs, op.rhs))
+    if left is None or right is None or (kind := tensor_type(left.input).element_type) != tensor_type(right.input).element_type:
+        return None
+    return (left, right) if kind in LOW_PRECISION else None
 
 
-def _is_score(value: SSAValue, user: Operation, numel: object) -> bool:
-    """Whether a value has an element for each score, which nothing else reads, and is computed."""
-    computed = isinstance(value.owner, (nd.MatmulOp, PointwiseOp, *VIEWS))
-    return computed and product(tensor_type(value).dims) is numel and {use.operation for use in value.uses} == {user}
+def without_cast(rw: Rewriter, x: SSAValue, cast: CastOp) -> SSAValue:
+    """A tensor as the views behind a cast give it, of what the cast takes."""
+    if x is cast.result:
+        return cast.input
+    op = x.owner
+    assert isinstance(op, nd.ViewOp)
+    t, inside = tensor_type(x), without_cast(rw, op.input, cast)
+    narrow = TensorType.get(t.dims, tensor_type(inside).element_type, t.device.data)
+    return rw.new(type(op).create(operands=[inside], result_types=[narrow], properties=op.properties, attributes=op.attributes))
+
+
+def _cast_behind(x: SSAValue) -> CastOp | None:
+    while isinstance(x.owner, nd.ViewOp):
+        x = x.owner.input
+    return x.owner if isinstance(x.owner, CastOp) else None
+
+
+def _scores_of(weights: SSAValue) -> SSAValue | None:
+    """The scores whose exponentials, less those of the highest score of a row, are weights, but for factors of a row, and for rows that a
+    condition makes 0."""
+    while not isinstance(op := weights.owner, OPS["exp"]):
+        if isinstance(op, (CastOp, *VIEWS)):
+            weights = op.operands[0]
+        elif isinstance(op, SelectOp) and _is_of_row(op.condition) and _is_zero(op.on_true):
+            weights = op.on_false
+        elif isinstance(op, (OPS["mul"], OPS["div"])) and _is_of_row(op.operands[1]):
+            weights = op.operands[0]
+        elif isinstance(op, OPS["mul"]) and _is_of_row(op.operands[0]):
+            weights = op.operands[1]
+        else:
+            return None
+    shifted = op.operands[0].owner
+    if not isinstance(shifted, OPS["sub"]):
+        return None
+    scores, highest = shifted.operands
+    while isinstance(highest.owner, nd.ReshapeOp):
+        highest = highest.owner.operands[0]
+    top, last = highest.owner, tensor_type(scores).rank - 1
+    if not isinstance(top, nd.ReduceOp) or top.kind.data != "max" or list(top.dims.data) != [last] or top.input is not scores:
+        return None
+    return scores
+
+
+def _is_of_row(value: SSAValue) -> bool:
+    """Whether a value has one element for each row, or is a scalar."""
+    dims = tensor_type(value).dims
+    return not dims or dims[-1].value == 1
+
+
+def _is_zero(value: SSAValue) -> bool:
+    while isinstance(value.owner, CastOp):
+        value = value.owner.input
+    number = getattr(getattr(value.owner, "value", None), "value", None)
+    return isinstance(value.owner, nd.FullOp) and getattr(number, "data", None) == 0.0
+
+
+def _all_end_in(weighed: nd.MatmulOp, scores: Collection[nd.MatmulOp]) -> bool:
+    """Whether all that is computed of scores is for one product."""
+    worklist = [use.operation for op in scores for use in op.result.uses]
+    seen: set[Operation] = {weighed}
+    while worklist:
+        op = worklist.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if not isinstance(op, PointwiseOp | nd.ViewOp | nd.ReduceOp):
+            return False
+        worklist += [use.operation for result in op.results for use in result.uses]
+    return True

@@ -35,6 +35,7 @@ from ...cost.library_cost import size
 from ...cost.machine import Gpu, machine_of
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
+from .carried_scores import exact_factors, without_cast
 from .convolution_nests import as_product
 from .joined_factors import as_selection, selected_factors, terms_by_part
 from .nd_small_products import as_terms
@@ -192,7 +193,13 @@ class NdLibraryProducts(Pass):
                 return None
             if choice.reason:
                 self.remark(op, str(choice), "applied" if choice.generated else "missed")
-            return as_terms(rw, op, rounded=True, bias=bias, pairs=terms_by_part(rw, op)) if choice.generated else None
+            if not choice.generated:
+                return None
+            casts = exact_factors(op)
+            if casts is not None:
+                pairs = [(without_cast(rw, op.lhs, casts[0]), without_cast(rw, op.rhs, casts[1]))]
+                return as_terms(rw, op, rounded=True, bias=bias, pairs=pairs)
+            return as_terms(rw, op, rounded=True, bias=bias, pairs=terms_by_part(rw, op))
 
         def biased_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             """product + bias as one kernel, or one call."""

@@ -78,8 +78,10 @@ def _sum_of_terms(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, t: TensorType, rou
     left = rw.new(nd.ReshapeOp.new((lhs,), a.with_dims((*batch, rows, ONE, depth))))
     right = rw.new(nd.PermuteOp.new((rhs,), b.with_dims((*batch, columns, depth)), dims=IntsAttr.get(order)))
     right = rw.new(nd.ReshapeOp.new((right,), b.with_dims((*batch, ONE, columns, depth))))
-    if wide != t.element_type:
-        left, right = (rw.new(CastOp.new((x,), TensorType.get(tensor_type(x).dims, wide, t.device.data))) for x in (left, right))
+    left, right = (
+        x if tensor_type(x).element_type == wide else rw.new(CastOp.new((x,), TensorType.get(tensor_type(x).dims, wide, t.device.data)))
+        for x in (left, right)
+    )
     times = OPS["mul"].new((left, right), TensorType.get((*t.dims, depth), wide, t.device.data))
     if rounded:
         times.attributes[CONTRACT] = UnitAttr()

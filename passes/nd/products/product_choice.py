@@ -25,7 +25,7 @@ from ....dialects.nd.types import element_bytes, tensor_type
 from ...cost.contraction_price import Contraction, generated_ns, library_ns, stream_ns, weighed_ns
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
-from .carried_scores import carried_scores
+from .carried_scores import carried_scores, exact_factors
 from .convolution_nests import is_matrix, no_product, read_once, reads_elements, sizes_of
 from .joined_factors import joined_factor
 
@@ -83,6 +83,9 @@ class ProductChooser:
                 works[op] = one.work if len(one.ops) == 1 and not one.parts else replace(one.work, sums=1)
             if one.parts and found[one.ops[0]].generated:
                 parted.append(one)
+        for op in _products(func):
+            if op not in works and self.gpu.multiplies_halves and exact_factors(op) is not None:
+                works[op] = _work((op,), _Region([op.result], set()), 0, self.hints)
         for op in _products(func):
             self._choose_carried(op, found, works)
         for op in (*_products(func), *_convolutions(func)):
@@ -316,7 +319,7 @@ def _work(ops: Sequence[nd.MatmulOp], region: _Region, parts: int, hints: Mappin
     width = element_bytes(t.element_type)
     bare = Contraction(
         rows, columns // max(parts, 1), size(tensor_type(ops[0].lhs).dims[-1], hints), prod(batch), max(parts, len(ops)),
-        KINDS[t.element_type], width, width,
+        KINDS.get(t.element_type, "f32"), width, width,
         sources=float(sum(source for source, _ in factors)), computed=float(sum(made for _, made in factors)),
     )  # fmt: skip
     return _with_neighbours(bare, region, hints)

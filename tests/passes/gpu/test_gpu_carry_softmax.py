@@ -118,6 +118,12 @@ def window(q, k, v):
     return torch.softmax((products(q, k) * 0.125).masked_fill((ahead < 0) | (ahead >= 20), -math.inf), -1) @ v
 
 
+def safe(q, k, v, there):
+    """As FlexAttention is spelled: products of float32, and rows without a score are 0."""
+    scores = torch.where(there[:, None, None], products(q.float(), k.float()) * 0.125, -math.inf)
+    return torch.ops.aten._safe_softmax(scores, -1).to(v.dtype) @ v
+
+
 def padded(q, k, v, there):
     return torch.softmax(products(q, k).float().masked_fill(~there[:, None, None], -math.inf), -1).to(v.dtype) @ v
 
@@ -136,6 +142,7 @@ PROGRAMS = {
     "exponentials by hand": (by_hand, [Q, K, V]),
     "einsum": (einsum, [Q, K, V]),
     "padded, one without any": (padded, [Q, K, V, THERE]),
+    "float32 products, rows without a score are 0": (safe, [Q, K, V, THERE]),
     "keys repeated for groups of heads": (repeated, [Q, K[:, :1], V[:, :1]]),
     "keys expanded to groups of heads": (expanded, [Q, K[:, :1], V[:, :1]]),
     "two biases": (two_biases, [Q, K, V, numbers(3, 66, 70), THERE]),
@@ -183,6 +190,7 @@ SHORT_PROGRAMS = {
     "bias": (in_f32, [*SHORT, numbers(2, 9, 11)]),
     "causal": (causal, [SHORT[0], SHORT[0], numbers(2, 2, 9, 24)]),
     "padded": (padded, [*SHORT, THERE[:, 44:55]]),
+    "safe": (safe, [*SHORT, THERE[:, 44:55]]),
 }
 
 
