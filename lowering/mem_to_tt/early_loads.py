@@ -5,21 +5,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from math import prod
 
-from xdsl.dialects import scf
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerAttr, i1
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
-from ...dialects.tt.compute import ReduceOp
-from ...dialects.tt.memory import LoadOp
-from ...dialects.tt.types import bits_of, element_of, shape_of
+from ...dialects.tt.arith import ExtSIOp, ExtUIOp
+from ...dialects.tt.base import number
+from ...dialects.tt.compute import DotOp, ReduceOp
+from ...dialects.tt.memory import AddPtrOp, LoadOp
+from ...dialects.tt.shape import BroadcastOp, ExpandDimsOp, MakeRangeOp, SplatOp
+from ...dialects.tt.types import bits_of, element_of, shape_of, tensor
+from ..nest.builder import NO_OVERFLOW_FLAGS
 
 REGISTERS = 16
 """Registers of a thread that what was loaded early may take: with more, fewer programs run side by side."""
 INVARIANT = 32
 """Registers of a thread that what a loop needs in every iteration may take."""
+AHEAD = 16
+"""Registers of a thread that what is loaded for the next iteration may take."""
+DIVISIONS = (arith.DivSIOp, arith.DivUIOp, arith.RemSIOp, arith.RemUIOp)
+COPIED = 32
+"""Bits that an asynchronous copy to shared memory has at least."""
 
 
 def load_early(entry: Block, constant: Container[SSAValue], threads: int, *, drawn: bool = False) -> None:
@@ -106,3 +116,161 @@ def _is_constant(load: LoadOp, constant: Container[SSAValue]) -> bool:
     while isinstance(pointer.owner, Operation):
         pointer = pointer.owner.operands[0]
     return pointer in constant
+
+
+def load_ahead(entry: Block, constant: Container[SSAValue], threads: int) -> None:
+    """In loops with products, load one iteration ahead what Triton does not copy ahead itself, as long as registers last: elements that lie
+    apart, of fewer bytes than an asynchronous copy has (scales of groups, every second element of a row), and single ones.
+
+        for %k: %s = tt.load %p[%k]; ... %s   ->   %first = tt.load %p[0]; for %k iter_args(%s = %first): %next = tt.load %p[%k + 1]; ... %s
+    """
+    for loop in [op for op in entry.walk() if isinstance(op, scf.ForOp)]:
+        inside = list(loop.body.block.ops)
+        if not any(isinstance(op, DotOp) for op in inside):
+            continue
+        left = AHEAD * 32 * threads
+        order = {op: k for k, op in enumerate(inside)}
+        chosen: dict[LoadOp, set[Operation]] = {}
+        for op in inside:
+            if not isinstance(op, LoadOp) or not _is_constant(op, constant) or _is_copied(op):
+                continue
+            needed = _of_iteration(op, order, loop.body.block)
+            size = prod(shape_of(op.result.type) or ()) * bits_of(element_of(op.result.type))
+            if needed and size <= left:
+                left -= size
+                chosen[op] = needed
+        if chosen:
+            _carry(loop, list(chosen), sorted(set().union(*chosen.values()), key=lambda n: order[n]))
+
+
+def _carry(loop: scf.ForOp, loads: Sequence[LoadOp], needed: Sequence[Operation]) -> None:
+    """Have a loop carry what is loaded for its next iteration; `needed` is what the loads are computed from, in order."""
+    body, outside = loop.body.block, loop.parent
+    assert outside is not None and body.last_op is not None
+    index, first = body.args[0], body.first_op
+    assert first is not None
+
+    def loaded(at: SSAValue, runs: SSAValue, before: Operation, block: Block) -> list[SSAValue]:
+        """The loads of the iteration at `at`, where there is one."""
+        values: dict[SSAValue, SSAValue] = {index: at}
+        for op in needed:
+            new = op.clone(values)
+            if isinstance(new, LoadOp):
+                new = _where(new, runs, before, block)
+                values[op.results[0]] = new.results[0]
+            block.insert_op_before(new, before)
+        return [values[load.result] for load in loads]
+
+    def placed(op: Operation, before: Operation, block: Block) -> SSAValue:
+        block.insert_op_before(op, before)
+        return op.results[0]
+
+    begins = placed(arith.CmpiOp(loop.lb, loop.ub, "slt"), loop, outside)
+    start = loaded(loop.lb, begins, loop, outside)
+    step = arith.AddiOp.create(operands=[index, loop.step], result_types=[index.type], properties=NO_OVERFLOW_FLAGS)
+    following = placed(step, first, body)
+    goes_on = placed(arith.CmpiOp(following, loop.ub, "slt"), first, body)
+    ahead = loaded(following, goes_on, first, body)
+    for load in loads:
+        load.result.replace_all_uses_with(body.insert_arg(load.result.type, len(body.args)))
+        load.detach()
+        load.erase()
+    end = body.last_op
+    body.insert_op_before(scf.YieldOp(*end.operands, *ahead), end)
+    end.detach()
+    end.erase()
+    region = loop.detach_region(loop.body)
+    new = scf.ForOp.create(
+        operands=[*loop.operands, *start], result_types=[*(r.type for r in loop.results), *(v.type for v in start)], regions=[region],
+        attributes=loop.attributes,
+    )  # fmt: skip
+    new.location = loop.location
+    outside.insert_op_before(new, loop)
+    for old, result in zip(loop.results, new.results, strict=False):
+        old.replace_all_uses_with(result)
+    loop.detach()
+    loop.erase()
+
+
+def _where(load: LoadOp, runs: SSAValue, before: Operation, block: Block) -> LoadOp:
+    """A load where a condition, of the whole program, holds too."""
+    shape, mask = shape_of(load.ptr.type), runs
+    if shape is not None:
+        splat = SplatOp.create(operands=[runs], result_types=[tensor(shape, i1)])
+        block.insert_op_before(splat, before)
+        mask = splat.results[0]
+    if load.mask is not None:
+        both = arith.AndIOp.create(operands=[load.mask, mask], result_types=[mask.type])
+        block.insert_op_before(both, before)
+        mask = both.results[0]
+    new = LoadOp.make(load.ptr, mask, load.other, evict=load.eviction_policy)
+    new.location = load.location
+    return new
+
+
+def _of_iteration(load: LoadOp, order: dict[Operation, int], body: Block) -> set[Operation]:
+    """What a load is computed from in the body of a loop, itself included; nothing if that needs earlier iterations, or not this one."""
+    found: set[Operation] = set()
+    worklist: list[Operation] = [load]
+    moves = False
+    while worklist:
+        op = worklist.pop()
+        if op in found or op not in order:
+            continue
+        if op.regions or (op is not load and not is_side_effect_free(op)) or _may_divide_by_zero(op):
+            return set()
+        arguments = [v for v in op.operands if v.owner is body]
+        if any(v is not body.args[0] for v in arguments):
+            return set()
+        moves = moves or bool(arguments)
+        found.add(op)
+        worklist += [v.owner for v in op.operands if isinstance(v.owner, Operation)]
+    return found if moves else set()
+
+
+def _may_divide_by_zero(op: Operation) -> bool:
+    """Whether an operation means something only where the loop runs at all."""
+    return isinstance(op, DIVISIONS) and not _constant(op.operands[1])
+
+
+def _is_copied(load: LoadOp) -> bool:
+    """Whether Triton copies what a load reads to shared memory while earlier iterations run: at least COPIED bits that lie side by side."""
+    shape, bits = shape_of(load.result.type), bits_of(element_of(load.result.type))
+    if shape is None:
+        return False
+    return any(step == 1 and size * bits >= COPIED for step, size in zip(_steps(load.ptr), shape, strict=True)) or bits >= COPIED
+
+
+def _steps(value: SSAValue) -> tuple[int | None, ...]:
+    """By how much neighbours along each axis of a tensor of whole numbers or pointers differ; None where that is not known."""
+    shape, op = shape_of(value.type) or (), value.owner
+    if isinstance(op, MakeRangeOp):
+        return (1,)
+    if isinstance(op, ExpandDimsOp):
+        steps = list(_steps(op.operands[0]))
+        steps.insert(number(op.axis), 0)
+        return tuple(steps)
+    if isinstance(op, BroadcastOp):
+        inner = op.operands[0]
+        return tuple(0 if n == 1 else step for n, step in zip(shape_of(inner.type) or (), _steps(inner), strict=True))
+    if isinstance(op, arith.AddiOp | AddPtrOp):
+        return tuple(None if a is None or b is None else a + b for a, b in zip(*map(_steps, op.operands), strict=True))
+    if isinstance(op, arith.MuliOp) and (factor := _constant(op.operands[1])) is not None:
+        return tuple(None if a is None else a * factor for a in _steps(op.operands[0]))
+    if isinstance(op, ExtSIOp | ExtUIOp):
+        return _steps(op.operands[0])
+    if isinstance(op, Operation) and op.name not in ("arith.constant", "tt.splat"):
+        parts = [_steps(v) for v in op.operands if shape_of(v.type) == shape]
+        return tuple(0 if parts and all(steps[k] == 0 for steps in parts) else None for k in range(len(shape)))
+    return (0,) * len(shape)
+
+
+def _constant(value: SSAValue) -> int | None:
+    """The one whole number that a constant is everywhere."""
+    held = value.owner.properties.get("value") if isinstance(value.owner, arith.ConstantOp) else None
+    if isinstance(held, IntegerAttr):
+        return held.value.data
+    if isinstance(held, DenseIntOrFPElementsAttr) and held.is_splat():
+        number = held.get_values()[0]
+        return number if isinstance(number, int) else None
+    return None

@@ -39,7 +39,7 @@ from .builder import Builder
 from .carried.weighed_products import lower_weighed
 from .derived_sizes import shared_quotients, typical_value
 from .descriptors import is_aligned, store_block
-from .early_loads import load_early, load_once
+from .early_loads import load_ahead, load_early, load_once
 from .exchange import Group, draw
 from .fills import fill_loads
 from .joined_axes import reduce_axis
@@ -89,6 +89,9 @@ def lower_nest(
     load_early(entry, read, tile.warps * gpu.lanes, drawn=tile.group > 1)
     if lowering.sums or tile.strip > 1:
         load_once(entry, read, tile.warps * gpu.lanes)
+    if tile.dot:
+        load_ahead(entry, read, tile.warps * gpu.lanes)
+        drop_unused(entry)
     func = FuncOp.make(name, Region(entry), hints=hints)
     func.attributes["num_warps"] = int32(tile.warps)
     if tile.registers and gpu.name.startswith("sm_"):
