@@ -198,6 +198,7 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
             else:
                 b.place(AtomicRMWOp.make(kind, pointer, value, mask))
             return
+        assert known is not None
         value = b.to_shape(s.narrow(combine(s, access, known, s.widen(value, access.dtype)), access.dtype), at)
     if at is not None and not s.inner and isinstance(pointer.owner, AddPtrOp) and _neighbours_gather(s, access):
         pointer.owner.attributes[CONTIGUITY] = DenseIntOrFPElementsAttr.from_list(TensorType(i32, [len(at)]), [1] * len(at))

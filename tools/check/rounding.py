@@ -81,7 +81,7 @@ class Rounding(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if isinstance(func, torch._ops.HigherOrderOperator):
             run: Any = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd, func)
-            args, kwargs = pytree.tree_map_only(Callable, self._rounding, (tuple(args), kwargs or {}))
+            args, kwargs = pytree.tree_map_only(callable, self._rounding, (tuple(args), kwargs or {}))
             return run(*args, **kwargs)
         name = func._schema.name.split("::")[-1] if isinstance(func, torch._ops.OpOverload) else ""
         if not name or name in MOVES or name in MAKES or func.is_view:
