@@ -317,7 +317,9 @@ def strided_as_in(x: torch.Tensor, origin: torch.Tensor, size: Sequence[int], st
     return strided_from(x, size, stride, offset - origin.storage_offset())
 
 
-def scattered_from(x: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], start: int | torch.SymInt) -> torch.Tensor:
+def scattered_from(
+    x: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], start: int | torch.SymInt
+) -> torch.Tensor:
     """`x` with `source` in a strided view that begins `start` elements behind where `x` does."""
     return torch.as_strided_scatter(x, source, size, stride, x.storage_offset() + start)
 
