@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, ModuleOp, UnitAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
@@ -228,6 +229,9 @@ class _Problem:
                 continue
             if a.stores or a.shaped not in self.owner:
                 continue
+            if self.prices.plane and a.multiplied and a.around & (free_dims(a.index[2]) | free_dims(a.index[3])):
+                self._pay(a.shaped, _LAST, self.prices.plane)  # windows: programs read channels side by side
+                continue
             if store is not None and len(store.index) == 4:
                 along, across = (_moves(a, store, 3, 3), _moves(a, store, 1, 1)), (_moves(a, store, 3, 1), _moves(a, store, 1, 3))
                 side = stored if all(along) else None
@@ -257,6 +261,8 @@ class _Access:
     stores: bool
     around: frozenset[Dim]
     """The loops of the nest itself."""
+    multiplied: bool = False
+    """Whether it is a factor of products that are added up."""
 
 
 def _out_number(nest: loop.NestOp, argument: SSAValue) -> int:
@@ -295,7 +301,9 @@ def _accesses(nest: loop.NestOp) -> Iterator[_Access]:
         number(v)
     for op in loop.walk_bodies(nest):
         if isinstance(op, loop.AccessOp):
-            yield _Access(op.shaped, op.index_map.apply([number(v) for v in op.index_operands]), isinstance(op, loop.StoreOp), around)
+            index, users = op.index_map.apply([number(v) for v in op.index_operands]), [use.operation for r in op.results for use in r.uses]
+            multiplied = any(isinstance(user, arith.MulfOp) and user.fastmath == loop.CONTRACTED for user in users)
+            yield _Access(op.shaped, index, isinstance(op, loop.StoreOp), around, multiplied)
 
 
 # ---- the minimum cut
