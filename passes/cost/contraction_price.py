@@ -44,8 +44,7 @@ class Contraction:
     `beside`: bytes that such a kernel, or the generated one, reads beside the product; `later`: bytes that a nest behind the generated
     kernel reads of what that wrote, `follows` whether there is such a nest, which reads the library's product as it is; `apart`: whether
     something else is behind the library's call. `sources`: bytes that factors are computed from on the way, `computed` bytes of these
-    factors. `gathered`: a generated kernel reads each row of the first factor at an address of its own (windows of an image); `windows`:
-    bytes of the tensors that the factors are elements of, where these overlap."""
+    factors. Of a convolution, `windows` are the bytes of image and weight; `vector`: it is depthwise, and its channels are `batch`."""
 
     rows: int
     columns: int
@@ -63,8 +62,8 @@ class Contraction:
     apart: bool = False
     sources: float = 0.0
     computed: float = 0.0
-    gathered: bool = False
     windows: float | None = None
+    vector: bool = False
 
     @property
     def flops(self) -> float:
@@ -109,11 +108,8 @@ class Price:
     parts: int = 1
 
 
-def price(
-    work: Contraction, gpu: Gpu, *, read: float | None = None, written: float | None = None, split: bool = True, gathered: bool = False
-) -> Price:
-    """One kernel, all sums side by side; `read`, `written`: bytes of memory, if not those of factors and results; `gathered`: whether each
-    row of the first factor comes from an address of its own."""
+def price(work: Contraction, gpu: Gpu, *, read: float | None = None, written: float | None = None, split: bool = True) -> Price:
+    """One kernel, all sums side by side; `read`, `written`: bytes of memory, if not those of factors and results."""
     rates = gpu.rates
     moved = (work.factors if read is None else read) + (work.result if written is None else written)
     memory = moved / rates.memory_gbs
@@ -121,22 +117,21 @@ def price(
     for rows, columns, parts in product(SIDES, SIDES, SPLITS if split else (1,)):
         if rows * columns * work.sums > LARGEST or work.depth < STEP * parts and parts > 1:
             continue
-        found = _tiled(work, gpu, (rows, columns), parts, memory, gathered)
+        found = _tiled(work, gpu, (rows, columns), parts, memory)
         if best is None or found.ns < best.ns:
             best = found
     assert best is not None
     return replace(best, ns=best.ns + rates.start_us * 1e3)
 
 
-def _tiled(work: Contraction, gpu: Gpu, tile: tuple[int, int], parts: int, memory: float, gathered: bool) -> Price:
+def _tiled(work: Contraction, gpu: Gpu, tile: tuple[int, int], parts: int, memory: float) -> Price:
     """Nanoseconds without the start."""
     rates, (rows, columns) = gpu.rates, tile
     tiles = work.batch * ceil(work.rows / rows) * ceil(work.columns / columns) * parts
     terms = ceil(work.depth / parts / STEP) * STEP
     each = rates.multiprocessors
     units = 2.0 * rows * columns * work.sums * terms / (rates.tflops[work.kind] * 1e3 / each)
-    first = rates.gathered_gbs if gathered else rates.cache_gbs
-    cache = (rows / first + columns * work.sums / rates.cache_gbs) * terms * work.width * each
+    cache = (rows + columns * work.sums) * terms * work.width / (rates.cache_gbs / each)
     busy = ceil(tiles / gpu.multiprocessors) * max(units, cache)
     if parts > 1:
         partial = 4.0 * work.batch * work.rows * work.columns * work.sums * (parts + 1)
@@ -151,11 +146,23 @@ def stream_ns(moved: float, gpu: Gpu, start: bool = True) -> float:
     return moved / gpu.rates.memory_gbs + gpu.rates.start_us * 1e3 * start
 
 
+def vector_ns(work: Contraction, gpu: Gpu, share: float, moved: float) -> float:
+    """A kernel of `moved` bytes without units for products, which reaches a share of the rate of f32."""
+    rates = gpu.rates
+    units, memory = work.flops / (rates.tflops["f32"] * 1e3 * share), moved / rates.memory_gbs
+    return max(units, memory) + OVERLAP * min(units, memory) + rates.start_us * 1e3
+
+
 def library_ns(work: Contraction, gpu: Gpu) -> float:
     """A call for each product, which takes the host longer than a launch, a kernel for factors that are computed, one for what stands
     behind."""
     one = replace(work, sums=1)
-    total = max(price(one, gpu).ns, gpu.rates.call_us * 1e3) * work.sums
+    if work.vector:
+        call = vector_ns(one, gpu, gpu.rates.library["depthwise"], one.factors + one.result)
+    else:
+        start = gpu.rates.start_us * 1e3
+        call = (price(one, gpu).ns - start) / (gpu.rates.library["convolution"] if work.windows is not None else 1.0) + start
+    total = max(call, gpu.rates.call_us * 1e3) * work.sums
     if work.computed:
         total += stream_ns(work.sources + work.computed, gpu)
     if work.apart or work.follows:
@@ -166,12 +173,16 @@ def library_ns(work: Contraction, gpu: Gpu) -> float:
 def generated_ns(work: Contraction, gpu: Gpu) -> float:
     """One kernel, and what a nest behind it reads of its results. Factors are computed on the way where there are few rows; else before."""
     few = min(work.rows, work.columns) <= FEW
+    form = "convolution" if work.windows is not None else "few" if few else "full"
     on_the_way = bool(work.computed) and few
     read = work.factors + work.beside + (work.sources - work.computed if on_the_way else 0.0)
     stored = work.result if work.stored is None else work.stored
-    found = price(work, gpu, read=read, written=stored, split=few, gathered=work.gathered)
+    if work.vector:  # coefficients are put in order before
+        ordered = gpu.rates.start_us * 1e3
+        return vector_ns(work, gpu, gpu.rates.generated["depthwise"], read + stored) + ordered + stream_ns(work.later, gpu, start=False)
+    found = price(work, gpu, read=read, written=stored, split=few)
     start = gpu.rates.start_us * 1e3
-    total = (found.ns - start) / gpu.rates.generated["few" if few else "full"] + start
+    total = (found.ns - start) / gpu.rates.generated[form] + start
     if work.computed and not on_the_way:
         total += stream_ns(work.sources + work.computed, gpu)
     return total + stream_ns(work.later, gpu, start=False)

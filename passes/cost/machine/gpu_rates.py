@@ -1,8 +1,9 @@
 """What GPUs do in a second, from gpus.json: bytes of memory and cache, operations of the units for products by type.
 
 An entry says which card it is of and where its figures come from. `generated` holds how much of the library's rate a generated product
-reaches, by form: `few` rows, tiles that fill the GPU (`full`), a factor that is computed on the way
-(`computed`), rows weighed by a softmax of products (`weighed`).
+reaches, by form: `few` rows, tiles that fill the GPU (`full`), a factor that is computed on the way (`computed`), windows of an image
+(`convolution`), rows weighed by a softmax of products (`weighed`). `library` holds how much of it the library's convolutions reach.
+Depthwise convolutions are counted by the rate of f32, in both.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ DATA = Path(__file__).with_name("gpus.json")
 
 @dataclass(frozen=True)
 class GpuRates:
-    """One card. `memory_gbs`: GB/s of a copy, bytes read and written together; `cache_gbs`: from the cache that all multiprocessors share,
-    `gathered_gbs` where each row of a tile has an address and a mask of its own. `start_us`: microseconds from one kernel to the next with
-    nothing in it; `call_us`: of the host for a call of the library. `tflops`: multiply-adds, counted as two, by type."""
+    """One card. `memory_gbs`: GB/s of a copy, bytes read and written together; `cache_gbs`: from the cache that all multiprocessors share.
+    `start_us`: microseconds from one kernel to the next with nothing in it; `call_us`: of the host for a call of the library. `tflops`:
+    multiply-adds, counted as two, by type."""
 
     card: str
     source: str
     multiprocessors: int
     memory_gbs: float
     cache_gbs: float
-    gathered_gbs: float
     start_us: float
     call_us: float
     tflops: Mapping[str, float]
     generated: Mapping[str, float]
+    library: Mapping[str, float]
 
 
 @cache

@@ -22,6 +22,7 @@ from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...cost.machine.gpu import Gpu
 from .product_nests import HALVES, Side, factors, product_sides
 from .tile import LEAST_DOT, Sizes, Tile, power_of_two
+from .window_tiles import overlap
 
 MOST_DOT = 64
 """Rows of a product that a program has at most: up to so many the other matrix is read once."""
@@ -68,7 +69,7 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     if not sides:
         return None
     few, many = sorted(sides, key=sizes.trips)
-    if sizes.trips(few) <= MOST_DOT:
+    if sizes.trips(few) <= (MOST_DOT if not _are_windows(info, many) else MOST_DOT // 2):
         return _of_few_rows(info, few, many, sizes, gpu)
     work = _Product.of(info, sides, sizes)
     tile = min(_blocks(work, gpu), key=lambda tile: _clocks(work, tile, gpu))
@@ -112,6 +113,12 @@ class _Product:
             max(sizes.trips(n.loops) for n in inside), gcd(*(sizes(n.loops[-1].size) for n in inside if len(n.loops) > 1)),
             (read(first), read(second)), beside,
         )  # fmt: skip
+
+
+def _are_windows(info: NestAccess, side: Side) -> bool:
+    """Whether elements that vary along a side are in several windows: the cache hands them out, and memory is not the limit."""
+    inside = [n for n in info.root.walk() if n is not info.root]
+    return any(overlap(a, one, along) for n in inside for a in n.accesses for one in side for along in n.loops)
 
 
 def _along(access: Access, side: Side) -> bool:

@@ -28,6 +28,7 @@ from .product_tiles import product_tile
 from .tile import FILLED, IN_WINDOW, MAX_WARPS, SHORT_LOOP, TILE, Sizes, Tile, bytes_moved, power_of_two, warps_for
 from .value_tiles import value_tile
 from .weighed_products import weighed_tile
+from .window_tiles import window_tile
 
 KEPT_FILLED = 0.8
 """Share of the block of a row that should be used where several tensors of it are kept on chip (elsewhere FILLED)."""
@@ -111,7 +112,8 @@ I32_MAX = 2**31 - 1
 
 def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Gpu = MACHINES["sm_90"]) -> Tile:
     """The tile of a nest."""
-    tile = product_tile(info, Sizes(hints), gpu) or weighed_tile(info, gpu) or _within(_choose(info, Sizes(hints), gpu), info, gpu)
+    tile = product_tile(info, Sizes(hints), gpu) or weighed_tile(info, gpu) or window_tile(info, Sizes(hints))
+    tile = tile or _within(_choose(info, Sizes(hints), gpu), info, gpu)
     warps = max(1, tile.warps * 32 // gpu.lanes)
     return replace(tile, warps=min(warps, gpu.max_warps))
 

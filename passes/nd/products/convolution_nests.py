@@ -1,4 +1,5 @@
 """Convolutions of 16-bit numbers on a GPU as products: pixels of the result by output channels, the terms are the window's input channels.
+What may be one, and which depthwise ones may be sums of windows (nd_small_convolutions.py).
 
     %y = nd.conv %x, %w  ->  sum over (kh, kw, c) of %x[n, h + kh, w + kw, c] (0 outside) times %w[o, kh, kw, c], for each (n, h, w) and o
 
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from xdsl.dialects.builtin import ArrayAttr, FloatAttr, StringAttr, UnitAttr
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr, UnitAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import BlockArgument, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE, Expr, IndexMap, as_expr, dim, product
@@ -23,8 +25,26 @@ from ...cost.library_cost import bytes_of, size
 from ..algebra.rewriter import Rewriter
 from .nd_small_products import rounded_operand
 
+STRIPS = (2, 3, 5, 7)
+"""What divides the number of windows that a thread of a GPU sums up at once."""
+
 LEAST = 8
 """Channels of a group, in and out, below which the units for products are mostly empty; they are a number of these, 16 bytes."""
+
+
+def is_depthwise(op: nd.ConvOp) -> bool:
+    """Whether each output channel has an input channel of its own."""
+    weight = tensor_type(op.weight)
+    return op.groups.data[0] > 1 and weight.dims[1] is ONE and weight.dims[0].value == op.groups.data[0]
+
+
+def no_windows(op: nd.ConvOp) -> str:
+    """Why windows of a depthwise convolution are not summed up side by side; "" if they are."""
+    if op.transposed is not None:
+        return "it is transposed"
+    if any(n.value is None for n in tensor_type(op.weight).dims):
+        return "the weight has a symbol for a size"
+    return ""
 
 
 def no_product(op: nd.ConvOp) -> str:
@@ -41,19 +61,27 @@ def no_product(op: nd.ConvOp) -> str:
     return ""
 
 
-def is_matrix(op: nd.ConvOp) -> bool:
-    """Whether the image as it lies is the matrix of pixels and channels: each pixel is a row, one behind the other."""
-    return _is_pointwise(op) and op.groups.data[0] == 1 and _by_channels(op, 0)
-
-
 def reads_elements(op: nd.ConvOp) -> str:
     """Why factors would be read element by element, not 16 bytes at once; "" if they are not."""
+    if is_depthwise(op):
+        if not _by_channels(op, 0):
+            return "channels do not lie side by side in the image"
+        return "" if _has_strips(op) else "no number of windows is a multiple of 2, 3, 5 or 7 along which they overlap"
     if _by_channels(op, 0) and _by_channels(op, 1):
         return ""
     if not _is_pointwise(op):
         return "channels do not lie side by side in the image and the weight"
     pixels = product(tensor_type(op.input).dims[2:]).value
     return "" if pixels is None or pixels % LEAST == 0 else f"channels of {pixels} pixels are no multiple of 16 bytes"
+
+
+def _has_strips(op: nd.ConvOp) -> bool:
+    """Whether windows that overlap can be taken several at once: their number along a dimension is known, and a multiple of a few."""
+    places, window = tensor_type(op.result).dims[2:], tensor_type(op.weight).dims[2:]
+    return any(
+        n.value is not None and any(n.value % k == 0 for k in STRIPS) and step % gap == 0 and step // gap < (reach.value or 0)
+        for n, reach, step, gap in zip(places, window, op.stride.data, op.dilation.data, strict=True)
+    )
 
 
 def _is_pointwise(op: nd.ConvOp) -> bool:
@@ -63,10 +91,14 @@ def _is_pointwise(op: nd.ConvOp) -> bool:
 
 
 def _by_channels(op: nd.ConvOp, k: int) -> bool:
-    """Whether an operand's channels are known to lie side by side."""
+    """Whether an operand's channels are known to lie side by side: in what the library would see, and in what a caller gives."""
     layouts = op.attributes.get("operand_layouts")
-    layout = layouts.data[k] if isinstance(layouts, ArrayAttr) and k < len(layouts.data) else None
-    return isinstance(layout, LayoutAttr) and layout.stride_exprs[1] is ONE
+    seen = layouts.data[k] if isinstance(layouts, ArrayAttr) and k < len(layouts.data) else None
+    given, found = seen, op.operands[k]
+    if isinstance(found, BlockArgument) and isinstance(func := found.block.parent_op(), FuncOp) and func.arg_attrs is not None:
+        attributes = func.arg_attrs.data[found.index]
+        given = attributes.data.get("nd.layout", seen) if isinstance(attributes, DictionaryAttr) else seen
+    return all(isinstance(one, LayoutAttr) and one.stride_exprs[1] is ONE for one in (seen, given))
 
 
 def sizes_of(op: nd.ConvOp, hints: Mapping[str, int]) -> tuple[int, int, int, int]:

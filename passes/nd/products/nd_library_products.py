@@ -36,8 +36,9 @@ from ...cost.machine import Gpu, machine_of
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 from .carried_scores import exact_factors, without_cast
-from .convolution_nests import as_product
+from .convolution_nests import as_product, is_depthwise
 from .joined_factors import as_selection, selected_factors, terms_by_part
+from .nd_small_convolutions import as_windows
 from .nd_small_products import as_terms
 from .pixel_products import SMALL, convolution_as_product, gradients_as_products
 from .product_choice import Candidate, Choice, ProductChooser, product_and_bias
@@ -164,8 +165,8 @@ class NdLibraryProducts(Pass):
 
     library: Literal["always", "large", "price", "never"] = "large"
     """When a product, or a convolution, of 16-bit numbers is a call of the library on a GPU with units for such products: `always`, `price`
-    (where that is cheaper), `never`, or `large` (by price where a product has few rows, or its elements are scores that stay on chip, else
-    always); see product_choice.py and carried_scores.py."""
+    (where that is cheaper), `never`, or `large` (by price where a product has few rows, or its elements are scores that stay on chip, and
+    of convolutions, else always); see product_choice.py and carried_scores.py."""
 
     rows: int = 0
     """Rows (or columns) of a product up to which it has few; 0: none has."""
@@ -227,7 +228,9 @@ class NdLibraryProducts(Pass):
                 return None
             if choice.reason:
                 self.remark(found, str(choice), "applied" if choice.generated else "missed")
-            return as_product(rw, found) if choice.generated else None
+            if not choice.generated:
+                return None
+            return as_windows(rw, found, contract=True) if is_depthwise(found) else as_product(rw, found)
 
         def pixel_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             as_product = convolution_as_product if isinstance(found, nd.ConvOp) else gradients_as_products

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from math import prod
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
@@ -31,7 +31,7 @@ from ....dialects import nd
 from ....dialects.expr import ONE, Expr, IndexMap, dim, is_row_major
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd.base import IntsAttr
-from ....dialects.nd.pointwise import OPS, CastOp
+from ....dialects.nd.pointwise import CONTRACT, OPS, CastOp
 from ....dialects.nd.types import FLOATS, LOW_PRECISION, TensorType, compute_type, element_bytes, tensor_type
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
@@ -174,8 +174,9 @@ def few_channels(op: nd.ConvOp) -> bool:
     return 0 < channels <= MOST_IN and 0 < out <= MOST_OUT and 0 < terms <= most
 
 
-def as_windows(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
-    """A convolution as sums over windows of the padded input, [N, O, places..., C / groups, window...], in f32 for 16-bit numbers."""
+def as_windows(rw: Rewriter, op: nd.ConvOp, contract: bool = False) -> SSAValue:
+    """A convolution as sums over windows of the padded input, [N, O, places..., C / groups, window...], in f32 for 16-bit numbers.
+    `contract`: the sums are those of a product, which keeps its loops."""
     weight, t = tensor_type(op.weight), tensor_type(op.result)
     wide, device, groups = compute_type(t.element_type), t.device.data, op.groups.data[0]
     out, each, *window = weight.dims
@@ -191,7 +192,10 @@ def as_windows(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
     windows = rw.new(nd.IndexViewOp.new((image,), TensorType.get(sizes, wide, device), map=IndexMapAttr.get(view)))
     spread = IndexMap(len(sizes), (dim(1), *(dim(2 + spatial + k) for k in range(1 + spatial))))
     weights = rw.new(nd.IndexViewOp.new((kernel,), TensorType.get(sizes, wide, device), map=IndexMapAttr.get(spread)))
-    terms = rw.new(OPS["mul"].new((windows, weights), TensorType.get(sizes, wide, device)))
+    times = OPS["mul"].new((windows, weights), TensorType.get(sizes, wide, device))
+    if contract:
+        times.attributes[CONTRACT] = UnitAttr()
+    terms = rw.new(times)
     over = IntsAttr.get(range(2 + spatial, len(sizes)))
     total = TensorType.get(t.dims, wide, device)
     made = rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=over))

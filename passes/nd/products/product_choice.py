@@ -13,20 +13,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from xdsl.dialects.builtin import bf16, f16
+from xdsl.dialects.builtin import bf16, f16, f32
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue, Use
 
 from ....dialects import nd
 from ....dialects.expr import ONE, ZERO, product
 from ....dialects.expr.ranges import RangeEnv, range_of
-from ....dialects.nd.pointwise import OPS, PointwiseOp
+from ....dialects.nd.pointwise import OPS, CastOp, PointwiseOp
 from ....dialects.nd.types import element_bytes, tensor_type
 from ...cost.contraction_price import Contraction, generated_ns, library_ns, stream_ns, weighed_ns
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
 from .carried_scores import carried_scores, exact_factors
-from .convolution_nests import is_matrix, no_product, read_once, reads_elements, sizes_of
+from .convolution_nests import is_depthwise, no_product, no_windows, read_once, reads_elements, sizes_of
 from .joined_factors import joined_factor
 
 KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16"}
@@ -114,7 +114,7 @@ class ProductChooser:
             return Choice(op.schedule.data == "generated", f'schedule = "{op.schedule.data}"', *prices)
         if self.library in ("always", "never"):
             return Choice(self.library == "never", f"library={self.library}", *prices)
-        if self.library == "large" and not self.has_few_rows(op):
+        if self.library == "large" and isinstance(op, nd.MatmulOp) and not self.has_few_rows(op):
             return Choice(False, "library=large", *prices)
         if isinstance(op, nd.ConvOp):
             if slow := reads_elements(op):
@@ -123,7 +123,7 @@ class ProductChooser:
             return Choice(False, "rows of a factor are no multiple of 16 bytes", *prices)
         return Choice(prices[1] <= prices[0], "by price", *prices)
 
-    def has_few_rows(self, op: nd.MatmulOp | nd.ConvOp) -> bool:
+    def has_few_rows(self, op: nd.MatmulOp) -> bool:
         """Whether a product of two matrices surely has few rows, or columns."""
         dims = tensor_type(op.result).dims
         highest = [range_of(n, self.symbols).hi for n in dims]
@@ -146,15 +146,19 @@ def _rows_are_odd(x: SSAValue) -> bool:
 def cannot(op: nd.MatmulOp | nd.ConvOp, gpu: Gpu, symbols: RangeEnv) -> str:
     """Why a product cannot be generated; "" if it can."""
     t, tensors = tensor_type(op.result), [tensor_type(v) for v in (*op.operands[:2], op.result)]
-    if not gpu.multiplies_halves:
+    depthwise = isinstance(op, nd.ConvOp) and is_depthwise(op)
+    if not gpu.multiplies_halves and not depthwise:
         return "the GPU has no units for products"
-    if t.element_type not in KINDS or any(x.element_type != t.element_type for x in tensors):
+    kinds = (*KINDS, f32) if depthwise else KINDS
+    if t.element_type not in kinds or any(x.element_type != t.element_type for x in tensors):
         return f"its factors are of {tensors[0].element_type} and {tensors[1].element_type}, not of 16-bit floats"
     if any(n.value == 0 for x in tensors for n in x.dims):
         return "it is empty"
     if any((hi := range_of(product(x.dims), symbols).hi) is not None and hi > I32_MAX for x in tensors):
         return "a tensor has more elements than 32 bits count"
-    return no_product(op) if isinstance(op, nd.ConvOp) else ""
+    if isinstance(op, nd.ConvOp):
+        return no_windows(op) if depthwise else no_product(op)
+    return ""
 
 
 def candidates(func: FuncOp, gpu: Gpu, hints: Mapping[str, int], symbols: RangeEnv) -> Iterator[Candidate]:
@@ -329,12 +333,23 @@ def _convolution_work(op: nd.ConvOp, region: _Region, hints: Mapping[str, int]) 
     """What a convolution does. Its window is read from the cache, each number of the image from memory once."""
     rows, columns, terms, groups = sizes_of(op, hints)
     t = tensor_type(op.result)
-    width = element_bytes(t.element_type)
+    width, vector = element_bytes(t.element_type), is_depthwise(op)
     bare = Contraction(
-        rows, columns, terms, groups, 1, KINDS[t.element_type], width, width,
-        gathered=not is_matrix(op), windows=float(read_once(op, hints)),
+        rows, columns, terms, groups, 1, "f32" if vector else KINDS[t.element_type], width, width,
+        windows=float(read_once(op, hints)), vector=vector,
     )  # fmt: skip
     return _with_neighbours(bare, region, hints)
+
+
+def _narrow(value: SSAValue) -> SSAValue:
+    """What a value is widened from, which is stored in its place."""
+    while isinstance(value.owner, CastOp) and _width(value.owner.operands[0]) < _width(value):
+        value = value.owner.operands[0]
+    return value
+
+
+def _width(value: SSAValue) -> int:
+    return element_bytes(tensor_type(value).element_type)
 
 
 def _with_neighbours(bare: Contraction, region: _Region, hints: Mapping[str, int]) -> Contraction:
@@ -345,7 +360,7 @@ def _with_neighbours(bare: Contraction, region: _Region, hints: Mapping[str, int
         outside = [u.operation for u in value.uses if u.operation not in inside]
         if not outside:
             continue
-        moved = bytes_of(value, hints)
+        moved = bytes_of(_narrow(value), hints)
         stored += moved
         kept += 0 if value in region.sources or all(map(_reads_by_element, outside)) else moved
         later += moved if any(map(_reads_by_element, outside)) else 0

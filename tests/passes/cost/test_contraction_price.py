@@ -69,14 +69,20 @@ def test_what_follows_is_cheaper_in_the_product(work):
     assert generated_ns(work, H100) < library_ns(work, H100)
 
 
-def test_rows_at_addresses_of_their_own():
-    """Windows of an image are fewer bytes of memory than a factor has, and slower to read from the cache."""
-    alone = Contraction(200704, 256, 2304)
-    windows = replace(alone, gathered=True, windows=1e8)
-    assert windows.factors < alone.factors / 8
-    assert generated_ns(replace(windows, gathered=False), H100) < 0.95 * generated_ns(windows, H100)
-    assert library_ns(windows, H100) == library_ns(replace(windows, gathered=False), H100) < generated_ns(windows, H100)
-    assert rates_of("sm_80").gathered_gbs == rates_of("sm_80").cache_gbs
+def test_windows_overlap():
+    """They are fewer bytes of memory than the factor that they make."""
+    alone = Contraction(200704, 64, 576)
+    windows = replace(alone, windows=2.6e7)
+    assert windows.factors < alone.factors
+    assert generated_ns(windows, H100) < generated_ns(alone, H100)
+
+
+@pytest.mark.parametrize(("taps", "bound"), [(9, False), (49, True)])
+def test_depthwise_convolutions_are_bound_by_memory_or_by_what_multiplies(taps, bound):
+    work = Contraction(200704, 1, taps, batch=192, kind="f32", windows=77e6, vector=True)
+    floor = (work.factors + work.result) / H100.rates.memory_gbs
+    assert (generated_ns(work, H100) > 2 * floor) == bound
+    assert floor < generated_ns(work, H100) < library_ns(work, H100)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,10 @@ def large(*shape, order=torch.channels_last):
     return torch.empty(shape, dtype=BF16, memory_format=order)
 
 
+def by_rows(*shape):
+    return large(*shape, order=torch.contiguous_format)
+
+
 PIXELS = conv(F.silu), (large(64, 256, 64, 64), large(512, 256, 1, 1))
 PLAIN = conv(lambda y: y, padding=1), (large(64, 256, 56, 56), large(256, 256, 3, 3))
 
@@ -146,10 +150,10 @@ def test_by_price():
     assert not generated and "a call of the library: by price (library" in remark
 
 
-def test_the_default_is_the_library():
-    generated, remark = chosen(*PIXELS, library="large")
-    assert not generated and "a call of the library: library=large" in remark
-    assert not chosen(*PIXELS, library="always")[0]
+def test_the_default_is_the_price():
+    assert chosen(*PIXELS, library="large")[0] and not chosen(*PLAIN, library="large")[0]
+    generated, remark = chosen(*PIXELS, library="always")
+    assert not generated and "a call of the library: library=always" in remark
 
 
 def test_a_schedule_comes_first():
@@ -163,7 +167,7 @@ def test_a_schedule_comes_first():
     [
         (conv(), (torch.empty(2, 16, 8, 8), torch.empty(16, 16, 3, 3)), "its factors are of f32 and f32, not of 16-bit floats"),
         (conv(), (large(2, 3, 8, 8), large(64, 3, 3, 3)), "its groups have 3 and 64 channels, no number of 8"),
-        (conv(groups=16), (large(2, 16, 8, 8), large(16, 1, 3, 3)), "its groups have 1 and 1 channels, no number of 8"),
+        (conv(groups=16), (large(2, 16, 8, 8), large(32, 1, 3, 3)), "its groups have 1 and 2 channels, no number of 8"),
         (lambda x, w: F.conv_transpose2d(x, w), (large(2, 16, 8, 8), large(16, 16, 3, 3)), "it is transposed"),
         (conv(), (large(0, 16, 8, 8), large(16, 16, 3, 3)), "it is empty"),
     ],
@@ -175,18 +179,20 @@ def test_what_is_no_product(function, args, reason):
 
 
 @pytest.mark.parametrize(
-    ("args", "reason"),
+    ("function", "x", "w", "reason"),
     [
-        ((64, 3), "channels do not lie side by side in the image and the weight"),
-        ((7, 1), "channels of 49 pixels are no multiple of 16 bytes"),
+        (conv(), by_rows(64, 256, 64, 64), by_rows(512, 256, 3, 3), "channels do not lie side by side in the image and the weight"),
+        (conv(), large(64, 256, 64, 64), by_rows(512, 256, 3, 3), "channels do not lie side by side in the image and the weight"),
+        (conv(), by_rows(64, 256, 7, 7), by_rows(512, 256, 1, 1), "channels of 49 pixels are no multiple of 16 bytes"),
+        (conv(groups=384), by_rows(64, 384, 58, 58), by_rows(384, 1, 3, 3), "channels do not lie side by side in the image"),
+        (conv(groups=384), large(64, 384, 13, 15), by_rows(384, 1, 3, 3), "no number of windows is a multiple of 2, 3, 5 or 7"),
     ],
-)
-def test_elements_that_are_read_one_by_one_stay_with_the_library(args, reason):
-    side, window = args
-    tensors = large(64, 256, side, side, order=torch.contiguous_format), large(512, 256, window, window, order=torch.contiguous_format)
-    generated, remark = chosen(conv(F.silu), tensors)
+    ids=["rows", "weights by rows", "pixels", "depthwise", "no strips"],
+)  # fmt: skip
+def test_elements_that_are_read_one_by_one_stay_with_the_library(function, x, w, reason):
+    generated, remark = chosen(function, (x, w))
     assert not generated and reason in remark
-    assert chosen(conv(F.silu), tensors, library="never")[0]
+    assert chosen(function, (x, w), library="never")[0]
 
 
 def test_another_word_is_an_error():

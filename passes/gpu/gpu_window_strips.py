@@ -1,0 +1,225 @@
+"""gpu-window-strips: sums over windows of an image that lie beside each other are computed together, so that they share what they read.
+
+    loop.nest (%n, %h, %w = 56, %c) { %s = loop.reduce (%p = 3, %q = 3) sum { %x[%n, %h + %p, %w + %q, %c] * %k[%c, %p, %q] } }
+->  loop.nest (%n, %h, %w = 14, %c) { %s:4 = loop.reduce (%p = 3) sum, sum, sum, sum { 6 loads of %x, 3 of %k, 12 products } }
+
+A depthwise convolution is such a nest. Each element of the image is in several windows, and windows have the same coefficients. A strip
+goes along a loop that is not the one along which the image is contiguous: there, threads lie side by side. Coefficients that lie apart
+along that loop are copied side by side first. The counterpart elsewhere: unroll and jam."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from ...dialects import loop, mem
+from ...dialects.expr import ONE, ZERO, IndexMap, as_expr, const, dim, free_dims, linear_coeff, strides_contiguous
+from ...dialects.expr.ranges import RangeEnv
+from ...dialects.nd.base import ExprsAttr
+from ..analysis.dependences import memory_of
+from ..analysis.nest_access import Access, Loop, NestAccess, Node
+from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.reduction_kinds import Cursor, combine
+from ..analysis.schedule_attrs import schedule_table
+from ..analysis.symbols import symbol_facts
+from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
+from ..manager.pass_manager import Pass
+from .tiles.candidates import GPU
+from .tiles.window_tiles import lane_of, overlap
+
+STRIPS = (4, 5, 7, 3, 2)
+"""Windows side by side that a thread has of each channel, the first that divides their number: the sums, and the elements of the image that
+they share, are registers."""
+
+MOST = 64
+"""Operations of the body and its loop at most, each of which is written once for each window."""
+
+
+@dataclass(frozen=True)
+class GpuWindowStrips(Pass):
+    """Sums up several windows at once."""
+
+    name = "gpu-window-strips"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        symbols, _ = symbol_facts(op)
+        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
+            assert isinstance(nest, loop.NestOp)
+            if GPU in schedule_table(nest) or (found := find_strip(nest, symbols)) is None:
+                continue
+            for access, axis in found.apart:
+                lay_side_by_side(nest, access, axis)
+            write_strip(nest, found, symbols)
+            self.statistic("num-strips")
+            self.remark(nest, f"strips of {found.length} windows of {found.places} places share what they read", kind="applied")
+
+
+@dataclass(frozen=True)
+class Strip:
+    """`loop`: the loop of the nest along which windows are taken together, by number, `length` of them; `inner`: the loop of `sums` along
+    the `places` of a window; `apart`: loads inside that are apart along the loop of the threads, and the dimension of their buffer that
+    it goes along."""
+
+    sums: loop.ReduceOp
+    loop: int
+    length: int
+    inner: int
+    places: int
+    apart: tuple[tuple[Access, int], ...]
+
+
+def find_strip(nest: loop.NestOp, symbols: RangeEnv) -> Strip | None:
+    """The strip of a nest whose one loop inside sums up products over windows of what it reads; None for another nest."""
+    loops = [op for op in nest.block.ops if op.regions]
+    if len(loops) != 1 or not isinstance(sums := loops[0], loop.ReduceOp) or list(sums.kind_names) != ["sum"]:
+        return None
+    every = [*nest.block.ops, *sums.block.ops]
+    if len(every) > MOST or any(isinstance(op, loop.RandomOp | loop.BoundOp) or (op.regions and op is not sums) for op in every):
+        return None
+    info = NestAccess(nest, symbols, normalise=False)
+    stores = [a for a in info.root.all_accesses() if a.is_store]
+    read = {memory_of(a.buffer) for a in info.root.all_accesses() if not a.is_store}
+    if info.opaque or any(a.mode != "set" or memory_of(a.buffer) in read for a in stores):
+        return None
+    found = (_strip(info, info.nodes[sums], sums, image) for image in info.nodes[sums].accesses)
+    return next((strip for strip in found if strip is not None), None)
+
+
+def _strip(info: NestAccess, inside: Node, sums: loop.ReduceOp, image: Access) -> Strip | None:
+    """The strip of windows of `image`, which others are multiplied by that are the same for each window."""
+    others = [a for a in inside.accesses if a is not image]
+    lane = lane_of(image, info)
+    if lane is None or not others:
+        return None
+    apart = [(a, _axis_of(a, info, lane)) for a in others if linear_coeff(a.offset, lane.dim) not in (ZERO, ONE)]
+    if any(axis is None or not free_dims(a.offset) <= {i.dim for i in (lane, *inside.loops)} for a, axis in apart):
+        return None
+    for k, one in reversed(list(enumerate(info.root.loops))):
+        length = next((n for n in STRIPS if one.size.value and one.size.value % n == 0), 0)
+        if one is lane or not length or any(one.dim in free_dims(a.offset) for a in others):
+            continue
+        for inner, along in enumerate(inside.loops):
+            if (places := overlap(image, one, along)) > 1:
+                return Strip(sums, k, length, inner, places, tuple((a, axis) for a, axis in apart if axis is not None))
+    return None
+
+
+def _axis_of(access: Access, info: NestAccess, lane: Loop) -> int | None:
+    """The dimension of what an access reads whose index is that of the lane."""
+    assert isinstance(access.op, loop.LoadOp)
+    index = info.root.op.indices[info.root.loops.index(lane)]  # pyright: ignore[reportAttributeAccessIssue]
+    operands = list(access.op.index_operands)
+    if index not in operands:
+        return None
+    place = dim(operands.index(index))
+    return next((k for k, e in enumerate(access.op.index_map.results) if e is place), None)
+
+
+# ---- the rewrite
+
+
+def lay_side_by_side(nest: loop.NestOp, access: Access, axis: int) -> None:
+    """A copy of what an access reads, contiguous along a dimension of it, which the nest reads instead."""
+    op, source = access.op, access.buffer
+    assert isinstance(op, loop.LoadOp) and isinstance(source.type, mem.BufferType) and nest.parent is not None
+    dims = source.type.dims
+    order = [k for k in range(len(dims)) if k != axis] + [axis]
+    steps = dict(zip(order, strides_contiguous([dims[k] for k in order]), strict=True))
+    kind = mem.BufferType.get(dims, source.type.element_type, [steps[k] for k in range(len(dims))], 0, source.type.device.data)
+    made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")}, location=op.location)
+    copy = loop.NestOp.build_nest(dims, [made.result], op.location)
+    at, everywhere = Cursor(copy.block), IndexMap(len(dims), tuple(dim(k) for k in range(len(dims))))
+    value = at.place(loop.LoadOp.new(source, everywhere, copy.indices, location=op.location)).results[0]
+    at.place(loop.StoreOp.new(value, copy.out_args[0], everywhere, copy.indices))
+    if nest.label is not None:
+        copy.properties["label"] = StringAttr(f"{nest.label.data}_side_by_side")
+    made.result.name_hint = f"{source.name_hint or 'coefficients'}_side_by_side"
+    nest.parent.insert_ops_before([made, copy], nest)
+    op.operands = [made.result, *op.operands[1:]]
+
+
+@dataclass
+class _Copies:
+    """Places copies of operations; equal ones once."""
+
+    at: Cursor
+    symbols: RangeEnv
+    known: dict[tuple[object, ...], Operation] = field(default_factory=dict)
+
+    def add(self, op: Operation, values: dict[SSAValue, SSAValue], places: Mapping[SSAValue, Place]) -> None:
+        made = clone_into(op, values, places, self.symbols)
+        key = (type(made), *made.operands, *sorted(made.properties.items(), key=lambda item: item[0]), *made.result_types)
+        known = self.known.setdefault(key, made) if made.results else made
+        if known is made:
+            self.at.place(made)
+            return
+        values.update(zip(op.results, known.results, strict=True))
+        made.erase()
+
+
+def write_strip(nest: loop.NestOp, strip: Strip, symbols: RangeEnv) -> None:
+    """Give a loop of a nest as many iterations as there are strips, each of which does what those of its windows did."""
+    block, old, ops = nest.block, nest.indices[strip.loop], list(nest.block.ops)
+    index = block.insert_arg(old.type, strip.loop)
+    index.name_hint = old.name_hint
+    sizes = list(nest.loop_sizes)
+    sizes[strip.loop] = as_expr((sizes[strip.loop].value or 0) // strip.length)
+    nest.properties["sizes"] = ExprsAttr.get(sizes)
+    copies = _Copies(Cursor(block), symbols)
+    windows: list[dict[SSAValue, SSAValue]] = []
+    places: dict[SSAValue, Place] = {}
+    for k in range(strip.length):
+        place: Place = (dim(0) * strip.length + k, [index])
+        made = copies.at.place(index_op(*place)).results[0]
+        places[made] = place
+        windows.append({old: made})
+    for op in ops:
+        if op is strip.sums:
+            _write_sums(copies.at, strip, windows, places, symbols)
+            continue
+        for values in windows:
+            copies.add(op, values, places)
+    for op in reversed(ops):
+        op.detach()
+        op.erase()
+    for made in places:
+        drop_index(made)
+    assert isinstance(old, BlockArgument)
+    block.erase_arg(old)
+
+
+def _write_sums(
+    at: Cursor, strip: Strip, windows: Sequence[dict[SSAValue, SSAValue]], places: Mapping[SSAValue, Place], symbols: RangeEnv
+) -> None:
+    """The sums of all windows in one loop, the places along the strip as straight code."""
+    sums = strip.sums
+    sizes = [e for k, e in enumerate(sums.loop_sizes) if k != strip.inner]
+    new = loop.ReduceOp.build_reduce(sizes, ["sum"] * strip.length, [sums.result_types[0]] * strip.length)
+    new.location = sums.location
+    inside = _Copies(Cursor(new.block), symbols)
+    outer = [v for k, v in enumerate(sums.indices) if k != strip.inner]
+    terms: list[list[SSAValue]] = [[] for _ in windows]
+    numbers: list[SSAValue] = []
+    for place in range(strip.places):
+        number = inside.at.place(index_op(const(place), [])).results[0]
+        numbers.append(number)
+        known = {**places, number: (const(place), [])}
+        for values, found in zip(windows, terms, strict=True):
+            mine = {**values, sums.indices[strip.inner]: number, **dict(zip(outer, new.indices, strict=True))}
+            for op in sums.block.ops:
+                if isinstance(op, loop.YieldOp):
+                    term = [mine.get(v, v) for v in op.operands]
+                    found[:] = combine(inside.at, "sum", found, term) if found else term
+                else:
+                    inside.add(op, mine, known)
+    inside.at.place(loop.YieldOp.create(operands=[term for found in terms for term in found]))
+    for number in numbers:
+        drop_index(number)
+    at.place(new)
+    for values, result in zip(windows, new.results, strict=True):
+        values[sums.results[0]] = result
+        result.name_hint = sums.results[0].name_hint
