@@ -334,6 +334,8 @@ class ElementwiseInlineAsmOp(TTOp):
 
     def check(self) -> None:
         _elementwise(self.args, [r.type for r in self.results])
+        if not self.args and any(shape_of(r.type) is not None for r in self.results):
+            raise VerifyException("a result is a tensor where an operand is one")
         if number(self.packed_element) < 1:
             raise VerifyException("packed_element must be at least 1")
 

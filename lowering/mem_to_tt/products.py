@@ -77,7 +77,8 @@ def no_sum(s: State, known: bool) -> SSAValue:
         "packed_element": int32(1),
         "pure": BoolAttr.from_bool(False),
     }
-    return s.b.place(ElementwiseInlineAsmOp.create(operands=[], result_types=[tensor(shape, f32)], properties=properties)).results[0]
+    zero = s.b.place(ElementwiseInlineAsmOp.create(operands=[], result_types=[f32], properties=properties)).results[0]
+    return s.b.to_shape(zero, shape)
 
 
 def lies_along(info: NestAccess, node: Node, one: Loop) -> bool:

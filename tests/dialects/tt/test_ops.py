@@ -231,3 +231,10 @@ def test_blocks_of_descriptors_that_no_gpu_has(block, message):
         verify_ir(parse_file(text + "\n", "text", load_dialects(Context()))[0])
     large = text.replace(block, "tensor<256x256xbf16>")  # Triton copies it in parts
     verify_ir(parse_file(large + "\n", "text", load_dialects(Context()))[0])
+
+
+def test_assembly_makes_no_tensor_of_nothing():
+    text = '%v = tt.elementwise_inline_asm "mov.b32 $0, 0;" {constraints = "=r", packed_element = 1 : i32, pure = false} -> '
+    read(function(text + "f32"))
+    with pytest.raises(InvalidIR, match="a result is a tensor where an operand is one"):
+        read(function(text + "tensor<64xf32>"))
