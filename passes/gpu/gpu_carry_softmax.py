@@ -22,7 +22,7 @@ from xdsl.dialects.builtin import FloatAttr, ModuleOp, f32
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Dim, free_dims
+from ...dialects.expr import ONE, Dim, free_dims
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd.types import LOW_PRECISION
 from ..analysis.nest_access import NestAccess
@@ -177,7 +177,7 @@ def _same_row(a: loop.LoopLike, b: loop.LoopLike) -> bool:
 
 def _stored(tensor: SSAValue) -> loop.StoreOp | None:
     """The store that leaves in a tensor what a nest makes of it: the last one, if each store is to the element at the indices of the loops
-    around it, of all of the tensor."""
+    around it, of all of the tensor. Dimensions of size 1 have no loop."""
     nest = tensor.owner
     if not isinstance(nest, loop.NestOp):
         return None
@@ -198,10 +198,13 @@ def _covers(store: loop.StoreOp, nest: loop.NestOp) -> bool:
     row = None if store.parent is None else store.parent.parent_op()
     around = [nest] if row is nest else [nest, row] if isinstance(row, loop.LoopLike) and row.parent is nest.block else []
     sizes = {index: size for op in around for index, size in zip(op.indices, op.loop_sizes, strict=True)}
-    own = [store.index_operands[e.index] for e in store.index_map.results if isinstance(e, Dim)]
-    whole = len(own) == len(store.index_map.results) == len(sizes) and set(own) == set(sizes)
-    same = whole and all(sizes[index] is size for index, size in zip(own, loop.shaped_dims(store.target.type), strict=True))
-    return same and store.mask is None and store.store_mode == "set"
+    own: list[SSAValue] = []
+    for e, size in zip(store.index_map.results, loop.shaped_dims(store.target.type), strict=True):
+        if isinstance(e, Dim) and sizes.get(index := store.index_operands[e.index]) is size:
+            own.append(index)
+        elif size is not ONE:
+            return False
+    return len(own) == len(sizes) and set(own) == set(sizes) and store.mask is None and store.store_mode == "set"
 
 
 def _is_kept(exponent: SSAValue, top: loop.ReduceOp, row: loop.LoopLike) -> bool:
@@ -214,8 +217,8 @@ def _is_kept(exponent: SSAValue, top: loop.ReduceOp, row: loop.LoopLike) -> bool
     if len(first) != 1 or any(op.parent not in (top.block, row.block) for op in stores) or first[0].value is not value:
         return False
     pairs = dict(zip(top.indices, row.indices, strict=True))
-    places = [[one.index_operands[e.index] for e in one.index_map.results if isinstance(e, Dim)] for one in (first[0], load)]
-    same = [pairs.get(v, v) for v in places[0]] == places[1] and len(places[1]) == len(load.index_map.results)
+    places = [[one.index_operands[e.index] if isinstance(e, Dim) else e for e in one.index_map.results] for one in (first[0], load)]
+    same = [pairs.get(v, v) if isinstance(v, SSAValue) else v for v in places[0]] == places[1]
     return same and loop.element_type(load.source.type) == value.type and top.is_before_in_block(row)
 
 
@@ -223,8 +226,7 @@ def _is_row_by_row(load: loop.LoadOp, store: loop.StoreOp, row: loop.LoopLike, r
     """Whether a reduction goes through the weights of one row, in their order."""
     (term,), (index,) = row.indices, reduce.indices
     for place, e in zip(store.index_map.results, load.index_map.results, strict=True):
-        assert isinstance(place, Dim)
-        if store.index_operands[place.index] is term:
+        if isinstance(place, Dim) and store.index_operands[place.index] is term:
             if not isinstance(e, Dim) or load.index_operands[e.index] is not index:
                 return False
         elif any(load.index_operands[d.index] is index for d in free_dims(e)):
@@ -359,7 +361,8 @@ class _Writer:
         places: dict[SSAValue, Place] = {}
         operands = [self.values.get(v, v) for v in load.index_operands]
         for e, at in zip(store.index_map.results, load.index_map.results, strict=True):
-            assert isinstance(e, Dim)
+            if not isinstance(e, Dim):
+                continue  # the only index there is
             index = store.index_operands[e.index]
             if isinstance(at, Dim):
                 self.values[index] = operands[at.index]
@@ -421,7 +424,8 @@ class _Writer:
         at: dict[SSAValue, object] = {}
         for one, read in ((weights, load), (store, op)):
             for e, place in zip(one.index_map.results, read.index_map.results, strict=True):
-                assert isinstance(e, Dim)
+                if not isinstance(e, Dim):
+                    continue
                 key = place, [read.index_operands[d.index] for d in sorted(free_dims(place), key=str)]
                 if at.setdefault(one.index_operands[e.index], key) != key:
                     return False

@@ -4,7 +4,8 @@
       loop.reduce (%j) softmax_dot { %s = loop.reduce (%e) sum { %q[%i, %e] * %k[%j, %e] } ... loop.yield f(%s), %v[%j, %l] }
     }
 
-A program has a block of the rows %i, with all columns %l, and goes through the terms %j block after block.
+A program has a block of the rows %i, with all columns %l, and goes through the terms %j block after block. Where scores vary along several
+loops and values along none of them, the last one has the rows.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def weighed_product(info: NestAccess) -> WeighedProduct | None:
     of_score, of_value = varying.of_value(score), varying.of_value(value)
     rows = [one for one in info.root.loops if one.dim in of_score and one.dim not in of_value]
     columns = [one for one in info.root.loops if one.dim in of_value and one.dim not in of_score]
-    if len(rows) != 1 or len(columns) != 1 or terms.dim not in of_value or not node.children:
+    if not rows or len(columns) != 1 or terms.dim not in of_value or not node.children:
         return None
-    found = WeighedProduct(rows[0], columns[0], terms, min(types, key=str), score, value)
+    found = WeighedProduct(rows[-1], columns[0], terms, min(types, key=str), score, value)
     short = all(_is_short(one, info) for one in (found.columns, *(c.loops[0] for c in node.children if c.loops)))
     return found if short and all(_is_score(info, child, found) for child in node.children) else None
 

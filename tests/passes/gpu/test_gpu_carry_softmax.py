@@ -142,6 +142,8 @@ PROGRAMS = {
     "exponentials by hand": (by_hand, [Q, K, V]),
     "einsum": (einsum, [Q, K, V]),
     "padded, one without any": (padded, [Q, K, V, THERE]),
+    "a batch of one": (in_f32, [Q[:1], K[:1], V[:1], numbers(3, 66, 70)]),
+    "a head, of keys for all batches": (lambda q, k, v: softcap(q, k, v), [Q[:, :1], K[:1, :1], V[:1, :1]]),
     "float32 products, rows without a score are 0": (safe, [Q, K, V, THERE]),
     "keys repeated for groups of heads": (repeated, [Q, K[:, :1], V[:, :1]]),
     "keys expanded to groups of heads": (expanded, [Q, K[:, :1], V[:, :1]]),
