@@ -36,6 +36,7 @@ from ..outline import Arguments
 from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
+from .carried.term_bounds import bounded
 from .carried.weighed_products import lower_weighed
 from .derived_sizes import shared_quotients, typical_value
 from .descriptors import is_aligned, store_block
@@ -744,6 +745,7 @@ class NestLowering:
             if len({address_in(a.buffer, a.offset) for a in accesses if memory_of(a.buffer) is memory}) > 1:
                 s.stored[memory] = {a for a in accesses if a.is_store and memory_of(a.buffer) is memory}  # by other iterations
                 s.loaded[memory] = {None}
+        first, end = bounded(s, node, first, end, step)
         block = Block(arg_types=[s.index, *(v.type for v in start)])
         name_indices(block.args[:1], len(s.b.blocks) - 1)
         b.open(block)

@@ -29,6 +29,7 @@ from ...nest.builder import NO_FLAGS
 from ..joined_axes import reduce_axis
 from ..products import LEFT, RIGHT, Factor, lies_along, no_sum
 from ..reductions import Accumulator, above, summand
+from .term_bounds import bounds_of
 
 if TYPE_CHECKING:
     from ..kernel import NestLowering
@@ -44,7 +45,7 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     scores = Scores(kernel, block, node, found)
     values = Factor(kernel, RIGHT, block, node, lies_along(s.info, node, found.columns))
     rows = s.along(LEFT)
-    start = [b.constant(-math.inf, f32, rows), b.constant(0.0, f32, rows), no_sum(s, trips.value is not None)]
+    start = [b.constant(-math.inf, f32, rows), b.constant(0.0, f32, rows), no_sum(s, trips.value is not None and not bounds_of(s, node))]
 
     def step(at: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
         top, total, sums = state

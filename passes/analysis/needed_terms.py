@@ -1,0 +1,105 @@
+"""Which terms of a reduction change its result, as far as conditions on indices say: the others are its identity.
+
+    loop.reduce (%j) max { yield select(%j <= %i, %x, -inf) }     ->     %i - %j >= 0
+
+A loop over the terms may leave out those for which one of the expressions is negative (a causal mask, a window, a triangle).
+"""
+
+from __future__ import annotations
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, i1
+from xdsl.ir import Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import Expr, as_expr, free_dims
+from .nest_access import NestAccess, Node
+from .reduction_kinds import identity
+
+NEUTRAL = {"sum": "sum", "max": "max", "min": "min", "softmax": "max", "softmax_dot": "max"}
+"""Kinds that a term may leave as they are -> the kind whose identity the first value of such a term is."""
+
+LESS, LESS_EQUAL, GREATER, GREATER_EQUAL = 2, 3, 4, 5
+EQUAL = 0
+OPPOSITE = {LESS: GREATER_EQUAL, LESS_EQUAL: GREATER, GREATER: LESS_EQUAL, GREATER_EQUAL: LESS}
+"""Signed predicates of arith.cmpi, by number."""
+
+
+def needed_terms(info: NestAccess, node: Node) -> list[Expr]:
+    """Expressions in the loops' indices and in symbols, none of which is negative where a term of a reduction is not its identity."""
+    op = node.op
+    if not isinstance(op, loop.ReduceOp) or any(kind not in NEUTRAL for kind in op.kind_names) or op.block.last_op is None:
+        return []
+    if any(a.is_store for a in node.all_accesses()):
+        return []
+    found: list[Expr] | None = None
+    at = 0
+    for kind in op.kind_names:
+        value = op.block.last_op.operands[at]
+        at += loop.KINDS[kind][0]
+        try:
+            neutral = identity(NEUTRAL[kind], value.type)
+        except KeyError:
+            return []
+        here = _of_value(info, value, neutral)
+        found = here if found is None else [e for e in found if e in here]
+    return list(dict.fromkeys(found or []))
+
+
+def _of_value(info: NestAccess, value: SSAValue, neutral: float) -> list[Expr]:
+    """What holds where a value is another one than `neutral`."""
+    op = value.owner
+    if isinstance(op, arith.ExtFOp | arith.TruncFOp) and neutral in (0.0, float("inf"), float("-inf")):
+        return _of_value(info, op.operands[0], neutral)  # rounding may make others neutral, too
+    if not isinstance(op, arith.SelectOp):
+        return []
+    if _is(op.lhs, neutral):
+        return [*_of_condition(info, op.cond, False), *_of_value(info, op.rhs, neutral)]
+    if _is(op.rhs, neutral):
+        return [*_of_condition(info, op.cond, True), *_of_value(info, op.lhs, neutral)]
+    return []
+
+
+def _is(value: SSAValue, number: float) -> bool:
+    while isinstance(value.owner, arith.ExtFOp | arith.TruncFOp):
+        value = value.owner.operands[0]
+    constant = value.owner.value if isinstance(value.owner, arith.ConstantOp) else None
+    return isinstance(constant, FloatAttr | IntegerAttr) and constant.value.data == number
+
+
+def _of_condition(info: NestAccess, value: SSAValue, holds: bool) -> list[Expr]:
+    """What is not negative where a condition holds, or does not."""
+    op = value.owner
+    if isinstance(op, arith.XOrIOp) and value.type == i1:
+        for one, other in (op.operands, reversed(op.operands)):
+            constant = other.owner.value if isinstance(other.owner, arith.ConstantOp) else None
+            if isinstance(constant, IntegerAttr):
+                return _of_condition(info, one, holds == (constant.value.data == 0))
+    if isinstance(op, arith.AndIOp if holds else arith.OrIOp):
+        return [*_of_condition(info, op.lhs, holds), *_of_condition(info, op.rhs, holds)]
+    return _of_comparison(info, op, holds) if isinstance(op, arith.CmpiOp) else []
+
+
+def _of_comparison(info: NestAccess, op: arith.CmpiOp, holds: bool) -> list[Expr]:
+    left, right = (_index(info, v) for v in op.operands)
+    predicate = op.predicate.value.data
+    if left is None or right is None:
+        return []
+    if predicate == EQUAL and holds:
+        return [left - right, right - left]
+    if predicate not in OPPOSITE:
+        return []
+    predicate = predicate if holds else OPPOSITE[predicate]
+    more, less = (left, right) if predicate in (GREATER, GREATER_EQUAL) else (right, left)
+    return [more - less - (1 if predicate in (GREATER, LESS) else 0)]
+
+
+def _index(info: NestAccess, value: SSAValue) -> Expr | None:
+    """A number as an expression in indices; None where something is loaded or computed for it."""
+    if isinstance(value.owner, arith.ConstantOp):
+        constant = value.owner.value
+        return as_expr(constant.value.data) if isinstance(constant, IntegerAttr) else None
+    found = info.exprs.get(value)
+    if found is None or not isinstance(value.owner, Operation) or any(d in info.opaque for d in free_dims(found)):
+        return None
+    return found

@@ -1,0 +1,72 @@
+"""Loops over terms end where a condition on indices makes all that follow the identity, for all the rows of a program."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from support import lower
+
+from stepwell.dialects.tt.compute import DotOp
+from stepwell.tools.interpret.loop import run_loop
+
+
+def masked(there):
+    """Attention under a mask that `there` says, from the numbers of rows and terms."""
+
+    def attention(q, k, v):
+        mask = there(torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1]))
+        return torch.softmax((q @ k.transpose(1, 2)).masked_fill(~mask, -math.inf), -1) @ v
+
+    return attention
+
+
+MASKS = {
+    "causal": (lambda i, j: j <= i, "min"),
+    "causal at the end": (lambda i, j: j <= i + 70, "min"),
+    "nothing for the first rows": (lambda i, j: j <= i - 40, "min"),
+    "what comes later": (lambda i, j: j > i, "max"),
+    "window": (lambda i, j: (j <= i) & (i - j < 20), "min max"),
+    "band": (lambda i, j: (j - i < 20) & (i - j < 20), "min max"),
+    "prefix": (lambda i, j: (j <= i) | (j < 30), ""),
+    "every other one": (lambda i, j: (i + j) % 2 == 0, ""),
+}
+
+
+def numbers(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def bounds(module) -> str:
+    """The ops that make bounds, of numbers and not of tensors."""
+    found = [op.name for op in module.walk() if op.name in ("arith.minsi", "arith.maxsi") and "tensor" not in str(op.results[0].type)]
+    return " ".join(dict.fromkeys(name[6:9] for name in sorted(found, reverse=True)))
+
+
+@pytest.mark.parametrize("sizes", [(66, 70), (130, 300), (300, 130)], ids=str)
+@pytest.mark.parametrize("name", MASKS)
+def test_attention_under_a_mask(name, sizes):
+    there, wanted = MASKS[name]
+    args = numbers(3, sizes[0], 32), numbers(3, sizes[1], 32), numbers(3, sizes[1], 40)
+    function = masked(there)
+    module = lower(function, *args).module
+    assert any(isinstance(op, DotOp) for op in module.walk())
+    assert set(bounds(module).split()) == set(wanted.split())
+    (got,) = run_loop(module, args, [], [])
+    torch.testing.assert_close(got.float(), function(*args).float(), rtol=4e-2, atol=4e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["max", "sum"])
+def test_long_rows_of_a_triangle(kind):
+    """Any reduction, not only those of attention."""
+
+    def function(x):
+        there = torch.arange(x.shape[1]) < torch.arange(x.shape[0])[:, None] * 300
+        return torch.where(there, x, -math.inf).amax(1) if kind == "max" else torch.where(there, x, 0.0).sum(1)
+
+    x = numbers(160, 50000, dtype=torch.float32)
+    module = lower(function, x, gpu_split_reduction="").module
+    assert bounds(module) == "min"
+    (got,) = run_loop(module, [x], [], [])
+    torch.testing.assert_close(got, function(x), rtol=1e-4, atol=1e-2)

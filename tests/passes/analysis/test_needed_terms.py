@@ -1,0 +1,74 @@
+"""Which terms of a reduction are more than its identity, as conditions on indices say."""
+
+from __future__ import annotations
+
+import pytest
+from xdsl.parser import Parser
+
+from stepwell.dialects import loop, nd
+from stepwell.passes.analysis.needed_terms import needed_terms
+from stepwell.passes.analysis.nest_access import NestAccess
+from stepwell.tools.backend.compile_graph import context
+
+NEST = """func.func @f(%x: !mem.buffer<64 x 96 x f32>, %n: !mem.buffer<64 x index>, %y: !mem.buffer<64 x f32>) {{
+  loop.nest (%i = 64) outs(%o = %y : !mem.buffer<64 x f32>) {{
+    %zero = arith.constant 0.0 : f32
+    %low = arith.constant 0xFF800000 : f32
+    %true = arith.constant true
+    %nine = arith.constant 9 : index
+    %r = loop.reduce (%j = 96) {kind} {{
+      %v = loop.load %x[%i, %j] : !mem.buffer<64 x 96 x f32> -> f32
+      %loaded = loop.load %n[%i] : !mem.buffer<64 x index> -> index
+      %a = loop.index %i : index
+      %b = loop.index %j : index
+      %c = loop.index %i - %j : index
+      {body}
+      loop.yield %t : f32
+    }} -> f32
+    loop.store %r, %o[%i] : f32, !mem.buffer<64 x f32>
+  }} attributes {{label = "f"}}
+  func.return
+}}"""
+CAUSAL = "%p = arith.cmpi sge, %a, %b : index"
+CASES = {
+    "a condition": ("max", f"{CAUSAL}  %t = arith.select %p, %v, %low : f32", ["d0 - d1"]),
+    "its opposite": ("max", "%p = arith.cmpi slt, %a, %b : index  %t = arith.select %p, %low, %v : f32", ["d0 - d1"]),
+    "strictly": ("sum", "%p = arith.cmpi sgt, %a, %b : index  %t = arith.select %p, %v, %zero : f32", ["d0 - d1 - 1"]),
+    "not": ("max", f"{CAUSAL}  %q = arith.xori %p, %true : i1  %t = arith.select %q, %v, %low : f32", ["-d0 + d1 - 1"]),
+    "both": (
+        "max",
+        f"{CAUSAL}  %q = arith.cmpi slt, %c, %nine : index  %r1 = arith.andi %p, %q : i1  %t = arith.select %r1, %v, %low : f32",
+        ["d0 - d1", "-d0 + d1 + 8"],
+    ),
+    "neither": (
+        "max",
+        "%p = arith.cmpi slt, %a, %b : index  %q = arith.cmpi sge, %c, %nine : index  %r1 = arith.ori %p, %q : i1"
+        "  %t = arith.select %r1, %low, %v : f32",
+        ["d0 - d1", "-d0 + d1 + 8"],
+    ),
+    "equal": ("sum", "%p = arith.cmpi eq, %b, %nine : index  %t = arith.select %p, %v, %zero : f32", ["d1 - 9", "-d1 + 9"]),
+    "one after the other": (
+        "max",
+        f"{CAUSAL}  %q = arith.cmpi slt, %c, %nine : index  %u = arith.select %q, %v, %low : f32  %h = arith.truncf %u : f32 to bf16"
+        "  %w = arith.extf %h : bf16 to f32  %t = arith.select %p, %w, %low : f32",
+        ["d0 - d1", "-d0 + d1 + 8"],
+    ),
+    "another number": ("max", f"{CAUSAL}  %t = arith.select %p, %v, %zero : f32", []),
+    "either of two": (
+        "max",
+        f"{CAUSAL}  %q = arith.cmpi sge, %b, %nine : index  %r1 = arith.ori %p, %q : i1  %t = arith.select %r1, %v, %low : f32",
+        [],
+    ),
+    "what is loaded": ("max", "%p = arith.cmpi sge, %loaded, %b : index  %t = arith.select %p, %v, %low : f32", []),
+    "a product": ("prod", f"{CAUSAL}  %t = arith.select %p, %v, %zero : f32", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_needed_terms(name):
+    kind, body, want = CASES[name]
+    module = Parser(context(), NEST.format(kind=kind, body=body.replace("  ", "\n      "))).parse_module()
+    (nest,) = [op for op in module.walk() if isinstance(op, loop.NestOp)]
+    info = NestAccess(nest, nd.symbol_ranges(module), normalise=False)
+    (node,) = info.root.children
+    assert sorted(map(str, needed_terms(info, node))) == sorted(want)
