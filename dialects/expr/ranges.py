@@ -221,9 +221,14 @@ def _multiply(a: Range, b: Range) -> Range:
     return UNBOUNDED
 
 
+def _is_divisor(r: Range) -> bool:
+    """Whether all that a range holds is positive, and it holds something: none is left of a loop's size inside of a loop without iterations."""
+    return r.lo is not None and r.lo >= 1 and (r.hi is None or r.hi >= r.lo)
+
+
 def _range_floordiv(e: FloorDiv, env: RangeEnv) -> Range:
     a, b = _range(e.lhs, env), _range(e.rhs, env)
-    if b.lo is None or b.lo < 1:
+    if not _is_divisor(b):
         return UNBOUNDED
     lo = hi = None
     if a.lo is not None:
@@ -235,7 +240,7 @@ def _range_floordiv(e: FloorDiv, env: RangeEnv) -> Range:
 
 def _range_mod(e: Mod, env: RangeEnv) -> Range:
     a, b = _range(e.lhs, env), _range(e.rhs, env)
-    if b.lo is None or b.lo < 1:
+    if not _is_divisor(b):
         return UNBOUNDED
     if a.lo is not None and a.hi is not None:
         if b.lo == b.hi and a.lo // b.lo == a.hi // b.lo:
@@ -451,6 +456,8 @@ def _simplify(e: Expr, env: RangeEnv) -> Expr:
     if found is not None:
         return found
     env.simplified[e] = e
+    if isinstance(e, (FloorDiv, Mod)) and _simplify(e.rhs, env) is ZERO:
+        return e  # it has no value where this holds: of a loop without iterations
     new = map_children(e, lambda child: _simplify(child, env))
     if new is e:
         rule = _SIMPLIFY_RULES.get(type(e))

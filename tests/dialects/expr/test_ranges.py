@@ -95,6 +95,15 @@ def test_a_possibly_zero_divisor_is_kept():
     assert simplify(e, {s0: Range(1)}) is d0
 
 
+def test_a_loop_without_iterations_is_divided_by_nothing():
+    """Its size is 0 by the ranges of symbols, and positive by the index of the loop."""
+    size = s0 % ((s0 + 3) // 4)
+    env = {s0: Range(2, 4), d0: Range.of_size(size)}
+    for e in (d2 % size, d2 // size, (d2 // size) * size + s0):
+        assert simplify(simplify(e, env), env) is simplify(e, env)
+        range_of(e, env)
+
+
 def test_an_inhabited_dimension_makes_its_size_positive():
     assert simplify((s0 * d0) // s0, {d1: Range.of_size(s0)}) is d0
     assert prove_lt(0, s0, {d1: Range.of_size(s0 * 4)})
