@@ -222,7 +222,7 @@ def _multiply(a: Range, b: Range) -> Range:
 
 
 def _is_divisor(r: Range) -> bool:
-    """Whether all that a range holds is positive, and it holds something: none is left of a loop's size inside of a loop without iterations."""
+    """Whether all that a range holds is positive, and it holds something: no size of a loop without iterations is left inside of it."""
     return r.lo is not None and r.lo >= 1 and (r.hi is None or r.hi >= r.lo)
 
 
