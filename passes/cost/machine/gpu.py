@@ -69,6 +69,11 @@ class Gpu:
         return self._capability >= 80 or not self.takes_ptx
 
     @property
+    def multiplies_in_groups(self) -> bool:
+        """Whether four warps or more make a product together, of 64 rows each: NVIDIA's of data centres from Hopper on."""
+        return 90 <= self._capability < 120
+
+    @property
     def rates(self) -> GpuRates:
         """What it does in a second."""
         return rates_of(self.name)

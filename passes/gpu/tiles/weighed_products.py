@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
+from ....dialects.expr import free_dims
 from ....dialects.expr.ranges import range_of
+from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying
 from ...analysis.nest_access import Loop, NestAccess, Node
 from ...cost.machine.gpu import Gpu
@@ -26,6 +28,8 @@ MAX_COLUMNS = 256
 """Columns of the result, and terms of a score, at most: a program has all of them at once."""
 ROWS = TERMS = 64
 """Rows of the result that a program has, and terms that it weighs at once."""
+WIDE_ROWS = 128
+"""The same where a row has more than half of the most columns: each four warps have 64 of them, so that no sum of a row crosses these."""
 WARPS = 4
 STAGES = 3
 WIDE_STAGES = 2
@@ -86,6 +90,17 @@ def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
     most = range_of(found.columns.size, info.ranges).hi or 1
     columns = max(LEAST_DOT, power_of_two(most))
     rest = [one for one in info.root.loops if one is not found.rows and one is not found.columns]
-    stages = WIDE_STAGES if columns > MAX_COLUMNS // 2 else STAGES
-    warps = 2 * WARPS if columns > MAX_COLUMNS // 2 else WARPS
-    return Tile([([found.rows], ROWS), ([found.columns], columns)], rest, inner=TERMS, stages=stages, warps=warps, dot=1)
+    wide = columns > MAX_COLUMNS // 2
+    rows = WIDE_ROWS if wide and gpu.multiplies_in_groups else ROWS
+    stages = _stages(info, found, rows, columns, WIDE_STAGES if wide else STAGES, gpu)
+    return Tile([([found.rows], rows), ([found.columns], columns)], rest, inner=TERMS, stages=stages, warps=WARPS * (1 + wide), dot=1)
+
+
+def _stages(info: NestAccess, found: WeighedProduct, rows: int, columns: int, most: int, gpu: Gpu) -> int:
+    """How many blocks of terms are under way: as many as shared memory has room for, with the factors of the rows, up to `most`."""
+    (node,) = info.root.children
+    width = element_bytes(found.element)
+    depth = sum(max(LEAST_DOT, power_of_two(range_of(c.loops[0].size, info.ranges).hi or 1)) for c in node.children)
+    around = [a for a in node.accesses if not a.is_store and {found.rows.dim, found.terms.dim} <= free_dims(a.offset)]
+    each = TERMS * ((depth + columns) * width + rows * sum(element_bytes(a.dtype) for a in around))
+    return max(1, min(most, (gpu.shared - rows * depth * width) // each))

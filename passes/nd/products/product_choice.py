@@ -36,6 +36,7 @@ VECTOR = 8
 """Elements of 16 bits that are loaded at once: rows in memory are a number of these."""
 
 I32_MAX = 2**31 - 1
+TOO_LARGE = "a tensor has more elements than 32 bits count"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class ProductChooser:
             if one.parts and found[one.ops[0]].generated:
                 parted.append(one)
         for op in _products(func):
-            if op not in works and self.gpu.multiplies_halves and exact_factors(op) is not None:
+            if op not in works and self.may_be_scores(op):
                 works[op] = _work((op,), _Region([op.result], set()), 0, self.hints)
         for op in _products(func):
             self._choose_carried(op, found, works)
@@ -92,6 +93,11 @@ class ProductChooser:
             if op not in found:
                 found[op] = Choice(False, cannot(op, self.gpu, self.symbols))
         return found, parted
+
+    def may_be_scores(self, op: nd.MatmulOp) -> bool:
+        """Whether a product can be generated if it is not stored."""
+        reason = cannot(op, self.gpu, self.symbols)
+        return not reason or reason == TOO_LARGE or (self.gpu.multiplies_halves and exact_factors(op) is not None)
 
     def _choose_carried(self, weighed: nd.MatmulOp, found: dict[Operation, Choice], works: Mapping[Operation, Contraction]) -> None:
         """All products of an attention are generated where that is cheaper than calls with the scores in memory between them."""
@@ -155,7 +161,7 @@ def cannot(op: nd.MatmulOp | nd.ConvOp, gpu: Gpu, symbols: RangeEnv) -> str:
     if any(n.value == 0 for x in tensors for n in x.dims):
         return "it is empty"
     if any((hi := range_of(product(x.dims), symbols).hi) is not None and hi > I32_MAX for x in tensors):
-        return "a tensor has more elements than 32 bits count"
+        return TOO_LARGE
     if isinstance(op, nd.ConvOp):
         return no_windows(op) if depthwise else no_product(op)
     return ""

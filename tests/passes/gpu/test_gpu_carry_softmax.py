@@ -13,10 +13,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from stepwell.dialects import loop, nd
+from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.tt.compute import DotOp
 from stepwell.dialects.tt.structure import FuncOp
 from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.analysis.schedule_attrs import schedule_table
 from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
@@ -26,7 +28,7 @@ from stepwell.tools.interpret.loop import run_loop
 BF16 = torch.bfloat16
 
 
-def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), carry="gpu-carry-softmax", products="", dynamic=()):
+def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), carry="gpu-carry-softmax", products="", dynamic=(), machine="sm_90"):
     """The module, and the remarks of the pass. `dynamic`: dimensions of each argument whose sizes are symbols."""
 
     def flat(*inputs):
@@ -37,6 +39,7 @@ def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), carry="gpu-carr
         fake = [_fake(a, dynamic, mode) for a in args]
         trace = make_fx(functionalize(flat), decomposition_table=decomposition_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
         module = import_graph(trace(*fake), fake).module
+    module.attributes[MACHINE] = MachineAttr.from_text(machine)
     pipeline = default_pipeline("gpu", stages=stages)
     if products:
         pipeline.replace("nd-library-products", products)
@@ -165,6 +168,29 @@ def test_attention_is_one_kernel(name):
     want = function(*args)
     assert got.dtype == want.dtype and got.shape == want.shape
     torch.testing.assert_close(got.float(), want.float(), rtol=4e-2, atol=4e-2, equal_nan=True)
+
+
+def test_scores_may_be_more_than_32_bits_count():
+    q, k, v = torch.empty(3, 2, 16, 8192, 64, dtype=BF16, device="meta").unbind()
+    _, remarks = lowered(window, q, k, v, stages=("nd", "loop"))
+    assert [r.kind for r in remarks] == ["applied"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "head", "want"),
+    [
+        ("sm_90", 64, (64, 3, 4)), ("sm_90", 128, (64, 3, 4)), ("sm_90", 256, (128, 1, 8)), ("sm_80", 256, (64, 1, 8)),
+        ("sm_89", 128, (64, 1, 4)),
+    ],
+)  # fmt: skip
+def test_tiles_fit_shared_memory(machine, head, want):
+    """A bias of 32 bits has its blocks there, too."""
+    q, k, v = torch.empty(3, 4, 16, 512, head, dtype=BF16, device="meta").unbind()
+    bias = torch.empty(16, 512, 512, dtype=torch.float32, device="meta")
+    module, _ = lowered(in_f32, q, k, v, bias, stages=("nd", "loop", "mem"), machine=machine)
+    (nest,) = [op for op in module.walk() if isinstance(op, loop.NestOp)]
+    tile = schedule_table(nest)["gpu"].data
+    assert (tile["blocks"].data[0].value.data, tile["stages"].value.data, tile["warps"].value.data) == want
 
 
 @pytest.mark.parametrize("length", [64, 1000, 4096])
