@@ -32,7 +32,7 @@ from ...passes.manager.instrumentation import Instrumentation, print_ir
 from ...passes.manager.pass_manager import Pipeline, Stage, entry_text, is_deliberate, run
 from ...passes.manager.pipelines import default_pipeline, parse_pipeline
 from ...passes.manager.verify import InvalidIR, verify_ir
-from ..check.rounding import INEXACT, Noise, unexplained, unit_of
+from ..check.rounding import INEXACT, Noise, Rounding, unexplained, unit_of
 from ..ir_parser import parse_file
 from ..opt.inputs import random_inputs, with_own_memory
 from ..opt.run import kept_arguments
@@ -103,7 +103,7 @@ class IRCase:
             return "wrong", f"the lowered program raises {type(error).__name__}: {error}"
         wrong = {name: text for name in want if (text := difference(want[name], got[name]))}
         if wrong:
-            moved = [results(module, ctx, perturbed(inputs, k), interpret=True) for k in range(SAMPLES)]
+            moved = [rounded(module, ctx, inputs, k) for k in range(SAMPLES)]
             wrong = {n: t for n, t in wrong.items() if _is_unexplained(got[n], [want[n], *(m[n] for m in moved)])}
         return ("wrong", "; ".join(f"{name}: {text}" for name, text in wrong.items())) if wrong else ("right", "")
 
@@ -122,6 +122,12 @@ def results(module: ModuleOp, ctx: Context, inputs: list[Any], interpret: bool) 
     returned = run_module(module, ctx, given, interpret=interpret)
     found = {f"result {k}": value for k, value in enumerate(returned)}
     return found | {f"argument {k}": v for k, v in enumerate(given) if k in kept and isinstance(v, torch.Tensor)}
+
+
+def rounded(module: ModuleOp, ctx: Context, inputs: list[Any], seed: int) -> dict[str, Any]:
+    """What a module gives from inputs some ulps away, and with other roundings of what it computes."""
+    with Rounding(seed, (0.5, 1.0, 2.0, 4.0)[seed % 4]):
+        return results(module, ctx, perturbed(inputs, seed), interpret=True)
 
 
 def perturbed(inputs: list[Any], seed: int) -> list[Any]:

@@ -7,15 +7,19 @@ import sys
 
 import pytest
 import torch
+from xdsl.context import Context
 
 import stepwell
+from stepwell.dialects import load_dialects
 from stepwell.tools.check.rounding import samples, unexplained
 from stepwell.tools.fuzz.__main__ import Fuzz, main, parser
 from stepwell.tools.fuzz.case import Case, inputs_text
 from stepwell.tools.fuzz.check import verdict
+from stepwell.tools.fuzz.ir import rounded
 from stepwell.tools.fuzz.kinds import KINDS
 from stepwell.tools.fuzz.values import tensor
 from stepwell.tools.fuzz.worker import answer
+from stepwell.tools.ir_parser import parse_file
 from stepwell.tools.worker_pool import DIED
 
 WRONG = """
@@ -100,6 +104,21 @@ def test_what_branches_compute_is_rounded():
     found = [f["result 0"] for f in samples(program, lambda: [torch.linspace(0.1, 1, 5)], runs=2)]
     assert not any(torch.equal(f, found[0]) for f in found[1:])
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
+
+
+def test_what_ir_computes_is_rounded():
+    """Also where the inputs are integers, which are what they are."""
+    text = """
+    func.func @forward(%x: !nd.tensor<5 x i64>) -> !nd.tensor<5 x f32> {
+      %0 = nd.cast %x : (!nd.tensor<5 x i64>) -> !nd.tensor<5 x f32>
+      %1 = nd.exp %0 : !nd.tensor<5 x f32>
+      func.return %1 : !nd.tensor<5 x f32>
+    }"""
+    ctx = load_dialects(Context())
+    module, _ = parse_file(text, "case.mlir", ctx)
+    found = [rounded(module, ctx, [torch.arange(5)], k)["result 0"] for k in range(2)]
+    assert not torch.equal(*found)
+    torch.testing.assert_close(*found)
 
 
 def test_nan_and_infinity_are_looked_at():
