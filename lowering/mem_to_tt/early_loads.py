@@ -119,8 +119,9 @@ def _is_constant(load: LoadOp, constant: Container[SSAValue]) -> bool:
 
 
 def load_ahead(entry: Block, constant: Container[SSAValue], threads: int) -> None:
-    """In loops with products, load one iteration ahead what Triton does not copy ahead itself, as long as registers last: elements that lie
-    apart, of fewer bytes than an asynchronous copy has (scales of groups, every second element of a row), and single ones.
+    """In loops with products, load one iteration ahead the tiles that Triton does not copy ahead itself, as long as registers last: their
+    elements lie apart, and have fewer bytes than an asynchronous copy (every second element of a row). What a tile has one of in each row
+    (scales of groups) stays where it is: carrying it costs more than waiting (docs/lab/gpu-products.md).
 
         for %k: %s = tt.load %p[%k]; ... %s   ->   %first = tt.load %p[0]; for %k iter_args(%s = %first): %next = tt.load %p[%k + 1]; ... %s
     """
@@ -132,7 +133,7 @@ def load_ahead(entry: Block, constant: Container[SSAValue], threads: int) -> Non
         order = {op: k for k, op in enumerate(inside)}
         chosen: dict[LoadOp, set[Operation]] = {}
         for op in inside:
-            if not isinstance(op, LoadOp) or not _is_constant(op, constant) or _is_copied(op):
+            if not isinstance(op, LoadOp) or not _is_constant(op, constant) or _is_copied(op) or 1 in (shape_of(op.result.type) or (1,)):
                 continue
             needed = _of_iteration(op, order, loop.body.block)
             size = prod(shape_of(op.result.type) or ()) * bits_of(element_of(op.result.type))
@@ -235,9 +236,7 @@ def _may_divide_by_zero(op: Operation) -> bool:
 
 def _is_copied(load: LoadOp) -> bool:
     """Whether Triton copies what a load reads to shared memory while earlier iterations run: at least COPIED bits that lie side by side."""
-    shape, bits = shape_of(load.result.type), bits_of(element_of(load.result.type))
-    if shape is None:
-        return False
+    shape, bits = shape_of(load.result.type) or (), bits_of(element_of(load.result.type))
     return any(step == 1 and size * bits >= COPIED for step, size in zip(_steps(load.ptr), shape, strict=True)) or bits >= COPIED
 
 

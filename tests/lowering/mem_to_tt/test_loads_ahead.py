@@ -57,7 +57,7 @@ def test_what_lies_apart_is_loaded_an_iteration_ahead(case):
     module = lowered(function, *args).module
     (one,) = loops_of(module)
     carried = [shape_of(v.type) for v in one.body.block.args[2:]]
-    assert carried == {"scales of groups": [(32, 1)], "every second term": [(16, 256)], "side by side": []}[case]
+    assert carried == {"scales of groups": [], "every second term": [(16, 256)], "side by side": []}[case]
     masks = [op.mask is not None for op in one.body.block.ops if isinstance(op, LoadOp) and shape_of(op.result.type) in carried]
     assert all(masks) and len(masks) == len(carried)  # nothing is read behind the last iteration
     (got,) = run_loop(module, args, [], [])
@@ -67,10 +67,10 @@ def test_what_lies_apart_is_loaded_an_iteration_ahead(case):
 @pytest.mark.parametrize("terms", [2, 130, 300])
 def test_terms_may_be_a_symbol(terms):
     def scaled(x, w, t):
-        return F.linear(x, w * t[::2])
+        return F.linear(x, (w * t)[:, ::2])
 
-    found = lowered(scaled, numbers(16, 1024), numbers(32, 1024, seed=1), numbers(2048, seed=2), mode="symbolic")
+    found = lowered(scaled, numbers(16, 1024), numbers(32, 2048, seed=1), numbers(32, 1, seed=2), mode="symbolic")
     assert all(len(one.body.block.args) > 2 for one in loops_of(found.module))
-    args = numbers(16, terms, seed=3), numbers(32, terms, seed=4), numbers(2 * terms, seed=5)
+    args = numbers(16, terms, seed=3), numbers(32, 2 * terms, seed=4), numbers(32, 1, seed=5)
     (got,) = run_loop(found.module, args, found.constants, found.objects)
     torch.testing.assert_close(got, scaled(*args), rtol=2e-2, atol=2e-2)
