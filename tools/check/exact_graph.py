@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from .rounding import MOVES, Noise, unit_of
+from .rounding import MOVES, TIES, Noise, unit_of
 
 SAMPLES = 6
 """Runs with rounding errors at random."""
@@ -46,9 +46,6 @@ STEPS = frozenset(
     )
 )
 """Operators that may jump where their operands change a little, beside those that make integers of other numbers. """
-
-TIES = {"sort": 1, "topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1, "mode": 1}
-"""Operators that may choose among equal elements -> the place of their dimension among the arguments."""
 
 CONTRACTIONS = {"mm": 1, "bmm": 2, "addmm": 1, "baddbmm": 2, "mv": 1, "dot": 0, "linear": 1, "_int_mm": 1}
 """Operator -> the dimension of its last but one operand that is summed over."""

@@ -9,7 +9,7 @@ values that it chooses from, so no table of discontinuous operators is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ MAKES = frozenset(
     new_empty empty_strided new_empty_strided set_ resize_ lift_fresh scalar_tensor _local_scalar_dense""".split()
 )
 """Operators that round to the type of their result, and nothing before that: one that is run in its own types has done so."""
+TIES = {"sort": 1, "topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1, "mode": 1}
+"""Operators that may choose among equal elements -> the place of their dimension among the arguments."""
 ARITHMETIC = frozenset(
     "add sub rsub mul sum addmm mm bmm mv dot cumsum mean div addcmul index_add scatter_add index_put add_ sub_ mul_ div_".split()
 )
@@ -84,6 +86,8 @@ class Rounding(TorchDispatchMode):
             args, kwargs = pytree.tree_map_only(callable, self._rounding, (tuple(args), kwargs or {}))
             return run(*args, **kwargs)
         name = func._schema.name.split("::")[-1] if isinstance(func, torch._ops.OpOverload) else ""
+        if name in TIES and len(func._schema.returns) == 2 and args[0].dim() and not (kwargs or {}).get("stable"):
+            return self._of_equals(func, TIES[name], args, kwargs or {})
         if not name or name in MOVES or name in MAKES or func.is_view:
             return func(*args, **(kwargs or {}))
         exact = name in ARITHMETIC
@@ -92,6 +96,14 @@ class Rounding(TorchDispatchMode):
             args = pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t.clone(), exact) if t.dtype in INEXACT else t, tuple(args))
         out = func(*args, **(kwargs or {}))
         return pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t, exact), out)
+
+    def _of_equals(self, func: Any, at: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What an operator gives that may choose among equal elements: those that it would meet first in another order."""
+        value, *others = args
+        dim = kwargs.get("dim", args[at] if len(args) > at else -1)
+        order = self.noise.uniform(value.new_empty(value.shape[dim])).argsort()
+        values, places = func(value.index_select(dim, order), *others, **kwargs)
+        return values, order[places]
 
     def _rounding(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that rounds: operators that call one have switched the mode off."""

@@ -106,6 +106,19 @@ def test_what_branches_compute_is_rounded():
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("operator", ["topk(1, 0)", "sort(0)", "kthvalue(2, 0)", "median(0)", "mode(0)", "sort(dim=0, stable=True)"])
+def test_any_of_equal_elements_may_be_chosen(operator):
+    def program(inputs):
+        values, places = eval(f"x.{operator}", {"x": inputs[0]})
+        return {"result 0": values, "result 1": places}
+
+    x = torch.ones(7, 3)
+    found = samples(program, lambda: [x])
+    assert all(torch.equal(f["result 0"], found[0]["result 0"]) for f in found)
+    places = [f["result 1"] for f in found]
+    assert unexplained(places[0] + 1, places).any() == ("stable" in operator)
+
+
 def test_what_ir_computes_is_rounded():
     """Also where the inputs are integers, which are what they are."""
     text = """
