@@ -25,7 +25,7 @@ from ...passes.gpu.nest_types import UnsupportedNest
 from ..nest import body
 from ..nest.body import Nested, cast, elementwise, lower_op, shared_index
 from ..nest.builder import NO_FLAGS
-from .functions.exponentials import exponential, multiple, one_more, power_of_e
+from .functions.exponentials import exponential, multiple, one_more, power_of_e, tanh_as_quotient
 from .functions.integer_powers import integer_power
 from .functions.random_numbers import lower_random
 from .memory import lower_load, lower_store
@@ -324,6 +324,7 @@ RULES: dict[type[Operation], Rule] = {
     arith.AddfOp: shortened(one_more),
     arith.MulfOp: shortened(multiple),
     mlir_math.ExpOp: shortened(exponential),
+    mlir_math.TanhOp: shortened(tanh_as_quotient),
     arith.DivfOp: divide,
     arith.NegfOp: negate,
     arith.FloorDivSIOp: floor_divide,

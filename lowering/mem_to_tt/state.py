@@ -62,6 +62,8 @@ class State(NestValues):
         self.index = index
         self.exact = exact
         """Whether arithmetic is as in eager, number by number (`numerics="eager"`)."""
+        self.absolute = False
+        """Whether errors count by their size, and not by that of the number: of what is an exponent later."""
         self.dims: dict[Expr, SSAValue] = {}
         self.halves: dict[Expr, tuple[SSAValue, SSAValue]] = {}
         """Of dimensions along which the tile goes by steps of 1: where it begins, and how far from there each element is."""

@@ -71,6 +71,7 @@ class Scores(Factor):
 
     def __init__(self, kernel: NestLowering, terms: int, node: Node, found: WeighedProduct):
         super().__init__(kernel, LEFT, terms, node, False)
+        self.absolute = True
         self.loops: tuple[Loop, Loop] = (found.rows, found.terms)
         self._rows: dict[tuple[loop.ReduceOp, int], SSAValue] = {}
         for child in node.children:  # what the blocks of terms share stands before the loop over them

@@ -78,6 +78,14 @@ def _one_more_tanh(s: State, x: SSAValue, scale: float, factor: float) -> SSAVal
     return b.elementwise(arith.DivfOp, (b.constant(2.0 * factor, f32), whole), NO_FLAGS)
 
 
+def tanh_as_quotient(s: State, op: Operation) -> SSAValue | None:
+    """math.tanh as a quotient, as exact as a number of 1; None where it has to be as exact near 0."""
+    if not s.absolute or s.exact or op.results[0].type != f32:
+        return None
+    b = s.b
+    return b.elementwise(arith.SubfOp, (_one_more_tanh(s, s.get(op.operands[0]), 1.0, 1.0), b.constant(1.0, f32)), NO_FLAGS)
+
+
 def _one_more(op: Operation) -> tuple[mlir_math.ErfOp | mlir_math.TanhOp | None, float]:
     """f(x) and k where an operation computes k * (1 + f(x)), k > 0."""
     if isinstance(op, arith.AddfOp):
