@@ -222,15 +222,15 @@ class _Problem:
         for a in accesses:
             if len(a.index) != 4:
                 continue
+            if self.prices.plane and a.is_convolved():
+                self._pay(a.shaped, _LAST, self.prices.plane)  # programs read channels side by side
+                continue
             if self.prices.plane and not a.around & (free_dims(a.index[2]) | free_dims(a.index[3])):
                 groups = not free_dims(a.index[1]) <= a.around
                 if a.around & free_dims(a.index[0]) and (shapes or groups):
                     self._pay_plane(op, a, self.prices.plane if groups else self.prices.across)
                 continue
             if a.stores or a.shaped not in self.owner:
-                continue
-            if self.prices.plane and a.multiplied and a.around & (free_dims(a.index[2]) | free_dims(a.index[3])):
-                self._pay(a.shaped, _LAST, self.prices.plane)  # windows: programs read channels side by side
                 continue
             if store is not None and len(store.index) == 4:
                 along, across = (_moves(a, store, 3, 3), _moves(a, store, 1, 1)), (_moves(a, store, 3, 1), _moves(a, store, 1, 3))
@@ -263,6 +263,13 @@ class _Access:
     """The loops of the nest itself."""
     multiplied: bool = False
     """Whether it is a factor of products that are added up."""
+
+    def is_convolved(self) -> bool:
+        """Whether products are added up over channels, or over windows of pixels."""
+        if not self.multiplied:
+            return False
+        windows = any(free_dims(e) & self.around and free_dims(e) - self.around for e in self.index[2:])
+        return windows or bool(free_dims(self.index[1]) - self.around)
 
 
 def _out_number(nest: loop.NestOp, argument: SSAValue) -> int:
