@@ -160,8 +160,7 @@ def library_ns(work: Contraction, gpu: Gpu) -> float:
     if work.vector:
         call = vector_ns(one, gpu, gpu.rates.library["depthwise"], one.factors + one.result)
     else:
-        start = gpu.rates.start_us * 1e3
-        call = (price(one, gpu).ns - start) / (gpu.rates.library["convolution"] if work.windows is not None else 1.0) + start
+        call = price(one, gpu).ns + (gpu.rates.convolution_us * 1e3 if work.windows is not None else 0.0)
     total = max(call, gpu.rates.call_us * 1e3) * work.sums
     if work.computed:
         total += stream_ns(work.sources + work.computed, gpu)

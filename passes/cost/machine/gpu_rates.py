@@ -2,8 +2,8 @@
 
 An entry says which card it is of and where its figures come from. `generated` holds how much of the library's rate a generated product
 reaches, by form: `few` rows, tiles that fill the GPU (`full`), a factor that is computed on the way (`computed`), windows of an image
-(`convolution`), rows weighed by a softmax of products (`weighed`). `library` holds how much of it the library's convolutions reach.
-Depthwise convolutions are counted by the rate of f32, in both.
+(`convolution`), rows weighed by a softmax of products (`weighed`). Depthwise convolutions are counted by the rate of f32: `library` holds
+how much of that the library's reach.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ DATA = Path(__file__).with_name("gpus.json")
 @dataclass(frozen=True)
 class GpuRates:
     """One card. `memory_gbs`: GB/s of a copy, bytes read and written together; `cache_gbs`: from the cache that all multiprocessors share.
-    `start_us`: microseconds from one kernel to the next with nothing in it; `call_us`: of the host for a call of the library. `tflops`:
-    multiply-adds, counted as two, by type."""
+    `start_us`: microseconds from one kernel to the next with nothing in it; `call_us`: of the host for a call of the library;
+    `convolution_us`: how much longer the library's convolution takes than a product of its size. `tflops`: multiply-adds, counted as two,
+    by type."""
 
     card: str
     source: str
@@ -30,6 +31,7 @@ class GpuRates:
     cache_gbs: float
     start_us: float
     call_us: float
+    convolution_us: float
     tflops: Mapping[str, float]
     generated: Mapping[str, float]
     library: Mapping[str, float]
