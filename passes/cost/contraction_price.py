@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 
+from .held_numbers import fits_registers
 from .machine.gpu import Gpu
 
 OVERLAP = 0.1
@@ -22,7 +23,10 @@ SIDES = (256, 128, 64, 32, 16)
 """Sides of a tile of the result."""
 
 LARGEST = 128 * 256
-"""Elements of a tile of the result at most: they are registers."""
+"""Sums of a tile at most: they are registers."""
+
+WARPS = 8
+"""Warps of a program of such a tile."""
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """Parts that a sum may be split into."""
@@ -44,7 +48,8 @@ class Contraction:
     `beside`: bytes that such a kernel, or the generated one, reads beside the product; `later`: bytes that a nest behind the generated
     kernel reads of what that wrote, `follows` whether there is such a nest, which reads the library's product as it is; `apart`: whether
     something else is behind the library's call. `sources`: bytes that factors are computed from on the way, `computed` bytes of these
-    factors. Of a convolution, `windows` are the bytes of image and weight; `vector`: it is depthwise, and its channels are `batch`."""
+    factors. `held`: numbers of each element that a thread of the generated kernel keeps at once (held_numbers.py). Of a convolution,
+    `windows` are the bytes of image and weight; `vector`: it is depthwise, and its channels are `batch`."""
 
     rows: int
     columns: int
@@ -62,6 +67,7 @@ class Contraction:
     apart: bool = False
     sources: float = 0.0
     computed: float = 0.0
+    held: int = 1
     windows: float | None = None
     vector: bool = False
 
@@ -108,14 +114,17 @@ class Price:
     parts: int = 1
 
 
-def price(work: Contraction, gpu: Gpu, *, read: float | None = None, written: float | None = None, split: bool = True) -> Price:
-    """One kernel, all sums side by side; `read`, `written`: bytes of memory, if not those of factors and results."""
+def price(
+    work: Contraction, gpu: Gpu, *, read: float | None = None, written: float | None = None, split: bool = True, held: int = 1
+) -> Price:
+    """One kernel, all sums side by side; `read`, `written`: bytes of memory, if not those of factors and results. `held`: as in a work."""
     rates = gpu.rates
     moved = (work.factors if read is None else read) + (work.result if written is None else written)
     memory = moved / rates.memory_gbs
     best: Price | None = None
     for rows, columns, parts in product(SIDES, SIDES, SPLITS if split else (1,)):
-        if rows * columns * work.sums > LARGEST or work.depth < STEP * parts and parts > 1:
+        fits = rows * columns * work.sums <= LARGEST and fits_registers(rows * columns, WARPS, held)
+        if not fits or work.depth < STEP * parts and parts > 1:
             continue
         found = _tiled(work, gpu, (rows, columns), parts, memory)
         if best is None or found.ns < best.ns:
@@ -139,6 +148,11 @@ def _tiled(work: Contraction, gpu: Gpu, tile: tuple[int, int], parts: int, memor
     ns = busy + OVERLAP * memory if busy >= memory else memory + OVERLAP * busy
     bound = "memory" if memory > busy else "cache" if cache > units else "arithmetic"
     return Price(ns, bound, tile, parts)
+
+
+def is_few(work: Contraction) -> bool:
+    """Whether a product has so few rows, or columns, that the other matrix is read once."""
+    return min(work.rows, work.columns) <= FEW
 
 
 def stream_ns(moved: float, gpu: Gpu, start: bool = True) -> float:
@@ -169,20 +183,29 @@ def library_ns(work: Contraction, gpu: Gpu) -> float:
     return total
 
 
+def generated_price(work: Contraction, gpu: Gpu) -> Price:
+    """The kernel of a generated product, as if it reached the rates of the library. With few rows, what a thread keeps is no limit: its
+    tile is small."""
+    few = is_few(work)
+    written = work.result if work.stored is None else work.stored
+    return price(work, gpu, read=_read(work), written=written, split=few, held=1 if few else work.held)
+
+
+def _read(work: Contraction) -> float:
+    """Bytes that a generated kernel reads."""
+    return work.factors + work.beside + (work.sources - work.computed if work.computed and is_few(work) else 0.0)
+
+
 def generated_ns(work: Contraction, gpu: Gpu) -> float:
     """One kernel, and what a nest behind it reads of its results. Factors are computed on the way where there are few rows; else before."""
-    few = min(work.rows, work.columns) <= FEW
+    few = is_few(work)
     form = "convolution" if work.windows is not None else "few" if few else "full"
-    on_the_way = bool(work.computed) and few
-    read = work.factors + work.beside + (work.sources - work.computed if on_the_way else 0.0)
-    stored = work.result if work.stored is None else work.stored
-    if work.vector:  # coefficients are put in order before
-        ordered = gpu.rates.start_us * 1e3
-        return vector_ns(work, gpu, gpu.rates.generated["depthwise"], read + stored) + ordered + stream_ns(work.later, gpu, start=False)
-    found = price(work, gpu, read=read, written=stored, split=few)
     start = gpu.rates.start_us * 1e3
-    total = (found.ns - start) / gpu.rates.generated[form] + start
-    if work.computed and not on_the_way:
+    if work.vector:  # coefficients are put in order before
+        moved = _read(work) + (work.result if work.stored is None else work.stored)
+        return vector_ns(work, gpu, gpu.rates.generated["depthwise"], moved) + start + stream_ns(work.later, gpu, start=False)
+    total = (generated_price(work, gpu).ns - start) / gpu.rates.generated[form] + start
+    if work.computed and not few:
         total += stream_ns(work.sources + work.computed, gpu)
     return total + stream_ns(work.later, gpu, start=False)
 

@@ -18,7 +18,9 @@ from ....dialects import loop
 from ....dialects.expr import free_dims, product
 from ....dialects.expr.ranges import range_of
 from ....dialects.nd.types import element_bytes
+from ...analysis.accesses.varying import Varying
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
+from ...cost.held_numbers import BESIDE, fits_registers, held_numbers
 from ...cost.machine.gpu import Gpu
 from .product_nests import HALVES, Side, factors, product_sides
 from .tile import LEAST_DOT, Sizes, Tile, power_of_two
@@ -42,9 +44,7 @@ DOT_PROGRAMS = 96
 SIDES = (256, 128, 64)
 """Sides of a block of the result where both are long."""
 ACCUMULATORS = 128
-"""Numbers of the result that a thread has at most: as many again are what it computes of them."""
-BESIDE = 64
-"""Registers of a thread beside these numbers."""
+"""Sums that a thread has at most."""
 TERMS_BYTES = 128
 """Bytes of a row of a factor that are read at once: as much as shared memory interleaves."""
 MOST_STAGES = 4
@@ -81,8 +81,9 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
 @dataclass(frozen=True)
 class _Product:
     """What the price of a product's tile depends on. `axes` are the two sides, the one of a factor that is computed last: the units take
-    only the second factor from registers as it is there (docs/lab/gpu-products.md). `read` are bytes of each term of each factor, `beside`
-    those of each element of the result that are read and written beside it."""
+    only the second factor from registers as it is there (docs/lab/gpu-products.md). `read` are bytes of each term along each of them,
+    `widest` those of the widest factor, `beside` those of each element of the result that are read and written beside it; `held` are
+    numbers of each element that a thread keeps at once."""
 
     axes: tuple[Side, Side]
     rest: list[Loop]
@@ -92,7 +93,9 @@ class _Product:
     terms: int
     last: int
     read: tuple[int, int]
+    widest: int
     beside: float
+    held: int
 
     @staticmethod
     def of(info: NestAccess, sides: Sequence[Side], sizes: Sizes) -> _Product:
@@ -103,16 +106,34 @@ class _Product:
         if computed == [first]:
             first, second = second, first
         rest = [one for one in info.root.loops if one not in first and one not in second]
+        loads = _factors(inside)
 
         def read(side: Side) -> int:
-            return sum(element_bytes(a.dtype) for a in _factors(inside) if _along(a, side))
+            return sum(element_bytes(a.dtype) for a in loads if _along(a, side))
 
+        widest = max([element_bytes(a.dtype) for a in loads], default=1)
         beside = sum(element_bytes(a.dtype) for a in info.root.accesses if _along(a, first) and _along(a, second))
         return _Product(
             (first, second), rest, (sizes.trips(first), sizes.trips(second)), sizes.trips(rest), sum(len(factors(info, n)) for n in inside),
             max(sizes.trips(n.loops) for n in inside), gcd(*(sizes(n.loops[-1].size) for n in inside if len(n.loops) > 1)),
-            (read(first), read(second)), beside,
+            (read(first), read(second)), widest, beside, _held(info, first, second),
         )  # fmt: skip
+
+
+def _held(info: NestAccess, first: Side, second: Side) -> int:
+    """Numbers of each element of the result that a thread keeps at once."""
+    ops = list(info.root.op.regions[0].blocks[0].ops)
+    varying = Varying(info)
+    sums = [v for n in info.root.walk() if n is not info.root and n.op in ops for v in n.op.results]
+
+    def is_of_element(value: SSAValue) -> bool:
+        if value in info.exprs or value in sums:
+            return False
+        dims = varying.of_value(value)
+        return all(not dims.isdisjoint(one.dim for one in side) for side in (first, second))
+
+    stores = [op for op in ops if isinstance(op, loop.StoreOp)]
+    return held_numbers(sums, ops, stores, is_of_element, any(isinstance(op, loop.RandomOp) and is_of_element(op.result) for op in ops))
 
 
 def _are_windows(info: NestAccess, side: Side) -> bool:
@@ -136,14 +157,15 @@ def _factors(inside: Sequence[Node]) -> list[Access]:
 
 
 def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
-    """The blocks that the result may have, whose factors fit shared memory."""
+    """The blocks that the result may have, whose factors fit shared memory, and what is computed of them the registers."""
     for columns, rows in pairs(SIDES, SIDES):
         sides = rows, columns
         elements = sides[0] * sides[1] * work.sums
-        warps = next((n for n in (4, 8) if elements <= ACCUMULATORS * 32 * n), 0)
+        fitting = (n for n in (4, 8) if elements <= ACCUMULATORS * 32 * n and fits_registers(sides[0] * sides[1], n, work.held))
+        warps = next(fitting, 8 if sides == (SIDES[-1], SIDES[-1]) else 0)
         if not warps:
             continue
-        terms = max(LEAST_DOT, min(TERMS_BYTES // max(1, *work.read), power_of_two(work.terms)))
+        terms = max(LEAST_DOT, min(TERMS_BYTES // work.widest, power_of_two(work.terms)))
         while terms > LEAST_DOT and work.last % terms:
             terms //= 2  # a block within one iteration of the loops around the last: what these index is the same for all of it
         step = terms * (sides[0] * work.read[0] + sides[1] * work.read[1])

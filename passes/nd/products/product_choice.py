@@ -22,7 +22,8 @@ from ....dialects.expr import ONE, ZERO, product
 from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.pointwise import OPS, CastOp, PointwiseOp
 from ....dialects.nd.types import element_bytes, tensor_type
-from ...cost.contraction_price import Contraction, generated_ns, library_ns, stream_ns, weighed_ns
+from ...cost.contraction_price import Contraction, generated_ns, generated_price, is_few, library_ns, stream_ns, weighed_ns
+from ...cost.held_numbers import held_numbers
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
 from .carried_scores import carried_scores, exact_factors
@@ -127,7 +128,14 @@ class ProductChooser:
                 return Choice(False, slow, *prices)
         elif any(_rows_are_odd(x) for x in (op.lhs, op.rhs)):
             return Choice(False, "rows of a factor are no multiple of 16 bytes", *prices)
-        return Choice(prices[1] <= prices[0], "by price", *prices)
+        return Choice(prices[1] <= prices[0], "by price" + self._narrowed(one.work), *prices)
+
+    def _narrowed(self, work: Contraction) -> str:
+        """Which block of the result what stands behind a product leaves room for, where that is less than the product alone has."""
+        wide, narrow = (generated_price(replace(work, held=held), self.gpu) for held in (1, work.held))
+        if is_few(work) or wide.tile == narrow.tile:
+            return ""
+        return f", a thread keeps {work.held} numbers of each element, so that a program has {narrow.tile[0]} x {narrow.tile[1]} of them"
 
     def has_few_rows(self, op: nd.MatmulOp) -> bool:
         """Whether a product of two matrices surely has few rows, or columns."""
@@ -372,8 +380,32 @@ def _with_neighbours(bare: Contraction, region: _Region, hints: Mapping[str, int
         later += moved if any(map(_reads_by_element, outside)) else 0
     return replace(
         bare, stored=float(stored), kept=float(kept), beside=float(_beside(region, inside, hints)), later=float(later),
-        follows=later > 0, apart=region.computes(),
+        follows=later > 0, apart=region.computes(), held=_held(region),
     )  # fmt: skip
+
+
+def _held(region: _Region) -> int:
+    """Numbers of each element that a thread of a generated kernel keeps at once."""
+    block = region.sources[0].owner
+    assert isinstance(block, Operation) and block.parent is not None
+    ops = [op for op in block.parent.ops if op in region.behind]
+    outside = {op for op in ops if any(u.operation not in region.behind for u in op.results[0].uses)}
+    return held_numbers(region.sources, ops, outside, lambda _: True, _draws(region))
+
+
+def _draws(region: _Region) -> bool:
+    """Whether random numbers meet what stands behind a product, one for each element."""
+    worklist = [v for op in region.behind for v in op.operands]
+    seen = set(worklist)
+    while worklist:
+        op = worklist.pop().owner
+        if isinstance(op, nd.RandomOp) and product(tensor_type(op.results[0]).dims) is region.numel:
+            return True
+        if isinstance(op, PointwiseOp | nd.ReshapeOp | nd.PermuteOp):
+            new = [v for v in op.operands if v not in seen]
+            seen.update(new)
+            worklist += new
+    return False
 
 
 def _reads_by_element(user: Operation) -> bool:

@@ -1,0 +1,50 @@
+"""Which block of the result a program of a product has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import import_function, without_data
+
+from stepwell.passes.analysis.nest_key import is_nest_in_memory
+from stepwell.passes.analysis.schedule_attrs import schedule_table
+from stepwell.passes.gpu.tiles.candidates import GPU
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.tools.backend.compile_graph import context
+
+
+def empty(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype)
+
+
+def tile(function, *args):
+    """The tile of the one product of a program that is generated: sides of its block, and the numbers by name."""
+    module = import_function(function, *without_data(args, "cpu")).module
+    pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem"))
+    pipeline.replace("nd-library-products", "nd-library-products{library=never}")
+    run(pipeline, module, context())
+    tables = [schedule_table(op)[GPU].data for op in module.walk() if is_nest_in_memory(op)]
+    (found,) = [table for table in tables if "dot" in table]
+    numbers = {key: n.value.data for key, n in found.items() if key not in ("axes", "blocks", "rest")}
+    return tuple(sorted(n.value.data for n in found["blocks"].data)), numbers
+
+
+def dropped(x, w):
+    return F.dropout(F.gelu(F.linear(x, w)), 0.1, True)
+
+
+def gated(x, w):
+    u, v = F.linear(x, w).chunk(2, -1)
+    return F.gelu(u, approximate="tanh") * v
+
+
+@pytest.mark.parametrize(
+    ("function", "block"),
+    [(lambda x, w: F.silu(F.linear(x, w)), (128, 256)), (gated, (128, 128)), (dropped, (64, 128))],
+    ids=["one number", "two sums", "random numbers"],
+)
+def test_what_a_thread_keeps_bounds_the_block(function, block):
+    """Numbers of an element that are there at once have registers."""
+    assert tile(function, empty(8192, 2048), empty(8192, 2048))[0] == block
