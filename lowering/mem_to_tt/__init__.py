@@ -31,11 +31,12 @@ from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.levels import refuse_tensors
 from ...passes.analysis.nest_access import NestAccess
 from ...passes.analysis.nest_key import is_nest_in_memory
+from ...passes.analysis.schedule_attrs import bounds_of, narrowed
 from ...passes.analysis.symbols import symbol_facts
 from ...passes.cost.machine import Gpu, machine_of
 from ...passes.gpu.gpu_cooperative_rows import CLEARS
 from ...passes.gpu.nest_types import UnsupportedNest
-from ...passes.gpu.tiles.bounds import BEYOND, bounds_of, is_within, narrowed, nest_beyond
+from ...passes.gpu.tiles.bounds import BEYOND, is_within, nest_beyond
 from ...passes.gpu.tiles.candidates import read_tile
 from ...passes.gpu.tiles.rules import choose
 from ...passes.manager.pass_manager import Pass

@@ -8,6 +8,8 @@ from xdsl.dialects.builtin import DenseArrayBase, DictionaryAttr, IntegerAttr, I
 from xdsl.ir import Attribute, Operation
 
 from ...dialects import loop
+from ...dialects.expr import Sym, sym
+from ...dialects.expr.ranges import Range, RangeEnv
 
 FIXED = "fixed"
 """Key: the loops run as they are written, outermost first; none is merged with another, split or moved."""
@@ -15,6 +17,10 @@ TILES = "tiles"
 """Key: how many iterations of each loop of the nest make a tile, 0 for all of them."""
 INDEX_BITS = "index_bits"
 """Key: a width that every index, offset and extent of the nest fits, as a signed number."""
+GPU = "gpu"
+"""Key: the tile on a GPU (passes/gpu/tiles/candidates.py)."""
+BOUNDS = "bounds"
+"""Key in the schedule of a nest."""
 ASKED = "asked"
 """Attribute of a nest: the place in the user's program that asked for what the schedule says."""
 
@@ -75,3 +81,21 @@ def index_bits(nest: Operation) -> int:
     """The width that indices of a nest are known to fit: 64 where nothing is said."""
     given = schedule_table(nest).get(INDEX_BITS)
     return given.value.data if isinstance(given, IntegerAttr) else 64
+
+
+def narrowed(symbols: RangeEnv, bounds: Mapping[Sym, int]) -> RangeEnv:
+    """What is known of sizes within bounds."""
+    known = {s: symbols.get(s, Range()).intersect(Range(None, bound)) for s, bound in bounds.items()}
+    return RangeEnv({**symbols, **known}) if bounds else symbols
+
+
+def write_bounds(nest: loop.NestOp, bounds: Mapping[Sym, int]) -> None:
+    """Note bounds on a nest."""
+    update_schedule(nest, {BOUNDS: DictionaryAttr({s.name: IntegerAttr(n, i64) for s, n in bounds.items()})})
+
+
+def bounds_of(nest: Operation) -> dict[Sym, int]:
+    """The bounds that are noted on a nest."""
+    given = schedule_table(nest).get(BOUNDS)
+    entries = given.data if isinstance(given, DictionaryAttr) else {}
+    return {sym(name): n.value.data for name, n in entries.items() if isinstance(n, IntegerAttr)}

@@ -33,7 +33,7 @@ from ..analysis.dependences import address_in, memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
-from ..analysis.schedule_attrs import schedule_table
+from ..analysis.schedule_attrs import GPU, narrowed, schedule_table, write_bounds
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import add_out
@@ -45,8 +45,8 @@ from .nest_types import UnsupportedNest, scalar_type
 from .shared_rows import HEADER, half_words, part_of, words_of
 from .short_runs import shortest_run
 from .tiles import rules as config
-from .tiles.bounds import narrowed, near_sizes, with_room, write_bounds
-from .tiles.candidates import GPU, write_tile
+from .tiles.bounds import near_sizes, with_room
+from .tiles.candidates import write_tile
 from .tiles.rules import has_effect
 from .tiles.tile import Sizes, Tile, power_of_two
 

@@ -26,7 +26,7 @@ from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
-from ..analysis.schedule_attrs import schedule_table
+from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import add_out, clone_into
@@ -35,7 +35,6 @@ from ..manager.pass_manager import Pass
 from ..mem.mem_split_scalars import drop_unused, has_buffer, is_plain, load_value, reads_own, slice_of, store_values
 from .short_runs import MIN_RUN_BYTES, shortest_run
 from .tiles import rules as config
-from .tiles.candidates import GPU
 from .tiles.tile import Sizes, bytes_moved
 
 BANDWIDTH = 4000.0

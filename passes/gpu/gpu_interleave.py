@@ -26,12 +26,11 @@ from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
-from ..analysis.schedule_attrs import schedule_table
+from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import INDEX, index_op, needed_by
 from ..manager.pass_manager import Pass
 from .gpu_split_rows import only_where
-from .tiles.candidates import GPU
 from .tiles.tile import SHORT_LOOP
 
 MAX_BODY_OPS = 24

@@ -10,11 +10,12 @@ from xdsl.dialects.builtin import ModuleOp
 from ...dialects import loop
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.schedule_attrs import bounds_of, narrowed, write_bounds
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
 from ..manager.pass_manager import Pass
 from .nest_types import UnsupportedNest
-from .tiles.bounds import bounds_of, choose_bounds, narrowed, write_bounds
+from .tiles.bounds import choose_bounds
 from .tiles.candidates import read_tile, write_tile
 from .tiles.rules import choose
 

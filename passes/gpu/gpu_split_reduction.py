@@ -16,7 +16,7 @@ from ...dialects import loop
 from ...dialects.expr import Expr, dim, product
 from ...dialects.expr.ranges import RangeEnv
 from ..analysis.nest_access import NestAccess
-from ..analysis.schedule_attrs import schedule_table
+from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import replace_loops
@@ -24,7 +24,6 @@ from ..loop.transform.loop_split_reduction import LoopSplitReduction
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
 from .short_runs import short_run
-from .tiles.candidates import GPU
 from .tiles.product_tiles import DOT_PROGRAMS, product_tile
 from .tiles.rules import LANES, UNROLL, column_loop
 from .tiles.tile import Sizes, Tile

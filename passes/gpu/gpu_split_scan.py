@@ -30,7 +30,7 @@ from ...dialects.nd.types import is_float
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.reduction_kinds import Cursor, combine, identity, unscaled
-from ..analysis.schedule_attrs import schedule_table
+from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import clone_into, drop_index, index_op, needed_by, replace_loops
@@ -39,7 +39,6 @@ from ..manager.pass_manager import Pass
 from .gpu_fission import BANDWIDTH, GAIN, LAUNCH_NS
 from .gpu_split_reduction import FEWEST_PARTS, MIN_PART_ELEMENTS, programs_of
 from .gpu_split_rows import only_where
-from .tiles.candidates import GPU
 from .tiles.rules import UNROLL, choose, column_loop
 from .tiles.tile import Sizes, bytes_moved, power_of_two
 

@@ -24,11 +24,10 @@ from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor, combine
-from ..analysis.schedule_attrs import schedule_table
+from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
 from ..manager.pass_manager import Pass
-from .tiles.candidates import GPU
 from .tiles.window_tiles import lane_of, overlap
 
 STRIPS = (4, 5, 7, 3, 2)

@@ -39,11 +39,11 @@ from ...lowering.mem_to_tt.kernel import lower_nest
 from ...lowering.outline import Arguments
 from ...passes.analysis.nest_access import NestAccess
 from ...passes.analysis.nest_key import is_nest_in_memory, nest_key
-from ...passes.analysis.schedule_attrs import schedule_table, update_schedule
+from ...passes.analysis.schedule_attrs import GPU, schedule_table, update_schedule
 from ...passes.analysis.symbols import symbol_facts
 from ...passes.cost.machine import Gpu, machine_of
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type
-from ...passes.gpu.tiles.candidates import GPU, candidates, doubt, read_tile, tile_attr
+from ...passes.gpu.tiles.candidates import candidates, doubt, read_tile, tile_attr
 from ...passes.gpu.tiles.rules import choose
 from ...passes.gpu.tiles.tile import DEFAULT_HINT
 from ...passes.manager.instrumentation import remark

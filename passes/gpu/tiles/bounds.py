@@ -9,20 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, UnitAttr, i64
-from xdsl.ir import Operation
+from xdsl.dialects.builtin import DictionaryAttr, UnitAttr
 
 from ....dialects import loop
-from ....dialects.expr import ONE, Expr, Sym, free_syms, maximum, minimum, product, sym
+from ....dialects.expr import ONE, Expr, Sym, free_syms, maximum, minimum, product
 from ....dialects.expr.ranges import Range, RangeEnv
 from ...analysis.nest_access import NestAccess
-from ...analysis.schedule_attrs import schedule_table, update_schedule
-from .candidates import GPU
+from ...analysis.schedule_attrs import GPU, narrowed, schedule_table
 from .rules import column_loop, fits_i32, fits_on_chip, long_loops
 from .tile import DEFAULT_HINT, Sizes, power_of_two
 
-BOUNDS = "bounds"
-"""Key in the schedule of a nest."""
 BEYOND = "beyond_bounds"
 """Attribute of a nest: it runs where its bounds do not hold."""
 MIN_SIZE_BOUND = 1024
@@ -75,24 +71,6 @@ def with_room(nest: loop.NestOp, symbols: RangeEnv, near: Mapping[Sym, int], row
             more = {**found, s: MAX_SIZE_GROWTH * n}
             found = more if found[s] < MAX_SIZE_GROWTH * n and fits(more) else found
     return found
-
-
-def narrowed(symbols: RangeEnv, bounds: Mapping[Sym, int]) -> RangeEnv:
-    """What is known of sizes within bounds."""
-    known = {s: symbols.get(s, Range()).intersect(Range(None, bound)) for s, bound in bounds.items()}
-    return RangeEnv({**symbols, **known}) if bounds else symbols
-
-
-def write_bounds(nest: loop.NestOp, bounds: Mapping[Sym, int]) -> None:
-    """Note bounds on a nest."""
-    update_schedule(nest, {BOUNDS: DictionaryAttr({s.name: IntegerAttr(n, i64) for s, n in bounds.items()})})
-
-
-def bounds_of(nest: Operation) -> dict[Sym, int]:
-    """The bounds that are noted on a nest."""
-    given = schedule_table(nest).get(BOUNDS)
-    entries = given.data if isinstance(given, DictionaryAttr) else {}
-    return {sym(name): n.value.data for name, n in entries.items() if isinstance(n, IntegerAttr)}
 
 
 def is_within(bounds: Mapping[Sym, int]) -> Expr:

@@ -23,7 +23,7 @@ from xdsl.ir import Attribute
 from ....dialects import loop
 from ....dialects.expr import Expr
 from ...analysis.nest_access import Loop, NestAccess
-from ...analysis.schedule_attrs import schedule_table, update_schedule
+from ...analysis.schedule_attrs import GPU, schedule_table, update_schedule
 from ...cost.machine.gpu import Gpu
 from ..nest_types import UnsupportedNest
 from ..shared_rows import part_of
@@ -31,8 +31,6 @@ from .rules import BLOCK, FEWEST_LANES, choose, column_loop, has_effect, long_lo
 from .tile import LEAST_DOT, Sizes, Tile, power_of_two
 from .value_tiles import SQUARE, only_sets
 
-GPU = "gpu"
-"""Key in the schedule of a nest."""
 LARGEST_GROUP = 32
 """Programs that may share a tile: each lane of a warp looks after one of them."""
 SHARED = {

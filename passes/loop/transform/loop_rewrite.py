@@ -14,6 +14,7 @@ from ....dialects.expr.ranges import Range, RangeEnv, simplify
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd.base import ExprsAttr
 from ...analysis.schedule_attrs import int_attr, schedule_table
+from .tile_numbers import renumber_written
 
 INDEX = loop.INDEX
 VECTOR, TILE = "vector", "tile"
@@ -59,6 +60,8 @@ def _renumber_schedule(target: loop.LoopLike, places: Sequence[Expr]) -> None:
             del entries[key]
     if TILE in entries and entries.get(TILE) == entries.get(VECTOR):  # one loop now: there is no other to tile
         del entries[TILE]
+    if isinstance(target, loop.NestOp):
+        entries = renumber_written(entries, [sorted(d.index for d in free_dims(e)) for e in places])
     if isinstance(target, loop.NestOp) and entries != schedule_table(target):
         target.properties["schedule"] = DictionaryAttr(entries)
 

@@ -24,6 +24,7 @@ from ...manager.errors import did_you_mean
 from ...manager.locations import source_location
 from ...manager.pass_manager import Pass
 from ..directives import Outcome
+from .tile_numbers import note_loops, renumber_tile
 
 log = logging.getLogger("stepwell")
 
@@ -77,12 +78,16 @@ class NestTransform(Pass):
 
     def _one(self, nest: loop.NestOp, entry: str, symbols: RangeEnv) -> None:
         title_before = label_of(nest)
+        note_loops(nest, symbols)
         try:
             done = self.transform(nest, self._target(nest), symbols)
         except Refused as reason:
+            renumber_tile(nest, symbols)
             self.statistic("num-refused")
             self._refused(nest, entry, str(reason))
             return
+        if not renumber_tile(nest, symbols):
+            done = f"{done}; its tile on a GPU is gone, two axes of which would share a loop"
         self.statistic("num-applied")
         self.remark(nest, done, kind="applied")
         if self.asked:

@@ -17,8 +17,7 @@ from stepwell.dialects.tt.structure import FuncOp
 from stepwell.dialects.tt.types import shape_of
 from stepwell.errors import StepwellError
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
-from stepwell.passes.analysis.schedule_attrs import schedule_table, update_schedule
-from stepwell.passes.gpu.tiles.candidates import GPU
+from stepwell.passes.analysis.schedule_attrs import GPU, schedule_table, update_schedule
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.tools.backend.compile_graph import context

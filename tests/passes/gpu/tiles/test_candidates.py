@@ -16,11 +16,10 @@ from stepwell.errors import StepwellError
 from stepwell.lowering.mem_to_tt.kernel import ABREAST
 from stepwell.passes.analysis.nest_access import NestAccess
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
-from stepwell.passes.analysis.schedule_attrs import schedule_table, update_schedule
+from stepwell.passes.analysis.schedule_attrs import BOUNDS, GPU, schedule_table, update_schedule
 from stepwell.passes.analysis.symbols import symbol_facts
 from stepwell.passes.cost.machine.gpu import machine
-from stepwell.passes.gpu.tiles.bounds import BOUNDS
-from stepwell.passes.gpu.tiles.candidates import GPU, candidates, read_tile, tile_attr
+from stepwell.passes.gpu.tiles.candidates import candidates, read_tile, tile_attr
 from stepwell.passes.gpu.tiles.rules import choose
 from stepwell.passes.gpu.tiles.tile import Tile
 from stepwell.passes.manager.instrumentation import Instrumentation
