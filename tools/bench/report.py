@@ -188,7 +188,7 @@ def markdown(results: dict[str, Any], name: str, command: str) -> str:
     ceilings = results["ceilings"]
     lines = [
         f"# Kernels: {name}", "",
-        f"{about}. Copy {ceilings['copy_GBps']:.0f} GB/s, bf16 product {ceilings['bf16_TFLOPs']:.0f} TFLOP/s. Made by", "",
+        f"{about}. Copy {ceilings['copy_GBps']:.0f} GB/s, bf16 product {ceilings['bf16_TFLOPs']:.3g} TFLOP/s. Made by", "",
         f"    {command}", "",
         "Milliseconds, in brackets the share of the floor (inputs and results moved once at the bandwidth of a copy, or the operations at "
         "the rate of a product); ratios above 1: stepwell is faster; seconds of the first call, compilation included; error relative to "
