@@ -221,14 +221,14 @@ def _multiply(a: Range, b: Range) -> Range:
     return UNBOUNDED
 
 
-def _is_divisor(r: Range) -> bool:
-    """Whether all that a range holds is positive, and it holds something: no size of a loop without iterations is left inside of it."""
-    return r.lo is not None and r.lo >= 1 and (r.hi is None or r.hi >= r.lo)
+def _is_empty(r: Range) -> bool:
+    """Whether a range holds nothing: no size of a loop without iterations is left inside of it."""
+    return r.lo is not None and r.hi is not None and r.hi < r.lo
 
 
 def _range_floordiv(e: FloorDiv, env: RangeEnv) -> Range:
     a, b = _range(e.lhs, env), _range(e.rhs, env)
-    if not _is_divisor(b):
+    if b.lo is None or b.lo < 1 or _is_empty(b):
         return UNBOUNDED
     lo = hi = None
     if a.lo is not None:
@@ -240,7 +240,7 @@ def _range_floordiv(e: FloorDiv, env: RangeEnv) -> Range:
 
 def _range_mod(e: Mod, env: RangeEnv) -> Range:
     a, b = _range(e.lhs, env), _range(e.rhs, env)
-    if not _is_divisor(b):
+    if b.lo is None or b.lo < 1 or _is_empty(b):
         return UNBOUNDED
     if a.lo is not None and a.hi is not None:
         if b.lo == b.hi and a.lo // b.lo == a.hi // b.lo:
