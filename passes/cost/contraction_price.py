@@ -37,6 +37,9 @@ STEP = 64
 WEIGHED_ROWS = 64
 """Rows that a program weighs for."""
 
+LEAST_PART = 128
+"""Terms that a part of a row has at least."""
+
 FEW = 64
 """Rows, or columns, up to which a generated product is one of few: the other matrix is read once, by programs that may share its sums."""
 
@@ -211,11 +214,14 @@ def generated_ns(work: Contraction, gpu: Gpu) -> float:
 
 
 def weighed_ns(work: Weighing, gpu: Gpu) -> float:
-    """One kernel; a program goes through all terms of its rows."""
+    """One kernel. A program goes through all terms of its rows, or through a part of them where there are few programs."""
     rates = gpu.rates
     tiles = work.batch * ceil(work.rows / WEIGHED_ROWS)
     each = float(work.depth + work.columns) * work.terms * rates.multiprocessors
     units = 2.0 * WEIGHED_ROWS * each / (rates.tflops[work.kind] * 1e3 * rates.generated["weighed"])
-    busy = ceil(tiles / gpu.multiprocessors) * max(units, each * work.width / rates.cache_gbs)
+    waves = float(ceil(tiles / gpu.multiprocessors))
+    if tiles < gpu.multiprocessors:
+        waves = min(1.0, max(tiles / gpu.multiprocessors, LEAST_PART / max(1, work.terms)))
+    busy = waves * max(units, each * work.width / rates.cache_gbs)
     memory = work.moved / rates.memory_gbs
-    return max(busy, memory) + OVERLAP * min(busy, memory) + rates.start_us * 1e3
+    return max(busy, memory) + OVERLAP * min(busy, memory) + rates.start_us * 1e3 * (1 if waves >= 1.0 else 2)

@@ -27,6 +27,7 @@ from .short_runs import short_run
 from .tiles.product_tiles import DOT_PROGRAMS, product_tile
 from .tiles.rules import LANES, UNROLL, column_loop
 from .tiles.tile import Sizes, Tile
+from .tiles.weighed_products import weighed_tile
 
 PROGRAMS_EACH = 16
 """Programs for each multiprocessor that keep a large GPU busy."""
@@ -40,6 +41,8 @@ DOT_PARTS = (2, 4, 8)
 """In how many parts the sums of a product may be split."""
 DOT_BLOCKS = 2
 """Blocks of terms that a part has at least."""
+WEIGHED_BLOCKS = 4
+"""The same of rows that a softmax weighs: their parts are put together by a kernel that reads three numbers of each."""
 MIN_PART_ELEMENTS = 4096
 """Elements that a program reads at least; a reduction that is shorter stays whole."""
 
@@ -62,6 +65,10 @@ class GpuSplitReduction(Pass):
             for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
                 for reduce in [r for r in nest.block.ops if isinstance(r, loop.ReduceOp)]:
                     info = NestAccess(nest, symbols)
+                    weighed = weighed_tile(info, gpu)
+                    if weighed is not None:
+                        self._split_weighed(nest, reduce, weighed, sizes, symbols, gpu)
+                        continue
                     tile = product_tile(info, sizes, gpu)
                     if tile is not None:
                         self._split_product(nest, reduce, tile, sizes, symbols)
@@ -114,6 +121,21 @@ class GpuSplitReduction(Pass):
         parts = next((n for n in even if programs * n >= DOT_PROGRAMS), even[-1])
         said = LoopSplitReduction(parts=parts, parts_first=True).transform(nest, reduce, symbols)
         self.remark(nest, f"product split: {said}", kind="applied")
+        self.statistic("num-split")
+
+    def _split_weighed(self, nest: loop.NestOp, reduce: loop.ReduceOp, tile: Tile, sizes: Sizes, symbols: RangeEnv, gpu: Gpu) -> None:
+        """Parts of rows that a softmax weighs, where few programs have all of them."""
+        programs, terms = tile.programs(sizes), sizes(product(reduce.loop_sizes))
+        most = min(-(-gpu.resident_programs // max(1, programs)), terms // tile.inner // WEIGHED_BLOCKS)
+        if programs > gpu.multiprocessors // 2 or most < 2:
+            return
+        parts = even_parts(terms, most, tile.inner)
+        try:
+            said = LoopSplitReduction(parts=parts, parts_first=True).transform(nest, reduce, symbols)
+        except Refused as refused:
+            self.remark(nest, f"weighed rows not split: {refused}", kind="missed")
+            return
+        self.remark(nest, f"weighed rows split: {said}", kind="applied")
         self.statistic("num-split")
 
     def _wanted(self, nest: loop.NestOp, reduce: loop.ReduceOp, sizes: Sizes, info: NestAccess, gpu: Gpu) -> int:

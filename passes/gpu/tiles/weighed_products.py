@@ -91,7 +91,8 @@ def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
     columns = max(LEAST_DOT, power_of_two(most))
     rest = [one for one in info.root.loops if one is not found.rows and one is not found.columns]
     wide = columns > MAX_COLUMNS // 2
-    rows = WIDE_ROWS if wide and gpu.multiplies_in_groups else ROWS
+    all_rows = power_of_two(range_of(found.rows.size, info.ranges).hi or ROWS)
+    rows = max(LEAST_DOT, min(WIDE_ROWS if wide and gpu.multiplies_in_groups else ROWS, all_rows))
     stages = _stages(info, found, rows, columns, WIDE_STAGES if wide else STAGES, gpu)
     return Tile([([found.rows], rows), ([found.columns], columns)], rest, inner=TERMS, stages=stages, warps=WARPS * (1 + wide), dot=1)
 

@@ -48,11 +48,15 @@ class CarriedScores:
     def work(self, hints: Mapping[str, int], kind: str, width: int) -> Weighing:
         """What the kernel does."""
         *batch, rows, columns = [size(n, hints) for n in tensor_type(self.weighed.result).dims]
-        terms = size(tensor_type(self.weighed.lhs).dims[-1], hints)
+        terms, count = size(tensor_type(self.weighed.lhs).dims[-1], hints), prod(batch)
         depth = sum(size(tensor_type(op.lhs).dims[-1], hints) for op in self.scores)
         read = [*(v for op in self.scores for v in op.operands), self.weighed.rhs, *self.beside]
-        moved = sum(bytes_of(v, hints) for v in dict.fromkeys(read)) + bytes_of(self.weighed.result, hints)
-        return Weighing(prod(batch), rows, terms, depth, columns, kind, width, float(moved))
+        sources = dict.fromkeys(_source(v) for v in read)
+        moved = sum(bytes_of(v, hints) for v in sources) + bytes_of(self.weighed.result, hints)
+        if rows == 1:  # those of the heads that share keys
+            rows = bytes_of(self.weighed.rhs, hints) // max(1, bytes_of(_source(self.weighed.rhs), hints))
+            count //= max(1, rows)
+        return Weighing(count, rows, terms, depth, columns, kind, width, float(moved))
 
 
 def carried_scores(weighed: nd.MatmulOp, possible: Collection[Operation], symbols: RangeEnv) -> CarriedScores | None:
@@ -77,10 +81,22 @@ def carried_scores(weighed: nd.MatmulOp, possible: Collection[Operation], symbol
     long = [tensor_type(weighed.result).dims[-1], *(tensor_type(op.lhs).dims[-1] for op in found)]
     if not found or any((hi := range_of(n, symbols).hi) is None or hi > MAX_LENGTH for n in long):
         return None
-    rows = tensor_type(weighed.result).dims[-2].value
-    if rows == 1 or any(op not in possible for op in found) or not _all_end_in(weighed, found):
+    alone = tensor_type(weighed.result).dims[-2].value == 1 and not repeated(weighed.rhs)
+    if alone or any(op not in possible for op in found) or not _all_end_in(weighed, found):
         return None
     return CarriedScores(tuple(found), weighed, weighed.lhs, tuple(v for v in beside if product(tensor_type(v).dims).value != 1))
+
+
+def repeated(x: SSAValue) -> bool:
+    """Whether a tensor has elements of another one several times (keys that heads share)."""
+    return product(tensor_type(_source(x)).dims) is not product(tensor_type(x).dims)
+
+
+def _source(x: SSAValue) -> SSAValue:
+    """The tensor that views and casts give another one of."""
+    while isinstance(x.owner, nd.ViewOp | CastOp):
+        x = x.owner.operands[0]
+    return x
 
 
 def exact_factors(op: nd.MatmulOp) -> tuple[CastOp, CastOp] | None:

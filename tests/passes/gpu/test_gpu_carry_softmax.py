@@ -170,6 +170,30 @@ def test_attention_is_one_kernel(name):
     torch.testing.assert_close(got.float(), want.float(), rtol=4e-2, atol=4e-2, equal_nan=True)
 
 
+def decoding(q, k, v):
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    return torch.ops.aten._safe_softmax(products(q.float(), k.float()) * 0.125, -1).to(q.dtype) @ v
+
+
+@pytest.mark.parametrize("terms", [1024, 1091, 100])
+def test_one_row_of_heads_that_share_keys_is_weighed_by_parts(terms):
+    """Decoding: the heads of a group are the rows of a product, and programs have parts of the keys."""
+    args = numbers(2, 12, 1, 64), numbers(2, 2, terms, 64), numbers(2, 2, terms, 64)
+    module, remarks = lowered(decoding, *args)
+    assert [r.kind for r in remarks] == ["applied"], [r.message for r in remarks]
+    found = [f for f in module.ops if isinstance(f, FuncOp)]
+    products = [sum(isinstance(op, DotOp) for op in f.walk()) for f in found]
+    assert products == {1024: [2, 0], 1091: [2, 2, 0], 100: [2]}[terms]
+    (got,) = run_loop(module, args, [], [])
+    torch.testing.assert_close(got.float(), decoding(*args).float(), rtol=2e-2, atol=2e-2)
+
+
+def test_one_row_alone_is_a_call():
+    args = [torch.empty(2, 4, n, 64, dtype=BF16, device="meta") for n in (1, 8192, 8192)]
+    module, remarks = lowered(decoding, *args, stages=("nd", "loop"))
+    assert not remarks and not [op for op in module.walk() if isinstance(op, loop.ReduceOp) and "softmax_dot" in op.kind_names]
+
+
 def test_scores_may_be_more_than_32_bits_count():
     q, k, v = torch.empty(3, 2, 16, 8192, 64, dtype=BF16, device="meta").unbind()
     _, remarks = lowered(window, q, k, v, stages=("nd", "loop"))
