@@ -36,7 +36,8 @@ def transformed(strides: str, axes: str, blocks: str, rest: str, pipeline: str) 
     return nest, NestAccess(nest, symbol_ranges(module)), remarks
 
 
-ALL, ONE_AXIS = ("[[0 : i64], [2 : i64]]", "[4 : i64, 8 : i64]", "[1 : i64]"), ("[[0 : i64]]", "[64 : i64]", "[]")
+ALL: tuple[str, str, str] = ("[[0 : i64], [2 : i64]]", "[4 : i64, 8 : i64]", "[1 : i64]")
+ONE_AXIS: tuple[str, str, str] = ("[[0 : i64]]", "[64 : i64]", "[]")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,9 @@ ALL, ONE_AXIS = ("[[0 : i64], [2 : i64]]", "[4 : i64, 8 : i64]", "[1 : i64]"), (
         (PLAIN, ONE_AXIS, "loop-collapse{loops=0,1}", [[0, 1]], []),
     ],
 )
-def test_a_tile_names_the_loops_that_its_own_became(strides, tile, pipeline, axes, rest):
+def test_a_tile_names_the_loops_that_its_own_became(
+    strides: str, tile: tuple[str, str, str], pipeline: str, axes: list[list[int]], rest: list[int]
+) -> None:
     nest, info, _ = transformed(strides, *tile, pipeline)
     found = read_tile(nest, info)
     assert found is not None
