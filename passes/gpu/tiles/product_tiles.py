@@ -169,8 +169,9 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
         while terms > LEAST_DOT and work.last % terms:
             terms //= 2  # a block within one iteration of the loops around the last: what these index is the same for all of it
         step = terms * (sides[0] * work.read[0] + sides[1] * work.read[1])
-        stages = min(MOST_STAGES, gpu.shared // step)
-        if stages < 2:
+        steps = ceil(work.terms / terms)
+        stages = min(MOST_STAGES, gpu.shared // step, steps)
+        if stages < min(2, steps):
             continue
         axes = [(list(loops), side) for loops, side in zip(work.axes, sides, strict=True)]
         yield Tile(axes, work.rest, inner=terms, stages=stages, warps=warps, dot=1, band=WALKED, copies=int(gpu.copies_blocks))
@@ -210,4 +211,5 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
     last = [sizes(n.loops[-1].size) for n in inside]
     terms = next((n for n in fitting if all(size % n == 0 for size in last)), fitting[0])
     warps = 8 if computes and columns == DOT_COLUMNS[0] else 4
+    stages = min(stages, ceil(max(sizes.trips(n.loops) for n in inside) / terms))
     return Tile([(list(few), rows), (list(many), columns)], rest, inner=terms, stages=stages, warps=warps, dot=1)

@@ -48,3 +48,14 @@ def gated(x, w):
 def test_what_a_thread_keeps_bounds_the_block(function, block):
     """Numbers of an element that are there at once have registers."""
     assert tile(function, empty(8192, 2048), empty(8192, 2048))[0] == block
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [(lambda x, y: F.gelu(torch.bmm(x, y)), ((256, 1024, 64), (256, 64, 256))), (lambda x, y: F.gelu(x @ y), ((32, 64), (64, 16384)))],
+    ids=["many rows", "few rows"],
+)
+def test_no_more_steps_are_under_way_than_there_are(function, shapes):
+    """Shared memory is left for other programs: with one step, several short ones hide each other's beginnings."""
+    block, numbers = tile(function, *(empty(*shape) for shape in shapes))
+    assert (numbers["inner"], numbers["stages"]) == (64, 1) and block[0] * block[1] <= 64 * 128
