@@ -41,6 +41,9 @@ DOT_PROGRAMS = 96
 """Programs below which a product has shorter blocks of columns, or its sums are split."""
 
 
+CONVERTED = 2
+"""How a factor is computed that is not loaded as it is."""
+
 SIDES = (256, 128, 64)
 """Sides of a block of the result where both are long."""
 ACCUMULATORS = 128
@@ -69,7 +72,8 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     if not sides:
         return None
     few, many = sorted(sides, key=sizes.trips)
-    if sizes.trips(few) <= (MOST_DOT if not _are_windows(info, many) else MOST_DOT // 2):
+    most = MOST_DOT if not _are_windows(info, many) else MOST_DOT // 2
+    if sizes.trips(few) <= most or all(_how_computed(info, one) == CONVERTED for one in sides):
         return _of_few_rows(info, few, many, sizes, gpu)
     work = _Product.of(info, sides, sizes)
     tile = min(_blocks(work, gpu), key=lambda tile: _clocks(work, tile, gpu))
@@ -102,8 +106,7 @@ class _Product:
         """The product that a nest is."""
         inside = [n for n in info.root.walk() if n is not info.root]
         first, second = sides
-        computed = [one for one in sides if any(_is_computed(f.along[one]) for n in inside for f in factors(info, n))]
-        if computed == [first]:
+        if _how_computed(info, first) > _how_computed(info, second):
             first, second = second, first
         rest = [one for one in info.root.loops if one not in first and one not in second]
         loads = _factors(inside)
@@ -147,9 +150,17 @@ def _along(access: Access, side: Side) -> bool:
     return not free_dims(access.offset).isdisjoint(one.dim for one in side)
 
 
-def _is_computed(factor: SSAValue) -> bool:
+def _how_computed(info: NestAccess, side: Side) -> int:
+    """Whether factors along a side are as they lie in memory: 0: they are, 1: but for zeros, CONVERTED: they are computed from that."""
+    inside = [n for n in info.root.walk() if n is not info.root]
+    return max((_computed(f.along[side]) for n in inside for f in factors(info, n)), default=0)
+
+
+def _computed(factor: SSAValue) -> int:
     op = factor.owner
-    return not isinstance(op, loop.LoadOp) or op.mask is not None or loop.element_type(op.source.type) not in HALVES
+    if not isinstance(op, loop.LoadOp) or loop.element_type(op.source.type) not in HALVES:
+        return CONVERTED
+    return int(op.mask is not None)
 
 
 def _factors(inside: Sequence[Node]) -> list[Access]:
@@ -193,11 +204,15 @@ def _clocks(work: _Product, tile: Tile, gpu: Gpu) -> float:
 
 
 def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu) -> Tile:
-    """A program has all rows, or MOST_DOT of them, and blocks of the other matrix, or matrices, under way in shared memory."""
+    """A program has all rows, or MOST_DOT of them, and blocks of the other matrix, or matrices, under way in shared memory. No factor that
+    is computed on the way stands first in blocks of 64 rows, which the units for whole warp groups would take from registers."""
     inside = [n for n in info.root.walk() if n is not info.root]
     most = range_of(product(one.size for one in few), info.ranges).hi
     rest = [one for one in info.root.loops if one not in few and one not in many]
     rows = MOST_DOT if most is None else min(MOST_DOT, max(LEAST_DOT, power_of_two(most)))
+    converted = [_how_computed(info, one) == CONVERTED for one in (few, many)]
+    if all(converted):
+        rows = min(rows, MOST_DOT // 2)
     around = sizes.trips(rest) * -(-sizes.trips(few) // rows)
     columns = next((n for n in DOT_COLUMNS if around * (sizes.trips(many) // n) >= DOT_PROGRAMS), DOT_COLUMNS[-1])
     loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
@@ -212,4 +227,5 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
     terms = next((n for n in fitting if all(size % n == 0 for size in last)), fitting[0])
     warps = 8 if computes and columns == DOT_COLUMNS[0] else 4
     stages = min(stages, ceil(max(sizes.trips(n.loops) for n in inside) / terms))
-    return Tile([(list(few), rows), (list(many), columns)], rest, inner=terms, stages=stages, warps=warps, dot=1)
+    axes = [(list(few), rows), (list(many), columns)]
+    return Tile(axes[::-1] if converted == [True, False] else axes, rest, inner=terms, stages=stages, warps=warps, dot=1)
