@@ -111,17 +111,21 @@ def _weights(weight: SSAValue, value: SSAValue, nest: loop.NestOp, reduce: loop.
     storing = load.source.owner
     if not isinstance(storing, loop.NestOp) or row.parent is not storing.block or list(row.loop_sizes) != list(reduce.loop_sizes):
         return None
-    power = _unscaled(store.value, storing, inside, scales).owner
+    exponential, stored_by = _unscaled(store.value, storing, inside, scales), row
+    if (kept := _last_stored(exponential, row)) is not None and kept.parent is not None:
+        inside, stored_by = kept.parent, kept.parent.parent_op()
+        exponential = _unscaled(kept.value, storing, inside, scales)
+    power = exponential.owner
     difference = power.operand.owner if isinstance(power, mlir_math.ExpOp) else None
     if not isinstance(power, mlir_math.ExpOp) or not isinstance(difference, arith.SubfOp) or power.parent is not inside:
         return None
     top = difference.rhs.owner
     if not isinstance(top, loop.ReduceOp) or top.parent is not storing.block or top.kind_names != ["max"]:
         return None
-    if not _same_row(top, row):
+    if not isinstance(stored_by, loop.LoopLike) or not _same_row(top, stored_by):
         return None
-    alike = computed_alike(_yielded(top), difference.lhs, dict(zip(top.indices, row.indices, strict=True)))
-    if not alike and not _is_kept(difference.lhs, top, row):
+    alike = computed_alike(_yielded(top), difference.lhs, dict(zip(top.indices, stored_by.indices, strict=True)))
+    if not alike and not _is_kept(difference.lhs, top, stored_by):
         return None
     if not _is_row_by_row(load, store, row, reduce):
         return None
@@ -209,17 +213,38 @@ def _covers(store: loop.StoreOp, nest: loop.NestOp) -> bool:
 
 def _is_kept(exponent: SSAValue, top: loop.ReduceOp, row: loop.LoopLike) -> bool:
     """Whether an exponent is loaded from where the loop of the maximum has stored it."""
-    load, value = exponent.owner, _yielded(top)
+    store = _last_stored(exponent, row)
+    return store is not None and store.parent is top.block and store.value is _yielded(top)
+
+
+def _last_stored(value: SSAValue, row: loop.LoopLike) -> loop.StoreOp | None:
+    """The store of what a loop over a row loads for an element: that of the last loop over it before, of the same nest."""
+    load = value.owner
     if not isinstance(load, loop.LoadOp) or load.mask is not None or load.parent is not row.block:
-        return False
+        return None
     stores = [op for use in load.source.uses if isinstance(op := use.operation, loop.StoreOp)]
-    first = [op for op in stores if op.parent is top.block]
-    if len(first) != 1 or any(op.parent not in (top.block, row.block) for op in stores) or first[0].value is not value:
-        return False
-    pairs = dict(zip(top.indices, row.indices, strict=True))
-    places = [[one.index_operands[e.index] if isinstance(e, Dim) else e for e in one.index_map.results] for one in (first[0], load)]
+    earlier: list[loop.StoreOp] = []
+    for op in stores:
+        around = None if op.parent is None else op.parent.parent_op()
+        if around is row:
+            if op.is_before_in_block(load):
+                return None
+        elif isinstance(around, loop.LoopLike) and around.parent is row.parent and _same_row(around, row):
+            if around.is_before_in_block(row):
+                earlier.append(op)
+        else:
+            return None
+    order = [] if row.parent is None else [op.parent_op() for op in earlier]
+    if not earlier or row.parent is None or len(set(order)) < len(order):
+        return None
+    last = earlier[order.index([op for op in row.parent.ops if op in order][-1])]
+    around = order[earlier.index(last)]
+    assert isinstance(around, loop.LoopLike)
+    pairs = dict(zip(around.indices, row.indices, strict=True))
+    places = [[one.index_operands[e.index] if isinstance(e, Dim) else e for e in one.index_map.results] for one in (last, load)]
     same = [pairs.get(v, v) if isinstance(v, SSAValue) else v for v in places[0]] == places[1]
-    return same and loop.element_type(load.source.type) == value.type and top.is_before_in_block(row)
+    plain = last.mask is None and last.store_mode == "set" and loop.element_type(load.source.type) == last.value.type
+    return last if same and plain else None
 
 
 def _is_row_by_row(load: loop.LoadOp, store: loop.StoreOp, row: loop.LoopLike, reduce: loop.ReduceOp) -> bool:
