@@ -11,24 +11,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from xdsl.dialects.builtin import Float64Type, IntegerType, StringAttr
-from xdsl.ir import Attribute, BlockArgument, SSAValue
+from xdsl.dialects.builtin import Float64Type, IntegerType
+from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import host
 from ...dialects.expr import Expr, as_expr
 from ...dialects.nd.call_args import Arg, Obj
 from ...dialects.nd.types import element_bytes
 from ..cpu.emit.text import ModuleText
+from .arguments import ArgumentEmitter, layout_kind
 from .checks import check_devices
-from .description import ARENA, SYMBOL, Check, ItemTable, Launcher, LibraryCall, ProgramDescription, dtype_code, dtype_name, kind_code
-from .entry import Entry
+from .description import ARENA, SYMBOL, ItemTable, Launcher, LibraryCall, ProgramDescription, dtype_code, dtype_name
 from .extern import emit_extern
 from .gpu.emit import GpuEntry, program_device
 from .interpreted.python_path import python_source
 from .runtime.runtime import native_launches
 from .selftest import native_wanted
 from .steps import HostStep, Kind, reference
-from .values import HostValue, Values
+from .values import HostValue
 
 if TYPE_CHECKING:
     from ..triton.kernels import GpuKernel
@@ -93,20 +93,13 @@ def element_size(element_type: Attribute) -> int:
     return 1 if dtype_name(element_type) is None else element_bytes(element_type)
 
 
-class _Emitter:
+class _Emitter(ArgumentEmitter):
     """Walks the ops of one program once."""
 
     def __init__(self, text: ModuleText, program: host.ProgramOp, items: ItemTable, device: str = "cpu", kernels: Sequence[GpuKernel] = ()):
-        self.program = program
-        self.block = program.body.block
-        self.items = items
-        self.entry = Entry(text, items, len(self.block.args))
-        self.values = Values(self.entry)
-        self.checks: list[Check] = []
-        self.asserts: list[str] = []
+        super().__init__(text, program, items)
         self.calls: list[LibraryCall] = []
         self.launchers: dict[str, Launcher] = {}
-        self.done: set[host.HostOp] = set()
         self.on_gpu = device != "cpu"
         self.gpu = GpuEntry(self, device, kernels) if self.on_gpu or kernels else None
 
@@ -124,99 +117,6 @@ class _Emitter:
             if op not in self.done:
                 _RULES[type(op)](self, op)  # pyright: ignore[reportArgumentType]
         entry.finish_entry()
-
-    # -- arguments -----------------------------------------------------------------------------------------------------
-
-    def _take_arguments(self) -> None:
-        entry, args = self.entry, self.block.args
-        kinds = "null"
-        if args:
-            kinds = entry.constant_words([isinstance(arg.type, host.TensorType) for arg in args], "i8")
-        code = entry.call("stepwell_take", "%args", "%given", "%objects", str(len(args)), kinds)
-        entry.require_ok(code, "python")
-        for k, arg in enumerate(args):
-            self.values.argument(arg, k)
-
-    def _check_constants(self) -> None:
-        """All comparisons of arguments with constant sizes, in one go."""
-        checks = [op for op in self.block.ops if isinstance(op, host.CheckOp) and self._is_argument(op.source)]
-        self._check_arguments([op for op in checks if all(e.is_const for e in (*op.sizes.data, *op.strides.data))])
-
-    def _is_argument(self, value: SSAValue) -> bool:
-        return value.owner is self.block
-
-    def _check_arguments(self, checks: Sequence[host.CheckOp], values: Sequence[Expr] = ()) -> None:
-        """Comparisons of arguments over a table; with `values`, sizes and strides are kept as places in that list."""
-        if not checks:
-            return
-        entry, table, first = self.entry, [], len(self.checks)
-        places = {expr: k for k, expr in enumerate(values)}
-        for op in checks:
-            exprs = (*op.sizes.data, *op.strides.data)
-            words = [places[e] for e in exprs] if values else [int(e) for e in exprs]
-            assert isinstance(op.source, BlockArgument)
-            self._new_check(op, op.source.index, words)
-            table += [op.source.index, _kind(op), len(op.sizes.data), *words]
-            self.done.add(op)
-        numbers = entry.words(values) if values else "null"
-        address = entry.constant_words(table)
-        failed = entry.call("stepwell_compare_table", "%objects", address, str(len(checks)), numbers)
-        bad, onward = entry.label(), entry.label()
-        entry.do(f"br i1 {entry.let(f'icmp ne i64 {failed}, -1')}, label %{bad}, label %{onward}")
-        entry.start(bad)
-        number = entry.let(f"add i64 {failed}, {first}")
-        callback = entry.item("callback", "raise_check")
-        entry.call("stepwell_call", callback, "null", number, self._address("%objects"), self._address(numbers))
-        entry.do("br label %fail.python")
-        entry.start(onward)
-
-    def _new_check(self, op: host.LayoutOp, argument: int | None = None, words: Sequence[int] = ()) -> int:
-        label = op.properties.get("label")
-        text = label.data if isinstance(label, StringAttr) else f"argument {argument}"
-        dtype = dtype_name(_element_type(op)) or ""
-        device = op.layout_type().device.data  # pyright: ignore[reportAttributeAccessIssue]
-        self.checks.append(Check(text, dtype, len(op.sizes.data), device, argument, tuple(words)))
-        return len(self.checks) - 1
-
-    def number(self, value: SSAValue) -> str:
-        """The register of a number; an argument is converted at its first use."""
-        known = self.values[value]
-        if known.number is not None:
-            return known.number
-        entry = self.entry
-        entry.take_lock()
-        known.number = self.unbox(self.values.object(known), value.type)
-        return known.number
-
-    def unbox(self, register: str, type: Attribute) -> str:
-        """The number in a Python object."""
-        entry = self.entry
-        if isinstance(type, IntegerType) and type.width.data == 1:
-            truth = entry.call("PyObject_IsTrue", register)
-            entry.fail_if(entry.let(f"icmp slt i32 {truth}, 0"), "python")
-            return entry.let(f"trunc i32 {truth} to i1")
-        if isinstance(type, Float64Type):
-            number = entry.call("PyFloat_AsDouble", register)
-            suspect = entry.let(f"fcmp oeq double {number}, -1.0")
-        else:
-            number = entry.call("PyLong_AsLongLong", register)
-            suspect = entry.let(f"icmp eq i64 {number}, -1")
-        ask, onward = entry.label(), entry.label()
-        entry.do(f"br i1 {suspect}, label %{ask}, label %{onward}")
-        entry.start(ask)
-        error = entry.let(f"icmp ne ptr {entry.call('PyErr_Occurred')}, null")
-        entry.do(f"br i1 {error}, label %fail.python, label %{onward}")
-        entry.start(onward)
-        return number
-
-    def box(self, value: SSAValue) -> str:
-        """A number as a new Python object (a new reference)."""
-        entry, register = self.entry, self.number(value)
-        if isinstance(value.type, Float64Type):
-            return entry.require_object(entry.call("PyFloat_FromDouble", register))
-        if isinstance(value.type, IntegerType) and value.type.width.data == 1:
-            return entry.call("PyBool_FromLong", entry.let(f"zext i1 {register} to i64"))
-        return entry.require_object(entry.call("PyLong_FromLongLong", register))
 
     # -- ops -----------------------------------------------------------------------------------------------------------
 
@@ -252,11 +152,8 @@ class _Emitter:
         """Compares a tensor with the op's layout; gives the result and the addresses of sizes and strides."""
         entry = self.entry
         sizes, strides = entry.words(op.sizes.data), entry.words(op.strides.data)
-        found = entry.call("stepwell_compare", handle, str(_kind(op)), str(len(op.sizes.data)), sizes, strides)
+        found = entry.call("stepwell_compare", handle, str(layout_kind(op)), str(len(op.sizes.data)), sizes, strides)
         return found, sizes, strides
-
-    def _address(self, pointer: str) -> str:
-        return "0" if pointer == "null" else self.entry.let(f"ptrtoint ptr {pointer} to i64")
 
     def _refuse(self, condition: str, number: int, handle: str, sizes: str, strides: str) -> None:
         """Leave with the message of check `number` when the i1 holds."""
@@ -296,7 +193,7 @@ class _Emitter:
         number = self._new_check(op)
         items = [self.items.place("callback", name) for name in ("raise_check", "copy_strided")]
         layout = entry.step_layout(op.sizes.data, op.strides.data)
-        entry.step(HostStep.ENSURE, source.reference(), _kind(op), number, *items, *layout)
+        entry.step(HostStep.ENSURE, source.reference(), layout_kind(op), number, *items, *layout)
         result = values.define(op.result)
         result.object_slot, result.handle_slot = source.object_slot, source.handle_slot
         values.clear(source)
@@ -487,16 +384,6 @@ def _rows(memory: list[tuple[int, int]], numbers: list[tuple[int, int]], count: 
     """The operands of a launch over a list by rows: an entry's addresses, then its numbers, 8 bytes each."""
     m, n = len(memory) // count, len(numbers) // count
     return [w for k in range(count) for w in (*memory[k * m : (k + 1) * m], *numbers[k * n : (k + 1) * n])]
-
-
-def _element_type(op: host.LayoutOp) -> Attribute:
-    type = op.layout_type()
-    assert isinstance(type, host.TensorType)
-    return type.element_type
-
-
-def _kind(op: host.LayoutOp) -> int:
-    return kind_code(_element_type(op), op.layout_type().device.data)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _integer_text(type: Attribute) -> str:

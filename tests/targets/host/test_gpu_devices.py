@@ -16,7 +16,7 @@ from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.targets.cpu.emit.module import emit_kernels
 from stepwell.targets.cpu.jit import compile_text
-from stepwell.targets.host import emit
+from stepwell.targets.host import arguments, emit
 from stepwell.targets.host.gpu import emit as gpu_emit
 from stepwell.targets.host.gpu.driver import use_driver
 from stepwell.targets.host.load import load_object_code, load_program
@@ -29,7 +29,7 @@ FIRST, SECOND, CPU = "cuda:0", "cuda:1", "cpu"
 @pytest.fixture
 def compile_devices(no_gpu, monkeypatch):
     """A function that compiles a graph traced on pretended devices: (callable, [(device, driver of its program)...], the main one last)."""
-    monkeypatch.setattr(emit, "kind_code", lambda element_type, device: emit.dtype_code(element_type) & 1023 | 255 << 10)
+    monkeypatch.setattr(arguments, "kind_code", lambda element_type, device: emit.dtype_code(element_type) & 1023 | 255 << 10)
     monkeypatch.setattr(gpu_emit, "device_codes", lambda device: (0, -1))
 
     def make(function, *inputs, dynamic=False, edit=None):
