@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 
-from .held_numbers import fits_registers
+from .block_price import WARPS, Block, Sums, block_ns, warps_for
 from .machine.gpu import Gpu
 
 OVERLAP = 0.1
@@ -21,12 +21,6 @@ OVERLAP = 0.1
 
 SIDES = (256, 128, 64, 32, 16)
 """Sides of a tile of the result."""
-
-LARGEST = 128 * 256
-"""Sums of a tile at most: they are registers."""
-
-WARPS = 8
-"""Warps of a program of such a tile."""
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """Parts that a sum may be split into."""
@@ -124,33 +118,29 @@ def price(
     rates = gpu.rates
     moved = (work.factors if read is None else read) + (work.result if written is None else written)
     memory = moved / rates.memory_gbs
+    lasting = gpu.copies_blocks and work.sums == 1
     best: Price | None = None
     for rows, columns, parts in product(SIDES, SIDES, SPLITS if split else (1,)):
-        fits = rows * columns * work.sums <= LARGEST and fits_registers(rows * columns, WARPS, held)
-        if not fits or work.depth < STEP * parts and parts > 1:
+        warps = warps_for(rows * columns, work.sums, held, gpu)
+        if not warps and rows * columns > SIDES[-1] ** 2 or work.depth < STEP * parts and parts > 1:
             continue
-        found = _tiled(work, gpu, (rows, columns), parts, memory)
+        found = _tiled(work, gpu, Block(rows, columns, STEP, warps=warps or WARPS[-1], lasting=lasting), parts, memory)
         if best is None or found.ns < best.ns:
             best = found
     assert best is not None
     return replace(best, ns=best.ns + rates.start_us * 1e3)
 
 
-def _tiled(work: Contraction, gpu: Gpu, tile: tuple[int, int], parts: int, memory: float) -> Price:
-    """Nanoseconds without the start."""
-    rates, (rows, columns) = gpu.rates, tile
-    tiles = work.batch * ceil(work.rows / rows) * ceil(work.columns / columns) * parts
-    terms = ceil(work.depth / parts / STEP) * STEP
-    each = rates.multiprocessors
-    units = 2.0 * rows * columns * work.sums * terms / (rates.tflops[work.kind] * 1e3 / each)
-    cache = (rows + columns * work.sums) * terms * work.width / (rates.cache_gbs / each)
-    busy = ceil(tiles / gpu.multiprocessors) * max(units, cache)
+def _tiled(work: Contraction, gpu: Gpu, block: Block, parts: int, memory: float) -> Price:
+    """Nanoseconds without the start. What blocks store is part of `memory`."""
+    row, column = work.width, work.width * work.sums
+    sums = Sums(work.rows, work.columns, work.depth, work.batch, work.sums, row, column, 0, work.kind)
+    busy, bound = block_ns(sums, block, gpu, parts)
     if parts > 1:
         partial = 4.0 * work.batch * work.rows * work.columns * work.sums * (parts + 1)
-        memory += partial / rates.cache_gbs
+        memory += partial / gpu.rates.cache_gbs
     ns = busy + OVERLAP * memory if busy >= memory else memory + OVERLAP * busy
-    bound = "memory" if memory > busy else "cache" if cache > units else "arithmetic"
-    return Price(ns, bound, tile, parts)
+    return Price(ns, "memory" if memory > busy else bound, (block.rows, block.columns), parts)
 
 
 def is_few(work: Contraction) -> bool:

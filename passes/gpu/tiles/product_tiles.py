@@ -20,7 +20,8 @@ from ....dialects.expr.ranges import range_of
 from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
-from ...cost.held_numbers import BESIDE, fits_registers, held_numbers
+from ...cost.block_price import WARPS, Block, Sums, block_ns, warps_for
+from ...cost.held_numbers import held_numbers
 from ...cost.machine.gpu import Gpu
 from .product_nests import HALVES, Side, factors, product_sides
 from .tile import LEAST_DOT, Sizes, Tile, power_of_two
@@ -46,20 +47,10 @@ CONVERTED = 2
 
 SIDES = (256, 128, 64)
 """Sides of a block of the result where both are long."""
-ACCUMULATORS = 128
-"""Sums that a thread has at most."""
 TERMS_BYTES = 128
 """Bytes of a row of a factor that are read at once: as much as shared memory interleaves."""
 MOST_STAGES = 4
 """Steps over the terms that are under way at most."""
-MULTIPLIED = 2048
-"""Products of 16-bit numbers that a multiprocessor adds up in a clock."""
-CACHED = 36
-"""Bytes that a multiprocessor reads in a clock from the cache that all of them share."""
-STORED = 13
-"""Bytes that it reads or writes in a clock in memory, when all do."""
-BEGINNING = 2000
-"""Clocks until the first step of a program can begin, and until its end."""
 LASTING_STAGES = 3
 """The same where results are stored meanwhile, through shared memory."""
 WALKED = 8
@@ -76,7 +67,7 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     if sizes.trips(few) <= most or all(_how_computed(info, one) == CONVERTED for one in sides):
         return _of_few_rows(info, few, many, sizes, gpu)
     work = _Product.of(info, sides, sizes)
-    tile = min(_blocks(work, gpu), key=lambda tile: _clocks(work, tile, gpu))
+    tile = min(_blocks(work, gpu), key=lambda tile: _ns(work, tile, gpu))
     if tile.copies and work.sums == 1 and work.terms > tile.inner and tile.programs(sizes) > gpu.multiprocessors:
         return replace(tile, lasting=gpu.multiprocessors, stages=min(tile.stages, LASTING_STAGES))
     return tile
@@ -171,10 +162,8 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
     """The blocks that the result may have, whose factors fit shared memory, and what is computed of them the registers."""
     for columns, rows in pairs(SIDES, SIDES):
         sides = rows, columns
-        elements = sides[0] * sides[1] * work.sums
-        fitting = (n for n in (4, 8) if elements <= ACCUMULATORS * 32 * n and fits_registers(sides[0] * sides[1], n, work.held))
-        warps = next(fitting, 8 if sides == (SIDES[-1], SIDES[-1]) else 0)
-        if not warps:
+        warps = warps_for(rows * columns, work.sums, work.held, gpu)
+        if not warps and rows * columns > SIDES[-1] ** 2:
             continue
         terms = max(LEAST_DOT, min(TERMS_BYTES // work.widest, power_of_two(work.terms)))
         while terms > LEAST_DOT and work.last % terms:
@@ -185,22 +174,15 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
         if stages < min(2, steps):
             continue
         axes = [(list(loops), side) for loops, side in zip(work.axes, sides, strict=True)]
-        yield Tile(axes, work.rest, inner=terms, stages=stages, warps=warps, dot=1, band=WALKED, copies=int(gpu.copies_blocks))
+        yield Tile(axes, work.rest, inner=terms, stages=stages, warps=warps or WARPS[-1], dot=1, band=WALKED, copies=int(gpu.copies_blocks))
 
 
-def _clocks(work: _Product, tile: Tile, gpu: Gpu) -> float:
-    """The clocks of a product: of the multiprocessor that has most blocks, its steps, and what memory and the beginnings add where no
-    other program computes meanwhile."""
+def _ns(work: _Product, tile: Tile, gpu: Gpu) -> float:
+    """The price of a tile."""
     (_, rows), (_, columns) = tile.axes
-    blocks = work.batch * ceil(work.size[0] / rows) * ceil(work.size[1] / columns)
-    steps = ceil(work.terms / tile.inner)
-    step = tile.inner * (rows * work.read[0] + columns * work.read[1])
-    units = rows * columns * tile.inner * work.sums / MULTIPLIED
-    registers = tile.warps * 32 * (rows * columns * work.sums // (tile.warps * 32) + BESIDE)
-    resident = max(1, min(gpu.registers // registers, gpu.shared // (step * tile.stages)))
-    each = ceil(blocks / gpu.multiprocessors)
-    alone = BEGINNING + rows * columns * work.beside / STORED
-    return each * steps * max(units, step / CACHED) + alone * ceil(each / resident)
+    row, column = work.read
+    sums = Sums(*work.size, work.terms, work.batch, work.sums, row, column, work.beside)
+    return block_ns(sums, Block(rows, columns, tile.inner, tile.stages, tile.warps), gpu)[0]
 
 
 def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu) -> Tile:

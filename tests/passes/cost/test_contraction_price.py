@@ -130,3 +130,9 @@ def test_few_rows_are_weighed_by_parts_of_them():
     alone, many = attention(16, 65536, batch=8), attention(16, 65536, batch=128)
     assert weighed_ns(alone, H100) == pytest.approx(weighed_ns(many, H100) / 16, rel=0.2)
     assert weighed_ns(attention(16, 64, batch=1), H100) < 2 * H100.rates.start_us * 1e3
+
+
+def test_what_no_block_has_registers_for_has_a_price():
+    """Hundreds of products that are added up, as one nest: the smallest block."""
+    work = followed(4096, 4096, 512, held=300)
+    assert generated_ns(work, H100) > generated_ns(replace(work, held=1), H100)

@@ -1,0 +1,74 @@
+"""What a product costs on a GPU by the block of the result that a program has.
+
+    block_ns(Sums(8192, 16384, 4096), Block(128, 256), gpu)
+
+A multiprocessor takes the steps of its blocks one after the other, as fast as the units for products or the cache that all multiprocessors
+share allow. What a block begins with, and what it stores, adds where no other block of the multiprocessor computes meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from .held_numbers import BESIDE, fits_registers
+from .machine.gpu import Gpu
+
+BEGINNING_NS = 1100
+"""Nanoseconds until the first step of a program can begin, and until its end."""
+
+ACCUMULATORS = 128
+"""Sums that a thread has at most."""
+
+WARPS = (4, 8)
+"""Warps of a program."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Products of the same sizes. `row`, `column`: bytes of each term of one of these; `beside`: bytes read and written beside each element
+    of the result; `kind`: the type of the factors, as GpuRates names it."""
+
+    rows: int
+    columns: int
+    terms: int
+    batch: int = 1
+    sums: int = 1
+    row: float = 2
+    column: float = 2
+    beside: float = 2
+    kind: str = "bf16"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of the result, with the terms of a step, the steps under way and warps. `lasting`: a program goes through several blocks."""
+
+    rows: int
+    columns: int
+    terms: int = 64
+    stages: int = 4
+    warps: int = 8
+    lasting: bool = False
+
+
+def warps_for(elements: int, sums: int, held: int, gpu: Gpu) -> int:
+    """The fewest warps that have registers for a block, its sums and the numbers that they keep (held_numbers.py); 0 where none have."""
+    return next((n for n in WARPS if elements * sums <= ACCUMULATORS * gpu.lanes * n and fits_registers(elements, n, held, gpu.lanes)), 0)
+
+
+def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float, str]:
+    """Nanoseconds of the multiprocessor that has most blocks, and what limits it. `parts`: of each sum, in programs of their own."""
+    rates, elements = gpu.rates, block.rows * block.columns
+    each_rate = rates.multiprocessors
+    blocks = work.batch * ceil(work.rows / block.rows) * ceil(work.columns / block.columns) * parts
+    steps = ceil(work.terms / parts / block.terms)
+    step = block.terms * (block.rows * work.row + block.columns * work.column)
+    units = 2.0 * elements * block.terms * work.sums / (rates.tflops[work.kind] * 1e3 / each_rate)
+    cache = step / (rates.cache_gbs / each_rate)
+    registers = block.warps * gpu.lanes * (elements * work.sums // (block.warps * gpu.lanes) + BESIDE)
+    resident = max(1, min(gpu.registers // registers, int(gpu.shared // (step * block.stages))))
+    each = ceil(blocks / gpu.multiprocessors)
+    alone = BEGINNING_NS + elements * work.beside / (rates.memory_gbs / each_rate)
+    waves = 1 if block.lasting else ceil(each / resident)
+    return each * steps * max(units, cache) + alone * waves, "cache" if cache > units else "arithmetic"
