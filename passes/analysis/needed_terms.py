@@ -2,7 +2,7 @@
 
     loop.reduce (%j) max { yield select(%j <= %i, %x, -inf) }     ->     %i - %j >= 0
 
-A loop over the terms may leave out those for which one of the expressions is negative (a causal mask, a window, a triangle).
+A loop over the terms may leave out those for which one of the expressions is negative (a causal mask, a window, documents, a triangle).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import FloatAttr, IntegerAttr, i1
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Expr, as_expr, free_dims
+from ...dialects.expr import Expr, as_expr, floordiv, free_dims, maximum
 from .nest_access import NestAccess, Node
 from .reduction_kinds import identity
 
@@ -75,8 +75,10 @@ def _of_condition(info: NestAccess, value: SSAValue, holds: bool) -> list[Expr]:
             constant = other.owner.value if isinstance(other.owner, arith.ConstantOp) else None
             if isinstance(constant, IntegerAttr):
                 return _of_condition(info, one, holds == (constant.value.data == 0))
-    if isinstance(op, arith.AndIOp if holds else arith.OrIOp):
-        return [*_of_condition(info, op.lhs, holds), *_of_condition(info, op.rhs, holds)]
+    if isinstance(op, arith.AndIOp | arith.OrIOp):
+        left, right = (_of_condition(info, v, holds) for v in op.operands)
+        both = holds == isinstance(op, arith.AndIOp)
+        return [*left, *right] if both else [maximum(a, b) for a in left for b in right]
     return _of_comparison(info, op, holds) if isinstance(op, arith.CmpiOp) else []
 
 
@@ -99,6 +101,10 @@ def _index(info: NestAccess, value: SSAValue) -> Expr | None:
     if isinstance(value.owner, arith.ConstantOp):
         constant = value.owner.value
         return as_expr(constant.value.data) if isinstance(constant, IntegerAttr) else None
+    if isinstance(value.owner, arith.FloorDivSIOp):
+        left, right = (_index(info, v) for v in value.owner.operands)
+        positive = left is not None and right is not None and right.value is not None and right.value > 0
+        return floordiv(left, right) if positive and left is not None and right is not None else None
     found = info.exprs.get(value)
     if found is None or not isinstance(value.owner, Operation) or any(d in info.opaque for d in free_dims(found)):
         return None

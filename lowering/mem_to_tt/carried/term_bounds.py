@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from xdsl.dialects import arith
 from xdsl.ir import SSAValue
 
-from ....dialects.expr import Expr, as_expr, free_dims, linear_coeff
-from ....dialects.expr.ranges import UNBOUNDED
+from ....dialects.expr import Add, Dim, Expr, FloorDiv, Max, Min, as_expr, floordiv, free_dims, maximum, minimum
+from ....dialects.expr.ranges import Range
 from ....dialects.tt.types import shape_of
 from ....passes.analysis.needed_terms import needed_terms
 from ....passes.analysis.nest_access import Node
@@ -23,48 +23,70 @@ if TYPE_CHECKING:
 def bounded(s: State, node: Node, first: SSAValue, end: SSAValue, step: int) -> tuple[SSAValue, SSAValue]:
     """The first and the last but one iteration of a loop over a node's terms by `step`, which goes from `first` to `end`."""
     b = s.b
-    for e in bounds_of(s, node):
-        one = node.loops[0].dim
-        sign = linear_coeff(e, one)
-        assert sign is not None
-        rest = _highest(s, e - one * sign)
-        if rest is None:
+    for sign, rest in bounds_of(s, node):
+        highest = _extreme(s, rest, True)
+        if highest is None:
             continue
-        if sign.value == -1:
-            end = b.elementwise(arith.MinSIOp, (end, s.number(rest + 1)))
+        if sign < 0:
+            end = b.elementwise(arith.MinSIOp, (end, s.number(highest + 1)))
         else:
-            low = b.elementwise(arith.MaxSIOp, (s.number(as_expr(0) - rest), b.int(0, s.index)))
+            low = b.elementwise(arith.MaxSIOp, (s.number(as_expr(0) - highest), b.int(0, s.index)))
             stride = b.int(step, s.index)
             low = b.mul(b.elementwise(arith.DivSIOp, (low, stride)), stride)
             first = b.elementwise(arith.MaxSIOp, (first, low))
     return first, end
 
 
-def bounds_of(s: State, node: Node) -> list[Expr]:
-    """The expressions, none of which is negative where a term counts, that say where the only loop of a node may begin or end."""
+def bounds_of(s: State, node: Node) -> list[tuple[int, Expr]]:
+    """What limits the only loop of a node, %j: (-1, rest) for a term that counts where %j <= rest, (1, rest) where -rest <= %j."""
     if len(node.loops) != 1:
         return []
-    one = node.loops[0].dim
-    found = [s.fix(e) for e in needed_terms(s.info, node)]
-    known = [(e, linear_coeff(e, one)) for e in found]
-    return [e for e, sign in known if sign is not None and sign.value in (-1, 1) and one not in free_dims(e - one * sign)]
+    found = [_solved(s.fix(e), node.loops[0].dim) for e in needed_terms(s.info, node)]
+    return [one for one in found if one is not None]
 
 
-def _highest(s: State, e: Expr) -> Expr | None:
-    """The highest value of an expression in the program's tile; None where that is not known."""
-    along = {loops[0].dim: (axis, at) for axis, (at, _, loops) in s.blocks.items() if len(loops) == 1}
-    places: dict[Expr, Expr] = {}
-    for d in free_dims(e):
-        if d not in along:
-            value = s.dims.get(d)
-            if value is None or shape_of(value.type) is not None:
-                return None
-            continue
-        coefficient = linear_coeff(e, d)
-        if coefficient is None or coefficient.value is None or d in free_dims(e - d * coefficient):
+def _solved(e: Expr, d: Dim) -> tuple[int, Expr] | None:
+    """(sign, rest) where e >= 0 says sign * d + rest >= 0; None where it says something else."""
+    if isinstance(e, Max):
+        found = [_solved(one, d) for one in e.args]
+        signs = {0 if one is None else one[0] for one in found}
+        return (signs.pop(), maximum(*(one[1] for one in found if one))) if signs in ({1}, {-1}) else None
+    terms = [(term, sign) for term, sign in e.terms if d in free_dims(term)]
+    if len(terms) != 1 or abs(terms[0][1]) != 1:
+        return None
+    (term, sign), rest = terms[0], e - terms[0][0] * terms[0][1]
+    if term is d:
+        return sign, rest
+    if not isinstance(term, FloorDiv) or (by := term.rhs.value) is None or by <= 0:
+        return None
+    # x // by <= rest: x <= by * rest + by - 1; x // by >= -rest: x >= -by * rest
+    return _solved(term.lhs * sign + rest * by + (by - 1 if sign < 0 else 0), d)
+
+
+def _extreme(s: State, e: Expr, highest: bool) -> Expr | None:
+    """No less than the highest value of an expression in the program's tile, or no more than the lowest; None where that is not known."""
+    if isinstance(e, Dim):
+        for axis, (at, _, loops) in s.blocks.items():
+            if len(loops) == 1 and loops[0].dim is e:
+                low = s.info.new_dim(Range(0))
+                s.dims[low] = at
+                return low + (s.axes[axis].block - 1 if highest else 0)
+        value = s.dims.get(e)
+        return None if value is None or shape_of(value.type) is not None else e
+    if not free_dims(e):
+        return e
+    if isinstance(e, FloorDiv) and (e.rhs.value or 0) > 0:
+        inside = _extreme(s, e.lhs, highest)
+        return None if inside is None else floordiv(inside, e.rhs)
+    if isinstance(e, Max | Min):
+        parts = [_extreme(s, one, highest) for one in e.args]
+        return (maximum if isinstance(e, Max) else minimum)(*(p for p in parts if p is not None)) if None not in parts else None
+    if not isinstance(e, Add):
+        return None
+    total = as_expr(e.constant)
+    for term, coefficient in e.terms:
+        one = _extreme(s, term, highest == (coefficient > 0))
+        if one is None:
             return None
-        axis, at = along[d]
-        low = s.info.new_dim(UNBOUNDED)
-        s.dims[low] = at
-        places[d] = low + (s.axes[axis].block - 1 if coefficient.value > 0 else 0)
-    return e.subs(places) if places else e
+        total = total + one * coefficient
+    return total

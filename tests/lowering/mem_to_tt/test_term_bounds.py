@@ -29,7 +29,11 @@ MASKS = {
     "what comes later": (lambda i, j: j > i, "max"),
     "window": (lambda i, j: (j <= i) & (i - j < 20), "min max"),
     "band": (lambda i, j: (j - i < 20) & (i - j < 20), "min max"),
-    "prefix": (lambda i, j: (j <= i) | (j < 30), ""),
+    "prefix": (lambda i, j: (j <= i) | (j < 30), "min max"),
+    "documents": (lambda i, j: (i // 50 == j // 50) & (j <= i), "min max"),
+    "to the end of the document": (lambda i, j: j // 50 <= i // 50, "min"),
+    "not both": (lambda i, j: ~((j > i) & (j > 90)), "min max"),
+    "two sides": (lambda i, j: (j <= i) | (j > 200), ""),
     "every other one": (lambda i, j: (i + j) % 2 == 0, ""),
 }
 

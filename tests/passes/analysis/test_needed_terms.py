@@ -57,7 +57,18 @@ CASES = {
     "either of two": (
         "max",
         f"{CAUSAL}  %q = arith.cmpi sge, %b, %nine : index  %r1 = arith.ori %p, %q : i1  %t = arith.select %r1, %v, %low : f32",
+        ["max(d0 - d1, d1 - 9)"],
+    ),
+    "either of two, of which one is not known": (
+        "max",
+        f"{CAUSAL}  %q = arith.cmpi sge, %loaded, %nine : index  %r1 = arith.ori %p, %q : i1  %t = arith.select %r1, %v, %low : f32",
         [],
+    ),
+    "documents": (
+        "max",
+        "%m = arith.floordivsi %a, %nine : index  %n1 = arith.floordivsi %b, %nine : index  %p = arith.cmpi eq, %m, %n1 : index"
+        "  %t = arith.select %p, %v, %low : f32",
+        ["d0 floordiv 9 - d1 floordiv 9", "-(d0 floordiv 9) + d1 floordiv 9"],
     ),
     "what is loaded": ("max", "%p = arith.cmpi sge, %loaded, %b : index  %t = arith.select %p, %v, %low : f32", []),
     "a product": ("prod", f"{CAUSAL}  %t = arith.select %p, %v, %zero : f32", []),
