@@ -20,6 +20,7 @@ from ...dialects import loop
 from ...dialects.expr import ZERO, Expr, free_dims, linear_coeff
 from ...dialects.expr.ranges import prove_ge0, simplify
 from ...dialects.tt.types import shape_of
+from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Access, Node
 from ...passes.analysis.reduction_kinds import CMPI, identity
 from ...passes.gpu.atomics import KINDS
@@ -47,8 +48,9 @@ def accumulated(kernel: NestLowering, node: Node) -> list[Access]:
             if not fixed or access.node is not child or kernel.how(child) != "tile" or kernel.whole(child) is None:
                 return []
             found.append(access)
-    touched = {a.buffer for a in found}
-    return found if len(touched) == len(found) and not any(a.buffer in touched and a not in found for a in node.all_accesses()) else []
+    touched = {memory_of(a.buffer) for a in found}
+    others = {memory_of(a.buffer) for a in node.all_accesses() if a not in found}
+    return found if len(touched) == len(found) and touched.isdisjoint(others) else []
 
 
 def _condition(node: Node) -> SSAValue | None:

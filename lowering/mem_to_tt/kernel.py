@@ -85,8 +85,8 @@ def lower_nest(
     hints += [{}] * (len(entry.args) - len(hints))
     fill_loads(entry)
     drop_unused(entry)
-    outs = set(nest.outs)
-    read = {entry.args[k] for k, b in enumerate(arguments.buffers) if b not in outs}
+    stored = {memory_of(out) for out in nest.outs}
+    read = {entry.args[k] for k, b in enumerate(arguments.buffers) if memory_of(b) not in stored}
     load_early(entry, read, tile.warps * gpu.lanes, drawn=tile.group > 1)
     if lowering.sums or tile.strip > 1:
         load_once(entry, read, tile.warps * gpu.lanes)

@@ -22,6 +22,7 @@ from ...dialects.tt import arith as tt_arith
 from ...dialects.tt.compute import DotOp, ElementwiseInlineAsmOp
 from ...dialects.tt.shape import BroadcastOp, TransOp
 from ...dialects.tt.types import element_of, int32, shape_of, tensor
+from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Loop, NestAccess, Node
 from ...passes.gpu.nest_types import UnsupportedNest
 from ...passes.gpu.tiles.product_nests import EXACT_BITS, factors
@@ -160,7 +161,9 @@ class Factor(State):
 
     def _copied(self, op: loop.LoadOp) -> bool:
         """Whether what a load reads is copied as a block."""
-        if not self.kernel.tile.copies or op.mask is not None or op.source in self.kernel.nest.outs:
+        if not self.kernel.tile.copies or op.mask is not None:
+            return False
+        if memory_of(op.source) in {memory_of(out) for out in self.kernel.nest.outs}:
             return False
         access = self.info.access[op]
         found = load_block(self.kernel, self, access, [*self.info.root.loops, *self.node.loops])

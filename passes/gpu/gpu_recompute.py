@@ -16,6 +16,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.nd.types import is_float
+from ..analysis.dependences import memory_of
 from ..analysis.nest_key import is_nest_in_memory
 from ..loop.transform.loop_rewrite import drop_out
 from ..manager.pass_manager import Pass
@@ -139,13 +140,14 @@ def _slice(store: loop.StoreOp) -> list[Operation] | None:
     while nest is not None and not isinstance(nest, loop.NestOp):
         nest = nest.parent_op()
     assert nest is not None
+    stored = {*nest.out_args, *map(memory_of, nest.outs)}
     while worklist:
         owner = worklist.pop().owner
         if not isinstance(owner, Operation) or owner.parent is not inside or owner in wanted:
             continue
         if owner.regions or isinstance(owner, (loop.StoreOp, loop.BoundOp)) or len(wanted) == MAX_RECOMPUTED_OPS:
             return None
-        if isinstance(owner, loop.LoadOp) and owner.source in (*nest.out_args, *nest.outs):
+        if isinstance(owner, loop.LoadOp) and memory_of(owner.source) in stored:
             return None
         wanted.add(owner)
         worklist += owner.operands

@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import normalize
 
 from stepwell.tools.fuzz.check import on
+from stepwell.tools.fuzz.ir import IRCase
 
 
 def check(program, *inputs, device="gpu", grad=False, dynamic=False):
@@ -78,3 +79,44 @@ def test_a_part_of_a_row_that_is_written_and_loaded_again(device):
         return x - x.amax(1, keepdim=True)
 
     check(program, torch.randn(5, 9, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 3]), device=device)
+
+
+def _nest(body: str) -> str:
+    return f"""builtin.module attributes {{stepwell.machine = #stepwell.machine<"sm_90">}} {{
+      func.func @forward(%x: !mem.buffer<2 x 4 x 64 x f32>, %sums: !mem.buffer<2 x 64 x f32>, %seen: !mem.buffer<2 x 4 x f32>) {{
+        %v = mem.view %sums : (!mem.buffer<2 x 64 x f32>) -> !mem.buffer<128 x f32>
+        loop.nest (%p = 2) outs(%o = %sums : !mem.buffer<2 x 64 x f32>, %c = %seen : !mem.buffer<2 x 4 x f32>) {{{body}}}
+        func.return
+      }}
+    }}"""
+
+
+ACCUMULATED = """
+    loop.for (%i = 4) {
+      %s = loop.reduce (%j = 64) sum {
+        %a = loop.load %x[%p, %i, %j] : !mem.buffer<2 x 4 x 64 x f32> -> f32
+        loop.yield %a : f32
+      } -> f32
+      loop.for (%k = 64) {
+        %a = loop.load %x[%p, %i, %k] : !mem.buffer<2 x 4 x 64 x f32> -> f32
+        %b = arith.addf %a, %s : f32
+        loop.store %b, %o[%p, %k] add : f32, !mem.buffer<2 x 64 x f32>
+      }
+      %r = loop.load %v[64 * %p + 3] : !mem.buffer<128 x f32> -> f32
+      loop.store %r, %c[%p, %i] : f32, !mem.buffer<2 x 4 x f32>
+    } attributes {sequential}"""
+READ_AGAIN = """
+    %s = loop.reduce (%j = 64) sum {
+      %a = loop.load %x[%p, 0, %j] : !mem.buffer<2 x 4 x 64 x f32> -> f32
+      loop.yield %a : f32
+    } -> f32
+    loop.store %s, %o[%p, 3] : f32, !mem.buffer<2 x 64 x f32>
+    %r = loop.load %v[64 * %p + 3] : !mem.buffer<128 x f32> -> f32
+    loop.store %r, %c[%p, 1] : f32, !mem.buffer<2 x 4 x f32>"""
+
+
+@pytest.mark.parametrize("body", [ACCUMULATED, READ_AGAIN])
+def test_a_view_of_what_a_nest_stores_is_read_when_it_is_its_turn(body):
+    """Sums of columns that are kept on chip, and loads that begin early, are of memory that no other buffer is a view of."""
+    pipeline = "gpu-recompute,gpu-schedule,mem-to-tt,tt-join-launches,to-host"
+    assert IRCase("ir", 1, _nest(body), pipeline, "").verdict("gpu") == ("right", "")
