@@ -59,12 +59,12 @@ class CarriedScores:
         return Weighing(count, rows, terms, depth, columns, kind, width, float(moved))
 
 
-def carried_scores(weighed: nd.MatmulOp, possible: Collection[Operation], symbols: RangeEnv) -> CarriedScores | None:
-    """The products that give the weights of a product's terms; None where no kernel can have both. `possible`: products that may be
-    generated."""
+def carried_scores(weighed: nd.MatmulOp, possible: Collection[Operation], symbols: RangeEnv) -> CarriedScores | str:
+    """The products that give the weights of a product's terms; where no kernel can have both, why not ("": the terms have no such weights).
+    `possible`: products that may be generated."""
     scores = _scores_of(weighed.lhs)
     if scores is None or weighed not in possible:
-        return None
+        return ""
     numel = product(tensor_type(scores).dims)
     found: dict[nd.MatmulOp, None] = {}
     beside: dict[SSAValue, None] = {}
@@ -79,11 +79,14 @@ def carried_scores(weighed: nd.MatmulOp, possible: Collection[Operation], symbol
             worklist += [v for v in inside if v not in seen]
             seen.update(inside)
     long = [tensor_type(weighed.result).dims[-1], *(tensor_type(op.lhs).dims[-1] for op in found)]
-    if not found or any((hi := range_of(n, symbols).hi) is None or hi > MAX_LENGTH for n in long):
-        return None
-    alone = tensor_type(weighed.result).dims[-2].value == 1 and not repeated(weighed.rhs)
-    if alone or any(op not in possible for op in found) or not _all_end_in(weighed, found):
-        return None
+    if not found or any(op not in possible for op in found):
+        return ""
+    if any((hi := range_of(n, symbols).hi) is None or hi > MAX_LENGTH for n in long):
+        return f"rows have more than {MAX_LENGTH} elements, or nobody knows how many"
+    if tensor_type(weighed.result).dims[-2].value == 1 and not repeated(weighed.rhs):
+        return "one row, of a head that shares its keys with no other"
+    if not _all_end_in(weighed, found):
+        return "something else needs the scores or the weights"
     return CarriedScores(tuple(found), weighed, weighed.lhs, tuple(v for v in beside if product(tensor_type(v).dims).value != 1))
 
 

@@ -103,12 +103,17 @@ class ProductChooser:
     def _choose_carried(self, weighed: nd.MatmulOp, found: dict[Operation, Choice], works: Mapping[Operation, Contraction]) -> None:
         """All products of an attention are generated where that is cheaper than calls with the scores in memory between them."""
         one = carried_scores(weighed, works.keys(), self.symbols)
-        if one is None or self.library in ("always", "never") or any(op.schedule is not None for op in one.products):
+        if isinstance(one, str):
+            if one and weighed in found:
+                found[weighed] = replace(found[weighed], reason=f"{found[weighed].reason}; scores stay in memory: {one}")
+            return
+        if self.library in ("always", "never") or any(op.schedule is not None for op in one.products):
             return
         t = tensor_type(weighed.result)
         calls = sum(library_ns(works[op], self.gpu) for op in one.products) + stream_ns(float(bytes_of(one.weights, self.hints)), self.gpu)
         kernel = weighed_ns(one.work(self.hints, KINDS[t.element_type], element_bytes(t.element_type)), self.gpu)
         if kernel > calls:
+            found[weighed] = Choice(False, "scores stay in memory by price", calls, kernel)
             return
         reason = "its scores are weights of another product, and stay on chip"
         for op in one.products:

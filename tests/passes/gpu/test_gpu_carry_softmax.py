@@ -28,8 +28,11 @@ from stepwell.tools.interpret.loop import run_loop
 BF16 = torch.bfloat16
 
 
-def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), carry="gpu-carry-softmax", products="", dynamic=(), machine="sm_90"):
-    """The module, and the remarks of the pass. `dynamic`: dimensions of each argument whose sizes are symbols."""
+def lowered(
+    function, *args, stages=("nd", "loop", "mem", "tt"), carry="gpu-carry-softmax", products="", dynamic=(), machine="sm_90",
+    of="gpu-carry-softmax",
+):  # fmt: skip
+    """The module, and the remarks of a pass. `dynamic`: dimensions of each argument whose sizes are symbols."""
 
     def flat(*inputs):
         found = function(*inputs)
@@ -47,7 +50,7 @@ def lowered(function, *args, stages=("nd", "loop", "mem", "tt"), carry="gpu-carr
     remarks = []
     run(pipeline, module, context(), Instrumentation(remarks=remarks.append))
     module.verify()
-    return module, [r for r in remarks if r.pass_name == "gpu-carry-softmax"]
+    return module, [r for r in remarks if r.pass_name == of]
 
 
 def _fake(x, dynamic, mode):
@@ -194,6 +197,25 @@ def test_one_row_of_heads_that_share_keys_is_weighed_by_parts(terms):
     assert products == {1024: [2, 0], 1091: [2, 2, 0], 100: [2]}[terms]
     (got,) = run_loop(module, args, [], [])
     torch.testing.assert_close(got.float(), decoding(*args).float(), rtol=2e-2, atol=2e-2)
+
+
+def weights_too(q, k, v):
+    weights = torch.softmax(products(q, k), -1)
+    return weights, weights @ v
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "reason"),
+    [
+        (weights_too, [(2, 4, 64, 64)] * 3, "something else needs the scores or the weights"),
+        (softcap, [(2, 4, 64, 64), (2, 4, 64, 64), (2, 4, 64, 512)], "rows have more than 256 elements"),
+        (softcap, [(2, 4, 1, 64), (2, 4, 8192, 64), (2, 4, 8192, 64)], "one row, of a head that shares its keys with no other"),
+    ],
+)
+def test_a_remark_says_why_scores_stay_in_memory(function, shapes, reason):
+    args = [torch.empty(shape, dtype=BF16, device="meta") for shape in shapes]
+    _, remarks = lowered(function, *args, stages=("nd", "loop"), of="nd-library-products")
+    assert any(f"scores stay in memory: {reason}" in r.message for r in remarks), [r.message for r in remarks]
 
 
 def test_one_row_alone_is_a_call():
