@@ -9,6 +9,7 @@ from collections.abc import Callable
 from xdsl.ir import Operation
 
 from ...dialects import loop
+from ...passes.analysis.dependences import memory_of
 from .body import local
 from .builder import Level
 from .state import State
@@ -36,7 +37,7 @@ class FillLowering:
         if not self._first(op):
             return
         s = self.s
-        own = {o.target for o in loop.walk_bodies(op) if isinstance(o, loop.StoreOp)}
+        own = {memory_of(o.target) for o in loop.walk_bodies(op) if isinstance(o, loop.StoreOp)}
         s.written |= own
         with s.b.at_floor():
             self.lower(op)

@@ -13,6 +13,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from ...dialects import cpu, loop
 from ...dialects.cpu.types import ptr
 from ...dialects.expr import Expr, Range, as_expr, exact_quotient, product
+from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Loop, NestAccess
 from ...passes.cost.nest_cost import NS_PER_UNIT, SERIAL_NS, Cost, Schedule
 from ...passes.cost.schedule_choice import has_few_units
@@ -68,7 +69,7 @@ class NestLowering:
             s.syms[symbol] = values.pop(0)
         for scalar in arguments.scalars:
             s.values[scalar] = values.pop(0)
-        s.written = {a.buffer for a in info.access.values() if a.is_store}
+        s.written = {memory_of(a.buffer) for a in info.access.values() if a.is_store}
         if schedule.style == "inner" and info.root.children:
             s.cache = RowCache(s, self.choice)
         self.few_units = schedule.parallel and has_few_units(cost, schedule)

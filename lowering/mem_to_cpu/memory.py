@@ -13,6 +13,7 @@ from ...dialects.cpu.types import lanes_of, ptr, vec
 from ...dialects.expr import ZERO, Add, Expr, free_dims
 from ...dialects.nd.types import LOW_PRECISION, element_bytes
 from ...dialects.support.create import create
+from ...passes.analysis.dependences import memory_of
 from ...passes.cost.nest_cost import is_shuffled
 from ..nest.body import without_loading
 from ..nest.combine import combine_stored
@@ -64,7 +65,7 @@ def read(
     operands = (base, offset) if mask is None else (base, offset, mask)
     cls = cpu.GatherOp if gather else cpu.LoadOp
     properties = _segments(1, 1, mask is not None, False)
-    if buffer in s.written:
+    if memory_of(buffer) in s.written:
         op = create(cls, operands, (result,), properties)
         return b.place(op).results[0]
     floor, b.floor = b.floor, b.load_floor()

@@ -19,6 +19,7 @@ from ...dialects.cpu.types import ptr, vec
 from ...dialects.expr import ONE, ZERO, Dim, Expr, as_expr, ceildiv, free_dims, linear_coeff, maximum, minimum, product, strides_contiguous
 from ...dialects.expr.ranges import Range
 from ...dialects.nd.types import element_bytes
+from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Access, Loop, Node, buffer_strides
 from .loops import Span, run_segments, segments
 from .memory import combine, memory_type
@@ -77,8 +78,11 @@ def columns_of(node: Node) -> list[Column] | None:
         if elements is None or (known is not None and known.mode != access.mode) or access.dtype not in (f32, f64, i32, i64):
             return None
         found.setdefault(access.buffer, Column(access.buffer, access, elements))
+    memories = {memory_of(buffer) for buffer in found}
+    if len(memories) < len(found):
+        return None
     for access in node.all_accesses():
-        if access.buffer in found and (not access.is_store or access.mode == "set"):
+        if memory_of(access.buffer) in memories and (access.buffer not in found or not access.is_store or access.mode == "set"):
             return None
     return list(found.values())
 

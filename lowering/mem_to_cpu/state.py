@@ -79,6 +79,7 @@ class State(NestValues):
         self.syms: dict[Sym, SSAValue] = {}
         self.pointers: dict[SSAValue, SSAValue] = {}
         self.written: set[SSAValue] = set()
+        """Memories that the nest stores to."""
         self.lane: Lane | None = None
         self.varying: dict[Dim, SSAValue] = {}
         self.scalars = ScalarIndices(self)

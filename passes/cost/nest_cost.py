@@ -97,7 +97,7 @@ class Cost:
         self.info = info
         self.hints = hints
         self.varying = Varying(info)
-        self.written = {a.buffer for a in info.root.all_accesses() if a.is_store}
+        self.written = {memory_of(a.buffer) for a in info.root.all_accesses() if a.is_store}
         self._groups: dict[tuple[Block, Expr], Mapping[Operation, object]] = {}
         self._weights: dict[Node, tuple[int, int]] = {}
         self._best: dict[Node, tuple[float, dict[Node, tuple[Loop, int] | None]]] = {}
@@ -185,7 +185,7 @@ class Cost:
         kept = self._unrolled_in(node)
         for access in node.accesses:
             cost = self.access(access, lanes, width, access.mode != "set" and not self.injective(access, lanes))
-            if kept is not None and access.buffer not in self.written and self.roots(access.offset).isdisjoint(kept):
+            if kept is not None and memory_of(access.buffer) not in self.written and self.roots(access.offset).isdisjoint(kept):
                 cost = min(cost, cost / self.trips(node.parent.loops) + 1 / 16)  # pyright: ignore[reportOptionalMemberAccess]
             total += idle * cost
         for child in node.children:

@@ -17,6 +17,7 @@ from ....dialects import cpu, loop
 from ....dialects.expr import ZERO, Dim, Expr, as_expr
 from ....dialects.expr.ranges import Range
 from ....dialects.nd.types import element_bytes
+from ....passes.analysis.dependences import memory_of
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.analysis.op_costs import has_effect, op_cost
 from ..loops import straight
@@ -188,7 +189,7 @@ class RowCache:
             result = op.results[0]
             if isinstance(op, loop.LoadOp):
                 access = info.access[op]
-                if access.buffer in self.s.written:
+                if memory_of(access.buffer) in self.s.written:
                     continue
                 extra = (key(op.mask), key(op.other)) if op.mask is not None and op.other is not None else ()
                 offset = access.offset.subs(dims)

@@ -81,8 +81,8 @@ def test_a_part_of_a_row_that_is_written_and_loaded_again(device):
     check(program, torch.randn(5, 9, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 3]), device=device)
 
 
-def _nest(body: str) -> str:
-    return f"""builtin.module attributes {{stepwell.machine = #stepwell.machine<"sm_90">}} {{
+def _nest(body: str, attributes: str = "") -> str:
+    return f"""builtin.module attributes {{{attributes}}} {{
       func.func @forward(%x: !mem.buffer<2 x 4 x 64 x f32>, %sums: !mem.buffer<2 x 64 x f32>, %seen: !mem.buffer<2 x 4 x f32>) {{
         %v = mem.view %sums : (!mem.buffer<2 x 64 x f32>) -> !mem.buffer<128 x f32>
         loop.nest (%p = 2) outs(%o = %sums : !mem.buffer<2 x 64 x f32>, %c = %seen : !mem.buffer<2 x 4 x f32>) {{{body}}}
@@ -116,7 +116,13 @@ READ_AGAIN = """
 
 
 @pytest.mark.parametrize("body", [ACCUMULATED, READ_AGAIN])
-def test_a_view_of_what_a_nest_stores_is_read_when_it_is_its_turn(body):
+@pytest.mark.parametrize(
+    ("device", "pipeline", "attributes"),
+    [
+        ("gpu", "gpu-recompute,gpu-schedule,mem-to-tt,tt-join-launches,to-host", 'stepwell.machine = #stepwell.machine<"sm_90">'),
+        ("cpu", "loop-schedule,mem-to-cpu,to-host", ""),
+    ],
+)
+def test_a_view_of_what_a_nest_stores_is_read_when_it_is_its_turn(body, device, pipeline, attributes):
     """Sums of columns that are kept on chip, and loads that begin early, are of memory that no other buffer is a view of."""
-    pipeline = "gpu-recompute,gpu-schedule,mem-to-tt,tt-join-launches,to-host"
-    assert IRCase("ir", 1, _nest(body), pipeline, "").verdict("gpu") == ("right", "")
+    assert IRCase("ir", 1, _nest(body, attributes), pipeline, "").verdict(device) == ("right", "")
