@@ -23,6 +23,9 @@ ACCUMULATORS = 128
 WARPS = (4, 8)
 """Warps of a program."""
 
+PARTS = (1, 2, 4, 8, 16, 32, 64)
+"""Parts that sums may be split into."""
+
 
 @dataclass(frozen=True)
 class Sums:
@@ -72,3 +75,9 @@ def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float,
     alone = BEGINNING_NS + elements * work.beside / (rates.memory_gbs / each_rate)
     waves = 1 if block.lasting else ceil(each / resident)
     return each * steps * max(units, cache) + alone * waves, "cache" if cache > units else "arithmetic"
+
+
+def parts_ns(work: Sums, parts: int, gpu: Gpu) -> float:
+    """Nanoseconds until partial sums are stored and read again, in the cache."""
+    elements = work.batch * work.rows * work.columns * work.sums
+    return 4.0 * elements * (parts + 1) / gpu.rates.cache_gbs if parts > 1 else 0.0

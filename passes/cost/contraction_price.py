@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 
-from .block_price import WARPS, Block, Sums, block_ns, warps_for
+from .block_price import PARTS, WARPS, Block, Sums, block_ns, parts_ns, warps_for
 from .machine.gpu import Gpu
 
 OVERLAP = 0.1
@@ -21,9 +21,6 @@ OVERLAP = 0.1
 
 SIDES = (256, 128, 64, 32, 16)
 """Sides of a tile of the result."""
-
-SPLITS = (1, 2, 4, 8, 16, 32, 64)
-"""Parts that a sum may be split into."""
 
 STEP = 64
 """Terms of a sum that a tile takes at once."""
@@ -120,7 +117,7 @@ def price(
     memory = moved / rates.memory_gbs
     lasting = gpu.copies_blocks and work.sums == 1
     best: Price | None = None
-    for rows, columns, parts in product(SIDES, SIDES, SPLITS if split else (1,)):
+    for rows, columns, parts in product(SIDES, SIDES, PARTS if split else (1,)):
         warps = warps_for(rows * columns, work.sums, held, gpu)
         if not warps and rows * columns > SIDES[-1] ** 2 or work.depth < STEP * parts and parts > 1:
             continue
@@ -136,10 +133,8 @@ def _tiled(work: Contraction, gpu: Gpu, block: Block, parts: int, memory: float)
     row, column = work.width, work.width * work.sums
     sums = Sums(work.rows, work.columns, work.depth, work.batch, work.sums, row, column, 0, work.kind)
     busy, bound = block_ns(sums, block, gpu, parts)
-    if parts > 1:
-        partial = 4.0 * work.batch * work.rows * work.columns * work.sums * (parts + 1)
-        memory += partial / gpu.rates.cache_gbs
-    ns = busy + OVERLAP * memory if busy >= memory else memory + OVERLAP * busy
+    memory += parts_ns(sums, parts, gpu)
+    ns = max(busy, memory) + OVERLAP * min(busy, memory)
     return Price(ns, "memory" if memory > busy else bound, (block.rows, block.columns), parts)
 
 

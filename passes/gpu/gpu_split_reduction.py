@@ -18,13 +18,14 @@ from ...dialects.expr.ranges import RangeEnv
 from ..analysis.nest_access import NestAccess
 from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
+from ..cost.block_price import PARTS
 from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import replace_loops
 from ..loop.transform.loop_split_reduction import LoopSplitReduction
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
 from .short_runs import short_run
-from .tiles.product_tiles import DOT_PROGRAMS, product_tile
+from .tiles.product_tiles import product_parts, product_tile
 from .tiles.rules import LANES, UNROLL, column_loop
 from .tiles.tile import Sizes, Tile
 from .tiles.weighed_products import weighed_tile
@@ -37,8 +38,6 @@ IDLE_EACH = 1
 """The same where the nest reads again what it reduces: split, it would no longer find it in the nearest cache."""
 FEWEST_PARTS = 4
 """Fewer parts than these are not worth a kernel that puts them together."""
-DOT_PARTS = (2, 4, 8)
-"""In how many parts the sums of a product may be split."""
 DOT_BLOCKS = 2
 """Blocks of terms that a part has at least."""
 WEIGHED_BLOCKS = 4
@@ -71,7 +70,7 @@ class GpuSplitReduction(Pass):
                         continue
                     tile = product_tile(info, sizes, gpu)
                     if tile is not None:
-                        self._split_product(nest, reduce, tile, sizes, symbols)
+                        self._split_product(nest, reduce, info, tile.inner, sizes, symbols, gpu)
                         continue
                     wanted = self._wanted(nest, reduce, sizes, info, gpu)
                     if wanted >= FEWEST_PARTS:
@@ -112,14 +111,22 @@ class GpuSplitReduction(Pass):
         self.remark(nest, f"reduction split: {said}", kind="applied")
         self.statistic("num-split")
 
-    def _split_product(self, nest: loop.NestOp, reduce: loop.ReduceOp, tile: Tile, sizes: Sizes, symbols: RangeEnv) -> None:
-        """Parts of a product's sums, of whole blocks each, where there are few blocks of columns."""
-        programs, blocks = tile.programs(sizes), sizes(reduce.loop_sizes[0]) // tile.inner
-        even = [n for n in DOT_PARTS if blocks % n == 0 and blocks // n >= DOT_BLOCKS]
-        if programs >= DOT_PROGRAMS or not even or len(reduce.loop_sizes) != 1:
+    def _split_product(
+        self, nest: loop.NestOp, reduce: loop.ReduceOp, info: NestAccess, block: int, sizes: Sizes, symbols: RangeEnv, gpu: Gpu
+    ) -> None:
+        """Parts of a product's sums, of whole blocks each, where there are few blocks of the result."""
+        blocks = sizes(reduce.loop_sizes[0]) // block
+        even = [n for n in PARTS if n > 1 and blocks % n == 0 and blocks // n >= DOT_BLOCKS]
+        if len(reduce.loop_sizes) != 1 or not even:
             return
-        parts = next((n for n in even if programs * n >= DOT_PROGRAMS), even[-1])
-        said = LoopSplitReduction(parts=parts, parts_first=True).transform(nest, reduce, symbols)
+        parts = product_parts(info, even, sizes, gpu)
+        if parts < 2:
+            return
+        try:
+            said = LoopSplitReduction(parts=parts, parts_first=True).transform(nest, reduce, symbols)
+        except Refused as refused:
+            self.remark(nest, f"product not split: {refused}", kind="missed")
+            return
         self.remark(nest, f"product split: {said}", kind="applied")
         self.statistic("num-split")
 

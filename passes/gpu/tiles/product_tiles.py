@@ -20,7 +20,7 @@ from ....dialects.expr.ranges import range_of
 from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
-from ...cost.block_price import WARPS, Block, Sums, block_ns, warps_for
+from ...cost.block_price import WARPS, Block, Sums, block_ns, parts_ns, warps_for
 from ...cost.held_numbers import held_numbers
 from ...cost.machine.gpu import Gpu
 from .product_nests import HALVES, Side, factors, product_sides
@@ -39,7 +39,9 @@ otherwise 4, and by 64 rows half as many."""
 DOT_TERMS = (256, 128, 64, 32)
 """Columns of the rows, or terms of their sums, that these may be."""
 DOT_PROGRAMS = 96
-"""Programs below which a product has shorter blocks of columns, or its sums are split."""
+"""Programs below which a product of few rows has shorter blocks of columns, or its sums are split."""
+DOT_PARTS = (2, 4, 8)
+"""In how many parts these sums may be split."""
 
 
 CONVERTED = 2
@@ -63,14 +65,37 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     if not sides:
         return None
     few, many = sorted(sides, key=sizes.trips)
-    most = MOST_DOT if not _are_windows(info, many) else MOST_DOT // 2
-    if sizes.trips(few) <= most or all(_how_computed(info, one) == CONVERTED for one in sides):
+    if _has_few_rows(info, few, many, sizes):
         return _of_few_rows(info, few, many, sizes, gpu)
     work = _Product.of(info, sides, sizes)
     tile = min(_blocks(work, gpu), key=lambda tile: _ns(work, tile, gpu))
     if tile.copies and work.sums == 1 and work.terms > tile.inner and tile.programs(sizes) > gpu.multiprocessors:
         return replace(tile, lasting=gpu.multiprocessors, stages=min(tile.stages, LASTING_STAGES))
     return tile
+
+
+def _has_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes) -> bool:
+    """Whether a program has all rows, or both factors are computed on the way."""
+    most = MOST_DOT if not _are_windows(info, many) else MOST_DOT // 2
+    return sizes.trips(few) <= most or all(_how_computed(info, one) == CONVERTED for one in (few, many))
+
+
+def product_parts(info: NestAccess, possible: Sequence[int], sizes: Sizes, gpu: Gpu) -> int:
+    """In how many parts the sums of a product are computed fastest, of those that are `possible`; 1: they are not split."""
+    sides = product_sides(info)
+    few, many = sorted(sides, key=sizes.trips)
+    if _has_few_rows(info, few, many, sizes):
+        programs = _of_few_rows(info, few, many, sizes, gpu).programs(sizes)
+        even = [n for n in possible if n in DOT_PARTS]
+        return next((n for n in even if programs * n >= DOT_PROGRAMS), even[-1]) if even and programs < DOT_PROGRAMS else 1
+    work = _Product.of(info, sides, sizes)
+
+    def ns(parts: int) -> float:
+        one = work if parts == 1 else replace(work, batch=work.batch * parts, terms=ceil(work.terms / parts), beside=4.0 * work.sums)
+        added = parts_ns(_sums(work), parts, gpu) + gpu.rates.start_us * 1e3 if parts > 1 else 0.0  # by a kernel of their own
+        return min(_ns(one, tile, gpu) for tile in _blocks(one, gpu)) + added
+
+    return min([1, *possible], key=ns)
 
 
 @dataclass(frozen=True)
@@ -180,9 +205,13 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
 def _ns(work: _Product, tile: Tile, gpu: Gpu) -> float:
     """The price of a tile."""
     (_, rows), (_, columns) = tile.axes
+    return block_ns(_sums(work), Block(rows, columns, tile.inner, tile.stages, tile.warps), gpu)[0]
+
+
+def _sums(work: _Product) -> Sums:
+    """What the price of a block is of."""
     row, column = work.read
-    sums = Sums(*work.size, work.terms, work.batch, work.sums, row, column, work.beside)
-    return block_ns(sums, Block(rows, columns, tile.inner, tile.stages, tile.warps), gpu)[0]
+    return Sums(*work.size, work.terms, work.batch, work.sums, row, column, work.beside)
 
 
 def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu) -> Tile:

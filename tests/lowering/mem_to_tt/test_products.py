@@ -116,3 +116,16 @@ def test_triton_lets_products_of_steps_overlap(copies):
     (kernel,) = kernel_modules(module)
     built = compile_kernel(kernel, gpu_target("sm_90"))
     assert not built.details["spills"] and not built.details.get("waiting_products")
+
+
+def test_long_sums_of_few_blocks_are_added_up_in_parts():
+    """By programs of their own; a second kernel adds up the parts and does what stands behind the product."""
+    x, y, b = numbers(8192, 80), numbers(8192, 72), numbers(72)
+
+    def layer(x, y, b):
+        return F.relu(x.t() @ y + b)
+
+    module = with_tile(lowered(layer, x, y, b, stages=("nd", "loop", "mem"), options="library=never"))
+    assert len(kernels(module)) == 2 and len(found(module, DotOp)) == 1
+    (got,) = run_loop(module, [x, y, b], [], [])
+    torch.testing.assert_close(got, layer(x, y, b), rtol=2e-2, atol=2e-2)

@@ -10,6 +10,7 @@ from support import import_function, without_data
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
 from stepwell.passes.analysis.schedule_attrs import schedule_table
 from stepwell.passes.gpu.tiles.candidates import GPU
+from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.tools.backend.compile_graph import context
@@ -19,12 +20,12 @@ def empty(*shape, dtype=torch.bfloat16):
     return torch.empty(shape, dtype=dtype)
 
 
-def tile(function, *args):
-    """The tile of the one product of a program that is generated: sides of its block, and the numbers by name."""
+def tile(function, *args, remarks=None):
+    """The tile of the one product of a program, which is generated: sides of its block, and the numbers by name."""
     module = import_function(function, *without_data(args, "cpu")).module
     pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem"))
     pipeline.replace("nd-library-products", "nd-library-products{library=never}")
-    run(pipeline, module, context())
+    run(pipeline, module, context(), Instrumentation(remarks=remarks))
     tables = [schedule_table(op)[GPU].data for op in module.walk() if is_nest_in_memory(op)]
     (found,) = [table for table in tables if "dot" in table]
     numbers = {key: n.value.data for key, n in found.items() if key not in ("axes", "blocks", "rest")}
@@ -59,3 +60,17 @@ def test_no_more_steps_are_under_way_than_there_are(function, shapes):
     """Shared memory is left for other programs: with one step, several short ones hide each other's beginnings."""
     block, numbers = tile(function, *(empty(*shape) for shape in shapes))
     assert (numbers["inner"], numbers["stages"]) == (64, 1) and block[0] * block[1] <= 64 * 128
+
+
+@pytest.mark.parametrize(
+    ("sizes", "block", "parts"),
+    [((256, 256, 262144), (128, 256), 64), ((256, 512, 8192), (64, 128), 8), ((4096, 4096, 4096), (128, 256), 1)],
+    ids=["few long sums", "some", "many sums"],
+)
+def test_few_long_sums_are_split(sizes, block, parts):
+    """As many parts, in blocks of such a size, as are computed and added up fastest."""
+    rows, columns, terms = sizes
+    said: list[str] = []
+    found, _ = tile(lambda x, y: F.relu(x.t() @ y), empty(terms, rows), empty(terms, columns), remarks=lambda r: said.append(r.message))
+    split = [text for text in said if text.startswith("product split")]
+    assert found == block and len(split) == (parts > 1) and all(f" in {parts} parts of {terms // parts}" in text for text in split), said
