@@ -30,8 +30,8 @@ def needed_terms(info: NestAccess, node: Node) -> list[Expr]:
     op = node.op
     if not isinstance(op, loop.ReduceOp) or any(kind not in NEUTRAL for kind in op.kind_names) or op.block.last_op is None:
         return []
-    if any(a.is_store for a in node.all_accesses()):
-        return []
+    if any(a.is_store for a in node.all_accesses()) or any(isinstance(inner, loop.BoundOp) for inner in loop.walk_bodies(op)):
+        return []  # each term does something, or must be seen to have a valid index
     found: list[Expr] | None = None
     at = 0
     for kind in op.kind_names:

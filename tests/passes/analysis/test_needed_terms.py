@@ -71,6 +71,11 @@ CASES = {
         ["d0 floordiv 9 - d1 floordiv 9", "-(d0 floordiv 9) + d1 floordiv 9"],
     ),
     "what is loaded": ("max", "%p = arith.cmpi sge, %loaded, %b : index  %t = arith.select %p, %v, %low : f32", []),
+    "an index that is checked": (
+        "max",
+        f'{CAUSAL}  %at = loop.bound %loaded, 64 "embedding" : index  %t = arith.select %p, %v, %low : f32',
+        [],
+    ),
     "a product": ("prod", f"{CAUSAL}  %t = arith.select %p, %v, %zero : f32", []),
 }  # fmt: skip
 
