@@ -10,6 +10,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects import loop
 from ....dialects.expr.ranges import RangeEnv, prove_ge0, prove_lt
+from ...analysis.dependences import memory_of
 from ...analysis.op_costs import may_trap
 from .loop_rewrite import index_ranges
 from .nest_transform import NestTransform, Refused
@@ -24,7 +25,7 @@ class LoopHoist(NestTransform):
     def transform(self, nest: loop.NestOp, target: loop.LoopLike, symbols: RangeEnv) -> str:
         """See the class."""
         stored = {o.target for o in loop.walk_bodies(nest) if isinstance(o, loop.StoreOp)}
-        stored |= {out for arg, out in zip(nest.out_args, nest.outs, strict=True) if arg in stored}
+        stored |= {memory_of(out) for arg, out in zip(nest.out_args, nest.outs, strict=True) if arg in stored}
         count = 0
         inside = [o for o in (target, *loop.walk_bodies(target)) if isinstance(o, loop.LoopLike) and o is not nest]
         for one in reversed(inside):  # inner loops first, so that what is invariant in several leaves them all
@@ -56,7 +57,7 @@ def _may_move(op: Operation, stored: set[SSAValue], symbols: RangeEnv) -> bool:
     if op.regions or len(op.results) != 1 or isinstance(op, loop.BoundOp):
         return False
     if isinstance(op, loop.LoadOp):
-        return op.source not in stored and _inside(op, symbols)
+        return memory_of(op.source) not in stored and _inside(op, symbols)
     return not may_trap(op)
 
 

@@ -121,6 +121,7 @@ READ_AGAIN = """
     [
         ("gpu", "gpu-recompute,gpu-schedule,mem-to-tt,tt-join-launches,to-host", 'stepwell.machine = #stepwell.machine<"sm_90">'),
         ("cpu", "loop-schedule,mem-to-cpu,to-host", ""),
+        ("cpu", "loop-hoist,loop-schedule,mem-to-cpu,to-host", ""),
     ],
 )
 def test_a_view_of_what_a_nest_stores_is_read_when_it_is_its_turn(body, device, pipeline, attributes):
