@@ -15,6 +15,7 @@ from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.nd.base import ExprsAttr
+from ..analysis.dependences import memory_of
 from ..analysis.nest_key import is_nest_in_memory
 from ..manager.pass_manager import Pass
 from .atomics import atomic
@@ -54,9 +55,9 @@ def _needs_order(nest: loop.NestOp) -> str:
     outside = dict(zip(nest.out_args, nest.outs, strict=True))
     for op in loop.walk_bodies(nest):
         if isinstance(op, loop.LoadOp):
-            loaded.add(outside.get(op.source, op.source))
+            loaded.add(memory_of(outside.get(op.source, op.source)))
         elif isinstance(op, loop.StoreOp):
-            stored.add(outside.get(op.target, op.target))
+            stored.add(memory_of(outside.get(op.target, op.target)))
             if op.store_mode != "set":
                 try:
                     atomic(op.store_mode, loop.element_type(op.target.type))

@@ -91,6 +91,7 @@ def _nest(body: str, attributes: str = "") -> str:
     }}"""
 
 
+SM_90 = 'stepwell.machine = #stepwell.machine<"sm_90">'
 ACCUMULATED = """
     loop.for (%i = 4) {
       %s = loop.reduce (%j = 64) sum {
@@ -119,7 +120,8 @@ READ_AGAIN = """
 @pytest.mark.parametrize(
     ("device", "pipeline", "attributes"),
     [
-        ("gpu", "gpu-recompute,gpu-schedule,mem-to-tt,tt-join-launches,to-host", 'stepwell.machine = #stepwell.machine<"sm_90">'),
+        ("gpu", "gpu-recompute,gpu-schedule,mem-to-tt,tt-join-launches,to-host", SM_90),
+        ("gpu", "gpu-parallel-scatter,gpu-schedule,mem-to-tt,tt-join-launches,to-host", SM_90),
         ("cpu", "loop-schedule,mem-to-cpu,to-host", ""),
         ("cpu", "loop-hoist,loop-schedule,mem-to-cpu,to-host", ""),
     ],
