@@ -32,14 +32,14 @@ MOST_DOT = 64
 DOT_STAGES = 4
 """Iterations under way of a loop over a product's terms; one less where a program has many columns of 16-bit numbers as they are."""
 DOT_COLUMNS = (128, 64, 32)
-"""Columns of a product that a program may have: as many as leave DOT_PROGRAMS programs."""
+"""Columns of a product that a program may have: as many as leave BUSY_SHARE of the multiprocessors a program each."""
 DOT_BLOCK = 128 * 128
 """Elements of the other matrix that a program multiplies by at once; where they are computed, which takes registers, 8 warps have them,
 otherwise 4, and by 64 rows half as many."""
 DOT_TERMS = (256, 128, 64, 32)
 """Columns of the rows, or terms of their sums, that these may be."""
-DOT_PROGRAMS = 96
-"""Programs below which a product of few rows has shorter blocks of columns, or its sums are split."""
+BUSY_SHARE = 0.72
+"""Programs for each multiprocessor below which a product of few rows has shorter blocks of columns, or its sums are split."""
 DOT_PARTS = (2, 4, 8)
 """In how many parts these sums may be split."""
 
@@ -86,8 +86,8 @@ def product_parts(info: NestAccess, possible: Sequence[int], sizes: Sizes, gpu: 
     few, many = sorted(sides, key=sizes.trips)
     if _has_few_rows(info, few, many, sizes):
         programs = _of_few_rows(info, few, many, sizes, gpu).programs(sizes)
-        even = [n for n in possible if n in DOT_PARTS]
-        return next((n for n in even if programs * n >= DOT_PROGRAMS), even[-1]) if even and programs < DOT_PROGRAMS else 1
+        even, enough = [n for n in possible if n in DOT_PARTS], gpu.multiprocessors * BUSY_SHARE
+        return next((n for n in even if programs * n >= enough), even[-1]) if even and programs < enough else 1
     work = _Product.of(info, sides, sizes)
 
     def ns(parts: int) -> float:
@@ -225,7 +225,7 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
     if all(converted):
         rows = min(rows, MOST_DOT // 2)
     around = sizes.trips(rest) * -(-sizes.trips(few) // rows)
-    columns = next((n for n in DOT_COLUMNS if around * (sizes.trips(many) // n) >= DOT_PROGRAMS), DOT_COLUMNS[-1])
+    columns = next((n for n in DOT_COLUMNS if around * (sizes.trips(many) // n) >= gpu.multiprocessors * BUSY_SHARE), DOT_COLUMNS[-1])
     loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
     each = sum(element_bytes(a.dtype) * (rows if _along(a, few) else columns) for a in loads)
     computes = any(a.dtype not in HALVES for a in loads)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from support import import_function, without_data
 
+from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
 from stepwell.passes.analysis.schedule_attrs import schedule_table
 from stepwell.passes.gpu.tiles.candidates import GPU
@@ -20,9 +21,10 @@ def empty(*shape, dtype=torch.bfloat16):
     return torch.empty(shape, dtype=dtype)
 
 
-def tile(function, *args, remarks=None):
+def tile(function, *args, remarks=None, target="sm_90"):
     """The tile of the one product of a program, which is generated: sides of its block, and the numbers by name."""
     module = import_function(function, *without_data(args, "cpu")).module
+    module.attributes[MACHINE] = MachineAttr.from_text(target)
     pipeline = default_pipeline("gpu", stages=("nd", "loop", "mem"))
     pipeline.replace("nd-library-products", "nd-library-products{library=never}")
     run(pipeline, module, context(), Instrumentation(remarks=remarks))
@@ -74,3 +76,9 @@ def test_few_long_sums_are_split(sizes, block, parts):
     found, _ = tile(lambda x, y: F.relu(x.t() @ y), empty(terms, rows), empty(terms, columns), remarks=lambda r: said.append(r.message))
     split = [text for text in said if text.startswith("product split")]
     assert found == block and len(split) == (parts > 1) and all(f" in {parts} parts of {terms // parts}" in text for text in split), said
+
+
+@pytest.mark.parametrize(("target", "columns"), [("sm_90", 64), ("sm_80", 128)])
+def test_few_rows_keep_multiprocessors_busy(target, columns):
+    """A GPU of fewer multiprocessors is as busy with wider blocks."""
+    assert tile(lambda x, w: F.silu(F.linear(x, w)), empty(16, 2048), empty(10240, 2048), target=target)[0] == (16, columns)
