@@ -23,9 +23,10 @@ from ...dialects.nd.types import TensorType
 from ..outputs import Output
 from .calls.user_kernels import MakeKernel
 from .core.builder import UNIT
-from .core.importer import Counts, GraphImportError, Importer
+from .core.importer import GraphImportError, Importer
 from .core.input_views import Border, input_views
 from .core.metadata import shape_env
+from .core.node_builder import Counts
 from .core.signature import Results, constant_attributes, placeholder, symbol_ranges
 from .regions.subgraphs import Program
 

@@ -29,7 +29,7 @@ from ..core.scalars import ScalarValue, SymScalar, scalar_number
 from .library import BY_CHOICE, library_reason
 
 if TYPE_CHECKING:
-    from ..core.importer import Importer
+    from ..core.node_builder import NodeBuilder
 
 aten = torch.ops.aten
 _INDEX = IndexType()
@@ -73,7 +73,7 @@ def handles(target: Any, dtype: Attribute) -> bool:
 # ---- constants
 
 
-def constant(b: Importer, value: torch.Tensor, in_memory: bool = False) -> SSAValue:
+def constant(b: NodeBuilder, value: torch.Tensor, in_memory: bool = False) -> SSAValue:
     """A constant tensor: literal when tiny, else an argument at the end of the function; with `in_memory` (the library reads it) always an
     argument, since a literal would be stored in each call."""
     if not in_memory and value.device.type == b.torch_device.type and (literal := tiny_constant(b, value)) is not None:
@@ -88,7 +88,7 @@ def constant(b: Importer, value: torch.Tensor, in_memory: bool = False) -> SSAVa
     return found
 
 
-def tiny_constant(b: Importer, value: torch.Tensor) -> SSAValue | None:
+def tiny_constant(b: NodeBuilder, value: torch.Tensor) -> SSAValue | None:
     """A tiny constant tensor of the CPU as a literal on the graph's device; None for any other."""
     dtype = element_type(value.dtype)
     plain = value.device.type == "cpu" and value.layout == torch.strided and not _is_fake(value)
@@ -126,7 +126,7 @@ def _constant_key(value: torch.Tensor) -> Any:
 # ---- call templates
 
 
-def leaf(b: Importer, value: Any, operands: list[SSAValue]) -> Any:
+def leaf(b: NodeBuilder, value: Any, operands: list[SSAValue]) -> Any:
     """One argument of a call as a template; see dialects/nd/call_args.py for the forms."""
     if isinstance(value, SSAValue):
         operands.append(value)
@@ -162,7 +162,7 @@ def target_name(target: Any) -> str:
 
 
 def write(
-    b: Importer,
+    b: NodeBuilder,
     operands: Sequence[SSAValue],
     call: Call,
     types: Sequence[Attribute],
@@ -201,7 +201,7 @@ def write(
     return b.emit_many(nd.ExternOp, operands, types, **properties)
 
 
-def result_types(b: Importer, val: Any) -> tuple[list[Attribute], list[Attribute]]:
+def result_types(b: NodeBuilder, val: Any) -> tuple[list[Attribute], list[Attribute]]:
     """Types and layouts of the results of an operator, None left out."""
     types: list[Attribute] = []
     layouts: list[Attribute] = []
@@ -232,7 +232,7 @@ def _number_type(item: Any) -> Attribute:
     return f64 if isinstance(item, (float, torch.SymFloat)) else _INDEX
 
 
-def regroup(b: Importer, val: Any, results: Sequence[SSAValue]) -> Any:
+def regroup(b: NodeBuilder, val: Any, results: Sequence[SSAValue]) -> Any:
     """Results in the shape of the operator's result: the value of the FX node."""
     source = iter(results)
 
@@ -249,7 +249,7 @@ def regroup(b: Importer, val: Any, results: Sequence[SSAValue]) -> Any:
     return walk(val)
 
 
-def bind_number(b: Importer, item: Any, result: SSAValue) -> Any:
+def bind_number(b: NodeBuilder, item: Any, result: SSAValue) -> Any:
     """A number that a call returned: it defines the unbacked symbol that torch gave it."""
     if isinstance(item, (torch.SymInt, torch.SymFloat)):
         symbol = item.node.expr
@@ -266,7 +266,7 @@ def bind_number(b: Importer, item: Any, result: SSAValue) -> Any:
 # ---- operators
 
 
-def operator_call(b: Importer, node: Node, chosen: bool = False) -> Any:
+def operator_call(b: NodeBuilder, node: Node, chosen: bool = False) -> Any:
     """A library call of the node's operator, counted as chosen or as fallback."""
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload):
@@ -324,7 +324,7 @@ def is_fallback(target: Any) -> bool:
 
 
 def overload_call(
-    b: Importer, node: Node, target: Any, args: Sequence[Any], kwargs: dict[str, Any], val: Any, fallback: bool = False
+    b: NodeBuilder, node: Node, target: Any, args: Sequence[Any], kwargs: dict[str, Any], val: Any, fallback: bool = False
 ) -> Any:
     """Write the call of `target` with FX arguments and return the node's value; mutated arguments are given their new
     values."""
@@ -392,7 +392,7 @@ def _returns_only_mutated(target: Any) -> bool:
     return all(r.alias_info is not None and r.alias_info.is_write for r in returns)
 
 
-def operand_layout(b: Importer, source: Any, target: Any = None) -> Attribute:
+def operand_layout(b: NodeBuilder, source: Any, target: Any = None) -> Attribute:
     """The strides that eager has for an operand. Overlapping ones of a torch operator are left free: its own kernels
     take any."""
     val = source.meta.get("val") if isinstance(source, Node) else None
@@ -461,7 +461,7 @@ def _drops_nothing(target: Any, call: Call) -> bool:
     return False
 
 
-def python_function(b: Importer, node: Node) -> Any:
+def python_function(b: NodeBuilder, node: Node) -> Any:
     """A call of a Python function on run-time numbers (`math.floor`, `operator.add`)."""
     from ..core.scalars import python_call
 

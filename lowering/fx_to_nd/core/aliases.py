@@ -12,7 +12,7 @@ from ....dialects.expr import as_expr
 from .errors import GraphImportError
 
 if TYPE_CHECKING:
-    from .importer import Importer
+    from .node_builder import NodeBuilder
 
 aten = torch.ops.aten
 
@@ -89,7 +89,7 @@ def is_shared_base(node: Node) -> bool:
     return type(node.meta.get("desc")).__name__ in ("ViewBaseAOTInput", "SyntheticBaseAOTInput")
 
 
-def write_through(b: Importer, node: Any, value: SSAValue) -> None:
+def write_through(b: NodeBuilder, node: Any, value: SSAValue) -> None:
     """Give `node` a new value after an in-place write; a view passes it on to what it is a view of, up to the graph's
     argument."""
     if not isinstance(node, Node):
@@ -106,7 +106,7 @@ def write_through(b: Importer, node: Any, value: SSAValue) -> None:
         b.updates[node] = value
 
 
-def _scattered(b: Importer, node: Node, source: Node, value: SSAValue) -> SSAValue:
+def _scattered(b: NodeBuilder, node: Node, source: Node, value: SSAValue) -> SSAValue:
     """The value of `source` after its view `node` got `value`."""
     base: SSAValue = b.env[source]
     target: Any = node.target
@@ -145,7 +145,7 @@ def _scattered(b: Importer, node: Node, source: Node, value: SSAValue) -> SSAVal
     return scatter(b, base, value, *args)
 
 
-def _part_scattered(b: Importer, node: Node, base: SSAValue, value: SSAValue) -> SSAValue:
+def _part_scattered(b: NodeBuilder, node: Node, base: SSAValue, value: SSAValue) -> SSAValue:
     """The base after one part of it, which split or unbind gave, got `value`."""
     owner: Any = node.args[0]
     position: Any = node.args[1]

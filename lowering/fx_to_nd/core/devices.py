@@ -22,7 +22,7 @@ from .metadata import INLINE_LIMIT, device_name, element_type
 from .registry import find_rule
 
 if TYPE_CHECKING:
-    from .importer import Importer
+    from .node_builder import NodeBuilder
 
 aten = torch.ops.aten
 
@@ -55,7 +55,7 @@ def tensor_devices(nodes: Iterable[Node]) -> Counter[torch.device]:
     return found
 
 
-def is_elsewhere(b: Importer, node: Node, val: Any) -> bool:
+def is_elsewhere(b: NodeBuilder, node: Node, val: Any) -> bool:
     """Whether a node makes, or reads, tensors that kernels of the graph's device cannot reach."""
     if is_made_here(b, node):
         return False
@@ -67,7 +67,7 @@ def is_elsewhere(b: Importer, node: Node, val: Any) -> bool:
     return any(_is_out_of_reach(b, source) for source in node.all_input_nodes)
 
 
-def _is_out_of_reach(b: Importer, source: Node) -> bool:
+def _is_out_of_reach(b: NodeBuilder, source: Node) -> bool:
     val = source.meta.get("val")
     if isinstance(val, (list, tuple)):
         return any(isinstance(v, torch.Tensor) and v.device != b.torch_device for v in val)
@@ -78,7 +78,7 @@ def _is_out_of_reach(b: Importer, source: Node) -> bool:
     return val.device != CPU or val.dim() > 0 or val.is_complex()
 
 
-def is_made_here(b: Importer, node: Node) -> bool:
+def is_made_here(b: NodeBuilder, node: Node) -> bool:
     """Whether a node of another device is computed on the graph's: it makes a tensor of numbers (ones, a range) that is only ever copied
     there, or one number from sizes and numbers alone, for kernels (what torch makes of a product with a Python number that comes of a
     size)."""
@@ -95,7 +95,7 @@ def is_made_here(b: Importer, node: Node) -> bool:
     return bool(node.users) and all(u.target in _COPIES and u.meta["val"].device == b.torch_device for u in node.users)
 
 
-def _numbers(b: Importer, nodes: Iterable[Node]) -> set[Node]:
+def _numbers(b: NodeBuilder, nodes: Iterable[Node]) -> set[Node]:
     """The nodes that compute one number on the CPU from sizes and numbers alone, which only kernels of the graph's device read."""
     made: list[Node] = []
     found: set[Node] = set()
@@ -114,12 +114,12 @@ def _numbers(b: Importer, nodes: Iterable[Node]) -> set[Node]:
     return found
 
 
-def _is_kernels(b: Importer, node: Node) -> bool:
+def _is_kernels(b: NodeBuilder, node: Node) -> bool:
     val = node.meta.get("val")
     return isinstance(node.target, torch._ops.OpOverload) and isinstance(val, torch.Tensor) and val.device == b.torch_device
 
 
-def note_constant(b: Importer, node: Node) -> None:
+def note_constant(b: NodeBuilder, node: Node) -> None:
     """Remember a constant of the CPU in a graph of another device (and what is the same tensor): kernels need not fetch it."""
     if node.op == "get_attr":
         owner: Any = b.gm
@@ -131,7 +131,7 @@ def note_constant(b: Importer, node: Node) -> None:
         b.host_constants[node] = b.host_constants[node.args[0]]  # pyright: ignore[reportArgumentType]
 
 
-def reachable(b: Importer, source: Node, value: Any) -> Any:
+def reachable(b: NodeBuilder, source: Node, value: Any) -> Any:
     """The value of a node as kernels of the graph's device read it."""
     if not isinstance(value, SSAValue) or not isinstance(value.type, TensorType) or value.type.device.data == b.device:
         return value
@@ -141,7 +141,7 @@ def reachable(b: Importer, source: Node, value: Any) -> Any:
     return found
 
 
-def _fetch(b: Importer, source: Node, value: SSAValue) -> SSAValue:
+def _fetch(b: NodeBuilder, source: Node, value: SSAValue) -> SSAValue:
     from ..calls.externs import constant as held_constant
     from ..calls.externs import tiny_constant
     from .scalars import ScalarValue, python_call, scalar_tensor

@@ -27,7 +27,7 @@ from ...sympy_bridge import UnsupportedExpr, from_sympy, has_form
 from .errors import GraphImportError
 
 if TYPE_CHECKING:
-    from .importer import Importer
+    from .node_builder import NodeBuilder
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ScalarValue:
     value: SSAValue
 
 
-def sym_value(b: Importer, val: Any) -> Any:
+def sym_value(b: NodeBuilder, val: Any) -> Any:
     """The value of a SymInt, SymFloat or SymBool: a number, an Expr or a SymScalar."""
     node = val.node
     if isinstance(val, torch.SymInt):
@@ -59,7 +59,7 @@ def sym_value(b: Importer, val: Any) -> Any:
     return SymScalar("bool", expr)
 
 
-def size_expr(b: Importer, expr: Any) -> Expr:
+def size_expr(b: NodeBuilder, expr: Any) -> Expr:
     """An integer sympy expression. The parts that our algebra cannot write become symbols that calls define."""
     try:
         return from_sympy(expr)
@@ -68,7 +68,7 @@ def size_expr(b: Importer, expr: Any) -> Expr:
     return _opaque_size(b, expr) if not has_form(expr) else from_sympy(expr.func(*(_writable(b, a) for a in expr.args)))
 
 
-def _writable(b: Importer, expr: Any) -> Any:
+def _writable(b: NodeBuilder, expr: Any) -> Any:
     """An integer sympy expression with the parts that our algebra cannot write replaced by symbols."""
     try:
         from_sympy(expr)
@@ -79,7 +79,7 @@ def _writable(b: Importer, expr: Any) -> Any:
     return expr
 
 
-def _opaque_size(b: Importer, expr: Any) -> Expr:
+def _opaque_size(b: NodeBuilder, expr: Any) -> Expr:
     """The symbol of a number that a call computes: at the start of the function where its operands are known there, so
     that whatever comes to need it finds it bound."""
     found = b.opaque_sizes.get(expr)
@@ -101,7 +101,7 @@ def _symbols(expr: Any) -> list[sympy.Symbol]:
     return sorted(expr.free_symbols, key=lambda s: s.name)
 
 
-def _leaf_value(b: Importer, symbol: sympy.Symbol) -> Any:
+def _leaf_value(b: NodeBuilder, symbol: sympy.Symbol) -> Any:
     """The run-time value of a symbol: an expression for integers, an SSA scalar for floats."""
     if symbol.is_integer:
         return sym(symbol.name)
@@ -128,7 +128,7 @@ class Evaluator:
 
 
 def python_call(
-    b: Importer,
+    b: NodeBuilder,
     fn: Callable[..., Any],
     args: list[Any],
     kinds: list[str],
@@ -143,7 +143,7 @@ def python_call(
     return b.extern_op(operands, call, types, binds=binds, effect=effect)
 
 
-def scalar_number(b: Importer, value: SymScalar) -> ScalarValue:
+def scalar_number(b: NodeBuilder, value: SymScalar) -> ScalarValue:
     """The number itself as an SSA scalar (f64 or i1)."""
     found = b.scalar_numbers.get(value.expr)
     if found is None:
@@ -156,7 +156,7 @@ def scalar_number(b: Importer, value: SymScalar) -> ScalarValue:
     return found
 
 
-def check(b: Importer, condition: Any, message: str) -> None:
+def check(b: NodeBuilder, condition: Any, message: str) -> None:
     """Write a run-time assertion of a bool, unless it holds by itself."""
     if condition is True:
         return
@@ -211,7 +211,7 @@ _RELATIONS = {
 }
 
 
-def scalar_tensor(b: Importer, value: SymScalar | ScalarValue) -> SSAValue:
+def scalar_tensor(b: NodeBuilder, value: SymScalar | ScalarValue) -> SSAValue:
     """A run-time number as a 0-d tensor: f64 for floats, i1 for bools, i64 for integers."""
     if isinstance(value, ScalarValue):
         return _wrap(b, value)
@@ -225,14 +225,14 @@ def scalar_tensor(b: Importer, value: SymScalar | ScalarValue) -> SSAValue:
     return found
 
 
-def _wrap(b: Importer, value: ScalarValue) -> SSAValue:
+def _wrap(b: NodeBuilder, value: ScalarValue) -> SSAValue:
     from ....dialects.nd import ScalarOp
 
     dtype = {"float": f64, "bool": i1, "int": i64}[value.kind]
     return b.emit(ScalarOp, (value.value,), (), dtype)
 
 
-def _real(b: Importer, e: Any) -> SSAValue:
+def _real(b: NodeBuilder, e: Any) -> SSAValue:
     """A real sympy expression in f64, as Python computes it."""
     if isinstance(e, sympy.Symbol) and e.name in b.float_symbols:
         return _wrap(b, ScalarValue("float", b.float_symbols[e.name]))
@@ -258,7 +258,7 @@ def _real(b: Importer, e: Any) -> SSAValue:
     raise UnsupportedExpr(e, f"{kind.__name__} has no counterpart")
 
 
-def _truth(b: Importer, e: Any) -> SSAValue:
+def _truth(b: NodeBuilder, e: Any) -> SSAValue:
     """A sympy relation or combination of relations as an i1 tensor."""
     kind = type(e)
     if kind in _RELATIONS:

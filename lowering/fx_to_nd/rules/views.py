@@ -18,6 +18,7 @@ from ..core.aliases import is_shared_base, root
 from ..core.builder import ONE
 from ..core.importer import Importer
 from ..core.metadata import element_type, is_nonoverlapping_dense
+from ..core.node_builder import NodeBuilder
 from ..core.registry import packet, rule
 
 aten = torch.ops.aten
@@ -348,14 +349,14 @@ def _storage_order(val: torch.Tensor) -> list[int] | None:
     return list(range(len(shape))) if val.is_contiguous() else None
 
 
-def memory_order(b: Importer, x: SSAValue, val: torch.Tensor) -> SSAValue | None:
+def memory_order(b: NodeBuilder, x: SSAValue, val: torch.Tensor) -> SSAValue | None:
     """The elements of `x` as one row in the order of the memory that eager holds them in; None when it has gaps or
     overlap."""
     order = _storage_order(val)
     return None if order is None else b.reshape(b.permute(x, order), (product(b.dims(x)),))
 
 
-def whole_written(b: Importer, value: SSAValue, val: torch.Tensor, base: torch.Tensor) -> SSAValue | None:
+def whole_written(b: NodeBuilder, value: SSAValue, val: torch.Tensor, base: torch.Tensor) -> SSAValue | None:
     """A value with `base`'s memory after a strided view of all of it, `val`, got `value`; None where the view is of a part or has gaps."""
     row, order = memory_order(b, value, val), _storage_order(base)
     sizes = b.sizes(base.shape)
