@@ -165,11 +165,11 @@ class NdLibraryProducts(Pass):
 
     library: Literal["always", "large", "price", "never"] = "large"
     """When a product, or a convolution, of 16-bit numbers is a call of the library on a GPU with units for such products: `always`, `price`
-    (where that is cheaper), `never`, or `large` (by price where a product has few rows, or its elements are scores that stay on chip, and
-    of convolutions, else always); see product_choice.py and carried_scores.py."""
+    (where that is cheaper), `never`, or `large` (by price where a product has few rows, columns or terms, or its elements are scores that
+    stay on chip, and of convolutions, else always); see product_choice.py and carried_scores.py."""
 
     rows: int = 0
-    """Rows (or columns) of a product up to which it has few; 0: none has."""
+    """Rows, columns or terms of a product up to which it has few; 0: none has."""
 
     short: int = 0
     """Terms of a sum, and rows or columns of the result, up to which a product is a kernel of ours whatever the other side is: it takes the

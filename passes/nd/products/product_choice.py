@@ -126,7 +126,7 @@ class ProductChooser:
             return Choice(op.schedule.data == "generated", f'schedule = "{op.schedule.data}"', *prices)
         if self.library in ("always", "never"):
             return Choice(self.library == "never", f"library={self.library}", *prices)
-        if self.library == "large" and isinstance(op, nd.MatmulOp) and not self.has_few_rows(op):
+        if self.library == "large" and isinstance(op, nd.MatmulOp) and not self.is_narrow(op):
             return Choice(False, "library=large", *prices)
         if isinstance(op, nd.ConvOp):
             if slow := reads_elements(op):
@@ -142,11 +142,13 @@ class ProductChooser:
             return ""
         return f", a thread keeps {work.held} numbers of each element, so that a program has {narrow.tile[0]} x {narrow.tile[1]} of them"
 
-    def has_few_rows(self, op: nd.MatmulOp) -> bool:
-        """Whether a product of two matrices surely has few rows, or columns."""
+    def is_narrow(self, op: nd.MatmulOp) -> bool:
+        """Whether a product surely has few terms, or is one of two matrices that surely has few rows, or columns: memory decides about its
+        time, so that what is saved there counts in full."""
         dims = tensor_type(op.result).dims
-        highest = [range_of(n, self.symbols).hi for n in dims]
-        return len(dims) == 2 and any(hi is not None and hi <= self.few for hi in highest)
+        sizes = [tensor_type(op.lhs).dims[-1], *(dims if len(dims) == 2 else ())]
+        highest = [range_of(n, self.symbols).hi for n in sizes]
+        return any(hi is not None and hi <= self.few for hi in highest)
 
 
 def _rows_are_odd(x: SSAValue) -> bool:

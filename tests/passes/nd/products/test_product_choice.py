@@ -14,13 +14,13 @@ from stepwell.passes.manager.pipelines import parse_pipeline
 from stepwell.tools.backend.compile_graph import context
 
 
-def remarks(function, *shapes):
-    """What the pass says of products on an H100, all of which it decides by price."""
+def remarks(function, *shapes, options="library=price"):
+    """What the pass says of products on an H100, by default all decided by price."""
     args = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
     module = import_function(function, *without_data(args, "cpu")).module
     module.attributes[MACHINE] = MachineAttr.from_text("sm_90")
     said: list[str] = []
-    passes = parse_pipeline("nd-canonicalize,nd-library-products{library=price}")
+    passes = parse_pipeline(f"nd-canonicalize,nd-library-products{{{options}}}")
     run(passes, module, context(), Instrumentation(remarks=lambda r: said.append(r.text)))
     return said
 
@@ -35,3 +35,15 @@ def test_a_remark_says_where_a_thread_keeps_too_much_for_a_large_block(drops):
 
     (remark,) = remarks(layer, (8192, 2048), (8192, 2048))
     assert ("a thread keeps 5 numbers of each element, so that a program has" in remark) == drops, remark
+
+
+@pytest.mark.parametrize("terms", [64, 72])
+@pytest.mark.parametrize("gelu", [True, False])
+def test_products_of_few_terms_are_decided_by_price_by_default(terms, gelu):
+    """What stands behind them, and is read and written once less, takes as long as they do."""
+
+    def product(x, y):
+        return F.gelu(torch.bmm(x, y)) if gelu else torch.bmm(x, y)
+
+    (remark,) = remarks(product, (256, 1024, terms), (256, terms, 256), options="rows=64")
+    assert ("generated: by price" in remark) == (gelu and terms == 64) and ("library=large" in remark) == (terms > 64), remark
