@@ -84,6 +84,8 @@ def find_strip(nest: loop.NestOp, symbols: RangeEnv) -> Strip | None:
     read = {memory_of(a.buffer) for a in info.root.all_accesses() if not a.is_store}
     if info.opaque or any(a.mode != "set" or memory_of(a.buffer) in read for a in stores):
         return None
+    if any(a.is_store for a in info.nodes[sums].all_accesses()):
+        return None  # each term does something beside what is added up
     found = (_strip(info, info.nodes[sums], sums, image) for image in info.nodes[sums].accesses)
     return next((strip for strip in found if strip is not None), None)
 

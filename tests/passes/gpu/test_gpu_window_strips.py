@@ -104,3 +104,14 @@ def test_sizes_that_are_symbols():
         x = last(*sizes)
         (got,) = run_loop(found.module, [x], found.constants, found.objects)
         torch.testing.assert_close(got, F.conv2d(x, w, padding=1, groups=24), rtol=2e-2, atol=4e-2)
+
+
+def test_terms_that_are_stored_too_are_no_strip():
+    def powers(x, y):
+        z = x**y
+        return z, z.sum(1), z.sum(0)
+
+    args = torch.arange(-20, 20).repeat(9, 1), torch.arange(-4, 5).repeat(40, 1).t()
+    found = lower(powers, *args)
+    for got, want in zip(run_loop(found.module, list(args), found.constants, found.objects), powers(*args), strict=True):
+        assert torch.equal(got, want)
