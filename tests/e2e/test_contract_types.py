@@ -43,7 +43,7 @@ def _apply(name, a, b):
     return getattr(torch, name)(a, b)
 
 
-@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if k % 2 else n for k, n in enumerate(BINARY)])
 def test_m02_m03_types_and_values_of_pairs(name, compiled):
     """M02, M03: two types, as tensors, tensors without dimensions and numbers, on either side."""
     seed = random.randrange(1 << 30)

@@ -74,7 +74,7 @@ def test_a_value_shared_in_a_loop_that_follows_a_loaded_index():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)])
 def test_numbers_that_many_places_share_are_used_as_they_are_returned(dtype, dynamic):
     """In one nest with their readers too: else the error of a channel's gate would be another in forward than in the backward that it is
     saved for."""

@@ -148,7 +148,10 @@ class Recorder:
         monkeypatch.setattr(compile_graph.Runner, "__init__", init)
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = ("residual", "language", "messages", "attention")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in CASES])
 def test_every_level_gives_the_same(name, tmp_path, monkeypatch):
     """Catalogue G01."""
     build, inputs, trained, options = CASES[name]

@@ -182,6 +182,7 @@ print(stepwell.counters["graph_cache_hits"], stepwell.counters["aot_cache_hits"]
 """
 
 
+@pytest.mark.long
 def test_a_second_file_that_is_edited(package):
     """A pass and a pair import a module; the program of a later process is what that module says by then."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(package.parent), *sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}

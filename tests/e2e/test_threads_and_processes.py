@@ -167,6 +167,7 @@ FORK = textwrap.dedent(
     torch.__version__ < (2, 12) and torch.backends.cuda.is_built(),
     reason="with this torch autograd's threads may not start in the child of a process that had some, whatever the backend is",
 )
+@pytest.mark.long
 @pytest.mark.parametrize("cache", ["on"])
 def test_fork(cache):
     # Dynamo asks each GPU for its random state, and CUDA does not go through a fork
@@ -180,6 +181,7 @@ def _child(queue, x, w) -> None:
     queue.put(torch.compile(norm, backend="stepwell", options={"cache": "on"})(x, w).tolist())
 
 
+@pytest.mark.long
 def test_spawn():
     x, w = torch.randn(6, 16), torch.randn(16, 24)
     here = torch.compile(norm, backend="stepwell", options={"cache": "on"})(x, w)
@@ -233,6 +235,7 @@ FIRST = textwrap.dedent(
 )
 
 
+@pytest.mark.long
 def test_the_first_ones_that_ask_for_the_backend():
     """Torch registers what an entry point gives for each thread that asks at the same time, and refuses a second registration."""
     pyproject = Path(__file__).parents[2] / "pyproject.toml"

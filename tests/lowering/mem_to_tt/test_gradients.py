@@ -45,7 +45,7 @@ def gradients(tokens: torch.Tensor, labels: torch.Tensor, names: list[str], valu
     return tuple(found[name] for name in names)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16], ids=str)
 def test_gradients_are_as_near_as_those_of_eager(dtype):
     generator = torch.Generator().manual_seed(1)
     tokens, labels = (torch.randint(0, WORDS, (BATCH, LENGTH), generator=generator) for _ in range(2))

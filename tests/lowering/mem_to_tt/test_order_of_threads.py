@@ -57,6 +57,7 @@ def test_parts_of_a_result_that_several_rows_write(grad):
     check(program, torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0)), device="small-gpu", grad=grad)
 
 
+@pytest.mark.long
 def test_parts_of_a_result_that_several_programs_write():
     def program(xs):
         h, outs = xs.mean(1), []

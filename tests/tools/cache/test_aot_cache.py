@@ -469,6 +469,7 @@ print(*counted, w.grad.double().sum().item().hex())
 """
 
 
+@pytest.mark.long
 def test_processes():
     """FXC-11: two at once that both find nothing, then one that finds what they wrote: the trace, the graphs of forward and backward."""
 
@@ -486,6 +487,7 @@ def test_processes():
     assert first[4] == second[4] == third[4]
 
 
+@pytest.mark.long
 def test_a_process_that_finds_its_graphs_loads_no_passes(tmp_path):
     """FXC-01: what compiles is not even imported."""
     program = (

@@ -155,6 +155,7 @@ def test_inputs_come_back_with_their_layout():
         assert found.stride() == value.stride()
 
 
+@pytest.mark.long
 def test_the_command_line():
     """A program in a worker process."""
     command = [sys.executable, "-m", "stepwell.tools.fuzz", "--seed", "3", "--count", "1", "--kinds", "random", "--device", "cpu"]
