@@ -1,11 +1,13 @@
 """Loads that need nothing of what a program reduces (a norm's weights) begin before it: they are under way while the row comes in.
 
     %m = "tt.reduce"(...); ...; %w = tt.load %p          ->          %w = tt.load %p; %m = "tt.reduce"(...)
+
+In loops of products, what Triton does not copy ahead is loaded one iteration ahead (`load_ahead`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import prod
 
 from xdsl.dialects import arith, scf
@@ -155,10 +157,11 @@ def _carry(loop: scf.ForOp, loads: Sequence[LoadOp], needed: Sequence[Operation]
         """The loads of the iteration at `at`, where there is one."""
         values: dict[SSAValue, SSAValue] = {index: at}
         for op in needed:
-            new = op.clone(values)
-            if isinstance(new, LoadOp):
-                new = _where(new, runs, before, block)
-                values[op.results[0]] = new.results[0]
+            if isinstance(op, LoadOp):
+                new = _where(op, values, runs, before, block)
+                values[op.result] = new.result
+            else:
+                new = op.clone(values)
             block.insert_op_before(new, before)
         return [values[load.result] for load in loads]
 
@@ -193,18 +196,20 @@ def _carry(loop: scf.ForOp, loads: Sequence[LoadOp], needed: Sequence[Operation]
     loop.erase()
 
 
-def _where(load: LoadOp, runs: SSAValue, before: Operation, block: Block) -> LoadOp:
-    """A load where a condition, of the whole program, holds too."""
+def _where(load: LoadOp, values: Mapping[SSAValue, SSAValue], runs: SSAValue, before: Operation, block: Block) -> LoadOp:
+    """A load of other `values`, only where a condition, of the whole program, holds."""
+    ptr, given, other = (None if v is None else values.get(v, v) for v in (load.ptr, load.mask, load.other))
+    assert ptr is not None
     shape, mask = shape_of(load.ptr.type), runs
     if shape is not None:
         splat = SplatOp.create(operands=[runs], result_types=[tensor(shape, i1)])
         block.insert_op_before(splat, before)
         mask = splat.results[0]
-    if load.mask is not None:
-        both = arith.AndIOp.create(operands=[load.mask, mask], result_types=[mask.type])
+    if given is not None:
+        both = arith.AndIOp.create(operands=[given, mask], result_types=[mask.type])
         block.insert_op_before(both, before)
         mask = both.results[0]
-    new = LoadOp.make(load.ptr, mask, load.other, evict=load.eviction_policy)
+    new = LoadOp.make(ptr, mask, other, evict=load.eviction_policy)
     new.location = load.location
     return new
 
