@@ -88,13 +88,8 @@ class GpuSplitReduction(Pass):
             assert isinstance(node.op, loop.ReduceOp)
             length = node.op.loop_sizes[run.axis].value
             assert length is not None
-            try:
-                said = LoopSplitReduction(parts=length, axis=str(run.axis)).transform(nest, node.op, symbols)
-            except Refused as refused:
-                self.remark(nest, f"runs of {run.bytes} bytes not split: {refused}", kind="missed")
-                continue
-            self.remark(nest, f"runs of {run.bytes} bytes split: {said}", kind="applied")
-            self.statistic("num-split")
+            split = LoopSplitReduction(parts=length, axis=str(run.axis))
+            self._cut(f"runs of {run.bytes} bytes", nest, node.op, split, symbols)
 
     def _split(self, nest: loop.NestOp, reduce: loop.ReduceOp, wanted: int, info: NestAccess, sizes: Sizes, symbols: RangeEnv) -> None:
         columns = column_loop(info, sizes) is not None
@@ -103,12 +98,16 @@ class GpuSplitReduction(Pass):
         row, together = sizes(loops[leading - 1]), sizes(product(loops[:leading]))
         collapse(reduce, leading, symbols)
         parts = even_parts(together, min(wanted, together), row)
+        self._cut("reduction", nest, reduce, LoopSplitReduction(parts=parts, parts_first=columns), symbols)
+
+    def _cut(self, what: str, nest: loop.NestOp, reduce: loop.ReduceOp, split: LoopSplitReduction, symbols: RangeEnv) -> None:
+        """Split a reduction, and say so; or why it cannot be."""
         try:
-            said = LoopSplitReduction(parts=parts, parts_first=columns).transform(nest, reduce, symbols)
+            said = split.transform(nest, reduce, symbols)
         except Refused as refused:
-            self.remark(nest, f"reduction not split: {refused}", kind="missed")
+            self.remark(nest, f"{what} not split: {refused}", kind="missed")
             return
-        self.remark(nest, f"reduction split: {said}", kind="applied")
+        self.remark(nest, f"{what} split: {said}", kind="applied")
         self.statistic("num-split")
 
     def _split_product(
@@ -122,13 +121,7 @@ class GpuSplitReduction(Pass):
         parts = product_parts(info, even, sizes, gpu)
         if parts < 2:
             return
-        try:
-            said = LoopSplitReduction(parts=parts, parts_first=True).transform(nest, reduce, symbols)
-        except Refused as refused:
-            self.remark(nest, f"product not split: {refused}", kind="missed")
-            return
-        self.remark(nest, f"product split: {said}", kind="applied")
-        self.statistic("num-split")
+        self._cut("product", nest, reduce, LoopSplitReduction(parts=parts, parts_first=True), symbols)
 
     def _split_weighed(self, nest: loop.NestOp, reduce: loop.ReduceOp, tile: Tile, sizes: Sizes, symbols: RangeEnv, gpu: Gpu) -> None:
         """Parts of rows that a softmax weighs, where few programs have all of them."""
@@ -137,13 +130,7 @@ class GpuSplitReduction(Pass):
         if programs > gpu.multiprocessors // 2 or most < 2:
             return
         parts = even_parts(terms, most, tile.inner)
-        try:
-            said = LoopSplitReduction(parts=parts, parts_first=True).transform(nest, reduce, symbols)
-        except Refused as refused:
-            self.remark(nest, f"weighed rows not split: {refused}", kind="missed")
-            return
-        self.remark(nest, f"weighed rows split: {said}", kind="applied")
-        self.statistic("num-split")
+        self._cut("weighed rows", nest, reduce, LoopSplitReduction(parts=parts, parts_first=True), symbols)
 
     def _wanted(self, nest: loop.NestOp, reduce: loop.ReduceOp, sizes: Sizes, info: NestAccess, gpu: Gpu) -> int:
         """How many parts a reduction should have; below 2: it stays whole."""
