@@ -44,9 +44,9 @@ def line_of(function, text):
     return next(k for k, line in enumerate(lines, 1) if k >= function.__code__.co_firstlineno and text in line)
 
 
-def test_a_module_that_dynamo_does_not_trace(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", False)  # whatever other tests leave
-    found = told(torch.nn.LSTM(4, 4), torch.randn(2, 3, 4))
+def test_a_module_that_dynamo_does_not_trace():
+    with torch._dynamo.config.patch(allow_rnn=False):  # whatever other tests leave
+        found = told(torch.nn.LSTM(4, 4), torch.randn(2, 3, 4))
     assert found.graphs == [] and len(found.eager) == 1
     text = str(found)
     assert "Nothing was compiled: Dynamo gave no graph." in text and "computes nothing" not in text
