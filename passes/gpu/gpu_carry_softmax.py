@@ -13,16 +13,15 @@ that says attention.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import FloatAttr, ModuleOp, f32
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import ONE, Dim, free_dims
+from ...dialects.expr import Dim, free_dims
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd.types import LOW_PRECISION
 from ..analysis.nest_access import NestAccess
@@ -32,6 +31,7 @@ from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
 from ..manager.pass_manager import Pass
 from .gpu_online_softmax import computed_alike
+from .softmax_weights import SoftmaxWeights, final_store, same_row, softmax_weights, yielded
 from .tiles.weighed_products import MAX_COLUMNS, weighed_product
 
 CASTS = (arith.ExtFOp, arith.TruncFOp)
@@ -51,219 +51,19 @@ class GpuCarrySoftmax(Pass):
         if not self.columns or not machine_of(op, Gpu).multiplies_halves:
             return
         for nest in [n for n in op.walk() if isinstance(n, loop.NestOp) and n.results]:
-            found = _find(nest)
-            if isinstance(found, _Weights):
+            found = softmax_weights(nest)
+            if isinstance(found, SoftmaxWeights):
                 refused = _rewrite(nest, found, symbols, self.columns)
                 self.remark(nest, refused or "scores are computed where their rows are weighed", kind="missed" if refused else "applied")
                 if refused is None:
                     self.statistic("num-carried")
 
 
-@dataclass
-class _Weights:
-    """The weights of a nest's sum of products: where they are loaded, the nest that stores them, and what they are there."""
-
-    reduce: loop.ReduceOp
-    load: loop.LoadOp
-    value: SSAValue
-    """What they weigh."""
-    power: mlir_math.ExpOp
-    inside: Block
-    """The body of the loop that stores them."""
-    top: loop.ReduceOp
-    scales: list[tuple[type[Operation], SSAValue]] = field(default_factory=list)
-    """How the sums are scaled, by numbers of a row of the nest or of the one that stores the weights; or by which of them they are 0. The
-    last step comes first."""
-
-    @property
-    def storing(self) -> loop.NestOp:
-        nest = self.load.source.owner
-        assert isinstance(nest, loop.NestOp)
-        return nest
-
-
-def _find(nest: loop.NestOp) -> _Weights | None:
-    """The weights of a nest that is one sum of products by a softmax; None for another nest."""
-    inner = [op for op in nest.block.ops if isinstance(op, loop.LoopLike)]
-    if len(inner) != 1 or not isinstance(reduce := inner[0], loop.ReduceOp) or reduce.kind_names != ["sum"] or len(reduce.indices) != 1:
-        return None
-    last = reduce.block.last_op
-    times = None if last is None else last.operands[0].owner
-    if not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
-        return None
-    for weight, value in ((times.lhs, times.rhs), (times.rhs, times.lhs)):
-        found = _weights(weight, value, nest, reduce)
-        if found is not None:
-            return found
-    return None
-
-
-def _weights(weight: SSAValue, value: SSAValue, nest: loop.NestOp, reduce: loop.ReduceOp) -> _Weights | None:
-    if not _is_rounded(weight):
-        return None  # exponentials are rounded: the program has to do that, too
-    scales: list[tuple[type[Operation], SSAValue]] = []
-    load = _unscaled(weight, nest, reduce.block, scales).owner
-    if not isinstance(load, loop.LoadOp) or load.mask is not None:
-        return None
-    store = _stored(load.source)
-    if store is None or (inside := store.parent) is None or not isinstance(row := inside.parent_op(), loop.ForOp | loop.ReduceOp):
-        return None
-    storing = load.source.owner
-    if not isinstance(storing, loop.NestOp) or row.parent is not storing.block or list(row.loop_sizes) != list(reduce.loop_sizes):
-        return None
-    exponential, stored_by = _unscaled(store.value, storing, inside, scales), row
-    if (kept := _last_stored(exponential, row)) is not None and kept.parent is not None:
-        inside, stored_by = kept.parent, kept.parent.parent_op()
-        exponential = _unscaled(kept.value, storing, inside, scales)
-    power = exponential.owner
-    difference = power.operand.owner if isinstance(power, mlir_math.ExpOp) else None
-    if not isinstance(power, mlir_math.ExpOp) or not isinstance(difference, arith.SubfOp) or power.parent is not inside:
-        return None
-    top = difference.rhs.owner
-    if not isinstance(top, loop.ReduceOp) or top.parent is not storing.block or top.kind_names != ["max"]:
-        return None
-    if not isinstance(stored_by, loop.LoopLike) or not _same_row(top, stored_by):
-        return None
-    alike = computed_alike(_yielded(top), difference.lhs, dict(zip(top.indices, stored_by.indices, strict=True)))
-    if not alike and not _is_kept(difference.lhs, top, stored_by):
-        return None
-    if not _is_row_by_row(load, store, row, reduce):
-        return None
-    return _Weights(reduce, load, value, power, inside, top, scales)
-
-
-def _is_rounded(weight: SSAValue) -> bool:
-    """Whether a weight is a number of 16 bits."""
-    owner = weight.owner
-    stored = owner.input.type if isinstance(owner, arith.ExtFOp) else None
-    return (loop.element_type(owner.source.type) if isinstance(owner, loop.LoadOp) else stored) in LOW_PRECISION
-
-
-def _unscaled(value: SSAValue, nest: loop.NestOp, inside: Block, scales: list[tuple[type[Operation], SSAValue]]) -> SSAValue:
-    """A value without casts, and without what is added to `scales`: factors and divisors of a row, and conditions on it that make it 0."""
-    while isinstance(op := value.owner, CASTS + (arith.MulfOp, arith.DivfOp, arith.SelectOp)):
-        if isinstance(op, CASTS):
-            value = op.operands[0]
-        elif isinstance(op, arith.SelectOp):
-            if not _is_of_row(op.cond, nest) or not _is_zero(op.lhs):
-                break
-            scales.append((arith.SelectOp, op.cond))
-            value = op.rhs
-        elif isinstance(op, arith.MulfOp) and not _is_of_row(op.rhs, nest) and _is_of_row(op.lhs, nest):
-            scales.append((arith.MulfOp, op.lhs))
-            value = op.rhs
-        elif _is_of_row(op.operands[1], nest):
-            scales.append((type(op), op.operands[1]))
-            value = op.operands[0]
-        else:
-            break
-    return value
-
-
-def _is_zero(value: SSAValue) -> bool:
-    constant = value.owner.value if isinstance(value.owner, arith.ConstantOp) else None
-    return isinstance(constant, FloatAttr) and constant.value.data == 0.0
-
-
-def _is_of_row(value: SSAValue, nest: loop.NestOp) -> bool:
-    return isinstance(value.owner, Operation) and value.owner.parent is nest.block
-
-
-def _yielded(reduce: loop.ReduceOp) -> SSAValue:
-    last = reduce.block.last_op
-    assert last is not None
-    return last.operands[0]
-
-
-def _same_row(a: loop.LoopLike, b: loop.LoopLike) -> bool:
-    return list(a.loop_sizes) == list(b.loop_sizes)
-
-
-def _stored(tensor: SSAValue) -> loop.StoreOp | None:
-    """The store that leaves in a tensor what a nest makes of it: the last one, if each store is to the element at the indices of the loops
-    around it, of all of the tensor. Dimensions of size 1 have no loop."""
-    nest = tensor.owner
-    if not isinstance(nest, loop.NestOp):
-        return None
-    argument = nest.out_args[list(nest.results).index(tensor)]  # pyright: ignore[reportArgumentType]
-    stores = [op for use in argument.uses if not isinstance(op := use.operation, loop.LoadOp)]
-    if not stores or not all(isinstance(op, loop.StoreOp) and _covers(op, nest) for op in stores):
-        return None
-    parents = [op.parent for op in stores]
-    if len(stores) > 1 and (nest.block in parents or len(set(parents)) < len(parents)):
-        return None
-    order = [op.parent_op() for op in stores]
-    last = stores[0] if len(stores) == 1 else stores[order.index([op for op in nest.block.ops if op in order][-1])]
-    assert isinstance(last, loop.StoreOp)
-    return last
-
-
-def _covers(store: loop.StoreOp, nest: loop.NestOp) -> bool:
-    row = None if store.parent is None else store.parent.parent_op()
-    around = [nest] if row is nest else [nest, row] if isinstance(row, loop.LoopLike) and row.parent is nest.block else []
-    sizes = {index: size for op in around for index, size in zip(op.indices, op.loop_sizes, strict=True)}
-    own: list[SSAValue] = []
-    for e, size in zip(store.index_map.results, loop.shaped_dims(store.target.type), strict=True):
-        if isinstance(e, Dim) and sizes.get(index := store.index_operands[e.index]) is size:
-            own.append(index)
-        elif size is not ONE:
-            return False
-    return len(own) == len(sizes) and set(own) == set(sizes) and store.mask is None and store.store_mode == "set"
-
-
-def _is_kept(exponent: SSAValue, top: loop.ReduceOp, row: loop.LoopLike) -> bool:
-    """Whether an exponent is loaded from where the loop of the maximum has stored it."""
-    store = _last_stored(exponent, row)
-    return store is not None and store.parent is top.block and store.value is _yielded(top)
-
-
-def _last_stored(value: SSAValue, row: loop.LoopLike) -> loop.StoreOp | None:
-    """The store of what a loop over a row loads for an element: that of the last loop over it before, of the same nest."""
-    load = value.owner
-    if not isinstance(load, loop.LoadOp) or load.mask is not None or load.parent is not row.block:
-        return None
-    stores = [op for use in load.source.uses if isinstance(op := use.operation, loop.StoreOp)]
-    earlier: list[loop.StoreOp] = []
-    for op in stores:
-        around = None if op.parent is None else op.parent.parent_op()
-        if around is row:
-            if op.is_before_in_block(load):
-                return None
-        elif isinstance(around, loop.LoopLike) and around.parent is row.parent and _same_row(around, row):
-            if around.is_before_in_block(row):
-                earlier.append(op)
-        else:
-            return None
-    order = [] if row.parent is None else [op.parent_op() for op in earlier]
-    if not earlier or row.parent is None or len(set(order)) < len(order):
-        return None
-    last = earlier[order.index([op for op in row.parent.ops if op in order][-1])]
-    around = order[earlier.index(last)]
-    assert isinstance(around, loop.LoopLike)
-    pairs = dict(zip(around.indices, row.indices, strict=True))
-    places = [[one.index_operands[e.index] if isinstance(e, Dim) else e for e in one.index_map.results] for one in (last, load)]
-    same = [pairs.get(v, v) if isinstance(v, SSAValue) else v for v in places[0]] == places[1]
-    plain = last.mask is None and last.store_mode == "set" and loop.element_type(load.source.type) == last.value.type
-    return last if same and plain else None
-
-
-def _is_row_by_row(load: loop.LoadOp, store: loop.StoreOp, row: loop.LoopLike, reduce: loop.ReduceOp) -> bool:
-    """Whether a reduction goes through the weights of one row, in their order."""
-    (term,), (index,) = row.indices, reduce.indices
-    for place, e in zip(store.index_map.results, load.index_map.results, strict=True):
-        if isinstance(place, Dim) and store.index_operands[place.index] is term:
-            if not isinstance(e, Dim) or load.index_operands[e.index] is not index:
-                return False
-        elif any(load.index_operands[d.index] is index for d in free_dims(e)):
-            return False
-    return True
-
-
 class _Refused(Exception):
     """The reason."""
 
 
-def _rewrite(nest: loop.NestOp, found: _Weights, symbols: RangeEnv, columns: int) -> str | None:
+def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, columns: int) -> str | None:
     """Make the nest that keeps its scores on chip; why not, if not."""
     producers = [found.storing, *_producers(found)]
     if len(producers) == 1:
@@ -274,7 +74,7 @@ def _rewrite(nest: loop.NestOp, found: _Weights, symbols: RangeEnv, columns: int
     made = nest.clone()
     assert nest.parent is not None
     nest.parent.insert_op_before(made, nest)
-    again = _find(made)
+    again = softmax_weights(made)
     assert again is not None
     try:
         _Writer(made, again, symbols).write()
@@ -329,15 +129,15 @@ def _needed(value: SSAValue, blocks: tuple[Block, ...]) -> list[Operation]:
     return [op for block in blocks for op in block.ops if op in found]
 
 
-def _producers(found: _Weights) -> list[loop.NestOp]:
+def _producers(found: SoftmaxWeights) -> list[loop.NestOp]:
     """The nests that store products which the scores are computed from."""
-    loads = [op for op in _needed(_yielded(found.top), (found.top.block,)) if isinstance(op, loop.LoadOp)]
+    loads = [op for op in _needed(yielded(found.top), (found.top.block,)) if isinstance(op, loop.LoadOp)]
     return list(dict.fromkeys(made for op in loads if (made := _product_of(op)) is not None))
 
 
 def _product_of(op: loop.LoadOp) -> loop.NestOp | None:
     """The nest of a product that a load reads, if its element can be computed at the load."""
-    nest, store = op.source.owner, _stored(op.source)
+    nest, store = op.source.owner, final_store(op.source)
     if op.mask is not None or store is None or not isinstance(nest, loop.NestOp) or store.parent is not nest.block:
         return None
     return nest if any(isinstance(inner, loop.ReduceOp) for inner in nest.block.ops) else None
@@ -346,7 +146,7 @@ def _product_of(op: loop.LoadOp) -> loop.NestOp | None:
 class _Writer:
     """Puts the scores into the reduction that weighs by them."""
 
-    def __init__(self, nest: loop.NestOp, found: _Weights, symbols: RangeEnv):
+    def __init__(self, nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv):
         self.nest, self.found, self.symbols = nest, found, symbols
         old = found.reduce
         self.made = loop.ReduceOp.build_reduce(list(old.loop_sizes), ["softmax_dot"], [f32, f32, f32])
@@ -363,7 +163,7 @@ class _Writer:
         for op in _needed(found.value, (found.reduce.block,)):
             self.body.place(clone_into(op, self.values, {}, self.symbols))
         places = self._places(found.load, found.storing, numbers)
-        exponent = _yielded(found.top)
+        exponent = yielded(found.top)
         self.values[found.top.indices[0]] = self.made.indices[0]
         for op in _needed(exponent, (found.storing.block, found.top.block)):
             if isinstance(op, loop.LoopLike):
@@ -381,7 +181,7 @@ class _Writer:
 
     def _places(self, load: loop.LoadOp, nest: loop.NestOp, numbers: list[SSAValue]) -> dict[SSAValue, Place]:
         """Gives the loops of the nest that stores what is loaded their indices at the load; those that are expressions are returned."""
-        store = _stored(load.source)
+        store = final_store(load.source)
         assert store is not None
         places: dict[SSAValue, Place] = {}
         operands = [self.values.get(v, v) for v in load.index_operands]
@@ -400,7 +200,7 @@ class _Writer:
 
     def _product(self, op: loop.LoadOp, places: dict[SSAValue, Place], numbers: list[SSAValue]) -> SSAValue:
         """The element that a load reads, computed in the body as its nest does."""
-        nest, store = _product_of(op), _stored(op.source)
+        nest, store = _product_of(op), final_store(op.source)
         assert nest is not None and store is not None
         at = clone_into(op, self.values, places, self.symbols)
         assert isinstance(at, loop.LoadOp)
@@ -421,7 +221,7 @@ class _Writer:
         read: dict[SSAValue, SSAValue] = {}
         for op in list(self.nest.block.ops):
             if isinstance(op, loop.LoadOp) and op.source.owner is storing:
-                store = _stored(op.source)
+                store = final_store(op.source)
                 if store is None or store.parent is not storing.block or not self._is_row(op, store):
                     raise _Refused("it reads more than its own row of what goes with the weights")
                 read[op.result] = self._row_value(store.value, known, places)
@@ -444,7 +244,7 @@ class _Writer:
 
     def _is_row(self, op: loop.LoadOp, store: loop.StoreOp) -> bool:
         """Whether a load of the nest reads what belongs to the row of its weights."""
-        weights, load = _stored(self.found.load.source), self.found.load
+        weights, load = final_store(self.found.load.source), self.found.load
         assert weights is not None
         at: dict[SSAValue, object] = {}
         for one, read in ((weights, load), (store, op)):
@@ -463,8 +263,8 @@ class _Writer:
         row = found.inside.parent_op()
         assert isinstance(row, loop.LoopLike)
         for op in found.storing.block.ops:
-            if isinstance(op, loop.ReduceOp) and op.kind_names == ["sum"] and _same_row(op, row):
-                if computed_alike(_yielded(op), found.power.result, dict(zip(op.indices, row.indices, strict=True))):
+            if isinstance(op, loop.ReduceOp) and op.kind_names == ["sum"] and same_row(op, row):
+                if computed_alike(yielded(op), found.power.result, dict(zip(op.indices, row.indices, strict=True))):
                     known[op.results[0]] = self.made.results[1]
         return known
 

@@ -1,0 +1,221 @@
+"""Sums weighed by a softmax, as loops say them: where the weights are stored, and what they are there.
+
+    B: m[i] = max_j f(s[i, j]); p[i, j] = exp(f(s[i, j]) - m[i]); l[i] = sum_j p[i, j]
+    C: o[i, d] = sum_j p[i, j] * (1 / l[i]) * v[j, d]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from xdsl.dialects import arith
+from xdsl.dialects import math as mlir_math
+from xdsl.dialects.builtin import FloatAttr
+from xdsl.ir import Block, Operation, SSAValue
+
+from ...dialects import loop
+from ...dialects.expr import ONE, Dim, free_dims
+from ...dialects.nd.types import LOW_PRECISION
+from .gpu_online_softmax import computed_alike
+
+CASTS = (arith.ExtFOp, arith.TruncFOp)
+
+
+@dataclass
+class SoftmaxWeights:
+    """The weights of a nest's sum of products: where they are loaded, the nest that stores them, and what they are there."""
+
+    reduce: loop.ReduceOp
+    load: loop.LoadOp
+    value: SSAValue
+    """What they weigh."""
+    power: mlir_math.ExpOp
+    inside: Block
+    """The body of the loop that stores them."""
+    top: loop.ReduceOp
+    scales: list[tuple[type[Operation], SSAValue]] = field(default_factory=list)
+    """How the sums are scaled, by numbers of a row of the nest or of the one that stores the weights; or by which of them they are 0. The
+    last step comes first."""
+
+    @property
+    def storing(self) -> loop.NestOp:
+        nest = self.load.source.owner
+        assert isinstance(nest, loop.NestOp)
+        return nest
+
+
+def softmax_weights(nest: loop.NestOp) -> SoftmaxWeights | None:
+    """The weights of a nest that is one sum of products by a softmax; None for another nest."""
+    inner = [op for op in nest.block.ops if isinstance(op, loop.LoopLike)]
+    if len(inner) != 1 or not isinstance(reduce := inner[0], loop.ReduceOp) or reduce.kind_names != ["sum"] or len(reduce.indices) != 1:
+        return None
+    last = reduce.block.last_op
+    times = None if last is None else last.operands[0].owner
+    if not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
+        return None
+    for weight, value in ((times.lhs, times.rhs), (times.rhs, times.lhs)):
+        found = _weights(weight, value, nest, reduce)
+        if found is not None:
+            return found
+    return None
+
+
+def _weights(weight: SSAValue, value: SSAValue, nest: loop.NestOp, reduce: loop.ReduceOp) -> SoftmaxWeights | None:
+    if not _is_rounded(weight):
+        return None  # exponentials are rounded: the program has to do that, too
+    scales: list[tuple[type[Operation], SSAValue]] = []
+    load = _unscaled(weight, nest, reduce.block, scales).owner
+    if not isinstance(load, loop.LoadOp) or load.mask is not None:
+        return None
+    store = final_store(load.source)
+    if store is None or (inside := store.parent) is None or not isinstance(row := inside.parent_op(), loop.ForOp | loop.ReduceOp):
+        return None
+    storing = load.source.owner
+    if not isinstance(storing, loop.NestOp) or row.parent is not storing.block or list(row.loop_sizes) != list(reduce.loop_sizes):
+        return None
+    exponential, stored_by = _unscaled(store.value, storing, inside, scales), row
+    if (kept := _last_stored(exponential, row)) is not None and kept.parent is not None:
+        inside, stored_by = kept.parent, kept.parent.parent_op()
+        exponential = _unscaled(kept.value, storing, inside, scales)
+    power = exponential.owner
+    difference = power.operand.owner if isinstance(power, mlir_math.ExpOp) else None
+    if not isinstance(power, mlir_math.ExpOp) or not isinstance(difference, arith.SubfOp) or power.parent is not inside:
+        return None
+    top = difference.rhs.owner
+    if not isinstance(top, loop.ReduceOp) or top.parent is not storing.block or top.kind_names != ["max"]:
+        return None
+    if not isinstance(stored_by, loop.LoopLike) or not same_row(top, stored_by):
+        return None
+    alike = computed_alike(yielded(top), difference.lhs, dict(zip(top.indices, stored_by.indices, strict=True)))
+    if not alike and not _is_kept(difference.lhs, top, stored_by):
+        return None
+    if not _is_row_by_row(load, store, row, reduce):
+        return None
+    return SoftmaxWeights(reduce, load, value, power, inside, top, scales)
+
+
+def _is_rounded(weight: SSAValue) -> bool:
+    """Whether a weight is a number of 16 bits."""
+    owner = weight.owner
+    stored = owner.input.type if isinstance(owner, arith.ExtFOp) else None
+    return (loop.element_type(owner.source.type) if isinstance(owner, loop.LoadOp) else stored) in LOW_PRECISION
+
+
+def _unscaled(value: SSAValue, nest: loop.NestOp, inside: Block, scales: list[tuple[type[Operation], SSAValue]]) -> SSAValue:
+    """A value without casts, and without what is added to `scales`: factors and divisors of a row, and conditions on it that make it 0."""
+    while isinstance(op := value.owner, CASTS + (arith.MulfOp, arith.DivfOp, arith.SelectOp)):
+        if isinstance(op, CASTS):
+            value = op.operands[0]
+        elif isinstance(op, arith.SelectOp):
+            if not _is_of_row(op.cond, nest) or not _is_zero(op.lhs):
+                break
+            scales.append((arith.SelectOp, op.cond))
+            value = op.rhs
+        elif isinstance(op, arith.MulfOp) and not _is_of_row(op.rhs, nest) and _is_of_row(op.lhs, nest):
+            scales.append((arith.MulfOp, op.lhs))
+            value = op.rhs
+        elif _is_of_row(op.operands[1], nest):
+            scales.append((type(op), op.operands[1]))
+            value = op.operands[0]
+        else:
+            break
+    return value
+
+
+def _is_zero(value: SSAValue) -> bool:
+    constant = value.owner.value if isinstance(value.owner, arith.ConstantOp) else None
+    return isinstance(constant, FloatAttr) and constant.value.data == 0.0
+
+
+def _is_of_row(value: SSAValue, nest: loop.NestOp) -> bool:
+    return isinstance(value.owner, Operation) and value.owner.parent is nest.block
+
+
+def yielded(reduce: loop.ReduceOp) -> SSAValue:
+    last = reduce.block.last_op
+    assert last is not None
+    return last.operands[0]
+
+
+def same_row(a: loop.LoopLike, b: loop.LoopLike) -> bool:
+    return list(a.loop_sizes) == list(b.loop_sizes)
+
+
+def final_store(tensor: SSAValue) -> loop.StoreOp | None:
+    """The store that leaves in a tensor what a nest makes of it: the last one, if each store is to the element at the indices of the loops
+    around it, of all of the tensor. Dimensions of size 1 have no loop."""
+    nest = tensor.owner
+    if not isinstance(nest, loop.NestOp):
+        return None
+    argument = nest.out_args[list(nest.results).index(tensor)]  # pyright: ignore[reportArgumentType]
+    stores = [op for use in argument.uses if not isinstance(op := use.operation, loop.LoadOp)]
+    if not stores or not all(isinstance(op, loop.StoreOp) and _covers(op, nest) for op in stores):
+        return None
+    parents = [op.parent for op in stores]
+    if len(stores) > 1 and (nest.block in parents or len(set(parents)) < len(parents)):
+        return None
+    order = [op.parent_op() for op in stores]
+    last = stores[0] if len(stores) == 1 else stores[order.index([op for op in nest.block.ops if op in order][-1])]
+    assert isinstance(last, loop.StoreOp)
+    return last
+
+
+def _covers(store: loop.StoreOp, nest: loop.NestOp) -> bool:
+    row = None if store.parent is None else store.parent.parent_op()
+    around = [nest] if row is nest else [nest, row] if isinstance(row, loop.LoopLike) and row.parent is nest.block else []
+    sizes = {index: size for op in around for index, size in zip(op.indices, op.loop_sizes, strict=True)}
+    own: list[SSAValue] = []
+    for e, size in zip(store.index_map.results, loop.shaped_dims(store.target.type), strict=True):
+        if isinstance(e, Dim) and sizes.get(index := store.index_operands[e.index]) is size:
+            own.append(index)
+        elif size is not ONE:
+            return False
+    return len(own) == len(sizes) and set(own) == set(sizes) and store.mask is None and store.store_mode == "set"
+
+
+def _is_kept(exponent: SSAValue, top: loop.ReduceOp, row: loop.LoopLike) -> bool:
+    """Whether an exponent is loaded from where the loop of the maximum has stored it."""
+    store = _last_stored(exponent, row)
+    return store is not None and store.parent is top.block and store.value is yielded(top)
+
+
+def _last_stored(value: SSAValue, row: loop.LoopLike) -> loop.StoreOp | None:
+    """The store of what a loop over a row loads for an element: that of the last loop over it before, of the same nest."""
+    load = value.owner
+    if not isinstance(load, loop.LoadOp) or load.mask is not None or load.parent is not row.block:
+        return None
+    stores = [op for use in load.source.uses if isinstance(op := use.operation, loop.StoreOp)]
+    earlier: list[loop.StoreOp] = []
+    for op in stores:
+        around = None if op.parent is None else op.parent.parent_op()
+        if around is row:
+            if op.is_before_in_block(load):
+                return None
+        elif isinstance(around, loop.LoopLike) and around.parent is row.parent and same_row(around, row):
+            if around.is_before_in_block(row):
+                earlier.append(op)
+        else:
+            return None
+    order = [] if row.parent is None else [op.parent_op() for op in earlier]
+    if not earlier or row.parent is None or len(set(order)) < len(order):
+        return None
+    last = earlier[order.index([op for op in row.parent.ops if op in order][-1])]
+    around = order[earlier.index(last)]
+    assert isinstance(around, loop.LoopLike)
+    pairs = dict(zip(around.indices, row.indices, strict=True))
+    places = [[one.index_operands[e.index] if isinstance(e, Dim) else e for e in one.index_map.results] for one in (last, load)]
+    same = [pairs.get(v, v) if isinstance(v, SSAValue) else v for v in places[0]] == places[1]
+    plain = last.mask is None and last.store_mode == "set" and loop.element_type(load.source.type) == last.value.type
+    return last if same and plain else None
+
+
+def _is_row_by_row(load: loop.LoadOp, store: loop.StoreOp, row: loop.LoopLike, reduce: loop.ReduceOp) -> bool:
+    """Whether a reduction goes through the weights of one row, in their order."""
+    (term,), (index,) = row.indices, reduce.indices
+    for place, e in zip(store.index_map.results, load.index_map.results, strict=True):
+        if isinstance(place, Dim) and store.index_operands[place.index] is term:
+            if not isinstance(e, Dim) or load.index_operands[e.index] is not index:
+                return False
+        elif any(load.index_operands[d.index] is index for d in free_dims(e)):
+            return False
+    return True
