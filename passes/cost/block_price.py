@@ -14,16 +14,16 @@ from math import ceil
 from .held_numbers import BESIDE, fits_registers
 from .machine.gpu import Gpu
 
-BEGINNING_NS = 1100
+PROGRAM_START_NS = 1100
 """Nanoseconds until the first step of a program can begin, and until its end."""
 
-ACCUMULATORS = 128
+MAX_THREAD_SUMS = 128
 """Sums that a thread has at most."""
 
-WARPS = (4, 8)
+PROGRAM_WARPS = (4, 8)
 """Warps of a program."""
 
-PARTS = (1, 2, 4, 8, 16, 32, 64)
+SPLIT_PARTS = (1, 2, 4, 8, 16, 32, 64)
 """Parts that sums may be split into."""
 
 
@@ -57,7 +57,8 @@ class Block:
 
 def warps_for(elements: int, sums: int, held: int, gpu: Gpu) -> int:
     """The fewest warps that have registers for a block, its sums and the numbers that they keep (held_numbers.py); 0 where none have."""
-    return next((n for n in WARPS if elements * sums <= ACCUMULATORS * gpu.lanes * n and fits_registers(elements, n, held, gpu.lanes)), 0)
+    enough = (n for n in PROGRAM_WARPS if elements * sums <= MAX_THREAD_SUMS * gpu.lanes * n)
+    return next((n for n in enough if fits_registers(elements, n, held, gpu.lanes)), 0)
 
 
 def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float, str]:
@@ -72,7 +73,7 @@ def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float,
     registers = block.warps * gpu.lanes * (elements * work.sums // (block.warps * gpu.lanes) + BESIDE)
     resident = max(1, min(gpu.registers // registers, int(gpu.shared // (step * block.stages))))
     each = ceil(blocks / gpu.multiprocessors)
-    alone = BEGINNING_NS + elements * work.beside / (rates.memory_gbs / each_rate)
+    alone = PROGRAM_START_NS + elements * work.beside / (rates.memory_gbs / each_rate)
     waves = 1 if block.lasting else ceil(each / resident)
     return each * steps * max(units, cache) + alone * waves, "cache" if cache > units else "arithmetic"
 

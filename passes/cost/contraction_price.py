@@ -13,25 +13,25 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 
-from .block_price import PARTS, WARPS, Block, Sums, block_ns, parts_ns, warps_for
+from .block_price import PROGRAM_WARPS, SPLIT_PARTS, Block, Sums, block_ns, parts_ns, warps_for
 from .machine.gpu import Gpu
 
-OVERLAP = 0.1
+UNHIDDEN_MEMORY_SHARE = 0.1
 """Part of the time of memory, where that is not the slowest, that adds to a product's all the same."""
 
-SIDES = (256, 128, 64, 32, 16)
+TILE_SIDES = (256, 128, 64, 32, 16)
 """Sides of a tile of the result."""
 
-STEP = 64
+STEP_TERMS = 64
 """Terms of a sum that a tile takes at once."""
 
 WEIGHED_ROWS = 64
 """Rows that a program weighs for."""
 
-LEAST_PART = 128
+MIN_PART_TERMS = 128
 """Terms that a part of a row has at least."""
 
-FEW = 64
+MAX_SKINNY_ROWS = 64
 """Rows, or columns, up to which a generated product is one of few: the other matrix is read once, by programs that may share its sums."""
 
 
@@ -117,11 +117,11 @@ def price(
     memory = moved / rates.memory_gbs
     lasting = gpu.copies_blocks and work.sums == 1
     best: Price | None = None
-    for rows, columns, parts in product(SIDES, SIDES, PARTS if split else (1,)):
+    for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS if split else (1,)):
         warps = warps_for(rows * columns, work.sums, held, gpu)
-        if not warps and rows * columns > SIDES[-1] ** 2 or work.depth < STEP * parts and parts > 1:
+        if not warps and rows * columns > TILE_SIDES[-1] ** 2 or work.depth < STEP_TERMS * parts and parts > 1:
             continue
-        found = _tiled(work, gpu, Block(rows, columns, STEP, warps=warps or WARPS[-1], lasting=lasting), parts, memory)
+        found = _tiled(work, gpu, Block(rows, columns, STEP_TERMS, warps=warps or PROGRAM_WARPS[-1], lasting=lasting), parts, memory)
         if best is None or found.ns < best.ns:
             best = found
     assert best is not None
@@ -134,13 +134,13 @@ def _tiled(work: Contraction, gpu: Gpu, block: Block, parts: int, memory: float)
     sums = Sums(work.rows, work.columns, work.depth, work.batch, work.sums, row, column, 0, work.kind)
     busy, bound = block_ns(sums, block, gpu, parts)
     memory += parts_ns(sums, parts, gpu)
-    ns = max(busy, memory) + OVERLAP * min(busy, memory)
+    ns = max(busy, memory) + UNHIDDEN_MEMORY_SHARE * min(busy, memory)
     return Price(ns, "memory" if memory > busy else bound, (block.rows, block.columns), parts)
 
 
 def is_few(work: Contraction) -> bool:
     """Whether a product has so few rows, or columns, that the other matrix is read once."""
-    return min(work.rows, work.columns) <= FEW
+    return min(work.rows, work.columns) <= MAX_SKINNY_ROWS
 
 
 def stream_ns(moved: float, gpu: Gpu, start: bool = True) -> float:
@@ -152,7 +152,7 @@ def vector_ns(work: Contraction, gpu: Gpu, share: float, moved: float) -> float:
     """A kernel of `moved` bytes without units for products, which reaches a share of the rate of f32."""
     rates = gpu.rates
     units, memory = work.flops / (rates.tflops["f32"] * 1e3 * share), moved / rates.memory_gbs
-    return max(units, memory) + OVERLAP * min(units, memory) + rates.start_us * 1e3
+    return max(units, memory) + UNHIDDEN_MEMORY_SHARE * min(units, memory) + rates.start_us * 1e3
 
 
 def library_ns(work: Contraction, gpu: Gpu) -> float:
@@ -206,7 +206,7 @@ def weighed_ns(work: Weighing, gpu: Gpu) -> float:
     units = 2.0 * WEIGHED_ROWS * each / (rates.tflops[work.kind] * 1e3 * rates.generated["weighed"])
     waves = float(ceil(tiles / gpu.multiprocessors))
     if tiles < gpu.multiprocessors:
-        waves = min(1.0, max(tiles / gpu.multiprocessors, LEAST_PART / max(1, work.terms)))
+        waves = min(1.0, max(tiles / gpu.multiprocessors, MIN_PART_TERMS / max(1, work.terms)))
     busy = waves * max(units, each * work.width / rates.cache_gbs)
     memory = work.moved / rates.memory_gbs
-    return max(busy, memory) + OVERLAP * min(busy, memory) + rates.start_us * 1e3 * (1 if waves >= 1.0 else 2)
+    return max(busy, memory) + UNHIDDEN_MEMORY_SHARE * min(busy, memory) + rates.start_us * 1e3 * (1 if waves >= 1.0 else 2)

@@ -18,7 +18,7 @@ from ...dialects.expr.ranges import RangeEnv
 from ..analysis.nest_access import NestAccess
 from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
-from ..cost.block_price import PARTS
+from ..cost.block_price import SPLIT_PARTS
 from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import replace_loops
 from ..loop.transform.loop_split_reduction import LoopSplitReduction
@@ -115,7 +115,7 @@ class GpuSplitReduction(Pass):
     ) -> None:
         """Parts of a product's sums, of whole blocks each, where there are few blocks of the result."""
         blocks = sizes(reduce.loop_sizes[0]) // block
-        even = [n for n in PARTS if n > 1 and blocks % n == 0 and blocks // n >= DOT_BLOCKS]
+        even = [n for n in SPLIT_PARTS if n > 1 and blocks % n == 0 and blocks // n >= DOT_BLOCKS]
         if len(reduce.loop_sizes) != 1 or not even:
             return
         parts = product_parts(info, even, sizes, gpu)

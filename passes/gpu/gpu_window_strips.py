@@ -30,11 +30,11 @@ from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_o
 from ..manager.pass_manager import Pass
 from .tiles.window_tiles import lane_of, overlap
 
-STRIPS = (4, 5, 7, 3, 2)
+STRIP_WINDOWS = (4, 5, 7, 3, 2)
 """Windows side by side that a thread has of each channel, the first that divides their number: the sums, and the elements of the image that
 they share, are registers."""
 
-MOST = 64
+MAX_COPIED_OPS = 64
 """Operations of the body and its loop at most, each of which is written once for each window."""
 
 
@@ -77,7 +77,7 @@ def find_strip(nest: loop.NestOp, symbols: RangeEnv) -> Strip | None:
     if len(loops) != 1 or not isinstance(sums := loops[0], loop.ReduceOp) or list(sums.kind_names) != ["sum"]:
         return None
     every = [*nest.block.ops, *sums.block.ops]
-    if len(every) > MOST or any(isinstance(op, loop.RandomOp | loop.BoundOp) or (op.regions and op is not sums) for op in every):
+    if len(every) > MAX_COPIED_OPS or any(isinstance(op, loop.RandomOp | loop.BoundOp) or (op.regions and op is not sums) for op in every):
         return None
     info = NestAccess(nest, symbols, normalise=False)
     stores = [a for a in info.root.all_accesses() if a.is_store]
@@ -100,7 +100,7 @@ def _strip(info: NestAccess, inside: Node, sums: loop.ReduceOp, image: Access) -
     if any(axis is None or not free_dims(a.offset) <= {i.dim for i in (lane, *inside.loops)} for a, axis in apart):
         return None
     for k, one in reversed(list(enumerate(info.root.loops))):
-        length = next((n for n in STRIPS if one.size.value and one.size.value % n == 0), 0)
+        length = next((n for n in STRIP_WINDOWS if one.size.value and one.size.value % n == 0), 0)
         if one is lane or not length or any(one.dim in free_dims(a.offset) for a in others):
             continue
         for inner, along in enumerate(inside.loops):

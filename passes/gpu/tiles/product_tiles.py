@@ -20,42 +20,42 @@ from ....dialects.expr.ranges import range_of
 from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
-from ...cost.block_price import WARPS, Block, Sums, block_ns, parts_ns, warps_for
+from ...cost.block_price import PROGRAM_WARPS, Block, Sums, block_ns, parts_ns, warps_for
 from ...cost.held_numbers import held_numbers
 from ...cost.machine.gpu import Gpu
 from .product_nests import HALVES, Side, factors, product_sides
 from .tile import LEAST_DOT, Sizes, Tile, power_of_two
 from .window_tiles import overlap
 
-MOST_DOT = 64
+MAX_SKINNY_BLOCK_ROWS = 64
 """Rows of a product that a program has at most: up to so many the other matrix is read once."""
-DOT_STAGES = 4
+SKINNY_STAGES = 4
 """Iterations under way of a loop over a product's terms; one less where a program has many columns of 16-bit numbers as they are."""
-DOT_COLUMNS = (128, 64, 32)
-"""Columns of a product that a program may have: as many as leave BUSY_SHARE of the multiprocessors a program each."""
-DOT_BLOCK = 128 * 128
+SKINNY_BLOCK_COLUMNS = (128, 64, 32)
+"""Columns of a product that a program may have: as many as leave MIN_PROGRAMS_PER_MULTIPROCESSOR of the multiprocessors a program each."""
+SKINNY_BLOCK_ELEMENTS = 128 * 128
 """Elements of the other matrix that a program multiplies by at once; where they are computed, which takes registers, 8 warps have them,
 otherwise 4, and by 64 rows half as many."""
-DOT_TERMS = (256, 128, 64, 32)
+SKINNY_BLOCK_TERMS = (256, 128, 64, 32)
 """Columns of the rows, or terms of their sums, that these may be."""
-BUSY_SHARE = 0.72
+MIN_PROGRAMS_PER_MULTIPROCESSOR = 0.72
 """Programs for each multiprocessor below which a product of few rows has shorter blocks of columns, or its sums are split."""
-DOT_PARTS = (2, 4, 8)
+SKINNY_SPLIT_PARTS = (2, 4, 8)
 """In how many parts these sums may be split."""
 
 
 CONVERTED = 2
 """How a factor is computed that is not loaded as it is."""
 
-SIDES = (256, 128, 64)
+BLOCK_SIDES = (256, 128, 64)
 """Sides of a block of the result where both are long."""
-TERMS_BYTES = 128
+STEP_ROW_BYTES = 128
 """Bytes of a row of a factor that are read at once: as much as shared memory interleaves."""
-MOST_STAGES = 4
+MAX_STAGES = 4
 """Steps over the terms that are under way at most."""
-LASTING_STAGES = 3
+MAX_OVERLAPPED_STAGES = 3
 """The same where results are stored meanwhile, through shared memory."""
-WALKED = 8
+GROUPED_BLOCK_ROWS = 8
 """Rows of blocks that programs go through before they go on to the next columns: what they read then is in the cache."""
 
 
@@ -70,13 +70,13 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     work = _Product.of(info, sides, sizes)
     tile = min(_blocks(work, gpu), key=lambda tile: _ns(work, tile, gpu))
     if tile.copies and work.sums == 1 and work.terms > tile.inner and tile.programs(sizes) > gpu.multiprocessors:
-        return replace(tile, lasting=gpu.multiprocessors, stages=min(tile.stages, LASTING_STAGES))
+        return replace(tile, lasting=gpu.multiprocessors, stages=min(tile.stages, MAX_OVERLAPPED_STAGES))
     return tile
 
 
 def _has_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes) -> bool:
     """Whether a program has all rows, or both factors are computed on the way."""
-    most = MOST_DOT if not _are_windows(info, many) else MOST_DOT // 2
+    most = MAX_SKINNY_BLOCK_ROWS if not _are_windows(info, many) else MAX_SKINNY_BLOCK_ROWS // 2
     return sizes.trips(few) <= most or all(_how_computed(info, one) == CONVERTED for one in (few, many))
 
 
@@ -86,7 +86,7 @@ def product_parts(info: NestAccess, possible: Sequence[int], sizes: Sizes, gpu: 
     few, many = sorted(sides, key=sizes.trips)
     if _has_few_rows(info, few, many, sizes):
         programs = _of_few_rows(info, few, many, sizes, gpu).programs(sizes)
-        even, enough = [n for n in possible if n in DOT_PARTS], gpu.multiprocessors * BUSY_SHARE
+        even, enough = [n for n in possible if n in SKINNY_SPLIT_PARTS], gpu.multiprocessors * MIN_PROGRAMS_PER_MULTIPROCESSOR
         return next((n for n in even if programs * n >= enough), even[-1]) if even and programs < enough else 1
     work = _Product.of(info, sides, sizes)
 
@@ -185,21 +185,23 @@ def _factors(inside: Sequence[Node]) -> list[Access]:
 
 def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
     """The blocks that the result may have, whose factors fit shared memory, and what is computed of them the registers."""
-    for columns, rows in pairs(SIDES, SIDES):
+    for columns, rows in pairs(BLOCK_SIDES, BLOCK_SIDES):
         sides = rows, columns
         warps = warps_for(rows * columns, work.sums, work.held, gpu)
-        if not warps and rows * columns > SIDES[-1] ** 2:
+        if not warps and rows * columns > BLOCK_SIDES[-1] ** 2:
             continue
-        terms = max(LEAST_DOT, min(TERMS_BYTES // work.widest, power_of_two(work.terms)))
+        terms = max(LEAST_DOT, min(STEP_ROW_BYTES // work.widest, power_of_two(work.terms)))
         while terms > LEAST_DOT and work.last % terms:
             terms //= 2  # a block within one iteration of the loops around the last: what these index is the same for all of it
         step = terms * (sides[0] * work.read[0] + sides[1] * work.read[1])
         steps = ceil(work.terms / terms)
-        stages = min(MOST_STAGES, gpu.shared // step, steps)
+        stages = min(MAX_STAGES, gpu.shared // step, steps)
         if stages < min(2, steps):
             continue
         axes = [(list(loops), side) for loops, side in zip(work.axes, sides, strict=True)]
-        yield Tile(axes, work.rest, inner=terms, stages=stages, warps=warps or WARPS[-1], dot=1, band=WALKED, copies=int(gpu.copies_blocks))
+        warps = warps or PROGRAM_WARPS[-1]
+        copies = int(gpu.copies_blocks)
+        yield Tile(axes, work.rest, inner=terms, stages=stages, warps=warps, dot=1, band=GROUPED_BLOCK_ROWS, copies=copies)
 
 
 def _ns(work: _Product, tile: Tile, gpu: Gpu) -> float:
@@ -215,28 +217,29 @@ def _sums(work: _Product) -> Sums:
 
 
 def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu) -> Tile:
-    """A program has all rows, or MOST_DOT of them, and blocks of the other matrix, or matrices, under way in shared memory. No factor that
-    is computed on the way stands first in blocks of 64 rows, which the units for whole warp groups would take from registers."""
+    """A program has all rows, or MAX_SKINNY_BLOCK_ROWS of them, and blocks of the other matrix, or matrices, under way in shared memory.
+    No factor that is computed on the way stands first in blocks of 64 rows: the units for whole warp groups take it from registers."""
     inside = [n for n in info.root.walk() if n is not info.root]
     most = range_of(product(one.size for one in few), info.ranges).hi
     rest = [one for one in info.root.loops if one not in few and one not in many]
-    rows = MOST_DOT if most is None else min(MOST_DOT, max(LEAST_DOT, power_of_two(most)))
+    rows = MAX_SKINNY_BLOCK_ROWS if most is None else min(MAX_SKINNY_BLOCK_ROWS, max(LEAST_DOT, power_of_two(most)))
     converted = [_how_computed(info, one) == CONVERTED for one in (few, many)]
     if all(converted):
-        rows = min(rows, MOST_DOT // 2)
+        rows = min(rows, MAX_SKINNY_BLOCK_ROWS // 2)
     around = sizes.trips(rest) * -(-sizes.trips(few) // rows)
-    columns = next((n for n in DOT_COLUMNS if around * (sizes.trips(many) // n) >= gpu.multiprocessors * BUSY_SHARE), DOT_COLUMNS[-1])
+    enough = gpu.multiprocessors * MIN_PROGRAMS_PER_MULTIPROCESSOR
+    columns = next((n for n in SKINNY_BLOCK_COLUMNS if around * (sizes.trips(many) // n) >= enough), SKINNY_BLOCK_COLUMNS[-1])
     loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
     each = sum(element_bytes(a.dtype) * (rows if _along(a, few) else columns) for a in loads)
     computes = any(a.dtype not in HALVES for a in loads)
-    stages = DOT_STAGES if computes or columns < DOT_COLUMNS[0] else DOT_STAGES - 1
-    longest = DOT_BLOCK // columns // (2 if computes and rows == MOST_DOT else 1)
+    stages = SKINNY_STAGES if computes or columns < SKINNY_BLOCK_COLUMNS[0] else SKINNY_STAGES - 1
+    longest = SKINNY_BLOCK_ELEMENTS // columns // (2 if computes and rows == MAX_SKINNY_BLOCK_ROWS else 1)
     # one program multiplies while another one waits: two have room
-    fitting = [n for n in DOT_TERMS if n <= longest and each * n * (stages - 1) <= gpu.shared // 2] or [DOT_TERMS[-1]]
+    fitting = [n for n in SKINNY_BLOCK_TERMS if n <= longest and each * n * (stages - 1) <= gpu.shared // 2] or [SKINNY_BLOCK_TERMS[-1]]
     # a block within one iteration of the loops around the last: what these index (scales of groups) is the same for all of it
     last = [sizes(n.loops[-1].size) for n in inside]
     terms = next((n for n in fitting if all(size % n == 0 for size in last)), fitting[0])
-    warps = 8 if computes and columns == DOT_COLUMNS[0] else 4
+    warps = 8 if computes and columns == SKINNY_BLOCK_COLUMNS[0] else 4
     stages = min(stages, ceil(max(sizes.trips(n.loops) for n in inside) / terms))
     axes = [(list(few), rows), (list(many), columns)]
     return Tile(axes[::-1] if converted == [True, False] else axes, rest, inner=terms, stages=stages, warps=warps, dot=1)

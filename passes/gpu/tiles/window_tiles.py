@@ -10,20 +10,20 @@ from ....dialects.expr import ONE, ZERO, exact_quotient, linear_coeff
 from ...analysis.nest_access import Access, Loop, NestAccess
 from .tile import Sizes, Tile, power_of_two, warps_for
 
-LONGEST = 8
+MAX_WINDOW_LENGTH = 8
 """Places of a window along one loop at most: it is straight code, or a short loop."""
-CHANNELS, FEWEST_CHANNELS = 64, 32
+PROGRAM_CHANNELS, MIN_PROGRAM_CHANNELS = 64, 32
 """Channels of a program: as many, or fewer where these divide their number."""
-ROWS = 16
+PROGRAM_ROWS = 16
 """Rows of a program."""
-EACH = 8
+THREAD_ELEMENTS = 8
 """Elements of a thread, for each window of its strip: 16 bytes of a 16-bit image."""
 
 
 def overlap(image: Access, one: Loop, along: Loop) -> int:
     """The places of windows along a loop inside, where the next iteration of the loop `one` begins at one of them; 0 where it does not."""
     places, step, next_one = along.size.value, linear_coeff(image.offset, along.dim), linear_coeff(image.offset, one.dim)
-    if places is None or places > LONGEST or step is None or step is ZERO or next_one is None:
+    if places is None or places > MAX_WINDOW_LENGTH or step is None or step is ZERO or next_one is None:
         return 0
     apart = exact_quotient(next_one, step)
     return places if apart is not None and apart.value is not None and 0 < apart.value < places else 0
@@ -52,9 +52,9 @@ def window_tile(info: NestAccess, sizes: Sizes) -> Tile | None:
 def _tile(info: NestAccess, lane: Loop, y: Loop, sizes: Sizes) -> Tile:
     width, height = sizes(lane.size), sizes(y.size)
     even = width & -width
-    block = min(CHANNELS, even if even >= FEWEST_CHANNELS else power_of_two(width))
-    rows = min(ROWS, power_of_two(height))
+    block = min(PROGRAM_CHANNELS, even if even >= MIN_PROGRAM_CHANNELS else power_of_two(width))
+    rows = min(PROGRAM_ROWS, power_of_two(height))
     others = [one for one in info.root.loops if one is not lane and one is not y]
     # of fewer coefficients than threads, Triton has each thread load its own; others go through shared memory, all warps waiting
-    warps = max(warps_for(rows * block, EACH), warps_for(2 * block, 1))
+    warps = max(warps_for(rows * block, THREAD_ELEMENTS), warps_for(2 * block, 1))
     return Tile([([lane], block), ([y], rows)], others, warps=warps)

@@ -25,10 +25,10 @@ from ...cost.library_cost import bytes_of, size
 from ..algebra.rewriter import Rewriter
 from .nd_small_products import rounded_operand
 
-STRIPS = (2, 3, 5, 7)
+WINDOW_STRIP_FACTORS = (2, 3, 5, 7)
 """What divides the number of windows that a thread of a GPU sums up at once."""
 
-LEAST = 8
+MIN_GROUP_CHANNELS = 8
 """Channels of a group, in and out, below which the units for products are mostly empty; they are a number of these, 16 bytes."""
 
 
@@ -56,8 +56,8 @@ def no_product(op: nd.ConvOp) -> str:
     if out is None or each is None or None in window:
         return "the weight has a symbol for a size"
     groups = op.groups.data[0]
-    if each % LEAST or (out // groups) % LEAST:
-        return f"its groups have {each} and {out // groups} channels, no number of {LEAST}"
+    if each % MIN_GROUP_CHANNELS or (out // groups) % MIN_GROUP_CHANNELS:
+        return f"its groups have {each} and {out // groups} channels, no number of {MIN_GROUP_CHANNELS}"
     return ""
 
 
@@ -72,14 +72,14 @@ def reads_elements(op: nd.ConvOp) -> str:
     if not _is_pointwise(op):
         return "channels do not lie side by side in the image and the weight"
     pixels = product(tensor_type(op.input).dims[2:]).value
-    return "" if pixels is None or pixels % LEAST == 0 else f"channels of {pixels} pixels are no multiple of 16 bytes"
+    return "" if pixels is None or pixels % MIN_GROUP_CHANNELS == 0 else f"channels of {pixels} pixels are no multiple of 16 bytes"
 
 
 def _has_strips(op: nd.ConvOp) -> bool:
     """Whether windows that overlap can be taken several at once: their number along a dimension is known, and a multiple of a few."""
     places, window = tensor_type(op.result).dims[2:], tensor_type(op.weight).dims[2:]
     return any(
-        n.value is not None and any(n.value % k == 0 for k in STRIPS) and step % gap == 0 and step // gap < (reach.value or 0)
+        n.value is not None and any(n.value % k == 0 for k in WINDOW_STRIP_FACTORS) and step % gap == 0 and step // gap < (reach.value or 0)
         for n, reach, step, gap in zip(places, window, op.stride.data, op.dilation.data, strict=True)
     )
 

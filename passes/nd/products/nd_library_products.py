@@ -40,13 +40,13 @@ from .convolution_nests import as_product, is_depthwise
 from .joined_factors import as_selection, selected_factors, terms_by_part
 from .nd_small_convolutions import as_windows
 from .nd_small_products import as_terms
-from .pixel_products import SMALL, convolution_as_product, gradients_as_products
+from .pixel_products import HOST_BOUND_ELEMENTS, convolution_as_product, gradients_as_products
 from .product_choice import Candidate, Choice, ProductChooser, product_and_bias
-from .product_padding import PART, padded_product, product_call
+from .product_padding import PART_BYTES, padded_product, product_call
 
 ONE = as_expr(1)
 
-TINY = 1 << 17
+MAX_OWN_MULTIPLICATIONS = 1 << 17
 """Multiplications of a product up to which a kernel of ours is faster: an extern call takes longer on the host than a launch
 (docs/lab/constants.md)."""
 
@@ -154,13 +154,13 @@ class NdLibraryProducts(Pass):
 
     name = "nd-library-products"
 
-    tiny: int = TINY
+    tiny: int = MAX_OWN_MULTIPLICATIONS
     """Multiplications of a product up to which it becomes a kernel of ours."""
 
-    small: int = SMALL
+    small: int = HOST_BOUND_ELEMENTS
     """Numbers in input and result below which a 1x1 convolution of float32, and its gradients, become products; 0: none does."""
 
-    part: int = PART
+    part: int = PART_BYTES
     """Bytes of a product for the caller that is made at once, where its rows are padded (product_padding.py); 0: all of it."""
 
     library: Literal["always", "large", "price", "never"] = "large"

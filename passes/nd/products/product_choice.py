@@ -33,7 +33,7 @@ from .joined_factors import joined_factor
 KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16"}
 """Types of factors that units for products take, as the rates of a GPU name them."""
 
-VECTOR = 8
+VECTOR_ELEMENTS = 8
 """Elements of 16 bits that are loaded at once: rows in memory are a number of these."""
 
 I32_MAX = 2**31 - 1
@@ -152,7 +152,7 @@ class ProductChooser:
 
 
 def _rows_are_odd(x: SSAValue) -> bool:
-    """Whether rows of a factor, as it lies in memory, are known to be no multiple of VECTOR elements."""
+    """Whether rows of a factor, as it lies in memory, are known to be no multiple of VECTOR_ELEMENTS elements."""
     while isinstance(op := x.owner, nd.PermuteOp | PointwiseOp):
         t = tensor_type(x)
         turned = isinstance(op, nd.PermuteOp)
@@ -161,7 +161,7 @@ def _rows_are_odd(x: SSAValue) -> bool:
             break
         x = same[0]
     last = tensor_type(x).dims[-1].value
-    return last is not None and last % VECTOR != 0 and tensor_type(x).rank > 1
+    return last is not None and last % VECTOR_ELEMENTS != 0 and tensor_type(x).rank > 1
 
 
 def cannot(op: nd.MatmulOp | nd.ConvOp, gpu: Gpu, symbols: RangeEnv) -> str:

@@ -29,31 +29,31 @@ from ....dialects.nd.types import LayoutAttr, TensorType, tensor_type
 from ...mem.arena.mem_plan import symbol_hints
 from ..algebra.rewriter import Rewriter
 
-ALIGNED = 8
+ALIGNED_ELEMENTS = 8
 """Elements of 2 bytes at whose multiples rows should begin."""
 
-RATE = 700e12
+OPS_PER_SECOND = 700e12
 """Operations a second of the library's fast kernels."""
 
-BANDWIDTH = 4.2e12
+COPIED_BYTES_PER_SECOND = 4.2e12
 """Bytes a second of a copy."""
 
-START = 3e-6
+LAUNCH_SECONDS = 3e-6
 """Seconds of the host for one more kernel."""
 
-TYPICAL = 64
+UNKNOWN_SIZE = 64
 """A size of which nothing is known."""
 
-PART = 96 << 20
+PART_BYTES = 96 << 20
 """Bytes of a padded result that is made at once."""
 
-FEWEST = 4
+MIN_PARTS = 4
 """Parts of a result that are worth their launches."""
 
-ROWS = 256
+PART_ROWS = 256
 """Rows of a product of whose multiples parts are: a tile of the library's kernels."""
 
-SLOWER = {1: 7.5, 2: 2.9, 4: 1.5, 8: 1.0}
+MISALIGNED_TIME_FACTORS = {1: 7.5, 2: 2.9, 4: 1.5, 8: 1.0}
 """How much longer a product takes where rows begin at multiples of so many elements."""
 
 
@@ -99,8 +99,8 @@ def _rows_of_part(rows: Expr, columns: Expr, part: int) -> int:
     """How many rows of a result of 16-bit numbers are made at once; 0: all of them."""
     if rows.value is None or columns.value is None:
         return 0
-    count = max(1, part // (columns.value * 2 * ROWS)) * ROWS
-    return count if rows.value >= FEWEST * count else 0
+    count = max(1, part // (columns.value * 2 * PART_ROWS)) * PART_ROWS
+    return count if rows.value >= MIN_PARTS * count else 0
 
 
 def _parts(rw: Rewriter, operands: Sequence[SSAValue], t: TensorType, n: Expr, count: int) -> list[SSAValue]:
@@ -124,7 +124,7 @@ def _and_last_columns(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, bias: SSAValue
     rows, columns = t.dims
     depth = tensor_type(lhs).dims[1]
     assert columns.value is not None
-    first = columns.value // ALIGNED * ALIGNED
+    first = columns.value // ALIGNED_ELEMENTS * ALIGNED_ELEMENTS
 
     def some(start: int, n: int) -> list[SSAValue]:
         of_bias = [] if bias is None else [_cut(rw, bias, (start,), tensor_type(bias).with_dims((n,)))]
@@ -132,8 +132,8 @@ def _and_last_columns(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, bias: SSAValue
 
     most = t.with_dims((rows, first))
     joined = rw.new(nd.CatOp.new(_parts(rw, some(0, first), most, as_expr(first), count), most, dim=IntsAttr.get([0])))
-    last = product_call(rw, some(columns.value - ALIGNED, ALIGNED), t.with_dims((rows, ALIGNED)))
-    rest = _cut(rw, last, (0, first + ALIGNED - columns.value), t.with_dims((rows, columns - first)))
+    last = product_call(rw, some(columns.value - ALIGNED_ELEMENTS, ALIGNED_ELEMENTS), t.with_dims((rows, ALIGNED_ELEMENTS)))
+    rest = _cut(rw, last, (0, first + ALIGNED_ELEMENTS - columns.value), t.with_dims((rows, columns - first)))
     return rw.new(nd.CatOp.new([joined, rest], t, dim=IntsAttr.get([1])))
 
 
@@ -162,10 +162,10 @@ def pays(before: Sequence[int], after: Sequence[int], alignment: int) -> bool:
     """Whether a product of `before` (rows, columns, depth), whose rows begin at multiples of `alignment` elements, is faster as one of
     `after`, copies included."""
     rows, columns, depth = before
-    saved = 2 * prod(before) / RATE * (SLOWER[alignment] - 1)
+    saved = 2 * prod(before) / OPS_PER_SECOND * (MISALIGNED_TIME_FACTORS[alignment] - 1)
     touched = [n != w for n, w in zip(before, after, strict=True)]
     copies = [(rows * depth, touched[0] or touched[2]), (depth * columns, touched[1] or touched[2]), (rows * columns, touched[1])]
-    cost = sum(START + 2 * 2 * numel / BANDWIDTH for numel, copied in copies if copied)
+    cost = sum(LAUNCH_SECONDS + 2 * 2 * numel / COPIED_BYTES_PER_SECOND for numel, copied in copies if copied)
     return saved > cost
 
 
@@ -173,15 +173,15 @@ def _typical(rw: Rewriter, sizes: Sequence[Expr]) -> list[int]:
     """Sizes as numbers: symbols at the values that the module names."""
     module = rw.func.parent_op()
     hints = symbol_hints(module) if isinstance(module, ModuleOp) else {}
-    return [evaluate(e, {s: hints.get(s.name, TYPICAL) for s in free_syms(e)}) for e in sizes]
+    return [evaluate(e, {s: hints.get(s.name, UNKNOWN_SIZE) for s in free_syms(e)}) for e in sizes]
 
 
 def _up(n: Expr) -> Expr:
-    return n if n.value is None else as_expr(-(-n.value // ALIGNED) * ALIGNED)
+    return n if n.value is None else as_expr(-(-n.value // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS)
 
 
 def _alignment(n: int) -> int:
-    return min(n & -n, ALIGNED)
+    return min(n & -n, ALIGNED_ELEMENTS)
 
 
 def is_turned(rw: Rewriter, x: SSAValue) -> bool:
