@@ -8,6 +8,7 @@ Known commands: opt-tool, filecheck (FileCheck), not, cat.  Known syntax: `|`, `
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import re
@@ -199,6 +200,12 @@ class RunLine(pytest.Item):
 
     def reportinfo(self):
         return self.path, None, f"{self.path.name}: {self.command}"
+
+
+def pytest_collection_finish(session: pytest.Session):
+    """What lives as long as the process, torch's modules and the collected tests, is passed over when garbage is collected."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

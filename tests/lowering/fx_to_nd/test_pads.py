@@ -87,7 +87,7 @@ def test_gradients_of_pads_on_a_gpu(name):
     assert len([op for op in found.module.ops if isinstance(op, tt_structure.FuncOp)]) == 1
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("dtype", [torch.float32, *(pytest.param(t, marks=pytest.mark.long) for t in (torch.bfloat16, torch.int8))])
 def test_periodic_borders(dtype, dynamic):
     """Padding in circles, and the ghost cells of a grid: the ends are copied within one tensor."""

@@ -19,6 +19,7 @@ def run_for_neon(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 def test_programs_assemble():
     done = run_for_neon(str(HERE / "neon_programs.py"))
     assert done.returncode == 0, done.stderr[-2000:]

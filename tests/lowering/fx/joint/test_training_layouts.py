@@ -169,7 +169,7 @@ class Net(nn.Module):
         return self.last(e).flatten(1), d.view(d.shape[0], -1), b
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("sizes", [(4, 3, 16, 16), *(pytest.param(s, marks=pytest.mark.long) for s in SMALL_IMAGES)], ids=str)
 def test_as_eager(monkeypatch, sizes, dynamic):
     """LY-01: values, gradients and strides, with every convolution made to be channels-last."""
@@ -197,7 +197,7 @@ def test_as_eager(monkeypatch, sizes, dynamic):
         torch.testing.assert_close(p, q)
 
 
-@pytest.mark.parametrize("convolution", [F.conv2d, F.conv_transpose2d])
+@pytest.mark.parametrize("convolution", [F.conv2d, pytest.param(F.conv_transpose2d, marks=pytest.mark.long)])
 def test_strides_and_groups_that_are_symbols(monkeypatch, convolution):
     monkeypatch.setattr(layout_choices, "GPU_CALL_NS", 1e7)
     monkeypatch.setattr(layout_choices, "GPU_SMALL", 0)

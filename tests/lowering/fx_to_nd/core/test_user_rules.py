@@ -181,6 +181,7 @@ print(y[0].item(), stepwell.counters["graph_cache_hits"])
 """
 
 
+@pytest.mark.long
 def test_processes_share_programs_while_the_rule_is_the_same(tmp_path):
     paths = os.pathsep.join((str(tmp_path), *filter(None, sys.path)))
     own = {"PYTHONPATH": paths, "STEPWELL_CACHE": "on", "STEPWELL_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -81,7 +81,10 @@ def step(net: nn.Module, x: torch.Tensor, dynamic: bool | None = None, **options
     return [y, x.grad, *gradients], tuple(counters[n] for n in ("launches", "kernels", "bytes_read", "bytes_written"))
 
 
-@pytest.mark.parametrize(("rows", "dropout", "dynamic"), [(8, 0.5, None), (1, 0.0, None), (8, 0.0, True)])
+LAYERS = [(8, 0.5, None), (1, 0.0, None), pytest.param(8, 0.0, True, marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize(("rows", "dropout", "dynamic"), LAYERS)
 def test_layers_planned_once_are_the_layers_planned_one_by_one(rows, dropout, dynamic):
     torch.manual_seed(0)
     net, x = Stack(5, dropout=dropout), torch.randn(3, rows, 16)
