@@ -4,6 +4,7 @@ tests/lowering/mem_to_tt/test_programs.py runs its programs on it, too."""
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -189,6 +190,20 @@ def test_flex_attention_is_trained(shape, whole):
     exact = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), g)
     for a, b in zip(found, exact, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=2e-2, atol=2e-2)
+
+
+def test_a_mask_of_flex_attention_leaves_blocks_out():
+    """The number that stands for no score is a constant of the GPU for torch, and one of the kernel here."""
+    size = 1024
+    mask = create_block_mask(lambda b, h, q, k: (q >= k) & (q - k < 128), None, None, size, size, device="cuda")
+    q, k, v = (torch.randn(2, 2, size, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    k[:, :, : size // 2], v[:, :, : size // 2] = math.nan, math.nan
+    found = compiled(lambda q, k, v: flex_attention(q, k, v, block_mask=mask))(q, k, v)
+    rows = slice(size // 2 + 192, None)
+    there = [x[:, :, size // 2 :].double() for x in (q, k, v)]
+    i, j = torch.arange(size // 2, device="cuda")[:, None], torch.arange(size // 2, device="cuda")
+    exact = F.scaled_dot_product_attention(*there, attn_mask=(i >= j) & (i - j < 128))
+    torch.testing.assert_close(found[:, :, rows].double(), exact[:, :, 192:], rtol=2e-2, atol=2e-2)
 
 
 def test_arguments_are_written_to_through_views_and_strides():

@@ -89,9 +89,10 @@ def constant(b: NodeBuilder, value: torch.Tensor, in_memory: bool = False) -> SS
 
 
 def tiny_constant(b: NodeBuilder, value: torch.Tensor) -> SSAValue | None:
-    """A tiny constant tensor of the CPU as a literal on the graph's device; None for any other."""
+    """A tiny constant tensor as a literal on the graph's device; None for any other. Tracing makes `torch.tensor(1.0, device=x.device)` a
+    constant of the GPU, where there is one."""
     dtype = element_type(value.dtype)
-    plain = value.device.type == "cpu" and value.layout == torch.strided and not _is_fake(value)
+    plain = value.device.type != "meta" and value.layout == torch.strided and not _is_fake(value)
     known = type(value) in (torch.Tensor, torch.nn.Parameter)
     if not (plain and known and dtype in COMPUTED and value.numel() <= INLINE_LIMIT):
         return None

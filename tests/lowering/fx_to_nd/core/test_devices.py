@@ -55,6 +55,25 @@ def test_a_small_constant_of_the_cpu_stands_in_the_kernel():
     assert len(kernels) == 1 and calls == []
 
 
+def test_a_small_constant_of_the_gpu_stands_in_the_kernel(monkeypatch):
+    """With a GPU, tracing makes `torch.tensor(number, device=x.device)` a constant of it, as the masks of flex_attention do."""
+    gpu = torch.device("cuda", 0)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        args = [torch.empty(4, 5, device=gpu)]
+        gm = make_fx(lambda x: (torch.where(x > 0, x, torch.tensor(2.5)),), tracing_mode="fake")(*args)
+        constants = [getattr(gm, str(n.target)) for n in gm.graph.nodes if n.op == "get_attr"]
+        for node in gm.graph.nodes:
+            if isinstance(val := node.meta.get("val"), torch.Tensor):
+                node.meta["val"] = torch.empty(val.shape, dtype=val.dtype, device=gpu)
+    plain = torch._C.TensorBase.device
+    monkeypatch.setattr(torch.Tensor, "device", property(lambda t: gpu if any(t is c for c in constants) else plain.__get__(t)))
+    imported = import_graph(gm, args)
+    assert len(constants) == 1 and imported.constants == []
+    (select,) = [op for op in imported.module.walk() if op.name == "nd.select"]
+    numbers = [op.value.value.data for op in imported.module.walk() if isinstance(op, nd.FullOp)]
+    assert 2.5 in numbers and all('"cuda:0"' in str(operand.type) for operand in select.operands)
+
+
 @pytest.mark.parametrize("constant", [torch.tensor(2.0), torch.arange(40.0)[:4]])
 def test_a_definition_that_is_written_in_line_may_bring_a_constant_of_the_cpu(constant):
     """As the gradients of flex_attention do."""
