@@ -730,9 +730,10 @@ class NestLowering:
         begin: SSAValue | None = None,
         *,
         flatten: bool = False,
+        part: bool = False,
     ) -> list[SSAValue]:
         """The loops of a node by `step` iterations at once, up to `end`; the state after the last. flatten: Triton makes one loop of it and
-        the one inside."""
+        the one inside. part: `begin` and `end` leave out what is not needed."""
         s, b = self.s, self.s.b
         accesses = list(node.all_accesses())
         if any(memory_of(a.buffer) in (s.loaded if a.is_store else s.stored) or (a.is_store and s.overwrites(a)) for a in accesses):
@@ -745,7 +746,7 @@ class NestLowering:
             if len({address_in(a.buffer, a.offset) for a in accesses if memory_of(a.buffer) is memory}) > 1:
                 s.stored[memory] = {a for a in accesses if a.is_store and memory_of(a.buffer) is memory}  # by other iterations
                 s.loaded[memory] = {None}
-        first, end = bounded(s, node, first, end, step)
+        first, end = (first, end) if part else bounded(s, node, first, end, step)
         block = Block(arg_types=[s.index, *(v.type for v in start)])
         name_indices(block.args[:1], len(s.b.blocks) - 1)
         b.open(block)
@@ -763,7 +764,7 @@ class NestLowering:
         op = scf.ForOp.create(operands=[first, end, stride, *start], result_types=[v.type for v in start], regions=[Region(block)])
         if flatten:
             op.attributes["tt.flatten"] = UnitAttr()
-        if self.tile.stages and begin is None:
+        if self.tile.stages and (part or begin is None):
             op.attributes["tt.num_stages"] = int32(self.tile.stages)
         return list(b.place(op).results)
 

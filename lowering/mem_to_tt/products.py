@@ -68,18 +68,18 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
 
 def no_sum(s: State, known: bool) -> SSAValue:
     """Zeros for the sums of a tile. Where nobody knows how often they are added to, ptxas makes the products wait for each other if it sees
-    that they begin with a constant (its message C7515)."""
-    shape = s.full
+    that they begin with a constant, or that all are one register (its message C7515)."""
+    b, shape = s.b, s.full
     if known or not s.gpu.takes_ptx:
-        return s.b.constant(0.0, f32, shape)
+        return b.constant(0.0, f32, shape)
     properties = {
         "asm_string": StringAttr(ZERO_BITS),
-        "constraints": StringAttr("=r"),
+        "constraints": StringAttr("=r,r"),
         "packed_element": int32(1),
         "pure": BoolAttr.from_bool(False),
     }
-    zero = s.b.place(ElementwiseInlineAsmOp.create(operands=[], result_types=[f32], properties=properties)).results[0]
-    return s.b.to_shape(zero, shape)
+    made = ElementwiseInlineAsmOp.create(operands=[b.constant(0, i32, shape)], result_types=[tensor(shape, f32)], properties=properties)
+    return b.place(made).results[0]
 
 
 def lies_along(info: NestAccess, node: Node, one: Loop) -> bool:
@@ -106,23 +106,23 @@ class Factor(State):
         if axis in around.placed:
             self.place(self.own, *around.placed[axis])
         else:
-            self.go_on(self.own, *around.blocks[axis])
+            self.go_on(self.own, *around.blocks[axis], whole=around.axes[axis].mask is None)
         self._outside = dict(self.dims)
         self.padded: set[SSAValue] = set()
         """Values that are 0 behind the end of the sum."""
 
-    def enter(self, at: SSAValue, trips: Expr) -> None:
-        """Go on with the terms from number `at` on."""
+    def enter(self, at: SSAValue, trips: Expr, whole: bool = False) -> None:
+        """Go on with the terms from number `at` on. whole: a block of them surely is there."""
         self.values.clear()
         self.padded.clear()
         self.dims = dict(self._outside)
-        self.go_on(self.terms, at, trips, self.node.loops)
+        self.go_on(self.terms, at, trips, self.node.loops, whole)
 
-    def go_on(self, axis: int, at: SSAValue, trips: Expr, loops: Sequence[Loop]) -> None:
+    def go_on(self, axis: int, at: SSAValue, trips: Expr, loops: Sequence[Loop], whole: bool = False) -> None:
         """Have an axis run along `loops` from iteration `at` on, of `trips`."""
         flat = self.b.add(at, self.lane(axis))
         block = self.axes[axis].block
-        ragged = trips.value is None or trips.value % block
+        ragged = not whole and (trips.value is None or trips.value % block)
         self.axes[axis].mask = self.b.cmpi("slt", flat, self.number(trips)) if ragged else None
         self.decode_block(axis, at, flat, loops)
         self.blocks[axis] = at, trips, loops

@@ -3,9 +3,12 @@
     loop.reduce (%j) max { yield select(%j <= %i, %x, -inf) }     ->     %i - %j >= 0
 
 A loop over the terms may leave out those for which one of the expressions is negative (a causal mask, a window, documents, a triangle).
+Where a condition is nothing but such expressions, none of which is negative, it need not be computed.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, i1
@@ -25,14 +28,41 @@ OPPOSITE = {LESS: GREATER_EQUAL, LESS_EQUAL: GREATER, GREATER: LESS_EQUAL, GREAT
 """Signed predicates of arith.cmpi, by number."""
 
 
+@dataclass(frozen=True)
+class Guard:
+    """A choice between a reduction's identity and another value."""
+
+    choice: SSAValue
+    value: SSAValue
+    """The other value."""
+    needed: tuple[Expr, ...]
+    """Expressions, none of which is negative where it is the other value."""
+    is_exact: bool
+    """Whether it is the other value wherever none of them is negative."""
+
+
 def needed_terms(info: NestAccess, node: Node) -> list[Expr]:
     """Expressions in the loops' indices and in symbols, none of which is negative where a term of a reduction is not its identity."""
+    found: list[Expr] | None = None
+    for guards in _guards_by_kind(info, node):
+        here = [e for guard in guards for e in guard.needed]
+        found = here if found is None else [e for e in found if e in here]
+    return list(dict.fromkeys(found or []))
+
+
+def exact_guards(info: NestAccess, node: Node) -> list[Guard]:
+    """The choices in a reduction's terms that are known without computing them where certain expressions are not negative."""
+    return list(dict.fromkeys(g for guards in _guards_by_kind(info, node) for g in guards if g.is_exact and g.needed))
+
+
+def _guards_by_kind(info: NestAccess, node: Node) -> list[list[Guard]]:
+    """For each kind of a reduction the choices that its first value is made of."""
     op = node.op
     if not isinstance(op, loop.ReduceOp) or any(kind not in NEUTRAL for kind in op.kind_names) or op.block.last_op is None:
         return []
     if any(a.is_store for a in node.all_accesses()) or any(isinstance(inner, loop.BoundOp) for inner in loop.walk_bodies(op)):
         return []  # each term does something, or must be seen to have a valid index
-    found: list[Expr] | None = None
+    found: list[list[Guard]] = []
     at = 0
     for kind in op.kind_names:
         value = op.block.last_op.operands[at]
@@ -41,22 +71,21 @@ def needed_terms(info: NestAccess, node: Node) -> list[Expr]:
             neutral = identity(NEUTRAL[kind], value.type)
         except KeyError:
             return []
-        here = _of_value(info, value, neutral)
-        found = here if found is None else [e for e in found if e in here]
-    return list(dict.fromkeys(found or []))
+        found.append(_guards(info, value, neutral))
+    return found
 
 
-def _of_value(info: NestAccess, value: SSAValue, neutral: float) -> list[Expr]:
-    """What holds where a value is another one than `neutral`."""
+def _guards(info: NestAccess, value: SSAValue, neutral: float) -> list[Guard]:
+    """The choices between `neutral` and another value that a value is made of."""
     op = value.owner
     if isinstance(op, arith.ExtFOp | arith.TruncFOp) and neutral in (0.0, float("inf"), float("-inf")):
-        return _of_value(info, op.operands[0], neutral)  # rounding may make others neutral, too
+        return _guards(info, op.operands[0], neutral)  # rounding may make others neutral, too
     if not isinstance(op, arith.SelectOp):
         return []
-    if _is(op.lhs, neutral):
-        return [*_of_condition(info, op.cond, False), *_of_value(info, op.rhs, neutral)]
-    if _is(op.rhs, neutral):
-        return [*_of_condition(info, op.cond, True), *_of_value(info, op.lhs, neutral)]
+    for neutral_one, other, holds in ((op.lhs, op.rhs, False), (op.rhs, op.lhs, True)):
+        if _is(neutral_one, neutral):
+            needed, exact = _of_condition(info, op.cond, holds)
+            return [Guard(value, other, tuple(needed), exact), *_guards(info, other, neutral)]
     return []
 
 
@@ -67,8 +96,8 @@ def _is(value: SSAValue, number: float) -> bool:
     return isinstance(constant, FloatAttr | IntegerAttr) and constant.value.data == number
 
 
-def _of_condition(info: NestAccess, value: SSAValue, holds: bool) -> list[Expr]:
-    """What is not negative where a condition holds, or does not."""
+def _of_condition(info: NestAccess, value: SSAValue, holds: bool) -> tuple[list[Expr], bool]:
+    """What is not negative where a condition holds, or does not; and whether that is all that it says."""
     op = value.owner
     if isinstance(op, arith.XOrIOp) and value.type == i1:
         for one, other in (op.operands, reversed(op.operands)):
@@ -76,10 +105,11 @@ def _of_condition(info: NestAccess, value: SSAValue, holds: bool) -> list[Expr]:
             if isinstance(constant, IntegerAttr):
                 return _of_condition(info, one, holds == (constant.value.data == 0))
     if isinstance(op, arith.AndIOp | arith.OrIOp):
-        left, right = (_of_condition(info, v, holds) for v in op.operands)
+        (left, left_is_all), (right, right_is_all) = (_of_condition(info, v, holds) for v in op.operands)
         both = holds == isinstance(op, arith.AndIOp)
-        return [*left, *right] if both else [maximum(a, b) for a in left for b in right]
-    return _of_comparison(info, op, holds) if isinstance(op, arith.CmpiOp) else []
+        return [*left, *right] if both else [maximum(a, b) for a in left for b in right], left_is_all and right_is_all
+    found = _of_comparison(info, op, holds) if isinstance(op, arith.CmpiOp) else []
+    return found, bool(found)
 
 
 def _of_comparison(info: NestAccess, op: arith.CmpiOp, holds: bool) -> list[Expr]:

@@ -1,10 +1,14 @@
 """Where the loop over a reduction's terms begins and ends for one program, if conditions on indices make the terms outside its identity.
 
     loop.reduce (%j = 4096) max { select(%j <= %i, %x, -inf) }, rows of 64     ->     scf.for %j = 0 to min(4096, 64 * %program + 64)
+
+Blocks in which such a condition holds for all rows and terms of the tile are a loop of their own, which does not compute it (index-set
+splitting): here those up to 64 * %program.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
@@ -13,11 +17,16 @@ from xdsl.ir import SSAValue
 from ....dialects.expr import Add, Dim, Expr, FloorDiv, Max, Min, as_expr, floordiv, free_dims, maximum, minimum
 from ....dialects.expr.ranges import Range
 from ....dialects.tt.types import shape_of
-from ....passes.analysis.needed_terms import needed_terms
+from ....passes.analysis.needed_terms import Guard, exact_guards, needed_terms
 from ....passes.analysis.nest_access import Node
 
 if TYPE_CHECKING:
+    from ..kernel import NestLowering
     from ..state import State
+
+Step = Callable[[SSAValue, Sequence[SSAValue], Sequence[Guard] | None], list[SSAValue]]
+"""What a loop does with a block of terms, by the first one and the state before: with the choices that are known in it, None where nothing
+is, not even that all its terms are there."""
 
 
 def bounded(s: State, node: Node, first: SSAValue, end: SSAValue, step: int) -> tuple[SSAValue, SSAValue]:
@@ -35,6 +44,55 @@ def bounded(s: State, node: Node, first: SSAValue, end: SSAValue, step: int) -> 
             low = b.mul(b.elementwise(arith.DivSIOp, (low, stride)), stride)
             first = b.elementwise(arith.MaxSIOp, (first, low))
     return first, end
+
+
+def in_parts(kernel: NestLowering, node: Node, trips: Expr, step: int, start: list[SSAValue], body: Step) -> list[SSAValue]:
+    """The loop over a node's terms by `step`: first the blocks all of whose terms are there, and in which choices between a term and the
+    identity are known for the whole tile; then those before and behind."""
+    s, b = kernel.s, kernel.s.b
+    ragged = trips.value is None or trips.value % step != 0
+    known, low, high = _certain(s, node)
+    if not known and not ragged:
+        return kernel.repeat(node, s.number(trips), step, start, lambda at, state: body(at, state, ()))
+    stride, nothing = b.int(step, s.index), b.int(0, s.index)
+    first, end = bounded(s, node, nothing, s.number(trips), step)
+
+    def aligned(value: SSAValue, up: bool) -> SSAValue:
+        value = b.max(value, nothing)
+        return b.mul(b.elementwise(arith.DivSIOp, (b.add(value, b.int(step - 1, s.index)) if up else value, stride)), stride)
+
+    begin, stop = first, aligned(end, False)
+    for one in low:
+        begin = b.max(begin, aligned(s.number(as_expr(0) - one), True))
+    for one in high:
+        stop = b.min(stop, aligned(s.number(one + 1), False))
+    if low or high or first is not nothing:
+        any_whole = b.cmpi("slt", begin, stop)
+        begin, stop = (b.select(any_whole, x, first) for x in (begin, stop))
+    state = kernel.repeat(node, stop, step, start, lambda at, state: body(at, state, known), begin, part=True)
+    done = b.sub(stop, begin)
+
+    def around(at: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
+        behind = b.add(at, done)
+        return body(b.select(b.cmpi("slt", at, begin), at, behind) if low else behind, state, None)
+
+    return kernel.repeat(node, b.sub(end, done), step, state, around, first, part=True)
+
+
+def _certain(s: State, node: Node) -> tuple[list[Guard], list[Expr], list[Expr]]:
+    """The choices of a node's terms that are known in some blocks, and the blocks: -low <= %j <= high for all of these."""
+    known: list[Guard] = []
+    low: list[Expr] = []
+    high: list[Expr] = []
+    for guard in exact_guards(s.info, node) if len(node.loops) == 1 else []:
+        found = [_solved(s.fix(e), node.loops[0].dim) for e in guard.needed]
+        ends = [None if one is None else (one[0], _extreme(s, one[1], False)) for one in found]
+        sure = [(sign, rest) for sign, rest in (end for end in ends if end is not None) if rest is not None]
+        if len(sure) == len(found):
+            known.append(guard)
+            low += [rest for sign, rest in sure if sign > 0]
+            high += [rest for sign, rest in sure if sign < 0]
+    return known, low, high
 
 
 def bounds_of(s: State, node: Node) -> list[tuple[int, Expr]]:

@@ -20,6 +20,7 @@ from ....dialects import loop
 from ....dialects.expr import Expr, product
 from ....dialects.expr.ranges import range_of
 from ....dialects.tt.compute import DotOp
+from ....passes.analysis.needed_terms import Guard
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.tiles.product_nests import factors
@@ -29,7 +30,7 @@ from ...nest.builder import NO_FLAGS
 from ..joined_axes import reduce_axis
 from ..products import LEFT, RIGHT, Factor, lies_along, no_sum
 from ..reductions import Accumulator, above, summand
-from .term_bounds import bounds_of
+from .term_bounds import bounds_of, in_parts
 
 if TYPE_CHECKING:
     from ..kernel import NestLowering
@@ -47,10 +48,11 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     rows = s.along(LEFT)
     start = [b.constant(-math.inf, f32, rows), b.constant(0.0, f32, rows), no_sum(s, trips.value is not None and not bounds_of(s, node))]
 
-    def step(at: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
+    def step(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None) -> list[SSAValue]:
         top, total, sums = state
-        scores.enter(at, trips)
-        values.enter(at, trips)
+        scores.enter(at, trips, known is not None)
+        values.enter(at, trips, known is not None)
+        scores.known_choices = {} if known is None else {guard.choice: guard.value for guard in known}
         here = scores.of(found.score)
         (highest,) = reduce_axis(scores, [here], 1, Accumulator("max", [f32]).combine)
         new = b.elementwise(arith.MaximumfOp, (top, highest), NO_FLAGS)
@@ -63,7 +65,7 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         weights = b.cast(arith.TruncFOp, weights, found.element)
         return [new, total, b.place(DotOp.make(weights, values.matrix(found.value, found.element), sums)).results[0]]
 
-    return kernel.repeat(node, s.number(trips), block, start, step)
+    return in_parts(kernel, node, trips, block, start, step)
 
 
 class Scores(Factor):
@@ -73,6 +75,8 @@ class Scores(Factor):
         super().__init__(kernel, LEFT, terms, node, False)
         self.absolute = True
         self.loops: tuple[Loop, Loop] = (found.rows, found.terms)
+        self.known_choices: dict[SSAValue, SSAValue] = {}
+        """Values that are another one in all of this block."""
         self._rows: dict[tuple[loop.ReduceOp, int], SSAValue] = {}
         for child in node.children:  # what the blocks of terms share stands before the loop over them
             assert isinstance(child.op, loop.ReduceOp)
@@ -87,6 +91,8 @@ class Scores(Factor):
         return found if mask is None else b.select(mask, found, b.constant(-math.inf, f32))
 
     def _find(self, value: SSAValue) -> None:
+        if value in self.known_choices and value not in self.values:
+            self.values[value] = self.get(self.known_choices[value])
         if isinstance(op := value.owner, loop.ReduceOp) and value not in self.values and op in self.info.nodes:
             self._multiply(op, self.info.nodes[op])
         super()._find(value)

@@ -79,7 +79,7 @@ def test_weighed_products(rows, terms, depth, width, dtype, group, symbol):
     """The last row sees nothing: NaN, as in eager, and -inf as the logarithm of its sum."""
     module = lowered(rows, terms, depth, width, TYPES[dtype], group, symbol)
     kernels = [[isinstance(op, DotOp) for op in f.walk()] for f in module.ops if isinstance(f, FuncOp)]
-    assert kernels and all(sum(dots) == (2 if terms > 1 else 0) for dots in kernels)  # a loop of one iteration is none
+    assert kernels and all(sum(dots) == (4 if terms > 1 else 0) for dots in kernels)  # a loop of one iteration is none
     torch.manual_seed(rows)
     heads = -(-3 // group)
     q, k, v = (torch.randn(*shape).to(dtype) for shape in ((3, rows, depth), (heads, terms, depth), (heads, terms, width)))
@@ -106,6 +106,44 @@ def test_weighed_products_fit_registers(machine, width):
     for kernel in kernel_modules(lowered(4096, 4096, width, width, machine=machine)):
         built = compile_kernel(kernel, gpu_target(machine))
         assert not built.details["spills"] and not built.details.get("waiting_products")
+
+
+MASKS = {
+    "causal": ["%there = arith.cmpi sge, %ii, %jj : index"],
+    "window": ["%p0 = arith.cmpi sge, %ii, %jj : index", "%ago = loop.index %i - %j : index", "%limit = arith.constant 150 : index",
+               "%p1 = arith.cmpi slt, %ago, %limit : index", "%there = arith.andi %p0, %p1 : i1"],
+    "prefix": ["%p0 = arith.cmpi sge, %ii, %jj : index", "%limit = arith.constant 100 : index", "%p1 = arith.cmpi slt, %jj, %limit : index",
+               "%there = arith.ori %p0, %p1 : i1"],
+    "documents": ["%size = arith.constant 90 : index", "%di = arith.floordivsi %ii, %size : index",
+                  "%dj = arith.floordivsi %jj, %size : index", "%there = arith.cmpi eq, %di, %dj : index"],
+    "behind": ["%there = arith.cmpi slt, %ii, %jj : index"],
+}  # fmt: skip
+SEEN = {
+    "causal": lambda i, j: i >= j,
+    "window": lambda i, j: (i >= j) & (i - j < 150),
+    "prefix": lambda i, j: (i >= j) | (j < 100),
+    "documents": lambda i, j: i // 90 == j // 90,
+    "behind": lambda i, j: i < j,
+}
+
+
+@pytest.mark.parametrize("symbol", [False, True])
+@pytest.mark.parametrize("terms", [320, 330])
+@pytest.mark.parametrize("mask", MASKS)
+def test_blocks_that_a_mask_leaves_whole_are_not_masked(mask, terms, symbol):
+    text = NEST.replace(MASKS["causal"][0], "\n        ".join(MASKS[mask]))
+    module = lowered(260, terms, 16, 16, symbol=symbol, text=text)
+    torch.manual_seed(terms)
+    q, k, v = (torch.randn(3, n, 16).to(torch.bfloat16) for n in (260, terms, terms))
+    bias, o, lse = torch.randn(260, terms), torch.zeros(3, 260, 16, dtype=torch.bfloat16), torch.zeros(3, 260)
+    run_loop(module, [q, k, v, bias, o, lse])
+    seen = SEEN[mask](torch.arange(260)[:, None], torch.arange(terms))
+    scores = (q.float() @ k.float().transpose(1, 2) * 0.125 + bias).masked_fill(~seen, -math.inf)
+    torch.testing.assert_close(lse, scores.logsumexp(-1), rtol=1e-4, atol=1e-4, equal_nan=True)
+    torch.testing.assert_close(o.float(), scores.softmax(-1) @ v.float(), rtol=3e-2, atol=3e-2, equal_nan=True)
+    (kernel,) = [f for f in module.ops if isinstance(f, FuncOp)]
+    whole, mixed = [[op.name for op in f.body.block.ops] for f in kernel.walk() if f.name == "scf.for"]
+    assert "arith.select" in mixed and mixed.count("arith.cmpi") > whole.count("arith.cmpi") == 0
 
 
 def test_a_cap_on_scores_is_a_quotient():
