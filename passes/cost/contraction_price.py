@@ -109,7 +109,7 @@ class Price:
 
 
 def price(
-    work: Contraction, gpu: Gpu, *, read: float | None = None, written: float | None = None, split: bool = True, held: int = 1
+    work: Contraction, gpu: Gpu, *, read: float | None = None, written: float | None = None, held: int = 1
 ) -> Price:
     """One kernel, all sums side by side; `read`, `written`: bytes of memory, if not those of factors and results. `held`: as in a work."""
     rates = gpu.rates
@@ -117,11 +117,13 @@ def price(
     memory = moved / rates.memory_gbs
     lasting = gpu.copies_blocks and work.sums == 1
     best: Price | None = None
-    for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS if split else (1,)):
+    for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS):
         warps = warps_for(rows * columns, work.sums, held, gpu)
         if not warps and rows * columns > TILE_SIDES[-1] ** 2 or work.depth < STEP_TERMS * parts and parts > 1:
             continue
         found = _tiled(work, gpu, Block(rows, columns, STEP_TERMS, warps=warps or PROGRAM_WARPS[-1], lasting=lasting), parts, memory)
+        if parts > 1:  # a kernel of its own adds them up
+            found = replace(found, ns=found.ns + rates.start_us * 1e3)
         if best is None or found.ns < best.ns:
             best = found
     assert best is not None
@@ -156,14 +158,13 @@ def vector_ns(work: Contraction, gpu: Gpu, share: float, moved: float) -> float:
 
 
 def library_ns(work: Contraction, gpu: Gpu) -> float:
-    """A call for each product, which takes the host longer than a launch, a kernel for factors that are computed, one for what stands
-    behind."""
+    """A call for each product, a kernel for factors that are computed, one for what stands behind."""
     one = replace(work, sums=1)
     if work.vector:
         call = vector_ns(one, gpu, gpu.rates.library["depthwise"], one.factors + one.result)
     else:
         call = price(one, gpu).ns + (gpu.rates.convolution_us * 1e3 if work.windows is not None else 0.0)
-    total = max(call, gpu.rates.call_us * 1e3) * work.sums
+    total = call * work.sums
     if work.computed:
         total += stream_ns(work.sources + work.computed, gpu)
     if work.apart or work.follows:
@@ -176,7 +177,7 @@ def generated_price(work: Contraction, gpu: Gpu) -> Price:
     tile is small."""
     few = is_few(work)
     written = work.result if work.stored is None else work.stored
-    return price(work, gpu, read=_read(work), written=written, split=few, held=1 if few else work.held)
+    return price(work, gpu, read=_read(work), written=written, held=1 if few else work.held)
 
 
 def _read(work: Contraction) -> float:

@@ -38,7 +38,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "gpu": {
         "nd": (
-            "nd-canonicalize", "nd-attention", "nd-sink-cat{merged}", "nd-library-products{rows=64 short=8}",
+            "nd-canonicalize", "nd-attention", "nd-sink-cat{merged}", "nd-library-products{short=8}",
             "nd-split-reductions",
         ),
         "loop": (

@@ -20,7 +20,7 @@ DATA = Path(__file__).with_name("gpus.json")
 @dataclass(frozen=True)
 class GpuRates:
     """One card. `memory_gbs`: GB/s of a copy, bytes read and written together; `cache_gbs`: from the cache that all multiprocessors share.
-    `start_us`: microseconds from one kernel to the next with nothing in it; `call_us`: of the host for a call of the library;
+    `start_us`: microseconds from one kernel to the next with nothing in it;
     `convolution_us`: how much longer the library's convolution takes than a product of its size. `tflops`: multiply-adds, counted as two,
     by type."""
 
@@ -30,7 +30,6 @@ class GpuRates:
     memory_gbs: float
     cache_gbs: float
     start_us: float
-    call_us: float
     convolution_us: float
     tflops: Mapping[str, float]
     generated: Mapping[str, float]

@@ -163,13 +163,9 @@ class NdLibraryProducts(Pass):
     part: int = PART_BYTES
     """Bytes of a product for the caller that is made at once, where its rows are padded (product_padding.py); 0: all of it."""
 
-    library: Literal["always", "large", "price", "never"] = "large"
+    library: Literal["always", "price", "never"] = "price"
     """When a product, or a convolution, of 16-bit numbers is a call of the library on a GPU with units for such products: `always`, `price`
-    (where that is cheaper), `never`, or `large` (by price where a product has few rows, columns or terms, or its elements are scores that
-    stay on chip, and of convolutions, else always); see product_choice.py and carried_scores.py."""
-
-    rows: int = 0
-    """Rows, columns or terms of a product up to which it has few; 0: none has."""
+    (where that is cheaper) or `never`; see product_choice.py and carried_scores.py."""
 
     short: int = 0
     """Terms of a sum, and rows or columns of the result, up to which a product is a kernel of ours whatever the other side is: it takes the
@@ -178,7 +174,7 @@ class NdLibraryProducts(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
         symbols = nd.symbol_ranges(op)
-        chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, self.library, self.rows)
+        chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, self.library)
         chosen: dict[Operation, Choice] = {}
         joined: set[Operation] = set()
 

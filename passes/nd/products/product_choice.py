@@ -18,11 +18,11 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue, Use
 
 from ....dialects import nd
-from ....dialects.expr import ONE, ZERO, product
+from ....dialects.expr import ONE, ZERO, Expr, product
 from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.pointwise import OPS, CastOp, PointwiseOp
 from ....dialects.nd.types import element_bytes, tensor_type
-from ...cost.contraction_price import Contraction, generated_ns, generated_price, is_few, library_ns, stream_ns, weighed_ns
+from ...cost.contraction_price import MAX_SKINNY_ROWS, Contraction, generated_ns, generated_price, is_few, library_ns, stream_ns, weighed_ns
 from ...cost.held_numbers import held_numbers
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
@@ -66,13 +66,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class ProductChooser:
-    """Decides for the products of functions. `library` and `few`: see NdLibraryProducts, `library` and `rows`."""
+    """Decides for the products of functions. `library`: see NdLibraryProducts."""
 
     gpu: Gpu
     hints: Mapping[str, int]
     symbols: RangeEnv
     library: str
-    few: int
 
     def choose(self, func: FuncOp) -> tuple[dict[Operation, Choice], list[Candidate]]:
         """What becomes of each product of a function, and the candidates of which blocks of columns are to be products of their own."""
@@ -126,14 +125,19 @@ class ProductChooser:
             return Choice(op.schedule.data == "generated", f'schedule = "{op.schedule.data}"', *prices)
         if self.library in ("always", "never"):
             return Choice(self.library == "never", f"library={self.library}", *prices)
-        if self.library == "large" and isinstance(op, nd.MatmulOp) and not self.is_narrow(op):
-            return Choice(False, "library=large", *prices)
         if isinstance(op, nd.ConvOp):
             if slow := reads_elements(op):
                 return Choice(False, slow, *prices)
         elif any(_rows_are_odd(x) for x in (op.lhs, op.rhs)):
             return Choice(False, "rows of a factor are no multiple of 16 bytes", *prices)
+        elif any(self._may_be_few(n) for n in (*tensor_type(op.result).dims[-2:], tensor_type(op.lhs).dims[-1])):
+            return Choice(False, f"a size may be at most {MAX_SKINNY_ROWS}, or more: no tile is good at both", *prices)
         return Choice(prices[1] <= prices[0], "by price" + self._narrowed(one.work), *prices)
+
+    def _may_be_few(self, size: Expr) -> bool:
+        """Whether a symbolic size may be that of few rows, and of many."""
+        bounds = range_of(size, self.symbols)
+        return (bounds.lo is None or bounds.lo <= MAX_SKINNY_ROWS) and (bounds.hi is None or bounds.hi > MAX_SKINNY_ROWS)
 
     def _narrowed(self, work: Contraction) -> str:
         """Which block of the result what stands behind a product leaves room for, where that is less than the product alone has."""
@@ -141,14 +145,6 @@ class ProductChooser:
         if is_few(work) or wide.tile == narrow.tile:
             return ""
         return f", a thread keeps {work.held} numbers of each element, so that a program has {narrow.tile[0]} x {narrow.tile[1]} of them"
-
-    def is_narrow(self, op: nd.MatmulOp) -> bool:
-        """Whether a product surely has few terms, or is one of two matrices that surely has few rows, or columns: memory decides about its
-        time, so that what is saved there counts in full."""
-        dims = tensor_type(op.result).dims
-        sizes = [tensor_type(op.lhs).dims[-1], *(dims if len(dims) == 2 else ())]
-        highest = [range_of(n, self.symbols).hi for n in sizes]
-        return any(hi is not None and hi <= self.few for hi in highest)
 
 
 def _rows_are_odd(x: SSAValue) -> bool:

@@ -72,23 +72,17 @@ def test_what_computes_the_matrix_is_part_of_the_product():
 
 @pytest.mark.parametrize(
     ("rows", "columns", "depth", "dtype"),
-    [(65, 8192, 1024, BF16), (16, 8192, 1020, BF16), (16, 8192, 1024, torch.float32)],
-    ids=["many rows", "odd rows", "f32"],
+    [(16, 8192, 1020, BF16), (16, 8192, 1024, torch.float32)],
+    ids=["odd rows", "f32"],
 )
 def test_other_products_are_the_librarys(rows, columns, depth, dtype):
     module = lowered(layer, empty(rows, depth, dtype=dtype), empty(columns, depth, dtype=dtype))
     assert len(found(module, ExternOp)) == 1 and not found(module, DotOp)
 
 
-def test_the_number_of_rows_is_an_option():
-    args = empty(16, 1024), empty(8192, 1024)
-    assert found(lowered(layer, *args, options="rows=15"), ExternOp) and found(lowered(layer, *args, options="rows=0"), ExternOp)
-    assert not found(lowered(layer, *args, options="rows=16"), ExternOp)
-
-
 def test_more_rows_than_a_program_has_are_several_programs():
     x, w = (torch.randn(n, 1024, generator=torch.Generator().manual_seed(n)).bfloat16() / 16 for n in (130, 1024))
-    (got,) = run_loop(lowered(layer, x, w, options="rows=200"), [x, w], [], [])
+    (got,) = run_loop(lowered(layer, x, w, options="library=never"), [x, w], [], [])
     torch.testing.assert_close(got, layer(x, w), rtol=2e-2, atol=2e-2)
 
 

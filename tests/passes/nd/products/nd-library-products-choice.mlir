@@ -1,5 +1,4 @@
-// RUN: opt-tool %s --machine sm_90 -p 'nd-library-products{library=price}' | filecheck %s
-// RUN: opt-tool %s --machine sm_90 -p 'nd-library-products{library=large}' | filecheck %s --check-prefix=LARGE
+// RUN: opt-tool %s --machine sm_90 -p nd-library-products | filecheck %s
 // RUN: opt-tool %s --machine sm_90 -p 'nd-library-products{library=never}' | filecheck %s --check-prefix=NEVER
 // RUN: opt-tool %s --machine sm_90 -p 'nd-library-products{library=always}' | filecheck %s --check-prefix=ALWAYS
 // RUN: opt-tool %s --machine sm_75 -p 'nd-library-products{library=never}' | filecheck %s --check-prefix=ALWAYS
@@ -9,8 +8,6 @@
 // CHECK: nd.mul {{.*}}contract
 // CHECK: nd.reduce
 // CHECK-NOT: nd.extern
-// LARGE-LABEL: func.func @activation
-// LARGE: aten.mm.default
 // NEVER-LABEL: func.func @activation
 // NEVER-NOT: nd.extern
 // ALWAYS-LABEL: func.func @activation
@@ -25,7 +22,6 @@ func.func @activation(%a : !nd.tensor<16384 x 512 x bf16>, %b : !nd.tensor<512 x
 // CHECK-LABEL: func.func @plain
 // CHECK: aten.mm.default
 // CHECK: aten.addmm.default
-// LARGE-LABEL: func.func @plain
 // NEVER-LABEL: func.func @plain
 // NEVER-NOT: nd.extern
 // ALWAYS-LABEL: func.func @plain
@@ -41,8 +37,6 @@ func.func @plain(%a : !nd.tensor<4096 x 512 x f16>, %b : !nd.tensor<512 x 8192 x
 // CHECK-LABEL: func.func @gate
 // CHECK-COUNT-2: nd.mul {{.*}}contract
 // CHECK-NOT: nd.extern
-// LARGE-LABEL: func.func @gate
-// LARGE-COUNT-2: aten.mm.default
 // NEVER-LABEL: func.func @gate
 // ALWAYS-LABEL: func.func @gate
 func.func @gate(%x : !nd.tensor<8192 x 4096 x bf16>, %w : !nd.tensor<4096 x 11008 x bf16>, %v : !nd.tensor<4096 x 11008 x bf16>) -> !nd.tensor<8192 x 11008 x bf16> {
@@ -60,8 +54,6 @@ func.func @gate(%x : !nd.tensor<8192 x 4096 x bf16>, %w : !nd.tensor<4096 x 1100
 // CHECK: nd.slice %w {{.*}}starts = [0, 11008]{{.*}} -> !nd.tensor<4096 x 11008 x bf16>
 // CHECK: nd.reduce
 // CHECK-NOT: nd.extern
-// LARGE-LABEL: func.func @halves
-// LARGE: aten.mm.default{{.*}} -> !nd.tensor<8192 x 22016 x bf16>
 // NEVER-LABEL: func.func @halves
 // ALWAYS-LABEL: func.func @halves
 func.func @halves(%x : !nd.tensor<8192 x 4096 x bf16>, %w : !nd.tensor<4096 x 22016 x bf16>) -> !nd.tensor<8192 x 11008 x bf16> {
@@ -76,7 +68,6 @@ func.func @halves(%x : !nd.tensor<8192 x 4096 x bf16>, %w : !nd.tensor<4096 x 22
 // Columns that do not meet stay one product.
 // CHECK-LABEL: func.func @apart
 // CHECK: aten.mm.default{{.*}} -> !nd.tensor<8192 x 22016 x bf16>
-// LARGE-LABEL: func.func @apart
 // NEVER-LABEL: func.func @apart
 // NEVER-COUNT-1: nd.reduce
 // NEVER-NOT: nd.reduce
@@ -92,7 +83,6 @@ func.func @apart(%x : !nd.tensor<8192 x 4096 x bf16>, %w : !nd.tensor<4096 x 220
 // CHECK-LABEL: func.func @never
 // NEVER-LABEL: func.func @never
 // NEVER-COUNT-2: nd.extern
-// LARGE-LABEL: func.func @never
 // ALWAYS-LABEL: func.func @never
 func.func @never(%a : !nd.tensor<512 x 512 x f32>, %b : !nd.tensor<0 x 512 x bf16>, %c : !nd.tensor<512 x 512 x bf16>,
     %d : !nd.tensor<8388608 x 512 x bf16>) -> (!nd.tensor<512 x 512 x f32>, !nd.tensor<0 x 512 x bf16>, !nd.tensor<8388608 x 512 x bf16>) {
@@ -106,9 +96,6 @@ func.func @never(%a : !nd.tensor<512 x 512 x f32>, %b : !nd.tensor<0 x 512 x bf1
 // CHECK-LABEL: func.func @said
 // CHECK: aten.mm.default
 // CHECK: nd.reduce
-// LARGE-LABEL: func.func @said
-// LARGE: aten.mm.default
-// LARGE: nd.reduce
 // NEVER-LABEL: func.func @said
 // NEVER: aten.mm.default
 // ALWAYS-LABEL: func.func @said

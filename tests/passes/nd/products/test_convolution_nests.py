@@ -150,8 +150,7 @@ def test_by_price():
     assert not generated and "a call of the library: by price (library" in remark
 
 
-def test_the_default_is_the_price():
-    assert chosen(*PIXELS, library="large")[0] and not chosen(*PLAIN, library="large")[0]
+def test_a_call_is_a_choice():
     generated, remark = chosen(*PIXELS, library="always")
     assert not generated and "a call of the library: library=always" in remark
 

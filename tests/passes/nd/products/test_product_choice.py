@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import import_function, without_data
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.passes.manager.instrumentation import Instrumentation
@@ -14,14 +16,18 @@ from stepwell.passes.manager.pipelines import parse_pipeline
 from stepwell.tools.backend.compile_graph import context
 
 
-def remarks(function, *shapes, options="library=price"):
-    """What the pass says of products on an H100, by default all decided by price."""
-    args = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
-    module = import_function(function, *without_data(args, "cpu")).module
+def remarks(function, *shapes, dynamic=()):
+    """What the pass says of products on an H100. `dynamic`: pairs of an argument and a dimension whose size is a symbol."""
+    args = without_data([torch.empty(shape, dtype=torch.bfloat16) for shape in shapes], "cpu")
+    if dynamic:
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        kinds = [[DimDynamic.DYNAMIC if (k, d) in dynamic else DimDynamic.STATIC for d in range(a.dim())] for k, a in enumerate(args)]
+        real = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+        args = [mode.from_tensor(a, symbolic_context=StatelessSymbolicContext(kind)) for a, kind in zip(real, kinds, strict=True)]
+    module = import_function(function, *args, **({"mode": "real"} if dynamic else {})).module
     module.attributes[MACHINE] = MachineAttr.from_text("sm_90")
     said: list[str] = []
-    passes = parse_pipeline(f"nd-canonicalize,nd-library-products{{{options}}}")
-    run(passes, module, context(), Instrumentation(remarks=lambda r: said.append(r.text)))
+    run(parse_pipeline("nd-canonicalize,nd-library-products"), module, context(), Instrumentation(remarks=lambda r: said.append(r.text)))
     return said
 
 
@@ -37,13 +43,22 @@ def test_a_remark_says_where_a_thread_keeps_too_much_for_a_large_block(drops):
     assert ("a thread keeps 5 numbers of each element, so that a program has" in remark) == drops, remark
 
 
-@pytest.mark.parametrize("terms", [64, 72])
+@pytest.mark.parametrize("sizes", [(8192, 512, 8192), (1024, 64, 1024), (512, 768, 3072), (8192, 8192, 8192)], ids=str)
 @pytest.mark.parametrize("gelu", [True, False])
-def test_products_of_few_terms_are_decided_by_price_by_default(terms, gelu):
-    """What stands behind them, and is read and written once less, takes as long as they do."""
+def test_what_follows_decides_about_products_of_many_rows(sizes, gelu):
+    """Nothing else is a reason to generate one; a bias is the library's, too."""
+    rows, terms, columns = sizes
 
-    def product(x, y):
-        return F.gelu(torch.bmm(x, y)) if gelu else torch.bmm(x, y)
+    def product(x, w, b):
+        y = F.linear(x, w, b)
+        return F.gelu(y) if gelu else y
 
-    (remark,) = remarks(product, (256, 1024, terms), (256, terms, 256), options="rows=64")
-    assert ("generated: by price" in remark) == (gelu and terms == 64) and ("library=large" in remark) == (terms > 64), remark
+    (remark,) = remarks(product, (rows, terms), (columns, terms), (columns,))
+    assert f"{'generated' if gelu else 'a call of the library'}: by price" in remark
+
+
+@pytest.mark.parametrize(("rows", "varies"), [(1, True), (128, False)])
+def test_symbols_of_few_or_of_many_rows_are_calls(rows, varies):
+    """A block of all rows is slow where there are many, a large block where there are few."""
+    (remark,) = remarks(lambda x, w: F.gelu(F.linear(x.flatten(0, 1), w)), (32, rows, 1024), (4096, 1024), dynamic={(0, 0)})
+    assert ("may be at most 64, or more" in remark) == varies and ("generated: by price" in remark) != varies, remark

@@ -17,7 +17,7 @@ class NoneIsTiny(InterpretedTarget):
 
     name = "none_is_tiny"
     stages = {
-        stage: tuple(one.replace("{rows=64", "{tiny=0 rows=64") for one in passes) for stage, passes in InterpretedTarget.stages.items()
+        stage: tuple(one.replace("{short=8", "{tiny=0 short=8") for one in passes) for stage, passes in InterpretedTarget.stages.items()
     }
 
 
