@@ -4,7 +4,8 @@
     library_ns(work, gpu), generated_ns(work, gpu)     # with its neighbours: kernels of their own, or part of the product
 
 A kernel takes as long as the slowest of: its tiles on the units for products, what these read from the cache, and each byte from memory
-once. Tiles run in waves, one a multiprocessor; a last wave that is not full takes as long as the others. Starting is added.
+once. Tiles run in waves, one a multiprocessor; a last wave that is not full takes as long as the others. While a generated kernel reads and
+writes what stands behind a tile, the units wait; those of the library's go on. Starting is added.
 """
 
 from __future__ import annotations
@@ -108,36 +109,32 @@ class Price:
     parts: int = 1
 
 
-def price(
-    work: Contraction, gpu: Gpu, *, read: float | None = None, written: float | None = None, held: int = 1
-) -> Price:
-    """One kernel, all sums side by side; `read`, `written`: bytes of memory, if not those of factors and results. `held`: as in a work."""
+def price(work: Contraction, gpu: Gpu) -> Price:
+    """The products alone, in one kernel of the library: the units go on while it stores blocks."""
+    return _fastest(work, gpu, work.factors, work.result, 1, lasting=True)
+
+
+def _fastest(work: Contraction, gpu: Gpu, read: float, behind: float, held: int, lasting: bool) -> Price:
+    """One kernel, all sums side by side, by its fastest block. `read`: bytes read for factors; `behind`: bytes read and written beside
+    elements of the result; `held`: as in a work; `lasting`: the units go on meanwhile."""
     rates = gpu.rates
-    moved = (work.factors if read is None else read) + (work.result if written is None else written)
-    memory = moved / rates.memory_gbs
-    lasting = gpu.copies_blocks and work.sums == 1
+    memory = (read + behind) / rates.memory_gbs
+    each = 0.0 if lasting else behind / (work.batch * work.rows * work.columns)
+    sums = Sums(work.rows, work.columns, work.depth, work.batch, work.sums, work.width, work.width * work.sums, each, work.kind)
     best: Price | None = None
     for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS):
         warps = warps_for(rows * columns, work.sums, held, gpu)
         if not warps and rows * columns > TILE_SIDES[-1] ** 2 or work.depth < STEP_TERMS * parts and parts > 1:
             continue
-        found = _tiled(work, gpu, Block(rows, columns, STEP_TERMS, warps=warps or PROGRAM_WARPS[-1], lasting=lasting), parts, memory)
-        if parts > 1:  # a kernel of its own adds them up
-            found = replace(found, ns=found.ns + rates.start_us * 1e3)
-        if best is None or found.ns < best.ns:
-            best = found
+        block = Block(rows, columns, STEP_TERMS, warps=warps or PROGRAM_WARPS[-1], lasting=lasting)
+        busy, bound = block_ns(sums, block, gpu, parts)
+        moving = memory + parts_ns(sums, parts, gpu)
+        starts = rates.start_us * 1e3 * (1 if parts == 1 else 2)  # a kernel of its own adds parts up
+        ns = max(busy, moving) + UNHIDDEN_MEMORY_SHARE * min(busy, moving) + starts
+        if best is None or ns < best.ns:
+            best = Price(ns, "memory" if moving > busy else bound, (rows, columns), parts)
     assert best is not None
-    return replace(best, ns=best.ns + rates.start_us * 1e3)
-
-
-def _tiled(work: Contraction, gpu: Gpu, block: Block, parts: int, memory: float) -> Price:
-    """Nanoseconds without the start. What blocks store is part of `memory`."""
-    row, column = work.width, work.width * work.sums
-    sums = Sums(work.rows, work.columns, work.depth, work.batch, work.sums, row, column, 0, work.kind)
-    busy, bound = block_ns(sums, block, gpu, parts)
-    memory += parts_ns(sums, parts, gpu)
-    ns = max(busy, memory) + UNHIDDEN_MEMORY_SHARE * min(busy, memory)
-    return Price(ns, "memory" if memory > busy else bound, (block.rows, block.columns), parts)
+    return best
 
 
 def is_few(work: Contraction) -> bool:
@@ -173,30 +170,28 @@ def library_ns(work: Contraction, gpu: Gpu) -> float:
 
 
 def generated_price(work: Contraction, gpu: Gpu) -> Price:
-    """The kernel of a generated product, as if it reached the rates of the library. With few rows, what a thread keeps is no limit: its
-    tile is small."""
-    few = is_few(work)
-    written = work.result if work.stored is None else work.stored
-    return price(work, gpu, read=_read(work), written=written, held=1 if few else work.held)
+    """The kernel of a generated product. With few rows, what a thread keeps is no limit: its tile is small."""
+    return _fastest(work, gpu, _read(work), work.beside + _written(work), 1 if is_few(work) else work.held, lasting=False)
 
 
 def _read(work: Contraction) -> float:
-    """Bytes that a generated kernel reads."""
-    return work.factors + work.beside + (work.sources - work.computed if work.computed and is_few(work) else 0.0)
+    """Bytes that a generated kernel reads for its factors."""
+    return work.factors + (work.sources - work.computed if work.computed and is_few(work) else 0.0)
+
+
+def _written(work: Contraction) -> float:
+    """Bytes that a generated kernel writes."""
+    return work.result if work.stored is None else work.stored
 
 
 def generated_ns(work: Contraction, gpu: Gpu) -> float:
     """One kernel, and what a nest behind it reads of its results. Factors are computed on the way where there are few rows; else before."""
-    few = is_few(work)
-    form = "convolution" if work.windows is not None else "few" if few else "full"
-    start = gpu.rates.start_us * 1e3
+    later = stream_ns(work.later, gpu, start=False)
     if work.vector:  # coefficients are put in order before
-        moved = _read(work) + (work.result if work.stored is None else work.stored)
-        return vector_ns(work, gpu, gpu.rates.generated["depthwise"], moved) + start + stream_ns(work.later, gpu, start=False)
-    total = (generated_price(work, gpu).ns - start) / gpu.rates.generated[form] + start
-    if work.computed and not few:
-        total += stream_ns(work.sources + work.computed, gpu)
-    return total + stream_ns(work.later, gpu, start=False)
+        moved = _read(work) + work.beside + _written(work)
+        return vector_ns(work, gpu, gpu.rates.generated["depthwise"], moved) + gpu.rates.start_us * 1e3 + later
+    before = stream_ns(work.sources + work.computed, gpu) if work.computed and not is_few(work) else 0.0
+    return generated_price(work, gpu).ns + before + later
 
 
 def weighed_ns(work: Weighing, gpu: Gpu) -> float:

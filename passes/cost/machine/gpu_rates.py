@@ -1,8 +1,7 @@
 """What GPUs do in a second, from gpus.json: bytes of memory and cache, operations of the units for products by type.
 
-An entry says which card it is of and where its figures come from. `generated` holds how much of the library's rate a generated product
-reaches, by form: `few` rows, tiles that fill the GPU (`full`), a factor that is computed on the way (`computed`), windows of an image
-(`convolution`), rows weighed by a softmax of products (`weighed`). Depthwise convolutions are counted by the rate of f32: `library` holds
+An entry says which card it is of and where its figures come from. `generated` holds how much of these rates a kernel of ours reaches:
+of rows weighed by a softmax of products (`weighed`), and of depthwise convolutions, which are counted by the rate of f32; `library` holds
 how much of that the library's reach.
 """
 
