@@ -170,8 +170,10 @@ def library_ns(work: Contraction, gpu: Gpu) -> float:
 
 
 def generated_price(work: Contraction, gpu: Gpu) -> Price:
-    """The kernel of a generated product. With few rows, what a thread keeps is no limit: its tile is small."""
-    return _fastest(work, gpu, _read(work), work.beside + _written(work), 1 if is_few(work) else work.held, lasting=False)
+    """The kernel of a generated product. With few rows, its blocks are small: several are on a multiprocessor at once, so that the units go
+    on, and what a thread keeps is no limit."""
+    few = is_few(work)
+    return _fastest(work, gpu, _read(work), work.beside + _written(work), 1 if few else work.held, lasting=few)
 
 
 def _read(work: Contraction) -> float:
