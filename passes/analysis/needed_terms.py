@@ -38,7 +38,7 @@ class Guard:
     needed: tuple[Expr, ...]
     """Expressions, none of which is negative where it is the other value."""
     is_exact: bool
-    """Whether it is the other value wherever none of them is negative."""
+    """Whether there are such, and it is the other value wherever none of them is negative."""
 
 
 def needed_terms(info: NestAccess, node: Node) -> list[Expr]:
@@ -50,9 +50,9 @@ def needed_terms(info: NestAccess, node: Node) -> list[Expr]:
     return list(dict.fromkeys(found or []))
 
 
-def exact_guards(info: NestAccess, node: Node) -> list[Guard]:
-    """The choices in a reduction's terms that are known without computing them where certain expressions are not negative."""
-    return list(dict.fromkeys(g for guards in _guards_by_kind(info, node) for g in guards if g.is_exact and g.needed))
+def guards_of(info: NestAccess, node: Node) -> list[Guard]:
+    """The choices in a reduction's terms, the last one first."""
+    return list(dict.fromkeys(guard for guards in _guards_by_kind(info, node) for guard in guards))
 
 
 def _guards_by_kind(info: NestAccess, node: Node) -> list[list[Guard]]:

@@ -17,7 +17,7 @@ from xdsl.ir import SSAValue
 from ....dialects.expr import Add, Dim, Expr, FloorDiv, Max, Min, as_expr, floordiv, free_dims, maximum, minimum
 from ....dialects.expr.ranges import Range
 from ....dialects.tt.types import shape_of
-from ....passes.analysis.needed_terms import Guard, exact_guards, needed_terms
+from ....passes.analysis.needed_terms import Guard, guards_of, needed_terms
 from ....passes.analysis.nest_access import Node
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ def _certain(s: State, node: Node) -> tuple[list[Guard], list[Expr], list[Expr]]
     known: list[Guard] = []
     low: list[Expr] = []
     high: list[Expr] = []
-    for guard in exact_guards(s.info, node) if len(node.loops) == 1 else []:
+    for guard in guards_of(s.info, node) if len(node.loops) == 1 else []:
         found = [_solved(s.fix(e), node.loops[0].dim) for e in guard.needed]
         ends = [None if one is None else (one[0], _extreme(s, one[1], False)) for one in found]
         sure = [(sign, rest) for sign, rest in (end for end in ends if end is not None) if rest is not None]
-        if len(sure) == len(found):
+        if guard.is_exact and len(sure) == len(found):
             known.append(guard)
             low += [rest for sign, rest in sure if sign > 0]
             high += [rest for sign, rest in sure if sign < 0]

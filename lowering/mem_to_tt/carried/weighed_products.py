@@ -4,15 +4,18 @@
 
 The tile has the rows and the columns of the result. Scores have a tile of their own, rows by terms, in which all between their products and
 their exponentials is computed; a row's maximum and sum are kept beside the result (Dao and others, 2022; Milakov and Gimelshein, 2018).
+Maxima of scores that are a number times others are kept as exponents of 2: an exponential then takes one fused multiplication before it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
+from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import f32
 from xdsl.ir import SSAValue
 
@@ -20,13 +23,14 @@ from ....dialects import loop
 from ....dialects.expr import Expr, product
 from ....dialects.expr.ranges import range_of
 from ....dialects.tt.compute import DotOp
-from ....passes.analysis.needed_terms import Guard
+from ....passes.analysis.needed_terms import Guard, guards_of
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.tiles.product_nests import factors
 from ....passes.gpu.tiles.tile import LEAST_DOT, power_of_two
 from ....passes.gpu.tiles.weighed_products import WeighedProduct, weighed_product
 from ...nest.builder import NO_FLAGS
+from ..functions.exponentials import factored
 from ..joined_axes import reduce_axis
 from ..products import LEFT, RIGHT, Factor, lies_along, no_sum
 from ..reductions import Accumulator, above, summand
@@ -34,6 +38,7 @@ from .term_bounds import bounds_of, in_parts
 
 if TYPE_CHECKING:
     from ..kernel import NestLowering
+    from ..state import State
 
 
 def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[SSAValue]:
@@ -47,25 +52,61 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     values = Factor(kernel, RIGHT, block, node, lies_along(s.info, node, found.columns))
     rows = s.along(LEFT)
     start = [b.constant(-math.inf, f32, rows), b.constant(0.0, f32, rows), no_sum(s, trips.value is not None and not bounds_of(s, node))]
+    scaled = _as_power(s, node, found.score)
+
+    def powers(x: SSAValue, top: SSAValue, below: SSAValue) -> tuple[SSAValue, SSAValue]:
+        """The weights of scores, and the one of what was weighed below the maximum so far."""
+        difference = b.elementwise(arith.SubfOp, (top, below), NO_FLAGS)
+        if scaled is None:
+            weights = summand(scores, b.elementwise(arith.SubfOp, (x, b.to_shape(below, scores.full)), NO_FLAGS))
+            return weights, summand(s, difference)
+        negative = b.to_shape(b.elementwise(arith.SubfOp, (b.constant(0.0, f32), below), NO_FLAGS), scores.full)
+        exponents = b.elementwise(mlir_math.FmaOp, (x, b.constant(scaled.times, f32), negative), NO_FLAGS)
+        return b.elementwise(mlir_math.Exp2Op, (exponents,), NO_FLAGS), b.elementwise(mlir_math.Exp2Op, (difference,), NO_FLAGS)
 
     def step(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None) -> list[SSAValue]:
         top, total, sums = state
         scores.enter(at, trips, known is not None)
         values.enter(at, trips, known is not None)
-        scores.known_choices = {} if known is None else {guard.choice: guard.value for guard in known}
+        scores.instead = {guard.choice: guard.value for guard in known or ()}
+        if scaled is not None:
+            scores.instead[scaled.product] = scaled.factor
         here = scores.of(found.score)
         (highest,) = reduce_axis(scores, [here], 1, Accumulator("max", [f32]).combine)
+        if scaled is not None:
+            highest = b.elementwise(arith.MulfOp, (highest, b.constant(scaled.times, f32)), NO_FLAGS)
         new = b.elementwise(arith.MaximumfOp, (top, highest), NO_FLAGS)
-        below = above(s, new)
-        weights = summand(scores, b.elementwise(arith.SubfOp, (here, b.to_shape(below, scores.full)), NO_FLAGS))
-        less = summand(s, b.elementwise(arith.SubfOp, (top, below), NO_FLAGS))
+        weights, less = powers(here, top, above(s, new))
         (added,) = reduce_axis(scores, [weights], 1, Accumulator("sum", [f32]).combine)
         total = b.elementwise(arith.AddfOp, (b.elementwise(arith.MulfOp, (total, less), NO_FLAGS), added), NO_FLAGS)
         sums = b.elementwise(arith.MulfOp, (sums, b.to_shape(less, s.full)), NO_FLAGS)
         weights = b.cast(arith.TruncFOp, weights, found.element)
         return [new, total, b.place(DotOp.make(weights, values.matrix(found.value, found.element), sums)).results[0]]
 
-    return in_parts(kernel, node, trips, block, start, step)
+    top, total, sums = in_parts(kernel, node, trips, block, start, step)
+    return [top if scaled is None else b.elementwise(arith.MulfOp, (top, b.constant(math.log(2), f32)), NO_FLAGS), total, sums]
+
+
+@dataclass(frozen=True)
+class _ScaledScore:
+    """Scores that are a number times others."""
+
+    product: SSAValue
+    factor: SSAValue
+    times: float
+    """The number, times log2(e): 2 to the power of it and the factor is the exponential."""
+
+
+def _as_power(s: State, node: Node, score: SSAValue) -> _ScaledScore | None:
+    """How a score, or what it is where it is not -inf, is scaled; None where the exponent of 2 might be infinite for a finite score."""
+    for guard in guards_of(s.info, node):
+        if guard.choice is score and score.has_one_use():
+            score = guard.value
+    factor, times = factored(score)
+    times *= math.log2(math.e)
+    if s.exact or factor is score or not score.has_one_use() or factor.type != f32 or not 0 < times <= 1:
+        return None
+    return _ScaledScore(score, factor, times)
 
 
 class Scores(Factor):
@@ -75,8 +116,8 @@ class Scores(Factor):
         super().__init__(kernel, LEFT, terms, node, False)
         self.absolute = True
         self.loops: tuple[Loop, Loop] = (found.rows, found.terms)
-        self.known_choices: dict[SSAValue, SSAValue] = {}
-        """Values that are another one in all of this block."""
+        self.instead: dict[SSAValue, SSAValue] = {}
+        """Values in place of which another one is taken."""
         self._rows: dict[tuple[loop.ReduceOp, int], SSAValue] = {}
         for child in node.children:  # what the blocks of terms share stands before the loop over them
             assert isinstance(child.op, loop.ReduceOp)
@@ -91,8 +132,8 @@ class Scores(Factor):
         return found if mask is None else b.select(mask, found, b.constant(-math.inf, f32))
 
     def _find(self, value: SSAValue) -> None:
-        if value in self.known_choices and value not in self.values:
-            self.values[value] = self.get(self.known_choices[value])
+        if value in self.instead and value not in self.values:
+            self.values[value] = self.get(self.instead[value])
         if isinstance(op := value.owner, loop.ReduceOp) and value not in self.values and op in self.info.nodes:
             self._multiply(op, self.info.nodes[op])
         super()._find(value)

@@ -43,7 +43,7 @@ def one_more(s: State, op: Operation) -> SSAValue | None:
     function, factor = _one_more(op)
     if function is None or s.exact or op.results[0].type != f32:
         return None
-    inside, scale = _factored(function.operands[0])
+    inside, scale = factored(function.operands[0])
     x = s.get(inside)
     return _one_more_erf(s, x, scale, factor) if isinstance(function, mlir_math.ErfOp) else _one_more_tanh(s, x, scale, factor)
 
@@ -109,7 +109,7 @@ def exponential(s: State, op: Operation, factor: float = 1.0) -> SSAValue | None
         return found
     if not _is_absorbed(op.results[0]):
         return None
-    inside, scale = _factored(op.operands[0])
+    inside, scale = factored(op.operands[0])
     return power_of_e(s, s.get(inside), scale, factor)
 
 
@@ -177,7 +177,7 @@ def multiple(s: State, op: Operation) -> SSAValue | None:
     return None
 
 
-def _factored(value: SSAValue) -> tuple[SSAValue, float]:
+def factored(value: SSAValue) -> tuple[SSAValue, float]:
     """x and c where a value is c * x, as long as c is a number that is neither huge nor tiny."""
     scale = 1.0
     while isinstance(value.owner, arith.MulfOp | arith.NegfOp):

@@ -146,6 +146,25 @@ def test_blocks_that_a_mask_leaves_whole_are_not_masked(mask, terms, symbol):
     assert "arith.select" in mixed and mixed.count("arith.cmpi") > whole.count("arith.cmpi") == 0
 
 
+@pytest.mark.parametrize("scale", [0.125, 1.0, -0.125])
+@pytest.mark.parametrize("size", [1.0, 300.0])
+def test_scores_that_are_scaled_last_take_one_fused_multiplication(scale, size):
+    """Unless their exponents of 2 may be infinite. A row without a score is NaN, one without a term below the first block is right."""
+    text = NEST.replace("%scale = arith.constant 0.125", f"%scale = arith.constant {scale}")
+    text = text.replace("%w = arith.addf %t, %u : f32", "%w = arith.mulf %s, %scale : f32").replace("sge, %ii, %jj", "slt, %ii, %jj")
+    module = lowered(100, 100, 16, 16, text=text)
+    torch.manual_seed(3)
+    q, k, v = ((torch.randn(3, 100, 16) * size).to(torch.bfloat16) for _ in range(3))
+    o, lse = torch.zeros(3, 100, 16, dtype=torch.bfloat16), torch.zeros(3, 100)
+    run_loop(module, [q, k, v, torch.zeros(100, 100), o, lse])
+    seen = torch.arange(100)[:, None] < torch.arange(100)
+    scores = (q.double() @ k.double().transpose(1, 2) * scale).masked_fill(~seen, -math.inf)
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(o.double() / size, scores.softmax(-1) @ v.double() / size, rtol=3e-2, atol=3e-2, equal_nan=True)
+    loops = [op for op in module.walk() if op.name == "scf.for"]
+    assert [any(op.name == "math.fma" for op in one.body.block.ops) for one in loops] == [scale == 0.125] * 2
+
+
 def test_a_cap_on_scores_is_a_quotient():
     """What is an exponent later has to be exact by its size: tanh needs no polynomial near 0."""
     text = NEST.replace("%t = arith.mulf %s, %scale : f32", "%small = arith.mulf %s, %scale : f32\n        %t = math.tanh %small : f32")
