@@ -36,16 +36,15 @@ from ..outline import Arguments
 from .accumulate import accumulate, accumulated
 from .body import lower_block
 from .builder import Builder
-from .carried.term_bounds import bounded
+from .carried.term_bounds import bounded, longest_first
 from .carried.weighed_products import lower_weighed
 from .derived_sizes import shared_quotients, typical_value
 from .descriptors import is_aligned, store_block
 from .early_loads import load_ahead, load_early, load_once
 from .exchange import Group, draw
 from .fills import fill_loads
-from .joined_axes import reduce_axis
 from .products import lower_product
-from .reductions import Accumulator, ArgAccumulator, accumulator
+from .reductions import Accumulator, ArgAccumulator, accumulator, joined_across
 from .scans import lower_scan
 from .state import Axis, State
 
@@ -266,7 +265,8 @@ class NestLowering:
         axes: list[tuple[Expr, Callable[[SSAValue], None]]] = []
         for axis, (loops, block) in enumerate(self.tile.axes):
             total = product(one.size for one in loops)
-            axes.append((ceildiv(total, block), lambda at, a=axis, t=total, ls=loops: s.place(a, at, t, ls)))
+            blocks = ceildiv(total, block)
+            axes.append((blocks, lambda at, a=axis, n=blocks, t=total, ls=loops: s.place(a, longest_first(s, at, n, ls), t, ls)))
         if self.tile.band:
             (rows, place_row), (columns, place_column) = axes
             axes = [(rows * columns, lambda at: self._in_bands(at, rows, columns, place_row, place_column))]
@@ -513,7 +513,7 @@ class NestLowering:
             state = self.sequential(node, start, step)
         else:
             state = self.tiled(node, start, join)
-            state = _across(s, parts, state)
+            state = joined_across(s, parts, state)
         self._define(op, state)
 
     def _blocks_so_far(self, element: Attribute) -> SSAValue:
@@ -556,7 +556,7 @@ class NestLowering:
         if all(acc.is_plain for acc, _ in parts):
             for acc, place in parts:
                 found += acc.over_pieces(s, [(values[place], mask) for values, mask in pieces])
-            found = _across(s, parts, found)
+            found = joined_across(s, parts, found)
         else:
             for acc, place in parts:
                 found += acc.whole(s, functools.partial(through, place), count, s.inner_axis)
@@ -767,21 +767,6 @@ class NestLowering:
         if self.tile.stages and (part or begin is None):
             op.attributes["tt.num_stages"] = int32(self.tile.stages)
         return list(b.place(op).results)
-
-
-def _across(s: State, parts: list[tuple[Accumulator, slice]], state: list[SSAValue]) -> list[SSAValue]:
-    """The states of all accumulators joined along the last axis; plain ones together, which is one exchange between warps."""
-    assert s.inner_axis is not None
-    if len(parts) > 1 and all(acc.is_plain for acc, _ in parts):
-        return reduce_axis(
-            s, state, s.inner_axis, lambda s, a, b: [v for k, (acc, _) in enumerate(parts) for v in acc.combine(s, [a[k]], [b[k]])]
-        )
-    found: list[SSAValue] = []
-    at = 0
-    for acc, _ in parts:
-        found += acc.across(s, state[at : at + len(acc.types)], s.inner_axis)
-        at += len(acc.types)
-    return found
 
 
 def _written_in_place(node: Node) -> set[SSAValue]:

@@ -390,6 +390,21 @@ def _exp(s: State, x: SSAValue) -> SSAValue:
     return library(s, "math.exp", [x])
 
 
+def joined_across(s: State, parts: list[tuple[Accumulator, slice]], state: list[SSAValue]) -> list[SSAValue]:
+    """The states of all accumulators joined along the last axis; plain ones together, which is one exchange between warps."""
+    assert s.inner_axis is not None
+    if len(parts) > 1 and all(acc.is_plain for acc, _ in parts):
+        return reduce_axis(
+            s, state, s.inner_axis, lambda s, a, b: [v for k, (acc, _) in enumerate(parts) for v in acc.combine(s, [a[k]], [b[k]])]
+        )
+    found: list[SSAValue] = []
+    at = 0
+    for acc, _ in parts:
+        found += acc.across(s, state[at : at + len(acc.types)], s.inner_axis)
+        at += len(acc.types)
+    return found
+
+
 _CLASSES: dict[str, type[Accumulator]] = {
     "argmax": ArgAccumulator, "argmin": ArgAccumulator, "welford": Welford, "softmax": Softmax,
     "softmax_dot": SoftmaxDot, "scaled_prod": ScaledProduct,

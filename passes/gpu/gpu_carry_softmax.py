@@ -7,8 +7,8 @@
 
 What lies between the products and the exponentials (f) goes along as it is. Factors of a row behind the exponentials multiply the result;
 where a condition on the row makes its weights 0 (no score is finite), the result is 0. Exponentials that the program rounds to the type of
-v are rounded before they are divided. The counterpart in MLIR is `linalg_ext.online_attention` of IREE, which is made from an operation
-that says attention.
+v are rounded before they are divided, by one reciprocal for a row. The counterpart in MLIR is `linalg_ext.online_attention` of IREE, which
+is made from an operation that says attention.
 """
 
 from __future__ import annotations
@@ -233,6 +233,9 @@ class _Writer:
         for cls, by in reversed(found.scales):
             of_weights = isinstance(by.owner, Operation) and by.owner.parent is storing.block
             value = self._row_value(by, known, places) if of_weights else read.get(by, by)
+            if cls is arith.DivfOp and value is self.made.results[1]:  # which is 1 or more, or of a row without a score
+                one = self.after.place(arith.ConstantOp(FloatAttr(1.0, f32))).results[0]
+                value, cls = self.after.emit(cls, (one, value), f32, fastmath=arith.FastMathFlagsAttr("none")), arith.MulfOp
             if cls is arith.SelectOp:
                 zero = self.after.place(arith.ConstantOp(FloatAttr(0.0, f32))).results[0]
                 total = self.after.emit(cls, (value, zero, total), f32)

@@ -18,7 +18,7 @@ from ....dialects.expr import Add, Dim, Expr, FloorDiv, Max, Min, as_expr, floor
 from ....dialects.expr.ranges import Range
 from ....dialects.tt.types import shape_of
 from ....passes.analysis.needed_terms import Guard, guards_of, needed_terms
-from ....passes.analysis.nest_access import Node
+from ....passes.analysis.nest_access import Loop, Node
 
 if TYPE_CHECKING:
     from ..kernel import NestLowering
@@ -101,6 +101,25 @@ def bounds_of(s: State, node: Node) -> list[tuple[int, Expr]]:
         return []
     found = [_solved(s.fix(e), node.loops[0].dim) for e in needed_terms(s.info, node)]
     return [one for one in found if one is not None]
+
+
+def longest_first(s: State, at: SSAValue, blocks: Expr, loops: Sequence[Loop]) -> SSAValue:
+    """Block `at` of an axis of the tile along `loops`, from the last one on if later blocks have more terms: programs that take long begin
+    first, so that few run alone at the end."""
+    bounds = [(sign, rest) for node in s.info.root.children for sign, rest in bounds_of(s, node)]
+    ends_later = any(sign < 0 and _rises(rest, loops[-1].dim) for sign, rest in bounds)
+    begins_later = any(sign > 0 and _rises(rest * -1, loops[-1].dim) for sign, rest in bounds)
+    return s.b.sub(s.number(blocks - 1), at) if ends_later and not begins_later else at
+
+
+def _rises(e: Expr, d: Dim) -> bool:
+    """Whether an expression surely grows with an index."""
+    if isinstance(e, Add):
+        varying = [(term, times) for term, times in e.terms if d in free_dims(term)]
+        return bool(varying) and all(times > 0 and _rises(term, d) for term, times in varying)
+    if isinstance(e, Max | Min):
+        return any(_rises(one, d) for one in e.args)
+    return e is d or isinstance(e, FloorDiv) and (e.rhs.value or 0) > 0 and _rises(e.lhs, d)
 
 
 def _solved(e: Expr, d: Dim) -> tuple[int, Expr] | None:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from xdsl.dialects.builtin import IntegerAttr
 from xdsl.parser import Parser
 
 from stepwell.dialects.tt.compute import DotOp
@@ -144,6 +145,9 @@ def test_blocks_that_a_mask_leaves_whole_are_not_masked(mask, terms, symbol):
     (kernel,) = [f for f in module.ops if isinstance(f, FuncOp)]
     whole, mixed = [[op.name for op in f.body.block.ops] for f in kernel.walk() if f.name == "scf.for"]
     assert "arith.select" in mixed and mixed.count("arith.cmpi") > whole.count("arith.cmpi") == 0
+    differences = [op.operands[0].owner for op in kernel.body.block.ops if op.name == "arith.subi"]
+    last = [op for op in differences if getattr(op, "value", None) == IntegerAttr(4, 32)]
+    assert bool(last) == (mask in ("causal", "prefix"))  # the block with the most terms is the first one
 
 
 @pytest.mark.parametrize("scale", [0.125, 1.0, -0.125])
