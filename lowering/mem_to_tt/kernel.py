@@ -402,7 +402,8 @@ class NestLowering:
             return "unroll" if trips is not None and self._is_few(node, limit) else "loop"
         if any(product(one.size for one in c.loops).value is None or self._trips(c) > MAX_UNROLLED_ITERATIONS for c in node.children):
             return "unroll" if trips is not None and self._is_few(node, MAX_UNROLLED_ITERATIONS) else "loop"
-        return "unroll" if trips is not None and trips <= 4 else "tile"
+        # programs that share a row each have their part of it, however short it is
+        return "unroll" if trips is not None and trips <= 4 and self.tile.group <= 1 else "tile"
 
     def _trips(self, node: Node) -> int:
         return product(one.size for one in node.loops).value or 0

@@ -148,6 +148,20 @@ def test_values(name):
     check(imported, function, args)
 
 
+@pytest.mark.parametrize("length", [3, 4, 5])
+def test_rows_of_a_few_elements_are_shared_like_long_ones(length):
+    """Elsewhere a loop of a few iterations is straight code; here each program would do all of a row, and read what the first one stores."""
+
+    def function(x, y):
+        h = F.layer_norm(x, x.shape[-1:]) + y
+        return h, F.layer_norm(h, x.shape[-1:]) * 0.5
+
+    args = randn(3, length), randn(3, length)
+    imported = lowered(function, args, "alone=1 part=2 most=64 least=0")
+    assert len(shared(imported.module)) == 1
+    check(imported, function, args)
+
+
 OTHER_SIZES = {
     "softmax": [(3, 300), (1, 511), (4, 512), (2, 513), (5, 2), (2, 4000)],
     "softmax of bf16": [(2, 320), (3, 33), (2, 1025)],
