@@ -35,6 +35,9 @@ from .nd.call_args import Arg, CallAttr
 from .nd.types import element_bytes, parse_shape, print_shape
 from .support.schedule_check import choice_problem
 
+ALIGNMENT = 64
+"""Bytes; every buffer of the arena begins at a multiple of it: a cache line, and the widest vector."""
+
 
 @irdl_attr_definition
 class BufferType(ParametrizedAttribute, TypeAttribute):

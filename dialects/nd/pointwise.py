@@ -14,12 +14,11 @@ from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, r
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from ..expr import Expr, as_expr
+from ..expr import ONE, Expr
 from ..support.special import ORTHOGONAL_POLYNOMIALS
 from .base import NdOp
 from .types import FLOATS, TensorType, tensor_type
 
-ONE = as_expr(1)
 CONTRACT = "contract"
 """Attribute of an nd.mul whose results are added up and nothing else: `arith.mulf ... fastmath<contract>` in the nest, which a unit for
 matrix products may do, with its way to round the sums."""

@@ -39,6 +39,8 @@ from ..expr import Expr, as_expr, product, strides_contiguous, sym
 from ..expr.syntax import ExprAttr, parse_expr
 from ..support.float8 import FLOAT8, f8e8m0fnu
 
+I32_MAX = 2**31 - 1
+
 ui8 = IntegerType(8, Signedness.UNSIGNED)
 ui16 = IntegerType(16, Signedness.UNSIGNED)
 ui32 = IntegerType(32, Signedness.UNSIGNED)

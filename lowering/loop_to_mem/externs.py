@@ -8,7 +8,7 @@ from xdsl.dialects.builtin import ArrayAttr
 from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import mem, nd
-from ...dialects.expr import as_expr, strides_contiguous
+from ...dialects.expr import ONE, strides_contiguous
 from ...dialects.mem import BufferType
 from ...dialects.nd.base import IntsAttr, prop
 from ...dialects.nd.types import TensorType, tensor_type
@@ -21,7 +21,6 @@ WITH_OUT = frozenset(
 )
 """Operators whose out variant computes in the destination (for most others it computes elsewhere and copies)."""
 
-ONE = as_expr(1)
 RANK = 4
 """Dimensions of the result of attention; its logarithms of sums, which have one less, have no rows."""
 

@@ -10,7 +10,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import cpu, host, mem
 from ...dialects.cpu.attention import AttentionOp
-from ...dialects.expr import Expr, Sym, as_expr, free_syms, product
+from ...dialects.expr import ONE, ZERO, Expr, Sym, as_expr, free_syms, product
 from ...dialects.mem import BufferType
 from ...dialects.nd.base import prop
 from ...dialects.nd.call_args import Arg, Call
@@ -19,7 +19,6 @@ from ...passes.nd.nd_attention import TARGET
 from .builder import Builder
 from .contract import SizeIndices
 
-ZERO, ONE = as_expr(0), as_expr(1)
 DTYPES: dict[Attribute, str] = {f32: "f32", bf16: "bf16", f16: "f16"}
 GENERATED = "generated"
 

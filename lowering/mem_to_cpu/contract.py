@@ -17,10 +17,11 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from ...dialects import cpu, host, loop, mem
 from ...dialects.cpu.gemm import GemmOp
 from ...dialects.expr import (
+    ONE,
+    ZERO,
     Expr,
     IndexMap,
     Sym,
-    as_expr,
     dim,
     free_dims,
     free_syms,
@@ -35,7 +36,6 @@ from ...passes.manager.errors import PassError
 from ..nest.indices import Indices
 from .builder import Builder
 
-ZERO, ONE = as_expr(0), as_expr(1)
 DTYPES: dict[Attribute, str] = {f32: "f32", bf16: "bf16", f16: "f16", f64: "f64"}
 
 

@@ -21,7 +21,7 @@ from ..outline import Arguments
 from .body import lower_block
 from .builder import Builder, drop_unused
 from .fills import FillLowering
-from .loops import LoopLowering, Span, run_segments, segments, sequential
+from .loops import NEVER_UNROLL, LoopLowering, Span, run_segments, segments, sequential
 from .pieces import pieces, ranges_within
 from .reductions.reduce_loops import ReduceLowering
 from .reductions.row_cache import RowCache
@@ -31,7 +31,6 @@ from .tiles import lower_tiles
 
 BLOCK = 4096
 """Elements of a long vector loop that make one unit of work for threads, at the usual grain; fewer where less work is worth a thread."""
-NEVER_UNROLL = 1 << 20
 ENOUGH_UNITS = 64
 """Iterations of the outermost loops that are enough to share among threads."""
 

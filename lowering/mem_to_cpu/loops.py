@@ -23,6 +23,8 @@ from .state import State
 States = list[list[SSAValue]]
 Step = Callable[[list[SSAValue]], list[SSAValue]]
 
+NEVER_UNROLL = 1 << 20
+"""Operations of a body that is too large for straight code, however few its iterations are."""
 TAIL = 16
 """Lanes of the masked loop over a remainder of unknown length."""
 

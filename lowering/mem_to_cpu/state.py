@@ -31,6 +31,7 @@ from ...dialects.expr import (
     linear_coeff,
     range_of,
 )
+from ...dialects.nd.types import I32_MAX
 from ...passes.analysis.nest_access import NestAccess
 from ..nest.indices import Indices
 from ..nest.values import Condition, NestValues
@@ -39,8 +40,6 @@ from .builder import Builder
 if TYPE_CHECKING:
     from ...passes.analysis.store_groups import StoreGroup
     from .reductions.row_cache import RowCache
-
-I32_MAX = 2**31 - 1
 
 
 class Lane:

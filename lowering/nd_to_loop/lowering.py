@@ -15,7 +15,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop, nd
-from ...dialects.expr import Expr, IndexMap, as_expr, dim, strides_contiguous
+from ...dialects.expr import ONE, ZERO, Expr, IndexMap, dim, strides_contiguous
 from ...dialects.expr.ranges import Range, RangeEnv, prove_eq
 from ...dialects.expr.syntax import IndexMapAttr
 from ...dialects.nd.types import LOW_PRECISION, TensorType, compute_type, tensor_type
@@ -23,8 +23,6 @@ from ...dialects.support.names import keep_name
 from ...passes.loop.transform.body import INDEX, Body
 from ..loop_to_mem.layouts import base_strides, view_strides
 from . import scalars
-
-ZERO, ONE = as_expr(0), as_expr(1)
 
 
 @dataclass(frozen=True)

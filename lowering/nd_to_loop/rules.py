@@ -11,7 +11,7 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop, nd
-from ...dialects.expr import Expr, FloorDiv, IndexMap, Mod, as_expr, dim, free_dims, product, strides_contiguous
+from ...dialects.expr import ZERO, Expr, FloorDiv, IndexMap, Mod, as_expr, dim, free_dims, product, strides_contiguous
 from ...dialects.expr.ranges import Range, RangeEnv
 from ...dialects.expr.walk import children
 from ...dialects.nd.call_args import UNDEFINED, Arg, Call, CallAttr
@@ -25,7 +25,6 @@ from . import scalars
 from .lowering import Lowering, broadcast_map
 
 Rule = Callable[[Lowering, Any], None]
-ZERO = as_expr(0)
 _UNIT = UnitAttr()
 
 

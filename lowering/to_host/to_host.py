@@ -26,9 +26,6 @@ from ...passes.manager.errors import PassError
 from ...passes.manager.pass_manager import Pass
 from .out_variants import out_variant
 
-ALIGNMENT = 64
-"""Bytes; pieces of the arena begin at multiples of it (a cache line, and the widest vector)."""
-
 
 @dataclass(frozen=True)
 class ToHost(Pass):
@@ -242,7 +239,7 @@ class _Lowering:
             return
         if at is None:
             at = self.unplanned
-            self.unplanned = at + (bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+            self.unplanned = at + (bytes + mem.ALIGNMENT - 1) // mem.ALIGNMENT * mem.ALIGNMENT
         self.arena_ends.append(at + bytes)
         pointer = self.add(host.ArenaPtrOp.make(at), op).results[0]
         if op.workspace is not None:

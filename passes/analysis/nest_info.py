@@ -13,7 +13,7 @@ from xdsl.dialects import arith
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Dim, Expr, IndexMap, as_expr, dim, free_dims
+from ...dialects.expr import Dim, Expr, IndexMap, dim, free_dims
 from .op_costs import op_cost
 
 HEAVY = frozenset(
@@ -174,4 +174,3 @@ def uses_opaque(index: Sequence[Expr], opaque: set[Dim]) -> bool:
     return bool(opaque) and any(not opaque.isdisjoint(free_dims(e)) for e in index)
 
 
-ONE = as_expr(1)

@@ -13,8 +13,9 @@ from ...dialects import loop
 from ...dialects.expr import Expr
 from ...dialects.nd.types import is_float
 
-CMPI = {"eq": 0, "slt": 2, "sgt": 4, "ult": 6, "ugt": 8}
-CMPF = {"oeq": 1, "ogt": 2, "olt": 4, "ord": 7, "ugt": 9, "ult": 11, "uno": 14}
+CMPI = {name: k for k, name in enumerate(arith.CMPI_COMPARISON_OPERATIONS)}
+CMPF = {name: k for k, name in enumerate(arith.CMPF_COMPARISON_OPERATIONS)}
+"""Predicates of comparisons by their names in MLIR."""
 
 
 class Cursor:

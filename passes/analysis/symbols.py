@@ -9,6 +9,9 @@ from ...dialects.expr import Expr, sym
 from ...dialects.expr.ranges import Range, RangeEnv
 from ...dialects.nd.types import RangeAttr
 
+DEFAULT_SIZE = 64
+"""Elements along a dimension of which no size is known."""
+
 
 def symbol_hints(module: ModuleOp) -> dict[str, int]:
     """Typical values of the size symbols."""

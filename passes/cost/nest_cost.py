@@ -17,9 +17,9 @@ from ..analysis.accesses.wrapped import wrap_of
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.store_groups import shuffles, store_groups
+from ..analysis.symbols import DEFAULT_SIZE
 from .machine.cpu import SERVER, WAYS
 
-DEFAULT_HINT = 64
 LANES = (64, 32, 16, 8, 4)
 WIDEST_LANES = 2 * LANES[0]
 """Lanes of a reduction along other loops: 512 bytes of accumulators of 32 bits are eight whole cache lines."""
@@ -105,7 +105,7 @@ class Cost:
     def size(self, e: Expr) -> int:
         if e.value is not None:
             return e.value
-        known = {s: self.hints.get(s, DEFAULT_HINT) for s in free_syms(e)}
+        known = {s: self.hints.get(s, DEFAULT_SIZE) for s in free_syms(e)}
         return max(1, evaluate(e, known))
 
     def trips(self, loops: Sequence[Loop]) -> float:

@@ -28,9 +28,9 @@ from ..analysis.lifetimes import entry_symbols
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory, nest_key
 from ..analysis.schedule_attrs import bool_attr, int_attr, update_schedule
-from ..analysis.symbols import symbol_facts
+from ..analysis.symbols import DEFAULT_SIZE, symbol_facts
 from ..cost.machine import Cpu, machine_of
-from ..cost.nest_cost import DEFAULT_HINT, NS_PER_UNIT, SERIAL_NS, Cost
+from ..cost.nest_cost import NS_PER_UNIT, SERIAL_NS, Cost
 from ..cost.schedule_choice import choose, has_few_units
 from ..manager.errors import PassError
 from ..manager.pass_manager import Pass
@@ -180,7 +180,7 @@ def _work(op: Operation, hints: Mapping[Expr, int]) -> float:
     body = op.regions[0].block
     inside = sum(_work(inner, hints) if isinstance(inner, loop.LoopLike) else 1.0 for inner in body.ops)
     for size in op.loop_sizes if isinstance(op, loop.LoopLike) else ():
-        inside *= evaluate(size, {s: hints.get(s, DEFAULT_HINT) for s in free_syms(size)}) if size.value is None else size.value
+        inside *= evaluate(size, {s: hints.get(s, DEFAULT_SIZE) for s in free_syms(size)}) if size.value is None else size.value
     return inside
 
 

@@ -17,7 +17,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
 from ...dialects import nd
-from ...dialects.expr import Expr, as_expr, exact_quotient
+from ...dialects.expr import ONE, ZERO, Expr, exact_quotient
 from ...dialects.nd.base import ExprsAttr, IntsAttr
 from ...dialects.nd.pointwise import ALL as POINTWISE
 from ...dialects.nd.pointwise import PointwiseOp
@@ -25,7 +25,6 @@ from ...dialects.nd.types import tensor_type
 from ..manager.pass_manager import Pass
 from .algebra.rewriter import Rewriter
 
-ZERO, ONE = as_expr(0), as_expr(1)
 MAX_PIECES = 8
 
 

@@ -13,12 +13,10 @@ from xdsl.ir import SSAValue
 from ...dialects import nd
 from ...dialects.nd.types import tensor_type
 from ...lowering.mem_to_cpu.contract import DTYPES
+from ...passes.analysis.symbols import DEFAULT_SIZE
 from .features import target
 from .gemm.choice import prefer_own_gemm
 from .gemm.spec import GemmSpec, isa_for
-
-TYPICAL = 64
-"""Stands for sizes that are not known."""
 
 
 def expected_products(module: ModuleOp) -> list[str]:
@@ -37,7 +35,7 @@ def expected_products(module: ModuleOp) -> list[str]:
             if dtype is None:
                 continue
             (m, k), n = type_a.dims[-2:], type_b.dims[-1]
-            sizes = [int(e) if e.is_const else TYPICAL for e in (m, n, k)]
+            sizes = [int(e) if e.is_const else DEFAULT_SIZE for e in (m, n, k)]
             layout = _is_transposed(lhs), _is_transposed(rhs)
             if sizes[1] == 1 and sizes[0] != 1:  # computed as a row, see `row_major`
                 sizes = [1, sizes[0], sizes[2]]

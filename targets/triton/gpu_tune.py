@@ -40,12 +40,11 @@ from ...lowering.outline import Arguments
 from ...passes.analysis.nest_access import NestAccess
 from ...passes.analysis.nest_key import is_nest_in_memory, nest_key
 from ...passes.analysis.schedule_attrs import GPU, schedule_table, update_schedule
-from ...passes.analysis.symbols import symbol_facts
+from ...passes.analysis.symbols import DEFAULT_SIZE, symbol_facts
 from ...passes.cost.machine import Gpu, machine_of
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type
 from ...passes.gpu.tiles.candidates import candidates, doubt, read_tile, tile_attr
 from ...passes.gpu.tiles.rules import choose
-from ...passes.gpu.tiles.tile import DEFAULT_HINT
 from ...passes.manager.instrumentation import remark
 from ...passes.manager.pass_manager import Pass
 from ..cpu.cache import cache_folder, write_atomically
@@ -287,7 +286,7 @@ def _note(nests: Sequence[loop.NestOp], tile: DictionaryAttr, entry: Mapping[str
 
 
 def _typical(e: Expr, hints: Mapping[Expr, int]) -> int:
-    return evaluate(e, {s: hints.get(s, DEFAULT_HINT) for s in free_syms(e)})
+    return evaluate(e, {s: hints.get(s, DEFAULT_SIZE) for s in free_syms(e)})
 
 
 def _grid(candidate: Candidate, hints: Mapping[Expr, int]) -> tuple[int, ...]:

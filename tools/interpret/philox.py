@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+from ...dialects.support.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
+
 _MASK = 0xFFFFFFFF
 
 
@@ -42,15 +42,15 @@ def philox_words(seed: int, blocks: torch.Tensor) -> torch.Tensor:
     words 0)."""
     words = [blocks & _MASK, (blocks >> 32) & _MASK, torch.zeros_like(blocks), torch.zeros_like(blocks)]
     key = [seed & _MASK, (seed >> 32) & _MASK]
-    for _ in range(10):
+    for _ in range(ROUNDS):
         words = _round(words, key)
-        key = [(k + w) & _MASK for k, w in zip(key, _WEYL, strict=True)]
+        key = [(k + w) & _MASK for k, w in zip(key, KEY_STEPS, strict=True)]
     return torch.stack(words, -1)
 
 
 def _round(words: list[torch.Tensor], key: list[int]) -> list[torch.Tensor]:
-    high0, low0 = _wide_product(words[0], _MULTIPLIERS[0])
-    high1, low1 = _wide_product(words[2], _MULTIPLIERS[1])
+    high0, low0 = _wide_product(words[0], MULTIPLIERS[0])
+    high1, low1 = _wide_product(words[2], MULTIPLIERS[1])
     return [high1 ^ words[1] ^ key[0], low1, high0 ^ words[3] ^ key[1], low0]
 
 

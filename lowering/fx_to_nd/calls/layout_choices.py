@@ -16,7 +16,7 @@ import torch
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, i64
 from xdsl.ir import Attribute
 
-from ..core.builder import ONE
+from ....dialects.expr import ONE
 from ..core.importer import Importer
 
 

@@ -21,9 +21,10 @@ from ....dialects import nd
 from ....dialects.expr import Expr, as_expr, evaluate, exact_quotient, free_syms
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.call_args import KERNEL_CALL, UNDEFINED, Arg, Call
-from ....dialects.nd.types import TensorType
+from ....dialects.nd.types import I32_MAX, TensorType
 from ....dialects.tt.structure import FuncOp
 from ....errors import StepwellError
+from ....passes.analysis.symbols import DEFAULT_SIZE
 from ...sympy_bridge import hints_of
 from ..core.builder import UNIT
 from ..core.metadata import shape_env
@@ -34,11 +35,8 @@ from .externs import write
 if TYPE_CHECKING:
     from ..core.importer import Importer
 
-I32_MAX = 2**31 - 1
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """What a configuration of triton.autotune says about compiling."""
-UNKNOWN = 64
-"""What a size counts for of which there is no example."""
 
 _TYPES = {
     torch.bool: "u1", torch.uint8: "u8", torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64", torch.int8: "i8",
@@ -262,7 +260,7 @@ class _Given:
 
     def typical(self, e: Expr) -> int:
         """A size by the examples of its symbols."""
-        return evaluate(e, {s: self.hints.get(s, UNKNOWN) for s in free_syms(e)})
+        return evaluate(e, {s: self.hints.get(s, DEFAULT_SIZE) for s in free_syms(e)})
 
     def typical_grid(self, request: KernelRequest) -> tuple[int, ...]:
         """The grid of a configuration by the examples."""

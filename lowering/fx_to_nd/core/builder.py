@@ -12,13 +12,13 @@ from xdsl.dialects.builtin import FloatAttr, f64, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import nd
-from ....dialects.expr import Expr, product
+from ....dialects.expr import ONE, Expr, product
 from ....dialects.nd.base import ExprsAttr, IntsAttr
 from ....dialects.nd.types import TensorType
 from .pointwise_builder import PointwiseBuilder
-from .writing import ONE, UNIT, ZERO, Dims, Operand, Uncovered, highest, lowest, number_attr, text
+from .writing import UNIT, Dims, Operand, Uncovered, highest, lowest, number_attr, text
 
-__all__ = ["ONE", "UNIT", "ZERO", "Builder", "Dims", "Operand", "Uncovered", "highest", "lowest", "number_attr", "text"]
+__all__ = ["UNIT", "Builder", "Dims", "Operand", "Uncovered", "highest", "lowest", "number_attr", "text"]
 
 
 class Builder(PointwiseBuilder):

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from ....dialects import nd
-from ....dialects.expr import Expr, IndexMap, as_expr
+from ....dialects.expr import ONE, ZERO, Expr, IndexMap, as_expr
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd.base import ExprsAttr, IntsAttr
 from ....dialects.nd.pointwise import broadcast_dims
-from .writing import ONE, ZERO, Dims, Operand, Writer
+from .writing import Dims, Operand, Writer
 
 
 class ViewBuilder(Writer):

@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import FloatAttr, IntegerAttr, StringAttr, UnitAttr, 
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ....dialects import nd
-from ....dialects.expr import Expr, as_expr, const
+from ....dialects.expr import ZERO, Expr, as_expr
 from ....dialects.expr.syntax import ExprAttr
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import CastOp
@@ -27,7 +27,6 @@ Dims = tuple[Expr, ...]
 Operand = Any
 """A tensor value, or a number (int, float, bool or size expression)."""
 
-ONE, ZERO = const(1), const(0)
 UNIT = UnitAttr()
 _UNSIGNED: dict[Attribute, int] = {ui8: 8, ui16: 16, ui32: 32, ui64: 64}
 _PREDICATES = {name: StringAttr(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}

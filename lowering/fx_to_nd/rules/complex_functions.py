@@ -10,7 +10,7 @@ import torch
 from xdsl.dialects.builtin import f64, i1
 from xdsl.ir import SSAValue
 
-from ..core.builder import ONE
+from ....dialects.expr import ONE
 from ..core.importer import Importer
 from ..core.registry import find_rule
 from .complex_numbers import RULES, ComplexPair, Function, as_pair, complex_rule, reduced_dims

@@ -8,12 +8,13 @@ import torch
 from xdsl.dialects.builtin import ArrayAttr, i1
 from xdsl.ir import SSAValue
 
+from ....dialects.expr import ONE
 from ....dialects.nd import ConvOp
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.types import FLOATS
 from ..calls.externs import operand_layout
 from ..calls.layout_choices import convolution_choices
-from ..core.builder import ONE, UNIT
+from ..core.builder import UNIT
 from ..core.importer import Importer
 from ..core.registry import packet, rule
 

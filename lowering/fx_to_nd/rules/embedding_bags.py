@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from xdsl.ir import SSAValue
 
+from ....dialects.expr import ONE
 from ..calls import externs
-from ..core.builder import ONE
 from ..core.importer import Importer
 from ..core.registry import rule
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from xdsl.ir import SSAValue
 
-from ....dialects.expr import Expr, as_expr, dim, mod, product
-from ..core.builder import ZERO
+from ....dialects.expr import ZERO, Expr, as_expr, dim, mod, product
 from ..core.importer import Importer
 from ..core.registry import rule
 from .pooling import Window, windows_of

@@ -9,9 +9,9 @@ import torch
 from xdsl.dialects.builtin import IntegerType, f32, i1, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
-from ....dialects.expr import Expr, product
+from ....dialects.expr import ONE, ZERO, Expr, product
 from ....dialects.nd.types import FLOATS, LOW_PRECISION, ui8
-from ..core.builder import ONE, ZERO, highest, lowest
+from ..core.builder import highest, lowest
 from ..core.importer import Importer
 from ..core.registry import Rule, packet, rule
 

@@ -17,9 +17,8 @@ from xdsl.dialects.builtin import f32, f64, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import nd
-from ....dialects.expr import Expr, as_expr
+from ....dialects.expr import ONE, Expr, as_expr
 from ....dialects.nd.types import FLOATS
-from ..core.builder import ONE
 from ..core.importer import Importer
 from ..core.registry import REGISTRY, packet, rule
 from .resampling import _scales

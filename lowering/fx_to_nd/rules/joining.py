@@ -9,8 +9,7 @@ import torch
 from xdsl.dialects.builtin import i64
 from xdsl.ir import SSAValue
 
-from ....dialects.expr import ZERO, Expr, as_expr, dim, maximum, minimum
-from ..core.builder import ONE
+from ....dialects.expr import ONE, ZERO, Expr, as_expr, dim, maximum, minimum
 from ..core.importer import Importer
 from ..core.registry import packet, rule
 from .views import front_index, slice_start

@@ -8,8 +8,7 @@ import torch
 from xdsl.dialects.builtin import i64
 from xdsl.ir import SSAValue
 
-from ....dialects.expr import product
-from ..core.builder import ONE, ZERO
+from ....dialects.expr import ONE, ZERO, product
 from ..core.importer import Importer
 from ..core.registry import rule
 

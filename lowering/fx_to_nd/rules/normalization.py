@@ -9,9 +9,8 @@ import torch
 from xdsl.dialects.builtin import bf16, f32
 from xdsl.ir import Attribute, SSAValue
 
-from ....dialects.expr import Expr, as_expr, product
+from ....dialects.expr import ONE, Expr, as_expr, product
 from ....dialects.nd.types import LOW_PRECISION
-from ..core.builder import ONE
 from ..core.importer import Importer
 from ..core.metadata import element_type
 from ..core.registry import packet, rule

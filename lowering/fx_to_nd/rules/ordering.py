@@ -17,9 +17,8 @@ import torch
 from xdsl.dialects.builtin import IntegerType, i1, i16, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
-from ....dialects.expr import Expr, as_expr, dim, product
+from ....dialects.expr import ONE, ZERO, Expr, as_expr, dim, product
 from ....dialects.nd.types import FLOATS, element_bytes
-from ..core.builder import ONE, ZERO
 from ..core.importer import Importer
 from ..core.promotion import promote
 from ..core.registry import rule

@@ -14,9 +14,9 @@ import torch
 from xdsl.dialects.builtin import i64
 from xdsl.ir import SSAValue
 
-from ....dialects.expr import Expr, as_expr, ceildiv, dim, minimum, product
+from ....dialects.expr import ONE, ZERO, Expr, as_expr, ceildiv, dim, minimum, product
 from ....dialects.nd.types import FLOATS
-from ..core.builder import ONE, ZERO, lowest
+from ..core.builder import lowest
 from ..core.importer import Importer
 from ..core.registry import packet, rule
 from .pooling import flat_position

@@ -13,8 +13,7 @@ import torch
 from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import SSAValue
 
-from ....dialects.expr import Expr, as_expr, dim, product
-from ..core.builder import ONE, ZERO
+from ....dialects.expr import ONE, ZERO, Expr, as_expr, dim, product
 from ..core.importer import Importer
 from ..core.registry import packet, rule
 from .pooling import Window, all_windows_full, flat_position, window_counts, window_starts, windows_of

@@ -9,9 +9,8 @@ import torch
 from xdsl.dialects.builtin import i64
 from xdsl.ir import SSAValue
 
-from ....dialects.expr import Expr
+from ....dialects.expr import ONE, Expr
 from ....dialects.nd.types import FLOATS
-from ..core.builder import ONE
 from ..core.importer import Importer
 from ..core.promotion import promote
 from ..core.registry import REGISTRY, packet, rule

@@ -10,8 +10,8 @@ import torch
 from xdsl.dialects.builtin import f64, i1, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
+from ....dialects.expr import ZERO
 from ....dialects.nd.types import FLOATS, LOW_PRECISION
-from ..core.builder import ZERO
 from ..core.importer import Importer
 from ..core.metadata import element_type
 from ..core.registry import packet, rule

@@ -11,8 +11,7 @@ import torch
 from xdsl.dialects.builtin import f32, f64, i64
 from xdsl.ir import SSAValue
 
-from ....dialects.expr import Expr, as_expr, dim
-from ..core.builder import ONE, ZERO
+from ....dialects.expr import ONE, ZERO, Expr, as_expr, dim
 from ..core.importer import Importer
 from ..core.registry import packet, rule
 

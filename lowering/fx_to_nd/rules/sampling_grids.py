@@ -11,8 +11,7 @@ import torch
 from xdsl.dialects.builtin import i64
 from xdsl.ir import Attribute, SSAValue
 
-from ....dialects.expr import Expr
-from ..core.builder import ONE
+from ....dialects.expr import ONE, Expr
 from ..core.importer import Importer
 from ..core.registry import packet, rule
 

@@ -10,12 +10,11 @@ from torch.fx import Node
 from xdsl.dialects.builtin import i1, i64
 from xdsl.ir import BlockArgument, SSAValue
 
-from ....dialects.expr import ZERO, Expr, as_expr, dim, free_syms, is_row_major, maximum, minimum, mod, product, prove_ge0, prove_le
+from ....dialects.expr import ONE, ZERO, Expr, as_expr, dim, free_syms, is_row_major, maximum, minimum, mod, product, prove_ge0, prove_le
 from ....dialects.nd.types import element_bytes, ui8
 from ..calls import externs
 from ..calls.object_calls import object_call
 from ..core.aliases import is_shared_base, root
-from ..core.builder import ONE
 from ..core.importer import Importer
 from ..core.metadata import element_type, is_nonoverlapping_dense
 from ..core.node_builder import NodeBuilder

@@ -20,6 +20,7 @@ from ....dialects.nd.types import element_bytes
 from ....passes.analysis.dependences import memory_of
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.analysis.op_costs import has_effect, op_cost
+from ....passes.cost.nest_cost import LANES
 from ..loops import straight
 from ..memory import address
 from ..state import State
@@ -28,7 +29,6 @@ ROW_BYTES = 128 * 1024
 """The most that all cached rows of a nest take."""
 WORTH = 6.0
 """Cost of a value (in vector operations) from which on it is kept."""
-PAD = 64
 HEAVY = 50.0
 """Operations of a body worth caching, about: rows that stand without a loop even so need no cache."""
 
@@ -107,7 +107,7 @@ class RowCache:
 
     @staticmethod
     def _row_elements(sizes: tuple[int, ...], place: int) -> int:
-        return prod(s for k, s in enumerate(sizes) if k != place) * (-(-sizes[place] // PAD) * PAD)
+        return prod(s for k, s in enumerate(sizes) if k != place) * (-(-sizes[place] // LANES[0]) * LANES[0])
 
     def _group(self, nodes: list[Node], elements: int) -> None:
         known: dict[int, SSAValue] = {}
@@ -260,7 +260,7 @@ class RowCache:
         for one in (chosen[0], *(o for o in reversed(node.loops) if o is not chosen[0])):
             offset = offset + one.dim * stride
             size = one.size.value or 0
-            stride = stride * (-(-size // PAD) * PAD if one is chosen[0] else size)
+            stride = stride * (-(-size // LANES[0]) * LANES[0] if one is chosen[0] else size)
         s.pointers[row.pointer] = row.pointer
         return address(s, row.pointer, s.fix(offset), row.dtype)
 

@@ -10,15 +10,12 @@ from xdsl.dialects.builtin import IntegerAttr, i32, i64
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
+from ....dialects.support.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from ....dialects.tt import arith as tt_arith
 from ....dialects.tt.compute import MulhiUIOp, PreciseSqrtOp
 from ....dialects.tt.types import shape_of
 from ...nest.random_numbers import normal, uniform
 from ..state import State
-
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
 
 
 def lower_random(s: State, op: Operation) -> None:
@@ -81,8 +78,8 @@ def _philox(s: State, seed: SSAValue, block: SSAValue) -> list[SSAValue]:
     key = list(_halves(s, seed))
     shape = shape_of(block.type)
     words = [*_halves(s, block), *(b.constant(0, i32, shape) for _ in range(2))]
-    multipliers = [b.constant(m, i32, shape) for m in _MULTIPLIERS]
-    for _ in range(_ROUNDS):
+    multipliers = [b.constant(m, i32, shape) for m in MULTIPLIERS]
+    for _ in range(ROUNDS):
         high = [b.elementwise(MulhiUIOp, (words[2 * n], multipliers[n])) for n in (0, 1)]
         low = [b.mul(words[2 * n], multipliers[n]) for n in (0, 1)]
         words = [
@@ -91,5 +88,5 @@ def _philox(s: State, seed: SSAValue, block: SSAValue) -> list[SSAValue]:
             b.elementwise(arith.XOrIOp, (b.elementwise(arith.XOrIOp, (high[0], words[3])), key[1])),
             low[0],
         ]
-        key = [b.add(k, b.int(w)) for k, w in zip(key, _WEYL, strict=True)]
+        key = [b.add(k, b.int(w)) for k, w in zip(key, KEY_STEPS, strict=True)]
     return words

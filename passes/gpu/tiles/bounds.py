@@ -16,8 +16,9 @@ from ....dialects.expr import ONE, Expr, Sym, free_syms, maximum, minimum, produ
 from ....dialects.expr.ranges import Range, RangeEnv
 from ...analysis.nest_access import NestAccess
 from ...analysis.schedule_attrs import GPU, narrowed, schedule_table
+from ...analysis.symbols import DEFAULT_SIZE
 from .rules import column_loop, fits_i32, fits_on_chip, long_loops
-from .tile import DEFAULT_HINT, Sizes, power_of_two
+from .tile import Sizes, power_of_two
 
 BEYOND = "beyond_bounds"
 """Attribute of a nest: it runs where its bounds do not hold."""
@@ -46,7 +47,7 @@ def near_sizes(info: NestAccess, symbols: RangeEnv, hints: Mapping[Expr, int]) -
             names |= free_syms(one.size)
     for access in info.root.all_accesses():
         names |= free_syms(access.offset)
-    near = {s: power_of_two(hints.get(s, DEFAULT_HINT)) for s in sorted(names, key=lambda s: s.name)}
+    near = {s: power_of_two(hints.get(s, DEFAULT_SIZE)) for s in sorted(names, key=lambda s: s.name)}
     near = {s: n for s, n in near.items() if (most := symbols.get(s, Range()).hi) is None or most > n}
     rows = {s for node in long_loops(info) for one in node.loops for s in free_syms(one.size)}.intersection(near)
     return near, rows

@@ -18,7 +18,7 @@ from xdsl.ir import Attribute, SSAValue
 from ....dialects import loop
 from ....dialects.expr import ONE, ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, exact_quotient, free_dims, linear_coeff, product
 from ....dialects.expr.ranges import range_of
-from ....dialects.nd.types import element_bytes
+from ....dialects.nd.types import I32_MAX, element_bytes
 from ...analysis.accesses.disjoint import separate_in_row
 from ...analysis.dependences import memory_of
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
@@ -107,7 +107,6 @@ CROSSED_TILE = 4096
 """Elements of the tile of such a program, which 8 warps share."""
 CROSSED_PIECES = 2
 """Such tiles that are on chip at once."""
-I32_MAX = 2**31 - 1
 
 
 def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Gpu = MACHINES["sm_90"]) -> Tile:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from ....dialects.expr import Expr, evaluate, free_dims, free_syms, product
 from ....dialects.nd.types import element_bytes
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
+from ...analysis.symbols import DEFAULT_SIZE
 
-DEFAULT_HINT = 64
-"""What a size counts for about which nothing is known."""
 TILE = 1024
 """Elements of a tile that only moves data: 8 a thread with 4 warps, 16 bytes of bf16."""
 FILLED = 0.7
@@ -99,7 +98,7 @@ class Sizes:
     def __call__(self, e: Expr) -> int:
         if e.value is not None:
             return e.value
-        return max(1, evaluate(e, {s: self.hints.get(s, DEFAULT_HINT) for s in free_syms(e)}))
+        return max(1, evaluate(e, {s: self.hints.get(s, DEFAULT_SIZE) for s in free_syms(e)}))
 
     def trips(self, loops: Sequence[Loop]) -> int:
         return self(product(one.size for one in loops))

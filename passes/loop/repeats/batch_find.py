@@ -19,11 +19,10 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ....dialects import nd
-from ....dialects.expr import ZERO, Expr, as_expr, product, strides_contiguous
+from ....dialects.expr import ONE, ZERO, Expr, product, strides_contiguous
 from ....dialects.nd import PointwiseOp
 from ....dialects.nd.types import LayoutAttr, TensorType, tensor_type
 
-ONE = as_expr(1)
 SEVERAL_PARTS: Operation | None = None
 """In the table of who uses a scalar: several parts."""
 

@@ -34,15 +34,15 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Add, Expr, IndexMap, as_expr, dim, dims_subs, free_dims
+from ....dialects.expr import ZERO, Add, Expr, IndexMap, as_expr, dim, dims_subs, free_dims
 from ....dialects.expr.ranges import Range, RangeEnv, prove_ge0, prove_lt, range_of, simplify
 from ....dialects.expr.syntax import ExprAttr, IndexMapAttr
 from ....dialects.nd.types import compute_type, is_float
 from ....dialects.support.create import create
 from ....dialects.support.names import name_indices, name_outs
+from ...analysis.reduction_kinds import CMPF, CMPI
 
 INDEX = loop.INDEX
-ZERO = as_expr(0)
 UNIT = UnitAttr()
 
 
@@ -67,9 +67,6 @@ def float_attr(value: float, dtype: Attribute) -> FloatAttr:
 
 
 _FLOATS: dict[tuple[str, Attribute], FloatAttr] = {}
-
-_CMPI = {"eq": 0, "ne": 1, "slt": 2, "sle": 3, "sgt": 4, "sge": 5, "ult": 6, "ule": 7, "ugt": 8, "uge": 9}
-_CMPF = {"oeq": 1, "ogt": 2, "oge": 3, "olt": 4, "ole": 5, "one": 6, "ord": 7, "une": 13, "uno": 14}
 
 
 _INDEX_ARITHMETIC: dict[type[Operation], Callable[[Expr, Expr], Expr]] = {
@@ -197,10 +194,10 @@ class Body:
         return self.pure(arith.ConstantOp, (), dtype, {"value": attr})
 
     def cmpi(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.emit(arith.CmpiOp, (a, b), i1, predicate=int_attr(_CMPI[predicate], i64))
+        return self.emit(arith.CmpiOp, (a, b), i1, predicate=int_attr(CMPI[predicate], i64))
 
     def cmpf(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.emit(arith.CmpfOp, (a, b), i1, predicate=int_attr(_CMPF[predicate], i64))
+        return self.emit(arith.CmpfOp, (a, b), i1, predicate=int_attr(CMPF[predicate], i64))
 
     def select(self, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
         return a if a is b else self.emit(arith.SelectOp, (condition, a, b), a.type)

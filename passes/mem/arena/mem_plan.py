@@ -34,10 +34,6 @@ from .output_reuse import leave_arena
 from .peak import highest_sum
 from .slots import Sizes, share_slots
 
-ALIGNMENT = 64
-"""Bytes; every buffer begins at a multiple of it: a cache line, and the widest vector."""
-
-
 MAX_BUFFERS_FOR_ALL_ORDERS = 300
 """Buffers above which only two orders are tried: the time of each grows with the square of their number."""
 
@@ -112,7 +108,7 @@ def plan_function(func: FuncOp, sizes: Sizes) -> ArenaPlan | None:
 
 
 def _rounded_up(size: Expr, env: RangeEnv) -> Expr:
-    rounded = ceildiv(size, ALIGNMENT) * ALIGNMENT
+    rounded = ceildiv(size, mem.ALIGNMENT) * mem.ALIGNMENT
     return rounded if rounded.is_const else simplify(rounded, env)
 
 

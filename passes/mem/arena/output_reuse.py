@@ -26,7 +26,6 @@ from .pooled import choose_pooled, take_from_pool
 from .scratch import scratch_bytes
 from .slots import Sizes, share_slots
 
-ALIGNMENT = 64
 MOST_BUFFERS, MOST_OUTPUTS, SMALLEST = 1000, 12, 4096
 """Limits on the time that the search takes, and the bytes of an output for which it is worth it."""
 
@@ -159,7 +158,7 @@ def _fit(buffers: Sequence[Lifetime], room: int) -> list[tuple[Lifetime, int]]:
     """Those that fit into `room` bytes, with their places: the largest first, each at the lowest free place."""
     placed: list[tuple[int, int, Lifetime]] = []
     for one in sorted(buffers, key=lambda b: (-int(b.bytes), b.first)):
-        at, size = 0, -(-int(one.bytes) // ALIGNMENT) * ALIGNMENT
+        at, size = 0, -(-int(one.bytes) // mem.ALIGNMENT) * mem.ALIGNMENT
         for start, stop, other in sorted(placed, key=lambda item: item[:2]):
             if one.overlaps(other) and start < at + size and at < stop:
                 at = stop

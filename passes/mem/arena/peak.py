@@ -19,12 +19,11 @@ from ....dialects import mem
 from ....dialects.expr import Expr, as_expr, evaluate, free_syms
 from ....dialects.expr.syntax import ExprAttr
 from ...analysis.lifetimes import Lifetime, buffers_used, lifetimes
+from ...analysis.symbols import DEFAULT_SIZE
 from .scratch import scratch_bytes
 
 DONATED = "nd.donated"
 """Attribute of an argument whose memory nobody needs after its last use in the function."""
-
-_TYPICAL = 64
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def value_of(size: Expr, values: Mapping[str, int] | None = None) -> int:
     """A size in bytes, with values of its symbols."""
     if size.is_const:
         return int(size)
-    return evaluate(size, {str(s): (values or {}).get(str(s), _TYPICAL) for s in free_syms(size)})
+    return evaluate(size, {str(s): (values or {}).get(str(s), DEFAULT_SIZE) for s in free_syms(size)})
 
 
 def peak_bytes(func: FuncOp) -> int | Expr:

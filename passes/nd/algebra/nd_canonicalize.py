@@ -15,7 +15,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import nd
-from ....dialects.expr import Expr, as_expr
+from ....dialects.expr import ONE, ZERO, Expr
 from ....dialects.nd.base import ExprsAttr, IntsAttr
 from ....dialects.nd.pointwise import OPS, CastOp, SelectOp
 from ....dialects.nd.types import LOW_PRECISION, UNSIGNED, TensorType, element_bytes, float_widens, is_float, tensor_type
@@ -27,7 +27,6 @@ from .reduce_rules import reduce_before_cat, reduce_before_permute, reduce_befor
 from .rewriter import Rewriter, Rule
 from .scatter_rules import scatter_into_sum
 
-ZERO, ONE = as_expr(0), as_expr(1)
 FULL = nd.FullOp
 
 

@@ -26,7 +26,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import nd
-from ....dialects.expr import as_expr, product
+from ....dialects.expr import ONE, as_expr, product
 from ....dialects.nd.base import ExprsAttr
 from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import FLOATS, tensor_type
@@ -43,8 +43,6 @@ from .nd_small_products import as_terms
 from .pixel_products import HOST_BOUND_ELEMENTS, convolution_as_product, gradients_as_products
 from .product_choice import Candidate, Choice, ProductChooser, product_and_bias
 from .product_padding import PART_BYTES, padded_product, product_call
-
-ONE = as_expr(1)
 
 MAX_OWN_MULTIPLICATIONS = 1 << 17
 """Multiplications of a product up to which a kernel of ours is faster: an extern call takes longer on the host than a launch

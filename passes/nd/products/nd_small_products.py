@@ -18,7 +18,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects import nd
-from ....dialects.expr import as_expr, product
+from ....dialects.expr import ONE, product
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import CONTRACT, OPS, CastOp, CmpOp, FmaOp, PointwiseOp, SelectOp
 from ....dialects.nd.types import FLOATS, TensorType, compute_type, element_bytes, tensor_type
@@ -26,8 +26,6 @@ from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
-
-ONE = as_expr(1)
 
 MAX_TERMS, MAX_COLUMNS = 32, 32
 """Terms of a sum, and columns, up to which a nest may be faster."""

@@ -21,7 +21,7 @@ from ....dialects import nd
 from ....dialects.expr import ONE, ZERO, Expr, product
 from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.pointwise import OPS, CastOp, PointwiseOp
-from ....dialects.nd.types import element_bytes, tensor_type
+from ....dialects.nd.types import I32_MAX, element_bytes, tensor_type
 from ...cost.contraction_price import MAX_SKINNY_ROWS, Contraction, generated_ns, generated_price, is_few, library_ns, stream_ns, weighed_ns
 from ...cost.held_numbers import held_numbers
 from ...cost.library_cost import bytes_of, size
@@ -36,7 +36,6 @@ KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16"}
 VECTOR_ELEMENTS = 8
 """Elements of 16 bits that are loaded at once: rows in memory are a number of these."""
 
-I32_MAX = 2**31 - 1
 TOO_LARGE = "a tensor has more elements than 32 bits count"
 
 

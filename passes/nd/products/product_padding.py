@@ -26,6 +26,7 @@ from ....dialects.expr import Expr, as_expr, evaluate, free_syms, strides_contig
 from ....dialects.nd.base import ExprsAttr, IntsAttr
 from ....dialects.nd.call_args import Arg, Call, CallAttr
 from ....dialects.nd.types import LayoutAttr, TensorType, tensor_type
+from ...analysis.symbols import DEFAULT_SIZE
 from ...mem.arena.mem_plan import symbol_hints
 from ..algebra.rewriter import Rewriter
 
@@ -40,9 +41,6 @@ COPIED_BYTES_PER_SECOND = 4.2e12
 
 LAUNCH_SECONDS = 3e-6
 """Seconds of the host for one more kernel."""
-
-UNKNOWN_SIZE = 64
-"""A size of which nothing is known."""
 
 PART_BYTES = 96 << 20
 """Bytes of a padded result that is made at once."""
@@ -173,7 +171,7 @@ def _typical(rw: Rewriter, sizes: Sequence[Expr]) -> list[int]:
     """Sizes as numbers: symbols at the values that the module names."""
     module = rw.func.parent_op()
     hints = symbol_hints(module) if isinstance(module, ModuleOp) else {}
-    return [evaluate(e, {s: hints.get(s.name, UNKNOWN_SIZE) for s in free_syms(e)}) for e in sizes]
+    return [evaluate(e, {s: hints.get(s.name, DEFAULT_SIZE) for s in free_syms(e)}) for e in sizes]
 
 
 def _up(n: Expr) -> Expr:

@@ -9,6 +9,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects import cpu
+from ....dialects.support.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from .arith import constant_integer, is_constant, splat_value
 from .text import ERROR_SLOT, ERROR_VALUES, FunctionText, Type, splat, type_of
 from .vector import all_true
@@ -273,10 +274,6 @@ def _first_lane_off(f: FunctionText, type: Type, mask: str) -> str:
     return f.let(f"call {bits} {count}({bits} {off}, i1 true)")
 
 
-_PHILOX_KEYS = (0x9E3779B9, 0xBB67AE85)
-_PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-
-
 def emit_philox(f: FunctionText, op: Operation) -> None:
     """cpu.philox: ten rounds of two widening multiplications (constants of the paper)."""
     seed, offset, subsequence = op._operands
@@ -299,10 +296,10 @@ def emit_philox(f: FunctionText, op: Operation) -> None:
     for value in (f.names[offset], f.names[subsequence]):
         words += [value, value if value == "zeroinitializer" else f.let(f"lshr {text} {value}, {half}")]
     keys = [f.names[seed], f.let(f"lshr i64 {f.names[seed]}, 32")]
-    for round in range(10):
+    for round in range(ROUNDS):
         if round:
-            keys = [f.let(f"add i64 {key}, {add}") for key, add in zip(keys, _PHILOX_KEYS, strict=True)]
-        (low0, high0), (low1, high1) = (product(words[2 * i], factor) for i, factor in enumerate(_PHILOX_MULTIPLIERS))
+            keys = [f.let(f"add i64 {key}, {add}") for key, add in zip(keys, KEY_STEPS, strict=True)]
+        (low0, high0), (low1, high1) = (product(words[2 * i], factor) for i, factor in enumerate(MULTIPLIERS))
         words = [mix(high1, words[1], keys[0]), low1, mix(high0, words[3], keys[1]), low0]
     for result, value in zip(op.results, words, strict=True):
         f.set(result, f"trunc {text} {value} to {word.text}")

@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
 
 from ....dialects import nd
-from ....dialects.expr import as_expr
+from ....dialects.expr import ONE
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.types import LayoutAttr, tensor_type
 from ....lowering.mem_to_cpu.attention import DTYPES, GENERATED, FlashCall, flash_call, shapes_fit
@@ -23,8 +23,6 @@ from ....passes.cost.library_cost import size
 from ....passes.manager.pass_manager import Pass
 from ....passes.nd.nd_attention import keeps_eager_numerics
 from ..gemm.choice import prefer_own_attention
-
-ONE = as_expr(1)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from xdsl.parser import Parser
 from stepwell.dialects import load_dialects, mem
 from stepwell.dialects.expr import as_expr, evaluate, free_syms, sym
 from stepwell.dialects.expr.ranges import Range, RangeEnv
-from stepwell.dialects.mem import buffer_bytes
+from stepwell.dialects.mem import ALIGNMENT, buffer_bytes
 from stepwell.passes.analysis.lifetimes import Lifetime, lifetimes
 from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
-from stepwell.passes.mem.arena.mem_plan import ALIGNMENT, pack
+from stepwell.passes.mem.arena.mem_plan import pack
 from stepwell.passes.mem.arena.peak import memory_over_time, peak_bytes
 from stepwell.passes.mem.arena.slots import Sizes, share_slots
 
