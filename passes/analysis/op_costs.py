@@ -30,7 +30,8 @@ COSTS: dict[type[Operation], float] = {
     arith.ConstantOp: 0.0,
     arith.ExtFOp: 0.5,
 }
-"""What is not here costs 1, functions of `math` 12."""
+"""What is not here costs 1, functions of `math` FUNCTION_COST."""
+FUNCTION_COST = 12.0
 
 _LONG: dict[str, float] = {"igamma": 400.0, "igammac": 400.0, "zeta": 300.0, **dict.fromkeys(ORTHOGONAL_POLYNOMIALS, 80.0)}
 """Functions of `loop.math` that go through loops."""
@@ -45,7 +46,7 @@ def op_cost(op: Operation) -> float:
     found = COSTS.get(type(op))
     if found is not None:
         return found
-    return 12.0 if op.name.startswith("math.") else 1.0
+    return FUNCTION_COST if op.name.startswith("math.") else 1.0
 
 
 _DIVISIONS = (arith.DivSIOp, arith.RemSIOp, arith.FloorDivSIOp, arith.DivUIOp, arith.RemUIOp)

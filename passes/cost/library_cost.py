@@ -7,6 +7,7 @@ holds them, and a call costs a fixed time. Operators of which nothing is known c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import log2, prod
 
 from xdsl.dialects.builtin import StringAttr
@@ -21,22 +22,26 @@ from ..analysis.op_costs import op_cost
 from .batch_cost import batch_cost
 from .cost_model import OVERLAP, SERVER, Cost, Work, nest_cost
 from .machine.cpu import Cpu
+from .machine.prices import prices
 
-HALF_PACK = 2.0
-"""Passes over the operands of a 16-bit product: the matrix units take them in an order of their own."""
 
-CONVOLUTION = 0.6
-"""Part of the machine's rate that a convolution reaches."""
+@dataclass(frozen=True)
+class LibraryPrices:
+    """How the library's operators use a CPU.
 
-SORT_UNITS = 25.0
-"""Operations on 512 bits for each element and each level of a sort."""
+    `half_passes`: passes over the operands of a 16-bit product, which the matrix units take in an order of their own.
+    `convolution_rate_share`: part of the machine's rate that a convolution reaches. Operations on 512 bits: `sort_units` for each element
+    and each level of a sort, `score_units` for each score of an attention (the exponential, and the row's maximum and sum),
+    `element_units` for each element of an operator of which nothing is known."""
 
-SCORE_UNITS = 1.75
-"""The same for each score of an attention: the exponential, and the row's maximum and sum (docs/lab/constants.md)."""
+    half_passes: float
+    convolution_rate_share: float
+    sort_units: float
+    score_units: float
+    element_units: float
 
-OTHER_UNITS = 1.0
-"""The same for each element of an operator of which nothing is known."""
 
+LIBRARY = prices("cpu_library", LibraryPrices)
 Sizes = Sequence[int]
 
 
@@ -63,7 +68,8 @@ def matmul_cost(
     half = dtype_bytes < 4
     rate = machine.half_gflops or machine.gflops if half else machine.gflops / (dtype_bytes / 4)
     start = machine.call_ns * (1 + (batch > 1)) if library else machine.launch_ns
-    return price(2.0 * batch * m * n * k, read, written, rate, machine, passes=HALF_PACK if half else 1.0, start_ns=start, units=units)
+    passes = LIBRARY.half_passes if half else 1.0
+    return price(2.0 * batch * m * n * k, read, written, rate, machine, passes=passes, start_ns=start, units=units)
 
 
 def step_cost(op: Operation, hints: Mapping[str, int] | None = None, machine: Cpu = SERVER) -> Cost | None:
@@ -108,16 +114,16 @@ def extern_cost(op: mem.ExternOp | nd.ExternOp, hints: Mapping[str, int] | None 
     half = any(_is_half(v.type) for v in inputs)
     rate = (machine.half_gflops or machine.gflops) if half else machine.gflops
     if "conv" in name:
-        rate *= CONVOLUTION
+        rate *= LIBRARY.convolution_rate_share
     elements = sum(prod(s) for s in outs if s)
     units = 0.0
     if "sort" in name or name == "topk":
-        units = SORT_UNITS * elements * log2(max(2, max((s[-1] for s in shapes if s), default=2))) / (1 if "sort" in name else 8)
+        units = LIBRARY.sort_units * elements * log2(max(2, max((s[-1] for s in shapes if s), default=2))) / (1 if "sort" in name else 8)
     elif rule in (_attention, _attention_backward):
-        units = SCORE_UNITS * _scores(arguments[rule is _attention_backward :])
+        units = LIBRARY.score_units * _scores(arguments[rule is _attention_backward :])
     elif not flops:
-        units = OTHER_UNITS * elements
-    passes = HALF_PACK if half and flops else 1.0
+        units = LIBRARY.element_units * elements
+    passes = LIBRARY.half_passes if half and flops else 1.0
     return price(flops, read, written, rate, machine, passes=passes, start_ns=machine.call_ns, units=units)
 
 

@@ -16,6 +16,7 @@ from ...dialects.expr import Expr
 from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import Access, Loop
 from ..analysis.op_costs import op_cost
+from .machine.accesses import ACCESSES
 from .machine.cpu import SERVER
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ FEWEST_TRIPS = 4
 """Iterations of the loops inside from which on it is worth asking."""
 MOST_LOOPS = 4
 """Of more loops around the vector loop no parts are tried, only all of them."""
-NEAR_VECTOR_COST, FAR_VECTOR_COST = 1.0, 16.0
-"""Cost of a vector of an access that the loops inside move to another row each time, beyond what it costs in the order of memory: where all
-rows stay in a quarter of the last cache, and where they do not (docs/lab/constants.md)."""
 
 
 def body_roots(cost: Cost, block: Block, roots: dict[SSAValue, frozenset[Expr]]) -> Iterator[tuple[Operation, frozenset[Expr]]]:
@@ -76,7 +74,7 @@ def _moves(cost: Cost, vector: Loop, inside: frozenset[Expr]) -> float:
     """What the accesses of one run of the body cost more, because the loops inside jump from one row of memory to another."""
     moved = [a for a in cost.info.root.accesses if vector.dim in (roots := cost.roots(a.offset)) and not inside.isdisjoint(roots)]
     near = sum(_bytes(cost, a) for a in moved) <= SERVER.levels[-2].bytes / 4
-    return len(moved) * (NEAR_VECTOR_COST if near else FAR_VECTOR_COST)
+    return len(moved) * (ACCESSES.near_row_vector if near else ACCESSES.far_row_vector)
 
 
 def _bytes(cost: Cost, access: Access) -> float:

@@ -18,15 +18,16 @@ from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.store_groups import shuffles, store_groups
 from ..analysis.symbols import DEFAULT_SIZE
+from .machine.accesses import ACCESSES
 from .machine.cpu import SERVER, WAYS
 
+NS_PER_UNIT = SERVER.unit_ns
+"""Time of one operation on 16 lanes of 32 bits, data in the nearest cache."""
 LANES = (64, 32, 16, 8, 4)
 WIDEST_LANES = 2 * LANES[0]
 """Lanes of a reduction along other loops: 512 bytes of accumulators of 32 bits are eight whole cache lines."""
 WORD = 4
 """Bytes of the usual element: four registers of 16 of them are the first of LANES."""
-NS_PER_UNIT = 0.3
-"""Time of one operation on 16 lanes of 32 bits, data in the nearest cache."""
 MIN_TILE = 4
 """Loops of fewer iterations are not transposed in tiles: strided loads of them are shuffles."""
 TILE_SIDE = 16
@@ -38,10 +39,6 @@ SERIAL_NS = 4000
 """Work below this is not worth a second thread."""
 LINE = 64
 """Bytes of a cache line."""
-CONFLICT = 2.7
-"""Cost of a strided load whose line has left the first cache before its next element is needed."""
-WRAPPED = 4
-"""Cost of a load whose index wraps or stops once in a vector, in loads of consecutive elements."""
 FEW_UNITS = 2
 """With fewer units of work in the loops of a nest, threads share the reductions in it."""
 HALF_ALIVE, QUARTER_ALIVE, ROW_ALIVE = 7, 12, 14
@@ -52,11 +49,6 @@ WIDE_OPS, WIDE_TRIPS = 12, 32
 it sums more rows than the other (what follows each row of accumulators would weigh more)."""
 MAX_STRIDE, MAX_WIDE_STRIDE = 8, 4
 """Loads with steps up to this from lane to lane are consecutive vectors and shuffles, others gathers; elements of 64 bits: the second."""
-SCATTERED, CONFLICT_STORE = 1.5, 4.5
-"""Cost of a strided store, and of one whose line has left the first cache before its next element is stored
-(docs/lab/constants.md)."""
-JOINING = {"sum": 5.0, "prod": 5.0, "max": 7.0, "min": 7.0, "any": 5.0, "all": 5.0, "xor": 5.0}
-"""Cost of joining the lanes of an accumulator at the end of a row; other kinds are made of several of these."""
 
 
 @dataclass
@@ -135,8 +127,8 @@ class Cost:
         if stride is None:
             plain = not access.is_store and access.op.mask is None and own.isdisjoint(self.info.opaque)
             if plain and wrap_of(access.offset, lanes_dim, width, self.info.ranges) is not None:
-                return unit * WRAPPED
-            return SCATTERED if access.is_store else 0.6
+                return unit * ACCESSES.wrapped_load
+            return ACCESSES.strided_store if access.is_store else 0.6
         if stride.value == 1:
             return unit * (2 if access.is_store else 1)
         if stride.value is not None and is_shuffled(stride.value, size) and not access.is_store:
@@ -166,9 +158,9 @@ class Cost:
         step = size * (abs(stride.value) if stride.value is not None else 1 if free_dims(stride) else self.size(stride))
         period = int(SERVER.levels[0].bytes) // WAYS
         if step >= LINE and width > WAYS * (period // gcd(step, period)):
-            return CONFLICT_STORE if is_store else CONFLICT
+            return ACCESSES.evicted_store if is_store else ACCESSES.evicted_load
         if is_store:
-            return SCATTERED
+            return ACCESSES.strided_store
         return 0.35 + 0.2 * min(1.0, step / LINE)
 
     def node(self, node: Node, lanes: Expr | None, width: int, size: int) -> float:
@@ -292,7 +284,7 @@ class Cost:
 
 def _joining(op: loop.ReduceOp) -> float:
     """Cost of joining the lanes of a reduction's accumulators (docs/lab/constants.md); a maximum keeps NaN, too."""
-    return sum(JOINING.get(kind, 10.0) for kind in op.kind_names)
+    return sum(ACCESSES.joins.get(kind, 10.0) for kind in op.kind_names)
 
 
 def _weight(op: Operation, info: NestAccess) -> tuple[int, int]:

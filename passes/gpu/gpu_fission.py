@@ -29,6 +29,7 @@ from ..analysis.reduction_kinds import Cursor
 from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
+from ..cost.machine.gpu_rates import PROGRAMS
 from ..loop.transform.loop_rewrite import add_out, clone_into
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass
@@ -37,13 +38,7 @@ from .short_runs import MIN_RUN_BYTES, shortest_run
 from .tiles import rules as config
 from .tiles.tile import Sizes, bytes_moved
 
-BANDWIDTH = 4000.0
-"""Bytes a nanosecond of a GPU's memory."""
-OF_ROWS, OF_COLUMNS = 60.0, 6.0
-"""The same of one program that goes through rows, or through pieces of 16 to 64 bytes of columns (docs/lab/constants.md)."""
-LAUNCH_NS = 3000.0
-"""Another kernel."""
-GAIN = 1.2
+MIN_SPEEDUP = 1.2
 """How many times as fast both must be as the one."""
 
 
@@ -64,7 +59,7 @@ class GpuFission(Pass):
             if GPU in schedule_table(nest) or not (loops := _last_loops(nest)):
                 continue
             one, two = nanoseconds(nest, loops, symbols, hints, gpu)
-            if not self.always and one < GAIN * two:
+            if not self.always and one < MIN_SPEEDUP * two:
                 self.remark(nest, f"values stay where they are: {one / 1000:.1f} us, apart {two / 1000:.1f}", kind="missed")
                 continue
             saved: dict[SSAValue, SSAValue] = {}
@@ -89,9 +84,10 @@ def nanoseconds(
     programs = config.choose(info, hints, gpu).programs(sizes)
     inside = [n for child in info.root.children if child.op in loops for n in child.walk()]
     moved = sum(moves for n in inside for _, _, moves in bytes_moved(n, info, sizes))
-    rate = OF_ROWS if config.column_loop(info, sizes) is None else OF_COLUMNS
+    rate = PROGRAMS.rows_bytes_per_ns if config.column_loop(info, sizes) is None else PROGRAMS.columns_bytes_per_ns
     share = (shortest_run(info, sizes) or MIN_RUN_BYTES) / MIN_RUN_BYTES
-    return moved / (min(BANDWIDTH, programs * rate) * share), moved / BANDWIDTH + len(loops) * LAUNCH_NS
+    bandwidth = PROGRAMS.memory_bytes_per_ns
+    return moved / (min(bandwidth, programs * rate) * share), moved / bandwidth + len(loops) * PROGRAMS.launch_ns
 
 
 def _last_loops(nest: loop.NestOp) -> list[loop.ForOp]:

@@ -33,10 +33,11 @@ from ..analysis.reduction_kinds import Cursor, combine, identity, unscaled
 from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
+from ..cost.machine.gpu_rates import PROGRAMS
 from ..loop.transform.loop_rewrite import clone_into, drop_index, index_op, needed_by, replace_loops
 from ..loop.transform.nest_transform import Refused, label_of
 from ..manager.pass_manager import Pass
-from .gpu_fission import BANDWIDTH, GAIN, LAUNCH_NS
+from .gpu_fission import MIN_SPEEDUP
 from .gpu_split_reduction import FEWEST_PARTS, MIN_PART_ELEMENTS, programs_of
 from .gpu_split_rows import only_where
 from .tiles.rules import UNROLL, choose, column_loop
@@ -49,8 +50,6 @@ LAST = (1 << 63) - 1
 """An index behind all others."""
 SCANNED_PART = 8192
 """Elements of a part of a row, or of columns side by side, are a multiple of this."""
-SCANS_ROWS, SCANS_COLUMNS = 60.0, 25.0
-"""Bytes a nanosecond that one program which scans a row, or columns side by side, is taken to move: estimates, not measured apart."""
 
 PROGRAMS_EACH = 4
 """Programs for each multiprocessor that keep a large GPU busy."""
@@ -100,9 +99,10 @@ class GpuSplitScan(Pass):
         inside = [n for scan in scans for n in info.nodes[scan].walk()]
         moved = [(a.is_store, number) for n in inside for a, _, number in bytes_moved(n, info, sizes)]
         once, read = sum(number for _, number in moved), sum(number for stores, number in moved if not stores)
-        rate = SCANS_ROWS if columns == 1 else SCANS_COLUMNS
+        rate = PROGRAMS.scanned_rows_bytes_per_ns if columns == 1 else PROGRAMS.scanned_columns_bytes_per_ns
         whole = choose(info, hints, gpu).programs(sizes)
-        if once / min(BANDWIDTH, whole * rate) < GAIN * ((once + read) / BANDWIDTH + LAUNCH_NS):
+        bandwidth = PROGRAMS.memory_bytes_per_ns
+        if once / min(bandwidth, whole * rate) < MIN_SPEEDUP * ((once + read) / bandwidth + PROGRAMS.launch_ns):
             return 0
         blocks = round(trips / (block * parts))
         near = range(-(-blocks // 2), blocks * 3 // 2 + 1)

@@ -27,6 +27,7 @@ from ...dialects import loop, nd
 from ...dialects.expr import ONE, Dim, Expr, dim, evaluate, free_dims, free_syms
 from ...dialects.nd.types import LayoutAttr, TensorType, element_bytes
 from ..cost.machine import machine_of
+from ..cost.machine.prices import prices
 from ..manager.pass_manager import Pass
 from ..mem.arena.mem_plan import symbol_hints
 
@@ -35,19 +36,21 @@ CHOICES, LAYOUTS = "layout_choices", "layouts"
 
 @dataclass(frozen=True)
 class Prices:
-    """Nanoseconds a byte for a copy into another order (read and write), and for reading across the order of the stores; for a copy, too,
-    what its launch takes. `plane`: for a nest over samples and groups of channels whose inner loops go over the pixels, to read or store
-    channels-last; 0 where it is a read across like any other."""
+    """What a copy into another order takes (read and write), its launch too, and reading across the order of the stores.
 
-    copy: float
-    across: float
-    launch: float = 0.0
-    plane: float = 0.0
+    `plane_ns_per_byte`: a nest over samples and groups of channels whose inner loops go over the pixels, to read or store channels-last; 0
+    where it is a read across like any other."""
+
+    copy_ns_per_byte: float
+    across_ns_per_byte: float
+    launch_ns: float
+    plane_ns_per_byte: float
 
 
-PRICES = {"cpu": Prices(0.25, 0.2), "gpu": Prices(5e-4, 1e-4, 2500.0, 2.4e-3)}
-"""By kind of machine: an Intel Xeon with AVX-512, one thread, in tiles of 16 x 16; an H200, tiles of 64 x 64, planes by the group norms of
-a U-Net."""
+def layout_prices(kind: str) -> Prices:
+    """The prices of a kind of machine, "cpu" or "gpu"."""
+    return prices(f"{kind}_layout_copy", Prices)
+
 
 _ROWS, _LAST = "rows", "channels-last"
 
@@ -67,7 +70,7 @@ class LoopLayout(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Writes the choices on the calls and nests of the module's functions."""
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
-            problem = _Problem(func, symbol_hints(op), PRICES[machine_of(op).kind])
+            problem = _Problem(func, symbol_hints(op), layout_prices(machine_of(op).kind))
             if problem.nodes and (problem.costs or _LAST in problem.owner.values()):
                 self._function(problem)
 
@@ -175,7 +178,7 @@ class _Problem:
             self.cut.edge(owner, reader, fixed + ns_a_byte * self._bytes(value))
 
     def _pay_copy(self, value: SSAValue, reader: object) -> None:
-        self._pay(value, reader, self.prices.copy, self.prices.launch)
+        self._pay(value, reader, self.prices.copy_ns_per_byte, self.prices.launch_ns)
 
     def _call(self, op: nd.ExternOp) -> None:
         choice = op.attributes.get(CHOICES)
@@ -213,7 +216,7 @@ class _Problem:
         for k in big:
             self._own(op.results[k], op if k in chosen else fixed.get(op.results[k], _ROWS))
             if chooses and k not in chosen:
-                self.cut.edge(op, _LAST, self.prices.across * self._bytes(op.results[k]))
+                self.cut.edge(op, _LAST, self.prices.across_ns_per_byte * self._bytes(op.results[k]))
         first = (chosen or big or [None])[0]
         stored = op if chooses else _ROWS if first is None else fixed.get(op.results[first], _ROWS)
         store = None if first is None else stores.get(op.out_args[first])
@@ -222,13 +225,13 @@ class _Problem:
         for a in accesses:
             if len(a.index) != 4:
                 continue
-            if self.prices.plane and a.is_convolved():
-                self._pay(a.shaped, _LAST, self.prices.plane)  # programs read channels side by side
+            if self.prices.plane_ns_per_byte and a.is_convolved():
+                self._pay(a.shaped, _LAST, self.prices.plane_ns_per_byte)  # programs read channels side by side
                 continue
-            if self.prices.plane and not a.around & (free_dims(a.index[2]) | free_dims(a.index[3])):
+            if self.prices.plane_ns_per_byte and not a.around & (free_dims(a.index[2]) | free_dims(a.index[3])):
                 groups = not free_dims(a.index[1]) <= a.around
                 if a.around & free_dims(a.index[0]) and (shapes or groups):
-                    self._pay_plane(op, a, self.prices.plane if groups else self.prices.across)
+                    self._pay_plane(op, a, self.prices.plane_ns_per_byte if groups else self.prices.across_ns_per_byte)
                 continue
             if a.stores or a.shaped not in self.owner:
                 continue
@@ -240,7 +243,7 @@ class _Problem:
             else:
                 side = None if last is None else _ROWS if _moves(a, last, 3, -1) else _LAST if _moves(a, last, 1, -1) else None
             if side is not None:
-                self._pay(a.shaped, side, self.prices.across)
+                self._pay(a.shaped, side, self.prices.across_ns_per_byte)
 
     def _pay_plane(self, op: loop.NestOp, a: _Access, ns_a_byte: float) -> None:
         if not a.stores:

@@ -25,25 +25,33 @@ from ...dialects.expr import IndexMap
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
-from ..analysis.op_costs import op_cost
+from ..analysis.op_costs import FUNCTION_COST, op_cost
 from ..analysis.schedule_attrs import schedule_table
 from ..analysis.symbols import symbol_facts, symbol_hints
 from ..cost.cost_model import nest_cost
 from ..cost.machine.cpu import SERVER
+from ..cost.machine.prices import prices
 from ..cost.schedule_choice import choose
 from ..loop.transform.loop_rewrite import add_out, drop_out
 from ..manager.pass_manager import Pass
 
-FUNCTION = 12.0
-"""Cost (op_costs.py) from which on an operation is a function that is worth a vector."""
-SCALAR_NS = 0.8
-"""What a unit of a function's cost takes in scalar code."""
-PASS_NS, NEST_NS = 2.0, 100.0
-"""What storing and loading one number takes for each row, and another nest."""
 LEAST_GAIN = 0.1
 """Share of the nest's time that has to be saved."""
 MOST_VALUES = 4
 """Numbers of a row between two of the nests, at most."""
+
+
+@dataclass(frozen=True)
+class ScalarCode:
+    """`unit_ns`: a unit of a function's cost (op_costs.py) in scalar code. `number_ns`: storing and loading one number of each row.
+    `nest_ns`: another nest."""
+
+    unit_ns: float
+    number_ns: float
+    nest_ns: float
+
+
+SCALAR_CODE = prices("cpu_scalar_code", ScalarCode)
 
 
 @dataclass(frozen=True)
@@ -73,8 +81,8 @@ class MemSplitScalars(Pass):
                     rows *= size.value if size.value is not None else max(1, hints.get(size, 64))
                 whole = nest_cost(nest, names, SERVER, symbols).seconds * 1e9
                 for part in parts:
-                    saved = rows * (part.units * SCALAR_NS - PASS_NS * len(part.values)) - NEST_NS
-                    whole += rows * part.units * SCALAR_NS
+                    saved = rows * (part.units * SCALAR_CODE.unit_ns - SCALAR_CODE.number_ns * len(part.values)) - SCALAR_CODE.nest_ns
+                    whole += rows * part.units * SCALAR_CODE.unit_ns
                     if not self.always and saved < LEAST_GAIN * whole:
                         self.remark(nest, f"functions of {rows} rows stay scalar: {saved / 1000:.1f} us to be saved", "missed")
                         continue
@@ -151,7 +159,7 @@ class _Part:
 
 def is_function(op: Operation) -> bool:
     """Whether an op of a nest's body is so dear that it should run in vectors."""
-    return op_cost(op) >= FUNCTION and len(op.results) == 1
+    return op_cost(op) >= FUNCTION_COST and len(op.results) == 1
 
 
 def is_plain(op: Operation) -> bool:

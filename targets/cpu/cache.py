@@ -39,7 +39,7 @@ _LEFT_SECONDS = 3600.0
 _SETTLED_SECONDS = 2.0
 """File systems count time in steps of up to two seconds."""
 
-_SOURCES = (".py", ".ll")
+_SOURCES = (".py", ".ll", ".json")
 """The files of the package that decide what code it makes."""
 
 _swept: set[Path] = set()

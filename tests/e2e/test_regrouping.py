@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -90,7 +91,7 @@ def gpu(request, fresh, monkeypatch):
         monkeypatch.setattr(config, "SCANNED_ROW", 8)
     if request.param == "parts":
         monkeypatch.setattr(split_scan, "SCANNED_PART", 8)
-        monkeypatch.setattr(split_scan, "LAUNCH_NS", 0.0)
+        monkeypatch.setattr(split_scan, "PROGRAMS", replace(split_scan.PROGRAMS, launch_ns=0.0))
     with isolated():
         stepwell.register_target(ShortTiles if request.param == "parts" else InterpretedTarget, replace=True)
         yield request.param

@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
-from ....passes.loop.loop_layout import PRICES, Cut, Prices
+from ....passes.loop.loop_layout import Cut, Prices, layout_prices
 from ...fx_to_nd.calls.layout_choices import cudnn_cost, cudnn_gradient_cost, onednn_cost, onednn_gradient_cost, size_hints
 from ..fx_graphs import VIEWS_IN_ANY_ORDER
 
@@ -86,7 +86,7 @@ def choose_training_layouts(gm: GraphModule) -> int:
     libraries = {_library(n) for n in costs}
     if len(libraries) > 1:
         return 0
-    last = _Problem(gm, costs, PRICES[libraries.pop().prices]).channels_last()
+    last = _Problem(gm, costs, layout_prices(libraries.pop().prices)).channels_last()
     chosen = len(last & costs.keys())
     if chosen:
         graph, copies = _copied(gm.graph)

@@ -17,50 +17,51 @@ from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, i64
 from xdsl.ir import Attribute
 
 from ....dialects.expr import ONE
+from ....passes.cost.machine.prices import prices
 from ..core.importer import Importer
 
 
 @dataclass(frozen=True)
-class Saved:
-    """Nanoseconds that channels-last saves for each byte of input and output: of a convolution, and of both its gradients."""
+class OneDnn:
+    """What channels-last saves with oneDNN.
 
-    forward: float
-    gradients: float
+    `depthwise`, `grouped` and `dense`: nanoseconds for each byte of input and output, of a convolution and of both its gradients. Dense
+    ones follow their neighbours and do not pull: what they save by themselves the nests around them lose. `weight_ns_per_byte`: what it
+    costs for the weight, which both kinds of kernels reorder; a window of one pixel has one order."""
+
+    depthwise: tuple[float, float]
+    grouped: tuple[float, float]
+    dense: tuple[float, float]
+    weight_ns_per_byte: float
 
 
-ONEDNN_DEPTHWISE, ONEDNN_GROUPED = Saved(0.09, 0.12), Saved(0.12, 0.25)
-"""Measured with oneDNN in one thread (docs/lab/grouped-convolutions.md)."""
+@dataclass(frozen=True)
+class CuDnn:
+    """What channels-last saves with cuDNN, for each byte of input and output; by the bytes of an element where there are two.
 
-ONEDNN_DENSE = Saved(0.0, 0.0)
-"""Dense convolutions follow their neighbours and do not pull: what they save by themselves the nests around them lose."""
+    `call_ns`: what cuDNN's own reordering takes beside the bytes, the launches of its kernels. `dense`: where the tensor cores serve
+    (float32: TF32). `strict`: where they do not (its plain float32 kernels are row-major). `misfit`: products of pixels (1x1) with numbers
+    of channels that the tensor cores do not fit, which are padded then. `odd_pixels` and `misfit_pixels`: such products where it is the
+    number of pixels that does not fit, by rows: odd ones (7 x 7), and others that are no multiple of 16 bytes (14 x 14 in bfloat16).
+    `depthwise`: windows of 3x3, and each further element of the window. `wide_window`: the gradient of depthwise weights in float32, of
+    windows of more than 25 elements.
 
-ONEDNN_WEIGHT_NS = 0.13
-"""What channels-last costs for each byte of the weight, which both kinds of kernels reorder. A window of one pixel has one order."""
+    `host_bound_elements`: of input and result together, below which float32 convolutions that may round to TF32 have no preference. By rows
+    cuDNN mostly computes them without TF32, channels-last with it, and what a call saves the device the host does not see."""
 
-GPU_CALL_NS = 3000.0
-"""What cuDNN's own reordering takes beside the bytes: the launches of its kernels. Here and below by 27 shapes of ResNet, U-Net, ConvNeXt
-and MobileNet with torch 2.11 on an H200, in float32 with and without TF32, and in bfloat16."""
+    call_ns: float
+    dense_ns_per_byte: dict[str, float]
+    strict_ns_per_byte: float
+    misfit_ns_per_byte: float
+    odd_pixels_ns_per_byte: dict[str, float]
+    misfit_pixels_ns_per_byte: float
+    depthwise_ns_per_byte: dict[str, tuple[float, float]]
+    wide_window_ns_per_byte: float
+    host_bound_elements: int
 
-GPU_DENSE_NS, GPU_STRICT_NS, GPU_MISFIT_NS = {2: 9e-4, 4: 6e-4}, -1e-3, -5e-4
-"""Nanoseconds a byte of input and output that channels-last saves: by the bytes of an element where the tensor cores serve (float32: TF32),
-where they do not (cuDNN's plain float32 kernels are row-major), and for products of pixels (1x1) with numbers of channels that the tensor
-cores do not fit, which are padded then."""
 
-GPU_ODD_PIXELS_NS, GPU_MISFIT_PIXELS_NS = {2: 2e-3, 4: 1e-3}, 7e-4
-"""What such products save where it is the number of pixels that does not fit, by rows: odd ones (7 x 7), and others that are no multiple of
-16 bytes (14 x 14 in bfloat16). 22 shapes of MobileNet, EfficientNet and ResNet-50, forward and both gradients: 1e-3 to 4e-3, and 4e-4 to
-1.4e-3."""
-
-GPU_DEPTHWISE_NS = {2: (1.2e-3, 1.2e-4), 4: (8e-4, 2.5e-5)}
-"""The same for depthwise convolutions of 3x3, and for each further element of the window."""
-
-GPU_WIDE_WINDOW_NS = -2e-2
-"""The same for the gradient of depthwise weights in float32, of windows of more than 25 elements (docs/lab/gpu-models-h200.md)."""
-
-GPU_SMALL = 1 << 20
-"""Numbers in input and result together below which float32 convolutions that may round to TF32 have no preference: by rows cuDNN mostly
-computes them, or their gradients, without TF32, channels-last with it, and the 0 to 15 us of the device that a call saves the host does not
-see, which takes as long to make it. 246 shapes of these networks on an H200, half of them with two small images."""
+ONEDNN = prices("onednn_channels_last", OneDnn)
+CUDNN = prices("cudnn_channels_last", CuDnn)
 
 _LAST = torch.channels_last
 
@@ -98,7 +99,7 @@ def onednn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups:
     if transposed or not torch.backends.mkldnn.is_available():
         return None
     source, weight, result = sizes
-    saved = _onednn_saved(weight, groups).forward
+    saved = _onednn_saved(weight, groups)[0]
     return (_onednn_weight(weight) - saved * (prod(source) + prod(result))) * x.element_size()
 
 
@@ -108,18 +109,18 @@ def onednn_gradient_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool
         return None
     source, weight, result = sizes
     count = sum(map(bool, wanted[:2]))
-    saved = _onednn_saved(weight, groups).gradients * count / 2
+    saved = _onednn_saved(weight, groups)[1] * count / 2
     return (_onednn_weight(weight) * count - saved * (prod(source) + prod(result))) * x.element_size()
 
 
-def _onednn_saved(weight: Sequence[int], groups: int) -> Saved:
+def _onednn_saved(weight: Sequence[int], groups: int) -> tuple[float, float]:
     if groups == 1:
-        return ONEDNN_DENSE
-    return ONEDNN_DEPTHWISE if weight[1] == 1 else ONEDNN_GROUPED
+        return ONEDNN.dense
+    return ONEDNN.depthwise if weight[1] == 1 else ONEDNN.grouped
 
 
 def _onednn_weight(weight: Sequence[int]) -> float:
-    return 0.0 if prod(weight[2:]) == 1 else ONEDNN_WEIGHT_NS * prod(weight)
+    return 0.0 if prod(weight[2:]) == 1 else ONEDNN.weight_ns_per_byte * prod(weight)
 
 
 def cudnn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int) -> float | None:
@@ -132,27 +133,27 @@ def cudnn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: 
     width, area = x.element_size(), prod(weight[2:])
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return None
-    if width == 4 and _uses_tf32() and prod(source) + prod(result) < GPU_SMALL:
+    if width == 4 and _uses_tf32() and prod(source) + prod(result) < CUDNN.host_bound_elements:
         return 0.0
     plain = area == 1 and source[2:] == result[2:]
     if weight[1] == 1 and groups > 1:
-        first, further = GPU_DEPTHWISE_NS[width]
+        first, further = CUDNN.depthwise_ns_per_byte[str(width)]
         rate = first + further * max(0, area - 9)
     elif width == 4 and not _uses_tf32():
-        rate = GPU_STRICT_NS
+        rate = CUDNN.strict_ns_per_byte
     elif plain:
         rate = _product_rate(source[2] * source[3], (source[1] // groups, result[1] // groups), width)
     else:
-        rate = GPU_DENSE_NS[width]
+        rate = CUDNN.dense_ns_per_byte[str(width)]
     saved = rate * (prod(source) + prod(result)) * width
-    return -(saved + (GPU_CALL_NS if rate > 0 else 0.0))
+    return -(saved + (CUDNN.call_ns if rate > 0 else 0.0))
 
 
 def _product_rate(pixels: int, channels: Sequence[int], width: int) -> float:
     """Nanoseconds a byte that a product of pixels saves channels-last."""
-    rate = GPU_MISFIT_NS if any(c * width % 16 for c in channels) else 0.0
+    rate = CUDNN.misfit_ns_per_byte if any(c * width % 16 for c in channels) else 0.0
     if pixels * width % 16:
-        rate += GPU_ODD_PIXELS_NS[width] if pixels % 2 else GPU_MISFIT_PIXELS_NS
+        rate += CUDNN.odd_pixels_ns_per_byte[str(width)] if pixels % 2 else CUDNN.misfit_pixels_ns_per_byte
     return rate
 
 
@@ -165,7 +166,7 @@ def cudnn_gradient_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool,
     source, weight, result = sizes
     by_weight = cost
     if weight[1] == 1 and groups > 1 and prod(weight[2:]) > 25 and x.dtype == torch.float32:
-        by_weight = -GPU_WIDE_WINDOW_NS * (prod(source) + prod(result)) * x.element_size()
+        by_weight = -CUDNN.wide_window_ns_per_byte * (prod(source) + prod(result)) * x.element_size()
     return wanted[0] * cost + wanted[1] * by_weight
 
 

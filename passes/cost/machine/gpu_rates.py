@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from .prices import prices
+
 DATA = Path(__file__).with_name("gpus.json")
 
 
@@ -40,3 +42,19 @@ def rates_of(name: str) -> GpuRates:
     """The rates of an architecture; of one that is not listed those of the nearest of its maker."""
     table = json.loads(DATA.read_text(encoding="utf-8"))
     return GpuRates(**(table.get(name) or table["gfx942" if name.startswith("gfx") else "sm_90"]))
+
+
+@dataclass(frozen=True)
+class ProgramRates:
+    """What few programs of a nest reach. `memory_bytes_per_ns`: of all together; `rows`: of one that goes through rows; `columns`: of one
+    that goes through pieces of 16 to 64 bytes of columns; `scanned`: of one that scans. `launch_ns`: another kernel."""
+
+    memory_bytes_per_ns: float
+    launch_ns: float
+    rows_bytes_per_ns: float
+    columns_bytes_per_ns: float
+    scanned_rows_bytes_per_ns: float
+    scanned_columns_bytes_per_ns: float
+
+
+PROGRAMS = prices("gpu_programs", ProgramRates)

@@ -36,6 +36,7 @@ from ....dialects.nd.types import FLOATS, LOW_PRECISION, TensorType, compute_typ
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
 from ...cost.machine.cpu import SERVER
+from ...cost.machine.prices import prices
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 from .convolution_nests import padded
@@ -47,18 +48,30 @@ MOST_TERMS, MOST_TERMS_ALONE = 32, 64
 MOST_STEP = 2
 """Step of the windows along the rows of the image: with larger ones the lanes jump."""
 
-TAP_NS, HALF_TAP = 0.8, 1.45
-"""Nanoseconds for one term of 16 sums of a nest, and how much longer one of 16-bit numbers takes. These and below: 3 x 3 to 7 x 7 windows
-over 7 x 7 to 56 x 56 pixels of 16 to 576 channels, and 1-d ones; AMD Zen 5, one thread, torch 2.13."""
-CALL_NS, ROWS_NS, ROWS_GFLOPS = 40e3, 0.075, 73.0
-"""A depthwise convolution of oneDNN between row-major tensors: the call, each byte of input and result (reordered around its kernel), and
-its rate. Fits 15 shapes within 15%."""
-LAST_CALL_NS, LAST_NS, LAST_GFLOPS = 33e3, 0.017, 93.0
-"""The same between channels-last tensors."""
-COPY_NS = 0.1
-"""Nanoseconds a byte of one tensor for its copy into the other order."""
 MARGIN = 0.8
 """What the nest may take of the library's time: half of what the prices err."""
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    """What a depthwise convolution takes on a CPU.
+
+    `tap_ns`: one term of 16 sums of a nest; `half_tap_factor`: how much longer one of 16-bit numbers takes. `rows`: oneDNN's between
+    row-major tensors: the call, each byte of input and result (reordered around its kernel), and its rate. `last`: the same between
+    channels-last tensors. `copy_ns_per_byte`: a copy of one tensor into the other order."""
+
+    tap_ns: float
+    half_tap_factor: float
+    rows_call_ns: float
+    rows_ns_per_byte: float
+    rows_gflops: float
+    last_call_ns: float
+    last_ns_per_byte: float
+    last_gflops: float
+    copy_ns_per_byte: float
+
+
+DEPTHWISE = prices("onednn_depthwise", Depthwise)
 
 
 @dataclass(frozen=True)
@@ -124,17 +137,18 @@ def depthwise_ns(op: nd.ConvOp, hints: Mapping[str, int], beside: bool) -> float
     t = tensor_type(op.result).element_type
     lanes = 64 // max(4, element_bytes(t))
     terms = prod(size(e, hints) for e in tensor_type(op.weight).dims[2:])
-    arithmetic = prod(rows) * -(-row // lanes) * terms * TAP_NS * (HALF_TAP if t in LOW_PRECISION else 1)
+    arithmetic = prod(rows) * -(-row // lanes) * terms * DEPTHWISE.tap_ns * (DEPTHWISE.half_tap_factor if t in LOW_PRECISION else 1)
     moved = _bytes(op, hints)
-    return max(arithmetic, moved / SERVER.bandwidth(moved)) + (COPY_NS * moved if beside else 0.0)
+    return max(arithmetic, moved / SERVER.bandwidth(moved)) + (DEPTHWISE.copy_ns_per_byte * moved if beside else 0.0)
 
 
 def library_ns(op: nd.ConvOp, hints: Mapping[str, int], beside: bool) -> float:
     """Nanoseconds of a depthwise convolution as a call of the library, in the better of its two layouts (images have two)."""
     moved = _bytes(op, hints)
     flops = 2.0 * prod(size(e, hints) for e in (*tensor_type(op.result).dims, *tensor_type(op.weight).dims[2:]))
-    rows = CALL_NS + ROWS_NS * moved + flops / ROWS_GFLOPS
-    last = LAST_CALL_NS + LAST_NS * moved + flops / LAST_GFLOPS + (0.0 if beside else COPY_NS * moved)
+    rows = DEPTHWISE.rows_call_ns + DEPTHWISE.rows_ns_per_byte * moved + flops / DEPTHWISE.rows_gflops
+    copy = 0.0 if beside else DEPTHWISE.copy_ns_per_byte * moved
+    last = DEPTHWISE.last_call_ns + DEPTHWISE.last_ns_per_byte * moved + flops / DEPTHWISE.last_gflops + copy
     return min(rows, last) if tensor_type(op.result).rank == 4 else rows
 
 

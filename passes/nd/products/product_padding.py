@@ -15,7 +15,8 @@ place before the next one is made: the memory of one part is needed beside it, n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, bf16, f16
@@ -27,20 +28,12 @@ from ....dialects.nd.base import ExprsAttr, IntsAttr
 from ....dialects.nd.call_args import Arg, Call, CallAttr
 from ....dialects.nd.types import LayoutAttr, TensorType, tensor_type
 from ...analysis.symbols import DEFAULT_SIZE
+from ...cost.machine.prices import prices
 from ...mem.arena.mem_plan import symbol_hints
 from ..algebra.rewriter import Rewriter
 
 ALIGNED_ELEMENTS = 8
 """Elements of 2 bytes at whose multiples rows should begin."""
-
-OPS_PER_SECOND = 700e12
-"""Operations a second of the library's fast kernels."""
-
-COPIED_BYTES_PER_SECOND = 4.2e12
-"""Bytes a second of a copy."""
-
-LAUNCH_SECONDS = 3e-6
-"""Seconds of the host for one more kernel."""
 
 PART_BYTES = 96 << 20
 """Bytes of a padded result that is made at once."""
@@ -51,8 +44,19 @@ MIN_PARTS = 4
 PART_ROWS = 256
 """Rows of a product of whose multiples parts are: a tile of the library's kernels."""
 
-MISALIGNED_TIME_FACTORS = {1: 7.5, 2: 2.9, 4: 1.5, 8: 1.0}
-"""How much longer a product takes where rows begin at multiples of so many elements."""
+
+@dataclass(frozen=True)
+class PaddedProducts:
+    """A GPU's library with products of 16-bit numbers. `launch_seconds`: of the host for one more kernel. `misaligned_time_factors`: how
+    much longer a product takes where rows begin at multiples of so many elements."""
+
+    ops_per_second: float
+    copied_bytes_per_second: float
+    launch_seconds: float
+    misaligned_time_factors: Mapping[str, float]
+
+
+PADDING = prices("gpu_padded_products", PaddedProducts)
 
 
 def product_call(rw: Rewriter, operands: Sequence[SSAValue], t: TensorType) -> SSAValue:
@@ -160,10 +164,10 @@ def pays(before: Sequence[int], after: Sequence[int], alignment: int) -> bool:
     """Whether a product of `before` (rows, columns, depth), whose rows begin at multiples of `alignment` elements, is faster as one of
     `after`, copies included."""
     rows, columns, depth = before
-    saved = 2 * prod(before) / OPS_PER_SECOND * (MISALIGNED_TIME_FACTORS[alignment] - 1)
+    saved = 2 * prod(before) / PADDING.ops_per_second * (PADDING.misaligned_time_factors[str(alignment)] - 1)
     touched = [n != w for n, w in zip(before, after, strict=True)]
     copies = [(rows * depth, touched[0] or touched[2]), (depth * columns, touched[1] or touched[2]), (rows * columns, touched[1])]
-    cost = sum(LAUNCH_SECONDS + 2 * 2 * numel / COPIED_BYTES_PER_SECOND for numel, copied in copies if copied)
+    cost = sum(PADDING.launch_seconds + 2 * 2 * numel / PADDING.copied_bytes_per_second for numel, copied in copies if copied)
     return saved > cost
 
 

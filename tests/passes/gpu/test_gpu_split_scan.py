@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def splits(monkeypatch):
     rewrite = split_scan._Split.rewrite
     monkeypatch.setattr(split_scan._Split, "rewrite", lambda self: (found.append(self), rewrite(self))[1])
     monkeypatch.setattr(split_scan, "SCANNED_PART", 8)
-    monkeypatch.setattr(split_scan, "LAUNCH_NS", 0.0)
+    monkeypatch.setattr(split_scan, "PROGRAMS", replace(split_scan.PROGRAMS, launch_ns=0.0))
     monkeypatch.setattr(config, "SCANNED", 8)
     with isolated():
         stepwell.register_target(ShortParts, replace=True)

@@ -4,6 +4,7 @@ what comes out of them is compared with eager."""
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -173,8 +174,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("sizes", [(4, 3, 16, 16), *(pytest.param(s, marks=pytest.mark.long) for s in SMALL_IMAGES)], ids=str)
 def test_as_eager(monkeypatch, sizes, dynamic):
     """LY-01: values, gradients and strides, with every convolution made to be channels-last."""
-    monkeypatch.setattr(layout_choices, "GPU_CALL_NS", 1e7)
-    monkeypatch.setattr(layout_choices, "GPU_SMALL", 0)
+    monkeypatch.setattr(layout_choices, "CUDNN", replace(layout_choices.CUDNN, call_ns=1e7, host_bound_elements=0))
     monkeypatch.setattr(training_layouts, "_PLANES", frozenset())
     torch.manual_seed(0)
     net = Net()
@@ -199,8 +199,7 @@ def test_as_eager(monkeypatch, sizes, dynamic):
 
 @pytest.mark.parametrize("convolution", [F.conv2d, pytest.param(F.conv_transpose2d, marks=pytest.mark.long)])
 def test_strides_and_groups_that_are_symbols(monkeypatch, convolution):
-    monkeypatch.setattr(layout_choices, "GPU_CALL_NS", 1e7)
-    monkeypatch.setattr(layout_choices, "GPU_SMALL", 0)
+    monkeypatch.setattr(layout_choices, "CUDNN", replace(layout_choices.CUDNN, call_ns=1e7, host_bound_elements=0))
 
     def run(x, w, stride, padding, groups):
         return convolution(x, w, stride=stride, padding=padding, groups=groups)
@@ -264,7 +263,7 @@ def test_dense_convolutions_of_a_cpu_stay_by_rows(monkeypatch):
 
 
 def test_the_choice_can_be_left_out(monkeypatch):
-    monkeypatch.setattr(layout_choices, "GPU_CALL_NS", 1e7)
+    monkeypatch.setattr(layout_choices, "CUDNN", replace(layout_choices.CUDNN, call_ns=1e7))
     counters.clear()
     net = torch.compile(nn.Conv2d(4, 8, 3), backend="stepwell", options={"cache": "off", "disable_passes": ["loop-layout"]})
     net(torch.randn(2, 4, 8, 8)).sum().backward()
