@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from xdsl.dialects.builtin import ArrayAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
@@ -131,8 +132,14 @@ class Goal:
 CHOSEN = "layouts"
 """Attribute of a nest: the layout of each result that loop-layout (or a person) chose, unit for any."""
 
-_RESULT, _CHOSEN, _OPERAND, _MATRIX = 3, 2, 1, 0
-"""How much a demand counts: what cannot be had otherwise than by a copy at the border before what may be had."""
+
+class Rank(IntEnum):
+    """How much a demand counts: what cannot be had otherwise than by a copy at the border before what may be had."""
+
+    MATRIX = 0
+    OPERAND = 1
+    CHOSEN = 2
+    RESULT = 3
 
 
 class Layouts:
@@ -142,7 +149,7 @@ class Layouts:
     def __init__(self, func: FuncOp, live: Liveness, env: RangeEnv):
         self.env = env
         self.live = live
-        self.demands: dict[SSAValue, tuple[int, Strides]] = {}
+        self.demands: dict[SSAValue, tuple[Rank, Strides]] = {}
         self.goals: dict[SSAValue, Goal] = {}
         self.arguments: dict[SSAValue, int] = {a: k for k, a in enumerate(func.body.block.args)}
         arg_attrs = func.arg_attrs.data if func.arg_attrs is not None else ()
@@ -178,7 +185,7 @@ class Layouts:
 
     # ---- demands
 
-    def _demand(self, tensor: SSAValue, rank: int, strides: Strides | None) -> None:
+    def _demand(self, tensor: SSAValue, rank: Rank, strides: Strides | None) -> None:
         if strides is None or len(strides) != tensor_type(tensor).rank or overlaps(tensor_type(tensor).dims, strides):
             return
         known = self.demands.get(tensor)
@@ -190,7 +197,7 @@ class Layouts:
             for k, value in enumerate(op.operands):
                 if is_tensor(value) and self.live.alias(k) is None:
                     strides = self.result_strides(k, tensor_type(value))
-                    self._demand(value, _RESULT, strides)
+                    self._demand(value, Rank.RESULT, strides)
                     self.goals.setdefault(value, Goal(None, strides))
         elif isinstance(op, nd.UpdateOp):
             self._visit_update(op)
@@ -199,14 +206,14 @@ class Layouts:
             if isinstance(layouts, ArrayAttr):
                 for value, attr in zip(op.operands, layouts.data, strict=False):
                     if is_tensor(value):
-                        self._demand(value, _OPERAND, layout_of(attr))
+                        self._demand(value, Rank.OPERAND, layout_of(attr))
         elif isinstance(op, nd.IndexViewOp):
             self._visit_view(op)
         elif isinstance(op, (loop.NestOp, loop.ContractOp)):
             chosen = op.attributes.get(CHOSEN)
             if isinstance(chosen, ArrayAttr):
                 for result, attr in zip(op.results, chosen.data, strict=True):
-                    self._demand(result, _CHOSEN, layout_of(attr))
+                    self._demand(result, Rank.CHOSEN, layout_of(attr))
             self._visit_outs(op)
             if isinstance(op, loop.ContractOp):
                 for operand in (op.lhs, op.rhs):
@@ -217,7 +224,7 @@ class Layouts:
         if k is None or op.value in self.arguments:
             return
         strides = self.argument_type(op.target).stride_exprs
-        self._demand(op.value, _RESULT, strides)
+        self._demand(op.value, Rank.RESULT, strides)
         known = self.goals.get(op.value)
         if known is None and self._updates[op.target] == 1 and not overlaps(tensor_type(op.target).dims, strides):
             self.goals[op.value] = Goal(k, strides)
@@ -249,7 +256,7 @@ class Layouts:
         for wanted in (rows, (*batch, n, m)):
             strides = base_strides(view, wanted, self.env)
             if strides is not None and strides[-1] is ONE:
-                self._demand(view.input, _MATRIX, strides)
+                self._demand(view.input, Rank.MATRIX, strides)
                 return
 
     def _visit_outs(self, op: loop.NestOp | loop.ContractOp) -> None:

@@ -10,7 +10,8 @@ from ...dialects import cpu, loop
 from ...dialects.cpu.types import lanes_of
 from ...dialects.nd.types import element_bytes
 from ...passes.analysis.store_groups import store_groups
-from .memory import REGISTER_BYTES, address, before_rounding, memory_type, narrow, shuffle
+from ...passes.cost.nest_cost import REGISTER_BYTES
+from .memory import address, before_rounding, memory_type, narrow, shuffle
 from .state import State
 
 

@@ -17,7 +17,7 @@ from ...dialects import loop
 from ...dialects.expr import Dim, Expr, as_expr
 from ...passes.analysis.nest_access import Loop, Node
 from ...passes.analysis.op_costs import has_effect
-from ...passes.cost.nest_cost import UNROLL_OPS, UNROLL_TRIPS
+from ...passes.cost.nest_cost import UNROLL_OPS, UNROLL_TRIPS, VECTOR_LANES
 from .state import State
 
 States = list[list[SSAValue]]
@@ -25,8 +25,6 @@ Step = Callable[[list[SSAValue]], list[SSAValue]]
 
 NEVER_UNROLL = 1 << 20
 """Operations of a body that is too large for straight code, however few its iterations are."""
-TAIL = 16
-"""Lanes of the masked loop over a remainder of unknown length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +59,9 @@ def segments(span: Span, width: int) -> list[Segment]:
     if count is None:
         if span.step % width == 0:
             return [Segment(width, None, 0, None)]
-        if width <= TAIL:
+        if width <= VECTOR_LANES:
             return [Segment(width, None, 0, None), Segment(width, None, -1, -1)]
-        return [Segment(width, None, 0, None), Segment(TAIL, None, -1, -1)]
+        return [Segment(width, None, 0, None), Segment(VECTOR_LANES, None, -1, -1)]
     found: list[Segment] = []
     trips, rest = divmod(count, width)
     if trips:

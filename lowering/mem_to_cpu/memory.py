@@ -14,15 +14,13 @@ from ...dialects.expr import ZERO, Add, Expr, free_dims
 from ...dialects.nd.types import LOW_PRECISION, element_bytes
 from ...dialects.support.create import create
 from ...passes.analysis.dependences import memory_of
-from ...passes.cost.nest_cost import is_shuffled
+from ...passes.cost.nest_cost import REGISTER_BYTES, is_shuffled
 from ..nest.body import without_loading
 from ..nest.combine import combine_stored
 from .builder import int_property
 from .state import State, scalar_type
 
 _PTR_ADD: dict[Attribute, dict[str, Attribute]] = {}
-REGISTER_BYTES = 64
-"""Bytes of the largest vector registers that there are."""
 
 
 def memory_type(dtype: Attribute) -> Attribute:

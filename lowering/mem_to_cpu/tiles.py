@@ -19,7 +19,7 @@ from ...dialects.cpu.types import lanes_of, vec
 from ...dialects.expr import ZERO, Expr, Range, as_expr, free_dims, linear_coeff, prove_ge0
 from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Access, Loop
-from ...passes.cost.nest_cost import TILE_SIDE as SIDE
+from ...passes.cost.nest_cost import VECTOR_LANES as SIDE
 from ...passes.cost.nest_cost import Cost
 from .body import lower_block
 from .memory import address, before_rounding, memory_type, narrow, read, widen

@@ -21,6 +21,7 @@ from ...dialects.tt.compute import BitcastOp
 from ...dialects.tt.shape import ReshapeOp
 from ...dialects.tt.types import element_of, shape_of
 from ...passes.analysis.reduction_kinds import identity, simple_op, unit
+from ...passes.cost.machine.gpu import VECTOR_HALVES
 from ..nest.builder import NO_FLAGS
 from ..nest.combine import combine
 from .body import library
@@ -32,9 +33,6 @@ Piece = tuple[Values, SSAValue | None]
 """Values of a part of a row, and where they count (None: everywhere)."""
 Through = Callable[[], Sequence[Piece]]
 """All parts of a row, each time that an accumulator goes through them."""
-
-BESIDE = 8
-"""Numbers of a thread at least that have a state each in a loop: what a thread loads at once."""
 
 
 class Accumulator:
@@ -300,7 +298,7 @@ class Softmax(Accumulator):
 
     def _together(self, s: State, shape: tuple[int, ...]) -> int:
         """How many parts of a block lie side by side, so that a thread has some of each: all but the last 8 elements of a thread."""
-        return max(1, min(math.prod(shape) // s.threads // BESIDE, shape[-1]))
+        return max(1, min(math.prod(shape) // s.threads // VECTOR_HALVES, shape[-1]))
 
     def advance(self, s: State, state: Values, values: Values, mask: SSAValue | None, number: Callable[[], SSAValue]) -> Values:
         """The maximum of as many values as share a state first: one exponential each, and the sum so far is scaled once for them all."""

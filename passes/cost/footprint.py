@@ -19,7 +19,7 @@ from ...dialects.expr import Expr, evaluate, free_dims, free_syms
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import Access, NestAccess, Node
-from .nest_cost import LINE, TILE_SIDE, Cost, Schedule
+from .nest_cost import LINE, VECTOR_LANES, Cost, Schedule
 
 
 @dataclass
@@ -165,7 +165,7 @@ class Footprint:
         loops = [(d, n) for d, n in sizes if d is not lanes and d is not rows]
         for d, n in sizes:
             if d is rows or d is lanes:
-                side = min(n, TILE_SIDE if rows is not None else schedule.lanes)
+                side = min(n, VECTOR_LANES if rows is not None else schedule.lanes)
                 self.inner[d] = side
                 if schedule.inside and rows is None:
                     loops.sort(key=lambda one: one[0] in schedule.inside)

@@ -23,15 +23,17 @@ from .machine.cpu import SERVER, WAYS
 
 NS_PER_UNIT = SERVER.unit_ns
 """Time of one operation on 16 lanes of 32 bits, data in the nearest cache."""
+WORD = 4
+"""Bytes of the usual element: four registers of 16 of them are the first of LANES."""
+REGISTER_BYTES = 64
+"""Bytes of the widest vector register."""
+VECTOR_LANES = REGISTER_BYTES // WORD
+"""Usual elements in it; the rows and lanes of a tile that is transposed. Lanes that a tile does not have idle."""
 LANES = (64, 32, 16, 8, 4)
 WIDEST_LANES = 2 * LANES[0]
 """Lanes of a reduction along other loops: 512 bytes of accumulators of 32 bits are eight whole cache lines."""
-WORD = 4
-"""Bytes of the usual element: four registers of 16 of them are the first of LANES."""
 MIN_TILE = 4
 """Loops of fewer iterations are not transposed in tiles: strided loads of them are shuffles."""
-TILE_SIDE = 16
-"""Rows and lanes of a whole tile. Lanes that one does not have idle; its transposition takes a little longer for each element."""
 UNROLL_TRIPS = 32
 UNROLL_OPS = 256
 """Loops inside of a vector loop that make at most so many iterations, and so many operations in all, are unrolled."""

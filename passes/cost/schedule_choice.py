@@ -19,7 +19,7 @@ from .nest_cost import (
     MIN_TILE,
     NS_PER_UNIT,
     SERIAL_NS,
-    TILE_SIDE,
+    VECTOR_LANES,
     WIDE_OPS,
     WIDE_TRIPS,
     WIDEST_LANES,
@@ -153,8 +153,8 @@ def _tiles(cost: Cost, serial: frozenset[Expr], trips: float) -> list[Schedule]:
         for rows in loops:
             if lanes is rows or not _tiles_well(cost, lanes, rows):
                 continue
-            idle = TILE_SIDE / min(TILE_SIDE, cost.size(lanes.size))
-            short = 0.75 + 0.25 * TILE_SIDE / min(TILE_SIDE, cost.size(rows.size), cost.size(lanes.size))
+            idle = VECTOR_LANES / min(VECTOR_LANES, cost.size(lanes.size))
+            short = 0.75 + 0.25 * VECTOR_LANES / min(VECTOR_LANES, cost.size(rows.size), cost.size(lanes.size))
             total = trips * idle * root.num_ops / 16
             for access in root.accesses:
                 stride = linear_coeff(access.offset, rows.dim)

@@ -36,6 +36,7 @@ from ..analysis.reduction_kinds import Cursor
 from ..analysis.schedule_attrs import GPU, narrowed, schedule_table, write_bounds
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
+from ..cost.machine.gpu import VECTOR_HALVES
 from ..loop.transform.loop_rewrite import add_out
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass
@@ -60,8 +61,6 @@ MAX_THREAD_ELEMENTS = 112
 """Of these a thread's at most: few warps have little to wait for."""
 OTHER_REGISTERS = 16
 """Registers of a thread beside them; half as many again for each tensor that is read along the rows once."""
-VECTOR_ELEMENTS = 8
-"""Numbers of 16 bits that a thread loads at once."""
 BLOCK_OF_HALVES = 2048
 """Elements of a block of a row that is kept in 16 bits: a block at a time is widened, and its numbers are gone before the next one's."""
 BESIDE_HALVES, EACH_HALVES, MOMENTS = 20, 12, 8
@@ -265,7 +264,7 @@ def _same_element(first: Node, second: Node) -> dict[SSAValue, SSAValue]:
 def _in_vectors(info: NestAccess, inside: Sequence[Node], trips: int) -> bool:
     """Whether programs load whole vectors of a row: other numbers come in a register each, which two of 16 bits share too late."""
     loads = [(a, [*info.root.loops, *n.loops]) for n in inside for a in n.accesses if not a.is_store]
-    return trips % VECTOR_ELEMENTS == 0 and all(_side_by_side(access, loops) for access, loops in loads)
+    return trips % VECTOR_HALVES == 0 and all(_side_by_side(access, loops) for access, loops in loads)
 
 
 def _side_by_side(access: Access, loops: Sequence[Loop]) -> bool:
@@ -275,7 +274,7 @@ def _side_by_side(access: Access, loops: Sequence[Loop]) -> bool:
         return False
     steps, start = found
     step = steps.pop(loops[-1].dim, ZERO)
-    return step is ZERO or (step is ONE and all(e.value is not None and e.value % VECTOR_ELEMENTS == 0 for e in (start, *steps.values())))
+    return step is ZERO or (step is ONE and all(e.value is not None and e.value % VECTOR_HALVES == 0 for e in (start, *steps.values())))
 
 
 def _registers(tile: Tile, inside: Sequence[Node], kept: int, moments: bool, gpu: Gpu) -> int:

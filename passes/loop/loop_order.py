@@ -24,10 +24,9 @@ from ...dialects.nd.types import TensorType, element_bytes
 from ..analysis.symbols import symbol_hints
 from ..manager.pass_manager import Pass
 from ..mem.arena.peak import DONATED, value_of
+from ..mem.arena.pooled import MIN_GAIN_PARTS
 from ..mem.arena.scratch import scratch_bytes
 
-LEAST_GAIN = 1000
-"""The peak has to fall by one part in so many, else the order stays."""
 MOST_MOVES, WINDOW = 48, 48
 """Limits on the time: moves of a function, and how far from the peak steps are looked at."""
 MIN_PEAK_SHARE = 0.9
@@ -72,7 +71,7 @@ class LoopOrder(Pass):
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
             graph = Graph(func, hints)
             order, before, after = lower_peak(graph)
-            if before - after < max(before // LEAST_GAIN, 1):
+            if before - after < max(before // MIN_GAIN_PARTS, 1):
                 continue
             moved = [k for k, (a, b) in enumerate(zip(order, sorted(order), strict=True)) if a != b]
             write(func, graph, order)

@@ -28,10 +28,8 @@ from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.symbols import symbol_facts
+from ..cost.machine.gpu import VECTOR_BYTES
 from ..manager.pass_manager import Pass
-
-ALIGNED = 16
-"""Bytes at whose multiples views begin."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ def _reach(nest: loop.NestOp, buffer: SSAValue, ops: list[loop.LoadOp | loop.Sto
     if not isinstance(t, mem.BufferType) or any(op.masked or [_constant(e) for e in op.index_map.results] != starts for op in ops):
         return None
     begin = _offset(t, starts).value
-    if min(starts, default=0) < 0 or begin is None or begin * element_bytes(t.element_type) % ALIGNED:
+    if min(starts, default=0) < 0 or begin is None or begin * element_bytes(t.element_type) % VECTOR_BYTES:
         return None
     sizes: list[int | None] = []
     for k, start in enumerate(starts):

@@ -36,7 +36,7 @@ GPU_HEAD = 128
 SCORES = 16 * 16
 """Scores of one head from which on one call is faster on the CPU; sizes that are symbols count as large."""
 
-GPU_SCORES = 256 * 256
+MIN_GPU_SCORES = 256 * 256
 """The same for a GPU."""
 
 
@@ -184,7 +184,7 @@ def attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
 def gpu_attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
     """The same for a GPU, which has a fast kernel for 16-bit numbers alone; no size may be 0."""
     found = recognise(op)
-    if found is None or not _fits(found) or not _pays(found, GPU_SCORES):
+    if found is None or not _fits(found) or not _pays(found, MIN_GPU_SCORES):
         return None
     t = tensor_type(found.query)
     sizes = (*t.dims, *tensor_type(found.key).dims)

@@ -6,20 +6,22 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ...dialects.machine import MachineAttr
 from ...lowering import mem_to_tt
 from ...passes import gpu
+from ...passes.cost.machine.gpu_rates import PROGRAMS
 from ...targets.target import isolated, register_target
 from ..interpret.target import InterpretedTarget
 
 SMALL_LIMITS = {
     "TILE": 16, "SQUARE": 4, "MIN_FASTEST_SIZE": 4, "ON_CHIP": 64, "BLOCK": 16, "PIECE": 16, "PIECES": 4, "CHUNK": 8,
-    "STREAM": 8, "ONLINE": 8, "SCANNED": 8, "SCANNED_ROW": 16, "SCANNED_PART": 8, "LANES": 4, "FEWEST_LANES": 2,
-    "DEPTH": 16, "DEPTH_OF_STATES": 8, "UNROLL": 3, "SHORT_LOOP": 2, "CROSSED": 4, "CROSSED_TILE": 16,
+    "STREAM": 8, "SCANNED": 8, "SCANNED_ROW": 16, "SCANNED_PART": 8, "LANES": 4, "FEWEST_LANES": 2,
+    "DEPTH": 16, "DEPTH_OF_STATES": 8, "UNROLL": 3, "SHORT_LOOP": 2, "CROSSED": 4,
     "MIN_PART_ELEMENTS": 4, "MIN_ROW_ELEMENTS": 4, "FEW_EACH": 1 << 20, "IDLE_EACH": 1 << 20, "FEWEST_PARTS": 2,
-    "SHORTEST": 1, "LAUNCH_NS": 0.0, "GAIN": 1.0, "OF_ROWS": 1e9, "FEWEST": 2,
+    "SHORTEST": 1, "PROGRAMS": replace(PROGRAMS, launch_ns=0.0, rows_bytes_per_ns=1e9), "MIN_SPEEDUP": 1.0, "FEWEST": 2,
 }  # fmt: skip
 """Constants of passes/gpu and lowering/mem_to_tt with which rules for large tensors apply to small ones."""
 THRESHOLDS = {

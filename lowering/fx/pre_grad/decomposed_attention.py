@@ -5,9 +5,9 @@
     result = scores.softmax(-1) @ v
 
 This happens on Dynamo's graph, before AOTAutograd takes gradients, so that training keeps no scores and no weights either. Only for numbers
-of 16 bits, of which torch has fast kernels, from `FEWEST` scores of a head on, with a causal mask or, in training, with none or one that
-hides nothing (`affine_values`; in inference `nd-attention` finds those), and where nothing else in the graph wants the scores or the
-weights."""
+of 16 bits, of which torch has fast kernels, from `MIN_GPU_SCORES` scores of a head on, with a causal mask or, in training, with none or
+one that hides nothing (`affine_values`; in inference `nd-attention` finds those), and where nothing else in the graph wants the scores or
+the weights."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
+from ....passes.nd.nd_attention import MIN_GPU_SCORES
 from .affine_values import AffineValue, AffineValues, argument, size_of, tensor_of, truth, writes
 from .attention_masks import ATTENTION, is_causal
-
-FEWEST = 256 * 256
-"""Scores of a head, as many as nd-attention's (GPU_SCORES), from which on there is a call; sizes that are symbols count as large."""
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -189,7 +187,7 @@ def _fits(found: DecomposedAttention, devices: Collection[str], dtypes: Collecti
         return False
     if not found.causal and not any(x.requires_grad for x in (q, k, v)):
         return False
-    return not isinstance(t, int) or not isinstance(s, int) or t * s >= FEWEST
+    return not isinstance(t, int) or not isinstance(s, int) or t * s >= MIN_GPU_SCORES
 
 
 def _replace(gm: GraphModule, end: Node, found: DecomposedAttention) -> None:

@@ -20,14 +20,12 @@ from ....dialects.cpu.types import element_of, lanes_of
 from ....dialects.expr import linear_coeff
 from ....dialects.nd.types import is_float
 from ....passes.analysis.nest_access import Loop, Node
+from ....passes.cost.nest_cost import VECTOR_LANES
 from ..builder import int_property
 from ..loops import Segment, Span, run_segments, segments
 from ..memory import shuffle
 from ..state import State, scalar_type
 from . import reductions as red
-
-LANES = 16
-"""Lanes of a scan in registers."""
 
 JOINED_LANES = 4
 """Lanes of f32 that are joined in f64 before what came before them is: a product of four has an exponent of at most 4 x 149, f64 of 1022.
@@ -142,7 +140,7 @@ class ScanLowering:
         """Running values of 16 lanes by shifts, joined to what came before."""
         s, b = self.s, self.s.b
         join = {"max": self._extremes, "min": self._extremes, "logsumexp": self._log_sums}.get(op.kind, self._totals)
-        parts: list[Segment] = segments(Span.whole(one.size), LANES)
+        parts: list[Segment] = segments(Span.whole(one.size), VECTOR_LANES)
         carried = self._first(op)
 
         def step(state: list[SSAValue]) -> list[SSAValue]:
@@ -158,10 +156,10 @@ class ScanLowering:
                 carried = run_segments(s, one.dim, one.size, span, [part], [carried], step)[0]
             return
         size = s.scalar(one.size)
-        width = b.int(LANES)
+        width = b.int(VECTOR_LANES)
         end = b.mul(b.quotient(size, width), width)
         carried = run_segments(s, one.dim, one.size, Span(None, end, None), parts[:1], [carried], step)[0]
-        run_segments(s, one.dim, one.size, Span(end, size, None), [Segment(LANES, None, -1, -1)], [carried], step)
+        run_segments(s, one.dim, one.size, Span(end, size, None), [Segment(VECTOR_LANES, None, -1, -1)], [carried], step)
 
     def _first(self, op: loop.ScanOp) -> list[SSAValue]:
         """What is carried into the first lanes."""
@@ -201,7 +199,7 @@ class ScanLowering:
         return vectors[0]
 
     def _prefix(
-        self, values: list[SSAValue], neutral: list[SSAValue], join: Callable[..., list[SSAValue]], group: int = LANES
+        self, values: list[SSAValue], neutral: list[SSAValue], join: Callable[..., list[SSAValue]], group: int = VECTOR_LANES
     ) -> list[SSAValue]:
         """Each lane joined with all lanes before it in its group; `join` takes the values of the earlier lanes, then those of the later
         ones."""

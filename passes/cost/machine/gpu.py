@@ -7,6 +7,11 @@ from typing import ClassVar
 
 from .gpu_rates import GpuRates, rates_of
 
+VECTOR_BYTES = 16
+"""Bytes that a thread loads or stores at once; addresses are a multiple of it."""
+VECTOR_HALVES = VECTOR_BYTES // 2
+"""Elements of 16 bits in them."""
+
 
 @dataclass(frozen=True)
 class Gpu:

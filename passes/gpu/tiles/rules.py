@@ -41,11 +41,10 @@ PIECE = 4096
 PIECES = 12
 """Tensors that make a row at most."""
 CHUNK = 8192
-"""Elements that are read at once of a row that does not fit, by all the warps that there are."""
+"""Elements that are read at once of a row that does not fit, by all the warps that there are; of one, too, whose maximum and sum of
+exponentials are found together."""
 STREAM = 4096
 """Elements that are read at once of a row that is read once."""
-ONLINE = 8192
-"""Elements that are read at once of a row whose maximum and sum of exponentials are found together."""
 ONLINE_THREAD = 32
 """Elements of a thread where nothing else is done with such a row: the more of them share a maximum, the fewer instructions each takes."""
 NEAR_STEP = 4
@@ -75,7 +74,7 @@ LANES = 32
 FEWEST_LANES = 8
 """The same where these would not keep every multiprocessor busy: 32 bytes of f32 are what memory gives at once."""
 DEPTH = 4096
-"""Elements of such a tile."""
+"""Elements of such a tile, and of one that does several reductions of a row side by side."""
 DEPTH_OF_STATES = 512
 """The same where each column has several numbers (Welford's): more of them would be registers."""
 MOST_ELEMENTS = 96
@@ -103,8 +102,6 @@ STAGES = 3
 """Iterations under way of a loop that streams through memory."""
 CROSSED = 64
 """Reductions of a row, each by other numbers (a small product's), that a program does side by side."""
-CROSSED_TILE = 4096
-"""Elements of the tile of such a program, which 8 warps share."""
 CROSSED_PIECES = 2
 """Such tiles that are on chip at once."""
 
@@ -207,7 +204,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     crossed = [n for n in info.root.children if is_crossed(n)]
     if crossed and fixed:
         cross = min(CROSSED, max(power_of_two(sizes.trips(n.loops)) for n in crossed))
-        block = min(CROSSED_TILE // cross, power_of_two(longest))
+        block = min(DEPTH // cross, power_of_two(longest))
         if longest <= PIECES * block:
             warps = warps_for(cross * block, THREAD)
             return Tile([(list(loops), 1)] if loops else [], inner=block, warps=warps, pieces=-(-longest // block), cross=cross)
@@ -237,7 +234,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             each = ONLINE_THREAD if online else THREAD
             return Tile(axes, inner=min(block, STREAM), warps=warps_for(min(block, STREAM), each), stages=STAGES)
         if online:
-            return Tile(axes, inner=min(block, ONLINE), warps=warps_for(min(block, ONLINE), THREAD), stages=STAGES)
+            return Tile(axes, inner=min(block, CHUNK), warps=warps_for(min(block, CHUNK), THREAD), stages=STAGES)
         return Tile(axes, inner=block, warps=warps_for(block, 8))
     if block * pieces <= TILE and info.opaque and any(n.loops[-1].dim in index_loops(info) for n in inside):
         few = max(1, min(32 * IN_WINDOW // block, power_of_two(sizes.trips(loops))))

@@ -9,6 +9,7 @@ from ....dialects.expr import Expr, evaluate, free_dims, free_syms, product
 from ....dialects.nd.types import element_bytes
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...analysis.symbols import DEFAULT_SIZE
+from ...cost.machine.gpu import Gpu
 
 TILE = 1024
 """Elements of a tile that only moves data: 8 a thread with 4 warps, 16 bytes of bf16."""
@@ -19,7 +20,7 @@ IN_WINDOW = 2
 apart for the warp to load side by side, or to wait for all at once."""
 SHORT_LOOP = 8
 """Iterations of a single loop inside of a nest that become straight code."""
-MAX_WARPS = 32
+MAX_WARPS = Gpu.max_warps
 LEAST_DOT = 16
 """The shortest side of what the units for matrix products take."""
 

@@ -9,6 +9,7 @@ from ....dialects.expr import ONE, ZERO, Expr, free_dims, linear_coeff
 from ....dialects.nd.types import element_bytes
 from ...analysis.dependences import memory_of
 from ...analysis.nest_access import Loop, NestAccess
+from ...cost.machine.gpu import VECTOR_BYTES
 from .gathers import index_loops
 from .tile import FILLED, IN_WINDOW, SHORT_LOOP, TILE, Sizes, Tile, bytes_moved, power_of_two, warps_for
 
@@ -18,8 +19,6 @@ MIN_FASTEST_SIZE = 128
 """A fastest loop shorter than this may take in its neighbours."""
 MIN_CONTIGUOUS_SHARE = 0.2
 """Share of what is accessed that counts, of what is side by side along a loop: less of it may be read and written across."""
-VECTOR_BYTES = 16
-"""Elements of a thread where bytes are loaded or stored: 16 of them at once, as of other types."""
 GATHERED = 16
 """The same where indices are loaded, each of which then serves more rows."""
 STRIP = 8

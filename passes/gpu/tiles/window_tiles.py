@@ -8,6 +8,7 @@ from __future__ import annotations
 from ....dialects import loop
 from ....dialects.expr import ONE, ZERO, exact_quotient, linear_coeff
 from ...analysis.nest_access import Access, Loop, NestAccess
+from ...cost.machine.gpu import VECTOR_HALVES
 from .tile import Sizes, Tile, power_of_two, warps_for
 
 MAX_WINDOW_LENGTH = 8
@@ -16,8 +17,6 @@ PROGRAM_CHANNELS, MIN_PROGRAM_CHANNELS = 64, 32
 """Channels of a program: as many, or fewer where these divide their number."""
 PROGRAM_ROWS = 16
 """Rows of a program."""
-THREAD_ELEMENTS = 8
-"""Elements of a thread, for each window of its strip: 16 bytes of a 16-bit image."""
 
 
 def overlap(image: Access, one: Loop, along: Loop) -> int:
@@ -56,5 +55,5 @@ def _tile(info: NestAccess, lane: Loop, y: Loop, sizes: Sizes) -> Tile:
     rows = min(PROGRAM_ROWS, power_of_two(height))
     others = [one for one in info.root.loops if one is not lane and one is not y]
     # of fewer coefficients than threads, Triton has each thread load its own; others go through shared memory, all warps waiting
-    warps = max(warps_for(rows * block, THREAD_ELEMENTS), warps_for(2 * block, 1))
+    warps = max(warps_for(rows * block, VECTOR_HALVES), warps_for(2 * block, 1))
     return Tile([([lane], block), ([y], rows)], others, warps=warps)

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 
 from ...cost.cost_model import OVERLAP
 from ...cost.machine.cpu import SERVER
+from ...cost.nest_cost import VECTOR_LANES
 
 MIN_PARALLEL = 8
 """Iterations of the shared loops below which a fusion costs more parallelism than it saves traffic."""
 
 MIN_PARALLEL_ELEMENTS = 16384
 """Elements below which parallelism does not matter."""
-
-LANES = 16
-"""Elements of 32 bits in a vector operation."""
 
 LAUNCH_NS = 100.0
 """A launch, with what a kernel does before its first iteration."""
@@ -46,7 +44,7 @@ class GroupWork:
 
 def group_ns(group: GroupWork) -> float:
     """Nanoseconds that one nest takes. Where fewer than MIN_PARALLEL iterations can run in parallel, those that do take the longer."""
-    fast, slow = sorted((group.bytes / BANDWIDTH, group.units / LANES * SERVER.unit_ns))
+    fast, slow = sorted((group.bytes / BANDWIDTH, group.units / VECTOR_LANES * SERVER.unit_ns))
     busy = slow + OVERLAP * fast
     if group.iterations is not None and group.iterations < MIN_PARALLEL and group.work > MIN_PARALLEL_ELEMENTS:
         busy *= MIN_PARALLEL / max(group.iterations, 1)

@@ -20,7 +20,7 @@ from ...manager.instrumentation import remark
 
 SMALLEST = 16384
 """Bytes of a buffer that is worth an allocation of its own (some 0.3 us)."""
-LEAST_GAIN = 1000
+MIN_GAIN_PARTS = 1000
 """The peak has to fall by one part in so many."""
 MOST_SIZES = 12
 """How many sizes are tried as the limit between arena and pool."""
@@ -47,13 +47,13 @@ def choose_pooled(arena: Sequence[Lifetime], peak: Peak) -> tuple[list[Lifetime]
         found = apart(pooled)
         if found < least:
             best, least = pooled, found
-    if before - least < max(before // LEAST_GAIN, 1):
+    if before - least < max(before // MIN_GAIN_PARTS, 1):
         return [], before
     limit = least + (before - least) // 20
     for size in sorted({int(one.bytes) for one in best})[:MOST_SIZES]:
         fewer = [one for one in best if int(one.bytes) != size]
         # what a library call takes inside is not in the estimate, so that large idle memory may matter elsewhere
-        if size * LEAST_GAIN <= least and apart(fewer) <= limit:
+        if size * MIN_GAIN_PARTS <= least and apart(fewer) <= limit:
             best = fewer
     return best, apart(best)
 

@@ -22,14 +22,12 @@ from ....dialects.nd.base import ExprsAttr, IntsAttr
 from ....dialects.nd.pointwise import CONTRACT, OPS, CastOp
 from ....dialects.nd.types import LayoutAttr, TensorType, compute_type, tensor_type
 from ...cost.library_cost import bytes_of, size
+from ...cost.machine.gpu import VECTOR_HALVES
 from ..algebra.rewriter import Rewriter
 from .nd_small_products import rounded_operand
 
 WINDOW_STRIP_FACTORS = (2, 3, 5, 7)
 """What divides the number of windows that a thread of a GPU sums up at once."""
-
-MIN_GROUP_CHANNELS = 8
-"""Channels of a group, in and out, below which the units for products are mostly empty; they are a number of these, 16 bytes."""
 
 
 def is_depthwise(op: nd.ConvOp) -> bool:
@@ -56,8 +54,8 @@ def no_product(op: nd.ConvOp) -> str:
     if out is None or each is None or None in window:
         return "the weight has a symbol for a size"
     groups = op.groups.data[0]
-    if each % MIN_GROUP_CHANNELS or (out // groups) % MIN_GROUP_CHANNELS:
-        return f"its groups have {each} and {out // groups} channels, no number of {MIN_GROUP_CHANNELS}"
+    if each % VECTOR_HALVES or (out // groups) % VECTOR_HALVES:
+        return f"its groups have {each} and {out // groups} channels, no number of {VECTOR_HALVES}"
     return ""
 
 
@@ -72,7 +70,7 @@ def reads_elements(op: nd.ConvOp) -> str:
     if not _is_pointwise(op):
         return "channels do not lie side by side in the image and the weight"
     pixels = product(tensor_type(op.input).dims[2:]).value
-    return "" if pixels is None or pixels % MIN_GROUP_CHANNELS == 0 else f"channels of {pixels} pixels are no multiple of 16 bytes"
+    return "" if pixels is None or pixels % VECTOR_HALVES == 0 else f"channels of {pixels} pixels are no multiple of 16 bytes"
 
 
 def _has_strips(op: nd.ConvOp) -> bool:

@@ -27,7 +27,7 @@ from ...cost.library_cost import size
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 
-MAX_TERMS, MAX_COLUMNS = 32, 32
+MAX_SIDE_ELEMENTS = 32
 """Terms of a sum, and columns, up to which a nest may be faster."""
 MAX_ELEMENTS = {4: 512}
 MAX_ELEMENTS_OTHER = 256
@@ -100,7 +100,7 @@ def rounded_operand(rw: Rewriter, x: SSAValue) -> SSAValue:
     return rw.new(CastOp.new((rw.new(CastOp.new((x,), wide)),), t))
 
 
-def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = MAX_TERMS, widest: int = MAX_COLUMNS) -> bool:
+def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = MAX_SIDE_ELEMENTS, widest: int = MAX_SIDE_ELEMENTS) -> bool:
     """Whether a product is so small, and there are so many of it, that a nest is faster; sizes that are symbols count with their hints."""
     t = tensor_type(op.result)
     *batch, rows, columns = t.dims
@@ -180,10 +180,10 @@ class NdSmallProducts(Pass):
 
     name = "nd-small-products"
 
-    deepest: int = MAX_TERMS
+    deepest: int = MAX_SIDE_ELEMENTS
     """Terms of a sum up to which a product is small."""
 
-    widest: int = MAX_COLUMNS
+    widest: int = MAX_SIDE_ELEMENTS
     """Columns up to which a product is small."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

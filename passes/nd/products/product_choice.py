@@ -26,15 +26,13 @@ from ...cost.contraction_price import MAX_SKINNY_ROWS, Contraction, generated_ns
 from ...cost.held_numbers import held_numbers
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
+from ...cost.machine.gpu import VECTOR_HALVES
 from .carried_scores import carried_scores, exact_factors
 from .convolution_nests import is_depthwise, no_product, no_windows, read_once, reads_elements, sizes_of
 from .joined_factors import joined_factor
 
 KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16"}
 """Types of factors that units for products take, as the rates of a GPU name them."""
-
-VECTOR_ELEMENTS = 8
-"""Elements of 16 bits that are loaded at once: rows in memory are a number of these."""
 
 TOO_LARGE = "a tensor has more elements than 32 bits count"
 
@@ -147,7 +145,7 @@ class ProductChooser:
 
 
 def _rows_are_odd(x: SSAValue) -> bool:
-    """Whether rows of a factor, as it lies in memory, are known to be no multiple of VECTOR_ELEMENTS elements."""
+    """Whether rows of a factor, as it lies in memory, are known to be no multiple of VECTOR_HALVES elements."""
     while isinstance(op := x.owner, nd.PermuteOp | PointwiseOp):
         t = tensor_type(x)
         turned = isinstance(op, nd.PermuteOp)
@@ -156,7 +154,7 @@ def _rows_are_odd(x: SSAValue) -> bool:
             break
         x = same[0]
     last = tensor_type(x).dims[-1].value
-    return last is not None and last % VECTOR_ELEMENTS != 0 and tensor_type(x).rank > 1
+    return last is not None and last % VECTOR_HALVES != 0 and tensor_type(x).rank > 1
 
 
 def cannot(op: nd.MatmulOp | nd.ConvOp, gpu: Gpu, symbols: RangeEnv) -> str:

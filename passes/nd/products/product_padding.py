@@ -28,12 +28,10 @@ from ....dialects.nd.base import ExprsAttr, IntsAttr
 from ....dialects.nd.call_args import Arg, Call, CallAttr
 from ....dialects.nd.types import LayoutAttr, TensorType, tensor_type
 from ...analysis.symbols import DEFAULT_SIZE
+from ...cost.machine.gpu import VECTOR_HALVES
 from ...cost.machine.prices import prices
 from ...mem.arena.mem_plan import symbol_hints
 from ..algebra.rewriter import Rewriter
-
-ALIGNED_ELEMENTS = 8
-"""Elements of 2 bytes at whose multiples rows should begin."""
 
 PART_BYTES = 96 << 20
 """Bytes of a padded result that is made at once."""
@@ -122,11 +120,11 @@ def _parts(rw: Rewriter, operands: Sequence[SSAValue], t: TensorType, n: Expr, c
 
 def _and_last_columns(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, bias: SSAValue | None, t: TensorType, count: int) -> SSAValue:
     """A product by parts of its rows whose right side, where columns lie in memory one after the other, is not copied: the columns up to a
-    multiple of ALIGNED, and the others from a product of the last ALIGNED ones."""
+    multiple of VECTOR_HALVES, and the others from a product of the last VECTOR_HALVES."""
     rows, columns = t.dims
     depth = tensor_type(lhs).dims[1]
     assert columns.value is not None
-    first = columns.value // ALIGNED_ELEMENTS * ALIGNED_ELEMENTS
+    first = columns.value // VECTOR_HALVES * VECTOR_HALVES
 
     def some(start: int, n: int) -> list[SSAValue]:
         of_bias = [] if bias is None else [_cut(rw, bias, (start,), tensor_type(bias).with_dims((n,)))]
@@ -134,8 +132,8 @@ def _and_last_columns(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, bias: SSAValue
 
     most = t.with_dims((rows, first))
     joined = rw.new(nd.CatOp.new(_parts(rw, some(0, first), most, as_expr(first), count), most, dim=IntsAttr.get([0])))
-    last = product_call(rw, some(columns.value - ALIGNED_ELEMENTS, ALIGNED_ELEMENTS), t.with_dims((rows, ALIGNED_ELEMENTS)))
-    rest = _cut(rw, last, (0, first + ALIGNED_ELEMENTS - columns.value), t.with_dims((rows, columns - first)))
+    last = product_call(rw, some(columns.value - VECTOR_HALVES, VECTOR_HALVES), t.with_dims((rows, VECTOR_HALVES)))
+    rest = _cut(rw, last, (0, first + VECTOR_HALVES - columns.value), t.with_dims((rows, columns - first)))
     return rw.new(nd.CatOp.new([joined, rest], t, dim=IntsAttr.get([1])))
 
 
@@ -179,11 +177,11 @@ def _typical(rw: Rewriter, sizes: Sequence[Expr]) -> list[int]:
 
 
 def _up(n: Expr) -> Expr:
-    return n if n.value is None else as_expr(-(-n.value // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS)
+    return n if n.value is None else as_expr(-(-n.value // VECTOR_HALVES) * VECTOR_HALVES)
 
 
 def _alignment(n: int) -> int:
-    return min(n & -n, ALIGNED_ELEMENTS)
+    return min(n & -n, VECTOR_HALVES)
 
 
 def is_turned(rw: Rewriter, x: SSAValue) -> bool:

@@ -11,15 +11,15 @@ from ..gemm.amx import SIDE, TILE, begin_tiles, tile_definitions
 from ..gemm.ir import Function, Value
 from ..gemm.kernels import KERNEL_TYPES
 from ..gemm.pack import pack_b_columns, pack_rows
-from ..gemm.spec import GemmSpec, Shape
-from .softmax import row_functions
+from ..gemm.spec import ELEMENT_BYTES, GemmSpec, Shape
+from .softmax import row_bytes, row_functions
 from .spec import DEPTH_MAX, AttentionSpec
 
 QUERY_BLOCK = 384
 KEYS_MAX = 512
 """Most keys in a block: 32 rows of scores and the packed keys and values stay in the second-level cache."""
-SCORE_ROW = KEYS_MAX * 4 + 64
-WEIGHT_ROW = KEYS_MAX * 2 + 64
+SCORE_ROW = row_bytes(KEYS_MAX, ELEMENT_BYTES["f32"])
+WEIGHT_ROW = row_bytes(KEYS_MAX, ELEMENT_BYTES["bf16"])
 
 
 def scratch_parts() -> dict[str, int]:

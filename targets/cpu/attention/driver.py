@@ -29,17 +29,17 @@ from ..gemm.ir import Function, Value
 from ..gemm.kernels import KERNEL_TYPES, tile_kernel
 from ..gemm.pack import pack_b_columns
 from ..gemm.scratch import with_scratch
-from ..gemm.spec import Shape
+from ..gemm.spec import ELEMENT_BYTES, Shape
 from . import amx as attention_amx
-from .softmax import row_functions
+from .softmax import row_bytes, row_functions
 from .spec import DEPTH_MAX, AttentionSpec
 
 QUERY_BLOCK = 192
 KEYS_MAX = 1024
 """Most keys in a block: six rows of scores fill half of the first-level cache."""
+SCORE_ROW = row_bytes(KEYS_MAX, ELEMENT_BYTES["f32"])
 KEY_BYTES = 256 * 1024
 """Bytes of packed keys in a block."""
-SCORE_ROW = KEYS_MAX * 4 + 64
 
 POINTERS = ("q", "k", "v", "o", "lse", "mask")
 SIZES = ("batches", "heads", "queries", "keys", "depth")

@@ -20,6 +20,12 @@ EXP2 = (
 """2^r on [-0.5, 0.5]: the interpolation in the Chebyshev points, 1.7 ulp at worst in float arithmetic."""
 
 
+def row_bytes(keys: int, element_bytes: int) -> int:
+    """Bytes from one row of scores or weights in scratch memory to the next: a cache line more than it has, so that rows do not share their
+    sets of the cache."""
+    return keys * element_bytes + 64
+
+
 def _bits(value: float) -> str:
     """A float constant as LLVM writes it."""
     single = struct.unpack("<f", struct.pack("<f", value))[0]

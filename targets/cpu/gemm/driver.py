@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import re
 
+from ....passes.cost.nest_cost import SERIAL_NS
 from . import amx as gemm_amx
 from .block import BLOCK_ARGS, BLOCK_TYPES, BlockPlan, block_functions
 from .ir import Function, Value
@@ -63,10 +64,6 @@ GEMM_ARGS = (
 )
 _PARTS = ("batch_parts", "row_parts", "column_parts")
 _FIELDS = {name: 8 * k for k, name in enumerate([*(name for _, name in GEMM_ARGS), *_PARTS, "slots"])}
-
-SERIAL_NS = 8000
-"""Estimated time below which no thread is woken up."""
-NS_PER_THREAD = 4000
 
 
 def scratch_bytes(spec: GemmSpec, threads: int) -> int:
@@ -108,9 +105,9 @@ def _entry(plan: BlockPlan | gemm_amx.AmxPlan, symbol: str) -> str:
         elements = f.add(f.add(f.mul("%m", "%k"), f.mul("%k", "%n")), f.mul("%m", "%n"))
         cost = f.add(f.div(multiplies, 100), f.div(f.mul(elements, shape.element), 20))
         cost = f.mul(cost, "%batches")
-        with f.choose(f.both(f.cmp("sgt", "%threads", 1), f.cmp("sgt", cost, SERIAL_NS))) as branch:
+        with f.choose(f.both(f.cmp("sgt", "%threads", 1), f.cmp("sgt", cost, 2 * SERIAL_NS))) as branch:
             wanted = f.min("%threads", f.let("sext i32 " + f.let("call i32 @omp_get_max_threads()") + " to i64"))
-            wanted = f.min(wanted, f.div(cost, NS_PER_THREAD))
+            wanted = f.min(wanted, f.div(cost, SERIAL_NS))
             wanted = f.max(wanted, 1)
             batch_parts = f.min(wanted, "%batches")
             rest = f.div(wanted, batch_parts)

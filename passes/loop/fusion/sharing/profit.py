@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from .....dialects.expr import free_dims
 from ....analysis.nest_info import NestInfo
+from ....cost.nest_cost import VECTOR_LANES
 from ..facts import NestFacts
-from ..price import LANES, MIN_PARALLEL, MIN_PARALLEL_ELEMENTS
+from ..price import MIN_PARALLEL, MIN_PARALLEL_ELEMENTS
 from ..types import Group
 from .align import Alignment
 
@@ -73,7 +74,7 @@ class SharedLoopProfit:
         if not left or min(left) >= 0:
             return None
         piece = self.nests.count([alignment.inner[k] for k in left if k >= 0])
-        if 1 < piece < LANES <= self.nests.count(second.outer[-1:]) and self.nests.count(alignment.inner) > piece:
+        if 1 < piece < VECTOR_LANES <= self.nests.count(second.outer[-1:]) and self.nests.count(alignment.inner) > piece:
             return f"{piece} iterations of the last loop would be left inside, less than a vector"
         return None
 

@@ -85,7 +85,7 @@ def compiled(function: Any, dynamic: bool = False, backend: str = "eager", dtype
 
 @pytest.fixture(autouse=True)
 def from_few_scores_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decomposed_attention, "FEWEST", 1)
+    monkeypatch.setattr(decomposed_attention, "MIN_GPU_SCORES", 1)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -122,9 +122,9 @@ def test_where_it_is_left() -> None:
     def note(gm: torch.fx.GraphModule, _: Any) -> Any:
         seen.append(call_attention(gm))
         seen.append(call_attention(gm, {"cpu"}))
-        decomposed_attention.FEWEST = 145
+        decomposed_attention.MIN_GPU_SCORES = 145
         seen.append(call_attention(gm, {"cpu"}, {torch.float32}))
-        decomposed_attention.FEWEST = 144
+        decomposed_attention.MIN_GPU_SCORES = 144
         seen.append(call_attention(gm, {"cpu"}, {torch.float32}))
         return gm.forward
 
