@@ -22,7 +22,7 @@ from ..passes.analysis.nest_access import NestAccess
 from ..passes.analysis.nest_key import nest_key
 from ..passes.analysis.origins import origins
 
-LONGEST = 64
+MAX_NAME_CHARACTERS = 64
 """Characters of a kernel's name, without its number."""
 _NUMBER, _ODD = re.compile(r"_\d+$"), re.compile(r"\W+", re.ASCII)
 _PLUMBING = frozenset((
@@ -188,10 +188,10 @@ def operators(nests: Sequence[Operation]) -> str:
         names |= dict.fromkeys(_NUMBER.sub("", _ODD.sub("_", name)).strip("_") for name, _, _ in origins(op.location) if name)
     text = ""
     for name in [n for n in names if n and n not in _PLUMBING] or list(names):
-        if text and len(text) + len(name) >= LONGEST:
+        if text and len(text) + len(name) >= MAX_NAME_CHARACTERS:
             break
         text += f"_{name}" if text else name
-    return text[:LONGEST]
+    return text[:MAX_NAME_CHARACTERS]
 
 
 def _innermost_first(op: Operation) -> Iterator[Operation]:

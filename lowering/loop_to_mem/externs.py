@@ -21,7 +21,7 @@ WITH_OUT = frozenset(
 )
 """Operators whose out variant computes in the destination (for most others it computes elsewhere and copies)."""
 
-RANK = 4
+ATTENTION_RANK = 4
 """Dimensions of the result of attention; its logarithms of sums, which have one less, have no rows."""
 
 _KEPT = ("call", "aliases", "binds", "fallback", "kept", "mutates", "schedule")
@@ -148,7 +148,7 @@ class _Call:
     def _generated(self, result: SSAValue) -> SSAValue:
         """Memory for a result of generated code, which wants the elements of rows next to each other."""
         t = self.low.layouts.buffer_type(result)
-        if len(t.dims) == RANK and not _rows_are_dense(t):
+        if len(t.dims) == ATTENTION_RANK and not _rows_are_dense(t):
             t = BufferType.get(t.dims, t.element_type, None, 0, t.device.data)
         return self.low.alloc(t, result.name_hint)
 

@@ -33,8 +33,8 @@ from .layouts import Layouts, Strides, overlaps, same_strides, view_strides
 from .liveness import Liveness, is_tensor
 
 ARENA, OUTPUT = StringAttr("arena"), StringAttr("output")
-NEVER = -1
-FOREVER = 1 << 60
+NEVER_NEEDED = -1
+ALWAYS_NEEDED = 1 << 60
 PASS = "loop-to-mem"
 
 
@@ -47,7 +47,7 @@ class Storage:
     def __init__(self, kind: str, root: SSAValue, exclusive: bool = True):
         self.kind = kind
         self.root = root
-        self.until = NEVER
+        self.until = NEVER_NEEDED
         self.exclusive = exclusive
         """Whether nobody else can hold a reference to the memory, so that it may be overwritten or given to the
         caller."""

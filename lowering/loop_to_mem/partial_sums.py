@@ -26,12 +26,12 @@ from ...passes.manager.instrumentation import remark, statistic
 from ...passes.mem.arena.peak import DONATED
 from .liveness import Liveness, is_tensor
 
-SMALLEST = 16384
+MIN_TERM_BYTES = 16384
 """Bytes of a term that is worth a nest."""
-MOST_SPLITS = 64
+MAX_SPLITS = 64
 """Limit on the time that this takes; every split looks at the function once."""
-LEAST_TERMS = 3
-LEAST_GAIN = 100
+MIN_SUM_TERMS = 3
+MIN_GAIN_PARTS = 100
 """What a division saves has to be at least one part in so many of all that is alive."""
 
 
@@ -48,7 +48,7 @@ def split_sums(func: FuncOp, symbols: RangeEnv) -> int:
     """Divide the sums of `func` that set the peak; how many nests were made."""
     found = [s for op in func.body.block.ops if isinstance(op, loop.NestOp) for s in _sums(op)]
     count = 0
-    while found and count < MOST_SPLITS and _split_one(func, found, symbols):
+    while found and count < MAX_SPLITS and _split_one(func, found, symbols):
         count += 1
     if count:
         statistic("num-sums-divided", count)
@@ -99,7 +99,7 @@ def _term(nest: loop.NestOp, value: SSAValue) -> loop.LoadOp | None:
     if tensor_type(tensor).element_type != value.type or sorted(map(str, op.map.data.results)) != loops:
         return None
     same = len(op.index_operands) == len(nest.indices) and set(op.index_operands) == set(nest.indices)
-    return op if same and _bytes(tensor) >= SMALLEST else None
+    return op if same and _bytes(tensor) >= MIN_TERM_BYTES else None
 
 
 def _bytes(tensor: SSAValue) -> int:
@@ -116,13 +116,13 @@ def _split_one(func: FuncOp, sums: list[_Sum], symbols: RangeEnv) -> bool:
     most = max(alive)
     best: tuple[int, int, _Sum] | None = None
     for one in sums:
-        if len(one.terms) < LEAST_TERMS:
+        if len(one.terms) < MIN_SUM_TERMS:
             continue
         ends = [position[_owner(t)] for t in one.terms]
-        top = max(range(max(ends[:LEAST_TERMS]), position[one.nest] + 1), key=lambda k: (alive[k], k))
+        top = max(range(max(ends[:MIN_SUM_TERMS]), position[one.nest] + 1), key=lambda k: (alive[k], k))
         ready = next((k for k, end in enumerate(ends) if end > top), len(ends))
         gain = ((ready + 1) // 2 - 1) * _bytes(one.terms[0].shaped)
-        worth = ready >= LEAST_TERMS and gain * LEAST_GAIN >= most and alive[top] * 4 >= most * 3
+        worth = ready >= MIN_SUM_TERMS and gain * MIN_GAIN_PARTS >= most and alive[top] * 4 >= most * 3
         if worth and (best is None or alive[top] > best[0]):
             best = alive[top], ready, one
     if best is None:

@@ -17,9 +17,9 @@ from ...dialects.mem import BufferType
 from ...dialects.nd.types import tensor_type
 from ...passes.manager.instrumentation import statistic
 from .layouts import overlaps, same_strides
-from .lowering import FOREVER, OUTPUT, Lowering, Storage
+from .lowering import ALWAYS_NEEDED, OUTPUT, Lowering, Storage
 
-LIMIT = 3
+MAX_EXTRA_STORES = 3
 """Second homes of one value; more would cost the nest more than the copies."""
 
 
@@ -40,7 +40,7 @@ def second_homes(
         return []
     found: list[SSAValue] = []
     for target in (*_updated(low, result, buffer, taken, may_store), *_returned(low, result, buffer)):
-        if len(found) == LIMIT:
+        if len(found) == MAX_EXTRA_STORES:
             break
         found.append(target())
         _store_too(op, stores[0], found[-1])
@@ -78,7 +78,7 @@ def _updated(
 
         def take(update: nd.UpdateOp = update, target: SSAValue = target, storage: Storage = storage) -> SSAValue:
             taken.add(storage)
-            storage.until = FOREVER
+            storage.until = ALWAYS_NEEDED
             low.stored_updates.add(update)
             return target
 

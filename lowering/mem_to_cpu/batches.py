@@ -25,11 +25,11 @@ from ...passes.manager.errors import PassError
 from .builder import Builder
 from .state import scalar_type
 
-GRAIN = 1 << 17
+THREAD_GRAIN_BYTES = 1 << 17
 """Bytes of work below which one more thread does not pay (waking it takes about as long as its share); fewer where the
 schedules of the nests say that less work is worth one (`grain`)."""
-SHARES = 4
-"""An entry is left to all threads when it is over 1/SHARES of what one thread gets."""
+ENTRY_SHARE_DIVISOR = 4
+"""An entry is left to all threads when it is over 1/ENTRY_SHARE_DIVISOR of what one thread gets."""
 
 
 class BatchLowering:
@@ -75,7 +75,7 @@ class BatchLowering:
         kernel = cpu.KernelOp.make(name, [ptr, ptr, i64], {"label": StringAttr(self._label(body))})
         kernel.location = body.location
         grain = min(self.grains.get(body.sym_name.data, SERIAL_NS), SERIAL_NS)
-        _Walk(body, kernel, max(1, GRAIN * grain // SERIAL_NS)).lower()
+        _Walk(body, kernel, max(1, THREAD_GRAIN_BYTES * grain // SERIAL_NS)).lower()
         self.module.body.block.add_op(kernel)
         return name
 
@@ -108,7 +108,7 @@ class _Walk:
         index, before = b.begin_for(zero, self.count, one, [zero])
         (total,) = b.end_for([b.add(before, self._work(index))])
         threads = b.place(cpu.NumThreadsOp.make()).results[0]
-        limit = b.max(b.quotient(total, b.mul(threads, b.int(SHARES))), b.int(2 * self.grain))
+        limit = b.max(b.quotient(total, b.mul(threads, b.int(ENTRY_SHARE_DIVISOR))), b.int(2 * self.grain))
         op = cpu.ParallelOp.make(total, b.int(self.grain))
         block = op.body.block
         op.regions[0].detach_block(block)

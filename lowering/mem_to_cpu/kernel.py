@@ -29,9 +29,9 @@ from .reductions.scans import ScanLowering
 from .state import State, scalar_type
 from .tiles import lower_tiles
 
-BLOCK = 4096
+UNIT_ELEMENTS = 4096
 """Elements of a long vector loop that make one unit of work for threads, at the usual grain; fewer where less work is worth a thread."""
-ENOUGH_UNITS = 64
+MIN_SHARED_TRIPS = 64
 """Iterations of the outermost loops that are enough to share among threads."""
 
 
@@ -283,7 +283,7 @@ class NestLowering:
         s, b = self.s, self.s.b
         whole_span = self.span(one)
         count, lanes = whole_span.count, self.schedule.lanes
-        block = lanes * max(1, BLOCK * min(self.schedule.grain, SERIAL_NS) // (SERIAL_NS * lanes))
+        block = lanes * max(1, UNIT_ELEMENTS * min(self.schedule.grain, SERIAL_NS) // (SERIAL_NS * lanes))
         if not self._may_share() or (count is not None and count < 2 * block):
             self._vectors(one, whole_span)
             return
@@ -312,7 +312,7 @@ class NestLowering:
         shared: list[Loop] = []
         total = 1
         for one in loops:
-            if one not in free or (shared and total >= ENOUGH_UNITS):
+            if one not in free or (shared and total >= MIN_SHARED_TRIPS):
                 break
             shared.append(one)
             total *= self.cost.size(one.size)

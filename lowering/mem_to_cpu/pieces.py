@@ -15,9 +15,9 @@ from ...dialects.expr.ranges import Range, RangeEnv
 from ...passes.analysis.nest_access import NestAccess
 from ...passes.cost.nest_cost import Schedule
 
-MAX_PIECES = 4
-SHORTEST_VECTORS = 32
-SHORTEST_ROWS = 8
+MAX_SPLIT_SEGMENTS = 4
+MIN_SEGMENT_VECTORS = 32
+MIN_SEGMENT_ROWS = 8
 
 Piece = dict[Expr, tuple[int, int]]
 
@@ -36,8 +36,8 @@ def pieces(info: NestAccess, schedule: Schedule) -> list[Piece]:
         if not places or size is None:
             continue
         parts = list(pairwise([0, *places, size]))
-        shortest = SHORTEST_VECTORS if one is schedule.vector else SHORTEST_ROWS
-        if count * len(parts) > MAX_PIECES or any(last - first < shortest for first, last in parts):
+        shortest = MIN_SEGMENT_VECTORS if one is schedule.vector else MIN_SEGMENT_ROWS
+        if count * len(parts) > MAX_SPLIT_SEGMENTS or any(last - first < shortest for first, last in parts):
             continue
         chosen[one.dim] = parts
         count *= len(parts)

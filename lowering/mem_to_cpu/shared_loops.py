@@ -26,21 +26,21 @@ from .memory import combine, memory_type
 from .reductions import reductions as red
 from .state import State
 
-SHARES = 64
+REDUCTION_PARTS = 64
 """Parts in which threads share a reduction that nothing around it can be shared of."""
-UNIT = 64
+PART_TRIPS = 64
 """Such a part is a multiple of this many iterations, if it is longer."""
 COLUMN_PARTS = 32
 """The same for a loop with columns, each part of which has its own."""
-COLUMN_SHARE = 16
+COLUMN_PART_FACTOR = 16
 """Such a part is so many iterations that these touch this many times as many elements as there are columns, so that filling and merging
 them costs little."""
-COLUMN_BYTES = 512 * 1024
+MAX_COLUMN_BYTES = 512 * 1024
 """Stack that the columns of all parts may take. Where their number is known only when the kernel runs, and one copy does not fit, one
 thread combines values in the columns themselves."""
-CHAIN = 512
+MAX_CHAIN_ROWS = 512
 """Rows that are added to a column of floats one after the other, where it may be more than..."""
-LONG_CHAIN = 2048
+MAX_LONG_CHAIN_ROWS = 2048
 """...this many."""
 
 Share = Callable[[Expr, Callable[[SSAValue, SSAValue], None]], None]
@@ -143,7 +143,7 @@ class SharedLoop:
         wide = [vec(lanes, t) if lanes else t for t in types]
         places = [b.place(cpu.LocalOp.make(limit * max(1, lanes) * element_bytes(t), 64)).results[0] for t in types]
         if any(c.used.value is None for c in self.columns):
-            self.fits = b.cmpi("sle", s.scalar(self._largest()), b.int(COLUMN_BYTES // len(self.columns)))
+            self.fits = b.cmpi("sle", s.scalar(self._largest()), b.int(MAX_COLUMN_BYTES // len(self.columns)))
         private = [b.place(cpu.LocalOp.make(self._room(c, limit), 64)).results[0] for c in self.columns]
         self.shared = {c.buffer: s.pointers[c.buffer] for c in self.columns}
         around = s.lane
@@ -173,16 +173,16 @@ class SharedLoop:
     def _length(self, size: Expr) -> tuple[int, Expr]:
         """(the most parts, iterations of a part)."""
         if not self.columns:
-            length = ceildiv(size, SHARES)
-            if length.value is not None and length.value > UNIT:
-                length = as_expr(-(-length.value // UNIT) * UNIT)
-            return SHARES, maximum(length, 1)
+            length = ceildiv(size, REDUCTION_PARTS)
+            if length.value is not None and length.value > PART_TRIPS:
+                length = as_expr(-(-length.value // PART_TRIPS) * PART_TRIPS)
+            return REDUCTION_PARTS, maximum(length, 1)
         largest = self._largest()
-        most = minimum(COLUMN_PARTS, (COLUMN_BYTES // len(self.columns)) // maximum(largest, 64))
+        most = minimum(COLUMN_PARTS, (MAX_COLUMN_BYTES // len(self.columns)) // maximum(largest, 64))
         parts = maximum(most, 1)
         used = product([])
         used = maximum(*(c.used for c in self.columns), 0)
-        length = maximum(ceildiv(size, parts), (used * COLUMN_SHARE) // self.row, 1)
+        length = maximum(ceildiv(size, parts), (used * COLUMN_PART_FACTOR) // self.row, 1)
         return parts.value or COLUMN_PARTS, length
 
     def _largest(self) -> Expr:
@@ -194,7 +194,7 @@ class SharedLoop:
         known = column.bytes.value
         if known is not None and self.fits is None:
             return copies * known
-        return COLUMN_BYTES // len(self.columns)
+        return MAX_COLUMN_BYTES // len(self.columns)
 
     def _span(self, one: Loop, length: Expr, unit: SSAValue) -> Span:
         """The iterations of part `unit`."""
@@ -239,7 +239,7 @@ class SharedLoop:
         s, b = self.s, self.s.b
         for column, place in zip(self.columns, copies, strict=True):
             self._fill(column, place)
-        if length.value is not None and length.value <= LONG_CHAIN:
+        if length.value is not None and length.value <= MAX_LONG_CHAIN_ROWS:
             values = self._with(copies, run, span)
         else:
             blocks = [
@@ -247,10 +247,10 @@ class SharedLoop:
             ]
             state = [v for slot in slots for v in slot.start(s, s.width)]
             assert span.first is not None and span.last is not None
-            index, *carried = b.begin_for(span.first, span.last, b.int(CHAIN), state)
+            index, *carried = b.begin_for(span.first, span.last, b.int(MAX_CHAIN_ROWS), state)
             for column, place in zip(self.columns, blocks, strict=True):
                 self._fill(column, place)
-            inside = Span(index, b.min(b.add(index, b.int(CHAIN)), span.last), None)
+            inside = Span(index, b.min(b.add(index, b.int(MAX_CHAIN_ROWS)), span.last), None)
             found = self._with(blocks, run, inside)
             for column, block, place in zip(self.columns, blocks, copies, strict=True):
                 self._merge_column(column, block, place)

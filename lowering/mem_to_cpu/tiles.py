@@ -28,7 +28,7 @@ from .state import State
 if TYPE_CHECKING:
     from .kernel import NestLowering
 
-BLOCK = 64
+BLOCK_SIDE = 64
 """Side of a block of tiles."""
 ROWS_AT_ONCE = 4
 """Rows that the body handles at once: as many lanes as a pointwise nest has."""
@@ -41,7 +41,7 @@ def lower_tiles(k: NestLowering) -> None:
     assert lanes is not None and rows is not None
     outer = [one for one in s.info.root.loops if one is not lanes and one is not rows]
     tall, wide = k.span(rows), k.span(lanes)
-    size = (as_expr(k.schedule.tiles.get(rows.dim, rows.size)) + (BLOCK - 1)) // BLOCK
+    size = (as_expr(k.schedule.tiles.get(rows.dim, rows.size)) + (BLOCK_SIDE - 1)) // BLOCK_SIDE
     blocks = Loop(s.info.new_dim(Range.of_size(size)), size, ())
     ends = [_known_side(k, one) for one in (rows, lanes)]
     """Rows and lanes of every tile, where they are known; 0 where not."""
@@ -49,13 +49,13 @@ def lower_tiles(k: NestLowering) -> None:
     across = follow_rows(k.cost, lanes, rows)
 
     def block() -> None:
-        first = b.mul(s.dims[blocks.dim], b.int(BLOCK))
+        first = b.mul(s.dims[blocks.dim], b.int(BLOCK_SIDE))
         if tall.first is not None:
             first = b.add(tall.first, first)
-        last = b.min(b.add(first, b.int(BLOCK)), s.scalar(rows.size) if tall.last is None else tall.last)
+        last = b.min(b.add(first, b.int(BLOCK_SIDE)), s.scalar(rows.size) if tall.last is None else tall.last)
         width, side = s.scalar(lanes.size) if wide.last is None else wide.last, b.int(SIDE)
-        (left,) = b.begin_for(b.int(0) if wide.first is None else wide.first, width, b.int(BLOCK))
-        right = b.min(b.add(left, b.int(BLOCK)), width)
+        (left,) = b.begin_for(b.int(0) if wide.first is None else wide.first, width, b.int(BLOCK_SIDE))
+        right = b.min(b.add(left, b.int(BLOCK_SIDE)), width)
         if across:
             (column,) = b.begin_for(left, right, side)
         (row,) = b.begin_for(first, last, side)

@@ -45,7 +45,7 @@ LIBRARY = {
 }  # fmt: skip
 """Functions that the device library has, by the name of the op (or of the loop.math function)."""
 
-SHARED_DIVISOR = 16
+MIN_DIVISOR_ELEMENTS = 16
 """Elements that share a number (a divisor), for which work on that one is worth while (its reciprocal)."""
 NATIVE_F32 = frozenset(("math.exp", "math.log", "math.exp2", "math.log2", "math.sin", "math.cos", "math.erf"))
 """Operations that Triton lowers itself for f32 (to the hardware's functions); for f64 the library has them."""
@@ -183,7 +183,7 @@ def _is_shared(x: SSAValue, y: SSAValue) -> bool:
 
 def _serves_many(x: SSAValue, y: SSAValue) -> bool:
     """Whether each element of y meets many of x."""
-    return prod(shape_of(y.type) or ()) * SHARED_DIVISOR <= prod(shape_of(x.type) or ())
+    return prod(shape_of(y.type) or ()) * MIN_DIVISOR_ELEMENTS <= prod(shape_of(x.type) or ())
 
 
 def _becomes_float8(value: SSAValue) -> bool:

@@ -23,14 +23,14 @@ from ...dialects.tt.shape import BroadcastOp, ExpandDimsOp, MakeRangeOp, SplatOp
 from ...dialects.tt.types import bits_of, element_of, shape_of, tensor
 from ..nest.builder import NO_OVERFLOW_FLAGS
 
-REGISTERS = 16
+EARLY_REGISTERS = 16
 """Registers of a thread that what was loaded early may take: with more, fewer programs run side by side."""
-INVARIANT = 32
+INVARIANT_REGISTERS = 32
 """Registers of a thread that what a loop needs in every iteration may take."""
-AHEAD = 16
+AHEAD_REGISTERS = 16
 """Registers of a thread that what is loaded for the next iteration may take."""
 DIVISIONS = (arith.DivSIOp, arith.DivUIOp, arith.RemSIOp, arith.RemUIOp)
-COPIED = 32
+MIN_COPIED_BITS = 32
 """Bits that an asynchronous copy to shared memory has at least."""
 
 
@@ -46,7 +46,7 @@ def load_early(entry: Block, constant: Container[SSAValue], threads: int, *, dra
     if first is None:
         return
     order = {op: k for k, op in enumerate(ops)}
-    left = REGISTERS * 32 * threads
+    left = EARLY_REGISTERS * 32 * threads
     for op in ops[order[first] + 1 :]:
         if not isinstance(op, LoadOp):
             continue
@@ -67,7 +67,7 @@ def load_once(entry: Block, constant: Container[SSAValue], threads: int) -> None
     for loop in [op for op in entry.ops if isinstance(op, scf.ForOp)]:
         inside = list(loop.body.block.ops)
         order = {op: k for k, op in enumerate(inside)}
-        left = INVARIANT * 32 * threads
+        left = INVARIANT_REGISTERS * 32 * threads
         for op in inside:
             if not isinstance(op, LoadOp) or not _is_constant(op, constant):
                 continue
@@ -131,7 +131,7 @@ def load_ahead(entry: Block, constant: Container[SSAValue], threads: int) -> Non
         inside = list(loop.body.block.ops)
         if not any(isinstance(op, DotOp) for op in inside):
             continue
-        left = AHEAD * 32 * threads
+        left = AHEAD_REGISTERS * 32 * threads
         order = {op: k for k, op in enumerate(inside)}
         chosen: dict[LoadOp, set[Operation]] = {}
         for op in inside:
@@ -240,9 +240,10 @@ def _may_divide_by_zero(op: Operation) -> bool:
 
 
 def _is_copied(load: LoadOp) -> bool:
-    """Whether Triton copies what a load reads to shared memory while earlier iterations run: at least COPIED bits that lie side by side."""
+    """Whether Triton copies what a load reads to shared memory while earlier iterations run: MIN_COPIED_BITS side by side, or more."""
     shape, bits = shape_of(load.result.type) or (), bits_of(element_of(load.result.type))
-    return any(step == 1 and size * bits >= COPIED for step, size in zip(_steps(load.ptr), shape, strict=True)) or bits >= COPIED
+    side_by_side = (size for step, size in zip(_steps(load.ptr), shape, strict=True) if step == 1)
+    return bits * max((1, *side_by_side)) >= MIN_COPIED_BITS
 
 
 def _steps(value: SSAValue) -> tuple[int | None, ...]:

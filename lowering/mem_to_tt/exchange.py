@@ -6,7 +6,7 @@ Programs 8k to 8k + 7 have row k, and each keeps an eighth of it on chip. A redu
 it puts that into the workspace, waits for the states of the others, and joins all of them in the order of the programs, so that every
 program of the row goes on with the very same numbers. Memory is read once, whatever the length of the row.
 
-**Words.** The workspace is memory of i64. Its first word counts programs, those from HEADER on hold states, in two halves of which a
+**Words.** The workspace is memory of i64. Its first word counts programs, those from HEADER_WORDS on hold states, in two halves of which a
 launch uses one. A word of that half is zero when the kernel begins, is written once, and is never zero then: two numbers of 32 bits with
 all bits inverted (of NaNs there is one, which is not all ones), or half of a number of 64 bits under a bit that is set. A word is written
 and read in one access, so that who sees it has all of it; no fences are needed, and a state costs one trip to the cache that all
@@ -57,7 +57,7 @@ from ...dialects.tt.memory import AtomicRMWOp, LoadOp, StoreOp
 from ...dialects.tt.structure import GetNumProgramsOp
 from ...dialects.tt.types import element_of, like, shape_of
 from ...passes.gpu.nest_types import UnsupportedNest
-from ...passes.gpu.shared_rows import _FULL, _SECOND, HEADER, SENT, half_words, part_of
+from ...passes.gpu.shared_rows import _FULL_BIT, _SECOND_BIT, HEADER_WORDS, SENT_NUMBERS, half_words, part_of
 from ...passes.gpu.tiles.tile import power_of_two
 from ..nest.builder import NO_OVERFLOW_FLAGS
 from .joined_axes import reduce_values
@@ -93,7 +93,7 @@ class Group:
         """The group of a program with a ticket, in a kernel of `rows` rows."""
         s = kernel.s
         row, member = ticket.row, ticket.member
-        halves = s.b.int(HEADER, s.index), s.number(half_words(rows, kernel.tile.group, words) + HEADER)
+        halves = s.b.int(HEADER_WORDS, s.index), s.number(half_words(rows, kernel.tile.group, words) + HEADER_WORDS)
         half, idle = s.b.select(ticket.second, *reversed(halves)), s.b.select(ticket.second, *halves)
         member_dim = s.info.new_dim(Range.of_size(as_expr(kernel.tile.group)))
         s.dims[member_dim] = member
@@ -147,7 +147,7 @@ class Group:
         inside = b.cmpi("slt", lane, b.int(self.size, s.index)) if self.size < (shape_of(lane.type) or (0,))[-1] else None
         given = iter(state)
         states = [[next(given) for _ in acc.types] for acc in parts]
-        sent = [own[: SENT.get(acc.kind, len(own))] for acc, own in zip(parts, states, strict=True)]
+        sent = [own[: SENT_NUMBERS.get(acc.kind, len(own))] for acc, own in zip(parts, states, strict=True)]
         words = [_words(s, numbers) for numbers in sent]
         read = iter(self._wait([self._put(word, lane) for group in words for word in group], inside))
         result: Values = []
@@ -204,7 +204,7 @@ class Group:
         b = self.kernel.s.b
         shape = shape_of(pointer.type)
         mask = None if inside is None else b.to_shape(inside, shape)
-        other = None if inside is None else b.to_shape(b.constant(_FULL, i64), shape)
+        other = None if inside is None else b.to_shape(b.constant(_FULL_BIT, i64), shape)
         op = LoadOp.make(pointer, mask, other)
         op.properties["isVolatile"] = BoolAttr.from_bool(True)
         return b.place(op).results[0]
@@ -236,11 +236,11 @@ def draw(kernel: NestLowering) -> Ticket:
     counter = s.pointers[nest.outs[-1]]
     found = b.place(AtomicRMWOp.make("add", counter, b.constant(1, i64))).results[0]
     second = b.cmpi("slt", found, b.constant(0, i64))
-    number = b.elementwise(arith.AndIOp, (found, b.constant(_SECOND - 1, i64)))
+    number = b.elementwise(arith.AndIOp, (found, b.constant(_SECOND_BIT - 1, i64)))
     ticket, zero = b.resize(number, s.index), b.elementwise(arith.ShRUIOp, (b.resize(number, i32), b.constant(31, i32)))
     programs = b.resize(b.place(GetNumProgramsOp.make(0)).results[0], s.index)
     last = b.cmpi("eq", ticket, b.sub(programs, b.int(1, s.index)))
-    following = b.select(second, b.constant(0, i64), b.constant(_SECOND, i64))
+    following = b.select(second, b.constant(0, i64), b.constant(_SECOND_BIT, i64))
     b.place(AtomicRMWOp.make("exch", counter, following, last))
     size = b.int(kernel.tile.group, s.index)
     return Ticket(b.elementwise(arith.DivSIOp, (ticket, size)), b.elementwise(arith.RemSIOp, (ticket, size)), second, zero)
@@ -260,14 +260,14 @@ def _words(s: State, state: Values) -> list[SSAValue]:
             rest.append(b.cast(ExtUIOp, value, i64))
         else:
             bits = value if element == i64 else b.pure(BitcastOp, (value,), like(value.type, i64))
-            rest += [b.elementwise(arith.AndIOp, (bits, b.int(_FULL - 1, i64))), b.elementwise(arith.ShRUIOp, (bits, b.int(32, i64)))]
+            rest += [b.elementwise(arith.AndIOp, (bits, b.int(_FULL_BIT - 1, i64))), b.elementwise(arith.ShRUIOp, (bits, b.int(32, i64)))]
     words: list[SSAValue] = []
     for k in range(0, len(floats), 2):
         pair = b.elementwise(arith.ShLIOp, (floats[k], b.int(32, i64)), NO_OVERFLOW_FLAGS)
         if k + 1 < len(floats):
             pair = b.elementwise(arith.OrIOp, (pair, floats[k + 1]))
         words.append(b.elementwise(arith.XOrIOp, (pair, b.int(-1, i64))))
-    return words + [b.elementwise(arith.OrIOp, (half, b.int(_FULL, i64))) for half in rest]
+    return words + [b.elementwise(arith.OrIOp, (half, b.int(_FULL_BIT, i64))) for half in rest]
 
 
 def _numbers(s: State, elements: Sequence[Attribute], words: Sequence[SSAValue]) -> Values:
@@ -287,9 +287,9 @@ def _numbers(s: State, elements: Sequence[Attribute], words: Sequence[SSAValue])
         elif element == i32:
             found.append(b.cast(TruncIOp, halves.pop(0), i32))
         elif element == i1:
-            found.append(b.cmpi("ne", halves.pop(0), b.int(_FULL, i64)))
+            found.append(b.cmpi("ne", halves.pop(0), b.int(_FULL_BIT, i64)))
         else:
-            low = b.elementwise(arith.AndIOp, (halves.pop(0), b.int(_FULL - 1, i64)))
+            low = b.elementwise(arith.AndIOp, (halves.pop(0), b.int(_FULL_BIT - 1, i64)))
             high = b.elementwise(arith.ShLIOp, (halves.pop(0), b.int(32, i64)), NO_OVERFLOW_FLAGS)
             whole = b.elementwise(arith.OrIOp, (low, high))
             found.append(whole if element == i64 else b.pure(BitcastOp, (whole,), like(whole.type, element)))

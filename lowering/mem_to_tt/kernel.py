@@ -29,7 +29,16 @@ from ...passes.analysis.nest_access import Access, Loop, NestAccess, Node
 from ...passes.cost.machine.gpu import Gpu
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type, scalar_type
 from ...passes.gpu.shared_rows import part_of, words_of
-from ...passes.gpu.tiles.rules import CROSSED_PIECES, UNROLL, fits_i32, has_effect, is_crossed, most_trips, padded_trips, run_length
+from ...passes.gpu.tiles.rules import (
+    MAX_CROSS_CHUNKS,
+    MAX_UNROLLED_TRIPS,
+    fits_i32,
+    has_effect,
+    is_crossed,
+    most_trips,
+    padded_trips,
+    run_length,
+)
 from ...passes.gpu.tiles.tile import Tile
 from ...passes.manager.locations import source_location
 from ..outline import Arguments
@@ -56,12 +65,12 @@ MAX_UNROLLED_ITERATIONS = 16
 MAX_CACHED_ROW_BYTES = 32 << 10
 """Bytes at most of a row that is read again from the nearest cache, beside those of other programs."""
 
-SHARED_BYTES = 16 << 20
+MAX_RESIDENT_BYTES = 16 << 20
 """Bytes at most of what stays in the cache for programs that read it again."""
 
-STRAIGHT = 400
+MAX_STRAIGHT_OPS = 400
 """Operations of a body, times its iterations, that become straight code: Triton takes minutes for thousands."""
-ABREAST = 2
+STRIP_ROWS_AT_ONCE = 2
 """Rows of a strip whose loads are under way together, as far as they divide it."""
 
 
@@ -225,7 +234,7 @@ class NestLowering:
                 continue
             elements = product(one.size for one in info.root.loops if one.dim in along)
             most = range_of(elements, info.ranges).hi
-            if most is not None and most * element_bytes(access.dtype) <= SHARED_BYTES:
+            if most is not None and most * element_bytes(access.dtype) <= MAX_RESIDENT_BYTES:
                 self.s.eviction[access.op] = "evict_last"
 
     def lower_body(self, block: Block) -> None:
@@ -243,7 +252,7 @@ class NestLowering:
         first = s.info.new_dim(Range.of_size(size))
         s.dims[first] = s.b.mul(s.dims[last], s.b.int(self.tile.strip, s.index))
         row = s.info.new_dim(Range.of_size(as_expr(self.tile.strip)))
-        abreast = gcd(self.tile.strip, ABREAST)
+        abreast = gcd(self.tile.strip, STRIP_ROWS_AT_ONCE)
 
         def step(at: SSAValue, _: Sequence[SSAValue]) -> list[SSAValue]:
             s.dims[row] = at
@@ -398,7 +407,7 @@ class NestLowering:
         trips = product(one.size for one in node.loops).value
         sequential = isinstance(node.op, loop.ForOp) and node.op.sequential is not None
         if self.s.inner or self.s.inner_axis is None or sequential:
-            limit = MAX_UNROLLED_ITERATIONS if self.s.inner or sequential else UNROLL
+            limit = MAX_UNROLLED_ITERATIONS if self.s.inner or sequential else MAX_UNROLLED_TRIPS
             return "unroll" if trips is not None and self._is_few(node, limit) else "loop"
         if any(product(one.size for one in c.loops).value is None or self._trips(c) > MAX_UNROLLED_ITERATIONS for c in node.children):
             return "unroll" if trips is not None and self._is_few(node, MAX_UNROLLED_ITERATIONS) else "loop"
@@ -411,13 +420,13 @@ class NestLowering:
     def _is_few(self, node: Node, limit: int) -> bool:
         """Whether the iterations of a node, all in all, are straight code of a tolerable length."""
         trips = self._trips(node)
-        return trips <= 1 or (trips <= limit and trips * self._length(node) <= STRAIGHT)
+        return trips <= 1 or (trips <= limit and trips * self._length(node) <= MAX_STRAIGHT_OPS)
 
     def _length(self, node: Node) -> int:
         """The operations of one iteration of a node, with those of the loops in it that become straight code."""
         found = self._lengths.get(node)
         if found is None:
-            inner = sum((max(1, self._trips(c)) if self._is_few(c, UNROLL) else 1) * self._length(c) for c in node.children)
+            inner = sum((max(1, self._trips(c)) if self._is_few(c, MAX_UNROLLED_TRIPS) else 1) * self._length(c) for c in node.children)
             found = self._lengths[node] = inner + sum(len(block.ops) for region in node.op.regions for block in region.blocks)
         return found
 
@@ -603,7 +612,7 @@ class NestLowering:
         """How many iterations the loops of a node have at most, if all of them are on chip at once."""
         trips = padded_trips(node, self.s.info, self.tile.run, self.length)
         part = trips if trips is None or self.tile.group == 1 else part_of(trips, self.tile.group, self.tile.run)
-        pieces = min(self.tile.pieces, CROSSED_PIECES) if self.s.crossing else self.tile.pieces
+        pieces = min(self.tile.pieces, MAX_CROSS_CHUNKS) if self.s.crossing else self.tile.pieces
         return trips if part is not None and self.tile.count(part) <= pieces else None
 
     def iterations(self, node: Node):

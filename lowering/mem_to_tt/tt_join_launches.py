@@ -27,11 +27,11 @@ from ...passes.analysis.accesses.touched import Touched
 from ...passes.manager.pass_manager import Pass
 from .builder import Builder
 
-MOST_ARGUMENTS = 400
+MAX_ARGUMENTS = 400
 """Arguments of a joined kernel; a launch may have 4 KB of them."""
-MOST_KERNELS = 8
+MAX_KERNELS = 8
 """Different kernels that are joined."""
-MOST_WAITING = 4
+MAX_OPEN_GROUPS = 4
 """Groups that are looked at for each launch."""
 
 
@@ -92,7 +92,7 @@ class _Joiner:
             if group is None:
                 group = _Group()
                 found.append(group)
-                waiting = [*waiting[-MOST_WAITING + 1 :], group]
+                waiting = [*waiting[-MAX_OPEN_GROUPS + 1 :], group]
             group.launches.append(op)
             group.touched.add(touched)
         return [g.launches for g in found if len(g.launches) > 1]
@@ -112,7 +112,7 @@ class _Joiner:
         joined = [*group, launch]
         arguments = {v for one in joined for v in one.operands}
         names = {_name(one) for one in joined}
-        if len(arguments) > MOST_ARGUMENTS or len(names) > MOST_KERNELS:
+        if len(arguments) > MAX_ARGUMENTS or len(names) > MAX_KERNELS:
             return False
         return self._kernel(launch).attributes == self._kernel(group[0]).attributes
 

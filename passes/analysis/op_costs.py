@@ -9,7 +9,7 @@ from ...dialects import loop
 from ...dialects.nd.types import LOW_PRECISION
 from ...dialects.support.special import ORTHOGONAL_POLYNOMIALS
 
-COSTS: dict[type[Operation], float] = {
+OP_COST_UNITS: dict[type[Operation], float] = {
     arith.DivfOp: 5.0,
     arith.DivSIOp: 15.0,
     arith.RemSIOp: 15.0,
@@ -33,7 +33,7 @@ COSTS: dict[type[Operation], float] = {
 """What is not here costs 1, functions of `math` FUNCTION_COST."""
 FUNCTION_COST = 12.0
 
-_LONG: dict[str, float] = {"igamma": 400.0, "igammac": 400.0, "zeta": 300.0, **dict.fromkeys(ORTHOGONAL_POLYNOMIALS, 80.0)}
+_LOOPED_FUNCTION_UNITS: dict[str, float] = {"igamma": 400.0, "igammac": 400.0, "zeta": 300.0, **dict.fromkeys(ORTHOGONAL_POLYNOMIALS, 80.0)}
 """Functions of `loop.math` that go through loops."""
 
 
@@ -41,9 +41,9 @@ def op_cost(op: Operation) -> float:
     """Vector operations that a body op takes, about; a load of a 16-bit float is also a conversion."""
     if isinstance(op, loop.LoadOp):
         return 2.5 if loop.element_type(op.source.type) in LOW_PRECISION else 1.0
-    if isinstance(op, loop.MathOp) and op.fn.data in _LONG:
-        return _LONG[op.fn.data]
-    found = COSTS.get(type(op))
+    if isinstance(op, loop.MathOp) and op.fn.data in _LOOPED_FUNCTION_UNITS:
+        return _LOOPED_FUNCTION_UNITS[op.fn.data]
+    found = OP_COST_UNITS.get(type(op))
     if found is not None:
         return found
     return FUNCTION_COST if op.name.startswith("math.") else 1.0

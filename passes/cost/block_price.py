@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from .held_numbers import BESIDE, fits_registers
+from .held_numbers import OTHER_REGISTERS, fits_registers
 from .machine.gpu import Gpu
 
 PROGRAM_START_NS = 1100
@@ -70,7 +70,7 @@ def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float,
     step = block.terms * (block.rows * work.row + block.columns * work.column)
     units = 2.0 * elements * block.terms * work.sums / (rates.tflops[work.kind] * 1e3 / each_rate)
     cache = step / (rates.cache_gbs / each_rate)
-    registers = block.warps * gpu.lanes * (elements * work.sums // (block.warps * gpu.lanes) + BESIDE)
+    registers = block.warps * gpu.lanes * (elements * work.sums // (block.warps * gpu.lanes) + OTHER_REGISTERS)
     resident = max(1, min(gpu.registers // registers, int(gpu.shared // (step * block.stages))))
     each = ceil(blocks / gpu.multiprocessors)
     alone = PROGRAM_START_NS + elements * work.beside / (rates.memory_gbs / each_rate)

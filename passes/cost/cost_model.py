@@ -34,10 +34,10 @@ from .schedule_choice import choose
 
 Bound = Literal["memory", "compute", "launch"]
 
-OVERLAP = 0.25
+UNHIDDEN_SHARE = 0.25
 """Part of what is not the bottleneck that adds to the time all the same."""
 
-_COMBINE = {"welford": 6, "scaled_prod": 8, "softmax_dot": 8}
+_COMBINE_OPS = {"welford": 6, "scaled_prod": 8, "softmax_dot": 8}
 """Operations that a reduction takes for each element, where that is not 1."""
 
 _NO_FLOPS = (arith.ConstantOp, arith.CmpfOp, arith.SelectOp, arith.ExtFOp, arith.TruncFOp, arith.SIToFPOp, arith.UIToFPOp)
@@ -115,7 +115,7 @@ def estimate(work: Work, machine: Cpu = SERVER) -> Cost:
         memory = max(memory, moved / (level.gbs if threads == 1 else min(level.all_gbs, level.gbs * threads)))
     launch = work.launches * machine.launch_ns + (machine.region_ns if threads > 1 else 0.0)
     slow, fast = max(compute, memory), min(compute, memory)
-    busy = slow + OVERLAP * fast
+    busy = slow + UNHIDDEN_SHARE * fast
     bound: Bound = "launch" if launch > busy else "compute" if compute >= memory else "memory"
     return Cost(work, bytes_by_level, compute * 1e-9, memory * 1e-9, (busy + launch) * 1e-9, bound)
 
@@ -262,7 +262,7 @@ def body_work(block: Block, trips: float, units: Units) -> tuple[float, float]:
             for e in op.loop_sizes:
                 inner *= units.size(e)
             if isinstance(op, loop.ReduceOp):
-                flops += inner * sum(_COMBINE.get(k, 1) for k in op.kind_names)
+                flops += inner * sum(_COMBINE_OPS.get(k, 1) for k in op.kind_names)
             elif isinstance(op, loop.ScanOp):
                 flops += inner
             for region in op.regions:

@@ -19,7 +19,7 @@ from ...dialects.expr import Expr, evaluate, free_dims, free_syms
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import Access, NestAccess, Node
-from .nest_cost import LINE, VECTOR_LANES, Cost, Schedule
+from .nest_cost import LINE_BYTES, VECTOR_LANES, Cost, Schedule
 
 
 @dataclass
@@ -79,9 +79,9 @@ class Stream:
 
     def lines(self, extents: Mapping[Expr, float]) -> float:
         """Bytes of the cache lines that are touched."""
-        count, _, span = self._walk(extents, LINE / self.element / 2)
+        count, _, span = self._walk(extents, LINE_BYTES / self.element / 2)
         apart = 1.0 if self.jumps else max(1.0, min(self.steps.values(), default=1.0))
-        return min(count * max(span * self.element, LINE), max(self.total * min(apart * self.element, LINE), LINE))
+        return min(count * max(span * self.element, LINE_BYTES), max(self.total * min(apart * self.element, LINE_BYTES), LINE_BYTES))
 
 
 @dataclass

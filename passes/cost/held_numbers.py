@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Sequence
 
 from xdsl.ir import Operation, SSAValue
 
-REGISTERS = 255
+THREAD_REGISTERS = 255
 """Registers of a thread."""
 
-BESIDE = 64
+OTHER_REGISTERS = 64
 """Of these, registers for other things than the numbers of elements."""
 
-RANDOM = 4
+RANDOM_REGISTERS = 4
 """Numbers of 32 bits that a random number is made of, beside what is kept anyway."""
 
 
@@ -31,9 +31,9 @@ def held_numbers(
     values = [(-1, v) for v in sums] + [(k, v) for k, op in enumerate(ops) for v in op.results if counts(v)]
     spans = [(k, max([place.get(use.operation, -1) for use in v.uses], default=-1)) for k, v in values]
     kept = [sum(made <= place[store] < last for made, last in spans) for store in stores]
-    return max(len(sums), *kept, len(sums) + RANDOM if draws else 0)
+    return max(len(sums), *kept, len(sums) + RANDOM_REGISTERS if draws else 0)
 
 
 def fits_registers(elements: int, warps: int, held: int, lanes: int = 32) -> bool:
     """Whether the threads of a program have registers for `held` numbers of each of its elements."""
-    return elements * held // (warps * lanes) + BESIDE <= REGISTERS
+    return elements * held // (warps * lanes) + OTHER_REGISTERS <= THREAD_REGISTERS

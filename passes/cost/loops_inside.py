@@ -22,11 +22,11 @@ from .machine.cpu import SERVER
 if TYPE_CHECKING:
     from .nest_cost import Cost
 
-ENOUGH_COST = 10.0
+MIN_INVARIANT_COST = 10.0
 """Cost of what does not depend on loops from which on they run inside of the vector loop."""
-FEWEST_TRIPS = 4
+MIN_INNER_TRIPS = 4
 """Iterations of the loops inside from which on it is worth asking."""
-MOST_LOOPS = 4
+MAX_OUTER_LOOPS = 4
 """Of more loops around the vector loop no parts are tried, only all of them."""
 
 
@@ -56,11 +56,11 @@ def loops_inside(cost: Cost, vector: Loop, lanes: int) -> frozenset[Expr]:
         return frozenset()
     body = cost.info.nest.regions[0].blocks[0]
     work = [(op, roots) for op, roots in body_roots(cost, body, {}) if op not in cost.info.access]
-    if cost.trips(loops) >= FEWEST_TRIPS and sum(op_cost(op) for op, roots in work if roots == {vector.dim}) >= ENOUGH_COST:
+    if cost.trips(loops) >= MIN_INNER_TRIPS and sum(op_cost(op) for op, roots in work if roots == {vector.dim}) >= MIN_INVARIANT_COST:
         return frozenset(one.dim for one in loops)
-    if len(loops) > MOST_LOOPS:
+    if len(loops) > MAX_OUTER_LOOPS:
         return frozenset()
-    best: tuple[float, frozenset[Expr]] = (ENOUGH_COST, frozenset())
+    best: tuple[float, frozenset[Expr]] = (MIN_INVARIANT_COST, frozenset())
     for number in range(1, len(loops)):
         for some in combinations(loops, number):
             inside = frozenset(one.dim for one in some)

@@ -19,34 +19,34 @@ from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.store_groups import shuffles, store_groups
 from ..analysis.symbols import DEFAULT_SIZE
 from .machine.accesses import ACCESSES
-from .machine.cpu import SERVER, WAYS
+from .machine.cpu import CACHE_WAYS, SERVER
 
 NS_PER_UNIT = SERVER.unit_ns
 """Time of one operation on 16 lanes of 32 bits, data in the nearest cache."""
-WORD = 4
-"""Bytes of the usual element: four registers of 16 of them are the first of LANES."""
+WORD_BYTES = 4
+"""Bytes of the usual element: four registers of 16 of them are the first of LANE_COUNTS."""
 REGISTER_BYTES = 64
 """Bytes of the widest vector register."""
-VECTOR_LANES = REGISTER_BYTES // WORD
+VECTOR_LANES = REGISTER_BYTES // WORD_BYTES
 """Usual elements in it; the rows and lanes of a tile that is transposed. Lanes that a tile does not have idle."""
-LANES = (64, 32, 16, 8, 4)
-WIDEST_LANES = 2 * LANES[0]
+LANE_COUNTS = (64, 32, 16, 8, 4)
+WIDEST_LANES = 2 * LANE_COUNTS[0]
 """Lanes of a reduction along other loops: 512 bytes of accumulators of 32 bits are eight whole cache lines."""
-MIN_TILE = 4
+MIN_TILE_TRIPS = 4
 """Loops of fewer iterations are not transposed in tiles: strided loads of them are shuffles."""
 UNROLL_TRIPS = 32
 UNROLL_OPS = 256
 """Loops inside of a vector loop that make at most so many iterations, and so many operations in all, are unrolled."""
 SERIAL_NS = 4000
 """Work below this is not worth a second thread."""
-LINE = 64
+LINE_BYTES = 64
 """Bytes of a cache line."""
 FEW_UNITS = 2
 """With fewer units of work in the loops of a nest, threads share the reductions in it."""
-HALF_ALIVE, QUARTER_ALIVE, ROW_ALIVE = 7, 12, 14
+MAX_FULL_LANES_VALUES, MAX_HALF_LANES_VALUES, MAX_ROW_LANES_VALUES = 7, 12, 14
 """With more values alive at once than this there are half as many lanes, and a quarter: about what 32 registers hold at four for each
 value, and at two. A row that one vector holds keeps all its lanes up to the last number: what depends on it alone is computed once."""
-WIDE_OPS, WIDE_TRIPS = 12, 32
+MAX_WIDE_OPS, MIN_WIDE_TRIPS = 12, 32
 """A reduction along other loops is wide where its nest has no more operations than the one (their values would not fit the registers) and
 it sums more rows than the other (what follows each row of accumulators would weigh more)."""
 MAX_STRIDE, MAX_WIDE_STRIDE = 8, 4
@@ -81,7 +81,7 @@ class Schedule:
 
 def is_shuffled(step: int, size: int) -> bool:
     """Whether a load of elements of `size` bytes with a step from lane to lane is consecutive vectors and shuffles."""
-    return 2 <= step <= (MAX_STRIDE if size <= WORD else MAX_WIDE_STRIDE)
+    return 2 <= step <= (MAX_STRIDE if size <= WORD_BYTES else MAX_WIDE_STRIDE)
 
 
 class Cost:
@@ -134,7 +134,7 @@ class Cost:
         if stride.value == 1:
             return unit * (2 if access.is_store else 1)
         if stride.value is not None and is_shuffled(stride.value, size) and not access.is_store:
-            return min(size / WORD / 16 * (2 * stride.value - 1), self._strided(stride, size, width, access.is_store))
+            return min(size / WORD_BYTES / 16 * (2 * stride.value - 1), self._strided(stride, size, width, access.is_store))
         if stride.value == -1 and not access.is_store:
             return unit * 2
         if access.is_store and self._fills(access, lanes_dim, width):
@@ -158,12 +158,12 @@ class Cost:
         for the share of a line that each lane needs, since its neighbours come later; and far more where the lines do not stay in the
         first cache until then, because they all belong to a few of its sets. See docs/lab/cost-model.md."""
         step = size * (abs(stride.value) if stride.value is not None else 1 if free_dims(stride) else self.size(stride))
-        period = int(SERVER.levels[0].bytes) // WAYS
-        if step >= LINE and width > WAYS * (period // gcd(step, period)):
+        period = int(SERVER.levels[0].bytes) // CACHE_WAYS
+        if step >= LINE_BYTES and width > CACHE_WAYS * (period // gcd(step, period)):
             return ACCESSES.evicted_store if is_store else ACCESSES.evicted_load
         if is_store:
             return ACCESSES.strided_store
-        return 0.35 + 0.2 * min(1.0, step / LINE)
+        return 0.35 + 0.2 * min(1.0, step / LINE_BYTES)
 
     def node(self, node: Node, lanes: Expr | None, width: int, size: int) -> float:
         """Cost of one run of the body of `node`, all inside included, for one lane-element (or for one run, without
@@ -264,13 +264,14 @@ class Cost:
         if isinstance(given, IntegerAttr):
             return given.value.data
         widest, alive = self.weight(node)
-        lanes = LANES[0] if widest <= WORD else LANES[1]
-        if alive > QUARTER_ALIVE:
+        lanes = LANE_COUNTS[0] if widest <= WORD_BYTES else LANE_COUNTS[1]
+        if alive > MAX_HALF_LANES_VALUES:
             lanes //= 4
-        elif alive > HALF_ALIVE:
+        elif alive > MAX_FULL_LANES_VALUES:
             lanes //= 2
-        if node.parent is None and one.size.value is not None and one.size.value <= LANES[0] and widest <= WORD and alive <= ROW_ALIVE:
-            lanes = LANES[0]  # one vector holds the row: what depends on it alone is computed once
+        short = node.parent is None and one.size.value is not None and one.size.value <= LANE_COUNTS[0]
+        if short and widest <= WORD_BYTES and alive <= MAX_ROW_LANES_VALUES:
+            lanes = LANE_COUNTS[0]  # one vector holds the row: what depends on it alone is computed once
         if one.size.value is not None:
             while lanes > 4 and lanes // 2 >= one.size.value:
                 lanes //= 2

@@ -15,13 +15,13 @@ from ..analysis.schedule_attrs import is_fixed, schedule_table, tile_sizes
 from .loops_inside import loops_inside
 from .nest_cost import (
     FEW_UNITS,
-    LANES,
-    MIN_TILE,
+    LANE_COUNTS,
+    MAX_WIDE_OPS,
+    MIN_TILE_TRIPS,
+    MIN_WIDE_TRIPS,
     NS_PER_UNIT,
     SERIAL_NS,
     VECTOR_LANES,
-    WIDE_OPS,
-    WIDE_TRIPS,
     WIDEST_LANES,
     Cost,
     Schedule,
@@ -105,7 +105,7 @@ def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
             if one.dim in serial or not one.positions or cost.size(one.size) < 2 or named not in (None, one):
                 continue
             width = cost.lanes(root, one)
-            if root.children and width == LANES[0]:
+            if root.children and width == LANE_COUNTS[0]:
                 width = _column_lanes(root, one, cost)
             total = trips * cost.node(root, one.dim, width, cost.size(one.size))
             candidates.append(Schedule("lanes", one, None, width, cost=total, serial=serial))
@@ -124,11 +124,11 @@ def _cheapest(cost: Cost, table: Mapping[str, Attribute]) -> Schedule:
 
 def _column_lanes(root: Node, one: Loop, cost: Cost) -> int:
     """Lanes of a reduction along other loops: wide, so that a row of accumulators uses whole cache lines."""
-    heavy = sum(n.num_ops for n in root.walk()) > WIDE_OPS
-    if any(isinstance(n.op, loop.ReduceOp) and cost.trips(n.loops) > WIDE_TRIPS for n in root.walk()) and not heavy:
+    heavy = sum(n.num_ops for n in root.walk()) > MAX_WIDE_OPS
+    if any(isinstance(n.op, loop.ReduceOp) and cost.trips(n.loops) > MIN_WIDE_TRIPS for n in root.walk()) and not heavy:
         size = one.size.value
-        return WIDEST_LANES if size is None or size >= WIDEST_LANES else LANES[0]
-    return LANES[0]
+        return WIDEST_LANES if size is None or size >= WIDEST_LANES else LANE_COUNTS[0]
+    return LANE_COUNTS[0]
 
 
 def _tiles(cost: Cost, serial: frozenset[Expr], trips: float) -> list[Schedule]:
@@ -147,7 +147,7 @@ def _tiles(cost: Cost, serial: frozenset[Expr], trips: float) -> list[Schedule]:
             if stride.value == 1:
                 fastest[one.dim] = fastest.get(one.dim, 0) + 1
     named = [one for one in root.loops if _number(root, one) is not None]
-    loops = [one for one in named if one.dim in fastest and cost.size(one.size) >= MIN_TILE and one.dim not in serial]
+    loops = [one for one in named if one.dim in fastest and cost.size(one.size) >= MIN_TILE_TRIPS and one.dim not in serial]
     found: list[Schedule] = []
     for lanes in loops:
         for rows in loops:

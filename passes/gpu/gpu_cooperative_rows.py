@@ -43,7 +43,7 @@ from ..manager.pass_manager import Pass
 from .gpu_online_softmax import computed_alike
 from .nest_merge import follower, joined_nest, replace_nests
 from .nest_types import UnsupportedNest, scalar_type
-from .shared_rows import HEADER, half_words, part_of, words_of
+from .shared_rows import HEADER_WORDS, half_words, part_of, words_of
 from .short_runs import shortest_run
 from .tiles import rules as config
 from .tiles.bounds import near_sizes, with_room
@@ -51,7 +51,7 @@ from .tiles.candidates import write_tile
 from .tiles.rules import has_effect
 from .tiles.tile import Sizes, Tile, power_of_two
 
-MAX_ROW_ELEMENTS = config.ON_CHIP
+MAX_ROW_ELEMENTS = config.MAX_ON_CHIP_ELEMENTS
 """Elements of a row that a program keeps by itself."""
 PART_ELEMENTS = 8192
 """Elements that each of several programs keeps: several of them fit a multiprocessor, and work while one waits."""
@@ -61,13 +61,13 @@ MAX_THREAD_ELEMENTS = 112
 """Of these a thread's at most: few warps have little to wait for."""
 OTHER_REGISTERS = 16
 """Registers of a thread beside them; half as many again for each tensor that is read along the rows once."""
-BLOCK_OF_HALVES = 2048
+HALVES_BLOCK_ELEMENTS = 2048
 """Elements of a block of a row that is kept in 16 bits: a block at a time is widened, and its numbers are gone before the next one's."""
-BESIDE_HALVES, EACH_HALVES, MOMENTS = 20, 12, 8
+HALVES_OTHER_REGISTERS, HALVES_TENSOR_REGISTERS, MOMENTS_REGISTERS = 20, 12, 8
 """Registers of a thread beside what it keeps of such rows, and more for each tensor but one that is read and one that is stored along them,
 and where mean and variance are found.
 From measurements (docs/lab/gpu-tiles-h200.md) and what ptxas spills (docs/lab/constants.md)."""
-PIECES_OF_RUNS = 32
+MAX_RUN_CHUNKS = 32
 """Blocks that a program keeps of its runs at most: each is code of its own, and what Triton makes of 224 takes a minute."""
 CLEARS = "clears"
 """Attribute of a nest that clears a workspace which may be memory that stays."""
@@ -139,10 +139,10 @@ class GpuCooperativeRows(Pass):
         elements = longest * kept
         # a program of all the warps that there are has too little of 16-bit data under way
         narrow = all(element_bytes(a.dtype) <= 2 for n in inside for a in n.accesses)
-        crowded = narrow and elements > config.FEW_WARPS
+        crowded = narrow and elements > config.MIN_ALL_WARPS_ELEMENTS
         # where deviations wait for a mean (group norm), nothing is under way meanwhile but what another program has
         moments = any("welford" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
-        alone = min(self.alone, config.MANY_WARPS) if moments else self.alone
+        alone = min(self.alone, config.MAX_ALL_WARPS_ELEMENTS) if moments else self.alone
         if not kept or (elements <= alone and not crowded) or sizes.trips(info.root.loops) * longest * kept < self.least // 4:
             raise UnsupportedNest("")
         if config.column_loop(info, sizes) is not None:
@@ -161,7 +161,7 @@ class GpuCooperativeRows(Pass):
         if in_vectors and not halves:
             kept = min(kept, values)
         tile = self._rows(info, trips, run, kept, sizes, gpu, halves)
-        if config.MANY_WARPS < elements <= alone and not tile.halves:
+        if config.MAX_ALL_WARPS_ELEMENTS < elements <= alone and not tile.halves:
             raise UnsupportedNest("")
         tile = replace(tile, registers=_registers(tile, inside, kept, moments, gpu))
         return replace(tile, warps=max(1, tile.warps * 32 // gpu.lanes)), words
@@ -191,12 +191,12 @@ class GpuCooperativeRows(Pass):
         if not found:
             raise UnsupportedNest("no group of programs keeps a row")
         runs = [tile for _, tile in found if tile.run]
-        if runs and all(tile.pieces > PIECES_OF_RUNS for tile in runs):
+        if runs and all(tile.pieces > MAX_RUN_CHUNKS for tile in runs):
             raise UnsupportedNest(f"its rows lie in runs of {run}, each of which would be code of its own")
-        best = min((one for one in found if not one[1].run or one[1].pieces <= PIECES_OF_RUNS), key=lambda one: one[0])[1]
+        best = min((one for one in found if not one[1].run or one[1].pieces <= MAX_RUN_CHUNKS), key=lambda one: one[0])[1]
         if not halves:
             return best
-        block = min(best.inner, BLOCK_OF_HALVES)
+        block = min(best.inner, HALVES_BLOCK_ELEMENTS)
         return replace(best, halves=1, inner=block, pieces=-(-best.inner * best.pieces // block))
 
     def _part(self, axes: list[tuple[list[Loop], int]], part: int, trips: int, run: int, group: int, longest: int) -> Tile:
@@ -285,7 +285,7 @@ def _registers(tile: Tile, inside: Sequence[Node], kept: int, moments: bool, gpu
     held = tile.inner * tile.pieces * kept // threads
     if tile.halves:
         stored = {a.buffer for n in inside for a in n.accesses if a.is_store}
-        each = held // 2 + BESIDE_HALVES + MOMENTS * moments + EACH_HALVES * (len(streams) + len(stored) - 2)
+        each = held // 2 + HALVES_OTHER_REGISTERS + MOMENTS_REGISTERS * moments + HALVES_TENSOR_REGISTERS * (len(streams) + len(stored) - 2)
     else:
         each = held + OTHER_REGISTERS + OTHER_REGISTERS // 2 * max(0, len(streams) - kept)
     programs = max(1, gpu.registers // (threads * each))
@@ -377,10 +377,10 @@ def add_workspace(nest: loop.NestOp, info: NestAccess, tile: Tile, words: int) -
     write_tile(nest, info, tile)
     half = half_words(product(one.size for one in info.root.loops), tile.group, words)
     device = next(o.type.device.data for o in nest.outs if isinstance(o.type, mem.BufferType))
-    kind = mem.BufferType.get((half * 2 + HEADER,), i64, None, 0, device)
+    kind = mem.BufferType.get((half * 2 + HEADER_WORDS,), i64, None, 0, device)
     props: dict[str, Attribute] = {"kind": StringAttr("arena")}
     made = mem.AllocOp.create(result_types=[kind], properties=props | ({"workspace": UnitAttr()} if half.is_const else {}))
-    clear = loop.NestOp.build_nest([half + HEADER], [made.result])
+    clear = loop.NestOp.build_nest([half + HEADER_WORDS], [made.result])
     clear.properties["label"] = StringAttr(f"{label_of(nest)} workspace")
     if half.is_const:
         clear.attributes[CLEARS] = UnitAttr()

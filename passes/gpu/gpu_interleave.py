@@ -31,7 +31,7 @@ from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import INDEX, index_op, needed_by
 from ..manager.pass_manager import Pass
 from .gpu_split_rows import only_where
-from .tiles.tile import SHORT_LOOP
+from .tiles.tile import MAX_UNROLLED_INNER_TRIPS
 
 MAX_BODY_OPS = 24
 """Operations of a body at most: each element computes all that lie side by side."""
@@ -60,7 +60,9 @@ def _side_by_side(nest: loop.NestOp, symbols: RangeEnv) -> tuple[list[loop.Store
     """The stores of a nest, which are all to neighbours in memory, in their order there; and along which dimension of it."""
     ops = list(nest.block.ops)
     stores = [op for op in ops if isinstance(op, loop.StoreOp)]
-    if not 2 < len(stores) <= SHORT_LOOP or len(ops) > MAX_BODY_OPS or any(op.regions or isinstance(op, loop.RandomOp) for op in ops):
+    if not 2 < len(stores) <= MAX_UNROLLED_INNER_TRIPS or len(ops) > MAX_BODY_OPS:
+        return None
+    if any(op.regions or isinstance(op, loop.RandomOp) for op in ops):
         return None
     info = NestAccess(nest, symbols)
     accesses = [info.access[op] for op in stores]

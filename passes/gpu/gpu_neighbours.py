@@ -30,7 +30,7 @@ from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
 from ..manager.pass_manager import Pass
 
-FEWEST = 16
+MIN_HALF_TRIPS = 16
 """Iterations that are left of the loop at least."""
 MAX_BODY_OPS = 16
 """Operations of a body that is written twice, at most."""
@@ -79,7 +79,8 @@ def _mask(op: Operation) -> bool:
 
 def _is_half(one: Loop, other: Loop) -> bool:
     """Whether two loops are one of the nest, which `one` divides into even and odd iterations."""
-    return one.size.value == 2 and one is not other and one.positions == other.positions and (other.size.value or FEWEST) >= FEWEST
+    long = other.size.value is None or other.size.value >= MIN_HALF_TRIPS
+    return long and one.size.value == 2 and one is not other and one.positions == other.positions
 
 
 def _come_apart(stores: Sequence[Access], loads: Sequence[Access], one: Loop, other: Loop) -> bool:

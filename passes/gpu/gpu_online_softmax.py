@@ -26,7 +26,7 @@ from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import CMPF
 from ..analysis.symbols import symbol_facts
 from ..manager.pass_manager import Pass
-from .tiles.rules import ON_CHIP
+from .tiles.rules import MAX_ON_CHIP_ELEMENTS
 from .tiles.tile import Sizes
 
 
@@ -36,7 +36,7 @@ class GpuOnlineSoftmax(Pass):
 
     name = "gpu-online-softmax"
 
-    longest: int = ON_CHIP
+    longest: int = MAX_ON_CHIP_ELEMENTS
     """Elements of a row that is kept on chip, and left as it is; a length that is a symbol counts with its hint."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

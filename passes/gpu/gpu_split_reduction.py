@@ -26,21 +26,21 @@ from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
 from .short_runs import short_run
 from .tiles.product_tiles import product_parts, product_tile
-from .tiles.rules import LANES, UNROLL, column_loop
+from .tiles.rules import MAX_UNROLLED_TRIPS, TILE_COLUMNS, column_loop
 from .tiles.tile import Sizes, Tile
 from .tiles.weighed_products import weighed_tile
 
-PROGRAMS_EACH = 16
+PROGRAMS_PER_MULTIPROCESSOR = 16
 """Programs for each multiprocessor that keep a large GPU busy."""
-FEW_EACH = 4
+SPLIT_PROGRAMS_PER_MULTIPROCESSOR = 4
 """Programs for each multiprocessor below which a reduction is split, if its nest does nothing else."""
-IDLE_EACH = 1
+IDLE_PROGRAMS_PER_MULTIPROCESSOR = 1
 """The same where the nest reads again what it reduces: split, it would no longer find it in the nearest cache."""
-FEWEST_PARTS = 4
+MIN_SPLIT_PARTS = 4
 """Fewer parts than these are not worth a kernel that puts them together."""
-DOT_BLOCKS = 2
+MIN_DOT_PART_BLOCKS = 2
 """Blocks of terms that a part has at least."""
-WEIGHED_BLOCKS = 4
+MIN_WEIGHED_PART_BLOCKS = 4
 """The same of rows that a softmax weighs: their parts are put together by a kernel that reads three numbers of each."""
 MIN_PART_ELEMENTS = 4096
 """Elements that a program reads at least; a reduction that is shorter stays whole."""
@@ -53,7 +53,7 @@ class GpuSplitReduction(Pass):
     name = "gpu-split-reduction"
 
     programs: int = 0
-    """How many programs there should be; 0: PROGRAMS_EACH for each multiprocessor."""
+    """How many programs there should be; 0: PROGRAMS_PER_MULTIPROCESSOR for each multiprocessor."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
@@ -73,7 +73,7 @@ class GpuSplitReduction(Pass):
                         self._split_product(nest, reduce, info, tile.inner, sizes, symbols, gpu)
                         continue
                     wanted = self._wanted(nest, reduce, sizes, info, gpu)
-                    if wanted >= FEWEST_PARTS:
+                    if wanted >= MIN_SPLIT_PARTS:
                         self._split(nest, reduce, wanted, info, sizes, symbols)
 
     def _split_runs(self, nest: loop.NestOp, sizes: Sizes, symbols: RangeEnv) -> None:
@@ -115,7 +115,7 @@ class GpuSplitReduction(Pass):
     ) -> None:
         """Parts of a product's sums, of whole blocks each, where there are few blocks of the result."""
         blocks = sizes(reduce.loop_sizes[0]) // block
-        even = [n for n in SPLIT_PARTS if n > 1 and blocks % n == 0 and blocks // n >= DOT_BLOCKS]
+        even = [n for n in SPLIT_PARTS if n > 1 and blocks % n == 0 and blocks // n >= MIN_DOT_PART_BLOCKS]
         if len(reduce.loop_sizes) != 1 or not even:
             return
         parts = product_parts(info, even, sizes, gpu)
@@ -126,7 +126,7 @@ class GpuSplitReduction(Pass):
     def _split_weighed(self, nest: loop.NestOp, reduce: loop.ReduceOp, tile: Tile, sizes: Sizes, symbols: RangeEnv, gpu: Gpu) -> None:
         """Parts of rows that a softmax weighs, where few programs have all of them."""
         programs, terms = tile.programs(sizes), sizes(product(reduce.loop_sizes))
-        most = min(-(-gpu.resident_programs // max(1, programs)), terms // tile.inner // WEIGHED_BLOCKS)
+        most = min(-(-gpu.resident_programs // max(1, programs)), terms // tile.inner // MIN_WEIGHED_PART_BLOCKS)
         if programs > gpu.multiprocessors // 2 or most < 2:
             return
         parts = even_parts(terms, most, tile.inner)
@@ -137,9 +137,10 @@ class GpuSplitReduction(Pass):
         programs, block = programs_of(info, sizes)
         trips = sizes(product(reduce.loop_sizes))
         alone = all(isinstance(o, (loop.ReduceOp, loop.StoreOp)) for o in nest.block.ops if isinstance(o, (loop.LoopLike, loop.StoreOp)))
-        if programs >= (FEW_EACH if alone else IDLE_EACH) * gpu.multiprocessors or trips <= UNROLL or trips * block < 2 * MIN_PART_ELEMENTS:
+        enough = SPLIT_PROGRAMS_PER_MULTIPROCESSOR if alone else IDLE_PROGRAMS_PER_MULTIPROCESSOR
+        if programs >= enough * gpu.multiprocessors or trips <= MAX_UNROLLED_TRIPS or trips * block < 2 * MIN_PART_ELEMENTS:
             return 1
-        most = self.programs or PROGRAMS_EACH * gpu.multiprocessors
+        most = self.programs or PROGRAMS_PER_MULTIPROCESSOR * gpu.multiprocessors
         return min(-(-most // programs), trips * block // MIN_PART_ELEMENTS)
 
 
@@ -149,7 +150,7 @@ def programs_of(info: NestAccess, sizes: Sizes) -> tuple[int, int]:
     x = column_loop(info, sizes)
     if x is None:
         return sizes.trips(loops), 1
-    block = min(LANES, sizes(x.size))
+    block = min(TILE_COLUMNS, sizes(x.size))
     return sizes.trips([one for one in loops if one is not x]) * -(-sizes(x.size) // block), block
 
 

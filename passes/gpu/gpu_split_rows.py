@@ -29,11 +29,11 @@ from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_o
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass
 from .atomics import KINDS
-from .tiles.tile import TILE, Sizes, power_of_two
+from .tiles.tile import COPIED_TILE_ELEMENTS, Sizes, power_of_two
 
 MIN_WAVES_OF_SMALL_TILES = 4
 """How many times as many programs run at once where a tile of them is enough for one or two warps."""
-SHORTEST = 16
+MIN_PART_ROWS = 16
 """Rows of a part at least, where there are more parts than programs wanted: their sums are written and read once more."""
 
 
@@ -57,8 +57,8 @@ class GpuSplitRows(Pass):
                 continue
             size = rows.loop_sizes[0]
             width = power_of_two(max(sizes(product(n.loop_sizes)) for n in _loops_in(rows)))
-            most = programs * (MIN_WAVES_OF_SMALL_TILES * TILE // width if width <= TILE else 1)
-            count = max(programs, min(most, sizes(size) // SHORTEST))
+            most = programs * (MIN_WAVES_OF_SMALL_TILES * COPIED_TILE_ELEMENTS // width if width <= COPIED_TILE_ELEMENTS else 1)
+            count = max(programs, min(most, sizes(size) // MIN_PART_ROWS))
             split = _Split(nest, rows, count if size.value is None else max(1, min(count, size.value)), symbols)
             split.rewrite()
             self.statistic("num-split")

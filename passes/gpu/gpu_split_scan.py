@@ -38,20 +38,20 @@ from ..loop.transform.loop_rewrite import clone_into, drop_index, index_op, need
 from ..loop.transform.nest_transform import Refused, label_of
 from ..manager.pass_manager import Pass
 from .gpu_fission import MIN_SPEEDUP
-from .gpu_split_reduction import FEWEST_PARTS, MIN_PART_ELEMENTS, programs_of
+from .gpu_split_reduction import MIN_PART_ELEMENTS, MIN_SPLIT_PARTS, programs_of
 from .gpu_split_rows import only_where
-from .tiles.rules import UNROLL, choose, column_loop
+from .tiles.rules import MAX_UNROLLED_TRIPS, choose, column_loop
 from .tiles.tile import Sizes, bytes_moved, power_of_two
 
 KINDS = {"sum": "sum", "prod": "prod", "scaled_prod": "scaled_prod", "max": "argmax", "min": "argmin", "logsumexp": "softmax"}
 """Kinds of scans, and of the reduction of a part. argmax and argmin find the lowest index, a scan keeps the last one: what they get is
 counted from the end."""
-LAST = (1 << 63) - 1
+LAST_INDEX = (1 << 63) - 1
 """An index behind all others."""
-SCANNED_PART = 8192
+SCANNED_PART_ELEMENTS = 8192
 """Elements of a part of a row, or of columns side by side, are a multiple of this."""
 
-PROGRAMS_EACH = 4
+SCAN_PROGRAMS_PER_MULTIPROCESSOR = 4
 """Programs for each multiprocessor that keep a large GPU busy."""
 
 
@@ -62,7 +62,7 @@ class GpuSplitScan(Pass):
     name = "gpu-split-scan"
 
     programs: int = 0
-    """How many programs there should be; 0: PROGRAMS_EACH for each multiprocessor."""
+    """How many programs there should be; 0: SCAN_PROGRAMS_PER_MULTIPROCESSOR for each multiprocessor."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         gpu = machine_of(op, Gpu)
@@ -91,10 +91,10 @@ class GpuSplitScan(Pass):
         """The length of the parts of scans: a number of blocks, one that leaves no rest if there is one near; 0: they stay whole."""
         sizes = Sizes(hints)
         programs, columns = programs_of(info, sizes)
-        block = max(1, SCANNED_PART // power_of_two(columns))
+        block = max(1, SCANNED_PART_ELEMENTS // power_of_two(columns))
         trips = max(sizes(scan.loop_sizes[0]) for scan in scans)
-        parts = min(-(-(self.programs or PROGRAMS_EACH * gpu.multiprocessors) // programs), trips // block)
-        if parts < FEWEST_PARTS:
+        parts = min(-(-(self.programs or SCAN_PROGRAMS_PER_MULTIPROCESSOR * gpu.multiprocessors) // programs), trips // block)
+        if parts < MIN_SPLIT_PARTS:
             return 0
         inside = [n for scan in scans for n in info.nodes[scan].walk()]
         moved = [(a.is_store, number) for n in inside for a, _, number in bytes_moved(n, info, sizes)]
@@ -270,7 +270,7 @@ class _Split:
         reduce = scan.reduction(self.before, scan.merged)
         inside, each = Cursor(reduce.block), reduce.block.args[0]
         there = inside.compare("slt", each, part)
-        second = 0 if scan.kind == "scaled_prod" else LAST
+        second = 0 if scan.kind == "scaled_prod" else LAST_INDEX
         nothing = [identity("max" if scan.kind == "softmax" else scan.kind, scan.kept[0]), second]
         place, indices = self._place(len(self.nest.loop_sizes) - 1), [*self.nest.indices[:-1], each]
         loads = [
@@ -315,7 +315,7 @@ class _Scan:
     def check(self, sizes: Sizes, even: bool) -> None:
         """See _Split.check."""
         for op in loop.walk_bodies(self.op):
-            if isinstance(op, loop.LoopLike) and sizes(product(op.loop_sizes)) > UNROLL:
+            if isinstance(op, loop.LoopLike) and sizes(product(op.loop_sizes)) > MAX_UNROLLED_TRIPS:
                 raise Refused(f"it has a loop over {' x '.join(map(str, op.loop_sizes))} inside")
             if isinstance(op, loop.LocalOp):
                 raise Refused("it has memory of its own")

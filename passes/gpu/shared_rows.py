@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     pass
 
 
-HEADER = 16
+HEADER_WORDS = 16
 """Words in front of the states: the first counts programs, the others keep it in a line of the cache of its own."""
 
-_FULL = 1 << 32
+_FULL_BIT = 1 << 32
 """Half of a number is written with this bit."""
 
-_SECOND = 1 << 63
+_SECOND_BIT = 1 << 63
 """The bit of the first word that says that the second half is in use."""
 
 
 def words_of(kind: str, types: Sequence[Attribute]) -> int:
     """How many words the state of a reduction with results of these types takes.  UnsupportedNest for a type that has none."""
-    sent = types[: SENT.get(kind, len(types))]
+    sent = types[: SENT_NUMBERS.get(kind, len(types))]
     floats = sum(isinstance(t, Float32Type) for t in sent)
     total = -(-floats // 2)
     for t in sent:
@@ -39,7 +39,7 @@ def words_of(kind: str, types: Sequence[Attribute]) -> int:
             raise UnsupportedNest(f"programs that share a row do not exchange numbers of type {t}")
     return total
 
-SENT = {"welford": 2}
+SENT_NUMBERS = {"welford": 2}
 """How many numbers of a state are sent, where that is not all: how many values each program has the others know."""
 
 

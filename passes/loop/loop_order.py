@@ -27,7 +27,7 @@ from ..mem.arena.peak import DONATED, value_of
 from ..mem.arena.pooled import MIN_GAIN_PARTS
 from ..mem.arena.scratch import scratch_bytes
 
-MOST_MOVES, WINDOW = 48, 48
+MAX_MOVES, PEAK_WINDOW_STEPS = 48, 48
 """Limits on the time: moves of a function, and how far from the peak steps are looked at."""
 MIN_PEAK_SHARE = 0.9
 """Bytes above this part of the first peak count when two orders with the same peak are compared."""
@@ -296,7 +296,7 @@ class Profile:
 
     def _earlier(self, peak: int) -> Iterator[Move]:
         steps, place = self.graph.steps, self.place
-        for at in range(peak + 1, min(peak + WINDOW, len(self.order))):
+        for at in range(peak + 1, min(peak + PEAK_WINDOW_STEPS, len(self.order))):
             k = self.order[at]
             step = steps[k]
             if step.fixed:
@@ -311,9 +311,9 @@ class Profile:
         """Steps that go to just before what needs them: each alone, and those together that use the same memory, which is then alive for
         longer once for all of them."""
         steps, place, order = self.graph.steps, self.place, self.order
-        until = min(next((at for at in range(peak, len(order)) if steps[order[at]].fixed), len(order)), peak + WINDOW)
+        until = min(next((at for at in range(peak, len(order)) if steps[order[at]].fixed), len(order)), peak + PEAK_WINDOW_STEPS)
         together: dict[Tensor, list[tuple[int, int, int | None]]] = {}
-        for at in range(peak - 1, max(peak - WINDOW, -1), -1):
+        for at in range(peak - 1, max(peak - PEAK_WINDOW_STEPS, -1), -1):
             k = order[at]
             step = steps[k]
             if step.fixed:
@@ -347,7 +347,7 @@ def lower_peak(graph: Graph) -> tuple[list[int], int, int]:
         return max(now.alive), sum(a - floor for a in now.alive if a > floor)
 
     best = weight()
-    tries = MOST_MOVES
+    tries = MAX_MOVES
     refused: set[tuple[tuple[int, ...], int]] = set()
     while tries > 0:
         peak = max(range(len(now.alive)), key=lambda at: now.alive[at])

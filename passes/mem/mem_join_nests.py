@@ -39,9 +39,9 @@ JOIN = "join"
 """Attribute of nests that run in one parallel region: a number that they share."""
 MAX_JOINED_NESTS = 16
 """Nests of one group."""
-OPEN = 4
+MAX_OPEN_GROUPS = 4
 """Groups that the next nest may still join."""
-LEAST_GAIN, LEAST_NS = 0.05, 500.0
+MIN_GAIN_SHARE, MIN_GAIN_NS = 0.05, 500.0
 """Share of the time without joining that has to be saved, and time."""
 MIN_ELEMENT_OPS = 1 << 14
 """Operations on single elements below which a nest is done in no time, so that it is not worth asking."""
@@ -82,7 +82,7 @@ class MemJoinNests(Pass):
     def _pays(self, members: Sequence[_Member], machine: Cpu) -> bool:
         """Whether nests should run together, with a remark."""
         alone, together = times([m.price for m in members], machine)
-        pays = self.always or alone - together >= max(LEAST_GAIN * alone, LEAST_NS)
+        pays = self.always or alone - together >= max(MIN_GAIN_SHARE * alone, MIN_GAIN_NS)
         what = f"{len(members)} nests {'' if pays else 'not '}joined"
         text = f"{what}: {alone / 1000:.1f} us one after the other, {together / 1000:.1f} us in one region, {machine.threads} threads"
         self.remark(members[0].nest, text, "applied" if pays else "missed")
@@ -235,7 +235,7 @@ class _Order:
                 home.nests.append(op)
             for group in groups:
                 group.crossed |= group is not home
-            if len(groups) > OPEN:
+            if len(groups) > MAX_OPEN_GROUPS:
                 yield groups.pop(0).nests
         yield from (g.nests for g in groups)
 

@@ -30,7 +30,7 @@ from ..cost.cost_model import nest_cost
 from ..cost.machine.cpu import SERVER
 from ..manager.pass_manager import Pass
 
-LEAST_GAIN, LEAST_NS = 0.15, 2000.0
+MIN_GAIN_SHARE, MIN_GAIN_NS = 0.15, 2000.0
 """Share of the nest's time that has to be saved, and time."""
 
 
@@ -61,7 +61,7 @@ class MemPackOperands(Pass):
     def _pack(self, nest: loop.NestOp, reads: _Reads, nanoseconds: Callable[[loop.NestOp], float]) -> None:
         source = reads.loads[0].source
         before = nanoseconds(nest)
-        if before * LEAST_GAIN < LEAST_NS and not self.always:
+        if before * MIN_GAIN_SHARE < MIN_GAIN_NS and not self.always:
             return
         alloc = mem.AllocOp.create(
             properties={"kind": StringAttr("arena")}, result_types=[_packed_type(source.type, reads.sizes)], location=nest.location
@@ -73,7 +73,7 @@ class MemPackOperands(Pass):
         after = nanoseconds(nest) + nanoseconds(copy)
         shape = " x ".join(map(str, reads.sizes))
         figures = f"{before / 1000:.1f} us as it lies, {after / 1000:.1f} us with a copy of {shape}"
-        if self.always or before - after >= max(LEAST_GAIN * before, LEAST_NS):
+        if self.always or before - after >= max(MIN_GAIN_SHARE * before, MIN_GAIN_NS):
             assert nest.parent is not None
             nest.parent.insert_ops_before([alloc, copy], nest)
             self.remark(nest, f"an operand is packed: {figures}", "applied")

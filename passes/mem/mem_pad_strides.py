@@ -31,13 +31,13 @@ from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import NestAccess
 from ..analysis.symbols import symbol_hints
 from ..cost.cost_model import nest_cost
-from ..cost.footprint import LINE, Footprint, LoopOrder, Stream
-from ..cost.machine.cpu import SERVER, WAYS, Cpu
+from ..cost.footprint import LINE_BYTES, Footprint, LoopOrder, Stream
+from ..cost.machine.cpu import CACHE_WAYS, SERVER, Cpu
 from ..cost.nest_cost import Cost
 from ..cost.schedule_choice import choose
 from ..manager.pass_manager import Pass
 
-LEAST_GAIN = 0.02
+MIN_GAIN_SHARE = 0.02
 """Part of the time of the nests around a buffer that padding has to save."""
 
 
@@ -47,7 +47,7 @@ class MemPadStrides(Pass):
 
     name = "mem-pad-strides"
 
-    padding: int = LINE
+    padding: int = LINE_BYTES
     """Bytes behind a row whose length is a multiple of what the ways of the first cache are apart."""
 
     align: int = 0
@@ -75,7 +75,7 @@ class MemPadStrides(Pass):
             _set_type(alloc, mem.BufferType.get(t.dims, t.element_type, strides, t.offset_expr, t.device.data), users)
             after = sum(_seconds(op, hints, symbols) for op in users)
             figures = f"{before * 1e6:.1f} us dense, {after * 1e6:.1f} us padded"
-            if self.always or after < before * (1 - LEAST_GAIN) or self._for_product(alloc, t):
+            if self.always or after < before * (1 - MIN_GAIN_SHARE) or self._for_product(alloc, t):
                 self.remark(alloc, f"rows of {' x '.join(map(str, t.dims))} are padded: {figures}", kind="applied")
                 self.statistic("num-padded")
                 return
@@ -89,7 +89,7 @@ class MemPadStrides(Pass):
         if t.stride_exprs != dense or len(dense) < 2:
             return None
         size = element_bytes(t.element_type)
-        period = int(SERVER.levels[0].bytes) // WAYS
+        period = int(SERVER.levels[0].bytes) // CACHE_WAYS
         for k in range(len(dense) - 2, -1, -1):
             row = dense[k].value
             if row is None or row <= 1 or t.dims[k] is ONE:
@@ -177,7 +177,7 @@ def conflict_seconds(nest: loop.NestOp, hints: Mapping[str, int], symbols: Range
     facts: dict[Expr, int] = {sym(name): size for name, size in hints.items()}
     schedule = choose(info, facts)
     footprint = Footprint(info, Cost(info, facts), schedule)
-    period = machine.levels[0].bytes / WAYS
+    period = machine.levels[0].bytes / CACHE_WAYS
     extents = footprint.extents(footprint.plan)
     home = machine.home(sum(s.lines(extents) for s in footprint.streams))
     priced = schedule.style == "lanes" and home in machine.levels[:2]
@@ -204,12 +204,12 @@ def _refetched(stream: Stream, plan: LoopOrder, footprint: Footprint, period: fl
         order, counts = order + [d for d, _ in plan.loops], counts | dict(plan.loops)
     for d, step in stream.steps.items():
         rows = counts.get(d, 1.0) * footprint.inner.get(d, 1.0)
-        if step * stream.element % period or rows <= WAYS or rows * LINE > capacity or d not in order:
+        if step * stream.element % period or rows <= CACHE_WAYS or rows * LINE_BYTES > capacity or d not in order:
             continue
-        if priced and footprint.inner.get(d, 1.0) > WAYS:
+        if priced and footprint.inner.get(d, 1.0) > CACHE_WAYS:
             continue
         for other, near in stream.steps.items():
             wide = near * stream.element * footprint.inner.get(other, 1.0)
-            if other in order and order.index(other) < order.index(d) and 0 < wide < LINE:
-                return LINE / wide - 1
+            if other in order and order.index(other) < order.index(d) and 0 < wide < LINE_BYTES:
+                return LINE_BYTES / wide - 1
     return 0.0

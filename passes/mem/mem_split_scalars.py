@@ -35,9 +35,9 @@ from ..cost.schedule_choice import choose
 from ..loop.transform.loop_rewrite import add_out, drop_out
 from ..manager.pass_manager import Pass
 
-LEAST_GAIN = 0.1
+MIN_GAIN_SHARE = 0.1
 """Share of the nest's time that has to be saved."""
-MOST_VALUES = 4
+MAX_ROW_VALUES = 4
 """Numbers of a row between two of the nests, at most."""
 
 
@@ -71,7 +71,7 @@ class MemSplitScalars(Pass):
                 assert isinstance(nest, loop.NestOp)
                 if not nest.loop_sizes or schedule_table(nest) or not any(is_function(o) for o in nest.block.ops):
                     continue
-                parts = [p for p in (_before(nest), _behind(nest)) if p is not None and len(p.values) <= MOST_VALUES]
+                parts = [p for p in (_before(nest), _behind(nest)) if p is not None and len(p.values) <= MAX_ROW_VALUES]
                 if not parts:
                     continue
                 if not self.always and choose(NestAccess(nest, symbols), hints).style != "inner":
@@ -83,7 +83,7 @@ class MemSplitScalars(Pass):
                 for part in parts:
                     saved = rows * (part.units * SCALAR_CODE.unit_ns - SCALAR_CODE.number_ns * len(part.values)) - SCALAR_CODE.nest_ns
                     whole += rows * part.units * SCALAR_CODE.unit_ns
-                    if not self.always and saved < LEAST_GAIN * whole:
+                    if not self.always and saved < MIN_GAIN_SHARE * whole:
                         self.remark(nest, f"functions of {rows} rows stay scalar: {saved / 1000:.1f} us to be saved", "missed")
                         continue
                     part.split(nest)

@@ -33,7 +33,7 @@ from ..cost.schedule_choice import choose
 from ..manager.pass_manager import Pass
 from .mem_split_scalars import has_buffer, is_function, is_plain, slice_of
 
-SHORTEST = 4
+MIN_INNER_TRIPS = 4
 """Iterations of the inner loops below which nothing is kept."""
 
 
@@ -113,7 +113,7 @@ def _rows(nest: loop.NestOp) -> Iterator[_Row]:
         for inner in outer.block.ops:
             if not isinstance(inner, loop.ReduceOp | loop.ForOp) or isinstance(inner, loop.ForOp) and inner.sequential is not None:
                 continue
-            if any(size.value is None for size in inner.loop_sizes) or prod(int(size) for size in inner.loop_sizes) < SHORTEST:
+            if any(size.value is None for size in inner.loop_sizes) or prod(int(size) for size in inner.loop_sizes) < MIN_INNER_TRIPS:
                 continue
             row = _row(outer, inner)
             if row is not None:

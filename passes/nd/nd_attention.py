@@ -30,10 +30,10 @@ TARGET = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 GPU_TARGET = "aten._scaled_dot_product_cudnn_attention.default"
 """The only attention of torch's that is faster than the decomposed form (docs/lab/constants.md)."""
 
-GPU_HEAD = 128
+MAX_GPU_HEAD_ELEMENTS = 128
 """The longest rows that it takes, in multiples of 8."""
 
-SCORES = 16 * 16
+MIN_CPU_SCORES = 16 * 16
 """Scores of one head from which on one call is faster on the CPU; sizes that are symbols count as large."""
 
 MIN_GPU_SCORES = 256 * 256
@@ -176,7 +176,7 @@ def _is_dense(dims: Sequence[Expr], strides: Sequence[Expr]) -> bool:
 def attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
     """One call for the attention that ends in a product."""
     found = recognise(op)
-    if found is None or not _fits(found) or not _pays(found, SCORES):
+    if found is None or not _fits(found) or not _pays(found, MIN_CPU_SCORES):
         return None
     return _replaced(rw, op, found, _flash_call)
 
@@ -188,7 +188,7 @@ def gpu_attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
         return None
     t = tensor_type(found.query)
     sizes = (*t.dims, *tensor_type(found.key).dims)
-    if t.element_type not in (bf16, f16) or (head := t.dims[-1].value or 0) % 8 or head > GPU_HEAD:
+    if t.element_type not in (bf16, f16) or (head := t.dims[-1].value or 0) % 8 or head > MAX_GPU_HEAD_ELEMENTS:
         return None
     if not all(prove_le(1, n, rw.symbols) for n in sizes):
         return None

@@ -25,7 +25,7 @@ from ...dialects.nd.types import tensor_type
 from ..manager.pass_manager import Pass
 from .algebra.rewriter import Rewriter
 
-MAX_PIECES = 8
+MAX_JOINED_TENSORS = 8
 
 
 def sink(rw: Rewriter, op: PointwiseOp) -> SSAValue | None:
@@ -33,7 +33,9 @@ def sink(rw: Rewriter, op: PointwiseOp) -> SSAValue | None:
     t = tensor_type(op.result)
     for k, x in enumerate(op.operands):
         cat = x.owner
-        if isinstance(cat, nd.CatOp) and len(list(x.uses)) == 1 and tensor_type(x).dims == t.dims and len(cat.operands) <= MAX_PIECES:
+        if not isinstance(cat, nd.CatOp) or len(cat.operands) > MAX_JOINED_TENSORS:
+            continue
+        if len(list(x.uses)) == 1 and tensor_type(x).dims == t.dims:
             (axis,) = cat.dim.data
             return _sunk(rw, op, op.operands, k, cat.operands, t.dims, axis)
     return None
@@ -67,7 +69,7 @@ def sink_merged(rw: Rewriter, op: PointwiseOp) -> SSAValue | None:
         while isinstance(source.owner, nd.ReshapeOp) and len(list(source.uses)) == 1:
             source = source.owner.input
         cat = source.owner
-        if not isinstance(cat, nd.CatOp) or len(list(source.uses)) != 1 or len(cat.operands) > MAX_PIECES:
+        if not isinstance(cat, nd.CatOp) or len(list(source.uses)) != 1 or len(cat.operands) > MAX_JOINED_TENSORS:
             continue
         joined = joined_dims(tensor_type(cat.result).dims, t.dims, cat.dim.data[0])
         if joined is None:

@@ -25,10 +25,10 @@ from ...dialects.nd.types import LOW_PRECISION, is_float, tensor_type
 from ..analysis.symbols import symbol_hints
 from ..cost.library_cost import size
 from ..cost.machine import machine_of
-from ..loop.fusion.price import MIN_PARALLEL
+from ..loop.fusion.price import MIN_PARALLEL_TRIPS
 from ..manager.pass_manager import Pass
 
-MOST_VALUES = 128
+MAX_OPERAND_VALUES = 128
 """Values that an operand is computed from, up to which statistics are looked for: those farther away are hardly in the same nest."""
 
 Statistic = nd.ReduceOp | nd.VarMeanOp | nd.ArgReduceOp
@@ -48,7 +48,7 @@ class NdSplitReductions(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
-        least = self.rows or max(MIN_PARALLEL, machine_of(op).resident_programs)
+        least = self.rows or max(MIN_PARALLEL_TRIPS, machine_of(op).resident_programs)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             statistics = {_sizes(o) for o in func.body.block.ops if isinstance(o, Statistic)}
             for reduction in [o for o in func.body.block.ops if isinstance(o, nd.ReduceOp) and len(o.dims.data) > 1]:
@@ -108,7 +108,7 @@ def _statistics(value: SSAValue) -> Iterator[tuple[Statistic, Places]]:
         op = x.owner
         if isinstance(op, Statistic):
             yield op, places
-        elif isinstance(op, Operation) and len(worklist) < MOST_VALUES:
+        elif isinstance(op, Operation) and len(worklist) < MAX_OPERAND_VALUES:
             for step in _operands(op, places):
                 if step not in seen:
                     seen.add(step)

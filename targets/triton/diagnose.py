@@ -23,7 +23,7 @@ from .emit import kernel_of, ttir_text
 from .gpu import GpuTarget, KernelOptions
 from .toolchain import StageError, build, installed_spelling, version
 
-TIMEOUT = 300
+TIMEOUT_SECONDS = 300
 """Seconds after which the second run is given up."""
 
 _PLACE = re.compile(r'\.ttir"?:(\d+):(\d+)\)?: error: (?!Failures have been)(.*)')
@@ -54,7 +54,7 @@ def _again(text: str, target: GpuTarget, options: KernelOptions, stage: str) -> 
             input=json.dumps(request),
             capture_output=True,
             text=True,
-            timeout=TIMEOUT,
+            timeout=TIMEOUT_SECONDS,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
     except (OSError, subprocess.SubprocessError) as error:

@@ -57,9 +57,9 @@ log = logging.getLogger("stepwell")
 
 MEASURED = "measured"
 """Key in the schedule of a nest: microseconds of the tile that the model would have chosen, and of the one that was chosen."""
-GAIN = 0.97
+MAX_TIME_SHARE = 0.97
 """The share of the time of the model's choice that another tile must stay below: less is noise."""
-MAX_BYTES = 8 << 30
+MAX_MEASURED_BYTES = 8 << 30
 """Nests that touch more are not measured: they would take the memory of the program that is compiled."""
 MIN_TUNED_BYTES = 128 << 20
 """Bytes from which it pays to measure a nest of whose tile the rules are not sure: a small share of every call, against the
@@ -155,7 +155,7 @@ def tune(ctx: Context, module: ModuleOp, target: GpuTarget, machine: Gpu, timer:
             _note(nests, tile, tiles.found[key])
             continue
         found = _candidates(nests[0], machine, symbols, hints, None if least is None else MAX_TIMED_TILES)
-        if len(found) > 1 and _bytes(found[0], hints) <= MAX_BYTES:
+        if len(found) > 1 and _bytes(found[0], hints) <= MAX_MEASURED_BYTES:
             open_choices[key] = found
     if not open_choices:
         return 0
@@ -268,7 +268,7 @@ def _fastest(found: Sequence[Candidate], times: Mapping[str, float]) -> Dictiona
     """The tile to take: the model's where none is clearly faster."""
     best = min(found, key=lambda c: times.get(str(c.tile), inf))
     model = times.get(str(found[0].tile), inf)
-    return best.tile if times.get(str(best.tile), inf) < GAIN * model else found[0].tile
+    return best.tile if times.get(str(best.tile), inf) < MAX_TIME_SHARE * model else found[0].tile
 
 
 def _note(nests: Sequence[loop.NestOp], tile: DictionaryAttr, entry: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from .gpu import GpuTarget, KernelOptions, TargetError
 from .packed_sums import sums_apart
 from .rolled_loops import rolled_loops
 
-OLDEST = (3, 6)
+OLDEST_VERSION = (3, 6)
 
 
 class StageError(StepwellError):
@@ -52,7 +52,7 @@ def version() -> str:
     found = _version()
     if not found:
         raise TargetError("Triton is not installed; pip install 'triton>=3.6' (stepwell's extra 'gpu') brings it")
-    if tuple(int(p) for p in found.split(".")[:2]) < OLDEST:
+    if tuple(int(p) for p in found.split(".")[:2]) < OLDEST_VERSION:
         raise TargetError(f"Triton {found} is installed, 3.6 is the oldest that can be used")
     return found
 
@@ -96,7 +96,7 @@ def backend_of(target: GpuTarget) -> Any:
 
 
 _EVERY_TRITON = frozenset((75, 80, 86, 87, 89, 90, 100, 120))
-"""Architectures of NVIDIA that every Triton since `OLDEST` compiles for: of these nobody is asked."""
+"""Architectures of NVIDIA that every Triton since `OLDEST_VERSION` compiles for: of these nobody is asked."""
 
 _FIRST_ARCHITECTURE = 70
 """What Triton makes of every kernel needs it."""

@@ -87,10 +87,10 @@ class ShortTiles(InterpretedTarget):
 def gpu(request, fresh, monkeypatch):
     """A GPU whose programs scan a row at once, block after block, or in parts side by side."""
     if request.param != "one program":
-        monkeypatch.setattr(config, "SCANNED", 8)
-        monkeypatch.setattr(config, "SCANNED_ROW", 8)
+        monkeypatch.setattr(config, "SCANNED_STEP_ELEMENTS", 8)
+        monkeypatch.setattr(config, "MAX_SCANNED_ROW_ELEMENTS", 8)
     if request.param == "parts":
-        monkeypatch.setattr(split_scan, "SCANNED_PART", 8)
+        monkeypatch.setattr(split_scan, "SCANNED_PART_ELEMENTS", 8)
         monkeypatch.setattr(split_scan, "PROGRAMS", replace(split_scan.PROGRAMS, launch_ns=0.0))
     with isolated():
         stepwell.register_target(ShortTiles if request.param == "parts" else InterpretedTarget, replace=True)

@@ -10,7 +10,7 @@ from xdsl.context import Context
 from stepwell.dialects import load_dialects
 from stepwell.dialects.host import LaunchOp
 from stepwell.dialects.tt.types import SPELLINGS
-from stepwell.lowering.outline import LONGEST
+from stepwell.lowering.outline import MAX_NAME_CHARACTERS
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.targets.triton.emit import kernel_modules, ttir_for_compiling
@@ -115,5 +115,5 @@ def test_long_names_end_and_kernels_without_one_have_a_number():
         return (torch.special.bessel_j0(x),)
 
     (name,) = kernel_names(long, torch.randn(4))
-    assert len(name) <= 2 + LONGEST and re.fullmatch(r"k_[a-z0-9_]+", name)
+    assert len(name) <= 2 + MAX_NAME_CHARACTERS and re.fullmatch(r"k_[a-z0-9_]+", name)
     assert kernel_names(lambda x: (x.t().clone(memory_format=torch.contiguous_format),), torch.randn(4, 5)) == ["k0"]

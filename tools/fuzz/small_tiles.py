@@ -17,11 +17,13 @@ from ...targets.target import isolated, register_target
 from ..interpret.target import InterpretedTarget
 
 SMALL_LIMITS = {
-    "TILE": 16, "SQUARE": 4, "MIN_FASTEST_SIZE": 4, "ON_CHIP": 64, "BLOCK": 16, "PIECE": 16, "PIECES": 4, "CHUNK": 8,
-    "STREAM": 8, "SCANNED": 8, "SCANNED_ROW": 16, "SCANNED_PART": 8, "LANES": 4, "FEWEST_LANES": 2,
-    "DEPTH": 16, "DEPTH_OF_STATES": 8, "UNROLL": 3, "SHORT_LOOP": 2, "CROSSED": 4,
-    "MIN_PART_ELEMENTS": 4, "MIN_ROW_ELEMENTS": 4, "FEW_EACH": 1 << 20, "IDLE_EACH": 1 << 20, "FEWEST_PARTS": 2,
-    "SHORTEST": 1, "PROGRAMS": replace(PROGRAMS, launch_ns=0.0, rows_bytes_per_ns=1e9), "MIN_SPEEDUP": 1.0, "FEWEST": 2,
+    "COPIED_TILE_ELEMENTS": 16, "SQUARE_SIDE": 4, "MIN_FASTEST_SIZE": 4, "MAX_ON_CHIP_ELEMENTS": 64, "MAX_BLOCK_ELEMENTS": 16,
+    "CHUNK_ELEMENTS": 16, "MAX_CHUNKS": 4, "LONG_ROW_STEP_ELEMENTS": 8, "STREAMED_STEP_ELEMENTS": 8, "SCANNED_STEP_ELEMENTS": 8,
+    "MAX_SCANNED_ROW_ELEMENTS": 16, "SCANNED_PART_ELEMENTS": 8, "TILE_COLUMNS": 4, "MIN_TILE_COLUMNS": 2,
+    "REDUCTION_TILE_ELEMENTS": 16, "STATES_TILE_ELEMENTS": 8, "MAX_UNROLLED_TRIPS": 3, "MAX_UNROLLED_INNER_TRIPS": 2,
+    "MAX_CROSS_TRIPS": 4, "MIN_PART_ELEMENTS": 4, "MIN_ROW_ELEMENTS": 4, "SPLIT_PROGRAMS_PER_MULTIPROCESSOR": 1 << 20,
+    "IDLE_PROGRAMS_PER_MULTIPROCESSOR": 1 << 20, "MIN_SPLIT_PARTS": 2, "MIN_PART_ROWS": 1, "MIN_HALF_TRIPS": 2, "MIN_SPEEDUP": 1.0,
+    "PROGRAMS": replace(PROGRAMS, launch_ns=0.0, rows_bytes_per_ns=1e9),
 }  # fmt: skip
 """Constants of passes/gpu and lowering/mem_to_tt with which rules for large tensors apply to small ones."""
 THRESHOLDS = {

@@ -184,13 +184,13 @@ class _Problem:
             if node in costs:
                 self.cut.edge(node, _ROWS if costs[node] > 0 else _LAST, abs(costs[node]))
                 for k in _CONVOLUTIONS[node.target]:
-                    self._pay(node.args[k], node, self.prices.copy, self.prices.launch)
+                    self._pay(node.args[k], node, self.prices.copy_ns_per_byte, self.prices.launch_ns)
             elif _follows(node):
                 for n in node.all_input_nodes:
-                    self._pay(n, node, self.prices.across)
+                    self._pay(n, node, self.prices.across_ns_per_byte)
             elif node.target is not operator.getitem and node.target not in _READING:
                 for n in node.all_input_nodes:
-                    self._pay(n, self._owner(n, fixed=True), self.prices.copy, self.prices.launch)
+                    self._pay(n, self._owner(n, fixed=True), self.prices.copy_ns_per_byte, self.prices.launch_ns)
 
     def channels_last(self) -> set[Node]:
         """The operators that run channels-last in the cheapest assignment."""

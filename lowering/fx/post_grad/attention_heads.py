@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch.fx import GraphModule, Node
 
-from ....passes.nd.nd_attention import GPU_HEAD
+from ....passes.nd.nd_attention import MAX_GPU_HEAD_ELEMENTS
 
 _aten = torch.ops.aten
 _VIEWS = frozenset(
@@ -35,7 +35,7 @@ def fix_head_sizes(gm: GraphModule, takes: Callable[[torch.device], bool]) -> in
             continue
         head = query.shape[-1]
         example = head.node.hint if isinstance(head, torch.SymInt) and head.node.expr.is_symbol else None
-        if example is not None and example % 8 == 0 and 0 < example <= GPU_HEAD:
+        if example is not None and example % 8 == 0 and 0 < example <= MAX_GPU_HEAD_ELEMENTS:
             fixed += int(head) == example
     return fixed
 

@@ -22,10 +22,10 @@ from ...fx_to_nd.core.metadata import is_nonoverlapping_dense
 from ...fx_to_nd.core.signature import FOLDED
 from .freezing_affine import Affine, affine_of, applied
 
-GROWTH = 2
+MAX_GROWTH_FACTOR = 2
 """A result that is larger than what it is made of by more than this factor is computed in each call: reading it would cost more."""
 
-SMALL_BYTES = 1 << 16
+MAX_GROWN_BYTES = 1 << 16
 """Up to this size a result may grow by any factor."""
 
 
@@ -95,10 +95,10 @@ class _Folder:
         if any(n not in self.values for n in node.all_input_nodes) or not _pure(node):
             return False
         weighty = any(n in self.weighty for n in node.all_input_nodes)
-        if not weighty and _bytes(node.meta.get("val")) > SMALL_BYTES:
+        if not weighty and _bytes(node.meta.get("val")) > MAX_GROWN_BYTES:
             return False
-        limit = GROWTH * sum(_bytes(self.values[n]) for n in node.all_input_nodes)
-        if weighty and _bytes(node.meta.get("val")) > max(limit, SMALL_BYTES):
+        limit = MAX_GROWTH_FACTOR * sum(_bytes(self.values[n]) for n in node.all_input_nodes)
+        if weighty and _bytes(node.meta.get("val")) > max(limit, MAX_GROWN_BYTES):
             return False
         args, kwargs = pytree.tree_map(lambda a: self.values[a] if isinstance(a, Node) else a, (node.args, node.kwargs))
         value = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]

@@ -32,7 +32,7 @@ from .registry import find_rule
 if TYPE_CHECKING:
     from .importer import Importer
 
-FEWEST = 2
+MIN_PART_OPERATORS = 2
 """Operators that compute, in a part that is worth a program."""
 
 
@@ -91,7 +91,7 @@ def _parts(b: Importer, nodes: Sequence[Node]) -> list[DevicePart]:
         level[node] = max((level[s] + (devices.get(s) != device) for s in sources if s.op == "call_function"), default=0)
         if device is not None:
             found.setdefault((device, level[node]), DevicePart(device)).nodes.append(node)
-    return [p for p in found.values() if p.computes >= FEWEST and _symbols(b, p) is not None]
+    return [p for p in found.values() if p.computes >= MIN_PART_OPERATORS and _symbols(b, p) is not None]
 
 
 def _dependences(nodes: Sequence[Node]) -> dict[Node, list[Node]]:

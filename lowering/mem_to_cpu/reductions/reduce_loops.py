@@ -22,7 +22,7 @@ MAX_CASCADE_VALUES = 512
 """Values that one accumulator of floats takes in a row before it is added to the total (a short cascade: the error of
 a sum grows with the length of the longest chain)."""
 
-LONG_ENOUGH = 128
+MIN_SHARED_REDUCTION_TRIPS = 128
 """Iterations of a reduction without loops inside from which on threads share it."""
 
 ReductionPart = tuple[list[red.Accumulator], Callable[[Span], list[SSAValue]]]
@@ -132,7 +132,7 @@ class ReduceLowering:
         if columns is None:
             return None
         size = order[0].size.value
-        if not columns and (self.share is None or (size is not None and size < (2 if node.children else LONG_ENOUGH))):
+        if not columns and (self.share is None or (size is not None and size < (2 if node.children else MIN_SHARED_REDUCTION_TRIPS))):
             return None
         return SharedLoop(self.s, self.share, columns, self._merge, row_elements(node))
 

@@ -20,16 +20,16 @@ from ....dialects.nd.types import element_bytes
 from ....passes.analysis.dependences import memory_of
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.analysis.op_costs import has_effect, op_cost
-from ....passes.cost.nest_cost import LANES
+from ....passes.cost.nest_cost import LANE_COUNTS
 from ..loops import straight
 from ..memory import address
 from ..state import State
 
-ROW_BYTES = 128 * 1024
+MAX_CACHED_ROW_BYTES = 128 * 1024
 """The most that all cached rows of a nest take."""
-WORTH = 6.0
+MIN_KEPT_COST = 6.0
 """Cost of a value (in vector operations) from which on it is kept."""
-HEAVY = 50.0
+MAX_STRAIGHT_OPS = 50.0
 """Operations of a body worth caching, about: rows that stand without a loop even so need no cache."""
 
 
@@ -98,7 +98,7 @@ class RowCache:
             sizes = tuple(one.size.value for one in node.loops)
             if any(size is None for size in sizes):
                 continue
-            if len(sizes) == 1 and not self._must_keep(node.op) and straight(-(-(sizes[0] or 0) // chosen[1]), HEAVY):
+            if len(sizes) == 1 and not self._must_keep(node.op) and straight(-(-(sizes[0] or 0) // chosen[1]), MAX_STRAIGHT_OPS):
                 continue
             place = next(k for k, one in enumerate(node.loops) if one is chosen[0])
             groups.setdefault((sizes, place), []).append(node)
@@ -107,7 +107,7 @@ class RowCache:
 
     @staticmethod
     def _row_elements(sizes: tuple[int, ...], place: int) -> int:
-        return prod(s for k, s in enumerate(sizes) if k != place) * (-(-sizes[place] // LANES[0]) * LANES[0])
+        return prod(s for k, s in enumerate(sizes) if k != place) * (-(-sizes[place] // LANE_COUNTS[0]) * LANE_COUNTS[0])
 
     def _group(self, nodes: list[Node], elements: int) -> None:
         known: dict[int, SSAValue] = {}
@@ -119,7 +119,7 @@ class RowCache:
             shared = {v: None for v, key in keys.items() if key in known}
             for value in self._roots(node, shared):
                 key = keys[value]
-                if costs[value] < WORTH or not self._keepable(value.type):
+                if costs[value] < MIN_KEPT_COST or not self._keepable(value.type):
                     continue
                 if known[key] in self.define:
                     rows[key] = self.define[known[key]][0]
@@ -138,7 +138,7 @@ class RowCache:
 
     def _allot(self, dtype: Attribute, elements: int) -> bool:
         size = elements * element_bytes(dtype)
-        if self._bytes + size > ROW_BYTES:
+        if self._bytes + size > MAX_CACHED_ROW_BYTES:
             return False
         self._bytes += size
         return True
@@ -158,7 +158,7 @@ class RowCache:
             at += loop.KINDS[kind][0]
             if kind not in ("welford", "softmax") or value in self.use:
                 continue
-            if costs.get(value, 0.0) < WORTH and not self._must_keep(op):
+            if costs.get(value, 0.0) < MIN_KEPT_COST and not self._must_keep(op):
                 continue
             if value in self.define or self._allot(value.type, elements):
                 row, _ = self.define.setdefault(value, (Row(value.type), node))
@@ -260,7 +260,7 @@ class RowCache:
         for one in (chosen[0], *(o for o in reversed(node.loops) if o is not chosen[0])):
             offset = offset + one.dim * stride
             size = one.size.value or 0
-            stride = stride * (-(-size // LANES[0]) * LANES[0] if one is chosen[0] else size)
+            stride = stride * (-(-size // LANE_COUNTS[0]) * LANE_COUNTS[0] if one is chosen[0] else size)
         s.pointers[row.pointer] = row.pointer
         return address(s, row.pointer, s.fix(offset), row.dtype)
 

@@ -27,7 +27,7 @@ from ....passes.analysis.needed_terms import Guard, guards_of
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.tiles.product_nests import factors
-from ....passes.gpu.tiles.tile import LEAST_DOT, power_of_two
+from ....passes.gpu.tiles.tile import MIN_DOT_SIDE, power_of_two
 from ....passes.gpu.tiles.weighed_products import WeighedProduct, weighed_product
 from ...nest.builder import NO_FLAGS
 from ..functions.exponentials import factored
@@ -151,7 +151,7 @@ class Scores(Factor):
         trips: Expr = product(one.size for one in node.loops)
         most = range_of(trips, self.info.ranges).hi
         assert most is not None, "such products have few terms"
-        most = max(LEAST_DOT, power_of_two(most))
+        most = max(MIN_DOT_SIDE, power_of_two(most))
         side = Factor(self.kernel, axis, most, node, lies_along(self.info, node, self.loops[axis]), self)
         side.enter(self.b.int(0, self.index), trips)
         return side

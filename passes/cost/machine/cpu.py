@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-WAYS = 12
-"""Lines that the first cache keeps for addresses a multiple of its size / WAYS apart."""
+CACHE_WAYS = 12
+"""Lines that the first cache keeps for addresses a multiple of its size / CACHE_WAYS apart."""
 
 USUAL_THREADS = 2
 """Threads of a CPU of which nothing is said."""

@@ -46,7 +46,7 @@ class Gpu:
     @property
     def shared(self) -> int:
         """Bytes of shared memory that a program may have."""
-        return SHARED.get(self.name, 64 << 10)
+        return SHARED_MEMORY_BYTES.get(self.name, 64 << 10)
 
     @property
     def casts_float8(self) -> bool:
@@ -94,7 +94,7 @@ MACHINES = {
 """GPUs by the name of their target."""
 
 
-SHARED = {
+SHARED_MEMORY_BYTES = {
     "sm_70": 96 << 10, "sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
     "sm_100": 227 << 10, "sm_103": 227 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10, "gfx950": 160 << 10,
 }  # fmt: skip

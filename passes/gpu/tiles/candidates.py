@@ -27,11 +27,11 @@ from ...analysis.schedule_attrs import GPU, schedule_table, update_schedule
 from ...cost.machine.gpu import Gpu
 from ..nest_types import UnsupportedNest
 from ..shared_rows import part_of
-from .rules import BLOCK, FEWEST_LANES, choose, column_loop, has_effect, long_loops, padded_trips, run_length
-from .tile import LEAST_DOT, Sizes, Tile, power_of_two
-from .value_tiles import SQUARE, only_sets
+from .rules import MAX_BLOCK_ELEMENTS, MIN_TILE_COLUMNS, choose, column_loop, has_effect, long_loops, padded_trips, run_length
+from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
+from .value_tiles import SQUARE_SIDE, only_sets
 
-LARGEST_GROUP = 32
+MAX_GROUP_PROGRAMS = 32
 """Programs that may share a tile: each lane of a warp looks after one of them."""
 SHARED = {
     "group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0, "halves": 0, "dot": 0, "band": 0, "lasting": 0, "copies": 0,
@@ -79,16 +79,16 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
         raise UnsupportedNest("schedule: blocks (one for each axis), inner, cross and warps are powers of two")
     if values["pieces"] < 1 or values["stages"] < 0:
         raise UnsupportedNest("schedule: pieces is at least 1, stages at least 0")
-    if not 1 <= values.get("group", 1) <= LARGEST_GROUP:
-        raise UnsupportedNest(f"schedule: a group has 1 to {LARGEST_GROUP} programs")
+    if not 1 <= values.get("group", 1) <= MAX_GROUP_PROGRAMS:
+        raise UnsupportedNest(f"schedule: a group has 1 to {MAX_GROUP_PROGRAMS} programs")
     if (strip := values.get("strip", 1)) < 1 or (strip > 1 and not rest):
         raise UnsupportedNest("schedule: strip is a number from 1, of iterations of the last of the loops of rest")
     if strip > 1 and (loops[rest[-1]].size.value is None or (loops[rest[-1]].size.value or 0) % strip) and not only_sets(info):
         raise UnsupportedNest("schedule: strip divides the last of the loops of rest where a nest reads what it stores, or adds to it")
     if values.get("cross") and (not values["inner"] or values.get("group", 1) > 1 or values.get("apart")):
         raise UnsupportedNest("schedule: a tile with cross has inner as well, and neither group nor apart")
-    if values.get("dot") and (len(axes) != 2 or min(*blocks, values["inner"]) < LEAST_DOT):
-        raise UnsupportedNest(f"schedule: a tile with dot has two axes, their blocks and inner are at least {LEAST_DOT}")
+    if values.get("dot") and (len(axes) != 2 or min(*blocks, values["inner"]) < MIN_DOT_SIDE):
+        raise UnsupportedNest(f"schedule: a tile with dot has two axes, their blocks and inner are at least {MIN_DOT_SIDE}")
     if values.get("band", 0) < 0 or (values.get("band") and len(axes) != 2):
         raise UnsupportedNest("schedule: band is a number of blocks of the first of two axes")
     if (lasting := values.get("lasting", 0)) < 0 or (lasting and (values.get("group", 1) > 1 or values["inner"] and not values.get("dot"))):
@@ -122,28 +122,28 @@ def candidates(info: NestAccess, hints: Mapping[Expr, int], machine: Gpu) -> lis
 
     def add(tile: Tile) -> None:
         fits = 1 <= tile.warps <= machine.max_warps and tile.elements >= tile.warps
-        if fits and tile.elements * tile.pieces <= 8 * BLOCK and tile not in found:
+        if fits and tile.elements * tile.pieces <= 8 * MAX_BLOCK_ELEMENTS and tile not in found:
             found.append(tile)
 
     if first.dot:  # nothing that takes more shared memory
         few, (loops, columns) = first.axes
         fewer = replace(first, axes=[few, (loops, columns // 2)])
         changed = [replace(first, warps=4 if first.warps == 8 else 8), replace(first, stages=first.stages - 1)]
-        return [first, *changed, replace(first, inner=first.inner // 2), *([fewer] if columns > LEAST_DOT else [])]
+        return [first, *changed, replace(first, inner=first.inner // 2), *([fewer] if columns > MIN_DOT_SIDE else [])]
     for warps in (first.warps * 2, first.warps // 2, first.warps * 4):
         add(replace(first, warps=warps))
     if first.inner:
         add(replace(first, stages=0 if first.stages else 3))
         if first.pieces > 1:
             add(replace(first, inner=first.inner // 2, pieces=first.pieces * 2))
-            add(replace(first, pieces=1, inner=min(BLOCK, first.inner * 4)))
+            add(replace(first, pieces=1, inner=min(MAX_BLOCK_ELEMENTS, first.inner * 4)))
         else:
             add(replace(first, inner=first.inner // 2, warps=max(1, first.warps // 2)))
             add(replace(first, inner=first.inner * 2))
     else:
         for times in (2, 0.5):
             axes: list[tuple[list[Loop], int]] = [*first.axes[:-1], *((loops, int(block * times)) for loops, block in first.axes[-1:])]
-            if axes and axes[-1][1] >= (1 if len(axes) > 1 else FEWEST_LANES):
+            if axes and axes[-1][1] >= (1 if len(axes) > 1 else MIN_TILE_COLUMNS):
                 add(replace(first, axes=axes))
                 add(replace(first, axes=axes, warps=max(1, int(first.warps * times))))
     return found
@@ -157,7 +157,7 @@ def doubt(info: NestAccess, hints: Mapping[Expr, int], tile: Tile) -> str:
     if info.opaque and len(info.root.loops) > 1:
         return "gathers"
     blocks = [block for _, block in tile.axes]
-    return "accesses disagree about the fastest loop" if len(blocks) == 2 and blocks[0] == blocks[1] >= SQUARE // 2 else ""
+    return "accesses disagree about the fastest loop" if len(blocks) == 2 and blocks[0] == blocks[1] >= SQUARE_SIDE // 2 else ""
 
 
 def _ints(values: Sequence[int]) -> ArrayAttr[Attribute]:

@@ -24,7 +24,7 @@ from ...cost.block_price import PROGRAM_WARPS, Block, Sums, block_ns, parts_ns, 
 from ...cost.held_numbers import held_numbers
 from ...cost.machine.gpu import Gpu
 from .product_nests import HALVES, Side, factors, product_sides
-from .tile import LEAST_DOT, Sizes, Tile, power_of_two
+from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .window_tiles import overlap
 
 MAX_SKINNY_BLOCK_ROWS = 64
@@ -190,8 +190,8 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
         warps = warps_for(rows * columns, work.sums, work.held, gpu)
         if not warps and rows * columns > BLOCK_SIDES[-1] ** 2:
             continue
-        terms = max(LEAST_DOT, min(STEP_ROW_BYTES // work.widest, power_of_two(work.terms)))
-        while terms > LEAST_DOT and work.last % terms:
+        terms = max(MIN_DOT_SIDE, min(STEP_ROW_BYTES // work.widest, power_of_two(work.terms)))
+        while terms > MIN_DOT_SIDE and work.last % terms:
             terms //= 2  # a block within one iteration of the loops around the last: what these index is the same for all of it
         step = terms * (sides[0] * work.read[0] + sides[1] * work.read[1])
         steps = ceil(work.terms / terms)
@@ -222,7 +222,7 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
     inside = [n for n in info.root.walk() if n is not info.root]
     most = range_of(product(one.size for one in few), info.ranges).hi
     rest = [one for one in info.root.loops if one not in few and one not in many]
-    rows = MAX_SKINNY_BLOCK_ROWS if most is None else min(MAX_SKINNY_BLOCK_ROWS, max(LEAST_DOT, power_of_two(most)))
+    rows = MAX_SKINNY_BLOCK_ROWS if most is None else min(MAX_SKINNY_BLOCK_ROWS, max(MIN_DOT_SIDE, power_of_two(most)))
     converted = [_how_computed(info, one) == CONVERTED for one in (few, many)]
     if all(converted):
         rows = min(rows, MAX_SKINNY_BLOCK_ROWS // 2)

@@ -25,84 +25,95 @@ from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...cost.machine.gpu import MACHINES, Gpu
 from .gathers import index_loops
 from .product_tiles import product_tile
-from .tile import FILLED, IN_WINDOW, MAX_WARPS, SHORT_LOOP, TILE, Sizes, Tile, bytes_moved, power_of_two, warps_for
+from .tile import (
+    COPIED_TILE_ELEMENTS,
+    MAX_UNROLLED_INNER_TRIPS,
+    MAX_WARPS,
+    MIN_BLOCK_SHARE,
+    WINDOW_THREAD_ELEMENTS,
+    Sizes,
+    Tile,
+    bytes_moved,
+    power_of_two,
+    warps_for,
+)
 from .value_tiles import value_tile
 from .weighed_products import weighed_tile
 from .window_tiles import window_tile
 
-KEPT_FILLED = 0.8
-"""Share of the block of a row that should be used where several tensors of it are kept on chip (elsewhere FILLED)."""
-ON_CHIP = 49152
+MIN_KEPT_BLOCK_SHARE = 0.8
+"""Share of the block of a row that should be used where several tensors of it are kept on chip (elsewhere MIN_BLOCK_SHARE)."""
+MAX_ON_CHIP_ELEMENTS = 49152
 """Elements, of all tensors that vary along a row, that are kept on chip: 96 a thread with 16 warps."""
-BLOCK = 16384
+MAX_BLOCK_ELEMENTS = 16384
 """Elements of a row that are one tensor at most."""
-PIECE = 4096
+CHUNK_ELEMENTS = 4096
 """Elements of a tensor where several make a row."""
-PIECES = 12
+MAX_CHUNKS = 12
 """Tensors that make a row at most."""
-CHUNK = 8192
+LONG_ROW_STEP_ELEMENTS = 8192
 """Elements that are read at once of a row that does not fit, by all the warps that there are; of one, too, whose maximum and sum of
 exponentials are found together."""
-STREAM = 4096
+STREAMED_STEP_ELEMENTS = 4096
 """Elements that are read at once of a row that is read once."""
-ONLINE_THREAD = 32
+ONLINE_THREAD_ELEMENTS = 32
 """Elements of a thread where nothing else is done with such a row: the more of them share a maximum, the fewer instructions each takes."""
-NEAR_STEP = 4
+MAX_NEAR_STEP = 4
 """Elements from one iteration of a loop to the next up to which neighbours lie in one line of memory: every second one, say."""
-HEAVY = 32
+HEAVY_OPS = 32
 """Operations of an element, as the cost model counts them, above which blocks of a row that is read once are short: what is computed for
 the elements of a thread side by side takes registers."""
-SCANNED_ROW = 8192
+MAX_SCANNED_ROW_ELEMENTS = 8192
 """Elements of a row that is scanned at once."""
-SCANNED = 2048
+SCANNED_STEP_ELEMENTS = 2048
 """The same of longer rows, block after block."""
-SCANNED_THREAD = 8
+SCANNED_THREAD_ELEMENTS = 8
 """Elements of such a block that a thread has: running sums are f64, other running values two numbers."""
-SCAN_REGISTERS = {8: 128}
+SCAN_THREAD_REGISTERS = {8: 128}
 """Registers of a thread that scans its part of a whole row, by warps: as many as leave room for a second program, where running sums would
 take a few more."""
-THREAD = 16
+REDUCTION_THREAD_ELEMENTS = 16
 """Elements of a tile with reductions that a thread should have."""
-ELEMENTS_IN_PHASES = 64
+PHASED_THREAD_ELEMENTS = 64
 """The same where several reductions of a row wait for each other: all warps of a program wait each time."""
-ELEMENTS_IN_PHASES_OF_ONE_ROW = 32
+PHASED_ROW_THREAD_ELEMENTS = 32
 """The same for rows of which a program has one: fewer warps have less to exchange."""
 MIN_BUSY_OPS = 40
 """Operations of an element in all loops of a row above which its threads have as few elements as those of several rows."""
-LANES = 32
+TILE_COLUMNS = 32
 """Columns of a tile whose reductions go across the fastest dimension; twice as many of 16-bit numbers."""
-FEWEST_LANES = 8
+MIN_TILE_COLUMNS = 8
 """The same where these would not keep every multiprocessor busy: 32 bytes of f32 are what memory gives at once."""
-DEPTH = 4096
+REDUCTION_TILE_ELEMENTS = 4096
 """Elements of such a tile, and of one that does several reductions of a row side by side."""
-DEPTH_OF_STATES = 512
+STATES_TILE_ELEMENTS = 512
 """The same where each column has several numbers (Welford's): more of them would be registers."""
-MOST_ELEMENTS = 96
+MAX_THREAD_ELEMENTS = 96
 """Elements a thread can hold; with more than 16 warps half as many."""
-FEW_WARPS, MANY_WARPS = 24576, 32768
+MIN_ALL_WARPS_ELEMENTS, MAX_ALL_WARPS_ELEMENTS = 24576, 32768
 """Elements of a row on chip that leave room for one program on a multiprocessor, which then has all the warps that there may be: with 16
 there is too little under way, and for more elements the registers of a thread of 32 do not last."""
-MOST_IN_ROWS = 144
+MAX_ROWS_THREAD_ELEMENTS = 144
 """The same where a program goes through rows and sums up columns: two programs then fit a multiprocessor."""
-BESIDE_ROWS = 48
+ROWS_OTHER_REGISTERS = 48
 """Registers of a thread of such a program beside what it keeps."""
-AHEAD = 100 << 10
+MAX_AHEAD_BYTES = 100 << 10
 """Bytes that such a program may have under way: twice that is on chip."""
-UNROLL = 32
+MAX_UNROLLED_TRIPS = 32
 """Iterations of a window (a reduction over several loops) that become straight code."""
-SHARING = 4
+SHARED_VECTOR_ROWS = 4
 """Rows of a tile that are multiplied by the same vector, where that has more bytes than each of them."""
-OUTER = 256
+OUTER_RESULTS = 256
 """Results of a program, each of which a row of one tensor and a row of another one are reduced to."""
-OUTER_ROWS = 4
+MIN_OUTER_ROWS = 4
 """Rows of the one that it has at least; of the other one 64 at most."""
-OUTER_TERMS = 32
+OUTER_STEP_TERMS = 32
 """Elements of each row at once."""
-STAGES = 3
+STREAM_STAGES = 3
 """Iterations under way of a loop that streams through memory."""
-CROSSED = 64
+MAX_CROSS_TRIPS = 64
 """Reductions of a row, each by other numbers (a small product's), that a program does side by side."""
-CROSSED_PIECES = 2
+MAX_CROSS_CHUNKS = 2
 """Such tiles that are on chip at once."""
 
 
@@ -180,7 +191,7 @@ def column_loop(info: NestAccess, sizes: Sizes, weights: Mapping[Expr, float] | 
 def _is_short(node: Node) -> bool:
     """Whether the loops of a node become straight code."""
     trips = product(one.size for one in node.loops)
-    limit = UNROLL if len(node.loops) > 1 else SHORT_LOOP
+    limit = MAX_UNROLLED_TRIPS if len(node.loops) > 1 else MAX_UNROLLED_INNER_TRIPS
     return trips.value is not None and trips.value <= limit and not isinstance(node.op, loop.ScanOp)
 
 
@@ -192,7 +203,7 @@ def _unit_strides(info: NestAccess, sizes: Sizes) -> dict[Expr, float]:
             for one in around:
                 stride = linear_coeff(access.offset, one.dim)
                 step = 0 if stride is None or stride.value is None else abs(stride.value)
-                if 0 < step <= NEAR_STEP:
+                if 0 < step <= MAX_NEAR_STEP:
                     weights[one.dim] = weights.get(one.dim, 0) + moved / step
     return weights
 
@@ -203,48 +214,51 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     longest = max(1, *(n for n in caps if n is not None)) if fixed else max(sizes.trips(n.loops) for n in inside)
     crossed = [n for n in info.root.children if is_crossed(n)]
     if crossed and fixed:
-        cross = min(CROSSED, max(power_of_two(sizes.trips(n.loops)) for n in crossed))
-        block = min(DEPTH // cross, power_of_two(longest))
-        if longest <= PIECES * block:
-            warps = warps_for(cross * block, THREAD)
+        cross = min(MAX_CROSS_TRIPS, max(power_of_two(sizes.trips(n.loops)) for n in crossed))
+        block = min(REDUCTION_TILE_ELEMENTS // cross, power_of_two(longest))
+        if longest <= MAX_CHUNKS * block:
+            warps = warps_for(cross * block, REDUCTION_THREAD_ELEMENTS)
             return Tile([(list(loops), 1)] if loops else [], inner=block, warps=warps, pieces=-(-longest // block), cross=cross)
     kept = kept_tensors(inside)
-    if loops and not kept and longest >= TILE and sizes.trips(loops) >= TILE and _shares_more(inside):
-        return Tile([(list(loops), SHARING)], inner=TILE, warps=4, stages=STAGES)
+    if loops and not kept and longest >= COPIED_TILE_ELEMENTS and sizes.trips(loops) >= COPIED_TILE_ELEMENTS and _shares_more(inside):
+        return Tile([(list(loops), SHARED_VECTOR_ROWS)], inner=COPIED_TILE_ELEMENTS, warps=4, stages=STREAM_STAGES)
     scans = any(isinstance(n.op, loop.ScanOp) for n in inside)
-    block, pieces = min(SCANNED if scans else CHUNK, power_of_two(longest)), 1
-    if fixed and not reads_once(inside, longest) and longest * max(1, kept or streams(inside)) <= ON_CHIP:
-        block, pieces = cut(longest, FILLED if kept < 2 else KEPT_FILLED)
-    if loops and not kept and longest > TILE and _is_heavy(inside) and not scans:
-        return Tile([(list(loops), 1)], inner=TILE, warps=_heavy_warps(inside), stages=STAGES)
+    block, pieces = min(SCANNED_STEP_ELEMENTS if scans else LONG_ROW_STEP_ELEMENTS, power_of_two(longest)), 1
+    if fixed and not reads_once(inside, longest) and longest * max(1, kept or streams(inside)) <= MAX_ON_CHIP_ELEMENTS:
+        block, pieces = cut(longest, MIN_BLOCK_SHARE if kept < 2 else MIN_KEPT_BLOCK_SHARE)
+    if loops and not kept and longest > COPIED_TILE_ELEMENTS and _is_heavy(inside) and not scans:
+        return Tile([(list(loops), 1)], inner=COPIED_TILE_ELEMENTS, warps=_heavy_warps(inside), stages=STREAM_STAGES)
     if pieces > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
-        block, pieces = CHUNK, 1  # what is written and not read again need not be on chip
-    if scans and not kept and longest > SCANNED_ROW:
-        block, pieces = SCANNED, 1
+        block, pieces = LONG_ROW_STEP_ELEMENTS, 1  # what is written and not read again need not be on chip
+    if scans and not kept and longest > MAX_SCANNED_ROW_ELEMENTS:
+        block, pieces = SCANNED_STEP_ELEMENTS, 1
     if block * pieces < longest:
         axes = [(list(loops), 1)] if loops else []
         if scans:
-            return Tile(axes, inner=block, warps=warps_for(block, SCANNED_THREAD))
+            return Tile(axes, inner=block, warps=warps_for(block, SCANNED_THREAD_ELEMENTS))
         if _is_heavy(inside):
-            return Tile(axes, inner=TILE, warps=_heavy_warps(inside), stages=STAGES)
+            return Tile(axes, inner=COPIED_TILE_ELEMENTS, warps=_heavy_warps(inside), stages=STREAM_STAGES)
         if not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
-            return Tile(axes, inner=block, warps=warps_for(block, THREAD))
+            return Tile(axes, inner=block, warps=warps_for(block, REDUCTION_THREAD_ELEMENTS))
         online = any("softmax" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
         if not kept:
-            each = ONLINE_THREAD if online else THREAD
-            return Tile(axes, inner=min(block, STREAM), warps=warps_for(min(block, STREAM), each), stages=STAGES)
+            each = ONLINE_THREAD_ELEMENTS if online else REDUCTION_THREAD_ELEMENTS
+            step = min(block, STREAMED_STEP_ELEMENTS)
+            return Tile(axes, inner=step, warps=warps_for(step, each), stages=STREAM_STAGES)
         if online:
-            return Tile(axes, inner=min(block, CHUNK), warps=warps_for(min(block, CHUNK), THREAD), stages=STAGES)
+            step = min(block, LONG_ROW_STEP_ELEMENTS)
+            return Tile(axes, inner=step, warps=warps_for(step, REDUCTION_THREAD_ELEMENTS), stages=STREAM_STAGES)
         return Tile(axes, inner=block, warps=warps_for(block, 8))
-    if block * pieces <= TILE and info.opaque and any(n.loops[-1].dim in index_loops(info) for n in inside):
-        few = max(1, min(32 * IN_WINDOW // block, power_of_two(sizes.trips(loops))))
-        return Tile([(list(loops), few)] if loops else [], inner=block, warps=warps_for(few * block * pieces, IN_WINDOW), pieces=pieces)
-    rows = max(1, min(TILE // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
+    if block * pieces <= COPIED_TILE_ELEMENTS and info.opaque and any(n.loops[-1].dim in index_loops(info) for n in inside):
+        few = max(1, min(32 * WINDOW_THREAD_ELEMENTS // block, power_of_two(sizes.trips(loops))))
+        warps = warps_for(few * block * pieces, WINDOW_THREAD_ELEMENTS)
+        return Tile([(list(loops), few)] if loops else [], inner=block, warps=warps, pieces=pieces)
+    rows = max(1, min(COPIED_TILE_ELEMENTS // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
     held = block * pieces * kept
     if not any(isinstance(n.op, (loop.ReduceOp, loop.ScanOp)) for n in inside):
         if rows == 1 and not kept and _are_apart(info, inside):
-            return Tile([(list(loops), 1)] if loops else [], inner=TILE, warps=warps_for(TILE, 8), apart=1)
-        warps = warps_for(rows * block, THREAD if rows > 1 else 8)
+            return Tile([(list(loops), 1)] if loops else [], inner=COPIED_TILE_ELEMENTS, warps=warps_for(COPIED_TILE_ELEMENTS, 8), apart=1)
+        warps = warps_for(rows * block, REDUCTION_THREAD_ELEMENTS if rows > 1 else 8)
         return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
     if _sums(inside):
         rows_of = {
@@ -254,36 +268,41 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             if not a.is_store and not free_dims(a.offset) <= {one.dim for one in n.loops}
         }
         under_way = sum(rows_of.values())
-        stages = STAGES + 1 if under_way * (STAGES + 1) <= AHEAD else STAGES if under_way * (STAGES - 1) <= AHEAD else 0
+        if under_way * (STREAM_STAGES + 1) <= MAX_AHEAD_BYTES:
+            stages = STREAM_STAGES + 1
+        else:
+            stages = STREAM_STAGES if under_way * (STREAM_STAGES - 1) <= MAX_AHEAD_BYTES else 0
         needed = held + block * pieces * _read_once(inside)
-        warps = min(16, power_of_two(-(-needed // (32 * MOST_IN_ROWS))))
+        warps = min(16, power_of_two(-(-needed // (32 * MAX_ROWS_THREAD_ELEMENTS))))
         registers = 65536 // (64 * warps)
-        registers = registers if needed // (32 * warps) + BESIDE_ROWS <= registers < 255 else 0
-        if block == PIECE:
-            block, pieces = PIECE // 2, pieces * 2
+        registers = registers if needed // (32 * warps) + ROWS_OTHER_REGISTERS <= registers < 255 else 0
+        if block == CHUNK_ELEMENTS:
+            block, pieces = CHUNK_ELEMENTS // 2, pieces * 2
         axes = [(list(loops), rows)] if loops else []
         return Tile(axes, inner=block, warps=warps, pieces=pieces, stages=stages, registers=registers)
     if kept == 1 and _phases(inside) == 1 and _is_narrow(inside):
         # read again from the nearest cache: without the row in their registers, four programs fit a multiprocessor
-        if block == longest == CHUNK:
-            return Tile([(list(loops), rows)] if loops else [], inner=PIECE, warps=warps_for(CHUNK, THREAD))
-        if longest == 2 * CHUNK and not finds_positions(inside):
-            inner = CHUNK if all(len(n.loops) == 1 for n in inside) else longest
-            return Tile([(list(loops), 1)] if loops else [], inner=inner, warps=warps_for(CHUNK, ELEMENTS_IN_PHASES_OF_ONE_ROW))
-    if block == CHUNK and kept:
-        warps = warps_for(CHUNK, ELEMENTS_IN_PHASES if _phases(inside) > 1 else THREAD)
-        block = min(CHUNK // 2, 256 * warps)
-        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=CHUNK // block)
+        if block == longest == LONG_ROW_STEP_ELEMENTS:
+            warps = warps_for(LONG_ROW_STEP_ELEMENTS, REDUCTION_THREAD_ELEMENTS)
+            return Tile([(list(loops), rows)] if loops else [], inner=CHUNK_ELEMENTS, warps=warps)
+        if longest == 2 * LONG_ROW_STEP_ELEMENTS and not finds_positions(inside):
+            inner = LONG_ROW_STEP_ELEMENTS if all(len(n.loops) == 1 for n in inside) else longest
+            warps = warps_for(LONG_ROW_STEP_ELEMENTS, PHASED_ROW_THREAD_ELEMENTS)
+            return Tile([(list(loops), 1)] if loops else [], inner=inner, warps=warps)
+    if block == LONG_ROW_STEP_ELEMENTS and kept:
+        warps = warps_for(LONG_ROW_STEP_ELEMENTS, PHASED_THREAD_ELEMENTS if _phases(inside) > 1 else REDUCTION_THREAD_ELEMENTS)
+        block = min(LONG_ROW_STEP_ELEMENTS // 2, 256 * warps)
+        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=LONG_ROW_STEP_ELEMENTS // block)
     busy = pieces == 1 and sum(n.num_ops for n in inside) > MIN_BUSY_OPS
-    warps = min(16, warps_for(rows * block * pieces, THREAD if rows > 1 or busy else ELEMENTS_IN_PHASES_OF_ONE_ROW))
-    while warps < 16 and held > 32 * warps * MOST_ELEMENTS:
+    warps = min(16, warps_for(rows * block * pieces, REDUCTION_THREAD_ELEMENTS if rows > 1 or busy else PHASED_ROW_THREAD_ELEMENTS))
+    while warps < 16 and held > 32 * warps * MAX_THREAD_ELEMENTS:
         warps *= 2
-    if FEW_WARPS < held <= MANY_WARPS:
+    if MIN_ALL_WARPS_ELEMENTS < held <= MAX_ALL_WARPS_ELEMENTS:
         warps = MAX_WARPS
-    if rows == 1 and block > max(TILE * 2, 512 * warps) and _phases(inside) > 1:
+    if rows == 1 and block > max(COPIED_TILE_ELEMENTS * 2, 512 * warps) and _phases(inside) > 1:
         block = 512 * warps  # the elements of a thread in more, shorter pieces take fewer registers
         pieces = -(-longest // block)
-    registers = SCAN_REGISTERS.get(warps, 0) if scans and not kept else 0
+    registers = SCAN_THREAD_REGISTERS.get(warps, 0) if scans and not kept else 0
     return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces, registers=registers)
 
 
@@ -294,7 +313,7 @@ def _outer(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> Tile | None
     if len(nodes) != 1 or not isinstance(nodes[0].op, loop.ReduceOp) or not set(nodes[0].op.kind_names) <= {"sum", "prod", "max", "min"}:
         return None
     (node,) = nodes
-    if sizes.trips(node.loops) < OUTER_TERMS:
+    if sizes.trips(node.loops) < OUTER_STEP_TERMS:
         return None
     along = [free_dims(a.offset) for a in node.accesses if node.loops[-1].dim in free_dims(a.offset)]
     for second in reversed(loops):
@@ -302,15 +321,15 @@ def _outer(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> Tile | None
             ones, others = [d for d in along if first.dim in d], [d for d in along if second.dim in d]
             if first is second or not ones or not others or any(second.dim in d for d in ones):
                 continue
-            columns = min(OUTER // OUTER_ROWS, power_of_two(sizes(second.size)))
-            rows = min(OUTER // columns, power_of_two(sizes(first.size)))
-            if rows >= OUTER_ROWS and rows * columns == OUTER:
+            columns = min(OUTER_RESULTS // MIN_OUTER_ROWS, power_of_two(sizes(second.size)))
+            rows = min(OUTER_RESULTS // columns, power_of_two(sizes(first.size)))
+            if rows >= MIN_OUTER_ROWS and rows * columns == OUTER_RESULTS:
                 rest = [one for one in loops if one is not first and one is not second]
                 return Tile(
                     [([first], rows), ([second], columns)],
                     rest,
-                    inner=OUTER_TERMS,
-                    warps=warps_for(OUTER * OUTER_TERMS, ELEMENTS_IN_PHASES_OF_ONE_ROW),
+                    inner=OUTER_STEP_TERMS,
+                    warps=warps_for(OUTER_RESULTS * OUTER_STEP_TERMS, PHASED_ROW_THREAD_ELEMENTS),
                 )
     return None
 
@@ -330,7 +349,7 @@ def _shares_more(inside: Sequence[Node]) -> bool:
 def is_crossed(node: Node) -> bool:
     """Whether each element of a loop is a long reduction of a row by itself, as the elements of a product's row are."""
     trips = product(one.size for one in node.loops).value
-    if trips is None or trips <= SHORT_LOOP or not isinstance(node.op, loop.ForOp) or node.op.sequential is not None:
+    if trips is None or trips <= MAX_UNROLLED_INNER_TRIPS or not isinstance(node.op, loop.ForOp) or node.op.sequential is not None:
         return False
     plain = all(isinstance(c.op, loop.ReduceOp) and not c.children and not _is_short(c) for c in node.children)
     return bool(node.children) and plain and all(a.mode == "set" for a in node.all_accesses() if a.is_store)
@@ -363,7 +382,8 @@ def reads_once(inside: Sequence[Node], longest: int) -> bool:
     """Whether rows whose length is a symbol are reduced as they go by: nothing of them is wanted twice, and blocks without a mask are
     reduced in a third of the instructions."""
     open_ended = any(product(one.size for one in n.loops).value is None for n in inside)
-    return open_ended and longest > STREAM and kept_tensors(inside) == 0 and all(isinstance(n.op, loop.ReduceOp) for n in inside)
+    reduces = all(isinstance(n.op, loop.ReduceOp) for n in inside)
+    return open_ended and longest > STREAMED_STEP_ELEMENTS and kept_tensors(inside) == 0 and reduces
 
 
 def fits_on_chip(info: NestAccess) -> bool:
@@ -372,7 +392,7 @@ def fits_on_chip(info: NestAccess) -> bool:
     caps = [most_trips(n, info) for n in long]
     if reads_once(long, max((n or 0 for n in caps), default=0)):
         return False
-    return bool(caps) and all(n is not None and n * max(1, kept_tensors(long)) <= ON_CHIP for n in caps)
+    return bool(caps) and all(n is not None and n * max(1, kept_tensors(long)) <= MAX_ON_CHIP_ELEMENTS for n in caps)
 
 
 def _are_apart(info: NestAccess, inside: Sequence[Node]) -> bool:
@@ -393,7 +413,7 @@ def _are_apart(info: NestAccess, inside: Sequence[Node]) -> bool:
 
 def _is_long(node: Node) -> bool:
     trips = product(one.size for one in node.loops).value
-    return trips is not None and trips >= TILE and isinstance(node.op, loop.ForOp) and node.op.sequential is None
+    return trips is not None and trips >= COPIED_TILE_ELEMENTS and isinstance(node.op, loop.ForOp) and node.op.sequential is None
 
 
 def _phases(inside: Sequence[Node]) -> int:
@@ -427,12 +447,12 @@ def finds_positions(inside: Sequence[Node]) -> bool:
 
 def _is_heavy(inside: Sequence[Node]) -> bool:
     """Whether what is computed of the elements of a row takes so many registers that few of them should be under way."""
-    return max(n.num_ops for n in inside) > HEAVY or (finds_positions(inside) and streams(inside) > 1)
+    return max(n.num_ops for n in inside) > HEAVY_OPS or (finds_positions(inside) and streams(inside) > 1)
 
 
 def _heavy_warps(inside: Sequence[Node]) -> int:
     """Warps that have a block of such a row: more of them where no places are kept beside what is found."""
-    return warps_for(TILE, 8 if finds_positions(inside) else 4)
+    return warps_for(COPIED_TILE_ELEMENTS, 8 if finds_positions(inside) else 4)
 
 
 def streams(inside: Sequence[Node]) -> int:
@@ -471,34 +491,34 @@ def has_effect(node: Node) -> bool:
     return any(a.is_store for a in node.all_accesses()) or any(isinstance(op, loop.BoundOp) for op in loop.walk_bodies(node.op))
 
 
-def cut(longest: int, filled: float = FILLED) -> tuple[int, int]:
+def cut(longest: int, filled: float = MIN_BLOCK_SHARE) -> tuple[int, int]:
     """The block of a row that is kept on chip, and how many make the row: one, unless less of it than `filled` would be used."""
     block = power_of_two(longest)
-    if block <= BLOCK and longest >= filled * block:
+    if block <= MAX_BLOCK_ELEMENTS and longest >= filled * block:
         return block, 1
-    for block in (PIECE, PIECE // 2, PIECE // 4, PIECE // 8, PIECE // 16):
+    for block in (CHUNK_ELEMENTS, CHUNK_ELEMENTS // 2, CHUNK_ELEMENTS // 4, CHUNK_ELEMENTS // 8, CHUNK_ELEMENTS // 16):
         pieces = -(-longest // block)
-        if pieces <= PIECES and longest >= filled * block * pieces:
+        if pieces <= MAX_CHUNKS and longest >= filled * block * pieces:
             return block, pieces
-    return (power_of_two(longest), 1) if power_of_two(longest) <= BLOCK else (PIECE, -(-longest // PIECE))
+    return (power_of_two(longest), 1) if power_of_two(longest) <= MAX_BLOCK_ELEMENTS else (CHUNK_ELEMENTS, -(-longest // CHUNK_ELEMENTS))
 
 
 def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Sizes, gpu: Gpu) -> Tile:
     rest = [one for one in loops if one is not x]
     around = sizes.trips(rest)
     narrow = _is_narrow(inside)
-    block = min(LANES * (2 if narrow else 1), power_of_two(sizes(x.size)))
-    while block > FEWEST_LANES and around * -(-sizes(x.size) // block) < gpu.multiprocessors:
+    block = min(TILE_COLUMNS * (2 if narrow else 1), power_of_two(sizes(x.size)))
+    while block > MIN_TILE_COLUMNS and around * -(-sizes(x.size) // block) < gpu.multiprocessors:
         block //= 2
     longest = max(sizes.trips(n.loops) for n in inside)
     states = any("welford" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
-    depth = max(1, min((DEPTH_OF_STATES if states else DEPTH) // block, power_of_two(longest)))
+    depth = max(1, min((STATES_TILE_ELEMENTS if states else REDUCTION_TILE_ELEMENTS) // block, power_of_two(longest)))
     even = depth
     while even > depth // 4 and longest % even:
         even //= 2
     depth = depth if longest % even else even
-    each = THREAD // 2 if states else THREAD * 2 if narrow else THREAD
-    return Tile([([x], block)], rest, inner=depth, warps=warps_for(block * depth, each), stages=STAGES)
+    each = REDUCTION_THREAD_ELEMENTS // 2 if states else REDUCTION_THREAD_ELEMENTS * 2 if narrow else REDUCTION_THREAD_ELEMENTS
+    return Tile([([x], block)], rest, inner=depth, warps=warps_for(block * depth, each), stages=STREAM_STAGES)
 
 
 def fits_i32(info: NestAccess) -> bool:

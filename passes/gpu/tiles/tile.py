@@ -11,17 +11,17 @@ from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...analysis.symbols import DEFAULT_SIZE
 from ...cost.machine.gpu import Gpu
 
-TILE = 1024
+COPIED_TILE_ELEMENTS = 1024
 """Elements of a tile that only moves data: 8 a thread with 4 warps, 16 bytes of bf16."""
-FILLED = 0.7
+MIN_BLOCK_SHARE = 0.7
 """Share of a block along an axis that should be used."""
-IN_WINDOW = 2
+WINDOW_THREAD_ELEMENTS = 2
 """Elements of a thread where each comes from a window, goes to a place of its own in a sum, or is gathered in a row: more would lie too far
 apart for the warp to load side by side, or to wait for all at once."""
-SHORT_LOOP = 8
+MAX_UNROLLED_INNER_TRIPS = 8
 """Iterations of a single loop inside of a nest that become straight code."""
 MAX_WARPS = Gpu.max_warps
-LEAST_DOT = 16
+MIN_DOT_SIDE = 16
 """The shortest side of what the units for matrix products take."""
 
 

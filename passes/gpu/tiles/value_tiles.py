@@ -11,17 +11,27 @@ from ...analysis.dependences import memory_of
 from ...analysis.nest_access import Loop, NestAccess
 from ...cost.machine.gpu import VECTOR_BYTES
 from .gathers import index_loops
-from .tile import FILLED, IN_WINDOW, SHORT_LOOP, TILE, Sizes, Tile, bytes_moved, power_of_two, warps_for
+from .tile import (
+    COPIED_TILE_ELEMENTS,
+    MAX_UNROLLED_INNER_TRIPS,
+    MIN_BLOCK_SHARE,
+    WINDOW_THREAD_ELEMENTS,
+    Sizes,
+    Tile,
+    bytes_moved,
+    power_of_two,
+    warps_for,
+)
 
-SQUARE = 64
+SQUARE_SIDE = 64
 """Side of a tile whose accesses disagree about the fastest dimension."""
 MIN_FASTEST_SIZE = 128
 """A fastest loop shorter than this may take in its neighbours."""
 MIN_CONTIGUOUS_SHARE = 0.2
 """Share of what is accessed that counts, of what is side by side along a loop: less of it may be read and written across."""
-GATHERED = 16
+GATHERED_THREAD_ELEMENTS = 16
 """The same where indices are loaded, each of which then serves more rows."""
-STRIP = 8
+RESAMPLED_STRIP_ROWS = 8
 """Rows that a program resamples one after the other, where it is neighbouring rows that they are made of."""
 
 
@@ -32,25 +42,26 @@ def value_tile(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, f
     ranked = sorted(info.root.loops, key=lambda one: weights.get(one.dim, 0), reverse=True)
     x = ranked[0]
     apart = _has_windows(info, x) or _scatters_along(info, x)
-    each = IN_WINDOW if apart else GATHERED if info.opaque and len(loops) > 1 else 8
+    each = WINDOW_THREAD_ELEMENTS if apart else GATHERED_THREAD_ELEMENTS if info.opaque and len(loops) > 1 else 8
     if _lies_apart(info, x, sizes):
         each = 1
-    most = each * TILE // 8
+    most = each * COPIED_TILE_ELEMENTS // 8
     thread = VECTOR_BYTES if each == 8 and _has_bytes(info, x) else each
     if len(loops) == 1:
         block = min(most, power_of_two(sizes.trips(loops)))
         return Tile([([loops[0]], block)], warps=warps_for(block, thread))
-    few = next((one for one in loops if one is not x and 2 < sizes(one.size) <= SHORT_LOOP and _is_stored_along(info, one)), None)
+    short = [one for one in loops if one is not x and 2 < sizes(one.size) <= MAX_UNROLLED_INNER_TRIPS]
+    few = next((one for one in short if _is_stored_along(info, one)), None)
     if few is not None and not info.opaque:
         side = power_of_two(sizes(few.size))
-        if sizes(x.size) >= TILE // side:
-            return Tile([([few], side), ([x], TILE // side)], [one for one in loops if one is not x and one is not few])
+        if sizes(x.size) >= COPIED_TILE_ELEMENTS // side:
+            return Tile([([few], side), ([x], COPIED_TILE_ELEMENTS // side)], [one for one in loops if one is not x and one is not few])
     fast = _as_one(info, x, sizes)
     width = sizes.trips(fast)
     y = next((one for one in ranked if one not in fast and weights.get(one.dim, 0) > MIN_CONTIGUOUS_SHARE * weights.get(x.dim, 0)), None)
-    side = min(SQUARE, power_of_two(width), power_of_two(sizes(y.size))) if y is not None else 0
+    side = min(SQUARE_SIDE, power_of_two(width), power_of_two(sizes(y.size))) if y is not None else 0
     others = [one for one in loops if one not in fast]
-    if y is not None and side >= SQUARE // 2:
+    if y is not None and side >= SQUARE_SIDE // 2:
         return Tile([([y], side), (fast, side)], [one for one in others if one is not y], warps=warps_for(side * side, 16))
     while others and (width < MIN_FASTEST_SIZE or not info.opaque) and not _fills(width, most):
         fast.insert(0, others.pop())
@@ -64,9 +75,9 @@ def value_tile(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, f
     y = others[-1]
     if info.opaque:  # rows that read at the same places share what it takes to find them
         indexed = index_loops(info)
-        if x.dim in indexed and y.dim in indexed and sizes(y.size) % STRIP == 0 and (y.size.value or only_sets(info)):
+        if x.dim in indexed and y.dim in indexed and sizes(y.size) % RESAMPLED_STRIP_ROWS == 0 and (y.size.value or only_sets(info)):
             # neighbouring rows read the same rows, which one warp after the other finds in the nearest cache
-            return Tile([(fast, block)], others, warps=max(1, block // 128), strip=STRIP)
+            return Tile([(fast, block)], others, warps=max(1, block // 128), strip=RESAMPLED_STRIP_ROWS)
         y = next((one for one in reversed(others) if one.dim not in indexed and sizes(one.size) >= rows), y)
     if sizes(y.size) % rows == 0:
         return Tile([(fast, block), ([y], rows)], [one for one in others if one is not y], warps=warps_for(rows * block, each))
@@ -102,9 +113,9 @@ def _as_one(info: NestAccess, x: Loop, sizes: Sizes) -> list[Loop]:
     beside = [(offset, n) for offset, n in moved if linear_coeff(offset, x.dim) is ONE]
     total = sum(n for _, n in beside)
     fast, width = [x], sizes(x.size)
-    while width < SQUARE // 2 and total >= MIN_CONTIGUOUS_SHARE * sum(n for _, n in moved):
+    while width < SQUARE_SIDE // 2 and total >= MIN_CONTIGUOUS_SHARE * sum(n for _, n in moved):
         around = (one for one in info.root.loops if one not in fast)
-        found = next((one for one in around if _goes_on(beside, one, fast[0]) > FILLED * total), None)
+        found = next((one for one in around if _goes_on(beside, one, fast[0]) > MIN_BLOCK_SHARE * total), None)
         if found is None:
             break
         fast.insert(0, found)
@@ -155,7 +166,7 @@ def _outer_loop(info: NestAccess, x: Loop, others: Sequence[Loop]) -> Loop | Non
 def _fills(width: int, most: int) -> bool:
     """Whether blocks of `most` elements, or one that has fewer, along a loop are full enough."""
     block = min(most, power_of_two(width))
-    return width >= FILLED * -(-width // block) * block
+    return width >= MIN_BLOCK_SHARE * -(-width // block) * block
 
 
 def only_sets(info: NestAccess) -> bool:

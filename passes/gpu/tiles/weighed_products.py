@@ -22,7 +22,7 @@ from ...analysis.accesses.varying import Varying
 from ...analysis.nest_access import Loop, NestAccess, Node
 from ...cost.machine.gpu import Gpu
 from .product_nests import exact_types, factors, is_straight
-from .tile import LEAST_DOT, Tile, power_of_two
+from .tile import MIN_DOT_SIDE, Tile, power_of_two
 
 MAX_COLUMNS = 256
 """Columns of the result, and terms of a score, at most: a program has all of them at once."""
@@ -88,11 +88,11 @@ def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
     if found is None:
         return None
     most = range_of(found.columns.size, info.ranges).hi or 1
-    columns = max(LEAST_DOT, power_of_two(most))
+    columns = max(MIN_DOT_SIDE, power_of_two(most))
     rest = [one for one in info.root.loops if one is not found.rows and one is not found.columns]
     wide = columns > MAX_COLUMNS // 2
     all_rows = power_of_two(range_of(found.rows.size, info.ranges).hi or ROWS)
-    rows = max(LEAST_DOT, min(WIDE_ROWS if wide and gpu.multiplies_in_groups else ROWS, all_rows))
+    rows = max(MIN_DOT_SIDE, min(WIDE_ROWS if wide and gpu.multiplies_in_groups else ROWS, all_rows))
     stages = _stages(info, found, rows, columns, WIDE_STAGES if wide else STAGES, gpu)
     return Tile([([found.rows], rows), ([found.columns], columns)], rest, inner=TERMS, stages=stages, warps=WARPS * (1 + wide), dot=1)
 
@@ -101,7 +101,7 @@ def _stages(info: NestAccess, found: WeighedProduct, rows: int, columns: int, mo
     """How many blocks of terms are under way: as many as shared memory has room for, with the factors of the rows, up to `most`."""
     (node,) = info.root.children
     width = element_bytes(found.element)
-    depth = sum(max(LEAST_DOT, power_of_two(range_of(c.loops[0].size, info.ranges).hi or 1)) for c in node.children)
+    depth = sum(max(MIN_DOT_SIDE, power_of_two(range_of(c.loops[0].size, info.ranges).hi or 1)) for c in node.children)
     around = [a for a in node.accesses if not a.is_store and {found.rows.dim, found.terms.dim} <= free_dims(a.offset)]
     each = TERMS * ((depth + columns) * width + rows * sum(element_bytes(a.dtype) for a in around))
     return max(1, min(most, (gpu.shared - rows * depth * width) // each))

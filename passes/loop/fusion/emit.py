@@ -25,12 +25,12 @@ from .emit_steps import FusedLoop, GroupSteps, Local
 from .sharing.align import LoopEnvs
 from .types import Group, Member
 
-MOST_PLACES = 2
+MAX_READ_PLACES = 2
 """Later reads of a value at more places than this load it. What is computed again at each place computes what it is made of again too: a
 chain of stencils would grow by the number of places with each step."""
 
 
-MOST_WORK = 48.0
+MAX_RECOMPUTED_COST = 48.0
 """Vector operations for one element of a value (op_costs.py) from which on later steps load it: four functions such as tanh take about as
 long as storing and loading an element of a tensor that no cache holds."""
 
@@ -38,7 +38,7 @@ long as storing and loading an element of a tensor that no cache holds."""
 MAX_LABEL_NAMES = 4
 """Operators that the label of a nest names."""
 
-SHORT_ROW = 16
+MIN_KEPT_ROW_ELEMENTS = 16
 """Rows shorter than this are not kept in memory of the iteration: a nest with such memory has its lanes along the rows."""
 
 
@@ -128,12 +128,15 @@ class GroupWriter:
             return False
         axes = self._own_axes(local)
         rows = [tensor_type(tensor).dims[axis].value for axis in axes]
-        if len(set(index)) < len(index) or not all(isinstance(e, Dim) for e in index) or None in rows or (rows[-1] or 0) < SHORT_ROW:
+        if len(set(index)) < len(index) or not all(isinstance(e, Dim) for e in index):
+            return False
+        if None in rows or (rows[-1] or 0) < MIN_KEPT_ROW_ELEMENTS:
             return False
         others = [axis for axis in range(len(index)) if axis not in axes]
         if any(i is None or any(i[axis] is not index[axis] for axis in others) for _, i in late):
             return False
-        again = len({i for _, i in late}) <= MOST_PLACES and not (self._is_heavy(member.info) and any(self._in_reduction(*r) for r in late))
+        few = len({i for _, i in late}) <= MAX_READ_PLACES
+        again = few and not (self._is_heavy(member.info) and any(self._in_reduction(*r) for r in late))
         return not again and self._own_bytes(tensor, axes) <= self.local_bytes
 
     def _is_heavy(self, info: NestInfo) -> bool:
@@ -151,10 +154,10 @@ class GroupWriter:
     def _computes_again(self, tensor: SSAValue, late: list[tuple[Member, tuple[Expr, ...] | None]]) -> bool:
         """Whether later steps compute a value again: one that they need at few places, with all that is not at hand there little work."""
         member = self.locals[tensor].member
-        if not member.info.is_pointwise or self._same_tensor_chain(member) or len({i for _, i in late}) > MOST_PLACES:
+        if not member.info.is_pointwise or self._same_tensor_chain(member) or len({i for _, i in late}) > MAX_READ_PLACES:
             return False
         worklist, seen, work = [tensor], {tensor}, 0.0
-        while worklist and work <= MOST_WORK:
+        while worklist and work <= MAX_RECOMPUTED_COST:
             value = worklist.pop()
             info = self.locals[value].member.info if value in self.locals else self.inlined[value]
             work += sum([units for _, units in info.parts])
@@ -162,7 +165,7 @@ class GroupWriter:
                 seen.add(t)
                 if t in self.inlined or (t in self.locals and not (self.needed(t) or self.placing.is_scalar(t) or t in self.shared_out)):
                     worklist.append(t)
-        return work <= MOST_WORK
+        return work <= MAX_RECOMPUTED_COST
 
     def _inner_dims(self, member: Member) -> list[Expr]:
         base = len(self.group.outer)

@@ -15,25 +15,26 @@ from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import TensorType, element_bytes
 from ...analysis.nest_info import NestInfo, nest_info, uses_opaque
 from .price import GroupWork, group_ns
-from .product_facts import MOST_PRODUCTS, ProductFacts
+from .product_facts import MAX_FACTOR_PRODUCTS, ProductFacts
 from .types import Read
 
 if TYPE_CHECKING:
     from .directives import Directives
 
-FEW_ROWS = 8
-"""A nest whose loops could read at most 1 / FEW_ROWS of a tensor is taken to read as many elements as they run; any other one all of it."""
+SPARSE_READ_DIVISOR = 8
+"""A nest whose loops could read at most 1 / SPARSE_READ_DIVISOR of a tensor is taken to read as many elements as they run; any other one,
+all of it."""
 MAX_MEETING_DEPTH = 8
 """How many nests down the meeting of the readers of a value is looked for."""
 
-ONCE, FEW_TIMES = 1.5, 8
+MAX_AVERAGE_COPIES, MIN_TRIPS_PER_ELEMENT = 1.5, 8
 """A producer is computed in its only reader where that needs each element fewer times than the one, on the average, or the loops of the
 reader go round the other times for each element that it makes or needs: then it costs little beside the rest."""
-REPEATED_OPS = 24
+MAX_REPEATED_OPS = 24
 """A nest of more operations is not repeated in several readers."""
-MAX_BODY = 192
+MAX_BODY_OPS = 192
 """Ops that a body may grow to by inlining; beyond it a value is stored (very deep expressions stay compilable)."""
-MAX_COPIES = 512
+MAX_COPIED_OPS = 512
 """Ops of all copies of a producer, one for each element that its readers need at a time, their own counting once (three passes of an
 interpolation, each of six taps, would be 216 loads in one body, which Triton compiles for a minute)."""
 
@@ -126,7 +127,7 @@ class NestFacts:
                 t = read.tensor.type
                 whole = self.bytes(read.tensor)
                 once = trips * element_bytes(t.element_type) if isinstance(t, TensorType) else whole
-                few = once * FEW_ROWS <= whole
+                few = once * SPARSE_READ_DIVISOR <= whole
                 found[read.tensor] = min(found.get(read.tensor, 0) + (once if few else whole), whole)
         return found
 
@@ -225,13 +226,13 @@ class NestFacts:
                 if reason is not None:
                     return reason
         ops = self.weight(info)[0]
-        if ops > MAX_BODY:
-            return f"its body would be over {MAX_BODY} operations"
+        if ops > MAX_BODY_OPS:
+            return f"its body would be over {MAX_BODY_OPS} operations"
         accesses = [(a, c) for c in consumers for a in c.reads if a.tensor is tensor]
-        if len(accesses) * ops > MAX_COPIES:
+        if len(accesses) * ops > MAX_COPIED_OPS:
             places = [None if uses_opaque(a.index, c.opaque) else tuple(a.index) for a, c in accesses]
             copies = places.count(None) + len({place for place in places if place is not None})
-            if copies > 1 and copies * ops > MAX_COPIES:
+            if copies > 1 and copies * ops > MAX_COPIED_OPS:
                 return f"its readers need {copies} elements at a time, and would have {copies * ops} operations for them"
         return ""
 
@@ -242,7 +243,7 @@ class NestFacts:
         ops, heavy = self.weight(info)
         for reader in consumers:
             repeats = self.iterations(reader) // max(self.times_read(reader, tensor), 1) if reader.multiplies else 0
-            if repeats <= MOST_PRODUCTS:
+            if repeats <= MAX_FACTOR_PRODUCTS:
                 continue
             if heavy or sum(self.bytes(r.tensor) for r in self.reads(info)) > 2 * self.bytes(tensor) or self.products.is_large(reader):
                 return f"each of its elements is a factor of {repeats} products, and costs more than to load it"
@@ -252,17 +253,17 @@ class NestFacts:
             if heavy == 0:
                 return ""
             numel, times = self.count(info.sizes), self.times_read(consumers[0], tensor)
-            if times <= ONCE * numel or max(numel, times) * FEW_TIMES <= self.iterations(consumers[0]):
+            if times <= MAX_AVERAGE_COPIES * numel or max(numel, times) * MIN_TRIPS_PER_ELEMENT <= self.iterations(consumers[0]):
                 return ""
             return f"its reader needs each element {times / max(numel, 1):.3g} times, and it costs {heavy} heavy operations"
-        if ops <= MAX_BODY // 4 and self._meet(info, consumers):
+        if ops <= MAX_BODY_OPS // 4 and self._meet(info, consumers):
             return ""
         if self.is_free_table(info):
             return ""
         uses = len(consumers)
         if heavy:
             return f"{uses} nests read it, and each would repeat {heavy} heavy operations"
-        if ops > REPEATED_OPS:
+        if ops > MAX_REPEATED_OPS:
             return f"{uses} nests read it, and each would repeat {ops} operations"
         large = sum(1 for r in self.reads(info) if self.bytes(r.tensor) * 2 > self.bytes(tensor))
         if uses * large > large + 1 + uses:

@@ -27,13 +27,13 @@ from .types import Attempt, Group, Member, Unit
 if TYPE_CHECKING:
     from .directives import Directives
 
-MAX_MEMBERS = 24
+MAX_GROUP_NESTS = 24
 """Nests that one group may have: beyond it planning would be quadratic, and the loop's code outgrow the first-level cache."""
 
 MAX_SIBLING_DISTANCE = 48
 """How many operations apart siblings, or a nest and one that may run in its rows, may be: what lies between is looked at."""
 
-MAX_PATH = 512
+MAX_PATH_UNITS = 512
 """Units that are looked at for a path between two groups; beyond it one is assumed."""
 
 PATH = "another operation between them needs the first and is needed by the second"
@@ -113,7 +113,7 @@ class Grouping(NestFacts):
                     continue
                 seen.add(id(other))
                 stack.append(other)
-            if len(seen) > MAX_PATH:
+            if len(seen) > MAX_PATH_UNITS:
                 return True
         return False
 
@@ -242,8 +242,8 @@ class Grouping(NestFacts):
         members = (*first.members, *second.members)
         if any(["no_fuse" in m.info.op.attributes for m in members]):
             return "one of them is marked no_fuse"
-        if len(members) > MAX_MEMBERS:
-            return f"together they would be over {MAX_MEMBERS} nests"
+        if len(members) > MAX_GROUP_NESTS:
+            return f"together they would be over {MAX_GROUP_NESTS} nests"
         wanted = False
         if self.directives is not None:
             reason = self.directives.forbids(first.members[0].info.op, second.members[0].info.op)

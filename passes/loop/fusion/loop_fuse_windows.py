@@ -28,7 +28,7 @@ from ...cost.cost_model import Work, estimate, nest_cost
 from ...cost.machine.cpu import SERVER
 from ...cost.nest_cost import VECTOR_LANES
 from ...manager.pass_manager import Pass
-from .price import MIN_PARALLEL, MIN_PARALLEL_ELEMENTS
+from .price import MIN_PARALLEL_ELEMENTS, MIN_PARALLEL_TRIPS
 from .windows.emit import write_window
 from .windows.plan import Producer, WindowPlan, WindowPlanner, only_reader, producer_of
 
@@ -164,7 +164,7 @@ def _seconds(work: Work, touched: float, fewest: float = 0.0) -> float:
     own = work.read + work.written
     traffic = [max(t, own if touched > level.bytes else 0.0) for t, level in zip(work.traffic, SERVER.levels, strict=False)]
     seconds = estimate(replace(work, traffic=tuple(traffic)), SERVER).seconds
-    wanted = min(MIN_PARALLEL, fewest)
+    wanted = min(MIN_PARALLEL_TRIPS, fewest)
     if work.iterations < wanted and work.units > MIN_PARALLEL_ELEMENTS / VECTOR_LANES:
         return seconds * wanted / max(work.iterations, 1.0)
     return seconds

@@ -31,13 +31,13 @@ CHEAP = (arith.AddfOp, arith.SubfOp, arith.MulfOp, arith.NegfOp, arith.ExtFOp, a
 """Operations that cost less than the memory traffic that they save, whoever repeats them."""
 MAX_RECOMPUTED_OPS = 6
 """How many of them a value may take."""
-MOST_ROW_VALUES = 2
+MAX_ROW_VALUES = 2
 """Numbers of a row that a value may need."""
-MOST_SMALL = 3
+MAX_SMALL_TENSORS = 3
 """Small tensors that a value may need beside the one."""
 MAX_SMALL_ELEMENTS = 1 << 14
 """Elements of a small tensor."""
-SHORTEST_ROW = 64
+MIN_ROW_ELEMENTS = 64
 """Elements of a row for which it pays to store its numbers instead."""
 
 
@@ -96,7 +96,7 @@ def _plan(nest: loop.NestOp, number: int) -> _Plan | None:
 
 def _is_long(row: loop.LoopLike) -> bool:
     sizes = [e.value for e in row.loop_sizes]
-    return None in sizes or prod(s for s in sizes if s is not None) >= SHORTEST_ROW
+    return None in sizes or prod(s for s in sizes if s is not None) >= MIN_ROW_ELEMENTS
 
 
 def _covers(store: loop.StoreOp, around: Sequence[loop.NestOp | loop.LoopLike]) -> bool:
@@ -149,7 +149,7 @@ def _collect(plan: _Plan, nest: loop.NestOp, stored: Attribute) -> bool:
                 plan.row_values.append(value)
         else:
             return False
-    if loads != 1 or small > MOST_SMALL or len(wanted) > MAX_RECOMPUTED_OPS + small or len(plan.row_values) > MOST_ROW_VALUES:
+    if loads != 1 or small > MAX_SMALL_TENSORS or len(wanted) > MAX_RECOMPUTED_OPS + small or len(plan.row_values) > MAX_ROW_VALUES:
         return False
     plan.source = sorted(wanted, key=lambda op: (op.parent is inside, _position(op)))
     return True
@@ -159,9 +159,9 @@ def _is_small(read: Attribute, stored: Attribute) -> bool:
     """Whether a tensor is next to nothing beside the one that is stored."""
     assert isinstance(read, TensorType) and isinstance(stored, TensorType)
     numel, whole = read.numel.value, stored.numel.value
-    return (
-        numel is not None and numel <= MAX_SMALL_ELEMENTS and read.rank < stored.rank and (whole is None or SHORTEST_ROW * numel <= whole)
-    )
+    if numel is None or numel > MAX_SMALL_ELEMENTS:
+        return False
+    return read.rank < stored.rank and (whole is None or MIN_ROW_ELEMENTS * numel <= whole)
 
 
 def _position(op: Operation) -> int:

@@ -18,7 +18,7 @@ from ...analysis.nest_info import NestInfo
 if TYPE_CHECKING:
     from .facts import NestFacts
 
-MOST_PRODUCTS = 64
+MAX_FACTOR_PRODUCTS = 64
 """Products that an element is a factor of, up to which it is computed where they are, heavy or not: as many rows are few to a GPU's kernel
 of a product, which computes the other matrix as it reads it, once."""
 MAX_OPS_BEHIND = 64
@@ -35,7 +35,7 @@ class ProductFacts:
     def is_large(self, info: NestInfo) -> bool:
         """Whether each element of all that a product reads is a factor of many products."""
         times = [self.facts.times_read(info, a.tensor) for a in info.reads]
-        return self.facts.iterations(info) // max([*times, 1]) > MOST_PRODUCTS
+        return self.facts.iterations(info) // max([*times, 1]) > MAX_FACTOR_PRODUCTS
 
     def ends(self, info: NestInfo) -> bool:
         """Whether a nest follows a product element by element, and what follows it does not do so up to where less would be stored."""

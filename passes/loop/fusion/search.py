@@ -12,15 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from xdsl.ir import Operation, SSAValue
 
-from .groups import MAX_MEMBERS, MAX_PATH, MAX_SIBLING_DISTANCE, PATH, Grouping
+from .groups import MAX_GROUP_NESTS, MAX_PATH_UNITS, MAX_SIBLING_DISTANCE, PATH, Grouping
 from .price import GroupWork
-from .search_storage import MAX_READERS, StoreOrRecompute
+from .search_storage import MAX_RECOMPUTING_GROUPS, StoreOrRecompute
 from .types import Attempt, Group, Move
 
-BUDGET = 8
+MOVES_PER_NEST = 8
 """Nests that may be placed anew, for each nest of the function."""
 
-MIN_GAIN = 0.002
+MIN_GAIN_SHARE = 0.002
 """The part of the cost of the changed groups that a move has to save: less is within the error of any cost model."""
 
 MAX_READER_DISTANCE = 8 * MAX_SIBLING_DISTANCE
@@ -35,7 +35,7 @@ class Search:
         self.plan = plan
         self.stored = stored
         self.moves: list[Move] = []
-        self.left = BUDGET * len(plan.infos)
+        self.left = MOVES_PER_NEST * len(plan.infos)
         self.wanted = plan.directives.partners if plan.directives is not None else {}
         self._costs: dict[int, tuple[Group, float]] = {}
 
@@ -90,9 +90,9 @@ class Search:
         plan = self.plan
         if self.wanted and any(plan.ops[k] in self.wanted for g in old for k in g.places):
             return False
-        if any([len(places) > MAX_MEMBERS for places in sets]):
+        if any([len(places) > MAX_GROUP_NESTS for places in sets]):
             return False
-        enough = before * (1 - MIN_GAIN)
+        enough = before * (1 - MIN_GAIN_SHARE)
         if sum([self.plan.price(self.work(places)) for places in sets]) >= enough:
             return False
         was = dict.fromkeys([k for places in sets for k in places]) | {k: g for g in old for k in g.places}
@@ -210,9 +210,11 @@ class Search:
         plan = self.plan
         low, high = first.places[0], second.places[-1]
         groups = list({u.order: u for u in plan.unit_at[low : high + 1] if isinstance(u, Group)}.values())
-        if high - low > MAX_PATH or self.plan.price(self.work([*first.places, *second.places])) >= self.cost(first) + self.cost(second):
+        if high - low > MAX_PATH_UNITS:
             return
-        self.left -= (high - low) // BUDGET
+        if self.plan.price(self.work([*first.places, *second.places])) >= self.cost(first) + self.cost(second):
+            return
+        self.left -= (high - low) // MOVES_PER_NEST
         own = {*first.places, *second.places}
         later, needed = set(first.places), set(second.places)
         for k in range(low + 1, max(g.places[-1] for g in groups) + 1):
@@ -256,7 +258,7 @@ class Search:
             found.setdefault(root(k), []).append(k)
         whole = list(found.values())
         singles = [[k] for k in (group.places[0], group.places[-1])]
-        return ([p for p in whole if len(p) < len(group.places)] + [s for s in singles if s not in whole])[:MAX_READERS]
+        return ([p for p in whole if len(p) < len(group.places)] + [s for s in singles if s not in whole])[:MAX_RECOMPUTING_GROUPS]
 
     def _note(self, kind: str, attempt: Attempt, before: float, sets: Iterable[Sequence[int]]) -> None:
         after = sum([self.plan.price(self.work(places)) for places in sets])

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from xdsl.ir import Operation, SSAValue
 
 from ...analysis.nest_info import NestInfo
-from ...cost.cost_model import OVERLAP
-from .price import BANDWIDTH
+from ...cost.cost_model import UNHIDDEN_SHARE
+from .price import CACHE_BYTES_PER_NS
 from .types import Group, Move
 
 if TYPE_CHECKING:
     from .search import Search
 
-MAX_READERS = 6
+MAX_RECOMPUTING_GROUPS = 6
 """Groups that may compute a value again."""
 
 
@@ -36,7 +36,7 @@ class StoreOrRecompute:
             if tensor is None or tensor not in plan.consumers:
                 continue
             homes = self._reader_groups(tensor)
-            if len(homes) > MAX_READERS:
+            if len(homes) > MAX_RECOMPUTING_GROUPS:
                 continue
             if tensor in plan.inlined:
                 if len(homes) > 1 and info.op not in self.search.wanted and not plan.is_free_table(info):
@@ -66,7 +66,7 @@ class StoreOrRecompute:
         plan, k = self.plan, self.plan.position[info.op]
         before = sum(map(self.search.cost, homes))
         # what is written is certain, that it hides behind arithmetic is not
-        exposed = plan.bytes(tensor) / BANDWIDTH * (1 - OVERLAP)
+        exposed = plan.bytes(tensor) / CACHE_BYTES_PER_NS * (1 - UNHIDDEN_SHARE)
         self._toggle(info, tensor)
         apart = [g.places for g in homes]
         for n in range(len(homes)):
@@ -87,7 +87,7 @@ class StoreOrRecompute:
             unit = None if at is None else plan.unit_at[at]
             if isinstance(unit, Group) and all(unit is not g for g in homes):
                 found[unit.order] = unit
-        return list(found.values())[:MAX_READERS]
+        return list(found.values())[:MAX_RECOMPUTING_GROUPS]
 
     def _stores(
         self,

@@ -27,7 +27,7 @@ from ...analysis.symbols import symbol_hints
 from ...manager.pass_manager import Pass
 from .batch_find import IndependentPart, Parts, is_free, is_scalar
 
-FEWEST = 4
+MIN_LIST_ENTRIES = 4
 """Entries that make a list. Fewer equal nests cost as little to compile one by one, and know their sizes."""
 
 
@@ -37,7 +37,7 @@ class LoopBatch(Pass):
 
     name = "loop-batch"
 
-    fewest: int = FEWEST
+    fewest: int = MIN_LIST_ENTRIES
     """Equal parts that make a list."""
 
     apart: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ FREE = (nd.ViewOp, *INLINE)
 OPAQUE = (nd.MatmulOp, nd.ConvOp, nd.ExternOp)
 """Ops that no nest is fused with, and over which none is moved."""
 
-PERIODS = 6
+MAX_PERIODS = 6
 """Distances between equal steps that are tried."""
 
 
@@ -137,7 +137,7 @@ class Steps:
             last[kind] = k
         found: list[tuple[int, int, int]] = []
         likely = [p for p, _ in distances.most_common() if p >= self.smallest]
-        for period in likely[:PERIODS]:
+        for period in likely[:MAX_PERIODS]:
             best = length = at = 0
             for k in range(low, high - period):
                 length = length + 1 if kinds[k] == kinds[k + period] else 0

@@ -26,7 +26,7 @@ from .pooled import choose_pooled, take_from_pool
 from .scratch import scratch_bytes
 from .slots import Sizes, share_slots
 
-MOST_BUFFERS, MOST_OUTPUTS, SMALLEST = 1000, 12, 4096
+MAX_BUFFERS, MAX_OUTPUTS, MIN_OUTPUT_BYTES = 1000, 12, 4096
 """Limits on the time that the search takes, and the bytes of an output for which it is worth it."""
 
 
@@ -34,14 +34,14 @@ def leave_arena(func: FuncOp, sizes: Sizes, use_outputs: bool, use_pool: bool) -
     """Move buffers of `func` into outputs (those of constant size) and into the pool; how many of each. Sizes that are symbols count
     for what is typical."""
     real = [one for one in lifetimes(func) if one.last >= one.first]
-    if len(real) > MOST_BUFFERS:
+    if len(real) > MAX_BUFFERS:
         return 0, 0
     found = [one if one.bytes.is_const else replace(one, bytes=as_expr(sizes.typical(one.bytes))) for one in real]
     symbolic = {one: true for one, true in zip(found, real, strict=True) if one is not true}
     known = entry_symbols(func) if symbolic else frozenset[Sym]()
     movable = (one for one in found if one.kind == "arena" and not one.bound)
     arena = [one for one in movable if one not in symbolic or free_syms(symbolic[one].bytes) <= known]
-    fixed = (one for one in found if one.kind == "output" and one not in symbolic and int(one.bytes) >= SMALLEST)
+    fixed = (one for one in found if one.kind == "output" and one not in symbolic and int(one.bytes) >= MIN_OUTPUT_BYTES)
     outputs = sorted(fixed, key=lambda o: -int(o.bytes))
     if not arena:
         return 0, 0
@@ -52,7 +52,7 @@ def leave_arena(func: FuncOp, sizes: Sizes, use_outputs: bool, use_pool: bool) -
     search = _Search(len(ops), arena, others, argument_spans(func, sizes.hints), scratch, symbolic, sizes)
     alone = search.pooled() if use_pool else ([], search.best[0])
     if use_outputs:
-        for output in outputs[:MOST_OUTPUTS]:
+        for output in outputs[:MAX_OUTPUTS]:
             search.try_output(output)
     both = search.pooled() if use_pool and search.reused else alone
     buffers = search.reused if both[1] <= alone[1] else {}

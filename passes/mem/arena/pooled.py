@@ -18,11 +18,11 @@ from ....dialects.expr import as_expr
 from ...analysis.lifetimes import Lifetime
 from ...manager.instrumentation import remark
 
-SMALLEST = 16384
+MIN_POOLED_BYTES = 16384
 """Bytes of a buffer that is worth an allocation of its own (some 0.3 us)."""
 MIN_GAIN_PARTS = 1000
 """The peak has to fall by one part in so many."""
-MOST_SIZES = 12
+MAX_TRIED_SIZES = 12
 """How many sizes are tried as the limit between arena and pool."""
 
 Peak = Callable[[Sequence[Lifetime], Sequence[Lifetime]], int]
@@ -32,9 +32,10 @@ Peak = Callable[[Sequence[Lifetime], Sequence[Lifetime]], int]
 def choose_pooled(arena: Sequence[Lifetime], peak: Peak) -> tuple[list[Lifetime], int]:
     """Which buffers of the arena to take from the pool instead, and the peak then."""
     before = peak(arena, ())
-    able = [one for one in arena if int(one.bytes) >= SMALLEST and _begins_its_memory(one)]
+    able = [one for one in arena if int(one.bytes) >= MIN_POOLED_BYTES and _begins_its_memory(one)]
     sizes = sorted({int(one.bytes) for one in able}, reverse=True)
-    sizes = [sizes[k * len(sizes) // MOST_SIZES] for k in range(MOST_SIZES)] + sizes[-1:] if len(sizes) > MOST_SIZES else sizes
+    if len(sizes) > MAX_TRIED_SIZES:
+        sizes = [sizes[k * len(sizes) // MAX_TRIED_SIZES] for k in range(MAX_TRIED_SIZES)] + sizes[-1:]
 
     def apart(pooled: Sequence[Lifetime]) -> int:
         inside = set(pooled)
@@ -50,7 +51,7 @@ def choose_pooled(arena: Sequence[Lifetime], peak: Peak) -> tuple[list[Lifetime]
     if before - least < max(before // MIN_GAIN_PARTS, 1):
         return [], before
     limit = least + (before - least) // 20
-    for size in sorted({int(one.bytes) for one in best})[:MOST_SIZES]:
+    for size in sorted({int(one.bytes) for one in best})[:MAX_TRIED_SIZES]:
         fewer = [one for one in best if int(one.bytes) != size]
         # what a library call takes inside is not in the estimate, so that large idle memory may matter elsewhere
         if size * MIN_GAIN_PARTS <= least and apart(fewer) <= limit:

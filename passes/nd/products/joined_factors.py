@@ -23,7 +23,7 @@ from ....dialects.nd.base import ExprsAttr, IntsAttr
 from ....dialects.nd.pointwise import CmpOp, PointwiseOp, SelectOp
 from ....dialects.nd.types import TensorType, is_float, tensor_type
 from ..algebra.rewriter import Rewriter
-from ..nd_sink_cat import MAX_PIECES, joined_dims, reshaped
+from ..nd_sink_cat import MAX_JOINED_TENSORS, joined_dims, reshaped
 
 
 def joined_factor(value: SSAValue) -> nd.CatOp | None:
@@ -34,7 +34,7 @@ def joined_factor(value: SSAValue) -> nd.CatOp | None:
             return None
         (value,) = wide
     op = value.owner
-    return op if isinstance(op, nd.CatOp) and _has_one_use(value) and len(op.operands) <= MAX_PIECES else None
+    return op if isinstance(op, nd.CatOp) and _has_one_use(value) and len(op.operands) <= MAX_JOINED_TENSORS else None
 
 
 def terms_by_part(rw: Rewriter, op: nd.MatmulOp) -> list[tuple[SSAValue, SSAValue]]:

@@ -41,14 +41,14 @@ from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 from .convolution_nests import padded
 
-MOST_IN, MOST_OUT = 4, 8
+MAX_INPUT_CHANNELS, MAX_OUTPUT_CHANNELS = 4, 8
 """Channels of input and output up to which a nest is faster."""
-MOST_TERMS, MOST_TERMS_ALONE = 32, 64
+MAX_SUM_TERMS, MAX_DEPTHWISE_TERMS = 32, 64
 """Terms of one sum up to which it is: with several channels, and where each output channel has one input channel and there are few."""
-MOST_STEP = 2
+MAX_ROW_STEP = 2
 """Step of the windows along the rows of the image: with larger ones the lanes jump."""
 
-MARGIN = 0.8
+MAX_LIBRARY_TIME_SHARE = 0.8
 """What the nest may take of the library's time: half of what the prices err."""
 
 
@@ -105,7 +105,7 @@ class NdSmallConvolutions(Pass):
     def _pays(self, op: nd.ConvOp, hints: Mapping[str, int], beside: bool) -> bool:
         """Whether the nest of a depthwise convolution costs less; `beside`: there are others that may be channels-last."""
         nest, library = depthwise_ns(op, hints, beside), library_ns(op, hints, beside)
-        pays = nest < MARGIN * library
+        pays = nest < MAX_LIBRARY_TIME_SHARE * library
         prices = f"depthwise: as a nest {nest / 1e3:.0f} us, as a call of the library {library / 1e3:.0f} us"
         self.remark(op, prices, "applied" if pays else "missed")
         return pays
@@ -168,7 +168,7 @@ def is_depthwise(op: nd.ConvOp) -> bool:
 def _has_form(op: nd.ConvOp) -> bool:
     """Whether a convolution may become a nest: of floats, not transposed, its result row-major."""
     result = tensor_type(op.result)
-    if op.transposed is not None or result.element_type not in FLOATS or op.stride.data[-1] > MOST_STEP:
+    if op.transposed is not None or result.element_type not in FLOATS or op.stride.data[-1] > MAX_ROW_STEP:
         return False
     return op.layout is None or is_row_major(result.dims, op.layout.stride_exprs)
 
@@ -184,8 +184,8 @@ def few_channels(op: nd.ConvOp) -> bool:
         return False
     out, each, *window = (int(n) for n in numbers if n is not None)
     terms = each * prod(window)
-    most = MOST_TERMS_ALONE if each == 1 and out <= MOST_IN else MOST_TERMS
-    return 0 < channels <= MOST_IN and 0 < out <= MOST_OUT and 0 < terms <= most
+    most = MAX_DEPTHWISE_TERMS if each == 1 and out <= MAX_INPUT_CHANNELS else MAX_SUM_TERMS
+    return 0 < channels <= MAX_INPUT_CHANNELS and 0 < out <= MAX_OUTPUT_CHANNELS and 0 < terms <= most
 
 
 def as_windows(rw: Rewriter, op: nd.ConvOp, contract: bool = False) -> SSAValue:

@@ -29,8 +29,8 @@ from ..algebra.rewriter import Rewriter
 
 MAX_SIDE_ELEMENTS = 32
 """Terms of a sum, and columns, up to which a nest may be faster."""
-MAX_ELEMENTS = {4: 512}
-MAX_ELEMENTS_OTHER = 256
+MAX_RIGHT_ELEMENTS = {4: 512}
+MAX_OTHER_RIGHT_ELEMENTS = 256
 """Elements of a right matrix up to which it is, by the bytes of one (docs/lab/constants.md)."""
 MAX_SCATTERED_ELEMENTS = 128
 """Elements of a right matrix whose columns lie apart, up to which that is so."""
@@ -40,10 +40,10 @@ MIN_COMPUTED_ELEMENTS = 1024
 """Elements of a matrix from which on storing it for its product is worth a thought."""
 _CHEAP = ("add", "sub", "mul", "neg", "abs", "relu", "maximum", "minimum")
 CHEAP = frozenset((*(OPS[name] for name in _CHEAP), CastOp, CmpOp, FmaOp, SelectOp))
-MOST_OPS = 12
+MAX_OPERAND_OPS = 12
 """What an operand is computed with, at most, if it is to be computed for each product again."""
 TILE_ROWS = 6
-FEWEST_TILES = 32
+MIN_REGISTER_TILES = 32
 """Register tiles below which the difference is not worth the code of another nest."""
 
 
@@ -114,19 +114,19 @@ def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = MAX_SID
     if not (_is_cheap(op.lhs) and _is_cheap(op.rhs)):
         return False
     count = size(product(batch), hints)
-    if count * -(-size(rows, hints) // TILE_ROWS) < FEWEST_TILES:
+    if count * -(-size(rows, hints) // TILE_ROWS) < MIN_REGISTER_TILES:
         return False
     if columns is ONE and count > 1:
         return size(rows, hints) * size(depth, hints) <= MAX_VECTOR_ELEMENTS
     if depth.value is None or columns.value is None:
         return False
-    elements, most = depth.value * columns.value, MAX_ELEMENTS.get(element_bytes(t.element_type), MAX_ELEMENTS_OTHER)
+    elements, most = depth.value * columns.value, MAX_RIGHT_ELEMENTS.get(element_bytes(t.element_type), MAX_OTHER_RIGHT_ELEMENTS)
     if rows is ONE:
         deepest, most = 2 * deepest, 2 * most
     return 0 < depth.value <= deepest and columns.value <= widest and elements <= (MAX_SCATTERED_ELEMENTS if _scattered(op.rhs) else most)
 
 
-def _is_cheap(x: SSAValue, ops: int = MOST_OPS) -> bool:
+def _is_cheap(x: SSAValue, ops: int = MAX_OPERAND_OPS) -> bool:
     """Whether an operand may be computed again for every element that it meets: nothing expensive is between it and tensors that are
     stored (arguments, products, reductions)."""
     waiting = [x]

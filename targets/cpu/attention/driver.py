@@ -243,7 +243,7 @@ def _head(spec: AttentionSpec) -> str:
 
 def _grain(spec: AttentionSpec) -> int:
     """Queries that are computed together."""
-    return attention_amx.SIDE if spec.on_matrix_unit else spec.shape.isa.rows
+    return attention_amx.STRIP_ROWS if spec.on_matrix_unit else spec.shape.isa.rows
 
 
 def _slot(spec: AttentionSpec) -> str:

@@ -50,7 +50,7 @@ UNITS_MAX_TRANSPOSED = 256
 """Longest K block for a transposed A; short, so that the block of B is wide and A is packed less often."""
 TILE_BYTES = 192 * 1024
 """Scratch for unfinished sums when C cannot hold them."""
-TABLE = 10
+TABLE_ENTRIES = 10
 """Entries of the tables from "rows left" (capped) to the kernel that comes next."""
 
 
@@ -106,7 +106,7 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
     for vectors in plan.narrow:
         out.append(tile_kernel(shape, f"{symbol}_narrow{vectors}", isa.rows, vectors, clamp=True))
     names = [f"{symbol}_tile{max(count, 1)}" for count in rows]
-    out += _tables(symbol, "tile", names, rows, [shape.width] * TABLE)
+    out += _tables(symbol, "tile", names, rows, [shape.width] * TABLE_ENTRIES)
     if plan.special == "dot":
         tiles = plan.dot_tiles()
         for r, c in sorted(set(tiles)):
@@ -115,7 +115,7 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
         out += _tables(symbol, "dot", names, [r for r, _ in tiles], [c for _, c in tiles])
     if plan.special == "vector":
         out.append(vector_kernel(shape, f"{symbol}_vector"))
-        out += _tables(symbol, "vector", [f"{symbol}_vector"] * TABLE, [1] * TABLE, [VECTOR_COLUMNS] * TABLE)
+        out += _tables(symbol, "vector", [f"{symbol}_vector"] * TABLE_ENTRIES, [1] * TABLE_ENTRIES, [VECTOR_COLUMNS] * TABLE_ENTRIES)
     if spec.trans_b:
         out.append(pack_b_columns(shape, f"{symbol}_pack_b"))
     else:
@@ -136,9 +136,9 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
 def _tables(symbol: str, form: str, kernels: list[str], rows: list[int], columns: list[int]) -> list[str]:
     pointers = ", ".join(f"ptr @{name}" for name in kernels)
     return [
-        f"@{symbol}_{form}_kernels = internal constant [{TABLE} x ptr] [{pointers}]\n",
-        f"@{symbol}_{form}_rows = internal constant [{TABLE} x i64] [{', '.join(f'i64 {r}' for r in rows)}]\n",
-        f"@{symbol}_{form}_columns = internal constant [{TABLE} x i64] [{', '.join(f'i64 {c}' for c in columns)}]\n",
+        f"@{symbol}_{form}_kernels = internal constant [{TABLE_ENTRIES} x ptr] [{pointers}]\n",
+        f"@{symbol}_{form}_rows = internal constant [{TABLE_ENTRIES} x i64] [{', '.join(f'i64 {r}' for r in rows)}]\n",
+        f"@{symbol}_{form}_columns = internal constant [{TABLE_ENTRIES} x i64] [{', '.join(f'i64 {c}' for c in columns)}]\n",
     ]
 
 
@@ -274,7 +274,7 @@ class _Block:
         """Rows from i on, at most to `end`, over all panels of this block; the number of rows that were done."""
         f, plan, shape, spec = self.f, self.plan, self.shape, self.spec
         left = f.sub(end, i)
-        index = f.min(left, TABLE - 1)
+        index = f.min(left, TABLE_ENTRIES - 1)
         kernel = self._table("kernels", "ptr", index)
         mr = str(f.min(self._table("rows", "i64", index), left))
         columns = self._table("columns", "i64", index)

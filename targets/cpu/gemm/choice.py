@@ -23,8 +23,8 @@ from .spec import ELEMENT_BYTES, Isa, isa_for
 
 MAX_SMALL_MULTIPLICATIONS = 64**3
 """Multiplications of a product so small that the call decides."""
-EVEN = 0.95
-EVEN_FUSED = 0.8
+MIN_SPEED_SHARE = 0.95
+MIN_FUSED_SPEED_SHARE = 0.8
 """With something fused into it, a product may be slower by itself: a pass over C is saved."""
 
 
@@ -79,7 +79,7 @@ def prefer_own_gemm(m: int, n: int, k: int, dtype: str = "f32", trans_a: bool = 
 
     Sizes that are not known are passed as their hints.
     """
-    return relative_speed(m, n, k, dtype, trans_a, trans_b) >= (EVEN_FUSED if fused else EVEN)
+    return relative_speed(m, n, k, dtype, trans_a, trans_b) >= (MIN_FUSED_SPEED_SHARE if fused else MIN_SPEED_SHARE)
 
 
 def prefer_own_attention(queries: int, keys: int, depth: int, dtype: str = "f32", isa: Isa | None = None) -> bool:

@@ -32,7 +32,7 @@ class ProductSizes:
         return 8 * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
-MAX_BYTES = 1 << 30
+MAX_MEASURED_BYTES = 1 << 30
 """Products with larger operands are not measured: they would take the memory of the program that is compiled."""
 
 
@@ -42,7 +42,7 @@ def measure(sizes: ProductSizes) -> dict[str, float] | None:
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
-    if not min(sizes.batch, sizes.m, sizes.n, sizes.k) or sizes.bytes > MAX_BYTES:
+    if not min(sizes.batch, sizes.m, sizes.n, sizes.k) or sizes.bytes > MAX_MEASURED_BYTES:
         return None
     choices = MeasuredChoices()
     key = sizes.key(torch.get_num_threads())

@@ -58,7 +58,8 @@ class ContractSelect(Pass):
             return "gemm"
         m, n, k = (_size(e, hints) for e in (p.m, p.n, p.k))
         dtype = DTYPES[p.a.dtype]
-        if self.measure and SURE[0] < relative_speed(m, n, k, dtype, *layout) < SURE[1] and p.a.dtype == p.b.dtype == p.c.dtype:
+        unsure = SURE_SPEED_RANGE[0] < relative_speed(m, n, k, dtype, *layout) < SURE_SPEED_RANGE[1]
+        if self.measure and unsure and p.a.dtype == p.b.dtype == p.c.dtype:
             batch = _size(p.batch[0], hints) if p.batch else 1
             times = measure(ProductSizes(dtype, batch, m, n, k, *layout))
             if times is not None:
@@ -68,7 +69,7 @@ class ContractSelect(Pass):
         return "gemm" if prefer_own_gemm(m, n, k, dtype, *layout) else "library"
 
 
-SURE = (0.5, 1.9)
+SURE_SPEED_RANGE = (0.5, 1.9)
 """Estimates of own speed over the library's outside of these are not checked by measurement."""
 
 

@@ -18,7 +18,7 @@ from stepwell.dialects.tt.structure import FuncOp
 from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
-from stepwell.passes.loop.fusion.sharing.profit import LAYERS
+from stepwell.passes.loop.fusion.sharing.profit import MAX_ROW_PRODUCTS
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.targets.triton.emit import kernel_modules, kernel_of
@@ -187,10 +187,10 @@ def small_layers(x, *weights):
     return x
 
 
-@pytest.mark.parametrize("layers", [LAYERS, 3 * LAYERS + 2, 5 * LAYERS])
+@pytest.mark.parametrize("layers", [MAX_ROW_PRODUCTS, 3 * MAX_ROW_PRODUCTS + 2, 5 * MAX_ROW_PRODUCTS])
 def test_a_program_does_a_few_layers_and_those_between_the_first_and_the_last_are_one_kernel(layers):
     found, module = nests(small_layers, empty(32, 64), *(empty(64, 64) for _ in range(layers)))
-    assert len(found) == -(-layers // LAYERS)
+    assert len(found) == -(-layers // MAX_ROW_PRODUCTS)
     run(default_pipeline("gpu", stages=["tt"]), module, context())
     assert len(kernel_modules(module)) == min(3, len(found))
 

@@ -6,7 +6,7 @@ import pytest
 from xdsl.dialects import test
 from xdsl.dialects.builtin import f32
 
-from stepwell.passes.cost.held_numbers import RANDOM, fits_registers, held_numbers
+from stepwell.passes.cost.held_numbers import RANDOM_REGISTERS, fits_registers, held_numbers
 
 
 def held(*lines: tuple[str, str], sums: str = "s", draws: bool = False) -> int:
@@ -40,7 +40,7 @@ def test_all_sums_are_there_at_once():
 
 
 def test_random_numbers_are_made_for_all_elements_at_once():
-    assert held(("a", "s"), ("", "a"), draws=True) == 1 + RANDOM
+    assert held(("a", "s"), ("", "a"), draws=True) == 1 + RANDOM_REGISTERS
 
 
 def test_registers():

@@ -28,7 +28,7 @@ from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
 from stepwell.passes.analysis.schedule_attrs import schedule_table, update_schedule
-from stepwell.passes.gpu.shared_rows import HEADER, part_of
+from stepwell.passes.gpu.shared_rows import HEADER_WORDS, part_of
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline, parse_pipeline
 from stepwell.passes.manager.verify import verify_ir
@@ -387,21 +387,21 @@ def run_again(module, grid, arguments, times):
 def test_halves_take_turns():
     """A launch fills its half, leaves zeros in the other one, and says so in the first word."""
     module, grid, arguments, expected = kernel_and_arguments()
-    half = (len(arguments[1]) - HEADER) // 2
+    half = (len(arguments[1]) - HEADER_WORDS) // 2
     for k, left in enumerate(run_again(module, grid, arguments, 5)):
         torch.testing.assert_close(arguments[0], expected)
-        first, second = left[HEADER : HEADER + half], left[HEADER + half :]
+        first, second = left[HEADER_WORDS : HEADER_WORDS + half], left[HEADER_WORDS + half :]
         used, idle = (second, first) if k % 2 else (first, second)
         assert (used != 0).all() and not idle.any()
-        assert left[0] == (0 if k % 2 else -(1 << 63)) and not left[1:HEADER].any()
+        assert left[0] == (0 if k % 2 else -(1 << 63)) and not left[1:HEADER_WORDS].any()
 
 
 def test_where_the_workspace_is_cleared_the_second_half_may_hold_anything():
     module, grid, arguments, expected = kernel_and_arguments()
-    half = (len(arguments[1]) - HEADER) // 2
+    half = (len(arguments[1]) - HEADER_WORDS) // 2
     for _ in range(3):
-        arguments[1][HEADER + half :] = 77
-        arguments[1][: HEADER + half] = 0  # what the nest before it does
+        arguments[1][HEADER_WORDS + half :] = 77
+        arguments[1][: HEADER_WORDS + half] = 0  # what the nest before it does
         next(run_again(module, grid, arguments, 1))
         torch.testing.assert_close(arguments[0], expected)
 

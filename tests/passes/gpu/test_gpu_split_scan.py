@@ -36,9 +36,9 @@ def splits(monkeypatch):
     found: list[object] = []
     rewrite = split_scan._Split.rewrite
     monkeypatch.setattr(split_scan._Split, "rewrite", lambda self: (found.append(self), rewrite(self))[1])
-    monkeypatch.setattr(split_scan, "SCANNED_PART", 8)
+    monkeypatch.setattr(split_scan, "SCANNED_PART_ELEMENTS", 8)
     monkeypatch.setattr(split_scan, "PROGRAMS", replace(split_scan.PROGRAMS, launch_ns=0.0))
-    monkeypatch.setattr(config, "SCANNED", 8)
+    monkeypatch.setattr(config, "SCANNED_STEP_ELEMENTS", 8)
     with isolated():
         stepwell.register_target(ShortParts, replace=True)
         yield found

@@ -145,4 +145,4 @@ def test_time_is_linear_in_the_number_of_steps(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(loop_order, "Profile", Counting)
     _, first, last = lower_peak(graph)
-    assert last < first and len(tried) <= 2 * loop_order.MOST_MOVES + 1
+    assert last < first and len(tried) <= 2 * loop_order.MAX_MOVES + 1

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import stepwell
-from stepwell.passes.loop.fusion.price import MIN_PARALLEL
+from stepwell.passes.loop.fusion.price import MIN_PARALLEL_TRIPS
 from stepwell.tools.interpret.target import InterpretedTarget
 
 
@@ -62,7 +62,7 @@ class FewRows(InterpretedTarget):
     """The GPU's pipeline, for as few rows as there are here."""
 
     name = "few_rows"
-    stages = {**InterpretedTarget.stages, "nd": ("nd-canonicalize", f"nd-split-reductions{{rows={MIN_PARALLEL}}}")}
+    stages = {**InterpretedTarget.stages, "nd": ("nd-canonicalize", f"nd-split-reductions{{rows={MIN_PARALLEL_TRIPS}}}")}
 
 
 @pytest.fixture(params=["cpu", "gpu"])

@@ -39,21 +39,21 @@ from ....analysis.known_layouts import argument_strides
 from ..groups import MAX_SIBLING_DISTANCE
 from ..sharing.align import LoopEnvs, extractors
 
-COLUMN_BYTES = 64 * 1024
+MAX_ACCUMULATOR_BYTES = 64 * 1024
 """Bytes that the accumulators of all columns may take: they are read and written for every row, and each of the parts that threads share
 has its own on the stack. On one thread one nest stays faster than two for longer (docs/lab/constants.md), but
 there would be too few parts for the threads."""
 
-SMALL_BYTES = 65536
+SERIAL_BYTES = 65536
 """Data up to which one thread is as fast as several."""
 
-MIN_ROWS = 8
+MIN_SHARED_ROWS = 8
 """Rows below which too little is left to share among threads."""
 
-MANY_ROWS = 1024
+MIN_PROGRAM_ROWS = 1024
 """Rows from which on programs that take several of them each are enough for a GPU."""
 
-MANY_KEPT = 64
+MIN_KEPT_TRIPS = 64
 """Iterations of loops that both nests keep from which on they stay loops of the nest, so that nothing has to be accumulated for each."""
 
 MARKED = "it is marked no_fuse"
@@ -382,7 +382,7 @@ class RowPlanner:
                 return "no loop is left to run over rows"
             return RowFusion(rows, parts, [], [k for k in every if k not in across], sorted(across))
         outer = kept[0] if all(k == kept[0] for k in kept) and -1 not in kept[0] else set()
-        if self.count(rows.sizes[k] for k in outer) < MANY_KEPT:
+        if self.count(rows.sizes[k] for k in outer) < MIN_KEPT_TRIPS:
             outer = set()
         return RowFusion(rows, parts, sorted(outer), [k for k in every if k not in outer], [])
 
@@ -394,13 +394,13 @@ class RowPlanner:
         rows = self.count(facts.sizes[k] for k in fusion.rows)
         largest = max((self.bytes(a.tensor) for a in (*facts.reads, *facts.writes)), default=0)
         across = any(self._contiguous_along(a, fusion.rows, 0) for a in (*facts.reads, *facts.writes))
-        if not fusion.outer and rows < MIN_ROWS and (largest > SMALL_BYTES or across):
+        if not fusion.outer and rows < MIN_SHARED_ROWS and (largest > SERIAL_BYTES or across):
             return f"only {rows} rows would be left to run in parallel"
         columns = [p for p in fusion.parts if self._is_columns(fusion, p)]
         if self.columns_only:
             if fusion.outer or len(fusion.rows) != 1 or len(columns) != len(fusion.parts):
                 return "it does not leave a column for each element of a row"
-            if rows < MANY_ROWS:
+            if rows < MIN_PROGRAM_ROWS:
                 return f"{rows} rows are too few to share out among programs"
         if (columns or facts.inner) and any(self._contiguous_along(a, fusion.rows) for a in (*facts.reads, *facts.writes)):
             return "the elements of a row do not lie side by side"
@@ -412,8 +412,8 @@ class RowPlanner:
         if not all(k in COLUMN_MODES and t in (f32, f64, i32, i64) for p in columns for k, t in _results(p)):
             return "its kind of reduction cannot be accumulated by stores"
         total = sum(self.count(p.size(d) for d in p.kept) * element_bytes(t) for p in columns for _, t in _results(p))
-        if total > COLUMN_BYTES:
-            return f"the columns take {total} bytes, which would not stay in the cache from row to row (limit {COLUMN_BYTES})"
+        if total > MAX_ACCUMULATOR_BYTES:
+            return f"the columns take {total} bytes, which would not stay in the cache from row to row (limit {MAX_ACCUMULATOR_BYTES})"
         return ""
 
     @staticmethod
@@ -421,7 +421,7 @@ class RowPlanner:
         """Whether a part keeps loops that are not loops of the merged nest."""
         return any(part.size(d) is not ONE and (d not in part.place or part.place[d].index not in fusion.outer) for d in part.kept)
 
-    def _contiguous_along(self, access: RowAccess, loops: Sequence[int], least: int = COLUMN_BYTES) -> bool:
+    def _contiguous_along(self, access: RowAccess, loops: Sequence[int], least: int = MAX_ACCUMULATOR_BYTES) -> bool:
         """Whether one of `loops` walks through the elements of a tensor of more than `least` bytes side by side."""
         t = access.tensor.type
         if not isinstance(t, TensorType) or self.bytes(access.tensor) <= least:

@@ -29,7 +29,7 @@ from .....dialects.expr import (
     strides_contiguous,
 )
 
-MAX_JOINED = 4
+MAX_JOINED_LOOPS = 4
 """Loops that are looked for in one of the producer's."""
 
 
@@ -203,7 +203,7 @@ def _join(
     e: Expr, size: Expr, number: int, dims: Sequence[int], mine: Sequence[Expr], joined: dict[int, Expr], env: RangeEnv
 ) -> bool:
     """Whether `e` is the row-major number of my loops `dims`, in some order; notes what each of them is of it."""
-    if len(dims) > MAX_JOINED:
+    if len(dims) > MAX_JOINED_LOOPS:
         return False
     for order in permutations(dims):
         steps = strides_contiguous([mine[d] for d in order])

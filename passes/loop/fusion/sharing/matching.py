@@ -12,7 +12,7 @@ from ..facts import NestFacts
 from ..types import Group, Member
 from .align import Alignment, LoopEnvs, align, extractors
 
-MAX_PAIRS = 4
+MAX_ACCESS_PAIRS = 4
 """Pairs of accesses to shared tensors that two siblings' loops are matched by."""
 
 REVERSED = "they go through what both read in different orders, which is faster in two nests"
@@ -148,7 +148,7 @@ class LoopMatching:
             for r in self.nests.reads(m.info):
                 if r.index and r.tensor in theirs and r.tensor not in pairs:
                     pairs[r.tensor] = theirs[r.tensor], self.placed(second, m, r.index)
-        return [pairs[t] for t in sorted(pairs, key=self.nests.bytes, reverse=True)[:MAX_PAIRS]]
+        return [pairs[t] for t in sorted(pairs, key=self.nests.bytes, reverse=True)[:MAX_ACCESS_PAIRS]]
 
     def _reduce_alike(self, first: Group, second: Group) -> bool:
         """Whether both reduce all of one tensor, in the same order."""

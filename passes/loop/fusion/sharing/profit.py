@@ -6,26 +6,26 @@ from .....dialects.expr import free_dims
 from ....analysis.nest_info import NestInfo
 from ....cost.nest_cost import VECTOR_LANES
 from ..facts import NestFacts
-from ..price import MIN_PARALLEL, MIN_PARALLEL_ELEMENTS
+from ..price import MIN_PARALLEL_ELEMENTS, MIN_PARALLEL_TRIPS
 from ..types import Group
 from .align import Alignment
 
-LAUNCH = 1 << 22
+LAUNCH_ELEMENTS = 1 << 22
 """Elements that a GPU works through in the time of a few launches: with fewer, one kernel of few programs is faster than two."""
 
 MAX_SEQUENTIAL_REDUCTIONS = 4
 """Reductions that a program of a GPU may as well do one after the other."""
 
-STRAIGHT = 32
+MAX_STRAIGHT_TRIPS = 32
 """Iterations of a reduction that a program of a GPU has as straight code."""
 
-SIDE_BY_SIDE = 1 << 13
+PARALLEL_REDUCTION_ELEMENTS = 1 << 13
 """Elements of all reductions of a row that a program of a GPU works through side by side in the time of a launch."""
 
-BRIEF = 1 << 18
+LAUNCH_BOUND_ELEMENTS = 1 << 18
 """Elements of a nest that takes no longer than its launch, however few programs do it."""
 
-LAYERS = 4
+MAX_ROW_PRODUCTS = 4
 """Products within a row, with what stands between them, that a program of a GPU does one after the other: compiling each takes Triton
 longer than its launch is worth (docs/lab/gpu-models-h200.md)."""
 
@@ -44,11 +44,11 @@ class SharedLoopProfit:
         iterations = self.nests.count(first.outer[: alignment.shared])
         before = min(self.nests.count(first.outer), self.nests.count(second.outer))
         work = max([self.nests.iterations(m.info) for m in (*first.members, *second.members)])
-        if iterations < MIN_PARALLEL and iterations < before and work > MIN_PARALLEL_ELEMENTS:
+        if iterations < MIN_PARALLEL_TRIPS and iterations < before and work > MIN_PARALLEL_ELEMENTS:
             return f"only {iterations} iterations would be left to run in parallel"
         most = max(self.nests.count(first.outer), self.nests.count(second.outer))
         keep = self.nests.keep_parallel
-        if iterations < keep <= most and work > LAUNCH and not self._only_reduces(first, second, alignment):
+        if iterations < keep <= most and work > LAUNCH_ELEMENTS and not self._only_reduces(first, second, alignment):
             return f"only {iterations} of {most} iterations would be left to run in parallel, fewer than {keep}"
         if keep:
             serial = self._serial_reductions(first, alignment) or self._serial_reductions(second, alignment)
@@ -86,8 +86,8 @@ class SharedLoopProfit:
         for m in group.members if dropped > MAX_SEQUENTIAL_REDUCTIONS else ():
             work = self.nests.iterations(m.info)
             fixed = all([e.is_const for e in (*group.outer[alignment.shared :], *m.info.inner_sizes)])
-            brief = fixed and work <= min(BRIEF, SIDE_BY_SIDE * rows)
-            if work > STRAIGHT * each * self.nests.count(m.inner) and not brief:
+            brief = fixed and work <= min(LAUNCH_BOUND_ELEMENTS, PARALLEL_REDUCTION_ELEMENTS * rows)
+            if work > MAX_STRAIGHT_TRIPS * each * self.nests.count(m.inner) and not brief:
                 return f"{dropped} reductions of each row would run one after the other"
         return None
 
@@ -120,4 +120,6 @@ class SharedLoopProfit:
             for m in group.members
             if m.info.inner_sizes and self.nests.count((*group.outer[alignment.shared :], *m.inner)) > MAX_SEQUENTIAL_REDUCTIONS
         ]
-        return f"{len(layers)} products of each row would be one program, more than {LAYERS}" if len(layers) > LAYERS else None
+        if len(layers) <= MAX_ROW_PRODUCTS:
+            return None
+        return f"{len(layers)} products of each row would be one program, more than {MAX_ROW_PRODUCTS}"

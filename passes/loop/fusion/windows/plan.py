@@ -40,16 +40,16 @@ from ....analysis.nest_info import NestInfo, TensorAccess, nest_info
 from ....analysis.origins import title
 from ..rows.plan import MARKED
 
-LOCAL_BYTES = 128 * 1024
+MAX_LOCAL_BYTES = 128 * 1024
 """Memory that the tiles of one nest may take: it lies on a thread's stack, and should stay in the second cache at worst."""
 
-ROWS = (64, 32, 16, 8, 4)
+TILE_TRIPS = (64, 32, 16, 8, 4)
 """Tiles that are tried, in iterations of the reader's loop."""
 
-COLUMNS = 512
+ROW_STEP_ELEMENTS = 512
 """Elements of a row of unknown length that are computed at a time."""
 
-INNER = 1 << 16
+FIRST_INNER_DIM = 1 << 16
 """Where the dimensions of loops inside of an iteration begin in a plan; those before it are the outer loops of the new nest."""
 
 
@@ -277,7 +277,7 @@ class WindowPlanner:
         if not rest:
             return []
         # what has no known length runs in tiles; so does the first loop, in several ways
-        long = tuple((k, COLUMNS) for k in rest[1:] if sizes[k].value is None)
+        long = tuple((k, ROW_STEP_ELEMENTS) for k in rest[1:] if sizes[k].value is None)
         found = [Tiling(outer, ((rest[0], rows), *long)) for rows in self._row_counts(sizes[rest[0]])]
         if sizes[rest[0]].value is not None and not self.rows:
             found.insert(0, Tiling(outer, long))
@@ -300,9 +300,9 @@ class WindowPlanner:
             return [self.rows]
         count = size.value
         if count is None:
-            return list(ROWS)
+            return list(TILE_TRIPS)
         found: dict[int, None] = {}
-        for rows in ROWS:
+        for rows in TILE_TRIPS:
             if rows < count:
                 divisor = next(n for n in range(rows, 0, -1) if count % n == 0)
                 found[divisor if 2 * divisor > rows else rows] = None
@@ -312,16 +312,16 @@ class WindowPlanner:
 
     def _windows(self, tiling: Tiling) -> tuple[Window, ...] | str:
         info, producer = self.reader, self.producer
-        own = [dim(INNER + k) for k in range(len(info.sizes) - len(tiling.outer))]
+        own = [dim(FIRST_INNER_DIM + k) for k in range(len(info.sizes) - len(tiling.outer))]
         outer = tiling.outer_sizes(info.sizes)
-        inside = [*own, *(dim(INNER + len(own) + k) for k in range(len(info.inner_sizes)))]
+        inside = [*own, *(dim(FIRST_INNER_DIM + len(own) + k) for k in range(len(info.inner_sizes)))]
         loops = dict(zip(inside, (*tiling.inner_sizes(info.sizes), *info.inner_sizes), strict=True))
         inner: dict[Expr, int] = {d: n for d, size in loops.items() if (n := size.value) is not None}
         loops.update((dim(k), size) for k, size in enumerate(outer))
         env = RangeEnv({**self.symbols, **{d: Range.of_size(size) for d, size in loops.items()}})
         places = [*tiling.places(info.sizes, own), *inside[len(own) :]]
         # loaded indices have the dimensions after those of all loops: nothing is known of them
-        unknown = dim(INNER - 1)
+        unknown = dim(FIRST_INNER_DIM - 1)
         places += [unknown] * len(info.opaque)
         allowed = frozenset([dim(k) for k in range(len(outer))])
         found: list[Window] = []
@@ -332,7 +332,7 @@ class WindowPlanner:
                 return f"what an iteration of {title(info.op)} reads of dimension {axis} is not a window of known length"
             found.append(window)
         total = self.used + producer.element * prod(w.count for w in found)
-        if total > LOCAL_BYTES:
+        if total > MAX_LOCAL_BYTES:
             return f"the tiles would take {total} bytes"
         return tuple(found)
 

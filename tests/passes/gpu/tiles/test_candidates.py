@@ -13,7 +13,7 @@ from stepwell.dialects.expr import evaluate, sym
 from stepwell.dialects.host import LaunchOp
 from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.errors import StepwellError
-from stepwell.lowering.mem_to_tt.kernel import ABREAST
+from stepwell.lowering.mem_to_tt.kernel import STRIP_ROWS_AT_ONCE
 from stepwell.passes.analysis.nest_access import NestAccess
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
 from stepwell.passes.analysis.schedule_attrs import BOUNDS, GPU, schedule_table, update_schedule
@@ -411,10 +411,10 @@ def test_rows_that_are_made_of_the_same_rows_follow_each_other():
     assert "strip = 8" in str(imported.module)
     check(imported, "resampled")
     (rows,) = (op for op in imported.module.walk() if op.name == "scf.for")
-    assert (rows.ub.owner.value.value.data, rows.step.owner.value.value.data) == (8, ABREAST)
+    assert (rows.ub.owner.value.value.data, rows.step.owner.value.value.data) == (8, STRIP_ROWS_AT_ONCE)
     names = [op.name for op in rows.walk()]
-    assert names.count("tt.store") == ABREAST and str(imported.module).count("tt.store") == ABREAST
-    assert names.count("tt.load") == ABREAST
+    assert names.count("tt.store") == STRIP_ROWS_AT_ONCE and str(imported.module).count("tt.store") == STRIP_ROWS_AT_ONCE
+    assert names.count("tt.load") == STRIP_ROWS_AT_ONCE
 
 
 def test_places_of_columns_are_loaded_once_for_all_rows_of_a_program():
@@ -428,8 +428,8 @@ def test_places_of_columns_are_loaded_once_for_all_rows_of_a_program():
     finally:
         del PROGRAMS["places"]
     (rows,) = (op for op in imported.module.walk() if op.name == "scf.for")
-    assert [op.name for op in rows.walk()].count("tt.load") == 2 * ABREAST  # the place of each row, and what lies there
-    assert str(imported.module).count("tt.load") == 2 * ABREAST + 1
+    assert [op.name for op in rows.walk()].count("tt.load") == 2 * STRIP_ROWS_AT_ONCE  # the place of each row, and what lies there
+    assert str(imported.module).count("tt.load") == 2 * STRIP_ROWS_AT_ONCE + 1
 
 
 def test_weights_are_read_once_by_a_program_that_goes_through_rows():

@@ -17,7 +17,7 @@ from stepwell.dialects.expr.ranges import Range, RangeEnv
 from stepwell.dialects.nd.types import LayoutAttr
 from stepwell.passes.analysis.known_layouts import known_strides
 from stepwell.passes.cost.cost_model import nest_cost
-from stepwell.passes.loop.fusion.windows.plan import INNER, Span, span, without_clamp
+from stepwell.passes.loop.fusion.windows.plan import FIRST_INNER_DIM, Span, span, without_clamp
 from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
@@ -220,7 +220,7 @@ def test_local_memory_stands_in_a_nest_and_has_numbers_for_sizes():
 
 
 def test_span_of_an_index():
-    t, q, r = dim(0), dim(INNER), dim(INNER + 1)
+    t, q, r = dim(0), dim(FIRST_INNER_DIM), dim(FIRST_INNER_DIM + 1)
     env = RangeEnv({t: Range(0, 9), q: Range(0, 7), r: Range(0, 2), sym("s0"): Range(2, None)})
     inner = {q: 8, r: 3}
     assert span(t * 8 + q - 1, inner, env) == Span(t * 8 - 1, 7)

@@ -12,7 +12,7 @@ from xdsl.dialects.func import FuncOp
 import stepwell
 from stepwell.dialects.nd import symbol_ranges
 from stepwell.passes.analysis.symbols import symbol_hints
-from stepwell.passes.loop.fusion.groups import MAX_MEMBERS
+from stepwell.passes.loop.fusion.groups import MAX_GROUP_NESTS
 from stepwell.passes.loop.fusion.plan import Group, Planner
 from stepwell.passes.loop.fusion.price import GroupWork, group_ns
 from stepwell.passes.loop.fusion.search import Search
@@ -270,7 +270,7 @@ def test_groups_with_a_path_between_them_are_refused_before_their_loops_are_matc
     assert not search.change((first, second), 1e12, [[*first.places, *second.places]])
     assert not built and search.left > 0
     assert all(planner.unit_at[k] is g for g in (first, second) for k in g.places), "all is as it was"
-    assert not search.change((first, second), 1e12, [first.places[:1] * (MAX_MEMBERS + 1)])
+    assert not search.change((first, second), 1e12, [first.places[:1] * (MAX_GROUP_NESTS + 1)])
     assert not built
     search.change((first,), 1e12, [first.places])
     assert built == [first.places]
