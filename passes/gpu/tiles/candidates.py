@@ -33,7 +33,7 @@ from .value_tiles import SQUARE_SIDE, only_sets
 
 MAX_GROUP_PROGRAMS = 32
 """Programs that may share a tile: each lane of a warp looks after one of them."""
-SHARED = {
+USUAL_NUMBERS = {
     "group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0, "halves": 0, "dot": 0, "band": 0, "lasting": 0, "copies": 0,
 }  # fmt: skip
 """Numbers that few tiles have, and what they are for the others."""
@@ -54,7 +54,7 @@ def tile_attr(info: NestAccess, tile: Tile) -> DictionaryAttr:
         "rest": _ints([number[id(one)] for one in tile.rest]),
         **{key: IntegerAttr(getattr(tile, key), i64) for key in NUMBERS},
     }
-    entries |= {key: IntegerAttr(n, i64) for key, default in SHARED.items() if (n := getattr(tile, key)) != default}
+    entries |= {key: IntegerAttr(n, i64) for key, default in USUAL_NUMBERS.items() if (n := getattr(tile, key)) != default}
     return DictionaryAttr(entries)
 
 
@@ -73,7 +73,7 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
     if sorted(used) != list(range(len(loops))) or not all(axes):
         raise UnsupportedNest(f"schedule: axes and rest name each of the nest's {len(loops)} loops once, not {used}")
     values = {key: _number(table, key) for key in NUMBERS}
-    values |= {key: _number(table, key) for key in SHARED if key in table}
+    values |= {key: _number(table, key) for key in USUAL_NUMBERS if key in table}
     powers = [*blocks, values["warps"], *(values[key] for key in ("inner", "cross") if values.get(key))]
     if len(blocks) != len(axes) or any(p < 1 or p != power_of_two(p) for p in powers):
         raise UnsupportedNest("schedule: blocks (one for each axis), inner, cross and warps are powers of two")

@@ -164,10 +164,11 @@ def test_the_source_is_hashed_once(root, tmp_path, monkeypatch):
     assert cache.source_digest(package) == first
 
 
-def test_llvm_text_in_files_is_source(root, tmp_path):
+@pytest.mark.parametrize("file", ["targets/runtime.ll", "passes/prices.json"])
+def test_llvm_text_and_tables_in_files_are_source(root, tmp_path, file):
     package = tmp_path / "package"
     for name in ("dialects", "passes", "lowering", "targets", "tools"):
         (package / name).mkdir(parents=True)
     empty = cache.source_digest(package)
-    (package / "targets" / "runtime.ll").write_text("declare void @free(ptr)")
+    (package / file).write_text("declare void @free(ptr)")
     assert cache.source_digest(package) != empty
