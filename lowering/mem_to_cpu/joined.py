@@ -29,8 +29,8 @@ from ...dialects.mem import BufferType
 from ...passes.analysis.nest_access import NestAccess
 from ..outline import traffic
 from .builder import Builder
-from .kernel import Units
 from .state import State, scalar_type
+from .threads import Units
 
 
 @dataclass(frozen=True)

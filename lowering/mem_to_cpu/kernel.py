@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import gcd
 from typing import Any
 
 from xdsl.dialects.builtin import DenseArrayBase, i64
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu.types import ptr
-from ...dialects.expr import Expr, Range, as_expr, exact_quotient, product
+from ...dialects.expr import Range, as_expr, exact_quotient
 from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Loop, NestAccess
-from ...passes.cost.nest_cost import NS_PER_UNIT, SERIAL_NS, Cost, Schedule
-from ...passes.cost.schedule_choice import has_few_units
+from ...passes.cost.nest_cost import SERIAL_NS, Cost, Schedule
 from ..outline import Arguments
 from .body import lower_block
 from .builder import Builder, drop_unused
@@ -27,12 +25,11 @@ from .reductions.reduce_loops import ReduceLowering
 from .reductions.row_cache import RowCache
 from .reductions.scans import ScanLowering
 from .state import State, scalar_type
+from .threads import ThreadedLoops, Units
 from .tiles import lower_tiles
 
 UNIT_ELEMENTS = 4096
 """Elements of a long vector loop that make one unit of work for threads, at the usual grain; fewer where less work is worth a thread."""
-MIN_SHARED_TRIPS = 64
-"""Iterations of the outermost loops that are enough to share among threads."""
 
 
 def argument_types(arguments: Arguments) -> list[Attribute]:
@@ -41,15 +38,7 @@ def argument_types(arguments: Arguments) -> list[Attribute]:
     return [ptr] * len(arguments.buffers) + [i64] * len(arguments.symbols) + scalars
 
 
-@dataclass(frozen=True)
-class Units:
-    """What a nest that runs beside others in one parallel region is made of: so many units of about `ns`, which threads share."""
-
-    count: Expr
-    ns: int
-
-
-class NestLowering:
+class NestLowering(ThreadedLoops):
     """Lowers one nest into the body of a kernel. With two arguments more than the nest needs, the kernel runs the units of work from the
     first of them to the second, where `units` says then that the nest is made of such."""
 
@@ -57,9 +46,8 @@ class NestLowering:
         self, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost, arguments: Arguments, entry: Block
     ):
         self.nest = nest
-        self.schedule = schedule
-        self.cost = cost
-        self.s = s = State(Builder(entry), info)
+        s = State(Builder(entry), info)
+        super().__init__(s, schedule, cost)
         arguments.name(entry)
         values = list(entry.args)
         for buffer in arguments.buffers:
@@ -71,13 +59,9 @@ class NestLowering:
         s.written = {memory_of(a.buffer) for a in info.access.values() if a.is_store}
         if schedule.style == "inner" and info.root.children:
             s.cache = RowCache(s, self.choice)
-        self.few_units = schedule.parallel and has_few_units(cost, schedule)
         self.bounds = values
-        self.units: Units | None = None
         self.inside: list[Loop] = []
         """Loops of the nest that run inside of the vector loop."""
-        self.tiles: dict[Expr, Span] = {}
-        """The part of a tiled loop that is run now."""
         loops = LoopLowering(s, self.lower_body, self.choice)
         reductions = ReduceLowering(s, self.lower_body, self.choice, self.parallel if self.few_units else None)
         scans = ScanLowering(s, self.lower_region, self.choice)
@@ -138,7 +122,7 @@ class NestLowering:
         elif schedule.style == "lanes":
             self._lanes()
         else:
-            self._rows(self.s.info.root.loops, self.run_body)
+            self.rows(self.s.info.root.loops, self.run_body)
 
     def _in_tiles(self) -> None:
         """Loops over the tiles that the schedule asks for, shared by threads, and what is within one."""
@@ -155,7 +139,7 @@ class NestLowering:
             self._piece()
             self.tiles.clear()
 
-        self._rows(tiles, tile)
+        self.rows(tiles, tile)
 
     def _blocks(self, one: Loop, size: int) -> Loop:
         """The loop over blocks of `size` iterations of a loop. Blocks of a loop whose iterations meet must stay in order."""
@@ -174,18 +158,6 @@ class NestLowering:
             return Span(first, last, size)
         return Span(first, b.min(last, s.scalar(one.size)), None, 1 if count is None else gcd(size, count))
 
-    def span(self, one: Loop) -> Span:
-        """The part of a loop of the nest that is run."""
-        tile = self.tiles.get(one.dim)
-        if tile is not None:
-            return tile
-        piece = self.s.pieces.get(one.dim)
-        if piece is None:
-            return Span.whole(one.size)
-        first, last = piece
-        b = self.s.b
-        return Span(b.int(first) if first else None, b.int(last), last - first)
-
     def _lanes(self) -> None:
         """A loop of the nest runs along the lanes: whole rows of it, or one block of lanes at a time where loops are
         inside."""
@@ -201,7 +173,7 @@ class NestLowering:
         if s.info.root.children or (outer and self.inside and not schedule.fixed):
             self._blocked(outer, one)
         elif outer:
-            self._rows(outer, lambda: self._vectors(one, self.span(one)))
+            self.rows(outer, lambda: self._vectors(one, self.span(one)))
         elif self.inside:
             self._rows_inside(one)
         else:
@@ -210,38 +182,25 @@ class NestLowering:
     def _rows_inside(self, one: Loop) -> None:
         """Each vector of the row with all rows, so that what depends on the lanes alone is computed once for them."""
         first = self.inside[0]
-        if not self._may_share() or first.dim in self.schedule.serial:
+        if not self.may_share() or first.dim in self.schedule.serial:
             self._vectors(one, self.span(one))
             return
-        count = self._count(first)
+        count = self.count_of(first)
 
         def chunk(begin: SSAValue, end: SSAValue) -> None:
-            low, high = self._shifted(first, begin, end)
+            low, high = self.shifted(first, begin, end)
             self.tiles[first.dim] = Span(low, high, None)
             self._vectors(one, self.span(one))
             del self.tiles[first.dim]
 
         self.parallel(count, chunk)
 
-    def _may_share(self) -> bool:
-        """Whether threads may share the loops that are lowered now: those over tiles where there are tiles."""
-        return self.schedule.parallel and not self.tiles
-
-    def _count(self, one: Loop) -> Expr:
-        count = self.span(one).count
-        return one.size if count is None else as_expr(count)
-
-    def _shifted(self, one: Loop, *values: SSAValue) -> list[SSAValue]:
-        """Numbers within the part of a loop that is run as its indices."""
-        start = self.span(one).first
-        return list(values) if start is None else [self.s.b.add(v, start) for v in values]
-
     def _blocked(self, outer: list[Loop], one: Loop) -> None:
         """Blocks of one vector: every inner loop runs over all its indices with the lanes of a block."""
         s, b = self.s, self.s.b
         count, lanes = one.size.value, self.schedule.lanes
         if one.dim in self.tiles or (count is not None and count <= lanes):
-            self._rows(outer, lambda: self._vectors(one, self.span(one)))
+            self.rows(outer, lambda: self._vectors(one, self.span(one)))
             return
         width = b.int(lanes)
         size = (one.size + (lanes - 1)) // lanes
@@ -271,7 +230,7 @@ class NestLowering:
                 s.leave_lanes()
             b.end_if(whole_block, then, b.end_branch())
 
-        self._rows([*outer, blocks], body)
+        self.rows([*outer, blocks], body)
 
     def _vectors(self, one: Loop, span: Span) -> None:
         parts = segments(span, self.schedule.lanes)
@@ -284,87 +243,18 @@ class NestLowering:
         whole_span = self.span(one)
         count, lanes = whole_span.count, self.schedule.lanes
         block = lanes * max(1, UNIT_ELEMENTS * min(self.schedule.grain, SERIAL_NS) // (SERIAL_NS * lanes))
-        if not self._may_share() or (count is not None and count < 2 * block):
+        if not self.may_share() or (count is not None and count < 2 * block):
             self._vectors(one, whole_span)
             return
-        units = (self._count(one) + (block - 1)) // block
+        units = (self.count_of(one) + (block - 1)) // block
 
         def chunk(begin: SSAValue, end: SSAValue) -> None:
             size = b.int(block)
-            first, last = self._shifted(one, b.mul(begin, size), b.mul(end, size))
+            first, last = self.shifted(one, b.mul(begin, size), b.mul(end, size))
             last = b.min(last, s.scalar(one.size) if whole_span.last is None else whole_span.last)
             self._vectors(one, Span(first, last, None, 1 if count is None else gcd(block, count)))
 
         self.parallel(units, chunk)
-
-    def _rows(self, loops: Sequence[Loop], body: Callable[[], None]) -> None:
-        """Run `body` for every index of `loops`, the outermost of them on threads."""
-        s, b = self.s, self.s.b
-
-        def run(rest: Sequence[Loop]) -> None:
-            sequential(s, [(one, self.span(one)) for one in rest], [], lambda _: body() or [], NEVER_UNROLL)
-
-        free = [one for one in loops if one.dim not in self.schedule.serial]
-        if not self._may_share() or not free or self.few_units:
-            run(loops)
-            return
-        # threads share the free loops outside of the first serial one
-        shared: list[Loop] = []
-        total = 1
-        for one in loops:
-            if one not in free or (shared and total >= MIN_SHARED_TRIPS):
-                break
-            shared.append(one)
-            total *= self.cost.size(one.size)
-        if not shared:
-            shared = [free[0]]
-        rest = [one for one in loops if one not in shared]
-
-        def chunk(begin: SSAValue, end: SSAValue) -> None:
-            (index,) = b.begin_for(begin, end, b.int(1))
-            self._share(shared, index)
-            run(rest)
-            b.end_for()
-
-        self.parallel(product([self._count(one) for one in shared]), chunk)
-
-    def _share(self, shared: Sequence[Loop], index: SSAValue) -> None:
-        """The indices of `shared` from their row-major number."""
-        s, b = self.s, self.s.b
-        for one in reversed(shared[1:]):
-            size = s.scalar(self._count(one))
-            (s.dims[one.dim],) = self._shifted(one, b.remainder(index, size))
-            index = b.quotient(index, size)
-        (s.dims[shared[0].dim],) = self._shifted(shared[0], index)
-
-    def parallel(self, units: Expr, chunk: Callable[[SSAValue, SSAValue], None]) -> None:
-        """Run `chunk(begin, end)` over [0, units), on threads when there is enough work."""
-        s, b = self.s, self.s.b
-        count = s.scalar(units)
-        expected = max(1, self.cost.size(units))
-        per_unit = max(self.schedule.cost, 1.0) * NS_PER_UNIT / expected
-        if units.value is not None and units.value < 2:
-            chunk(b.int(0), count)
-            return
-        if self.bounds:
-            assert self.units is None
-            self.units = Units(units, max(1, round(per_unit)))
-            chunk(*self.bounds)
-            return
-        grain = max(1, int(self.schedule.grain / per_unit))
-        op = cpu.ParallelOp.make(count, b.int(grain))
-        block = op.body.block
-        op.regions[0].detach_block(block)
-        b.push(block, conditional=True)
-        floor, b.floor = b.floor, len(b.levels) - 1
-        begin, end = block.args
-        chunk(begin, end)
-        b.floor = floor
-        b.pop()
-        block.add_op(cpu.YieldOp.make())
-        region = Region(block)
-        b.place(cpu.ParallelOp.create(operands=op.operands, regions=[region]))
-        op.drop_all_references()
 
 
 def lower_nest(

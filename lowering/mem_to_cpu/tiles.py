@@ -77,7 +77,7 @@ def lower_tiles(k: NestLowering) -> None:
         for _ in range(3):
             b.end_for()
 
-    k._rows([*outer, blocks], block)
+    k.rows([*outer, blocks], block)
 
 
 def _known_side(k: NestLowering, one: Loop) -> int:
