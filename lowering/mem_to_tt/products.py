@@ -166,10 +166,14 @@ class Factor(State):
         if memory_of(op.source) in {memory_of(out) for out in self.kernel.nest.outs}:
             return False
         access = self.info.access[op]
-        found = load_block(self.kernel, self, access, [*self.info.root.loops, *self.node.loops])
+        found = load_block(self.kernel, self, access, self._loops())
         if found is not None:
             self.values[op.result] = self.widen(found, access.dtype)
         return found is not None
+
+    def _loops(self) -> list[Loop]:
+        """The loops that a factor may vary along."""
+        return [*(self.around._loops() if isinstance(self.around, Factor) else self.info.root.loops), *self.node.loops]
 
     def _turned(self, value: SSAValue) -> SSAValue:
         """A value of the product's tile in this one."""

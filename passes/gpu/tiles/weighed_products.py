@@ -30,6 +30,8 @@ ROWS = TERMS = 64
 """Rows of the result that a program has, and terms that it weighs at once."""
 WIDE_ROWS = 128
 """The same where a row has more than half of the most columns: each four warps have 64 of them, so that no sum of a row crosses these."""
+SHORT_COLUMNS = 64
+"""Columns up to which addresses of a block's rows cost less than waiting for the unit that copies blocks."""
 WARPS = 4
 STAGES = 3
 WIDE_STAGES = 2
@@ -94,7 +96,9 @@ def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
     all_rows = power_of_two(range_of(found.rows.size, info.ranges).hi or ROWS)
     rows = max(MIN_DOT_SIDE, min(WIDE_ROWS if wide and gpu.multiplies_in_groups else ROWS, all_rows))
     stages = _stages(info, found, rows, columns, WIDE_STAGES if wide else STAGES, gpu)
-    return Tile([([found.rows], rows), ([found.columns], columns)], rest, inner=TERMS, stages=stages, warps=WARPS * (1 + wide), dot=1)
+    copies = int(gpu.copies_blocks and columns > SHORT_COLUMNS)
+    axes = [([found.rows], rows), ([found.columns], columns)]
+    return Tile(axes, rest, inner=TERMS, stages=stages, warps=WARPS * (1 + wide), dot=1, copies=copies)
 
 
 def _stages(info: NestAccess, found: WeighedProduct, rows: int, columns: int, most: int, gpu: Gpu) -> int:

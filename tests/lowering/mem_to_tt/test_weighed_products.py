@@ -72,6 +72,7 @@ def lowered(rows, terms, depth, width, dtype="bf16", group=1, symbol=False, mach
 CASES = [
     (130, 130, 32, 32, torch.bfloat16, 1, False), (66, 100, 40, 72, torch.float16, 1, False), (1, 1, 16, 16, torch.bfloat16, 1, False),
     (70, 64, 64, 20, torch.bfloat16, 3, False), (66, 90, 16, 16, torch.bfloat16, 1, True), (64, 5, 8, 8, torch.bfloat16, 1, True),
+    (130, 150, 16, 128, torch.bfloat16, 3, False), (66, 70, 32, 72, torch.bfloat16, 1, True),
 ]  # fmt: skip
 
 
@@ -80,6 +81,7 @@ def test_weighed_products(rows, terms, depth, width, dtype, group, symbol):
     """The last row sees nothing: NaN, as in eager, and -inf as the logarithm of its sum."""
     module = lowered(rows, terms, depth, width, TYPES[dtype], group, symbol)
     kernels = [[isinstance(op, DotOp) for op in f.walk()] for f in module.ops if isinstance(f, FuncOp)]
+    assert ("tt.descriptor_load" in str(module)) == (width > 64)  # blocks of long rows are copied as such
     assert kernels and all(sum(dots) == (4 if terms > 1 else 0) for dots in kernels)  # a loop of one iteration is none
     torch.manual_seed(rows)
     heads = -(-3 // group)
