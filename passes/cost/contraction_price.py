@@ -160,8 +160,8 @@ def library_ns(work: Contraction, gpu: Gpu) -> float:
     if work.vector:
         call = vector_ns(one, gpu, gpu.rates.library["depthwise"], one.factors + one.result)
     else:
-        call = price(one, gpu).ns + (gpu.rates.convolution_us * 1e3 if work.windows is not None else 0.0)
-    total = call * work.sums
+        call = price(one, gpu).ns
+    total = (call + gpu.rates.convolution_us * 1e3 * (work.windows is not None)) * work.sums
     if work.computed:
         total += stream_ns(work.sources + work.computed, gpu)
     if work.apart or work.follows:

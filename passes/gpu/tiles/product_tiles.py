@@ -29,13 +29,14 @@ from .window_tiles import overlap
 
 MAX_SKINNY_BLOCK_ROWS = 64
 """Rows of a product that a program has at most: up to so many the other matrix is read once."""
-SKINNY_STAGES = 4
-"""Iterations under way of a loop over a product's terms; one less where a program has many columns of 16-bit numbers as they are."""
+SKINNY_STAGES = 5
+"""Iterations under way of a loop over a product's terms; one less where all numbers are of 16 bits as they are, two where a program has
+many columns of such."""
 SKINNY_BLOCK_COLUMNS = (128, 64, 32)
 """Columns of a product that a program may have: as many as leave MIN_PROGRAMS_PER_MULTIPROCESSOR of the multiprocessors a program each."""
 SKINNY_BLOCK_ELEMENTS = 128 * 128
 """Elements of the other matrix that a program multiplies by at once; where they are computed, which takes registers, 8 warps have them,
-otherwise 4, and by 64 rows half as many."""
+otherwise 4."""
 SKINNY_BLOCK_TERMS = (256, 128, 64, 32)
 """Columns of the rows, or terms of their sums, that these may be."""
 MIN_PROGRAMS_PER_MULTIPROCESSOR = 0.72
@@ -232,10 +233,12 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
     loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
     each = sum(element_bytes(a.dtype) * (rows if _along(a, few) else columns) for a in loads)
     computes = any(a.dtype not in HALVES for a in loads)
-    stages = SKINNY_STAGES if computes or columns < SKINNY_BLOCK_COLUMNS[0] else SKINNY_STAGES - 1
-    longest = SKINNY_BLOCK_ELEMENTS // columns // (2 if computes and rows == MAX_SKINNY_BLOCK_ROWS else 1)
-    # one program multiplies while another one waits: two have room
-    fitting = [n for n in SKINNY_BLOCK_TERMS if n <= longest and each * n * (stages - 1) <= gpu.shared // 2] or [SKINNY_BLOCK_TERMS[-1]]
+    stages = SKINNY_STAGES - (0 if computes else 1 if columns < SKINNY_BLOCK_COLUMNS[0] else 2)
+    longest = SKINNY_BLOCK_ELEMENTS // columns
+    # one program multiplies while another one waits: two have room; where there are no two, one has, and what it converts
+    alone = around * -(-sizes.trips(many) // columns) <= gpu.multiprocessors
+    steps, room = (stages + 1, gpu.shared) if alone else (stages - 1, gpu.shared // 2)
+    fitting = [n for n in SKINNY_BLOCK_TERMS if n <= longest and each * n * steps <= room] or [SKINNY_BLOCK_TERMS[-1]]
     # a block within one iteration of the loops around the last: what these index (scales of groups) is the same for all of it
     last = [sizes(n.loops[-1].size) for n in inside]
     terms = next((n for n in fitting if all(size % n == 0 for size in last)), fitting[0])

@@ -34,6 +34,9 @@ from .joined_factors import joined_factor
 KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16"}
 """Types of factors that units for products take, as the rates of a GPU name them."""
 
+CONSTANT = nd.FullOp | nd.IotaOp
+"""Operations whose elements are nowhere in memory."""
+
 TOO_LARGE = "a tensor has more elements than 32 bits count"
 
 
@@ -301,6 +304,31 @@ class _Region:
             return False
         return product(tensor_type(op.results[0]).dims) is self.numel
 
+    def around(self) -> tuple[list[SSAValue], list[Operation]]:
+        """The tensors that are loaded beside the products, and the operations that compute of these alone, element by element, what stands
+        behind a product needs, or what is stored as well: they are part of the same nest."""
+        inside = {*self.behind, *(v.owner for v in self.sources)}
+        loaded, others = dict[SSAValue, None](), dict[Operation, None]()
+        worklist = [v for op in self.behind for v in op.operands if v.owner not in inside]
+        while worklist:
+            value = worklist.pop()
+            op = value.owner
+            computed = isinstance(op, Operation) and op not in self.taken and self._follows(op)
+            if computed and all(self._follows(use.operation) for use in value.uses):
+                worklist += op.operands if op not in others else ()
+                others[op] = None
+            elif not isinstance(op, CONSTANT | nd.RandomOp):
+                loaded[value] = None
+        worklist = [*loaded, *(op.results[0] for op in others)]
+        while worklist:
+            for op in [use.operation for use in worklist.pop().uses]:
+                known = op in inside or op in others or op in self.taken
+                made = all(v in loaded or v.owner in others or isinstance(v.owner, CONSTANT) for v in op.operands)
+                if made and not known and self._follows(op):
+                    others[op] = None
+                    worklist += op.results
+        return list(loaded), list(others)
+
     def values(self) -> list[SSAValue]:
         """The results, and what is computed of them."""
         return [*self.sources, *(op.results[0] for op in self.behind)]
@@ -368,28 +396,30 @@ def _width(value: SSAValue) -> int:
 
 def _with_neighbours(bare: Contraction, region: _Region, hints: Mapping[str, int]) -> Contraction:
     """A contraction with what stands behind it."""
-    inside = region.behind.keys() | {v.owner for v in region.sources}
+    loaded, others = region.around()
+    inside = {*region.behind, *others, *(v.owner for v in region.sources)}
     stored = kept = later = 0
-    for value in region.values():
+    for value in (*region.values(), *(op.results[0] for op in others)):
         outside = [u.operation for u in value.uses if u.operation not in inside]
-        if not outside:
+        read = [op for op in outside if _reads_by_element(op)]
+        if not outside or (value.owner in others and len(read) == len(outside)):
             continue
         moved = bytes_of(_narrow(value), hints)
         stored += moved
-        kept += 0 if value in region.sources or all(map(_reads_by_element, outside)) else moved
-        later += moved if any(map(_reads_by_element, outside)) else 0
+        kept += 0 if value in region.sources or len(read) == len(outside) else moved
+        later += moved if read and value.owner not in others else 0
     return replace(
-        bare, stored=float(stored), kept=float(kept), beside=float(_beside(region, inside, hints)), later=float(later),
-        follows=later > 0, apart=region.computes(), held=_held(region),
+        bare, stored=float(stored), kept=float(kept), beside=float(sum(bytes_of(_loaded(v), hints) for v in loaded)), later=float(later),
+        follows=later > 0, apart=region.computes(), held=_held(region, others),
     )  # fmt: skip
 
 
-def _held(region: _Region) -> int:
+def _held(region: _Region, others: Collection[Operation]) -> int:
     """Numbers of each element that a thread of a generated kernel keeps at once."""
     block = region.sources[0].owner
     assert isinstance(block, Operation) and block.parent is not None
-    ops = [op for op in block.parent.ops if op in region.behind]
-    outside = {op for op in ops if any(u.operation not in region.behind for u in op.results[0].uses)}
+    ops = [op for op in block.parent.ops if op in region.behind or op in others]
+    outside = {op for op in ops if any(u.operation not in region.behind and u.operation not in others for u in op.results[0].uses)}
     return held_numbers(region.sources, ops, outside, lambda _: True, _draws(region))
 
 
@@ -411,12 +441,6 @@ def _draws(region: _Region) -> bool:
 def _reads_by_element(user: Operation) -> bool:
     """Whether an operation becomes a nest that reads its operand, so that what stands before it may be computed there."""
     return isinstance(user, nd.ReduceOp | nd.ArgReduceOp | nd.VarMeanOp | nd.ScanOp | PointwiseOp | nd.ViewOp)
-
-
-def _beside(region: _Region, inside: Collection[object], hints: Mapping[str, int]) -> int:
-    """Bytes that the operations behind a product read beside it."""
-    found = dict.fromkeys(v for op in region.behind for v in op.operands if v.owner not in inside)
-    return sum(bytes_of(_loaded(v), hints) for v in found if not isinstance(v.owner, nd.RandomOp | nd.FullOp | nd.IotaOp))
 
 
 def _loaded(value: SSAValue) -> SSAValue:

@@ -82,3 +82,12 @@ def test_few_long_sums_are_split(sizes, block, parts):
 def test_few_rows_keep_multiprocessors_busy(target, columns):
     """A GPU of fewer multiprocessors is as busy with wider blocks."""
     assert tile(lambda x, w: F.silu(F.linear(x, w)), empty(16, 2048), empty(10240, 2048), target=target)[0] == (16, columns)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "stages"), [(64, torch.int8, 5), (16, torch.int8, 5), (64, torch.bfloat16, 3)], ids=["64 of bytes", "16 of bytes", "64"]
+)
+def test_few_rows_have_steps_under_way(rows, dtype, stages):
+    """A program that has a multiprocessor for itself has its shared memory; more steps hide what computes a matrix of bytes."""
+    block, numbers = tile(lambda x, w: F.silu(F.linear(x, w.to(x.dtype))), empty(rows, 4096), empty(14336, 4096, dtype=dtype))
+    assert block == (rows, 128) and (numbers["inner"], numbers["stages"]) == (128, stages)

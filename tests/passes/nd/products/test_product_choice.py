@@ -62,3 +62,15 @@ def test_symbols_of_few_or_of_many_rows_are_calls(rows, varies):
     """A block of all rows is slow where there are many, a large block where there are few."""
     (remark,) = remarks(lambda x, w: F.gelu(F.linear(x.flatten(0, 1), w)), (32, rows, 1024), (4096, 1024), dynamic={(0, 0)})
     assert ("may be at most 64, or more" in remark) == varies and ("generated: by price" in remark) != varies, remark
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_reads_the_same_tensors_and_is_stored_counts(again):
+    """An activation that is computed again in the backward pass, from what its gradient reads: in the nest of the product, too."""
+
+    def gradient(g, w, h):
+        made = torch.ops.aten.gelu_backward(g @ w, h)
+        return (made, F.gelu(h).t() @ g) if again else made
+
+    first = remarks(gradient, (4096, 2048), (2048, 8192), (4096, 8192))[0]
+    assert ("generated: by price" in first) != again and ("a thread keeps" in first) == again, first
