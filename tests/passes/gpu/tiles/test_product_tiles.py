@@ -85,7 +85,9 @@ def test_few_rows_keep_multiprocessors_busy(target, columns):
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype", "stages"), [(64, torch.int8, 5), (16, torch.int8, 5), (64, torch.bfloat16, 3)], ids=["64 of bytes", "16 of bytes", "64"]
+    ("rows", "dtype", "stages"),
+    [(64, torch.int8, 5), (16, torch.int8, 5), (64, torch.bfloat16, 3)],
+    ids=["64 by bytes", "16 by bytes", "64"],
 )
 def test_few_rows_have_steps_under_way(rows, dtype, stages):
     """A program that has a multiprocessor for itself has its shared memory; more steps hide what computes a matrix of bytes."""
