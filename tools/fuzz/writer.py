@@ -113,7 +113,7 @@ VIEWS = [
     "torch.rot90({a})",
 ]
 JOIN = ["torch.cat([{a}, {b}], {d})", "torch.stack([{a}, {b}], {d})", "torch.cat([{a}, {b}, {a} + 1], {d})"]
-SCAN = ["{a}.cumsum({d})", "{a}.cummax({d})[0]", "{a}.sort({d})[0]", "{a}.topk(1, {d})[0]", "{a}.cummin({d})[0]"]
+SCAN = ["{a}.cumsum({d})", "{a}.cummax({d})[0]", "{a}.sort({d})[0]", "{a}.detach().topk(1, {d})[0]", "{a}.cummin({d})[0]"]
 INDEX = [
     "{a}[{i}]",
     "{a}.index_select({d}, {i}.flatten() % {a}.shape[{d}])",
