@@ -26,6 +26,7 @@ from ..nest import body
 from ..nest.body import Nested, cast, elementwise, lower_op, shared_index
 from ..nest.builder import NO_FLAGS
 from .functions.exponentials import exponential, multiple, one_more, power_of_e, tanh_as_quotient
+from .functions.index_floats import lower_signed
 from .functions.integer_powers import integer_power
 from .functions.random_numbers import lower_random
 from .memory import lower_load, lower_store
@@ -332,6 +333,7 @@ RULES: dict[type[Operation], Rule] = {
     arith.MinSIOp: clamp_integers,
     arith.ExtFOp: extend,
     arith.TruncFOp: round_to,
+    arith.SIToFPOp: lower_signed,
     mlir_math.SqrtOp: square_root,
     mlir_math.AbsIOp: absolute,
     mlir_math.IPowIOp: integer_power,

@@ -11,6 +11,7 @@ from xdsl.parser import Parser
 
 from stepwell.dialects.tt.compute import DotOp
 from stepwell.dialects.tt.structure import FuncOp
+from stepwell.dialects.tt.types import shape_of
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline, parse_pipeline
 from stepwell.tools.backend.compile_graph import context
@@ -169,6 +170,27 @@ def test_scores_that_are_scaled_last_take_one_fused_multiplication(scale, size):
     torch.testing.assert_close(o.double() / size, scores.softmax(-1) @ v.double() / size, rtol=3e-2, atol=3e-2, equal_nan=True)
     loops = [op for op in module.walk() if op.name == "scf.for"]
     assert [any(op.name == "math.fma" for op in one.body.block.ops) for one in loops] == [scale == 0.125] * 2
+
+
+@pytest.mark.parametrize(("index", "by_axes"), [("%i - %j", True), ("%j * 3 - %i - 5", True), ("%i * 262144 - %j", False)])
+def test_distances_are_differences_of_floats(index, by_axes):
+    """As far as these are exact: converting an integer for each element is slow."""
+    text = NEST.replace(
+        "%u = loop.load %bias[%i, %j] : {b} -> f32",
+        f"%ago = loop.index {index} : i64\n        %far = math.absi %ago : i64\n        %u0 = arith.sitofp %far : i64 to f32\n"
+        "        %slope = arith.constant -1.953125e-03 : f32\n        %u = arith.mulf %u0, %slope : f32",
+    )
+    module = lowered(100, 150, 16, 16, text=text)
+    torch.manual_seed(5)
+    q, k, v = (torch.randn(3, n, 16).to(torch.bfloat16) for n in (100, 150, 150))
+    o, lse = torch.zeros(3, 100, 16, dtype=torch.bfloat16), torch.zeros(3, 100)
+    run_loop(module, [q, k, v, torch.zeros(100, 150), o, lse])
+    i, j = torch.arange(100)[:, None], torch.arange(150)
+    far = eval(index.replace("%", ""), {"i": i, "j": j}).abs()
+    scores = q.double() @ k.double().transpose(1, 2) * 0.125 - far / 512
+    torch.testing.assert_close(lse.double(), scores.masked_fill(i < j, -math.inf).logsumexp(-1), rtol=1e-5, atol=1e-5)
+    whole = [op for op in module.walk() if op.name == "arith.sitofp" and shape_of(op.results[0].type) == (64, 64)]
+    assert bool(whole) != by_axes
 
 
 def test_a_cap_on_scores_is_a_quotient():
