@@ -63,7 +63,7 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
     other = None if condition is None or op.other is None else _in_memory(s, s.get(op.other), access.dtype)
     owner = s.owner if not s.inner and memory_of(access.buffer) in s.owned else None  # others may find it overwritten already
     # another mask of the axes: another loop runs along them, over other elements
-    key = ("load", access.buffer, s.version(access.buffer), pointer, s.mask(shape_of(pointer.type)), condition, other, owner)
+    key = ("load", access.buffer, s.order.version(access.buffer), pointer, s.mask(shape_of(pointer.type)), condition, other, owner)
     value = _known(s, key, access.dtype)
     if value is None:
         at = shape_of(pointer.type)
@@ -182,14 +182,14 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
         mask = b.to_shape(mask, at)
     value = b.to_shape(value, at)
     own = s.mask(at)
-    known = b.find(("load", access.buffer, s.version(access.buffer), pointer, own, None, None, None))
+    known = b.find(("load", access.buffer, s.order.version(access.buffer), pointer, own, None, None, None))
     if mode != "set" and s.alone(access) and known is None:
         s.before_load(access, pointer)
         old = LoadOp.make(pointer, mask)
         b.place(old)  # ahead of the barrier that the store may need
         known = s.widen(old.results[0], access.dtype)
     s.before_store(access, pointer)
-    s.written(access.buffer, whole=condition is None and mode == "set")
+    s.order.written(access.buffer, whole=condition is None and mode == "set")
     if mode != "set":
         if not s.alone(access):
             kind = atomic(mode, access.dtype)
@@ -204,8 +204,9 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
         pointer.owner.attributes[CONTIGUITY] = DenseIntOrFPElementsAttr.from_list(TensorType(i32, [len(at)]), [1] * len(at))
     b.place(StoreOp.make(pointer, value, mask))
     if condition is None and mode == "set":
-        version = s.version(access.buffer)
-        after = (version, version + 1) if memory_of(access.buffer) in s.in_place else (version,)  # + 1: after the loops that write in place
+        version = s.order.version(access.buffer)
+        in_place = memory_of(access.buffer) in s.order.in_place
+        after = (version, version + 1) if in_place else (version,)  # + 1: after the loops that write in place
         for known_in in after:
             _note(s, ("load", access.buffer, known_in, pointer, own, None, None, None), value, s.widen(value, access.dtype))
 
@@ -248,7 +249,7 @@ def _store_halves(s: State, access: Access, first: SSAValue, condition: SSAValue
         at = shape_of(pointer.type)
         mask = b.both(s.mask(at), condition)
         s.before_store(access, pointer)
-        s.written(access.buffer)
+        s.order.written(access.buffer)
         b.place(StoreOp.make(pointer, b.to_shape(half, at), None if mask is None else b.to_shape(mask, at)))
 
 

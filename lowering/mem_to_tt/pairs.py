@@ -115,7 +115,7 @@ def store_pair(s: State, pair: AccessPair, lower: SSAValue, upper: SSAValue) -> 
     value = b.place(ReshapeOp.make(value, together)).results[0]
     s.before_store(pair.lower, pointer)
     s.before_store(pair.upper, pointer)
-    s.written(pair.lower.buffer)
+    s.order.written(pair.lower.buffer)
     b.place(StoreOp.make(pointer, value, mask))
 
 

@@ -99,8 +99,7 @@ class Factor(State):
         self.kernel, self.around, self.node, self.axis = kernel, around, node, axis
         self.own, self.terms = (1, 0) if along else (0, 1)
         self.pointers, self.sizes, self.fixed = around.pointers, around.sizes, around.fixed
-        self.viewed, self.versions, self.eviction = around.viewed, around.versions, around.eviction
-        self.stored, self.loaded, self.checks = around.stored, around.loaded, around.checks
+        self.order, self.checks, self.eviction = around.order, around.checks, around.eviction
         self.dims.update(around.dims)
         self.lane(self.terms)
         if axis in around.placed:

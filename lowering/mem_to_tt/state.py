@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xdsl.dialects import arith, gpu
-from xdsl.dialects.builtin import IntegerType, StringAttr, f32, i1, i8, i32
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerType, f32, i1, i8, i32
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ZERO, Add, Dim, Expr, free_dims, linear_coeff, product
@@ -21,10 +21,9 @@ from ...dialects.support.float8 import FLOAT8
 from ...dialects.tt import memory as tt_memory
 from ...dialects.tt.arith import ExtUIOp
 from ...dialects.tt.shape import ExpandDimsOp, MakeRangeOp
-from ...dialects.tt.structure import AssertOp
 from ...dialects.tt.types import int32, shape_of, tensor
-from ...passes.analysis.accesses.disjoint import separate_in_program, separate_iterations
-from ...passes.analysis.dependences import address_in, memory_of
+from ...passes.analysis.accesses.disjoint import separate_iterations
+from ...passes.analysis.dependences import address_in
 from ...passes.analysis.nest_access import Access, Loop, NestAccess
 from ...passes.cost.machine.gpu import Gpu
 from ...passes.gpu.nest_types import scalar_type
@@ -33,6 +32,8 @@ from ..nest.indices import Indices
 from ..nest.values import NestValues
 from .builder import Builder, is_zero, joined
 from .functions import float8
+from .program.checks import Checks
+from .program.thread_order import ThreadOrder
 
 if TYPE_CHECKING:
     from .pairs import AccessPair
@@ -72,6 +73,8 @@ class State(NestValues):
         self.sizes: dict[Expr, SSAValue] = {}
         """Sizes that are symbols, and what the host computes from them."""
         self.indices = TileIndices(self)
+        self.order = ThreadOrder(builder, info)
+        self.checks = Checks(builder)
         self.pointers: dict[SSAValue, SSAValue] = {}
         self.spread: list[Loop] = []
         """Loops whose iterations lie in different programs, or in different elements of the tile."""
@@ -88,8 +91,6 @@ class State(NestValues):
         adds = [a for a in info.root.all_accesses() if a.is_store and a.mode != "set"]
         self.scatters = any(not free_dims(a.offset).isdisjoint(info.opaque) for a in adds)
         """Whether the nest adds to places that it loads or computes: what it adds up should stay in the cache."""
-        self.checks: dict[Block, dict[tuple[str, tuple[int, ...] | None], SSAValue]] = {}
-        """Conditions that must hold, by the block that they are computed in, their message and their shape."""
         self.carried: dict[Operation, list[SSAValue]] = {}
         """Stores that combine, in a loop that keeps what they have combined so far: that, for each piece of the row."""
         self.piece = 0
@@ -100,11 +101,6 @@ class State(NestValues):
         """Whether this program stores what there is one of for a row; None: a row has one program."""
         self.owned: set[SSAValue] = set()
         """Where that is stored: what is loaded from there only that program needs."""
-        self.versions: dict[SSAValue, int] = {}
-        """How often a memory has been written so far, by any buffer: what was loaded before is not taken for what is there now."""
-        self.in_place: set[SSAValue] = set()
-        """Memories of which the loops that run now read the elements that they write, and no others, through one buffer: what was loaded
-        for another piece of the row is still there."""
         self.keeps_halves = False
         """Whether numbers of 16 bits that loops inside of the nest read one after the other stay so on chip: each loop widens them."""
         self.hidden_zero: SSAValue | None = None
@@ -117,13 +113,6 @@ class State(NestValues):
         """Conditions that hold wherever the body that they stand in runs."""
         self.second: dict[SSAValue, SSAValue] = {}
         """The second half of a value of 128 bits, by the first."""
-        self.viewed: set[SSAValue] = set()
-        """Buffers of which another one is a view, or that are views of one memory."""
-        self.stored: dict[SSAValue, set[Access]] = {}
-        """What has stored to memory since the last barrier, by the buffer that is no view."""
-        self.loaded: dict[SSAValue, set[object]] = {}
-        """Where it was loaded from (None: at other places in each iteration of a loop)."""
-
         self.blocks: dict[int, tuple[SSAValue, Expr, Sequence[Loop]]] = {}
         """What axes of the tile run along: the iteration that the block begins with, how many there are, the loops."""
         self.copy_out: Callable[[Access, SSAValue], bool] | None = None
@@ -279,7 +268,7 @@ class State(NestValues):
                 value = value if times == 1 else b.mul(value, b.int(times, self.index))
                 parts.setdefault(shape_of(value.type), []).append(value)
         pointer = self.pointers[buffer]
-        for at in sorted(parts, key=_elements):
+        for at in sorted(parts, key=elements):
             step = parts[at][0]
             for value in parts[at][1:]:
                 step = b.add(step, value)
@@ -334,80 +323,29 @@ class State(NestValues):
             return self.b.cast(ExtUIOp, value, i8)
         return value
 
-    # ---- checks
-
     def check_bound(self, op: loop.BoundOp, fine: SSAValue, given: SSAValue, size: SSAValue) -> None:
         b, mask = self.b, self.mask(shape_of(fine.type))
         checked = fine if mask is None else b.elementwise(arith.OrIOp, (fine, b.invert(mask)))
-        self.check(f"{op.what.data}: index out of range for a dimension of size {op.size.data}", checked)
-
-    def check(self, message: str, condition: SSAValue) -> None:
-        """Stop the program where a condition fails, at the end of the block that is open: a check is a barrier, so those
-        with one message are made together."""
-        key = (message, shape_of(condition.type))
-        checks = self.checks.setdefault(self.b.blocks[-1][0], {})
-        checks[key] = self.b.both(checks.get(key), condition)  # pyright: ignore[reportArgumentType]
-
-    def place_checks(self) -> None:
-        """The checks of the block that is open."""
-        for (message, _), condition in self.checks.pop(self.b.blocks[-1][0], {}).items():
-            self.b.place(AssertOp.create(operands=(condition,), properties={"message": StringAttr(message)}))
-
-    def written(self, buffer: SSAValue, whole: bool = True) -> None:
-        """From here on loads of the buffer's memory may give something else. `whole`: what the elements that are written hold is known."""
-        memory = memory_of(buffer)
-        if not whole:
-            self.in_place.discard(memory)
-        if memory not in self.in_place:
-            self.versions[memory] = self.versions.get(memory, 0) + 1
-
-    def version(self, buffer: SSAValue) -> int:
-        """How often its memory has been written so far."""
-        return self.versions.get(memory_of(buffer), 0)
+        self.checks.add(f"{op.what.data}: index out of range for a dimension of size {op.size.data}", checked)
 
     # ---- the order of threads
 
     def before_load(self, access: Access, pointer: SSAValue) -> None:
-        """Wait for the other threads of the program where one of them may have stored what is loaded now. So may those of the same
-        places: a thread can load more elements side by side than it can store, so that they are not the ones that it stored."""
-        memory = memory_of(access.buffer)
-        if self.stored.get(memory):
-            self.barrier()
-        self.loaded.setdefault(memory, set()).add(self._place(access, pointer))
+        """Have what is loaded now be there, whichever thread has stored it."""
+        self.order.before_load(access, self._place(access, pointer))
 
     def before_store(self, access: Access, pointer: SSAValue) -> None:
-        """The same where one may still have to load what is overwritten now, or to store what another access has stored there. What is
-        stored at the places that were loaded is computed from it, but of fewer elements than there are threads several threads have each,
-        one of which may store before another loads."""
-        memory, place = memory_of(access.buffer), self._place(access, pointer)
-        loaded = self.loaded.get(memory)
-        if self.overwrites(access) or (loaded and (_elements(shape_of(pointer.type)) < self.threads or loaded != {place})):
-            self.barrier()
-        self.stored.setdefault(memory, set()).add(access)
-
-    def overwrites(self, access: Access) -> bool:
-        """Whether a store may meet what another one has stored since the last barrier."""
-        return any(one is not access and not self._is_separate(one, access) for one in self.stored.get(memory_of(access.buffer), ()))
-
-    def _is_separate(self, a: Access, b: Access) -> bool:
-        """Whether the elements that a program stores by one access of a memory surely are others than those of another one."""
-        if address_in(a.buffer, ZERO) != address_in(b.buffer, ZERO):
-            return False
-        return separate_in_program(a, b, self.info.root.loops, self.info.ranges)
+        """Have what is overwritten now be needed no more by any thread."""
+        few = elements(shape_of(pointer.type)) < self.threads
+        self.order.before_store(access, self._place(access, pointer), few)
 
     def _place(self, access: Access, pointer: SSAValue) -> object:
         """What accesses to the same elements, by the same threads, have in common: the pointer, but for views."""
-        if access.buffer not in self.viewed:
+        if access.buffer not in self.order.viewed:
             return pointer
         offset = self.fix(access.offset)
         dims = (self.dims.get(d) for d in sorted(free_dims(offset), key=str))
         return shape_of(pointer.type), *address_in(access.buffer, offset), *dims
-
-    def barrier(self) -> None:
-        """All threads of the program see what they stored so far."""
-        self.b.place(gpu.BarrierOp.create())
-        self.stored.clear()
-        self.loaded.clear()
 
 
 class TileIndices(Indices):
@@ -430,12 +368,13 @@ class TileIndices(Indices):
     def terms(self, e: Add) -> Iterable[tuple[SSAValue, int]]:
         """Scalars first, then what varies along fewer axes: each sum is made in the smallest shape."""
         numbers = [(self.number(term), coefficient) for term, coefficient in e.terms]
-        yield from sorted(numbers, key=lambda t: _elements(shape_of(t[0].type)))
+        yield from sorted(numbers, key=lambda t: elements(shape_of(t[0].type)))
         if e.constant:
             yield self.literal(e.constant), 1
 
 
-def _elements(shape: tuple[int, ...] | None) -> int:
+def elements(shape: tuple[int, ...] | None) -> int:
+    """How many elements a tensor of this shape has; 0 of a scalar."""
     total = 0
     if shape is not None:
         total = 1

@@ -150,7 +150,7 @@ def test_values(name):
 
 @pytest.mark.parametrize("length", [3, 4, 5])
 def test_rows_of_a_few_elements_are_shared_like_long_ones(length):
-    """Elsewhere a loop of a few iterations is straight code; here each program would do all of a row, and read what the first one stores."""
+    """Elsewhere a loop of a few iterations is straight code; here each program would do all of a row, and read what the first stores."""
 
     def function(x, y):
         h = F.layer_norm(x, x.shape[-1:]) + y

@@ -13,7 +13,7 @@ from stepwell.dialects.expr import evaluate, sym
 from stepwell.dialects.host import LaunchOp
 from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.errors import StepwellError
-from stepwell.lowering.mem_to_tt.kernel import STRIP_ROWS_AT_ONCE
+from stepwell.lowering.mem_to_tt.program.grid import STRIP_ROWS_AT_ONCE
 from stepwell.passes.analysis.nest_access import NestAccess
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
 from stepwell.passes.analysis.schedule_attrs import BOUNDS, GPU, schedule_table, update_schedule

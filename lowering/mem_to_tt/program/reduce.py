@@ -1,0 +1,162 @@
+"""Reductions inside of a nest, by the way that their loops run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerType, i64
+from xdsl.ir import Attribute, SSAValue
+
+from ....dialects import loop
+from ....dialects.expr import ZERO, Expr, product
+from ....dialects.loop import KINDS
+from ....dialects.tt.arith import SIToFPOp
+from ....passes.analysis.nest_access import Loop, Node
+from ....passes.gpu.nest_types import scalar_type
+from ..carried.weighed_products import lower_weighed
+from ..products import lower_product
+from ..reductions import Accumulator, ArgAccumulator, accumulator, joined_across
+
+if TYPE_CHECKING:
+    from ..kernel import NestLowering
+    from ..state import State
+
+
+class Reductions:
+    """The reductions of one nest."""
+
+    def __init__(self, kernel: NestLowering):
+        self.kernel, self.tile, self.s = kernel, kernel.tile, kernel.s
+
+    def lower(self, op: loop.ReduceOp) -> None:
+        """loop.reduce."""
+        s = self.s
+        node = s.info.nodes[op]
+        if self.tile.dot:
+            rule = lower_weighed if "softmax_dot" in op.kind_names else lower_product
+            self._define(op, rule(self.kernel, op, node))
+            return
+        parts = accumulators(self.s, op)
+        how = self.kernel.how(node)
+        if how == "tile" and self.kernel.whole(node) is not None:
+            self._reduce_whole(op, node, parts)
+            return
+        shape = s.full if how == "tile" else s.active
+        start = [v for acc, _ in parts for v in acc.start(s, acc.lanes(s, shape) if how == "tile" else shape)]
+
+        def join(state: Sequence[SSAValue], mask: SSAValue | None) -> list[SSAValue]:
+            self.kernel.lower_body(op.block)
+            yielded = self.kernel.yielded(op.block)
+            found: list[SSAValue] = []
+            at = 0
+            for acc, place in parts:
+                old = list(state[at : at + len(acc.types)])
+                values = [s.b.to_shape(v, shape) for v in yielded[place]]
+                if how == "tile":
+                    found += acc.advance(s, old, values, mask, lambda t=acc.types[0]: self._blocks_so_far(t))
+                else:
+                    found += acc.follow(s, old, acc.single(s, values))
+                at += len(acc.types)
+            return found
+
+        if how == "unroll":
+            state = start
+            for _ in self.kernel.iterations(node):
+                state = join(state, None)
+        elif how == "loop":
+
+            def step(at: SSAValue, now: Sequence[SSAValue]) -> list[SSAValue]:
+                self.s.decode(at, node.loops)
+                return join(now, None)
+
+            state = self.kernel.sequential(node, start, step)
+        else:
+            state = self.kernel.tiled(node, start, join)
+            state = joined_across(s, parts, state)
+        self._define(op, state)
+
+    def _blocks_so_far(self, element: Attribute) -> SSAValue:
+        """How many blocks of the running loop along the last axis there are so far, this one included, as a float."""
+        b = self.s.b
+        assert self.kernel.block_start is not None
+        block = b.elementwise(arith.DivSIOp, (self.kernel.block_start, b.int(self.tile.inner, self.s.index)))
+        return b.cast(SIToFPOp, b.add(block, b.int(1, self.s.index)), element)
+
+    def _reduce_whole(self, op: loop.ReduceOp, node: Node, parts: list[tuple[Accumulator, slice]]) -> None:
+        """All values of the reduced loops at hand, in one piece or several."""
+        s = self.s
+        assert s.inner_axis is not None
+        total = product(one.size for one in node.loops)
+        pieces: list[tuple[list[SSAValue], SSAValue | None]] = []
+        seen: list[slice] = []
+        again = s.keeps_halves and not any(a.is_store for a in node.all_accesses())
+
+        def body(state: Sequence[SSAValue], mask: SSAValue | None) -> list[SSAValue]:
+            self.kernel.lower_body(op.block)
+            pieces.append(([s.b.to_shape(v, s.full) for v in self.kernel.yielded(op.block)], mask))
+            return []
+
+        def through(place: slice) -> list[tuple[list[SSAValue], SSAValue | None]]:
+            """The values that one accumulator takes, each time it goes through them: computed again where less is kept then."""
+            if seen and again:
+                pieces.clear()
+                self.kernel.tiled(node, [], body)
+            seen.append(place)
+            return [(values[place], mask) for values, mask in pieces]
+
+        self.kernel.tiled(node, [], body)
+        group, trips = self.kernel.group, self.kernel.whole(node) or 0
+
+        def counted(member: SSAValue | None = None) -> SSAValue:
+            return s.number(total) if group is None else group.elements(trips, total, self.tile.run, self.kernel.length, member)
+
+        count = counted()
+        found: list[SSAValue] = []
+        if all(acc.is_plain for acc, _ in parts):
+            for acc, place in parts:
+                found += acc.over_pieces(s, [(values[place], mask) for values, mask in pieces])
+            found = joined_across(s, parts, found)
+        else:
+            for acc, place in parts:
+                found += acc.whole(s, functools.partial(through, place), count, s.inner_axis)
+        if self.kernel.group is not None:
+            found = self.kernel.group.share([acc for acc, _ in parts], found, counted)
+        self._define(op, found)
+
+    def _define(self, op: loop.ReduceOp, values: Sequence[SSAValue]) -> None:
+        """The results of a reduction; indices that were kept in 32 bits widened."""
+        for result, value in zip(op.results, values, strict=True):
+            wanted = scalar_type(result.type)
+            self.s.values[result] = self.s.b.resize(value, wanted) if isinstance(wanted, IntegerType) else value
+
+
+def accumulators(s: State, op: loop.ReduceOp) -> list[tuple[Accumulator, slice]]:
+    """The accumulators of a reduction, and which of the yielded values each takes."""
+    found: list[tuple[Accumulator, slice]] = []
+    taken = given = 0
+    types = [scalar_type(r.type) for r in op.results]
+    last, info = op.body.block.last_op, s.info
+    assert last is not None
+    for kind in op.kind_names:
+        takes, gives = KINDS[kind]
+        own = types[given : given + gives]
+        if kind in ("argmax", "argmin") and own[1] == i64 and info.exprs.get(last.operands[taken + 1]) not in (None, *info.opaque):
+            own[1] = s.index  # a number that was loaded may be larger than this nest's indices
+        part = accumulator(kind, own)
+        if isinstance(part, ArgAccumulator):
+            part.rising = info.exprs.get(last.operands[taken + 1]) is _flat(info.nodes[op].loops)
+            part.index_only = not op.results[given].uses
+        found.append((part, slice(taken, taken + takes)))
+        taken, given = taken + takes, given + gives
+    return found
+
+
+def _flat(loops: Sequence[Loop]) -> Expr:
+    """The number of an iteration among all of them, the last loop the fastest."""
+    at: Expr = ZERO
+    for one in loops:
+        at = at * one.size + one.dim
+    return at
