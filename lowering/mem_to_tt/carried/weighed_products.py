@@ -23,6 +23,8 @@ from ....dialects import loop
 from ....dialects.expr import Expr, product
 from ....dialects.expr.ranges import range_of
 from ....dialects.tt.compute import DotOp
+from ....dialects.tt.types import shape_of
+from ....passes.analysis.accesses.varying import Varying
 from ....passes.analysis.needed_terms import Guard, guards_of
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.gpu.nest_types import UnsupportedNest
@@ -53,13 +55,16 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     rows = s.along(LEFT)
     start = [b.constant(-math.inf, f32, rows), b.constant(0.0, f32, rows), no_sum(s, trips.value is not None and not bounds_of(s, node))]
     scaled = _as_power(s, node, found.score)
+    in_twos = scaled is None and not s.exact and _absorbs_factor(s, node, found)
 
     def powers(x: SSAValue, top: SSAValue, below: SSAValue) -> tuple[SSAValue, SSAValue]:
         """The weights of scores, and the one of what was weighed below the maximum so far."""
         difference = b.elementwise(arith.SubfOp, (top, below), NO_FLAGS)
         if scaled is None:
-            weights = summand(scores, b.elementwise(arith.SubfOp, (x, b.to_shape(below, scores.full)), NO_FLAGS))
-            return weights, summand(s, difference)
+            over = b.elementwise(arith.SubfOp, (x, b.to_shape(below, scores.full)), NO_FLAGS)
+            if in_twos:
+                return b.elementwise(mlir_math.Exp2Op, (over,), NO_FLAGS), b.elementwise(mlir_math.Exp2Op, (difference,), NO_FLAGS)
+            return summand(scores, over), summand(s, difference)
         negative = b.to_shape(b.elementwise(arith.SubfOp, (b.constant(0.0, f32), below), NO_FLAGS), scores.full)
         exponents = b.elementwise(mlir_math.FmaOp, (x, b.constant(scaled.times, f32), negative), NO_FLAGS)
         return b.elementwise(mlir_math.Exp2Op, (exponents,), NO_FLAGS), b.elementwise(mlir_math.Exp2Op, (difference,), NO_FLAGS)
@@ -71,7 +76,7 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         scores.instead = {guard.choice: guard.value for guard in known or ()}
         if scaled is not None:
             scores.instead[scaled.product] = scaled.factor
-        here = scores.of(found.score)
+        here = scores.of(found.score, in_twos)
         (highest,) = reduce_axis(scores, [here], 1, Accumulator("max", [f32]).combine)
         if scaled is not None:
             highest = b.elementwise(arith.MulfOp, (highest, b.constant(scaled.times, f32)), NO_FLAGS)
@@ -84,7 +89,8 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         return [new, total, b.place(DotOp.make(weights, values.matrix(found.value, found.element), sums)).results[0]]
 
     top, total, sums = in_parts(kernel, node, trips, block, start, step)
-    return [top if scaled is None else b.elementwise(arith.MulfOp, (top, b.constant(math.log(2), f32)), NO_FLAGS), total, sums]
+    of_2 = scaled is not None or in_twos
+    return [b.elementwise(arith.MulfOp, (top, b.constant(math.log(2), f32)), NO_FLAGS) if of_2 else top, total, sums]
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,27 @@ def _as_power(s: State, node: Node, score: SSAValue) -> _ScaledScore | None:
     return _ScaledScore(score, factor, times)
 
 
+def _absorbs_factor(s: State, node: Node, found: WeighedProduct) -> bool:
+    """Whether a score is a product, or a sum of some, with a factor that is the same for all terms: times log2(e) it costs no more. The
+    other factors are products of matrices, distances, or at most 1: exponents of 2 are finite but for scores that are as good as
+    infinite."""
+    value, varying = found.score, Varying(s.info)
+    for guard in guards_of(s.info, node):
+        if guard.choice is value and guard.value.has_one_use():
+            value = guard.value
+    worklist = [value]
+    while worklist:
+        op = worklist.pop().owner
+        if isinstance(op, arith.AddfOp | arith.SubfOp):
+            worklist += op.operands
+            continue
+        sides = (op.operands, op.operands[::-1]) if isinstance(op, arith.MulfOp) else ()
+        same = [other for one, other in sides if found.terms.dim not in varying.of_value(one)]
+        if not any(isinstance(other.owner, loop.ReduceOp | arith.SIToFPOp | mlir_math.TanhOp) for other in same):
+            return False
+    return True
+
+
 class Scores(Factor):
     """The tile of the scores: rows of the result by terms that are weighed."""
 
@@ -125,11 +152,28 @@ class Scores(Factor):
             for k, one in enumerate(factors(self.info, child, self.loops)):
                 self._rows[child.op, k] = side.matrix(one.along[found.rows,], one.element)
 
-    def of(self, score: SSAValue) -> SSAValue:
-        """The scores, -inf behind the last one."""
+    def of(self, score: SSAValue, in_twos: bool = False) -> SSAValue:
+        """The scores, -inf behind the last one; in_twos: as exponents of 2."""
         b, mask = self.b, self.axes[self.terms].mask
-        found = b.to_shape(self.get(score), self.full)
+        found = b.to_shape(self._in_twos(score) if in_twos else self.get(score), self.full)
         return found if mask is None else b.select(mask, found, b.constant(-math.inf, f32))
+
+    def _in_twos(self, value: SSAValue) -> SSAValue:
+        """A score times log2(e)."""
+        b, op = self.b, value.owner
+        if value in self.instead:
+            return self._in_twos(self.instead[value])
+        if isinstance(op, arith.AddfOp | arith.SubfOp):
+            return b.elementwise(type(op), [self._in_twos(v) for v in op.operands], NO_FLAGS)
+        if isinstance(op, arith.SelectOp):
+            for one in (op.lhs, op.rhs):
+                if not isinstance(one.owner, arith.ConstantOp):
+                    self.values[one] = self._in_twos(one)
+            return self.get(value)
+        assert isinstance(op, arith.MulfOp)
+        sides = sorted((self.get(v) for v in op.operands), key=lambda v: math.prod(shape_of(v.type) or ()))
+        same = b.elementwise(arith.MulfOp, (sides[0], b.constant(math.log2(math.e), f32)), NO_FLAGS)
+        return b.elementwise(arith.MulfOp, (same, sides[1]), NO_FLAGS)
 
     def _find(self, value: SSAValue) -> None:
         if value in self.instead and value not in self.values:
