@@ -19,6 +19,7 @@ from ....dialects.expr import free_dims
 from ....dialects.expr.ranges import range_of
 from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying
+from ...analysis.needed_terms import needed_terms
 from ...analysis.nest_access import Loop, NestAccess, Node
 from ...cost.machine.gpu import Gpu
 from .product_nests import exact_types, factors, is_straight
@@ -31,7 +32,8 @@ ROWS = TERMS = 64
 WIDE_ROWS = 128
 """The same where a row has more than half of the most columns: each four warps have 64 of them, so that no sum of a row crosses these."""
 SHORT_COLUMNS = 64
-"""Columns up to which addresses of a block's rows cost less than waiting for the unit that copies blocks."""
+"""Columns up to which addresses of a block's rows cost less than waiting for the unit that copies blocks; so they do where no mask bounds
+the loop."""
 WARPS = 4
 STAGES = 3
 WIDE_STAGES = 2
@@ -96,7 +98,7 @@ def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
     all_rows = power_of_two(range_of(found.rows.size, info.ranges).hi or ROWS)
     rows = max(MIN_DOT_SIDE, min(WIDE_ROWS if wide and gpu.multiplies_in_groups else ROWS, all_rows))
     stages = _stages(info, found, rows, columns, WIDE_STAGES if wide else STAGES, gpu)
-    copies = int(gpu.copies_blocks and columns > SHORT_COLUMNS)
+    copies = int(gpu.copies_blocks and columns > SHORT_COLUMNS and bool(needed_terms(info, info.root.children[0])))
     axes = [([found.rows], rows), ([found.columns], columns)]
     return Tile(axes, rest, inner=TERMS, stages=stages, warps=WARPS * (1 + wide), dot=1, copies=copies)
 
