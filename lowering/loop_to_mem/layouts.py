@@ -202,11 +202,13 @@ class Layouts:
         elif isinstance(op, nd.UpdateOp):
             self._visit_update(op)
         elif isinstance(op, nd.ExternOp):
-            layouts = op.operand_layouts
-            if isinstance(layouts, ArrayAttr):
-                for value, attr in zip(op.operands, layouts.data, strict=False):
-                    if is_tensor(value):
-                        self._demand(value, Rank.OPERAND, layout_of(attr))
+            layouts = op.operand_layouts.data if isinstance(op.operand_layouts, ArrayAttr) else (None,) * len(op.operands)
+            for value, attr in zip(op.operands, layouts, strict=False):
+                if is_tensor(value):
+                    wanted = layout_of(attr)
+                    self._demand(value, Rank.OPERAND, wanted)
+                    if wanted is None:
+                        self._visit_matrix(value)
         elif isinstance(op, nd.IndexViewOp):
             self._visit_view(op)
         elif isinstance(op, (loop.NestOp, loop.ContractOp)):
@@ -243,12 +245,15 @@ class Layouts:
             self.goals[op.input] = Goal(goal.argument, strides)
 
     def _visit_matrix(self, operand: SSAValue) -> None:
-        """A contraction takes a view only with strides: where those of a row-major base do not do, ask for a base
-        whose last dimension stays next to each other and of which the view is a matrix by rows or by columns."""
+        """A contraction or a call of the library takes a view only with strides: where those of a row-major base do not
+        do, ask for a base whose last dimension stays next to each other and of which the view is a matrix by rows or by
+        columns."""
         view = operand.owner
         if not isinstance(view, nd.IndexViewOp) or view.input in self.arguments:
             return
         base, dims = tensor_type(view.input).dims, tensor_type(operand).dims
+        if len(dims) < 2:
+            return
         if view_strides(dims, strides_contiguous(base), ZERO, view.map.data, self.env) is not None:
             return
         rows = strides_contiguous(dims)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from stepwell.dialects import mem
@@ -77,6 +78,34 @@ def test_views_reach_calls_as_views(level, seeded):
     x = seeded(4, 6)
     module = level.check(text, [x], want=[(x + x).t() @ x.flip(0)])
     assert level.copies(module) == 1  # a negative stride is none
+
+
+@pytest.mark.parametrize("rows", [3, "s1"])
+def test_what_a_call_reads_as_a_matrix_is_stored_as_one(level, seeded, rows):
+    """Queries and keys side by side for each head, [2, T, H, D], read as [T, 2 x H x D] and its transpose: no copy, and the last of the
+    dimensions stays where it was."""
+    base, seen, turned = f"!nd.tensor<2 x {rows} x 4 x 5 x f32>", f"!nd.tensor<{rows} x 40 x f32>", f"!nd.tensor<40 x {rows} x f32>"
+    text = function(
+        f"""%e = loop.empty : {base}
+  %a = loop.nest (%n = 2, %t = {rows}, %h = 4, %d = 5) outs(%o = %e : {base}) {{
+    %v = loop.load %x[%n, %t, %h, %d] : {base} -> f32
+    %w = arith.addf %v, %v : f32
+    loop.store %w, %o[%n, %t, %h, %d] : f32, {base}
+  }}
+  %m = nd.view %a {{map = #nd.map<(d0, d1) -> (d1 floordiv 20, d0, (d1 floordiv 5) mod 4, d1 mod 5)>}} : ({base}) -> {seen}
+  %k = nd.view %a {{map = #nd.map<(d0, d1) -> (d0 floordiv 20, d1, (d0 floordiv 5) mod 4, d0 mod 5)>}} : ({base}) -> {turned}
+  %r = nd.extern %k, %m {{call = #nd.call<"aten.mm.default", [arg(0), arg(1)]>}} : ({turned}, {seen}) -> !nd.tensor<40 x 40 x f32>
+  func.return %r : !nd.tensor<40 x 40 x f32>""",
+        results=" -> !nd.tensor<40 x 40 x f32>",
+        args=f"%x: {base}",
+    )
+    x = seeded(2, 3, 4, 5)
+    m = (x + x).transpose(0, 1).reshape(3, 40)
+    module = level.check(text, [x], want=[m.T @ m])
+    (call,) = level.externs(module)
+    assert level.copies(module) == 0
+    assert [str(s) for s in call.operands[1].type.stride_exprs] == ["40", "1"]
+    assert [str(s) for s in call.operands[0].type.stride_exprs] == ["1", "40"]
 
 
 def test_one_row_that_is_returned_without_its_dimension_is_row_major(level):
