@@ -19,7 +19,7 @@ from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.tt.compute import PreciseDivFOp
+from ....dialects.tt.compute import ExternElementwiseOp, PreciseDivFOp
 from ....dialects.tt.types import shape_of
 from ....passes.analysis.constants import constant_of
 from ...nest.builder import NO_FLAGS
@@ -31,6 +31,8 @@ ONE_LESS_ERF = (
 )  # fmt: skip
 """log2(1 - erf(z)) = z * (these, powers of z from 0), fitted for z from 0 to 4.2 by Lawson's iteration so that 1 - erf is off by at most
 7.5e-8; the last is negative, so that beyond it the power goes on falling to 0."""
+FAST_QUOTIENT = "__nv_fast_fdividef"
+"""Within 2 ulp, as the other one, but 0 for a divisor above 2**126."""
 NOT_TINY = 2.0**-96
 """A number to which adding another one below 2**-126 changes nothing."""
 
@@ -75,15 +77,18 @@ def _one_more_tanh(s: State, x: SSAValue, scale: float, factor: float) -> SSAVal
     b = s.b
     power = power_of_e(s, x, -2.0 * scale)
     whole = b.elementwise(arith.AddfOp, (power, b.constant(1.0, f32)), NO_FLAGS)
-    return b.elementwise(arith.DivfOp, (b.constant(2.0 * factor, f32), whole), NO_FLAGS)
+    numerator, whole = b.together(b.constant(2.0 * factor, f32), whole)
+    if s.absolute and s.gpu.takes_ptx:
+        return b.place(ExternElementwiseOp.make(FAST_QUOTIENT, (numerator, whole), whole.type)).results[0]
+    return b.elementwise(arith.DivfOp, (numerator, whole), NO_FLAGS)
 
 
 def tanh_as_quotient(s: State, op: Operation) -> SSAValue | None:
     """math.tanh as a quotient, as exact as a number of 1; None where it has to be as exact near 0."""
     if not s.absolute or s.exact or op.results[0].type != f32:
         return None
-    b = s.b
-    return b.elementwise(arith.SubfOp, (_one_more_tanh(s, s.get(op.operands[0]), 1.0, 1.0), b.constant(1.0, f32)), NO_FLAGS)
+    b, (inside, scale) = s.b, factored(op.operands[0])
+    return b.elementwise(arith.SubfOp, (_one_more_tanh(s, s.get(inside), scale, 1.0), b.constant(1.0, f32)), NO_FLAGS)
 
 
 def _one_more(op: Operation) -> tuple[mlir_math.ErfOp | mlir_math.TanhOp | None, float]:
@@ -180,12 +185,16 @@ def multiple(s: State, op: Operation) -> SSAValue | None:
 def factored(value: SSAValue) -> tuple[SSAValue, float]:
     """x and c where a value is c * x, as long as c is a number that is neither huge nor tiny."""
     scale = 1.0
-    while isinstance(value.owner, arith.MulfOp | arith.NegfOp):
+    while isinstance(value.owner, arith.MulfOp | arith.NegfOp | arith.DivfOp):
         op = value.owner
         if isinstance(op, arith.NegfOp):
             value, scale = op.operands[0], -scale
             continue
-        found = next(((x, c) for x, k in (op.operands, reversed(op.operands)) if (c := constant_of(k)) is not None), None)
+        if isinstance(op, arith.DivfOp):
+            divisor = constant_of(op.rhs)
+            found = (op.lhs, 1 / divisor) if divisor else None
+        else:
+            found = next(((x, c) for x, k in (op.operands, reversed(op.operands)) if (c := constant_of(k)) is not None), None)
         if found is None or not 2.0**-32 < abs(scale * found[1]) < 2.0**32:
             break
         value, scale = found[0], scale * found[1]

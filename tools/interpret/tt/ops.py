@@ -342,6 +342,7 @@ _LIBRARY |= {
     "cyl_bessel_i1": _wide(torch.special.i1),
     "erfcx": _wide(torch.special.erfcx),
     "normcdfinv": _wide(torch.special.ndtri),
+    "fast_fdivide": _wide(torch.div),
     "exp10": _wide(lambda x: torch.pow(10.0, x)),
     "cbrt": _wide(lambda x: x.sign() * x.abs().pow(1 / 3)),
 }
