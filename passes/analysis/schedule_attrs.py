@@ -19,6 +19,13 @@ INDEX_BITS = "index_bits"
 """Key: a width that every index, offset and extent of the nest fits, as a signed number."""
 GPU = "gpu"
 """Key: the tile on a GPU (passes/gpu/tiles/candidates.py)."""
+LOOPS = "loops"
+"""Key in that tile, while its nest is transformed: the written loops that each of its loops is made of."""
+OLDER_TILE_KEYS = {
+    "rest": "grid_loops", "inner": "reduction_block", "pieces": "chunks", "strip": "coarsening", "apart": "loop_per_program",
+    "cross": "second_reduction_block", "run": "segment", "lasting": "persistent",
+}  # fmt: skip
+"""Older name of a key of that tile -> its name. Text that has the older ones means the same."""
 BOUNDS = "bounds"
 """Key in the schedule of a nest."""
 ASKED = "asked"
@@ -29,6 +36,11 @@ def schedule_table(nest: Operation) -> Mapping[str, Attribute]:
     """What the schedule of a nest says; empty where it has none."""
     given = nest.properties.get("schedule")
     return given.data if isinstance(given, DictionaryAttr) else {}
+
+
+def tile_table(tile: DictionaryAttr) -> dict[str, Attribute]:
+    """The entries of a tile by the names of today."""
+    return {OLDER_TILE_KEYS.get(key, key): value for key, value in tile.data.items()}
 
 
 def update_schedule(nest: Operation, entries: Mapping[str, Attribute]) -> None:

@@ -1,14 +1,15 @@
 """The tile of a nest as data: the entry `gpu` of its schedule, and other tiles that it could have.
 
-    schedule = {gpu = {axes = [[1], [0]], blocks = [32, 4096], rest = [], inner = 0, pieces = 1, stages = 0, warps = 4}}
+    schedule = {gpu = {axes = [[1], [0]], blocks = [32, 4096], grid_loops = [], reduction_block = 0, chunks = 1, stages = 0, warps = 4}}
 
-A tile that several programs share has `group = 8` beside (exchange.py), `run = 3136` where a block begins with every 3136 iterations of the
-loops inside, and `registers = 128`, which a thread has at most. With `strip = 8` a program takes 8 iterations of the last of `rest`, with
-`apart = 1` one block of one of the loops inside. `cross = 64` is the block of one more axis, for loops inside that have reductions in
-them. With `halves = 1` 16-bit numbers stay on chip as they are from one loop inside to the next. With `dot = 1` the loops inside are a
-matrix product, whose factors vary along one of two axes each. With `band = 8` programs side by side go through 8 blocks of the first of
-two axes before they go on to the next block of the other. `lasting = 132` programs go through all blocks, one after the other. With
-`copies = 1` factors and results are copied as blocks by the GPU's unit for that (TMA) where it can.
+A tile that several programs share has `group = 8` beside (exchange.py), `segment = 3136` where a block begins with every 3136 iterations of
+the loops inside, and `registers = 128`, which a thread has at most. With `coarsening = 8` a program takes 8 iterations of the last of
+`grid_loops`, with `loop_per_program = 1` one block of one of the loops inside. `second_reduction_block = 64` is the block of one more axis,
+for loops inside that have reductions in them. With `halves = 1` 16-bit numbers stay on chip as they are from one loop inside to the next.
+With `dot = 1` the loops inside are a matrix product, whose factors vary along one of two axes each. With `band = 8` programs side by side
+go through 8 blocks of the first of two axes before they go on to the next block of the other. `persistent = 132` programs go through all
+blocks, one after the other. With `copies = 1` factors and results are copied as blocks by the GPU's unit for that (TMA) where it can.
+
 Loops are those of the nest as the analysis has merged and split them (the remark of gpu-schedule says which), by number.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, i64
 from xdsl.ir import Attribute
@@ -23,7 +25,7 @@ from xdsl.ir import Attribute
 from ....dialects import loop
 from ....dialects.expr import Expr
 from ...analysis.nest_access import Loop, NestAccess
-from ...analysis.schedule_attrs import GPU, schedule_table, update_schedule
+from ...analysis.schedule_attrs import GPU, LOOPS, OLDER_TILE_KEYS, schedule_table, tile_table, update_schedule
 from ...cost.machine.gpu import Gpu
 from ..nest_types import UnsupportedNest
 from ..shared_rows import part_of
@@ -38,6 +40,9 @@ USUAL_NUMBERS = {
 }  # fmt: skip
 """Numbers that few tiles have, and what they are for the others."""
 NUMBERS = ("inner", "pieces", "stages", "warps")
+KEYS = {field: OLDER_TILE_KEYS.get(field, field) for field in (*NUMBERS, *USUAL_NUMBERS)}
+"""Field of a tile -> its key."""
+LOOP_KEYS = ("axes", "blocks", "grid_loops")
 
 
 def write_tile(nest: loop.NestOp, info: NestAccess, tile: Tile) -> None:
@@ -51,10 +56,10 @@ def tile_attr(info: NestAccess, tile: Tile) -> DictionaryAttr:
     entries: dict[str, Attribute] = {
         "axes": ArrayAttr([_ints([number[id(one)] for one in loops]) for loops, _ in tile.axes]),
         "blocks": _ints([block for _, block in tile.axes]),
-        "rest": _ints([number[id(one)] for one in tile.rest]),
-        **{key: IntegerAttr(getattr(tile, key), i64) for key in NUMBERS},
+        "grid_loops": _ints([number[id(one)] for one in tile.rest]),
+        **{KEYS[one]: IntegerAttr(getattr(tile, one), i64) for one in NUMBERS},
     }
-    entries |= {key: IntegerAttr(n, i64) for key, default in USUAL_NUMBERS.items() if (n := getattr(tile, key)) != default}
+    entries |= {KEYS[one]: IntegerAttr(n, i64) for one, default in USUAL_NUMBERS.items() if (n := getattr(tile, one)) != default}
     return DictionaryAttr(entries)
 
 
@@ -65,42 +70,55 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
         return None
     if not isinstance(given, DictionaryAttr):
         raise UnsupportedNest(f"schedule: '{GPU}' is a dictionary, not {given}")
-    table = given.data
+    table = tile_table(given)
+    _check_keys(given)
     loops = info.root.loops
     axes = [_numbers(a, "axes") for a in _array(table, "axes")]
-    blocks, rest = _numbers(table.get("blocks"), "blocks"), _numbers(table.get("rest"), "rest")
+    blocks, rest = _numbers(table.get("blocks"), "blocks"), _numbers(table.get("grid_loops"), "grid_loops")
     used = [k for axis in (*axes, rest) for k in axis]
     if sorted(used) != list(range(len(loops))) or not all(axes):
-        raise UnsupportedNest(f"schedule: axes and rest name each of the nest's {len(loops)} loops once, not {used}")
-    values = {key: _number(table, key) for key in NUMBERS}
-    values |= {key: _number(table, key) for key in USUAL_NUMBERS if key in table}
+        raise UnsupportedNest(f"schedule: axes and grid_loops name each of the nest's {len(loops)} loops once, not {used}")
+    values = {one: _number(table, KEYS[one]) for one in NUMBERS}
+    values |= {one: _number(table, KEYS[one]) for one in USUAL_NUMBERS if KEYS[one] in table}
     powers = [*blocks, values["warps"], *(values[key] for key in ("inner", "cross") if values.get(key))]
     if len(blocks) != len(axes) or any(p < 1 or p != power_of_two(p) for p in powers):
-        raise UnsupportedNest("schedule: blocks (one for each axis), inner, cross and warps are powers of two")
+        raise UnsupportedNest("schedule: blocks (one for each axis), reduction_block, second_reduction_block and warps are powers of two")
     if values["pieces"] < 1 or values["stages"] < 0:
-        raise UnsupportedNest("schedule: pieces is at least 1, stages at least 0")
+        raise UnsupportedNest("schedule: chunks is at least 1, stages at least 0")
     if not 1 <= values.get("group", 1) <= MAX_GROUP_PROGRAMS:
         raise UnsupportedNest(f"schedule: a group has 1 to {MAX_GROUP_PROGRAMS} programs")
     if (strip := values.get("strip", 1)) < 1 or (strip > 1 and not rest):
-        raise UnsupportedNest("schedule: strip is a number from 1, of iterations of the last of the loops of rest")
+        raise UnsupportedNest("schedule: coarsening is a number from 1, of iterations of the last of the grid loops")
     if strip > 1 and (loops[rest[-1]].size.value is None or (loops[rest[-1]].size.value or 0) % strip) and not only_sets(info):
-        raise UnsupportedNest("schedule: strip divides the last of the loops of rest where a nest reads what it stores, or adds to it")
+        raise UnsupportedNest("schedule: coarsening divides the last of the grid loops where a nest reads what it stores, or adds to it")
     if values.get("cross") and (not values["inner"] or values.get("group", 1) > 1 or values.get("apart")):
-        raise UnsupportedNest("schedule: a tile with cross has inner as well, and neither group nor apart")
+        raise UnsupportedNest("schedule: a tile with second_reduction_block has reduction_block too, neither group nor loop_per_program")
     if values.get("dot") and (len(axes) != 2 or min(*blocks, values["inner"]) < MIN_DOT_SIDE):
-        raise UnsupportedNest(f"schedule: a tile with dot has two axes, their blocks and inner are at least {MIN_DOT_SIDE}")
+        raise UnsupportedNest(f"schedule: a tile with dot has two axes, their blocks and reduction_block are at least {MIN_DOT_SIDE}")
     if values.get("band", 0) < 0 or (values.get("band") and len(axes) != 2):
         raise UnsupportedNest("schedule: band is a number of blocks of the first of two axes")
     if (lasting := values.get("lasting", 0)) < 0 or (lasting and (values.get("group", 1) > 1 or values["inner"] and not values.get("dot"))):
-        raise UnsupportedNest("schedule: lasting is a number of programs, of tiles without loops inside or with dot, and without group")
+        raise UnsupportedNest("schedule: persistent is a number of programs, of tiles without loops inside or with dot, and without group")
     run = values.get("run", 0)
     if run and any(has_effect(n) and (not n.loops or (n.loops[-1].size.value or 0) % run) for n in long_loops(info)):
-        raise UnsupportedNest("schedule: the last of the loops inside is as long as a run, or as several")
+        raise UnsupportedNest("schedule: the last of the loops inside is as long as a segment, or as several")
     pick = [[loops[k] for k in axis] for axis in axes]
     tile = Tile(list(zip(pick, blocks, strict=True)), [loops[k] for k in rest], **values)
     if tile.group > 1 and not _is_shared(tile, info):
         raise UnsupportedNest("schedule: programs that share a row keep all of it, by the lengths of the loops inside or their bounds")
     return tile
+
+
+def _check_keys(given: DictionaryAttr) -> None:
+    """UnsupportedNest for a key that no tile has, and for one that is there by both its names."""
+    known = {*KEYS.values(), *LOOP_KEYS, LOOPS}
+    for key in given.data:
+        name = OLDER_TILE_KEYS.get(key, key)
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise UnsupportedNest(f"schedule: a tile has no key '{key}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        if name != key and name in given.data:
+            raise UnsupportedNest(f"schedule: '{key}' is the older name of '{name}', and the tile has both")
 
 
 def _is_shared(tile: Tile, info: NestAccess) -> bool:

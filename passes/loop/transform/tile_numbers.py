@@ -15,12 +15,10 @@ from ....dialects import loop
 from ....dialects.expr.ranges import RangeEnv
 from ...analysis.nest_access import NestAccess
 from ...analysis.nest_key import is_nest_in_memory
-from ...analysis.schedule_attrs import GPU, bounds_of, int_attr, narrowed, schedule_table, update_schedule
+from ...analysis.schedule_attrs import GPU, LOOPS, bounds_of, int_attr, narrowed, schedule_table, tile_table, update_schedule
 
 Loops = Sequence[tuple[int, ...]]
 """For each loop of a nest, as the analysis has it, the written loops that it is made of."""
-LOOPS = "loops"
-"""Key in a tile, while its nest is transformed: the written loops that each of its loops is made of."""
 
 
 def note_loops(nest: loop.NestOp, symbols: RangeEnv) -> None:
@@ -44,7 +42,7 @@ def renumber_tile(nest: loop.NestOp, symbols: RangeEnv) -> bool:
     tile = schedule_table(nest).get(GPU)
     if not isinstance(tile, DictionaryAttr) or LOOPS not in tile.data:
         return True
-    table = {key: value for key, value in tile.data.items() if key != LOOPS}
+    table = {key: value for key, value in tile_table(tile).items() if key != LOOPS}
     new = _renumbered(table, _lists(tile.data[LOOPS]), _loops(nest, symbols))
     if new is None:
         nest.properties["schedule"] = DictionaryAttr({k: v for k, v in schedule_table(nest).items() if k not in (GPU, "measured")})
@@ -56,7 +54,7 @@ def renumber_tile(nest: loop.NestOp, symbols: RangeEnv) -> bool:
 def _renumbered(table: Mapping[str, Attribute], old: Loops, new: Loops) -> Mapping[str, Attribute] | None:
     """A tile of loops that are made of the written loops `old`, for such that are made of `new`; None where two of its axes, or an axis
     and the loops around them, would share a loop."""
-    axes, rest = _lists(table.get("axes")), _lists(ArrayAttr([table.get("rest", _ints([]))]))
+    axes, rest = _lists(table.get("axes")), _lists(ArrayAttr([table.get("grid_loops", _ints([]))]))
     if sorted(k for group in (*axes, *rest) for k in group) != list(range(len(old))):
         return table  # it never was one of this nest, as mem-to-tt says
     groups: list[list[int]] = []
@@ -73,7 +71,7 @@ def _renumbered(table: Mapping[str, Attribute], old: Loops, new: Loops) -> Mappi
     unnamed = [k for k in range(len(new)) if k not in named]  # of one iteration, which only a fixed nest keeps
     if len(set(named)) < len(named) or not all(groups[:-1]):
         return None
-    return {**table, "axes": ArrayAttr([_ints(group) for group in groups[:-1]]), "rest": _ints([*unnamed, *groups[-1]])}
+    return {**table, "axes": ArrayAttr([_ints(group) for group in groups[:-1]]), "grid_loops": _ints([*unnamed, *groups[-1]])}
 
 
 def _loops(nest: loop.NestOp, symbols: RangeEnv) -> Loops:

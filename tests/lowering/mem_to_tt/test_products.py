@@ -47,7 +47,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("tile", [{"band": 2}, {"band": 2, "lasting": 3}], ids=str)
+@pytest.mark.parametrize("tile", [{"band": 2}, {"band": 2, "persistent": 3}], ids=str)
 def test_what_is_computed_does_not_depend_on_the_tile(form, tile):
     """Neither on how the factors lie in memory; sizes are no multiples of blocks."""
     layer, *shapes = FORMS[form]
@@ -61,7 +61,7 @@ def test_what_is_computed_does_not_depend_on_the_tile(form, tile):
 
 def test_results_are_stored_while_the_next_block_is_under_way():
     """One loop of the programs' blocks and the terms of each, which Triton is told to flatten; a fixed number of programs."""
-    tile = {"lasting": 3}
+    tile = {"persistent": 3}
     module = with_tile(
         lowered(FORMS["by rows"][0], numbers(512, 128), numbers(512, 128), stages=("nd", "loop", "mem"), options="library=never"), **tile
     )
@@ -72,8 +72,8 @@ def test_results_are_stored_while_the_next_block_is_under_way():
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"band": -1}, "band is a number of blocks"), ({"lasting": -1}, "lasting is a number of programs")],
-    ids=["band", "lasting"],
+    [({"band": -1}, "band is a number of blocks"), ({"persistent": -1}, "persistent is a number of programs")],
+    ids=["band", "persistent"],
 )
 def test_tiles_that_cannot_be(changes, message):
     module = lowered(FORMS["by rows"][0], numbers(512, 128), numbers(512, 128), stages=("nd", "loop", "mem"), options="library=never")
@@ -112,7 +112,8 @@ def test_triton_lets_products_of_steps_overlap(copies):
     from stepwell.targets.triton.gpu import gpu_target
 
     x = empty(4096, 4096)
-    module = with_tile(lowered(FORMS["by rows"][0], x, x, stages=("nd", "loop", "mem"), options="library=never"), copies=copies, lasting=0)
+    module = lowered(FORMS["by rows"][0], x, x, stages=("nd", "loop", "mem"), options="library=never")
+    module = with_tile(module, copies=copies, persistent=0)
     (kernel,) = kernel_modules(module)
     built = compile_kernel(kernel, gpu_target("sm_90"))
     assert not built.details["spills"] and not built.details.get("waiting_products")

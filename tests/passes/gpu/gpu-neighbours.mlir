@@ -62,6 +62,6 @@ func.func @chosen(%x: !mem.buffer<2 x 32 x f32>) -> !mem.buffer<64 x f32> {
   loop.nest (%w = 64) outs(%o = %y : !mem.buffer<64 x f32>) {
     %a = loop.load %x[%w mod 2, %w floordiv 2] : !mem.buffer<2 x 32 x f32> -> f32
     loop.store %a, %o[%w] : f32, !mem.buffer<64 x f32>
-  } attributes {label = "chosen", schedule = {gpu = {axes = [[0]], blocks = [64], rest = [], inner = 0, pieces = 1, stages = 0, warps = 1}}}
+  } attributes {label = "chosen", schedule = {gpu = {axes = [[0]], blocks = [64], grid_loops = [], reduction_block = 0, chunks = 1, stages = 0, warps = 1}}}
   func.return %y : !mem.buffer<64 x f32>
 }

@@ -522,7 +522,7 @@ def test_tiles_are_printed_read_and_obeyed():
     ("entry", "message"),
     [
         ({"group": 33}, "a group has 1 to 32 programs"),
-        ({"run": 7}, "the last of the loops inside is as long as a run, or as several"),
+        ({"segment": 7}, "the last of the loops inside is as long as a segment, or as several"),
         ({"blocks": None}, "shares one row"),
     ],
 )

@@ -16,7 +16,7 @@ from stepwell.errors import StepwellError
 from stepwell.lowering.mem_to_tt.program.grid import STRIP_ROWS_AT_ONCE
 from stepwell.passes.analysis.nest_access import NestAccess
 from stepwell.passes.analysis.nest_key import is_nest_in_memory
-from stepwell.passes.analysis.schedule_attrs import BOUNDS, GPU, schedule_table, update_schedule
+from stepwell.passes.analysis.schedule_attrs import BOUNDS, GPU, OLDER_TILE_KEYS, schedule_table, update_schedule
 from stepwell.passes.analysis.symbols import symbol_facts
 from stepwell.passes.cost.machine.gpu import machine
 from stepwell.passes.gpu.tiles.candidates import candidates, read_tile, tile_attr
@@ -103,6 +103,19 @@ def test_a_tile_reads_back(name):
     assert str(read_tile(nest, info)) == str(choose(info, hints))
 
 
+@pytest.mark.parametrize("name", ["columns", "halves", "resampled", "products", "few rows"])
+def test_older_names_of_keys_mean_the_same(name):
+    imported = in_memory(name)
+    symbols, _ = symbol_facts(imported.module)
+    (nest,) = nests(imported.module)[:1]
+    info = NestAccess(nest, symbols)
+    tile, table = read_tile(nest, info), schedule_table(nest)[GPU]
+    assert isinstance(table, DictionaryAttr)
+    older = {new: old for old, new in OLDER_TILE_KEYS.items()}
+    update_schedule(nest, {GPU: DictionaryAttr({older.get(key, key): value for key, value in table.data.items()})})
+    assert str(read_tile(nest, info)) == str(tile)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -110,12 +123,14 @@ def test_a_tile_reads_back(name):
         ('"blocks" : [12 : i64]', "blocks .* are powers of two"),
         ('"warps" : 3 : i64', "warps are powers of two"),
         ('"stages" : -1 : i64', "stages at least 0"),
-        ('"inner" : "all"', "'inner' of a tile is a number"),
-        ('"strip" : 4 : i64', "of the last of the loops of rest"),
-        ('"apart" : 1 : i64', "have a block each are loop.for"),
-        ('"cross" : 12 : i64', "cross and warps are powers of two"),
+        ('"reduction_block" : "all"', "'reduction_block' of a tile is a number"),
+        ('"coarsening" : 4 : i64', "of the last of the grid loops"),
+        ('"loop_per_program" : 1 : i64', "have a block each are loop.for"),
+        ('"second_reduction_block" : 12 : i64', "second_reduction_block and warps are powers of two"),
         ('"dot" : 1 : i64', "a tile with dot has two axes"),
-        ('"cross" : 16 : i64, apart = 1 : i64', "a tile with cross has inner as well, and neither group nor apart"),
+        ('"chunk" : 1 : i64', "a tile has no key 'chunk'; did you mean 'chunks'"),
+        ('"pieces" : 1 : i64', "'pieces' is the older name of 'chunks', and the tile has both"),
+        ('"second_reduction_block" : 16 : i64, loop_per_program = 1 : i64', "a tile with second_reduction_block has reduction_block too"),
     ],
 )
 def test_a_tile_that_does_not_fit_is_named(change, message):
@@ -136,7 +151,7 @@ def test_small_products_of_a_row_are_one_nest_with_an_axis_of_their_own():
     imported = in_memory("products")
     (nest,) = nests(imported.module)
     tile = schedule_table(nest)[GPU]
-    assert isinstance(tile, DictionaryAttr) and tile.data["cross"] == IntegerAttr(64, i64)  # 70 in two blocks
+    assert isinstance(tile, DictionaryAttr) and tile.data["second_reduction_block"] == IntegerAttr(64, i64)  # 70 in two blocks
     check(imported, "products")
 
 
@@ -150,7 +165,7 @@ def test_longer_reductions_side_by_side_keep_a_nest_of_their_own():
     imported = import_function(nearest, x, y)
     run(default_pipeline("gpu", stages=STAGES), imported.module, context())
     tiles = [schedule_table(n)[GPU] for n in nests(imported.module)]
-    assert len(tiles) == 2 and not any(isinstance(tile, DictionaryAttr) and "cross" in tile.data for tile in tiles)
+    assert len(tiles) == 2 and not any(isinstance(tile, DictionaryAttr) and "second_reduction_block" in tile.data for tile in tiles)
 
 
 @pytest.mark.parametrize(("shape", "bounded"), [((6, 40), True), ((6, 64), True), ((6, 65), False), ((0, 5), True), ((3000, 3), False)])
@@ -321,7 +336,7 @@ def test_weights_that_take_too_many_registers_are_read_when_needed():
     imported = import_function(function, *args, mode="real")
     run(default_pipeline("gpu", stages=STAGES), imported.module, context())
     (nest,) = nests(imported.module)
-    tile = {**schedule_table(nest)[GPU].data, "warps": IntegerAttr(1, i64), "inner": IntegerAttr(1024, i64)}
+    tile = {**schedule_table(nest)[GPU].data, "warps": IntegerAttr(1, i64), "reduction_block": IntegerAttr(1024, i64)}
     update_schedule(nest, {GPU: DictionaryAttr(tile)})
     run(default_pipeline("gpu", stages=["tt"]), imported.module, context())
     text = str(imported.module)
@@ -394,13 +409,13 @@ def test_blocks_fit_the_shared_memory_of_the_gpu():
 
 def test_long_loops_over_values_are_shared_out():
     """Those of a concatenation; not where one of them finds on chip what another one has read."""
-    assert "apart = 1" in str(in_memory("halves").module)
+    assert "loop_per_program = 1" in str(in_memory("halves").module)
     PROGRAMS["twice"] = (lambda x: (torch.cat([x.relu(), x * 2], 1),), randn(3, 2048))
     PROGRAMS["short"] = (lambda x, y: (torch.cat([x.relu(), y.exp()], 1),), randn(3, 2048), randn(3, 30))
     try:
         for name in ("twice", "short"):
             imported = in_memory(name)
-            assert "apart" not in str(imported.module)
+            assert "loop_per_program" not in str(imported.module)
             check(imported, name)
     finally:
         del PROGRAMS["twice"], PROGRAMS["short"]
@@ -408,7 +423,7 @@ def test_long_loops_over_values_are_shared_out():
 
 def test_rows_that_are_made_of_the_same_rows_follow_each_other():
     imported = in_memory("resampled")
-    assert "strip = 8" in str(imported.module)
+    assert "coarsening = 8" in str(imported.module)
     check(imported, "resampled")
     (rows,) = (op for op in imported.module.walk() if op.name == "scf.for")
     assert (rows.ub.owner.value.value.data, rows.step.owner.value.value.data) == (8, STRIP_ROWS_AT_ONCE)
@@ -423,7 +438,7 @@ def test_places_of_columns_are_loaded_once_for_all_rows_of_a_program():
     )  # fmt: skip
     try:
         imported = in_memory("places")
-        assert "strip = 8" in str(imported.module)
+        assert "coarsening = 8" in str(imported.module)
         check(imported, "places")
     finally:
         del PROGRAMS["places"]

@@ -30,7 +30,7 @@ def tile(function, *args, remarks=None, target="sm_90"):
     run(pipeline, module, context(), Instrumentation(remarks=remarks))
     tables = [schedule_table(op)[GPU].data for op in module.walk() if is_nest_in_memory(op)]
     (found,) = [table for table in tables if "dot" in table]
-    numbers = {key: n.value.data for key, n in found.items() if key not in ("axes", "blocks", "rest")}
+    numbers = {key: n.value.data for key, n in found.items() if key not in ("axes", "blocks", "grid_loops")}
     return tuple(sorted(n.value.data for n in found["blocks"].data)), numbers
 
 
@@ -61,7 +61,7 @@ def test_what_a_thread_keeps_bounds_the_block(function, block):
 def test_no_more_steps_are_under_way_than_there_are(function, shapes):
     """Shared memory is left for other programs: with one step, several short ones hide each other's beginnings."""
     block, numbers = tile(function, *(empty(*shape) for shape in shapes))
-    assert (numbers["inner"], numbers["stages"]) == (64, 1) and block[0] * block[1] <= 64 * 128
+    assert (numbers["reduction_block"], numbers["stages"]) == (64, 1) and block[0] * block[1] <= 64 * 128
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_few_rows_keep_multiprocessors_busy(target, columns):
 def test_few_rows_have_steps_under_way(rows, dtype, stages):
     """A program that has a multiprocessor for itself has its shared memory; more steps hide what computes a matrix of bytes."""
     block, numbers = tile(lambda x, w: F.silu(F.linear(x, w.to(x.dtype))), empty(rows, 4096), empty(14336, 4096, dtype=dtype))
-    assert block == (rows, 128) and (numbers["inner"], numbers["stages"]) == (128, stages)
+    assert block == (rows, 128) and (numbers["reduction_block"], numbers["stages"]) == (128, stages)
