@@ -18,6 +18,7 @@ from ..dialects.host import Descriptor, LaunchOp
 from ..dialects.mem import BufferType
 from ..dialects.nd.types import element_bytes
 from ..dialects.support.names import keep_name
+from ..dialects.support.replace import replace_op
 from ..passes.analysis.nest_access import NestAccess
 from ..passes.analysis.nest_key import nest_key
 from ..passes.analysis.origins import origins
@@ -172,12 +173,7 @@ class Outliner:
             values = {number: value for value, number in numbers.items()}
             operands = [values[k] for k in places]
         op = LaunchOp.make(name, operands, sizes, bytes=traffic(operands), **launch)
-        op.location = nest.location
-        block = nest.parent
-        assert block is not None
-        block.insert_op_before(op, nest)
-        nest.detach()
-        nest.erase(safe_erase=False)
+        replace_op(nest, op)
         return op, shared is not None
 
 

@@ -18,6 +18,7 @@ from ...dialects import loop, mem, nd
 from ...dialects.expr import Expr
 from ...dialects.mem import BufferType
 from ...dialects.nd.types import tensor_type
+from ...dialects.support.replace import replace_op
 from ...passes.manager.errors import PassError
 from .lowering import ARENA, PASS, Lowering, Storage
 
@@ -142,8 +143,5 @@ def _give(op: loop.BatchOp, body: FuncOp, formals: Sequence[SSAValue]) -> None:
         given.append(made)
     new = loop.BatchOp.make(body.sym_name.data, given, op.entry_sizes(), [()] * op.count)
     new.attributes.update(op.attributes)
-    new.location = op.location
-    block.insert_op_before(new, op)
-    op.detach()
-    op.erase()
+    replace_op(op, new)
 

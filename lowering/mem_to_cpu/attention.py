@@ -15,6 +15,7 @@ from ...dialects.mem import BufferType
 from ...dialects.nd.base import prop
 from ...dialects.nd.call_args import Arg, Call
 from ...dialects.nd.types import TensorType, element_bytes
+from ...dialects.support.replace import replace_op
 from ...passes.nd.nd_attention import TARGET
 from .builder import Builder
 from .contract import SizeIndices
@@ -96,10 +97,7 @@ class AttentionLowering:
         if not dense or not shapes_fit([v.type for v in op.operands], flash):
             return False
         launch = self._launch(flash, buffers, has_sums=len(outs) == 2)
-        launch.location = op.location
-        block.insert_op_before(launch, op)
-        op.detach()
-        op.erase()
+        replace_op(op, launch)
         return True
 
     def _launch(self, flash: FlashCall, buffers: Sequence[SSAValue], has_sums: bool) -> host.LaunchOp:

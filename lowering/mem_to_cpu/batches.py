@@ -20,6 +20,7 @@ from ...dialects.expr import Expr, as_expr
 from ...dialects.host import LaunchOp
 from ...dialects.mem import BufferType
 from ...dialects.nd.types import element_bytes
+from ...dialects.support.replace import replace_op
 from ...passes.cost.nest_cost import SERIAL_NS
 from ...passes.manager.errors import PassError
 from .builder import Builder
@@ -62,12 +63,7 @@ class BatchLowering:
             sizes += [*own, work]
             total = total + work
         launch = LaunchOp.make(kernel, operands, sizes, bytes=total, entries=op.count)
-        launch.location = op.location
-        block = op.parent
-        assert block is not None
-        block.insert_op_before(launch, op)
-        op.detach()
-        op.erase()
+        replace_op(op, launch)
 
     def _kernel(self, body: FuncOp) -> str:
         name = next(n for k in range(1 << 30) if (n := f"{body.sym_name.data}{f'_{k}' if k else ''}") not in self._names)

@@ -32,6 +32,7 @@ from ...dialects.expr.ranges import Range, RangeEnv
 from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
 from ...dialects.nd.types import element_bytes
+from ...dialects.support.replace import replace_op
 from ...passes.manager.errors import PassError
 from ..nest.indices import Indices
 from .builder import Builder
@@ -218,12 +219,7 @@ class ContractLowering:
         launch = None
         if product_ is not None and asked != "library" and not (self.library and asked != "gemm"):
             launch = self._generated(merge_batch(product_))
-        new = launch or self._library(op)
-        for o in new:
-            o.location = op.location
-            block.insert_op_before(o, op)
-        op.detach()
-        op.erase()
+        replace_op(op, *(launch or self._library(op)))
 
     # ---- generated
 

@@ -15,7 +15,7 @@ from ...dialects.nd.types import LOW_PRECISION, element_bytes
 from ...dialects.support.create import create
 from ...passes.analysis.dependences import memory_of
 from ...passes.cost.nest_cost import REGISTER_BYTES, is_shuffled
-from ..nest.body import without_loading
+from ..nest.body import reads
 from ..nest.combine import combine_stored
 from .builder import int_property
 from .state import State, scalar_type
@@ -89,13 +89,9 @@ def widen(s: State, value: SSAValue, dtype: Attribute) -> SSAValue:
 
 def lower_load(s: State, op: loop.LoadOp) -> None:
     """loop.load."""
-    access = s.info.access[op]
-    condition = s.condition(op.mask)
-    instead = without_loading(s, op, access, condition)
-    if instead is not None:
-        s.values[op.result] = instead
+    if (read := reads(s, op)) is None:
         return
-    assert not isinstance(condition, bool)
+    access, condition = read
     value = widen(s, load_elements(s, access.buffer, s.fix(access.offset), access.dtype, condition), access.dtype)
     if condition is not None and op.other is not None and not _is_zero(op.other):
         value = s.b.select(*s.b.together(condition, value, s.get(op.other)))

@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerAttr, i1
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
+from ...dialects.support.replace import replace_op
 from ...dialects.tt.arith import ExtSIOp, ExtUIOp
 from ...dialects.tt.base import number
 from ...dialects.tt.compute import DotOp, ReduceOp
@@ -188,12 +189,7 @@ def _carry(loop: scf.ForOp, loads: Sequence[LoadOp], needed: Sequence[Operation]
         operands=[*loop.operands, *start], result_types=[*(r.type for r in loop.results), *(v.type for v in start)], regions=[region],
         attributes=loop.attributes,
     )  # fmt: skip
-    new.location = loop.location
-    outside.insert_op_before(new, loop)
-    for old, result in zip(loop.results, new.results, strict=False):
-        old.replace_all_uses_with(result)
-    loop.detach()
-    loop.erase()
+    replace_op(loop, new)
 
 
 def _where(load: LoadOp, values: Mapping[SSAValue, SSAValue], runs: SSAValue, before: Operation, block: Block) -> LoadOp:

@@ -30,7 +30,7 @@ from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Access
 from ...passes.gpu.atomics import atomic
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type
-from ..nest.body import without_loading
+from ..nest.body import reads
 from ..nest.combine import combine_stored
 from .builder import Builder, joined
 from .pairs import load_pair, store_pair
@@ -43,13 +43,9 @@ CONTIGUITY = "tt.contiguity"
 def lower_load(s: State, op: loop.LoadOp) -> None:
     """loop.load."""
     b = s.b
-    access = s.info.access[op]
-    condition = s.condition(op.mask)
-    instead = without_loading(s, op, access, condition)
-    if instead is not None:
-        s.values[op.result] = instead
+    if (read := reads(s, op)) is None:
         return
-    assert not isinstance(condition, bool)
+    access, condition = read
     if access.dtype == c128:
         s.values[op.result] = _load_halves(s, access, op)
         return

@@ -10,6 +10,7 @@ from ...dialects.expr import Expr, as_expr
 from ...dialects.host import LaunchOp
 from ...dialects.mem import BufferType
 from ...dialects.nd.call_args import KERNEL_CALL, Arg
+from ...dialects.support.replace import replace_op
 from ...dialects.tt.structure import FuncOp
 from ..outline import traffic
 from .kernel import is_aligned
@@ -30,12 +31,7 @@ def lower_user_kernels(module: ModuleOp) -> int:
         used = _variant(module, kernels, name, operands)
         launched.add(used)
         launch = LaunchOp.make(used, operands, sizes, bytes=traffic(operands), grid=grid)
-        launch.location = op.location
-        block = op.parent
-        assert block is not None
-        block.insert_op_before(launch, op)
-        op.detach()
-        op.erase()
+        replace_op(op, launch)
         asked.add(name)
     for name in asked - launched:
         kernels[name].detach()

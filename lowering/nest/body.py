@@ -157,12 +157,17 @@ def _is_clamped_to(s: NestValues, value: SSAValue, size: Expr) -> bool:
     return prove_le(0, low, ranges) and prove_le(low, high, ranges) and prove_lt(high, size, ranges)
 
 
-def without_loading(s: NestValues, op: loop.LoadOp, access: Access, condition: Condition | None) -> Condition | None:
-    """What a load gives that reads nothing: its mask is off, or its buffer has no element, whose address may be null. (Without a mask, this
-    is only reached with an index that is reported as out of range.) None for one that reads."""
-    if condition is not False and all(size is not ZERO for size in loop.shaped_dims(access.buffer.type)):
+def reads(s: NestValues, op: loop.LoadOp) -> tuple[Access, SSAValue | None] | None:
+    """The access of a load and where it is made (None: everywhere). None for one that reads nothing, whose result is there then: its mask
+    is off, or its buffer has no element, whose address may be null. (Without a mask, this is only reached with an index that is reported
+    as out of range.)"""
+    access, condition = s.info.access[op], s.condition(op.mask)
+    if condition is False or any(size is ZERO for size in loop.shaped_dims(access.buffer.type)):
+        nothing = op.other is None
+        s.values[op.result] = s.b.constant(0, s.scalar_type(compute_type(access.dtype))) if nothing else s.get(op.other)
         return None
-    return s.b.constant(0, s.scalar_type(compute_type(access.dtype))) if op.other is None else s.get(op.other)
+    assert not isinstance(condition, bool)
+    return access, condition
 
 
 RULES: dict[type[Operation], Rule] = {

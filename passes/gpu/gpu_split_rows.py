@@ -21,6 +21,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import ZERO, Expr, IndexMap, as_expr, ceildiv, dim, product
 from ...dialects.expr.ranges import RangeEnv, simplify
+from ...dialects.support.replace import replace_op
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.symbols import symbol_facts
@@ -207,14 +208,14 @@ def only_where(there: SSAValue, ops: Sequence[Operation], varies: set[SSAValue])
     for op in ops:
         depends = any(v in varies for v in op.operands)
         if isinstance(op, loop.StoreOp):
-            _replace(op, loop.StoreOp.new(op.value, op.target, op.index_map, list(op.index_operands), op.store_mode, _both(op, there)))
+            replace_op(op, loop.StoreOp.new(op.value, op.target, op.index_map, list(op.index_operands), op.store_mode, _both(op, there)))
         elif isinstance(op, loop.LoadOp) and depends:
             other = op.other
             if other is None:
                 other = Cursor(_block_of(op), op).constant(0, op.result.type)
             new = loop.LoadOp.new(op.source, op.index_map, list(op.index_operands), _both(op, there), other)
             varies.add(new.result)
-            _replace(op, new)
+            replace_op(op, new)
         elif depends or op.regions:
             varies.update(op.results)
 
@@ -230,21 +231,12 @@ def _block_of(op: Operation) -> Block:
     return block
 
 
-def _replace(op: Operation, new: Operation) -> None:
-    new.location = op.location
-    _block_of(op).insert_op_before(new, op)
-    for old, result in zip(op.results, new.results, strict=True):
-        old.replace_all_uses_with(result)
-    op.detach()
-    op.erase()
-
-
 def _in_part(op: loop.LoadOp | loop.StoreOp, part: SSAValue) -> None:
     """Turn an access to columns into one to the columns of a part."""
     old = op.index_map
     indices = [*index_operands(op), part]
     m = IndexMap(len(indices), (dim(len(indices) - 1), *old.results))
     if isinstance(op, loop.LoadOp):
-        _replace(op, loop.LoadOp.new(op.source, m, indices, op.mask, op.other))
+        replace_op(op, loop.LoadOp.new(op.source, m, indices, op.mask, op.other))
     else:
-        _replace(op, loop.StoreOp.new(op.value, op.target, m, indices, op.store_mode, op.mask))
+        replace_op(op, loop.StoreOp.new(op.value, op.target, m, indices, op.store_mode, op.mask))

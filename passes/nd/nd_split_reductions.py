@@ -22,6 +22,7 @@ from ...dialects.expr import ONE, Expr, product
 from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.pointwise import PointwiseOp
 from ...dialects.nd.types import LOW_PRECISION, is_float, tensor_type
+from ...dialects.support.replace import replace_op
 from ..analysis.symbols import symbol_hints
 from ..cost.library_cost import size
 from ..cost.machine import machine_of
@@ -138,12 +139,6 @@ def split(op: nd.ReduceOp, columns: Sequence[int]) -> None:
     rest = [n for n, k in enumerate(kept) if k in op.dims.data]
     first = nd.ReduceOp.new((op.input,), rows, kind=op.kind, dims=IntsAttr.get(columns))
     second = nd.ReduceOp.new((first.results[0],), op.result.type, kind=op.kind, dims=IntsAttr.get(rest))
-    block = op.parent
-    assert block is not None
     for made in (first, second):
-        made.location = op.location
         made.results[0].name_hint = op.result.name_hint
-        block.insert_op_before(made, op)
-    op.result.replace_all_uses_with(second.results[0])
-    op.detach()
-    op.erase()
+    replace_op(op, first, second)
