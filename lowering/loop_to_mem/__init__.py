@@ -3,8 +3,8 @@
 The counterpart of MLIR's one-shot-bufferize. What the pass decides, and where:
 
 - strides (layouts.py): results, updated arguments and operands of library calls demand them, the rest is row-major;
-- which memory a nest stores to (lowering.py, inplace.py): that of the tensor that it builds on, of the argument whose
-  new value it computes, of a tensor that dies in it, or memory of its own;
+- which memory a nest stores to (lowering.py): that of the tensor that it builds on, of the argument whose new value it computes, of a
+  tensor that dies in it (`passes/analysis/accesses/in_place.py` says whether it may), or memory of its own;
 - which values a nest stores in several places (second_homes.py);
 - which long sums are added up in parts (partial_sums.py);
 - which reads move in front of a store (ordering.py);

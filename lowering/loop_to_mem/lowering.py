@@ -25,10 +25,10 @@ from ...dialects.mem import BufferType
 from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
 from ...dialects.nd.types import TensorType, tensor_type
+from ...passes.analysis.accesses.in_place import InPlaceAccesses
 from ...passes.manager.errors import PassError
 from ...passes.manager.instrumentation import remark, statistic
 from .copies import copy_nest
-from .inplace import NestAccesses
 from .layouts import Layouts, Strides, overlaps, same_strides, view_strides
 from .liveness import Liveness, is_tensor
 
@@ -215,13 +215,13 @@ class Lowering:
 
     def nest(self, op: loop.NestOp | loop.ContractOp) -> None:
         """A nest or contraction: choose a buffer for each out, then give it the form without results."""
-        accesses: list[NestAccesses] = []
+        accesses: list[InPlaceAccesses] = []
 
         def reads_before_stores(source: SSAValue, out: SSAValue, stored: BufferType) -> bool:
             if isinstance(op, loop.ContractOp):
                 return False  # a blocked product may store partial sums early
             if not accesses:
-                accesses.append(NestAccesses(op))
+                accesses.append(InPlaceAccesses(op))
             t = source.type
             assert isinstance(t, BufferType)
             if t == stored:

@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from ...dialects import loop
-from ...dialects.expr import ONE, Dim, Expr, dim, free_dims, simplify
-from ...dialects.expr.ranges import Range, RangeEnv
-from ...dialects.mem import BufferType
-from ...passes.analysis.accesses.disjoint import never_equal
+from ....dialects import loop
+from ....dialects.expr import ONE, Dim, Expr, dim, free_dims, simplify
+from ....dialects.expr.ranges import Range, RangeEnv
+from ....dialects.mem import BufferType
+from .disjoint import never_equal
 
 TWO_PASSES = frozenset({"welford", "softmax"})
 
@@ -51,7 +51,7 @@ class _Level:
     repeated: bool = False
 
 
-class NestAccesses:
+class InPlaceAccesses:
     """The accesses of a nest by level; built when the first question about the nest is asked."""
 
     def __init__(self, nest: Operation):
