@@ -7,6 +7,7 @@ share one.
     memory.py      loads, stores, gathers                          batches.py     kernels that walk over lists
     builder.py     blocks, hoisting, constants                     joined.py      several nests in one parallel region
     shared_loops.py  long loops and rows in parts, on threads; columns that all rows share
+    threads.py     which loops of a nest threads share, in units of work
 
 What bodies and index expressions mean in every kernel is in `lowering/nest/`.
 What runs along the lanes is decided in passes/cost/schedule_choice.py.

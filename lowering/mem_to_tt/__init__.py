@@ -1,11 +1,12 @@
 """mem -> tt: every loop nest on buffers becomes a Triton kernel (`tt.func`) and a launch of it; equal nests share one.
 
-    kernel.py      arguments, the grid, loops inside of the nest     reductions.py  what each reduction kind does
+    kernel.py      arguments, axes, loops without a result           reductions.py  what each reduction kind does
     state.py       values, axes, masks, index expressions            scans.py       running reductions
     body.py        body ops by table                                 memory.py      loads, stores, atomics
     functions/     functions that Triton lacks                       builder.py     blocks, constants, broadcasts
     exchange.py    programs that share a row                         accumulate.py  columns kept while rows go by
     products.py    sums of products as matrix products               pairs.py       neighbours in memory as one access
+    program/       a program: its block of the grid (grid.py), how loops run (loops.py), reductions (reduce.py), order of threads
     user_kernels.py  launches of users' kernels
 
 What bodies and index expressions mean in every kernel is in `lowering/nest/`.

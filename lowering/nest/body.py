@@ -163,8 +163,8 @@ def reads(s: NestValues, op: loop.LoadOp) -> tuple[Access, SSAValue | None] | No
     as out of range.)"""
     access, condition = s.info.access[op], s.condition(op.mask)
     if condition is False or any(size is ZERO for size in loop.shaped_dims(access.buffer.type)):
-        nothing = op.other is None
-        s.values[op.result] = s.b.constant(0, s.scalar_type(compute_type(access.dtype))) if nothing else s.get(op.other)
+        other = op.other
+        s.values[op.result] = s.b.constant(0, s.scalar_type(compute_type(access.dtype))) if other is None else s.get(other)
         return None
     assert not isinstance(condition, bool)
     return access, condition
