@@ -147,7 +147,7 @@ def _split_dims(dims: Sequence[Expr], reduced: Sequence[int]) -> tuple[list[int]
 
 def _merge(kept: Sequence[int], inner: Sequence[int], outer_index: Sequence[Expr], inner_index: Sequence[Expr]) -> list[Expr]:
     """The full index from the indices of kept and reduced dimensions."""
-    full = [ZERO] * (len(kept) + len(inner))
+    full: list[Expr] = [ZERO] * (len(kept) + len(inner))
     for k, e in zip([*kept, *inner], [*outer_index, *inner_index], strict=True):
         full[k] = e
     return full
@@ -349,7 +349,7 @@ def _index_parts(
     inner_dims = tuple(shape[k] for k in inner)
 
     def place(b: Body, index: Sequence[Expr]) -> list[Expr]:
-        full = [ZERO] * len(dims)
+        full: list[Expr] = [ZERO] * len(dims)
         for k, r in zip(free, rest, strict=True):
             full[k] = index[r]
         tensor_index = [index[k] for k in inner]

@@ -218,7 +218,7 @@ class Body:
         used = sorted({d.index for e in exprs for d in free_dims(e)})
         if used == list(range(len(used))):
             return IndexMap(len(used), tuple(exprs)), self.indices[: len(used)]
-        place = [ZERO] * len(self.indices)
+        place: list[Expr] = [ZERO] * len(self.indices)
         for k, d in enumerate(used):
             place[d] = dim(k)
         return IndexMap(len(used), tuple(dims_subs(e, place) for e in exprs)), [self.indices[d] for d in used]

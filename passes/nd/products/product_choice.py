@@ -313,8 +313,8 @@ class _Region:
         while worklist:
             value = worklist.pop()
             op = value.owner
-            computed = isinstance(op, Operation) and op not in self.taken and self._follows(op)
-            if computed and all(self._follows(use.operation) for use in value.uses):
+            wanted_so = all(self._follows(use.operation) for use in value.uses)
+            if wanted_so and isinstance(op, Operation) and op not in self.taken and self._follows(op):
                 worklist += op.operands if op not in others else ()
                 others[op] = None
             elif not isinstance(op, CONSTANT | nd.RandomOp):
