@@ -131,10 +131,19 @@ class _Joiner:
         return found
 
     def _written(self, launch: LaunchOp) -> frozenset[int] | None:
+        """The operands of a launch that its kernel stores to, through their addresses or descriptors; None where that is not known."""
         name = _name(launch)
         if name not in self._stores:
             self._stores[name] = _written(self.kernels[name])
-        return self._stores[name]
+        stored = self._stores[name]
+        if stored is None:
+            return None
+        at = len(self.kernels[name].body.blocks[0].args) - sum(one.takes for one in launch.described)
+        operands: dict[int, int] = {}
+        for one in launch.described:
+            operands[at] = one.operand
+            at += one.takes
+        return frozenset(operands.get(k, k) for k in stored)
 
     # ---- how
 

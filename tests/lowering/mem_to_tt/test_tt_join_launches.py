@@ -81,6 +81,24 @@ def test_memory_that_is_used_again_keeps_launches_apart():
         assert not touched(first).meets(touched(other))
 
 
+def test_memory_that_is_overwritten_through_a_descriptor_keeps_launches_apart():
+    """The weights and their gradient lie in one place of the arena: what reads the first does not wait for what reads the second."""
+
+    def function(q, k, v, g):
+        weights = (q @ k.T).relu()
+        gradient = (g @ v.T) * 2
+        return weights.T @ g, gradient @ k, gradient.T @ q
+
+    args = [randn(96, 32 + n)[:, :32].bfloat16() for n in range(4)]
+    products = "nd-library-products{library=never tiny=0}"
+    imported = lower(function, *args, tt_overlap_launches="", nd_library_products=products)
+    made = [op for op in imported.module.walk() if isinstance(op, host.LaunchOp)]
+    assert any(one.operand == 0 for op in made for one in op.described), "no result is stored through a descriptor"
+    assert any(op.kernel.root_reference.data.startswith("joined") for op in made)
+    for a, b in zip(run_loop(imported.module, args, imported.constants, imported.objects), function(*args), strict=True):
+        torch.testing.assert_close(a.reshape(b.shape), b, rtol=2e-2, atol=2e-2)
+
+
 def test_counters_wait_for_each_other():
     """A batch norm counts its calls, which nothing else reads: one launch for all, behind the products."""
 
