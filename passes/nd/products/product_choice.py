@@ -97,7 +97,7 @@ class ProductChooser:
     def may_be_scores(self, op: nd.MatmulOp) -> bool:
         """Whether a product can be generated if it is not stored."""
         reason = cannot(op, self.gpu, self.symbols)
-        return not reason or reason == TOO_LARGE or (self.gpu.multiplies_halves and exact_factors(op) is not None)
+        return not reason or reason == TOO_LARGE
 
     def _choose_carried(self, weighed: nd.MatmulOp, found: dict[Operation, Choice], works: Mapping[Operation, Contraction]) -> None:
         """All products of an attention are generated where that is cheaper than calls with the scores in memory between them."""
@@ -120,7 +120,7 @@ class ProductChooser:
 
     def choice(self, one: Candidate, op: nd.MatmulOp | nd.ConvOp) -> Choice:
         """What becomes of a product of a candidate."""
-        prices = library_ns(one.work, self.gpu), generated_ns(one.work, self.gpu)
+        prices = library_ns(one.work, self.gpu), generated_ns(_exact_work(one.work, op, self.hints), self.gpu)
         if op.schedule is not None:
             return Choice(op.schedule.data == "generated", f'schedule = "{op.schedule.data}"', *prices)
         if self.library in ("always", "never"):
@@ -167,7 +167,8 @@ def cannot(op: nd.MatmulOp | nd.ConvOp, gpu: Gpu, symbols: RangeEnv) -> str:
     if not gpu.multiplies_halves and not depthwise:
         return "the GPU has no units for products"
     kinds = (*KINDS, f32) if depthwise else KINDS
-    if t.element_type not in kinds or any(x.element_type != t.element_type for x in tensors):
+    exact = isinstance(op, nd.MatmulOp) and exact_factors(op) is not None
+    if not exact and (t.element_type not in kinds or any(x.element_type != t.element_type for x in tensors)):
         return f"its factors are of {tensors[0].element_type} and {tensors[1].element_type}, not of 16-bit floats"
     if any(n.value == 0 for x in tensors for n in x.dims):
         return "it is empty"
@@ -369,6 +370,17 @@ def _work(ops: Sequence[nd.MatmulOp], region: _Region, parts: int, hints: Mappin
         sources=float(sum(source for source, _ in factors)), computed=float(sum(made for _, made in factors)),
     )  # fmt: skip
     return _with_neighbours(bare, region, hints)
+
+
+def _exact_work(work: Contraction, op: nd.MatmulOp | nd.ConvOp, hints: Mapping[str, int]) -> Contraction:
+    """What a generated kernel does: a product of float32 takes factors that are casts before they are cast."""
+    casts = exact_factors(op) if isinstance(op, nd.MatmulOp) else None
+    if casts is None:
+        return work
+    kind = tensor_type(casts[0].input).element_type
+    factors = [_source_bytes(cast.input, hints) for cast in dict.fromkeys(casts)]
+    sources, computed = (float(sum(column)) for column in zip(*factors, strict=True))
+    return replace(work, kind=KINDS[kind], width=element_bytes(kind), sources=sources, computed=computed)
 
 
 def _convolution_work(op: nd.ConvOp, region: _Region, hints: Mapping[str, int]) -> Contraction:
