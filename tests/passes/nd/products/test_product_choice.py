@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support import import_function, without_data
+from support import import_function, lower, without_data
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from stepwell.dialects.machine import MACHINE, MachineAttr
+from stepwell.dialects.tt.compute import DotOp
+from stepwell.dialects.tt.types import element_of
 from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
 from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
 
 
 def remarks(function, *shapes, dynamic=()):
@@ -74,3 +77,23 @@ def test_what_reads_the_same_tensors_and_is_stored_counts(again):
 
     first = remarks(gradient, (4096, 2048), (2048, 8192), (4096, 8192))[0]
     assert ("generated: by price" in first) != again and ("a thread keeps" in first) == again, first
+
+
+def test_a_product_of_float32_of_casts_is_one_of_16_bits():
+    """Every product of two 16-bit numbers is a float32: nothing is rounded that eager does not round."""
+    (remark,) = remarks(lambda x, w: x.float() @ w.float().mT, (4096, 1024), (4096, 1024))
+    assert "generated: by price" in remark
+
+    def function(x, w):
+        return (x.float() @ w.float().mT).tanh() * 2
+
+    args = [torch.randn(n, 40, generator=torch.Generator().manual_seed(n)).bfloat16() for n in (70, 90)]
+    made = lower(function, *args, nd_library_products="nd-library-products{library=never tiny=0}")
+    assert {str(element_of(op.operands[0].type)) for op in made.module.walk() if isinstance(op, DotOp)} == {"bf16"}
+    (got,) = run_loop(made.module, args, made.constants, made.objects)
+    torch.testing.assert_close(got, function(*args), rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_of_float32_of_which_one_factor_is_no_cast_is_a_call():
+    (remark,) = remarks(lambda x, w: x.float() @ (w.float() * 3).mT, (4096, 1024), (4096, 1024))
+    assert "its factors are of f32 and f32, not of 16-bit floats" in remark
