@@ -204,11 +204,12 @@ class Layouts:
         elif isinstance(op, nd.ExternOp):
             layouts = op.operand_layouts.data if isinstance(op.operand_layouts, ArrayAttr) else (None,) * len(op.operands)
             for value, attr in zip(op.operands, layouts, strict=False):
-                if is_tensor(value):
-                    wanted = layout_of(attr)
+                if not is_tensor(value):
+                    continue
+                if (wanted := layout_of(attr)) is not None:
                     self._demand(value, Rank.OPERAND, wanted)
-                    if wanted is None:
-                        self._visit_matrix(value)
+                else:
+                    self._visit_matrix(value)
         elif isinstance(op, nd.IndexViewOp):
             self._visit_view(op)
         elif isinstance(op, (loop.NestOp, loop.ContractOp)):
@@ -248,12 +249,10 @@ class Layouts:
         """A contraction or a call of the library takes a view only with strides: where those of a row-major base do not
         do, ask for a base whose last dimension stays next to each other and of which the view is a matrix by rows or by
         columns."""
-        view = operand.owner
-        if not isinstance(view, nd.IndexViewOp) or view.input in self.arguments:
+        view, dims = operand.owner, tensor_type(operand).dims
+        if not isinstance(view, nd.IndexViewOp) or view.input in self.arguments or len(dims) < 2:
             return
-        base, dims = tensor_type(view.input).dims, tensor_type(operand).dims
-        if len(dims) < 2:
-            return
+        base = tensor_type(view.input).dims
         if view_strides(dims, strides_contiguous(base), ZERO, view.map.data, self.env) is not None:
             return
         rows = strides_contiguous(dims)
