@@ -20,6 +20,7 @@ from ....dialects.expr import product
 from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.pointwise import OPS, CastOp, PointwiseOp, SelectOp
 from ....dialects.nd.types import LOW_PRECISION, TensorType, tensor_type
+from ....dialects.support.float8 import f8e8m0fnu
 from ...cost.contraction_price import Weighing
 from ...cost.library_cost import bytes_of, size
 from ..algebra.rewriter import Rewriter
@@ -103,13 +104,13 @@ def _source(x: SSAValue) -> SSAValue:
 
 
 def exact_factors(op: nd.MatmulOp) -> tuple[CastOp, CastOp] | None:
-    """The casts that make the factors of a product of float32 of 16-bit numbers of one type: it is as exact with these."""
+    """The casts that make the factors of a product of float32 of numbers of 16 bits, or of 8, of one type: it is as exact with these."""
     if tensor_type(op.result).element_type != f32:
         return None
     left, right = (_cast_behind(x) for x in (op.lhs, op.rhs))
     if left is None or right is None or (kind := tensor_type(left.input).element_type) != tensor_type(right.input).element_type:
         return None
-    return (left, right) if kind in LOW_PRECISION else None
+    return (left, right) if kind in LOW_PRECISION and kind != f8e8m0fnu else None
 
 
 def without_cast(rw: Rewriter, x: SSAValue, cast: CastOp) -> SSAValue:

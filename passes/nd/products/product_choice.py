@@ -22,6 +22,7 @@ from ....dialects.expr import ONE, ZERO, Expr, product
 from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.pointwise import OPS, CastOp, PointwiseOp
 from ....dialects.nd.types import I32_MAX, element_bytes, tensor_type
+from ....dialects.support.float8 import FLOAT8
 from ...cost.contraction_price import MAX_SKINNY_ROWS, Contraction, generated_ns, generated_price, is_few, library_ns, stream_ns, weighed_ns
 from ...cost.held_numbers import held_numbers
 from ...cost.library_cost import bytes_of, size
@@ -31,8 +32,9 @@ from .carried_scores import carried_scores, exact_factors
 from .convolution_nests import is_depthwise, no_product, no_windows, read_once, reads_elements, sizes_of
 from .joined_factors import joined_factor
 
-KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16"}
-"""Types of factors that units for products take, as the rates of a GPU name them."""
+KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16", **dict.fromkeys(FLOAT8, "bf16")}
+"""Types of factors that units for products take, 8-bit floats as the 16-bit ones that they are exact in, as the rates of a GPU name
+them."""
 
 CONSTANT = nd.FullOp | nd.IotaOp
 """Operations whose elements are nowhere in memory."""
@@ -108,9 +110,9 @@ class ProductChooser:
             return
         if self.library in ("always", "never") or any(op.schedule is not None for op in one.products):
             return
-        t = tensor_type(weighed.result)
+        factors = _exact_work(works[weighed], weighed, self.hints)
         calls = sum(library_ns(works[op], self.gpu) for op in one.products) + stream_ns(float(bytes_of(one.weights, self.hints)), self.gpu)
-        kernel = weighed_ns(one.work(self.hints, KINDS[t.element_type], element_bytes(t.element_type)), self.gpu)
+        kernel = weighed_ns(one.work(self.hints, factors.kind, factors.width), self.gpu)
         if kernel > calls:
             found[weighed] = Choice(False, "scores stay in memory by price", calls, kernel)
             return

@@ -97,3 +97,29 @@ def test_a_product_of_float32_of_casts_is_one_of_16_bits():
 def test_a_product_of_float32_of_which_one_factor_is_no_cast_is_a_call():
     (remark,) = remarks(lambda x, w: x.float() @ (w.float() * 3).mT, (4096, 1024), (4096, 1024))
     assert "its factors are of f32 and f32, not of 16-bit floats" in remark
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu], ids=str)
+def test_a_product_of_float32_of_8_bits_is_one_of_16_bits(kind):
+    """A unit for 8-bit floats rounds sums to fewer bits. Powers of two of 8 bits are no f16, and stay float32."""
+
+    def function(x, w):
+        return (x.float() @ w.float().mT).tanh() * 2
+
+    args = [(torch.randn(n, 40, generator=torch.Generator().manual_seed(n)).abs() * 0.2).to(kind) for n in (70, 90)]
+    made = lower(function, *args, nd_library_products="nd-library-products{tiny=0}")
+    exact = kind != torch.float8_e8m0fnu
+    assert {str(element_of(op.operands[0].type)) for op in made.module.walk() if isinstance(op, DotOp)} == ({"bf16"} if exact else set())
+    (got,) = run_loop(made.module, args, made.constants, made.objects)
+    torch.testing.assert_close(got, function(*args), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_of_float32_that_were_rounded_are_weighed_as_16_bits():
+    def attention(q, k, v):
+        return torch.softmax((q @ k.mT).float() * 0.1, -1).bfloat16().float() @ v.float()
+
+    args = [torch.randn(4, 256, 64, generator=torch.Generator().manual_seed(n)).bfloat16() for n in range(3)]
+    made = lower(attention, *args, nd_library_products="nd-library-products{tiny=0}")
+    assert sum(isinstance(op, DotOp) for op in made.module.walk()) == 2
+    (got,) = run_loop(made.module, args, made.constants, made.objects)
+    torch.testing.assert_close(got, attention(*args), rtol=2e-2, atol=2e-2)
