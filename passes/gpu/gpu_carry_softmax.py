@@ -23,15 +23,15 @@ from xdsl.ir import Block, Operation, SSAValue
 from ...dialects import loop
 from ...dialects.expr import Dim, free_dims
 from ...dialects.expr.ranges import RangeEnv
-from ...dialects.nd.types import LOW_PRECISION
 from ..analysis.nest_access import NestAccess
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
-from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
+from ..loop.transform.loop_rewrite import clone_into
 from ..manager.pass_manager import Pass
+from .carried.softmax_weights import SoftmaxWeights, final_store, same_row, softmax_weights, yielded
+from .carried.term_writer import TermWriter, needed, product_of
 from .gpu_online_softmax import computed_alike
-from .softmax_weights import SoftmaxWeights, final_store, same_row, softmax_weights, yielded
 from .tiles.weighed_products import MAX_COLUMNS, weighed_product
 
 CASTS = (arith.ExtFOp, arith.TruncFOp)
@@ -116,105 +116,45 @@ def _around_value(value: SSAValue) -> list[Operation]:
     return [] if around is None else _around(around)
 
 
-def _needed(value: SSAValue, blocks: tuple[Block, ...]) -> list[Operation]:
-    """The ops of these blocks that a value is computed by, in their order."""
-    found: set[Operation] = set()
-    worklist = [value]
-    while worklist:
-        op = worklist.pop().owner
-        if not isinstance(op, Operation) or op.parent not in blocks or op in found:
-            continue
-        found.add(op)
-        worklist += [*op.operands, *(v for inner in loop.walk_bodies(op) for v in inner.operands)]
-    return [op for block in blocks for op in block.ops if op in found]
-
-
 def _producers(found: SoftmaxWeights) -> list[loop.NestOp]:
     """The nests that store products which the scores are computed from."""
-    loads = [op for op in _needed(yielded(found.top), (found.top.block,)) if isinstance(op, loop.LoadOp)]
-    return list(dict.fromkeys(made for op in loads if (made := _product_of(op)) is not None))
+    loads = [op for op in needed(yielded(found.top), (found.top.block,)) if isinstance(op, loop.LoadOp)]
+    return list(dict.fromkeys(made for op in loads if (made := product_of(op)) is not None))
 
 
-def _product_of(op: loop.LoadOp) -> loop.NestOp | None:
-    """The nest of a product that a load reads, if its element can be computed at the load."""
-    nest, store = op.source.owner, final_store(op.source)
-    if op.mask is not None or store is None or not isinstance(nest, loop.NestOp) or store.parent is not nest.block:
-        return None
-    return nest if any(isinstance(inner, loop.ReduceOp) for inner in nest.block.ops) else None
-
-
-class _Writer:
+class _Writer(TermWriter):
     """Puts the scores into the reduction that weighs by them."""
 
     def __init__(self, nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv):
-        self.nest, self.found, self.symbols = nest, found, symbols
+        self.nest, self.found = nest, found
         old = found.reduce
         self.made = loop.ReduceOp.build_reduce(list(old.loop_sizes), ["softmax_dot"], [f32, f32, f32])
         self.made.location = old.location
         nest.block.insert_op_before(self.made, old)
-        self.row = Cursor(nest.block, self.made)
-        self.body = Cursor(self.made.block)
-        self.values: dict[SSAValue, SSAValue] = {old.indices[0]: self.made.indices[0]}
+        super().__init__(nest, self.made, symbols)
+        self.values[old.indices[0]] = self.made.indices[0]
         self.made.indices[0].name_hint = old.indices[0].name_hint
 
     def write(self) -> None:
         found = self.found
-        numbers: list[SSAValue] = []
-        for op in _needed(found.value, (found.reduce.block,)):
-            self.body.place(clone_into(op, self.values, {}, self.symbols))
-        places = self._places(found.load, found.storing, numbers)
+        for op in needed(found.value, (found.reduce.block,)):
+            self.place(op, self.body)
+        self.locate(found.load)
         exponent = yielded(found.top)
         self.values[found.top.indices[0]] = self.made.indices[0]
-        for op in _needed(exponent, (found.storing.block, found.top.block)):
+        for op in needed(exponent, (found.storing.block, found.top.block)):
             if isinstance(op, loop.LoopLike):
                 raise _Refused("the exponents are computed from the result of another loop over the row")
-            if op.parent is found.top.block and isinstance(op, loop.LoadOp) and _product_of(op) is not None:
-                self.values[op.result] = self._product(op, places, numbers)
+            if op.parent is found.top.block and isinstance(op, loop.LoadOp) and product_of(op) is not None:
+                self.values[op.result] = self.element(op)
             else:
-                at = self.body if op.parent is found.top.block else self.row
-                at.place(clone_into(op, self.values, places, self.symbols))
+                self.place(op, self.body if op.parent is found.top.block else self.row)
         self.body.place(loop.YieldOp.create(operands=[self.values.get(exponent, exponent), self.values.get(found.value, found.value)]))
         self.after = Cursor(self.nest.block, found.reduce)
-        self._rows(places)
-        for number in numbers:
-            drop_index(number)
+        self._rows()
+        self.finish()
 
-    def _places(self, load: loop.LoadOp, nest: loop.NestOp, numbers: list[SSAValue]) -> dict[SSAValue, Place]:
-        """Gives the loops of the nest that stores what is loaded their indices at the load; those that are expressions are returned."""
-        store = final_store(load.source)
-        assert store is not None
-        places: dict[SSAValue, Place] = {}
-        operands = [self.values.get(v, v) for v in load.index_operands]
-        for e, at in zip(store.index_map.results, load.index_map.results, strict=True):
-            if not isinstance(e, Dim):
-                continue  # the only index there is
-            index = store.index_operands[e.index]
-            if isinstance(at, Dim):
-                self.values[index] = operands[at.index]
-                continue
-            of_row = all(operands[d.index] is not self.made.indices[0] for d in free_dims(at))
-            number = (self.row if of_row else self.body).place(index_op(at, operands)).results[0]
-            self.values[index], places[number] = number, (at, operands)
-            numbers.append(number)
-        return places
-
-    def _product(self, op: loop.LoadOp, places: dict[SSAValue, Place], numbers: list[SSAValue]) -> SSAValue:
-        """The element that a load reads, computed in the body as its nest does."""
-        nest, store = _product_of(op), final_store(op.source)
-        assert nest is not None and store is not None
-        at = clone_into(op, self.values, places, self.symbols)
-        assert isinstance(at, loop.LoadOp)
-        inner = self._places(at, nest, numbers)
-        for one in _needed(store.value, (nest.block,)):
-            self.body.place(clone_into(one, self.values, {**places, **inner}, self.symbols))
-        at.erase()
-        value, kind = self.values.get(store.value, store.value), loop.element_type(store.target.type)
-        rounded = isinstance(value.owner, arith.ExtFOp) and value.owner.input.type == kind
-        if kind in LOW_PRECISION and value.type == f32 and not rounded:
-            value = self.body.emit(arith.ExtFOp, (self.body.emit(arith.TruncFOp, (value,), kind),), f32)
-        return value
-
-    def _rows(self, places: dict[SSAValue, Place]) -> None:
+    def _rows(self) -> None:
         """What the nest knows of the row stands behind the reduction, then the scaled sums."""
         found, storing = self.found, self.found.storing
         known = self._known()
@@ -224,7 +164,7 @@ class _Writer:
                 store = final_store(op.source)
                 if store is None or store.parent is not storing.block or not self._is_row(op, store):
                     raise _Refused("it reads more than its own row of what goes with the weights")
-                read[op.result] = self._row_value(store.value, known, places)
+                read[op.result] = self._row_value(store.value, known)
                 op.result.replace_all_uses_with(read[op.result])
                 op.detach()
                 op.erase()
@@ -232,7 +172,7 @@ class _Writer:
         total = self.made.results[2]
         for cls, by in reversed(found.scales):
             of_weights = isinstance(by.owner, Operation) and by.owner.parent is storing.block
-            value = self._row_value(by, known, places) if of_weights else read.get(by, by)
+            value = self._row_value(by, known) if of_weights else read.get(by, by)
             if cls is arith.DivfOp and value is self.made.results[1]:  # which is 1 or more, or of a row without a score
                 one = self.after.place(arith.ConstantOp(FloatAttr(1.0, f32))).results[0]
                 value, cls = self.after.emit(cls, (one, value), f32, fastmath=arith.FastMathFlagsAttr("none")), arith.MulfOp
@@ -271,13 +211,13 @@ class _Writer:
                     known[op.results[0]] = self.made.results[1]
         return known
 
-    def _row_value(self, value: SSAValue, known: dict[SSAValue, SSAValue], places: dict[SSAValue, Place]) -> SSAValue:
+    def _row_value(self, value: SSAValue, known: dict[SSAValue, SSAValue]) -> SSAValue:
         """A number of the row of the nest that stores the weights, computed behind the reduction."""
         values = {**self.values, **known}
         for op in _needed_unless(value, self.found.storing.block, known):
             if isinstance(op, loop.LoopLike):
                 raise _Refused("a number of the row is the result of another loop over it")
-            self.after.place(clone_into(op, values, places, self.symbols))
+            self.after.place(clone_into(op, values, self.places, self.symbols))
         return values.get(value, value)
 
 

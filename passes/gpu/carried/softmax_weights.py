@@ -13,10 +13,10 @@ from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import FloatAttr
 from xdsl.ir import Block, Operation, SSAValue
 
-from ...dialects import loop
-from ...dialects.expr import ONE, Dim, free_dims
-from ...dialects.nd.types import LOW_PRECISION
-from .gpu_online_softmax import computed_alike
+from ....dialects import loop
+from ....dialects.expr import ONE, Dim, free_dims
+from ....dialects.nd.types import LOW_PRECISION
+from ..gpu_online_softmax import computed_alike
 
 CASTS = (arith.ExtFOp, arith.TruncFOp)
 

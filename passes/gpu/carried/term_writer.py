@@ -1,0 +1,96 @@
+"""What other nests store, computed where a reduction of a nest loads it: products of matrices and what lies between them."""
+
+from __future__ import annotations
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import f32
+from xdsl.ir import Block, Operation, SSAValue
+
+from ....dialects import loop
+from ....dialects.expr import Dim, free_dims
+from ....dialects.expr.ranges import RangeEnv
+from ....dialects.nd.types import LOW_PRECISION
+from ...analysis.reduction_kinds import Cursor
+from ...loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
+from .softmax_weights import final_store
+
+
+def needed(value: SSAValue, blocks: tuple[Block, ...]) -> list[Operation]:
+    """The ops of these blocks that a value is computed by, in their order."""
+    found: set[Operation] = set()
+    worklist = [value]
+    while worklist:
+        op = worklist.pop().owner
+        if not isinstance(op, Operation) or op.parent not in blocks or op in found:
+            continue
+        found.add(op)
+        worklist += [*op.operands, *(v for inner in loop.walk_bodies(op) for v in inner.operands)]
+    return [op for block in blocks for op in block.ops if op in found]
+
+
+def product_of(op: loop.LoadOp) -> loop.NestOp | None:
+    """The nest of a product that a load reads, if its element can be computed at the load."""
+    nest, store = op.source.owner, final_store(op.source)
+    if op.mask is not None or store is None or not isinstance(nest, loop.NestOp) or store.parent is not nest.block:
+        return None
+    return nest if any(isinstance(inner, loop.ReduceOp) for inner in nest.block.ops) else None
+
+
+class TermWriter:
+    """Writes the terms of a reduction of a nest: into its body, and in front of it what is the same for all of them."""
+
+    def __init__(self, nest: loop.NestOp, reduce: loop.ReduceOp, symbols: RangeEnv):
+        self.reduce, self.symbols = reduce, symbols
+        self.row = Cursor(nest.block, reduce)
+        self.body = Cursor(reduce.block)
+        self.values: dict[SSAValue, SSAValue] = {}
+        """What stands for values of other bodies."""
+        self.places: dict[SSAValue, Place] = {}
+        self.numbers: list[SSAValue] = []
+        """Indices that are expressions, as numbers."""
+
+    def place(self, op: Operation, at: Cursor) -> None:
+        """A copy of an operation of another body."""
+        at.place(clone_into(op, self.values, self.places, self.symbols))
+
+    def locate(self, load: loop.LoadOp) -> None:
+        """Gives the loops of the nest that stores what is loaded their indices at the load."""
+        store = final_store(load.source)
+        assert store is not None
+        operands = [self.values.get(v, v) for v in load.index_operands]
+        for e, at in zip(store.index_map.results, load.index_map.results, strict=True):
+            if not isinstance(e, Dim):
+                continue  # the only index there is
+            index = store.index_operands[e.index]
+            if isinstance(at, Dim):
+                self.values[index] = operands[at.index]
+                continue
+            of_row = all(operands[d.index] is not self.reduce.indices[0] for d in free_dims(at))
+            number = (self.row if of_row else self.body).place(index_op(at, operands)).results[0]
+            self.values[index], self.places[number] = number, (at, operands)
+            self.numbers.append(number)
+
+    def element(self, op: loop.LoadOp) -> SSAValue:
+        """The element that a load reads, computed in the body as its nest does."""
+        nest, store = product_of(op), final_store(op.source)
+        assert nest is not None and store is not None
+        at = clone_into(op, self.values, self.places, self.symbols)
+        assert isinstance(at, loop.LoadOp)
+        self.locate(at)
+        for one in needed(store.value, (nest.block,)):
+            self.place(one, self.body)
+        at.erase()
+        return self.stored(store)
+
+    def stored(self, store: loop.StoreOp) -> SSAValue:
+        """What a load gives of what a store, whose value stands in the body, has written: rounded to the type in memory."""
+        value, kind = self.values.get(store.value, store.value), loop.element_type(store.target.type)
+        rounded = isinstance(value.owner, arith.ExtFOp) and value.owner.input.type == kind
+        if kind in LOW_PRECISION and value.type == f32 and not rounded:
+            value = self.body.emit(arith.ExtFOp, (self.body.emit(arith.TruncFOp, (value,), kind),), f32)
+        return value
+
+    def finish(self) -> None:
+        """Take away what is only part of other indices."""
+        for number in self.numbers:
+            drop_index(number)
