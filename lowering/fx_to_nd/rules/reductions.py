@@ -279,9 +279,8 @@ def _prims_var(b: Importer, x: SSAValue, dims: Any, correction: Any = 1, *, outp
 def _logsumexp(b: Importer, x: SSAValue, dims: Any, keepdim: bool = False) -> SSAValue:
     wide, over = b.widen(b.cast(x, b.out_dtype)), reduced_dims(b, x, dims)
     high = b.reduce("max", wide, over, True)
-    finite = b.select(b.predicate("isinf", high), 0.0, high)  # inf - inf would be NaN
-    total = b.reduce("sum", b.op("exp", b.sub(wide, finite)), over, True)
-    result = b.add(b.op("log", total), finite)
+    total = b.reduce("sum", b.op("exp", b.sub(wide, high)), over, True)  # those of a softmax
+    result = b.select(b.predicate("isinf", high), high, b.add(b.op("log", total), high))  # inf - inf is NaN
     return result if keepdim else b.reshape(result, [s for k, s in enumerate(b.dims(x)) if k not in over])
 
 

@@ -23,7 +23,7 @@ from ....dialects.support.float8 import FLOAT8
 from ...manager.pass_manager import Pass
 from .one_hot_rules import sum_of_one_hot
 from .pad_rules import scatter_into_constant, sum_of_pads
-from .reduce_rules import reduce_before_cat, reduce_before_permute, reduce_before_reshape
+from .reduce_rules import compare_extreme, reduce_before_cat, reduce_before_permute, reduce_before_reshape
 from .rewriter import Rewriter, Rule
 from .scatter_rules import scatter_into_sum
 
@@ -356,7 +356,9 @@ RULES: dict[type[Operation], list[Rule]] = {
     nd.CatOp: [_fold_cat],
     nd.PadOp: [_fold_pad],
     nd.SliceScatterOp: [scatter_into_constant],
-    nd.ReduceOp: [_fold_reduce, sum_of_one_hot, reduce_before_reshape, reduce_before_permute, reduce_before_cat],
+    nd.ReduceOp: [
+        _fold_reduce, compare_extreme, sum_of_one_hot, reduce_before_reshape, reduce_before_permute, reduce_before_cat,
+    ],
     nd.MatmulOp: [_split_batch],
 }  # pyright: ignore[reportAssignmentType]
 

@@ -2,20 +2,28 @@
 
 A linear layer's bias gradient is the sum over the rows of a gradient that was viewed as a matrix: `sum(reshape(x, [b * t, n]), 0)` is
 `sum(x, [0, 1])`, which runs in the nest that computes x. The sum over a concatenation is the concatenation of the sums.
+Whether all elements are -inf is whether the maximum is, which a softmax of them has anyway.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
+from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE, ZERO, Expr, exact_quotient
 from ....dialects.nd.base import IntsAttr
-from ....dialects.nd.pointwise import PointwiseOp
-from ....dialects.nd.types import tensor_type
+from ....dialects.nd.pointwise import CmpOp, PointwiseOp
+from ....dialects.nd.types import is_float, tensor_type
 from .rewriter import Rewriter
+
+EXTREME_OF_ALL = {
+    ("all", "eq", -math.inf): "max", ("any", "ne", -math.inf): "max", ("all", "eq", math.inf): "min", ("any", "ne", math.inf): "min",
+}  # fmt: skip
+"""A reduction of comparisons with a number -> the reduction that compares as they do. NaN is an extreme, and equal to nothing."""
 
 
 def reduce_before_reshape(rw: Rewriter, op: nd.ReduceOp) -> SSAValue | None:
@@ -64,6 +72,24 @@ def reduce_before_cat(rw: Rewriter, op: nd.ReduceOp) -> SSAValue | None:
     place = axis - sum(d < axis for d in op.dims.data)
     parts = [_reduced(rw, op, x, op.dims.data) for x in cat.operands]
     return rw.new(nd.CatOp.new(parts, op.result.type, dim=IntsAttr.get([place])))
+
+
+def compare_extreme(rw: Rewriter, op: nd.ReduceOp) -> SSAValue | None:
+    """Whether all elements are -inf, as a comparison of their maximum; the same of inf and the minimum, and of any that is not."""
+    compared = op.input.owner
+    if not isinstance(compared, CmpOp):
+        return None
+    for x, other in (compared.operands, reversed(compared.operands)):
+        limit = other.owner.value.value.data if isinstance(other.owner, nd.FullOp) else None
+        kind = EXTREME_OF_ALL.get((op.kind.data, compared.predicate.data, limit))  # pyright: ignore[reportArgumentType]
+        t = tensor_type(x)
+        if kind is None or not is_float(t.element_type) or t.dims != tensor_type(op.input).dims:
+            continue
+        kept = tensor_type(op.result).with_dtype(t.element_type)
+        extreme = rw.new(nd.ReduceOp.new((x,), kept, kind=StringAttr(kind), dims=op.dims))
+        same = rw.new(nd.FullOp.new((), kept, value=other.owner.value))  # pyright: ignore[reportAttributeAccessIssue]
+        return rw.new(CmpOp.new((extreme, same), op.result.type, predicate=compared.predicate))
+    return None
 
 
 def _reduced(rw: Rewriter, op: nd.ReduceOp, x: SSAValue, dims: Iterable[int]) -> SSAValue:

@@ -139,3 +139,25 @@ func.func @deviations(%x : !nd.tensor<4 x 8 x f32>) -> (!nd.tensor<f32>, !nd.ten
   %y = nd.add %v, %w : !nd.tensor<f32>
   func.return %y, %n : !nd.tensor<f32>, !nd.tensor<f32>
 }
+
+// All elements are -inf where their maximum is, which a softmax of them has anyway; any is not inf where the minimum is not.
+// CHECK-LABEL: func.func @compare_extreme
+// CHECK: %[[M:.*]] = nd.reduce %x {kind = "max", dims = [1]}
+// CHECK: nd.cmp %[[M]], %{{.*}} {predicate = "eq"}
+// CHECK: %[[N:.*]] = nd.reduce %x {kind = "min", dims = [1]}
+// CHECK: nd.cmp %[[N]], %{{.*}} {predicate = "ne"}
+// CHECK-NEXT: nd.reduce %{{.*}} {kind = "any", dims = [1]}
+// CHECK-NEXT: nd.reduce %{{.*}} {kind = "all", dims = [1]}
+// CHECK-NEXT: func.return %{{.*}}, %{{.*}}, %[[M]]
+func.func @compare_extreme(%x : !nd.tensor<4 x 8 x f32>) -> (!nd.tensor<4 x i1>, !nd.tensor<4 x i1>, !nd.tensor<4 x f32>, !nd.tensor<4 x i1>, !nd.tensor<4 x i1>) {
+  %low = nd.full {value = 0xff800000 : f32} : !nd.tensor<f32>
+  %high = nd.full {value = 0x7f800000 : f32} : !nd.tensor<f32>
+  %a = nd.cmp %x, %low {predicate = "eq"} : (!nd.tensor<4 x 8 x f32>, !nd.tensor<f32>) -> !nd.tensor<4 x 8 x i1>
+  %b = nd.cmp %high, %x {predicate = "ne"} : (!nd.tensor<f32>, !nd.tensor<4 x 8 x f32>) -> !nd.tensor<4 x 8 x i1>
+  %all = nd.reduce %a {kind = "all", dims = [1]} : (!nd.tensor<4 x 8 x i1>) -> !nd.tensor<4 x i1>
+  %any = nd.reduce %b {kind = "any", dims = [1]} : (!nd.tensor<4 x 8 x i1>) -> !nd.tensor<4 x i1>
+  %top = nd.reduce %x {kind = "max", dims = [1]} : (!nd.tensor<4 x 8 x f32>) -> !nd.tensor<4 x f32>
+  %some = nd.reduce %a {kind = "any", dims = [1]} : (!nd.tensor<4 x 8 x i1>) -> !nd.tensor<4 x i1>
+  %every = nd.reduce %b {kind = "all", dims = [1]} : (!nd.tensor<4 x 8 x i1>) -> !nd.tensor<4 x i1>
+  func.return %all, %any, %top, %some, %every : !nd.tensor<4 x i1>, !nd.tensor<4 x i1>, !nd.tensor<4 x f32>, !nd.tensor<4 x i1>, !nd.tensor<4 x i1>
+}
