@@ -21,17 +21,19 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import ONE, free_dims, linear_coeff
+from ...dialects.expr import ONE, Expr, free_dims, linear_coeff
 from ...dialects.nd.types import LOW_PRECISION, c128
 from ...dialects.tt.compute import TWO_AS_THEY_ARE, BitcastOp, ElementwiseInlineAsmOp
 from ...dialects.tt.memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
 from ...dialects.tt.types import PointerType, element_of, int32, shape_of
 from ...passes.analysis.dependences import memory_of
+from ...passes.analysis.needed_terms import first_iterations
 from ...passes.analysis.nest_access import Access
 from ...passes.gpu.atomics import atomic
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type
 from ..nest.body import reads
 from ..nest.combine import combine_stored
+from ..nest.values import Condition
 from .builder import Builder, joined
 from .pairs import load_pair, store_pair
 from .state import State
@@ -131,7 +133,7 @@ def _in_memory(s: State, value: SSAValue, dtype: Any) -> SSAValue | None:
 def lower_store(s: State, op: loop.StoreOp) -> None:
     """loop.store; what combines with elements that other iterations may write too does so atomically."""
     access = s.info.access[op]
-    condition = s.condition(op.mask)
+    condition = _condition(s, op, access)
     if isinstance(condition, bool):
         return
     carried = s.carried.get(op)
@@ -148,6 +150,25 @@ def lower_store(s: State, op: loop.StoreOp) -> None:
             store_pair(s, pair, *(s.waiting.pop(one) for one in both))
         return
     put(s, access, s.get(op.value), condition)
+
+
+def _condition(s: State, op: loop.StoreOp, access: Access) -> Condition | None:
+    """Where a store is made: False nowhere, None everywhere. Of what is the same along an axis of the tile, and is stored in the first
+    iteration alone, there is one number for a program, and the first program along the axis stores it."""
+    firsts = None if op.mask is None or s.known(op.mask) is not None else first_iterations(s.info, op.mask)
+    if firsts is None:
+        return s.condition(op.mask)
+    b, found, shape = s.b, None, shape_of(s.get(op.value).type)
+    axes: dict[Expr, int] = {loops[0].dim: axis for axis, (_, _, loops) in s.blocks.items() if len(loops) == 1}
+    for d in firsts:
+        axis = axes.get(d)
+        at = s.number(s.fix(d))
+        if axis is not None and d not in free_dims(s.fix(access.offset)) and (shape is None or shape[axis] == 1):
+            at, total, _ = s.blocks[axis]
+            if total.value is not None and 0 < total.value <= s.axes[axis].block:
+                continue
+        found = b.both(found, b.cmpi("eq", at, b.int(0, s.index)))
+    return found
 
 
 def combine(s: State, access: Access, a: SSAValue, b: SSAValue) -> SSAValue:

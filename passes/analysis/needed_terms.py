@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import FloatAttr, IntegerAttr, i1
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Expr, as_expr, floordiv, free_dims, maximum
+from ...dialects.expr import Dim, Expr, as_expr, floordiv, free_dims, maximum
 from .nest_access import NestAccess, Node
 from .reduction_kinds import identity
 
@@ -94,6 +94,13 @@ def _is(value: SSAValue, number: float) -> bool:
         value = value.owner.operands[0]
     constant = value.owner.value if isinstance(value.owner, arith.ConstantOp) else None
     return isinstance(constant, FloatAttr | IntegerAttr) and constant.value.data == number
+
+
+def first_iterations(info: NestAccess, condition: SSAValue) -> list[Dim] | None:
+    """The loops that a condition holds in the first iteration of, where it says nothing else; None for another condition."""
+    needed, exact = _of_condition(info, condition, True)
+    found = [e for e in needed if isinstance(e, Dim)]
+    return found if exact and set(needed) == {*found, *(e * -1 for e in found)} else None
 
 
 def _of_condition(info: NestAccess, value: SSAValue, holds: bool) -> tuple[list[Expr], bool]:

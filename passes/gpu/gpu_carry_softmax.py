@@ -6,28 +6,33 @@
     C: o[i, d] = sum_j p[i, j] * (1 / l[i]) * v[j, d]                       }; o[i, d] = %dot * (1 / %sum)
 
 What lies between the products and the exponentials (f) goes along as it is. Factors of a row behind the exponentials multiply the result;
-where a condition on the row makes its weights 0 (no score is finite), the result is 0. Exponentials that the program rounds to the type of
-v are rounded before they are divided, by one reciprocal for a row. The counterpart in MLIR is `linalg_ext.online_attention` of IREE, which
-is made from an operation that says attention.
+where a condition on the row makes its weights 0 (no score is finite), the result is 0. Numbers of a row that others read, too (logsumexp,
+for training), are stored by the first iterations of the loops that they do not vary along. Exponentials that the program rounds to the
+type of v are rounded before they are divided, by one reciprocal for a row. The counterpart in MLIR is `linalg_ext.online_attention` of
+IREE, which is made from an operation that says attention.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FloatAttr, ModuleOp, f32
+from xdsl.dialects import math as mlir_math
+from xdsl.dialects.builtin import FloatAttr, ModuleOp, f32, i1
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Dim, free_dims
-from ...dialects.expr.ranges import RangeEnv
+from ...dialects.expr import Dim, dim, free_dims, product
+from ...dialects.expr.ranges import RangeEnv, range_of
+from ..analysis.accesses.disjoint import separate_iterations
 from ..analysis.nest_access import NestAccess
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
-from ..loop.transform.loop_rewrite import clone_into
+from ..loop.transform.loop_rewrite import INDEX, clone_into, index_op
 from ..manager.pass_manager import Pass
 from .carried.softmax_weights import SoftmaxWeights, final_store, same_row, softmax_weights, yielded
 from .carried.term_writer import TermWriter, needed, product_of
@@ -69,28 +74,36 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
     if len(producers) == 1:
         return "no scores: the exponents are no products of matrices"
     inside = {nest, *producers}
-    if any(not inside.intersection(_around(use.operation)) for p in producers for r in p.results for use in r.uses):
+    leaving = [r for p in producers for r in p.results if any(not inside.intersection(_around(use.operation)) for use in r.uses)]
+    if any((store := final_store(r)) is None or r.owner is not found.storing or store.parent is not found.storing.block for r in leaving):
         return "the weights or the scores are needed by others, too"
-    made = nest.clone()
+    made = _with_outs(nest, [found.storing.outs[list(found.storing.results).index(r)] for r in leaving])  # pyright: ignore[reportArgumentType]
     assert nest.parent is not None
     nest.parent.insert_op_before(made, nest)
     again = softmax_weights(made)
     assert again is not None
     try:
-        _Writer(made, again, symbols).write()
-        product = weighed_product(NestAccess(made, symbols))
-        if product is None:
+        early = _early_readers(nest, leaving)
+        stores = _Writer(made, again, symbols).write(dict(zip(leaving, made.out_args[len(nest.outs) :], strict=True)))
+        info = NestAccess(made, symbols)
+        weighed = weighed_product(info)
+        if weighed is None:
             raise _Refused("the nest would be no product of weights, which vary along one of its loops, by rows along another")
-        size = product.columns.size.value
+        size = weighed.columns.size.value
         if size is not None and size > columns:
             raise _Refused(f"{size} columns, the most are {columns}")
         if any(isinstance(o, loop.NestOp) and o is not made for op in made.walk() for v in op.operands for o in _around_value(v)):
             raise _Refused("the exponents need what the nest of the weights stores itself")
+        if not all(_fills(info, store) for store in stores):
+            raise _Refused("numbers of rows are needed by others, too, and not each of its rows is one of the weights'")
     except _Refused as refused:
         made.detach()
         made.erase()
         return str(refused)
-    for old, new in zip(nest.results, made.results, strict=True):
+    for op in reversed(early):
+        op.detach()
+        nest.parent.insert_op_after(op, nest)
+    for old, new in zip([*nest.results, *leaving], made.results, strict=True):
         new.name_hint = old.name_hint
         old.replace_all_uses_with(new)
     for op in (nest, *producers):
@@ -100,6 +113,46 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
         for empty in empties:
             loop.drop_empty(empty)
     return None
+
+
+def _with_outs(nest: loop.NestOp, outs: Sequence[SSAValue]) -> loop.NestOp:
+    """A copy of a nest on tensors that stores to more of them."""
+    made = loop.NestOp.build_nest(nest.loop_sizes, [*nest.outs, *outs], nest.location)
+    made.properties.update(nest.properties)
+    made.attributes.update(nest.attributes)
+    values: dict[SSAValue, SSAValue] = dict(zip(nest.block.args, made.block.args, strict=False))
+    for old, new in values.items():
+        new.name_hint = old.name_hint
+    for op in nest.block.ops:
+        made.block.add_op(op.clone(values))
+    return made
+
+
+def _early_readers(nest: loop.NestOp, tensors: Sequence[SSAValue]) -> list[Operation]:
+    """The nests in front of a nest that need tensors which it will give, directly or not."""
+    values = set(tensors)
+    found: list[Operation] = []
+    for op in () if nest.parent is None else nest.parent.ops:
+        if op is nest:
+            break
+        inner = (v for one in op.walk() for v in one.operands)
+        if op not in {v.owner for v in tensors} and any(v in values for v in inner):
+            found.append(op)
+            values.update(op.results)
+    needed_by_nest = any(v in values and v not in tensors for one in nest.walk() for v in one.operands)
+    if needed_by_nest or any(not isinstance(op, loop.NestOp) for op in found):
+        raise _Refused("numbers of rows are needed in between")
+    return found
+
+
+def _fills(info: NestAccess, store: loop.StoreOp) -> bool:
+    """Whether the iterations that store something store each element of a tensor, once."""
+    access = info.access[store]
+    loops = [one for one in info.root.loops if one.dim in free_dims(access.offset)]
+    others = [one for one in info.root.loops if one not in loops]
+    some = all((range_of(one.size, info.ranges).lo or 0) > 0 for one in others)
+    every = product(one.size for one in loops) is product(loop.shaped_dims(store.target.type))
+    return some and every and separate_iterations(access.offset, loops, info.opaque)
 
 
 def _around(op: Operation) -> list[Operation]:
@@ -135,7 +188,8 @@ class _Writer(TermWriter):
         self.values[old.indices[0]] = self.made.indices[0]
         self.made.indices[0].name_hint = old.indices[0].name_hint
 
-    def write(self) -> None:
+    def write(self, outs: Mapping[SSAValue, SSAValue]) -> list[loop.StoreOp]:
+        """`outs`: where numbers of the row go that others need, by where they are; the stores to these are given."""
         found = self.found
         for op in needed(found.value, (found.reduce.block,)):
             self.place(op, self.body)
@@ -152,7 +206,11 @@ class _Writer(TermWriter):
         self.body.place(loop.YieldOp.create(operands=[self.values.get(exponent, exponent), self.values.get(found.value, found.value)]))
         self.after = Cursor(self.nest.block, found.reduce)
         self._rows()
+        stores = [self._stored(tensor, out) for tensor, out in outs.items()]
+        found.reduce.detach()
+        found.reduce.erase()
         self.finish()
+        return stores
 
     def _rows(self) -> None:
         """What the nest knows of the row stands behind the reduction, then the scaled sums."""
@@ -182,8 +240,30 @@ class _Writer(TermWriter):
             else:
                 total = self.after.emit(cls, (total, value), f32, fastmath=arith.FastMathFlagsAttr("none"))
         found.reduce.results[0].replace_all_uses_with(total)
-        found.reduce.detach()
-        found.reduce.erase()
+
+    def _stored(self, tensor: SSAValue, out: SSAValue) -> loop.StoreOp:
+        """A number of the row that others need is stored, once."""
+        store, known, at = final_store(tensor), self._known(), self.after
+        assert store is not None
+        top, total = self.made.results[:2]
+        sums = {old for old, new in known.items() if new is total}
+        used = [store.value, *(v for op in _needed_unless(store.value, self.found.storing.block, known) for v in op.operands)]
+        if not sums.isdisjoint(used):  # inf - inf is NaN
+            size = at.emit(mlir_math.AbsFOp, (top,), f32, fastmath=arith.FastMathFlagsAttr("none"))
+            infinite = at.compare("oeq", size, at.constant(math.inf, f32))
+            known.update(dict.fromkeys(sums, at.select(infinite, at.constant(math.nan, f32), total)))
+        value = self._row_value(store.value, known)
+        copied = clone_into(store, {**self.values, store.value: value, store.target: out}, self.places, self.symbols)
+        assert isinstance(copied, loop.StoreOp)
+        mask: SSAValue | None = None
+        for index in self.nest.indices:
+            if index not in copied.index_operands:
+                first = at.compare("eq", at.place(index_op(dim(0), [index])).results[0], at.constant(0, INDEX))
+                mask = first if mask is None else at.emit(arith.AndIOp, (mask, first), i1)
+        made = loop.StoreOp.new(copied.value, out, copied.index_map, list(copied.index_operands), mask=mask)
+        copied.erase()
+        at.place(made)
+        return made
 
     def _is_row(self, op: loop.LoadOp, store: loop.StoreOp) -> bool:
         """Whether a load of the nest reads what belongs to the row of its weights."""

@@ -3,7 +3,8 @@
     %s = nd.matmul %q, %k ; %x = f(%s) ; %p = softmax(%x) ; %o = nd.matmul %p, %v
 
 `gpu-carry-softmax` makes the nest, of products that are generated; so whether these are is decided for all of them at once. Scores may be
-products of float32 of numbers of 16 bits (FlexAttention).
+products of float32 of numbers of 16 bits (FlexAttention). Numbers of a row, its maximum and the sum of its exponentials, and what is
+computed of them, may be needed by others, too.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ class CarriedScores:
 def carried_scores(weighed: nd.MatmulOp, possible: Collection[Operation], symbols: RangeEnv) -> CarriedScores | str:
     """The products that give the weights of a product's terms; where no kernel can have both, why not ("": the terms have no such weights).
     `possible`: products that may be generated."""
-    scores = _scores_of(weighed.lhs)
-    if scores is None or weighed not in possible:
+    softmax = _softmax_of(weighed.lhs)
+    if softmax is None or weighed not in possible:
         return ""
+    scores, of_rows = softmax
     numel = product(tensor_type(scores).dims)
     found: dict[nd.MatmulOp, None] = {}
     beside: dict[SSAValue, None] = {}
@@ -86,7 +88,7 @@ def carried_scores(weighed: nd.MatmulOp, possible: Collection[Operation], symbol
         return f"rows have more than {MAX_LENGTH} elements, or nobody knows how many"
     if tensor_type(weighed.result).dims[-2].value == 1 and not repeated(weighed.rhs):
         return "one row, of a head that shares its keys with no other"
-    if not _all_end_in(weighed, found):
+    if not _all_end_in(weighed, found, of_rows):
         return "something else needs the scores or the weights"
     return CarriedScores(tuple(found), weighed, weighed.lhs, tuple(v for v in beside if product(tensor_type(v).dims).value != 1))
 
@@ -130,9 +132,9 @@ def _cast_behind(x: SSAValue) -> CastOp | None:
     return x.owner if isinstance(x.owner, CastOp) else None
 
 
-def _scores_of(weights: SSAValue) -> SSAValue | None:
+def _softmax_of(weights: SSAValue) -> tuple[SSAValue, Collection[Operation]] | None:
     """The scores whose exponentials, less those of the highest score of a row, are weights, but for factors of a row, and for rows that a
-    condition makes 0."""
+    condition makes 0; and what gives the maximum of a row and the sum of its exponentials."""
     while not isinstance(op := weights.owner, OPS["exp"]):
         if isinstance(op, (CastOp, *VIEWS)):
             weights = op.operands[0]
@@ -153,7 +155,8 @@ def _scores_of(weights: SSAValue) -> SSAValue | None:
     top, last = highest.owner, tensor_type(scores).rank - 1
     if not isinstance(top, nd.ReduceOp) or top.kind.data != "max" or list(top.dims.data) != [last] or top.input is not scores:
         return None
-    return scores
+    reductions = [use.operation for use in weights.uses if isinstance(use.operation, nd.ReduceOp)]
+    return scores, (top, *(op for op in reductions if op.kind.data == "sum" and list(op.dims.data) == [last]))
 
 
 def _is_of_row(value: SSAValue) -> bool:
@@ -169,10 +172,10 @@ def _is_zero(value: SSAValue) -> bool:
     return isinstance(value.owner, nd.FullOp) and getattr(number, "data", None) == 0.0
 
 
-def _all_end_in(weighed: nd.MatmulOp, scores: Collection[nd.MatmulOp]) -> bool:
-    """Whether all that is computed of scores is for one product."""
+def _all_end_in(weighed: nd.MatmulOp, scores: Collection[nd.MatmulOp], of_rows: Collection[Operation]) -> bool:
+    """Whether all that is computed of scores is for one product, but for numbers of rows."""
     worklist = [use.operation for op in scores for use in op.result.uses]
-    seen: set[Operation] = {weighed}
+    seen: set[Operation] = {weighed, *of_rows}
     while worklist:
         op = worklist.pop()
         if op in seen:
