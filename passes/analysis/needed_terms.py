@@ -4,18 +4,25 @@
 
 A loop over the terms may leave out those for which one of the expressions is negative (a causal mask, a window, documents, a triangle).
 Where a condition is nothing but such expressions, none of which is negative, it need not be computed.
+
+Expressions may have numbers in them that the nest loads (`NestAccess.loaded`), if these are the same for all terms. So a loop whose bounds
+are in memory is said by what it leaves out, and any target that knows nothing of it computes the same (rows of unequal length, groups):
+
+    loop.reduce (%j) sum { yield select(%j < %end[%i], %x, 0) }     ->     %end[%i] - %j - 1 >= 0
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, i1
+from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, IntegerType, i1, i64
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Dim, Expr, as_expr, floordiv, free_dims, maximum
+from .accesses.varying import Varying
+from .dependences import memory_of
 from .nest_access import NestAccess, Node
 from .reduction_kinds import identity
 
@@ -47,7 +54,20 @@ def needed_terms(info: NestAccess, node: Node) -> list[Expr]:
     for guards in _guards_by_kind(info, node):
         here = [e for guard in guards for e in guard.needed]
         found = here if found is None else [e for e in found if e in here]
+    for bound in [op for op in loop.walk_bodies(node.op) if isinstance(op, loop.BoundOp)] if found else []:
+        checked = _checked_terms(info, bound)  # of the others it is certain that their index is valid
+        found = [e for e in found or [] if e in checked]
     return list(dict.fromkeys(found or []))
+
+
+def _checked_terms(info: NestAccess, op: loop.BoundOp) -> list[Expr]:
+    """Expressions none of which is negative where an index may be out of bounds: elsewhere it is the first one."""
+    choice = op.input.owner
+    if not isinstance(choice, arith.SelectOp):
+        return []
+    return [
+        e for other, holds in ((choice.rhs, True), (choice.lhs, False)) if _is(other, 0) for e in _of_condition(info, choice.cond, holds)[0]
+    ]
 
 
 def guards_of(info: NestAccess, node: Node) -> list[Guard]:
@@ -60,8 +80,8 @@ def _guards_by_kind(info: NestAccess, node: Node) -> list[list[Guard]]:
     op = node.op
     if not isinstance(op, loop.ReduceOp) or any(kind not in NEUTRAL for kind in op.kind_names) or op.block.last_op is None:
         return []
-    if any(a.is_store for a in node.all_accesses()) or any(isinstance(inner, loop.BoundOp) for inner in loop.walk_bodies(op)):
-        return []  # each term does something, or must be seen to have a valid index
+    if any(a.is_store for a in node.all_accesses()):
+        return []  # each term does something
     found: list[list[Guard]] = []
     at = 0
     for kind in op.kind_names:
@@ -71,8 +91,38 @@ def _guards_by_kind(info: NestAccess, node: Node) -> list[list[Guard]]:
             neutral = identity(NEUTRAL[kind], value.type)
         except KeyError:
             return []
-        found.append(_guards(info, value, neutral))
+        found.append([_of_all_terms(info, node, guard) for guard in _guards(info, value, neutral)])
     return found
+
+
+def _of_all_terms(info: NestAccess, node: Node, guard: Guard) -> Guard:
+    """A choice without the expressions in which a loaded number varies from term to term."""
+    own = {one.dim for inner in node.walk() for one in inner.loops}
+    varying = Varying(info)
+
+    def is_same(e: Expr) -> bool:
+        values = [info.opaque[d] for d in free_dims(e) if d in info.opaque]
+        return all(own.isdisjoint(varying.of_value(v)) and _is_known_before(info, v) for v in values)
+
+    needed = tuple(e for e in guard.needed if is_same(e))
+    return guard if len(needed) == len(guard.needed) else replace(guard, needed=needed, is_exact=False)
+
+
+def _is_known_before(info: NestAccess, value: SSAValue) -> bool:
+    """Whether a number is computed from loads alone, of memory that the nest does not write."""
+    stored = {memory_of(a.buffer) for a in info.root.all_accesses() if a.is_store}
+    worklist, seen = [value], {value}
+    while worklist:
+        op = worklist.pop().owner
+        if not isinstance(op, Operation) or op.regions:
+            return False
+        if isinstance(op, loop.LoadOp) and (memory_of(info.access[op].buffer) in stored or info.access[op].buffer in info.local):
+            return False
+        used = op.operands[1:] if isinstance(op, loop.LoadOp) else op.operands
+        new = [v for v in used if (v not in info.exprs or info.exprs[v] in info.opaque) and v not in seen]
+        seen.update(new)
+        worklist += new
+    return True
 
 
 def _guards(info: NestAccess, value: SSAValue, neutral: float) -> list[Guard]:
@@ -99,7 +149,7 @@ def _is(value: SSAValue, number: float) -> bool:
 def first_iterations(info: NestAccess, condition: SSAValue) -> list[Dim] | None:
     """The loops that a condition holds in the first iteration of, where it says nothing else; None for another condition."""
     needed, exact = _of_condition(info, condition, True)
-    found = [e for e in needed if isinstance(e, Dim)]
+    found = [e for e in needed if isinstance(e, Dim) and e not in info.opaque]
     return found if exact and set(needed) == {*found, *(e * -1 for e in found)} else None
 
 
@@ -134,15 +184,22 @@ def _of_comparison(info: NestAccess, op: arith.CmpiOp, holds: bool) -> list[Expr
 
 
 def _index(info: NestAccess, value: SSAValue) -> Expr | None:
-    """A number as an expression in indices; None where something is loaded or computed for it."""
-    if isinstance(value.owner, arith.ConstantOp):
-        constant = value.owner.value
-        return as_expr(constant.value.data) if isinstance(constant, IntegerAttr) else None
-    if isinstance(value.owner, arith.FloorDivSIOp):
-        left, right = (_index(info, v) for v in value.owner.operands)
+    """A number as an expression in indices, and in numbers that are the same for all terms; None for another one."""
+    op = value.owner
+    if isinstance(op, arith.ConstantOp):
+        return as_expr(op.value.value.data) if isinstance(op.value, IntegerAttr) else None
+    if isinstance(op, arith.ExtSIOp) or (isinstance(op, arith.IndexCastOp) and value.type in (i64, loop.INDEX)):
+        return _index(info, op.operands[0])
+    if isinstance(op, arith.FloorDivSIOp):
+        left, right = (_index(info, v) for v in op.operands)
         positive = left is not None and right is not None and right.value is not None and right.value > 0
         return floordiv(left, right) if positive and left is not None and right is not None else None
+    if isinstance(op, arith.AddiOp | arith.SubiOp) and value.type in (i64, loop.INDEX):  # sums of shorter numbers may wrap
+        left, right = (_index(info, v) for v in op.operands)
+        if left is None or right is None:
+            return None
+        return left + right if isinstance(op, arith.AddiOp) else left - right
     found = info.exprs.get(value)
-    if found is None or not isinstance(value.owner, Operation) or any(d in info.opaque for d in free_dims(found)):
-        return None
-    return found
+    if found is None or any(d in info.opaque for d in free_dims(found)):
+        return info.loaded(value) if isinstance(value.type, IntegerType | IndexType) and value.type != i1 else None
+    return found if isinstance(op, Operation) else None

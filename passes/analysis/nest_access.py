@@ -122,6 +122,7 @@ class NestAccess:
         self._strides = strides or {}
         """Of tensors that are known to lie otherwise than row-major."""
         self._count = 0
+        self._numbers: dict[SSAValue, Dim] = {}
         self._known: dict[Expr, Range] = dict(symbols)
         self._buffers: dict[SSAValue, SSAValue] = {}
         assert isinstance(nest, (loop.NestOp, loop.ContractOp))
@@ -147,6 +148,14 @@ class NestAccess:
         found = self.exprs.get(value)
         if found is None:
             found = self.exprs[value] = self.new_dim(Range())
+            self.opaque[found] = value
+        return found
+
+    def loaded(self, value: SSAValue) -> Dim:
+        """A dimension for a number that was loaded or computed and is no index."""
+        found = self._numbers.get(value)
+        if found is None:
+            found = self._numbers[value] = self.new_dim(Range())
             self.opaque[found] = value
         return found
 

@@ -2,6 +2,8 @@
 
     loop.reduce (%j = 4096) max { select(%j <= %i, %x, -inf) }, rows of 64     ->     scf.for %j = 0 to min(4096, 64 * %program + 64)
 
+Bounds may be loaded: those of a tile of several rows are the least and the greatest one.
+
 Blocks in which such a condition holds for all rows and terms of the tile are a loop of their own, which does not compute it (index-set
 splitting): here those up to 64 * %program.
 """
@@ -12,17 +14,25 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import i32, i64
+from xdsl.ir import Operation, SSAValue
 
-from ....dialects.expr import Add, Dim, Expr, FloorDiv, Max, Min, as_expr, floordiv, free_dims, maximum, minimum
-from ....dialects.expr.ranges import Range
+from ....dialects import loop
+from ....dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, as_expr, floordiv, free_dims, maximum, minimum
+from ....dialects.expr.ranges import Range, range_of
+from ....dialects.nd.types import I32_MAX
 from ....dialects.tt.types import shape_of
 from ....passes.analysis.needed_terms import Guard, guards_of, needed_terms
 from ....passes.analysis.nest_access import Loop, Node
+from ..body import lower_one
+from ..joined_axes import reduce_values
 
 if TYPE_CHECKING:
     from ..kernel import NestLowering
     from ..state import State
+
+MAX_LOADED_BOUND = I32_MAX >> 1
+"""A loaded bound of a loop counts as no more iterations: sums of two such do not wrap."""
 
 Step = Callable[[SSAValue, Sequence[SSAValue], Sequence[Guard] | None], list[SSAValue]]
 """What a loop does with a block of terms, by the first one and the state before: with the choices that are known in it, None where nothing
@@ -100,7 +110,9 @@ def bounds_of(s: State, node: Node) -> list[tuple[int, Expr]]:
     if len(node.loops) != 1:
         return []
     found = [_solved(s.fix(e), node.loops[0].dim) for e in needed_terms(s.info, node)]
-    return [one for one in found if one is not None]
+    most = range_of(node.loops[0].size, s.info.ranges).hi
+    fits = s.index != i32 or (most is not None and most < MAX_LOADED_BOUND)
+    return [one for one in found if one is not None and (fits or free_dims(one[1]).isdisjoint(s.info.opaque))]
 
 
 def longest_first(s: State, at: SSAValue, blocks: Expr, loops: Sequence[Loop]) -> SSAValue:
@@ -142,6 +154,10 @@ def _solved(e: Expr, d: Dim) -> tuple[int, Expr] | None:
 
 def _extreme(s: State, e: Expr, highest: bool) -> Expr | None:
     """No less than the highest value of an expression in the program's tile, or no more than the lowest; None where that is not known."""
+    parts = e.terms if isinstance(e, Add) else ((e, 1),)
+    if loaded := [(s.info.opaque[d], times) for d, times in parts if isinstance(d, Dim) and d in s.info.opaque and d not in s.dims]:
+        rest = _extreme(s, e - sum((s.info.loaded(v) * times for v, times in loaded), ZERO), highest)
+        return None if rest is None else _extreme_loaded(s, loaded, highest) + rest
     if isinstance(e, Dim):
         for axis, (at, _, loops) in s.blocks.items():
             if len(loops) == 1 and loops[0].dim is e:
@@ -167,3 +183,38 @@ def _extreme(s: State, e: Expr, highest: bool) -> Expr | None:
             return None
         total = total + one * coefficient
     return total
+
+
+def _extreme_loaded(s: State, parts: Sequence[tuple[SSAValue, int]], highest: bool) -> Expr:
+    """The highest, or the lowest, value of a sum of loaded numbers with coefficients, in the program's tile."""
+    b, total = s.b, None
+    for value, times in parts:
+        one = b.resize(_loaded(s, value), i64)
+        one = one if times == 1 else b.mul(one, b.int(times, i64))
+        total = one if total is None else b.add(total, one)
+    assert total is not None
+    most = MAX_LOADED_BOUND
+    total = b.max(b.min(total, b.int(most, i64)), b.int(-most, i64))
+    there, how = s.mask(shape_of(total.type)), arith.MaxSIOp if highest else arith.MinSIOp
+    if there is not None:
+        total = b.select(there, total, b.int(-most if highest else most, i64))
+    while (shape := shape_of(total.type)) is not None:
+        axis = shape.index(max(shape))
+        (total,) = reduce_values(s, [total], axis, lambda s, x, y: [s.b.elementwise(how, (x[0], y[0]))])
+    bound = s.info.new_dim(Range(-most, most))
+    s.dims[bound] = b.resize(total, s.index)
+    return bound
+
+
+def _loaded(s: State, value: SSAValue) -> SSAValue:
+    """A number that the nest loads, before the loop that needs it."""
+    e = s.info.exprs.get(value)
+    if e is not None and e not in s.info.opaque:
+        for d in free_dims(e) & s.info.opaque.keys():
+            _loaded(s, s.info.opaque[d])
+    elif value not in s.values and isinstance(op := value.owner, Operation):
+        for operand in op.operands:
+            if not loop.is_shaped(operand.type):
+                _loaded(s, operand)
+        lower_one(s, op, {})
+    return s.get(value)

@@ -6,7 +6,7 @@ depends on all that its body uses. A value depends on no loops but those around 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -17,10 +17,10 @@ from ..nest_access import NestAccess
 
 
 class Varying:
-    """Answers for one nest."""
+    """Answers for one nest. `held`: loaded and computed indices that count as if they did not vary."""
 
-    def __init__(self, info: NestAccess):
-        self.info = info
+    def __init__(self, info: NestAccess, held: Collection[Expr] = ()):
+        self.info, self.held = info, held
         self._known: dict[SSAValue, frozenset[Expr]] = {}
         self._around: dict[Block, frozenset[Expr]] = {}
         self._stored: dict[SSAValue, list[SSAValue]] = {}
@@ -45,7 +45,7 @@ class Varying:
         opaque = self.info.opaque
         dims = free_dims(e)
         found |= dims.difference(opaque)
-        return [opaque[d] for d in dims if d in opaque]
+        return [opaque[d] for d in dims if d in opaque and d not in self.held]
 
     def _followed(self, value: SSAValue) -> set[Expr]:
         info = self.info

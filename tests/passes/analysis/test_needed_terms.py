@@ -10,7 +10,9 @@ from stepwell.passes.analysis.needed_terms import needed_terms
 from stepwell.passes.analysis.nest_access import NestAccess
 from stepwell.tools.backend.compile_graph import context
 
-NEST = """func.func @f(%x: !mem.buffer<64 x 96 x f32>, %n: !mem.buffer<64 x index>, %y: !mem.buffer<64 x f32>) {{
+NEST = """func.func @f(
+  %x: !mem.buffer<64 x 96 x f32>, %n: !mem.buffer<64 x index>, %table: !mem.buffer<96 x index>, %y: !mem.buffer<64 x f32>
+) {{
   loop.nest (%i = 64) outs(%o = %y : !mem.buffer<64 x f32>) {{
     %zero = arith.constant 0.0 : f32
     %low = arith.constant 0xFF800000 : f32
@@ -19,6 +21,7 @@ NEST = """func.func @f(%x: !mem.buffer<64 x 96 x f32>, %n: !mem.buffer<64 x inde
     %r = loop.reduce (%j = 96) {kind} {{
       %v = loop.load %x[%i, %j] : !mem.buffer<64 x 96 x f32> -> f32
       %loaded = loop.load %n[%i] : !mem.buffer<64 x index> -> index
+      %varying = loop.load %table[%j] : !mem.buffer<96 x index> -> index
       %a = loop.index %i : index
       %b = loop.index %j : index
       %c = loop.index %i - %j : index
@@ -61,8 +64,13 @@ CASES = {
     ),
     "either of two, of which one is not known": (
         "max",
-        f"{CAUSAL}  %q = arith.cmpi sge, %loaded, %nine : index  %r1 = arith.ori %p, %q : i1  %t = arith.select %r1, %v, %low : f32",
+        f"{CAUSAL}  %q = arith.cmpi sge, %varying, %nine : index  %r1 = arith.ori %p, %q : i1  %t = arith.select %r1, %v, %low : f32",
         [],
+    ),
+    "either of two, of which one is loaded": (
+        "max",
+        f"{CAUSAL}  %q = arith.cmpi sge, %loaded, %nine : index  %r1 = arith.ori %p, %q : i1  %t = arith.select %r1, %v, %low : f32",
+        ["max(d0 - d1, d2 - 9)"],
     ),
     "documents": (
         "max",
@@ -70,7 +78,33 @@ CASES = {
         "  %t = arith.select %p, %v, %low : f32",
         ["d0 floordiv 9 - d1 floordiv 9", "-(d0 floordiv 9) + d1 floordiv 9"],
     ),
-    "what is loaded": ("max", "%p = arith.cmpi sge, %loaded, %b : index  %t = arith.select %p, %v, %low : f32", []),
+    "what is loaded": ("max", "%p = arith.cmpi sge, %loaded, %b : index  %t = arith.select %p, %v, %low : f32", ["-d1 + d2"]),
+    "what is loaded for each term": ("max", "%p = arith.cmpi sge, %varying, %b : index  %t = arith.select %p, %v, %low : f32", []),
+    "between loaded numbers": (
+        "sum",
+        "%end = arith.index_cast %loaded : index to i64  %k = arith.index_cast %b : index to i64  %four = arith.constant 4 : i64"
+        "  %s = arith.subi %end, %four : i64  %p = arith.cmpi sge, %k, %s : i64  %q = arith.cmpi slt, %k, %end : i64"
+        "  %r1 = arith.andi %p, %q : i1  %t = arith.select %r1, %v, %zero : f32",
+        ["d1 - d2 + 4", "-d1 + d2 - 1"],
+    ),
+    "sums that may wrap": (
+        "sum",
+        "%k = arith.index_cast %b : index to i32  %s = arith.addi %k, %k : i32  %end = arith.index_cast %loaded : index to i32"
+        "  %p = arith.cmpi slt, %s, %end : i32  %t = arith.select %p, %v, %zero : f32",
+        [],
+    ),
+    "what the nest stores": (
+        "max",
+        "%old = loop.load %o[%i] : !mem.buffer<64 x f32> -> f32  %end = arith.fptosi %old : f32 to i64"
+        "  %k = arith.index_cast %b : index to i64  %p = arith.cmpi slt, %k, %end : i64  %t = arith.select %p, %v, %low : f32",
+        [],
+    ),
+    "an index that is checked where it counts": (
+        "max",
+        "%none = arith.constant 0 : index  %p = arith.cmpi slt, %b, %loaded : index  %u = arith.select %p, %b, %none : index"
+        '  %at = loop.bound %u, 64 "index" : index  %t = arith.select %p, %v, %low : f32',
+        ["-d1 + d3 - 1"],
+    ),
     "an index that is checked": (
         "max",
         f'{CAUSAL}  %at = loop.bound %loaded, 64 "embedding" : index  %t = arith.select %p, %v, %low : f32',
