@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import frexp, prod
 from typing import Any
 
@@ -361,10 +361,12 @@ def other(s: State, op: Operation) -> None:
         raise UnsupportedNest(f"'{op.name}' cannot stand in the body of a nest for the Triton target")
 
 
-def lower_block(s: State, block: Block, nested: Nested) -> None:
-    """Lower every op of a body; `nested` lowers the loops in it."""
+def lower_block(s: State, block: Block, nested: Nested, done: Collection[Operation] = ()) -> None:
+    """Lower every op of a body, but those that are `done`; `nested` lowers the loops in it."""
     s.pairs |= find_pairs(s, block)
     for op in block.ops:
+        if op in done:
+            continue
         s.b.location = op.location
         lower_one(s, op, nested)
         keep_names(op.results, s.values)

@@ -101,8 +101,8 @@ def describe(
 
 @dataclass(frozen=True)
 class BlockAccess:
-    """An access of a tile as one block of a tensor: its dimensions (loops outside of the tile, of which a block has one iteration, then the
-    two axes of the tile), where the block begins along each, and where the tensor begins in the buffer."""
+    """An access of a tile as one block of a tensor: its dimensions (loops outside of the tile and indices that are the same in it, of
+    which a block has one, then the two axes of the tile), where the block begins along each, and where the tensor begins in the buffer."""
 
     sizes: list[Expr]
     strides: list[Expr]
@@ -116,14 +116,15 @@ class BlockAccess:
         offset = s.fix(access.offset)
         along = {ls[-1].dim: axis for axis, (_, _, ls) in s.blocks.items() if ls[-1].dim in s.halves}
         known = free_dims(offset)
-        dims = [one.dim for one in loops if one.dim in known and one.dim not in along]
+        size = {one.dim: one.size for one in loops}
+        size |= {d: v.owner.size.data for d, v in s.info.opaque.items() if d in known and isinstance(v.owner, loop.BoundOp)}
+        dims = [d for d in size if d in known and d not in along]
         dims += [d for d in sorted(along, key=lambda d: along[d]) if d in known]
         steps = [linear_coeff(offset, d) for d in dims]
         if s.rank != 2 or len(known & along.keys()) != 2 or known != set(dims) or steps[-1] is not ONE:
             return None
         if any(step is None or free_dims(step) for step in steps) or any(shape_of(s.number(d).type) for d in dims[:-2]):
             return None
-        size = {one.dim: one.size for one in loops}
         starts = [s.halves[d][0] if d in along else s.number(d) for d in dims]
         block = [s.axes[along[d]].block if d in along else 1 for d in dims]
         return BlockAccess(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -164,8 +164,8 @@ class NestLowering(Loops):
         s.b.place(ReturnOp.create())
         return programs
 
-    def lower_body(self, block: Block) -> None:
-        lower_block(self.s, block, self.nested)
+    def lower_body(self, block: Block, done: Collection[Operation] = ()) -> None:
+        lower_block(self.s, block, self.nested, done)
 
     # ---- loops inside
 

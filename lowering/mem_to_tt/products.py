@@ -23,6 +23,7 @@ from ...dialects.tt.compute import DotOp, ElementwiseInlineAsmOp
 from ...dialects.tt.shape import BroadcastOp, TransOp
 from ...dialects.tt.types import element_of, int32, shape_of, tensor
 from ...passes.analysis.dependences import memory_of
+from ...passes.analysis.needed_terms import Guard
 from ...passes.analysis.nest_access import Loop, NestAccess, Node
 from ...passes.gpu.nest_types import UnsupportedNest
 from ...passes.gpu.tiles.product_nests import EXACT_BITS, factors
@@ -30,6 +31,7 @@ from ..nest.builder import NO_FLAGS
 from ..nest.values import Condition
 from .body import lower_one
 from .builder import Builder
+from .carried.term_bounds import in_parts
 from .descriptors import load_block
 from .state import Axis, State
 
@@ -50,19 +52,27 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         raise UnsupportedNest("schedule: with dot the loops inside are sums of products, of one factor along each of the axes")
     block, trips = kernel.tile.inner, product(one.size for one in node.loops)
     sides = [Factor(kernel, axis, block, node, lies_along(s.info, node, axes[axis][-1])) for axis in (LEFT, RIGHT)]
-    start = [no_sum(s, trips.value is not None)] * len(parts)
+    choices = [one.choice for one in parts if one.choice is not None]
+    start = [no_sum(s, trips.value is not None and not choices)] * len(parts)
 
-    def step(at: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
-        for side in sides:
-            side.enter(at, trips)
+    def step(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None = None) -> list[SSAValue]:
+        certain = {guard.choice for guard in known or ()}
         sums: list[SSAValue] = []
+        for side in sides:
+            side.enter(at, trips, known is not None)
         for one, total in zip(parts, state, strict=True):
+            if one.choice is not None and one.choice.result not in certain:
+                for side in sides:
+                    side.enter(at, trips)
+                    side.leave_out(one.choice.cond)
             left, right = (side.matrix(one.along[axes[side.axis]], one.element) for side in sides)
             sums.append(b.place(DotOp.make(left, right, total)).results[0])
         return sums
 
     if trips.value is not None and trips.value <= block:
         return step(b.int(0, s.index), start)
+    if choices:
+        return in_parts(kernel, node, trips, block, start, step)
     return kernel.repeat(node, s.number(trips), block, start, step)
 
 
@@ -109,13 +119,21 @@ class Factor(State):
         self._outside = dict(self.dims)
         self.padded: set[SSAValue] = set()
         """Values that are 0 behind the end of the sum."""
+        self.copies = bool(kernel.tile.copies)
+        """Whether what is loaded may be copied as blocks: all of a block, then."""
 
     def enter(self, at: SSAValue, trips: Expr, whole: bool = False) -> None:
         """Go on with the terms from number `at` on. whole: a block of them surely is there."""
         self.values.clear()
         self.padded.clear()
         self.dims = dict(self._outside)
+        self.copies = bool(self.kernel.tile.copies)
         self.go_on(self.terms, at, trips, self.node.loops, whole)
+
+    def leave_out(self, condition: SSAValue) -> None:
+        """Count no term for which a condition of the body does not hold."""
+        self.axes[self.terms].mask = self.b.both(self.axes[self.terms].mask, self.get(condition))
+        self.copies = False
 
     def go_on(self, axis: int, at: SSAValue, trips: Expr, loops: Sequence[Loop], whole: bool = False) -> None:
         """Have an axis run along `loops` from iteration `at` on, of `trips`."""
@@ -160,7 +178,7 @@ class Factor(State):
 
     def _copied(self, op: loop.LoadOp) -> bool:
         """Whether what a load reads is copied as a block."""
-        if not self.kernel.tile.copies or op.mask is not None:
+        if not self.copies or op.mask is not None:
             return False
         if memory_of(op.source) in {memory_of(out) for out in self.kernel.nest.outs}:
             return False

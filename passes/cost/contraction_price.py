@@ -44,7 +44,8 @@ class Contraction:
     kernel reads of what that wrote, `follows` whether there is such a nest, which reads the library's product as it is; `apart`: whether
     something else is behind the library's call. `sources`: bytes that factors are computed from on the way, `computed` bytes of these
     factors. `held`: numbers of each element that a thread of the generated kernel keeps at once (held_numbers.py). Of a convolution,
-    `windows` are the bytes of image and weight; `vector`: it is depthwise, and its channels are `batch`."""
+    `windows` are the bytes of image and weight; `vector`: it is depthwise, and its channels are `batch`. `grouped`: it is a product for
+    each group of rows or terms; of rows, each group has one of `matrices`, and a block of rows is computed once for each group in it."""
 
     rows: int
     columns: int
@@ -65,6 +66,8 @@ class Contraction:
     held: int = 1
     windows: float | None = None
     vector: bool = False
+    grouped: bool = False
+    matrices: int = 1
 
     @property
     def flops(self) -> float:
@@ -75,6 +78,8 @@ class Contraction:
         """Bytes of all factors in memory."""
         if self.windows is not None:
             return self.windows
+        if self.matrices > 1:
+            return float(self.depth * (self.rows + self.columns * self.matrices * self.sums) * self.width)
         shared, other = sorted((self.rows, self.columns))
         return float(self.batch * self.depth * (shared + other * self.sums) * self.width)
 
@@ -120,7 +125,9 @@ def _fastest(work: Contraction, gpu: Gpu, read: float, behind: float, held: int,
     rates = gpu.rates
     memory = (read + behind) / rates.memory_gbs
     each = 0.0 if lasting else behind / (work.batch * work.rows * work.columns)
-    sums = Sums(work.rows, work.columns, work.depth, work.batch, work.sums, work.width, work.width * work.sums, each, work.kind)
+    sums = Sums(
+        work.rows, work.columns, work.depth, work.batch, work.sums, work.width, work.width * work.sums, each, work.kind, work.matrices - 1
+    )
     best: Price | None = None
     for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS):
         warps = warps_for(rows * columns, work.sums, held, gpu)
@@ -160,7 +167,7 @@ def library_ns(work: Contraction, gpu: Gpu) -> float:
     if work.vector:
         call = vector_ns(one, gpu, gpu.rates.library["depthwise"], one.factors + one.result)
     else:
-        call = price(one, gpu).ns
+        call = price(one, gpu).ns / (gpu.rates.library["grouped"] if work.grouped else 1.0)
     total = (call + gpu.rates.convolution_us * 1e3 * (work.windows is not None)) * work.sums
     if work.computed:
         total += stream_ns(work.sources + work.computed, gpu)

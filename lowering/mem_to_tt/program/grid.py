@@ -15,9 +15,11 @@ from ....dialects.tt.structure import GetProgramIdOp
 from ....passes.analysis.dependences import memory_of
 from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.shared_rows import words_of
+from ....passes.gpu.tiles.product_nests import picked_index
 from ....passes.gpu.tiles.rules import has_effect
 from ..carried.term_bounds import longest_first
 from ..exchange import Group, draw
+from .picked_matrices import lower_by_matrix
 from .reduce import accumulators
 
 if TYPE_CHECKING:
@@ -135,7 +137,10 @@ class Grid:
         again."""
         s = self.s
         if self.tile.strip == 1:
-            self.kernel.lower_body(self.kernel.nest.block)
+            if self.tile.dot and (picks := picked_index(s.info)) is not None:
+                lower_by_matrix(self.kernel, *picks)
+            else:
+                self.kernel.lower_body(self.kernel.nest.block)
             return
         last, size = self.tile.rest[-1].dim, self.tile.rest[-1].size
         even = size.value is not None and size.value % self.tile.strip == 0

@@ -2,7 +2,7 @@
 
 An entry says which card it is of and where its figures come from. `generated` holds how much of these rates a kernel of ours reaches:
 of rows weighed by a softmax of products (`weighed`), and of depthwise convolutions, which are counted by the rate of f32; `library` holds
-how much of that the library's reach.
+how much of that the library's reach, and of one product its grouped products (`grouped`).
 """
 
 from __future__ import annotations

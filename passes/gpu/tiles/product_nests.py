@@ -1,6 +1,9 @@
 """Which nests are products of matrices of 16-bit numbers: sums of products (`fastmath<contract>`) of a value along one loop of the nest and
 one along another, as `nd-library-products` leaves products that are generated. There may be several: of the same rows
-by several matrices. A side may have several loops: the pixels of a convolution, whose windows name each by row and column."""
+by several matrices. A side may have several loops: the pixels of a convolution, whose windows name each by row and column.
+
+A side may pick the matrix that it is multiplied by, by an index that the nest loads or computes: rows of tokens that have experts. Terms
+may count under a condition that is the same for the whole result: those between bounds that the nest loads."""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from xdsl.dialects.builtin import IntegerType, bf16, f16, f32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import free_dims
+from ....dialects.expr import Dim, Expr, free_dims
 from ....dialects.support.float8 import FLOAT8, f8e8m0fnu
 from ...analysis.accesses.varying import Varying
+from ...analysis.constants import constant_of
 from ...analysis.nest_access import Loop, NestAccess, Node
 
 HALVES = frozenset((bf16, f16))
@@ -28,10 +32,14 @@ Side = tuple[Loop, ...]
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors of one sum of products: side -> the factor that varies along it; and the type that both are exact in."""
+    """The factors of one sum of products: side -> the factor that varies along it; and the type that both are exact in. `picked`: the index
+    of the matrix that one side picks for itself; None where the other factor does not vary along that side at all. `choice`: the term,
+    where that is 0 unless a condition holds."""
 
     along: dict[Side, SSAValue]
     element: Attribute
+    picked: Dim | None = None
+    choice: arith.SelectOp | None = None
 
 
 def product_sides(info: NestAccess) -> list[Side]:
@@ -40,10 +48,19 @@ def product_sides(info: NestAccess) -> list[Side]:
     nodes = [n for n in info.root.walk() if n is not info.root]
     found = [factors(info, n) for n in nodes]
     pairs = {frozenset(f.along) for parts in found for f in parts}
-    if not all(found) or len(pairs) != 1:
+    if not all(found) or len(pairs) != 1 or len({f.picked for parts in found for f in parts} - {None}) > 1:
         return []
     (pair,) = pairs
     return sorted(pair, key=lambda side: info.root.loops.index(side[0]))
+
+
+def picked_index(info: NestAccess) -> tuple[Dim, Side] | None:
+    """The index by which a side of a product picks its matrix, and that side; None where all rows have one matrix."""
+    for one in (f for n in info.root.walk() if n is not info.root for f in factors(info, n)):
+        if one.picked is not None:
+            own = Varying(info).of_value(info.opaque[one.picked])
+            return one.picked, next(side for side in one.along if any(loop.dim in own for loop in side))
+    return None
 
 
 def factors(info: NestAccess, node: Node, loops: Sequence[Loop] = ()) -> Sequence[Factors]:
@@ -52,23 +69,56 @@ def factors(info: NestAccess, node: Node, loops: Sequence[Loop] = ()) -> Sequenc
     if not isinstance(op, loop.ReduceOp) or set(op.kind_names) != {"sum"} or not node.loops:
         return ()
     assert op.body.block.last_op is not None
-    found = [_factors(info, value, loops or info.root.loops) for value in op.body.block.last_op.operands]
+    found = [_factors(info, value, loops) for value in op.body.block.last_op.operands]
     return [f for f in found if f is not None] if None not in found else ()
 
 
 def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factors | None:
-    times = value.owner
+    times, choice = value.owner, None
+    if not loops and isinstance(times, arith.SelectOp) and constant_of(times.rhs) == 0:
+        times, choice = times.lhs.owner, times
     if not isinstance(times, arith.MulfOp) or times.result.type != f32 or times.properties.get("fastmath") != loop.CONTRACTED:
         return None
     types = exact_types(times.lhs) & exact_types(times.rhs)
     if not types or not is_straight(info, times.lhs) or not is_straight(info, times.rhs):
         return None
     left, right = map(Varying(info).of_value, times.operands)
-    rows = tuple(one for one in loops if one.dim in left and one.dim not in right)
-    columns = tuple(one for one in loops if one.dim in right and one.dim not in left)
+    rows, columns = _sides(loops or info.root.loops, left, right)
+    picked = None
+    if bool(rows) != bool(columns) and not loops:  # of one factor rows of the other pick a matrix
+        picked_right = bool(columns)
+        picked = _index_of(info, times.rhs if picked_right else times.lhs)
+        if picked is None:
+            return None
+        left, right = map(Varying(info, (picked,)).of_value, times.operands)
+        rows, columns = _sides(info.root.loops, left, right)
+        if not Varying(info).of_value(info.opaque[picked]).isdisjoint(one.dim for one in (columns if picked_right else rows)):
+            return None
     if not rows or not columns:
         return None
-    return Factors({rows: times.lhs, columns: times.rhs}, bf16 if bf16 in types else f16)
+    if choice is not None and not Varying(info).of_value(choice.cond).isdisjoint(one.dim for one in (*rows, *columns)):
+        return None
+    return Factors({rows: times.lhs, columns: times.rhs}, bf16 if bf16 in types else f16, picked, choice)
+
+
+def _sides(loops: Sequence[Loop], left: frozenset[Expr], right: frozenset[Expr]) -> tuple[Side, Side]:
+    """The loops that one factor varies along, and not the other one."""
+    rows = tuple(one for one in loops if one.dim in left and one.dim not in right)
+    return rows, tuple(one for one in loops if one.dim in right and one.dim not in left)
+
+
+def _index_of(info: NestAccess, value: SSAValue) -> Dim | None:
+    """The only loaded or computed index of what a factor is computed from, if the nest has it outside of its sums."""
+    found: set[Dim] = set()
+    worklist = [value]
+    while worklist:
+        op = worklist.pop().owner
+        if isinstance(op, loop.LoadOp):
+            found |= {d for d in free_dims(info.access[op].offset) if d in info.opaque}
+        elif isinstance(op, Operation):
+            worklist += op.operands
+    (only,) = found if len(found) == 1 else (None,)
+    return only if only is not None and info.opaque[only].owner.parent is info.root.op.regions[0].block else None
 
 
 def exact_types(value: SSAValue) -> frozenset[Attribute]:

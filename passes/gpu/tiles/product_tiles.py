@@ -23,7 +23,7 @@ from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...cost.block_price import PROGRAM_WARPS, Block, Sums, block_ns, parts_ns, warps_for
 from ...cost.held_numbers import held_numbers
 from ...cost.machine.gpu import Gpu
-from .product_nests import HALVES, Side, factors, product_sides
+from .product_nests import HALVES, Side, factors, picked_index, product_sides
 from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .window_tiles import overlap
 
@@ -70,7 +70,8 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
         return _of_few_rows(info, few, many, sizes, gpu)
     work = _Product.of(info, sides, sizes)
     tile = min(_blocks(work, gpu), key=lambda tile: _ns(work, tile, gpu))
-    if tile.copies and work.sums == 1 and work.terms > tile.inner and tile.programs(sizes) > gpu.multiprocessors:
+    several = tile.programs(sizes) > gpu.multiprocessors and picked_index(info) is None
+    if tile.copies and work.sums == 1 and work.terms > tile.inner and several:
         return replace(tile, lasting=gpu.multiprocessors, stages=min(tile.stages, MAX_OVERLAPPED_STAGES))
     return tile
 

@@ -76,6 +76,12 @@ MAX_EXACT_FACTOR = 1 << 20
 """Factors of index arithmetic that cannot leave 64 bits."""
 
 
+@cache
+def _one_of(attr: Attribute) -> Attribute:
+    """The same object for equal attributes, as `Body.pure` compares them."""
+    return attr
+
+
 def _constant(value: SSAValue) -> Expr | None:
     """An integer constant as an expression."""
     op = value.owner
@@ -280,9 +286,9 @@ class Body:
         computed = self._computed.get(value)
         if computed is not None and prove_ge0(computed, self.env) and prove_lt(computed, size, self.env):
             return computed
-        properties: dict[str, Attribute] = {"size": ExprAttr.get(size), "what": what}
+        properties: dict[str, Attribute] = {"size": ExprAttr.get(size), "what": _one_of(what)}
         if axis is not None:
-            properties["dim"] = axis
+            properties["dim"] = _one_of(axis)
         if wrap:
             properties["wrap"] = UNIT
         index = self.pure(loop.BoundOp, [value], INDEX, properties, self._innermost_optional())

@@ -6,6 +6,7 @@
     %p = nd.matmul %a, %b   (N x 3 times 3 x 3)       ->   the same: a call would take times as long as reading and writing
     %p = nd.matmul %a, %b   (cheaper so)              ->   the same, which fuses with what is around it: see product_choice
     %f = nd.cat %a, %b      (a factor of such)        ->   a sum for each part, or a selection: see joined_factors
+    aten._grouped_mm          (cheaper so)            ->   the same: see grouped_products
     %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
     %c = nd.conv %x, %w, %bias   (cheaper so)         ->   multiplications and a sum, as products: see convolution_nests
     %c = nd.conv %x, %w     (1x1, small, of float32)  ->   aten.bmm of channels and pixels; its gradients too: see pixel_products
@@ -37,6 +38,7 @@ from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 from .carried_scores import exact_factors, without_cast
 from .convolution_nests import as_product, is_depthwise
+from .grouped_products import as_grouped_terms
 from .joined_factors import as_selection, selected_factors, terms_by_part
 from .nd_small_convolutions import as_windows
 from .nd_small_products import as_terms
@@ -226,6 +228,14 @@ class NdLibraryProducts(Pass):
                 return None
             return as_windows(rw, found, contract=True) if is_depthwise(found) else as_product(rw, found)
 
+        def grouped_product(rw: Rewriter, found: Operation) -> SSAValue | None:
+            choice = chosen.get(found)
+            if choice is None or not isinstance(found, nd.ExternOp):
+                return None
+            if choice.reason:
+                self.remark(found, str(choice), "applied" if choice.generated else "missed")
+            return as_grouped_terms(rw, found) if choice.generated else None
+
         def pixel_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             as_product = convolution_as_product if isinstance(found, nd.ConvOp) else gradients_as_products
             made = as_product(rw, found, hints, self.small)  # pyright: ignore[reportArgumentType]
@@ -241,9 +251,10 @@ class NdLibraryProducts(Pass):
             joined = selected_factors(o for o in func.body.block.ops if isinstance(o, nd.MatmulOp) and o in chosen and chosen[o].generated)
             rules = {
                 OPS["add"]: [biased_product], nd.MatmulOp: [own_product, library_product], nd.CatOp: [joined_factor],
-                nd.ConvOp: [own_convolution, convolution_bias, pixel_product], nd.ExternOp: [pixel_product],
+                nd.ConvOp: [own_convolution, convolution_bias, pixel_product], nd.ExternOp: [grouped_product, pixel_product],
             }  # fmt: skip
             rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]
             rewriter.run()
-            for rule in (biased_product, own_product, library_product, joined_factor, own_convolution, convolution_bias, pixel_product):
+            named = (biased_product, own_product, library_product, joined_factor, own_convolution, convolution_bias)
+            for rule in (*named, grouped_product, pixel_product):
                 self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr
+from xdsl.dialects.builtin import FloatAttr, ModuleOp, StringAttr, UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -53,7 +53,7 @@ def as_terms(
     """A product as multiplications and a sum over them, in f32 for 16-bit numbers, to which a bias is added before it is rounded;
     `rounded`: of operands that are rounded to their type even where what computes them stands in the same nest, and whose products may be
     added up by a unit for matrix products. `pairs`: the factors, if they are others, of products that add up to this one."""
-    made, *others = [_sum_of_terms(rw, lhs, rhs, tensor_type(op.result), rounded) for lhs, rhs in pairs or [(op.lhs, op.rhs)]]
+    made, *others = [sum_of_terms(rw, lhs, rhs, tensor_type(op.result), rounded) for lhs, rhs in pairs or [(op.lhs, op.rhs)]]
     wide = tensor_type(made)
     for other in others:
         made = rw.new(OPS["add"].new((made, other), wide))
@@ -65,8 +65,10 @@ def as_terms(
     return made if wide == tensor_type(op.result) else rw.new(CastOp.new((made,), op.result.type))
 
 
-def _sum_of_terms(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, t: TensorType, rounded: bool) -> SSAValue:
-    """A product, of type `t`, not yet rounded to it."""
+def sum_of_terms(
+    rw: Rewriter, lhs: SSAValue, rhs: SSAValue, t: TensorType, rounded: bool, within: SSAValue | None = None
+) -> SSAValue:
+    """A product, of type `t`, not yet rounded to it. `within`: the terms that count, for each element of the result."""
     a, b = tensor_type(lhs), tensor_type(rhs)
     *batch, rows, columns = t.dims
     depth, wide = a.dims[-1], compute_type(t.element_type)
@@ -84,6 +86,9 @@ def _sum_of_terms(rw: Rewriter, lhs: SSAValue, rhs: SSAValue, t: TensorType, rou
     if rounded:
         times.attributes[CONTRACT] = UnitAttr()
     terms = rw.new(times)
+    if within is not None:
+        zero = rw.new(nd.FullOp.new((), TensorType.get((), wide, t.device.data), value=FloatAttr(0.0, wide)))  # pyright: ignore
+        terms = rw.new(SelectOp.new((within, terms, zero), tensor_type(terms)))
     total = TensorType.get(t.dims, wide, t.device.data)
     return rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=IntsAttr.get([t.rank])))
 
@@ -93,7 +98,7 @@ def rounded_operand(rw: Rewriter, x: SSAValue) -> SSAValue:
     source = x
     while isinstance(source.owner, nd.ViewOp):
         source = source.owner.operands[0]
-    if isinstance(source.owner, Block | nd.ExternOp | CastOp):
+    if isinstance(source.owner, Block | nd.ExternOp | nd.IndexOp | CastOp):
         return x
     t = tensor_type(x)
     wide = TensorType.get(t.dims, compute_type(t.element_type), t.device.data)

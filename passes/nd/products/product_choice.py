@@ -30,6 +30,7 @@ from ...cost.machine import Gpu
 from ...cost.machine.gpu import VECTOR_HALVES
 from .carried_scores import carried_scores, exact_factors
 from .convolution_nests import is_depthwise, no_product, no_windows, read_once, reads_elements, sizes_of
+from .grouped_products import GroupedProduct
 from .joined_factors import joined_factor
 
 KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16", **dict.fromkeys(FLOAT8, "bf16")}
@@ -47,7 +48,7 @@ class Candidate:
     """Products of the same sizes that share a factor, with what stands behind them. `parts`: the equal blocks of columns of one product
     that would be products of their own, so that their elements meet (a gate and its values); none for products as they are."""
 
-    ops: tuple[nd.MatmulOp, ...] | tuple[nd.ConvOp]
+    ops: tuple[nd.MatmulOp, ...] | tuple[nd.ConvOp] | tuple[nd.ExternOp]
     work: Contraction
     parts: tuple[nd.SliceOp, ...] = ()
 
@@ -91,7 +92,7 @@ class ProductChooser:
                 works[op] = _work((op,), _Region([op.result], set()), 0, self.hints)
         for op in _products(func):
             self._choose_carried(op, found, works)
-        for op in (*_products(func), *_convolutions(func)):
+        for op in (*_products(func), *_convolutions(func), *_grouped(func)):
             if op not in found:
                 found[op] = Choice(False, cannot(op, self.gpu, self.symbols))
         return found, parted
@@ -120,7 +121,7 @@ class ProductChooser:
         for op in one.products:
             found[op] = Choice(True, "its terms are weighed by scores that stay on chip" if op is weighed else reason, calls, kernel)
 
-    def choice(self, one: Candidate, op: nd.MatmulOp | nd.ConvOp) -> Choice:
+    def choice(self, one: Candidate, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp) -> Choice:
         """What becomes of a product of a candidate."""
         prices = library_ns(one.work, self.gpu), generated_ns(_exact_work(one.work, op, self.hints), self.gpu)
         if op.schedule is not None:
@@ -130,9 +131,9 @@ class ProductChooser:
         if isinstance(op, nd.ConvOp):
             if slow := reads_elements(op):
                 return Choice(False, slow, *prices)
-        elif any(_rows_are_odd(x) for x in (op.lhs, op.rhs)):
+        elif any(_rows_are_odd(x) for x in op.operands[:2]):
             return Choice(False, "rows of a factor are no multiple of 16 bytes", *prices)
-        elif any(self._may_be_few(n) for n in (*tensor_type(op.result).dims[-2:], tensor_type(op.lhs).dims[-1])):
+        elif any(self._may_be_few(n) for n in (*tensor_type(op.results[0]).dims[-2:], tensor_type(op.operands[0]).dims[-1])):
             return Choice(False, f"a size may be at most {MAX_SKINNY_ROWS}, or more: no tile is good at both", *prices)
         return Choice(prices[1] <= prices[0], "by price" + self._narrowed(one.work), *prices)
 
@@ -162,9 +163,9 @@ def _rows_are_odd(x: SSAValue) -> bool:
     return last is not None and last % VECTOR_HALVES != 0 and tensor_type(x).rank > 1
 
 
-def cannot(op: nd.MatmulOp | nd.ConvOp, gpu: Gpu, symbols: RangeEnv) -> str:
+def cannot(op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, gpu: Gpu, symbols: RangeEnv) -> str:
     """Why a product cannot be generated; "" if it can."""
-    t, tensors = tensor_type(op.result), [tensor_type(v) for v in (*op.operands[:2], op.result)]
+    t, tensors = tensor_type(op.results[0]), [tensor_type(v) for v in (*op.operands[:2], op.results[0])]
     depthwise = isinstance(op, nd.ConvOp) and is_depthwise(op)
     if not gpu.multiplies_halves and not depthwise:
         return "the GPU has no units for products"
@@ -204,6 +205,13 @@ def candidates(func: FuncOp, gpu: Gpu, hints: Mapping[str, int], symbols: RangeE
             region = _Region([one.result], taken)
             taken.update(region.behind)
             yield Candidate((one,), _convolution_work(one, region, hints))
+    for one, found in _grouped(func).items():
+        if not cannot(one, gpu, symbols):
+            region = _Region([one.results[0]], taken)
+            taken.update(region.behind)
+            t = tensor_type(one.results[0])
+            work = found.work(KINDS[t.element_type], element_bytes(t.element_type), hints)
+            yield Candidate((one,), _with_neighbours(work, region, hints))
 
 
 def product_and_bias(op: Operation) -> tuple[nd.MatmulOp, SSAValue] | None:
@@ -244,6 +252,11 @@ def _products(func: FuncOp) -> list[nd.MatmulOp]:
 
 def _convolutions(func: FuncOp) -> list[nd.ConvOp]:
     return [op for op in func.body.block.ops if isinstance(op, nd.ConvOp)]
+
+
+def _grouped(func: FuncOp) -> dict[nd.ExternOp, GroupedProduct]:
+    found = {op: GroupedProduct.of(op) for op in func.body.block.ops if isinstance(op, nd.ExternOp)}
+    return {op: one for op, one in found.items() if one is not None}
 
 
 def _result(op: nd.MatmulOp) -> SSAValue:
@@ -374,7 +387,7 @@ def _work(ops: Sequence[nd.MatmulOp], region: _Region, parts: int, hints: Mappin
     return _with_neighbours(bare, region, hints)
 
 
-def _exact_work(work: Contraction, op: nd.MatmulOp | nd.ConvOp, hints: Mapping[str, int]) -> Contraction:
+def _exact_work(work: Contraction, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, hints: Mapping[str, int]) -> Contraction:
     """What a generated kernel does: a product of float32 takes factors that are casts before they are cast."""
     casts = exact_factors(op) if isinstance(op, nd.MatmulOp) else None
     if casts is None:
