@@ -9,6 +9,10 @@ REWRITES = (
         lambda s: s.trains and "loop-layout" not in s.left_out, counter="training_layouts",
     ),
     FxRewrite(
+        "shorten-row-sums", "joint.softmax_row_sums:shorten_row_sums", "gradients of attention sum over rows of its result on a GPU",
+        lambda s: not s.eager_numerics, counter="short_row_sums",
+    ),
+    FxRewrite(
         "spell-out-recomputable", "joint.recomputable:spell_out_recomputable", "what is cheap is computed again in the backward graph",
         lambda s: s.trains and s.own_partition, lambda s: (s.left_to_aten,), counter="recomputable",
     ),

@@ -34,8 +34,8 @@ def widen_statistics(gm: GraphModule) -> int:
 
 
 def has_backward(gm: GraphModule) -> bool:
-    """Whether a graph holds the backward of a norm."""
-    return any(node.target in _BACKWARD for node in gm.graph.nodes)
+    """Whether a graph holds the backward of a norm, or of a softmax."""
+    return any(node.target in (*_BACKWARD, aten._softmax_backward_data.default) for node in gm.graph.nodes)
 
 
 def _widen(node: Node) -> bool:
