@@ -29,6 +29,7 @@ from ..algebra.rewriter import Rewriter
 MAX_LENGTH = 256
 """Elements of a row that is weighed, and terms of a score, at most: a program has all of them at once."""
 
+SHARED = "something else needs the scores or the weights"
 VIEWS = (nd.ReshapeOp, nd.PermuteOp)
 COMPUTED = (nd.MatmulOp, PointwiseOp, *VIEWS)
 
@@ -61,10 +62,12 @@ class CarriedScores:
         return Weighing(count, rows, terms, depth, columns, kind, width, float(moved))
 
 
-def carried_scores(weighed: nd.MatmulOp, possible: Collection[Operation], symbols: RangeEnv) -> CarriedScores | str:
+def carried_scores(
+    weighed: nd.MatmulOp, possible: Collection[Operation], symbols: RangeEnv, shared: bool = False
+) -> CarriedScores | str:
     """The products that give the weights of a product's terms; where no kernel can have both, why not ("": the terms have no such weights).
-    `possible`: products that may be generated."""
-    softmax = _softmax_of(weighed.lhs)
+    `possible`: products that may be generated. `shared`: others may need the scores and the weights, too."""
+    softmax = softmax_of(weighed.lhs)
     if softmax is None or weighed not in possible:
         return ""
     scores, of_rows = softmax
@@ -88,8 +91,8 @@ def carried_scores(weighed: nd.MatmulOp, possible: Collection[Operation], symbol
         return f"rows have more than {MAX_LENGTH} elements, or nobody knows how many"
     if tensor_type(weighed.result).dims[-2].value == 1 and not repeated(weighed.rhs):
         return "one row, of a head that shares its keys with no other"
-    if not _all_end_in(weighed, found, of_rows):
-        return "something else needs the scores or the weights"
+    if not shared and not _all_end_in(weighed, found, of_rows):
+        return SHARED
     return CarriedScores(tuple(found), weighed, weighed.lhs, tuple(v for v in beside if product(tensor_type(v).dims).value != 1))
 
 
@@ -132,11 +135,11 @@ def _cast_behind(x: SSAValue) -> CastOp | None:
     return x.owner if isinstance(x.owner, CastOp) else None
 
 
-def _softmax_of(weights: SSAValue) -> tuple[SSAValue, Collection[Operation]] | None:
+def softmax_of(weights: SSAValue) -> tuple[SSAValue, tuple[Operation, ...]] | None:
     """The scores whose exponentials, less those of the highest score of a row, are weights, but for factors of a row, and for rows that a
     condition makes 0; and what gives the maximum of a row and the sum of its exponentials."""
     while not isinstance(op := weights.owner, OPS["exp"]):
-        if isinstance(op, (CastOp, *VIEWS)):
+        if isinstance(op, CastOp) or (isinstance(op, VIEWS) and _keeps_rows(op)):
             weights = op.operands[0]
         elif isinstance(op, SelectOp) and _is_of_row(op.condition) and _is_zero(op.on_true):
             weights = op.on_false
@@ -157,6 +160,12 @@ def _softmax_of(weights: SSAValue) -> tuple[SSAValue, Collection[Operation]] | N
         return None
     reductions = [use.operation for use in weights.uses if isinstance(use.operation, nd.ReduceOp)]
     return scores, (top, *(op for op in reductions if op.kind.data == "sum" and list(op.dims.data) == [last]))
+
+
+def _keeps_rows(op: nd.ReshapeOp | nd.PermuteOp) -> bool:
+    """Whether rows of the result of a view are rows of its operand."""
+    t = tensor_type(op.operands[0])
+    return op.dims.data[-1] == t.rank - 1 if isinstance(op, nd.PermuteOp) else t.dims[-1:] == tensor_type(op.result).dims[-1:]
 
 
 def _is_of_row(value: SSAValue) -> bool:

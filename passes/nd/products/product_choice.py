@@ -28,10 +28,11 @@ from ...cost.held_numbers import held_numbers
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
 from ...cost.machine.gpu import VECTOR_HALVES
-from .carried_scores import carried_scores, exact_factors
+from .carried_scores import SHARED, CarriedScores, carried_scores, exact_factors
 from .convolution_nests import is_depthwise, no_product, no_windows, read_once, reads_elements, sizes_of
 from .grouped_products import GroupedProduct
 from .joined_factors import joined_factor
+from .own_scores import give_own_scores
 
 KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16", **dict.fromkeys(FLOAT8, "bf16")}
 """Types of factors that units for products take, 8-bit floats as the 16-bit ones that they are exact in, as the rates of a GPU name
@@ -78,6 +79,7 @@ class ProductChooser:
 
     def choose(self, func: FuncOp) -> tuple[dict[Operation, Choice], list[Candidate]]:
         """What becomes of each product of a function, and the candidates of which blocks of columns are to be products of their own."""
+        self._give_own_scores(func)
         found: dict[Operation, Choice] = {}
         parted: list[Candidate] = []
         works: dict[Operation, Contraction] = {}
@@ -96,6 +98,22 @@ class ProductChooser:
             if op not in found:
                 found[op] = Choice(False, cannot(op, self.gpu, self.symbols))
         return found, parted
+
+    def _give_own_scores(self, func: FuncOp) -> None:
+        """Attention whose scores others need, too, computes them for itself where it is cheaper to do that than to read the weights."""
+        possible = [op for op in _products(func) if self.may_be_scores(op)]
+        for op in possible if self.library == "price" else ():
+            if carried_scores(op, possible, self.symbols) == SHARED:
+                one = carried_scores(op, possible, self.symbols, shared=True)
+                if isinstance(one, CarriedScores) and all(p.schedule is None for p in one.products):
+                    weighed = library_ns(_work((op,), _Region([op.result], set()), 0, self.hints), self.gpu)
+                    if self._kernel_ns(one) <= weighed + stream_ns(float(bytes_of(one.weights, self.hints)), self.gpu):
+                        give_own_scores(one)
+
+    def _kernel_ns(self, one: CarriedScores) -> float:
+        """The price of a kernel that keeps scores on chip."""
+        kind = tensor_type(one.weighed.result).element_type
+        return weighed_ns(one.work(self.hints, KINDS[kind], element_bytes(kind)), self.gpu)
 
     def may_be_scores(self, op: nd.MatmulOp) -> bool:
         """Whether a product can be generated if it is not stored."""

@@ -307,8 +307,6 @@ def weights_too(q, k, v):
 @pytest.mark.parametrize(
     ("function", "shapes", "reason"),
     [
-        (weights_too, [(2, 4, 64, 64)] * 3, "something else needs the scores or the weights"),
-        (entropy, [(2, 4, 64, 64)] * 3, "something else needs the scores or the weights"),
         (softcap, [(2, 4, 64, 64), (2, 4, 64, 64), (2, 4, 64, 512)], "rows have more than 256 elements"),
         (softcap, [(2, 4, 1, 64), (2, 4, 8192, 64), (2, 4, 8192, 64)], "one row, of a head that shares its keys with no other"),
     ],
@@ -317,6 +315,21 @@ def test_a_remark_says_why_scores_stay_in_memory(function, shapes, reason):
     args = [torch.empty(shape, dtype=BF16, device="meta") for shape in shapes]
     _, remarks = lowered(function, *args, stages=("nd", "loop"), of="nd-library-products")
     assert any(f"scores stay in memory: {reason}" in r.message for r in remarks), [r.message for r in remarks]
+
+
+def test_a_remark_says_that_others_need_the_scores():
+    args = [torch.empty(2, 4, 64, 64, dtype=BF16, device="meta") for _ in range(3)]
+    always = "nd-library-products{library=always}"
+    _, remarks = lowered(weights_too, *args, stages=("nd", "loop"), of="nd-library-products", products=always)
+    assert any("scores stay in memory: something else needs the scores or the weights" in r.message for r in remarks)
+
+
+@pytest.mark.parametrize("function", [weights_too, entropy])
+def test_scores_that_others_need_are_computed_for_them_again(function):
+    args = [torch.empty(2, 16, 1024, 64, dtype=BF16, device="meta") for _ in range(3)]
+    module, remarks = lowered(function, *args, stages=("nd", "loop"))
+    assert [r.kind for r in remarks] == ["applied"], [r.message for r in remarks]
+    assert len([op for op in module.walk() if isinstance(op, loop.NestOp)]) == 2
 
 
 def test_scores_of_one_row_alone_are_not_carried():
