@@ -105,7 +105,7 @@ def _numbers_of_rows(of_rows: tuple[Operation, ...]) -> Iterator[SSAValue]:
     while worklist:
         value = worklist.pop()
         yield value
-        new = [use.operation.results[0] for use in value.uses if _is_of_row(use.operation, value)]
+        new = [v for use in value.uses if _is_of_row(use.operation, value) for v in use.operation.results]
         worklist += [v for v in dict.fromkeys(new) if v not in seen]
         seen.update(new)
 

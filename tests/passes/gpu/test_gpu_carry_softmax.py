@@ -317,6 +317,11 @@ def test_a_remark_says_why_scores_stay_in_memory(function, shapes, reason):
     assert any(f"scores stay in memory: {reason}" in r.message for r in remarks), [r.message for r in remarks]
 
 
+def weights_and_numbers(q, k, v):
+    scores = products(q, k).float() * 0.125
+    return torch.softmax(scores, -1).to(v.dtype) @ v, torch.softmax(scores, -1), scores.logsumexp(-1), scores.amax(-1)
+
+
 def test_a_remark_says_that_others_need_the_scores():
     args = [torch.empty(2, 4, 64, 64, dtype=BF16, device="meta") for _ in range(3)]
     always = "nd-library-products{library=always}"
@@ -324,7 +329,7 @@ def test_a_remark_says_that_others_need_the_scores():
     assert any("scores stay in memory: something else needs the scores or the weights" in r.message for r in remarks)
 
 
-@pytest.mark.parametrize("function", [weights_too, entropy])
+@pytest.mark.parametrize("function", [weights_too, entropy, weights_and_numbers])
 def test_scores_that_others_need_are_computed_for_them_again(function):
     args = [torch.empty(2, 16, 1024, 64, dtype=BF16, device="meta") for _ in range(3)]
     module, remarks = lowered(function, *args, stages=("nd", "loop"))
