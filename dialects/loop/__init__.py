@@ -10,6 +10,8 @@ from .local import LocalOp, local_bytes
 from .ops import (
     CONTRACTED,
     KINDS,
+    PARTLY_ROUNDED_SUMS,
+    ROUNDED_SUMS,
     SCAN_KINDS,
     BoundOp,
     EmptyOp,
@@ -24,6 +26,7 @@ from .ops import (
     YieldOp,
     check_yield,
     drop_empty,
+    is_contracted,
     kinds_attr,
 )
 from .syntax import INDEX
@@ -46,6 +49,8 @@ __all__ = [
     "LoopLike",
     "MathOp",
     "NestOp",
+    "PARTLY_ROUNDED_SUMS",
+    "ROUNDED_SUMS",
     "RandomOp",
     "ReduceOp",
     "SCAN_KINDS",
@@ -56,6 +61,7 @@ __all__ = [
     "check_yield",
     "drop_empty",
     "element_type",
+    "is_contracted",
     "is_shaped",
     "kinds_attr",
     "local_bytes",

@@ -74,6 +74,18 @@ from .syntax import (
 CONTRACTED = arith.FastMathFlagsAttr([FastMathFlag.ALLOW_CONTRACT])
 """Flags of an arith.mulf that is a term of a matrix product: a unit for these may make it, and round the sums in its own way."""
 
+PARTLY_ROUNDED_SUMS = arith.FastMathFlagsAttr([FastMathFlag.ALLOW_CONTRACT, FastMathFlag.APPROX_FUNC])
+"""The same of 8-bit floats: the unit may round sums of one step of it to fewer bits than f32 has."""
+
+ROUNDED_SUMS = arith.FastMathFlagsAttr([FastMathFlag.ALLOW_CONTRACT, FastMathFlag.APPROX_FUNC, FastMathFlag.REASSOC])
+"""The same where it may round all of a sum so."""
+
+
+def is_contracted(op: object) -> bool:
+    """Whether an operation makes a term of a matrix product."""
+    return isinstance(op, arith.MulfOp) and op.fastmath in (CONTRACTED, PARTLY_ROUNDED_SUMS, ROUNDED_SUMS)
+
+
 KINDS: dict[str, tuple[int, int]] = {
     "sum": (1, 1), "prod": (1, 1), "max": (1, 1), "min": (1, 1), "any": (1, 1), "all": (1, 1), "xor": (1, 1),
     "argmax": (2, 2), "argmin": (2, 2),

@@ -21,7 +21,13 @@ from .types import FLOATS, TensorType, tensor_type
 
 CONTRACT = "contract"
 """Attribute of an nd.mul whose results are added up and nothing else: `arith.mulf ... fastmath<contract>` in the nest, which a unit for
-matrix products may do, with its way to round the sums."""
+matrix products may do, with its way to round the sums: f32, or what the attribute says."""
+
+PARTLY_ROUNDED = "partly rounded"
+"""Sums of terms of 8-bit floats: a unit may round those of one step of it to fewer bits than f32 has; they are added up as f32."""
+
+ROUNDED = "rounded"
+"""The same where it may round all of a sum so."""
 
 
 def broadcast_dims(*shapes: tuple[Expr, ...]) -> tuple[Expr, ...] | None:

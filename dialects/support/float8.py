@@ -27,6 +27,8 @@ f8e5m2fnuz = Float8E5M2FNUZType()
 f8e8m0fnu = Float8E8M0FNUType()
 
 FLOAT8: frozenset[Attribute] = frozenset((f8e4m3fn, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0fnu))
+UNIT_FLOAT8: frozenset[Attribute] = frozenset((f8e4m3fn, f8e5m2))
+"""Those that a GPU's units for products take."""
 
 
 @dataclass(frozen=True)

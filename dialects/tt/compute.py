@@ -388,9 +388,10 @@ class DotOp(TTOp):
     traits = traits_def(Pure())
 
     @classmethod
-    def make(cls, a: SSAValue, b: SSAValue, c: SSAValue, precision: str = "ieee") -> DotOp:
-        """`a` [m, k] times `b` [k, n] plus `c` [m, n]; `precision` is what f32 operands are multiplied in."""
-        properties = {"inputPrecision": PRECISION.attr(precision), "maxNumImpreciseAcc": int32(0)}
+    def make(cls, a: SSAValue, b: SSAValue, c: SSAValue, precision: str = "ieee", imprecise: int = 0) -> DotOp:
+        """`a` [m, k] times `b` [k, n] plus `c` [m, n]; `precision` is what f32 operands are multiplied in, `imprecise` how many terms of
+        8-bit floats may be added up in fewer bits than f32 has."""
+        properties = {"inputPrecision": PRECISION.attr(precision), "maxNumImpreciseAcc": int32(imprecise)}
         return cls.create(operands=(a, b, c), result_types=(c.type,), properties=properties)
 
     @property

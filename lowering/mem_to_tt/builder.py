@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import UNKNOWN_LOC, DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, IntegerType, LocationAttr, i1, i32
+from xdsl.dialects.builtin import UNKNOWN_LOC, DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, IntegerType, LocationAttr, i1, i8, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects.nd.types import is_float
+from ...dialects.support.float8 import FLOAT8, encode
 from ...dialects.tt import arith as tt_arith
 from ...dialects.tt import shape as tt_shape
 from ...dialects.tt.compute import BitcastOp
@@ -90,6 +91,8 @@ class Builder:
 
     def constant(self, value: float, element: Attribute, shape: tuple[int, ...] | None = None) -> SSAValue:
         """A number of type `element`, or a tensor of it."""
+        if element in FLOAT8:
+            return self.cast(BitcastOp, self.constant(encode(value, element), i8, shape), element)
         number: float | int
         if is_float(element):
             number = float(value)

@@ -19,7 +19,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import DenseArrayBase, i32, i64
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Attribute, Block, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from ...dialects import loop
@@ -27,8 +27,10 @@ from ...dialects.expr import ONE, ZERO, Expr, as_expr, exact_quotient, free_dims
 from ...dialects.host import Descriptor
 from ...dialects.mem import BufferType
 from ...dialects.nd.types import element_bytes
+from ...dialects.support.float8 import FLOAT8, UNIT_FLOAT8
 from ...dialects.support.names import keep_name
 from ...dialects.tt.blocks import DescriptorLoadOp, DescriptorStoreOp
+from ...dialects.tt.compute import BitcastOp
 from ...dialects.tt.shape import ReshapeOp, SplitOp, TransOp
 from ...dialects.tt.types import DESCRIPTOR_BYTES, TensorDescType, bits_of, check_sizes, element_of, shape_of, tensor
 from ...passes.analysis.nest_access import Access, Loop
@@ -43,6 +45,12 @@ if TYPE_CHECKING:
     from .kernel import NestLowering
 
 
+def described_type(dtype: Attribute) -> Attribute:
+    """The type of an element of a descriptor: 8-bit floats that units for products take are as they are, so that these find them in shared
+    memory."""
+    return dtype if dtype in UNIT_FLOAT8 else memory_type(dtype)
+
+
 def may_describe(
     gpu: Gpu,
     buffer: SSAValue,
@@ -55,7 +63,7 @@ def may_describe(
     """Whether launches of typical sizes (`typical`) can describe a tensor to the GPU: the arguments are those of `describe`. Whether the
     buffer's first element lies at a multiple of 16 bytes is the caller's to ask (`kernel.is_aligned`)."""
     wanted = Descriptor.of(0, offset, sizes, strides)
-    element = memory_type(loop.element_type(buffer.type))
+    element = described_type(loop.element_type(buffer.type))
     try:
         wanted.check(1)
         check_sizes(TensorDescType(tensor(tuple(block), element)), "the descriptor")
@@ -89,7 +97,7 @@ def describe(
         return entry.args[_first(arguments) + sum(1 + 2 * len(d.sizes) for d in before)]
     assert buffer in arguments.buffers, "a kernel has descriptors of its own buffers"
     assert len(wanted.block) == len(one.sizes), "a block has the dimensions of its tensor"
-    element = memory_type(loop.element_type(buffer.type))
+    element = described_type(loop.element_type(buffer.type))
     rank = len(one.sizes)
     arguments.described.append(wanted)
     made = entry.insert_arg(TensorDescType(tensor(wanted.block, element)), len(entry.args))
@@ -146,7 +154,7 @@ def load_block(kernel: NestLowering, s: State, access: Access, loops: Sequence[L
     descriptor = None if at is None else _descriptor(kernel, access, at)
     if at is None or descriptor is None:
         return None
-    kind = memory_type(access.dtype)
+    kind = described_type(access.dtype)
     load = DescriptorLoadOp.create(operands=[descriptor, *_coordinates(s, at)], result_types=[tensor(tuple(at.block), kind)])
     value = s.b.place(load).results[0]
     shape = tuple(at.block[-2:])
@@ -168,6 +176,8 @@ def store_block(kernel: NestLowering, access: Access, value: SSAValue) -> bool:
     if descriptor is None:
         return False
     value = b.to_shape(value, s.full)
+    if (kind := described_type(access.dtype)) in FLOAT8:
+        value = b.cast(BitcastOp, value, kind)
     for k, part in enumerate([value] if halves == 1 else _halves(s, value)):
         part = part if len(found.block) == 2 else b.pure(ReshapeOp, (part,), tensor(tuple(found.block), element_of(part.type)))
         starts = _coordinates(s, found)

@@ -70,6 +70,8 @@ def lower_load(s: State, op: loop.LoadOp) -> None:
             mask = b.to_shape(mask, at)
         fill = None if other is None or mask is None else b.to_shape(other, at)
         s.before_load(access, pointer)
+        if (kind := access.dtype) in s.unit_kinds:
+            pointer, fill = b.cast(BitcastOp, pointer, PointerType(kind)), None if fill is None else b.cast(BitcastOp, fill, kind)
         once = s.scatters and free_dims(access.offset).isdisjoint(s.info.opaque)
         load = LoadOp.make(pointer, mask, fill, evict="evict_first" if once else s.eviction.get(op, "evict_normal"))
         loaded = b.place(load).results[0]

@@ -18,8 +18,9 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ONE, Expr, free_dims, linear_coeff, product
+from ...dialects.support.float8 import UNIT_FLOAT8
 from ...dialects.tt import arith as tt_arith
-from ...dialects.tt.compute import DotOp, ElementwiseInlineAsmOp
+from ...dialects.tt.compute import BitcastOp, DotOp, ElementwiseInlineAsmOp
 from ...dialects.tt.shape import BroadcastOp, TransOp
 from ...dialects.tt.types import element_of, int32, shape_of, tensor
 from ...passes.analysis.dependences import memory_of
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 LEFT, RIGHT = 0, 1
 """The axes along which one factor varies, and the other."""
+ALL_TERMS = 1 << 30
+"""More terms than any sum has."""
 ZERO_BITS = "mov.b32 $0, 0;"
 
 
@@ -52,6 +55,8 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         raise UnsupportedNest("schedule: with dot the loops inside are sums of products, of one factor along each of the axes")
     block, trips = kernel.tile.inner, product(one.size for one in node.loops)
     sides = [Factor(kernel, axis, block, node, lies_along(s.info, node, axes[axis][-1])) for axis in (LEFT, RIGHT)]
+    for side in sides:
+        side.unit_kinds = UNIT_FLOAT8 & {one.element for one in parts}
     choices = [one.choice for one in parts if one.choice is not None]
     start = [no_sum(s, trips.value is not None and not choices)] * len(parts)
 
@@ -66,7 +71,8 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
                     side.enter(at, trips)
                     side.leave_out(one.choice.cond)
             left, right = (side.matrix(one.along[axes[side.axis]], one.element) for side in sides)
-            sums.append(b.place(DotOp.make(left, right, total)).results[0])
+            imprecise = block if one.sums == loop.PARTLY_ROUNDED_SUMS else ALL_TERMS if one.sums == loop.ROUNDED_SUMS else 0
+            sums.append(b.place(DotOp.make(left, right, total, imprecise=imprecise)).results[0])
         return sums
 
     if trips.value is not None and trips.value <= block:
@@ -147,7 +153,9 @@ class Factor(State):
     def matrix(self, value: SSAValue, element: Attribute) -> SSAValue:
         """A factor as the matrix of `element` that the product takes: 0 behind the end of the sum."""
         b, mask = self.b, self.axes[self.terms].mask
-        narrow = b.to_shape(_rounded(b, self.get(value), element), self.full)
+        codes = element in UNIT_FLOAT8
+        found = self.get(value)
+        narrow = b.to_shape(_float8(b, self.narrow(found, element), element) if codes else _rounded(b, found, element), self.full)
         if mask is not None and value not in self.padded:
             narrow = b.select(mask, narrow, b.constant(0.0, element))
         return narrow if (self.own == LEFT) == (self.axis == LEFT) else _transposed(b, narrow)
@@ -200,6 +208,15 @@ class Factor(State):
         if shape != self.around.along(self.axis):
             raise UnsupportedNest("schedule: with dot a factor is computed from nothing that varies along the other one's axis")
         return value if self.own == self.axis else _transposed(self.b, value)
+
+
+def _float8(b: Builder, code: SSAValue, element: Attribute) -> SSAValue:
+    """The 8-bit float of a code."""
+    while isinstance(op := code.owner, BroadcastOp):
+        code = op.operands[0]
+    if isinstance(op, BitcastOp) and element_of(op.operands[0].type) == element:
+        return op.operands[0]
+    return b.cast(BitcastOp, code, element)
 
 
 def _transposed(b: Builder, matrix: SSAValue) -> SSAValue:

@@ -103,6 +103,8 @@ class State(NestValues):
         """Where that is stored: what is loaded from there only that program needs."""
         self.keeps_halves = False
         """Whether numbers of 16 bits that loops inside of the nest read one after the other stay so on chip: each loop widens them."""
+        self.unit_kinds: frozenset[Attribute] = frozenset()
+        """The 8-bit floats that are loaded as such, not as their codes: for units for products."""
         self.hidden_zero: SSAValue | None = None
         """An i32 that is 0 where they do, which the compilers behind do not know."""
         self.loops_begun = 0

@@ -15,7 +15,7 @@ from ...dialects.expr import ZERO, Expr, FloorDiv, IndexMap, Mod, as_expr, dim, 
 from ...dialects.expr.ranges import Range, RangeEnv
 from ...dialects.expr.walk import children
 from ...dialects.nd.call_args import UNDEFINED, Arg, Call, CallAttr
-from ...dialects.nd.pointwise import CONTRACT, OPS, PREDICATES, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
+from ...dialects.nd.pointwise import CONTRACT, OPS, PARTLY_ROUNDED, PREDICATES, ROUNDED, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, compute_type, is_float, tensor_type
 from ...dialects.support.create import create
 from ...passes.analysis.reduction_kinds import unscaled
@@ -36,6 +36,13 @@ def _operands(low: Lowering, op: Operation, b: Body, index: Sequence[Expr]) -> l
     return [low.element(b, x, broadcast_map(tensor_type(x).dims, dims).apply(index)) for x in op.operands]
 
 
+_SUMS: dict[Attribute, Attribute] = {
+    UnitAttr(): loop.CONTRACTED,
+    StringAttr(PARTLY_ROUNDED): loop.PARTLY_ROUNDED_SUMS,
+    StringAttr(ROUNDED): loop.ROUNDED_SUMS,
+}
+
+
 def _named_pointwise(low: Lowering, op: Operation) -> None:
     name = op.name[3:]
     dtype = tensor_type(op.results[0]).element_type
@@ -45,7 +52,7 @@ def _named_pointwise(low: Lowering, op: Operation) -> None:
         x = _operands(low, op, b, index)
         made = emit(b, dtype, x) if emit else scalars.named(b, name, x, compute_type(dtype))
         if CONTRACT in op.attributes and isinstance(made.owner, arith.MulfOp):
-            made.owner.properties["fastmath"] = loop.CONTRACTED
+            made.owner.properties["fastmath"] = _SUMS[op.attributes[CONTRACT]]
         return made
 
     low.compute(op, build)

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects import arith
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, ModuleOp, UnitAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
@@ -312,7 +311,7 @@ def _accesses(nest: loop.NestOp) -> Iterator[_Access]:
     for op in loop.walk_bodies(nest):
         if isinstance(op, loop.AccessOp):
             index, users = op.index_map.apply([number(v) for v in op.index_operands]), [use.operation for r in op.results for use in r.uses]
-            multiplied = any(isinstance(user, arith.MulfOp) and user.fastmath == loop.CONTRACTED for user in users)
+            multiplied = any(loop.is_contracted(user) for user in users)
             yield _Access(op.shaped, index, isinstance(op, loop.StoreOp), around, multiplied)
 
 

@@ -61,7 +61,9 @@ class _Words:
 
 
 def widen(b: Builder, value: SSAValue, dtype: Attribute, hardware: bool) -> SSAValue:
-    """The code of a number in the format `dtype` (an i8) as f32; `hardware`: the GPU has instructions for those in LARGEST_FINITE."""
+    """A number of the format `dtype`, or its code (an i8), as f32; `hardware`: the GPU has instructions for those in LARGEST_FINITE."""
+    if element_of(value.type) == dtype:
+        value = b.cast(BitcastOp, value, i8)
     result = b.cast(FpToFpOp, b.cast(BitcastOp, value, dtype), f32) if hardware and dtype in LARGEST_FINITE else _widen(b, value, dtype)
     b.remember((narrow, dtype, result), value)
     return result

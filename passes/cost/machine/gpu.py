@@ -54,6 +54,11 @@ class Gpu:
         return self._capability >= 89
 
     @property
+    def multiplies_float8(self) -> bool:
+        """Whether it has units for products of E4M3FN and E5M2: NVIDIA's from Ada on."""
+        return self._capability >= 89
+
+    @property
     def takes_ptx(self) -> bool:
         """Whether kernels may have NVIDIA's assembly in them."""
         return self._capability > 0

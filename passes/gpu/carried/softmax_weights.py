@@ -51,7 +51,7 @@ def softmax_weights(nest: loop.NestOp) -> SoftmaxWeights | None:
         return None
     last = reduce.block.last_op
     times = None if last is None else last.operands[0].owner
-    if not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
+    if not isinstance(times, arith.MulfOp) or not loop.is_contracted(times):
         return None
     for weight, value in ((times.lhs, times.rhs), (times.rhs, times.lhs)):
         found = _weights(weight, value, nest, reduce)

@@ -16,7 +16,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import loop
 from ....dialects.expr import Dim, Expr, free_dims
-from ....dialects.support.float8 import FLOAT8, f8e8m0fnu
+from ....dialects.support.float8 import FLOAT8, UNIT_FLOAT8, f8e8m0fnu
 from ...analysis.accesses.varying import Varying
 from ...analysis.constants import constant_of
 from ...analysis.nest_access import Loop, NestAccess, Node
@@ -24,6 +24,9 @@ from ...analysis.nest_access import Loop, NestAccess, Node
 HALVES = frozenset((bf16, f16))
 EXACT_BITS = 8
 """Bits of an integer that both 16-bit formats have room for."""
+
+RATES: dict[Attribute, str] = {loop.CONTRACTED: "bf16", loop.PARTLY_ROUNDED_SUMS: "f8_f32", loop.ROUNDED_SUMS: "f8"}
+"""What the rates of a GPU call products by how their sums may be rounded."""
 
 
 Side = tuple[Loop, ...]
@@ -34,12 +37,19 @@ Side = tuple[Loop, ...]
 class Factors:
     """The factors of one sum of products: side -> the factor that varies along it; and the type that both are exact in. `picked`: the index
     of the matrix that one side picks for itself; None where the other factor does not vary along that side at all. `choice`: the term,
-    where that is 0 unless a condition holds."""
+    where that is 0 unless a condition holds. `sums`: how a unit may round the sums, where both are 8-bit floats of one type
+    (loop.CONTRACTED: it may not)."""
 
     along: dict[Side, SSAValue]
     element: Attribute
     picked: Dim | None = None
     choice: arith.SelectOp | None = None
+    sums: Attribute = loop.CONTRACTED
+
+    @property
+    def rate(self) -> str:
+        """The name that the rates of a GPU have for these products."""
+        return RATES[self.sums]
 
 
 def product_sides(info: NestAccess) -> list[Side]:
@@ -77,7 +87,7 @@ def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factor
     times, choice = value.owner, None
     if not loops and isinstance(times, arith.SelectOp) and constant_of(times.rhs) == 0:
         times, choice = times.lhs.owner, times
-    if not isinstance(times, arith.MulfOp) or times.result.type != f32 or times.properties.get("fastmath") != loop.CONTRACTED:
+    if not isinstance(times, arith.MulfOp) or times.result.type != f32 or not loop.is_contracted(times):
         return None
     types = exact_types(times.lhs) & exact_types(times.rhs)
     if not types or not is_straight(info, times.lhs) or not is_straight(info, times.rhs):
@@ -98,7 +108,10 @@ def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factor
         return None
     if choice is not None and not Varying(info).of_value(choice.cond).isdisjoint(one.dim for one in (*rows, *columns)):
         return None
-    return Factors({rows: times.lhs, columns: times.rhs}, bf16 if bf16 in types else f16, picked, choice)
+    element, sums = bf16 if bf16 in types else f16, loop.CONTRACTED
+    if times.fastmath != sums and (kind := _stored_type(times.lhs)) == _stored_type(times.rhs) and kind in UNIT_FLOAT8:
+        element, sums = kind, times.fastmath
+    return Factors({rows: times.lhs, columns: times.rhs}, element, picked, choice, sums)
 
 
 def _sides(loops: Sequence[Loop], left: frozenset[Expr], right: frozenset[Expr]) -> tuple[Side, Side]:
@@ -119,6 +132,14 @@ def _index_of(info: NestAccess, value: SSAValue) -> Dim | None:
             worklist += op.operands
     (only,) = found if len(found) == 1 else (None,)
     return only if only is not None and info.opaque[only].owner.parent is info.root.op.regions[0].block else None
+
+
+def _stored_type(value: SSAValue) -> Attribute | None:
+    """The type that a number of 32 bits was widened from."""
+    op = value.owner
+    if isinstance(op, loop.LoadOp):
+        return loop.element_type(op.source.type)
+    return op.input.type if isinstance(op, arith.ExtFOp) else None
 
 
 def exact_types(value: SSAValue) -> frozenset[Attribute]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product as pairs
 from math import ceil, gcd
 
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
 from ....dialects.expr import free_dims, product
@@ -50,6 +50,8 @@ CONVERTED = 2
 
 BLOCK_SIDES = (256, 128, 64)
 """Sides of a block of the result where both are long."""
+MIN_STEP_BYTES = 32
+"""Bytes of a row that a unit for products takes at once."""
 STEP_ROW_BYTES = 128
 """Bytes of a row of a factor that are read at once: as much as shared memory interleaves."""
 MAX_STAGES = 4
@@ -105,7 +107,7 @@ class _Product:
     """What the price of a product's tile depends on. `axes` are the two sides, the one of a factor that is computed last: the units take
     only the second factor from registers as it is there (docs/lab/gpu-products.md). `read` are bytes of each term along each of them,
     `widest` those of the widest factor, `beside` those of each element of the result that are read and written beside it; `held` are
-    numbers of each element that a thread keeps at once."""
+    numbers of each element that a thread keeps at once; `rate` is what the rates of a GPU call the products."""
 
     axes: tuple[Side, Side]
     rest: list[Loop]
@@ -118,6 +120,7 @@ class _Product:
     widest: int
     beside: float
     held: int
+    rate: str
 
     @staticmethod
     def of(info: NestAccess, sides: Sequence[Side], sizes: Sizes) -> _Product:
@@ -138,6 +141,7 @@ class _Product:
             (first, second), rest, (sizes.trips(first), sizes.trips(second)), sizes.trips(rest), sum(len(factors(info, n)) for n in inside),
             max(sizes.trips(n.loops) for n in inside), gcd(*(sizes(n.loops[-1].size) for n in inside if len(n.loops) > 1)),
             (read(first), read(second)), widest, beside, _held(info, first, second),
+            next(f.rate for n in inside for f in factors(info, n)),
         )  # fmt: skip
 
 
@@ -154,7 +158,9 @@ def _held(info: NestAccess, first: Side, second: Side) -> int:
         return all(not dims.isdisjoint(one.dim for one in side) for side in (first, second))
 
     stores = [op for op in ops if isinstance(op, loop.StoreOp)]
-    return held_numbers(sums, ops, stores, is_of_element, any(isinstance(op, loop.RandomOp) and is_of_element(op.result) for op in ops))
+    partly = any(f.sums == loop.PARTLY_ROUNDED_SUMS for n in info.root.walk() for f in factors(info, n))  # the unit's are beside f32's
+    draws = any(isinstance(op, loop.RandomOp) and is_of_element(op.result) for op in ops)
+    return partly + held_numbers(sums, ops, stores, is_of_element, draws)
 
 
 def _are_windows(info: NestAccess, side: Side) -> bool:
@@ -171,12 +177,12 @@ def _along(access: Access, side: Side) -> bool:
 def _how_computed(info: NestAccess, side: Side) -> int:
     """Whether factors along a side are as they lie in memory: 0: they are, 1: but for zeros, CONVERTED: they are computed from that."""
     inside = [n for n in info.root.walk() if n is not info.root]
-    return max((_computed(f.along[side]) for n in inside for f in factors(info, n)), default=0)
+    return max((_computed(f.along[side], f.element) for n in inside for f in factors(info, n)), default=0)
 
 
-def _computed(factor: SSAValue) -> int:
+def _computed(factor: SSAValue, element: Attribute) -> int:
     op = factor.owner
-    if not isinstance(op, loop.LoadOp) or loop.element_type(op.source.type) not in HALVES:
+    if not isinstance(op, loop.LoadOp) or loop.element_type(op.source.type) not in HALVES | {element}:
         return CONVERTED
     return int(op.mask is not None)
 
@@ -192,8 +198,9 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
         warps = warps_for(rows * columns, work.sums, work.held, gpu)
         if not warps and rows * columns > BLOCK_SIDES[-1] ** 2:
             continue
-        terms = max(MIN_DOT_SIDE, min(STEP_ROW_BYTES // work.widest, power_of_two(work.terms)))
-        while terms > MIN_DOT_SIDE and work.last % terms:
+        least = max(MIN_DOT_SIDE, MIN_STEP_BYTES // work.widest)
+        terms = max(least, min(STEP_ROW_BYTES // work.widest, power_of_two(work.terms)))
+        while terms > least and work.last % terms:
             terms //= 2  # a block within one iteration of the loops around the last: what these index is the same for all of it
         step = terms * (sides[0] * work.read[0] + sides[1] * work.read[1])
         steps = ceil(work.terms / terms)
@@ -215,7 +222,7 @@ def _ns(work: _Product, tile: Tile, gpu: Gpu) -> float:
 def _sums(work: _Product) -> Sums:
     """What the price of a block is of."""
     row, column = work.read
-    return Sums(*work.size, work.terms, work.batch, work.sums, row, column, work.beside)
+    return Sums(*work.size, work.terms, work.batch, work.sums, row, column, work.beside, work.rate)
 
 
 def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu) -> Tile:
@@ -233,7 +240,8 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
     columns = next((n for n in SKINNY_BLOCK_COLUMNS if around * (sizes.trips(many) // n) >= enough), SKINNY_BLOCK_COLUMNS[-1])
     loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
     each = sum(element_bytes(a.dtype) * (rows if _along(a, few) else columns) for a in loads)
-    computes = any(a.dtype not in HALVES for a in loads)
+    kinds = HALVES | {f.element for n in inside for f in factors(info, n)}
+    computes = any(a.dtype not in kinds for a in loads)
     stages = SKINNY_STAGES - (0 if computes else 1 if columns < SKINNY_BLOCK_COLUMNS[0] else 2)
     longest = SKINNY_BLOCK_ELEMENTS // columns
     # one program multiplies while another one waits: two have room; where there are no two, one has, and what it converts

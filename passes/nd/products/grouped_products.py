@@ -26,7 +26,7 @@ from ....dialects.nd.types import TensorType, tensor_type
 from ...cost.contraction_price import Contraction
 from ...cost.library_cost import size
 from ..algebra.rewriter import Rewriter
-from .nd_small_products import sum_of_terms
+from .nd_small_products import EXACT, sum_of_terms
 
 TARGET = "aten._grouped_mm.default"
 
@@ -102,11 +102,11 @@ def _by_group(rw: Rewriter, op: GroupedProduct, t: TensorType) -> SSAValue:
     others = all_own.dims[2 if of_rows else 1]
     if of_rows:
         row = rw.new(nd.ReshapeOp.new((line,), own.with_dims((many, ONE, terms))))
-        made = sum_of_terms(rw, row, picked, t.with_dims((many, ONE, others)), True)
+        made = sum_of_terms(rw, row, picked, t.with_dims((many, ONE, others)), EXACT)
         return rw.new(nd.ReshapeOp.new((made,), tensor_type(made).with_dims((many, others))))
     turned = rw.new(nd.PermuteOp.new((line,), own.with_dims((many, terms)), dims=IntsAttr.get([1, 0])))
     column = rw.new(nd.ReshapeOp.new((turned,), own.with_dims((many, terms, ONE))))
-    made = sum_of_terms(rw, picked, column, t.with_dims((many, others, ONE)), True)
+    made = sum_of_terms(rw, picked, column, t.with_dims((many, others, ONE)), EXACT)
     made = rw.new(nd.ReshapeOp.new((made,), tensor_type(made).with_dims((many, others))))
     return rw.new(nd.PermuteOp.new((made,), tensor_type(made).with_dims((others, many)), dims=IntsAttr.get([1, 0])))
 
@@ -128,7 +128,7 @@ def _within_groups(rw: Rewriter, op: GroupedProduct, t: TensorType) -> SSAValue:
     within = rw.new(OPS["and"].new(tuple(there), answer))
     lhs = _repeated(rw, op.lhs, count)
     rhs = _repeated(rw, op.rhs, count)
-    return sum_of_terms(rw, lhs, rhs, t, True, within)
+    return sum_of_terms(rw, lhs, rhs, t, EXACT, within)
 
 
 def _repeated(rw: Rewriter, x: SSAValue, count: Expr) -> SSAValue:

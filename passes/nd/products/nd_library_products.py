@@ -7,6 +7,7 @@
     %p = nd.matmul %a, %b   (cheaper so)              ->   the same, which fuses with what is around it: see product_choice
     %f = nd.cat %a, %b      (a factor of such)        ->   a sum for each part, or a selection: see joined_factors
     aten._grouped_mm          (cheaper so)            ->   the same: see grouped_products
+    %y = nd.extern _scaled_mm                         ->   the same for 8-bit floats with scales: see scaled_products
     %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
     %c = nd.conv %x, %w, %bias   (cheaper so)         ->   multiplications and a sum, as products: see convolution_nests
     %c = nd.conv %x, %w     (1x1, small, of float32)  ->   aten.bmm of channels and pixels; its gradients too: see pixel_products
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -41,10 +42,11 @@ from .convolution_nests import as_product, is_depthwise
 from .grouped_products import as_grouped_terms
 from .joined_factors import as_selection, selected_factors, terms_by_part
 from .nd_small_convolutions import as_windows
-from .nd_small_products import as_terms
+from .nd_small_products import EXACT, as_terms
 from .pixel_products import HOST_BOUND_ELEMENTS, convolution_as_product, gradients_as_products
 from .product_choice import Candidate, Choice, ProductChooser, product_and_bias
 from .product_padding import PART_BYTES, padded_product, product_call
+from .scaled_products import ScaledProduct, scaled_product
 
 MAX_OWN_MULTIPLICATIONS = 1 << 17
 """Multiplications of a product up to which a kernel of ours is faster: an extern call takes longer on the host than a launch
@@ -174,7 +176,8 @@ class NdLibraryProducts(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
         symbols = nd.symbol_ranges(op)
-        chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, self.library)
+        scaled: dict[Operation, ScaledProduct] = {}
+        chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, self.library, scaled)
         chosen: dict[Operation, Choice] = {}
         joined: set[Operation] = set()
 
@@ -195,7 +198,8 @@ class NdLibraryProducts(Pass):
             casts = exact_factors(op)
             if casts is not None:
                 pairs = [(without_cast(rw, op.lhs, casts[0]), without_cast(rw, op.rhs, casts[1]))]
-                return as_terms(rw, op, rounded=True, bias=bias, pairs=pairs)
+                sums = StringAttr(scaled[op].sums) if op in scaled else EXACT
+                return as_terms(rw, op, rounded=True, bias=bias, pairs=pairs, sums=sums)
             return as_terms(rw, op, rounded=True, bias=bias, pairs=terms_by_part(rw, op))
 
         def biased_product(rw: Rewriter, found: Operation) -> SSAValue | None:
@@ -246,7 +250,14 @@ class NdLibraryProducts(Pass):
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             if not any(isinstance(o, (nd.MatmulOp, nd.ConvOp, nd.ExternOp)) for o in func.body.block.ops):
                 continue
+            calls = [scaled_product(o) for o in list(func.body.block.ops) if isinstance(o, nd.ExternOp)]
+            scaled.clear()
+            scaled.update((one.product, one) for one in calls if one is not None)
             found, parted = chooser.choose(func)
+            for one in list(scaled.values()):
+                if not found[one.product].generated and not is_tiny(one.product, hints, self.tiny):
+                    del scaled[one.product]
+                    self.remark(one.as_call(), str(found.pop(one.product)), "missed")
             chosen = {**found, **_parted(parted, found)}
             joined = selected_factors(o for o in func.body.block.ops if isinstance(o, nd.MatmulOp) and o in chosen and chosen[o].generated)
             rules = {

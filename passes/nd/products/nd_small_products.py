@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects.builtin import FloatAttr, ModuleOp, StringAttr, UnitAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE, product
@@ -46,14 +46,24 @@ TILE_ROWS = 6
 MIN_REGISTER_TILES = 32
 """Register tiles below which the difference is not worth the code of another nest."""
 
+EXACT = UnitAttr()
+"""Sums of terms are those of f32."""
+
 
 def as_terms(
-    rw: Rewriter, op: nd.MatmulOp, rounded: bool = False, bias: SSAValue | None = None, pairs: Sequence[tuple[SSAValue, SSAValue]] = ()
+    rw: Rewriter,
+    op: nd.MatmulOp,
+    rounded: bool = False,
+    bias: SSAValue | None = None,
+    pairs: Sequence[tuple[SSAValue, SSAValue]] = (),
+    sums: Attribute = EXACT,
 ) -> SSAValue:
     """A product as multiplications and a sum over them, in f32 for 16-bit numbers, to which a bias is added before it is rounded;
     `rounded`: of operands that are rounded to their type even where what computes them stands in the same nest, and whose products may be
-    added up by a unit for matrix products. `pairs`: the factors, if they are others, of products that add up to this one."""
-    made, *others = [sum_of_terms(rw, lhs, rhs, tensor_type(op.result), rounded) for lhs, rhs in pairs or [(op.lhs, op.rhs)]]
+    added up by a unit for matrix products. `pairs`: the factors, if they are others, of products that add up to this one; `sums`: how such
+    a unit may round sums (CONTRACT)."""
+    how = sums if rounded else None
+    made, *others = [sum_of_terms(rw, lhs, rhs, tensor_type(op.result), how) for lhs, rhs in pairs or [(op.lhs, op.rhs)]]
     wide = tensor_type(made)
     for other in others:
         made = rw.new(OPS["add"].new((made, other), wide))
@@ -66,14 +76,15 @@ def as_terms(
 
 
 def sum_of_terms(
-    rw: Rewriter, lhs: SSAValue, rhs: SSAValue, t: TensorType, rounded: bool, within: SSAValue | None = None
+    rw: Rewriter, lhs: SSAValue, rhs: SSAValue, t: TensorType, sums: Attribute | None, within: SSAValue | None = None
 ) -> SSAValue:
-    """A product, of type `t`, not yet rounded to it. `within`: the terms that count, for each element of the result."""
+    """A product, of type `t`, not yet rounded to it. `sums`: how a unit for matrix products may round them; None where none may make them.
+    `within`: the terms that count, for each element of the result."""
     a, b = tensor_type(lhs), tensor_type(rhs)
     *batch, rows, columns = t.dims
     depth, wide = a.dims[-1], compute_type(t.element_type)
     order = [*range(len(batch)), len(batch) + 1, len(batch)]
-    if rounded:
+    if sums is not None:
         lhs, rhs = rounded_operand(rw, lhs), rounded_operand(rw, rhs)
     left = rw.new(nd.ReshapeOp.new((lhs,), a.with_dims((*batch, rows, ONE, depth))))
     right = rw.new(nd.PermuteOp.new((rhs,), b.with_dims((*batch, columns, depth)), dims=IntsAttr.get(order)))
@@ -83,8 +94,8 @@ def sum_of_terms(
         for x in (left, right)
     )
     times = OPS["mul"].new((left, right), TensorType.get((*t.dims, depth), wide, t.device.data))
-    if rounded:
-        times.attributes[CONTRACT] = UnitAttr()
+    if sums is not None:
+        times.attributes[CONTRACT] = sums
     terms = rw.new(times)
     if within is not None:
         zero = rw.new(nd.FullOp.new((), TensorType.get((), wide, t.device.data), value=FloatAttr(0.0, wide)))  # pyright: ignore

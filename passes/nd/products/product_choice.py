@@ -20,7 +20,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue, Use
 from ....dialects import nd
 from ....dialects.expr import ONE, ZERO, Expr, product
 from ....dialects.expr.ranges import RangeEnv, range_of
-from ....dialects.nd.pointwise import OPS, CastOp, PointwiseOp
+from ....dialects.nd.pointwise import OPS, PARTLY_ROUNDED, CastOp, PointwiseOp
 from ....dialects.nd.types import I32_MAX, element_bytes, tensor_type
 from ....dialects.support.float8 import FLOAT8
 from ...cost.contraction_price import MAX_SKINNY_ROWS, Contraction, generated_ns, generated_price, is_few, library_ns, stream_ns, weighed_ns
@@ -33,6 +33,7 @@ from .convolution_nests import is_depthwise, no_product, no_windows, read_once, 
 from .grouped_products import GroupedProduct
 from .joined_factors import joined_factor
 from .own_scores import give_own_scores
+from .scaled_products import ScaledProduct
 
 KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16", **dict.fromkeys(FLOAT8, "bf16")}
 """Types of factors that units for products take, 8-bit floats as the 16-bit ones that they are exact in, as the rates of a GPU name
@@ -76,6 +77,8 @@ class ProductChooser:
     hints: Mapping[str, int]
     symbols: RangeEnv
     library: str
+    scaled: Mapping[Operation, ScaledProduct] = field(default_factory=dict)
+    """Products that are calls for 8-bit floats."""
 
     def choose(self, func: FuncOp) -> tuple[dict[Operation, Choice], list[Candidate]]:
         """What becomes of each product of a function, and the candidates of which blocks of columns are to be products of their own."""
@@ -83,20 +86,20 @@ class ProductChooser:
         found: dict[Operation, Choice] = {}
         parted: list[Candidate] = []
         works: dict[Operation, Contraction] = {}
-        for one in candidates(func, self.gpu, self.hints, self.symbols):
+        for one in candidates(func, self.gpu, self.hints, self.symbols, self.scaled):
             for op in one.ops:
                 found[op] = self.choice(one, op)
                 works[op] = one.work if len(one.ops) == 1 and not one.parts else replace(one.work, sums=1)
             if one.parts and found[one.ops[0]].generated:
                 parted.append(one)
         for op in _products(func):
-            if op not in works and self.may_be_scores(op):
+            if op not in works and op not in self.scaled and self.may_be_scores(op):
                 works[op] = _work((op,), _Region([op.result], set()), 0, self.hints)
         for op in _products(func):
             self._choose_carried(op, found, works)
         for op in (*_products(func), *_convolutions(func), *_grouped(func)):
             if op not in found:
-                found[op] = Choice(False, cannot(op, self.gpu, self.symbols))
+                found[op] = Choice(False, cannot(op, self.gpu, self.symbols, op in self.scaled))
         return found, parted
 
     def _give_own_scores(self, func: FuncOp) -> None:
@@ -122,7 +125,7 @@ class ProductChooser:
 
     def _choose_carried(self, weighed: nd.MatmulOp, found: dict[Operation, Choice], works: Mapping[Operation, Contraction]) -> None:
         """All products of an attention are generated where that is cheaper than calls with the scores in memory between them."""
-        one = carried_scores(weighed, works.keys(), self.symbols)
+        one = carried_scores(weighed, works.keys() - self.scaled.keys(), self.symbols)
         if isinstance(one, str):
             if one and weighed in found:
                 found[weighed] = replace(found[weighed], reason=f"{found[weighed].reason}; scores stay in memory: {one}")
@@ -141,7 +144,8 @@ class ProductChooser:
 
     def choice(self, one: Candidate, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp) -> Choice:
         """What becomes of a product of a candidate."""
-        prices = library_ns(one.work, self.gpu), generated_ns(_exact_work(one.work, op, self.hints), self.gpu)
+        work = one.work if op in self.scaled else _exact_work(one.work, op, self.hints)
+        prices = library_ns(one.work, self.gpu), generated_ns(work, self.gpu)
         if op.schedule is not None:
             return Choice(op.schedule.data == "generated", f'schedule = "{op.schedule.data}"', *prices)
         if self.library in ("always", "never"):
@@ -181,12 +185,14 @@ def _rows_are_odd(x: SSAValue) -> bool:
     return last is not None and last % VECTOR_HALVES != 0 and tensor_type(x).rank > 1
 
 
-def cannot(op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, gpu: Gpu, symbols: RangeEnv) -> str:
-    """Why a product cannot be generated; "" if it can."""
+def cannot(op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, gpu: Gpu, symbols: RangeEnv, scaled: bool = False) -> str:
+    """Why a product cannot be generated; "" if it can. `scaled`: it is a call for 8-bit floats."""
     t, tensors = tensor_type(op.results[0]), [tensor_type(v) for v in (*op.operands[:2], op.results[0])]
     depthwise = isinstance(op, nd.ConvOp) and is_depthwise(op)
     if not gpu.multiplies_halves and not depthwise:
         return "the GPU has no units for products"
+    if scaled and not gpu.multiplies_float8:
+        return "the GPU has no units for products of 8-bit floats"
     kinds = (*KINDS, f32) if depthwise else KINDS
     exact = isinstance(op, nd.MatmulOp) and exact_factors(op) is not None
     if not exact and (t.element_type not in kinds or any(x.element_type != t.element_type for x in tensors)):
@@ -200,27 +206,32 @@ def cannot(op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, gpu: Gpu, symbols: RangeEn
     return ""
 
 
-def candidates(func: FuncOp, gpu: Gpu, hints: Mapping[str, int], symbols: RangeEnv) -> Iterator[Candidate]:
+def candidates(
+    func: FuncOp, gpu: Gpu, hints: Mapping[str, int], symbols: RangeEnv, scaled: Mapping[Operation, ScaledProduct]
+) -> Iterator[Candidate]:
     """The candidates of a function, those of most work first: what stands behind two that do not fit together is the first one's."""
-    possible = {op: None for op in sorted(_products(func), key=lambda op: -_flops(op, hints)) if not cannot(op, gpu, symbols)}
+    ordered = sorted(_products(func), key=lambda op: -_flops(op, hints))
+    possible = {op: None for op in ordered if not cannot(op, gpu, symbols, op in scaled)}
+    results = {one.result: one.product for one in scaled.values()}
     taken: set[Operation] = set()
     done: set[Operation] = set()
     for op in possible:
         if op in done:
             continue
-        parts = equal_columns(op)
-        region = _Region([part.result for part in parts] or [_result(op)], taken)
+        result = _result(op, scaled)
+        parts = () if op in scaled else equal_columns(op)
+        region = _Region([part.result for part in parts] or [result], taken, results)
         if parts and not region.meet():
-            parts, region = (), _Region([_result(op)], taken)
+            parts, region = (), _Region([result], taken, results)
         partners = [p for p in region.meets if not parts and p is not op and p not in done and p in possible and _fit(op, p)]
         for partner in partners:
-            region.add(_result(partner))
+            region.add(_result(partner, scaled))
         done.update((op, *partners))
         taken.update(region.behind)
-        yield Candidate((op, *partners), _work((op, *partners), region, len(parts), hints), parts)
+        yield Candidate((op, *partners), _work((op, *partners), region, len(parts), hints, scaled.get(op)), parts)
     for one in _convolutions(func):
         if not cannot(one, gpu, symbols):
-            region = _Region([one.result], taken)
+            region = _Region([one.result], taken, results)
             taken.update(region.behind)
             yield Candidate((one,), _convolution_work(one, region, hints))
     for one, found in _grouped(func).items():
@@ -277,8 +288,10 @@ def _grouped(func: FuncOp) -> dict[nd.ExternOp, GroupedProduct]:
     return {op: one for op, one in found.items() if one is not None}
 
 
-def _result(op: nd.MatmulOp) -> SSAValue:
-    """What the library's call gives: a product, with its bias."""
+def _result(op: nd.MatmulOp, scaled: Mapping[Operation, ScaledProduct]) -> SSAValue:
+    """What the library's call gives: a product, with its scales and its bias."""
+    if op in scaled:
+        return scaled[op].result
     adds = [use.operation for use in op.result.uses if isinstance(use.operation, OPS["add"])]
     pair = product_and_bias(adds[0]) if adds else None
     return adds[0].results[0] if pair is not None and pair[0] is op else op.result
@@ -291,15 +304,22 @@ def _flops(op: nd.MatmulOp, hints: Mapping[str, int]) -> int:
 def _fit(one: nd.MatmulOp, other: nd.MatmulOp) -> bool:
     """Whether two products have the same sizes and share a factor."""
     same = one.result.type == other.result.type and tensor_type(one.lhs).dims[-1] is tensor_type(other.lhs).dims[-1]
-    return same and (one.lhs is other.lhs or one.rhs is other.rhs)
+    (left, right), (others_left, others_right) = ([_before_cast(x) for x in op.operands] for op in (one, other))
+    return same and (left is others_left or right is others_right)
+
+
+def _before_cast(x: SSAValue) -> SSAValue:
+    return x.owner.input if isinstance(x.owner, CastOp) else x
 
 
 @dataclass
 class _Region:
-    """The pointwise operations behind results of products, element by element. `meets`: other products that they need."""
+    """The pointwise operations behind results of products, element by element. `results`: those of calls for 8-bit floats; `meets`: other
+    products that they need."""
 
     sources: list[SSAValue]
     taken: set[Operation]
+    results: Mapping[SSAValue, nd.MatmulOp] = field(default_factory=dict)
     behind: dict[Operation, None] = field(default_factory=dict)
     meets: dict[nd.MatmulOp, None] = field(default_factory=dict)
 
@@ -329,7 +349,7 @@ class _Region:
                 self.behind[found] = None
                 worklist += found.results
                 for value in found.operands:
-                    if (op := _product_of(value)) is not None:
+                    if (op := _product_of(value, self.results)) is not None:
                         self.meets[op] = None
 
     def _follows(self, op: Operation) -> bool:
@@ -383,16 +403,20 @@ def _same_elements(value: SSAValue) -> list[Use]:
     return found
 
 
-def _product_of(value: SSAValue) -> nd.MatmulOp | None:
+def _product_of(value: SSAValue, results: Mapping[SSAValue, nd.MatmulOp]) -> nd.MatmulOp | None:
     """The product that a tensor is, with its bias, in another shape."""
     while isinstance(value.owner, nd.ReshapeOp | nd.PermuteOp):
         value = value.owner.operands[0]
+    if value in results:
+        return results[value]
     pair = product_and_bias(value.owner) if isinstance(value.owner, OPS["add"]) else None
     return pair[0] if pair is not None else value.owner if isinstance(value.owner, nd.MatmulOp) else None
 
 
-def _work(ops: Sequence[nd.MatmulOp], region: _Region, parts: int, hints: Mapping[str, int]) -> Contraction:
-    """What a candidate does, as a contraction with its neighbours."""
+def _work(
+    ops: Sequence[nd.MatmulOp], region: _Region, parts: int, hints: Mapping[str, int], scaled: ScaledProduct | None = None
+) -> Contraction:
+    """What a candidate does, as a contraction with its neighbours. `scaled`: its first product as a call for 8-bit floats."""
     t = tensor_type(ops[0].result)
     *batch, rows, columns = [size(n, hints) for n in t.dims]
     factors = [_source_bytes(x, hints) for x in dict.fromkeys(v for op in ops for v in op.operands)]
@@ -402,7 +426,10 @@ def _work(ops: Sequence[nd.MatmulOp], region: _Region, parts: int, hints: Mappin
         KINDS.get(t.element_type, "f32"), width, width,
         sources=float(sum(source for source, _ in factors)), computed=float(sum(made for _, made in factors)),
     )  # fmt: skip
-    return _with_neighbours(bare, region, hints)
+    if scaled is not None:
+        bare = replace(_exact_work(bare, ops[0], hints), kind=scaled.rate, out_width=_width(scaled.result))
+    found = _with_neighbours(bare, region, hints)
+    return replace(found, held=found.held + 1) if scaled is not None and scaled.sums == PARTLY_ROUNDED else found
 
 
 def _exact_work(work: Contraction, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, hints: Mapping[str, int]) -> Contraction:

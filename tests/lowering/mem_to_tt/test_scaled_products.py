@@ -1,0 +1,141 @@
+"""Products of 8-bit floats with scales (`torch._scaled_mm`) as kernels of ours, beside eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import lower, without_data
+from xdsl.dialects.builtin import bf16
+
+import stepwell
+from stepwell.dialects.mem import ExternOp
+from stepwell.dialects.support.float8 import f8e4m3fn, f8e5m2
+from stepwell.dialects.tt.compute import DotOp
+from stepwell.dialects.tt.structure import FuncOp
+from stepwell.dialects.tt.types import element_of
+from stepwell.passes.manager.pipelines import default_pipeline
+from stepwell.tools.interpret.loop import run_loop
+from stepwell.tools.interpret.target import InterpretedTarget
+
+BF16, E4M3, E5M2 = torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
+NEVER = "nd-library-products{tiny=0 library=never}"
+
+
+def numbers(*shape, dtype=E4M3, scale=1.0):
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * scale).to(dtype)
+
+
+def scales(*shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape))) + 0.5
+
+
+def scaled(x, w, s, t, bias=None, out=BF16, fast=False):
+    return torch._scaled_mm(x, w.t(), s, t, bias=bias, out_dtype=out, use_fast_accum=fast)
+
+
+def of_rows(x, w, t, fast=True):
+    """Rows of x by scales of their own."""
+    s = x.abs().amax(-1, keepdim=True).float() / 448
+    return F.relu(scaled((x.float() / s).clamp(-448, 448).to(E4M3), w, s, t, fast=fast))
+
+
+def gated(x, w, v, s, t, u):
+    return F.silu(scaled(x, w, s, t, fast=True)) * scaled(x, v, s, u, fast=True)
+
+
+def second_form(x, w, s, t):
+    kinds = F.ScalingType.RowWise
+    return F.relu(F.scaled_mm(x, w.t(), s, kinds, t, kinds, output_dtype=BF16))
+
+
+X, W, S, T = numbers(130, 96), numbers(112, 96), scales(130, 1), scales(1, 112)
+# Program, arguments, products in each kernel.
+PROGRAMS = {
+    "scales of rows": (lambda x, w, s, t: F.gelu(scaled(x, w, s, t)), [X, W, S, T], [1]),
+    "one scale": (lambda x, w, s, t: scaled(x, w, s, t, fast=True), [X, W, scales(), scales(1)], [1]),
+    "a bias": (lambda x, w, s, t, b: F.relu(scaled(x, w, s, t, b)), [X, W, S, T, numbers(112, dtype=BF16)], [1]),
+    "E5M2": (lambda x, w, s, t: scaled(x, w, s, t, fast=True), [numbers(130, 96, dtype=E5M2), numbers(112, 96, dtype=E5M2), S, T], [1]),
+    "float32": (lambda x, w, s, t: scaled(x, w, s, t, out=torch.float32), [X, W, S, T], [1]),
+    "few rows": (lambda x, w, s, t: F.silu(scaled(x, w, s, t)), [X[:5], W, S[:5], T], [1]),
+    "few terms": (lambda x, w, s, t: scaled(x, w, s, t), [X[:, :16], W[:, :16], S, T], [1]),
+    "rows apart": (lambda x, w, s, t: scaled(x, w, s, t), [X[::2], W, S[:65], T], [1]),
+    "two matrices": (gated, [X, W, numbers(112, 96, scale=0.5), S, T, scales(1, 112)], [2]),
+    "quantised rows": (of_rows, [numbers(130, 96, dtype=BF16), W, T], [0, 1]),
+    "few quantised rows": (of_rows, [numbers(7, 96, dtype=BF16), W, T], [0, 1]),
+}  # fmt: skip
+if hasattr(F, "scaled_mm"):
+    PROGRAMS["scaled_mm"] = (second_form, [X, W, S, T], [1])
+
+
+def kernels(module):
+    return [f for f in module.ops if isinstance(f, FuncOp)]
+
+
+def dots(module):
+    return [op for op in module.walk() if isinstance(op, DotOp)]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_scaled_products(name):
+    function, args, expected = PROGRAMS[name]
+    made = lower(function, *args, nd_library_products=NEVER)
+    assert [len(dots(f)) for f in kernels(made.module)] == expected
+    assert {element_of(d.a.type) for d in dots(made.module)} == {f8e5m2 if name == "E5M2" else f8e4m3fn}
+    assert not [op for op in made.module.walk() if isinstance(op, ExternOp)]
+    (got,), want = run_loop(made.module, args, made.constants, made.objects), function(*args)
+    assert got.dtype == want.dtype and got.shape == want.shape
+    torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=2e-2 * want.float().abs().max().item())
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_sums_are_added_up_as_float32_unless_the_call_is_fast(fast):
+    made = lower(lambda *args: scaled(*args, fast=fast), X, W, S, T, nd_library_products=NEVER)
+    (dot,) = dots(made.module)
+    assert dot.maxNumImpreciseAcc is not None and (dot.maxNumImpreciseAcc.value.data > 1 << 20) == fast
+
+
+def test_products_that_are_spelled_out_are_no_less_exact_than_eager():
+    """In 16 bits."""
+    made = lower(lambda x, w: x.to(BF16) @ w.to(BF16).t(), X, W, nd_library_products=NEVER)
+    assert {element_of(d.a.type) for d in dots(made.module)} == {bf16}
+
+
+CALLS = {
+    "two types": (lambda x, w, s, t: scaled(x, w, s, t), [X, numbers(112, 96, dtype=E5M2), S, T]),
+    "8 bits": (lambda x, w, s, t: torch._scaled_mm(x, w.t(), s, t, out_dtype=E4M3), [X, W, scales(), scales()]),
+    "blocks": (lambda x, w, s, t: scaled(x, w, s, t), [numbers(130, 256), numbers(112, 256), scales(130, 2), scales(2, 112)]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_others_stay_calls(name):
+    function, args = CALLS[name]
+    made = lower(function, *without_data(args, "cpu"), to="mem", nd_library_products=NEVER)
+    assert [op.call.data.target for op in made.module.walk() if isinstance(op, ExternOp)] == ["aten._scaled_mm.default"]
+
+
+@pytest.mark.parametrize(("machine", "relu", "calls"), [("sm_90", False, 1), ("sm_90", True, 0), ("sm_80", True, 1), ("gfx942", True, 1)])
+def test_the_price_decides_where_there_are_units(machine, relu, calls):
+    """The library's call is as it was."""
+    args = without_data([numbers(4096, 4096), numbers(4096, 4096), scales(4096, 1), scales(1, 4096)], "cpu")
+    act = F.relu if relu else lambda x: x
+    made = lower(lambda *a: act(scaled(*a, fast=True)), *args, to="mem", machine=machine)
+    found = [op for op in made.module.walk() if isinstance(op, ExternOp)]
+    assert len(found) == calls and all("f8E4M3FN" in str(op.operands[0].type) for op in found)
+    assert all(op.call.data.args[-1] is True for op in found)
+
+
+def test_sizes_that_are_symbols():
+    pipeline = default_pipeline("gpu")
+    pipeline.replace("nd-library-products", NEVER)
+    stepwell.register_target(InterpretedTarget, replace=True)
+    try:
+        options = {"cache": "off", "pipeline": str(pipeline)}
+        compiled = torch.compile(lambda x, w, s, t: F.relu(scaled(x, w, s, t)), backend="stepwell", dynamic=True, options=options)
+        for rows in (70, 17, 0):
+            args = [X[:rows], W, S[:rows], T]
+            torch.testing.assert_close(compiled(*args), F.relu(scaled(*args)), rtol=2e-2, atol=0.5)
+    finally:
+        stepwell.unregister_target("interpreted")
+        torch._dynamo.reset()
