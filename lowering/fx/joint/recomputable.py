@@ -21,6 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..fx_graphs import VIEWS, Writer, readers, same_sizes, value_of
 from .max_pool_offsets import keep_offsets
 from .recomputable_activations import ACTIVATIONS, BY_SIDE, Formula
+from .recomputable_scores import is_product, recompute_scores
 from .recomputable_softmax import forget_shapes, spell_out_softmaxes
 
 aten = torch.ops.aten
@@ -34,7 +35,7 @@ def spell_out_recomputable(gm: GraphModule, left: Collection[str] = ()) -> int:
     keep_offsets(gm, left)
     forget_shapes(gm.graph, left)
     backward = _backward(gm)
-    spelt = spell_out_softmaxes(gm.graph, backward, left, _pointwise)
+    spelt = spell_out_softmaxes(gm.graph, backward, left, lambda node: _pointwise(node) or is_product(node))
     for node in list(gm.graph.nodes):
         formula = _FORMULAS.get(node.target)
         value = None if formula is None else _first(node) if isinstance(node.meta.get("val"), (tuple, list)) else node
@@ -45,6 +46,7 @@ def spell_out_recomputable(gm: GraphModule, left: Collection[str] = ()) -> int:
         if made is not None and _same(made, value):
             value.replace_all_uses_with(made)
             spelt += 1
+    spelt += recompute_scores(gm, backward, _pointwise)
     _save_shared(gm, backward)
     return spelt
 

@@ -42,8 +42,8 @@ def forget_shapes(graph: Graph, left: Collection[str]) -> None:
 
 
 def spell_out_softmaxes(graph: Graph, backward: Collection[Node], left: Collection[str], by_element: Callable[[Node], bool]) -> int:
-    """Rewrite the softmaxes of a joint graph that only their own gradients, and what goes `by_element`, read in backward; gives how many.
-    Those that are results of the graph stay as they are: they are in memory."""
+    """Rewrite the softmaxes of a joint graph that only their own gradients, and what goes `by_element` or repeats the softmax anyway,
+    read in backward; gives how many. Those that are results of the graph stay as they are: they are in memory."""
     spelt = 0
     for node in list(graph.nodes):
         gradient_of = _GRADIENT_OF.get(node.target)

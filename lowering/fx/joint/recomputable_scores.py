@@ -1,0 +1,104 @@
+"""Scores of attention that backward computes again from queries and keys, instead of reading them or the weights from memory.
+
+    s = q k^T; m = max f(s); e = exp(f(s) - m); l = sum e; o = (e / l) v
+
+On a GPU a kernel makes the result and stores no score (`gpu-carry-softmax`), if forward has to save none. So what is saved is q, k and v,
+which are shorter, the result, and m and l of each row. torch's partitioner never repeats a product by itself; a policy of its tells it to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ....passes.nd.nd_attention import MIN_GPU_SCORES
+from ....passes.nd.products.carried_scores import MAX_LENGTH
+from ..fx_graphs import VIEWS, readers, value_of
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+DEVICES = ("cuda",)
+"""Devices with kernels of ours that keep scores on chip."""
+_PRODUCTS = (aten.mm.default, aten.bmm.default)
+_COPIES = (aten.clone.default, aten._to_copy.default, prims.convert_element_type.default)
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+def recompute_scores(gm: GraphModule, backward: Collection[Node], by_element: Callable[[Node], bool]) -> int:
+    """Have torch's partitioner put what scores and weights of attention are computed by into the backward graph; gives of how many.
+    Softmaxes are spelled out by then."""
+    marked = 0
+    for power in gm.graph.find_nodes(op="call_function", target=aten.exp.default):
+        found = None if power in backward or value_of(power).device.type not in DEVICES else _attention(power, backward, by_element)
+        if found is None or not any(u in backward for node in found for u in readers(node)):
+            continue
+        for node in found:
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        marked += 1
+    return marked
+
+
+def is_product(node: Node) -> bool:
+    """Whether a node is a product of matrices of 16-bit numbers on such a device."""
+    return node.target in _PRODUCTS and value_of(node).dtype in _NARROW and value_of(node).device.type in DEVICES
+
+
+def _attention(power: Node, backward: Collection[Node], by_element: Callable[[Node], bool]) -> set[Node] | None:
+    """What computes scores and weights, where their exponentials are `power`, and what weighs rows is their only other use in forward."""
+    shifted = power.args[0]
+    top = shifted.args[1] if isinstance(shifted, Node) and shifted.target is aten.sub.Tensor else None
+    if not isinstance(top, Node) or top.target is not aten.amax.default or top.args[0] is not shifted.args[0]:  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+        return None
+    if top.args[1:] not in (([-1], True), ([value_of(power).dim() - 1], True)):
+        return None
+
+    def follows(node: Any) -> bool:
+        known = isinstance(node, Node) and (node.target in VIEWS or node.target in _COPIES or by_element(node))
+        return known and node not in backward and _has_all(node, power)
+
+    before = _closure([power], lambda node: (n for n in node.all_input_nodes if follows(n) or _is_product(n, power)))
+    after = _closure([power], lambda node: filter(follows, node.users))
+    weighed = [u for node in after for u in node.users if u.target in _PRODUCTS and u not in backward and u.args[0] is node]
+    scores = [node for node in before if node.target in _PRODUCTS]
+    known = {*before, *after}
+    others = {u for node in known for u in node.users if u not in known and _is_read(u, backward)}
+    rows = {u for u in others if u is top or (u.target is aten.sum.dim_IntList and u.args[0] is power)}
+    lengths = [value_of(op.all_input_nodes[0]).shape[-1] for op in scores] + [value_of(op).shape[-1] for op in weighed]
+    short = all(isinstance(n, int) and n <= MAX_LENGTH for n in lengths)
+    if len(weighed) != 1 or not scores or not short or others != {*rows, weighed[0]} or any("recompute" in n.meta for n in known):
+        return None
+    sizes = value_of(power).shape[-2:]
+    few = all(isinstance(n, int) for n in sizes) and sizes[0] * sizes[1] < MIN_GPU_SCORES
+    return None if few else known
+
+
+def _is_read(node: Node, backward: Collection[Node]) -> bool:
+    """Whether forward may give something that needs a node."""
+    needing = () if node in backward else _closure([node], lambda one: (u for u in one.users if u not in backward))
+    return any(one.op == "output" or one.target in _PRODUCTS for one in needing)
+
+
+def _closure(start: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """All that steps lead to; none leads on from a product."""
+    found = set(start)
+    worklist = list(found)
+    while worklist:
+        node = worklist.pop()
+        new = set() if node.target in _PRODUCTS else set(step(node)) - found
+        found |= new
+        worklist += new
+    return found
+
+
+def _is_product(node: Node, scores: Node) -> bool:
+    return is_product(node) and _has_all(node, scores)
+
+
+def _has_all(node: Node, scores: Node) -> bool:
+    a, b = node.meta.get("val"), value_of(scores)
+    return isinstance(a, torch.Tensor) and statically_known_true(a.numel() == b.numel())

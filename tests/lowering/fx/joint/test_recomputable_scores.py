@@ -1,0 +1,105 @@
+"""AOT-03: scores of attention that backward computes again from queries and keys."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from stepwell.lowering.fx.joint import recomputable_scores
+from stepwell.lowering.fx.joint.softmax_row_sums import shorten_row_sums
+
+ROWS, TERMS = 40, 72
+
+
+def products(q, k):
+    return q @ k.transpose(-1, -2)
+
+
+def softcap(q, k, v):
+    return torch.softmax(torch.tanh(products(q, k).float() / 5) * 5, -1).to(v.dtype) @ v
+
+
+def causal(q, k, v):
+    hidden = torch.arange(TERMS) > torch.arange(ROWS)[:, None]
+    return torch.softmax((products(q, k) * 0.3).masked_fill(hidden, -math.inf), -1) @ v
+
+
+def alibi(q, k, v):
+    away = torch.arange(TERMS) - torch.arange(ROWS)[:, None]
+    slopes = torch.exp2(-torch.arange(1, q.shape[1] + 1) / 2)[:, None, None]
+    return torch.softmax(products(q, k).float() * 0.125 + away * slopes, -1).to(v.dtype) @ v
+
+
+def by_hand(q, k, v):
+    scores = products(q, k).float() * 0.125
+    powers = (scores - scores.amax(-1, keepdim=True)).exp()
+    return (powers / powers.sum(-1, keepdim=True)).to(v.dtype) @ v
+
+
+def einsum(q, k, v):
+    weights = torch.softmax(torch.einsum("bhid,bhjd->bhij", q, k) * 0.125, -1)
+    return torch.einsum("bhij,bhjd->bihd", weights, v).flatten(2)
+
+
+def weights_too(q, k, v):
+    weights = torch.softmax(products(q, k).float(), -1)
+    return weights.to(v.dtype) @ v, weights
+
+
+def dropped(q, k, v):
+    return F.dropout(torch.softmax(products(q, k).float(), -1).to(v.dtype), 0.3) @ v
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(recomputable_scores, "DEVICES", ("cpu",))
+    monkeypatch.setattr(recomputable_scores, "MIN_GPU_SCORES", ROWS * TERMS)
+    monkeypatch.setattr(shorten_row_sums, "__defaults__", (("cpu",),))
+
+
+@pytest.fixture
+def kept(saved_tensors):
+    """Tensors with as many elements as there are scores that forward keeps for backward, a list for each graph."""
+    return saved_tensors(lambda made, given: [k for k, t in {**given, **made}.items() if t.numel() == 6 * ROWS * TERMS])
+
+
+def inputs(dtype=torch.bfloat16):
+    rng = torch.Generator().manual_seed(1)
+    return [torch.randn(2, 3, n, 16, generator=rng).to(dtype).requires_grad_() for n in (ROWS, TERMS, TERMS)]
+
+
+def step(function, args, compiled):
+    if compiled:
+        function = torch.compile(function, backend="stepwell", options={"cache": "off"})
+    found = function(*args)
+    found = found if isinstance(found, tuple) else (found,)
+    return *found, *torch.autograd.grad(sum(x.float().square().sum() for x in found), args)
+
+
+@pytest.mark.parametrize("function", [softcap, causal, alibi, by_hand, einsum])
+def test_forward_keeps_no_scores(function, kept):
+    args = inputs()
+    got = step(function, args, True)
+    assert kept == [[]]
+    exact = step(function, [x.detach().double().requires_grad_() for x in args], False)
+    for a, eager, want in zip(got, step(function, args, False), exact, strict=True):
+        assert a.dtype == eager.dtype and a.stride() == eager.stride()
+        assert (a - want).norm() <= 1.2 * (eager - want).norm() + 1e-3 * want.norm()
+
+
+@pytest.mark.parametrize("function", [weights_too, dropped])
+def test_scores_that_others_need_are_kept(function, kept):
+    step(function, inputs(), True)
+    assert kept != [[]]
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_few_scores_or_wide_ones_are_kept(few, kept, monkeypatch):
+    if few:
+        monkeypatch.setattr(recomputable_scores, "MIN_GPU_SCORES", ROWS * TERMS + 1)
+    step(softcap, inputs(torch.bfloat16 if few else torch.float32), True)
+    assert kept != [[]]
