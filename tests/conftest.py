@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import logging
 import os
 import re
 import shlex
@@ -202,10 +203,25 @@ class RunLine(pytest.Item):
         return self.path, None, f"{self.path.name}: {self.command}"
 
 
+def _leave_trace_off() -> None:
+    """Pytest listens to every logger that keeps its records to itself: torch's trace, graphs and the IR of every stage, would be written
+    for each compilation. One that nobody listens to is off, as in a user's process."""
+    if "TORCH_TRACE" not in os.environ:
+        log = logging.getLogger("torch.__trace")
+        log.propagate = True
+        log.handlers.clear()
+
+
 def pytest_collection_finish(session: pytest.Session):
     """What lives as long as the process, torch's modules and the collected tests, is passed over when garbage is collected."""
+    _leave_trace_off()
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_logstart(nodeid: str, location: tuple[str, int | None, str]):
+    """The test before may have loaded torch, or set its logs."""
+    _leave_trace_off()
 
 
 @pytest.fixture
