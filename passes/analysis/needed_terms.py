@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, IntegerType, i1, i64
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Dim, Expr, as_expr, floordiv, free_dims, maximum
+from ...dialects.expr.ranges import range_of
 from .accesses.varying import Varying
 from .dependences import memory_of
 from .nest_access import NestAccess, Node
@@ -190,6 +191,8 @@ def _index(info: NestAccess, value: SSAValue) -> Expr | None:
         return as_expr(op.value.value.data) if isinstance(op.value, IntegerAttr) else None
     if isinstance(op, arith.ExtSIOp) or (isinstance(op, arith.IndexCastOp) and value.type in (i64, loop.INDEX)):
         return _index(info, op.operands[0])
+    if isinstance(op, arith.TruncIOp) and (source := info.exprs.get(op.input)) is not None and source not in info.opaque:
+        return source if _fits(info, source, value.type) else None
     if isinstance(op, arith.FloorDivSIOp):
         left, right = (_index(info, v) for v in op.operands)
         positive = left is not None and right is not None and right.value is not None and right.value > 0
@@ -203,3 +206,9 @@ def _index(info: NestAccess, value: SSAValue) -> Expr | None:
     if found is None or any(d in info.opaque for d in free_dims(found)):
         return info.loaded(value) if isinstance(value.type, IntegerType | IndexType) and value.type != i1 else None
     return found if isinstance(op, Operation) else None
+
+
+def _fits(info: NestAccess, e: Expr, kind: Attribute) -> bool:
+    """Whether an index expression surely is a number of an integer type."""
+    ends, most = range_of(e, info.ranges), 1 << (kind.width.data - 1) if isinstance(kind, IntegerType) else 0
+    return ends.lo is not None and ends.hi is not None and -most <= ends.lo and ends.hi < most

@@ -81,3 +81,54 @@ def test_long_rows_of_a_triangle(kind):
     assert bounds(module) == "min"
     (got,) = run_loop(module, [x], [], [])
     torch.testing.assert_close(got, function(x), rtol=1e-4, atol=1e-2)
+
+
+def padded(values, offsets, longest, fill):
+    return torch.ops.aten._jagged_to_padded_dense_forward(values, [offsets], [longest], fill)
+
+
+OFFSETS = torch.tensor([0, 20, 20, 5700, 9100])
+RAGGED = {
+    "sums of rows": (lambda x, at: padded(x, at, 6000, 0.0).sum(1), "min max"),
+    "largest of rows": (lambda x, at: padded(x, at, 6000, -math.inf).amax(1), "min max"),
+    "means of rows": (lambda x, at: padded(x, at, 6000, 0.0).sum(1) / (at[1:] - at[:-1]).clamp(min=1)[:, None], "min max"),
+    "a softmax's sums of segments": (
+        lambda x, at: torch.where(
+            (torch.arange(len(x)) >= at[:-1, None]) & (torch.arange(len(x)) < at[1:, None]), x[:, 0], -math.inf
+        ).logsumexp(1),
+        "min max",
+    ),
+    "softmax of rows": (lambda x, at: torch.softmax(padded(x, at, 6000, -math.inf), 1), ""),  # of rows that are filled up in memory
+    "segments": (
+        lambda x, at: torch.where((torch.arange(len(x)) >= at[:-1, None]) & (torch.arange(len(x)) < at[1:, None]), x[:, 0], 0.0).sum(1),
+        "min max",
+    ),
+    "segments of short numbers": (
+        lambda x, at: torch.where(torch.arange(len(x), dtype=torch.int32) < at[1:, None].int(), x[:, 0], 0.0).sum(1), "min max",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_bounds_that_are_loaded(name):
+    """Rows of unequal length: a program goes no further than the longest of its own."""
+    function, wanted = RAGGED[name]
+    x = numbers(9120, 24, dtype=torch.float32)
+    module = lower(function, x, OFFSETS, gpu_split_reduction="", gpu_cooperative_rows="").module
+    assert bounds(module) == wanted
+    (got,) = run_loop(module, [x, OFFSETS], [], [])
+    torch.testing.assert_close(got, function(x, OFFSETS), rtol=1e-4, atol=1e-3, equal_nan=True)
+
+
+def test_loaded_bounds_of_any_size():
+    """Beyond 32 bits, below 0, and in no order."""
+    ends = torch.tensor([1 << 40, -(1 << 40), 3, 1 << 31, -7, 50000])
+    x = numbers(50000, dtype=torch.float32)
+
+    def function(x, ends):
+        return torch.where(torch.arange(len(x)) < ends[:, None], x, 0.0).sum(1)
+
+    module = lower(function, x, ends, gpu_split_reduction="").module
+    assert bounds(module)
+    (got,) = run_loop(module, [x, ends], [], [])
+    torch.testing.assert_close(got, function(x, ends), rtol=1e-4, atol=1e-2)
